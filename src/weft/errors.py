@@ -1,0 +1,46 @@
+"""Every error a user can meet: one hierarchy; each names a place in the user's program and says what to do."""
+
+from __future__ import annotations
+
+
+class WeftError(Exception):
+    """Base of all of Weft's errors: what happened, where in the user's program, and what to do about it."""
+
+    def __init__(self, message: str, *, location: str | None = None, hint: str | None = None) -> None:
+        self.message = message
+        self.location = location
+        self.hint = hint
+        parts = [message]
+        if location:
+            parts.append(f"  at {location}")
+        if hint:
+            parts.append(f"  hint: {hint}")
+        super().__init__("\n".join(parts))
+
+
+class ShapeError(WeftError):
+    """Operand shapes that do not fit together."""
+
+
+class DTypeError(WeftError):
+    """An operand type that the operation does not take."""
+
+
+class ParseError(WeftError):
+    """Text that is not a program in one of Weft's dialects."""
+
+
+class UnsupportedError(WeftError):
+    """Something Weft has no lowering for and could not hand to a library either."""
+
+
+class LoweringError(WeftError):
+    """A kernel could not be made from a group of operations."""
+
+
+class CompilationError(WeftError):
+    """LLVM refused a kernel; the report says how to send it in."""
+
+
+class GuardError(WeftError):
+    """A compiled program was called with arguments it was not compiled for."""

@@ -1,0 +1,1 @@
+"""What both dialects share: sizes, types, attributes, locations and passes, on xDSL."""

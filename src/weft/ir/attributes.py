@@ -1,0 +1,80 @@
+"""Python values as MLIR attributes and back: op classes take and return plain Python, the IR holds attributes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TypeAlias
+
+from xdsl.dialects import builtin
+from xdsl.ir import Attribute, ParametrizedAttribute
+from xdsl.irdl import irdl_attr_definition
+
+from weft.errors import DTypeError
+from weft.ir.expr import Expr, parse_size
+from weft.ir.types import DType, dtype_of, element_type
+
+Value: TypeAlias = "bool | int | float | str | None | DType | Expr | tuple[Value, ...]"
+
+
+@irdl_attr_definition
+class SizeAttr(ParametrizedAttribute):
+    """A symbolic size as an attribute: `#graph.size<"s0*2">`."""
+
+    name = "graph.size"
+    text: builtin.StringAttr
+
+
+def to_attribute(value: Value) -> Attribute:
+    """The attribute that stands for a Python value."""
+    # 1, 1.0 and True are equal and hash alike, so the memo needs the types beside the value.
+    return _to_attribute(value, _type_key(value))
+
+
+def _type_key(value: Value) -> object:
+    return tuple(_type_key(item) for item in value) if isinstance(value, tuple) else type(value)
+
+
+@lru_cache(maxsize=4096)
+def _to_attribute(value: Value, _key: object) -> Attribute:
+    match value:
+        case None:
+            return builtin.NoneAttr()
+        case bool():
+            return builtin.IntegerAttr(int(value), builtin.i1)
+        case int():
+            return builtin.IntegerAttr(value, builtin.i64)
+        case float():
+            return builtin.FloatAttr(value, builtin.f64)
+        case str():
+            return builtin.StringAttr(value)
+        case DType():
+            return element_type(value)
+        case Expr():
+            return SizeAttr(builtin.StringAttr(str(value)))
+        case tuple():
+            return builtin.ArrayAttr(to_attribute(item) for item in value)
+
+
+@lru_cache(maxsize=4096)
+def from_attribute(attribute: Attribute) -> Value:
+    """The Python value an attribute stands for."""
+    match attribute:
+        case builtin.NoneAttr():
+            return None
+        case builtin.IntegerAttr(value=value, type=type_):
+            return bool(value.data) if type_ == builtin.i1 else value.data
+        case builtin.FloatAttr(value=value):
+            return value.data
+        case builtin.StringAttr(data=data):
+            return data
+        case SizeAttr(text=text):
+            return parse_size(text.data)
+        case builtin.ArrayAttr(data=items):
+            return tuple(from_attribute(item) for item in items)
+        case builtin.UnitAttr():
+            return True
+        case _:
+            try:
+                return dtype_of(attribute)
+            except DTypeError as error:
+                raise DTypeError(f"attribute {attribute} has no Python value") from error

@@ -1,0 +1,429 @@
+"""Integer expressions: symbolic tensor sizes and, with iteration variables as symbols, addresses.
+
+An expression is a polynomial over symbols, quotients, remainders and extrema, kept in one canonical form, so that
+equality is structural: `s0*12*64 == 768*s0`. A size that is known is a plain `int`; `Size` is either. Symbols stand for
+sizes and are at least 0; iteration variables are bounded by the `Bounds` that a caller passes.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+from typing import TypeAlias
+
+from weft.errors import ParseError
+
+
+@dataclass(frozen=True, slots=True)
+class Atom:
+    """A symbol, or an operation the polynomial form cannot express (`//`, `%`, `max`, `min`)."""
+
+    kind: str
+    name: str = ""
+    args: tuple[Size, ...] = ()
+
+    def __str__(self) -> str:
+        if self.kind == "symbol":
+            return self.name
+        if self.kind in ("max", "min"):
+            return f"{self.kind}({', '.join(map(str, self.args))})"
+        return f"({_grouped(self.args[0])} {self.kind} {_grouped(self.args[1])})"
+
+
+Monomial: TypeAlias = tuple[Atom, ...]
+Bounds: TypeAlias = "Mapping[str, Size]"
+
+
+def _grouped(size: Size) -> str:
+    text = str(size)
+    return f"({text})" if isinstance(size, Expr) and (len(size.terms) > 1 or " " in text) else text
+
+
+class Expr:
+    """A polynomial that is not a constant. Made by arithmetic on `symbol(...)`; never built with its constructor."""
+
+    __slots__ = ("__dict__", "terms")
+
+    def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
+        self.terms = terms
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.terms)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Expr) and self._hash == other._hash and self.terms == other.terms
+
+    def __repr__(self) -> str:
+        return f"Expr({self})"
+
+    def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
+        text = ""
+        for monomial, coefficient in self.terms:
+            factors = [str(atom) for atom in monomial]
+            if abs(coefficient) != 1 or not factors:
+                factors.append(str(abs(coefficient)))
+            sign = ("-" if coefficient < 0 else "") if not text else (" - " if coefficient < 0 else " + ")
+            text += sign + "*".join(factors)
+        return text
+
+    def __add__(self, other: Size) -> Size:
+        terms = dict(self.terms)
+        for monomial, coefficient in _terms(other):
+            terms[monomial] = terms.get(monomial, 0) + coefficient
+        return _canonical(terms)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Size:
+        return Expr(tuple((monomial, -coefficient) for monomial, coefficient in self.terms))
+
+    def __sub__(self, other: Size) -> Size:
+        return self + (-other)
+
+    def __rsub__(self, other: Size) -> Size:
+        return (-self) + other
+
+    def __mul__(self, other: Size) -> Size:
+        terms: dict[Monomial, int] = {}
+        for left, a in self.terms:
+            for right, b in _terms(other):
+                monomial = tuple(sorted(left + right, key=str))
+                terms[monomial] = terms.get(monomial, 0) + a * b
+        return _canonical(terms)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Size) -> Size:
+        return floordiv(self, other)
+
+    def __rfloordiv__(self, other: Size) -> Size:
+        return floordiv(other, self)
+
+    def __mod__(self, other: Size) -> Size:
+        return mod(self, other)
+
+    def __rmod__(self, other: Size) -> Size:
+        return mod(other, self)
+
+    @cached_property
+    def symbols(self) -> frozenset[str]:
+        """The names of all symbols in the expression, those inside quotients too."""
+        names: set[str] = set()
+        for monomial, _ in self.terms:
+            for atom in monomial:
+                if atom.kind == "symbol":
+                    names.add(atom.name)
+                for arg in atom.args:
+                    names |= symbols_of(arg)
+        return frozenset(names)
+
+
+Size: TypeAlias = int | Expr
+
+
+def symbol(name: str) -> Expr:
+    """The expression that is this symbol alone."""
+    return Expr((((Atom("symbol", name),), 1),))
+
+
+def symbols_of(size: Size) -> frozenset[str]:
+    return size.symbols if isinstance(size, Expr) else frozenset()
+
+
+def as_int(size: Size) -> int | None:
+    """The value of a size that is known, else None."""
+    return size if isinstance(size, int) else None
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    result: Size = 1
+    for size in sizes:
+        result = size * result
+    return result
+
+
+def _terms(size: Size) -> tuple[tuple[Monomial, int], ...]:
+    return size.terms if isinstance(size, Expr) else ((((), size),) if size else ())
+
+
+def _canonical(terms: Mapping[Monomial, int]) -> Size:
+    kept = [(monomial, coefficient) for monomial, coefficient in terms.items() if coefficient]
+    if not kept:
+        return 0
+    if len(kept) == 1 and not kept[0][0]:
+        return kept[0][1]
+    kept.sort(key=lambda term: (-len(term[0]), tuple(map(str, term[0]))))
+    return Expr(tuple(kept))
+
+
+def _atom(kind: str, *args: Size) -> Expr:
+    return Expr((((Atom(kind, "", args),), 1),))
+
+
+def floordiv(a: Size, b: Size, bounds: Bounds | None = None) -> Size:
+    """`a // b`, simplified where `a` is a multiple of `b` plus a part that provably lies in [0, b)."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    if b == 1:
+        return a
+    if a == b:
+        return 1
+    quotient, rest = _split_multiple(a, b)
+    if _within(rest, b, bounds):
+        return quotient
+    if isinstance(b, int) and isinstance(rest, Expr) and (common := gcd(b, *(c for _, c in rest.terms))) > 1:
+        rest, b = _divided(rest, common), b // common
+    return quotient + _atom("//", rest, b)
+
+
+def mod(a: Size, b: Size, bounds: Bounds | None = None) -> Size:
+    """`a % b`, simplified like `floordiv`."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a % b
+    if b == 1 or a == b:
+        return 0
+    _, rest = _split_multiple(a, b)
+    if _within(rest, b, bounds):
+        return rest
+    return _atom("%", rest, b)
+
+
+def ceildiv(a: Size, b: Size) -> Size:
+    return floordiv(a + b - 1, b)
+
+
+def maximum(a: Size, b: Size) -> Size:
+    return _extreme("max", a, b)
+
+
+def minimum(a: Size, b: Size) -> Size:
+    return _extreme("min", a, b)
+
+
+def _extreme(kind: str, a: Size, b: Size) -> Size:
+    difference = a - b
+    if is_nonnegative(difference):
+        return a if kind == "max" else b
+    if is_nonnegative(-difference):
+        return b if kind == "max" else a
+    return _atom(kind, a, b)
+
+
+def is_nonnegative(size: Size, bounds: Bounds | None = None) -> bool:
+    """Whether the expression is provably at least 0: symbols are sizes (>= 0), iteration variables lie in [0, bound)."""
+    if isinstance(size, int):
+        return size >= 0
+    if bounds:
+        size = _lower_bound(size, bounds)
+        if isinstance(size, int):
+            return size >= 0
+    return all(c >= 0 and all(_atom_nonnegative(atom) for atom in m) for m, c in size.terms)
+
+
+def _atom_nonnegative(atom: Atom) -> bool:
+    match atom.kind:
+        case "symbol" | "%":
+            return True
+        case "//" | "min":
+            return all(is_nonnegative(arg) for arg in atom.args)
+        case _:
+            return any(is_nonnegative(arg) for arg in atom.args)
+
+
+def _lower_bound(size: Expr, bounds: Bounds) -> Size:
+    """The expression with every bounded variable of negative coefficient at its greatest value, others at 0."""
+    result: Size = 0
+    for monomial, coefficient in size.terms:
+        factor: Size = coefficient
+        for atom in monomial:
+            if atom.kind == "symbol" and atom.name in bounds:
+                factor = factor * (bounds[atom.name] - 1) if coefficient < 0 else 0
+            else:
+                factor = factor * Expr((((atom,), 1),))
+        result = result + factor
+    return result
+
+
+def _within(rest: Size, b: Size, bounds: Bounds | None) -> bool:
+    if isinstance(rest, int):
+        return rest == 0 or (isinstance(b, int) and 0 <= rest < b)
+    return bool(bounds) and is_nonnegative(rest, bounds) and is_nonnegative(b - 1 - rest, bounds)
+
+
+def _split_multiple(a: Size, b: Size) -> tuple[Size, Size]:
+    """`(q, r)` with a == q*b + r, where q collects the terms of `a` that `b` divides."""
+    if isinstance(b, int):
+        quotient: dict[Monomial, int] = {}
+        rest: dict[Monomial, int] = {}
+        for monomial, coefficient in _terms(a):
+            if coefficient % b == 0:
+                quotient[monomial] = coefficient // b
+            elif not monomial:
+                quotient[monomial], rest[monomial] = divmod(coefficient, b)
+            else:
+                rest[monomial] = coefficient
+        return _canonical(quotient), _canonical(rest)
+    if len(b.terms) == 1:
+        divisor, scale = b.terms[0]
+        quotient, rest = {}, {}
+        for monomial, coefficient in _terms(a):
+            left = _without(monomial, divisor)
+            if left is not None and coefficient % scale == 0:
+                quotient[left] = coefficient // scale
+            else:
+                rest[monomial] = coefficient
+        return _canonical(quotient), _canonical(rest)
+    return (1, 0) if a == b else (0, a)
+
+
+def _without(monomial: Monomial, factors: Monomial) -> Monomial | None:
+    left = list(monomial)
+    for factor in factors:
+        if factor not in left:
+            return None
+        left.remove(factor)
+    return tuple(left)
+
+
+def _divided(size: Size, by: int) -> Size:
+    return _canonical({monomial: coefficient // by for monomial, coefficient in _terms(size)})
+
+
+def coefficient_of(size: Size, name: str) -> tuple[Size, Size] | None:
+    """`(c, rest)` with size == c*name + rest, or None when the symbol occurs otherwise than linearly."""
+    c: dict[Monomial, int] = {}
+    rest: dict[Monomial, int] = {}
+    atom = Atom("symbol", name)
+    for monomial, value in _terms(size):
+        left = _without(monomial, (atom,))
+        target = rest if left is None else c
+        kept = monomial if left is None else left
+        if any(name in Expr(((((a),), 1),)).symbols for a in kept):
+            return None
+        target[kept] = value
+    return _canonical(c), _canonical(rest)
+
+
+def substitute(size: Size, values: Mapping[str, Size], bounds: Bounds | None = None) -> Size:
+    """The expression with symbols replaced, simplified again on the way."""
+    if isinstance(size, int) or not (size.symbols & values.keys()):
+        return size
+    result: Size = 0
+    for monomial, coefficient in size.terms:
+        factor: Size = coefficient
+        for atom in monomial:
+            factor = factor * _substitute_atom(atom, values, bounds)
+        result = result + factor
+    return result
+
+
+def _substitute_atom(atom: Atom, values: Mapping[str, Size], bounds: Bounds | None) -> Size:
+    if atom.kind == "symbol":
+        return values.get(atom.name, Expr((((atom,), 1),)))
+    a, b = (substitute(arg, values, bounds) for arg in atom.args)
+    return _OPERATIONS[atom.kind](a, b, bounds)
+
+
+def simplify(size: Size, bounds: Bounds) -> Size:
+    """Use the bounds of the iteration variables to remove quotients and remainders, and join `(a//b)*b + a%b`."""
+    if isinstance(size, int):
+        return size
+    rebuilt: Size = 0
+    for monomial, coefficient in size.terms:
+        factor: Size = coefficient
+        for atom in monomial:
+            if atom.kind == "symbol":
+                factor = factor * Expr((((atom,), 1),))
+            else:
+                a, b = (simplify(arg, bounds) for arg in atom.args)
+                factor = factor * _OPERATIONS[atom.kind](a, b, bounds)
+        rebuilt = rebuilt + factor
+    return _join_divmod(rebuilt)
+
+
+def _join_divmod(size: Size) -> Size:
+    for monomial, coefficient in _terms(size):
+        for atom in monomial:
+            if atom.kind != "%":
+                continue
+            a, b = atom.args
+            others = _without(monomial, (atom,)) or ()
+            scale = _canonical({others: coefficient})
+            joined = size - scale * Expr((((atom,), 1),)) - scale * b * _atom("//", a, b) + scale * a
+            if len(_terms(joined)) < len(_terms(size)):
+                return _join_divmod(joined)
+    return size
+
+
+_OPERATIONS: dict[str, Callable[[Size, Size, Bounds | None], Size]] = {
+    "//": floordiv,
+    "%": mod,
+    "max": lambda a, b, _: maximum(a, b),
+    "min": lambda a, b, _: minimum(a, b),
+}
+
+
+def evaluate(size: Size, values: Mapping[str, int]) -> int:
+    """The number an expression stands for, given every symbol's value."""
+    if isinstance(size, int):
+        return size
+    total = 0
+    for monomial, coefficient in size.terms:
+        for atom in monomial:
+            if atom.kind == "symbol":
+                coefficient *= values[atom.name]
+                continue
+            a, b = (evaluate(arg, values) for arg in atom.args)
+            coefficient *= {"//": lambda: a // b, "%": lambda: a % b, "max": lambda: max(a, b), "min": lambda: min(a, b)}[
+                atom.kind
+            ]()
+        total += coefficient
+    return total
+
+
+def parse_size(text: str) -> Size:
+    """Read back what `str` of a size prints."""
+    try:
+        return _from_ast(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, KeyError, ValueError) as error:
+        raise ParseError(f"{text!r} is not a size", hint="write sizes like 768, s0 or s0*12 + 1") from error
+
+
+def _from_ast(node: ast.expr) -> Size:
+    match node:
+        case ast.Constant(value=int() as value):
+            return value
+        case ast.Name(id=name):
+            return symbol(name)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_from_ast(operand)
+        case ast.BinOp(left=left, op=op, right=right):
+            a, b = _from_ast(left), _from_ast(right)
+            match op:
+                case ast.Add():
+                    return a + b
+                case ast.Sub():
+                    return a - b
+                case ast.Mult():
+                    return a * b
+                case ast.FloorDiv():
+                    return floordiv(a, b)
+                case ast.Mod():
+                    return mod(a, b)
+                case _:
+                    raise ValueError(ast.dump(op))
+        case ast.Call(func=ast.Name(id=("max" | "min") as kind), args=[left, right]):
+            return _extreme(kind, _from_ast(left), _from_ast(right))
+        case _:
+            raise ValueError(ast.dump(node))

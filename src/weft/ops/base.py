@@ -1,0 +1,239 @@
+"""The base of every graph op and the registry that the rest of Weft is generated from.
+
+One class is the whole op: type rule, NumPy reference, gradient, batching and lowering rule are its static methods; its
+names in other systems and its samples are arguments of the `@op` decorator:
+
+    @op("tanh", aten="tanh", onnx="Tanh", stablehlo="tanh", samples=unary(-8, 8))
+    class Tanh(Elementwise):
+        \"\"\"Hyperbolic tangent.\"\"\"
+
+        @staticmethod
+        def reference(x): return np.tanh(x)
+
+        @staticmethod
+        def vjp(b, grad, x, y): return b.mul(grad, b.sub(b.ones_like(y), b.mul(y, y)))
+
+        @staticmethod
+        def tile(body, x): return body.math("tanh", x)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+from typing_extensions import Self
+from xdsl.dialects.builtin import LocationAttr, TensorType
+from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.irdl import IRDLOperation, irdl_op_definition, var_operand_def, var_result_def
+from xdsl.utils.exceptions import VerifyException
+
+from weft.errors import DTypeError, ShapeError, WeftError
+from weft.ir.attributes import Value, from_attribute, to_attribute
+from weft.ir.expr import Size
+from weft.ir.types import DType, Tensor, boolean, tensor_of, tensor_type
+from weft.ops.samples import Sample
+
+
+class GraphOp(IRDLOperation):
+    """An op of the graph dialect: pure, over whole tensors."""
+
+    args = var_operand_def(TensorType)
+    outs = var_result_def(TensorType)
+
+    CHEAP: ClassVar[bool] = False
+    """Whether computing the op again costs less than reading its result from memory (constants, iota, views)."""
+
+    @classmethod
+    def infer(cls, *tensors: Tensor, **params: Any) -> Tensor | tuple[Tensor, ...]:
+        """The types of the results."""
+        raise NotImplementedError(cls.name)
+
+    @classmethod
+    def make(cls, *operands: SSAValue, location: LocationAttr | None = None, **params: Value) -> Self:
+        """Create the op; result types come from the type rule."""
+        tensors = [tensor_of(operand.type) for operand in operands]
+        results = cls.infer(*tensors, **params)
+        if isinstance(results, Tensor):
+            results = (results,)
+        return cls.create(
+            operands=operands,
+            result_types=[tensor_type(result) for result in results],
+            attributes={key: to_attribute(value) for key, value in params.items()},
+            location=location,
+        )
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The op's parameters as Python values (attributes with a dot in their name are annotations, not parameters)."""
+        return params_of(self)
+
+    def verify_(self) -> None:
+        try:
+            results = type(self).infer(*(tensor_of(operand.type) for operand in self.operands), **self.params)
+        except (WeftError, TypeError) as error:
+            raise VerifyException(f"{self.name}: {error}") from error
+        expected = [tensor_type(t) for t in ((results,) if isinstance(results, Tensor) else results)]
+        if expected != list(self.result_types):
+            raise VerifyException(f"{self.name}: results are {self.result_types}, the type rule gives {expected}")
+
+
+def params_of(op: Operation) -> dict[str, Any]:
+    return {key: from_attribute(value) for key, value in op.attributes.items() if "." not in key}
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """What the registry knows of an op beside its class."""
+
+    name: str
+    cls: type[GraphOp]
+    aten: tuple[str, ...] = ()
+    onnx: tuple[str, ...] = ()
+    stablehlo: tuple[str, ...] = ()
+    samples: tuple[Sample, ...] = ()
+
+
+@dataclass
+class Registry:
+    """All graph ops by name, filled by `@op`."""
+
+    specs: dict[str, OpSpec] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> OpSpec:
+        return self.specs[name]
+
+    def __iter__(self) -> Iterable[OpSpec]:
+        return iter(self.specs.values())
+
+    def classes(self) -> list[type[GraphOp]]:
+        return [spec.cls for spec in self.specs.values()]
+
+
+REGISTRY = Registry()
+
+_Op = TypeVar("_Op", bound=type[GraphOp])
+
+
+def op(
+    name: str,
+    *,
+    aten: str | tuple[str, ...] = (),
+    onnx: str | tuple[str, ...] = (),
+    stablehlo: str | tuple[str, ...] = (),
+    samples: Sequence[Sample] = (),
+) -> Callable[[_Op], _Op]:
+    """Register a class as the graph op `graph.<name>`."""
+
+    def names(value: str | tuple[str, ...]) -> tuple[str, ...]:
+        return (value,) if isinstance(value, str) else value
+
+    def decorate(cls: _Op) -> _Op:
+        cls.name = sys.intern(f"graph.{name}")
+        defined = irdl_op_definition(cls)
+        if name in REGISTRY.specs:
+            raise ValueError(f"two ops are called {name}")
+        REGISTRY.specs[name] = OpSpec(name, defined, names(aten), names(onnx), names(stablehlo), tuple(samples))
+        return defined
+
+    return decorate
+
+
+def broadcast_shapes(*shapes: Sequence[Size]) -> tuple[Size, ...]:
+    """NumPy's broadcasting, on symbolic sizes: sizes must be equal expressions, or 1."""
+    rank = max((len(shape) for shape in shapes), default=0)
+    result: list[Size] = []
+    for position in range(-rank, 0):
+        size: Size = 1
+        for shape in shapes:
+            candidate = shape[position] if -position <= len(shape) else 1
+            if candidate == 1 or candidate == size:
+                continue
+            if size != 1:
+                raise ShapeError(
+                    f"shapes {' and '.join(str(tuple(map(str, s))) for s in shapes)} do not broadcast",
+                    hint="sizes must be equal or 1, aligned at the last dimension",
+                )
+            size = candidate
+        result.append(size)
+    return tuple(result)
+
+
+def same_dtype(name: str, tensors: Sequence[Tensor]) -> DType:
+    """The one element type of all operands."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) != 1:
+        raise DTypeError(f"{name} takes operands of one type, got {', '.join(map(str, tensors))}", hint="insert a cast")
+    return dtypes.pop()
+
+
+class Elementwise(GraphOp):
+    """An op whose result at an index depends on its operands at that index alone; operands broadcast.
+
+    A subclass gives `reference(*arrays, **params)` and `tile(body, *values, **params)`, and `result` where the element
+    type of the result is not the operands'.
+    """
+
+    @classmethod
+    def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
+        return Tensor(cls.result(*(t.dtype for t in tensors), **params), broadcast_shapes(*(t.shape for t in tensors)))
+
+    @classmethod
+    def result(cls, *dtypes: DType, **params: Any) -> DType:
+        if len(set(dtypes)) != 1:
+            raise DTypeError(f"{cls.name} takes operands of one type, got {', '.join(map(str, dtypes))}")
+        return dtypes[0]
+
+
+class Comparison(Elementwise):
+    """An elementwise op that gives booleans."""
+
+    @classmethod
+    def result(cls, *dtypes: DType, **params: Any) -> DType:
+        super().result(*dtypes)
+        return boolean
+
+
+class Movement(GraphOp):
+    """An op that copies elements: its result at an index is one element of an operand, or a constant.
+
+    A subclass gives `infer`, `reference` and `pull(body, index, *operands, **params)`.
+    """
+
+
+class View(Movement):
+    """A movement whose result is the operand's memory seen through other strides, where the operand's own allow it."""
+
+    CHEAP: ClassVar[bool] = True
+
+
+class Reduction(GraphOp):
+    """An op whose result at an index combines many elements.
+
+    A subclass gives `KIND` (a combiner of `weft.tile.functions`), `ranges(*tensors, **params)`, the sizes of the
+    variables that are combined over, and `element(body, index, over, *operands, **params)`, what is combined; `index`
+    is the result's, `over` the reduction variables. `finish(body, value, ...)` may map the combined value.
+    """
+
+    KIND: ClassVar[str] = "sum"
+
+
+class Scatter(GraphOp):
+    """An op that is a copy of its first operand with some elements replaced or combined, in order.
+
+    A subclass gives `KIND` or a parameter `kind` (assign, add, mul, max, min), `updates(*tensors, **params)`, the
+    shape of the update space, `target(body, index, *operands, **params)`, the index in the result that the update at
+    `index` goes to, and `update(body, index, *operands, **params)`, the value.
+    """
+
+
+class Scan(GraphOp):
+    """An op whose result along the parameter `dim` combines all elements up to there. `KIND` names the combiner."""
+
+    KIND: ClassVar[str] = "sum"
+
+
+class Structured(GraphOp):
+    """An op with a kernel of its own (dot, convolution, attention, sort): `lower/` has a file for it."""

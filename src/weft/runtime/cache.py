@@ -1,0 +1,405 @@
+"""The disk cache of compiled executables: looked up before anything is compiled, filled after.
+
+An entry is one file, named by the hash of everything that shaped the code (`cache_key`):
+
+    magic, format version, header length, sha256 of the header | header (JSON) | meta (JSON) | blob | blob ...
+
+The header holds the key, the Weft version that wrote the entry, and the size and sha256 of every section after it.
+Entries are never changed in place, and a finished file appears under its name in one step, so readers and writers need
+no locks and a process may die, or fork, at any moment. Nothing read is trusted: what does not check is a miss.
+"""
+
+import errno
+import functools
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import re
+import secrets
+import stat
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias, cast
+
+MAGIC = b"\x89WEFT\r\n\x00"
+FORMAT = 1
+
+KeyPart: TypeAlias = "str | bytes | int | float | tuple[KeyPart, ...] | None"
+
+_log = logging.getLogger("weft.cache")
+_PREFIX = struct.Struct(">8sIQ32s")
+_ENTRY_NAME = re.compile(r"([0-9a-f]{64})\.weft")
+_TEMP_NAME = re.compile(r"\.([0-9]{1,10})-[0-9a-f]{16}\.tmp")
+# A process id is only known to be dead in our own container: wait before believing it. And ids are used again.
+_TEMP_GRACE_S, _TEMP_MAX_AGE_S = 60.0, 3600.0
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """What was stored under a key; `meta` is as JSON reads it back (tuples come back as lists)."""
+
+    key: str
+    meta: dict[str, Any]
+    blobs: dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class StoredEntry:
+    """One line of the cache's listing; `modified` (seconds since the epoch) is when it was last stored or used."""
+
+    key: str
+    size: int
+    modified: float
+    created_by: str
+
+
+@dataclass(frozen=True)
+class BadEntry:
+    """An entry that `DiskCache.verify` found damaged, and why."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Header:
+    created_by: str
+    sections: list[tuple[str, int, str]]  # name, size, sha256; the meta has no name, the blobs do
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    label: str  # the key of an entry, the process id of a temporary file
+    size: int
+    modified: float
+
+
+class _BadContentError(Exception):
+    """The file is there but is not an entry that this cache wrote for this key."""
+
+
+def cache_key(*parts: KeyPart) -> str:
+    """The sha256, in hex, of the parts; two lists of parts that differ in value, type or nesting never encode alike."""
+    return hashlib.sha256(_encode_part(parts)).hexdigest()
+
+
+def _encode_part(part: KeyPart) -> bytes:
+    match part:
+        case None | bool():
+            tag, payload = b"c", repr(part).encode()
+        case int():
+            tag, payload = b"i", format(part, "x").encode()
+        case float():
+            tag, payload = b"f", struct.pack(">d", part)
+        case str():
+            tag, payload = b"s", part.encode("utf-8", "surrogatepass")
+        case bytes():
+            tag, payload = b"b", part
+        case tuple():
+            tag, payload = b"t", b"".join(map(_encode_part, part))
+        case _:
+            raise TypeError(f"a cache key is made of str, bytes, int, float, None and tuples, not {type(part)}")
+    return tag + struct.pack(">Q", len(payload)) + payload
+
+
+class DiskCache:
+    """A directory of entries, shared by all processes of one user; over the limit, the least recently used go.
+
+    The limit holds exactly for one writer; each further process that writes at the same time may overshoot by a tenth.
+    """
+
+    def __init__(self, root: Path | None = None, limit_bytes: int = 2 << 30) -> None:
+        self.root = root.absolute() if root is not None else _default_root()
+        self.limit_bytes = limit_bytes
+        self.enabled = self.root is not None and os.environ.get("WEFT_CACHE") != "0"
+        self._goal = limit_bytes - limit_bytes // 10
+        self._room = 0  # bytes to write before the directory is looked at again
+        self._refusal_logged = False
+
+    def get(self, key: str) -> CacheEntry | None:
+        """The entry, or None: absent, damaged, written by another version, or not readable."""
+        name = _entry_name(key)
+        if not self.enabled or (root := self._trusted_root()) is None:
+            return None
+        path = root / name
+        try:
+            entry, created_by = _load(path, key)
+            if created_by == _weft_version():
+                return entry
+            raise _BadContentError(f"written by Weft {created_by}, this is {_weft_version()}")
+        except FileNotFoundError:
+            return None
+        except _BadContentError as bad:
+            _log.warning("removing cache entry %s: %s", path, bad)
+            _remove(path)
+        except (OSError, MemoryError) as error:
+            _log.warning("cannot read cache entry %s: %r", path, error)
+        return None
+
+    def put(self, key: str, meta: Mapping[str, Any], blobs: Mapping[str, bytes]) -> None:
+        """Stores an entry, replacing one with the same key; a failure to write is logged and is not an error."""
+        name = _entry_name(key)
+        if not self.enabled or (root := self._trusted_root(create=True)) is None:
+            return
+        sections = _encode_entry(key, meta, blobs)
+        size = sum(map(len, sections))
+        if size > self._goal:
+            _log.warning("not caching %s: %d bytes do not fit in a cache of %d", key, size, self.limit_bytes)
+            return
+        try:
+            _write(root / name, sections)
+        except OSError as error:
+            _log.warning("cannot write cache entry %s: %s", root / name, error)
+            return
+        self._room -= size
+        if self._room <= 0:
+            self._evict(root)
+
+    def entries(self) -> list[StoredEntry]:
+        """All entries, the most recently used first; only their headers are read."""
+        root = self._trusted_root()
+        files = [] if root is None else _scan(root, _ENTRY_NAME)
+        return [StoredEntry(file.label, file.size, file.modified, _created_by(file)) for file in reversed(files)]
+
+    def clear(self) -> int:
+        """Removes every entry, and what dead writers left; returns how many entries went."""
+        if (root := self._trusted_root()) is None:
+            return 0
+        _remove_stale_temps(root)
+        self._room = 0
+        return sum(_remove(file.path) for file in _scan(root, _ENTRY_NAME))
+
+    def verify(self, fix: bool = False) -> list[BadEntry]:
+        """Reads every entry whole and returns the bad ones; other Weft versions' are not bad. `fix` removes them."""
+        if (root := self._trusted_root()) is None:
+            return []
+        bad: list[BadEntry] = []
+        for file in _scan(root, _ENTRY_NAME):
+            try:
+                _load(file.path, file.label, touch=False)
+            except FileNotFoundError:
+                continue  # removed by another process since the scan
+            except (_BadContentError, OSError, MemoryError) as error:
+                bad.append(BadEntry(file.label, str(error)))
+                if fix:
+                    _remove(file.path)
+        return bad
+
+    def _trusted_root(self, create: bool = False) -> Path | None:
+        """The directory if it is there and ours: entries are machine code, so another user must not choose them."""
+        if self.root is None:
+            return None
+        try:
+            if create:
+                self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = self.root.stat()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return self._refuse(str(error))
+        if not stat.S_ISDIR(status.st_mode):
+            return self._refuse("it is not a directory")
+        if status.st_uid != os.geteuid():
+            return self._refuse(f"it is owned by user {status.st_uid}, not by {os.geteuid()}")
+        return self.root
+
+    def _refuse(self, reason: str) -> None:
+        if not self._refusal_logged:
+            _log.warning("not using the cache in %s: %s; set WEFT_CACHE_DIR to another place", self.root, reason)
+        self._refusal_logged = True
+
+    def _evict(self, root: Path) -> None:
+        """Brings the directory to a tenth below the limit if it is over, so that not every write has to look at it."""
+        _remove_stale_temps(root)
+        files = _scan(root, _ENTRY_NAME)
+        total = sum(file.size for file in files)
+        if total > self.limit_bytes:
+            for file in files:
+                if total <= self._goal:
+                    break
+                _remove(file.path)
+                total -= file.size
+        self._room = min(self.limit_bytes - total, self.limit_bytes // 10)
+
+
+def _default_root() -> Path | None:
+    if configured := os.environ.get("WEFT_CACHE_DIR"):
+        return Path(os.path.expanduser(configured)).absolute()
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):  # the XDG specification says to ignore a relative one
+        return Path(base) / "weft"
+    try:
+        return Path.home() / ".cache" / "weft"
+    except RuntimeError as error:
+        _log.warning("no disk cache: %s; set WEFT_CACHE_DIR", error)
+        return None
+
+
+@functools.cache
+def _weft_version() -> str:
+    try:
+        return importlib.metadata.version("weft")
+    except importlib.metadata.PackageNotFoundError:
+        return "uninstalled"
+
+
+def _entry_name(key: str) -> str:
+    if not _ENTRY_NAME.fullmatch(name := f"{key}.weft"):
+        raise ValueError(f"a cache key is 64 lower-case hex digits, as cache_key() makes them, not {key!r}")
+    return name
+
+
+def _encode_entry(key: str, meta: Mapping[str, Any], blobs: Mapping[str, bytes]) -> list[bytes]:
+    contents = {"": json.dumps(dict(meta), allow_nan=False).encode()}
+    if "" in blobs:
+        raise ValueError("a blob needs a name")
+    contents |= blobs
+    sections = [(name, len(content), hashlib.sha256(content).hexdigest()) for name, content in contents.items()]
+    header = json.dumps({"key": key, "created_by": _weft_version(), "sections": sections}).encode()
+    prefix = _PREFIX.pack(MAGIC, FORMAT, len(header), hashlib.sha256(header).digest())
+    return [prefix, header, *contents.values()]
+
+
+def _write(path: Path, sections: list[bytes]) -> None:
+    temp = path.parent / f".{os.getpid()}-{secrets.token_hex(8)}.tmp"
+    try:
+        with open(os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+            file.writelines(sections)
+            file.flush()
+            os.fsync(file.fileno())  # else a power cut may leave the name without the bytes
+        os.replace(temp, path)
+    except BaseException:
+        _remove(temp)
+        raise
+
+
+def _load(path: Path, key: str, touch: bool = True) -> tuple[CacheEntry, str]:
+    """The entry and the version that wrote it, every byte checked; by default marks the entry as used now."""
+    with _open_entry(path) as file:
+        header = _read_header(file, key)
+        contents = {name: file.read(size) for name, size, _ in header.sections}
+        if touch:
+            try:
+                os.utime(file.fileno())
+            except OSError as error:  # a read-only cache is still good to read
+                _log.debug("cannot mark %s as used: %s", path, error)
+    for name, _, digest in header.sections:
+        if hashlib.sha256(contents[name]).hexdigest() != digest:
+            raise _BadContentError(f"{f'blob {name!r}' if name else 'meta'} does not match its sha256")
+    try:
+        meta = json.loads(contents.pop(""))
+    except (ValueError, KeyError, RecursionError) as error:
+        raise _BadContentError(f"meta is not JSON: {error!r}") from error
+    if not isinstance(meta, dict):
+        raise _BadContentError("meta is not a JSON object")
+    return CacheEntry(key, cast(dict[str, Any], meta), contents), header.created_by
+
+
+def _open_entry(path: Path) -> BinaryIO:
+    # Without O_NONBLOCK, opening a named pipe would wait for ever.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        return open(path, "rb", opener=lambda name, _: os.open(name, flags))
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR):
+            raise _BadContentError("not a regular file") from error
+        raise
+
+
+def _read_header(file: BinaryIO, key: str) -> _Header:
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        raise _BadContentError("not a regular file")
+    if status.st_uid != os.geteuid():
+        raise _BadContentError(f"owned by user {status.st_uid}")
+    if len(prefix := file.read(_PREFIX.size)) < _PREFIX.size:
+        raise _BadContentError("truncated")
+    magic, version, length, digest = _PREFIX.unpack(prefix)
+    if magic != MAGIC:
+        raise _BadContentError("not a Weft cache entry")
+    if version != FORMAT:
+        raise _BadContentError(f"format version {version}, expected {FORMAT}")
+    if length > status.st_size - _PREFIX.size:
+        raise _BadContentError("truncated")
+    text = file.read(length)
+    if hashlib.sha256(text).digest() != digest:
+        raise _BadContentError("the header does not match its sha256")
+    header = _parse_header(text, key)
+    expected = _PREFIX.size + length + sum(size for _, size, _ in header.sections)
+    if status.st_size != expected:
+        raise _BadContentError(f"{status.st_size} bytes, expected {expected}")
+    return header
+
+
+def _parse_header(text: bytes, key: str) -> _Header:
+    try:
+        fields: Any = json.loads(text)
+        found, created_by = str(fields["key"]), str(fields["created_by"])
+        sections = [(str(name), int(size), str(digest)) for name, size, digest in fields["sections"]]
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
+        raise _BadContentError(f"the header is malformed: {error!r}") from error
+    if found != key:
+        raise _BadContentError(f"it is the entry of {found}")
+    if any(size < 0 for _, size, _ in sections):  # file.read(-1) would read to the end
+        raise _BadContentError("the header has a negative size")
+    return _Header(created_by, sections)
+
+
+def _created_by(file: _File) -> str:
+    try:
+        with _open_entry(file.path) as opened:
+            return _read_header(opened, file.label).created_by
+    except (_BadContentError, OSError, MemoryError):
+        return "unreadable"
+
+
+def _scan(root: Path, name: re.Pattern[str]) -> list[_File]:
+    """The files whose whole name matches, the oldest first; all others are not ours and are left alone."""
+    files: list[_File] = []
+    try:
+        names = os.listdir(root)
+    except OSError as error:
+        _log.warning("cannot list the cache in %s: %s", root, error)
+        return files
+    for found in filter(None, map(name.fullmatch, names)):
+        path = root / found.string
+        try:
+            status = path.lstat()
+        except OSError as error:
+            _log.debug("%s went away: %s", path, error)
+            continue
+        files.append(_File(path, found[1], status.st_size, status.st_mtime))
+    return sorted(files, key=lambda file: (file.modified, file.label))
+
+
+def _remove_stale_temps(root: Path) -> None:
+    # A wrong guess costs a live writer one entry: its os.replace fails, which put() logs.
+    for file in _scan(root, _TEMP_NAME):
+        age = time.time() - file.modified
+        if age > _TEMP_MAX_AGE_S or (age > _TEMP_GRACE_S and not _is_alive(int(file.label))):
+            _remove(file.path)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (OSError, OverflowError) as error:
+        return isinstance(error, PermissionError)
+    return True
+
+
+def _remove(path: Path) -> bool:
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        _log.warning("cannot remove %s from the cache: %s", path, error)
+        return False
+    return True

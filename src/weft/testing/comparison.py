@@ -1,0 +1,283 @@
+"""How a result is judged against eager and a float64 oracle: used by the conformance runs, the model tests and users.
+
+The rule of the project: the error against float64 is at most the larger of twice eager's and 2 ulp of the dtype. It is
+counted per tensor, as the largest absolute difference over the largest magnitude of the reference, so that one ulp is
+the epsilon of the dtype. NaN and infinities stand where eager has them; integers and booleans are equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+Verdict = Literal["equal", "within", "wrong"]
+
+# rtol and atol of torch.testing.assert_close; a dtype that is not here must be equal.
+TOLERANCES = {
+    torch.float16: (1e-3, 1e-5),
+    torch.bfloat16: (1.6e-2, 1e-5),
+    torch.float32: (1.3e-6, 1e-5),
+    torch.float64: (1e-7, 1e-7),
+    torch.complex32: (1e-3, 1e-5),
+    torch.complex64: (1.3e-6, 1e-5),
+    torch.complex128: (1e-7, 1e-7),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorComparison:
+    """The verdict on one leaf; errors are relative to the largest magnitude of the reference."""
+
+    path: str
+    verdict: Verdict
+    reason: str = ""
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    error: float = 0.0
+    eager_error: float = 0.0
+    bound: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return self.verdict != "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The verdict on a whole result: right only when each of its leaves is."""
+
+    leaves: tuple[TensorComparison, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(leaf.ok for leaf in self.leaves)
+
+    @property
+    def wrong(self) -> tuple[TensorComparison, ...]:
+        return tuple(leaf for leaf in self.leaves if not leaf.ok)
+
+    @property
+    def error(self) -> float:
+        """The largest error of any leaf."""
+        return max((leaf.error for leaf in self.leaves), default=0.0)
+
+    @property
+    def eager_error(self) -> float:
+        """The largest error of eager in any leaf."""
+        return max((leaf.eager_error for leaf in self.leaves), default=0.0)
+
+    @property
+    def worst(self) -> TensorComparison | None:
+        """The leaf that comes nearest to its bound, or is farthest beyond it; None when there are no leaves."""
+        return max(self.leaves, key=lambda leaf: (not leaf.ok, _fraction_of_bound(leaf)), default=None)
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"{len(self.leaves)} tensors right, error {self.error:.2e}, eager's {self.eager_error:.2e}"
+        lines = [f"{len(self.wrong)} of {len(self.leaves)} tensors wrong"]
+        lines += [
+            f"  {leaf.path or '(result)'} {leaf.dtype}{list(leaf.shape)}: {leaf.reason}" for leaf in self.wrong[:10]
+        ]
+        return "\n".join(lines)
+
+
+def widen(tree: Any) -> Any:
+    """The same pytree with floating tensors as float64 and complex ones as complex128; the copies carry no graph."""
+
+    def leaf(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        dtype = torch.complex128 if value.is_complex() else torch.float64 if value.is_floating_point() else value.dtype
+        return value.detach().to(dtype).clone().requires_grad_(value.requires_grad)
+
+    return pytree.tree_map(leaf, tree)
+
+
+def error_vs_float64(actual: Tensor, reference64: Tensor) -> float:
+    """Largest absolute error over the largest magnitude of the reference, at the positions where both are finite.
+
+    A reference that is zero everywhere has no magnitude to scale by: the error is then absolute.
+    """
+    mine, wide = _real64(actual), _real64(reference64)
+    both = torch.isfinite(mine) & torch.isfinite(wide)
+    if not bool(both.any()):
+        return 0.0
+    difference = (mine - wide).abs()[both].max().item()
+    scale = wide.abs()[torch.isfinite(wide)].max().item()
+    return difference / scale if scale > 0 else difference
+
+
+def compare(actual: Any, eager: Any, reference64: Any, *, factor: float = 2.0, ulps: float = 2.0) -> Comparison:
+    """Judge `actual` by the rule above; the three are pytrees of one structure, `reference64` the float64 oracle's.
+
+    An oracle leaf that is no tensor of the same shape (an op which chose otherwise in float64) cannot judge: such a
+    leaf, and every leaf that is not floating-point, must be equal to eager's.
+    """
+    rows, structure = _aligned(actual, eager)
+    if structure is not None:
+        return Comparison((structure,))
+    wide = pytree.tree_leaves(reference64)
+    if len(wide) != len(rows):
+        raise ValueError(
+            f"the oracle has {len(wide)} leaves, the result {len(rows)}: pass the same computation in float64"
+        )
+    return Comparison(
+        tuple(
+            _by_oracle(path, mine, theirs, oracle, factor, ulps)
+            for (path, mine, theirs), oracle in zip(rows, wide, strict=True)
+        )
+    )
+
+
+def compare_close(actual: Any, eager: Any, *, rtol: float | None = None, atol: float | None = None) -> Comparison:
+    """Judge `actual` against eager alone with torch.testing's tolerances: for when float64 cannot be evaluated."""
+    rows, structure = _aligned(actual, eager)
+    if structure is not None:
+        return Comparison((structure,))
+    return Comparison(tuple(_by_tolerance(path, mine, theirs, rtol, atol) for path, mine, theirs in rows))
+
+
+def either(first: Comparison, second: Comparison) -> Comparison:
+    """Leaf by leaf, the better of two verdicts on the same result."""
+    if len(first.leaves) != len(second.leaves):
+        return first if first.ok else second
+    return Comparison(tuple(a if a.ok else b for a, b in zip(first.leaves, second.leaves, strict=True)))
+
+
+def _aligned(actual: Any, eager: Any) -> tuple[Sequence[tuple[str, Any, Any]], TensorComparison | None]:
+    mine, my_structure = pytree.tree_flatten_with_path(actual)
+    theirs, their_structure = pytree.tree_flatten_with_path(eager)
+    if my_structure != their_structure:
+        return (), TensorComparison("", "wrong", f"structure {my_structure}, eager's is {their_structure}")
+    return [(pytree.keystr(path), value, other) for (path, value), (_, other) in zip(mine, theirs, strict=True)], None
+
+
+def _by_oracle(path: str, mine: Any, theirs: Any, oracle: Any, factor: float, ulps: float) -> TensorComparison:
+    early = _settled_without_arithmetic(path, mine, theirs)
+    if early is not None:
+        return early
+    if not isinstance(oracle, Tensor) or oracle.shape != mine.shape:
+        return _by_tolerance(path, mine, theirs, 0.0, 0.0)
+    # Where eager is not finite the patterns have been compared already. Where only the oracle is not, it cannot judge.
+    judged, unjudged = torch.isfinite(theirs) & torch.isfinite(oracle), torch.isfinite(theirs) & ~torch.isfinite(oracle)
+    if bool(unjudged.any()):
+        rest = _by_tolerance(path, mine[unjudged], theirs[unjudged], None, None)
+        if not rest.ok:
+            return rest
+    error, eager_error = (
+        error_vs_float64(mine[judged], oracle[judged]),
+        error_vs_float64(theirs[judged], oracle[judged]),
+    )
+    bound = max(factor * eager_error, ulps * torch.finfo(mine.dtype).eps)
+    verdict: Verdict = "within" if error <= bound else "wrong"  # an error that is NaN is wrong too
+    reason = (
+        ""
+        if verdict == "within"
+        else f"error {error:.2e} against float64, eager's {eager_error:.2e}, allowed {bound:.2e}"
+    )
+    return TensorComparison(path, verdict, reason, _dtype(mine), tuple(mine.shape), error, eager_error, bound)
+
+
+def _by_tolerance(path: str, mine: Any, theirs: Any, rtol: float | None, atol: float | None) -> TensorComparison:
+    early = _settled_without_arithmetic(path, mine, theirs)
+    if early is not None:
+        return early
+    default_rtol, default_atol = TOLERANCES.get(mine.dtype, (0.0, 0.0))
+    rtol, atol = default_rtol if rtol is None else rtol, default_atol if atol is None else atol
+    a, b = _real64(mine), _real64(theirs)
+    finite = torch.isfinite(b)
+    a, b = a[finite], b[finite]
+    if a.numel() == 0:
+        return TensorComparison(path, "equal", dtype=_dtype(mine), shape=tuple(mine.shape))
+    excess = ((a - b).abs() - (atol + rtol * b.abs())).max().item()
+    error = error_vs_float64(a, b)
+    verdict: Verdict = "within" if excess <= 0 else "wrong"
+    reason = (
+        ""
+        if verdict == "within"
+        else f"differs from eager by {error:.2e}, {excess:.2e} beyond rtol {rtol:g}, atol {atol:g}"
+    )
+    return TensorComparison(path, verdict, reason, _dtype(mine), tuple(mine.shape), error, 0.0, rtol)
+
+
+def _settled_without_arithmetic(path: str, mine: Any, theirs: Any) -> TensorComparison | None:
+    """The verdict on leaves which differ in kind, are equal, or must be; None when only arithmetic can tell."""
+    if not isinstance(mine, Tensor) or not isinstance(theirs, Tensor):
+        return _settled_values(path, mine, theirs)
+    dtype, shape = _dtype(mine), tuple(mine.shape)
+
+    def wrong(reason: str) -> TensorComparison:
+        return TensorComparison(path, "wrong", reason, dtype, shape, math.inf, 0.0, 0.0)
+
+    if mine.dtype != theirs.dtype:
+        return wrong(f"dtype {dtype}, eager's is {_dtype(theirs)}")
+    if mine.shape != theirs.shape:
+        return wrong(f"shape {list(mine.shape)}, eager's is {list(theirs.shape)}")
+    if mine.layout != theirs.layout:
+        return wrong(f"layout {mine.layout}, eager's is {theirs.layout}")
+    if mine.layout != torch.strided or mine.is_quantized:
+        return (
+            TensorComparison(path, "equal", "", dtype, shape)
+            if _same_by_torch(mine, theirs)
+            else wrong("not close to eager's")
+        )
+    if torch.equal(mine, theirs):
+        return TensorComparison(path, "equal", "", dtype, shape)
+    if not (mine.is_floating_point() or mine.is_complex()):
+        return wrong(f"{int((mine != theirs).sum())} of {mine.numel()} elements differ from eager's")
+    return _settled_patterns(wrong, mine, theirs)
+
+
+def _settled_patterns(wrong: Any, mine: Tensor, theirs: Tensor) -> TensorComparison | None:
+    a, b = _real64(mine), _real64(theirs)
+    for name, test in (("NaN", torch.isnan), ("+inf", torch.isposinf), ("-inf", torch.isneginf)):
+        unlike = int((test(a) != test(b)).sum())
+        if unlike:
+            return wrong(
+                f"{name} at {int(test(a).sum())} places, eager has it at {int(test(b).sum())}; {unlike} places differ"
+            )
+    return None
+
+
+def _settled_values(path: str, mine: Any, theirs: Any) -> TensorComparison:
+    if type(mine) is not type(theirs):
+        return TensorComparison(
+            path, "wrong", f"{type(mine).__name__}, eager's is {type(theirs).__name__}", error=math.inf
+        )
+    if isinstance(mine, float | complex):
+        same = _same_by_torch(mine, theirs)
+    else:
+        same = bool(mine == theirs)
+    return (
+        TensorComparison(path, "equal")
+        if same
+        else TensorComparison(path, "wrong", f"{mine!r}, eager's is {theirs!r}", error=math.inf)
+    )
+
+
+def _same_by_torch(mine: Any, theirs: Any) -> bool:
+    try:
+        torch.testing.assert_close(mine, theirs, equal_nan=True)
+    except AssertionError:
+        return False
+    return True
+
+
+def _real64(tensor: Tensor) -> Tensor:
+    """A detached float64 view of the numbers; a complex tensor becomes pairs."""
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    return torch.view_as_real(plain.to(torch.complex128)) if plain.is_complex() else plain.to(torch.float64)
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _fraction_of_bound(leaf: TensorComparison) -> float:
+    return leaf.error / leaf.bound if leaf.bound > 0 else leaf.error
