@@ -1,0 +1,336 @@
+"""Writes LLVM IR as text: values are names with a type, instructions are lines.
+
+Text is several times faster to make than llvmlite's object builder, and it is what LLVM parses anyway. Vectors are
+ordinary values of type `<16 x float>`; every method works on scalars and vectors alike. No optimisation happens here
+beyond folding of integer constants, which keeps address arithmetic readable.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import ml_dtypes
+import numpy as np
+
+from weft.ir.expr import Expr, Size
+from weft.ir.types import DType
+
+_FLOATS = {"f64": "double", "f32": "float", "f16": "half", "bf16": "bfloat"}
+
+
+@dataclass(frozen=True, slots=True)
+class V:
+    """An LLVM value: its type and its name or literal."""
+
+    type: str
+    name: str
+
+    @property
+    def lanes(self) -> int:
+        return int(self.type[1:].split(" ", 1)[0]) if self.type.startswith("<") else 1
+
+    @property
+    def element(self) -> str:
+        return self.type[1:-1].split(" x ", 1)[1] if self.type.startswith("<") else self.type
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.name}"
+
+
+def scalar_type(dtype: DType) -> str:
+    """The LLVM type that holds an element in registers: booleans are i1."""
+    return _FLOATS.get(dtype.name) or f"i{dtype.bits}"
+
+
+def memory_type(dtype: DType) -> str:
+    """The LLVM type that holds an element in memory: booleans take a byte."""
+    return _FLOATS.get(dtype.name) or f"i{max(dtype.bits, 8)}"
+
+
+def vector(element: str, lanes: int) -> str:
+    return element if lanes == 1 else f"<{lanes} x {element}>"
+
+
+def float_literal(value: float, element: str) -> str:
+    """A floating-point literal that LLVM reads back exactly."""
+    match element:
+        case "half":
+            return f"0xH{np.float16(value).view(np.uint16):04X}"
+        case "bfloat":
+            return f"0xR{np.array(value, ml_dtypes.bfloat16).view(np.uint16):04X}"
+        case "float":
+            value = float(np.float32(value))
+        case _:
+            pass
+    return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
+
+
+def const(value: float | int | bool, type_: str) -> V:
+    """A constant of a scalar or vector type (a splat)."""
+    element = V(type_, "").element
+    literal = str(int(value)) if element.startswith("i") else float_literal(float(value), element)
+    if element == "i1":
+        literal = "true" if value else "false"
+    if type_ == element:
+        return V(type_, literal)
+    lanes = V(type_, "").lanes
+    return V(type_, "<" + ", ".join([f"{element} {literal}"] * lanes) + ">")
+
+
+def i64(value: int) -> V:
+    return V("i64", str(value))
+
+
+@dataclass
+class Module:
+    """One LLVM module: functions, and the declarations that their calls need."""
+
+    triple: str
+    functions: list[str] = field(default_factory=list[str])
+    declarations: dict[str, str] = field(default_factory=dict[str, str])
+    globals: dict[str, str] = field(default_factory=dict[str, str])
+
+    def __str__(self) -> str:
+        head = f'target triple = "{self.triple}"\n'
+        parts = [*self.globals.values(), *self.functions, *self.declarations.values()]
+        return head + "\n".join(parts) + "\n"
+
+
+class Function:
+    """The body of one function under construction."""
+
+    def __init__(
+        self, module: Module, name: str, params: Sequence[tuple[str, str]], result: str = "void", attributes: str = "nounwind"
+    ) -> None:
+        self.module = module
+        self.name = name
+        self.result = result
+        self.attributes = attributes
+        self.args = [V(type_.split(" ", 1)[0], f"%{arg}") for type_, arg in params]
+        self._params = ", ".join(f"{type_} %{arg}" for type_, arg in params)
+        self._counter = 0
+        self._entry: list[str] = []
+        self.lines: list[str] = []
+        self.block = "entry"
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def fresh(self, hint: str = "") -> str:
+        self._counter += 1
+        return f"%{hint or 'v'}{self._counter}"
+
+    def emit(self, type_: str, text: str) -> V:
+        name = self.fresh()
+        self.lines.append(f"  {name} = {text}")
+        return V(type_, name)
+
+    def do(self, text: str) -> None:
+        self.lines.append(f"  {text}")
+
+    def binary(self, opcode: str, a: V, b: V, flags: str = "") -> V:
+        return self.emit(a.type, f"{opcode}{' ' + flags if flags else ''} {a}, {b.name}")
+
+    def add(self, a: V, b: V) -> V:
+        if a.name.lstrip("-").isdigit() and b.name.lstrip("-").isdigit():
+            return V(a.type, str(int(a.name) + int(b.name)))
+        if b.name == "0":
+            return a
+        if a.name == "0":
+            return b
+        return self.binary("add", a, b)
+
+    def sub(self, a: V, b: V) -> V:
+        if b.name == "0":
+            return a
+        if a.name.lstrip("-").isdigit() and b.name.lstrip("-").isdigit():
+            return V(a.type, str(int(a.name) - int(b.name)))
+        return self.binary("sub", a, b)
+
+    def mul(self, a: V, b: V) -> V:
+        if a.name.lstrip("-").isdigit() and b.name.lstrip("-").isdigit():
+            return V(a.type, str(int(a.name) * int(b.name)))
+        if a.name == "1":
+            return b
+        if b.name == "1":
+            return a
+        if "0" in (a.name, b.name) and not a.type.startswith("<"):
+            return V(a.type, "0")
+        return self.binary("mul", a, b)
+
+    def icmp(self, predicate: str, a: V, b: V) -> V:
+        return self.emit(vector("i1", a.lanes), f"icmp {predicate} {a}, {b.name}")
+
+    def fcmp(self, predicate: str, a: V, b: V) -> V:
+        return self.emit(vector("i1", a.lanes), f"fcmp {predicate} {a}, {b.name}")
+
+    def select(self, condition: V, yes: V, no: V) -> V:
+        return self.emit(yes.type, f"select {condition}, {yes}, {no}")
+
+    def convert(self, opcode: str, value: V, element: str) -> V:
+        type_ = vector(element, value.lanes)
+        return value if type_ == value.type else self.emit(type_, f"{opcode} {value} to {type_}")
+
+    def bitcast(self, value: V, type_: str) -> V:
+        return value if type_ == value.type else self.emit(type_, f"bitcast {value} to {type_}")
+
+    def call(self, name: str, result: str, *args: V, attributes: str = "") -> V:
+        """Call a function or intrinsic, declaring it on the way."""
+        types = ", ".join(arg.type for arg in args)
+        tail = f" {attributes}" if attributes else ""
+        self.module.declarations.setdefault(name, f"declare {result} @{name}({types}){tail}")
+        text = f"call {result} @{name}({', '.join(map(str, args))})"
+        if result == "void":
+            self.do(text)
+            return V("void", "")
+        return self.emit(result, text)
+
+    def intrinsic(self, name: str, *args: V) -> V:
+        """An LLVM intrinsic overloaded on its first argument's type: `intrinsic("fma", a, b, c)`."""
+        return self.call(f"llvm.{name}.{mangle(args[0].type)}", args[0].type, *args)
+
+    # -- vectors ---------------------------------------------------------------------------------------------------
+
+    def splat(self, value: V, lanes: int) -> V:
+        if lanes == 1 or value.lanes == lanes:
+            return value
+        type_ = vector(value.type, lanes)
+        if not value.name.startswith("%"):
+            return V(type_, "<" + ", ".join([str(value)] * lanes) + ">")
+        first = self.emit(type_, f"insertelement {type_} poison, {value}, i64 0")
+        zero = f"<{lanes} x i32> zeroinitializer"
+        return self.emit(type_, f"shufflevector {first}, {type_} poison, {zero}")
+
+    def insert(self, into: V, value: V, lane: int) -> V:
+        return self.emit(into.type, f"insertelement {into}, {value}, i64 {lane}")
+
+    def extract(self, value: V, lane: int) -> V:
+        return value if value.lanes == 1 else self.emit(value.element, f"extractelement {value}, i64 {lane}")
+
+    def iota(self, lanes: int, element: str = "i64") -> V:
+        """<0, 1, 2, ...>"""
+        if lanes == 1:
+            return V(element, "0")
+        return V(vector(element, lanes), "<" + ", ".join(f"{element} {lane}" for lane in range(lanes)) + ">")
+
+    # -- memory ----------------------------------------------------------------------------------------------------
+
+    def gep(self, pointer: V, index: V, element: str) -> V:
+        """The address of element `index`."""
+        return pointer if index.name == "0" else self.emit("ptr", f"getelementptr {element}, {pointer}, {index}")
+
+    def load(self, type_: str, pointer: V, align: int, suffix: str = "") -> V:
+        return self.emit(type_, f"load {type_}, {pointer}, align {align}{suffix}")
+
+    def store(self, value: V, pointer: V, align: int, suffix: str = "") -> None:
+        self.do(f"store {value}, {pointer}, align {align}{suffix}")
+
+    def alloca(self, type_: str, count: int = 1, align: int = 64) -> V:
+        """Stack memory, taken in the entry block so that loops do not grow the stack."""
+        name = self.fresh("slot")
+        self._entry.append(f"  {name} = alloca {type_}, i64 {count}, align {align}")
+        return V("ptr", name)
+
+    # -- control flow ----------------------------------------------------------------------------------------------
+
+    def label(self, hint: str) -> str:
+        self._counter += 1
+        return f"{hint}{self._counter}"
+
+    def start(self, label: str) -> None:
+        self.lines.append(f"{label}:")
+        self.block = label
+
+    def branch(self, label: str) -> None:
+        self.do(f"br label %{label}")
+
+    def branch_if(self, condition: V, yes: str, no: str) -> None:
+        self.do(f"br {condition}, label %{yes}, label %{no}")
+
+    @contextmanager
+    def loop(self, start: V, stop: V, step: V) -> Iterator[V]:
+        """`for (i = start; i < stop; i += step)`; yields i. State across iterations lives in allocas."""
+        before, head, body, after = self.block, self.label("head"), self.label("body"), self.label("after")
+        self.branch(head)
+        self.start(head)
+        variable, next_ = self.fresh("i"), self.fresh("n")
+        position = len(self.lines)
+        self.lines.append("")
+        test = self.icmp("slt", V(start.type, variable), stop)
+        self.branch_if(test, body, after)
+        self.start(body)
+        yield V(start.type, variable)
+        self.do(f"{next_} = add nsw {V(start.type, variable)}, {step.name}")
+        latch = self.block
+        self.branch(head)
+        self.lines[position] = f"  {variable} = phi {start.type} [ {start.name}, %{before} ], [ {next_}, %{latch} ]"
+        self.start(after)
+
+    @contextmanager
+    def when(self, condition: V) -> Iterator[None]:
+        """`if (condition) { ... }`"""
+        yes, after = self.label("then"), self.label("after")
+        self.branch_if(condition, yes, after)
+        self.start(yes)
+        yield
+        self.branch(after)
+        self.start(after)
+
+    def finish(self, result: V | None = None) -> None:
+        """End the function and hand it to the module."""
+        self.do(f"ret {result}" if result else "ret void")
+        head = f"define {self.result} @{self.name}({self._params}) {self.attributes} {{"
+        self.module.functions.append("\n".join([head, "entry:", *self._entry, *self.lines, "}"]))
+
+    # -- sizes -----------------------------------------------------------------------------------------------------
+
+    def size(self, size: Size, symbols: dict[str, V]) -> V:
+        """Evaluate an index expression to an i64 (or a vector of them, where a symbol is bound to a vector)."""
+        if isinstance(size, int):
+            return i64(size)
+        total: V | None = None
+        for monomial, coefficient in size.terms:
+            term: V | None = None
+            for atom in monomial:
+                factor = symbols[atom.name] if atom.kind == "symbol" else self._atom(atom.kind, atom.args, symbols)
+                term = factor if term is None else self._match(self.mul, term, factor)
+            if term is None:
+                term = i64(coefficient)
+            elif coefficient != 1:
+                term = self._match(self.mul, term, i64(coefficient))
+            total = term if total is None else self._match(self.add, total, term)
+        assert total is not None
+        return total
+
+    def _match(self, operation: object, a: V, b: V) -> V:
+        lanes = max(a.lanes, b.lanes)
+        return operation(self.splat(a, lanes), self.splat(b, lanes))  # type: ignore[operator]
+
+    def _atom(self, kind: str, args: Sequence[Size], symbols: dict[str, V]) -> V:
+        a, b = (self.size(arg, symbols) for arg in args)
+        lanes = max(a.lanes, b.lanes)
+        a, b = self.splat(a, lanes), self.splat(b, lanes)
+        if kind in ("max", "min"):
+            return self.intrinsic(f"s{kind}", a, b)
+        # Sizes and in-range indices are not negative; expressions that may be (padding) go through floor division.
+        quotient = self.binary("sdiv", a, b)
+        remainder = self.sub(a, self.mul(quotient, b))
+        negative = self.icmp("slt", remainder, const(0, remainder.type))
+        if kind == "//":
+            return self.select(negative, self.sub(quotient, const(1, quotient.type)), quotient)
+        return self.select(negative, self.add(remainder, b), remainder)
+
+
+def mangle(type_: str) -> str:
+    """The suffix of an overloaded intrinsic: `v16f32`."""
+    value = V(type_, "")
+    element = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16", "ptr": "p0"}.get(
+        value.element, value.element
+    )
+    return element if value.lanes == 1 else f"v{value.lanes}{element}"
+
+
+def is_constant(size: Size) -> bool:
+    return not isinstance(size, Expr)

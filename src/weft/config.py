@@ -1,0 +1,48 @@
+"""The one configuration: a frozen value, printed in every report and part of every cache key."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from typing_extensions import Self
+
+from weft.errors import WeftError
+
+
+@dataclass(frozen=True)
+class Config:
+    """How to compile. Fields can be given as options, or as environment variables `WEFT_<FIELD>`."""
+
+    target: str = "cpu"
+    """`cpu`, or `reference`: NumPy, the meaning of every op."""
+    strict: bool = False
+    """Neither libraries nor the framework's own kernels: an op that Weft cannot compile is an error."""
+    freeze: bool = False
+    """Weights are constants: they may be folded and packed at compile time."""
+    cache: bool = True
+    """Keep compiled programs on disk."""
+    verify: bool = False
+    """Verify the IR before and after each pass."""
+    cpu: str = "native"
+    """The processor to compile for: `native`, or a name LLVM knows."""
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any] | None = None) -> Self:
+        """The defaults, overridden by the environment, overridden by `options`."""
+        known = {field.name: field for field in fields(cls)}
+        values: dict[str, Any] = {}
+        for name, field in known.items():
+            text = os.environ.get(f"WEFT_{name.upper()}")
+            if text is not None:
+                values[name] = text.lower() in ("1", "true", "yes", "on") if field.type == "bool" else text
+        unknown = sorted(set(options or {}) - known.keys())
+        if unknown:
+            raise WeftError(f"unknown option {', '.join(unknown)}", hint=f"options are {', '.join(known)}")
+        return replace(cls(**values), **dict(options or {}))
+
+    def key(self) -> str:
+        """The part of the configuration that changes the code, as text."""
+        return repr(sorted((k, v) for k, v in asdict(self).items() if k not in ("cache", "verify")))
