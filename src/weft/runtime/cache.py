@@ -10,21 +10,19 @@ no locks and a process may die, or fork, at any moment. Nothing read is trusted:
 """
 
 import errno
-import functools
 import hashlib
-import importlib.metadata
 import json
 import logging
 import os
 import re
-import secrets
 import stat
 import struct
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias, cast
+from typing import Any, BinaryIO, TypeAlias
 
 MAGIC = b"\x89WEFT\r\n\x00"
 FORMAT = 1
@@ -163,8 +161,7 @@ class DiskCache:
 
     def entries(self) -> list[StoredEntry]:
         """All entries, the most recently used first; only their headers are read."""
-        root = self._trusted_root()
-        files = [] if root is None else _scan(root, _ENTRY_NAME)
+        files = [] if (root := self._trusted_root()) is None else _scan(root, _ENTRY_NAME)
         return [StoredEntry(file.label, file.size, file.modified, _created_by(file)) for file in reversed(files)]
 
     def clear(self) -> int:
@@ -241,12 +238,9 @@ def _default_root() -> Path | None:
         return None
 
 
-@functools.cache
 def _weft_version() -> str:
-    try:
-        return importlib.metadata.version("weft")
-    except importlib.metadata.PackageNotFoundError:
-        return "uninstalled"
+    # importlib.metadata would take 50 ms to import, more than a warm start should.
+    return str(getattr(sys.modules["weft"], "__version__", "unknown"))
 
 
 def _entry_name(key: str) -> str:
@@ -256,10 +250,9 @@ def _entry_name(key: str) -> str:
 
 
 def _encode_entry(key: str, meta: Mapping[str, Any], blobs: Mapping[str, bytes]) -> list[bytes]:
-    contents = {"": json.dumps(dict(meta), allow_nan=False).encode()}
     if "" in blobs:
         raise ValueError("a blob needs a name")
-    contents |= blobs
+    contents = {"": json.dumps(dict(meta), allow_nan=False).encode(), **blobs}
     sections = [(name, len(content), hashlib.sha256(content).hexdigest()) for name, content in contents.items()]
     header = json.dumps({"key": key, "created_by": _weft_version(), "sections": sections}).encode()
     prefix = _PREFIX.pack(MAGIC, FORMAT, len(header), hashlib.sha256(header).digest())
@@ -267,7 +260,7 @@ def _encode_entry(key: str, meta: Mapping[str, Any], blobs: Mapping[str, bytes])
 
 
 def _write(path: Path, sections: list[bytes]) -> None:
-    temp = path.parent / f".{os.getpid()}-{secrets.token_hex(8)}.tmp"
+    temp = path.parent / f".{os.getpid()}-{os.urandom(8).hex()}.tmp"
     try:
         with open(os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
             file.writelines(sections)
@@ -293,12 +286,10 @@ def _load(path: Path, key: str, touch: bool = True) -> tuple[CacheEntry, str]:
         if hashlib.sha256(contents[name]).hexdigest() != digest:
             raise _BadContentError(f"{f'blob {name!r}' if name else 'meta'} does not match its sha256")
     try:
-        meta = json.loads(contents.pop(""))
-    except (ValueError, KeyError, RecursionError) as error:
-        raise _BadContentError(f"meta is not JSON: {error!r}") from error
-    if not isinstance(meta, dict):
-        raise _BadContentError("meta is not a JSON object")
-    return CacheEntry(key, cast(dict[str, Any], meta), contents), header.created_by
+        meta: dict[str, Any] = dict(**json.loads(contents.pop("")))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _BadContentError(f"meta is not a JSON object: {error!r}") from error
+    return CacheEntry(key, meta, contents), header.created_by
 
 
 def _open_entry(path: Path) -> BinaryIO:
