@@ -1,0 +1,58 @@
+# Everything a contributor runs. `make test` and `make demo` need only Python and pip: they make the environment themselves.
+
+VENV ?= .venv
+# The first supported Python that really starts (a pyenv shim may exist for a version that is not selected).
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do $$p -c "" 2>/dev/null && echo $$p && break; done)
+JOBS ?= 2
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+CPU_TORCH := https://download.pytorch.org/whl/cpu
+# Pure-Python run-time packages, for a machine that has the rest but no package index.
+PURE := xdsl immutabledict ordered-set typing_extensions typer shellingham annotated-doc rich markdown-it-py mdurl Pygments
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-slow lint format offline clean
+
+help: ## list the targets
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+
+venv: $(STAMP) ## create .venv with the pinned versions and this package
+
+# --no-deps: the lock is complete, and nothing outside it (CUDA wheels, say) may come in.
+$(STAMP): requirements/lock.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps -r requirements/lock.txt
+	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --no-deps --force-reinstall \
+	  --index-url $(CPU_TORCH) "$$(grep '^torch==' requirements/lock.txt)"
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(STAMP) ## compile all-MiniLM-L6-v2 and compare it with eager and Inductor
+	$(BIN)/python examples/demo_minilm.py
+
+test: lint ## lint, then all tests but the slow ones, with coverage
+	$(BIN)/python -m pytest -n $(JOBS) --cov --cov-report=term
+
+test-slow: $(STAMP) ## the slow tests only
+	$(BIN)/python -m pytest -n $(JOBS) -m slow
+
+lint: $(STAMP) ## ruff, pyright and the import layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## let ruff format the code and fix what it can
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+offline: $(STAMP) ## collect the pure-Python dependencies in .offline/, to put on PYTHONPATH
+	rm -rf .offline
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-compile --target .offline \
+	  -c requirements/lock.txt $(PURE)
+	cd .offline && rm -rf tests docs scripts benchmarks typings bin # xdsl's wheel carries these; they would shadow ours
+
+clean: ## remove caches and reports, keep .venv
+	rm -rf .pytest_cache .ruff_cache .import_linter_cache .coverage .coverage.* .offline reports build dist
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
