@@ -1,1 +1,4 @@
 """The graph dialect: whole-tensor ops, one class each. Importing this package fills the registry."""
+
+from weft.ops import reduce as reduce
+from weft.ops import shape as shape
