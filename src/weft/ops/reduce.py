@@ -11,11 +11,11 @@ from xdsl.ir import SSAValue
 from weft.errors import DTypeError, ShapeError
 from weft.ir.expr import Size
 from weft.ir.types import DType, Tensor, boolean, dtype_of_numpy, i64
-from weft.ops.arithmetic import NUMBERS
 from weft.ops.base import Reduction, op
 from weft.ops.body import Body, Operand, Value
 from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import NARROW, rounded_once
+from weft.ops.pointwise import NUMBERS
 from weft.ops.rules import Gradients, Values
 from weft.ops.samples import Input, Sample
 
@@ -160,7 +160,7 @@ class Extremum(DimensionReduction):
         return (b.mul(chosen, share),)
 
 
-@op("max", aten="amax", onnx="ReduceMax", stablehlo="reduce", samples=reduction_samples(*_EMPTY))
+@op("max", onnx="ReduceMax", stablehlo="reduce", samples=reduction_samples(*_EMPTY))
 class Max(Extremum):
     """The greatest element over dimensions."""
 
@@ -172,7 +172,7 @@ class Max(Extremum):
         return np.max(x, axis=dims, keepdims=keep, initial=least(dtype_of_numpy(x.dtype)))
 
 
-@op("min", aten="amin", onnx="ReduceMin", stablehlo="reduce", samples=reduction_samples(*_EMPTY))
+@op("min", onnx="ReduceMin", stablehlo="reduce", samples=reduction_samples(*_EMPTY))
 class Min(Extremum):
     """The least element over dimensions."""
 
@@ -225,7 +225,7 @@ class IndexReduction(DimensionReduction):
     @classmethod
     def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
         result = super().infer(*tensors, **params)
-        if 0 in cls.ranges(*tensors, **params):
+        if 0 in cls.ranges(tensors[0], **params):
             raise ShapeError(f"{cls.name}: no elements to choose from in dimensions {params['dims']} of {tensors[0]}")
         return result
 
