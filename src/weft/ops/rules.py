@@ -21,6 +21,11 @@ def zeros(b: GraphBuilder, like: SSAValue, shape: Sequence[Size] | None = None) 
     return b.full(value=0, shape=tensor.shape if shape is None else tuple(shape), dtype=tensor.dtype)
 
 
+def size_value(b: GraphBuilder, size: Size, dtype: DType) -> SSAValue:
+    """A size as a scalar tensor."""
+    return b.full(value=size, shape=(), dtype=dtype)
+
+
 def iota(b: GraphBuilder, size: Size, dtype: DType = i64) -> SSAValue:
     """0, 1, … size - 1."""
     return b.iota(shape=(size,), dim=0, dtype=dtype)

@@ -1,0 +1,75 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from xdsl.ir import SSAValue
+
+from weft.errors import ShapeError
+from weft.ir.types import Tensor, i32
+from weft.ops.base import Structured, op, same_dtype
+from weft.ops.graph import GraphBuilder
+from weft.ops.numerics import rounded_once
+from weft.ops.pointwise import NUMBERS
+from weft.ops.rules import Gradients, Values, all_batched
+from weft.ops.samples import Input, Sample
+
+
+def transposed(b: GraphBuilder, x: SSAValue) -> SSAValue:
+    """The last two dimensions exchanged."""
+    rank = b.tensor(x).rank
+    return b.permute(x, dims=(*range(rank - 2), rank - 1, rank - 2))
+
+
+@op(
+    "dot",
+    aten=("mm.default", "bmm.default"),
+    stablehlo="dot_general",
+    samples=[
+        Sample((Input((3, 5)), Input((5, 4))), {}, NUMBERS),
+        Sample((Input((1, 33)), Input((33, 17))), {}, NUMBERS),
+        Sample((Input((2, 3, 7, 5)), Input((2, 3, 5, 1))), {}, NUMBERS),
+        Sample((Input((3, 0)), Input((0, 4))), {}, NUMBERS),
+        Sample((Input((0, 3, 2)), Input((0, 2, 4))), {}, NUMBERS),
+        Sample((Input((2, 3), -(2**30), 2**30), Input((3, 2), -(2**30), 2**30)), {}, (i32,)),
+    ],
+)
+class Dot(Structured):
+    """The product of matrices [..., M, K] and [..., K, N] with equal leading dimensions.
+
+    Narrow floats are accumulated in f32 and rounded once; integers wrap around.
+    """
+
+    @classmethod
+    def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
+        x, y = tensors
+        dtype = same_dtype("dot", tensors)
+        if x.rank < 2 or x.rank != y.rank or x.shape[:-2] != y.shape[:-2] or x.shape[-1] != y.shape[-2]:
+            raise ShapeError(
+                f"dot: {x} and {y} do not fit",
+                hint="it takes [..., M, K] and [..., K, N]; broadcast leading dimensions",
+            )
+        return Tensor(dtype, (*x.shape[:-1], y.shape[-1]))
+
+    @staticmethod
+    @rounded_once
+    def reference(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return np.matmul(x, y)
+
+    @staticmethod
+    def vjp(b: GraphBuilder, grads: Values, operands: Values, results: Values) -> Gradients:
+        x, y = operands
+        return b.dot(grads[0], transposed(b, y)), b.dot(transposed(b, x), grads[0])
+
+    @staticmethod
+    def batch(b: GraphBuilder, operands: Values, batched: Sequence[bool]) -> SSAValue:
+        x, y = operands
+        if not batched[1] and b.tensor(y).rank == 2:
+            # One tall product instead of many: the batch joins the rows.
+            size, rows, inner = b.tensor(x).shape
+            tall = b.dot(b.reshape(x, shape=(size * rows, inner)), y)
+            return b.reshape(tall, shape=(size, rows, b.tensor(y).shape[1]))
+        return b.dot(*all_batched(b, operands, batched))
