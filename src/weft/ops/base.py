@@ -3,7 +3,7 @@
 One class is the whole op: type rule, NumPy reference, gradient, batching and lowering rule are its static methods; its
 names in other systems and its samples are arguments of the `@op` decorator:
 
-    @op("tanh", aten="tanh", onnx="Tanh", stablehlo="tanh", samples=unary(-8, 8))
+    @op("tanh", aten="tanh.default", onnx="Tanh", stablehlo="tanh", samples=unary(-8, 8))
     class Tanh(Elementwise):
         \"\"\"Hyperbolic tangent.\"\"\"
 
@@ -11,7 +11,9 @@ names in other systems and its samples are arguments of the `@op` decorator:
         def reference(x): return np.tanh(x)
 
         @staticmethod
-        def vjp(b, grad, x, y): return b.mul(grad, b.sub(b.ones_like(y), b.mul(y, y)))
+        def vjp(b, grads, operands, results):
+            (y,) = results
+            return (b.mul(grads[0], b.sub(b.full_like(y, 1), b.mul(y, y))),)
 
         @staticmethod
         def tile(body, x): return body.math("tanh", x)
@@ -20,13 +22,12 @@ names in other systems and its samples are arguments of the `@op` decorator:
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
-from typing_extensions import Self
 from xdsl.dialects.builtin import LocationAttr, TensorType
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 from xdsl.irdl import IRDLOperation, irdl_op_definition, var_operand_def, var_result_def
 from xdsl.utils.exceptions import VerifyException
 
@@ -38,7 +39,16 @@ from weft.ops.samples import Sample
 
 
 class GraphOp(IRDLOperation):
-    """An op of the graph dialect: pure, over whole tensors."""
+    """An op of the graph dialect: pure, over whole tensors.
+
+    A subclass gives `infer` and `reference(*arrays, **params)`, what its kind (`Elementwise`, `Movement`, …) needs to
+    be lowered, and, where they exist, two rules that append ops by the builder `b`:
+
+    - `vjp(b, grads, operands, results, **params)`: the gradient of each operand, or None where none flows, from those
+      of the results. Where an operand was broadcast its gradient is not: whoever calls sums it back to the shape.
+    - `batch(b, operands, batched, **params)`: the results with a batch dimension in front, where the operands that
+      `batched` marks have it in front. At least one has.
+    """
 
     args = var_operand_def(TensorType)
     outs = var_result_def(TensorType)
@@ -67,7 +77,7 @@ class GraphOp(IRDLOperation):
 
     @property
     def params(self) -> dict[str, Any]:
-        """The op's parameters as Python values (attributes with a dot in their name are annotations, not parameters)."""
+        """The op's parameters as Python values; an attribute with a dot in its name is an annotation, none of them."""
         return params_of(self)
 
     def verify_(self) -> None:
@@ -100,12 +110,12 @@ class OpSpec:
 class Registry:
     """All graph ops by name, filled by `@op`."""
 
-    specs: dict[str, OpSpec] = field(default_factory=dict)
+    specs: dict[str, OpSpec] = field(default_factory=dict[str, OpSpec])
 
     def __getitem__(self, name: str) -> OpSpec:
         return self.specs[name]
 
-    def __iter__(self) -> Iterable[OpSpec]:
+    def __iter__(self) -> Iterator[OpSpec]:
         return iter(self.specs.values())
 
     def classes(self) -> list[type[GraphOp]]:
@@ -173,7 +183,7 @@ class Elementwise(GraphOp):
     """An op whose result at an index depends on its operands at that index alone; operands broadcast.
 
     A subclass gives `reference(*arrays, **params)` and `tile(body, *values, **params)`, and `result` where the element
-    type of the result is not the operands'.
+    type of the result is not the operands'. All share one batching rule.
     """
 
     @classmethod
@@ -185,6 +195,18 @@ class Elementwise(GraphOp):
         if len(set(dtypes)) != 1:
             raise DTypeError(f"{cls.name} takes operands of one type, got {', '.join(map(str, dtypes))}")
         return dtypes[0]
+
+    @classmethod
+    def batch(cls, b: Any, operands: Sequence[SSAValue], batched: Sequence[bool], **params: Any) -> SSAValue:
+        tensors = [tensor_of(operand.type) for operand in operands]
+        rank = max(tensor.rank - flag for tensor, flag in zip(tensors, batched, strict=True))
+        aligned = list(operands)
+        for position, (tensor, flag) in enumerate(zip(tensors, batched, strict=True)):
+            missing = rank - (tensor.rank - flag)
+            if flag and missing:  # broadcasting aligns at the end; the batch has to stay in front
+                shape = (tensor.shape[0], *(1,) * missing, *tensor.shape[1:])
+                aligned[position] = b.reshape(operands[position], shape=shape)
+        return b.emit(cls.name.removeprefix("graph."), *aligned, **params)
 
 
 class Comparison(Elementwise):
