@@ -1,0 +1,195 @@
+"""Conversions between element types as LLVM code, and between their forms in memory and in registers.
+
+A register holds f16, bf16 and the 8-bit floats as a `float` whose value the narrow type has; integers and booleans as
+i4 ... i64 and i1. Memory holds them as half, bfloat or i8 (`builder.memory_type`). bf16 is done with integer shifts, f8
+through the bits of a half, and f64 never goes to half directly: those conversions would be library calls on some x86.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.backends.llvm.builder import Function, V, mangle, memory_type, vector
+from weft.backends.llvm.math_expression import E
+from weft.errors import DTypeError
+from weft.ir.types import DType
+
+
+@dataclass(frozen=True)
+class _Narrow:
+    """A float format of less than 32 bits."""
+
+    precision: int  # bits of the significand, with the hidden one
+    min_exponent: int  # of the least normal number
+    overflow: float  # what rounds to no finite number: everything above this
+
+
+_NARROW = {
+    "f16": _Narrow(11, -14, 65519.99609375),
+    "bf16": _Narrow(8, -126, float("inf")),
+    "f8E4M3FN": _Narrow(4, -6, 464.0),
+    "f8E5M2": _Narrow(3, -14, 61439.99609375),
+}
+_CONTAINED = {("f8E4M3FN", "f16"), ("f8E4M3FN", "bf16"), ("f8E5M2", "f16"), ("f8E5M2", "bf16")}
+
+
+def register_type(dtype: DType) -> str:
+    """The LLVM type that holds an element in registers."""
+    if dtype.kind == "complex":
+        raise DTypeError(f"there is no code for {dtype}", hint="split it into real and imaginary parts")
+    if dtype.is_float:
+        return "double" if dtype.bits == 64 else "float"
+    return f"i{dtype.bits}"
+
+
+# -- memory and registers --------------------------------------------------------------------------------------------
+
+
+def load_convert(b: Function, raw: V, dtype: DType) -> V:
+    """What was loaded (`memory_type`) as registers hold it."""
+    value = E(b, raw)
+    match dtype.name:
+        case "f16":
+            return value.to("fpext", "float").v
+        case "bf16":
+            return (value.as_type("i16").to("zext", "i32") << 16).as_type("float").v
+        case "f8E5M2":
+            return (value.to("zext", "i16") << 8).as_type("half").to("fpext", "float").v
+        case "f8E4M3FN":
+            # The exponent of a half has one bit more and a bias larger by 8; denormals come out right too.
+            magnitude = value & 0x7F
+            wide = (magnitude.to("zext", "i16") << 7).as_type("half").to("fpext", "float") * 256.0
+            wide = magnitude.compare("eq", 0x7F).select(float("nan"), wide)
+            sign = (value & -0x80).to("zext", "i32") << 24
+            return (wide.bits() | sign).as_type("float").v
+        case "i1":
+            return value.compare("ne", 0).v
+        case _:
+            return b.convert("trunc", raw, register_type(dtype)) if dtype.bits < 8 else raw
+
+
+def store_convert(b: Function, value: V, dtype: DType) -> V:
+    """A register's value as memory holds it; a float that the narrow type does not have is rounded."""
+    x = E(b, value)
+    match dtype.name:
+        case "f16":
+            return x.to("fptrunc", "half").v
+        case "bf16":
+            return (_rounded_bf16(x) >> 16).to("trunc", "i16").as_type("bfloat").v
+        case "f8E5M2":
+            return (_rounded_f8(x, dtype).to("fptrunc", "half").bits() >> 8).to("trunc", "i8").v
+        case "f8E4M3FN":
+            rounded = _rounded_f8(x, dtype)
+            scaled = abs(rounded) * (1 / 256)
+            magnitude = (scaled.to("fptrunc", "half").bits() >> 7).to("trunc", "i8")
+            magnitude = rounded.compare("uno", rounded).select(0x7F, magnitude)
+            return (magnitude | (rounded.bits() >> 24).to("trunc", "i8") & -0x80).v
+        case _:
+            if dtype.is_float or dtype.bits >= 8:
+                return value
+            return b.convert("sext" if dtype.kind == "int" else "zext", value, memory_type(dtype))
+
+
+# -- rounding to narrow floats ---------------------------------------------------------------------------------------
+
+
+def round_to(b: Function, value: V, dtype: DType) -> V:
+    """A `float` rounded to the nearest value of a narrow float type, ties to even; it stays a `float`.
+
+    What is too large becomes inf, or NaN where the type has no inf.
+    """
+    x = E(b, value)
+    match dtype.name:
+        case "f32" | "f64":
+            return value
+        case "f16":
+            return x.to("fptrunc", "half").to("fpext", "float").v
+        case "bf16":
+            return (_rounded_bf16(x) & -(1 << 16)).as_type("float").v
+        case _:
+            return _rounded_f8(x, dtype).v
+
+
+def _rounded_bf16(x: E) -> E:
+    """The bits of a float whose upper half is the nearest bf16; the lower half is arbitrary."""
+    bits = x.bits()
+    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+    return x.compare("uno", x).select(bits | (1 << 22), rounded)
+
+
+def _rounded_f8(x: E, dtype: DType) -> E:
+    form = _NARROW[dtype.name]
+    dropped = 24 - form.precision
+    magnitude = abs(x)
+    bits = magnitude.bits()
+    normal = ((bits + ((1 << (dropped - 1)) - 1) + ((bits >> dropped) & 1)) & -(1 << dropped)).as_type("float")
+    # Denormals are multiples of one quantum: adding 2^23 quanta leaves just those digits.
+    shift = 2.0 ** (23 + form.min_exponent - form.precision + 1)
+    small = (magnitude + shift) - shift
+    rounded = magnitude.compare("olt", 2.0**form.min_exponent).select(small, normal)
+    beyond = float("nan") if dtype.name == "f8E4M3FN" else float("inf")
+    rounded = magnitude.compare("ogt", form.overflow).select(beyond, rounded)
+    return x.compare("uno", x).select(x, rounded.call("copysign", x))
+
+
+def _to_odd(x: E) -> E:
+    """A double as a float, towards zero with the last bit set if inexact: rounding that again rounds but once."""
+    near = x.to("fptrunc", "float")
+    back = near.to("fpext", "double")
+    above = abs(back).compare("ogt", abs(x))
+    bits = near.bits()
+    inexact = back.compare("one", x)
+    toward_zero = above.select(bits - 1, bits)
+    return inexact.select(toward_zero | 1, bits).as_type("float")
+
+
+# -- casts -----------------------------------------------------------------------------------------------------------
+
+
+def emit_cast(b: Function, value: V, source: DType, target: DType) -> V:
+    """Convert a register's value.
+
+    Floats go to integers towards zero, saturating, NaN to 0; to booleans by `!= 0`. Integers wrap around.
+    """
+    if source == target:
+        return value
+    x, element = E(b, value), register_type(target)
+    if target.kind == "bool":
+        return x.compare("une" if source.is_float else "ne", 0).v
+    if source.is_float:
+        return _cast_float(x, source, target) if target.is_float else _float_to_integer(x, target)
+    signed = source.kind == "int"
+    if target.is_float:
+        wide = b.convert("sitofp" if signed else "uitofp", value, element)
+        digits = source.bits - 1 if signed else source.bits
+        exact = target.bits >= 32 or digits <= _NARROW[target.name].precision
+        return wide if exact else round_to(b, wide, target)
+    if target.bits <= source.bits:
+        return b.convert("trunc", value, element)
+    return b.convert("sext" if signed else "zext", value, element)
+
+
+def _cast_float(x: E, source: DType, target: DType) -> V:
+    if target.bits >= 32:
+        return x.to("fpext" if target.bits > source.bits else "fptrunc", register_type(target)).v
+    if (source.name, target.name) in _CONTAINED:
+        return x.v
+    return round_to(x.b, (_to_odd(x) if source.bits == 64 else x).v, target)
+
+
+def _float_to_integer(x: E, target: DType) -> V:
+    type_ = vector(register_type(target), x.v.lanes)
+    name = "fptosi" if target.kind == "int" else "fptoui"
+    return x.b.call(f"llvm.{name}.sat.{mangle(type_)}.{mangle(x.v.type)}", type_, x.v)
+
+
+def emit_bitcast(b: Function, value: V, source: DType, target: DType) -> V:
+    """The same bits read as another type of the same width."""
+    if source == target:
+        return value
+    if source.bits != target.bits:
+        raise DTypeError(f"bitcast of {source} to {target}", hint="the types must have the same width")
+    if source.bits < 8:
+        return value
+    raw = b.bitcast(store_convert(b, value, source), vector(memory_type(target), value.lanes))
+    return load_convert(b, raw, target)

@@ -1,0 +1,37 @@
+"""The functions of `weft.tile.functions` as LLVM code, on scalars and on vectors of any number of lanes.
+
+`emit_function` is what a code generator calls. Floats narrower than 32 bits arrive widened to `float` (`cast.py`), so
+the algorithms are written for `float` and `double`. In f32 everything is vector code without calls; in f64 what is not
+arithmetic goes to the C library lane by lane. Accuracy and speed are asserted in `tests/backends/llvm/test_math.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from weft.backends.llvm.builder import Function, V
+from weft.backends.llvm.math_exp import EXPONENTIALS
+from weft.backends.llvm.math_expression import E
+from weft.backends.llvm.math_float import FLOAT, FloatFunction
+from weft.backends.llvm.math_integer import BOOLEAN, INTEGER
+from weft.errors import DTypeError
+from weft.ir.types import DType
+
+SINGLE: Mapping[str, FloatFunction] = {**FLOAT, **EXPONENTIALS}
+DOUBLE: Mapping[str, FloatFunction] = {**FLOAT}
+
+
+def emit_function(b: Function, name: str, args: Sequence[V], dtype: DType) -> V:
+    """Apply a function elementwise to operands of type `dtype`, held as registers hold it; comparisons give i1."""
+    if name == "select":
+        condition, yes, no = args
+        return b.select(condition, yes, no)
+    if dtype.is_float:
+        table = DOUBLE if args[0].element == "double" else SINGLE
+        if name in table:
+            return table[name](*(E(b, arg) for arg in args)).v
+    elif dtype.is_integer and name in INTEGER:
+        return INTEGER[name](b, args, dtype)
+    elif dtype.kind == "bool" and name in BOOLEAN:
+        return BOOLEAN[name](b, args, dtype)
+    raise DTypeError(f"there is no code for {name} on {dtype}", hint="cast the operand first")

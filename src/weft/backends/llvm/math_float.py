@@ -1,0 +1,166 @@
+"""Arithmetic, comparisons, rounding and remainders of floats as LLVM code (see `math.py`).
+
+Operands are `float` or `double`. Results are the IEEE ones; `max` and `min` propagate NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from weft.backends.llvm.builder import Function, V
+from weft.backends.llvm.math_expression import E, iterate
+
+FloatFunction = Callable[..., E]
+
+_MANTISSA = {"float": 23, "double": 52}
+
+
+def lanewise(name: str, *args: E) -> E:
+    """Call a function of the C library lane by lane."""
+    b, first = args[0].b, args[0].v
+    if first.lanes == 1:
+        return E(b, b.call(name, first.type, *(arg.v for arg in args)))
+    result = V(first.type, "poison")
+    for lane in range(first.lanes):
+        scalars = [b.extract(arg.v, lane) for arg in args]
+        result = b.insert(result, b.call(name, first.element, *scalars), lane)
+    return E(b, result)
+
+
+def widened(x: E) -> E:
+    return x.to("fpext", "double")
+
+
+def narrowed(x: E, element: str) -> E:
+    return x.to("fptrunc", element)
+
+
+def is_x86(b: Function) -> bool:
+    return b.module.triple.startswith(("x86_64", "i386", "i686"))
+
+
+def _arithmetic(opcode: str) -> FloatFunction:
+    # `contract` lets LLVM fuse a multiplication into an addition: one rounding less.
+    return lambda x, y: E(x.b, x.b.binary(opcode, x.v, y.v, "contract"))
+
+
+def _compare(predicate: str) -> FloatFunction:
+    return lambda x, y: x.compare(predicate, y)
+
+
+def _intrinsic(name: str) -> FloatFunction:
+    return lambda x, *others: x.call(name, *others)
+
+
+def _extremum(intrinsic: str, predicate: str) -> FloatFunction:
+    def emit(x: E, y: E) -> E:
+        if not is_x86(x.b):
+            return x.call(intrinsic, y)
+        # maxps gives its second operand when one is NaN. LLVM's own expansion also orders -0 and +0, at twice the cost.
+        plain = x.compare(predicate, y).select(x, y)
+        return x.compare("uno", x).select(x, plain)
+
+    return emit
+
+
+def is_nan(x: E) -> E:
+    return x.compare("uno", x)
+
+
+def is_inf(x: E) -> E:
+    return abs(x).compare("oeq", float("inf"))
+
+
+def _fmod_in_double(x: E, y: E) -> E:
+    """The remainder of two f32 held as doubles: exact.
+
+    Each step takes off a multiple of |y| whose factor has 24 bits, so that the product and the difference are exact.
+    One step does unless |x / y| > 2^24.
+    """
+    divisor = abs(y)
+    # NaN operands, an infinite x and a zero y enter the loop as NaN, and leave it at once.
+    start = (abs(x).compare("olt", float("inf")) & divisor.compare("ogt", 0.0)).select(abs(x), x.of(float("nan")))
+
+    def step(rest: E) -> list[E]:
+        quotient = (rest / divisor).call("trunc")
+        factor = (quotient.bits() & -(1 << 29)).as_type("double")
+        return [rest.compare("oge", divisor).select(rest - factor * divisor, rest)]
+
+    (rest,) = iterate([start], lambda rest: rest.compare("oge", divisor), step)
+    return is_nan(divisor).select(divisor, rest).call("copysign", x)
+
+
+def _exact_fmod(x: E, y: E) -> E:
+    """The C remainder of doubles, or of floats held as doubles when `y` came from such."""
+    return lanewise("fmod", x, y)
+
+
+def _fmod(x: E, y: E) -> E:
+    if x.element == "double":
+        return _exact_fmod(x, y)
+    return narrowed(_fmod_in_double(widened(x), widened(y)), x.element)
+
+
+def _remainder(x: E, y: E) -> E:
+    """Python's: the sign of y."""
+    rest = _fmod(x, y)
+    zero = rest.compare("oeq", 0.0)
+    differs = rest.compare("olt", 0.0) ^ y.compare("olt", 0.0)
+    return zero.select(rest.call("copysign", y), differs.select(rest + y, rest))
+
+
+def _floordiv(x: E, y: E) -> E:
+    """Python's: the floor of the true quotient, not of the rounded one."""
+    element = x.element
+    if element == "float":
+        x, y = widened(x), widened(y)
+        rest = _fmod_in_double(x, y)
+    else:
+        rest = _exact_fmod(x, y)
+    true = x / y
+    whole = ((x - rest) / y).call("roundeven")
+    differs = rest.compare("one", 0.0) & (rest.compare("olt", 0.0) ^ y.compare("olt", 0.0))
+    whole = differs.select(whole - 1.0, whole)
+    whole = whole.compare("oeq", 0.0).select(whole.call("copysign", true), whole)
+    return narrowed(y.compare("oeq", 0.0).select(true, whole), element)
+
+
+def _truncdiv(x: E, y: E) -> E:
+    return (x / y).call("trunc")
+
+
+def _rsqrt(x: E) -> E:
+    return 1.0 / x.call("sqrt")
+
+
+FLOAT: Mapping[str, FloatFunction] = {
+    "add": _arithmetic("fadd"),
+    "sub": _arithmetic("fsub"),
+    "mul": _arithmetic("fmul"),
+    "div": _arithmetic("fdiv"),
+    "neg": lambda x: -x,
+    "abs": lambda x: abs(x),
+    "max": _extremum("maximum", "ogt"),
+    "min": _extremum("minimum", "olt"),
+    "fmax": _intrinsic("maxnum"),
+    "fmin": _intrinsic("minnum"),
+    "truncdiv": _truncdiv,
+    "floordiv": _floordiv,
+    "fmod": _fmod,
+    "remainder": _remainder,
+    "sqrt": _intrinsic("sqrt"),
+    "rsqrt": _rsqrt,
+    "floor": _intrinsic("floor"),
+    "ceil": _intrinsic("ceil"),
+    "trunc": _intrinsic("trunc"),
+    "round": _intrinsic("roundeven"),
+    "copysign": _intrinsic("copysign"),
+    "eq": _compare("oeq"),
+    "ne": _compare("une"),
+    "lt": _compare("olt"),
+    "le": _compare("ole"),
+    "gt": _compare("ogt"),
+    "ge": _compare("oge"),
+    "isnan": is_nan,
+    "isinf": is_inf,
+}
