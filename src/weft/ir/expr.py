@@ -182,6 +182,10 @@ def floordiv(a: Size, b: Size, bounds: Bounds | None = None) -> Size:
     quotient, rest = _split_multiple(a, b)
     if _within(rest, b, bounds):
         return quotient
+    if quotient == 0 and isinstance(a, Expr) and len(a.terms) == 1 and a.terms[0][1] == 1 and len(a.terms[0][0]) == 1:
+        inner = a.terms[0][0][0]
+        if inner.kind == "//":
+            return floordiv(inner.args[0], inner.args[1] * b, bounds)
     if isinstance(b, int) and isinstance(rest, Expr) and (common := gcd(b, *(c for _, c in rest.terms))) > 1:
         rest, b = _divided(rest, common), b // common
     return quotient + _atom("//", rest, b)
@@ -360,7 +364,7 @@ def _join_divmod(size: Size) -> Size:
             a, b = atom.args
             others = _without(monomial, (atom,)) or ()
             scale = _canonical({others: coefficient})
-            joined = size - scale * Expr((((atom,), 1),)) - scale * b * _atom("//", a, b) + scale * a
+            joined = size - scale * Expr((((atom,), 1),)) - scale * b * floordiv(a, b) + scale * a
             if len(_terms(joined)) < len(_terms(size)):
                 return _join_divmod(joined)
     return size

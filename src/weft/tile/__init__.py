@@ -1,1 +1,1 @@
-""""""
+"""The tile dialect: one kernel, a grid of programs over tiles."""

@@ -1,1 +1,1 @@
-""""""
+"""The CPU backend: tile → LLVM → machine code in this process."""

@@ -1,0 +1,177 @@
+"""Which tile ops of a block share a loop, and which values are kept between loops.
+
+Sinks (stores, reductions and fills of loop-carried buffers) need loops; everything else is computed where a sink needs
+it. Neighbouring sinks of one shape share a loop unless one needs a reduction that the loop is only making. A value that
+several loops need is computed again in each if it is cheap, and kept in a buffer if it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from xdsl.ir import Block, Operation, OpResult, SSAValue
+
+from weft.backends.cpu.buffers import Buffer
+from weft.tile import dialect as tile
+
+LAZY = (tile.ConstantOp, tile.LoadOp, tile.PositionOp, tile.GatherOp, tile.MapOp)
+_CHEAP_FUNCTIONS = frozenset(
+    "add sub mul neg abs max min select and or xor not eq ne lt le gt ge cast isnan isinf copysign shl shr floor".split()
+)
+_KEEP_ABOVE = 14
+
+
+@dataclass(frozen=True, eq=False)
+class Fill:
+    """Write a value to a buffer, for all its positions."""
+
+    value: SSAValue
+    buffer: Buffer
+
+
+Sink: TypeAlias = "tile.StoreOp | tile.ReduceOp | Fill"
+
+
+@dataclass(eq=False)
+class Cluster:
+    """Sinks that share one loop nest over `shape`."""
+
+    shape: tuple[int, ...]
+    sinks: list[Sink] = field(default_factory=list[Sink])
+    keeps: list[SSAValue] = field(default_factory=list[SSAValue])
+
+
+Step: TypeAlias = "Cluster | Operation"
+
+
+def sink_value(sink: Sink) -> SSAValue:
+    return sink.value
+
+
+def form_steps(operations: Iterable[Operation | Fill]) -> list[Step]:
+    """Cut a block into loops and single ops, in order, and decide what is kept between them."""
+    steps: list[Step] = []
+    for op in operations:
+        if isinstance(op, (*LAZY, tile.ProgramOp, tile.YieldOp, tile.ReturnOp)):
+            continue
+        if not isinstance(op, (tile.StoreOp, tile.ReduceOp, Fill)):
+            steps.append(op)
+            continue
+        shape = tile.tile_type(sink_value(op)).sizes
+        if isinstance(op, tile.StoreOp):
+            shape = tuple(max(a, 1) for a in _store_shape(op))
+        last = steps[-1] if steps else None
+        if isinstance(last, Cluster) and last.shape == shape and not _needs(sink_value(op), last):
+            last.sinks.append(op)
+        else:
+            steps.append(Cluster(shape, [op]))
+    _choose_kept(steps)
+    return steps
+
+
+def _store_shape(op: tile.StoreOp) -> tuple[int, ...]:
+    """A store may spread a value: axes along which it has a stride but the value has size 1 are the store's."""
+    sizes = tile.tile_type(op.value).sizes
+    extents = op.extents.data
+    return tuple(
+        size if size != 1 else (extent if isinstance(extent, int) else 1)
+        for size, extent in zip(sizes, extents, strict=True)
+    )
+
+
+def _needs(value: SSAValue, cluster: Cluster) -> bool:
+    """Whether computing the value needs a reduction that the cluster makes."""
+    made = {sink.out for sink in cluster.sinks if isinstance(sink, tile.ReduceOp)}
+    return any(v in made for v in lazy_closure(value))
+
+
+def lazy_closure(value: SSAValue) -> set[SSAValue]:
+    """The value and all it is lazily computed from, down to and including what is already there."""
+    seen: set[SSAValue] = set()
+    pending = [value]
+    while pending:
+        current = pending.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        if isinstance(current, OpResult) and isinstance(current.op, LAZY):
+            pending.extend(v for v in current.op.operands if isinstance(v.type, tile.TileType))
+    return seen
+
+
+def _choose_kept(steps: Sequence[Step]) -> None:
+    """Mark expensive values that several steps need as kept by the first of them."""
+    kept: set[SSAValue] = set()
+    roots = [_roots(step) for step in steps]
+    candidates: list[SSAValue] = []
+    for values in roots:
+        for root in values:
+            candidates += [v for v in lazy_closure(root) if v not in candidates and _is_kept_candidate(v)]
+    # From the outermost value inwards: what a kept value is made of is needed only where that is made.
+    candidates.sort(key=lambda v: -len(lazy_closure(v)))
+    for value in candidates:
+        users = [position for position, values in enumerate(roots) if any(_reaches(r, value, kept) for r in values)]
+        if len(users) > 1 and _cost(value) > _KEEP_ABOVE:
+            first = steps[users[0]]
+            if isinstance(first, Cluster) and first.shape == tile.tile_type(value).sizes:
+                kept.add(value)
+                first.keeps.append(value)
+                continue
+
+
+def _roots(step: Step) -> list[SSAValue]:
+    if isinstance(step, Cluster):
+        return [sink_value(sink) for sink in step.sinks]
+    values = [v for v in step.operands if isinstance(v.type, tile.TileType)]
+    for region in step.regions:
+        for block in region.blocks:
+            values += _outer_values(block)
+    return values
+
+
+def _outer_values(block: Block) -> list[SSAValue]:
+    values: list[SSAValue] = []
+    for op in block.walk():
+        values += [v for v in op.operands if isinstance(v.type, tile.TileType) and v.owner is not block]
+    return values
+
+
+def _reaches(root: SSAValue, value: SSAValue, kept: set[SSAValue]) -> bool:
+    """Whether computing `root` computes `value`, without passing through a value that is kept."""
+    seen: set[SSAValue] = set()
+    pending = [root]
+    while pending:
+        current = pending.pop()
+        if current is value:
+            return True
+        if current in seen or current in kept:
+            continue
+        seen.add(current)
+        if isinstance(current, OpResult) and isinstance(current.op, LAZY):
+            pending.extend(v for v in current.op.operands if isinstance(v.type, tile.TileType))
+    return False
+
+
+def _is_kept_candidate(value: SSAValue) -> bool:
+    if not (isinstance(value, OpResult) and isinstance(value.op, tile.MapOp | tile.GatherOp)):
+        return False
+    return any(size > 1 for size in tile.tile_type(value).sizes)
+
+
+def _cost(value: SSAValue) -> int:
+    total = 0
+    for v in lazy_closure(value):
+        if not isinstance(v, OpResult):
+            continue
+        match v.op:
+            case tile.GatherOp():
+                total += 10
+            case tile.MapOp():
+                total += 1 if v.op.function.data in _CHEAP_FUNCTIONS else 20
+            case tile.LoadOp():
+                total += 1
+            case _:
+                pass
+    return total

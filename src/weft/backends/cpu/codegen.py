@@ -1,0 +1,531 @@
+"""Tile kernels → LLVM functions: tile ops become vector loops, values stay in registers inside them.
+
+A kernel becomes `void name(ptr args, i64 begin, i64 end)`: `args` holds its pointers and sizes, and it runs the
+programs numbered begin to end, so that a thread takes a range of them. Inside a program each cluster is one loop nest:
+the innermost axis goes in steps of several vector registers, its remainder in powers of two or one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from xdsl.ir import Operation, OpResult, SSAValue
+
+from weft.backends.cpu.buffers import Buffer
+from weft.backends.cpu.clusters import Cluster, Fill, Sink, form_steps, lazy_closure, sink_value
+from weft.backends.cpu.dot import emit_dot
+from weft.backends.cpu.reductions import Accumulator
+from weft.backends.cpu.sort import emit_sort
+from weft.backends.cpu.target import CpuTarget
+from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_type, scalar_type, vector
+from weft.backends.llvm.cast import emit_cast, load_convert, store_convert
+from weft.backends.llvm.math import emit_function
+from weft.errors import LoweringError
+from weft.ir.attributes import from_attribute
+from weft.ir.expr import Size
+from weft.ir.types import DType, boolean
+from weft.tile import dialect as tile
+from weft.tile.functions import COMBINERS
+
+_UNROLLED_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Access:
+    """A strided access with its sizes evaluated: where it starts and how far apart the elements are."""
+
+    base: V
+    strides: tuple[V, ...]
+    dtype: DType
+
+
+@dataclass
+class Position:
+    """Where in a tile code is being made: an index an axis, `lanes` elements along the axis `inner`."""
+
+    index: tuple[V, ...]
+    inner: int
+    lanes: int
+    values: dict[SSAValue, V] = field(default_factory=dict[SSAValue, V])
+
+
+def emit_kernel(module: Module, kernel: tile.KernelOp, target: CpuTarget) -> None:
+    """Add the function of a kernel to a module."""
+    KernelCodegen(module, kernel, target).emit()
+
+
+class KernelCodegen:
+    """Makes the function of one kernel."""
+
+    def __init__(self, module: Module, kernel: tile.KernelOp, target: CpuTarget) -> None:
+        self.module = module
+        self.kernel = kernel
+        self.target = target
+        self.scalars: dict[SSAValue, V] = {}
+        self.pointers: dict[SSAValue, V] = {}
+        self.buffers: dict[SSAValue, Buffer] = {}
+        self.accesses: dict[Operation, Access] = {}
+
+    def emit(self) -> None:
+        name = self.kernel.sym_name.data
+        arguments = self.kernel.block.args
+        params = [
+            ("ptr noalias" if isinstance(arg.type, tile.PointerType) else "i64", f"a{i}")
+            for i, arg in enumerate(arguments)
+        ]
+        inner = Function(
+            self.module, f"{name}.programs", [*params, ("i64", "begin"), ("i64", "end")], attributes="nounwind alwaysinline"
+        )
+        inner.module = self.module
+        self.b = b = inner
+        for argument, value in zip(arguments, b.args, strict=False):
+            (self.pointers if isinstance(argument.type, tile.PointerType) else self.scalars)[argument] = value
+        begin, end = b.args[-2:]
+        with b.loop(begin, end, i64(1)) as program:
+            self._place_program(program)
+            self.block(list(self.kernel.block.ops))
+        b.finish()
+        self.module.functions[-1] = self.module.functions[-1].replace("define void", "define internal void", 1)
+        self._entry(name)
+
+    def _entry(self, name: str) -> None:
+        entry = Function(self.module, name, [("ptr", "args"), ("i64", "begin"), ("i64", "end")])
+        values: list[V] = []
+        for i, argument in enumerate(self.kernel.block.args):
+            type_ = "ptr" if isinstance(argument.type, tile.PointerType) else "i64"
+            values.append(entry.load(type_, entry.gep(entry.args[0], i64(i), "i64"), 8))
+        entry.do(f"call void @{name}.programs({', '.join(map(str, [*values, *entry.args[1:]]))})")
+        entry.finish()
+
+    def _place_program(self, program: V) -> None:
+        """Turn the flat program number into one number an axis of the grid."""
+        b = self.b
+        names = [name for name in (from_attribute(self.kernel.attributes["symbols"]) or ())]  # type: ignore[union-attr]
+        symbols = {
+            str(name): self.scalars[arg]
+            for name, arg in zip(names, self.kernel.block.args[-len(names) :] if names else (), strict=True)
+        }
+        grid = self.kernel.grid.data
+        numbers: list[V] = []
+        rest = program
+        for position in range(len(grid) - 1, 0, -1):
+            size = b.size(grid[position], symbols)
+            quotient = b.binary("udiv", rest, size)
+            numbers.append(b.sub(rest, b.mul(quotient, size)))
+            rest = quotient
+        numbers.append(rest)
+        numbers.reverse()
+        for op in self.kernel.block.ops:
+            if isinstance(op, tile.ProgramOp):
+                self.scalars[op.out] = numbers[op.axis.value.data]
+
+    # -- sizes -----------------------------------------------------------------------------------------------------
+
+    def size(self, size: Size, operands: Sequence[SSAValue]) -> V:
+        return self.b.size(size, {f"d{i}": self.scalars[operand] for i, operand in enumerate(operands)})
+
+    def extents(self, value: SSAValue) -> tuple[V, ...]:
+        """How many elements a tile has along each axis. Axes of capacity 1 have one."""
+        sizes = tile.tile_type(value).sizes
+        result: tuple[V, ...]
+        op = value.op if isinstance(value, OpResult) else None
+        if isinstance(op, tile.LoadOp | tile.PositionOp):
+            result = tuple(
+                i64(1) if size == 1 else self.size(extent, op.indices)
+                for size, extent in zip(sizes, op.extents.data, strict=True)
+            )
+        elif isinstance(op, tile.MapOp | tile.GatherOp | tile.ReduceOp):
+            operands = [v for v in op.operands if isinstance(v.type, tile.TileType)]
+            result = tuple(
+                self._least([self.extents(v)[a] for v in operands if tile.tile_type(v).sizes[a] != 1], size)
+                for a, size in enumerate(sizes)
+            )
+        elif isinstance(op, tile.DotOp):
+            result = (self.extents(op.a)[0], self.extents(op.b)[1])
+        else:
+            result = tuple(i64(size) for size in sizes)
+        return result
+
+    def _least(self, candidates: Sequence[V], capacity: int) -> V:
+        """The smallest of several extents; one that equals the capacity is no constraint."""
+        unique = {v.name: v for v in candidates if v.name != str(capacity)}
+        result: V | None = None
+        for value in unique.values():
+            result = value if result is None else self.b.intrinsic("smin", result, value)
+        return result if result is not None else i64(capacity)
+
+    # -- blocks ----------------------------------------------------------------------------------------------------
+
+    def block(self, operations: Sequence[Operation | Fill]) -> None:
+        for step in form_steps(operations):
+            match step:
+                case Cluster():
+                    self.cluster(step)
+                case tile.ForOp():
+                    self.for_loop(step)
+                case tile.DotOp():
+                    self.dot(step)
+                case tile.ScatterOp():
+                    self.scatter(step)
+                case tile.SortOp():
+                    emit_sort(self, step)
+                case _:
+                    raise LoweringError(f"the CPU backend has no code for {step.name}")
+
+    def for_loop(self, op: tile.ForOp) -> None:
+        b = self.b
+        carried = op.block.args[1:]
+        slots = [Buffer.allocate(b, t.sizes, t.dtype) for t in map(tile.tile_type, carried)]
+        self.block([Fill(value, slot) for value, slot in zip(op.initial, slots, strict=True)])
+        for argument, result, slot in zip(carried, op.results, slots, strict=True):
+            self.buffers[argument] = self.buffers[result] = slot
+        lower, upper, step = (self.size(size, op.indices) for size in op.bounds.data)
+        with b.loop(lower, upper, step) as variable:
+            self.scalars[op.block.args[0]] = variable
+            yielded = op.block.last_op
+            assert isinstance(yielded, tile.YieldOp)
+            fills = [Fill(value, slot) for value, slot in zip(yielded.operands, slots, strict=True)]
+            self.block([*op.block.ops, *self._ordered(fills, carried)])
+
+    def _ordered(self, fills: Sequence[Fill], carried: Sequence[SSAValue]) -> list[Fill]:
+        """Fills of carried buffers in an order in which no buffer is overwritten while another still reads it.
+
+        Fills of one shape share a loop, which computes all values of a position before it writes them. Where two
+        shapes need each other's old values, copies are made first.
+        """
+        shapes = list(dict.fromkeys(fill.buffer.shape for fill in fills))
+        reads = {
+            shape: {
+                carried.index(v)
+                for fill in fills
+                if fill.buffer.shape == shape
+                for v in lazy_closure(fill.value)
+                if v in carried
+            }
+            for shape in shapes
+        }
+        owned = {shape: {i for i, fill in enumerate(fills) if fill.buffer.shape == shape} for shape in shapes}
+        order: list[tuple[int, ...]] = []
+        left = list(shapes)
+        while left:
+            ready = next((s for s in left if not any(reads[t] & owned[s] for t in left if t != s)), None)
+            if ready is None:
+                copies = [Buffer.allocate(self.b, fill.buffer.shape, fill.buffer.dtype) for fill in fills]
+                self.block([Fill(fill.value, copy) for fill, copy in zip(fills, copies, strict=True)])
+                raise LoweringError("carried tiles of different shapes need each other's old values")
+            order.append(ready)
+            left.remove(ready)
+        return [fill for shape in order for fill in fills if fill.buffer.shape == shape]
+
+    # -- loops -----------------------------------------------------------------------------------------------------
+
+    def cluster(self, cluster: Cluster) -> None:
+        b = self.b
+        self.prepare([sink_value(sink) for sink in cluster.sinks], cluster.sinks)
+        for value in cluster.keeps:
+            type_ = tile.tile_type(value)
+            self.buffers[value] = Buffer.allocate(b, type_.sizes, type_.dtype)
+        kept = set(cluster.keeps)
+        extents = self.cluster_extents(cluster)
+        inner = max((a for a, size in enumerate(cluster.shape) if size > 1), default=len(cluster.shape) - 1)
+        sinks = cluster.sinks
+        outer_sums = [s for s in sinks if isinstance(s, tile.ReduceOp) and s.axis.value.data != inner]
+        inner_sums = [s for s in sinks if isinstance(s, tile.ReduceOp) and s.axis.value.data == inner]
+        for sink in [*outer_sums, *inner_sums]:
+            type_ = tile.tile_type(sink.out)
+            self.buffers[sink.out] = Buffer.allocate(b, type_.sizes, type_.dtype)
+        for sink in outer_sums:
+            self._start_outer(sink)
+        with ExitStack() as loops:
+            index = [i64(0)] * len(cluster.shape)
+            for axis, size in enumerate(cluster.shape):
+                if axis != inner and size > 1:
+                    index[axis] = loops.enter_context(b.loop(i64(0), extents[axis], i64(1)))
+            accumulators = {sink: Accumulator.start(self, sink, self._lanes(cluster, extents[inner])) for sink in inner_sums}
+
+            def turn(start: V, lanes: int) -> None:
+                here = Position(tuple(start if a == inner else v for a, v in enumerate(index)), inner, lanes)
+                results = [(sink, self.at(sink_value(sink), here, kept)) for sink in sinks]
+                for sink, value in results:
+                    self._put(sink, value, here, accumulators)
+
+            self._steps(cluster, extents[inner], turn)
+            for sink, accumulator in accumulators.items():
+                self.buffers[sink.out].write(b, accumulator.finish(), [v for v in index[:inner]] + [i64(0)] + index[inner + 1 :])
+
+    def cluster_extents(self, cluster: Cluster) -> list[V]:
+        result: list[V] = []
+        for axis, size in enumerate(cluster.shape):
+            candidates = [
+                self.extents(sink_value(s))[axis] for s in cluster.sinks if tile.tile_type(sink_value(s)).sizes[axis] != 1
+            ]
+            for sink in cluster.sinks:
+                if isinstance(sink, tile.StoreOp) and size != 1:
+                    candidates.append(self.size(sink.extents.data[axis], sink.indices))
+            result.append(self._least(candidates, size) if size != 1 else i64(1))
+        return result
+
+    def _lanes(self, cluster: Cluster, extent: V) -> int:
+        """Elements a step: the target's for 4-byte types, fewer for short axes and for wide types."""
+        widest = max((tile.tile_type(sink_value(s)).dtype.bits for s in cluster.sinks), default=32)
+        lanes = self.target.lanes // 2 if widest > 32 else self.target.lanes
+        if any(isinstance(s, tile.ReduceOp) and COMBINERS[s.kind.data].indexed for s in cluster.sinks):
+            return 1
+        if not extent.name.startswith("%"):
+            while lanes > 1 and lanes > int(extent.name):
+                lanes //= 2
+        return lanes
+
+    def _steps(self, cluster: Cluster, extent: V, turn: object) -> None:
+        """Walk the inner axis: whole steps, then what is left."""
+        b, lanes = self.b, self._lanes(cluster, extent)
+        call = turn
+        assert callable(call)
+        if extent.name.startswith("%"):
+            if lanes == 1:
+                with b.loop(i64(0), extent, i64(1)) as i:
+                    call(i, 1)
+                return
+            whole = b.binary("and", extent, i64(-lanes))
+            with b.loop(i64(0), whole, i64(lanes)) as i:
+                call(i, lanes)
+            with b.loop(whole, extent, i64(1)) as i:
+                call(i, 1)
+            return
+        count = int(extent.name)
+        steps = count // lanes
+        if steps <= (1 if lanes == 1 else _UNROLLED_STEPS // max(1, lanes // 16)):
+            for step in range(steps):
+                call(i64(step * lanes), lanes)
+        elif steps:
+            with b.loop(i64(0), i64(steps * lanes), i64(lanes)) as i:
+                call(i, lanes)
+        start = steps * lanes
+        while start < count:
+            lanes //= 2
+            if count - start >= lanes:
+                call(i64(start), lanes)
+                start += lanes
+
+    def _put(self, sink: Sink, value: V, here: Position, accumulators: dict[tile.ReduceOp, Accumulator]) -> None:
+        b = self.b
+        if isinstance(sink, tile.StoreOp):
+            self._store(sink, value, here)
+        elif isinstance(sink, Fill):
+            self.write(sink.buffer, value, here)
+        elif sink in accumulators:
+            accumulators[sink].add(value, here.index[here.inner], here.lanes)
+        else:
+            buffer = self.buffers[sink.out]
+            index = [i64(0) if a == sink.axis.value.data else v for a, v in enumerate(here.index)]
+            old = buffer.read(b, index, value.lanes)
+            function = COMBINERS[sink.kind.data].function
+            buffer.write(b, emit_function(b, function, [old, value], buffer.dtype), index)
+
+    def _start_outer(self, sink: tile.ReduceOp) -> None:
+        """Set the result of a reduction along an outer axis to the identity."""
+        type_ = tile.tile_type(sink.out)
+        identity = COMBINERS[sink.kind.data].identity(type_.dtype)
+        buffer, b = self.buffers[sink.out], self.b
+        count = 1
+        for size in type_.sizes:
+            count *= size
+        flat = Buffer(buffer.pointer, (count,), buffer.dtype)
+        with b.loop(i64(0), i64(count), i64(1)) as i:
+            flat.write(b, const(identity, scalar_type(type_.dtype)), [i])
+
+    def write(self, buffer: Buffer, value: V, here: Position) -> None:
+        lanes = here.lanes if buffer.shape[here.inner] != 1 else 1
+        buffer.write(self.b, self.b.splat(value, lanes), here.index)
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def prepare(self, values: Sequence[SSAValue], sinks: Sequence[Sink | Operation] = ()) -> None:
+        """Evaluate the addresses that a loop needs before it starts."""
+        for sink in sinks:
+            if isinstance(sink, tile.StoreOp):
+                self.accesses[sink] = self._access(sink)
+        for root in values:
+            for value in lazy_closure(root):
+                if isinstance(value, OpResult) and isinstance(value.op, tile.LoadOp):
+                    self.accesses[value.op] = self._access(value.op)
+
+    def _access(self, op: tile.LoadOp | tile.StoreOp) -> Access:
+        pointer_type = op.pointer.type
+        assert isinstance(pointer_type, tile.PointerType)
+        dtype = pointer_type.dtype
+        offset = self.size(op.offset.data[0], op.indices)
+        base = self.b.gep(self.pointers[op.pointer], offset, memory_type(dtype))
+        return Access(base, tuple(self.size(stride, op.indices) for stride in op.strides.data), dtype)
+
+    def at(self, value: SSAValue, here: Position, kept: set[SSAValue] = frozenset()) -> V:  # type: ignore[assignment]
+        """The elements of a tile at a position: a vector if the tile moves along the inner axis, else a scalar."""
+        if value in here.values:
+            return here.values[value]
+        if value in self.buffers and value not in kept:
+            buffer = self.buffers[value]
+            lanes = here.lanes if buffer.shape[here.inner] != 1 else 1
+            result = buffer.read(self.b, here.index, lanes)
+        else:
+            result = self._compute(value, here, kept)
+            if value in kept:
+                self.write(self.buffers[value], result, here)
+        here.values[value] = result
+        return result
+
+    def _compute(self, value: SSAValue, here: Position, kept: set[SSAValue]) -> V:
+        b = self.b
+        assert isinstance(value, OpResult), value
+        type_ = tile.tile_type(value)
+        lanes = here.lanes if type_.sizes[here.inner] != 1 else 1
+        match value.op:
+            case tile.ConstantOp() as op:
+                return const(from_attribute(op.value), scalar_type(type_.dtype))  # type: ignore[arg-type]
+            case tile.LoadOp() as op:
+                return self._load(self.accesses[op], here, lanes)
+            case tile.PositionOp() as op:
+                return self._position(op, here, lanes)
+            case tile.GatherOp() as op:
+                return self._gather(op, here, lanes, kept)
+            case tile.MapOp() as op:
+                args = [self.at(arg, here, kept) for arg in op.args]
+                wide = max(arg.lanes for arg in args)
+                return self._map(op, [b.splat(arg, wide) for arg in args])
+            case op:
+                raise LoweringError(f"{op.name} is not computed element by element")
+
+    def _map(self, op: tile.MapOp, args: list[V]) -> V:
+        function = op.function.data
+        operand = tile.tile_type(op.args[-1]).dtype
+        if function == "cast":
+            source, target = from_attribute(op.attributes["source"]), from_attribute(op.attributes["target"])
+            assert isinstance(source, DType) and isinstance(target, DType)
+            return emit_cast(self.b, args[0], source, target)
+        if function == "bitcast":
+            source, target = from_attribute(op.attributes["source"]), from_attribute(op.attributes["target"])
+            assert isinstance(source, DType) and isinstance(target, DType)
+            raw = store_convert(self.b, args[0], source)
+            return load_convert(self.b, self.b.bitcast(raw, vector(memory_type(target), raw.lanes)), target)
+        return emit_function(self.b, function, args, operand)
+
+    def _offset(self, strides: Sequence[V], here: Position) -> V:
+        total = i64(0)
+        for stride, position in zip(strides, here.index, strict=True):
+            total = self.b.add(total, self.b.mul(stride, position))
+        return total
+
+    def _load(self, access: Access, here: Position, lanes: int) -> V:
+        b, memory = self.b, memory_type(access.dtype)
+        address = b.gep(access.base, self._offset(access.strides, here), memory)
+        stride = access.strides[here.inner]
+        if lanes == 1 or stride.name == "1":
+            raw = b.load(vector(memory, lanes), address, access.dtype.bytes)
+        else:
+            raw = V(vector(memory, lanes), "poison")
+            for lane in range(lanes):
+                element = b.load(memory, b.gep(address, b.mul(stride, i64(lane)), memory), access.dtype.bytes)
+                raw = b.insert(raw, element, lane)
+        return load_convert(b, raw, access.dtype)
+
+    def _store(self, sink: tile.StoreOp, value: V, here: Position) -> None:
+        b, access = self.b, self.accesses[sink]
+        memory = memory_type(access.dtype)
+        raw = store_convert(b, value, access.dtype)
+        address = b.gep(access.base, self._offset(access.strides, here), memory)
+        stride = access.strides[here.inner]
+        if here.lanes == 1 or stride.name == "1":
+            b.store(b.splat(raw, here.lanes), address, access.dtype.bytes)
+            return
+        for lane in range(here.lanes):
+            element = b.extract(raw, lane) if raw.lanes > 1 else raw
+            b.store(element, b.gep(address, b.mul(stride, i64(lane)), memory), access.dtype.bytes)
+
+    def _position(self, op: tile.PositionOp, here: Position, lanes: int) -> V:
+        b = self.b
+        offset = self.size(op.offset.data[0], op.indices)
+        strides = [self.size(stride, op.indices) for stride in op.strides.data]
+        start = b.add(offset, self._offset(strides, here))
+        if lanes == 1:
+            return start
+        steps = b.iota(lanes)
+        if strides[here.inner].name != "1":
+            steps = b.binary("mul", steps, b.splat(strides[here.inner], lanes))
+        return b.binary("add", b.splat(start, lanes), steps)
+
+    def _gather(self, op: tile.GatherOp, here: Position, lanes: int, kept: set[SSAValue]) -> V:
+        b = self.b
+        offsets = self.at(op.offsets, here, kept)
+        mask = self.at(op.mask, here, kept) if op.mask is not None else None
+        pointer_type = op.pointer.type
+        assert isinstance(pointer_type, tile.PointerType)
+        dtype = pointer_type.dtype
+        memory = memory_type(dtype)
+        other = from_attribute(op.other)
+        assert isinstance(other, float | int)
+        fallback = const(other, scalar_type(tile.tile_type(op.out).dtype))
+        width = max(offsets.lanes, mask.lanes if mask else 1)
+        raw = V(vector(memory, width), "poison")
+        for lane in range(width):
+            element = self._element(op.pointer, memory, dtype, b.extract(offsets, lane), b.extract(mask, lane) if mask else None)
+            raw = b.insert(raw, element, lane) if width > 1 else element
+        value = load_convert(b, raw, dtype)
+        return value if mask is None else b.select(b.splat(mask, width), value, b.splat(fallback, width))
+
+    def _element(self, pointer: SSAValue, memory: str, dtype: DType, offset: V, mask: V | None) -> V:
+        """One element at a computed place; where the mask is false a zero on the stack is read instead."""
+        b = self.b
+        address = b.emit("ptr", f"getelementptr {memory}, {self.pointers[pointer]}, {offset}")
+        if mask is not None:
+            address = b.select(mask, address, self._zero())
+        return b.load(memory, address, dtype.bytes)
+
+    def _zero(self) -> V:
+        self.module.globals.setdefault("weft.zero", "@weft.zero = internal constant [16 x i8] zeroinitializer, align 16")
+        return V("ptr", "@weft.zero")
+
+    # -- single ops ------------------------------------------------------------------------------------------------
+
+    def scatter(self, op: tile.ScatterOp) -> None:
+        """Element after element, in order, since two may go to one place."""
+        b = self.b
+        values = [v for v in op.operands if isinstance(v.type, tile.TileType)]
+        self.prepare(values)
+        shape = [max(sizes) for sizes in zip(*(tile.tile_type(v).sizes for v in values), strict=True)]
+        extents = [
+            self._least([self.extents(v)[a] for v in values if tile.tile_type(v).sizes[a] != 1], size)
+            for a, size in enumerate(shape)
+        ]
+        pointer_type = op.pointer.type
+        assert isinstance(pointer_type, tile.PointerType)
+        dtype, memory = pointer_type.dtype, memory_type(pointer_type.dtype)
+        with ExitStack() as loops:
+            index = [
+                loops.enter_context(b.loop(i64(0), extent, i64(1))) if size > 1 else i64(0)
+                for size, extent in zip(shape, extents, strict=True)
+            ]
+            here = Position(tuple(index), len(shape) - 1, 1)
+            if op.mask is not None:
+                loops.enter_context(b.when(self.at(op.mask, here)))
+            address = b.gep(self.pointers[op.pointer], self.at(op.offsets, here), memory)
+            value = self.at(op.value, here)
+            if op.kind.data != "assign":
+                old = load_convert(b, b.load(memory, address, dtype.bytes), dtype)
+                function = "or" if dtype == boolean and op.kind.data == "add" else op.kind.data
+                value = emit_function(b, function, [old, value], tile.tile_type(op.value).dtype)
+            b.store(store_convert(b, value, dtype), address, dtype.bytes)
+
+    def dot(self, op: tile.DotOp) -> None:
+        self.prepare([op.a, op.b])
+        emit_dot(self, op)
+
+    def materialise(self, value: SSAValue) -> Buffer:
+        """Compute a whole tile into a buffer, unless it is in one."""
+        if value not in self.buffers:
+            type_ = tile.tile_type(value)
+            buffer = Buffer.allocate(self.b, type_.sizes, type_.dtype)
+            self.block([Fill(value, buffer)])
+            self.buffers[value] = buffer
+        return self.buffers[value]
+

@@ -1,0 +1,108 @@
+"""Reductions along the vector axis: an accumulator of several registers, joined at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weft.backends.llvm.builder import Function, V, const, i64, scalar_type, vector
+from weft.backends.llvm.math import emit_function
+from weft.ir.types import DType
+from weft.tile import dialect as tile
+from weft.tile.functions import COMBINERS
+
+if TYPE_CHECKING:
+    from weft.backends.cpu.codegen import KernelCodegen
+
+
+@dataclass
+class Accumulator:
+    """The state of one reduction inside its loop: a vector for whole steps, a scalar for the rest."""
+
+    b: Function
+    kind: str
+    dtype: DType
+    lanes: int
+    wide: V
+    narrow: V
+    position: V | None
+
+    @classmethod
+    def start(cls, codegen: KernelCodegen, sink: tile.ReduceOp, lanes: int) -> Accumulator:
+        b = codegen.b
+        dtype = tile.tile_type(sink.value).dtype
+        element = scalar_type(dtype)
+        combiner = COMBINERS[sink.kind.data]
+        identity = combiner.identity(dtype)
+        wide, narrow = b.alloca(vector(element, lanes)), b.alloca(element)
+        b.store(const(identity, vector(element, lanes)), wide, 1)
+        b.store(const(identity, element), narrow, 1)
+        position = None
+        if combiner.indexed:
+            position = b.alloca("i64")
+            b.store(i64(-1), position, 8)
+        return cls(b, sink.kind.data, dtype, lanes, wide, narrow, position)
+
+    def add(self, value: V, start: V, lanes: int) -> None:
+        b, function = self.b, COMBINERS[self.kind].function
+        if self.position is not None:
+            self._add_position(value, start)
+            return
+        value = b.splat(value, lanes)
+        if lanes == self.lanes and lanes > 1:
+            old = b.load(self.wide_type, self.wide, 1)
+            b.store(emit_function(b, function, [old, value], self.dtype), self.wide, 1)
+            return
+        single = horizontal(b, function, value, self.dtype)
+        old = b.load(single.type, self.narrow, 1)
+        b.store(emit_function(b, function, [old, single], self.dtype), self.narrow, 1)
+
+    def _add_position(self, value: V, start: V) -> None:
+        """Keep the first extremum and where it stands; NaN beats everything."""
+        b = self.b
+        assert self.position is not None
+        compare = "gt" if self.kind == "argmax" else "lt"
+        old = b.load(value.type, self.narrow, 1)
+        place = b.load("i64", self.position, 8)
+        better = emit_function(b, compare, [value, old], self.dtype)
+        first = b.icmp("slt", place, i64(0))
+        better = b.binary("or", better, first)
+        if self.dtype.is_float:
+            nan, old_nan = (emit_function(b, "isnan", [v], self.dtype) for v in (value, old))
+            fresh = b.binary("and", nan, b.binary("xor", old_nan, const(True, "i1")))
+            better = b.binary("or", better, fresh)
+        b.store(b.select(better, value, old), self.narrow, 1)
+        b.store(b.select(better, start, place), self.position, 8)
+
+    @property
+    def wide_type(self) -> str:
+        return vector(scalar_type(self.dtype), self.lanes)
+
+    def finish(self) -> V:
+        b, function = self.b, COMBINERS[self.kind].function
+        if self.position is not None:
+            return b.load("i64", self.position, 8)
+        narrow = b.load(scalar_type(self.dtype), self.narrow, 1)
+        if self.lanes == 1:
+            return narrow
+        wide = horizontal(b, function, b.load(self.wide_type, self.wide, 1), self.dtype)
+        return emit_function(b, function, [wide, narrow], self.dtype)
+
+
+def horizontal(b: Function, function: str, value: V, dtype: DType) -> V:
+    """Combine the lanes of a vector, halving it step by step."""
+    while value.lanes > 1:
+        half = value.lanes // 2
+        type_ = vector(value.element, half)
+        halves = [
+            b.emit(type_, f"shufflevector {value}, {value.type} poison, {_lanes(range(start, start + half))}")
+            for start in (0, half)
+        ]
+        if half == 1:
+            halves = [b.extract(value, lane) for lane in (0, 1)]
+        value = emit_function(b, function, halves, dtype)
+    return value
+
+
+def _lanes(lanes: range) -> str:
+    return f"<{len(lanes)} x i32> <" + ", ".join(f"i32 {lane}" for lane in lanes) + ">"

@@ -1,0 +1,86 @@
+"""The processor that code is made for: its name, features, vector width and object code emitter."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from functools import lru_cache
+
+import llvmlite.binding as llvm
+
+from weft.errors import CompilationError
+
+_LOCK = threading.Lock()
+
+
+@lru_cache(maxsize=1)
+def _initialise() -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+
+
+@dataclass(frozen=True)
+class CpuTarget:
+    """A processor as LLVM names it."""
+
+    triple: str
+    cpu: str
+    features: str
+
+    @property
+    def vector_bits(self) -> int:
+        """The width of a vector register."""
+        if self.triple.startswith("x86_64"):
+            enabled = {f[1:] for f in self.features.split(",") if f.startswith("+")}
+            wide = "avx512f" in enabled or "avx512" in self.cpu or self.cpu.startswith(("icelake", "sapphire"))
+            return 512 if wide else 256
+        return 128
+
+    @property
+    def lanes(self) -> int:
+        """How many f32 a loop handles at a time: several registers' worth, so that latencies overlap."""
+        return 32 if self.vector_bits == 512 else 16
+
+    def machine(self, level: int = 2, jit: bool = True) -> llvm.TargetMachine:
+        _initialise()
+        target = llvm.Target.from_triple(self.triple)
+        return target.create_target_machine(
+            cpu=self.cpu, features=self.features, opt=level, reloc="pic", codemodel="jitdefault" if jit else "default"
+        )
+
+
+@lru_cache(maxsize=1)
+def host_target() -> CpuTarget:
+    """The processor this process runs on."""
+    _initialise()
+    features = llvm.get_host_cpu_features()
+    return CpuTarget(llvm.get_process_triple(), llvm.get_host_cpu_name(), features.flatten() if features else "")
+
+
+def compile_object(text: str, target: CpuTarget, level: int = 2) -> bytes:
+    """LLVM IR → an object file. Loops are already vectors, so LLVM only cleans up, schedules and allocates."""
+    with _LOCK:
+        machine = target.machine(level)
+        return machine.emit_object(_optimised(text, target, machine, level))
+
+
+def compile_assembly(text: str, target: CpuTarget, level: int = 2) -> str:
+    """LLVM IR → assembly, for reading and for tests of targets that this machine is not."""
+    with _LOCK:
+        machine = target.machine(level, jit=False)
+        return machine.emit_assembly(_optimised(text, target, machine, level))
+
+
+def _optimised(text: str, target: CpuTarget, machine: llvm.TargetMachine, level: int) -> llvm.ModuleRef:
+    try:
+        module = llvm.parse_assembly(text)
+        module.verify()
+    except RuntimeError as error:
+        raise CompilationError(f"LLVM refused a kernel: {error}", hint="report it with the output of `weft explain`") from error
+    options = llvm.create_pipeline_tuning_options(speed_level=level)
+    options.loop_vectorization = False
+    options.slp_vectorization = False
+    options.loop_unrolling = False
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return module

@@ -1,0 +1,199 @@
+"""Evaluates a group of graph ops at an index, through the ops' own rules.
+
+`Evaluator` walks from a group's outputs to its inputs: elementwise ops map values, movements change the index,
+reductions are left to the subclass. `AddressRecorder` evaluates without making code, to learn the addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from xdsl.ir import OpResult, SSAValue
+
+from weft.errors import LoweringError
+from weft.ir.expr import Expr, Size, is_nonnegative, simplify, symbol
+from weft.ir.types import DType, Tensor, boolean, i64, tensor_of
+from weft.ops.base import Elementwise, GraphOp, Movement, Reduction
+from weft.ops.body import Operand, Value
+from weft.tile.functions import COMBINERS, FUNCTIONS
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tensor that a rule may read: an input of the group or the result of one of its ops."""
+
+    value: SSAValue
+    tensor: Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the elements of a group's input or output lie: strides in elements from its first one."""
+
+    strides: tuple[Size, ...]
+    offset: Size = 0
+
+    def address(self, index: Sequence[Size]) -> Size:
+        total: Size = self.offset
+        for stride, position in zip(self.strides, index, strict=True):
+            total = stride * position + total
+        return total
+
+
+def broadcast_index(index: Sequence[Size], shape: Sequence[Size], operand: Sequence[Size]) -> list[Size]:
+    """The operand's index for an element of the broadcast result."""
+    offset = len(shape) - len(operand)
+    return [0 if size == 1 else index[offset + d] for d, size in enumerate(operand)]
+
+
+@dataclass
+class Evaluator:
+    """The part of a `Body` that does not depend on what is made of the values."""
+
+    layouts: dict[SSAValue, Layout]
+    scopes: list[dict[Any, Value]] = field(default_factory=lambda: [{}])
+    dynamic: dict[str, tuple[Value, Size]] = field(default_factory=dict[str, tuple[Value, Size]])
+
+    def bounds(self) -> dict[str, Size]:
+        raise NotImplementedError
+
+    def load(self, value: SSAValue, address: Size, mask: Value | None, other: float | int | bool) -> Value:
+        raise NotImplementedError
+
+    def reduce(self, op: Reduction, index: Sequence[Size], operands: Sequence[Source]) -> Value:
+        raise NotImplementedError
+
+    def at(
+        self, operand: Operand, index: Sequence[Size], mask: Value | None = None, other: float | int | bool = 0
+    ) -> Value:
+        assert isinstance(operand, Source)
+        bounds = self.bounds()
+        index = tuple(simplify(position, bounds) for position in index)
+        key = (operand.value, index, mask, other)
+        for scope in reversed(self.scopes):
+            if key in scope:
+                return scope[key]
+        if operand.value in self.layouts:
+            result = self.load(operand.value, self.layouts[operand.value].address(index), mask, other)
+        else:
+            result = self.evaluate(operand.value, index)
+            if mask is not None:
+                result = self.where(mask, result, self.constant(other, result.dtype))
+        self.scopes[-1][key] = result
+        return result
+
+    def evaluate(self, value: SSAValue, index: Sequence[Size]) -> Value:
+        """An element of an op's result, by the op's rule."""
+        assert isinstance(value, OpResult) and isinstance(value.op, GraphOp)
+        op = value.op
+        operands = [Source(v, tensor_of(v.type)) for v in op.operands]
+        rule: Any = type(op)
+        match op:
+            case Elementwise():
+                shape = tensor_of(value.type).shape
+                values = [self.at(o, broadcast_index(index, shape, o.tensor.shape)) for o in operands]
+                return rule.tile(self, *values, **op.params)
+            case Movement():
+                return rule.pull(self, index, *operands, **op.params)
+            case Reduction():
+                return self.reduce(op, index, operands)
+            case _:
+                raise LoweringError(f"{op.name} cannot stand inside a group")
+
+    # -- what rules may say ----------------------------------------------------------------------------------------
+
+    def constant(self, value: float | int | bool, dtype: DType) -> Value:
+        raise NotImplementedError
+
+    def math(self, function: str, *values: Value) -> Value:
+        raise NotImplementedError
+
+    def where(self, condition: Value, yes: Value, no: Value) -> Value:
+        return self.math("select", condition, yes, no)
+
+    def position(self, index: Size, dtype: DType) -> Value:
+        raise NotImplementedError
+
+    def index(self, value: Value, size: Size) -> Expr:
+        name = f"t{len(self.dynamic)}"
+        self.dynamic[name] = (value, size)
+        return symbol(name)
+
+    def inside(self, index: Size, size: Size) -> Value | None:
+        bounds = self.bounds()
+        index = simplify(index, bounds)
+        low = None
+        if not is_nonnegative(index, bounds):
+            low = self.math("ge", self.position(index, i64), self.constant(0, i64))
+        high = None
+        if not is_nonnegative(size - 1 - index, bounds):
+            high = self.math("lt", self.position(index, i64), self.position(size, i64))
+        return self.both(low, high)
+
+    def both(self, a: Value | None, b: Value | None) -> Value | None:
+        if a is None or b is None:
+            return b if a is None else a
+        return self.math("and", a, b)
+
+
+@dataclass(frozen=True)
+class Dummy:
+    """A value of the dry evaluation: only its type is known."""
+
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Address:
+    """A recorded address; `store` and `position` say what it is for."""
+
+    expr: Size
+    purpose: str
+    bytes: int = 4
+
+
+@dataclass
+class AddressRecorder(Evaluator):
+    """Evaluates a group without making code and keeps every address it meets."""
+
+    space: dict[str, Size] = field(default_factory=dict[str, Size])
+    columns: Sequence[Size] = ()
+    addresses: list[Address] = field(default_factory=list[Address])
+
+    def bounds(self) -> dict[str, Size]:
+        return self.space | {name: size for name, (_, size) in self.dynamic.items()}
+
+    def load(self, value: SSAValue, address: Size, mask: Value | None, other: float | int | bool) -> Value:
+        tensor = tensor_of(value.type)
+        self.addresses.append(Address(simplify(address, self.bounds()), "load", tensor.dtype.bytes))
+        return Dummy(tensor.dtype)
+
+    def constant(self, value: float | int | bool, dtype: DType) -> Value:
+        return Dummy(dtype)
+
+    def math(self, function: str, *values: Value) -> Value:
+        return Dummy(boolean if FUNCTIONS[function].result == "bool" else values[-1].dtype)
+
+    def cast(self, value: Value, dtype: DType) -> Value:
+        return Dummy(dtype)
+
+    def bitcast(self, value: Value, dtype: DType) -> Value:
+        return Dummy(dtype)
+
+    def position(self, index: Size, dtype: DType) -> Value:
+        self.addresses.append(Address(simplify(index, self.bounds()), "position"))
+        return Dummy(dtype)
+
+    def reduce(self, op: Reduction, index: Sequence[Size], operands: Sequence[Source]) -> Value:
+        rule: Any = type(op)
+        element = rule.element(self, index, self.columns, *operands, **op.params)
+        combined = Dummy(COMBINERS[rule.KIND].result_dtype(element.dtype))
+        return finish(self, op, combined, index, operands)
+
+
+def finish(body: Any, op: Reduction, value: Value, index: Sequence[Size], operands: Sequence[Source]) -> Value:
+    """Apply a reduction's `finish` rule, where it has one."""
+    rule: Any = type(op)
+    return rule.finish(body, value, index, *operands, **op.params) if hasattr(rule, "finish") else value

@@ -1,0 +1,101 @@
+"""Schedules as values: which run of the domain is the vector axis, what a tile holds, what a program walks.
+
+The choice is a cost model of one rule: the run through which most bytes are read and written one after the other
+becomes the innermost axis. Tiles are sized for the first-level cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.ir.expr import Size, coefficient_of
+from weft.lower.domain import Domain, Run
+from weft.lower.evaluate import Address
+
+TILE_ELEMENTS = 4096
+ROW_ELEMENTS = 16384
+LANES = 64
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a kernel walks its domain.
+
+    `mode` is `pointwise`; `rows`: the columns are tile axes, reduced in one step; `stream`: blocks of the innermost
+    columns are loaded in a loop; `lanes`: a row run is the vector axis and all columns are loops.
+    """
+
+    mode: str
+    vector: str
+    capacity: int
+    outer: str | None = None
+    outer_capacity: int = 1
+
+    def __str__(self) -> str:
+        outer = f", {self.outer} by {self.outer_capacity}" if self.outer else ""
+        return f"#{self.mode}<{self.vector} by {self.capacity}{outer}>"
+
+
+def choose_schedule(domain: Domain, addresses: Sequence[Address], *, indexed: bool) -> Schedule:
+    """Pick the schedule of a kernel from its addresses (over runs). `indexed` reductions must see one column axis."""
+    runs = [*domain.row_runs, *domain.column_runs]
+    if not runs:
+        return Schedule("pointwise", "", 1)
+    scores = {run.name: _contiguous_bytes(run, addresses) for run in runs}
+    if not domain.column_runs:
+        vector = max(reversed(domain.row_runs), key=lambda run: scores[run.name])
+        return _pointwise(domain, vector)
+    innermost = domain.column_runs[-1]
+    row = max(reversed(domain.row_runs), key=lambda run: scores[run.name], default=None)
+    if row is not None and scores[row.name] > scores[innermost.name]:
+        return Schedule("lanes", row.name, _lanes(row.size))
+    total = _known_product(domain.column_runs)
+    if total is not None and total <= ROW_ELEMENTS and len(domain.column_runs) <= (1 if indexed else 2):
+        assert isinstance(innermost.size, int)
+        return Schedule("rows", innermost.name, innermost.size)
+    if indexed:
+        return Schedule("lanes", row.name if row else "", _lanes(row.size) if row else 1)
+    return Schedule("stream", innermost.name, _capacity(innermost.size, TILE_ELEMENTS))
+
+
+def _pointwise(domain: Domain, vector: Run) -> Schedule:
+    capacity = _capacity(vector.size, TILE_ELEMENTS)
+    others = [run for run in domain.row_runs if run is not vector]
+    if others and isinstance(vector.size, int) and capacity == vector.size and capacity * 2 <= TILE_ELEMENTS:
+        outer = others[-1]
+        return Schedule(
+            "pointwise", vector.name, capacity, outer.name, _capacity(outer.size, max(1, TILE_ELEMENTS // capacity))
+        )
+    return Schedule("pointwise", vector.name, capacity)
+
+
+def _contiguous_bytes(run: Run, addresses: Sequence[Address]) -> int:
+    total = 0
+    for address in addresses:
+        split = coefficient_of(address.expr, run.name)
+        if address.purpose != "position" and split is not None and split[0] == 1:
+            total += address.bytes * (2 if address.purpose == "store" else 1)
+    return total
+
+
+def _capacity(size: Size, limit: int) -> int:
+    return min(size, limit) if isinstance(size, int) and size > 0 else limit
+
+
+def _lanes(size: Size) -> int:
+    """How many rows a program reduces side by side: a divisor of the size where one is near, to do without edges."""
+    if not isinstance(size, int):
+        return LANES
+    if size <= LANES:
+        return max(size, 1)
+    return next((n for n in range(LANES, 15, -16) if size % n == 0), LANES)
+
+
+def _known_product(runs: Sequence[Run]) -> int | None:
+    total = 1
+    for run in runs:
+        if not isinstance(run.size, int):
+            return None
+        total *= run.size
+    return total

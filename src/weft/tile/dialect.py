@@ -1,0 +1,339 @@
+"""The tile dialect: a kernel is a grid of programs; a program loads tiles, computes on them and stores tiles.
+
+A tile value has a static shape, its capacity, and extents that may be smaller at run time: a load near the edge of a
+tensor brings the elements that exist, elementwise ops keep to what all operands have, reductions combine what is there
+and stores write it. So edges need no masks. Sizes of 1 broadcast. In NumPy's words: a tile is a slice.
+
+Index arithmetic lives in attributes: `sizes` hold expressions over `d0, d1, ...`, which stand for the op's index
+operands (program numbers, loop variables and symbolic sizes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from typing_extensions import Self
+from xdsl.dialects import builtin
+from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr
+from xdsl.ir import Attribute, Block, Data, Dialect, ParametrizedAttribute, Region, SSAValue, TypeAttribute
+from xdsl.irdl import (
+    AttrSizedOperandSegments,
+    IRDLOperation,
+    attr_def,
+    irdl_attr_definition,
+    irdl_op_definition,
+    operand_def,
+    opt_attr_def,
+    opt_operand_def,
+    region_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+    var_result_def,
+)
+from xdsl.parser import AttrParser
+from xdsl.printer import Printer
+from xdsl.traits import IsolatedFromAbove, IsTerminator
+from xdsl.utils.exceptions import VerifyException
+
+from weft.ir.attributes import Value, to_attribute
+from weft.ir.expr import Size, parse_size, symbols_of
+from weft.ir.types import DType, dtype_of, element_type
+
+
+@irdl_attr_definition
+class TileType(ParametrizedAttribute, TypeAttribute):
+    """A tile: `!tile.tile<[4, 1000], f32>`."""
+
+    name = "tile.tile"
+    shape: ArrayAttr[IntegerAttr]
+    element: Attribute
+
+    @classmethod
+    def of(cls, shape: Sequence[int], dtype: DType) -> Self:
+        return cls(ArrayAttr(IntegerAttr(size, builtin.i64) for size in shape), element_type(dtype))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(size.value.data for size in self.shape)
+
+    @property
+    def dtype(self) -> DType:
+        return dtype_of(self.element)
+
+
+@irdl_attr_definition
+class PointerType(ParametrizedAttribute, TypeAttribute):
+    """The address of a tensor's first element."""
+
+    name = "tile.ptr"
+    element: Attribute
+
+    @property
+    def dtype(self) -> DType:
+        return dtype_of(self.element)
+
+
+@irdl_attr_definition
+class Sizes(Data[tuple[Size, ...]]):
+    """Index expressions over the op's index operands: `#tile.sizes<"d0*768 + d1", "1">`."""
+
+    name = "tile.sizes"
+
+    @classmethod
+    def parse_parameter(cls, parser: AttrParser) -> tuple[Size, ...]:
+        with parser.in_angle_brackets():
+            texts = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_str_literal)
+        return tuple(parse_size(text) for text in texts if text)
+
+    def print_parameter(self, printer: Printer) -> None:
+        with printer.in_angle_brackets():
+            printer.print_list(self.data or ("",), lambda size: printer.print_string_literal(str(size)))
+
+
+def tile_type(value: SSAValue) -> TileType:
+    assert isinstance(value.type, TileType), value.type
+    return value.type
+
+
+@irdl_op_definition
+class KernelOp(IRDLOperation):
+    """A kernel. Block arguments are pointers and then sizes; `grid` says how many programs there are along each axis.
+
+    `serial` kernels run their programs one after the other (scatters that may write to one place twice).
+    """
+
+    name = "tile.kernel"
+    sym_name = attr_def(StringAttr)
+    grid = attr_def(Sizes)
+    serial = opt_attr_def(builtin.UnitAttr)
+    body = region_def("single_block")
+    traits = traits_def(IsolatedFromAbove())
+
+    @property
+    def block(self) -> Block:
+        return self.body.block
+
+
+@irdl_op_definition
+class ProgramOp(IRDLOperation):
+    """The number of this program along a grid axis."""
+
+    name = "tile.program"
+    axis = attr_def(IntegerAttr)
+    out = result_def(IndexType)
+
+
+@irdl_op_definition
+class ReturnOp(IRDLOperation):
+    """Ends a kernel."""
+
+    name = "tile.return"
+    traits = traits_def(IsTerminator())
+
+
+@irdl_op_definition
+class ConstantOp(IRDLOperation):
+    """A tile of one number."""
+
+    name = "tile.constant"
+    value = attr_def(Attribute)
+    out = result_def(TileType)
+
+    @classmethod
+    def make(cls, value: Value, type_: TileType) -> Self:
+        return cls.create(result_types=[type_], attributes={"value": to_attribute(value)})
+
+
+@irdl_op_definition
+class LoadOp(IRDLOperation):
+    """The elements at `offset + sum(strides[a] * i_a)` for i_a < extents[a]."""
+
+    name = "tile.load"
+    pointer = operand_def(PointerType)
+    indices = var_operand_def(IndexType)
+    offset = attr_def(Sizes)
+    strides = attr_def(Sizes)
+    extents = attr_def(Sizes)
+    out = result_def(TileType)
+
+    def verify_(self) -> None:
+        _verify_access(self, tile_type(self.out))
+
+
+@irdl_op_definition
+class StoreOp(IRDLOperation):
+    """Write a tile to the places that a load with the same attributes would read."""
+
+    name = "tile.store"
+    value = operand_def(TileType)
+    pointer = operand_def(PointerType)
+    indices = var_operand_def(IndexType)
+    offset = attr_def(Sizes)
+    strides = attr_def(Sizes)
+    extents = attr_def(Sizes)
+
+    def verify_(self) -> None:
+        _verify_access(self, tile_type(self.value))
+
+
+@irdl_op_definition
+class PositionOp(IRDLOperation):
+    """The integers `offset + sum(strides[a] * i_a)` for i_a < extents[a]."""
+
+    name = "tile.position"
+    indices = var_operand_def(IndexType)
+    offset = attr_def(Sizes)
+    strides = attr_def(Sizes)
+    extents = attr_def(Sizes)
+    out = result_def(TileType)
+
+    def verify_(self) -> None:
+        _verify_access(self, tile_type(self.out))
+
+
+def _verify_access(op: LoadOp | StoreOp | PositionOp, type_: TileType) -> None:
+    if not len(op.strides.data) == len(op.extents.data) == len(type_.sizes):
+        raise VerifyException(f"{op.name}: one stride and one extent an axis of {type_}")
+    names = {f"d{i}" for i in range(len(op.indices))}
+    for size in (*op.offset.data, *op.strides.data, *op.extents.data):
+        if not symbols_of(size) <= names:
+            raise VerifyException(f"{op.name}: {size} names an index that is not an operand")
+
+
+@irdl_op_definition
+class GatherOp(IRDLOperation):
+    """The elements at computed places; where the mask is false nothing is read and the value is `other`."""
+
+    name = "tile.gather"
+    pointer = operand_def(PointerType)
+    offsets = operand_def(TileType)
+    mask = opt_operand_def(TileType)
+    other = attr_def(Attribute)
+    out = result_def(TileType)
+
+
+@irdl_op_definition
+class ScatterOp(IRDLOperation):
+    """Write a tile to computed places, element after element; `kind` assigns, or combines with what is there."""
+
+    name = "tile.scatter"
+    value = operand_def(TileType)
+    pointer = operand_def(PointerType)
+    offsets = operand_def(TileType)
+    mask = opt_operand_def(TileType)
+    kind = attr_def(StringAttr)
+
+
+@irdl_op_definition
+class MapOp(IRDLOperation):
+    """A function of `weft.tile.functions`, elementwise; axes of size 1 broadcast."""
+
+    name = "tile.map"
+    args = var_operand_def(TileType)
+    function = attr_def(StringAttr)
+    out = result_def(TileType)
+
+
+@irdl_op_definition
+class ReduceOp(IRDLOperation):
+    """Combine along `axis`, which stays with size 1. `argmax` and `argmin` give the position of the first extremum."""
+
+    name = "tile.reduce"
+    value = operand_def(TileType)
+    kind = attr_def(StringAttr)
+    axis = attr_def(IntegerAttr)
+    out = result_def(TileType)
+
+
+@irdl_op_definition
+class DotOp(IRDLOperation):
+    """`a @ b` on [M, K] and [K, N] tiles, plus the accumulator where one is given."""
+
+    name = "tile.dot"
+    a = operand_def(TileType)
+    b = operand_def(TileType)
+    accumulator = opt_operand_def(TileType)
+    out = result_def(TileType)
+
+
+@irdl_op_definition
+class SortOp(IRDLOperation):
+    """Sort every row of a buffer of `count` elements in place, keys with their positions beside them.
+
+    `keys` and `positions` point at `count` elements from `offset` on; NaN sorts as the greatest value. Stable.
+    """
+
+    name = "tile.sort"
+    keys = operand_def(PointerType)
+    positions = operand_def(PointerType)
+    scratch_keys = operand_def(PointerType)
+    scratch_positions = operand_def(PointerType)
+    indices = var_operand_def(IndexType)
+    offset = attr_def(Sizes)
+    count = attr_def(Sizes)
+    descending = attr_def(Attribute)
+
+
+@irdl_op_definition
+class ForOp(IRDLOperation):
+    """`for i in range(lower, upper, step)` with tiles carried from turn to turn.
+
+    The block's arguments are i and the carried tiles; it ends in `tile.yield`.
+    """
+
+    name = "tile.for"
+    indices = var_operand_def(IndexType)
+    initial = var_operand_def(TileType)
+    bounds = attr_def(Sizes)
+    outs = var_result_def(TileType)
+    body = region_def("single_block")
+    irdl_options = (AttrSizedOperandSegments(),)
+
+    @classmethod
+    def make(
+        cls, lower: Size, upper: Size, step: Size, indices: Sequence[SSAValue], initial: Sequence[SSAValue]
+    ) -> Self:
+        block = Block(arg_types=[builtin.IndexType(), *(value.type for value in initial)])
+        return cls.build(
+            operands=[list(indices), list(initial)],
+            result_types=[[value.type for value in initial]],
+            attributes={"bounds": Sizes((lower, upper, step))},
+            regions=[Region(block)],
+        )
+
+    @property
+    def block(self) -> Block:
+        return self.body.block
+
+
+@irdl_op_definition
+class YieldOp(IRDLOperation):
+    """Ends a loop's turn with the tiles for the next."""
+
+    name = "tile.yield"
+    args = var_operand_def(TileType)
+    traits = traits_def(IsTerminator())
+
+
+Tile = Dialect(
+    "tile",
+    [
+        KernelOp,
+        ProgramOp,
+        ReturnOp,
+        ConstantOp,
+        LoadOp,
+        StoreOp,
+        PositionOp,
+        GatherOp,
+        ScatterOp,
+        MapOp,
+        ReduceOp,
+        DotOp,
+        SortOp,
+        ForOp,
+        YieldOp,
+    ],
+    [TileType, PointerType, Sizes],
+)
