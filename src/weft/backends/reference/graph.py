@@ -1,0 +1,92 @@
+"""Runs a graph function on NumPy arrays, op by op: the meaning of the graph dialect, and the oracle of every test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from xdsl.ir import Block, Operation, SSAValue
+
+from weft.errors import GuardError, UnsupportedError
+from weft.ir.expr import Expr, evaluate, symbols_of
+from weft.ir.types import Tensor, tensor_of
+from weft.ops.base import GraphOp
+from weft.ops.graph import FuncOp, GroupOp, OpaqueOp, ReturnOp, YieldOp
+
+Arrays: TypeAlias = list[np.ndarray]
+Opaque: TypeAlias = Callable[[OpaqueOp, Sequence[np.ndarray]], Sequence[np.ndarray]]
+"""Carries out a call that Weft does not look into, on the arrays of its operands."""
+
+
+def run(
+    function: FuncOp,
+    arguments: Sequence[np.ndarray],
+    symbols: Mapping[str, int] | None = None,
+    opaque: Opaque | None = None,
+) -> Arrays:
+    """The results of the function. Symbolic sizes take their values from the arguments' shapes, and from `symbols`."""
+    tensors = [tensor_of(value.type) for value in function.block.args]
+    bound = bind_symbols(tensors, arguments, symbols or {})
+    with np.errstate(all="ignore"):
+        return _run_block(function.block, arguments, bound, opaque)
+
+
+def bind_symbols(
+    tensors: Sequence[Tensor], arguments: Sequence[np.ndarray], symbols: Mapping[str, int]
+) -> dict[str, int]:
+    """The value of every symbol; raises where an argument does not have the type it should."""
+    if len(tensors) != len(arguments):
+        raise GuardError(f"the function takes {len(tensors)} arguments, got {len(arguments)}")
+    bound = dict(symbols)
+    for position, (tensor, array) in enumerate(zip(tensors, arguments, strict=True)):
+        if tensor.rank != array.ndim or tensor.dtype.numpy != array.dtype:
+            raise GuardError(f"argument {position} is {array.dtype}{list(array.shape)}, the function takes {tensor}")
+        for size, actual in zip(tensor.shape, array.shape, strict=True):
+            if isinstance(size, Expr) and str(size) in size.symbols:
+                bound.setdefault(str(size), actual)
+    for position, (tensor, array) in enumerate(zip(tensors, arguments, strict=True)):
+        known = [size if symbols_of(size) - bound.keys() else evaluate(size, bound) for size in tensor.shape]
+        if known != list(array.shape):
+            raise GuardError(
+                f"argument {position} has shape {list(array.shape)}, the function takes {tensor}",
+                hint=f"sizes known so far: {bound}; give the others in `symbols`",
+            )
+    return bound
+
+
+def _run_block(
+    block: Block, arguments: Sequence[np.ndarray], symbols: Mapping[str, int], opaque: Opaque | None
+) -> Arrays:
+    values: dict[SSAValue, np.ndarray] = dict(zip(block.args, arguments, strict=True))
+    for op in block.ops:
+        operands = [values[operand] for operand in op.operands]
+        if isinstance(op, ReturnOp | YieldOp):
+            return operands
+        values.update(zip(op.results, _run_op(op, operands, symbols, opaque), strict=True))
+    raise UnsupportedError("the block has no return or yield at its end")
+
+
+def _run_op(op: Operation, operands: Arrays, symbols: Mapping[str, int], opaque: Opaque | None) -> Arrays:
+    match op:
+        case GroupOp():
+            return _run_block(op.block, operands, symbols, opaque)
+        case OpaqueOp():
+            if opaque is None:
+                raise UnsupportedError(f"no one carries out the call of {op.target.data}", hint="pass `opaque` to run")
+            return [np.asarray(result) for result in opaque(op, operands)]
+        case GraphOp():
+            reference: Callable[..., np.ndarray | Sequence[np.ndarray]] | None = getattr(type(op), "reference", None)
+            if reference is None:
+                raise UnsupportedError(f"{op.name} has no reference")
+            results = reference(*operands, **{key: _with_numbers(value, symbols) for key, value in op.params.items()})
+            return [np.asarray(result) for result in (results if isinstance(results, tuple) else (results,))]
+        case _:
+            raise UnsupportedError(f"{op.name} has no meaning in NumPy")
+
+
+def _with_numbers(value: Any, symbols: Mapping[str, int]) -> Any:
+    """A parameter with every symbolic size replaced by its value."""
+    if isinstance(value, tuple):
+        return tuple(_with_numbers(item, symbols) for item in cast(tuple[Any, ...], value))
+    return evaluate(value, symbols) if isinstance(value, Expr) else value

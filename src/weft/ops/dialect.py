@@ -1,0 +1,40 @@
+"""The graph dialect as xDSL knows it: what a context needs to parse the text of graph programs."""
+
+from __future__ import annotations
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import Builtin, ModuleOp
+from xdsl.ir import Dialect
+from xdsl.parser import Parser
+from xdsl.utils.exceptions import ParseError as XdslParseError
+
+import weft.ops  # pyright: ignore[reportUnusedImport]  # noqa: F401  the registry has to be full
+from weft.errors import ParseError
+from weft.ir.attributes import SizeAttr
+from weft.ir.types import SizesAttr
+from weft.ops.base import REGISTRY
+from weft.ops.graph import FuncOp, GroupOp, OpaqueOp, ReturnOp, YieldOp
+
+Graph = Dialect(
+    "graph",
+    [FuncOp, ReturnOp, GroupOp, YieldOp, OpaqueOp, *REGISTRY.classes()],
+    [SizesAttr, SizeAttr],
+)
+
+
+def weft_context() -> Context:
+    """A context that parses graph programs."""
+    context = Context()
+    context.load_dialect(Builtin)
+    context.load_dialect(Graph)
+    return context
+
+
+def parse_module(text: str, name: str = "<text>") -> ModuleOp:
+    """Read a module of graph functions and check it."""
+    try:
+        module = Parser(weft_context(), text, name).parse_module()
+    except XdslParseError as error:
+        raise ParseError(f"not a graph program: {error}", hint="programs are in MLIR's generic form") from error
+    module.verify()
+    return module

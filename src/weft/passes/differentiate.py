@@ -1,0 +1,96 @@
+"""Reverse-mode differentiation of a graph function, by the gradient rules of its ops.
+
+The derivative is again a graph function, so that it is optimized and compiled like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from xdsl.dialects.builtin import ArrayAttr, StringAttr
+from xdsl.ir import Operation, SSAValue
+
+from weft.errors import UnsupportedError
+from weft.ir.types import tensor_of
+from weft.ops.base import GraphOp
+from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
+from weft.ops.rules import zeros
+
+
+def vjp_function(function: FuncOp) -> FuncOp:
+    """The function that maps arguments and gradients of the results to gradients of the arguments.
+
+        graph.func @f(%x, %y) {            graph.func @f_vjp(%x, %y, %g) {
+          %p = graph.mul %x, %y              %p  = graph.mul %x, %y
+          graph.return %p             →      %gx = graph.mul %g, %y
+        }                                    %gy = graph.mul %g, %x
+                                             graph.return %gx, %gy
+                                           }
+
+    Only results and arguments of floats have gradients; an argument that no result depends on has a gradient of zeros.
+    """
+    derivative = function.clone()
+    block, returned = derivative.block, derivative.returned
+    forward = [op for op in block.ops if op is not returned]
+    arguments = [value for value in block.args if is_float(value)]
+    b = GraphBuilder(block, before=returned)
+    tape = Tape(b)
+    names = [name.data for name in function.arg_names] if function.arg_names else []
+    for position, result in enumerate(returned.operands):
+        if is_float(result):
+            seed = block.insert_arg(result.type, len(block.args))
+            names.append(f"grad{position}")
+            seed.name_hint = names[-1]
+            tape.add(result, seed)
+    for op in reversed(forward):
+        tape.propagate(op)
+    gradients = [tape.gradients[x] if x in tape.gradients else zeros(b, x) for x in arguments]
+    block.insert_op_before(ReturnOp.make(gradients), returned)
+    returned.detach()
+    returned.erase()
+    derivative.sym_name = StringAttr(f"{function.sym_name.data}_vjp")
+    if function.arg_names:
+        derivative.arg_names = ArrayAttr(StringAttr(name) for name in names)
+    return derivative
+
+
+def is_float(value: SSAValue) -> bool:
+    return tensor_of(value.type).dtype.is_float
+
+
+class Tape:
+    """The gradients found so far, of each value that a result depends on."""
+
+    def __init__(self, b: GraphBuilder) -> None:
+        self.b = b
+        self.gradients: dict[SSAValue, SSAValue] = {}
+
+    def add(self, value: SSAValue, gradient: SSAValue) -> None:
+        """Count a gradient towards a value's, summed back to its shape where the value was broadcast."""
+        gradient = sum_to_shape(self.b, gradient, value)
+        known = self.gradients.get(value)
+        self.gradients[value] = gradient if known is None else self.b.add(known, gradient)
+
+    def propagate(self, op: Operation) -> None:
+        """Take the gradients of an op's results to its operands."""
+        if not any(result in self.gradients for result in op.results) or not any(map(is_float, op.operands)):
+            return
+        rule: Callable[..., tuple[SSAValue | None, ...]] | None = getattr(type(op), "vjp", None)
+        if rule is None or not isinstance(op, GraphOp):
+            raise UnsupportedError(f"{op.name} has no gradient rule", hint="differentiate before grouping into kernels")
+        grads: tuple[Any, ...] = tuple(self.gradients.get(result) or zeros(self.b, result) for result in op.results)
+        found = rule(self.b, grads, tuple(op.operands), tuple(op.results), **op.params)
+        for operand, gradient in zip(op.operands, found, strict=True):
+            if gradient is not None and is_float(operand):
+                self.add(operand, gradient)
+
+
+def sum_to_shape(b: GraphBuilder, gradient: SSAValue, value: SSAValue) -> SSAValue:
+    """The gradient summed over the dimensions along which `value` was broadcast."""
+    source, target = b.tensor(gradient).shape, b.tensor(value).shape
+    if source == target:
+        return gradient
+    added = len(source) - len(target)
+    dims = tuple(d for d, size in enumerate(source) if d < added or (target[d - added] == 1 and size != 1))
+    return b.reshape(b.sum(gradient, dims=dims, keep=False), shape=target)
