@@ -1,0 +1,92 @@
+"""What lowering a group gives, and which lowering a group takes.
+
+Most groups become one kernel; some (scatters, sorts) become several that run in order and share scratch memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from weft.errors import LoweringError
+from weft.ir.types import Tensor
+from weft.lower.evaluate import Layout
+from weft.lower.kernels import Kernel, lower_group
+from weft.ops.base import GraphOp, Scan, Scatter, Structured
+from weft.ops.graph import GroupOp
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A pointer argument of a kernel: the group's n-th `input` or `output`, or the n-th `scratch` tensor."""
+
+    role: str
+    number: int
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """A kernel and what its pointer arguments are; its sizes follow them, as `kernel.symbols` names them."""
+
+    kernel: Kernel
+    arguments: tuple[Argument, ...]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The kernels of a group, in the order in which they run, and the scratch memory they need."""
+
+    calls: tuple[KernelCall, ...]
+    scratch: tuple[Tensor, ...] = ()
+
+
+Lowering: TypeAlias = Callable[[GroupOp, str, Sequence[Layout], Sequence[Layout]], Lowered]
+
+
+def anchor_of(group: GroupOp) -> GraphOp | None:
+    """The op that decides how a group is lowered: its one structured op, scatter or scan."""
+    anchors = [op for op in group.block.ops if isinstance(op, Structured | Scatter | Scan)]
+    if len(anchors) > 1:
+        raise LoweringError(f"a group holds {' and '.join(op.name for op in anchors)}: at most one can shape the kernel")
+    return anchors[0] if anchors else None
+
+
+def lower(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Lowered:
+    """Lower a group whose operands and results have the given layouts. `name` prefixes its kernels' names."""
+    anchor = anchor_of(group)
+    if anchor is not None:
+        return _lowering_of(anchor)(group, name, inputs, outputs)
+    kernel = lower_group(group, name, inputs, outputs)
+    return whole(kernel, len(inputs), len(outputs))
+
+
+def whole(kernel: Kernel, inputs: int, outputs: int) -> Lowered:
+    """One kernel that takes all inputs and then all outputs."""
+    arguments = [Argument("input", i) for i in range(inputs)] + [Argument("output", i) for i in range(outputs)]
+    return Lowered((KernelCall(kernel, tuple(arguments)),))
+
+
+def _lowering_of(anchor: GraphOp) -> Lowering:
+    # Imported here: these modules use the classes above.
+    from weft.lower.attention import lower_attention
+    from weft.lower.dot import lower_dot
+    from weft.lower.scan import lower_scan
+    from weft.lower.scatter import lower_scatter
+    from weft.lower.sort import lower_sort
+
+    match anchor:
+        case Scatter():
+            return lower_scatter
+        case Scan():
+            return lower_scan
+        case _:
+            table: dict[str, Lowering] = {
+                "graph.dot": lower_dot,
+                "graph.attention": lower_attention,
+                "graph.sort": lower_sort,
+                "graph.topk": lower_sort,
+            }
+            if anchor.name not in table:
+                raise LoweringError(f"{anchor.name} has no lowering to tiles")
+            return table[anchor.name]
