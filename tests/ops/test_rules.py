@@ -14,6 +14,7 @@ import weft.ops  # noqa: F401  (fills the registry)
 from weft.ir.expr import Size
 from weft.ir.types import DType, Tensor, dtype_of_numpy
 from weft.ops.base import REGISTRY, Movement, Reduction, Scatter
+from weft.ops.numerics import NARROW
 from weft.tile.functions import COMBINERS, FUNCTIONS
 
 
@@ -117,10 +118,13 @@ def scattered(cls: Any, operands: list[Array], result: Tensor, params: dict[str,
     kind = params.get("kind") or getattr(cls, "KIND", None) or ("add" if params["accumulate"] else "assign")
     function = {"assign": lambda old, new: new} | {name: FUNCTIONS[name].numpy for name in ("add", "mul", "max", "min")}
     out = operands[0].array.copy()
+    if out.dtype in NARROW:  # combined in f32, rounded once
+        out = out.astype(np.float32)
     for index in indices(cls.updates(*(x.tensor for x in operands), **params)):
         target = tuple(cls.target(body, index, *operands, **params))
-        out[target] = function[kind](out[target], cls.update(body, index, *operands, **params).array)
-    return out
+        update = cls.update(body, index, *operands, **params).array.astype(out.dtype)
+        out[target] = function[kind](out[target], update)
+    return out.astype(result.dtype.numpy)
 
 
 CASES = [

@@ -7,9 +7,11 @@ from weft.ops import cast as cast
 from weft.ops import comparison as comparison
 from weft.ops import create as create
 from weft.ops import dot as dot
+from weft.ops import index as index
 from weft.ops import movement as movement
 from weft.ops import reduce as reduce
 from weft.ops import rounding as rounding
+from weft.ops import scatter as scatter
 from weft.ops import select as select
 from weft.ops import shape as shape
 from weft.ops import special as special

@@ -111,7 +111,7 @@ class Sum(DimensionReduction):
     @staticmethod
     @rounded_once
     def reference(x: np.ndarray, dims: tuple[int, ...], keep: bool) -> np.ndarray:
-        return np.sum(x, axis=dims, keepdims=keep, dtype=x.dtype)
+        return np.asarray(np.sum(x, axis=dims, keepdims=keep, dtype=x.dtype))
 
     @staticmethod
     def vjp(
@@ -130,7 +130,7 @@ class Prod(DimensionReduction):
     @staticmethod
     @rounded_once
     def reference(x: np.ndarray, dims: tuple[int, ...], keep: bool) -> np.ndarray:
-        return np.prod(x, axis=dims, keepdims=keep, dtype=x.dtype)
+        return np.asarray(np.prod(x, axis=dims, keepdims=keep, dtype=x.dtype))
 
     @staticmethod
     def vjp(
@@ -169,7 +169,7 @@ class Max(Extremum):
     @staticmethod
     @rounded_once
     def reference(x: np.ndarray, dims: tuple[int, ...], keep: bool) -> np.ndarray:
-        return np.max(x, axis=dims, keepdims=keep, initial=least(dtype_of_numpy(x.dtype)))
+        return np.asarray(np.max(x, axis=dims, keepdims=keep, initial=least(dtype_of_numpy(x.dtype))))
 
 
 @op("min", onnx="ReduceMin", stablehlo="reduce", samples=reduction_samples(*_EMPTY))
@@ -181,7 +181,7 @@ class Min(Extremum):
     @staticmethod
     @rounded_once
     def reference(x: np.ndarray, dims: tuple[int, ...], keep: bool) -> np.ndarray:
-        return np.min(x, axis=dims, keepdims=keep, initial=greatest(dtype_of_numpy(x.dtype)))
+        return np.asarray(np.min(x, axis=dims, keepdims=keep, initial=greatest(dtype_of_numpy(x.dtype))))
 
 
 class BooleanReduction(DimensionReduction):
@@ -202,7 +202,7 @@ class Any_(BooleanReduction):
 
     @staticmethod
     def reference(x: np.ndarray, dims: tuple[int, ...], keep: bool) -> np.ndarray:
-        return np.any(x, axis=dims, keepdims=keep)
+        return np.asarray(np.any(x, axis=dims, keepdims=keep))
 
 
 @op("all", stablehlo="reduce", samples=reduction_samples(*_EMPTY, dtypes=(boolean,)))
@@ -213,7 +213,7 @@ class All(BooleanReduction):
 
     @staticmethod
     def reference(x: np.ndarray, dims: tuple[int, ...], keep: bool) -> np.ndarray:
-        return np.all(x, axis=dims, keepdims=keep)
+        return np.asarray(np.all(x, axis=dims, keepdims=keep))
 
 
 class IndexReduction(DimensionReduction):
@@ -243,7 +243,7 @@ def flattened(x: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
 
 
 def _kept(value: np.ndarray, dims: tuple[int, ...], keep: bool) -> np.ndarray:
-    return np.expand_dims(value, dims) if keep else value
+    return np.expand_dims(value, dims) if keep else np.asarray(value)
 
 
 @op("argmax", samples=reduction_samples(((4, 4), ()), dtypes=NUMBERS))

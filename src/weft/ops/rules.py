@@ -23,7 +23,9 @@ def zeros(b: GraphBuilder, like: SSAValue, shape: Sequence[Size] | None = None) 
 
 def size_value(b: GraphBuilder, size: Size, dtype: DType) -> SSAValue:
     """A size as a scalar tensor."""
-    return b.full(value=size, shape=(), dtype=dtype)
+    if isinstance(size, int):
+        return b.full(value=size, shape=(), dtype=dtype)
+    return b.reshape(b.iota(shape=(1,), dim=0, dtype=dtype, start=size), shape=())
 
 
 def iota(b: GraphBuilder, size: Size, dtype: DType = i64) -> SSAValue:
@@ -52,13 +54,15 @@ def batch_size(b: GraphBuilder, operands: Values, batched: Sequence[bool]) -> Si
     return next(b.tensor(x).shape[0] for x, is_batched in zip(operands, batched, strict=True) if is_batched)
 
 
+def with_batch(b: GraphBuilder, x: SSAValue, is_batched: bool, size: Size) -> SSAValue:
+    """The operand with the batch dimension in front, broadcast if it lacks it."""
+    return x if is_batched else b.broadcast(x, shape=(size, *b.tensor(x).shape))
+
+
 def all_batched(b: GraphBuilder, operands: Values, batched: Sequence[bool]) -> list[SSAValue]:
     """The operands with the batch dimension in front, those that lack it broadcast."""
     size = batch_size(b, operands, batched)
-    return [
-        x if is_batched else b.broadcast(x, shape=(size, *b.tensor(x).shape))
-        for x, is_batched in zip(operands, batched, strict=True)
-    ]
+    return [with_batch(b, x, is_batched, size) for x, is_batched in zip(operands, batched, strict=True)]
 
 
 def align_batched(b: GraphBuilder, x: SSAValue, rank: int) -> SSAValue:

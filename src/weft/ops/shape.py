@@ -187,7 +187,7 @@ class Slice(View):
         for start, count, step in zip(starts, shape, steps, strict=True):
             stop = start + count * step
             slices.append(slice(start, None if stop < 0 else stop, step) if count else slice(0, 0))
-        return x[tuple(slices)]
+        return x[(..., *slices)]  # the ellipsis keeps an array of rank 0 an array
 
     @staticmethod
     def vjp(
