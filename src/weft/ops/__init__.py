@@ -11,6 +11,7 @@ from weft.ops import index as index
 from weft.ops import movement as movement
 from weft.ops import reduce as reduce
 from weft.ops import rounding as rounding
+from weft.ops import scan as scan
 from weft.ops import scatter as scatter
 from weft.ops import select as select
 from weft.ops import shape as shape
