@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -26,19 +27,25 @@ class SizeAttr(ParametrizedAttribute):
 
 def to_attribute(value: Value) -> Attribute:
     """The attribute that stands for a Python value."""
-    # 1, 1.0 and True are equal and hash alike, so the memo needs the types beside the value.
+    # 1, 1.0 and True are equal and hash alike, and so do 0.0 and -0.0: the memo needs types and signs beside the value.
     return _to_attribute(value, _type_key(value))
 
 
 def _type_key(value: Value) -> object:
-    return tuple(_type_key(item) for item in value) if isinstance(value, tuple) else type(value)
+    match value:
+        case tuple():
+            return tuple(_type_key(item) for item in value)
+        case float():
+            return float, math.copysign(1, value)
+        case _:
+            return type(value)
 
 
 @lru_cache(maxsize=4096)
 def _to_attribute(value: Value, _key: object) -> Attribute:
     match value:
         case None:
-            return builtin.NoneAttr()
+            return builtin.NoneType()  # prints as `none`, which is read back as the type
         case bool():
             return builtin.IntegerAttr(int(value), builtin.i1)
         case int():
@@ -59,7 +66,7 @@ def _to_attribute(value: Value, _key: object) -> Attribute:
 def from_attribute(attribute: Attribute) -> Value:
     """The Python value an attribute stands for."""
     match attribute:
-        case builtin.NoneAttr():
+        case builtin.NoneType():
             return None
         case builtin.IntegerAttr(value=value, type=type_):
             return bool(value.data) if type_ == builtin.i1 else value.data

@@ -14,19 +14,22 @@ from weft.ops.body import Body, Value
 from weft.ops.graph import GraphBuilder
 from weft.ops.pointwise import ANY_KIND, Pointwise, check_kinds
 from weft.ops.rules import Gradients, Values
-from weft.ops.samples import Sample, unary
+from weft.ops.samples import Input, Sample, unary
 
 SOURCES = (f32, f64, bf16, f16, i32, i64, boolean)
 TARGETS = (f32, f64, bf16, f16, i64, i8, u8, boolean)
 
 
-def _casts() -> tuple[Sample, ...]:
-    # A negative float has no value in an unsigned type, so it is not a sample.
-    wide = [sample for dtype in TARGETS if dtype != u8 for sample in unary(-100, 100, SOURCES, dtype=dtype)]
-    return *wide, *unary(0, 200, SOURCES, dtype=u8)
-
-
-@op("cast", stablehlo="convert", samples=_casts())
+@op(
+    "cast",
+    stablehlo="convert",
+    samples=[
+        # A negative float has no value in an unsigned type, so it is not a sample.
+        Sample((Input(shape, 0 if dtype == u8 else -100, 100),), {"dtype": dtype}, SOURCES)
+        for dtype in TARGETS
+        for shape in [(), (7, 9), (2, 0)]
+    ],
+)
 class Cast(Pointwise):
     """The value in another type: floats to integers towards zero, anything to boolean by `!= 0`, integers wrap around.
 
