@@ -124,8 +124,8 @@ def digamma(x: np.ndarray) -> np.ndarray:
     mirrored = wide < 0.5
     z = np.where(mirrored, 1 - wide, wide)
     shift = np.zeros_like(z)
-    for _ in range(8):
-        near = z < 8
+    for _ in range(10):  # from 10 on, what the series leaves out is below the last digit
+        near = z < 10
         shift = shift - np.where(near, 1 / z, 0.0)
         z = z + near
     square = 1 / (z * z)

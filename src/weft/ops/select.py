@@ -74,6 +74,14 @@ class Where(Pointwise):
 class Clamp(Pointwise):
     """The operand kept between two numbers, either of which may be None; NaN stays, and `high` wins over `low`."""
 
+    @classmethod
+    def result(cls, *dtypes: DType, **params: Any) -> DType:
+        dtype = super().result(*dtypes, **params)
+        for bound in (params["low"], params["high"]):
+            if bound is not None and dtype.is_integer and not holds(dtype, bound):
+                raise DTypeError(f"clamp of {dtype} to {bound}", hint="the bounds have to be numbers of the type")
+        return dtype
+
     @staticmethod
     @rounded_once
     def reference(x: np.ndarray, low: Bound, high: Bound) -> np.ndarray:
@@ -94,6 +102,13 @@ class Clamp(Pointwise):
     def tile(body: Body, x: Value, low: Bound, high: Bound) -> Value:
         raised = x if low is None else body.math("max", x, body.constant(low, x.dtype))
         return raised if high is None else body.math("min", raised, body.constant(high, x.dtype))
+
+
+def holds(dtype: DType, number: float | int) -> bool:
+    """Whether an integer type has this number."""
+    bits = dtype.bits - (dtype.kind == "int")
+    low = 0 if dtype.kind == "uint" else -(1 << bits)
+    return isinstance(number, int) and low <= number < 1 << bits
 
 
 def _between(*shapes: tuple[int, ...]) -> Sample:
