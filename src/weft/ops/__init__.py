@@ -5,6 +5,7 @@ from weft.ops import arithmetic as arithmetic
 from weft.ops import bitwise as bitwise
 from weft.ops import cast as cast
 from weft.ops import comparison as comparison
+from weft.ops import convolution as convolution
 from weft.ops import create as create
 from weft.ops import dot as dot
 from weft.ops import index as index

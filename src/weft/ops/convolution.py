@@ -1,0 +1,304 @@
+"""Convolution over one to three spatial dimensions, and its transpose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+from xdsl.ir import SSAValue
+
+from weft.errors import ShapeError
+from weft.ir.expr import Size, floordiv, mod
+from weft.ir.types import DType, Tensor, bf16, f16, f32, f64, i64
+from weft.ops.base import Reduction, op, same_dtype
+from weft.ops.body import Body, Operand, Value
+from weft.ops.graph import GraphBuilder
+from weft.ops.numerics import rounded_once
+from weft.ops.rules import Gradients, Values, all_batched
+from weft.ops.samples import Input, Sample
+from weft.ops.window import Padding, window_counts, window_place, window_slices, windows
+
+_DTYPES: tuple[DType, ...] = (f32, f64, bf16, f16)
+
+
+def _sample(
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    strides: tuple[int, ...],
+    padding: Padding,
+    dilation: tuple[int, ...] | None = None,
+    groups: int = 1,
+    transposed: bool = False,
+    output_padding: tuple[int, ...] | None = None,
+) -> Sample:
+    rank = len(strides)
+    params = {
+        "strides": strides,
+        "padding": padding,
+        "dilation": dilation or (1,) * rank,
+        "groups": groups,
+        "transposed": transposed,
+        "output_padding": output_padding or (0,) * rank,
+    }
+    return Sample((Input(x, -2, 2), Input(w, -2, 2)), params, _DTYPES)
+
+
+@op(
+    "convolution",
+    stablehlo="convolution",
+    samples=[
+        _sample((2, 3, 9), (4, 3, 3), (1,), ((1, 1),)),
+        _sample((1, 4, 7, 6), (6, 2, 3, 2), (2, 1), ((1, 0), (0, 1)), (1, 2), groups=2),
+        _sample((2, 3, 5, 5), (3, 1, 3, 3), (1, 1), ((1, 1), (1, 1)), groups=3),
+        _sample((2, 4, 3, 5), (5, 4, 1, 1), (1, 1), ((0, 0), (0, 0))),
+        _sample((1, 2, 4, 5, 3), (2, 2, 2, 3, 2), (2, 2, 1), ((1, 1), (0, 0), (0, 1))),
+        _sample((0, 3, 9), (4, 3, 3), (1,), ((0, 0),)),
+        _sample((2, 4, 5), (4, 3, 3), (2,), ((1, 1),), transposed=True, output_padding=(1,)),
+        _sample((1, 4, 3, 4), (4, 2, 2, 3), (2, 3), ((0, 1), (2, 1)), (2, 1), 2, True, (1, 2)),
+        _sample((1, 2, 2, 3, 2), (2, 1, 2, 2, 2), (1, 2, 1), ((0, 0), (0, 0), (1, 0)), None, 1, True),
+    ],
+)
+class Convolution(Reduction):
+    """Slide weights [O, C / groups, ...] over [N, C, ...]: each result is the sum of a window times weights.
+
+    Channels fall into `groups` that do not mix. `padding` has the zeros before and after each spatial dimension. If
+    `transposed`, the weights are [C, O / groups, ...], and it is the gradient of the plain convolution: every element
+    is spread over a window, `padding` is taken off, and `output_padding` tells which of the sizes that the plain one
+    maps to this one is meant. Narrow floats are accumulated in f32.
+    """
+
+    KIND: ClassVar[str] = "sum"
+
+    @classmethod
+    def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
+        x, w = tensors
+        dtype = same_dtype("convolution", tensors)
+        strides, padding, dilation = params["strides"], params["padding"], params["dilation"]
+        groups: Size = params["groups"]
+        rank = len(strides)
+        inputs, outputs = (
+            (w.shape[0], w.shape[1] * groups) if params["transposed"] else (w.shape[1] * groups, w.shape[0])
+        )
+        if not x.rank == w.rank == rank + 2 or x.shape[1] != inputs or mod(outputs, groups) != 0:
+            raise ShapeError(
+                f"convolution: {x} and the weights {w} in {groups} groups do not fit",
+                hint="channels are the operand's second dimension, and groups must divide them",
+            )
+        if not params["transposed"]:
+            counts = window_counts("convolution", x.shape[2:], w.shape[2:], strides, padding, dilation)
+            return Tensor(dtype, (x.shape[0], outputs, *counts))
+        spread = [
+            (size - 1) * stride - low - high + step * (extent - 1) + 1 + extra
+            for size, extent, stride, (low, high), step, extra in zip(
+                x.shape[2:], w.shape[2:], strides, padding, dilation, params["output_padding"], strict=True
+            )
+        ]
+        return Tensor(dtype, (x.shape[0], outputs, *spread))
+
+    @staticmethod
+    @rounded_once
+    def reference(
+        x: np.ndarray,
+        w: np.ndarray,
+        strides: tuple[int, ...],
+        padding: tuple[tuple[int, int], ...],
+        dilation: tuple[int, ...],
+        groups: int,
+        transposed: bool,
+        output_padding: tuple[int, ...],
+    ) -> np.ndarray:
+        geometry = (strides, padding, dilation, groups)
+        return _spread(x, w, *geometry, output_padding) if transposed else _slide(x, w, *geometry)
+
+    @staticmethod
+    def vjp(
+        b: GraphBuilder,
+        grads: Values,
+        operands: Values,
+        results: Values,
+        strides: tuple[Size, ...],
+        padding: Padding,
+        dilation: tuple[Size, ...],
+        groups: Size,
+        transposed: bool,
+        output_padding: tuple[Size, ...],
+    ) -> Gradients:
+        (g,), (x, w) = grads, operands
+        geometry = {"strides": strides, "padding": padding, "dilation": dilation, "groups": groups}
+        none = (0,) * len(strides)
+        shape = b.tensor(x).shape
+        if transposed:
+            back = b.convolution(g, w, **geometry, transposed=False, output_padding=none)
+            if b.tensor(back).shape != shape:
+                back = b.slice(back, starts=(0,) * len(shape), shape=shape, steps=(1,) * len(shape))
+            return back, _weight_gradient(b, g, x, w, strides, padding, dilation, groups)
+        params = {**geometry, "transposed": True, "output_padding": none}
+        least = Convolution.infer(b.tensor(g), b.tensor(w), **params).shape
+        missing = tuple(size - reached for size, reached in zip(shape[2:], least[2:], strict=True))
+        back = b.convolution(g, w, **(params | {"output_padding": missing}))
+        return back, _weight_gradient(b, x, g, w, strides, padding, dilation, groups)
+
+    @staticmethod
+    def batch(b: GraphBuilder, operands: Values, batched: Sequence[bool], groups: Size, **params: Any) -> SSAValue:
+        x, w = operands
+        if not batched[1]:
+            size, rows, *rest = b.tensor(x).shape
+            tall = b.convolution(b.reshape(x, shape=(size * rows, *rest)), w, groups=groups, **params)
+            return b.reshape(tall, shape=(size, rows, *b.tensor(tall).shape[1:]))
+        # Every member of the batch becomes a group of channels.
+        x, w = all_batched(b, operands, batched)
+        size, rows, channels, *spatial = b.tensor(x).shape
+        wide = b.reshape(swapped(b, x, 0, 1), shape=(rows, size * channels, *spatial))
+        _, first, *kernel = b.tensor(w).shape
+        y = b.convolution(wide, b.reshape(w, shape=(size * first, *kernel)), groups=size * groups, **params)
+        _, outputs, *counts = b.tensor(y).shape
+        return swapped(b, b.reshape(y, shape=(rows, size, floordiv(outputs, size), *counts)), 0, 1)
+
+    @staticmethod
+    def ranges(x: Tensor, w: Tensor, groups: Size, **params: Any) -> tuple[Size, ...]:
+        return floordiv(x.shape[1], groups), *w.shape[2:]
+
+    @staticmethod
+    def element(
+        body: Body,
+        index: Sequence[Size],
+        over: Sequence[Size],
+        x: Operand,
+        w: Operand,
+        strides: tuple[Size, ...],
+        padding: Padding,
+        dilation: tuple[Size, ...],
+        groups: Size,
+        transposed: bool,
+        output_padding: tuple[Size, ...],
+    ) -> Value:
+        (row, output, *place), (channel, *tap) = index, over
+        channels, sizes = floordiv(x.tensor.shape[1], groups), x.tensor.shape[2:]
+        outputs = w.tensor.shape[1] if transposed else floordiv(w.tensor.shape[0], groups)
+        group = 0 if groups == 1 else floordiv(output, outputs)
+        source = group * channels + channel
+        if transposed:
+            position, mask = _spread_place(body, place, tap, sizes, strides, padding, dilation)
+            weight = [source, output - group * outputs, *tap]
+        else:
+            position, mask = window_place(body, place, tap, sizes, strides, padding, dilation)
+            weight = [output, channel, *tap]
+        return body.math(
+            "mul", in_f32(body, body.at(x, [row, source, *position], mask)), in_f32(body, body.at(w, weight))
+        )
+
+    @staticmethod
+    def finish(body: Body, value: Value, index: Sequence[Size], x: Operand, w: Operand, **params: Any) -> Value:
+        return value if value.dtype == x.tensor.dtype else body.cast(value, x.tensor.dtype)
+
+
+def in_f32(body: Body, value: Value) -> Value:
+    """The value in f32 if its type is a narrower float, so that products and sums of it are rounded once."""
+    return body.cast(value, f32) if value.dtype.is_float and value.dtype.bits < 32 else value
+
+
+def swapped(b: GraphBuilder, x: SSAValue, first: int, second: int) -> SSAValue:
+    """Two dimensions exchanged."""
+    dims = list(range(b.tensor(x).rank))
+    dims[first], dims[second] = second, first
+    return b.permute(x, dims=tuple(dims))
+
+
+def _spread_place(
+    body: Body,
+    index: Sequence[Size],
+    over: Sequence[Size],
+    sizes: Sequence[Size],
+    strides: Sequence[Size],
+    padding: Padding,
+    dilation: Sequence[Size],
+) -> tuple[list[Size], Value | None]:
+    """The element whose window has its element `over` at `index`, and whether there is one."""
+    place: list[Size] = []
+    mask: Value | None = None
+    for i, k, size, stride, (low, _), step in zip(index, over, sizes, strides, padding, dilation, strict=True):
+        distance = i + low - k * step
+        place.append(floordiv(distance, stride))
+        mask = body.both(mask, body.inside(place[-1], size))
+        if stride != 1:
+            rest = body.position(mod(distance, stride), i64)
+            mask = body.both(mask, body.math("eq", rest, body.constant(0, i64)))
+    return place, mask
+
+
+def _weight_gradient(
+    b: GraphBuilder,
+    wide: SSAValue,
+    narrow: SSAValue,
+    w: SSAValue,
+    strides: tuple[Size, ...],
+    padding: Padding,
+    dilation: tuple[Size, ...],
+    groups: Size,
+) -> SSAValue:
+    """The gradient of the weights between a `wide` tensor, which windows lie on, and a `narrow` one with one element
+    for each window: a convolution in which the narrow one is the weights, and the rows of both are its channels."""
+    rows, channels, *spatial = b.tensor(wide).shape
+    per_group = floordiv(channels, groups)
+    split = b.reshape(wide, shape=(rows, groups, per_group, *spatial))
+    by_channel = b.reshape(swapped(b, split, 0, 2), shape=(per_group, groups * rows, *spatial))
+    taps = b.convolution(
+        by_channel,
+        swapped(b, narrow, 0, 1),
+        strides=dilation,
+        padding=padding,
+        dilation=strides,
+        groups=groups,
+        transposed=False,
+        output_padding=(0,) * len(strides),
+    )
+    shape = b.tensor(w).shape
+    reached = (per_group, shape[0], *shape[2:])
+    if b.tensor(taps).shape != reached:
+        taps = b.slice(taps, starts=(0,) * len(shape), shape=reached, steps=(1,) * len(shape))
+    return swapped(b, taps, 0, 1)
+
+
+def _slide(
+    x: np.ndarray,
+    w: np.ndarray,
+    strides: tuple[int, ...],
+    padding: tuple[tuple[int, int], ...],
+    dilation: tuple[int, ...],
+    groups: int,
+) -> np.ndarray:
+    rows, channels, *sizes = x.shape
+    counts: Any = window_counts("convolution", sizes, w.shape[2:], strides, padding, dilation)
+    weights = w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
+    result = np.zeros((rows, w.shape[0], *counts), x.dtype)
+    for over, elements in windows(x, w.shape[2:], counts, strides, padding, dilation, 0):
+        columns = elements.reshape(rows, groups, channels // groups, prod(counts))
+        result += np.matmul(weights[(..., *over)], columns).reshape(result.shape)
+    return result
+
+
+def _spread(
+    x: np.ndarray,
+    w: np.ndarray,
+    strides: tuple[int, ...],
+    padding: tuple[tuple[int, int], ...],
+    dilation: tuple[int, ...],
+    groups: int,
+    output_padding: tuple[int, ...],
+) -> np.ndarray:
+    rows, channels, *sizes = x.shape
+    kernel = w.shape[2:]
+    reach = [
+        (size - 1) * stride + step * (extent - 1) + 1 + extra
+        for size, stride, step, extent, extra in zip(sizes, strides, dilation, kernel, output_padding, strict=True)
+    ]
+    weights = np.swapaxes(w.reshape(groups, w.shape[0] // groups, *w.shape[1:]), 1, 2)
+    columns = x.reshape(rows, groups, channels // groups, prod(sizes))
+    result = np.zeros((rows, groups * w.shape[1], *reach), x.dtype)
+    for over in np.ndindex(*kernel):
+        part = np.matmul(weights[(..., *over)], columns)
+        result[(..., *window_slices(over, sizes, strides, dilation))] += part.reshape(*result.shape[:2], *sizes)
+    inner = (slice(low, size - high) for (low, high), size in zip(padding, reach, strict=True))
+    return result[(..., *inner)]
