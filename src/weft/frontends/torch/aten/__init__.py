@@ -1,0 +1,15 @@
+"""Converters from ATen operators to graph ops, a file a family. Importing this package fills `CONVERTERS`."""
+
+from weft.frontends.torch.aten import backward as backward
+from weft.frontends.torch.aten import convolution as convolution
+from weft.frontends.torch.aten import create as create
+from weft.frontends.torch.aten import index as index
+from weft.frontends.torch.aten import linalg as linalg
+from weft.frontends.torch.aten import nn as nn
+from weft.frontends.torch.aten import pointwise as pointwise
+from weft.frontends.torch.aten import pooling as pooling
+from weft.frontends.torch.aten import reduction as reduction
+from weft.frontends.torch.aten import scatter as scatter
+from weft.frontends.torch.aten import shape as shape
+from weft.frontends.torch.aten import sorting as sorting
+from weft.frontends.torch.aten.table import CONVERTERS as CONVERTERS

@@ -1,0 +1,184 @@
+"""Reading and writing at computed places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from xdsl.ir import SSAValue
+
+from weft.errors import UnsupportedError
+from weft.frontends.torch.aten.shape import normal_start
+from weft.frontends.torch.aten.table import aten
+from weft.frontends.torch.builder import ImportBuilder, normal_dim
+from weft.ir.expr import Size
+from weft.ir.types import boolean, i64
+
+Indices = Sequence[SSAValue | None]
+
+
+@aten("index.Tensor", "_unsafe_index.Tensor")
+def index(b: ImportBuilder, x: SSAValue, indices: Indices) -> SSAValue:
+    dims, places = _indexed(b, indices)
+    if len(dims) == 1:
+        return b.emit("take", x, places[0], dim=dims[0])
+    return b.emit("index", x, *places, dims=dims, position=_position(dims))
+
+
+def _indexed(b: ImportBuilder, indices: Indices) -> tuple[tuple[int, ...], list[SSAValue]]:
+    """The dimensions that are indexed, and by what."""
+    given = [(d, place) for d, place in enumerate(indices) if place is not None]
+    if any(b.dtype(place) == boolean for _, place in given):
+        raise UnsupportedError("a mask as an index has a result whose size depends on data")
+    return tuple(d for d, _ in given), [place for _, place in given]
+
+
+def _position(dims: tuple[int, ...]) -> int:
+    """Where the dimensions of the indices go: in place of neighbours, else in front."""
+    neighbours = dims == tuple(range(dims[0], dims[0] + len(dims)))
+    return dims[0] if neighbours else 0
+
+
+@aten("index_put", "_unsafe_index_put")
+def index_put(b: ImportBuilder, x: SSAValue, indices: Indices, values: SSAValue, accumulate: bool = False) -> SSAValue:
+    values = b.to(values, b.dtype(x))
+    masks = [(d, place) for d, place in enumerate(indices) if place is not None and b.dtype(place) == boolean]
+    if masks:
+        return _masked_put(b, x, indices, masks, values, accumulate)
+    dims, places = _indexed(b, indices)
+    position = _position(dims)
+    rest = [size for d, size in enumerate(b.shape(x)) if d not in dims]
+    rank = max(b.rank(place) for place in places)
+    chosen = _broadcast(b, places, rank)
+    shape = (*rest[:position], *chosen, *rest[position:])
+    return b.emit("index_put", x, *places, b.expand(values, shape), dims=dims, position=position, accumulate=accumulate)
+
+
+def _broadcast(b: ImportBuilder, places: Sequence[SSAValue], rank: int) -> list[Size]:
+    shape: list[Size] = [1] * rank
+    for place in places:
+        for d, size in enumerate(reversed(b.shape(place)), 1):
+            shape[-d] = size if size != 1 else shape[-d]
+    return shape
+
+
+def _masked_put(
+    b: ImportBuilder,
+    x: SSAValue,
+    indices: Indices,
+    masks: Sequence[tuple[int, SSAValue]],
+    values: SSAValue,
+    accumulate: bool,
+) -> SSAValue:
+    """One mask over the first dimensions: the n-th true element takes the n-th of the values, or the only one."""
+    given = [place for place in indices if place is not None]
+    ((dim, mask), *others) = masks
+    if len(given) != 1 or others or dim:
+        raise UnsupportedError("a mask among other indices chooses elements whose number depends on data")
+    chosen, trailing = b.rank(mask), b.shape(x)[b.rank(mask) :]
+    where = b.view(mask, (*b.shape(mask), *(1 for _ in trailing)))
+    if b.rank(values) > len(trailing) and b.shape(values)[0] != 1:
+        values = b.expand(values, (b.shape(values)[0], *trailing))
+        taken = b.emit("take", values, _ordinal(b, flat(b, mask)), dim=0)
+        values = b.view(taken, (*b.shape(x)[:chosen], *trailing))
+    elif b.rank(values) > len(trailing):
+        values = b.view(values, b.shape(values)[1:])
+    if accumulate:
+        values = b.emit("add", x, values)
+    return b.emit("where", where, values, x)
+
+
+def _ordinal(b: ImportBuilder, mask: SSAValue) -> SSAValue:
+    """How many true elements stand before each one, in a row of booleans; for those that are false, any place."""
+    count = b.emit("cumsum", b.to(mask, i64), dim=0)
+    return b.emit("maximum", b.emit("sub", count, b.number(1, i64)), b.number(0, i64))
+
+
+@aten("index_select")
+def index_select(b: ImportBuilder, x: SSAValue, dim: int, places: SSAValue) -> SSAValue:
+    if not b.rank(x):
+        return b.expand(x, b.result.shape)
+    dim = normal_dim(dim, b.rank(x))
+    return b.emit("take", x, b.view(places, (b.result.shape[dim],)), dim=dim)
+
+
+@aten("embedding")
+def embedding(b: ImportBuilder, weight: SSAValue, places: SSAValue, *_options: Any, **__: Any) -> SSAValue:
+    return b.emit("take", weight, places, dim=0)
+
+
+@aten("gather")
+def gather(b: ImportBuilder, x: SSAValue, dim: int, places: SSAValue, **options: Any) -> SSAValue:
+    result = b.result
+    x, places = at_least_1d(b, x), at_least_1d(b, places)
+    return b.view(b.emit("gather", x, places, dim=normal_dim(dim, b.rank(x))), result.shape)
+
+
+def at_least_1d(b: ImportBuilder, x: SSAValue) -> SSAValue:
+    """A tensor without dimensions as one with a single element."""
+    return x if b.rank(x) else b.view(x, (1,))
+
+
+@aten("take")
+def take(b: ImportBuilder, x: SSAValue, places: SSAValue) -> SSAValue:
+    return b.emit("take", flat(b, x), places, dim=0)
+
+
+def flat(b: ImportBuilder, x: SSAValue) -> SSAValue:
+    """All elements in a row."""
+    total: Size = 1
+    for size in b.shape(x):
+        total = total * size
+    return b.view(x, (total,))
+
+
+@aten("put")
+def put(b: ImportBuilder, x: SSAValue, places: SSAValue, source: SSAValue, accumulate: bool = False) -> SSAValue:
+    row = b.emit(
+        "index_put", flat(b, x), flat(b, places), flat(b, source), dims=(0,), position=0, accumulate=accumulate
+    )
+    return b.view(row, b.shape(x))
+
+
+@aten("masked_scatter")
+def masked_scatter(b: ImportBuilder, x: SSAValue, mask: SSAValue, source: SSAValue) -> SSAValue:
+    """The n-th true element of the mask takes the n-th element of the source."""
+    shape = b.result.shape
+    taken = b.emit("take", flat(b, source), _ordinal(b, flat(b, b.expand(mask, shape))), dim=0)
+    return b.emit("where", b.expand(mask, shape), b.view(taken, shape), b.expand(x, shape))
+
+
+@aten("masked_fill.Scalar", "masked_fill.Tensor")
+def masked_fill(b: ImportBuilder, x: SSAValue, mask: SSAValue, value: Any) -> SSAValue:
+    return b.emit("where", mask, b.operand(value, b.dtype(x)), x)
+
+
+@aten("slice_scatter")
+def slice_scatter(
+    b: ImportBuilder,
+    x: SSAValue,
+    source: SSAValue,
+    dim: int = 0,
+    start: Size | None = None,
+    end: Size | None = None,
+    step: int = 1,
+) -> SSAValue:
+    dim = normal_dim(dim, b.rank(x))
+    begin = normal_start(start, b.shape(x)[dim])
+    return update(b, x, b.to(source, b.dtype(x)), dim, begin, step)
+
+
+def update(b: ImportBuilder, x: SSAValue, source: SSAValue, dim: int, start: Size, step: int = 1) -> SSAValue:
+    """`x` with the source written over part of one dimension."""
+    if start == 0 and step == 1 and b.shape(source) == b.shape(x):
+        return source
+    starts = tuple(start if d == dim else 0 for d in range(b.rank(x)))
+    steps = tuple(step if d == dim else 1 for d in range(b.rank(x)))
+    return b.emit("update_slice", x, source, starts=starts, steps=steps)
+
+
+@aten("select_scatter")
+def select_scatter(b: ImportBuilder, x: SSAValue, source: SSAValue, dim: int, place: Size) -> SSAValue:
+    dim = normal_dim(dim, b.rank(x))
+    source = b.unsqueeze(b.to(source, b.dtype(x)), dim)
+    return update(b, x, source, dim, normal_start(place, b.shape(x)[dim]))

@@ -1,0 +1,299 @@
+"""Neural-network operators: softmax, normalisation, attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from xdsl.ir import SSAValue
+
+from weft.errors import UnsupportedError
+from weft.frontends.torch.aten.index import at_least_1d
+from weft.frontends.torch.aten.reduction import vector_norm
+from weft.frontends.torch.aten.table import aten
+from weft.frontends.torch.builder import ImportBuilder, normal_dim
+from weft.ir.expr import Size
+from weft.ir.types import boolean, i64
+from weft.ops import composites
+
+Many = tuple[SSAValue | None, ...]
+
+
+@aten("_softmax", "softmax.int", "_safe_softmax")
+def softmax(b: ImportBuilder, x: SSAValue, dim: int, *_half_to_float: Any, **options: Any) -> SSAValue:
+    result = _along(b, composites.softmax, x, dim)
+    if "_safe_softmax" not in str(b.node.target):
+        return result
+    # Where every element is -∞ there is nothing to distribute: torch's safe variant gives zeros, not NaN.
+    hidden = b.emit("eq", x, b.number(-math.inf, b.dtype(x)))
+    nothing = b.emit("all", hidden, dims=(normal_dim(dim, b.rank(x)),), keep=True)
+    return b.emit("where", nothing, b.number(0, b.dtype(result)), result)
+
+
+@aten("_log_softmax", "log_softmax.int")
+def log_softmax(b: ImportBuilder, x: SSAValue, dim: int, *_half_to_float: Any, **options: Any) -> SSAValue:
+    return _along(b, composites.log_softmax, x, dim)
+
+
+def _along(b: ImportBuilder, function: Callable[..., SSAValue], x: SSAValue, dim: int) -> SSAValue:
+    row = at_least_1d(b, b.to(x, b.result.dtype))
+    return b.view(function(b, row, normal_dim(dim, b.rank(row))), b.shape(x))
+
+
+@aten("native_layer_norm")
+def layer_norm(
+    b: ImportBuilder,
+    x: SSAValue,
+    shape: Sequence[Size],
+    weight: SSAValue | None,
+    bias: SSAValue | None,
+    eps: float,
+) -> Many:
+    rank = b.rank(x)
+    return composites.layer_norm(b, x, weight, bias, tuple(range(rank - len(shape), rank)), eps)
+
+
+@aten("_fused_rms_norm")
+def rms_norm(b: ImportBuilder, x: SSAValue, shape: Sequence[Size], weight: SSAValue | None, eps: float | None) -> Many:
+    if eps is None:
+        raise UnsupportedError("the default eps of rms_norm depends on the type")
+    rank = b.rank(x)
+    return composites.rms_norm(b, x, weight, tuple(range(rank - len(shape), rank)), eps)
+
+
+@aten("native_group_norm")
+def group_norm(
+    b: ImportBuilder,
+    x: SSAValue,
+    weight: SSAValue | None,
+    bias: SSAValue | None,
+    rows: Size,
+    channels: Size,
+    spatial: Size,
+    groups: int,
+    eps: float,
+) -> Many:
+    return composites.group_norm(b, x, weight, bias, groups, eps)
+
+
+@aten("_native_batch_norm_legit_no_training")
+def batch_norm_inference(
+    b: ImportBuilder,
+    x: SSAValue,
+    weight: SSAValue | None,
+    bias: SSAValue | None,
+    mean: SSAValue,
+    variance: SSAValue,
+    momentum: float,
+    eps: float,
+) -> Many:
+    return _fixed_batch_norm(b, x, weight, bias, mean, variance, eps)
+
+
+def _fixed_batch_norm(
+    b: ImportBuilder,
+    x: SSAValue,
+    weight: SSAValue | None,
+    bias: SSAValue | None,
+    mean: SSAValue,
+    variance: SSAValue,
+    eps: float,
+) -> Many:
+    """The result by running statistics; what training would save is left empty."""
+    empty = [b.zeros(result) for result in b.results[1:3] if result is not None]
+    return composites.batch_norm(b, x, weight, bias, mean, variance, eps), *empty
+
+
+@aten("_native_batch_norm_legit_functional")
+def batch_norm(
+    b: ImportBuilder,
+    x: SSAValue,
+    weight: SSAValue | None,
+    bias: SSAValue | None,
+    mean: SSAValue,
+    variance: SSAValue,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Many:
+    if not training:
+        return *_fixed_batch_norm(b, x, weight, bias, mean, variance, eps), mean, variance
+    return *_training(b, x, weight, bias, eps), *_updated(b, x, mean, variance, momentum)
+
+
+@aten("_batch_norm_with_update_functional")
+def batch_norm_with_update(
+    b: ImportBuilder,
+    x: SSAValue,
+    weight: SSAValue | None,
+    bias: SSAValue | None,
+    mean: SSAValue,
+    variance: SSAValue,
+    momentum: float,
+    eps: float,
+) -> Many:
+    reserve = b.results[3]
+    assert reserve is not None
+    return *_training(b, x, weight, bias, eps), b.zeros(reserve), *_updated(b, x, mean, variance, momentum)
+
+
+@aten("_native_batch_norm_legit.no_stats")
+def batch_norm_without_statistics(
+    b: ImportBuilder,
+    x: SSAValue,
+    weight: SSAValue | None,
+    bias: SSAValue | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Many:
+    return _training(b, x, weight, bias, eps)
+
+
+def _statistics(b: ImportBuilder, x: SSAValue, correction: float) -> tuple[SSAValue, SSAValue]:
+    """The variance and the mean of each channel."""
+    dims = (0, *range(2, b.rank(x)))
+    return composites.var_mean(b, b.wide(x), dims, False, correction)
+
+
+def _training(b: ImportBuilder, x: SSAValue, weight: SSAValue | None, bias: SSAValue | None, eps: float) -> Many:
+    variance, mean = _statistics(b, x, 0)
+    rstd = b.emit("rsqrt", b.emit("add", variance, b.number(eps, b.dtype(variance))))
+    return composites.batch_norm(b, x, weight, bias, mean, variance, eps), mean, rstd
+
+
+def _updated(
+    b: ImportBuilder, x: SSAValue, mean: SSAValue, variance: SSAValue, momentum: float
+) -> tuple[SSAValue, SSAValue]:
+    """Running statistics after this batch; that of the variance is not biased."""
+    new_variance, new_mean = _statistics(b, x, 1)
+    return _moved(b, mean, new_mean, momentum), _moved(b, variance, new_variance, momentum)
+
+
+def _moved(b: ImportBuilder, running: SSAValue, new: SSAValue, momentum: float) -> SSAValue:
+    dtype = b.dtype(new)
+    old = b.emit("mul", b.to(running, dtype), b.number(1 - momentum, dtype))
+    return b.to(b.emit("add", b.emit("mul", new, b.number(momentum, dtype)), old), b.dtype(running))
+
+
+@aten("_scaled_dot_product_flash_attention_for_cpu")
+def flash_attention(
+    b: ImportBuilder,
+    query: SSAValue,
+    key: SSAValue,
+    value: SSAValue,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    attn_mask: SSAValue | None = None,
+    scale: float | None = None,
+) -> Many:
+    if dropout:
+        raise UnsupportedError("attention with dropout")
+    if b.is_used(1) and not b.strict:
+        raise UnsupportedError("attention that is trained: torch's kernel keeps what its backward needs")
+    operands = [query, key, value]
+    if attn_mask is not None:
+        shape = (*b.shape(query)[:-1], b.shape(key)[-2])
+        operands.append(b.expand(attn_mask, shape))
+    factor = _scale(b, query, scale)
+    out = b.emit("attention", *operands, causal=causal, scale=factor)
+    if not b.is_used(1):
+        return out, None
+    scores = attention_scores(b, query, key, attn_mask, causal, factor)
+    return out, composites.logsumexp(b, scores, (b.rank(scores) - 1,), False)
+
+
+def _scale(b: ImportBuilder, query: SSAValue, scale: float | None) -> float:
+    if scale is not None:
+        return scale
+    width = b.shape(query)[-1]
+    if not isinstance(width, int):
+        raise UnsupportedError("attention over heads of symbolic width")
+    return 1.0 / math.sqrt(width)
+
+
+def attention_scores(
+    b: ImportBuilder, query: SSAValue, key: SSAValue, mask: SSAValue | None, causal: bool, scale: float
+) -> SSAValue:
+    """What softmax is taken of, in a type that keeps sums: `scale * query @ keyᵀ + mask`."""
+    query, key = b.wide(query), b.wide(key)
+    dtype = b.dtype(query)
+    rank = b.rank(key)
+    turned = b.transpose(key, [*range(rank - 2), rank - 1, rank - 2])
+    scores = b.emit("mul", b.emit("dot", query, turned), b.number(scale, dtype))
+    never = b.number(-math.inf, dtype)
+    if causal:
+        *_, rows, columns = b.shape(scores)
+        past = b.emit("ge", b.unsqueeze(b.iota_of(rows), 1), b.iota_of(columns))
+        scores = b.emit("where", past, scores, never)
+    if mask is None:
+        return scores
+    if b.dtype(mask) == boolean:
+        return b.emit("where", mask, scores, never)
+    return b.emit("add", scores, b.to(mask, dtype))
+
+
+@aten("_scaled_dot_product_flash_attention_for_cpu_backward")
+def flash_attention_backward(
+    b: ImportBuilder,
+    grad: SSAValue,
+    query: SSAValue,
+    key: SSAValue,
+    value: SSAValue,
+    out: SSAValue,
+    logsumexp: SSAValue,
+    dropout: float,
+    causal: bool,
+    *,
+    attn_mask: SSAValue | None = None,
+    scale: float | None = None,
+) -> Many:
+    if dropout or not b.strict:
+        raise UnsupportedError("torch's kernel for the backward of attention")
+    factor = _scale(b, query, scale)
+    scores = attention_scores(b, query, key, attn_mask, causal, factor)
+    dtype = b.dtype(scores)
+    grad, query, key, value, out = (b.to(x, dtype) for x in (grad, query, key, value, out))
+    rank = b.rank(scores)
+    turn = [*range(rank - 2), rank - 1, rank - 2]
+    weights = b.emit("exp", b.emit("sub", scores, b.unsqueeze(b.to(logsumexp, dtype), rank - 1)))
+    on_weights = b.emit("dot", grad, b.transpose(value, turn))
+    row = b.emit("sum", b.emit("mul", grad, out), dims=(rank - 1,), keep=True)
+    on_scores = b.emit("mul", b.emit("mul", weights, b.emit("sub", on_weights, row)), b.number(factor, dtype))
+    return (
+        b.emit("dot", on_scores, key),
+        b.emit("dot", b.transpose(on_scores, turn), query),
+        b.emit("dot", b.transpose(weights, turn), grad),
+    )
+
+
+@aten("_cdist_forward")
+def cdist(b: ImportBuilder, x: SSAValue, y: SSAValue, p: float, _mode: int | None) -> SSAValue:
+    """The p-norms of the differences between all rows of `x` and all rows of `y`."""
+    batch = b.result.shape[:-2]
+    x = b.expand(x, (*batch, *b.shape(x)[-2:]))
+    y = b.expand(y, (*batch, *b.shape(y)[-2:]))
+    rank = b.rank(x)
+    difference = b.emit("sub", b.unsqueeze(x, rank - 1), b.unsqueeze(y, rank - 2))
+    return vector_norm(b, difference, p, [rank])
+
+
+@aten("_pdist_forward")
+def pdist(b: ImportBuilder, x: SSAValue, p: float = 2) -> SSAValue:
+    """The p-norms of the differences between each row and every later one."""
+    rows = b.shape(x)[0]
+    if not isinstance(rows, int):
+        raise UnsupportedError("pdist of a symbolic number of rows")
+    pairs = b.emit("iota", shape=(rows * rows,), dim=0, dtype=i64, start=0, step=1)
+    width = b.number(rows, i64)
+    first = b.emit("floordiv", pairs, width)
+    second = b.emit("remainder", pairs, width)
+    # Pairs (i, j) with i < j come first, in order, when sorted stably by whether they do not.
+    late = b.to(b.emit("ge", first, second), i64)
+    _, order = b.emit("sort", late, dim=0, descending=False, stable=True)
+    chosen = b.emit("slice", order, starts=(0,), shape=b.result.shape, steps=(1,))
+    rows_of = (b.emit("take", first, chosen, dim=0), b.emit("take", second, chosen, dim=0))
+    left, right = (b.emit("take", x, row, dim=0) for row in rows_of)
+    return vector_norm(b, b.emit("sub", left, right), p, [1])

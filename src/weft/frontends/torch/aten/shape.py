@@ -1,0 +1,262 @@
+"""Views and movements: shapes, orders, slices, joins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from xdsl.ir import SSAValue
+
+from weft.errors import UnsupportedError
+from weft.frontends.torch.aten.table import aten
+from weft.frontends.torch.builder import ImportBuilder, normal_dim
+from weft.frontends.torch.dtypes import Operand
+from weft.frontends.torch.sizes import size_of
+from weft.frontends.torch.strides import storage_order
+from weft.ir.expr import Expr, Size
+from weft.ir.types import boolean, i64
+
+Sizes = Sequence[Size]
+
+
+@aten("view", "_unsafe_view", "reshape", "view_copy", "_reshape_alias", "_reshape_copy", "prims.reshape")
+def view(b: ImportBuilder, x: SSAValue, shape: Sizes, *_strides: Any) -> SSAValue:
+    return b.view(x, b.result.shape)
+
+
+@aten("expand", "expand_copy", "broadcast_to")
+def expand(b: ImportBuilder, x: SSAValue, shape: Sizes, **options: Any) -> SSAValue:
+    return b.expand(x, b.result.shape)
+
+
+@aten("permute", "permute_copy", "prims.transpose")
+def permute(b: ImportBuilder, x: SSAValue, dims: Sequence[int]) -> SSAValue:
+    return b.transpose(x, [normal_dim(d, b.rank(x)) for d in dims])
+
+
+@aten("transpose.int", "transpose_copy.int")
+def transpose(b: ImportBuilder, x: SSAValue, first: int, second: int) -> SSAValue:
+    order = list(range(b.rank(x)))
+    if order:
+        first, second = normal_dim(first, len(order)), normal_dim(second, len(order))
+        order[first], order[second] = order[second], order[first]
+    return b.transpose(x, order)
+
+
+@aten("t", "t_copy")
+def t(b: ImportBuilder, x: SSAValue) -> SSAValue:
+    return b.transpose(x, list(reversed(range(b.rank(x)))))
+
+
+@aten("unsqueeze", "unsqueeze_copy")
+@aten("squeeze", "squeeze.dim", "squeeze.dims", "squeeze_copy", "squeeze_copy.dim", "squeeze_copy.dims")
+def resized(b: ImportBuilder, x: SSAValue, *_dims: Any) -> SSAValue:
+    return b.view(x, b.result.shape)
+
+
+def slice_dim(b: ImportBuilder, x: SSAValue, dim: int, start: Size, count: Size, step: int = 1) -> SSAValue:
+    """`count` elements of one dimension, from `start` in steps."""
+    shape = list(b.shape(x))
+    if start == 0 and step == 1 and count == shape[dim]:
+        return x
+    starts: list[Size] = [0] * len(shape)
+    steps = [1] * len(shape)
+    starts[dim], shape[dim], steps[dim] = start, count, step
+    return b.emit("slice", x, starts=tuple(starts), shape=tuple(shape), steps=tuple(steps))
+
+
+def normal_start(start: Size | None, size: Size) -> Size:
+    """The first index of a slice, counted from the front and not past the end."""
+    if start is None:
+        return 0
+    if isinstance(start, int) and start < 0:
+        start = start + size
+        return max(start, 0) if isinstance(start, int) else start
+    return min(start, size) if isinstance(start, int) and isinstance(size, int) else start
+
+
+@aten("slice.Tensor", "slice_copy.Tensor")
+def slice_(
+    b: ImportBuilder, x: SSAValue, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1
+) -> SSAValue:
+    dim = normal_dim(dim, b.rank(x))
+    return slice_dim(b, x, dim, normal_start(start, b.shape(x)[dim]), b.result.shape[dim], step)
+
+
+@aten("narrow_copy", "narrow")
+def narrow(b: ImportBuilder, x: SSAValue, dim: int, start: Size, length: Size) -> SSAValue:
+    return slice_(b, x, dim, start)
+
+
+@aten("select.int", "select_copy.int")
+def select(b: ImportBuilder, x: SSAValue, dim: int, index: Size) -> SSAValue:
+    dim = normal_dim(dim, b.rank(x))
+    return b.view(slice_dim(b, x, dim, normal_start(index, b.shape(x)[dim]), 1), b.result.shape)
+
+
+@aten("split_with_sizes", "split_with_sizes_copy", "split.Tensor", "split.sizes", "split_copy.Tensor")
+def split(b: ImportBuilder, x: SSAValue, _sizes: Any, dim: int = 0) -> tuple[SSAValue, ...]:
+    dim = normal_dim(dim, b.rank(x))
+    pieces: list[SSAValue] = []
+    offset: Size = 0
+    for result in b.results:
+        assert result is not None
+        pieces.append(slice_dim(b, x, dim, offset, result.shape[dim]))
+        offset = offset + result.shape[dim]
+    return tuple(pieces)
+
+
+@aten("unbind.int", "unbind_copy.int")
+def unbind(b: ImportBuilder, x: SSAValue, dim: int = 0) -> tuple[SSAValue, ...]:
+    dim = normal_dim(dim, b.rank(x))
+    return tuple(
+        b.view(slice_dim(b, x, dim, position, 1), result.shape)
+        for position, result in enumerate(b.results)
+        if result is not None
+    )
+
+
+@aten("cat", "concat")
+def cat(b: ImportBuilder, tensors: Sequence[SSAValue], dim: int = 0) -> SSAValue:
+    result = b.result
+    # A one-dimensional tensor without elements may stand among others of any shape.
+    parts = [b.to(x, result.dtype) for x in tensors if b.shape(x) != (0,) or result.rank == 1]
+    if len(parts) == 1:
+        return parts[0]
+    return b.emit("concat", *parts, dim=normal_dim(dim, result.rank))
+
+
+@aten("stack")
+def stack(b: ImportBuilder, tensors: Sequence[SSAValue], dim: int = 0) -> SSAValue:
+    dim = normal_dim(dim, b.result.rank)
+    return b.emit("concat", *(b.unsqueeze(b.to(x, b.result.dtype), dim) for x in tensors), dim=dim)
+
+
+@aten("flip")
+def flip(b: ImportBuilder, x: SSAValue, dims: Sequence[int]) -> SSAValue:
+    shape = b.shape(x)
+    turned = {normal_dim(d, len(shape)) for d in dims} if shape else set[int]()
+    starts = tuple(size - 1 if d in turned else 0 for d, size in enumerate(shape))
+    if not turned or 0 in shape:
+        return x
+    return b.emit(
+        "slice", x, starts=starts, shape=shape, steps=tuple(-1 if d in turned else 1 for d in range(len(shape)))
+    )
+
+
+@aten("roll")
+def roll(b: ImportBuilder, x: SSAValue, shifts: Sequence[Size], dims: Sequence[int] = ()) -> SSAValue:
+    if not dims:
+        return b.view(b.emit("roll", _flat(b, x), shifts=tuple(shifts), dims=(0,)), b.shape(x))
+    return b.emit("roll", x, shifts=tuple(shifts), dims=tuple(normal_dim(d, b.rank(x)) for d in dims))
+
+
+def _flat(b: ImportBuilder, x: SSAValue) -> SSAValue:
+    total: Size = 1
+    for size in b.shape(x):
+        total = total * size
+    return b.view(x, (total,))
+
+
+@aten("repeat")
+def repeat(b: ImportBuilder, x: SSAValue, repeats: Sequence[Size]) -> SSAValue:
+    shape = (1,) * (len(repeats) - b.rank(x)) + b.shape(x)
+    if all(count == 1 or size == 1 for count, size in zip(repeats, shape, strict=True)):
+        return b.expand(b.view(x, shape), b.result.shape)
+    apart = [part for size in shape for part in (1, size)]
+    spread = [part for count, size in zip(repeats, shape, strict=True) for part in (count, size)]
+    return b.view(b.expand(b.view(x, apart), spread), b.result.shape)
+
+
+@aten("as_strided", "as_strided_copy")
+def as_strided(b: ImportBuilder, x: SSAValue, shape: Sizes, strides: Sizes, offset: Size | None = None) -> SSAValue:
+    start = _relative_offset(b, offset)
+    ordered = b.transpose(x, storage_order(b.meta_of(0)))
+    return b.emit("as_strided", ordered, shape=b.result.shape, strides=tuple(strides), offset=start)
+
+
+@aten("as_strided_scatter")
+def as_strided_scatter(
+    b: ImportBuilder, x: SSAValue, source: SSAValue, shape: Sizes, strides: Sizes, offset: Size | None = None
+) -> SSAValue:
+    order = storage_order(b.meta_of(0))
+    ordered = b.transpose(x, order)
+    flat = _flat(b, ordered)
+    start = _relative_offset(b, offset)
+    places = b.emit("as_strided", b.iota_of(b.shape(flat)[0]), shape=tuple(shape), strides=tuple(strides), offset=start)
+    source = b.expand(b.to(source, b.dtype(x)), tuple(shape))
+    written = b.emit("index_put", flat, places, source, dims=(0,), position=0, accumulate=False)
+    inverse = [order.index(d) for d in range(len(order))]
+    return b.transpose(b.view(written, b.shape(ordered)), inverse)
+
+
+def _relative_offset(b: ImportBuilder, offset: Size | None) -> Size:
+    """Where in the tensor's own memory a strided view starts."""
+    own = size_of(b.meta_of(0).storage_offset())
+    if own != 0:
+        raise UnsupportedError("a strided view of a tensor that starts within its memory")
+    return 0 if offset is None else offset
+
+
+@aten("diagonal", "diagonal_copy")
+def diagonal(b: ImportBuilder, x: SSAValue, offset: int = 0, dim1: int = 0, dim2: int = 1) -> SSAValue:
+    rank = b.rank(x)
+    return b.emit("diagonal", x, dim1=normal_dim(dim1, rank), dim2=normal_dim(dim2, rank), offset=offset)
+
+
+@aten("diagonal_scatter")
+def diagonal_scatter(
+    b: ImportBuilder, x: SSAValue, source: SSAValue, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> SSAValue:
+    rank = b.rank(x)
+    dim1, dim2 = normal_dim(dim1, rank), normal_dim(dim2, rank)
+    count = b.shape(source)[-1]
+    row = b.iota_of(count)
+    places = [b.emit("add", row, b.number(max(shift, 0), i64)) for shift in (-offset, offset)]
+    source = b.to(source, b.dtype(x))
+    return b.emit("index_put", x, *places, source, dims=(dim1, dim2), position=rank - 2, accumulate=False)
+
+
+@aten("constant_pad_nd")
+def constant_pad(b: ImportBuilder, x: SSAValue, pad: Sequence[Size], value: Operand = 0) -> SSAValue:
+    """Pairs of paddings from the last dimension on; a negative one cuts off."""
+    shape = b.shape(x)
+    low: list[Size] = [0] * len(shape)
+    high: list[Size] = [0] * len(shape)
+    for pair in range(len(pad) // 2):
+        low[len(shape) - 1 - pair], high[len(shape) - 1 - pair] = pad[2 * pair], pad[2 * pair + 1]
+    kept = list(shape)
+    starts: list[Size] = [0] * len(shape)
+    for d in range(len(shape)):
+        for side in (low, high):
+            if _negative(side[d]):
+                kept[d] = kept[d] + side[d]
+                starts[d] = starts[d] - side[d] if side is low else starts[d]
+                side[d] = 0
+    if tuple(kept) != shape:
+        x = b.emit("slice", x, starts=tuple(starts), shape=tuple(kept), steps=(1,) * len(shape))
+    if all(size == 0 for size in (*low, *high)):
+        return x
+    if isinstance(value, SSAValue | Expr):
+        raise UnsupportedError("padding with a value that is computed")
+    dtype = b.dtype(x)
+    number = bool(value) if dtype == boolean else float(value) if dtype.is_float else int(value)
+    return b.emit("pad", x, low=tuple(low), high=tuple(high), value=number)
+
+
+def _negative(size: Size) -> bool:
+    return isinstance(size, int) and size < 0
+
+
+@aten("unfold", "unfold_copy")
+def unfold(b: ImportBuilder, x: SSAValue, dim: int, size: int, step: int) -> SSAValue:
+    """Windows of one dimension; the place within the window is a new last dimension."""
+    if not b.rank(x):
+        return b.view(x, b.result.shape)
+    dim = normal_dim(dim, b.rank(x))
+    count = b.result.shape[dim]
+    starts = b.emit("mul", b.iota_of(count), b.number(step, i64))
+    places = b.emit("add", b.unsqueeze(starts, 1), b.iota_of(size))
+    taken = b.emit("take", x, places, dim=dim)
+    rank = b.rank(taken)
+    return b.transpose(taken, [*range(dim + 1), *range(dim + 2, rank), dim + 1])

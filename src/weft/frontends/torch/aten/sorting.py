@@ -1,0 +1,56 @@
+"""Sorting and selection by rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xdsl.ir import SSAValue
+
+from weft.frontends.torch.aten.index import at_least_1d
+from weft.frontends.torch.aten.table import aten
+from weft.frontends.torch.builder import ImportBuilder, normal_dim
+from weft.ir.expr import Size
+
+Pair = tuple[SSAValue, SSAValue]
+
+
+def sorted_pair(b: ImportBuilder, x: SSAValue, dim: int, descending: bool) -> Pair:
+    """The elements in order along a dimension, and where they were."""
+    shape = b.shape(x)
+    row = at_least_1d(b, x)
+    values, places = b.emit("sort", row, dim=normal_dim(dim, b.rank(row)), descending=descending, stable=True)
+    return b.view(values, shape), b.view(places, shape)
+
+
+@aten("sort")
+def sort(b: ImportBuilder, x: SSAValue, dim: int = -1, descending: bool = False) -> Pair:
+    return sorted_pair(b, x, dim, descending)
+
+
+@aten("sort.stable")
+def sort_stable(b: ImportBuilder, x: SSAValue, **options: Any) -> Pair:
+    return sorted_pair(b, x, options.get("dim", -1), options.get("descending", False))
+
+
+@aten("topk")
+def topk(b: ImportBuilder, x: SSAValue, k: Size, dim: int = -1, largest: bool = True, ordered: bool = True) -> Pair:
+    result = b.result
+    row = at_least_1d(b, x)
+    values, places = b.emit("topk", row, k=k, dim=normal_dim(dim, b.rank(row)), largest=largest, sorted=ordered)
+    return b.view(values, result.shape), b.view(places, result.shape)
+
+
+@aten("cummax")
+def cummax(b: ImportBuilder, x: SSAValue, dim: int) -> Pair:
+    return _running(b, "cummax", x, dim)
+
+
+@aten("cummin")
+def cummin(b: ImportBuilder, x: SSAValue, dim: int) -> Pair:
+    return _running(b, "cummin", x, dim)
+
+
+def _running(b: ImportBuilder, name: str, x: SSAValue, dim: int) -> Pair:
+    row = at_least_1d(b, x)
+    values, places = b.emit(name, row, dim=normal_dim(dim, b.rank(row)))
+    return b.view(values, b.shape(x)), b.view(places, b.shape(x))

@@ -1,0 +1,136 @@
+"""The `torch.compile` backend `weft`: AOTAutograd captures graphs, each is imported, compiled and made callable."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from functorch.compile import make_boxed_func
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+from weft.config import Config
+from weft.errors import UnsupportedError
+from weft.frontends.torch.decompositions import decompositions
+from weft.frontends.torch.graph import ImportedGraph, Number, Output, Passed
+from weft.frontends.torch.importer import import_graph
+from weft.frontends.torch.opaque import OpaqueRuntime
+from weft.frontends.torch.report import Fallback, note_fallback
+from weft.ir.expr import Expr, evaluate
+
+log = logging.getLogger("weft")
+
+
+class Executor(Protocol):
+    """A compiled function: its tensors and the values of its symbols in, its results out.
+
+    Every result is a fresh tensor with the strides that the function states, also one that is an argument unchanged.
+    """
+
+    def __call__(self, tensors: Sequence[torch.Tensor], symbols: Mapping[str, int]) -> list[torch.Tensor]: ...
+
+
+def weft_backend(
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph that Dynamo captured; `options` are the fields of `weft.config.Config`.
+
+    `mode` is accepted for the sake of `torch.compile`'s signature; Weft has one mode.
+    """
+    config = Config.from_options(options)
+    compilers = {
+        name: partial(compile_graph, name=name, config=config) for name in ("forward", "backward", "inference")
+    }
+    backend: Any = aot_autograd(
+        fw_compiler=compilers["forward"],
+        bw_compiler=compilers["backward"],
+        inference_compiler=compilers["inference"],
+        decompositions=decompositions(),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
+    return backend(module, example_inputs)
+
+
+def compile_graph(
+    module: fx.GraphModule, example_inputs: Sequence[Any], *, name: str, config: Config
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """A callable for one ATen graph; what Weft cannot take at all runs as torch would run it."""
+    start = time.perf_counter()
+    try:
+        imported = import_graph(module, name, config)
+    except UnsupportedError as error:
+        if config.strict:
+            raise
+        note_fallback("the whole graph", Fallback("the whole graph", error.location, error.message))
+        return make_boxed_func(module.forward)
+    runtime = OpaqueRuntime(imported.objects)
+    executor = executor_for(imported, config, runtime)
+    log.info(
+        "compiled %s: %d nodes, %d ops, %d left to torch, %.3f s",
+        name,
+        len(module.graph.nodes),
+        len(list(imported.function.block.ops)),
+        len(imported.fallbacks),
+        time.perf_counter() - start,
+    )
+    return CompiledGraph(imported, executor)
+
+
+def executor_for(imported: ImportedGraph, config: Config, runtime: OpaqueRuntime) -> Executor:
+    """The executor for the configured target."""
+    if config.target == "reference":
+        from weft.frontends.torch.reference import ReferenceExecutor
+
+        return ReferenceExecutor(imported.function, runtime)
+    from weft.frontends.torch.executor import CpuExecutor
+    from weft.pipelines import compile_cpu
+    from weft.runtime.executable import Executable
+
+    compiled = compile_cpu(imported.function, config)
+    log.debug("stages of %s: %s", imported.function.sym_name.data, compiled.report.seconds)
+    return CpuExecutor(Executable(compiled.plan, compiled.code), runtime)
+
+
+@dataclass
+class CompiledGraph:
+    """What AOTAutograd calls: a list of arguments, which is emptied, in; the outputs out."""
+
+    imported: ImportedGraph
+    executor: Executor
+    _boxed_call: bool = True
+
+    def __call__(self, arguments: list[Any]) -> list[Any]:
+        imported = self.imported
+        symbols = imported.symbols(arguments)
+        tensors = [arguments[position] for position in imported.arguments]
+        tensors.extend(imported.constants)
+        given = list(arguments)
+        arguments.clear()
+        results = self.executor(tensors, symbols)
+        with torch.no_grad():
+            for position, result in imported.mutated:
+                given[position].copy_(results[result])
+        return [_output(output, given, results, symbols) for output in imported.outputs]
+
+
+def _output(
+    output: Output, arguments: Sequence[Any], results: Sequence[torch.Tensor], symbols: Mapping[str, int]
+) -> Any:
+    match output:
+        case Passed(argument):
+            return arguments[argument]
+        case Number(value):
+            return evaluate(value, symbols) if isinstance(value, Expr) else value
+        case _:
+            return results[output.result]

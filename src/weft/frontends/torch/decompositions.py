@@ -1,0 +1,55 @@
+"""Which operators AOTAutograd takes apart before Weft sees a graph, and which Weft takes apart when it meets them.
+
+Fewer, larger nodes import faster and say more: what Weft has an op or a converter for stays whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._decomp import decomposition_table as all_decompositions
+
+_ops: Any = torch.ops.aten
+
+# Left whole for the converters in `aten/`.
+_WHOLE: tuple[Any, ...] = (
+    _ops._scaled_dot_product_flash_attention_for_cpu.default,
+    _ops.silu.default,
+    _ops.mse_loss.default,
+)
+
+
+@lru_cache(maxsize=1)
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """The table for AOTAutograd: torch's to core ATen, less what Weft does better whole; dropout as eager draws it."""
+    table = dict(core_aten_decompositions())
+    for target in _WHOLE:
+        table.pop(target, None)
+    table[_ops.native_dropout.default] = native_dropout
+    return table
+
+
+def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Dropout whose mask takes the same numbers from the generator as eager's."""
+    if train is False or p == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    if p == 1:
+        return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
+    mask = _ops.bernoulli.p(torch.empty_like(x, dtype=torch.bool), 1.0 - p)
+    return x * mask * (1.0 / (1.0 - p)), mask
+
+
+@cache
+def decomposition_of(target: Any) -> Callable[..., Any] | None:
+    """How to express an operator that has no converter by ones that may have."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    table: Any = all_decompositions
+    found = table.get(target)
+    if found is None:
+        found = get_decompositions([target]).get(target)
+    return found

@@ -1,0 +1,129 @@
+"""Runs compiled programs on torch tensors: allocates outputs and arenas, fills the table, calls the launchers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+import numpy as np
+import torch
+
+from weft.frontends.torch.dtypes import to_torch
+from weft.frontends.torch.opaque import OpaqueRuntime
+from weft.ir.expr import evaluate
+from weft.lower.plan import CallStep, Place
+from weft.runtime.executable import Binding, Executable
+from weft.runtime.openmp import in_forked_child, pool_symbols
+
+
+@dataclass
+class Frame:
+    """The memory of one running call: an arena and the table of addresses. Kept between calls."""
+
+    binding: Binding
+    arena: torch.Tensor
+    table: np.ndarray
+    address: int
+    views: dict[Place, torch.Tensor] = field(default_factory=dict[Place, torch.Tensor])
+
+
+class CpuExecutor:
+    """A compiled function as a callable on tensors; safe to call from several threads at once."""
+
+    def __init__(self, executable: Executable, opaque: OpaqueRuntime) -> None:
+        plan = executable.plan
+        self.executable = executable
+        self.opaque = opaque
+        self.frames: dict[tuple[int, ...], list[Frame]] = {}
+        self.inputs = plan.inputs
+        self.input_strides = [plan.buffers[number].layout.strides for number in plan.inputs]
+        outputs = [n for n in dict.fromkeys(plan.outputs) if plan.buffers[n].role == "output"]
+        self.allocated = [(n, to_torch(plan.buffers[n].tensor.dtype)) for n in outputs]
+        self.returned = plan.outputs
+        self.symbols = plan.symbols
+        self.threads_word = executable.words - 1
+
+    def __call__(self, tensors: Sequence[torch.Tensor], symbols: Mapping[str, int]) -> list[torch.Tensor]:
+        key = tuple([symbols[name] for name in self.symbols])
+        pool = self.frames.setdefault(key, [])
+        try:
+            frame = pool.pop()
+        except IndexError:
+            frame = self._frame(symbols)
+        binding, table = frame.binding, frame.table
+        held: dict[int, torch.Tensor] = {}
+        for number, tensor in zip(self.inputs, tensors, strict=True):
+            if tensor.stride() != binding.strides[number]:
+                tensor = self._fitting(tensor, binding.strides[number])
+            held[number] = tensor
+            table[number] = tensor.data_ptr()
+        for number, dtype in self.allocated:
+            out = torch.empty_strided(binding.shapes[number], binding.strides[number], dtype=dtype)
+            held[number] = out
+            table[number] = out.data_ptr()
+        table[self.threads_word] = _threads()
+        for segment in self.executable.segments:
+            if isinstance(segment, CallStep):
+                self._call(segment, frame, held)
+            else:
+                segment(frame.address)
+        results = [self._returned(number, held, binding) for number in self.returned]
+        pool.append(frame)
+        return results
+
+    def _frame(self, symbols: Mapping[str, int]) -> Frame:
+        binding = self.executable.bind(symbols)
+        arena = torch.empty(binding.arena.size + 64, dtype=torch.uint8)
+        start = -arena.data_ptr() % 64
+        table = np.zeros(self.executable.words, np.int64)
+        for buffer, offset in binding.arena.offsets.items():
+            table[buffer] = arena.data_ptr() + start + offset
+        for name in self.symbols:
+            table[self.executable.symbol_index(name)] = symbols[name]
+        return Frame(binding, arena, table, table.ctypes.data)
+
+    def _fitting(self, tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+        """The tensor with the strides the program was compiled for: they differ only where it was traced with others."""
+        fits = all(n <= 1 or a == b for n, a, b in zip(tensor.shape, tensor.stride(), strides, strict=True))
+        if fits or tensor.numel() == 0:
+            return tensor
+        copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+        return copy.copy_(tensor)
+
+    def _call(self, step: CallStep, frame: Frame, held: dict[int, torch.Tensor]) -> None:
+        operands = [self._operand(place, frame, held) for place in step.operands]
+        results = self.opaque.call(step.target, step.arguments, operands, frame.binding.sizes)
+        for number, result in zip(step.results, results, strict=True):
+            result = result.contiguous()
+            held[number] = result
+            frame.table[number] = result.data_ptr()
+
+    def _operand(self, place: Place, frame: Frame, held: dict[int, torch.Tensor]) -> torch.Tensor:
+        sizes = frame.binding.sizes
+        shape = [evaluate(size, sizes) for size in place.tensor.shape]
+        strides = [evaluate(stride, sizes) for stride in place.layout.strides]
+        offset = evaluate(place.layout.offset, sizes)
+        base = held.get(place.buffer)
+        if base is not None:
+            if tuple(shape) == tuple(base.shape) and tuple(strides) == base.stride() and offset == 0:
+                return base
+            return base.as_strided(shape, strides, base.storage_offset() + offset)
+        if place not in frame.views:
+            dtype = to_torch(place.tensor.dtype)
+            start = int(frame.table[place.buffer]) - frame.arena.data_ptr()
+            whole = frame.arena[start : start + (frame.arena.numel() - start) // dtype.itemsize * dtype.itemsize].view(dtype)
+            frame.views[place] = whole.as_strided(shape, strides, whole.storage_offset() + offset)
+        return frame.views[place]
+
+    def _returned(self, number: int, held: dict[int, torch.Tensor], binding: Binding) -> torch.Tensor:
+        tensor = held[number]
+        return tensor.clone() if number in self.inputs else tensor
+
+
+def _threads() -> int:
+    if in_forked_child() or not pool_symbols():
+        return 1
+    return torch.get_num_threads()
+
+

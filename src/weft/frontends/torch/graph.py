@@ -1,0 +1,60 @@
+"""What an import gives: the function, and how the arguments and results of a call map to its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.frontends.torch.report import Fallback
+from weft.frontends.torch.sizes import SymbolReader
+from weft.ops.graph import FuncOp
+
+
+@dataclass(frozen=True)
+class Returned:
+    """An output that is a result of the function."""
+
+    result: int
+
+
+@dataclass(frozen=True)
+class Passed:
+    """An output that is an argument of the call, the very same."""
+
+    argument: int
+
+
+@dataclass(frozen=True)
+class Number:
+    """An output that is no tensor: None, a number, or an expression of sizes."""
+
+    value: Any
+
+
+Output = Returned | Passed | Number
+
+
+@dataclass(frozen=True)
+class ImportedGraph:
+    """A captured graph as a function.
+
+    `arguments` are the positions of the function's arguments in the call; `constants` follow them. `mutated` pairs the
+    position of an argument with the result that is written back to it. `objects` are what opaque calls need that has no
+    text; a graph that has some cannot be cached.
+    """
+
+    function: FuncOp
+    arguments: tuple[int, ...]
+    constants: tuple[torch.Tensor, ...]
+    symbols: SymbolReader
+    outputs: tuple[Output, ...]
+    mutated: tuple[tuple[int, int], ...]
+    objects: Mapping[str, Any]
+    fallbacks: tuple[Fallback, ...]
+
+    @property
+    def cacheable(self) -> bool:
+        return not self.objects

@@ -1,0 +1,346 @@
+"""A captured ATen graph as a function of the graph dialect: the first step of a compilation that starts in torch.
+
+Each node goes to the converter of its target. A node that has none, or whose converter gives up, becomes an opaque call
+that torch carries out when the graph runs. A graph as a whole is only refused (`UnsupportedError`) where a value has no
+Weft type: sparse or quantised tensors, sizes that depend on data, symbolic floats.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import fx
+from xdsl.dialects.builtin import DictionaryAttr
+from xdsl.ir import SSAValue
+
+from weft.config import Config
+from weft.errors import UnsupportedError, WeftError
+from weft.frontends.torch.aten import CONVERTERS
+from weft.frontends.torch.builder import ImportBuilder, tensor_of_meta
+from weft.frontends.torch.decompositions import decomposition_of
+from weft.frontends.torch.dtypes import FLOAT8
+from weft.frontends.torch.encoding import TensorArgument
+from weft.frontends.torch.graph import ImportedGraph, Number, Output, Passed, Returned
+from weft.frontends.torch.inlining import trace_decomposition
+from weft.frontends.torch.locations import location_of, user_line
+from weft.frontends.torch.opaque import make_opaque, target_name
+from weft.frontends.torch.report import Fallback, note_fallback, note_targets
+from weft.frontends.torch.sizes import Source, read_symbols, size_of, sizes_of
+from weft.frontends.torch.strides import unusual_strides
+from weft.ir.attributes import to_attribute
+from weft.ir.expr import Expr, Size, symbols_of
+from weft.ir.types import Tensor, tensor_of, tensor_type
+from weft.ops.graph import FuncOp, ReturnOp
+
+# Views of a whole tensor: a result that is one of them may share the memory of what it views.
+_ALIASES = {torch.ops.aten.alias.default, torch.ops.aten.detach.default}
+# Assertions about sizes: tracing has turned them into guards by the time a graph is imported.
+_GUARDED = {torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default}
+
+
+def import_graph(module: fx.GraphModule, name: str, config: Config) -> ImportedGraph:
+    """The function that computes what the captured graph computes."""
+    return _Importer(module, name, config).run()
+
+
+@dataclass
+class _Importer:
+    module: fx.GraphModule
+    name: str
+    config: Config
+    values: dict[fx.Node, Any] = field(default_factory=dict[fx.Node, Any])
+    constants: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    objects: dict[str, Any] = field(default_factory=dict[str, Any])
+    fallbacks: list[Fallback] = field(default_factory=list[Fallback])
+    mutated: list[tuple[int, fx.Node]] = field(default_factory=list[tuple[int, fx.Node]])
+    symbols: set[str] = field(default_factory=set[str])
+
+    def run(self) -> ImportedGraph:
+        nodes = self.module.graph.nodes
+        note_targets(str(node.target) for node in nodes if node.op == "call_function")
+        placeholders = self.module.graph.find_nodes(op="placeholder")
+        tokens = {node for node in placeholders if any(_is_effect(user) for user in node.users)}
+        self.values.update(dict.fromkeys(tokens))
+        tensors = [node for node in placeholders if isinstance(_meta(node), torch.Tensor) and node not in tokens]
+        function = FuncOp.make(self.name, {node.name: self._type(_meta(node)) for node in tensors})
+        self.values.update(zip(tensors, function.block.args, strict=True))
+        self.block = function.block
+        self.builder = ImportBuilder(self.block, strict=self.config.strict)
+        self.positions = {node: position for position, node in enumerate(placeholders)}
+        known = [item for node in placeholders if node not in tokens for item in self._sources(node)]
+        for node in nodes:
+            match node.op:
+                case "get_attr":
+                    self.values[node] = self._constant(node, self.module)
+                case "call_function":
+                    self.values[node] = self._plain(node, self._call)
+                case "output":
+                    outputs, returned = self._outputs(node)
+                case _:
+                    pass
+        if self.config.strict and self.fallbacks:
+            first = self.fallbacks[0]
+            raise UnsupportedError(
+                f"{len(self.fallbacks)} calls have no lowering, first {first.target}: {first.reason}",
+                location=first.line,
+                hint="without strict, torch carries them out",
+            )
+        self.block.add_op(ReturnOp.make([self.values[node] for node in returned]))
+        self._annotate(function, tensors, returned)
+        return ImportedGraph(
+            function=function,
+            arguments=tuple(self.positions[node] for node in tensors),
+            constants=tuple(self.constants),
+            symbols=read_symbols(known, self.symbols),
+            outputs=tuple(outputs),
+            mutated=tuple((position, returned.index(node)) for position, node in self.mutated),
+            objects=self.objects,
+            fallbacks=tuple(self.fallbacks),
+        )
+
+    def _type(self, meta: torch.Tensor) -> Tensor:
+        tensor = tensor_of_meta(meta)
+        for size in tensor.shape:
+            self.symbols |= symbols_of(size)
+        return tensor
+
+    def _sources(self, node: fx.Node) -> list[tuple[Source, Size]]:
+        meta = _meta(node)
+        position = self.positions[node]
+        if isinstance(meta, torch.Tensor):
+            return [(Source(position, dim), size) for dim, size in enumerate(sizes_of(meta.shape))]
+        if isinstance(meta, torch.SymInt):
+            self.values[node] = size_of(meta)
+            return [(Source(position), self.values[node])]
+        if meta is None or isinstance(meta, int | float | bool | str):
+            self.values[node] = meta
+            return []
+        raise UnsupportedError(f"argument {node.name} is a {type(meta).__name__}")
+
+    def _constant(self, node: fx.Node, module: fx.GraphModule) -> Any:
+        value = operator.attrgetter(str(node.target))(module)
+        if not isinstance(value, torch.Tensor):
+            return value
+        tensor = self._type(value)
+        if tensor.rank == 0 and tensor.dtype.kind != "complex" and tensor.dtype not in FLOAT8:
+            return self.builder.number(value.item(), tensor.dtype)
+        self.constants.append(value)
+        argument = self.block.insert_arg(tensor_type(tensor), len(self.block.args))
+        argument.name_hint = node.name if node.name.isidentifier() else None
+        return argument
+
+    def _plain(self, node: fx.Node, otherwise: Callable[[fx.Node], Any]) -> Any:
+        """The value of a node that is a number or a choice among results; any other node's is `otherwise`."""
+        meta = _meta(node)
+        if isinstance(meta, torch.SymInt):
+            return size_of(meta)
+        if isinstance(meta, torch.SymFloat | torch.SymBool):
+            raise UnsupportedError(f"{node.target} gives a symbolic {type(meta).__name__}")
+        if isinstance(meta, int | float | bool):
+            return meta
+        if node.target is operator.getitem:
+            source, index = node.args
+            return self.values[source][index]  # pyright: ignore[reportArgumentType]
+        return None if node.target in _GUARDED else otherwise(node)
+
+    def _call(self, node: fx.Node) -> Any:
+        self.builder.location = location_of(node)
+        if node.target is torch.ops.aten.copy_.default and node.args[0] in self.positions:
+            return self._write_back(node)
+        if _is_effect(node):
+            # The token orders effects; opaque calls that are not pure keep their order without it.
+            _, target, *args = node.args
+            outputs = self._opaque(target, args, node.kwargs, _meta(node)[1:], "it has effects", pure=False)
+            return None, *outputs
+        last = self.block.last_op
+        try:
+            value = self._converted(node)
+        except WeftError as error:
+            while self.block.last_op is not last:
+                self.block.erase_op(self.block.last_op)  # pyright: ignore[reportArgumentType]
+            return self._opaque(node.target, node.args, node.kwargs, _meta(node), error.message)
+        return value
+
+    def _write_back(self, node: fx.Node) -> Any:
+        """An argument that takes a new value when the graph has run."""
+        target, source = node.args[:2]
+        assert isinstance(target, fx.Node) and isinstance(source, fx.Node)
+        self.mutated.append((self.positions[target], source))
+        return self.values[source]
+
+    def _converted(self, node: fx.Node) -> Any:
+        converter = CONVERTERS.get(str(node.target))
+        self.builder.node = node
+        args, kwargs = pytree.tree_map(self._value, (list(node.args), dict(node.kwargs)))
+        self._check_operands(args, kwargs)
+        results = self.builder.results
+        if any(t is not None and t.dtype.kind == "complex" for t in results):
+            raise UnsupportedError("complex numbers")
+        value = self._inlined(node) if converter is None else converter(self.builder, *args, **kwargs)
+        return self._checked(value, results, isinstance(_meta(node), tuple | list))
+
+    def _inlined(self, node: fx.Node) -> Any:
+        """The results of torch's decomposition of the node, if all of it can be converted."""
+        decomposition = decomposition_of(node.target)
+        if decomposition is None:
+            raise UnsupportedError("no converter")
+        traced, sources = trace_decomposition(node, decomposition)
+        values = iter(self.values[source] for source in sources)
+        for inner in traced.graph.nodes:
+            match inner.op:
+                case "placeholder":
+                    self.values[inner] = next(values)
+                case "get_attr":
+                    self.values[inner] = self._constant(inner, traced)
+                case "output":
+                    returned = inner.args[0]
+                    results = returned if isinstance(returned, tuple | list) else (returned,)
+                    return tuple(self._value(result) for result in results)
+                case _:
+                    self.values[inner] = self._plain(inner, self._converted)
+        raise UnsupportedError("its decomposition returns nothing")
+
+    def _check_operands(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        for leaf in pytree.tree_leaves((args, kwargs)):
+            if isinstance(leaf, SSAValue) and tensor_of(leaf.type).dtype.kind == "complex":
+                raise UnsupportedError("complex numbers")
+            if isinstance(leaf, complex):
+                raise UnsupportedError("complex numbers")
+
+    def _checked(self, value: Any, results: Sequence[Tensor | None], several: bool) -> Any:
+        """The converter's results in the types that tracing recorded."""
+        given = value if isinstance(value, tuple) else (value,)
+        if len(given) != len(results):
+            raise UnsupportedError(f"the converter gives {len(given)} results, tracing {len(results)}")
+        checked: list[Any] = []
+        for item, result in zip(given, results, strict=True):
+            if result is None or item is None:
+                checked.append(None)
+                continue
+            item = self.builder.to(item, result.dtype)
+            if tensor_of(item.type) != result:
+                raise UnsupportedError(f"the converter gives {tensor_of(item.type)}, tracing {result}")
+            checked.append(item)
+        return tuple(checked) if several else checked[0]
+
+    def _value(self, argument: Any) -> Any:
+        value = self.values[argument] if isinstance(argument, fx.Node) else argument
+        value = size_of(value) if isinstance(value, torch.SymInt) else value
+        if isinstance(value, Expr):
+            self.symbols |= symbols_of(value)
+        return value
+
+    def _opaque(
+        self,
+        target: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        meta: Any,
+        reason: str,
+        pure: bool = True,
+    ) -> Any:
+        """A call that torch carries out, whose results have the types that tracing recorded."""
+        fallback = Fallback(target_name(target), user_line(self.builder.location), reason)
+        args, kwargs = pytree.tree_map(self._tensor_argument, (list(args), dict(kwargs)))
+        leaves, structure = pytree.tree_flatten(meta)
+        types = [self._type(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+        made = make_opaque(target, args, kwargs, types, self.objects, self.builder.location)
+        if not pure:
+            made.attributes["pure"] = to_attribute(False)
+        self.block.add_op(made)
+        self.fallbacks.append(fallback)
+        note_fallback(str(target), fallback)
+        tensors = iter(made.results)
+        values = [
+            next(tensors) if type_ is not None else size_of(leaf) if isinstance(leaf, torch.SymInt) else leaf
+            for leaf, type_ in zip(leaves, types, strict=True)
+        ]
+        return pytree.tree_unflatten(values, structure)
+
+    def _tensor_argument(self, argument: Any) -> Any:
+        value = self._value(argument)
+        if not isinstance(value, SSAValue):
+            return value
+        meta = _meta(argument)
+        strides = unusual_strides(meta) if isinstance(meta, torch.Tensor) else None
+        for stride in strides or ():
+            self.symbols |= symbols_of(stride)
+        return TensorArgument(value, strides)
+
+    def _outputs(self, node: fx.Node) -> tuple[list[Output], list[fx.Node]]:
+        returned: list[fx.Node] = []
+        outputs: list[Output] = []
+        for item in node.args[0]:  # pyright: ignore[reportGeneralTypeIssues, reportOptionalIterable]
+            source = _aliased(item)
+            value = self.values[source] if isinstance(source, fx.Node) else source
+            if source in self.positions:
+                outputs.append(Passed(self.positions[source]))
+            elif isinstance(value, SSAValue):
+                if source not in returned:
+                    returned.append(source)
+                outputs.append(Returned(returned.index(source)))
+            else:
+                self.symbols |= symbols_of(value) if isinstance(value, Expr) else set()
+                outputs.append(Number(value))
+        for _, source in self.mutated:
+            if source not in returned:
+                returned.append(source)
+        return outputs, returned
+
+    def _annotate(self, function: FuncOp, arguments: Sequence[fx.Node], results: Sequence[fx.Node]) -> None:
+        """State strides and the ranges of symbols on the function."""
+        names = [node.name for node in arguments] + [f"constant{i}" for i in range(len(self.constants))]
+        function.attributes["arg_names"] = to_attribute(tuple(names))
+        arg_strides = tuple(unusual_strides(_meta(node)) for node in arguments) + (None,) * len(self.constants)
+        result_strides = tuple(unusual_strides(_meta(node), exact=True) for node in results)
+        for strides in (*arg_strides, *result_strides):
+            for stride in strides or ():
+                self.symbols |= symbols_of(stride)
+        if any(arg_strides):
+            function.attributes["arg_strides"] = to_attribute(arg_strides)
+        if any(result_strides):
+            function.attributes["result_strides"] = to_attribute(result_strides)
+        pairs = tuple((self.positions[n], i) for i, n in enumerate(arguments))
+        argument_of = dict(pairs)
+        mutated = tuple((argument_of[position], list(results).index(node)) for position, node in self.mutated)
+        if mutated:
+            function.attributes["mutated"] = to_attribute(mutated)
+        ranges = _ranges(arguments, self.symbols)
+        if ranges:
+            function.attributes["symbols"] = DictionaryAttr({k: to_attribute(v) for k, v in ranges.items()})
+
+
+def _meta(node: fx.Node) -> Any:
+    return node.meta.get("val")
+
+
+def _is_effect(node: fx.Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "_name", None) == "with_effects"
+
+
+def _aliased(node: Any) -> Any:
+    """The node that a chain of aliases is of, if it has the same strides."""
+    while isinstance(node, fx.Node) and node.target in _ALIASES and node.op == "call_function":
+        node = node.args[0]
+    return node
+
+
+def _ranges(nodes: Sequence[fx.Node], names: set[str]) -> dict[str, tuple[int, int | None]]:
+    """The least and the greatest value of each symbol; None where there is no greatest."""
+    ranges: dict[str, tuple[int, int | None]] = {}
+    for node in nodes:
+        for size in _meta(node).shape:
+            if not isinstance(size, torch.SymInt):
+                continue
+            env: Any = size.node.shape_env
+            for symbol, bounds in env.var_to_range.items():
+                if str(symbol) in names:
+                    upper = int(bounds.upper) if bounds.upper.is_Integer else None
+                    ranges[str(symbol)] = (int(bounds.lower) if bounds.lower.is_Integer else 0, upper)
+            return ranges
+    return ranges

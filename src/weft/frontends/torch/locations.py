@@ -1,0 +1,32 @@
+"""Where in the user's program a node of a captured graph comes from."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+from xdsl.dialects.builtin import FileLineColLoc, IntAttr, LocationAttr, StringAttr, UnknownLoc
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+def location_of(node: Any) -> LocationAttr:
+    """The innermost frame of the user's program that is recorded for the node."""
+    return _location(node.meta.get("stack_trace"))
+
+
+@lru_cache(maxsize=1024)
+def _location(stack_trace: str | None) -> LocationAttr:
+    frames = _FRAME.findall(stack_trace or "")
+    if not frames:
+        return UnknownLoc()
+    file, line = frames[-1]
+    return FileLineColLoc(StringAttr(file), IntAttr(int(line)), IntAttr(0))
+
+
+def user_line(location: LocationAttr | None) -> str | None:
+    """A location as `file:line`, None where it is not known."""
+    if not isinstance(location, FileLineColLoc):
+        return None
+    return f"{location.filename.data}:{location.line.data}"

@@ -1,0 +1,67 @@
+"""Runs imported graphs on the NumPy reference: tensors become arrays and results tensors with eager's strides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from weft.backends.reference.graph import run
+from weft.frontends.torch.dtypes import from_torch, to_torch
+from weft.frontends.torch.opaque import OpaqueRuntime
+from weft.frontends.torch.strides import restrided
+from weft.ir.attributes import from_attribute
+from weft.ir.expr import evaluate
+from weft.ir.types import dtype_of_numpy
+from weft.ops.graph import FuncOp, OpaqueOp
+
+# Types that NumPy only knows through ml_dtypes travel as integers of their width.
+_CARRIERS = {1: torch.uint8, 2: torch.int16}
+
+
+def to_array(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor's memory as an array."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    dtype = from_torch(tensor.dtype).numpy
+    if dtype.kind != "V":
+        return tensor.numpy()
+    return tensor.view(_CARRIERS[dtype.itemsize]).numpy().view(dtype)
+
+
+def to_tensor(array: np.ndarray) -> torch.Tensor:
+    """A new tensor with the array's elements, row-major."""
+    copy = np.array(array, order="C", copy=True)
+    dtype = to_torch(dtype_of_numpy(copy.dtype))
+    if copy.dtype.kind != "V":
+        return torch.from_numpy(copy)
+    return torch.from_numpy(copy.view(np.uint8 if copy.itemsize == 1 else np.int16)).view(dtype)
+
+
+@dataclass
+class ReferenceExecutor:
+    """The function, run op by op."""
+
+    function: FuncOp
+    opaque: OpaqueRuntime
+
+    def __call__(self, tensors: Sequence[torch.Tensor], symbols: Mapping[str, int]) -> list[torch.Tensor]:
+        arrays = run(self.function, [to_array(t) for t in tensors], symbols, partial(self._opaque, symbols))
+        results = [to_tensor(array) for array in arrays]
+        attribute = self.function.attributes.get("result_strides")
+        if attribute is None:
+            return results
+        every = from_attribute(attribute)
+        assert isinstance(every, tuple)
+        return [
+            result if strides is None else restrided(result, [evaluate(s, symbols) for s in strides])
+            for result, strides in zip(results, every, strict=True)
+        ]
+
+    def _opaque(
+        self, symbols: Mapping[str, int], operation: OpaqueOp, operands: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        tensors = [to_tensor(array) for array in operands]
+        return [to_array(result) for result in self.opaque(operation, tensors, symbols)]

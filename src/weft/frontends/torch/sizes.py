@@ -1,0 +1,187 @@
+"""Torch's symbolic integers as Weft's sizes, and how a call's arguments give the symbols their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.errors import UnsupportedError
+from weft.ir.expr import Expr, Size, coefficient_of, evaluate, floordiv, maximum, minimum, mod, symbol, symbols_of
+
+
+def size_of(value: int | torch.SymInt) -> Size:
+    """The size that an integer of a captured graph stands for."""
+    if not isinstance(value, torch.SymInt):
+        return value
+    node: Any = value.node
+    known = node.maybe_as_int()
+    if known is not None:
+        return known
+    try:
+        expression = node.expr
+    except AttributeError:
+        raise UnsupportedError(f"the size {value} has no symbolic expression") from None
+    return _converted(expression, node.shape_env)
+
+
+def sizes_of(values: Iterable[int | torch.SymInt]) -> tuple[Size, ...]:
+    return tuple(size_of(value) for value in values)
+
+
+def _quotient(a: Size, b: Size) -> Size:
+    return floordiv(a, b)
+
+
+def _remainder(a: Size, b: Size) -> Size:
+    return mod(a, b)
+
+
+def _modular(a: Size, b: Size, c: Size) -> Size:
+    return mod(floordiv(a, b), c)
+
+
+def _power(base: Size, exponent: Size) -> Size:
+    if not isinstance(exponent, int) or exponent < 0:
+        raise UnsupportedError(f"the power {base} ** {exponent} is not a size")
+    result: Size = 1
+    for _ in range(exponent):
+        result = result * base
+    return result
+
+
+# Functions of sympy and of torch's extensions of it. Weft's sizes are at least 0 and may then be simplified by that;
+# so functions that look at the sign are only converted where all their symbols are known not to be negative.
+_POLYNOMIAL = {"Add", "Mul", "Pow", "PowByNatural", "Identity"}
+_FUNCTIONS: dict[str, Callable[..., Size]] = {
+    "FloorDiv": _quotient,
+    "CleanDiv": _quotient,
+    "CeilDiv": lambda a, b: floordiv(a + b - 1, b),
+    "Mod": _remainder,
+    "PythonMod": _remainder,
+    "ModularIndexing": _modular,
+    "Pow": _power,
+    "PowByNatural": _power,
+    "Identity": lambda a: a,
+}
+
+
+def _converted(expression: Any, shape_env: Any) -> Size:
+    if expression.is_Integer:
+        return int(expression)
+    if expression.is_Symbol:
+        return symbol(str(expression))
+    name = type(expression).__name__
+    if name not in _POLYNOMIAL and not all(_nonnegative(s, shape_env) for s in expression.free_symbols):
+        raise UnsupportedError(f"the size {expression} takes a value that may be negative")
+    arguments = [_converted(argument, shape_env) for argument in expression.args]
+    match name:
+        case "Add":
+            return sum(arguments[1:], arguments[0])
+        case "Mul":
+            result: Size = 1
+            for argument in arguments:
+                result = result * argument
+            return result
+        case "Max":
+            return _folded(maximum, arguments)
+        case "Min":
+            return _folded(minimum, arguments)
+        case _ if name in _FUNCTIONS:
+            return _FUNCTIONS[name](*arguments)
+        case _:
+            raise UnsupportedError(f"{name} in the size {expression} is not a function of sizes")
+
+
+def _folded(function: Callable[[Size, Size], Size], sizes: Sequence[Size]) -> Size:
+    result = sizes[0]
+    for size in sizes[1:]:
+        result = function(result, size)
+    return result
+
+
+def _nonnegative(symbol_: Any, shape_env: Any) -> bool:
+    if symbol_.is_nonnegative:
+        return True
+    bounds = shape_env.var_to_range.get(symbol_)
+    return bounds is not None and bool(bounds.lower >= 0)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A number that is known when the graph is called: an integer argument, or a size of a tensor argument."""
+
+    argument: int
+    dim: int | None = None
+
+    def read(self, arguments: Sequence[Any]) -> int:
+        value = arguments[self.argument]
+        return int(value) if self.dim is None else value.shape[self.dim]
+
+
+@dataclass(frozen=True)
+class SymbolRule:
+    """A symbol's value: `(source - rest) / scale`, where `rest` is made of symbols that are known by then."""
+
+    name: str
+    source: Source
+    scale: int = 1
+    rest: Size = 0
+
+
+@dataclass(frozen=True)
+class SymbolReader:
+    """Reads the values of all symbols off the arguments of a call."""
+
+    rules: tuple[SymbolRule, ...]
+
+    def __call__(self, arguments: Sequence[Any]) -> dict[str, int]:
+        values: dict[str, int] = {}
+        for rule in self.rules:
+            value = rule.source.read(arguments)
+            if rule.scale != 1 or rule.rest != 0:
+                value = (value - evaluate(rule.rest, values)) // rule.scale
+            values[rule.name] = value
+        return values
+
+
+def read_symbols(known: Sequence[tuple[Source, Size]], needed: set[str]) -> SymbolReader:
+    """How to get the symbols that are `needed` from the sizes that are `known` at a call."""
+    rules: list[SymbolRule] = []
+    found: set[str] = set()
+    # Sizes that are a symbol alone come first, integers before tensor sizes: they are the quickest to read.
+    pending = [(source, size) for source, size in known if isinstance(size, Expr)]
+    pending.sort(key=lambda item: (not str(item[1]).isidentifier(), item[0].dim is not None))
+    progress = True
+    while progress:
+        progress = False
+        for source, size in pending:
+            unknown = symbols_of(size) - found
+            if len(unknown) != 1:
+                continue
+            (name,) = unknown
+            parts = coefficient_of(size, name)
+            if parts is None or not isinstance(parts[0], int):
+                continue
+            scale, rest = parts
+            rules.append(SymbolRule(name, source, scale, rest))
+            found.add(name)
+            progress = True
+    missing = sorted(needed - found)
+    if missing:
+        raise UnsupportedError(
+            f"the sizes {', '.join(missing)} are only known while the graph runs",
+            hint="sizes that depend on data keep a graph from being compiled as a whole",
+        )
+    return SymbolReader(_pruned(rules, set(needed)))
+
+
+def _pruned(rules: Sequence[SymbolRule], needed: set[str]) -> tuple[SymbolRule, ...]:
+    kept: list[SymbolRule] = []
+    for rule in reversed(rules):
+        if rule.name in needed:
+            needed |= symbols_of(rule.rest)
+            kept.append(rule)
+    return tuple(reversed(kept))
