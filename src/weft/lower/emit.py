@@ -145,7 +145,9 @@ class KernelEmitter(Evaluator):
         if affine is None:
             self.scatter(value, target, self.index_tile(self.resolve(address)), None, "assign")
             return
-        attributes, operands, _ = self.access(*affine)
+        attributes, operands, shape = self.access(*affine)
+        if shape != list(tile.tile_type(value.ssa).sizes):
+            attributes["spread"] = tile.Sizes(tuple(shape))
         op = tile.StoreOp.create(operands=[value.ssa, self.pointers[target], *operands], attributes=attributes)
         self.block.add_op(op)
 

@@ -69,24 +69,26 @@ def whole(kernel: Kernel, inputs: int, outputs: int) -> Lowered:
 
 def _lowering_of(anchor: GraphOp) -> Lowering:
     # Imported here: these modules use the classes above.
-    from weft.lower.attention import lower_attention
-    from weft.lower.dot import lower_dot
-    from weft.lower.scan import lower_scan
-    from weft.lower.scatter import lower_scatter
-    from weft.lower.sort import lower_sort
-
     match anchor:
         case Scatter():
+            from weft.lower.scatter import lower_scatter
+
             return lower_scatter
         case Scan():
+            from weft.lower.scan import lower_scan
+
             return lower_scan
+        case _ if anchor.name in ("graph.sort", "graph.topk"):
+            from weft.lower.sort import lower_sort
+
+            return lower_sort
+        case _ if anchor.name == "graph.dot":
+            from weft.lower.dot import lower_dot
+
+            return lower_dot
+        case _ if anchor.name == "graph.attention":
+            from weft.lower.attention import lower_attention
+
+            return lower_attention
         case _:
-            table: dict[str, Lowering] = {
-                "graph.dot": lower_dot,
-                "graph.attention": lower_attention,
-                "graph.sort": lower_sort,
-                "graph.topk": lower_sort,
-            }
-            if anchor.name not in table:
-                raise LoweringError(f"{anchor.name} has no lowering to tiles")
-            return table[anchor.name]
+            raise LoweringError(f"{anchor.name} has no lowering to tiles")

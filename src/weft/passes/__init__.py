@@ -1,1 +1,1 @@
-""""""
+"""Graph → graph, a file a pass, named verb_noun."""

@@ -61,7 +61,7 @@ def form_steps(operations: Iterable[Operation | Fill]) -> list[Step]:
             continue
         shape = tile.tile_type(sink_value(op)).sizes
         if isinstance(op, tile.StoreOp):
-            shape = tuple(max(a, 1) for a in _store_shape(op))
+            shape = _store_shape(op)
         last = steps[-1] if steps else None
         if isinstance(last, Cluster) and last.shape == shape and not _needs(sink_value(op), last):
             last.sinks.append(op)
@@ -72,13 +72,11 @@ def form_steps(operations: Iterable[Operation | Fill]) -> list[Step]:
 
 
 def _store_shape(op: tile.StoreOp) -> tuple[int, ...]:
-    """A store may spread a value: axes along which it has a stride but the value has size 1 are the store's."""
+    """A store may spread a value over axes along which the value has size 1."""
     sizes = tile.tile_type(op.value).sizes
-    extents = op.extents.data
-    return tuple(
-        size if size != 1 else (extent if isinstance(extent, int) else 1)
-        for size, extent in zip(sizes, extents, strict=True)
-    )
+    if op.spread is None:
+        return sizes
+    return tuple(max(size, int(str(wide))) for size, wide in zip(sizes, op.spread.data, strict=True))
 
 
 def _needs(value: SSAValue, cluster: Cluster) -> bool:

@@ -1,0 +1,258 @@
+"""A grouped function → a plan: buffers, and the steps that fill them in order.
+
+The plan is all that the runtime needs beside the machine code, and it is plain data: it is what the cache keeps. Equal
+groups (the layers of a model) share one kernel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from xdsl.dialects.builtin import StringAttr
+from xdsl.ir import Operation, SSAValue
+
+from weft.errors import LoweringError
+from weft.ir.attributes import from_attribute
+from weft.ir.expr import Size, product
+from weft.ir.types import Tensor, tensor_of
+from weft.lower.evaluate import Layout
+from weft.lower.lowered import Lowered, lower
+from weft.lower.views import contiguous, view_layout
+from weft.lower.work import work_of
+from weft.ops.base import GraphOp, View
+from weft.ops.graph import FuncOp, GroupOp, OpaqueOp, ReturnOp
+from weft.tile import dialect as tile
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory of a tensor: an `input` or `output` of the call, a `temporary`, or an `external` result of a call."""
+
+    role: str
+    tensor: Tensor
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor in memory: a buffer seen through a layout."""
+
+    buffer: int
+    tensor: Tensor
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class KernelStep:
+    """Run all programs of a kernel. `work` is the estimated time of one program in nanoseconds."""
+
+    function: str
+    buffers: tuple[int, ...]
+    symbols: tuple[str, ...]
+    grid: Size
+    work: int
+    serial: bool
+    label: str
+
+
+@dataclass(frozen=True)
+class CallStep:
+    """Let the framework carry out a call."""
+
+    target: str
+    arguments: str
+    operands: tuple[Place, ...]
+    results: tuple[int, ...]
+    label: str
+
+
+@dataclass(frozen=True)
+class DotStep:
+    """A (batched) matrix product by the BLAS library."""
+
+    a: Place
+    b: Place
+    out: Place
+    label: str
+
+
+Step: TypeAlias = KernelStep | CallStep | DotStep
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A program: its buffers, its steps, and which buffers are its results."""
+
+    name: str
+    buffers: tuple[Buffer, ...]
+    steps: tuple[Step, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    symbols: tuple[str, ...]
+
+
+@dataclass
+class Planned:
+    """A plan and the kernels that its steps name."""
+
+    plan: Plan
+    kernels: dict[str, tile.KernelOp]
+    schedules: dict[str, str]
+
+
+def build_plan(function: FuncOp, split: Callable[[GroupOp], Sequence[GroupOp]] | None = None) -> Planned:
+    """Lower every group of a function and lay out its memory."""
+    return _Planner(function).run()
+
+
+@dataclass
+class _Planner:
+    function: FuncOp
+    buffers: list[Buffer] = field(default_factory=list[Buffer])
+    steps: list[Step] = field(default_factory=list[Step])
+    places: dict[SSAValue, Place] = field(default_factory=dict[SSAValue, Place])
+    kernels: dict[str, tile.KernelOp] = field(default_factory=dict[str, tile.KernelOp])
+    schedules: dict[str, str] = field(default_factory=dict[str, str])
+    lowered: dict[str, Lowered] = field(default_factory=dict[str, Lowered])
+    symbols: set[str] = field(default_factory=set[str])
+
+    def run(self) -> Planned:
+        function = self.function
+        inputs = self._inputs()
+        returned = function.returned
+        strides = _strides(function, "result_strides", len(returned.operands))
+        outputs: dict[SSAValue, Layout] = {}
+        for value, stride in zip(returned.operands, strides, strict=True):
+            outputs.setdefault(value, Layout(stride) if stride else contiguous(tensor_of(value.type)))
+        for op in function.block.ops:
+            match op:
+                case ReturnOp():
+                    continue
+                case GroupOp():
+                    self._group(op, outputs)
+                case OpaqueOp():
+                    self._call(op)
+                case GraphOp() if op.attributes.get("weft.claim") == StringAttr("blas"):
+                    self._dot(op, outputs)
+                case View():
+                    self._view(op)
+                case _:
+                    raise LoweringError(f"{op.name} is neither in a group nor claimed")
+        results = tuple(self.places[value].buffer for value in returned.operands)
+        plan = Plan(
+            function.sym_name.data, tuple(self.buffers), tuple(self.steps), inputs, results, tuple(sorted(self.symbols))
+        )
+        return Planned(plan, self.kernels, self.schedules)
+
+    def _inputs(self) -> tuple[int, ...]:
+        arguments = self.function.block.args
+        strides = _strides(self.function, "arg_strides", len(arguments))
+        for value, stride in zip(arguments, strides, strict=True):
+            tensor = tensor_of(value.type)
+            self._new(value, "input", Layout(stride) if stride else contiguous(tensor))
+        return tuple(range(len(arguments)))
+
+    def _new(self, value: SSAValue, role: str, layout: Layout) -> int:
+        tensor = tensor_of(value.type)
+        self.buffers.append(Buffer(role, tensor, layout))
+        self.places[value] = Place(len(self.buffers) - 1, tensor, layout)
+        return len(self.buffers) - 1
+
+    def _result(self, value: SSAValue, outputs: dict[SSAValue, Layout]) -> int:
+        if value in outputs:
+            return self._new(value, "output", outputs[value])
+        return self._new(value, "temporary", contiguous(tensor_of(value.type)))
+
+    def _view(self, op: GraphOp) -> None:
+        place = self.places[op.operands[0]]
+        layout = view_layout(op, place.layout)
+        if layout is None:
+            raise LoweringError(f"{op.name} of strided memory needs a copy")
+        self.places[op.results[0]] = Place(place.buffer, tensor_of(op.results[0].type), layout)
+
+    def _group(self, op: GroupOp, outputs: dict[SSAValue, Layout]) -> None:
+        inputs = [self.places[operand] for operand in op.operands]
+        results = [self._result(result, outputs) for result in op.results]
+        layouts = [place.layout for place in inputs]
+        targets = [self.buffers[number].layout for number in results]
+        lowered, label = self._lower(op, layouts, targets)
+        scratch = [self._scratch(tensor) for tensor in lowered.scratch]
+        for call in lowered.calls:
+            pick = {
+                "input": lambda n: inputs[n].buffer,
+                "output": lambda n: results[n],
+                "scratch": lambda n: scratch[n],
+            }
+            kernel = call.kernel
+            self.symbols.update(kernel.symbols)
+            self.steps.append(
+                KernelStep(
+                    kernel.op.sym_name.data,
+                    tuple(pick[argument.role](argument.number) for argument in call.arguments),
+                    kernel.symbols,
+                    product(kernel.op.grid.data),
+                    work_of(kernel.op),
+                    kernel.op.serial is not None,
+                    label,
+                )
+            )
+
+    def _scratch(self, tensor: Tensor) -> int:
+        self.buffers.append(Buffer("temporary", tensor, contiguous(tensor)))
+        return len(self.buffers) - 1
+
+    def _lower(self, op: GroupOp, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> tuple[Lowered, str]:
+        """Lower a group, or find that an equal one has been lowered before."""
+        key = f"{group_key(op)} {inputs} {outputs}"
+        label = "_".join(o.name.removeprefix("graph.") for o in op.block.ops if not getattr(o, "CHEAP", True))[:60]
+        if key not in self.lowered:
+            digest = hashlib.sha256(key.encode()).hexdigest()[:12]
+            name = f"{label or 'copy'}_{digest}"
+            lowered = lower(op, name, inputs, outputs)
+            for call in lowered.calls:
+                self.kernels[call.kernel.op.sym_name.data] = call.kernel.op
+                self.schedules[call.kernel.op.sym_name.data] = str(call.kernel.schedule)
+            self.lowered[key] = lowered
+        return self.lowered[key], label
+
+    def _call(self, op: OpaqueOp) -> None:
+        operands = tuple(self.places[operand] for operand in op.operands)
+        results = tuple(self._new(result, "external", contiguous(tensor_of(result.type))) for result in op.results)
+        target = op.target.data
+        self.steps.append(CallStep(target, op.arguments.data, operands, results, target))
+
+    def _dot(self, op: Operation, outputs: dict[SSAValue, Layout]) -> None:
+        a, b = (self.places[operand] for operand in op.operands)
+        self._result(op.results[0], outputs)
+        self.steps.append(DotStep(a, b, self.places[op.results[0]], "dot"))
+
+
+def group_key(op: GroupOp) -> str:
+    """A text that is equal for groups that compute the same: ops, parameters and types, with values by number."""
+    numbers: dict[SSAValue, int] = {}
+    parts: list[str] = []
+    for argument in op.block.args:
+        numbers[argument] = len(numbers)
+        parts.append(str(tensor_of(argument.type)))
+    for inner in op.block.ops:
+        operands = ",".join(str(numbers[operand]) for operand in inner.operands)
+        params = inner.params if isinstance(inner, GraphOp) else {}
+        parts.append(f"{inner.name}({operands}){sorted(params.items(), key=lambda item: item[0])}")
+        for result in inner.results:
+            numbers[result] = len(numbers)
+            parts.append(str(tensor_of(result.type)))
+    return ";".join(parts)
+
+
+def _strides(function: FuncOp, name: str, count: int) -> Sequence[Any]:
+    attribute = function.attributes.get(name)
+    return (None,) * count if attribute is None else from_attribute(attribute)  # type: ignore[return-value]
+
+
+def kernel_label(name: str) -> str:
+    """A kernel's name without its digest."""
+    return re.sub(r"_[0-9a-f]{12}.*$", "", name)

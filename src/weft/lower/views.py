@@ -1,0 +1,72 @@
+"""Views as layouts: where the elements of a view lie in the memory of what it looks at.
+
+A view whose result is a strided picture of its operand's memory costs nothing: whoever reads it gets a `Layout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.ir.expr import Size
+from weft.ir.types import Tensor, contiguous_strides, tensor_of
+from weft.lower.evaluate import Layout
+from weft.ops.base import GraphOp
+from weft.ops.reshaping import matching_runs
+
+
+def contiguous(tensor: Tensor) -> Layout:
+    """Row-major from the start of a buffer."""
+    return Layout(contiguous_strides(tensor.shape))
+
+
+def is_contiguous(tensor: Tensor, layout: Layout) -> bool:
+    """Whether the elements lie row-major and dense, from the layout's offset on."""
+    expected = contiguous_strides(tensor.shape)
+    return all(
+        size == 1 or stride == want for size, stride, want in zip(tensor.shape, layout.strides, expected, strict=True)
+    )
+
+
+def view_layout(op: GraphOp, layout: Layout) -> Layout | None:
+    """The layout of a view of a tensor that has the given layout, or None if it takes a copy."""
+    source, result = tensor_of(op.operands[0].type), tensor_of(op.results[0].type)
+    params = op.params
+    match op.name:
+        case "graph.permute":
+            return Layout(tuple(layout.strides[d] for d in params["dims"]), layout.offset)
+        case "graph.broadcast":
+            lead = result.rank - source.rank
+            strides = [0 if size == 1 else stride for size, stride in zip(source.shape, layout.strides, strict=True)]
+            return Layout((*([0] * lead), *strides), layout.offset)
+        case "graph.slice":
+            steps, starts = params["steps"], params["starts"]
+            offset = layout.offset
+            for start, stride in zip(starts, layout.strides, strict=True):
+                offset = offset + stride * start
+            return Layout(tuple(s * step for s, step in zip(layout.strides, steps, strict=True)), offset)
+        case "graph.reshape":
+            strides = reshaped_strides(source.shape, layout.strides, result.shape)
+            return None if strides is None else Layout(strides, layout.offset)
+        case _:
+            return None
+
+
+def reshaped_strides(
+    shape: Sequence[Size], strides: Sequence[Size], target: Sequence[Size]
+) -> tuple[Size, ...] | None:
+    """Strides of a reshape without a copy, or None: every run of merged dimensions must be evenly spaced."""
+    if any(size == 0 for size in target):
+        return contiguous_strides(target)
+    result: list[Size] = []
+    for new, old in matching_runs(target, shape):
+        kept = [d for d in old if shape[d] != 1]
+        for outer, inner in zip(kept, kept[1:], strict=False):
+            if strides[outer] != strides[inner] * shape[inner]:
+                return None
+        step: Size = strides[kept[-1]] if kept else 1
+        run: list[Size] = []
+        for d in reversed(new):
+            run.append(step)
+            step = step * target[d]
+        result += reversed(run)
+    return tuple(result)

@@ -1,0 +1,386 @@
+"""Decide which ops become one kernel.
+
+Elementwise ops and movements join the kernel that makes what they read; a reduction joins the kernel of its operand and
+later ops over the same rows or the same elements join it in turn, so that a softmax or a layer norm is one kernel.
+Views and cheap constants belong to no kernel: whoever needs one computes it on the fly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Block, Operation, OpResult, Region, SSAValue
+from xdsl.passes import ModulePass
+
+from weft.ir.expr import Size, product
+from weft.ir.types import tensor_of
+from weft.lower.views import contiguous, view_layout
+from weft.ops.base import Elementwise, GraphOp, Movement, Reduction, Scan, Scatter, Structured, View
+from weft.ops.graph import FuncOp, GroupOp, ReturnOp, YieldOp
+from weft.ops.reduce import DimensionReduction
+
+CLAIM = "weft.claim"
+"""The attribute of an op that a library takes: it stays outside groups."""
+
+_MOST_OPS = 48
+
+
+def is_free(op: Operation) -> bool:
+    """Whether an op is computed wherever it is needed, instead of once."""
+    return isinstance(op, GraphOp) and op.CHEAP
+
+
+@dataclass(eq=False)
+class Group:
+    """A kernel in the making."""
+
+    number: int
+    kind: str
+    shape: tuple[Size, ...]
+    ops: list[GraphOp]
+    dims: tuple[int, ...] = ()
+    before: set[int] = field(default_factory=set[int])
+
+    @property
+    def row_shapes(self) -> tuple[tuple[Size, ...], ...]:
+        keep = tuple(1 if d in self.dims else size for d, size in enumerate(self.shape))
+        drop = tuple(size for d, size in enumerate(self.shape) if d not in self.dims)
+        return keep, drop
+
+    def takes(self, shape: tuple[Size, ...]) -> bool:
+        """Whether an output of this shape fits the group's domain."""
+        return shape == self.shape or (self.kind == "rows" and shape in self.row_shapes)
+
+
+@dataclass(frozen=True)
+class GroupIntoKernels(ModulePass):
+    """Put every op into a `graph.group`, except what libraries and the framework take.
+
+    %m = graph.max %x            %y = graph.group(%x) {
+    %d = graph.sub %x, %m    →     %m = graph.max %x
+    %y = graph.exp %d              %d = graph.sub %x, %m ; %y = graph.exp %d ; graph.yield %y }
+    """
+
+    name: ClassVar[str] = "group_into_kernels"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for function in op.body.block.ops:
+            if isinstance(function, FuncOp):
+                _Grouping(function).run()
+
+
+class _Grouping:
+    """The grouping of one function."""
+
+    def __init__(self, function: FuncOp) -> None:
+        self.function = function
+        self.groups: list[Group] = []
+        self.group_of: dict[Operation, Group] = {}
+        self.consumers: dict[SSAValue, list[Operation]] = {}
+        self.order = {op: position for position, op in enumerate(function.block.ops)}
+        self.last_alone: Group | None = None
+
+    def run(self) -> None:
+        operations = list(self.order)
+        for op in operations:
+            if not is_free(op):
+                for value in self._sources(op.operands):
+                    self.consumers.setdefault(value, []).append(op)
+        for op in operations:
+            if isinstance(op, ReturnOp) or is_free(op):
+                continue
+            self._place(op)
+        self._rebuild(operations)
+
+    def _sources(self, values: Iterable[SSAValue]) -> list[SSAValue]:
+        """What values are computed from, seen through views and cheap constants."""
+        found: dict[SSAValue, None] = {}
+        pending = list(values)
+        while pending:
+            value = pending.pop()
+            if isinstance(value, OpResult) and is_free(value.op):
+                pending.extend(value.op.operands)
+            else:
+                found[value] = None
+        return list(found)
+
+    # -- joining ---------------------------------------------------------------------------------------------------
+
+    def _place(self, op: Operation) -> None:
+        producers: dict[Group, None] = {}
+        for value in self._sources(op.operands):
+            if isinstance(value, OpResult):
+                producers[self.group_of[value.op]] = None
+        for group in producers:
+            if isinstance(op, GraphOp) and self._fits(op, group) and self._acyclic(group, producers):
+                self._join(op, group)
+                for other in producers:
+                    if other is not group:
+                        self._try_merge(group, other, op)
+                self._depend(group, producers)
+                return
+        if not isinstance(op, GraphOp) and self.last_alone is not None:
+            producers[self.last_alone] = None
+        self._start(op, producers)
+        if not isinstance(op, GraphOp):
+            # Calls that Weft does not look into keep their order: they may draw random numbers.
+            self.last_alone = self.group_of[op]
+
+    def _fits(self, op: GraphOp, group: Group) -> bool:
+        """Whether the op can be computed in the group's kernel."""
+        if CLAIM in op.attributes or len(group.ops) >= _MOST_OPS:
+            return False
+        if isinstance(op, Elementwise | Movement):
+            shape = tensor_of(op.results[0].type).shape
+            if group.kind in ("pointwise", "rows", "dot"):
+                if group.takes(shape) and self._reads_in_place(op, group):
+                    return True
+                return group.kind == "pointwise" and self._moves_domain(op, group, shape)
+            return False
+        if isinstance(op, DimensionReduction) and group.kind in ("pointwise", "rows"):
+            shape = tensor_of(op.operands[0].type).shape
+            dims = op.params["dims"]
+            if not dims:
+                return False
+            if group.kind == "rows":
+                return shape == group.shape and dims == group.dims and self._reads_in_place(op, group)
+            if shape == group.shape and self._reads_in_place(op, group):
+                return True
+            return self._moves_domain(op, group, shape)
+        return False
+
+    def _reads_in_place(self, op: GraphOp, group: Group) -> bool:
+        """Whether the op reads the group's values at its own index: not through views or by computed indices."""
+        if isinstance(op, Movement):
+            return not any(v in self._made(group) for v in self._sources(op.operands))
+        made = self._made(group)
+        leading = group.dims == tuple(range(len(group.dims)))
+        shape = tensor_of(op.results[0].type).shape
+        for value in op.operands:
+            if value in made and group.kind == "rows" and not leading and shape == group.shape:
+                # Broadcasting would align the rows with the columns.
+                if tensor_of(value.type).shape == group.row_shapes[1] != group.shape:
+                    return False
+            elif isinstance(value, OpResult) and is_free(value.op):
+                if any(v in made for v in self._sources([value])) and not _keeps_rows(value.op, group):
+                    return False
+        return True
+
+    def _made(self, group: Group) -> set[SSAValue]:
+        return {result for member in group.ops for result in member.results}
+
+    def _moves_domain(self, op: GraphOp, group: Group, shape: tuple[Size, ...]) -> bool:
+        """Whether the op can draw the whole group into its own index space: nobody else needs the group's values."""
+        if isinstance(op, Movement) and not isinstance(op, View):
+            return False
+        members = set(group.ops)
+        for value in self._made(group):
+            users = self.consumers.get(value, [])
+            if any(user is not op and user not in members for user in users):
+                return False
+        return product(shape) == product(group.shape)
+
+    def _acyclic(self, group: Group, producers: Iterable[Group]) -> bool:
+        return all(group.number not in other.before for other in producers if other is not group)
+
+    def _join(self, op: GraphOp, group: Group) -> None:
+        if isinstance(op, DimensionReduction):
+            group.shape = tensor_of(op.operands[0].type).shape
+            group.dims = op.params["dims"]
+            group.kind = "rows"
+        elif not group.takes(tensor_of(op.results[0].type).shape):
+            group.shape = tensor_of(op.results[0].type).shape
+        group.ops.append(op)
+        self.group_of[op] = group
+
+    def _try_merge(self, group: Group, other: Group, op: GraphOp) -> None:
+        """Take in another producer of the op, if it walks the same elements and no cycle arises."""
+        if other.kind != "pointwise" or other.shape != group.shape or len(group.ops) + len(other.ops) > _MOST_OPS:
+            return
+        if group.kind == "dot" or other.number in group.before or group.number in other.before:
+            return
+        if not self._reads_in_place(op, other):
+            return
+        if any(other.number in g.before and g.number in group.before for g in self.groups):
+            return
+        group.ops = self._in_order([*group.ops, *other.ops])
+        for member in other.ops:
+            self.group_of[member] = group
+        self.groups.remove(other)
+        group.before |= other.before
+        for g in self.groups:
+            if other.number in g.before:
+                g.before.discard(other.number)
+                g.before |= {group.number} | group.before
+        group.before.discard(group.number)
+
+    def _start(self, op: Operation, producers: Iterable[Group]) -> None:
+        kind, shape, dims = "alone", (), ()
+        if isinstance(op, GraphOp) and CLAIM not in op.attributes:
+            shape = tensor_of(op.results[0].type).shape
+            match op:
+                case DimensionReduction():
+                    kind, shape, dims = "rows", tensor_of(op.operands[0].type).shape, op.params["dims"]
+                    kind = "rows" if dims else "pointwise"
+                case Elementwise() | Movement():
+                    kind = "pointwise"
+                case Reduction():
+                    kind = "window"
+                case Structured() if op.name == "graph.dot":
+                    kind = "dot"
+                case Structured() | Scatter() | Scan():
+                    kind = "anchor"
+                case _:
+                    kind = "alone"
+        group = Group(len(self.group_of) + 1, kind, shape, [op], dims)  # type: ignore[list-item]
+        self.groups.append(group)
+        self.group_of[op] = group
+        self._depend(group, producers)
+
+    def _depend(self, group: Group, producers: Iterable[Group]) -> None:
+        """Record that the group runs after its producers, for itself and for all that run after it."""
+        new: set[int] = set()
+        for producer in producers:
+            if producer is not group and producer in self.groups:
+                new |= {producer.number} | producer.before
+        new.discard(group.number)
+        group.before |= new
+        for other in self.groups:
+            if group.number in other.before:
+                other.before |= new
+
+    def _in_order(self, ops: Sequence[GraphOp]) -> list[GraphOp]:
+        return sorted(ops, key=lambda op: self.order[op])
+
+    # -- building --------------------------------------------------------------------------------------------------
+
+    def _rebuild(self, operations: Sequence[Operation]) -> None:
+        """Replace every group's ops by one `graph.group`, in an order in which each runs after what it needs."""
+        block = self.function.block
+        returned = self.function.returned
+        needed = self._needed_outside(returned)
+        values: dict[SSAValue, SSAValue] = {arg: arg for arg in block.args}
+        for group in self._sorted():
+            if group.kind == "alone":
+                (member,) = group.ops
+                self._emit_views(member.operands, values, returned, strided=True)
+                member.detach()
+                block.insert_op_before(member, returned)
+                for position, operand in enumerate(list(member.operands)):
+                    member.operands[position] = values[operand]
+                values.update({result: result for result in member.results})
+                continue
+            made = [r for member in self._in_order(group.ops) for r in member.results if r in needed]
+            if made:
+                self._emit_group(group.ops, made, values, returned)
+        self._emit_views(returned.operands, values, returned, strided=False)
+        for position, operand in enumerate(list(returned.operands)):
+            returned.operands[position] = values[operand]
+        for op in reversed(operations):
+            if op.parent is block and op is not returned and self.group_of.get(op, _NO_GROUP).kind != "alone":
+                op.detach()
+                op.erase(safe_erase=False)
+
+    def _needed_outside(self, returned: ReturnOp) -> set[SSAValue]:
+        needed = set(self._sources(returned.operands))
+        for op, group in self.group_of.items():
+            for value in self._sources(op.operands):
+                if not isinstance(value, OpResult) or self.group_of[value.op] is not group:
+                    needed.add(value)
+        return needed
+
+    def _sorted(self) -> list[Group]:
+        done: dict[int, None] = {}
+        ordered: list[Group] = []
+        pending = sorted(self.groups, key=lambda g: self.order[g.ops[-1]])
+        while pending:
+            ready = next(g for g in pending if all(n in done for n in g.before))
+            pending.remove(ready)
+            done[ready.number] = None
+            ordered.append(ready)
+        return ordered
+
+    def _emit_group(
+        self, ops: Sequence[GraphOp], made: Sequence[SSAValue], values: dict[SSAValue, SSAValue], before: Operation
+    ) -> None:
+        """Append a group that computes `made`; free ops are copied into it."""
+        members = set(ops)
+        inner: dict[SSAValue, SSAValue] = {}
+        inputs: dict[SSAValue, SSAValue] = {}
+        block = Block()
+
+        def bring(value: SSAValue) -> None:
+            if value in inner:
+                return
+            if isinstance(value, OpResult) and (value.op in members or is_free(value.op)):
+                for operand in value.op.operands:
+                    bring(operand)
+                copy = value.op.clone(value_mapper=inner)
+                block.add_op(copy)
+                inner.update(zip(value.op.results, copy.results, strict=True))
+                return
+            inputs[value] = inner[value] = block.insert_arg(value.type, len(inputs))
+
+        for value in made:
+            bring(value)
+        block.add_op(YieldOp.create(operands=[inner[value] for value in made]))
+        group = GroupOp.create(
+            operands=[values[value] for value in inputs],
+            result_types=[value.type for value in made],
+            regions=[Region(block)],
+            location=ops[-1].location if ops else None,
+        )
+        self.function.block.insert_op_before(group, before)
+        values.update(zip(made, group.results, strict=True))
+
+    def _emit_views(
+        self, operands: Iterable[SSAValue], values: dict[SSAValue, SSAValue], before: Operation, *, strided: bool
+    ) -> None:
+        """Make free values that an op outside of groups needs: as views where strides can say it, else by a copy."""
+        for value in operands:
+            if value in values or not isinstance(value, OpResult):
+                continue
+            if strided and isinstance(value.op, View) and _is_strided(value):
+                self._emit_views(value.op.operands, values, before, strided=True)
+                copy = value.op.clone(value_mapper=values)
+                self.function.block.insert_op_before(copy, before)
+                values.update(zip(value.op.results, copy.results, strict=True))
+                continue
+            self._emit_group([], [value], values, before)
+
+
+def _is_strided(value: SSAValue) -> bool:
+    """Whether a chain of views over row-major memory needs no copy."""
+    chain: list[GraphOp] = []
+    while isinstance(value, OpResult) and isinstance(value.op, View):
+        chain.append(value.op)
+        value = value.op.operands[0]
+    if isinstance(value, OpResult) and is_free(value.op):
+        return False
+    layout = contiguous(tensor_of(value.type))
+    for op in reversed(chain):
+        step = view_layout(op, layout)
+        if step is None:
+            return False
+        layout = step
+    return True
+
+
+def _keeps_rows(op: Operation, group: Group) -> bool:
+    """Whether a view between a row value and its reader only adds or drops the reduced dimensions."""
+    if group.kind != "rows":
+        return False
+    operand, result = tensor_of(op.operands[0].type).shape, tensor_of(op.results[0].type).shape
+    rows = group.row_shapes
+    if op.name == "graph.reshape":
+        return operand in rows and result in rows
+    if op.name == "graph.broadcast":
+        return operand == rows[0] and result == group.shape
+    return False
+
+
+_NO_GROUP = Group(0, "free", (), [])

@@ -1,0 +1,86 @@
+"""The whole compiler on one page: the passes of each target, and what runs them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
+
+from weft.backends.cpu.compile import emit_program
+from weft.backends.cpu.target import CpuTarget, compile_object, host_target
+from weft.config import Config
+from weft.lower.plan import Plan, build_plan
+from weft.ops.graph import FuncOp
+from weft.passes.claim_libraries import ClaimLibraries
+from weft.passes.eliminate_common import EliminateCommon
+from weft.passes.eliminate_dead import EliminateDead
+from weft.passes.group_into_kernels import GroupIntoKernels
+from weft.passes.simplify import Simplify
+
+
+def cpu_passes(config: Config) -> list[ModulePass]:
+    """From an imported function to groups that are kernels."""
+    return [
+        Simplify(),
+        EliminateCommon(),
+        EliminateDead(),
+        ClaimLibraries(enabled=not config.strict),
+        GroupIntoKernels(),
+    ]
+
+
+@dataclass
+class Report:
+    """What a compilation did: seconds by stage, and the kernels it made."""
+
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    schedules: dict[str, str] = field(default_factory=dict[str, str])
+
+    def measure(self, stage: str, start: float) -> float:
+        now = time.perf_counter()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - start
+        return now
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A plan with its object code."""
+
+    plan: Plan
+    code: bytes
+    report: Report
+
+
+def run_passes(module: ModuleOp, passes: Sequence[ModulePass], report: Report, *, verify: bool = False) -> None:
+    """Apply passes in order, verifying around each where asked."""
+    context = Context()
+    start = time.perf_counter()
+    if verify:
+        module.verify()
+    for each in passes:
+        each.apply(context, module)
+        if verify:
+            module.verify()
+        start = report.measure(each.name, start)
+
+
+def compile_cpu(function: FuncOp, config: Config, target: CpuTarget | None = None) -> Compiled:
+    """Compile a function for a processor: passes, plan, LLVM, object code."""
+    target = target or host_target()
+    report = Report()
+    module = function.parent_op() if isinstance(function.parent_op(), ModuleOp) else ModuleOp([function])
+    assert isinstance(module, ModuleOp)
+    run_passes(module, cpu_passes(config), report, verify=config.verify)
+    start = time.perf_counter()
+    planned = build_plan(function)
+    report.schedules = planned.schedules
+    start = report.measure("lower_to_tile", start)
+    text = emit_program(planned.plan, planned.kernels, target)
+    start = report.measure("emit_llvm", start)
+    code = compile_object(text, target)
+    report.measure("llvm", start)
+    return Compiled(planned.plan, code, report)

@@ -1,0 +1,73 @@
+"""The OpenMP pool of the process: the one the framework has loaded, else the system's, else none.
+
+Two pools in one process fight over the cores, so Weft never brings its own. A forked child cannot use its parent's pool
+and runs everything in one thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import os
+import re
+from functools import lru_cache
+from pathlib import Path
+
+SYMBOLS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def in_forked_child() -> bool:
+    """Whether this process was forked after Weft was imported."""
+    return _forked
+
+
+def loaded_libraries(pattern: str) -> list[str]:
+    """Paths of the shared libraries in this process whose file name matches."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return []
+    paths = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/" in line}
+    return sorted(path for path in paths if re.search(pattern, Path(path).name))
+
+
+@lru_cache(maxsize=1)
+def pool_symbols() -> dict[str, int]:
+    """Addresses of the OpenMP entry points, or an empty dict where there is no pool."""
+    candidates = loaded_libraries(r"^lib(gomp|omp|iomp5)[.-]")
+    if not candidates and (system := ctypes.util.find_library("gomp")):
+        candidates = [system]
+    for path in candidates:
+        try:
+            library = ctypes.CDLL(path)
+            return {name: _address(library, name) for name in SYMBOLS}
+        except (OSError, AttributeError):
+            continue
+    return {}
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+@lru_cache(maxsize=1)
+def blas_symbols() -> dict[str, int]:
+    """Addresses of the BLAS routines of the library that the process has loaded, or an empty dict."""
+    for path in loaded_libraries(r"^lib(openblas|mkl_rt|torch_cpu|blas|cblas)"):
+        try:
+            library = ctypes.CDLL(path)
+            return {name: _address(library, name) for name in ("cblas_sgemm", "cblas_dgemm")}
+        except (OSError, AttributeError):
+            continue
+    return {}
