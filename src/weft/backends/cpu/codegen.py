@@ -75,11 +75,13 @@ class KernelCodegen:
             ("ptr noalias" if isinstance(arg.type, tile.PointerType) else "i64", f"a{i}")
             for i, arg in enumerate(arguments)
         ]
-        inner = Function(
-            self.module, f"{name}.programs", [*params, ("i64", "begin"), ("i64", "end")], attributes="nounwind alwaysinline"
+        self.b = b = Function(
+            self.module,
+            f"{name}.programs",
+            [*params, ("i64", "begin"), ("i64", "end")],
+            attributes="nounwind alwaysinline",
+            linkage="internal",
         )
-        inner.module = self.module
-        self.b = b = inner
         for argument, value in zip(arguments, b.args, strict=False):
             (self.pointers if isinstance(argument.type, tile.PointerType) else self.scalars)[argument] = value
         begin, end = b.args[-2:]
@@ -87,7 +89,6 @@ class KernelCodegen:
             self._place_program(program)
             self.block(list(self.kernel.block.ops))
         b.finish()
-        self.module.functions[-1] = self.module.functions[-1].replace("define void", "define internal void", 1)
         self._entry(name)
 
     def _entry(self, name: str) -> None:

@@ -103,11 +103,17 @@ class Function:
     """The body of one function under construction."""
 
     def __init__(
-        self, module: Module, name: str, params: Sequence[tuple[str, str]], result: str = "void", attributes: str = "nounwind"
+        self,
+        module: Module,
+        name: str,
+        params: Sequence[tuple[str, str]],
+        result: str = "void",
+        attributes: str = "nounwind",
+        linkage: str = "",
     ) -> None:
         self.module = module
         self.name = name
-        self.result = result
+        self.result = f"{linkage} {result}" if linkage else result
         self.attributes = attributes
         self.args = [V(type_.split(" ", 1)[0], f"%{arg}") for type_, arg in params]
         self._params = ", ".join(f"{type_} %{arg}" for type_, arg in params)
