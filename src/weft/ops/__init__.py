@@ -10,6 +10,7 @@ from weft.ops import create as create
 from weft.ops import dot as dot
 from weft.ops import index as index
 from weft.ops import movement as movement
+from weft.ops import pool as pool
 from weft.ops import reduce as reduce
 from weft.ops import rounding as rounding
 from weft.ops import scan as scan

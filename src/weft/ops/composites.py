@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 from xdsl.ir import SSAValue
 
-from weft.ir.expr import Size, product
+from weft.ir.expr import Size, floordiv, mod, product
 from weft.ir.types import DType, f32
 from weft.ops.graph import GraphBuilder
 from weft.ops.rules import size_value
+from weft.ops.window import Padding, ceil_extension
 
 
 def widened(b: GraphBuilder, x: SSAValue) -> SSAValue:
@@ -200,3 +201,51 @@ def batch_norm_training(
     result = _scaled(b, normal, weight, bias, spatial)
     statistics = (b.reshape(value, shape=b.tensor(x).shape[1:2]) for value in (center, rstd))
     return narrowed(b, result, b.tensor(x).dtype), *statistics
+
+
+def avg_pool(
+    b: GraphBuilder,
+    x: SSAValue,
+    window: tuple[Size, ...],
+    strides: tuple[Size, ...],
+    padding: Padding,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor: int | None = None,
+) -> SSAValue:
+    """The mean of each window over the last dimensions.
+
+    The sum is divided by `divisor`, or by the number of elements of the window: all but those that only `ceil_mode`
+    reaches, and without the padding unless `count_include_pad`.
+    """
+    sizes = b.tensor(x).shape[b.tensor(x).rank - len(window) :]
+    ones = (1,) * len(window)
+    extra: Sequence[Size] = (0,) * len(window)
+    if ceil_mode:
+        extra = [ceil_extension(*place) for place in zip(sizes, window, strides, padding, strict=True)]
+    reach = tuple((low, high + more) for (low, high), more in zip(padding, extra, strict=True))
+    total = b.sum_pool(widened(b, x), window=window, strides=strides, padding=reach, dilation=ones)
+    dtype = b.tensor(total).dtype
+    if divisor is not None:
+        count = size_value(b, divisor, dtype)
+    elif all(more == 0 and (count_include_pad or pair == (0, 0)) for more, pair in zip(extra, padding, strict=True)):
+        count = size_value(b, product(window), dtype)
+    else:
+        if count_include_pad:
+            sizes = tuple(low + size + high for size, (low, high) in zip(sizes, padding, strict=True))
+            reach = tuple((0, more) for more in extra)
+        every = b.full(value=1, shape=sizes, dtype=dtype)
+        count = b.sum_pool(every, window=window, strides=strides, padding=reach, dilation=ones)
+    return narrowed(b, b.div(total, count), b.tensor(x).dtype)
+
+
+def adaptive_avg_pool(b: GraphBuilder, x: SSAValue, shape: tuple[Size, ...]) -> SSAValue:
+    """The means of windows of nearly equal size that cover the last dimensions, `shape` of them."""
+    sizes = b.tensor(x).shape[b.tensor(x).rank - len(shape) :]
+    total = b.adaptive_sum_pool(widened(b, x), shape=shape)
+    dtype = b.tensor(total).dtype
+    if all(mod(size, count) == 0 for size, count in zip(sizes, shape, strict=True)):
+        count = size_value(b, product(map(floordiv, sizes, shape)), dtype)
+    else:
+        count = b.adaptive_sum_pool(b.full(value=1, shape=sizes, dtype=dtype), shape=shape)
+    return narrowed(b, b.div(total, count), b.tensor(x).dtype)

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from weft.errors import ShapeError
-from weft.ir.expr import Size, floordiv
+from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum
 from weft.ops.body import Body, Value
 
 Padding: TypeAlias = tuple[tuple[Size, Size], ...]
@@ -33,6 +33,18 @@ def window_counts(
             raise ShapeError(f"{name}: a window of {extent} in steps of {step} is larger than {size}, padded")
         counts.append(floordiv(room, stride) + 1)
     return tuple(counts)
+
+
+def ceil_extension(size: Size, extent: Size, stride: Size, padding: tuple[Size, Size], step: Size = 1) -> Size:
+    """The further padding after a dimension that makes room for a last window that is partly outside.
+
+    It is there (`ceil_mode`) only if it starts within the operand or the padding before it.
+    """
+    low, high = padding
+    reach = step * (extent - 1) + 1
+    counted = ceildiv(size + low + high - reach, stride) + 1
+    starting = ceildiv(size + low, stride)
+    return maximum((minimum(counted, starting) - 1) * stride + reach - size - low - high, 0)
 
 
 def window_place(
