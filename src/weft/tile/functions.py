@@ -18,11 +18,12 @@ from weft.ir.types import DType, boolean, f32, i64
 from weft.ops import numerics
 from weft.ops.numerics import Implementation, rounded_once
 
-Domain: TypeAlias = Literal["float", "number", "bits", "any"]
+Domain: TypeAlias = Literal["float", "int", "number", "bits", "any"]
 Number: TypeAlias = float | int | bool
 
 _KINDS: dict[Domain, frozenset[str]] = {
     "float": frozenset({"float"}),
+    "int": frozenset({"int", "uint"}),
     "number": frozenset({"float", "int", "uint"}),
     "bits": frozenset({"int", "uint", "bool"}),
     "any": frozenset({"float", "int", "uint", "bool"}),
@@ -33,7 +34,7 @@ _KINDS: dict[Domain, frozenset[str]] = {
 class Function:
     """A function of single elements.
 
-    `domain` says what its operands are: float, number (floats and integers), bits (integers and booleans) or any.
+    `domain` says what its operands are: float, int, number (either), bits (integers and booleans) or any of these.
     `result` is the type of the last operand (same), a boolean, or named by a parameter `dtype` (given).
     """
 
@@ -92,7 +93,7 @@ FUNCTIONS: dict[str, Function] = {
         *_functions("bits", 2, and_=np.bitwise_and, or_=np.bitwise_or, xor=np.bitwise_xor),
         *_functions("bits", 1, not_=np.invert),
         # A shift by the width or more leaves nothing but, on the right, copies of the sign.
-        *_functions("bits", 2, shl=np.left_shift, shr=np.right_shift),
+        *_functions("int", 2, shl=np.left_shift, shr=np.right_shift),
         *_predicates("any", 2, eq=np.equal, ne=np.not_equal, lt=np.less, le=np.less_equal),
         *_predicates("any", 2, gt=np.greater, ge=np.greater_equal),
         *_predicates("float", 1, isnan=np.isnan, isinf=np.isinf),
