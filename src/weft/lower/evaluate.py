@@ -13,10 +13,11 @@ from typing import Any
 from xdsl.ir import OpResult, SSAValue
 
 from weft.errors import LoweringError
-from weft.ir.expr import Expr, Size, is_nonnegative, simplify, symbol
+from weft.ir.expr import Expr, Size, is_nonnegative, simplify, symbol, symbols_of
 from weft.ir.types import DType, Tensor, boolean, i64, tensor_of
 from weft.ops.base import Elementwise, GraphOp, Movement, Reduction
 from weft.ops.body import Operand, Value
+from weft.ops.layouts import Layout
 from weft.tile.functions import COMBINERS, FUNCTIONS
 
 
@@ -26,20 +27,6 @@ class Source:
 
     value: SSAValue
     tensor: Tensor
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the elements of a group's input or output lie: strides in elements from its first one."""
-
-    strides: tuple[Size, ...]
-    offset: Size = 0
-
-    def address(self, index: Sequence[Size]) -> Size:
-        total: Size = self.offset
-        for stride, position in zip(self.strides, index, strict=True):
-            total = stride * position + total
-        return total
 
 
 def broadcast_index(index: Sequence[Size], shape: Sequence[Size], operand: Sequence[Size]) -> list[Size]:
@@ -188,6 +175,11 @@ class AddressRecorder(Evaluator):
 
     def reduce(self, op: Reduction, index: Sequence[Size], operands: Sequence[Source]) -> Value:
         rule: Any = type(op)
+        columns = frozenset().union(*map(symbols_of, self.columns))
+        if any(symbols_of(position) & columns for position in index):
+            raise LoweringError(f"{op.name} is read at an index that it is reducing over")
+        if len(self.columns) != len(rule.ranges(*(o.tensor for o in operands), **op.params)):
+            raise LoweringError(f"{op.name} is not reduced over the group's columns")
         element = rule.element(self, index, self.columns, *operands, **op.params)
         combined = Dummy(COMBINERS[rule.KIND].result_dtype(element.dtype))
         return finish(self, op, combined, index, operands)

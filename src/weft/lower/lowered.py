@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from weft.errors import LoweringError
 from weft.ir.types import Tensor
-from weft.lower.evaluate import Layout
+from weft.ops.layouts import Layout
 from weft.lower.kernels import Kernel, lower_group
 from weft.ops.base import GraphOp, Scan, Scatter, Structured
 from weft.ops.graph import GroupOp

@@ -7,8 +7,9 @@ groups (the layers of a model) share one kernel.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -19,13 +20,17 @@ from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, product
 from weft.ir.types import Tensor, tensor_of
-from weft.lower.evaluate import Layout
+from weft.ops.layouts import Layout
 from weft.lower.lowered import Lowered, lower
-from weft.lower.views import contiguous, view_layout
+from weft.ops.layouts import contiguous, view_layout
 from weft.lower.work import work_of
 from weft.ops.base import GraphOp, View
 from weft.ops.graph import FuncOp, GroupOp, OpaqueOp, ReturnOp
+from weft.passes.group_into_kernels import is_free, split_group
 from weft.tile import dialect as tile
+
+
+log = logging.getLogger("weft")
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ class Planned:
     schedules: dict[str, str]
 
 
-def build_plan(function: FuncOp, split: Callable[[GroupOp], Sequence[GroupOp]] | None = None) -> Planned:
+def build_plan(function: FuncOp) -> Planned:
     """Lower every group of a function and lay out its memory."""
     return _Planner(function).run()
 
@@ -128,7 +133,7 @@ class _Planner:
         outputs: dict[SSAValue, Layout] = {}
         for value, stride in zip(returned.operands, strides, strict=True):
             outputs.setdefault(value, Layout(stride) if stride else contiguous(tensor_of(value.type)))
-        for op in function.block.ops:
+        for op in list(function.block.ops):
             match op:
                 case ReturnOp():
                     continue
@@ -176,10 +181,21 @@ class _Planner:
 
     def _group(self, op: GroupOp, outputs: dict[SSAValue, Layout]) -> None:
         inputs = [self.places[operand] for operand in op.operands]
-        results = [self._result(result, outputs) for result in op.results]
         layouts = [place.layout for place in inputs]
-        targets = [self.buffers[number].layout for number in results]
-        lowered, label = self._lower(op, layouts, targets)
+        targets = [outputs.get(result, contiguous(tensor_of(result.type))) for result in op.results]
+        try:
+            lowered, label = self._lower(op, layouts, targets)
+        except LoweringError as error:
+            if sum(not is_free(inner) for inner in op.block.ops) <= 2:
+                raise
+            log.info("a kernel is cut into its ops: %s", error)
+            strided = [outputs.get(result) for result in op.results]
+            replaced, parts = split_group(op)
+            outputs.update((new, layout) for new, layout in zip(replaced, strided, strict=True) if layout is not None)
+            for part in parts:
+                self._group(part, outputs)
+            return
+        results = [self._result(result, outputs) for result in op.results]
         scratch = [self._scratch(tensor) for tensor in lowered.scratch]
         for call in lowered.calls:
             pick = {

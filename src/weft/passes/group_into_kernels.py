@@ -18,7 +18,7 @@ from xdsl.passes import ModulePass
 
 from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
-from weft.lower.views import contiguous, view_layout
+from weft.ops.layouts import contiguous, view_layout
 from weft.ops.base import Elementwise, GraphOp, Movement, Reduction, Scan, Scatter, Structured, View
 from weft.ops.graph import FuncOp, GroupOp, ReturnOp, YieldOp
 from weft.ops.reduce import DimensionReduction
@@ -276,7 +276,7 @@ class _Grouping:
                 continue
             made = [r for member in self._in_order(group.ops) for r in member.results if r in needed]
             if made:
-                self._emit_group(group.ops, made, values, returned)
+                emit_group(block, group.ops, made, values, returned)
         self._emit_views(returned.operands, values, returned, strided=False)
         for position, operand in enumerate(list(returned.operands)):
             returned.operands[position] = values[operand]
@@ -304,39 +304,6 @@ class _Grouping:
             ordered.append(ready)
         return ordered
 
-    def _emit_group(
-        self, ops: Sequence[GraphOp], made: Sequence[SSAValue], values: dict[SSAValue, SSAValue], before: Operation
-    ) -> None:
-        """Append a group that computes `made`; free ops are copied into it."""
-        members = set(ops)
-        inner: dict[SSAValue, SSAValue] = {}
-        inputs: dict[SSAValue, SSAValue] = {}
-        block = Block()
-
-        def bring(value: SSAValue) -> None:
-            if value in inner:
-                return
-            if isinstance(value, OpResult) and (value.op in members or is_free(value.op)):
-                for operand in value.op.operands:
-                    bring(operand)
-                copy = value.op.clone(value_mapper=inner)
-                block.add_op(copy)
-                inner.update(zip(value.op.results, copy.results, strict=True))
-                return
-            inputs[value] = inner[value] = block.insert_arg(value.type, len(inputs))
-
-        for value in made:
-            bring(value)
-        block.add_op(YieldOp.create(operands=[inner[value] for value in made]))
-        group = GroupOp.create(
-            operands=[values[value] for value in inputs],
-            result_types=[value.type for value in made],
-            regions=[Region(block)],
-            location=ops[-1].location if ops else None,
-        )
-        self.function.block.insert_op_before(group, before)
-        values.update(zip(made, group.results, strict=True))
-
     def _emit_views(
         self, operands: Iterable[SSAValue], values: dict[SSAValue, SSAValue], before: Operation, *, strided: bool
     ) -> None:
@@ -350,7 +317,66 @@ class _Grouping:
                 self.function.block.insert_op_before(copy, before)
                 values.update(zip(value.op.results, copy.results, strict=True))
                 continue
-            self._emit_group([], [value], values, before)
+            emit_group(self.function.block, [], [value], values, before)
+
+
+def emit_group(
+    block: Block,
+    ops: Sequence[Operation],
+    made: Sequence[SSAValue],
+    values: dict[SSAValue, SSAValue],
+    before: Operation,
+) -> GroupOp:
+    """Insert a group that computes `made` by `ops`; free ops are copied into it. `values` maps old values to new."""
+    members = set(ops)
+    inner: dict[SSAValue, SSAValue] = {}
+    inputs: list[SSAValue] = []
+    body = Block()
+
+    def bring(value: SSAValue) -> None:
+        if value in inner:
+            return
+        if isinstance(value, OpResult) and (value.op in members or is_free(value.op)):
+            for operand in value.op.operands:
+                bring(operand)
+            copy = value.op.clone(value_mapper=inner)
+            body.add_op(copy)
+            inner.update(zip(value.op.results, copy.results, strict=True))
+            return
+        inner[value] = body.insert_arg(value.type, len(inputs))
+        inputs.append(value)
+
+    for value in made:
+        bring(value)
+    body.add_op(YieldOp.create(operands=[inner[value] for value in made]))
+    group = GroupOp.create(
+        operands=[values[value] for value in inputs],
+        result_types=[value.type for value in made],
+        regions=[Region(body)],
+        location=ops[-1].location if ops else None,
+    )
+    block.insert_op_before(group, before)
+    values.update(zip(made, group.results, strict=True))
+    return group
+
+
+def split_group(group: GroupOp) -> tuple[list[SSAValue], list[GroupOp]]:
+    """Replace a group by groups of one op each, for when the whole cannot be lowered; also gives its new results."""
+    block = group.parent
+    assert block is not None
+    values: dict[SSAValue, SSAValue] = dict(zip(group.block.args, group.operands, strict=True))
+    parts: list[GroupOp] = []
+    for op in group.block.ops:
+        if not isinstance(op, YieldOp) and not is_free(op):
+            parts.append(emit_group(block, [op], list(op.results), values, group))
+    for old, value in zip(group.results, group.yielded, strict=True):
+        if value not in values:
+            parts.append(emit_group(block, [], [value], values, group))
+        old.replace_all_uses_with(values[value])
+    results = [values[value] for value in group.yielded]
+    group.detach()
+    group.erase()
+    return results, parts
 
 
 def _is_strided(value: SSAValue) -> bool:

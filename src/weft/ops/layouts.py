@@ -6,12 +6,26 @@ A view whose result is a strided picture of its operand's memory costs nothing: 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from weft.ir.expr import Size
 from weft.ir.types import Tensor, contiguous_strides, tensor_of
-from weft.lower.evaluate import Layout
 from weft.ops.base import GraphOp
 from weft.ops.reshaping import matching_runs
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the elements of a group's input or output lie: strides in elements from its first one."""
+
+    strides: tuple[Size, ...]
+    offset: Size = 0
+
+    def address(self, index: Sequence[Size]) -> Size:
+        total: Size = self.offset
+        for stride, position in zip(self.strides, index, strict=True):
+            total = stride * position + total
+        return total
 
 
 def contiguous(tensor: Tensor) -> Layout:
