@@ -1,3 +1,55 @@
-"""Weft: a deep-learning compiler from PyTorch, ONNX, StableHLO and Triton's language to machine code."""
+"""Weft: a deep-learning compiler from PyTorch, ONNX, StableHLO and Triton's language to machine code.
+
+The public names are imported when they are first used, so that `import weft` costs nothing and needs no framework.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from weft.config import Config as Config
+    from weft.errors import CompilationError as CompilationError
+    from weft.errors import DTypeError as DTypeError
+    from weft.errors import GuardError as GuardError
+    from weft.errors import LoweringError as LoweringError
+    from weft.errors import ParseError as ParseError
+    from weft.errors import ShapeError as ShapeError
+    from weft.errors import UnsupportedError as UnsupportedError
+    from weft.errors import WeftError as WeftError
+    from weft.frontends.torch.api import compile as compile
+    from weft.runtime.profile import profile as profile
+    from weft.tools.explain import explain as explain
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "compile": "weft.frontends.torch.api",
+    "explain": "weft.tools.explain",
+    "profile": "weft.runtime.profile",
+    "Config": "weft.config",
+    "WeftError": "weft.errors",
+    "ShapeError": "weft.errors",
+    "DTypeError": "weft.errors",
+    "ParseError": "weft.errors",
+    "UnsupportedError": "weft.errors",
+    "LoweringError": "weft.errors",
+    "CompilationError": "weft.errors",
+    "GuardError": "weft.errors",
+}
+
+__all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,50 @@
+"""The public names: few, lazy, and quick to import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+import weft
+
+
+def fresh(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.strip()
+
+
+def test_at_most_twenty_names() -> None:
+    assert len(weft.__all__) <= 20
+    assert set(weft.__all__) <= set(dir(weft))
+
+
+@pytest.mark.parametrize("name", ["Config", "WeftError", "ShapeError", "GuardError"])
+def test_light_names_resolve(name: str) -> None:
+    assert getattr(weft, name).__name__ == name
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        getattr(weft, "nothing_like_it")  # noqa: B009  the name is unknown to the type checker as well
+
+
+def test_import_needs_no_framework_and_takes_under_300_ms() -> None:
+    # The least of three: a busy machine must not fail the test, a heavy import must.
+    least = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        loaded = fresh("import weft, sys; print(' '.join(sorted(sys.modules)))").split()
+        least = min(least, time.perf_counter() - start)
+        assert not {"torch", "numpy", "xdsl", "llvmlite", "onnx", "jax"} & set(loaded)
+    start = time.perf_counter()
+    fresh("pass")
+    bare = time.perf_counter() - start
+    assert least - bare < 0.3
+
+
+def test_the_configuration_needs_no_framework() -> None:
+    loaded = fresh("import weft, sys; weft.Config(); print(*sys.modules)").split()
+    assert not {"torch", "xdsl", "numpy"} & set(loaded)
