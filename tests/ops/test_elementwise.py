@@ -17,13 +17,13 @@ import torch.nn.functional as F
 
 import weft.ops  # noqa: F401  (fills the registry)
 from weft.errors import WeftError
-from weft.ir.types import DType, Tensor, bf16, boolean, dtype_of_numpy, f16, f32, f64, i32, i64, u8
+from weft.ir.types import DType, Tensor, bf16, boolean, dtype_of_numpy, f8e4m3, f8e5m2, f16, f32, f64, i32, i64, u8
 from weft.ops.base import REGISTRY, Elementwise, OpSpec
 from weft.ops.samples import Sample
 from weft.tile.functions import FUNCTIONS
 
 ELEMENTWISE = [spec for spec in REGISTRY if issubclass(spec.cls, Elementwise)]
-DTYPES = (f64, f32, bf16, f16, i32, i64, u8, boolean)
+DTYPES = (f64, f32, bf16, f16, f8e4m3, f8e5m2, i32, i64, u8, boolean)
 
 
 @dataclass
