@@ -109,3 +109,52 @@ def test_adaptive_avg_pool_is_torchs(rng: np.random.Generator, shape: tuple[int,
     expected = functional.adaptive_avg_pool2d(torch.from_numpy(x), shape).numpy()
     actual = evaluated(lambda b, x: composites.adaptive_avg_pool(b, x, shape), x)
     np.testing.assert_allclose(actual, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(4, 9), (14, 12), (3, 7), (1, 1)])
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize(("mode", "name"), [("bilinear", "resize_linear"), ("bicubic", "resize_cubic")])
+def test_interpolation_is_torchs(
+    rng: np.random.Generator, mode: str, name: str, align_corners: bool, shape: tuple[int, int]
+) -> None:
+    x = rng.standard_normal((2, 3, 7, 6))
+    expected = functional.interpolate(torch.from_numpy(x), shape, mode=mode, align_corners=align_corners).numpy()
+    params: dict[str, Any] = {"coordinates": "align_corners" if align_corners else "half_pixel"}
+    if mode == "bicubic":
+        params["coefficient"] = -0.75
+    actual = REGISTRY[name].cls.reference(x, shape=shape, scales=(None, None), **params)
+    np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("scale", [(2.0, 2.0), (1.7, 0.6), (0.5, 3.3)])
+def test_interpolation_by_scales_is_torchs(rng: np.random.Generator, scale: tuple[float, float]) -> None:
+    x = rng.standard_normal((2, 3, 7, 6))
+    source = torch.from_numpy(x)
+    for mode, name, params in [
+        ("nearest", "resize_nearest", {"coordinates": "asymmetric", "rounding": "floor"}),
+        ("nearest-exact", "resize_nearest", {"coordinates": "half_pixel", "rounding": "round_prefer_ceil"}),
+        ("bilinear", "resize_linear", {"coordinates": "half_pixel"}),
+    ]:
+        expected = functional.interpolate(source, scale_factor=scale, mode=mode).numpy()
+        actual = REGISTRY[name].cls.reference(x, shape=expected.shape[2:], scales=scale, **params)
+        np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-10, err_msg=mode)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 7, 14, 21, 41, 49, 287])
+def test_nearest_is_torchs_at_all_sizes(rng: np.random.Generator, count: int) -> None:
+    x = rng.standard_normal((1, 1, 7)).astype(np.float32)
+    for mode, coordinates, rounding in [
+        ("nearest", "asymmetric", "floor"),
+        ("nearest-exact", "half_pixel", "round_prefer_ceil"),
+    ]:
+        expected = functional.interpolate(torch.from_numpy(x), count, mode=mode).numpy()
+        params = {"shape": (count,), "scales": (None,), "coordinates": coordinates, "rounding": rounding}
+        np.testing.assert_array_equal(REGISTRY["resize_nearest"].cls.reference(x, **params), expected)
+
+
+@pytest.mark.parametrize(("mode", "of_torch"), [("reflect", "reflect"), ("edge", "replicate"), ("wrap", "circular")])
+def test_pad_mode_is_torchs(rng: np.random.Generator, mode: str, of_torch: str) -> None:
+    x = rng.standard_normal((2, 3, 5, 6))
+    expected = functional.pad(torch.from_numpy(x), (1, 4, 2, 3), mode=of_torch).numpy()
+    actual = REGISTRY["pad_mode"].cls.reference(x, low=(0, 0, 2, 1), high=(0, 0, 3, 4), mode=mode)
+    np.testing.assert_array_equal(actual, expected)
