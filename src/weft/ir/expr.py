@@ -182,13 +182,13 @@ def floordiv(a: Size, b: Size, bounds: Bounds | None = None) -> Size:
     quotient, rest = _split_multiple(a, b)
     if _within(rest, b, bounds):
         return quotient
-    if quotient == 0 and isinstance(a, Expr) and len(a.terms) == 1 and a.terms[0][1] == 1 and len(a.terms[0][0]) == 1:
-        inner = a.terms[0][0][0]
-        if inner.kind == "//":
-            return floordiv(inner.args[0], inner.args[1] * b, bounds)
     if isinstance(b, int) and isinstance(rest, Expr) and (common := gcd(b, *(c for _, c in rest.terms))) > 1:
         rest, b = _divided(rest, common), b // common
-    return quotient + _atom("//", rest, b)
+    match rest:
+        case Expr(terms=(((Atom(kind="//", args=(inner, divisor)),), 1),)):
+            return quotient + floordiv(inner, divisor * b, bounds)
+        case _:
+            return quotient + _atom("//", rest, b)
 
 
 def mod(a: Size, b: Size, bounds: Bounds | None = None) -> Size:
@@ -250,8 +250,9 @@ def _lower_bound(size: Expr, bounds: Bounds) -> Size:
     result: Size = 0
     for monomial, coefficient in size.terms:
         factor: Size = coefficient
+        monotone = all(map(_atom_nonnegative, monomial))  # else the extreme may lie at the other end
         for atom in monomial:
-            if atom.kind == "symbol" and atom.name in bounds:
+            if monotone and atom.kind == "symbol" and atom.name in bounds:
                 factor = factor * (bounds[atom.name] - 1) if coefficient < 0 else 0
             else:
                 factor = factor * Expr((((atom,), 1),))

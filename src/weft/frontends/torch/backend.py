@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +17,17 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from weft.config import Config
-from weft.errors import UnsupportedError
+from weft.errors import WeftError
+from weft.frontends.torch import caching
 from weft.frontends.torch.decompositions import decompositions
-from weft.frontends.torch.graph import ImportedGraph, Number, Output, Passed
+from weft.frontends.torch.executor import CpuExecutor
+from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.opaque import OpaqueRuntime
-from weft.frontends.torch.report import Fallback, note_fallback
+from weft.frontends.torch.report import Fallback, note_fallback, note_targets
 from weft.ir.expr import Expr, evaluate
+from weft.pipelines import compile_cpu
+from weft.runtime.executable import Executable
 
 log = logging.getLogger("weft")
 
@@ -67,38 +72,47 @@ def compile_graph(
 ) -> Callable[[list[Any]], Sequence[Any]]:
     """A callable for one ATen graph; what Weft cannot take at all runs as torch would run it."""
     start = time.perf_counter()
+    key = caching.graph_key(module, name, config) if config.cache and config.target == "cpu" else None
+    stored = caching.load(key) if key else None
+    if stored is not None:
+        plan, code, calling = stored
+        note_targets(str(node.target) for node in module.graph.nodes if node.op == "call_function")
+        for fallback in calling.fallbacks:
+            note_fallback(fallback.target, fallback)
+        constants = tuple(operator.attrgetter(path)(module) for path in calling.constants)
+        executor = CpuExecutor(Executable(plan, code), OpaqueRuntime({}))
+        log.info("loaded %s from the cache in %.3f s", name, time.perf_counter() - start)
+        return CompiledGraph(calling, constants, executor)
     try:
         imported = import_graph(module, name, config)
-    except UnsupportedError as error:
+        executor = executor_for(imported, config, key)
+    except WeftError as error:
         if config.strict:
             raise
+        log.warning("a graph runs uncompiled: %s\nRun `weft reduce` on it to make a report.", error)
         note_fallback("the whole graph", Fallback("the whole graph", error.location, error.message))
         return make_boxed_func(module.forward)
-    runtime = OpaqueRuntime(imported.objects)
-    executor = executor_for(imported, config, runtime)
     log.info(
-        "compiled %s: %d nodes, %d ops, %d left to torch, %.3f s",
+        "compiled %s: %d nodes, %d left to torch, %.3f s",
         name,
         len(module.graph.nodes),
-        len(list(imported.function.block.ops)),
         len(imported.fallbacks),
         time.perf_counter() - start,
     )
-    return CompiledGraph(imported, executor)
+    return CompiledGraph(imported.calling, imported.constants, executor)
 
 
-def executor_for(imported: ImportedGraph, config: Config, runtime: OpaqueRuntime) -> Executor:
-    """The executor for the configured target."""
+def executor_for(imported: ImportedGraph, config: Config, key: str | None) -> Executor:
+    """The executor for the configured target; a compiled program is kept under the key, if it has one."""
+    runtime = OpaqueRuntime(imported.objects)
     if config.target == "reference":
         from weft.frontends.torch.reference import ReferenceExecutor
 
         return ReferenceExecutor(imported.function, runtime)
-    from weft.frontends.torch.executor import CpuExecutor
-    from weft.pipelines import compile_cpu
-    from weft.runtime.executable import Executable
-
     compiled = compile_cpu(imported.function, config)
     log.debug("stages of %s: %s", imported.function.sym_name.data, compiled.report.seconds)
+    if key is not None and imported.cacheable and all(imported.calling.constants):
+        caching.store(key, compiled.plan, compiled.code, imported.calling)
     return CpuExecutor(Executable(compiled.plan, compiled.code), runtime)
 
 
@@ -106,22 +120,24 @@ def executor_for(imported: ImportedGraph, config: Config, runtime: OpaqueRuntime
 class CompiledGraph:
     """What AOTAutograd calls: a list of arguments, which is emptied, in; the outputs out."""
 
-    imported: ImportedGraph
+    calling: Calling
+    constants: tuple[torch.Tensor, ...]
     executor: Executor
     _boxed_call: bool = True
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
-        imported = self.imported
-        symbols = imported.symbols(arguments)
-        tensors = [arguments[position] for position in imported.arguments]
-        tensors.extend(imported.constants)
+        calling = self.calling
+        symbols = calling.symbols(arguments)
+        tensors = [arguments[position] for position in calling.arguments]
+        tensors.extend(self.constants)
         given = list(arguments)
         arguments.clear()
         results = self.executor(tensors, symbols)
-        with torch.no_grad():
-            for position, result in imported.mutated:
-                given[position].copy_(results[result])
-        return [_output(output, given, results, symbols) for output in imported.outputs]
+        if calling.mutated:
+            with torch.no_grad():
+                for position, result in calling.mutated:
+                    given[position].copy_(results[result])
+        return [_output(output, given, results, symbols) for output in calling.outputs]
 
 
 def _output(

@@ -38,23 +38,34 @@ Output = Returned | Passed | Number
 
 
 @dataclass(frozen=True)
-class ImportedGraph:
-    """A captured graph as a function.
+class Calling:
+    """How a call maps to the function.
 
-    `arguments` are the positions of the function's arguments in the call; `constants` follow them. `mutated` pairs the
-    position of an argument with the result that is written back to it. `objects` are what opaque calls need that has no
-    text; a graph that has some cannot be cached.
+    `arguments` are the positions of the function's arguments in the call; the graph's own constants follow them.
+    `mutated` pairs the position of an argument with the result that is written back to it.
     """
 
-    function: FuncOp
     arguments: tuple[int, ...]
-    constants: tuple[torch.Tensor, ...]
+    constants: tuple[str, ...]
     symbols: SymbolReader
     outputs: tuple[Output, ...]
     mutated: tuple[tuple[int, int], ...]
-    objects: Mapping[str, Any]
     fallbacks: tuple[Fallback, ...]
+
+
+@dataclass(frozen=True)
+class ImportedGraph:
+    """A captured graph as a function. `objects` are what opaque calls need that has no text: it cannot be cached."""
+
+    function: FuncOp
+    calling: Calling
+    constants: tuple[torch.Tensor, ...]
+    objects: Mapping[str, Any]
 
     @property
     def cacheable(self) -> bool:
         return not self.objects
+
+    @property
+    def fallbacks(self) -> tuple[Fallback, ...]:
+        return self.calling.fallbacks

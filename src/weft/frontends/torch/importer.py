@@ -24,14 +24,15 @@ from weft.frontends.torch.aten import CONVERTERS
 from weft.frontends.torch.builder import ImportBuilder, tensor_of_meta
 from weft.frontends.torch.decompositions import decomposition_of
 from weft.frontends.torch.dtypes import FLOAT8
-from weft.frontends.torch.encoding import TensorArgument
-from weft.frontends.torch.graph import ImportedGraph, Number, Output, Passed, Returned
+from weft.frontends.torch.encoding import NumberArgument, TensorArgument
+from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed, Returned
 from weft.frontends.torch.inlining import trace_decomposition
 from weft.frontends.torch.locations import location_of, user_line
-from weft.frontends.torch.opaque import make_opaque, target_name
+from weft.frontends.torch.opaque import is_pure, make_opaque, target_name
 from weft.frontends.torch.report import Fallback, note_fallback, note_targets
 from weft.frontends.torch.sizes import Source, read_symbols, size_of, sizes_of
 from weft.frontends.torch.strides import unusual_strides
+from weft.frontends.torch.symbolic_floats import float_value
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import Expr, Size, symbols_of
 from weft.ir.types import Tensor, tensor_of, tensor_type
@@ -39,6 +40,8 @@ from weft.ops.graph import FuncOp, ReturnOp
 
 # Views of a whole tensor: a result that is one of them may share the memory of what it views.
 _ALIASES = {torch.ops.aten.alias.default, torch.ops.aten.detach.default}
+# Calls that torch's libraries carry out faster than generated kernels do so far.
+_LIBRARY = {torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default}
 # Assertions about sizes: tracing has turned them into guards by the time a graph is imported.
 _GUARDED = {torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default}
 
@@ -55,6 +58,7 @@ class _Importer:
     config: Config
     values: dict[fx.Node, Any] = field(default_factory=dict[fx.Node, Any])
     constants: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    paths: list[str] = field(default_factory=list[str])
     objects: dict[str, Any] = field(default_factory=dict[str, Any])
     fallbacks: list[Fallback] = field(default_factory=list[Fallback])
     mutated: list[tuple[int, fx.Node]] = field(default_factory=list[tuple[int, fx.Node]])
@@ -92,16 +96,15 @@ class _Importer:
             )
         self.block.add_op(ReturnOp.make([self.values[node] for node in returned]))
         self._annotate(function, tensors, returned)
-        return ImportedGraph(
-            function=function,
+        calling = Calling(
             arguments=tuple(self.positions[node] for node in tensors),
-            constants=tuple(self.constants),
+            constants=tuple(self.paths),
             symbols=read_symbols(known, self.symbols),
             outputs=tuple(outputs),
             mutated=tuple((position, returned.index(node)) for position, node in self.mutated),
-            objects=self.objects,
             fallbacks=tuple(self.fallbacks),
         )
+        return ImportedGraph(function, calling, tuple(self.constants), self.objects)
 
     def _type(self, meta: torch.Tensor) -> Tensor:
         tensor = tensor_of_meta(meta)
@@ -117,7 +120,7 @@ class _Importer:
         if isinstance(meta, torch.SymInt):
             self.values[node] = size_of(meta)
             return [(Source(position), self.values[node])]
-        if meta is None or isinstance(meta, int | float | bool | str):
+        if meta is None or isinstance(meta, int | float | bool | str | torch.SymFloat):
             self.values[node] = meta
             return []
         raise UnsupportedError(f"argument {node.name} is a {type(meta).__name__}")
@@ -130,6 +133,7 @@ class _Importer:
         if tensor.rank == 0 and tensor.dtype.kind != "complex" and tensor.dtype not in FLOAT8:
             return self.builder.number(value.item(), tensor.dtype)
         self.constants.append(value)
+        self.paths.append(str(node.target) if module is self.module else "")
         argument = self.block.insert_arg(tensor_type(tensor), len(self.block.args))
         argument.name_hint = node.name if node.name.isidentifier() else None
         return argument
@@ -137,10 +141,12 @@ class _Importer:
     def _plain(self, node: fx.Node, otherwise: Callable[[fx.Node], Any]) -> Any:
         """The value of a node that is a number or a choice among results; any other node's is `otherwise`."""
         meta = _meta(node)
+        if "val" not in node.meta and node.users:
+            raise UnsupportedError(f"tracing did not record the results of {node.target}")
         if isinstance(meta, torch.SymInt):
             return size_of(meta)
         if isinstance(meta, torch.SymFloat | torch.SymBool):
-            raise UnsupportedError(f"{node.target} gives a symbolic {type(meta).__name__}")
+            return meta
         if isinstance(meta, int | float | bool):
             return meta
         if node.target is operator.getitem:
@@ -157,6 +163,8 @@ class _Importer:
             _, target, *args = node.args
             outputs = self._opaque(target, args, node.kwargs, _meta(node)[1:], "it has effects", pure=False)
             return None, *outputs
+        if node.target in _LIBRARY and not self.config.strict:
+            return self._opaque(node.target, node.args, node.kwargs, _meta(node), "a library claims it", claimed=True)
         last = self.block.last_op
         try:
             value = self._converted(node)
@@ -186,7 +194,8 @@ class _Importer:
 
     def _inlined(self, node: fx.Node) -> Any:
         """The results of torch's decomposition of the node, if all of it can be converted."""
-        decomposition = decomposition_of(node.target)
+        # A random operator taken apart would draw other numbers than eager does.
+        decomposition = decomposition_of(node.target) if is_pure(node.target) else None
         if decomposition is None:
             raise UnsupportedError("no converter")
         traced, sources = trace_decomposition(node, decomposition)
@@ -230,7 +239,12 @@ class _Importer:
 
     def _value(self, argument: Any) -> Any:
         value = self.values[argument] if isinstance(argument, fx.Node) else argument
-        value = size_of(value) if isinstance(value, torch.SymInt) else value
+        if isinstance(value, torch.SymInt):
+            value = size_of(value)
+        if isinstance(value, torch.SymFloat):
+            return float_value(self.builder, value)
+        if isinstance(value, torch.SymBool):
+            raise UnsupportedError(f"the condition {value} on sizes as data")
         if isinstance(value, Expr):
             self.symbols |= symbols_of(value)
         return value
@@ -243,6 +257,7 @@ class _Importer:
         meta: Any,
         reason: str,
         pure: bool = True,
+        claimed: bool = False,
     ) -> Any:
         """A call that torch carries out, whose results have the types that tracing recorded."""
         fallback = Fallback(target_name(target), user_line(self.builder.location), reason)
@@ -253,8 +268,11 @@ class _Importer:
         if not pure:
             made.attributes["pure"] = to_attribute(False)
         self.block.add_op(made)
-        self.fallbacks.append(fallback)
-        note_fallback(str(target), fallback)
+        if claimed:
+            made.attributes["weft.claim"] = to_attribute("library")
+        else:
+            self.fallbacks.append(fallback)
+            note_fallback(str(target), fallback)
         tensors = iter(made.results)
         values = [
             next(tensors) if type_ is not None else size_of(leaf) if isinstance(leaf, torch.SymInt) else leaf
@@ -266,7 +284,9 @@ class _Importer:
         value = self._value(argument)
         if not isinstance(value, SSAValue):
             return value
-        meta = _meta(argument)
+        meta = _meta(argument) if isinstance(argument, fx.Node) else argument
+        if isinstance(meta, torch.SymFloat):
+            return NumberArgument(value)
         strides = unusual_strides(meta) if isinstance(meta, torch.Tensor) else None
         for stride in strides or ():
             self.symbols |= symbols_of(stride)
@@ -278,6 +298,8 @@ class _Importer:
         for item in node.args[0]:  # pyright: ignore[reportGeneralTypeIssues, reportOptionalIterable]
             source = _aliased(item)
             value = self.values[source] if isinstance(source, fx.Node) else source
+            if isinstance(value, torch.SymFloat | torch.SymBool):
+                raise UnsupportedError(f"{value} as a result")
             if source in self.positions:
                 outputs.append(Passed(self.positions[source]))
             elif isinstance(value, SSAValue):

@@ -1,0 +1,116 @@
+"""Compiled graphs on disk: found by the text of the captured graph, before anything is imported.
+
+The key holds all that changes the code: the graph with types, strides and the contents of its constants, the
+configuration, the versions of everything that takes part, and the processor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numpy
+import torch
+import xdsl
+from torch import fx
+
+import weft.backends.cpu.target as cpu_target
+from weft.config import Config
+from weft.errors import WeftError
+from weft.frontends.torch.graph import Calling, Number, Passed, Returned
+from weft.frontends.torch.report import Fallback
+from weft.frontends.torch.sizes import Source, SymbolReader, SymbolRule
+from weft.ir.types import Tensor
+from weft.lower.plan import Buffer, CallStep, DotStep, KernelStep, Place, Plan
+from weft.ops.layouts import Layout
+from weft.runtime.cache import DiskCache, cache_key
+from weft.runtime.codec import decode, encode, table
+
+_CLASSES = table(
+    *(Plan, Buffer, Place, KernelStep, CallStep, DotStep, Layout, Tensor),
+    *(Calling, Returned, Passed, Number, Fallback, SymbolReader, SymbolRule, Source),
+)
+
+
+@lru_cache(maxsize=1)
+def disk_cache() -> DiskCache:
+    return DiskCache()
+
+
+@lru_cache(maxsize=1)
+def _source_digest() -> str:
+    """A digest of Weft's own code: a changed compiler does not find what an older one stored."""
+    import weft
+
+    digest = hashlib.sha256()
+    root = Path(weft.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def graph_key(module: fx.GraphModule, name: str, config: Config) -> str | None:
+    """The key of a captured graph, or None where it holds something that has no stable text."""
+    lines: list[str] = [name]
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            described = _constant(module, str(node.target))
+            if described is None:
+                return None
+            lines.append(described)
+            continue
+        if node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload):
+            if getattr(node.target, "__module__", "") not in ("_operator", "math"):
+                return None
+        lines.append(f"{node.name} {node.op} {node.target} {node.args} {node.kwargs} {_described(node.meta.get('val'))}")
+    target = cpu_target.host_target()
+    versions = (weft_version(), torch.__version__, llvmlite.__version__, str(xdsl.__version__), numpy.__version__)
+    return cache_key("torch graph", "\n".join(lines), config.key(), versions, repr(target), _source_digest())
+
+
+def weft_version() -> str:
+    import weft
+
+    return weft.__version__
+
+
+def _constant(module: fx.GraphModule, path: str) -> str | None:
+    value: Any = module
+    for part in path.split("."):
+        value = getattr(value, part)
+    if not isinstance(value, torch.Tensor) or value.is_sparse or value.is_quantized:
+        return None
+    content = value.detach().contiguous().view(torch.uint8) if value.dim() else value.detach().reshape(1).view(torch.uint8)
+    return f"{path} {_described(value)} {hashlib.sha256(content.numpy().tobytes()).hexdigest()}"
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {tuple(value.shape)} {value.stride() if value.layout == torch.strided else value.layout} {value.device}"
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(_described(item) for item in value)}]"
+    return str(value)
+
+
+def load(key: str) -> tuple[Plan, bytes, Calling] | None:
+    """A stored graph; what cannot be read is as good as not stored."""
+    entry = disk_cache().get(key)
+    if entry is None:
+        return None
+    try:
+        plan = decode(entry.meta["plan"], _CLASSES)
+        calling = decode(entry.meta["calling"], _CLASSES)
+    except (WeftError, KeyError):
+        return None
+    if not isinstance(plan, Plan) or not isinstance(calling, Calling):
+        return None
+    return plan, entry.blobs["code"], calling
+
+
+def store(key: str, plan: Plan, code: bytes, calling: Calling) -> None:
+    """Keep a compiled graph for later processes."""
+    disk_cache().put(key, {"plan": encode(plan), "calling": encode(calling)}, {"code": code})
