@@ -17,6 +17,7 @@ from weft.frontends.torch.sizes import sizes_of
 from weft.ir.expr import Expr, Size
 from weft.ir.types import DType, Tensor, boolean, f32, i64
 from weft.ops.graph import GraphBuilder
+from weft.ops.rules import size_value
 
 
 def tensor_of_meta(meta: torch.Tensor) -> Tensor:
@@ -79,7 +80,7 @@ class ImportBuilder(GraphBuilder):
     def number(self, value: bool | int | float | Expr, dtype: DType) -> SSAValue:
         """A number as a 0-d tensor."""
         if isinstance(value, Expr):
-            return self.to(self.emit("full", value=value, shape=(), dtype=i64), dtype)
+            return self.to(size_value(self, value, i64), dtype)
         if dtype == boolean:
             value = bool(value)
         elif dtype.is_float:

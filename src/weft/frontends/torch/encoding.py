@@ -27,6 +27,13 @@ class TensorArgument:
     strides: tuple[Size, ...] | None = None
 
 
+@dataclass(frozen=True)
+class NumberArgument:
+    """A 0-d tensor of the graph that is passed to a call as a number."""
+
+    value: SSAValue
+
+
 @dataclass
 class Encoder:
     """Collects the operands of one call; `objects` is the graph's table of what cannot be written down."""
@@ -46,6 +53,8 @@ class Encoder:
 
     def __call__(self, value: Any) -> Any:
         match value:
+            case NumberArgument():
+                return {"item": self(TensorArgument(value.value))}
             case TensorArgument():
                 if value not in self.arguments:
                     self.arguments.append(value)
@@ -112,6 +121,8 @@ class Decoder:
 
     def _special(self, kind: str, content: Any) -> Any:
         match kind:
+            case "item":
+                return self(content).item()
             case "float":
                 return float(content)
             case "str":

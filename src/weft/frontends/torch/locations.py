@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import lru_cache
 from typing import Any
 
+import torch
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, LocationAttr, StringAttr, UnknownLoc
 
+_TORCH = os.path.dirname(torch.__file__)
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -21,7 +24,8 @@ def _location(stack_trace: str | None) -> LocationAttr:
     frames = _FRAME.findall(stack_trace or "")
     if not frames:
         return UnknownLoc()
-    file, line = frames[-1]
+    own = [frame for frame in frames if not frame[0].startswith(_TORCH)]
+    file, line = (own or frames)[-1]
     return FileLineColLoc(StringAttr(file), IntAttr(int(line)), IntAttr(0))
 
 

@@ -88,16 +88,10 @@ class OpaqueRuntime:
     objects: Mapping[str, Any]
     _calls: dict[tuple[str, str], _Call] = field(default_factory=dict[tuple[str, str], _Call])
 
-    def __call__(
-        self, operation: OpaqueOp, operands: Sequence[torch.Tensor], symbols: Mapping[str, int]
-    ) -> list[torch.Tensor]:
-        """The tensors that the call returns."""
-        return self.call(operation.target.data, operation.arguments.data, operands, symbols)
-
     def call(
         self, target: str, arguments: str, operands: Sequence[torch.Tensor], symbols: Mapping[str, int]
     ) -> list[torch.Tensor]:
-        """The tensors that a call, given by its target and its arguments as text, returns."""
+        """The tensors that the call returns; none of them shares memory with an operand."""
         call = self._calls.get((target, arguments))
         if call is None:
             call = self._calls[target, arguments] = self._read(target, arguments)
@@ -114,10 +108,13 @@ class OpaqueRuntime:
                 **{key: decode(argument) for key, argument in call.kwargs.items()},
             )
         outputs = pytree.tree_leaves(returned)
-        return [outputs[position] for position in call.results]
+        # The memory of operands is used again when they are not needed any more.
+        taken = {operand.untyped_storage().data_ptr() for operand in operands}
+        results = (outputs[position] for position in call.results)
+        return [r.clone() if r.untyped_storage().data_ptr() in taken else r for r in results]
 
-    def _read(self, name: str, arguments: str) -> _Call:
+    def _read(self, target: str, arguments: str) -> _Call:
         text = json.loads(arguments)
-        function = self.objects[text["callee"]["object"]] if "callee" in text else operator_named(name)
+        function = self.objects[text["callee"]["object"]] if "callee" in text else operator_named(target)
         strides = {int(key): [parse_size(s) for s in value] for key, value in text.get("strides", {}).items()}
         return _Call(function, text["args"], text["kwargs"], text["results"], strides)

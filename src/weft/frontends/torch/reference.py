@@ -64,4 +64,7 @@ class ReferenceExecutor:
         self, symbols: Mapping[str, int], operation: OpaqueOp, operands: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
         tensors = [to_tensor(array) for array in operands]
-        return [to_array(result) for result in self.opaque(operation, tensors, symbols)]
+        return [
+            to_array(result)
+            for result in self.opaque.call(operation.target.data, operation.arguments.data, tensors, symbols)
+        ]

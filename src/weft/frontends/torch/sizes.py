@@ -27,6 +27,11 @@ def size_of(value: int | torch.SymInt) -> Size:
     return _converted(expression, node.shape_env)
 
 
+def size_of_expression(expression: Any, shape_env: Any) -> Size:
+    """The size that a sympy expression of integers stands for."""
+    return _converted(expression, shape_env)
+
+
 def sizes_of(values: Iterable[int | torch.SymInt]) -> tuple[Size, ...]:
     return tuple(size_of(value) for value in values)
 
