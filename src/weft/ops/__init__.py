@@ -2,12 +2,14 @@
 
 from weft.ops import activation as activation
 from weft.ops import arithmetic as arithmetic
+from weft.ops import attention as attention
 from weft.ops import bitwise as bitwise
 from weft.ops import cast as cast
 from weft.ops import comparison as comparison
 from weft.ops import convolution as convolution
 from weft.ops import create as create
 from weft.ops import dot as dot
+from weft.ops import grid_sample as grid_sample
 from weft.ops import index as index
 from weft.ops import movement as movement
 from weft.ops import pool as pool
