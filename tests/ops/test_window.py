@@ -158,3 +158,21 @@ def test_pad_mode_is_torchs(rng: np.random.Generator, mode: str, of_torch: str) 
     expected = functional.pad(torch.from_numpy(x), (1, 4, 2, 3), mode=of_torch).numpy()
     actual = REGISTRY["pad_mode"].cls.reference(x, low=(0, 0, 2, 1), high=(0, 0, 3, 4), mode=mode)
     np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize(
+    ("mode", "of_torch", "rank"),
+    [("linear", "bilinear", 2), ("nearest", "nearest", 2), ("cubic", "bicubic", 2), ("linear", "bilinear", 3)],
+)
+def test_grid_sample_is_torchs(
+    rng: np.random.Generator, mode: str, of_torch: str, rank: int, padding: str, align_corners: bool
+) -> None:
+    x = rng.standard_normal((2, 3, *(5, 6, 1)[:rank]))
+    grid = rng.uniform(-3, 3, (2, *(4, 7, 2)[:rank], rank))
+    arguments = torch.from_numpy(x), torch.from_numpy(grid), of_torch, padding, align_corners
+    expected = functional.grid_sample(*arguments).numpy()
+    params = {"mode": mode, "padding": padding, "align_corners": align_corners}
+    actual = REGISTRY["grid_sample"].cls.reference(x, grid, **params)
+    np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-10)

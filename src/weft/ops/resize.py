@@ -21,6 +21,7 @@ from weft.ir.types import DType, Tensor, bf16, dtype_of_numpy, f32, f64, i64
 from weft.ops.base import Movement, op
 from weft.ops.body import Body, Operand, Value
 from weft.ops.graph import GraphBuilder
+from weft.ops.interpolation import Arithmetic, cubic_weights
 from weft.ops.numerics import rounded_once
 from weft.ops.rules import Gradients, Values, iota, move_dim
 from weft.ops.samples import Input, Sample
@@ -304,7 +305,8 @@ class ResizeCubic(Resize):
             last: Any = axis.size - 1
             place = axis.places(dtype_of_numpy(x.dtype))
             below = np.floor(place).astype(np.int64)
-            weights = cubic_weights_reference(place - np.floor(place), coefficient)
+            arithmetic = Arithmetic.of_numpy(dtype_of_numpy(x.dtype))
+            weights = cubic_weights(arithmetic, place - np.floor(place), coefficient)
             taps.append([(np.clip(below + n - 1, 0, last), weight) for n, weight in enumerate(weights)])
         return resize_reference(x, taps)
 
@@ -323,36 +325,8 @@ class ResizeCubic(Resize):
         for i, axis in zip(index[-len(shape) :], axes(x.tensor, shape, scales, coordinates), strict=True):
             place = axis.place(body, i, dtype)
             below = body.math("floor", place)
-            weights = cubic_weights(body, body.math("sub", place, below), coefficient)
+            weights = cubic_weights(Arithmetic.of_body(body, dtype), body.math("sub", place, below), coefficient)
             positions = [body.math("add", below, body.constant(n, dtype)) for n in (-1, 0, 1, 2)]
             inside = [kept_inside(body, position, axis.size) for position in positions]
             taps.append(list(zip(inside, weights, strict=True)))
         return weighted(body, x, index, taps, dtype)
-
-
-def cubic_weights_reference(share: np.ndarray, a: float) -> list[np.ndarray]:
-    """The weights of the elements 1 before, 0, 1 and 2 after a place that is `share` beyond element 0."""
-    a = share.dtype.type(a)
-    far = [((a * t - 5 * a) * t + 8 * a) * t - 4 * a for t in (share + 1, 2 - share)]
-    near = [((a + 2) * t - (a + 3)) * t * t + 1 for t in (share, 1 - share)]
-    return [far[0], *near, far[1]]
-
-
-def cubic_weights(body: Body, share: Value, a: float) -> list[Value]:
-    """`cubic_weights_reference` as code."""
-
-    def number(value: float) -> Value:
-        return body.constant(value, share.dtype)
-
-    def polynomial(t: Value, *coefficients: float) -> Value:
-        value = number(coefficients[0])
-        for coefficient in coefficients[1:]:
-            value = body.math("mul", value, t)
-            value = value if coefficient == 0 else body.math("add", value, number(coefficient))
-        return value
-
-    far = (a, -5 * a, 8 * a, -4 * a)
-    near = (a + 2, -(a + 3), 0, 1)
-    before, after = body.math("add", share, number(1)), body.math("sub", number(1), share)
-    beyond = body.math("sub", number(2), share)
-    return [polynomial(before, *far), polynomial(share, *near), polynomial(after, *near), polynomial(beyond, *far)]
