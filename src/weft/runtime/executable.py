@@ -61,6 +61,11 @@ class Executable:
         """The length of the table that the launchers read."""
         return threads_index(self.plan) + 1
 
+    @property
+    def threads_index(self) -> int:
+        """Where in the table the number of threads stands."""
+        return threads_index(self.plan)
+
     def symbol_index(self, name: str) -> int:
         return table_index(self.plan, name)
 

@@ -1,0 +1,42 @@
+"""The passes by name: what `weft opt -p` takes. A new pass adds its class here.
+
+A pipeline is written as xDSL writes it, names with options in braces: `simplify,claim_libraries{enabled=false}`.
+"""
+
+from __future__ import annotations
+
+from xdsl.passes import ModulePass
+from xdsl.utils.arg_spec import parse_pipeline
+from xdsl.utils.exceptions import ArgSpecParseError
+
+from weft.errors import ParseError
+from weft.passes.claim_libraries import ClaimLibraries
+from weft.passes.eliminate_common import EliminateCommon
+from weft.passes.eliminate_dead import EliminateDead
+from weft.passes.group_into_kernels import GroupIntoKernels
+from weft.passes.simplify import Simplify
+
+PASSES: dict[str, type[ModulePass]] = {
+    each.name: each for each in (Simplify, EliminateCommon, EliminateDead, ClaimLibraries, GroupIntoKernels)
+}
+
+
+def read_pipeline(text: str, pipelines: dict[str, list[ModulePass]]) -> list[ModulePass]:
+    """The passes that a text names; the name of one of the `pipelines` stands for all of its passes."""
+    passes: list[ModulePass] = []
+    try:
+        specs = list(parse_pipeline(text)) if text else []
+    except ArgSpecParseError as error:
+        raise ParseError(f"not a list of passes: {text}", hint="write name,name{option=value}") from error
+    for spec in specs:
+        if spec.name in pipelines and not spec.parameters:
+            passes.extend(pipelines[spec.name])
+            continue
+        if spec.name not in PASSES:
+            known = ", ".join([*pipelines, *PASSES])
+            raise ParseError(f"no pass is called {spec.name}", hint=f"there are {known}")
+        try:
+            passes.append(PASSES[spec.name].from_spec(spec))
+        except ValueError as error:
+            raise ParseError(f"{spec.name}: {error}") from error
+    return passes

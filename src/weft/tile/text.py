@@ -1,0 +1,98 @@
+"""Reads programs of both dialects from text, and remembers where each op stands in it.
+
+An op whose text states no location gets the place where it was read, so that every later complaint, also one of a pass
+or of the lowering, can name the line.
+"""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from xdsl.dialects.builtin import FileLineColLoc, IntAttr, LocationAttr, ModuleOp, StringAttr, UnknownLoc
+from xdsl.ir import Operation
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+from xdsl.utils.exceptions import ParseError as XdslParseError
+from xdsl.utils.exceptions import VerifyException
+
+from weft.errors import ParseError, WeftError
+from weft.ops.dialect import weft_context
+from weft.ops.graph import FuncOp
+from weft.tile.dialect import KernelOp, Tile
+
+
+class _LocatingParser(Parser):
+    def parse_operation(self) -> Operation:
+        span = self._current_token.span
+        operation = super().parse_operation()
+        if isinstance(operation.location, UnknownLoc):
+            place = span.get_location()
+            operation.location = FileLineColLoc(StringAttr(place.file), IntAttr(place.line), IntAttr(place.col))
+        return operation
+
+
+def parse_program(text: str, name: str = "<text>") -> ModuleOp:
+    """Read a module of graph functions and tile kernels, and check it."""
+    context = weft_context()
+    context.load_dialect(Tile)
+    try:
+        module = _LocatingParser(context, text, name).parse_module()
+    except XdslParseError as error:
+        place = error.span.get_location()
+        raise ParseError(
+            f"not a graph or tile program: {error.msg}",
+            location=f"{name}:{place.line}:{place.col}",
+            hint="programs are in MLIR's generic form, as `weft opt` prints it",
+        ) from error
+    except WeftError as error:
+        raise ParseError(f"not a graph or tile program: {error.message}", location=name, hint=error.hint) from error
+    verify_program(module)
+    return module
+
+
+def verify_program(module: ModuleOp) -> None:
+    """Check a module; a complaint names the line of the op."""
+    try:
+        module.verify()
+    except VerifyException as whole:
+        for operation in module.walk():
+            try:
+                operation.verify(verify_nested_ops=False)
+            except VerifyException as error:
+                message = _first_line(str(error))
+                raise ParseError(f"the program is not valid: {message}", location=place_of(operation)) from error
+        raise ParseError(f"the program is not valid: {_first_line(str(whole))}") from whole
+
+
+def _first_line(text: str) -> str:
+    """What a verifier says, without the program that it prints around it."""
+    lines = [line.strip(" ^│|") for line in text.splitlines()]
+    said = [line for line in lines if line and not line.startswith(("Operation does not verify", '"', "%", "}"))]
+    return said[0].removeprefix("Operation does not verify: ") if said else text
+
+
+def place_of(operation: Operation | None) -> str | None:
+    """An op's location as `file:line`, None where it is not known."""
+    return None if operation is None else line_of(operation.location)
+
+
+def line_of(location: LocationAttr | None) -> str | None:
+    """A location as `file:line`, None where it is not known."""
+    if not isinstance(location, FileLineColLoc):
+        return None
+    return f"{location.filename.data}:{location.line.data}"
+
+
+def functions_of(module: ModuleOp) -> list[FuncOp]:
+    return [op for op in module.body.block.ops if isinstance(op, FuncOp)]
+
+
+def kernels_of(module: ModuleOp) -> list[KernelOp]:
+    return [op for op in module.body.block.ops if isinstance(op, KernelOp)]
+
+
+def print_program(operation: Operation, *, locations: bool = False) -> str:
+    """The text of a program, in MLIR's generic form."""
+    stream = StringIO()
+    Printer(stream, print_debuginfo=locations).print_op(operation)
+    return stream.getvalue() + "\n"

@@ -1,0 +1,111 @@
+"""The command line: every command and its options on one page; each imports what it needs when it runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from weft import __version__
+from weft.errors import WeftError
+from weft.tools.terminal import Terminal
+
+app = typer.Typer(
+    name="weft",
+    help="Weft, a deep-learning compiler: look at what it does, check it, and shrink what goes wrong.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the report.")]
+
+
+def main() -> None:
+    """The entry point `weft`."""
+    app()
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"weft {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(  # pyright: ignore[reportUnusedFunction]  typer calls it
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def doctor(json: Json = False) -> None:
+    """Say what Weft finds on this machine, compile a small kernel, and say what to do if something is wrong."""
+    from weft.tools.doctor import doctor as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        run(terminal)
+
+
+@app.command()
+def opt(
+    file: Annotated[str, typer.Argument(help="A graph or tile program in MLIR's generic form; `-` is standard input.")],
+    passes: Annotated[
+        str, typer.Option("-p", "--passes", help="Passes by name: `simplify,eliminate_dead`; `cpu` is the whole list.")
+    ] = "",
+    stop_after: Annotated[str | None, typer.Option(help="Run no pass after this one.")] = None,
+    level: Annotated[str, typer.Option(help="What to print: graph, tile, llvm or asm.")] = "graph",
+    target: Annotated[str, typer.Option(help="What to compile for.")] = "cpu",
+    cpu: Annotated[str, typer.Option(help="The processor, as LLVM names it: `skylake-avx512`.")] = "native",
+    triple: Annotated[str | None, typer.Option(help="The processor's triple, where its name does not tell.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Claim nothing for libraries.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Verify the program after every pass.")] = False,
+    time: Annotated[bool, typer.Option("--time", help="Print the time of each pass to stderr.")] = False,
+    locations: Annotated[bool, typer.Option("--locations", help="Print the location of each op.")] = False,
+    json: Json = False,
+) -> None:
+    """Run passes over a program's text and print it, like `mlir-opt`."""
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        if target != "cpu":
+            raise WeftError(f"no target is called {target}", hint="there is cpu")
+        from weft.tools.opt import Options
+        from weft.tools.opt import opt as run
+
+        asked = Options(passes, stop_after, level, verify, time, locations, cpu, triple, strict)
+        run(terminal, file, asked)
+
+
+cache = typer.Typer(help="The disk cache of compiled programs.", no_args_is_help=True)
+app.add_typer(cache, name="cache")
+
+
+@cache.command("list")
+def cache_list(json: Json = False) -> None:
+    """List the programs, the most recently used first."""
+    from weft.tools.cache import list_entries
+
+    list_entries(Terminal(json=json))
+
+
+@cache.command("clear")
+def cache_clear(json: Json = False) -> None:
+    """Remove all programs."""
+    from weft.tools.cache import clear
+
+    clear(Terminal(json=json))
+
+
+@cache.command("verify")
+def cache_verify(
+    fix: Annotated[bool, typer.Option("--fix", help="Remove the bad ones.")] = False, json: Json = False
+) -> None:
+    """Check every byte of every program."""
+    from weft.tools.cache import verify
+
+    verify(Terminal(json=json), fix=fix)

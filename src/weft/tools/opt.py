@@ -1,0 +1,183 @@
+"""`weft opt`: run passes over the text of a program and print it at any level, like `mlir-opt`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.table import Table
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
+
+from weft.backends.cpu.codegen import emit_kernel
+from weft.backends.cpu.compile import emit_program
+from weft.backends.cpu.target import CpuTarget, compile_assembly, host_target
+from weft.backends.llvm.builder import Module
+from weft.config import Config
+from weft.errors import ParseError
+from weft.lower.plan import build_plan
+from weft.passes.registry import read_pipeline
+from weft.pipelines import cpu_passes
+from weft.tile.text import functions_of, kernels_of, parse_program, print_program, verify_program
+from weft.tools.terminal import Terminal
+
+LEVELS = ("graph", "tile", "llvm", "asm")
+
+# Processors by the beginning of their names, for those who give a processor and no triple.
+_TRIPLES = {
+    "x86_64-unknown-linux-gnu": (
+        *(
+            "x86-64",
+            "nehalem",
+            "sandybridge",
+            "ivybridge",
+            "haswell",
+            "broadwell",
+            "skylake",
+            "cascadelake",
+            "cooperlake",
+        ),
+        *("cannonlake", "icelake", "tigerlake", "sapphirerapids", "emeraldrapids", "graniterapids", "diamondrapids"),
+        *("alderlake", "raptorlake", "meteorlake", "arrowlake", "lunarlake", "sierraforest", "znver"),
+    ),
+    "aarch64-unknown-linux-gnu": ("neoverse", "cortex", "apple", "ampere", "a64fx", "thunderx", "grace", "oryon"),
+}
+
+
+@dataclass
+class Options:
+    """What the command line asks for."""
+
+    passes: str = ""
+    stop_after: str | None = None
+    level: str = "graph"
+    verify: bool = False
+    time: bool = False
+    locations: bool = False
+    cpu: str = "native"
+    triple: str | None = None
+    strict: bool = False
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+
+def opt(terminal: Terminal, file: str, options: Options) -> None:
+    """Read, run, print."""
+    module = parse_program(*read_source(file))
+    text = at_level(module, options)
+    terminal.text(text)
+    if options.time:
+        terminal.err.print(_times(options.seconds))
+    terminal.finish({"ok": True, "level": options.level, "seconds": options.seconds, "text": text})
+
+
+def read_source(file: str) -> tuple[str, str]:
+    """The text of a program and the name of where it stands; `-` is standard input."""
+    if file == "-":
+        return sys.stdin.read(), "<stdin>"
+    try:
+        return Path(file).read_text(), file
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParseError(f"cannot read {file}: {error}", location=file) from error
+
+
+def at_level(module: ModuleOp, options: Options) -> str:
+    """Run the passes and give the program's text at the level that is asked for."""
+    if options.level not in LEVELS:
+        raise ParseError(f"no level is called {options.level}", hint=f"levels are {', '.join(LEVELS)}")
+    config = Config.from_options({"strict": True} if options.strict else None)
+    pipelines = {"cpu": cpu_passes(config)}
+    # Below the graph there are kernels only: without a list of passes, the target's own makes them.
+    asked = options.passes or ("cpu" if options.level != "graph" and functions_of(module) else "")
+    _run(module, _until(read_pipeline(asked, pipelines), options.stop_after), options)
+    if options.level == "graph":
+        return print_program(module, locations=options.locations)
+    if options.level == "tile":
+        return print_program(_tiles(module, options), locations=options.locations)
+    target = target_named(options.cpu, options.triple)
+    text = _llvm(module, target, options)
+    if options.level == "llvm":
+        return text
+    start = time.perf_counter()
+    assembly = compile_assembly(text, target)
+    options.seconds["llvm"] = time.perf_counter() - start
+    return assembly
+
+
+def _until(passes: list[ModulePass], last: str | None) -> list[ModulePass]:
+    if last is None:
+        return passes
+    names = [each.name for each in passes]
+    if last not in names:
+        raise ParseError(f"{last} is not among the passes", hint=f"they are {', '.join(names) or 'none'}")
+    return passes[: names.index(last) + 1]
+
+
+def _run(module: ModuleOp, passes: list[ModulePass], options: Options) -> None:
+    context = Context()
+    for each in passes:
+        start = time.perf_counter()
+        each.apply(context, module)
+        if options.verify:
+            verify_program(module)
+        options.seconds[each.name] = options.seconds.get(each.name, 0.0) + time.perf_counter() - start
+
+
+def _tiles(module: ModuleOp, options: Options) -> ModuleOp:
+    """The kernels of a program: those it has, and those its functions are lowered to."""
+    start = time.perf_counter()
+    kernels = [kernel.clone() for kernel in kernels_of(module)]
+    for function in functions_of(module):
+        kernels.extend(build_plan(function).kernels.values())
+    options.seconds["lower_to_tile"] = time.perf_counter() - start
+    tiles = ModuleOp([])
+    for kernel in kernels:
+        tiles.body.block.add_op(kernel)
+    if options.verify:
+        verify_program(tiles)
+    return tiles
+
+
+def _llvm(module: ModuleOp, target: CpuTarget, options: Options) -> str:
+    """LLVM IR: the kernels alone, or with the launchers of one function."""
+    functions = functions_of(module)
+    if len(functions) > 1:
+        raise ParseError("LLVM code is printed for one function at a time", hint="keep one graph.func in the file")
+    if functions:
+        start = time.perf_counter()
+        planned = build_plan(functions[0])
+        options.seconds["lower_to_tile"] = time.perf_counter() - start
+        start = time.perf_counter()
+        text = emit_program(planned.plan, planned.kernels, target)
+    else:
+        start = time.perf_counter()
+        made = Module(target.triple)
+        for kernel in kernels_of(module):
+            emit_kernel(made, kernel, target)
+        text = str(made)
+    options.seconds["emit_llvm"] = time.perf_counter() - start
+    return text
+
+
+def target_named(cpu: str, triple: str | None) -> CpuTarget:
+    """The processor of that name: this one, or one to compile for without running."""
+    host = host_target()
+    if cpu in ("native", host.cpu) and triple in (None, host.triple):
+        return host
+    if triple is None:
+        triple = next((each for each, names in _TRIPLES.items() if cpu.startswith(names)), None)
+    if triple is None:
+        raise ParseError(f"no triple is known for the processor {cpu}", hint="give it with --triple, as LLVM names it")
+    if not triple.startswith(("x86_64", "aarch64")):
+        raise ParseError(f"{triple} is not a target of the CPU backend", hint="it makes code for x86_64 and aarch64")
+    return CpuTarget(triple, "generic" if cpu == "native" else cpu, "")
+
+
+def _times(seconds: dict[str, float]) -> Table:
+    table = Table("stage", "ms", title="time", title_justify="left")
+    for name, each in seconds.items():
+        table.add_row(name, f"{each * 1e3:.2f}")
+    table.add_row("all", f"{sum(seconds.values()) * 1e3:.2f}", style="bold")
+    return table

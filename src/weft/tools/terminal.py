@@ -1,0 +1,70 @@
+"""Where a command writes: its report or one JSON object to stdout, progress to stderr, and its exit code.
+
+With `--json` the last line of stdout is one JSON object; what people read is left out.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from weft.errors import WeftError
+
+
+class Terminal:
+    """The output of one run of a command."""
+
+    def __init__(self, *, json: bool = False) -> None:
+        self.json = json
+        # A report in a pipe or a file keeps its tables whole, whatever the terminal was.
+        self.out = Console() if sys.stdout.isatty() else Console(width=140, color_system=None)
+        self.err = Console(stderr=True)
+
+    def show(self, *renderables: RenderableType) -> None:
+        """Print for people."""
+        if not self.json:
+            for each in renderables:
+                self.out.print(each)
+
+    def text(self, text: str) -> None:
+        """Print text as it is: no markup, no wrapping."""
+        if not self.json:
+            sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+    def finish(self, figures: Mapping[str, Any], *, code: int = 0) -> NoReturn:
+        """End the command with its figures."""
+        if self.json:
+            sys.stdout.write(json_module.dumps(dict(figures), default=str) + "\n")
+        sys.stdout.flush()
+        raise typer.Exit(code)
+
+    @contextmanager
+    def working(self, what: str) -> Generator[None]:
+        """Show that something is being done, where a person is watching."""
+        if not self.err.is_terminal or self.json:
+            yield
+            return
+        with self.err.status(what):
+            yield
+
+    @contextmanager
+    def reporting_errors(self) -> Generator[None]:
+        """Turn Weft's errors into a message and exit code 1; anything else is a bug and keeps its traceback."""
+        try:
+            yield
+        except WeftError as error:
+            kind = type(error).__name__
+            self.err.print(Text.assemble(("error", "bold red"), f" ({kind}): {error}"), soft_wrap=True)
+            figures = {"ok": False, "error": kind, "message": error.message}
+            if error.location:
+                figures["location"] = error.location
+            if error.hint:
+                figures["hint"] = error.hint
+            self.finish(figures, code=1)

@@ -1,0 +1,111 @@
+"""`weft opt` runs passes over text and prints programs at every level."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from weft.config import Config
+from weft.passes.registry import PASSES
+from weft.pipelines import cpu_passes
+
+from .conftest import SOFTMAX, last_json
+
+
+def test_without_passes_the_program_is_printed_as_it_was_read(weft, softmax: str) -> None:
+    once = weft("opt", softmax)
+    assert once.exit_code == 0
+    assert weft("opt", "-", stdin=once.stdout).stdout == once.stdout
+
+
+def test_passes_run_in_order(weft, softmax: str) -> None:
+    assert "graph.tanh" not in weft("opt", softmax, "-p", "eliminate_dead").stdout
+    assert "graph.group" in weft("opt", softmax, "-p", "cpu", "--verify").stdout
+
+
+def test_stop_after(weft, softmax: str) -> None:
+    result = weft("opt", softmax, "-p", "cpu", "--stop-after", "eliminate_dead")
+    assert "graph.group" not in result.stdout and "graph.tanh" not in result.stdout
+    wrong = weft("opt", softmax, "-p", "simplify", "--stop-after", "eliminate_dead")
+    assert wrong.exit_code == 1 and "eliminate_dead is not among the passes" in wrong.stderr
+
+
+def test_every_pass_of_the_target_has_a_name() -> None:
+    assert all(PASSES[each.name] is type(each) for each in cpu_passes(Config()))
+
+
+def test_time_goes_to_stderr_and_json(weft, softmax: str) -> None:
+    result = weft("opt", softmax, "-p", "simplify,eliminate_dead", "--time")
+    assert "simplify" in result.stderr and "simplify" not in result.stdout
+    figures = last_json(weft("opt", softmax, "-p", "simplify,eliminate_dead", "--json"))
+    assert list(figures["seconds"]) == ["simplify", "eliminate_dead"]
+    assert "graph.func" in figures["text"]
+
+
+def test_tile_text_is_read_back_down_to_assembly(weft, softmax: str) -> None:
+    tiles = weft("opt", softmax, "--level", "tile", "--verify")
+    assert tiles.exit_code == 0 and "tile.kernel" in tiles.stdout and "graph." not in tiles.stdout
+    assert weft("opt", "-", stdin=tiles.stdout).stdout == tiles.stdout
+    code = weft("opt", "-", "--level", "asm", "--cpu", "skylake-avx512", stdin=tiles.stdout)
+    assert "%zmm" in code.stdout
+
+
+@pytest.mark.parametrize(("cpu", "register"), [("skylake-avx512", "%zmm"), ("haswell", "%ymm"), ("neoverse-n1", ".4s")])
+def test_assembly_for_other_processors(weft, softmax: str, cpu: str, register: str) -> None:
+    result = weft("opt", softmax, "--level", "asm", "--cpu", cpu)
+    assert result.exit_code == 0 and register in result.stdout
+
+
+def test_llvm(weft, softmax: str) -> None:
+    text = weft("opt", softmax, "--level", "llvm").stdout
+    assert text.startswith("target triple") and "define void @weft_launch_0" in text
+
+
+def test_locations_name_the_file(weft, softmax: str) -> None:
+    assert f'loc("{softmax}":5:3)' in weft("opt", softmax, "-p", "cpu", "--locations").stdout
+
+
+def test_an_unknown_op_is_named_with_its_line(weft, softmax: str) -> None:
+    Path(softmax).write_text(SOFTMAX.replace("graph.exp", "graph.expo"))
+    result = weft("opt", softmax)
+    assert result.exit_code == 1 and f"{softmax}:5:" in result.stderr
+    assert "graph.expo" in result.stderr and "Traceback" not in result.stderr
+    assert last_json(weft("opt", softmax, "--json"))["error"] == "ParseError"
+
+
+def test_an_invalid_program_is_named_with_its_line(weft, softmax: str) -> None:
+    Path(softmax).write_text(SOFTMAX.replace("keep = true", "keep = false", 1))
+    result = weft("opt", softmax)
+    assert result.exit_code == 1 and f"{softmax}:3" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["-p", "simplfy"], "no pass is called simplfy"),
+        (["-p", "simplify{"], "not a list of passes"),
+        (["-p", "claim_libraries{enabled=3}"], "claim_libraries"),
+        (["--level", "ptx"], "no level is called ptx"),
+        (["--target", "abacus"], "no target is called abacus"),
+        (["--level", "asm", "--cpu", "i8080"], "no triple is known"),
+        (["--level", "asm", "--cpu", "mi300", "--triple", "amdgcn-amd-amdhsa"], "not a target of the CPU backend"),
+    ],
+)
+def test_mistakes_are_explained(weft, softmax: str, arguments: list[str], complaint: str) -> None:
+    result = weft("opt", softmax, *arguments)
+    assert result.exit_code == 1 and complaint in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_missing_file(weft) -> None:
+    assert "cannot read" in weft("opt", "/nowhere/at/all.mlir").stderr
+
+
+def test_pass_options(weft) -> None:
+    dot = """"graph.func"() ({
+    ^bb0(%a: tensor<4x5xf32>, %b: tensor<5x6xf32>):
+      %c = "graph.dot"(%a, %b) : (tensor<4x5xf32>, tensor<5x6xf32>) -> tensor<4x6xf32>
+      "graph.return"(%c) : (tensor<4x6xf32>) -> ()
+    }) {sym_name = "product"} : () -> ()"""
+    assert "blas" in weft("opt", "-", "-p", "claim_libraries", stdin=dot).stdout
+    assert "blas" not in weft("opt", "-", "-p", "claim_libraries{enabled=false}", stdin=dot).stdout
