@@ -92,6 +92,13 @@ class Module:
     functions: list[str] = field(default_factory=list[str])
     declarations: dict[str, str] = field(default_factory=dict[str, str])
     globals: dict[str, str] = field(default_factory=dict[str, str])
+    shared: set[str] = field(default_factory=set[str])
+
+    def add_shared(self, name: str) -> bool:
+        """Note a function that several kernels call; False if the module has it already."""
+        known = name in self.shared
+        self.shared.add(name)
+        return not known
 
     def __str__(self) -> str:
         head = f'target triple = "{self.triple}"\n'

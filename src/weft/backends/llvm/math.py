@@ -10,15 +10,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from weft.backends.llvm.builder import Function, V
+from weft.backends.llvm.math_double import DOUBLE_ONLY, SINGLE_THROUGH_DOUBLE
+from weft.backends.llvm.math_erf import erf
 from weft.backends.llvm.math_exp import EXPONENTIALS
 from weft.backends.llvm.math_expression import E
-from weft.backends.llvm.math_float import FLOAT, FloatFunction
+from weft.backends.llvm.math_float import FLOAT, FloatFunction, next_after
 from weft.backends.llvm.math_integer import BOOLEAN, INTEGER
+from weft.backends.llvm.math_log import LOGARITHMS
+from weft.backends.llvm.math_trig import TRIGONOMETRY
+from weft.backends.llvm.math_wide import WIDE
 from weft.errors import DTypeError
 from weft.ir.types import DType
 
-SINGLE: Mapping[str, FloatFunction] = {**FLOAT, **EXPONENTIALS}
-DOUBLE: Mapping[str, FloatFunction] = {**FLOAT}
+SINGLE: Mapping[str, FloatFunction] = {
+    **FLOAT,
+    **EXPONENTIALS,
+    **LOGARITHMS,
+    **TRIGONOMETRY,
+    **WIDE,
+    **SINGLE_THROUGH_DOUBLE,
+    "erf": erf,
+}
+DOUBLE: Mapping[str, FloatFunction] = {**FLOAT, **DOUBLE_ONLY}
 
 
 def emit_function(b: Function, name: str, args: Sequence[V], dtype: DType) -> V:
@@ -26,6 +39,8 @@ def emit_function(b: Function, name: str, args: Sequence[V], dtype: DType) -> V:
     if name == "select":
         condition, yes, no = args
         return b.select(condition, yes, no)
+    if name == "nextafter":
+        return next_after(b, args, dtype)
     if dtype.is_float:
         table = DOUBLE if args[0].element == "double" else SINGLE
         if name in table:

@@ -58,7 +58,7 @@ class E:
 
     def bits(self) -> E:
         """The bit pattern of a float."""
-        return self.as_type({"float": "i32", "double": "i64", "half": "i16"}[self.element])
+        return self.as_type({"float": "i32", "double": "i64", "half": "i16", "bfloat": "i16"}[self.element])
 
     def to(self, opcode: str, element: str) -> E:
         return E(self.b, self.b.convert(opcode, self.v, element))
@@ -156,8 +156,10 @@ def horner(x: E, coefficients: Sequence[float]) -> E:
     return total
 
 
-def iterate(state: Sequence[E], going: Callable[..., E], step: Callable[..., Sequence[E]]) -> list[E]:
-    """`while any(going(*state)): state = step(*state)` for all lanes together; a finished lane must step to itself."""
+def iterate(
+    state: Sequence[E], going: Callable[[Sequence[E]], E], step: Callable[[Sequence[E]], Sequence[E]]
+) -> list[E]:
+    """`while any(going(state)): state = step(state)` for all lanes together; a finished lane must step to itself."""
     b = state[0].b
     before, head, body, after = b.block, b.label("head"), b.label("body"), b.label("after")
     variables = [E(b, V(first.v.type, b.fresh())) for first in state]
@@ -165,9 +167,9 @@ def iterate(state: Sequence[E], going: Callable[..., E], step: Callable[..., Seq
     b.start(head)
     position = len(b.lines)
     b.lines += [""] * len(variables)
-    b.branch_if(going(*variables).any(), body, after)
+    b.branch_if(going(variables).any(), body, after)
     b.start(body)
-    nexts = step(*variables)
+    nexts = step(variables)
     latch = b.block
     b.branch(head)
     for offset, (variable, first, next_) in enumerate(zip(variables, state, nexts, strict=True)):
@@ -175,3 +177,19 @@ def iterate(state: Sequence[E], going: Callable[..., E], step: Callable[..., Seq
         b.lines[position + offset] = f"  {variable.v.name} = {phi}"
     b.start(after)
     return variables
+
+
+def when_any(condition: E, values: Sequence[E], otherwise: Callable[[], Sequence[E]]) -> list[E]:
+    """`values`, unless the condition holds in some lane: then what `otherwise` computes, in a branch of its own."""
+    b = condition.b
+    before, rare, after = b.block, b.label("rare"), b.label("after")
+    b.branch_if(condition.any(), rare, after)
+    b.start(rare)
+    others = otherwise()
+    latch = b.block
+    b.branch(after)
+    b.start(after)
+    return [
+        E(b, b.emit(x.v.type, f"phi {x.v.type} [ {x.v.name}, %{before} ], [ {other.v.name}, %{latch} ]"))
+        for x, other in zip(values, others, strict=True)
+    ]

@@ -5,14 +5,14 @@ Operands are `float` or `double`. Results are the IEEE ones; `max` and `min` pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from weft.backends.llvm.builder import Function, V
+from weft.backends.llvm.cast import load_convert, store_convert
 from weft.backends.llvm.math_expression import E, iterate
+from weft.ir.types import DType
 
 FloatFunction = Callable[..., E]
-
-_MANTISSA = {"float": 23, "double": 52}
 
 
 def lanewise(name: str, *args: E) -> E:
@@ -41,15 +41,24 @@ def is_x86(b: Function) -> bool:
 
 def _arithmetic(opcode: str) -> FloatFunction:
     # `contract` lets LLVM fuse a multiplication into an addition: one rounding less.
-    return lambda x, y: E(x.b, x.b.binary(opcode, x.v, y.v, "contract"))
+    def emit(x: E, y: E) -> E:
+        return E(x.b, x.b.binary(opcode, x.v, y.v, "contract"))
+
+    return emit
 
 
 def _compare(predicate: str) -> FloatFunction:
-    return lambda x, y: x.compare(predicate, y)
+    def emit(x: E, y: E) -> E:
+        return x.compare(predicate, y)
+
+    return emit
 
 
 def _intrinsic(name: str) -> FloatFunction:
-    return lambda x, *others: x.call(name, *others)
+    def emit(x: E, *others: E) -> E:
+        return x.call(name, *others)
+
+    return emit
 
 
 def _extremum(intrinsic: str, predicate: str) -> FloatFunction:
@@ -61,6 +70,20 @@ def _extremum(intrinsic: str, predicate: str) -> FloatFunction:
         return x.compare("uno", x).select(x, plain)
 
     return emit
+
+
+def at_most(x: E, limit: float) -> E:
+    """The lesser of both; NaN stays NaN. One instruction on every target."""
+    return x.compare("ogt", limit).select(limit, x) if is_x86(x.b) else x.call("minimum", x.of(limit))
+
+
+def at_least(x: E, limit: float) -> E:
+    """The greater of both; NaN stays NaN."""
+    return x.compare("olt", limit).select(limit, x) if is_x86(x.b) else x.call("maximum", x.of(limit))
+
+
+def _neg(x: E) -> E:
+    return -x
 
 
 def is_nan(x: E) -> E:
@@ -81,23 +104,22 @@ def _fmod_in_double(x: E, y: E) -> E:
     # NaN operands, an infinite x and a zero y enter the loop as NaN, and leave it at once.
     start = (abs(x).compare("olt", float("inf")) & divisor.compare("ogt", 0.0)).select(abs(x), x.of(float("nan")))
 
-    def step(rest: E) -> list[E]:
+    def going(state: Sequence[E]) -> E:
+        return state[0].compare("oge", divisor)
+
+    def step(state: Sequence[E]) -> list[E]:
+        (rest,) = state
         quotient = (rest / divisor).call("trunc")
         factor = (quotient.bits() & -(1 << 29)).as_type("double")
         return [rest.compare("oge", divisor).select(rest - factor * divisor, rest)]
 
-    (rest,) = iterate([start], lambda rest: rest.compare("oge", divisor), step)
+    (rest,) = iterate([start], going, step)
     return is_nan(divisor).select(divisor, rest).call("copysign", x)
-
-
-def _exact_fmod(x: E, y: E) -> E:
-    """The C remainder of doubles, or of floats held as doubles when `y` came from such."""
-    return lanewise("fmod", x, y)
 
 
 def _fmod(x: E, y: E) -> E:
     if x.element == "double":
-        return _exact_fmod(x, y)
+        return lanewise("fmod", x, y)
     return narrowed(_fmod_in_double(widened(x), widened(y)), x.element)
 
 
@@ -116,7 +138,7 @@ def _floordiv(x: E, y: E) -> E:
         x, y = widened(x), widened(y)
         rest = _fmod_in_double(x, y)
     else:
-        rest = _exact_fmod(x, y)
+        rest = lanewise("fmod", x, y)
     true = x / y
     whole = ((x - rest) / y).call("roundeven")
     differs = rest.compare("one", 0.0) & (rest.compare("olt", 0.0) ^ y.compare("olt", 0.0))
@@ -133,13 +155,28 @@ def _rsqrt(x: E) -> E:
     return 1.0 / x.call("sqrt")
 
 
+def next_after(b: Function, args: Sequence[V], dtype: DType) -> V:
+    """The neighbour of the first operand in the direction of the second, among the values of `dtype`."""
+    x, y = E(b, args[0]), E(b, args[1])
+    raw = E(b, store_convert(b, x.v, dtype))
+    bits = raw.bits() if raw.is_float else raw
+    # The bits of a float count its magnitude up, whatever the sign.
+    away = x.compare("olt", y) ^ x.compare("olt", 0.0)
+    moved = away.select(bits + 1, bits - 1)
+    least = (E(b, store_convert(b, y.v, dtype)).as_type(bits.element) & (1 << (dtype.bits - 1))) | 1
+    moved = x.compare("oeq", 0.0).select(least, moved).as_type(raw.element)
+    result = E(b, load_convert(b, moved.v, dtype))
+    result = x.compare("oeq", y).select(y, result)
+    return x.compare("uno", y).select(x + y, result).v
+
+
 FLOAT: Mapping[str, FloatFunction] = {
     "add": _arithmetic("fadd"),
     "sub": _arithmetic("fsub"),
     "mul": _arithmetic("fmul"),
     "div": _arithmetic("fdiv"),
-    "neg": lambda x: -x,
-    "abs": lambda x: abs(x),
+    "neg": _neg,
+    "abs": _intrinsic("fabs"),
     "max": _extremum("maximum", "ogt"),
     "min": _extremum("minimum", "olt"),
     "fmax": _intrinsic("maxnum"),

@@ -115,16 +115,15 @@ def _pow(b: Function, args: Sequence[V], dtype: DType) -> V:
         unit = base.compare("eq", 1) | base.compare("eq", -1)
         base = (negative & (unit ^ True)).select(0, base)
         exponent = negative.select((exponent & 1) | unit.select(0, exponent.of(1)), exponent)
-    result, _, _ = iterate(
-        (base.of(1), base, exponent),
-        lambda result, square, left: left.compare("ne", 0),
-        lambda result, square, left: (
-            (left & 1).compare("ne", 0).select(result * square, result),
-            square * square,
-            left >> 1,
-        ),
-    )
-    return result.v
+
+    def going(state: Sequence[E]) -> E:
+        return state[2].compare("ne", 0)
+
+    def step(state: Sequence[E]) -> tuple[E, ...]:
+        result, square, left = state
+        return (left & 1).compare("ne", 0).select(result * square, result), square * square, left >> 1
+
+    return iterate((base.of(1), base, exponent), going, step)[0].v
 
 
 _BITS: Mapping[str, IntegerFunction] = {

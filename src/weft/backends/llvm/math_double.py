@@ -1,0 +1,94 @@
+"""Functions of f64, lane by lane with the C library, and the rare ones that f32 shares (see `math.py`).
+
+The JIT finds the library's functions in the process. What C lacks (digamma, erfinv) is composed of what it has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from weft.backends.llvm.math_expression import E, horner
+from weft.backends.llvm.math_float import FloatFunction, lanewise, narrowed, widened
+
+_LIBRARY = (
+    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "pow"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "atan2"),
+    *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "lgamma"),
+)
+
+
+def _library(name: str) -> FloatFunction:
+    def emit(*args: E) -> E:
+        return lanewise(name, *args)
+
+    return emit
+
+
+def _through_double(function: FloatFunction) -> FloatFunction:
+    def emit(x: E) -> E:
+        return narrowed(function(widened(x)), "float")
+
+    return emit
+
+
+def _sigmoid(x: E) -> E:
+    """By e^-|x|, which does not overflow."""
+    small = lanewise("exp", -abs(x))
+    return x.compare("olt", 0.0).select(small, x.of(1.0)) / (small + 1.0)
+
+
+def _erfinv(x: E) -> E:
+    """A closed form good to 3 digits (Winitzki's), then steps of Halley's method, each of which trebles them."""
+    magnitude = abs(x)
+    logarithm = lanewise("log1p", -magnitude * magnitude)
+    term = logarithm * 0.5 + 2 / (math.pi * 0.147)
+    root = ((term * term - logarithm * (1 / 0.147)).call("sqrt") - term).call("maxnum", x.of(0.0)).call("sqrt")
+    tail = magnitude.compare("ogt", 0.5)
+    for _ in range(3):
+        # Beyond one half, erfc keeps the digits that erf loses.
+        central = lanewise("erf", root) - magnitude
+        difference = tail.select((1.0 - magnitude) - lanewise("erfc", root), central)
+        newton = difference * (math.sqrt(math.pi) / 2) * lanewise("exp", root * root)
+        root = root - newton / (root * newton + 1.0)
+    root = magnitude.compare("olt", 1.0).select(root, x.of(float("nan")))
+    root = magnitude.compare("oeq", 1.0).select(float("inf"), root)
+    return root.call("copysign", x)
+
+
+# B(2k) / 2k: the asymptotic series of digamma in 1 / x²
+_DIGAMMA = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12, -3617 / 8160)
+
+
+def _digamma(x: E) -> E:
+    """Mirrored to the right of 1/2, shifted beyond 10, and there the asymptotic series."""
+    mirrored = x.compare("olt", 0.5)
+    z = mirrored.select(1.0 - x, x)
+    shift = x.of(0.0)
+    for _ in range(10):
+        near = z.compare("olt", 10.0)
+        shift = shift - near.select(1.0 / z, x.of(0.0))
+        z = near.select(z + 1.0, z)
+    square = 1.0 / (z * z)
+    value = lanewise("log", z) - (0.5 / z + horner(square, _DIGAMMA) * square) + shift
+    # Of a multiple of π only the fraction counts; taken first, it keeps all its digits.
+    fraction = x - x.call("roundeven")
+    reflection = math.pi / lanewise("tan", fraction * math.pi)
+    value = mirrored.select(value - reflection, value)
+    pole = fraction.compare("oeq", 0.0) & x.compare("olt", 0.0)
+    value = (pole | x.compare("oeq", float("-inf"))).select(float("nan"), value)
+    return x.compare("oeq", 0.0).select((-x.of(float("inf"))).call("copysign", -x), value)
+
+
+DOUBLE_ONLY: Mapping[str, FloatFunction] = {
+    **{name: _library(name) for name in _LIBRARY},
+    "sigmoid": _sigmoid,
+    "erfinv": _erfinv,
+    "digamma": _digamma,
+}
+
+# What f32 does not have code of its own for.
+SINGLE_THROUGH_DOUBLE: Mapping[str, FloatFunction] = {
+    "lgamma": _through_double(_library("lgamma")),
+    "digamma": _through_double(_digamma),
+}

@@ -1,0 +1,211 @@
+"""Trigonometric functions and their inverses in f32 as vector code (see `math.py`).
+
+sin, cos and tan reduce to |r| ≤ π/4 by subtracting n·π/2 in three parts. Where an argument is too large for that, one
+branch for the whole vector reduces all lanes with the digits of 2/π that matter for their exponents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from decimal import Decimal, localcontext
+
+from weft.backends.llvm.builder import Function, V, mangle
+from weft.backends.llvm.math_expression import E, constant, horner, when_any
+from weft.backends.llvm.math_float import FloatFunction
+
+_ROUNDING = 12582912.0  # 1.5 · 2^23, see math_exp
+# π/2 in parts of 24 bits. Subtracting n times the first is exact for n < 2^18. All are positive, which keeps a -0.
+_PI_2 = (1.570796251296997, 7.549789415861596e-08, 5.390302953474238e-15)
+_LARGE = 2.0**18
+# (sin r - r) / r³ and (cos r - 1 + r²/2) / r⁴ in r², up to r = 0.86
+_SIN = (-0.1666666716337204, 0.008333370089530945, -0.00019848434021696448, 2.779835540422937e-06)
+_COS = (0.041666630655527115, -0.001388663426041603, 2.4360568204429e-05)
+# (asin x - x) / x³ in x², up to 0.5
+_ASIN = (
+    *(0.16666659712791443, 0.07500521838665009, 0.04451337456703186),
+    *(0.03183908388018608, 0.014314992353320122, 0.03769628703594208),
+)
+# (atan x - x) / x³ in x², up to 1
+_ATAN = (
+    *(-0.33333298563957214, 0.1999852955341339, -0.14264017343521118, 0.10950901359319687, -0.08399415016174316),
+    *(0.05788417160511017, -0.031100735068321228, 0.010871239937841892, -0.001783514628186822),
+)
+
+
+def _two_over_pi_bits(count: int) -> int:
+    """The first `count` binary digits of 2/π after the point."""
+    with localcontext() as context:
+        context.prec = count // 3 + 10
+        # Machin's formula: π = 16 atan(1/5) - 4 atan(1/239)
+        pi = 16 * _inverse_atan(5) - 4 * _inverse_atan(239)
+        return int(Decimal(2) / pi * (1 << count))
+
+
+def _inverse_atan(n: int) -> Decimal:
+    """atan(1/n) by its series, to the context's precision."""
+    term, total, k = Decimal(1) / n, Decimal(0), 0
+    while term:
+        part = term / (2 * k + 1)
+        if total + part == total:
+            break
+        total, term, k = total + (-part if k % 2 else part), term / (n * n), k + 1
+    return total
+
+
+def _digits_table(b: Function) -> V:
+    """A global: entry i holds 32 binary digits of 2/π, from the one of weight 2^(6 - i) on."""
+    name = "weft.two_over_pi"
+    entries, leading = 175, 7  # digits before the point are 0
+    digits = _two_over_pi_bits(entries + 31 - leading)
+    words = [(digits >> (entries - 1 - i)) & 0xFFFFFFFF for i in range(entries)]
+    text = ", ".join(f"i32 {word - (1 << 32) if word >= 1 << 31 else word}" for word in words)
+    b.module.globals.setdefault(name, f"@{name} = private unnamed_addr constant [{entries} x i32] [{text}], align 64")
+    return V("ptr", f"@{name}")
+
+
+def _gather(table: V, index: E) -> E:
+    """table[index] for each lane."""
+    b, lanes = index.b, index.v.lanes
+    if lanes == 1:
+        return E(b, b.load("i32", b.gep(table, index.v, "i32"), 4))
+    pointers = b.emit(f"<{lanes} x ptr>", f"getelementptr i32, {table}, {index.v}")
+    type_ = index.like("i32")
+    every, none = constant(True, index.like("i1")), V(type_, "poison")
+    name = f"llvm.masked.gather.{mangle(type_)}.{mangle(pointers.type)}"
+    return E(b, b.call(name, type_, pointers, every, none))
+
+
+def _reduced_large(x: E) -> tuple[E, E]:
+    """n and r for |x| ≥ 2^18, by the method of Payne and Hanek.
+
+    |x| = m · 2^e with an integer m < 2^24, so digits of 2/π whose weight is 4 or more after multiplication by 2^e turn
+    x the full circle and drop out. Of the next 96, times m and modulo 4, the upper 64 digits are a fixed-point number
+    of quarter turns.
+    """
+    bits = x.bits()
+    biased = (bits >> 23) & 255
+    index = (biased.call("smax", biased.of(145)) - 145).to("zext", "i64")
+    table = _digits_table(x.b)
+    mantissa = ((bits & 0x7FFFFF) | 0x800000).to("zext", "i64")
+    high, middle, low = (_gather(table, index + offset).to("zext", "i64") * mantissa for offset in (0, 32, 64))
+    turns = (high << 32) + middle + (low >> 32)
+    n = (turns + (1 << 61)) >> 62
+    r = ((turns - (n << 62)).to("sitofp", "double") * (math.pi / 2 * 2.0**-62)).to("fptrunc", "float")
+    n = n.to("trunc", "i32")
+    negative = bits.compare("slt", 0)
+    r = abs(x).compare("olt", float("inf")).select(r, r.of(float("nan")))
+    return negative.select(0 - n, n), negative.select(-r, r)
+
+
+def _reduced(x: E) -> tuple[E, E]:
+    """n, of which only the last two bits count, and r = x - n·π/2."""
+    rounding = x.fma(2 / math.pi, _ROUNDING)
+    n = rounding - _ROUNDING
+    r = n.fma(-_PI_2[2], n.fma(-_PI_2[1], n.fma(-_PI_2[0], x)))
+    n = rounding.bits()
+    large = abs(x).compare("ogt", _LARGE)
+
+    def all_lanes() -> list[E]:
+        n_large, r_large = _reduced_large(x)
+        return [large.select(n_large, n), large.select(r_large, r)]
+
+    n, r = when_any(large, [n, r], all_lanes)
+    return n, r
+
+
+def _sine_and_cosine(r: E) -> tuple[E, E]:
+    square = r * r
+    sine = horner(square, _SIN).fma(r * square, r)
+    cosine = horner(square, _COS).fma(square * square, square.fma(-0.5, 1.0))
+    return sine, cosine
+
+
+def _quadrant(n: E, r: E) -> E:
+    """sin(r + n·π/2)"""
+    sine, cosine = _sine_and_cosine(r)
+    value = (n & 1).compare("ne", 0).select(cosine, sine)
+    return (value.bits() ^ ((n & 2) << 30)).as_type("float")
+
+
+def sin(x: E) -> E:
+    return x.compare("oeq", 0.0).select(x, _quadrant(*_reduced(x)))
+
+
+def cos(x: E) -> E:
+    n, r = _reduced(x)
+    return _quadrant(n + 1, r)
+
+
+def tan(x: E) -> E:
+    n, r = _reduced(x)
+    sine, cosine = _sine_and_cosine(r)
+    odd = (n & 1).compare("ne", 0)
+    return x.compare("oeq", 0.0).select(x, odd.select(-cosine, sine) / odd.select(sine, cosine))
+
+
+# -- inverse functions -----------------------------------------------------------------------------------------------
+
+_HALF_PI, _HALF_PI_LOW = 1.57079637050628662109375, -4.37113900018624283e-08
+_PI, _PI_LOW = 2 * _HALF_PI, 2 * _HALF_PI_LOW
+
+
+def _asin_reduced(x: E) -> tuple[E, E]:
+    """Whether |x| > 1/2, and asin of |x|, or there of sqrt((1 - |x|) / 2), which is (π/2 - asin |x|) / 2."""
+    magnitude = abs(x)
+    large = magnitude.compare("ogt", 0.5)
+    square = large.select(0.5 - magnitude * 0.5, magnitude * magnitude)
+    root = large.select(square.call("sqrt"), magnitude)
+    return large, horner(square, _ASIN).fma(root * square, root)
+
+
+def asin(x: E) -> E:
+    large, angle = _asin_reduced(x)
+    return large.select(_HALF_PI - (angle * 2.0 - _HALF_PI_LOW), angle).call("copysign", x)
+
+
+def acos(x: E) -> E:
+    large, angle = _asin_reduced(x)
+    twice = angle * 2.0
+    outer = x.compare("olt", 0.0).select(_PI - (twice - _PI_LOW), twice)
+    return large.select(outer, _HALF_PI - (angle.call("copysign", x) - _HALF_PI_LOW))
+
+
+def _atan_up_to_one(x: E) -> E:
+    square = x * x
+    return horner(square, _ATAN).fma(x * square, x)
+
+
+def atan(x: E) -> E:
+    magnitude = abs(x)
+    steep = magnitude.compare("ogt", 1.0)
+    angle = _atan_up_to_one(steep.select(1.0 / magnitude, magnitude))
+    return steep.select(_HALF_PI - (angle - _HALF_PI_LOW), angle).call("copysign", x)
+
+
+def atan2(y: E, x: E) -> E:
+    height, width = abs(y), abs(x)
+    steep = height.compare("ogt", width)
+    small, large = steep.select(width, height), steep.select(height, width)
+    ratio = small / large
+    # 0/0 counts as 0 and inf/inf as 1.
+    ratio = large.compare("oeq", 0.0).select(0.0, small.compare("oeq", float("inf")).select(1.0, ratio))
+    angle = _atan_up_to_one(ratio)
+    # The angle is measured from the nearest axis: 0, π/2 or π.
+    left = x.bits().compare("slt", 0)
+    angle = (steep ^ left).select(-angle, angle)
+    low = steep.select(_HALF_PI_LOW, left.select(_PI_LOW, x.of(0.0)))
+    high = steep.select(_HALF_PI, left.select(_PI, x.of(0.0)))
+    angle = high + (angle + low)
+    return x.compare("uno", y).select(x + y, angle.call("copysign", y))
+
+
+TRIGONOMETRY: Mapping[str, FloatFunction] = {
+    "sin": sin,
+    "cos": cos,
+    "tan": tan,
+    "asin": asin,
+    "acos": acos,
+    "atan": atan,
+    "atan2": atan2,
+}
