@@ -20,5 +20,6 @@ from weft.ops import scan as scan
 from weft.ops import scatter as scatter
 from weft.ops import select as select
 from weft.ops import shape as shape
+from weft.ops import sort as sort
 from weft.ops import special as special
 from weft.ops import transcendental as transcendental
