@@ -9,97 +9,127 @@ import numpy as np
 from xdsl.ir import SSAValue
 
 from weft.errors import DTypeError, ShapeError
-from weft.ir.types import Tensor, boolean, f32, f64
+from weft.ir.types import Tensor, bf16, boolean, f16, f32, f64, i64
 from weft.ops.base import Structured, broadcast_shapes, op, same_dtype
+from weft.ops.composites import narrowed, widened
 from weft.ops.dot import transposed
 from weft.ops.graph import GraphBuilder
-from weft.ops.rules import Gradients, Values, all_batched
+from weft.ops.numerics import rounded_once
+from weft.ops.rules import Gradients, Values, align_batched, batch_size, with_batch
 from weft.ops.samples import Input, Sample
 
-_QUERY, _KEY = Input((2, 3, 5, 8)), Input((2, 3, 7, 8))
+_DTYPES = (f32, f64, bf16, f16)
 
 
-@op(
-    "attention",
-    samples=[
-        Sample((_QUERY, _KEY, _KEY), {"causal": False, "scale": 0.35}, (f32, f64)),
-        Sample((_KEY, _KEY, _KEY), {"causal": True, "scale": 0.35}, (f32, f64)),
-        Sample((Input((1, 1, 1, 16)), Input((1, 1, 33, 16)), Input((1, 1, 33, 4))), {"causal": False, "scale": 0.25}),
-        Sample((_QUERY, _KEY, _KEY, Input((5, 7))), {"causal": False, "scale": 0.35}, (f32, f64)),
-        Sample((_QUERY, _KEY, _KEY, Input((2, 1, 5, 7))), {"causal": False, "scale": 0.35}),
-    ],
-)
+def _samples() -> list[Sample]:
+    def inputs(lead: tuple[int, ...], rows: int, columns: int, width: int, out: int) -> tuple[Input, ...]:
+        return Input((*lead, rows, width)), Input((*lead, columns, width)), Input((*lead, columns, out))
+
+    small, wide = inputs((2, 3), 5, 7, 4, 4), inputs((2,), 17, 33, 8, 6)
+    return [
+        Sample(small, {"causal": False, "scale": 0.5}, _DTYPES),
+        Sample(small, {"causal": True, "scale": 0.5}, _DTYPES),
+        Sample(wide, {"causal": True, "scale": 0.3}, _DTYPES),
+        Sample(inputs((), 1, 9, 4, 4), {"causal": False, "scale": 1.0}, _DTYPES),
+        Sample((*small, Input((5, 7))), {"causal": False, "scale": 0.5}, _DTYPES),
+        Sample((*small, Input((2, 1, 1, 7), dtype=boolean)), {"causal": False, "scale": 0.5}, _DTYPES),
+        Sample((*small, Input((3, 5, 7), dtype=boolean)), {"causal": True, "scale": 0.5}, _DTYPES),
+        Sample(inputs((2, 0), 3, 4, 2, 2), {"causal": False, "scale": 0.5}, _DTYPES),
+    ]
+
+
+@op("attention", onnx="Attention", samples=_samples())
 class Attention(Structured):
-    """`softmax(scale * q @ k.T + mask) @ v` for q [..., L, E], k [..., S, E], v [..., S, F].
+    """`softmax(q kᵀ · scale + mask) v` over q [..., L, E], k [..., S, E] and v [..., S, V].
 
-    A fourth operand is added to the scores, or, if boolean, keeps those where it is true; it broadcasts. `causal` keeps
-    the keys up to the query's own position, counted from the start of both. A row with no key left is zero.
+    An optional fourth operand, broadcast to [..., L, S], is a mask: numbers are added, and where booleans are false the
+    key does not count. If `causal`, row i attends to keys 0 to i. A row without any key is zero. Narrow floats are
+    computed in f32.
     """
 
     @classmethod
     def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
         q, k, v, *masks = tensors
         dtype = same_dtype("attention", (q, k, v))
-        fits = q.rank >= 2 and q.rank == k.rank == v.rank and q.shape[:-2] == k.shape[:-2] == v.shape[:-2]
-        if not fits or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
-            raise ShapeError(f"attention: {q}, {k} and {v} do not fit", hint="it takes [..., L, E], [..., S, E], [..., S, F]")
-        scores = (*q.shape[:-1], k.shape[-2])
+        lead, rows = q.shape[:-2], q.shape[-2:-1]
+        if not dtype.is_float:
+            raise DTypeError(f"attention takes floats, got {q}")
+        if (
+            not q.rank == k.rank == v.rank >= 2
+            or not lead == k.shape[:-2] == v.shape[:-2]
+            or q.shape[-1] != k.shape[-1]
+            or k.shape[-2] != v.shape[-2]
+            or len(masks) > 1
+        ):
+            raise ShapeError(
+                f"attention: {', '.join(map(str, tensors))} do not fit",
+                hint="it takes [..., L, E], [..., S, E], [..., S, V] and perhaps a mask; expand grouped heads",
+            )
         for mask in masks:
-            if mask.dtype not in (dtype, boolean):
-                raise DTypeError(f"attention: a mask of {mask.dtype} for scores of {dtype}", hint="cast it")
-            if broadcast_shapes(mask.shape, scores) != scores:
-                raise ShapeError(f"attention: the mask {mask} does not broadcast to {tuple(map(str, scores))}")
-        return Tensor(dtype, (*q.shape[:-1], v.shape[-1]))
+            scores = (*lead, *rows, k.shape[-2])
+            if mask.dtype not in (boolean, dtype) or broadcast_shapes(mask.shape, scores) != scores:
+                raise ShapeError(f"attention: the mask {mask} does not broadcast to {scores}, or is not {dtype}")
+        return Tensor(dtype, (*lead, *rows, v.shape[-1]))
 
     @staticmethod
+    @rounded_once
     def reference(
-        q: np.ndarray, k: np.ndarray, v: np.ndarray, *masks: np.ndarray, causal: bool, scale: float
+        q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None = None, *, causal: bool, scale: float
     ) -> np.ndarray:
-        wide = np.float64 if q.dtype == np.float64 else np.float32
-        scores = np.matmul(q.astype(wide), np.swapaxes(k.astype(wide), -1, -2)) * wide(scale)
-        for mask in masks:
-            scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask.astype(wide)
+        scores = np.matmul(q, np.swapaxes(k, -1, -2)) * q.dtype.type(scale)
+        if mask is not None:
+            scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask
         if causal:
-            kept = np.arange(k.shape[-2])[None, :] <= np.arange(q.shape[-2])[:, None]
-            scores = np.where(kept, scores, -np.inf)
-        highest = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
-        weights = np.exp(scores - np.where(np.isneginf(highest), 0, highest))
-        total = np.sum(weights, axis=-1, keepdims=True)
-        weights = weights / np.where(total == 0, 1, total)
-        return np.matmul(weights, v.astype(wide)).astype(q.dtype)
+            scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+        greatest = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
+        powers = np.exp(scores - np.where(greatest == -np.inf, 0, greatest))
+        total = np.sum(powers, axis=-1, keepdims=True)
+        return (np.matmul(powers, v) / np.where(total == 0, 1, total)).astype(q.dtype)
 
     @staticmethod
-    def vjp(
-        b: GraphBuilder, grads: Values, operands: Values, results: Values, causal: bool, scale: float
-    ) -> Gradients:
-        from weft.ops.composites import softmax
-
-        (grad,), (q, k, v, *masks) = grads, operands
-        scores = b.mul(b.dot(q, transposed(b, k)), b.full_like(q, scale))
-        least = b.full_like(q, float("-inf"))
-        for mask in masks:
-            scores = b.where(mask, scores, least) if b.tensor(mask).dtype == boolean else b.add(scores, mask)
-        if causal:
-            rows, columns = b.tensor(scores).shape[-2:]
-            row = b.iota(shape=(rows, 1), dim=0, dtype=f32, start=0, step=1)
-            column = b.iota(shape=(1, columns), dim=1, dtype=f32, start=0, step=1)
-            scores = b.where(b.le(column, row), scores, least)
-        last = (b.tensor(scores).rank - 1,)
-        weights = softmax(b, scores, last[0])
-        inner = b.dot(grad, transposed(b, v))
-        moved = b.mul(weights, b.sub(inner, b.sum(b.mul(weights, inner), dims=last, keep=True)))
-        scaled = b.mul(moved, b.full_like(q, scale))
-        gradients = [b.dot(scaled, k), b.dot(transposed(b, scaled), q), b.dot(transposed(b, weights), grad)]
-        for mask in masks:
-            gradients.append(None if b.tensor(mask).dtype == boolean else moved)
+    def vjp(b: GraphBuilder, grads: Values, operands: Values, results: Values, causal: bool, scale: float) -> Gradients:
+        dtype = b.tensor(operands[0]).dtype
+        g, q, k, v = (widened(b, value) for value in (grads[0], *operands[:3]))
+        shares = _shares(b, q, k, operands[3:], causal, scale)
+        on_shares = b.dot(g, transposed(b, v))
+        last = (b.tensor(shares).rank - 1,)
+        mean = b.sum(b.mul(on_shares, shares), dims=last, keep=True)
+        on_scores = b.mul(shares, b.sub(on_shares, mean))
+        scaled = b.mul(on_scores, b.full_like(on_scores, scale))
+        found = [b.dot(scaled, k), b.dot(transposed(b, scaled), q), b.dot(transposed(b, shares), g)]
+        gradients: list[SSAValue | None] = [narrowed(b, value, dtype) for value in found]
+        for mask in operands[3:]:
+            gradients.append(None if b.tensor(mask).dtype == boolean else narrowed(b, on_scores, dtype))
         return tuple(gradients)
 
     @staticmethod
     def batch(b: GraphBuilder, operands: Values, batched: Sequence[bool], causal: bool, scale: float) -> SSAValue:
-        q, k, v, *masks = all_batched(b, operands, batched)
-        rank = b.tensor(q).rank
-        for position, mask in enumerate(masks):
-            # The mask aligns at its last dimension, so its batch dimension has to stand in front of all others.
-            size, *rest = b.tensor(mask).shape
-            masks[position] = b.reshape(mask, shape=(size, *([1] * (rank - 1 - len(rest))), *rest))
-        return b.attention(q, k, v, *masks, causal=causal, scale=scale)
+        size = batch_size(b, operands, batched)
+        tensors = [with_batch(b, x, flag, size) for x, flag in zip(operands[:3], batched[:3], strict=True)]
+        rank = b.tensor(tensors[0]).rank - 1
+        masks = [
+            align_batched(b, mask, rank) if flag else mask for mask, flag in zip(operands[3:], batched[3:], strict=True)
+        ]
+        return b.attention(*tensors, *masks, causal=causal, scale=scale)
+
+
+def _shares(b: GraphBuilder, q: SSAValue, k: SSAValue, masks: Values, causal: bool, scale: float) -> SSAValue:
+    """The weights of the values: the softmax of the scores, zero in a row without any key."""
+    scores = b.dot(q, transposed(b, k))
+    scores = b.mul(scores, b.full_like(scores, scale))
+    nothing = b.full_like(scores, float("-inf"))
+    for mask in masks:
+        if b.tensor(mask).dtype == boolean:
+            scores = b.where(mask, scores, nothing)
+        else:
+            scores = b.add(scores, widened(b, mask))
+    *_, rows, columns = b.tensor(scores).shape
+    if causal:
+        row = b.iota(shape=(rows, 1), dim=0, dtype=i64)
+        scores = b.where(b.ge(row, b.iota(shape=(1, columns), dim=1, dtype=i64)), scores, nothing)
+    last = (b.tensor(scores).rank - 1,)
+    greatest = b.max(scores, dims=last, keep=True)
+    zero, one = b.full_like(scores, 0), b.full_like(scores, 1)
+    powers = b.exp(b.sub(scores, b.where(b.eq(greatest, nothing), zero, greatest)))
+    total = b.sum(powers, dims=last, keep=True)
+    return b.div(powers, b.where(b.eq(total, zero), one, total))
