@@ -42,20 +42,20 @@ def choose_schedule(domain: Domain, addresses: Sequence[Address], *, indexed: bo
     runs = [*domain.row_runs, *domain.column_runs]
     if not runs:
         return Schedule("pointwise", "", 1)
-    scores = {run.name: _contiguous_bytes(run, addresses) for run in runs}
+    scores = {run.name: contiguous_bytes(run, addresses) for run in runs}
     if not domain.column_runs:
         vector = max(reversed(domain.row_runs), key=lambda run: scores[run.name])
         return _pointwise(domain, vector)
     innermost = domain.column_runs[-1]
     row = max(reversed(domain.row_runs), key=lambda run: scores[run.name], default=None)
     if row is not None and scores[row.name] > scores[innermost.name]:
-        return Schedule("lanes", row.name, _lanes(row.size))
+        return Schedule("lanes", row.name, lanes_of(row.size))
     total = _known_product(domain.column_runs)
     if total is not None and total <= ROW_ELEMENTS and len(domain.column_runs) <= (1 if indexed else 2):
         assert isinstance(innermost.size, int)
         return Schedule("rows", innermost.name, innermost.size)
     if indexed:
-        return Schedule("lanes", row.name if row else "", _lanes(row.size) if row else 1)
+        return Schedule("lanes", row.name if row else "", lanes_of(row.size) if row else 1)
     return Schedule("stream", innermost.name, _capacity(innermost.size, TILE_ELEMENTS))
 
 
@@ -70,7 +70,8 @@ def _pointwise(domain: Domain, vector: Run) -> Schedule:
     return Schedule("pointwise", vector.name, capacity)
 
 
-def _contiguous_bytes(run: Run, addresses: Sequence[Address]) -> int:
+def contiguous_bytes(run: Run, addresses: Sequence[Address]) -> int:
+    """The bytes that are read and written one after the other along a run, for each of its elements."""
     total = 0
     for address in addresses:
         split = coefficient_of(address.expr, run.name)
@@ -83,7 +84,7 @@ def _capacity(size: Size, limit: int) -> int:
     return min(size, limit) if isinstance(size, int) and size > 0 else limit
 
 
-def _lanes(size: Size) -> int:
+def lanes_of(size: Size) -> int:
     """How many rows a program reduces side by side: a divisor of the size where one is near, to do without edges."""
     if not isinstance(size, int):
         return LANES
