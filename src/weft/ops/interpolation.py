@@ -50,18 +50,6 @@ class Arithmetic:
 
         return cls(apply, number, lambda size: size_value(b, size, dtype))
 
-    def polynomial(self, t: Any, *coefficients: float) -> Any:
-        """The value at `t`, by Horner's scheme; the highest power's coefficient comes first."""
-        value = self.number(coefficients[0])
-        for coefficient in coefficients[1:]:
-            value = self.apply("add", self.apply("mul", value, t), self.number(coefficient))
-        return value
-
-    def around(self, share: Any) -> tuple[Any, Any, Any]:
-        """How far a place `share` beyond element 0 is from the elements 1 before, 1 after and 2 after it."""
-        after = self.apply("sub", self.number(1), share)
-        return self.apply("add", share, self.number(1)), after, self.apply("add", after, self.number(1))
-
 
 _NUMPY: dict[str, Callable[..., Any]] = {
     **{"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "abs": np.abs, "floor": np.floor},
@@ -75,19 +63,31 @@ _GRAPH = {"max": "maximum", "min": "minimum", "select": "where", "and": "logical
 
 def cubic_weights(arithmetic: Arithmetic, share: Any, a: float) -> list[Any]:
     """The weights of the elements 1 before, 0, 1 and 2 after a place that is `share` beyond element 0."""
-    far, near = (a, -5 * a, 8 * a, -4 * a), (a + 2, -(a + 3), 0, 1)
-    before, after, beyond = arithmetic.around(share)
-    polynomial = arithmetic.polynomial
-    return [polynomial(before, *far), polynomial(share, *near), polynomial(after, *near), polynomial(beyond, *far)]
+    apply, number = arithmetic.apply, arithmetic.number
+    rest = apply("sub", number(1), share)
+
+    def near(t: Any) -> Any:
+        inner = apply("sub", apply("mul", number(a + 2), t), number(a + 3))
+        return apply("add", apply("mul", apply("mul", inner, t), t), number(1))
+
+    def far(t: Any, u: Any) -> Any:
+        # a·(d³ - 5d² + 8d - 4) at the distance d = 1 + t, as factors: there nothing cancels.
+        return apply("mul", apply("mul", apply("mul", number(a), t), u), u)
+
+    return [far(share, rest), near(share), near(rest), far(rest, share)]
 
 
 def cubic_slopes(arithmetic: Arithmetic, share: Any, a: float) -> list[Any]:
     """The derivatives of `cubic_weights` in `share`."""
-    far, near = (3 * a, -10 * a, 8 * a), (3 * (a + 2), -2 * (a + 3), 0)
-    before, after, beyond = arithmetic.around(share)
-    mirrored = [arithmetic.polynomial(after, *near), arithmetic.polynomial(beyond, *far)]
-    return [
-        arithmetic.polynomial(before, *far),
-        arithmetic.polynomial(share, *near),
-        *(arithmetic.apply("sub", arithmetic.number(0), slope) for slope in mirrored),
-    ]
+    apply, number = arithmetic.apply, arithmetic.number
+    rest = apply("sub", number(1), share)
+
+    def near(t: Any, sign: int) -> Any:
+        inner = apply("sub", apply("mul", number(sign * 3 * (a + 2)), t), number(sign * 2 * (a + 3)))
+        return apply("mul", inner, t)
+
+    def far(t: Any, u: Any, sign: int) -> Any:
+        inner = apply("sub", u, apply("mul", number(2), t))
+        return apply("mul", apply("mul", number(sign * a), u), inner)
+
+    return [far(share, rest, 1), near(share, 1), near(rest, -1), far(rest, share, -1)]
