@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
@@ -20,6 +20,7 @@ from weft.passes.eliminate_common import EliminateCommon
 from weft.passes.eliminate_dead import EliminateDead
 from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.simplify import Simplify
+from weft.runtime.record import CompilationRecord, compilation
 
 
 def cpu_passes(config: Config) -> list[ModulePass]:
@@ -33,29 +34,18 @@ def cpu_passes(config: Config) -> list[ModulePass]:
     ]
 
 
-@dataclass
-class Report:
-    """What a compilation did: seconds by stage, and the kernels it made."""
-
-    seconds: dict[str, float] = field(default_factory=dict[str, float])
-    schedules: dict[str, str] = field(default_factory=dict[str, str])
-
-    def measure(self, stage: str, start: float) -> float:
-        now = time.perf_counter()
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - start
-        return now
-
-
 @dataclass(frozen=True)
 class Compiled:
     """A plan with its object code."""
 
     plan: Plan
     code: bytes
-    report: Report
+    report: CompilationRecord
 
 
-def run_passes(module: ModuleOp, passes: Sequence[ModulePass], report: Report, *, verify: bool = False) -> None:
+def run_passes(
+    module: ModuleOp, passes: Sequence[ModulePass], report: CompilationRecord, *, verify: bool = False
+) -> None:
     """Apply passes in order, verifying around each where asked."""
     context = Context()
     start = time.perf_counter()
@@ -71,16 +61,20 @@ def run_passes(module: ModuleOp, passes: Sequence[ModulePass], report: Report, *
 def compile_cpu(function: FuncOp, config: Config, target: CpuTarget | None = None) -> Compiled:
     """Compile a function for a processor: passes, plan, LLVM, object code."""
     target = target or host_target()
-    report = Report()
     module = function.parent_op() if isinstance(function.parent_op(), ModuleOp) else ModuleOp([function])
     assert isinstance(module, ModuleOp)
-    run_passes(module, cpu_passes(config), report, verify=config.verify)
-    start = time.perf_counter()
-    planned = build_plan(function)
-    report.schedules = planned.schedules
-    start = report.measure("lower_to_tile", start)
-    text = emit_program(planned.plan, planned.kernels, target)
-    start = report.measure("emit_llvm", start)
-    code = compile_object(text, target)
-    report.measure("llvm", start)
+    with compilation(function.sym_name.data) as report:
+        report.imported(function)
+        run_passes(module, cpu_passes(config), report, verify=config.verify)
+        report.program("grouped", function)
+        start = time.perf_counter()
+        planned = build_plan(function)
+        start = report.measure("lower_to_tile", start)
+        report.planned(planned.plan, planned.schedules)
+        report.program("tile", planned.kernels.values())
+        text = emit_program(planned.plan, planned.kernels, target)
+        start = report.measure("emit_llvm", start)
+        report.program("llvm", text)
+        code = compile_object(text, target)
+        report.measure("llvm", start)
     return Compiled(planned.plan, code, report)

@@ -21,6 +21,7 @@ from weft.ir.expr import evaluate
 from weft.lower.plan import CallStep, Plan
 from weft.runtime.memory import Arena, plan_arena
 from weft.runtime.openmp import SYMBOLS, blas_symbols, pool_symbols
+from weft.runtime.record import note_arena
 
 _LINK_LOCK = threading.Lock()
 _counter = 0
@@ -82,6 +83,7 @@ class Executable:
                 tuple(tuple(evaluate(s, sizes) for s in buffer.layout.strides) for buffer in buffers),
             )
             self.bindings[key] = binding
+            note_arena(self.plan, sizes, binding.arena.size)
         return binding
 
 

@@ -24,10 +24,11 @@ from weft.frontends.torch.executor import CpuExecutor
 from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.opaque import OpaqueRuntime
-from weft.frontends.torch.report import Fallback, note_fallback, note_targets
+from weft.frontends.torch.report import Fallback, note_fallback, note_targets, shape_guards
 from weft.ir.expr import Expr, evaluate
 from weft.pipelines import compile_cpu
 from weft.runtime.executable import Executable
+from weft.runtime.record import CompilationRecord, compilation, is_recording
 
 log = logging.getLogger("weft")
 
@@ -71,6 +72,15 @@ def compile_graph(
     module: fx.GraphModule, example_inputs: Sequence[Any], *, name: str, config: Config
 ) -> Callable[[list[Any]], Sequence[Any]]:
     """A callable for one ATen graph; what Weft cannot take at all runs as torch would run it."""
+    with compilation(name) as record:
+        record.nodes = len(module.graph.nodes)
+        record.guards = shape_guards(example_inputs) if is_recording() else []
+        return _callable(module, name, config, record)
+
+
+def _callable(
+    module: fx.GraphModule, name: str, config: Config, record: CompilationRecord
+) -> Callable[[list[Any]], Sequence[Any]]:
     start = time.perf_counter()
     key = caching.graph_key(module, name, config) if config.cache and config.target == "cpu" else None
     stored = caching.load(key) if key else None
@@ -81,15 +91,21 @@ def compile_graph(
             note_fallback(fallback.target, fallback)
         constants = tuple(operator.attrgetter(path)(module) for path in calling.constants)
         executor = CpuExecutor(Executable(plan, code), OpaqueRuntime({}))
+        record.source = "cache"
+        record.planned(plan, {})
+        record.measure("load", start)
         log.info("loaded %s from the cache in %.3f s", name, time.perf_counter() - start)
         return CompiledGraph(calling, constants, executor)
+    looked = record.measure("look_up", start)
     try:
         imported = import_graph(module, name, config)
+        record.measure("import", looked)
         executor = executor_for(imported, config, key)
     except WeftError as error:
         if config.strict:
             raise
         log.warning("a graph runs uncompiled: %s\nRun `weft reduce` on it to make a report.", error)
+        record.source, record.error = "torch", f"{type(error).__name__}: {error}"
         note_fallback("the whole graph", Fallback("the whole graph", error.location, error.message))
         return make_boxed_func(module.forward)
     log.info(
@@ -110,10 +126,14 @@ def executor_for(imported: ImportedGraph, config: Config, key: str | None) -> Ex
 
         return ReferenceExecutor(imported.function, runtime)
     compiled = compile_cpu(imported.function, config)
-    log.debug("stages of %s: %s", imported.function.sym_name.data, compiled.report.seconds)
+    start = time.perf_counter()
     if key is not None and imported.cacheable and all(imported.calling.constants):
         caching.store(key, compiled.plan, compiled.code, imported.calling)
-    return CpuExecutor(Executable(compiled.plan, compiled.code), runtime)
+        start = compiled.report.measure("store", start)
+    executable = Executable(compiled.plan, compiled.code)
+    compiled.report.measure("link", start)
+    log.debug("stages of %s: %s", imported.function.sym_name.data, compiled.report.seconds)
+    return CpuExecutor(executable, runtime)
 
 
 @dataclass

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from weft.runtime.record import Fallback as Fallback
+from weft.runtime.record import note_fallback_here
 
 log = logging.getLogger("weft")
-
-
-@dataclass(frozen=True)
-class Fallback:
-    """A call that torch carries out: which, where in the user's program, and why Weft does not."""
-
-    target: str
-    line: str | None
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.target} at {self.line or 'an unknown line'}: {self.reason}"
 
 
 @dataclass
@@ -36,7 +30,7 @@ _records: list[TargetRecord] = []
 
 
 @contextmanager
-def record_targets() -> Iterator[TargetRecord]:
+def record_targets() -> Generator[TargetRecord]:
     """Collect the targets of every graph that is imported inside the `with`, on any thread."""
     record = TargetRecord()
     _records.append(record)
@@ -56,6 +50,18 @@ def note_targets(targets: Iterable[str]) -> None:
 def note_fallback(target: str, fallback: Fallback) -> None:
     """A target was left to torch."""
     log.info("left to torch: %s", fallback)
+    note_fallback_here(fallback)
     for record in _records:
         record.opaque.add(target)
         record.fallbacks.append(fallback)
+
+
+def shape_guards(inputs: Iterable[Any]) -> list[str]:
+    """What tracing has assumed so far of the symbolic sizes among a graph's inputs."""
+    for value in inputs:
+        sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+        for size in sizes:
+            if isinstance(size, torch.SymInt):
+                node: Any = size.node
+                return list(dict.fromkeys(str(guard.expr) for guard in node.shape_env.guards))
+    return []

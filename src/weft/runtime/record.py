@@ -1,0 +1,209 @@
+"""What a compilation did, kept for those who ask: stages and their time, kernels, claims, fallbacks, guards, programs.
+
+    with recording() as compilations:
+        model(x)
+    for each in compilations:
+        print(each.name, each.seconds, each.kernels)
+
+A compilation opens its record with `compilation(name)`; one inside another (the target's inside the front end's) adds
+to the same record. Programs are only printed into a record where a recording asks for them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from xdsl.ir import Attribute, Operation
+
+from weft.ir.attributes import from_attribute
+from weft.ir.types import tensor_of
+from weft.lower.plan import CallStep, DotStep, KernelStep, Plan
+from weft.ops.graph import FuncOp
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """A call that the framework carries out: which, where in the user's program, and why Weft does not."""
+
+    target: str
+    line: str | None
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.target} at {self.line or 'an unknown line'}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class KernelRecord:
+    """A kernel: what it computes, how it is scheduled, how many programs it has, and how often a call runs it."""
+
+    name: str
+    label: str
+    schedule: str
+    grid: str
+    uses: int
+
+
+@dataclass(frozen=True)
+class ClaimRecord:
+    """Work that a library does: which op on which types, and how often a call runs it."""
+
+    library: str
+    op: str
+    types: str
+    uses: int
+
+
+@dataclass
+class CompilationRecord:
+    """One compilation. `source` is where the code came from: `compiled`, `cache`, or `torch` for a graph left whole."""
+
+    name: str
+    wants_programs: bool = False
+    source: str = "compiled"
+    nodes: int = 0
+    ops: int = 0
+    arguments: dict[str, str] = field(default_factory=dict[str, str])
+    symbols: dict[str, str] = field(default_factory=dict[str, str])
+    guards: list[str] = field(default_factory=list[str])
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    schedules: dict[str, str] = field(default_factory=dict[str, str])
+    kernels: list[KernelRecord] = field(default_factory=list[KernelRecord])
+    claims: list[ClaimRecord] = field(default_factory=list[ClaimRecord])
+    fallbacks: list[Fallback] = field(default_factory=list[Fallback])
+    arenas: dict[str, int] = field(default_factory=dict[str, int])
+    """Bytes of temporaries for each set of sizes that the program ran with."""
+    programs: dict[str, str] = field(default_factory=dict[str, str])
+    """The text at each level: graph, grouped, tile, llvm."""
+    error: str | None = None
+    plan: Plan | None = None
+
+    def measure(self, stage: str, start: float) -> float:
+        """Count the time since `start` towards a stage; returns the time now."""
+        now = time.perf_counter()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - start
+        return now
+
+    def imported(self, function: FuncOp) -> None:
+        """The function as it came in, before any pass."""
+        self.ops = len(list(function.block.ops)) - 1
+        names = [name.data for name in function.arg_names] if function.arg_names else []
+        for position, value in enumerate(function.block.args):
+            name = names[position] if position < len(names) else f"argument {position}"
+            self.arguments[name] = str(tensor_of(value.type))
+        ranges: Mapping[str, Attribute] = function.symbols.data if function.symbols else {}
+        for name, attribute in ranges.items():
+            match from_attribute(attribute):
+                case (low, None):
+                    self.symbols[name] = f"{low} ≤ {name}"
+                case (low, high):
+                    self.symbols[name] = f"{low} ≤ {name} ≤ {high}"
+                case other:
+                    self.symbols[name] = f"{name}: {other}"
+        self.program("graph", function)
+
+    def planned(self, plan: Plan, schedules: Mapping[str, str]) -> None:
+        """The program that came out."""
+        self.plan = plan
+        self.schedules = dict(schedules)
+        self.kernels, self.claims = _steps(plan, schedules)
+
+    def program(self, level: str, text: str | Operation | Iterable[Operation]) -> None:
+        """Keep the program's text at a level, if someone asked for it."""
+        if self.wants_programs:
+            parts = [text] if isinstance(text, str | Operation) else text
+            self.programs[level] = "\n".join(map(str, parts)) + "\n"
+
+    @property
+    def launches(self) -> int:
+        """How many kernels a call runs."""
+        return sum(kernel.uses for kernel in self.kernels)
+
+    def figures(self) -> dict[str, Any]:
+        """The record as plain data."""
+        plain = {key: value for key, value in vars(self).items() if key not in ("plan", "wants_programs", "schedules")}
+        for key in ("kernels", "claims", "fallbacks"):
+            plain[key] = [asdict(each) for each in plain[key]]
+        return plain
+
+
+def _steps(plan: Plan, schedules: Mapping[str, str]) -> tuple[list[KernelRecord], list[ClaimRecord]]:
+    uses = Counter(step.function for step in plan.steps if isinstance(step, KernelStep))
+    kernels: dict[str, KernelRecord] = {}
+    claims: Counter[tuple[str, str, str]] = Counter()
+    for step in plan.steps:
+        match step:
+            case KernelStep(function=name):
+                schedule = schedules.get(name, "")
+                kernels[name] = KernelRecord(name, step.label or "copy", schedule, str(step.grid), uses[name])
+            case DotStep():
+                claims["blas", step.label, f"{step.a.tensor} · {step.b.tensor}"] += 1
+            case CallStep():
+                continue  # listed with the fallbacks, which know the user's line
+    return list(kernels.values()), [ClaimRecord(*key, count) for key, count in claims.items()]
+
+
+@dataclass
+class _Recording:
+    records: list[CompilationRecord]
+    programs: bool
+
+
+_recordings: list[_Recording] = []
+_current: ContextVar[CompilationRecord | None] = ContextVar("weft_compilation", default=None)
+
+
+@contextmanager
+def recording(*, programs: bool = False) -> Generator[list[CompilationRecord]]:
+    """Collect the records of all compilations inside the `with`, on any thread; `programs` keeps their texts."""
+    mine = _Recording([], programs)
+    _recordings.append(mine)
+    try:
+        yield mine.records
+    finally:
+        _recordings[:] = [other for other in _recordings if other is not mine]
+
+
+def is_recording() -> bool:
+    return bool(_recordings)
+
+
+@contextmanager
+def compilation(name: str) -> Generator[CompilationRecord]:
+    """The record of the compilation that runs here: a new one, or that of the compilation around."""
+    outer = _current.get()
+    if outer is not None:
+        yield outer
+        return
+    record = CompilationRecord(name, wants_programs=any(each.programs for each in _recordings))
+    for each in _recordings:
+        each.records.append(record)
+    token = _current.set(record)
+    try:
+        yield record
+    except BaseException as error:
+        record.error = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        _current.reset(token)
+
+
+def note_fallback_here(fallback: Fallback) -> None:
+    """The compilation that runs here, if one does, leaves a call to the framework."""
+    record = _current.get()
+    if record is not None:
+        record.fallbacks.append(fallback)
+
+
+def note_arena(plan: Plan, sizes: Mapping[str, int], size: int) -> None:
+    """A program was bound to sizes, for which it needs so many bytes of temporaries."""
+    for each in _recordings:
+        for record in each.records:
+            if record.plan is plan:
+                record.arenas[", ".join(f"{name}={sizes[name]}" for name in plan.symbols)] = size
