@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from xdsl.dialects.builtin import DictionaryAttr
 from xdsl.ir import SSAValue
 
@@ -28,7 +29,7 @@ from weft.frontends.torch.encoding import NumberArgument, TensorArgument
 from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed, Returned
 from weft.frontends.torch.inlining import trace_decomposition
 from weft.frontends.torch.locations import location_of, user_line
-from weft.frontends.torch.opaque import is_pure, make_opaque, target_name
+from weft.frontends.torch.opaque import is_pure, make_opaque
 from weft.frontends.torch.report import Fallback, note_fallback, note_targets
 from weft.frontends.torch.sizes import Source, read_symbols, size_of, sizes_of
 from weft.frontends.torch.strides import unusual_strides
@@ -41,7 +42,12 @@ from weft.ops.graph import FuncOp, ReturnOp
 # Views of a whole tensor: a result that is one of them may share the memory of what it views.
 _ALIASES = {torch.ops.aten.alias.default, torch.ops.aten.detach.default}
 # Calls that torch's libraries carry out faster than generated kernels do so far.
-_LIBRARY = {torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default}
+_LIBRARY = {
+    torch.ops.aten.convolution.default,
+    torch.ops.aten.convolution_backward.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+}
 # Assertions about sizes: tracing has turned them into guards by the time a graph is imported.
 _GUARDED = {torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default}
 
@@ -131,7 +137,8 @@ class _Importer:
             return value
         tensor = self._type(value)
         if tensor.rank == 0 and tensor.dtype.kind != "complex" and tensor.dtype not in FLOAT8:
-            return self.builder.number(value.item(), tensor.dtype)
+            with unset_fake_temporarily():
+                return self.builder.number(value.item(), tensor.dtype)
         self.constants.append(value)
         self.paths.append(str(node.target) if module is self.module else "")
         argument = self.block.insert_arg(tensor_type(tensor), len(self.block.args))
@@ -260,7 +267,7 @@ class _Importer:
         claimed: bool = False,
     ) -> Any:
         """A call that torch carries out, whose results have the types that tracing recorded."""
-        fallback = Fallback(target_name(target), user_line(self.builder.location), reason)
+        fallback = Fallback(str(target), user_line(self.builder.location), reason)
         args, kwargs = pytree.tree_map(self._tensor_argument, (list(args), dict(kwargs)))
         leaves, structure = pytree.tree_flatten(meta)
         types = [self._type(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
@@ -272,7 +279,7 @@ class _Importer:
             made.attributes["weft.claim"] = to_attribute("library")
         else:
             self.fallbacks.append(fallback)
-            note_fallback(str(target), fallback)
+            note_fallback(fallback.target, fallback)
         tensors = iter(made.results)
         values = [
             next(tensors) if type_ is not None else size_of(leaf) if isinstance(leaf, torch.SymInt) else leaf

@@ -35,6 +35,8 @@ def to_tensor(array: np.ndarray) -> torch.Tensor:
     """A new tensor with the array's elements, row-major."""
     copy = np.array(array, order="C", copy=True)
     dtype = to_torch(dtype_of_numpy(copy.dtype))
+    if not copy.size:  # NumPy strides of 0 are not what torch gives an empty tensor
+        return torch.empty(copy.shape, dtype=dtype)
     if copy.dtype.kind != "V":
         return torch.from_numpy(copy)
     return torch.from_numpy(copy.view(np.uint8 if copy.itemsize == 1 else np.int16)).view(dtype)

@@ -195,8 +195,7 @@ def flash_attention(
         raise UnsupportedError("attention that is trained: torch's kernel keeps what its backward needs")
     operands = [query, key, value]
     if attn_mask is not None:
-        shape = (*b.shape(query)[:-1], b.shape(key)[-2])
-        operands.append(b.expand(attn_mask, shape))
+        operands.append(attn_mask if b.dtype(attn_mask) == boolean else b.to(attn_mask, b.dtype(query)))
     factor = _scale(b, query, scale)
     out = b.emit("attention", *operands, causal=causal, scale=factor)
     if not b.is_used(1):
