@@ -5,6 +5,7 @@ Most groups become one kernel; some (scatters, sorts) become several that run in
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -68,27 +69,15 @@ def whole(kernel: Kernel, inputs: int, outputs: int) -> Lowered:
 
 
 def _lowering_of(anchor: GraphOp) -> Lowering:
-    # Imported here: these modules use the classes above.
     match anchor:
         case Scatter():
-            from weft.lower.scatter import lower_scatter
-
-            return lower_scatter
+            name = "scatter"
         case Scan():
-            from weft.lower.scan import lower_scan
-
-            return lower_scan
-        case _ if anchor.name in ("graph.sort", "graph.topk"):
-            from weft.lower.sort import lower_sort
-
-            return lower_sort
-        case _ if anchor.name == "graph.dot":
-            from weft.lower.dot import lower_dot
-
-            return lower_dot
-        case _ if anchor.name == "graph.attention":
-            from weft.lower.attention import lower_attention
-
-            return lower_attention
+            name = "scan"
         case _:
-            raise LoweringError(f"{anchor.name} has no lowering to tiles")
+            name = {"graph.topk": "sort"}.get(anchor.name, anchor.name.removeprefix("graph."))
+    if name not in ("attention", "dot", "scan", "scatter", "sort"):
+        raise LoweringError(f"{anchor.name} has no lowering to tiles")
+    # Found by name, when needed: these modules use the classes above.
+    module = importlib.import_module(f"weft.lower.{name}")
+    return getattr(module, f"lower_{name}")
