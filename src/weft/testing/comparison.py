@@ -146,13 +146,6 @@ def compare_close(actual: Any, eager: Any, *, rtol: float | None = None, atol: f
     return Comparison(tuple(_by_tolerance(path, mine, theirs, rtol, atol) for path, mine, theirs in rows))
 
 
-def either(first: Comparison, second: Comparison) -> Comparison:
-    """Leaf by leaf, the better of two verdicts on the same result."""
-    if len(first.leaves) != len(second.leaves):
-        return first if first.ok else second
-    return Comparison(tuple(a if a.ok else b for a, b in zip(first.leaves, second.leaves, strict=True)))
-
-
 def _aligned(actual: Any, eager: Any) -> tuple[Sequence[tuple[str, Any, Any]], TensorComparison | None]:
     mine, my_structure = pytree.tree_flatten_with_path(actual)
     theirs, their_structure = pytree.tree_flatten_with_path(eager)
@@ -244,7 +237,7 @@ def _settled_without_arithmetic(path: str, mine: Any, theirs: Any) -> TensorComp
             if _same_by_torch(mine, theirs)
             else wrong("not close to eager's")
         )
-    if torch.equal(mine, theirs):
+    if _identical(mine, theirs):
         return TensorComparison(path, "equal", "", dtype, shape)
     if not (mine.is_floating_point() or mine.is_complex()):
         return wrong(f"{int((mine != theirs).sum())} of {mine.numel()} elements differ from eager's")
@@ -276,6 +269,12 @@ def _settled_values(path: str, mine: Any, theirs: Any) -> TensorComparison:
         if same
         else TensorComparison(path, "wrong", f"{mine!r}, eager's is {theirs!r}", error=math.inf)
     )
+
+
+def _identical(mine: Tensor, theirs: Tensor) -> bool:
+    if mine.dtype == torch.complex32:  # torch cannot compare it
+        mine, theirs = mine.to(torch.complex64), theirs.to(torch.complex64)
+    return torch.equal(mine, theirs)
 
 
 def _same_by_torch(mine: Any, theirs: Any) -> bool:

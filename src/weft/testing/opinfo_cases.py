@@ -1,0 +1,315 @@
+"""OpInfo cases judged in this process: a sample of an operator through eager, an identity backend, and one under test.
+
+PyTorch's `op_db` holds the samples; `opinfo_worker` calls this in a child process, `conformance` gathers the verdicts.
+A case counts only where the identity backend gives eager's result: elsewhere the layers above are at odds already.
+"""
+
+# torch's testing package has no types, and some of torch's own arguments have none.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false, reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import Any, Literal
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from weft.testing.comparison import Comparison, compare, compare_close, widen
+from weft.testing.identity import TargetRecorder, Targets, identity_backend, is_core, record_identity_targets, resolve
+
+Status = Literal["passed", "wrong", "error", "refused", "skipped"]
+Backend = str | Callable[..., Any]
+
+SEED = 20
+IDENTITY = "identity"
+
+# What these return is not defined beyond shape, dtype and strides.
+WITHOUT_VALUES = frozenset(
+    (
+        "empty",
+        "empty_like",
+        "new_empty",
+        "empty_strided",
+        "new_empty_strided",
+        "empty_permuted",
+        "resize_",
+        "resize_as_",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """The verdict on one sample of one operator, and the targets of the graphs that the backend received."""
+
+    op: str
+    dtype: str
+    sample: int
+    status: Status
+    reason: str = ""
+    core: tuple[str, ...] = ()
+    opaque: tuple[str, ...] = ()
+    seen: tuple[str, ...] = ()
+    strides_differ: bool = False
+    seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.op}[{self.dtype}, {self.sample}]"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(record: dict[str, Any]) -> CaseResult:
+        return replace(
+            CaseResult(**record), core=tuple(record["core"]), opaque=tuple(record["opaque"]), seen=tuple(record["seen"])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CaseSettings:
+    """How cases are run; strings only where a callable could not travel to another process."""
+
+    backend: Backend
+    recorder: str | None = None
+    strict: bool = False
+    gradients: bool = True
+    samples: int = 2
+    identity_first: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One operator of `op_db` in one dtype."""
+
+    index: int
+    op: str
+    dtype: str
+
+
+_PASSED = CaseResult("", "", 0, "passed")
+
+
+@cache
+def operators() -> Sequence[Any]:
+    """PyTorch's operator database; random operators draw from torch's generator, which every run seeds alike."""
+    from torch.testing._internal import common_methods_invocations as invocations
+
+    def draw(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return op(*args, **kwargs)
+
+    # torch's wrapper seeds inside the operator: Dynamo skips such a function, and no backend would ever see it.
+    setattr(invocations, "wrapper_set_seed", draw)  # noqa: B010 - imported there, not declared
+    return invocations.op_db
+
+
+def units(dtypes: Sequence[str], names: Sequence[str] | None = None) -> list[Unit]:
+    """The operators that take one of the dtypes, all of them or those named."""
+    return [
+        Unit(index, op.formatted_name, dtype)
+        for dtype in dtypes
+        for index, op in enumerate(operators())
+        if getattr(torch, dtype) in op.supported_dtypes("cpu")
+        and (names is None or op.name in names or op.formatted_name in names)
+    ]
+
+
+def judge_unit(unit: Unit, settings: CaseSettings, first: int = 0) -> Iterator[CaseResult]:
+    """Judge the samples of one operator from `first` on, one at a time."""
+    op, dtype = operators()[unit.index], getattr(torch, unit.dtype)
+    differentiable = settings.gradients and op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+    try:
+        samples = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=differentiable), settings.samples))
+    except Exception as error:
+        yield CaseResult(unit.op, unit.dtype, 0, "skipped", f"no samples: {_first_line(error)}")
+        return
+    for number, sample in enumerate(samples[first:], first):
+        start = time.perf_counter()
+        result = _judge_case(_Case(op, sample, differentiable), settings)
+        yield replace(result, op=unit.op, dtype=unit.dtype, sample=number, seconds=time.perf_counter() - start)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    op: Any
+    sample: Any
+    differentiable: bool
+
+    @property
+    def arguments(self) -> Any:
+        return (self.sample.input, self.sample.args, self.sample.kwargs)
+
+    @property
+    def modes(self) -> tuple[bool, ...]:
+        return (False, True) if self.differentiable else (False,)
+
+
+def _judge_case(case: _Case, settings: CaseSettings) -> CaseResult:
+    try:
+        eager = [_run(case, case.arguments, None, {}, training) for training in case.modes]
+    except Exception as error:
+        return replace(_PASSED, status="skipped", reason=f"eager: {_first_line(error)}")
+    identity = None
+    if settings.identity_first and settings.backend != IDENTITY:
+        identity = _attempt(case, eager, identity_backend(), {})
+        if identity.status != "passed":
+            return replace(identity, status="skipped", reason=f"identity backend: {identity.reason}")
+    with _recorder(settings)() as record:
+        mine = _attempt(case, eager, _backend(settings), {"strict": True} if settings.strict else {})
+    if mine.status != "passed" and identity is None:
+        identity = _attempt(case, eager, identity_backend(), {})
+    if identity is not None and identity.status != "passed":
+        mine = replace(identity, status="skipped", reason=f"identity backend: {identity.reason}")
+    elif mine.status == "error" and settings.strict and record.opaque:
+        mine = replace(mine, status="refused")
+    return replace(
+        mine,
+        seen=tuple(sorted(record.seen)),
+        core=tuple(sorted(filter(is_core, record.seen))),
+        opaque=tuple(sorted(record.opaque)),
+        strides_differ=identity is not None and mine.strides_differ and not identity.strides_differ,
+    )
+
+
+def _attempt(case: _Case, eager: Sequence[Any], backend: Backend, options: dict[str, Any]) -> CaseResult:
+    verdict = _PASSED
+    for training, expected in zip(case.modes, eager, strict=True):
+        torch.compiler.reset()
+        try:
+            actual = _run(case, case.arguments, backend, options, training)
+        except Exception as error:
+            return replace(verdict, status="error", reason=f"{_mode(training)}: {_first_line(error)}")
+        comparison = _judge(case, actual, expected, training)
+        if not comparison.ok:
+            return replace(verdict, status="wrong", reason=f"{_mode(training)}: {comparison}")
+        verdict = replace(verdict, strides_differ=verdict.strides_differ or _strides_differ(actual, expected))
+    return verdict
+
+
+def _run(
+    case: _Case, arguments: Any, backend: Backend | None, options: dict[str, Any], training: bool
+) -> dict[str, Any]:
+    """Results, inputs as the call left them, and gradients, of the operator on copies of the arguments."""
+    op = case.op.op
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return op(*args, **kwargs)
+
+    if backend is not None:
+        call = torch.compile(call, backend=backend, dynamic=False, options=options or None)
+    first, rest, named = copies = pytree.tree_map_only(Tensor, lambda tensor: _copied(tensor, training), arguments)
+    torch.manual_seed(SEED)
+    with torch.set_grad_enabled(training):
+        outputs = call(first, *rest, **named)
+        gradients = _gradients(case, outputs, copies) if training else None
+    return {"outputs": _detached(outputs), "inputs": _detached(copies), "gradients": gradients}
+
+
+def _gradients(case: _Case, outputs: Any, inputs: Any) -> tuple[Tensor | None, ...]:
+    """Of the inputs, for cotangents that are random: ones would let many a wrong gradient cancel."""
+    # The sample's own function takes out what the mathematics leaves open, such as the signs of singular vectors.
+    results = [leaf for leaf in _tensors(case.sample.output_process_fn_grad(outputs)) if leaf.requires_grad]
+    wanted = [leaf for leaf in _tensors(inputs) if leaf.requires_grad]
+    if not results or not wanted:
+        return ()
+    generator = torch.Generator().manual_seed(SEED)
+    cotangents = [torch.randn(leaf.shape, dtype=leaf.dtype, generator=generator) for leaf in results]
+    return torch.autograd.grad(results, wanted, cotangents, allow_unused=True)
+
+
+def _judge(case: _Case, actual: Any, eager: Any, training: bool) -> Comparison:
+    """torch.testing's tolerances, or the float64 rule where an oracle can be had that eager itself agrees with."""
+    if case.op.name in WITHOUT_VALUES:
+        actual, eager = _without_values(actual), _without_values(eager)
+    close = compare_close(actual, eager)
+    if close.ok or _draws_random_numbers(case):
+        return close
+    try:
+        wide = compare(actual, eager, _run(case, widen(case.arguments), None, {}, training))
+    except Exception:  # float64 is not taken by this operator: the tolerances have the last word
+        return close
+    if len(wide.leaves) != len(close.leaves):
+        return close
+    return Comparison(
+        tuple(b if not a.ok and _trusted(b) else a for a, b in zip(close.leaves, wide.leaves, strict=True))
+    )
+
+
+def _trusted(leaf: Any) -> bool:
+    """Whether eager comes near the oracle; if not (float64 took another branch), twice its error means nothing."""
+    dtype = getattr(torch, leaf.dtype, None)
+    if dtype is None or not leaf.ok:
+        return False
+    return leaf.eager_error <= math.sqrt(torch.finfo(dtype).eps)
+
+
+def _draws_random_numbers(case: _Case) -> bool:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        before = torch.random.get_rng_state()
+        _run(case, case.arguments, None, {}, False)
+        return not torch.equal(before, torch.random.get_rng_state())
+
+
+def _backend(settings: CaseSettings) -> Backend:
+    named = settings.backend
+    if named == IDENTITY:
+        return identity_backend()
+    return resolve(named) if isinstance(named, str) and ":" in named else named
+
+
+def _recorder(settings: CaseSettings) -> TargetRecorder:
+    if settings.backend == IDENTITY:
+        return record_identity_targets
+    if settings.recorder is None:
+        return lambda: contextlib.nullcontext(Targets())
+    return resolve(settings.recorder)
+
+
+def _copied(tensor: Tensor, training: bool) -> Tensor:
+    plain = tensor.detach()
+    # A deep copy keeps the strides of any view; only strided tensors have storage to copy.
+    made = copy.deepcopy(plain) if plain.layout == torch.strided else plain.clone()
+    return made.requires_grad_(training and tensor.requires_grad)
+
+
+def _detached(tree: Any) -> Any:
+    return pytree.tree_map_only(Tensor, Tensor.detach, tree)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _without_values(tree: Any) -> Any:
+    return pytree.tree_map_only(Tensor, torch.zeros_like, tree)
+
+
+def _strides_differ(actual: Any, eager: Any) -> bool:
+    def strides(tensor: Tensor) -> list[int]:
+        strided = tensor.layout == torch.strided and tensor.numel() > 1
+        return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1] if strided else []
+
+    pairs = zip(_tensors(actual["outputs"]), _tensors(eager["outputs"]), strict=True)
+    return any(strides(mine) != strides(theirs) for mine, theirs in pairs)
+
+
+def _mode(training: bool) -> str:
+    return "training" if training else "inference"
+
+
+def _first_line(error: Exception) -> str:
+    cause = getattr(error, "inner_exception", error)  # Dynamo wraps what a backend raises
+    text = str(cause).strip()
+    return f"{type(cause).__name__}: {text.splitlines()[0] if text else ''}"[:300]
