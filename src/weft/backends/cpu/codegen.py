@@ -30,6 +30,7 @@ from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS
 
 _UNROLLED_STEPS = 8
+_OF_BOOLEANS = {"add": "or", "mul": "and"}
 
 
 @dataclass(frozen=True)
@@ -513,7 +514,7 @@ class KernelCodegen:
             value = self.at(op.value, here)
             if op.kind.data != "assign":
                 old = load_convert(b, b.load(memory, address, dtype.bytes), dtype)
-                function = "or" if dtype == boolean and op.kind.data == "add" else op.kind.data
+                function = _OF_BOOLEANS.get(op.kind.data, op.kind.data) if dtype == boolean else op.kind.data
                 value = emit_function(b, function, [old, value], tile.tile_type(op.value).dtype)
             b.store(store_convert(b, value, dtype), address, dtype.bytes)
 

@@ -1,0 +1,199 @@
+"""Scatters → a copy of the first operand, and a kernel that writes the updates into it.
+
+    %y = graph.index_put %x, %i, %u      tile.kernel @copy  ...                       (x: V × 768, i: N, u: N × 768)
+                                    →    tile.kernel @put grid [768/64] {
+                                           tile.for c0 in 0..N {                      one update after the other
+                                             tile.scatter add %u[...], %y at %i[c0]*768 + ... : 64 columns } }
+
+Updates that may meet in one place run in order, in one program. Dimensions of the updates that are dimensions of the
+result keep them apart: these are the grid. Sums and products of narrow floats are made in f32, in scratch memory, and
+rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from xdsl.ir import Block, Region, SSAValue
+
+from weft.errors import LoweringError
+from weft.ir.expr import Size, minimum, product, simplify, symbol
+from weft.ir.types import DType, Tensor, f32, tensor_of, tensor_type
+from weft.lower.domain import Domain
+from weft.lower.emit import KernelEmitter, TileValue
+from weft.lower.evaluate import Address, AddressRecorder, Source
+from weft.lower.frame import KernelFrame
+from weft.lower.kernels import Kernel, group_symbols, lower_group
+from weft.lower.lowered import Argument, KernelCall, Lowered, anchor_of
+from weft.lower.schedule import Schedule, contiguous_bytes, lanes_of
+from weft.ops.base import Scatter
+from weft.ops.body import Value
+from weft.ops.graph import GraphBuilder, GroupOp, YieldOp
+from weft.ops.layouts import Layout, contiguous
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """A group with a scatter, the layouts of what it reads, and where it writes."""
+
+    group: GroupOp
+    scatter: Scatter
+    layouts: dict[SSAValue, Layout]
+    output: Layout
+
+    @property
+    def operands(self) -> list[Source]:
+        return [Source(value, tensor_of(value.type)) for value in self.scatter.operands]
+
+    @property
+    def space(self) -> tuple[Size, ...]:
+        """The shape of the updates."""
+        rule: Any = type(self.scatter)
+        return rule.updates(*(operand.tensor for operand in self.operands), **self.scatter.params)
+
+    @property
+    def kind(self) -> str:
+        params = self.scatter.params
+        return params["kind"] if "kind" in params else "add" if params.get("accumulate") else "assign"
+
+    def target(self, body: Any, index: Sequence[Size]) -> list[Size]:
+        rule: Any = type(self.scatter)
+        return rule.target(body, index, *self.operands, **self.scatter.params)
+
+    def update(self, body: Any, index: Sequence[Size]) -> Value:
+        rule: Any = type(self.scatter)
+        return rule.update(body, index, *self.operands, **self.scatter.params)
+
+
+def lower_scatter(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Lowered:
+    """Lower a group with a scatter, with what is computed from its operands before it."""
+    scatter = anchor_of(group)
+    assert isinstance(scatter, Scatter)
+    if list(group.yielded) != [scatter.results[0]]:
+        raise LoweringError(f"nothing can be computed after {scatter.name} in its kernel")
+    (output,) = outputs
+    tensor = tensor_of(scatter.results[0].type)
+    problem = _Problem(group, scatter, dict(zip(group.block.args, inputs, strict=True)), output)
+    reads = tuple(Argument("input", number) for number in range(len(inputs)))
+    result, scratch = Argument("output", 0), Argument("scratch", 0)
+    if not (tensor.dtype.is_float and tensor.dtype.bits < 32 and problem.kind in ("add", "mul")):
+        copy = lower_group(_copy_group(problem, None), f"{name}_copy", inputs, outputs)
+        write = _lower_updates(problem, f"{name}_put", tensor.dtype)
+        return Lowered((KernelCall(copy, (*reads, result)), KernelCall(write, (*reads, result))))
+    wide = Tensor(f32, tensor.shape)
+    problem = replace(problem, output=contiguous(wide))
+    copy = lower_group(_copy_group(problem, f32), f"{name}_copy", inputs, [problem.output])
+    write = _lower_updates(problem, f"{name}_put", f32)
+    narrow = lower_group(_cast_group(wide, tensor.dtype), f"{name}_round", [problem.output], outputs)
+    calls = (
+        KernelCall(copy, (*reads, scratch)),
+        KernelCall(write, (*reads, scratch)),
+        KernelCall(narrow, (scratch, result)),
+    )
+    return Lowered(calls, (wide,))
+
+
+def _copy_group(problem: _Problem, dtype: DType | None) -> GroupOp:
+    """A group that gives the scatter's first operand, converted if a type is given."""
+    made = problem.group.clone()
+    scatter, last = anchor_of(made), made.block.last_op
+    assert scatter is not None and last is not None
+    value = scatter.operands[0]
+    if dtype is not None:
+        value = GraphBuilder(made.block, before=scatter).cast(value, dtype=dtype)
+    last.detach()
+    scatter.detach()
+    made.block.add_op(YieldOp.create(operands=[value]))
+    return made
+
+
+def _cast_group(source: Tensor, dtype: DType) -> GroupOp:
+    block = Block(arg_types=[tensor_type(source)])
+    b = GraphBuilder(block)
+    b.insert(YieldOp.create(operands=[b.cast(block.args[0], dtype=dtype)]))
+    return GroupOp.create(regions=[Region(block)])
+
+
+# -- the updates -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Walk:
+    """The space of the updates: dimensions that keep updates apart are rows, the others columns."""
+
+    problem: _Problem
+    apart: frozenset[int]
+    domain: Domain
+
+    @classmethod
+    def of(cls, problem: _Problem) -> _Walk:
+        space = problem.space
+        plain = Domain(space, ())
+        recorder = AddressRecorder(problem.layouts, space=plain.bounds)
+        target = problem.target(recorder, plain.row_index)
+        own = [simplify(position, recorder.bounds()) for position in target]
+        # Two updates that differ in such a dimension differ in where they go.
+        apart = frozenset(d for d in range(len(space)) if symbol(f"r{d}") in own)
+        rows = [size for d, size in enumerate(space) if d in apart]
+        columns = [size for d, size in enumerate(space) if d not in apart]
+        walk = cls(problem, apart, Domain(rows, columns))
+        addresses = walk.record()
+        while walk.domain.split([address.expr for address in addresses]):
+            addresses = walk.record()
+        walk.domain.fuse([address.expr for address in addresses])
+        return walk
+
+    @property
+    def index(self) -> list[Size]:
+        rows, columns = iter(self.domain.row_index), iter(self.domain.column_index)
+        return [next(rows) if d in self.apart else next(columns) for d in range(len(self.problem.space))]
+
+    def record(self) -> list[Address]:
+        recorder = AddressRecorder(self.problem.layouts, space=self.domain.bounds, columns=self.domain.column_index)
+        index = self.index
+        target = self.problem.target(recorder, index)
+        self.problem.update(recorder, index)
+        dtype = tensor_of(self.problem.scatter.results[0].type).dtype
+        address = simplify(self.problem.output.address(target), recorder.bounds())
+        return [*recorder.addresses, Address(address, "store", dtype.bytes)]
+
+    def schedule(self) -> Schedule:
+        domain = self.domain
+        addresses = [
+            replace(address, expr=simplify(domain.in_runs(address.expr), domain.run_bounds))
+            for address in self.record()
+        ]
+        best = max(reversed(domain.row_runs), key=lambda run: contiguous_bytes(run, addresses), default=None)
+        if best is None or not contiguous_bytes(best, addresses):
+            return Schedule("scatter", "", 1)
+        return Schedule("scatter", best.name, lanes_of(best.size))
+
+
+def _lower_updates(problem: _Problem, name: str, dtype: DType) -> Kernel:
+    walk = _Walk.of(problem)
+    schedule = walk.schedule()
+    arguments = problem.group.block.args
+    names = group_symbols(problem.group, [*problem.layouts.values(), problem.output])
+    frame = KernelFrame.of(name, [*(tensor_of(value.type).dtype for value in arguments), dtype], names)
+    emit = KernelEmitter(problem.layouts, domain=walk.domain, block=frame.block, scalars=frame.scalars)
+    pointer = frame.pointers[-1]
+    emit.pointers = {**dict(zip(arguments, frame.pointers, strict=False)), pointer: pointer}
+    # Where the result has no elements there is nowhere to go: no program runs.
+    frame.program(minimum(1, product(tensor_of(problem.scatter.results[0].type).shape)))
+    frame.place_rows(emit, schedule.vector, schedule.capacity)
+    index = walk.index
+    with ExitStack() as loops:
+        for run in walk.domain.column_runs:
+            loops.enter_context(emit.loop(run.name, run.size, 1, []))
+        target = problem.target(emit, index)
+        mask: Value | None = None
+        for position, size in zip(target, problem.operands[0].tensor.shape, strict=True):
+            mask = emit.both(mask, emit.inside(position, size))
+        value = problem.update(emit, index)
+        assert isinstance(value, TileValue)
+        offsets = emit.index_tile(emit.resolve(problem.output.address(target)))
+        emit.scatter(value, pointer, offsets, mask, problem.kind)
+    return frame.finish(schedule)
