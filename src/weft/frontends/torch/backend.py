@@ -25,6 +25,7 @@ from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, P
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.report import Fallback, note_fallback, note_targets, shape_guards
+from weft.frontends.torch.report import record_targets as record_targets
 from weft.ir.expr import Expr, evaluate
 from weft.pipelines import compile_cpu
 from weft.runtime.executable import Executable
