@@ -177,7 +177,8 @@ def indexed_reference(x: np.ndarray, indices: Sequence[np.ndarray], dims: tuple[
     rest = [d for d in range(x.ndim) if d not in dims]
     full: list[Any] = [None] * x.ndim
     for place, d in enumerate(rest):
-        full[d] = np.arange(x.shape[d]).reshape(-1, *(1,) * (len(rest) - place - 1))
+        whole: Any = np.indices(x.shape[d : d + 1])[0]
+        full[d] = np.expand_dims(whole, tuple(range(1, len(rest) - place)))
     for dim, index in zip(dims, indices, strict=True):
         full[dim] = wrapped_reference(index, x.shape[dim]).reshape((*index.shape, *(1,) * len(rest)))
     return tuple(full)
