@@ -234,7 +234,9 @@ def convolutional() -> nn.Module:
 
 
 def embedded() -> nn.Module:
-    return nn.Sequential(nn.Embedding(7, 6), nn.AvgPool1d(2), nn.Tanh(), nn.Flatten(), nn.Linear(12, 2), nn.LogSoftmax(-1))
+    return nn.Sequential(
+        nn.Embedding(7, 6), nn.AvgPool1d(2), nn.Tanh(), nn.Flatten(), nn.Linear(12, 2), nn.LogSoftmax(-1)
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,11 @@
 Fewer, larger nodes import faster and say more: what Weft has an op or a converter for stays whole.
 """
 
+# Torch's values and sympy have no types that can be followed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# Torch's classes of operators are only found in a private module.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Callable

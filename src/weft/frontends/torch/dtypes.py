@@ -9,6 +9,7 @@ from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
 from weft.ir import types
+from weft.ir.expr import Expr
 from weft.ir.types import DType, tensor_of
 
 _DTYPES: dict[torch.dtype, DType] = {
@@ -49,7 +50,8 @@ def to_torch(dtype: DType) -> torch.dtype:
     return _TORCH[dtype]
 
 
-Operand = SSAValue | bool | int | float
+Operand = SSAValue | bool | int | float | Expr
+"""What an elementwise operator takes: a tensor, a number, or a number that is an expression of sizes."""
 
 
 def result_type(operands: Iterable[Operand]) -> DType:

@@ -5,6 +5,9 @@ that names its kind: `{"size": "s0*2"}`, `{"dtype": "float32"}`, `{"str": "sum"}
 subgraphs of control flow, generators) is kept in a table on the side under `{"object": "0"}`.
 """
 
+# Arguments of calls are nested lists and tuples of anything.
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportPrivateUsage=false
+
 from __future__ import annotations
 
 import json

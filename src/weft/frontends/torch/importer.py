@@ -5,6 +5,9 @@ that torch carries out when the graph runs. A graph as a whole is only refused (
 Weft type: sparse or quantised tensors, sizes that depend on data, symbolic floats.
 """
 
+# Torch's values and sympy have no types that can be followed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import operator
@@ -83,6 +86,8 @@ class _Importer:
         self.builder = ImportBuilder(self.block, strict=self.config.strict)
         self.positions = {node: position for position, node in enumerate(placeholders)}
         known = [item for node in placeholders if node not in tokens for item in self._sources(node)]
+        outputs: list[Output] = []
+        returned: list[fx.Node] = []
         for node in nodes:
             match node.op:
                 case "get_attr":

@@ -4,6 +4,9 @@ A call sees its operands with the strides that eager execution would give them, 
 `view`) mean something by them.
 """
 
+# Torch's classes of operators are only found in a private module.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import json

@@ -1,5 +1,8 @@
 """Torch's symbolic integers as Weft's sizes, and how a call's arguments give the symbols their values."""
 
+# Torch's values and sympy have no types that can be followed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -9,7 +12,19 @@ from typing import Any
 import torch
 
 from weft.errors import UnsupportedError
-from weft.ir.expr import Expr, Size, coefficient_of, evaluate, floordiv, maximum, minimum, mod, symbol, symbols_of
+from weft.ir.expr import (
+    Expr,
+    Size,
+    ceildiv,
+    coefficient_of,
+    evaluate,
+    floordiv,
+    maximum,
+    minimum,
+    mod,
+    symbol,
+    symbols_of,
+)
 
 
 def size_of(value: int | torch.SymInt) -> Size:
@@ -40,6 +55,10 @@ def _quotient(a: Size, b: Size) -> Size:
     return floordiv(a, b)
 
 
+def _itself(a: Size) -> Size:
+    return a
+
+
 def _remainder(a: Size, b: Size) -> Size:
     return mod(a, b)
 
@@ -63,13 +82,13 @@ _POLYNOMIAL = {"Add", "Mul", "Pow", "PowByNatural", "Identity"}
 _FUNCTIONS: dict[str, Callable[..., Size]] = {
     "FloorDiv": _quotient,
     "CleanDiv": _quotient,
-    "CeilDiv": lambda a, b: floordiv(a + b - 1, b),
+    "CeilDiv": ceildiv,
     "Mod": _remainder,
     "PythonMod": _remainder,
     "ModularIndexing": _modular,
     "Pow": _power,
     "PowByNatural": _power,
-    "Identity": lambda a: a,
+    "Identity": _itself,
 }
 
 
@@ -167,10 +186,9 @@ def read_symbols(known: Sequence[tuple[Source, Size]], needed: set[str]) -> Symb
             if len(unknown) != 1:
                 continue
             (name,) = unknown
-            parts = coefficient_of(size, name)
-            if parts is None or not isinstance(parts[0], int):
+            scale, rest = coefficient_of(size, name) or (None, 0)
+            if not isinstance(scale, int):
                 continue
-            scale, rest = parts
             rules.append(SymbolRule(name, source, scale, rest))
             found.add(name)
             progress = True

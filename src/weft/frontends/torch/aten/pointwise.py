@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from xdsl.ir import SSAValue
@@ -31,16 +33,18 @@ def apply(b: ImportBuilder, name: str, *operands: Operand, dtype: DType | None =
 def _is_finer(operands: tuple[Operand, ...]) -> bool:
     """Whether an operand without dimensions would lose digits in a half float; torch keeps them while it computes."""
     for operand in operands:
-        if not isinstance(operand, SSAValue):
-            if isinstance(operand, float) and operand != 0 and abs(math.frexp(operand)[0]) != 0.5:
-                return True
-            if isinstance(operand, int) and abs(operand) > 256:
-                return True
-        else:
+        if isinstance(operand, SSAValue):
             tensor = tensor_of(operand.type)
             if not tensor.rank and tensor.dtype.is_float and tensor.dtype.bits > 16:
                 return True
+        elif not isinstance(operand, bool | int | float) or not _is_short(operand):
+            return True
     return False
+
+
+def _is_short(number: float) -> bool:
+    """Whether a number is a power of two or a small integer."""
+    return abs(math.frexp(number)[0]) in (0.0, 0.5) or (float(number).is_integer() and abs(number) < 256)
 
 
 def compare(b: ImportBuilder, name: str, *operands: Operand) -> SSAValue:
@@ -64,6 +68,10 @@ def _from_registry(name: str, cls: type[Elementwise]) -> Any:
         return apply(b, name, *operands)
 
     return convert
+
+
+def _by_name(function: Callable[..., SSAValue], name: str, b: ImportBuilder, *operands: Operand) -> SSAValue:
+    return function(b, name, *operands)
 
 
 for _spec in REGISTRY:
@@ -95,11 +103,11 @@ for _name, _overloads in {
     ),
 }.items():
     for _overload in _overloads:
-        register(_overload, lambda b, *operands, name=_name: apply(b, name, *operands))
+        register(_overload, partial(_by_name, apply, _name))
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     for _overload in (f"{_name}.Tensor", f"{_name}.Scalar"):
-        register(_overload, lambda b, *operands, name=_name: compare(b, name, *operands))
+        register(_overload, partial(_by_name, compare, _name))
 
 
 @aten("fmax")
@@ -130,7 +138,7 @@ def rsub(b: ImportBuilder, x: Operand, y: Operand, alpha: bool | int | float = 1
 def _scaled(b: ImportBuilder, value: Operand, alpha: bool | int | float) -> Operand:
     if alpha == 1:
         return value
-    if not isinstance(value, SSAValue):
+    if isinstance(value, bool | int | float):
         return value * alpha
     dtype = f32 if b.result.dtype in HALF else b.result.dtype
     return apply(b, "mul", value, alpha, dtype=dtype)
