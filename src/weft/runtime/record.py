@@ -22,6 +22,7 @@ from typing import Any
 from xdsl.ir import Attribute, Operation
 
 from weft.ir.attributes import from_attribute
+from weft.ir.expr import symbols_of
 from weft.ir.types import tensor_of
 from weft.lower.plan import CallStep, DotStep, KernelStep, Plan
 from weft.ops.graph import FuncOp
@@ -97,6 +98,8 @@ class CompilationRecord:
         for position, value in enumerate(function.block.args):
             name = names[position] if position < len(names) else f"argument {position}"
             self.arguments[name] = str(tensor_of(value.type))
+            for size in tensor_of(value.type).shape:
+                self.symbols.update({symbol: f"0 ≤ {symbol}" for symbol in symbols_of(size)})
         ranges: Mapping[str, Attribute] = function.symbols.data if function.symbols else {}
         for name, attribute in ranges.items():
             match from_attribute(attribute):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -109,3 +110,37 @@ def cache_verify(
     from weft.tools.cache import verify
 
     verify(Terminal(json=json), fix=fix)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def explain(
+    context: typer.Context,
+    file: Annotated[str, typer.Argument(help="A Python script, run with the arguments after it, or a graph program.")],
+    ir: Annotated[
+        bool, typer.Option("--ir", help="Print the programs at each level: graph, grouped, tile, llvm.")
+    ] = False,
+    save: Annotated[Path | None, typer.Option(help="Write the programs at each level to this folder.")] = None,
+    cached: Annotated[bool, typer.Option("--cached", help="Use the disk cache, as the script would.")] = False,
+    json: Json = False,
+) -> None:
+    """Say what Weft does with a program: graphs, time by stage, kernels, claims, fallbacks, guards.
+
+    Options are taken wherever they stand; put `--` before arguments of the script that look like them.
+    """
+    from weft.tools.explain import explain_program, explain_script
+    from weft.tools.opt import read_source
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        if Path(file).suffix == ".py":
+            explanation, code = explain_script(file, context.args, programs=ir or save is not None, cached=cached)
+        else:
+            with terminal.working(f"compiling {file}"):
+                explanation, code = explain_program(*read_source(file), programs=ir or save is not None), 0
+        if ir:
+            terminal.text(explanation.programs())
+        terminal.show(explanation)
+        if save is not None:
+            terminal.show(f"{len(explanation.save(save))} programs written to {save}")
+        code = code or int(any(record.error for record in explanation.records))
+        terminal.finish({"ok": code == 0, **explanation.figures()}, code=code)

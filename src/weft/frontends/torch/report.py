@@ -6,7 +6,7 @@ import logging
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -62,6 +62,6 @@ def shape_guards(inputs: Iterable[Any]) -> list[str]:
         sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
         for size in sizes:
             if isinstance(size, torch.SymInt):
-                node: Any = size.node
-                return list(dict.fromkeys(str(guard.expr) for guard in node.shape_env.guards))
+                environment = cast(Any, size).node.shape_env
+                return list(dict.fromkeys(str(guard.expr) for guard in environment.guards))
     return []

@@ -1,0 +1,272 @@
+"""`weft explain` and `weft.explain`: what compilations did, for people to read.
+
+An `Explanation` is a list of compilation records with what Dynamo says about graph breaks. It prints as a report:
+graphs, time by stage, kernels, what libraries and the framework do instead of generated code, and what was assumed of
+sizes.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from weft.config import Config
+from weft.errors import UnsupportedError, WeftError
+from weft.runtime.record import CompilationRecord, Fallback, recording
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The compilations of a run, and where tracing had to stop. `str()` of it is the report."""
+
+    records: tuple[CompilationRecord, ...]
+    graph_breaks: Mapping[str, int] = field(default_factory=dict[str, int])
+    config: Config = field(default_factory=Config)
+    seconds: float = 0.0
+
+    @property
+    def fallbacks(self) -> list[Fallback]:
+        """Every call that is left to the framework."""
+        return [fallback for record in self.records for fallback in record.fallbacks]
+
+    def figures(self) -> dict[str, Any]:
+        """The explanation as plain data."""
+        return {
+            "graphs": [record.figures() for record in self.records],
+            "graph_breaks": dict(self.graph_breaks),
+            "config": vars(self.config),
+            "seconds": self.seconds,
+            "compile_seconds": sum(sum(record.seconds.values()) for record in self.records),
+        }
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write the programs that were kept to files, which `weft opt`, `weft explain` and `weft reduce` read."""
+        folder.mkdir(parents=True, exist_ok=True)
+        saved: list[Path] = []
+        for number, record in enumerate(self.records, 1):
+            for level, text in record.programs.items():
+                suffix = "ll" if level == "llvm" else "mlir"
+                saved.append(folder / f"{number}-{record.name}-{level}.{suffix}")
+                saved[-1].write_text(text)
+        return saved
+
+    def programs(self) -> str:
+        """The program of each graph at every level that was kept."""
+        parts: list[str] = []
+        for number, record in enumerate(self.records, 1):
+            for level, text in record.programs.items():
+                parts.append(f"// graph {number} ({record.name}) as {level}\n{text}")
+        return "\n".join(parts)
+
+    def __rich__(self) -> RenderableType:
+        return Group(*_report(self))
+
+    def __str__(self) -> str:
+        console = Console(width=120, color_system=None)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get()
+
+
+def explain(
+    function: Callable[..., Any], *inputs: Any, options: Mapping[str, Any] | None = None, **named: Any
+) -> Explanation:
+    """Compile a function or module with Weft, call it with the inputs, and say what was done.
+
+    Nothing is taken from the disk cache, so that times are those of a compilation. `options` are fields of `Config`.
+    """
+    import torch
+
+    from weft.frontends.torch.backend import weft_backend
+
+    given = {**(options or {}), "cache": False}
+
+    # A backend of our own, or Dynamo would find what it compiled for `function` before.
+    def backend(module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return weft_backend(module, example_inputs, options=given)
+
+    before, start = _graph_breaks(), time.perf_counter()
+    with recording(programs=True) as records:
+        compiled: Any = torch.compile(function, backend=backend)  # pyright: ignore[reportUnknownMemberType]
+        compiled(*inputs, **named)
+    breaks = _graph_breaks() - before
+    return Explanation(tuple(records), breaks, Config.from_options(given), time.perf_counter() - start)
+
+
+def explain_script(path: str, arguments: Sequence[str], *, programs: bool, cached: bool) -> tuple[Explanation, int]:
+    """Run a Python script and explain what it compiled; also gives the script's exit code."""
+    if not Path(path).is_file():
+        raise UnsupportedError(f"there is no script {path}", location=path)
+    if not cached:
+        os.environ["WEFT_CACHE"] = "0"
+    before, start, code = _graph_breaks(), time.perf_counter(), 0
+    kept = sys.argv, sys.path
+    sys.argv, sys.path = [path, *arguments], [str(Path(path).resolve().parent), *sys.path]
+    with recording(programs=programs) as records:
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except SystemExit as stopped:
+            code = stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)
+        except Exception:
+            # The script's own failure is shown as Python would, and what was compiled until then is explained.
+            traceback.print_exc()
+            code = 1
+        finally:
+            sys.argv, sys.path = kept
+    seconds, breaks = time.perf_counter() - start, _graph_breaks() - before
+    return Explanation(tuple(records), breaks, Config.from_options(), seconds), code
+
+
+def explain_program(text: str, name: str, *, programs: bool) -> Explanation:
+    """Compile the functions of a graph program for this processor and explain it."""
+    from weft.pipelines import compile_cpu
+    from weft.tile.text import functions_of, parse_program
+
+    config, start = Config.from_options(), time.perf_counter()
+    functions = functions_of(parse_program(text, name))
+    if not functions:
+        raise UnsupportedError(
+            "there is no graph.func to compile", location=name, hint="`weft opt` takes tile programs"
+        )
+    with recording(programs=programs) as records:
+        for function in functions:
+            function.detach()
+            try:
+                compile_cpu(function, config)
+            except WeftError:
+                continue  # the record has it
+    return Explanation(tuple(records), {}, config, time.perf_counter() - start)
+
+
+def _graph_breaks() -> Counter[str]:
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return Counter() if dynamo is None else Counter(dynamo.counters["graph_break"])
+
+
+def _report(explanation: Explanation) -> list[RenderableType]:
+    records = explanation.records
+    parts: list[RenderableType] = []
+    if not records:
+        parts.append("No graph reached Weft: is a function compiled with backend='weft', and called?")
+    parts.extend(_graph(number, record) for number, record in enumerate(records, 1))
+    if records:
+        parts.append(_times(records))
+    if kernels := _kernels(records):
+        parts.append(kernels)
+    parts.append(_claims(records))
+    parts.append(_fallbacks(explanation.fallbacks))
+    if explanation.graph_breaks:
+        parts.append(_breaks(explanation.graph_breaks))
+    parts.append(_assumptions(records))
+    parts.append(Text(f"{explanation.config}", style="dim"))
+    return parts
+
+
+def _graph(number: int, record: CompilationRecord) -> RenderableType:
+    took = sum(record.seconds.values())
+    nodes = f"{record.nodes} nodes → " if record.nodes else ""
+    claimed, left = sum(claim.uses for claim in record.claims), len(record.fallbacks)
+    made = f"{nodes}{record.ops} ops → {len(record.kernels)} kernels, {record.launches} launches of them a call"
+    made += f", {claimed} library calls, {left} calls left to torch"
+    for sizes, size in record.arenas.items():
+        made += f"; {_bytes(size)} of temporaries" + (f" at {sizes}" if sizes else "")
+    match record.source:
+        case "torch":
+            text = f"runs uncompiled, {record.error}"
+        case "cache":
+            text = f"from the disk cache in {took:.3f} s: {made}"
+        case _ if record.error:
+            text = f"failed, {record.error}"
+        case _:
+            text = f"compiled in {took:.3f} s: {made}"
+    return Text(f"graph {number}, {record.name}: {text}", style="red" if record.error else "bold")
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.4g} {unit}"
+        count /= 1000
+    return f"{count:.4g} GB"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _times(records: Sequence[CompilationRecord]) -> RenderableType:
+    seconds: dict[str, float] = {}
+    for record in records:
+        for stage, took in record.seconds.items():
+            seconds[stage] = seconds.get(stage, 0.0) + took
+    total = sum(seconds.values()) or 1.0
+    table = _table("Time by stage", "stage", "ms", "share")
+    for stage, took in seconds.items():
+        table.add_row(stage, f"{took * 1e3:.1f}", f"{took / total:.0%}")
+    table.add_row("all", f"{total * 1e3:.1f}", "100%", style="bold")
+    return table
+
+
+def _kernels(records: Sequence[CompilationRecord]) -> RenderableType | None:
+    table = _table("Kernels", "graph", "uses", "computes", "schedule", "programs")
+    for number, record in enumerate(records, 1):
+        for kernel in record.kernels:
+            label = kernel.label.replace("_", " ")
+            table.add_row(str(number), str(kernel.uses), label, Text(kernel.schedule), Text(kernel.grid))
+    return table if table.row_count else None
+
+
+def _claims(records: Sequence[CompilationRecord]) -> RenderableType:
+    table = _table("Done by libraries", "graph", "uses", "library", "op", "types")
+    for number, record in enumerate(records, 1):
+        for claim in record.claims:
+            table.add_row(str(number), str(claim.uses), claim.library, claim.op, Text(claim.types))
+    return table if table.row_count else Text("Nothing is done by libraries.")
+
+
+def _fallbacks(fallbacks: Sequence[Fallback]) -> RenderableType:
+    if not fallbacks:
+        return Text("Nothing is left to torch.")
+    table = _table(
+        "Left to torch",
+        "calls",
+        "target",
+        "line",
+        "why",
+    )
+    for fallback, count in Counter(fallbacks).items():
+        table.add_row(str(count), Text(fallback.target), Text(fallback.line or "unknown"), Text(fallback.reason))
+    return table
+
+
+def _breaks(breaks: Mapping[str, int]) -> RenderableType:
+    table = _table("Graph breaks", "times", "why")
+    for reason, count in breaks.items():
+        # Dynamo's reasons are long; the first lines say what it met and why it stopped.
+        table.add_row(str(count), Text("\n".join(reason.strip().splitlines()[:2])))
+    return table
+
+
+def _assumptions(records: Sequence[CompilationRecord]) -> RenderableType:
+    symbols = {text: None for record in records for text in record.symbols.values()}
+    guards = {text: None for record in records for text in record.guards}
+    if not symbols and not guards:
+        return Text("Every size is fixed: other sizes are compiled anew.")
+    table = _table("What is assumed of sizes", "symbols", "guards")
+    table.add_row(Text("\n".join(symbols)), Text("\n".join(guards)))
+    return table

@@ -1,0 +1,137 @@
+"""`weft explain` and `weft.explain` say what was compiled, by whom, and what was not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import weft as public
+from weft.tools.explain import Explanation, explain_program
+from weft.tools.opt import read_source
+
+from .conftest import SOFTMAX, last_json
+
+torch = pytest.importorskip("torch")
+
+SCRIPT = """\
+import sys
+import torch
+
+def f(x, w):
+    y = (x @ w).softmax(-1)
+    return y + torch.linalg.svdvals(y).sum()
+
+print("arguments:", sys.argv[1:])
+compiled = torch.compile(f, backend="weft")
+x = torch.randn(8, 16)
+torch._dynamo.mark_dynamic(x, 0)
+with torch.no_grad():
+    compiled(x, torch.randn(16, 32))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("WEFT_CACHE", "0")  # also puts back what the command sets
+    torch._dynamo.reset()
+    path = tmp_path / "user.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def test_a_script_is_run_and_explained(weft, script: str) -> None:
+    result = weft("explain", script, "--json", "--rate", "3")
+    assert "arguments: ['--rate', '3']" in result.stdout
+    figures = last_json(result)
+    assert result.exit_code == 0 and figures["ok"]
+    (graph,) = figures["graphs"]
+    assert graph["source"] == "compiled" and graph["kernels"] and graph["ops"] > 3
+    assert any(claim["op"] == "dot" for claim in graph["claims"]) or any("dot" in k["label"] for k in graph["kernels"])
+    assert {"import", "simplify", "group_into_kernels", "lower_to_tile", "llvm", "link"} <= set(graph["seconds"])
+    (fallback,) = graph["fallbacks"]
+    assert "svd" in fallback["target"] and fallback["line"].endswith("user.py:6")
+    assert graph["symbols"]
+    assert len(graph["arenas"]) == 1
+
+
+def test_the_report_never_hides_a_fallback(weft, script: str) -> None:
+    report = weft("explain", script).stdout
+    assert "Left to torch" in report and "svd" in report and "user.py:6" in report
+    assert "Time by stage" in report and "Kernels" in report
+
+
+def test_programs_at_each_level(weft, script: str, tmp_path: Path) -> None:
+    folder = tmp_path / "programs"
+    report = weft("explain", script, "--ir", "--save", str(folder)).stdout
+    for level in ("graph", "grouped", "tile", "llvm"):
+        assert f"// graph 1 (inference) as {level}" in report
+    assert weft("opt", str(folder / "1-inference-graph.mlir"), "-p", "cpu").exit_code == 0
+    assert weft("opt", str(folder / "1-inference-tile.mlir"), "--level", "llvm").exit_code == 0
+
+
+def test_a_failing_script_is_still_explained(weft, script: str) -> None:
+    Path(script).write_text(SCRIPT + "raise RuntimeError('the end')\n")
+    result = weft("explain", script, "--json")
+    assert result.exit_code == 1 and len(last_json(result)["graphs"]) == 1
+    assert "the end" in result.stderr
+
+
+def test_a_script_without_weft(weft, tmp_path: Path) -> None:
+    path = tmp_path / "plain.py"
+    path.write_text("print(1)")
+    assert "No graph reached Weft" in weft("explain", str(path)).stdout
+    assert weft("explain", str(tmp_path / "missing.py")).exit_code == 1
+
+
+def test_graph_text(weft, softmax: str) -> None:
+    figures = last_json(weft("explain", softmax, "--json"))
+    (graph,) = figures["graphs"]
+    assert graph["name"] == "softmax" and graph["ops"] == 6
+    assert [kernel["uses"] for kernel in graph["kernels"]] == [1]
+    assert "softmax" in weft("explain", softmax, "--ir").stdout
+
+
+def test_a_program_that_fails_is_reported(weft, tmp_path: Path) -> None:
+    path = tmp_path / "tile.mlir"
+    path.write_text("builtin.module {\n}\n")
+    result = weft("explain", str(path))
+    assert result.exit_code == 1 and "no graph.func" in result.stderr
+
+
+def test_symbols_of_graph_text() -> None:
+    text = SOFTMAX.replace("tensor<6x", "tensor<?x").replace("x33xf32>", 'x33xf32, #graph.sizes<["s0", "33"]>>')
+    text = text.replace("x1xf32>", 'x1xf32, #graph.sizes<["s0", "1"]>>')
+    (record,) = explain_program(text, "text", programs=False).records
+    assert record.error is None and record.symbols == {"s0": "0 ≤ s0"}
+    assert record.programs == {}
+
+
+def test_explain_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    def f(x):
+        return torch.relu(x).sum(-1)
+
+    found = public.explain(f, torch.randn(4, 5))
+    assert isinstance(found, Explanation) and len(found.records) == 1
+    assert found.fallbacks == [] and "Nothing is left to torch" in str(found)
+    # A second time nothing is compiled for Dynamo's own cache, and everything is explained again.
+    assert len(public.explain(f, torch.randn(4, 5)).records) == 1
+    assert "graph.relu" in found.programs() or "graph.max" in found.programs()
+
+
+def test_graph_breaks_are_counted() -> None:
+    def f(x):
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y.cos()
+
+    found = public.explain(f, torch.randn(4))
+    assert len(found.records) == 2 and sum(found.graph_breaks.values()) == 1
+    assert "Graph breaks" in str(found)
+
+
+def test_read_source_takes_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("text"))
+    assert read_source("-") == ("text", "<stdin>")
