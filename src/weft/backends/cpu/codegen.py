@@ -15,7 +15,7 @@ from xdsl.ir import Operation, OpResult, SSAValue
 
 from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.clusters import Cluster, Fill, Sink, form_steps, lazy_closure, sink_value
-from weft.backends.cpu.dot import emit_dot
+from weft.backends.cpu.dot import accumulates_in_place, buffered_operands, emit_dot
 from weft.backends.cpu.reductions import Accumulator
 from weft.backends.cpu.sort import emit_sort
 from weft.backends.cpu.target import CpuTarget
@@ -141,16 +141,17 @@ class KernelCodegen:
         elif isinstance(op, tile.MapOp | tile.GatherOp | tile.ReduceOp):
             operands = [v for v in op.operands if isinstance(v.type, tile.TileType)]
             result = tuple(
-                self._least([self.extents(v)[a] for v in operands if tile.tile_type(v).sizes[a] != 1], size)
+                self.least([self.extents(v)[a] for v in operands if tile.tile_type(v).sizes[a] != 1], size)
                 for a, size in enumerate(sizes)
             )
         elif isinstance(op, tile.DotOp):
-            result = (self.extents(op.a)[0], self.extents(op.b)[1])
+            panels = len(tile.tile_type(op.b).sizes) == 3
+            result = (self.extents(op.a)[0], i64(sizes[1]) if panels else self.extents(op.b)[1])
         else:
             result = tuple(i64(size) for size in sizes)
         return result
 
-    def _least(self, candidates: Sequence[V], capacity: int) -> V:
+    def least(self, candidates: Sequence[V], capacity: int) -> V:
         """The smallest of several extents; one that equals the capacity is no constraint."""
         unique = {v.name: v for v in candidates if v.name != str(capacity)}
         result: V | None = None
@@ -183,12 +184,24 @@ class KernelCodegen:
         self.block([Fill(value, slot) for value, slot in zip(op.initial, slots, strict=True)])
         for argument, result, slot in zip(carried, op.results, slots, strict=True):
             self.buffers[argument] = self.buffers[result] = slot
+        yielded = op.block.last_op
+        assert isinstance(yielded, tile.YieldOp)
+        for value, argument, slot in zip(yielded.operands, carried, slots, strict=True):
+            if accumulates_in_place(value, argument):
+                self.buffers[value] = slot
+        for inner in op.block.walk():
+            if isinstance(inner, tile.DotOp):
+                for value in buffered_operands(self, inner):
+                    if not op.is_ancestor(value.owner):
+                        self.materialise(value)
         lower, upper, step = (self.size(size, op.indices) for size in op.bounds.data)
         with b.loop(lower, upper, step) as variable:
             self.scalars[op.block.args[0]] = variable
-            yielded = op.block.last_op
-            assert isinstance(yielded, tile.YieldOp)
-            fills = [Fill(value, slot) for value, slot in zip(yielded.operands, slots, strict=True)]
+            fills = [
+                Fill(value, slot)
+                for value, slot in zip(yielded.operands, slots, strict=True)
+                if self.buffers.get(value) != slot
+            ]
             self.block([*op.block.ops, *self._ordered(fills, carried)])
 
     def _ordered(self, fills: Sequence[Fill], carried: Sequence[SSAValue]) -> list[Fill]:
@@ -247,8 +260,11 @@ class KernelCodegen:
                     index[axis] = loops.enter_context(b.loop(i64(0), extents[axis], i64(1)))
             accumulators = {sink: Accumulator.start(self, sink, self._lanes(cluster, extents[inner])) for sink in inner_sums}
 
+            steady = self._steady(cluster, tuple(index), inner)
+
             def turn(start: V, lanes: int) -> None:
-                here = Position(tuple(start if a == inner else v for a, v in enumerate(index)), inner, lanes)
+                place = tuple(start if a == inner else v for a, v in enumerate(index))
+                here = Position(place, inner, lanes, dict(steady))
                 results = [(sink, self.at(sink_value(sink), here, kept)) for sink in sinks]
                 for sink, value in results:
                     self._put(sink, value, here, accumulators)
@@ -256,6 +272,16 @@ class KernelCodegen:
             self._steps(cluster, extents[inner], turn)
             for sink, accumulator in accumulators.items():
                 self.buffers[sink.out].write(b, accumulator.finish(), [v for v in index[:inner]] + [i64(0)] + index[inner + 1 :])
+
+    def _steady(self, cluster: Cluster, index: tuple[V, ...], inner: int) -> dict[SSAValue, V]:
+        """The values that do not move along the inner axis, computed once before its loop."""
+        here = Position(index, inner, 1)
+        made = {sink.out for sink in cluster.sinks if isinstance(sink, tile.ReduceOp)}
+        for sink in cluster.sinks:
+            for value in lazy_closure(sink_value(sink)):
+                if tile.tile_type(value).sizes[inner] == 1 < cluster.shape[inner] and value not in made:
+                    self.at(value, here)
+        return here.values
 
     def cluster_extents(self, cluster: Cluster) -> list[V]:
         result: list[V] = []
@@ -266,7 +292,7 @@ class KernelCodegen:
             for sink in cluster.sinks:
                 if isinstance(sink, tile.StoreOp) and size != 1:
                     candidates.append(self.size(sink.extents.data[axis], sink.indices))
-            result.append(self._least(candidates, size) if size != 1 else i64(1))
+            result.append(self.least(candidates, size) if size != 1 else i64(1))
         return result
 
     def _lanes(self, cluster: Cluster, extent: V) -> int:
@@ -496,7 +522,7 @@ class KernelCodegen:
         self.prepare(values)
         shape = [max(sizes) for sizes in zip(*(tile.tile_type(v).sizes for v in values), strict=True)]
         extents = [
-            self._least([self.extents(v)[a] for v in values if tile.tile_type(v).sizes[a] != 1], size)
+            self.least([self.extents(v)[a] for v in values if tile.tile_type(v).sizes[a] != 1], size)
             for a, size in enumerate(shape)
         ]
         pointer_type = op.pointer.type
