@@ -17,6 +17,7 @@ from weft.backends.llvm.math_expression import E
 from weft.backends.llvm.math_float import FLOAT, FloatFunction, next_after
 from weft.backends.llvm.math_integer import BOOLEAN, INTEGER
 from weft.backends.llvm.math_log import LOGARITHMS
+from weft.backends.llvm.math_power import power
 from weft.backends.llvm.math_trig import TRIGONOMETRY
 from weft.backends.llvm.math_wide import WIDE
 from weft.errors import DTypeError
@@ -30,6 +31,7 @@ SINGLE: Mapping[str, FloatFunction] = {
     **WIDE,
     **SINGLE_THROUGH_DOUBLE,
     "erf": erf,
+    "pow": power,
 }
 DOUBLE: Mapping[str, FloatFunction] = {**FLOAT, **DOUBLE_ONLY}
 

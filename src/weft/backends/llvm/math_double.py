@@ -53,7 +53,7 @@ def _erfinv(x: E) -> E:
         root = root - newton / (root * newton + 1.0)
     root = magnitude.compare("olt", 1.0).select(root, x.of(float("nan")))
     root = magnitude.compare("oeq", 1.0).select(float("inf"), root)
-    return root.call("copysign", x)
+    return root.copysign(x)
 
 
 # B(2k) / 2k: the asymptotic series of digamma in 1 / x²
@@ -77,7 +77,7 @@ def _digamma(x: E) -> E:
     value = mirrored.select(value - reflection, value)
     pole = fraction.compare("oeq", 0.0) & x.compare("olt", 0.0)
     value = (pole | x.compare("oeq", float("-inf"))).select(float("nan"), value)
-    return x.compare("oeq", 0.0).select((-x.of(float("inf"))).call("copysign", -x), value)
+    return x.compare("oeq", 0.0).select((-x.of(float("inf"))).copysign(-x), value)
 
 
 DOUBLE_ONLY: Mapping[str, FloatFunction] = {

@@ -23,4 +23,4 @@ def erf(x: E) -> E:
     root = horner(magnitude, _LARGE)
     square = root * root
     large = (-square).fma(square, 1.0)
-    return magnitude.compare("olt", 1.1).select(small, large.call("copysign", x))
+    return magnitude.compare("olt", 1.1).select(small, large.copysign(x))

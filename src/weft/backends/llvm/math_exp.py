@@ -72,7 +72,7 @@ def expm1(x: E) -> E:
     large = clamped.compare("ogt", 88.0)
     power = _power_of_two(large.select(rounding - 1.0, rounding))
     result = _expm1_of_reduced(r).fma(power, power - 1.0)
-    return large.select(result + result, result).call("copysign", x)
+    return large.select(result + result, result).copysign(x)
 
 
 def tanh(x: E) -> E:
@@ -85,7 +85,7 @@ def tanh(x: E) -> E:
     large = 1.0 - 2.0 / fraction.fma(_power_of_two(rounding), 1.0)
     square = x * x
     small = horner(square, _TANH).fma(x * square, x)
-    return magnitude.compare("olt", 0.7).select(small, large).call("copysign", x)
+    return magnitude.compare("olt", 0.7).select(small, large).copysign(x)
 
 
 def sigmoid(x: E) -> E:

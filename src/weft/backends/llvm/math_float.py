@@ -82,6 +82,10 @@ def at_least(x: E, limit: float) -> E:
     return x.compare("olt", limit).select(limit, x) if is_x86(x.b) else x.call("maximum", x.of(limit))
 
 
+def _copysign(x: E, y: E) -> E:
+    return x.copysign(y)
+
+
 def _neg(x: E) -> E:
     return -x
 
@@ -114,7 +118,7 @@ def _fmod_in_double(x: E, y: E) -> E:
         return [rest.compare("oge", divisor).select(rest - factor * divisor, rest)]
 
     (rest,) = iterate([start], going, step)
-    return is_nan(divisor).select(divisor, rest).call("copysign", x)
+    return is_nan(divisor).select(divisor, rest).copysign(x)
 
 
 def _fmod(x: E, y: E) -> E:
@@ -128,7 +132,7 @@ def _remainder(x: E, y: E) -> E:
     rest = _fmod(x, y)
     zero = rest.compare("oeq", 0.0)
     differs = rest.compare("olt", 0.0) ^ y.compare("olt", 0.0)
-    return zero.select(rest.call("copysign", y), differs.select(rest + y, rest))
+    return zero.select(rest.copysign(y), differs.select(rest + y, rest))
 
 
 def _floordiv(x: E, y: E) -> E:
@@ -143,7 +147,7 @@ def _floordiv(x: E, y: E) -> E:
     whole = ((x - rest) / y).call("roundeven")
     differs = rest.compare("one", 0.0) & (rest.compare("olt", 0.0) ^ y.compare("olt", 0.0))
     whole = differs.select(whole - 1.0, whole)
-    whole = whole.compare("oeq", 0.0).select(whole.call("copysign", true), whole)
+    whole = whole.compare("oeq", 0.0).select(whole.copysign(true), whole)
     return narrowed(y.compare("oeq", 0.0).select(true, whole), element)
 
 
@@ -191,7 +195,7 @@ FLOAT: Mapping[str, FloatFunction] = {
     "ceil": _intrinsic("ceil"),
     "trunc": _intrinsic("trunc"),
     "round": _intrinsic("roundeven"),
-    "copysign": _intrinsic("copysign"),
+    "copysign": _copysign,
     "eq": _compare("oeq"),
     "ne": _compare("une"),
     "lt": _compare("olt"),

@@ -79,7 +79,7 @@ def log1p(x: E) -> E:
     f = lost.fma(((127 - n.call("smin", n.of(126))) << 23).as_type("float"), f)
     n = n.to("sitofp", "float")
     result = horner(f, _LOG).fma(f * f, n.fma(_LN2_LOW, f))
-    result = n.fma(_LN2_HIGH, result).call("copysign", x)
+    result = n.fma(_LN2_HIGH, result).copysign(x)
     result = x.compare("olt", float("inf")).select(result, x)
     outside = x.compare("oeq", -1.0).select(float("-inf"), x.of(float("nan")))
     return x.compare("ugt", -1.0).select(result, outside)

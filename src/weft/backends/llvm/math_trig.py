@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from decimal import Decimal, localcontext
 
 from weft.backends.llvm.builder import Function, V, mangle
 from weft.backends.llvm.math_expression import E, constant, horner, when_any
@@ -18,6 +17,8 @@ _ROUNDING = 12582912.0  # 1.5 · 2^23, see math_exp
 # π/2 in parts of 24 bits. Subtracting n times the first is exact for n < 2^18. All are positive, which keeps a -0.
 _PI_2 = (1.570796251296997, 7.549789415861596e-08, 5.390302953474238e-15)
 _LARGE = 2.0**18
+# The first 208 binary digits of 2/π after the point
+_TWO_OVER_PI = 0xA2F9836E4E441529FC2757D1F534DDC0DB6295993C439041FE51
 # (sin r - r) / r³ and (cos r - 1 + r²/2) / r⁴ in r², up to r = 0.86
 _SIN = (-0.1666666716337204, 0.008333370089530945, -0.00019848434021696448, 2.779835540422937e-06)
 _COS = (0.041666630655527115, -0.001388663426041603, 2.4360568204429e-05)
@@ -33,32 +34,11 @@ _ATAN = (
 )
 
 
-def _two_over_pi_bits(count: int) -> int:
-    """The first `count` binary digits of 2/π after the point."""
-    with localcontext() as context:
-        context.prec = count // 3 + 10
-        # Machin's formula: π = 16 atan(1/5) - 4 atan(1/239)
-        pi = 16 * _inverse_atan(5) - 4 * _inverse_atan(239)
-        return int(Decimal(2) / pi * (1 << count))
-
-
-def _inverse_atan(n: int) -> Decimal:
-    """atan(1/n) by its series, to the context's precision."""
-    term, total, k = Decimal(1) / n, Decimal(0), 0
-    while term:
-        part = term / (2 * k + 1)
-        if total + part == total:
-            break
-        total, term, k = total + (-part if k % 2 else part), term / (n * n), k + 1
-    return total
-
-
 def _digits_table(b: Function) -> V:
     """A global: entry i holds 32 binary digits of 2/π, from the one of weight 2^(6 - i) on."""
     name = "weft.two_over_pi"
     entries, leading = 175, 7  # digits before the point are 0
-    digits = _two_over_pi_bits(entries + 31 - leading)
-    words = [(digits >> (entries - 1 - i)) & 0xFFFFFFFF for i in range(entries)]
+    words = [(_TWO_OVER_PI >> (208 + leading - 32 - i)) & 0xFFFFFFFF for i in range(entries)]
     text = ", ".join(f"i32 {word - (1 << 32) if word >= 1 << 31 else word}" for word in words)
     b.module.globals.setdefault(name, f"@{name} = private unnamed_addr constant [{entries} x i32] [{text}], align 64")
     return V("ptr", f"@{name}")
@@ -161,14 +141,14 @@ def _asin_reduced(x: E) -> tuple[E, E]:
 
 def asin(x: E) -> E:
     large, angle = _asin_reduced(x)
-    return large.select(_HALF_PI - (angle * 2.0 - _HALF_PI_LOW), angle).call("copysign", x)
+    return large.select(_HALF_PI - (angle * 2.0 - _HALF_PI_LOW), angle).copysign(x)
 
 
 def acos(x: E) -> E:
     large, angle = _asin_reduced(x)
     twice = angle * 2.0
     outer = x.compare("olt", 0.0).select(_PI - (twice - _PI_LOW), twice)
-    return large.select(outer, _HALF_PI - (angle.call("copysign", x) - _HALF_PI_LOW))
+    return large.select(outer, _HALF_PI - (angle.copysign(x) - _HALF_PI_LOW))
 
 
 def _atan_up_to_one(x: E) -> E:
@@ -180,7 +160,7 @@ def atan(x: E) -> E:
     magnitude = abs(x)
     steep = magnitude.compare("ogt", 1.0)
     angle = _atan_up_to_one(steep.select(1.0 / magnitude, magnitude))
-    return steep.select(_HALF_PI - (angle - _HALF_PI_LOW), angle).call("copysign", x)
+    return steep.select(_HALF_PI - (angle - _HALF_PI_LOW), angle).copysign(x)
 
 
 def atan2(y: E, x: E) -> E:
@@ -197,7 +177,7 @@ def atan2(y: E, x: E) -> E:
     low = steep.select(_HALF_PI_LOW, left.select(_PI_LOW, x.of(0.0)))
     high = steep.select(_HALF_PI, left.select(_PI, x.of(0.0)))
     angle = high + (angle + low)
-    return x.compare("uno", y).select(x + y, angle.call("copysign", y))
+    return x.compare("uno", y).select(x + y, angle.copysign(y))
 
 
 TRIGONOMETRY: Mapping[str, FloatFunction] = {

@@ -1,8 +1,8 @@
 """Functions of f32 computed in double precision, as vector code (see `math.py`).
 
-For what would need care with every rounding in single precision: the power function, and the functions that nothing
-hot calls. 2^x and log2 are good to 34 and 52 bits, and range checks vanish, since a double holds every intermediate
-result. Operands and results are `float`; rounding the result takes care of overflow and denormals.
+For the functions that nothing hot calls: 2^x and log2 are good to 34 and 52 bits, and most range checks vanish, since a
+double holds every intermediate result. Operands and results are `float`; rounding the result takes care of overflow
+and denormals.
 """
 
 from __future__ import annotations
@@ -53,21 +53,6 @@ def _log(x: E) -> E:
     return _log2(x) * math.log(2)
 
 
-def power(x: E, y: E) -> E:
-    """|x|^y = 2^(y log2 |x|), then C's rules for signs, zeros, infinities and NaN."""
-    logarithm = _log2(widened(abs(x)))
-    # 1^y and x^0 are 1 even where the other is NaN.
-    one = logarithm.compare("oeq", 0.0) | y.compare("oeq", 0.0)
-    result = narrowed(_exp2(one.select(0.0, widened(y) * logarithm)), "float")
-    half = y * 0.5
-    integer = y.call("trunc").compare("oeq", y)
-    odd = integer & half.call("trunc").compare("une", half)
-    negative = x.bits().compare("slt", 0)
-    result = (negative & odd).select(-result, result)
-    root_of_negative = x.compare("olt", 0.0) & x.compare("ogt", float("-inf")) & (integer ^ True)
-    return (root_of_negative & y.compare("une", 0.0)).select(float("nan"), result)
-
-
 # (sinh x - x) / x³ in x², up to 1
 _SINH = (0.1666666716337204, 0.00833331048488617, 0.00019842891197185963, 2.782267074508127e-06)
 
@@ -77,7 +62,7 @@ def sinh(x: E) -> E:
     large = narrowed((exponential - 1.0 / exponential) * 0.5, "float")
     square = x * x
     small = horner(square, _SINH).fma(x * square, x)
-    return abs(x).compare("olt", 1.0).select(small, large).call("copysign", x)
+    return abs(x).compare("olt", 1.0).select(small, large).copysign(x)
 
 
 def cosh(x: E) -> E:
@@ -90,7 +75,7 @@ def asinh(x: E) -> E:
     large = narrowed(_log(wide + wide.fma(wide, 1.0).call("sqrt")), "float")
     square = x * x
     small = square.fma(3 / 40, -1 / 6).fma(x * square, x)
-    return abs(x).compare("olt", 1 / 16).select(small, large).call("copysign", x)
+    return abs(x).compare("olt", 1 / 16).select(small, large).copysign(x)
 
 
 def acosh(x: E) -> E:
@@ -143,7 +128,6 @@ def erfinv(x: E) -> E:
 
 
 WIDE: Mapping[str, FloatFunction] = {
-    "pow": power,
     "sinh": sinh,
     "cosh": cosh,
     "asinh": asinh,
