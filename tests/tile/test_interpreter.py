@@ -241,14 +241,15 @@ def test_sort_is_stable_and_nan_is_the_greatest(descending: bool) -> None:
             attributes={
                 "offset": tile.Sizes((1,)),
                 "count": tile.Sizes((d0,)),
+                "first": tile.Sizes((d0,)),
                 "descending": to_attribute(descending),
             },
         )
     )
-    places = np.arange(9)
+    places = np.full(9, 99)
     k.run([keys, places, np.zeros(9), np.zeros(9, np.int64)], 7)
-    order = [2, 5, 1, 4, 3, 6, 7] if descending else [6, 7, 3, 1, 4, 2, 5]
-    np.testing.assert_array_equal(places, [0, *order, 8])
+    order = [1, 4, 0, 3, 2, 5, 6] if descending else [5, 6, 2, 0, 3, 1, 4]
+    np.testing.assert_array_equal(places, [99, *order, 99])
     assert (keys[0], keys[-1]) == (7.0, 9.0)
 
 

@@ -163,7 +163,11 @@ class LoadOp(IRDLOperation):
 
 @irdl_op_definition
 class StoreOp(IRDLOperation):
-    """Write a tile to the places that a load with the same attributes would read."""
+    """Write a tile to the places that a load with the same attributes would read.
+
+    Where the tile has size 1 and the store has more, the one element goes to all places; `spread` holds the capacities
+    of such a store.
+    """
 
     name = "tile.store"
     value = operand_def(TileType)
@@ -172,6 +176,7 @@ class StoreOp(IRDLOperation):
     offset = attr_def(Sizes)
     strides = attr_def(Sizes)
     extents = attr_def(Sizes)
+    spread = opt_attr_def(Sizes)
 
     def verify_(self) -> None:
         _verify_access(self, tile_type(self.value))
@@ -259,9 +264,10 @@ class DotOp(IRDLOperation):
 
 @irdl_op_definition
 class SortOp(IRDLOperation):
-    """Sort every row of a buffer of `count` elements in place, keys with their positions beside them.
+    """Sort `count` keys from `offset` on in place, and write to the same places where each of them stood (0, 1, ...).
 
-    `keys` and `positions` point at `count` elements from `offset` on; NaN sorts as the greatest value. Stable.
+    Equal keys stay in order; NaN is the greatest. Only the first `first` keys and positions have to be right, the
+    others are arbitrary. The scratch arrays are used at the same places.
     """
 
     name = "tile.sort"
@@ -272,6 +278,7 @@ class SortOp(IRDLOperation):
     indices = var_operand_def(IndexType)
     offset = attr_def(Sizes)
     count = attr_def(Sizes)
+    first = attr_def(Sizes)
     descending = attr_def(Attribute)
 
 

@@ -200,28 +200,33 @@ class _Program:
 
     def _dot(self, op: tile.DotOp) -> None:
         a, b = self.tiles[op.a], self.tiles[op.b]
+        type_ = tile.tile_type(op.out)
+        if b.ndim == 3:  # panels side by side, the last one filled up
+            b = np.moveaxis(b, 1, 0).reshape(b.shape[1], -1)[:, : type_.sizes[1]]
         depth = min(a.shape[1], b.shape[0])
-        register = tile.tile_type(op.out).dtype.numpy
+        register = type_.dtype.numpy
         product = np.matmul(a[:, :depth].astype(register), b[:depth].astype(register))
         if op.accumulator is not None:
             product = product + _clipped(self.tiles[op.accumulator], product.shape)
         self._set(op.out, product)
 
     def _sort(self, op: tile.SortOp) -> None:
-        start, count = self._sizes((*op.offset.data, *op.count.data), op.indices)
-        places = self._checked(op, op.keys, np.arange(start, start + count))
-        for pointer in (op.positions, op.scratch_keys, op.scratch_positions):
+        start, count, first = self._sizes((*op.offset.data, *op.count.data, *op.first.data), op.indices)
+        places = np.arange(start, start + max(count, 0))
+        for pointer in (op.keys, op.positions, op.scratch_keys, op.scratch_positions):
             self._checked(op, pointer, places)
         keys, positions = self.buffers[op.keys], self.buffers[op.positions]
         values = keys[places]
         # Ranks instead of values: the same rank for equal ones keeps a descending sort stable; NaN is the greatest.
         ranks = np.unique(values.astype(np.float32) if values.dtype in NARROW else values, return_inverse=True)[1]
-        order = np.argsort(-ranks if from_attribute(op.descending) else ranks, kind="stable")
-        keys[places], positions[places] = values[order], positions[places][order]
+        order = np.argsort(-ranks if from_attribute(op.descending) else ranks, kind="stable")[:first]
+        keys[places] = _poison(values.shape, _pointer_dtype(op.keys))
+        positions[places] = -1
+        keys[places[:first]], positions[places[:first]] = values[order], order
 
     def _loop(self, op: tile.ForOp) -> None:
         carried = op.block.args[1:]
-        slots = [_poison(tile.tile_type(value)) for value in carried]
+        slots = [_poison(t.sizes, t.dtype) for t in map(tile.tile_type, carried)]
         _refill(slots, [self.tiles[value] for value in op.initial])
         lower, upper, step = self._sizes(op.bounds.data, op.indices)
         operations = list(op.block.ops)
@@ -265,9 +270,8 @@ def _reduced(value: np.ndarray, kind: str, axis: int) -> np.ndarray:
     return np.full(shape, combiner.identity(dtype_of_numpy(value.dtype))).astype(value.dtype)
 
 
-def _poison(type_: tile.TileType) -> np.ndarray:
-    dtype = type_.dtype
-    return np.full(type_.sizes, np.nan if dtype.is_float else greatest(dtype)).astype(dtype.numpy)
+def _poison(shape: Sequence[int], dtype: DType) -> np.ndarray:
+    return np.full(shape, np.nan if dtype.is_float else greatest(dtype)).astype(dtype.numpy)
 
 
 def _refill(slots: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> None:
