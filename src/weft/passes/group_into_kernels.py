@@ -267,7 +267,7 @@ class _Grouping:
         for group in self._sorted():
             if group.kind == "alone":
                 (member,) = group.ops
-                self._emit_views(member.operands, values, returned, strided=True)
+                self._emit_views(member.operands, values, returned)
                 member.detach()
                 block.insert_op_before(member, returned)
                 for position, operand in enumerate(list(member.operands)):
@@ -277,8 +277,11 @@ class _Grouping:
             made = [r for member in self._in_order(group.ops) for r in member.results if r in needed]
             if made:
                 emit_group(block, group.ops, made, values, returned)
-        self._emit_views(returned.operands, values, returned, strided=False)
         for position, operand in enumerate(list(returned.operands)):
+            made = values.get(operand)
+            if made is None or (isinstance(made, OpResult) and is_free(made.op)):
+                # A result has memory of its own.
+                emit_group(block, [], [operand], values, returned)
             returned.operands[position] = values[operand]
         for op in reversed(operations):
             if op.parent is block and op is not returned and self.group_of.get(op, _NO_GROUP).kind != "alone":
@@ -304,15 +307,13 @@ class _Grouping:
             ordered.append(ready)
         return ordered
 
-    def _emit_views(
-        self, operands: Iterable[SSAValue], values: dict[SSAValue, SSAValue], before: Operation, *, strided: bool
-    ) -> None:
+    def _emit_views(self, operands: Iterable[SSAValue], values: dict[SSAValue, SSAValue], before: Operation) -> None:
         """Make free values that an op outside of groups needs: as views where strides can say it, else by a copy."""
         for value in operands:
             if value in values or not isinstance(value, OpResult):
                 continue
-            if strided and isinstance(value.op, View) and _is_strided(value):
-                self._emit_views(value.op.operands, values, before, strided=True)
+            if isinstance(value.op, View) and _is_strided(value):
+                self._emit_views(value.op.operands, values, before)
                 copy = value.op.clone(value_mapper=values)
                 self.function.block.insert_op_before(copy, before)
                 values.update(zip(value.op.results, copy.results, strict=True))
