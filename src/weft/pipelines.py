@@ -18,6 +18,7 @@ from weft.ops.graph import FuncOp
 from weft.passes.claim_libraries import ClaimLibraries
 from weft.passes.eliminate_common import EliminateCommon
 from weft.passes.eliminate_dead import EliminateDead
+from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.simplify import Simplify
 from weft.runtime.record import CompilationRecord, compilation
@@ -26,6 +27,7 @@ from weft.runtime.record import CompilationRecord, compilation
 def cpu_passes(config: Config) -> list[ModulePass]:
     """From an imported function to groups that are kernels."""
     return [
+        FoldConstants(),
         Simplify(),
         EliminateCommon(),
         EliminateDead(),

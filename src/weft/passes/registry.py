@@ -13,11 +13,20 @@ from weft.errors import ParseError
 from weft.passes.claim_libraries import ClaimLibraries
 from weft.passes.eliminate_common import EliminateCommon
 from weft.passes.eliminate_dead import EliminateDead
+from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.simplify import Simplify
 
 PASSES: dict[str, type[ModulePass]] = {
-    each.name: each for each in (Simplify, EliminateCommon, EliminateDead, ClaimLibraries, GroupIntoKernels)
+    each.name: each
+    for each in (
+        FoldConstants,
+        Simplify,
+        EliminateCommon,
+        EliminateDead,
+        ClaimLibraries,
+        GroupIntoKernels,
+    )
 }
 
 
