@@ -192,6 +192,16 @@ def test_autocast_and_half_floats() -> None:
     check(function, torch.randn(4, 8), torch.randn(8, 3))
 
 
+def test_complex_arguments_and_results() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y.mul_(2j)
+        rotated = torch.view_as_complex(x.reshape(3, -1, 2)) * torch.polar(torch.ones(2), torch.arange(2.0))
+        return rotated.t(), torch.view_as_real(rotated).flatten(1), (y @ y.t()).sum(0), y[1:].conj() - 1
+
+    check(function, torch.randn(3, 4), torch.randn(3, 4, dtype=torch.complex64))
+    check(function, torch.randn(3, 4), torch.randn(4, 3, dtype=torch.complex64).t())
+
+
 def test_attention_stays_whole_at_inference() -> None:
     q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
     mask = torch.randn(5, 5)

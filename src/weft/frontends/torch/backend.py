@@ -19,6 +19,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from weft.config import Config
 from weft.errors import WeftError
 from weft.frontends.torch import caching
+from weft.frontends.torch.complex_numbers import as_real
 from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.executor import CpuExecutor
 from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed
@@ -151,13 +152,16 @@ class CompiledGraph:
         symbols = calling.symbols(arguments)
         tensors = [arguments[position] for position in calling.arguments]
         tensors.extend(self.constants)
+        for position in calling.complex_arguments:
+            tensors[position] = as_real(tensors[position])
         given = list(arguments)
         arguments.clear()
         results = self.executor(tensors, symbols)
         if calling.mutated:
             with torch.no_grad():
                 for position, result in calling.mutated:
-                    given[position].copy_(results[result])
+                    target = as_real(given[position]) if given[position].is_complex() else given[position]
+                    target.copy_(results[result])
         return [_output(output, given, results, symbols) for output in calling.outputs]
 
 
@@ -170,4 +174,5 @@ def _output(
         case Number(value):
             return evaluate(value, symbols) if isinstance(value, Expr) else value
         case _:
-            return results[output.result]
+            result = results[output.result]
+            return torch.view_as_complex(result) if output.is_complex else result

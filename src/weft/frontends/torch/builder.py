@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from weft.errors import UnsupportedError
 from weft.frontends.torch.dtypes import from_torch
@@ -19,12 +19,14 @@ from weft.ir.types import DType, Tensor, boolean, f32, i64
 from weft.ops.graph import GraphBuilder
 from weft.ops.rules import size_value
 
+_PARTS = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+
 
 def tensor_of_meta(meta: torch.Tensor) -> Tensor:
-    """The type of a captured tensor."""
+    """The type of a captured tensor; that of its parts, if it is complex."""
     if meta.layout != torch.strided or meta.is_quantized:
         raise UnsupportedError(f"a tensor with layout {meta.layout}, quantised: {meta.is_quantized}")
-    return Tensor(from_torch(meta.dtype), sizes_of(meta.shape))
+    return Tensor(from_torch(_PARTS.get(meta.dtype, meta.dtype)), sizes_of(meta.shape))
 
 
 def normal_dim(dim: int, rank: int) -> int:
@@ -77,6 +79,10 @@ class ImportBuilder(GraphBuilder):
         """Whether anyone reads result number `position` of the node."""
         return any(user.args[1] == position and user.users for user in self.node.users if len(user.args) == 2)
 
+    def exists(self, value: SSAValue) -> bool:
+        """Whether a value is still part of the function: ops are taken back where a converter gives up."""
+        return not isinstance(value.owner, Operation) or value.owner.parent is not None
+
     def number(self, value: bool | int | float | Expr, dtype: DType) -> SSAValue:
         """A number as a 0-d tensor."""
         if isinstance(value, Expr):
@@ -93,8 +99,7 @@ class ImportBuilder(GraphBuilder):
             raise UnsupportedError(f"a number of type {dtype}")
         key = (repr(value), dtype)
         known = self._numbers.get(key)
-        # An op that was taken back because its converter gave up has no parent any more.
-        if known is None or known.owner.parent is None:  # pyright: ignore[reportUnknownMemberType]
+        if known is None or not self.exists(known):
             known = self._numbers[key] = self.emit("full", value=value, shape=(), dtype=dtype)
         return known
 

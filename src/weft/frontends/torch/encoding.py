@@ -28,6 +28,8 @@ class TensorArgument:
 
     value: SSAValue
     strides: tuple[Size, ...] | None = None
+    is_complex: bool = False
+    """Whether the call takes a complex tensor, whose parts alternate in the last dimension of `value`."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class Encoder:
             case TensorArgument():
                 if value not in self.arguments:
                     self.arguments.append(value)
-                return f"#{self.arguments.index(value)}"
+                operand = f"#{self.arguments.index(value)}"
+                return {"as_complex": operand} if value.is_complex else operand
             case None | bool() | int():
                 return value
             case float():
@@ -124,6 +127,8 @@ class Decoder:
 
     def _special(self, kind: str, content: Any) -> Any:
         match kind:
+            case "as_complex":
+                return torch.view_as_complex(self(content))
             case "item":
                 return self(content).item()
             case "float":

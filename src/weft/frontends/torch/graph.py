@@ -15,9 +15,10 @@ from weft.ops.graph import FuncOp
 
 @dataclass(frozen=True)
 class Returned:
-    """An output that is a result of the function."""
+    """An output that is a result of the function; a complex one has its parts in the result's last dimension."""
 
     result: int
+    is_complex: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Calling:
     outputs: tuple[Output, ...]
     mutated: tuple[tuple[int, int], ...]
     fallbacks: tuple[Fallback, ...]
+    complex_arguments: tuple[int, ...] = ()
+    """The arguments (and constants) that are passed as real tensors with the parts in a last dimension."""
 
 
 @dataclass(frozen=True)

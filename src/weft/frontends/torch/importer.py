@@ -19,13 +19,13 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from xdsl.dialects.builtin import DictionaryAttr
 from xdsl.ir import SSAValue
 
 from weft.config import Config
 from weft.errors import UnsupportedError, WeftError
-from weft.frontends.torch.aten import CONVERTERS
+from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
 from weft.frontends.torch.builder import ImportBuilder, tensor_of_meta
+from weft.frontends.torch.complex_numbers import Complex, interleaved_type
 from weft.frontends.torch.decompositions import decomposition_of
 from weft.frontends.torch.dtypes import FLOAT8
 from weft.frontends.torch.encoding import NumberArgument, TensorArgument
@@ -34,6 +34,7 @@ from weft.frontends.torch.inlining import trace_decomposition
 from weft.frontends.torch.locations import location_of, user_line
 from weft.frontends.torch.opaque import is_pure, make_opaque
 from weft.frontends.torch.report import Fallback, note_fallback, note_targets
+from weft.frontends.torch.signature import annotate
 from weft.frontends.torch.sizes import Source, read_symbols, size_of, sizes_of
 from weft.frontends.torch.strides import unusual_strides
 from weft.frontends.torch.symbolic_floats import float_value
@@ -81,9 +82,10 @@ class _Importer:
         self.values.update(dict.fromkeys(tokens))
         tensors = [node for node in placeholders if isinstance(_meta(node), torch.Tensor) and node not in tokens]
         function = FuncOp.make(self.name, {node.name: self._type(_meta(node)) for node in tensors})
-        self.values.update(zip(tensors, function.block.args, strict=True))
         self.block = function.block
         self.builder = ImportBuilder(self.block, strict=self.config.strict)
+        for node, argument in zip(tensors, function.block.args, strict=True):
+            self.values[node] = self._incoming(argument, _meta(node))
         self.positions = {node: position for position, node in enumerate(placeholders)}
         known = [item for node in placeholders if node not in tokens for item in self._sources(node)]
         outputs: list[Output] = []
@@ -105,8 +107,9 @@ class _Importer:
                 location=first.line,
                 hint="without strict, torch carries them out",
             )
-        self.block.add_op(ReturnOp.make([self.values[node] for node in returned]))
-        self._annotate(function, tensors, returned)
+        self.block.add_op(ReturnOp.make([self._outgoing(node) for node in returned]))
+        mutated = tuple((tensors.index(placeholders[position]), returned.index(n)) for position, n in self.mutated)
+        self.symbols |= annotate(function, tensors, len(self.constants), returned, mutated, self.symbols)
         calling = Calling(
             arguments=tuple(self.positions[node] for node in tensors),
             constants=tuple(self.paths),
@@ -114,14 +117,26 @@ class _Importer:
             outputs=tuple(outputs),
             mutated=tuple((position, returned.index(node)) for position, node in self.mutated),
             fallbacks=tuple(self.fallbacks),
+            complex_arguments=tuple(
+                position for position, value in enumerate((*map(_meta, tensors), *self.constants)) if value.is_complex()
+            ),
         )
         return ImportedGraph(function, calling, tuple(self.constants), self.objects)
 
     def _type(self, meta: torch.Tensor) -> Tensor:
+        """The type in which a tensor comes in and goes out."""
         tensor = tensor_of_meta(meta)
+        tensor = interleaved_type(tensor) if meta.is_complex() else tensor
         for size in tensor.shape:
             self.symbols |= symbols_of(size)
         return tensor
+
+    def _incoming(self, value: SSAValue, meta: torch.Tensor) -> SSAValue | Complex:
+        return Complex(self.builder, joined=value) if meta.is_complex() else value
+
+    def _outgoing(self, node: fx.Node) -> SSAValue:
+        value = self.values[node]
+        return value.interleaved if isinstance(value, Complex) else value
 
     def _sources(self, node: fx.Node) -> list[tuple[Source, Size]]:
         meta = _meta(node)
@@ -141,14 +156,14 @@ class _Importer:
         if not isinstance(value, torch.Tensor):
             return value
         tensor = self._type(value)
-        if tensor.rank == 0 and tensor.dtype.kind != "complex" and tensor.dtype not in FLOAT8:
+        if tensor.rank == 0 and tensor.dtype not in FLOAT8:
             with unset_fake_temporarily():
                 return self.builder.number(value.item(), tensor.dtype)
         self.constants.append(value)
         self.paths.append(str(node.target) if module is self.module else "")
         argument = self.block.insert_arg(tensor_type(tensor), len(self.block.args))
         argument.name_hint = node.name if node.name.isidentifier() else None
-        return argument
+        return self._incoming(argument, value)
 
     def _plain(self, node: fx.Node, otherwise: Callable[[fx.Node], Any]) -> Any:
         """The value of a node that is a number or a choice among results; any other node's is `otherwise`."""
@@ -194,12 +209,14 @@ class _Importer:
         return self.values[source]
 
     def _converted(self, node: fx.Node) -> Any:
-        converter = CONVERTERS.get(str(node.target))
         self.builder.node = node
         args, kwargs = pytree.tree_map(self._value, (list(node.args), dict(node.kwargs)))
-        self._check_operands(args, kwargs)
         results = self.builder.results
-        if any(t is not None and t.dtype.kind == "complex" for t in results):
+        metas = pytree.tree_leaves(_meta(node))
+        is_complex = any(isinstance(meta, torch.Tensor) and meta.is_complex() for meta in metas)
+        is_complex |= any(isinstance(leaf, Complex | complex) for leaf in pytree.tree_leaves((args, kwargs)))
+        converter = (COMPLEX_CONVERTERS if is_complex else CONVERTERS).get(str(node.target))
+        if converter is None and is_complex and str(node.target) in CONVERTERS:
             raise UnsupportedError("complex numbers")
         value = self._inlined(node) if converter is None else converter(self.builder, *args, **kwargs)
         return self._checked(value, results, isinstance(_meta(node), tuple | list))
@@ -226,13 +243,6 @@ class _Importer:
                     self.values[inner] = self._plain(inner, self._converted)
         raise UnsupportedError("its decomposition returns nothing")
 
-    def _check_operands(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        for leaf in pytree.tree_leaves((args, kwargs)):
-            if isinstance(leaf, SSAValue) and tensor_of(leaf.type).dtype.kind == "complex":
-                raise UnsupportedError("complex numbers")
-            if isinstance(leaf, complex):
-                raise UnsupportedError("complex numbers")
-
     def _checked(self, value: Any, results: Sequence[Tensor | None], several: bool) -> Any:
         """The converter's results in the types that tracing recorded."""
         given = value if isinstance(value, tuple) else (value,)
@@ -243,9 +253,10 @@ class _Importer:
             if result is None or item is None:
                 checked.append(None)
                 continue
-            item = self.builder.to(item, result.dtype)
-            if tensor_of(item.type) != result:
-                raise UnsupportedError(f"the converter gives {tensor_of(item.type)}, tracing {result}")
+            item = item.to(result.dtype) if isinstance(item, Complex) else self.builder.to(item, result.dtype)
+            for part in (item.real, item.imag) if isinstance(item, Complex) else (item,):
+                if tensor_of(part.type) != result:
+                    raise UnsupportedError(f"the converter gives {tensor_of(part.type)}, tracing {result}")
             checked.append(item)
         return tuple(checked) if several else checked[0]
 
@@ -287,13 +298,19 @@ class _Importer:
             note_fallback(fallback.target, fallback)
         tensors = iter(made.results)
         values = [
-            next(tensors) if type_ is not None else size_of(leaf) if isinstance(leaf, torch.SymInt) else leaf
+            self._incoming(next(tensors), leaf)
+            if type_ is not None
+            else size_of(leaf)
+            if isinstance(leaf, torch.SymInt)
+            else leaf
             for leaf, type_ in zip(leaves, types, strict=True)
         ]
         return pytree.tree_unflatten(values, structure)
 
     def _tensor_argument(self, argument: Any) -> Any:
         value = self._value(argument)
+        is_complex = isinstance(value, Complex)
+        value = value.interleaved if is_complex else value
         if not isinstance(value, SSAValue):
             return value
         meta = _meta(argument) if isinstance(argument, fx.Node) else argument
@@ -302,7 +319,7 @@ class _Importer:
         strides = unusual_strides(meta) if isinstance(meta, torch.Tensor) else None
         for stride in strides or ():
             self.symbols |= symbols_of(stride)
-        return TensorArgument(value, strides)
+        return TensorArgument(value, strides, is_complex)
 
     def _outputs(self, node: fx.Node) -> tuple[list[Output], list[fx.Node]]:
         returned: list[fx.Node] = []
@@ -314,10 +331,10 @@ class _Importer:
                 raise UnsupportedError(f"{value} as a result")
             if source in self.positions:
                 outputs.append(Passed(self.positions[source]))
-            elif isinstance(value, SSAValue):
+            elif isinstance(value, SSAValue | Complex):
                 if source not in returned:
                     returned.append(source)
-                outputs.append(Returned(returned.index(source)))
+                outputs.append(Returned(returned.index(source), isinstance(value, Complex)))
             else:
                 self.symbols |= symbols_of(value) if isinstance(value, Expr) else set()
                 outputs.append(Number(value))
@@ -325,28 +342,6 @@ class _Importer:
             if source not in returned:
                 returned.append(source)
         return outputs, returned
-
-    def _annotate(self, function: FuncOp, arguments: Sequence[fx.Node], results: Sequence[fx.Node]) -> None:
-        """State strides and the ranges of symbols on the function."""
-        names = [node.name for node in arguments] + [f"constant{i}" for i in range(len(self.constants))]
-        function.attributes["arg_names"] = to_attribute(tuple(names))
-        arg_strides = tuple(unusual_strides(_meta(node)) for node in arguments) + (None,) * len(self.constants)
-        result_strides = tuple(unusual_strides(_meta(node), exact=True) for node in results)
-        for strides in (*arg_strides, *result_strides):
-            for stride in strides or ():
-                self.symbols |= symbols_of(stride)
-        if any(arg_strides):
-            function.attributes["arg_strides"] = to_attribute(arg_strides)
-        if any(result_strides):
-            function.attributes["result_strides"] = to_attribute(result_strides)
-        pairs = tuple((self.positions[n], i) for i, n in enumerate(arguments))
-        argument_of = dict(pairs)
-        mutated = tuple((argument_of[position], list(results).index(node)) for position, node in self.mutated)
-        if mutated:
-            function.attributes["mutated"] = to_attribute(mutated)
-        ranges = _ranges(arguments, self.symbols)
-        if ranges:
-            function.attributes["symbols"] = DictionaryAttr({k: to_attribute(v) for k, v in ranges.items()})
 
 
 def _meta(node: fx.Node) -> Any:
@@ -362,19 +357,3 @@ def _aliased(node: Any) -> Any:
     while isinstance(node, fx.Node) and node.target in _ALIASES and node.op == "call_function":
         node = node.args[0]
     return node
-
-
-def _ranges(nodes: Sequence[fx.Node], names: set[str]) -> dict[str, tuple[int, int | None]]:
-    """The least and the greatest value of each symbol; None where there is no greatest."""
-    ranges: dict[str, tuple[int, int | None]] = {}
-    for node in nodes:
-        for size in _meta(node).shape:
-            if not isinstance(size, torch.SymInt):
-                continue
-            env: Any = size.node.shape_env
-            for symbol, bounds in env.var_to_range.items():
-                if str(symbol) in names:
-                    upper = int(bounds.upper) if bounds.upper.is_Integer else None
-                    ranges[str(symbol)] = (int(bounds.lower) if bounds.lower.is_Integer else 0, upper)
-            return ranges
-    return ranges

@@ -18,6 +18,7 @@ import torch
 import torch.utils._pytree as pytree
 from xdsl.dialects.builtin import LocationAttr
 
+from weft.frontends.torch.complex_numbers import as_real
 from weft.frontends.torch.encoding import Decoder, Encoder, dumps, operator_named
 from weft.frontends.torch.strides import restrided
 from weft.ir.attributes import to_attribute
@@ -113,7 +114,7 @@ class OpaqueRuntime:
         outputs = pytree.tree_leaves(returned)
         # The memory of operands is used again when they are not needed any more.
         taken = {operand.untyped_storage().data_ptr() for operand in operands}
-        results = (outputs[position] for position in call.results)
+        results = [as_real(r) if r.is_complex() else r for r in (outputs[position] for position in call.results)]
         return [r.clone() if r.untyped_storage().data_ptr() in taken else r for r in results]
 
     def _read(self, target: str, arguments: str) -> _Call:

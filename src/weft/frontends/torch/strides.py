@@ -28,6 +28,8 @@ def unusual_strides(meta: Any, exact: bool = False) -> tuple[Size, ...] | None:
     Unless `exact`, the stride of a dimension of size 1 does not count.
     """
     shape, strides = sizes_of(meta.shape), sizes_of(meta.stride())
+    if meta.is_complex():  # in the form in which the parts alternate
+        shape, strides = (*shape, 2), (*(stride * 2 for stride in strides), 1)
     usual = row_major(shape)
     if all(a == b or (size == 1 and not exact) for a, b, size in zip(strides, usual, shape, strict=True)):
         return None

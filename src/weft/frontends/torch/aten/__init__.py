@@ -13,4 +13,5 @@ from weft.frontends.torch.aten import sampling as sampling
 from weft.frontends.torch.aten import scatter as scatter
 from weft.frontends.torch.aten import shape as shape
 from weft.frontends.torch.aten import sorting as sorting
+from weft.frontends.torch.aten.complex import COMPLEX_CONVERTERS as COMPLEX_CONVERTERS
 from weft.frontends.torch.aten.table import CONVERTERS as CONVERTERS

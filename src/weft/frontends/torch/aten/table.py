@@ -25,10 +25,15 @@ def aten(*names: str) -> Callable[[_Function], _Function]:
     return decorate
 
 
-def register(name: str, converter: Converter) -> None:
-    """Add a converter for an overload of the ATen namespace, or of the one that is named: `prims.sum.default`."""
+def full_name(name: str) -> str:
+    """An overload's name as it is printed: in the ATen namespace and the default one, unless it says otherwise."""
     full = name if name.startswith(("aten.", "prims.")) else f"aten.{name}"
-    full = full if full.count(".") == 2 else f"{full}.default"
+    return full if full.count(".") == 2 else f"{full}.default"
+
+
+def register(name: str, converter: Converter) -> None:
+    """Add a converter for an overload, named as for `aten`, or `prims.sum`."""
+    full = full_name(name)
     if full in CONVERTERS:
         raise ValueError(f"{full} has two converters")
     CONVERTERS[full] = converter
