@@ -109,3 +109,14 @@ def test_pass_options(weft) -> None:
     }) {sym_name = "product"} : () -> ()"""
     assert "blas" in weft("opt", "-", "-p", "claim_libraries", stdin=dot).stdout
     assert "blas" not in weft("opt", "-", "-p", "claim_libraries{enabled=false}", stdin=dot).stdout
+
+
+def test_irdl(weft) -> None:
+    text = weft("irdl").stdout
+    assert "irdl.dialect @graph" in text and "irdl.dialect @tile" in text
+    assert last_json(weft("irdl", "--json"))["terminators"] == [
+        "graph.return",
+        "graph.yield",
+        "tile.return",
+        "tile.yield",
+    ]

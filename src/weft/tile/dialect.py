@@ -76,19 +76,20 @@ class PointerType(ParametrizedAttribute, TypeAttribute):
 
 @irdl_attr_definition
 class Sizes(Data[tuple[Size, ...]]):
-    """Index expressions over the op's index operands: `#tile.sizes<"d0*768 + d1", "1">`."""
+    """Index expressions over the op's index operands: `#tile.sizes<["d0*768 + d1", "1"]>`."""
 
     name = "tile.sizes"
 
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> tuple[Size, ...]:
         with parser.in_angle_brackets():
-            texts = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_str_literal)
-        return tuple(parse_size(text) for text in texts if text)
+            texts = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, parser.parse_str_literal)
+        return tuple(parse_size(text) for text in texts)
 
     def print_parameter(self, printer: Printer) -> None:
-        with printer.in_angle_brackets():
-            printer.print_list(self.data or ("",), lambda size: printer.print_string_literal(str(size)))
+        # An array of strings, as MLIR prints the one parameter of an attribute: so that others can read it.
+        with printer.in_angle_brackets(), printer.in_square_brackets():
+            printer.print_list(self.data, lambda size: printer.print_string_literal(str(size)))
 
 
 def tile_type(value: SSAValue) -> TileType:

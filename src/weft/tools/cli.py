@@ -144,3 +144,16 @@ def explain(
             terminal.show(f"{len(explanation.save(save))} programs written to {save}")
         code = code or int(any(record.error for record in explanation.records))
         terminal.finish({"ok": code == 0, **explanation.figures()}, code=code)
+
+
+@app.command()
+def irdl(json: Json = False) -> None:
+    """Print the graph and tile dialects in IRDL, as upstream MLIR loads them."""
+    from weft.ir.irdl_export import export_dialects, terminators
+    from weft.ops.dialect import Graph
+    from weft.tile.dialect import Tile
+
+    terminal = Terminal(json=json)
+    text = export_dialects(Graph, Tile)
+    terminal.text(text)
+    terminal.finish({"ok": True, "irdl": text, "terminators": terminators(Graph, Tile)})
