@@ -10,7 +10,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
-from weft.backends.cpu.compile import emit_program
+from weft.backends.cpu.compile import emit_kernels
 from weft.backends.cpu.target import CpuTarget, compile_object, host_target
 from weft.config import Config
 from weft.lower.plan import Plan, build_plan
@@ -74,7 +74,7 @@ def compile_cpu(function: FuncOp, config: Config, target: CpuTarget | None = Non
         start = report.measure("lower_to_tile", start)
         report.planned(planned.plan, planned.schedules)
         report.program("tile", planned.kernels.values())
-        text = emit_program(planned.plan, planned.kernels, target)
+        text = emit_kernels(planned.kernels, target)
         start = report.measure("emit_llvm", start)
         report.program("llvm", text)
         code = compile_object(text, target)

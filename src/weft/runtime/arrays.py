@@ -47,12 +47,12 @@ def run_arrays(
     for number, offset in binding.arena.offsets.items():
         table[number] = start + offset
     for name in plan.symbols:
-        table[executable.symbol_index(name)] = bound[name]
-    table[executable.threads_index] = threads
-    for segment in executable.segments:
+        table[executable.size_place(name)] = bound[name]
+    scratch = np.zeros(executable.scratch, np.int64)
+    for segment in binding.segments:
         if isinstance(segment, CallStep):
             raise UnsupportedError(f"{segment.target} is a call to the framework that brought it")
-        segment(table.ctypes.data)
+        executable.launch(segment.address, segment.count, table.ctypes.data, scratch.ctypes.data, threads)
     return [held[number].copy() for number in plan.outputs]
 
 

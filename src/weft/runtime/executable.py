@@ -10,65 +10,58 @@ import ctypes
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeAlias
 
 import llvmlite.binding as llvm
 
-from weft.backends.cpu.compile import launcher_name, segments
-from weft.backends.cpu.launcher import table_index, threads_index
+from weft.backends.cpu.launcher import LAUNCHER, launcher_module
+from weft.backends.cpu.target import compile_object, host_target
 from weft.errors import CompilationError
 from weft.ir.expr import evaluate
-from weft.lower.plan import CallStep, Plan
+from weft.lower.plan import CallStep, KernelStep, Plan
 from weft.runtime.memory import Arena, plan_arena
 from weft.runtime.openmp import SYMBOLS, blas_symbols, pool_symbols
 from weft.runtime.record import note_arena
+from weft.runtime.tape import Tape, scratch_words, segments, size_place, table_words, write_tape
 
 _LINK_LOCK = threading.Lock()
 _counter = 0
 
+Launch: TypeAlias = Callable[[int, int, int, int, int], None]
+"""The launcher: tape, number of steps, table, scratch, threads."""
+
 
 @dataclass(frozen=True)
 class Binding:
-    """A program with its sizes known: where temporaries lie, and the shape and strides of every buffer."""
+    """A program with its sizes known: where temporaries lie, the shape and strides of every buffer, and its tapes."""
 
     sizes: Mapping[str, int]
     arena: Arena
     shapes: tuple[tuple[int, ...], ...]
     strides: tuple[tuple[int, ...], ...]
+    segments: tuple[Tape | CallStep, ...]
 
 
 @dataclass
 class Executable:
-    """Loaded code: the plan's segments as functions to call, in order."""
+    """Loaded code, and a binding for each set of sizes it was called with."""
 
     plan: Plan
     code: bytes
-    segments: list[Callable[[int], None] | CallStep] = field(init=False)
     bindings: dict[tuple[int, ...], Binding] = field(default_factory=dict[tuple[int, ...], Binding])
 
     def __post_init__(self) -> None:
-        self._library = _link(self.code, [launcher_name(n) for n, s in enumerate(segments(self.plan)) if not isinstance(s[0], CallStep)])
-        prototype = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-        self.segments = []
-        for number, steps in enumerate(segments(self.plan)):
-            first = steps[0]
-            if isinstance(first, CallStep):
-                self.segments.append(first)
-            else:
-                self.segments.append(prototype(self._library[launcher_name(number)]))
+        names = sorted({step.function for step in self.plan.steps if isinstance(step, KernelStep)})
+        self._library = _link(self.code, names) if names else None
+        self.addresses = {name: self._library[name] for name in names} | blas_symbols()
+        self.launch = launcher()
+        self.words = table_words(self.plan)
+        self.scratch = scratch_words(self.plan)
 
-    @property
-    def words(self) -> int:
-        """The length of the table that the launchers read."""
-        return threads_index(self.plan) + 1
-
-    @property
-    def threads_index(self) -> int:
-        """Where in the table the number of threads stands."""
-        return threads_index(self.plan)
-
-    def symbol_index(self, name: str) -> int:
-        return table_index(self.plan, name)
+    def size_place(self, name: str) -> int:
+        """Where in the table a size stands."""
+        return size_place(self.plan, name)
 
     def bind(self, sizes: Mapping[str, int]) -> Binding:
         """The layout of memory for these sizes, planned once for each set of them."""
@@ -81,10 +74,26 @@ class Executable:
                 plan_arena(self.plan, sizes),
                 tuple(tuple(evaluate(size, sizes) for size in buffer.tensor.shape) for buffer in buffers),
                 tuple(tuple(evaluate(s, sizes) for s in buffer.layout.strides) for buffer in buffers),
+                tuple(
+                    steps[0] if isinstance(steps[0], CallStep) else write_tape(self.plan, steps, sizes, self.addresses)
+                    for steps in segments(self.plan)
+                ),
             )
             self.bindings[key] = binding
             note_arena(self.plan, sizes, binding.arena.size)
         return binding
+
+
+@lru_cache(maxsize=1)
+def launcher() -> Launch:
+    """The function that runs tapes, compiled once in a process."""
+    target = host_target()
+    library = _link(compile_object(launcher_module(target.triple), target), [LAUNCHER])
+    word = ctypes.c_int64
+    function: Any = ctypes.CFUNCTYPE(None, word, word, word, word, word)(library[LAUNCHER])
+    # The function lives as long as the library that holds it.
+    function.library = library
+    return function
 
 
 def _link(code: bytes, names: list[str]) -> Any:

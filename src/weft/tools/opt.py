@@ -12,10 +12,8 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
-from weft.backends.cpu.codegen import emit_kernel
-from weft.backends.cpu.compile import emit_program
+from weft.backends.cpu.compile import emit_kernels
 from weft.backends.cpu.target import CpuTarget, compile_assembly, host_target
-from weft.backends.llvm.builder import Module
 from weft.config import Config
 from weft.errors import ParseError
 from weft.lower.plan import build_plan
@@ -141,7 +139,7 @@ def _tiles(module: ModuleOp, options: Options) -> ModuleOp:
 
 
 def _llvm(module: ModuleOp, target: CpuTarget, options: Options) -> str:
-    """LLVM IR: the kernels alone, or with the launchers of one function."""
+    """LLVM IR of the kernels."""
     functions = functions_of(module)
     if len(functions) > 1:
         raise ParseError("LLVM code is printed for one function at a time", hint="keep one graph.func in the file")
@@ -150,13 +148,10 @@ def _llvm(module: ModuleOp, target: CpuTarget, options: Options) -> str:
         planned = build_plan(functions[0])
         options.seconds["lower_to_tile"] = time.perf_counter() - start
         start = time.perf_counter()
-        text = emit_program(planned.plan, planned.kernels, target)
+        text = emit_kernels(planned.kernels, target)
     else:
         start = time.perf_counter()
-        made = Module(target.triple)
-        for kernel in kernels_of(module):
-            emit_kernel(made, kernel, target)
-        text = str(made)
+        text = emit_kernels({kernel.sym_name.data: kernel for kernel in kernels_of(module)}, target)
     options.seconds["emit_llvm"] = time.perf_counter() - start
     return text
 

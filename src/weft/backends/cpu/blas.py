@@ -1,15 +1,15 @@
-"""Matrix products by the BLAS library that the process has loaded (OpenBLAS or MKL, as torch brings it)."""
+"""What the BLAS library can take: layouts of matrices, and the routine for an element type."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 
-from weft.backends.llvm.builder import Function, V, i64, memory_type
-from weft.ir.expr import Size
+from weft.backends.cpu.launcher import PRODUCT
+from weft.ir.expr import Size, evaluate
 from weft.ir.types import f32, f64
 from weft.lower.plan import DotStep, Place
 
-_ROW_MAJOR, _PLAIN, _TRANSPOSED = 101, 111, 112
+_PLAIN, _TRANSPOSED = 111, 112
 ROUTINES = {f32: "cblas_sgemm", f64: "cblas_dgemm"}
 
 
@@ -26,31 +26,44 @@ def blas_layout(place: Place) -> tuple[bool, Size] | None:
     return None
 
 
-def emit_blas(b: Function, step: DotStep, table: V, symbols: dict[str, V]) -> None:
-    """Call the library once for each matrix of the batch."""
+def product_words(step: DotStep, sizes: Mapping[str, int], routines: Mapping[str, int]) -> list[list[int]]:
+    """The steps of a tape that carry out a product: one for each run of batches that are evenly spaced."""
     dtype = step.out.tensor.dtype
-    routine, element = ROUTINES[dtype], memory_type(dtype)
-    m, n = (b.size(size, symbols) for size in step.out.tensor.shape[-2:])
-    k = b.size(step.a.tensor.shape[-1], symbols)
-    with ExitStack() as loops:
-        # An empty product has nothing to write; one of empty sums is all zeros, which BLAS does with beta 0.
-        index = [
-            loops.enter_context(b.loop(i64(0), b.size(size, symbols), i64(1))) for size in step.out.tensor.shape[:-2]
+    m, n = (evaluate(size, sizes) for size in step.out.tensor.shape[-2:])
+    k = evaluate(step.a.tensor.shape[-1], sizes)
+    batch = [evaluate(size, sizes) for size in step.out.tensor.shape[:-2]]
+    if m == 0 or n == 0 or 0 in batch:
+        return []
+    head = [PRODUCT, routines[ROUTINES[dtype]], int(dtype == f64), m, n, k]
+    transposes: list[int] = []
+    leading: list[int] = []
+    for place in (step.a, step.b, step.out):
+        layout = blas_layout(place)
+        assert layout is not None, "only such products are given to BLAS"
+        transposes.append(_TRANSPOSED if layout[0] else _PLAIN)
+        leading.append(max(1, evaluate(layout[1], sizes)))
+    head += [*transposes[:2], *leading]
+    strides = [
+        [evaluate(s, sizes) * dtype.bytes for s in place.layout.strides[:-2]] for place in (step.a, step.b, step.out)
+    ]
+    starts = [evaluate(place.layout.offset, sizes) * dtype.bytes for place in (step.a, step.b, step.out)]
+    places = [place.buffer for place in (step.a, step.b, step.out)]
+    *outer, inner = batch or [1]
+    steps = [s[-1] if s else 0 for s in strides]
+    tapes: list[list[int]] = []
+    for offsets in _offsets(outer, [s[:-1] for s in strides]):
+        words = list(head)
+        for place, start, offset in zip(places, starts, offsets, strict=True):
+            words += [place, start + offset]
+        tapes.append([*words, inner, *steps])
+    return tapes
+
+
+def _offsets(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """The offsets of all outer batch indices, one tuple of offsets each."""
+    result = [tuple(0 for _ in strides)]
+    for dim, size in enumerate(sizes):
+        result = [
+            tuple(base + i * s[dim] for base, s in zip(bases, strides, strict=True)) for bases in result for i in range(size)
         ]
-        loops.enter_context(b.when(b.binary("and", b.icmp("sgt", m, i64(0)), b.icmp("sgt", n, i64(0)))))
-        operands: list[V] = []
-        for place in (step.a, step.b, step.out):
-            layout = blas_layout(place)
-            assert layout is not None
-            transposed, leading = layout
-            pointer = b.load("ptr", b.gep(table, i64(place.buffer), "i64"), 8)
-            offset = b.size(place.layout.offset, symbols)
-            for position, stride in zip(index, place.layout.strides[:-2], strict=True):
-                offset = b.add(offset, b.mul(position, b.size(stride, symbols)))
-            address = b.gep(pointer, offset, element)
-            least = b.intrinsic("smax", b.size(leading, symbols), i64(1))
-            operands += [V("i32", str(_TRANSPOSED if transposed else _PLAIN)), address, b.convert("trunc", least, "i32")]
-        (ta, pa, la, tb, pb, lb, _, pc, lc) = operands
-        sizes = [b.convert("trunc", size, "i32") for size in (m, n, k)]
-        one, zero = (V(element, text) for text in ("1.0", "0.0"))
-        b.call(routine, "void", V("i32", str(_ROW_MAJOR)), ta, tb, *sizes, one, pa, la, pb, lb, zero, pc, lc)
+    return result

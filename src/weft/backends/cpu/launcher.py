@@ -1,91 +1,128 @@
-"""The host side of a program as machine code: one function per run of steps that calls kernel after kernel.
+"""The host side of programs as machine code: one function that runs a tape of steps, with no Python between kernels.
 
-It reads everything from one table of 64-bit words (pointers of the buffers, then sizes, then the number of threads), so a
-call from Python fills the table and makes one call. Kernels with enough work run on the OpenMP pool that the framework
-already has; small ones run in the calling thread.
+A tape is an array of 64-bit words, written when the sizes of a call are known; addresses of buffers stand in a table
+beside it, which a call fills. The launcher is the same for all programs: it is compiled once in a process. Kernels with
+enough work run on the OpenMP pool that the framework already has; small ones run in the calling thread.
+
+    kernel:  0, function, programs, parallel, n, then n places in the table; the arguments are gathered to `scratch`
+    product: 1, routine, wide, m, n, k, transpose a, transpose b, lda, ldb, ldc,
+             then place and offset in bytes of a, b and c, then the batch: count, and the steps of a, b and c in bytes
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import contextmanager
+from collections.abc import Iterator
 
-from weft.backends.cpu.blas import emit_blas
 from weft.backends.llvm.builder import Function, Module, V, i64
-from weft.ir.expr import Size
-from weft.lower.plan import DotStep, KernelStep, Plan, Step
 
-PARALLEL_FROM_NS = 30_000
-_WORKER = "weft.worker"
-
-
-def table_index(plan: Plan, symbol: str) -> int:
-    """Where a size stands in the table."""
-    return len(plan.buffers) + plan.symbols.index(symbol)
+LAUNCHER = "weft_run"
+KERNEL, PRODUCT = 0, 1
+PRODUCT_WORDS = 21
+_WORKER = "weft_worker"
+_ROW_MAJOR = 101
 
 
-def threads_index(plan: Plan) -> int:
-    """Where the number of threads stands in the table."""
-    return len(plan.buffers) + len(plan.symbols)
-
-
-def emit_launcher(module: Module, plan: Plan, name: str, steps: Sequence[Step]) -> None:
-    """Add `void name(ptr table)`, which runs kernel and BLAS steps."""
-    b = Function(module, name, [("ptr", "table")])
-    table = b.args[0]
-    symbols = {s: b.load("i64", b.gep(table, i64(table_index(plan, s)), "i64"), 8) for s in plan.symbols}
-    threads = b.load("i64", b.gep(table, i64(threads_index(plan)), "i64"), 8)
-    for step in steps:
-        match step:
-            case KernelStep():
-                _emit_kernel_call(b, step, table, symbols, threads)
-            case DotStep():
-                emit_blas(b, step, table, symbols)
-            case _:
-                raise TypeError(step)
+def launcher_module(triple: str) -> str:
+    """The LLVM IR of `void weft_run(ptr tape, i64 steps, ptr table, ptr scratch, i64 threads)`."""
+    module = Module(triple)
+    b = Function(
+        module,
+        LAUNCHER,
+        [("ptr", "tape"), ("i64", "steps"), ("ptr", "table"), ("ptr", "scratch"), ("i64", "threads")],
+    )
+    tape, steps, table, scratch, threads = b.args
+    cursor = b.alloca("i64", 1, 8)
+    b.store(i64(0), cursor, 8)
+    with b.loop(i64(0), steps, i64(1)):
+        reader = _Reader(b, tape, b.load("i64", cursor, 8))
+        with _either(b, b.icmp("eq", reader.word(0), i64(KERNEL))) as otherwise:
+            used = _kernel(b, reader, table, scratch, threads)
+            b.store(b.add(reader.start, used), cursor, 8)
+            otherwise()
+            _product(b, reader, table)
+            b.store(b.add(reader.start, i64(PRODUCT_WORDS)), cursor, 8)
     b.finish()
-    _emit_worker(module)
+    _worker(module)
+    return str(module)
 
 
-def _emit_kernel_call(b: Function, step: KernelStep, table: V, symbols: dict[str, V], threads: V) -> None:
-    arguments = b.alloca("i64", max(1, len(step.buffers) + len(step.symbols)), 8)
-    for position, number in enumerate(step.buffers):
-        word = b.load("i64", b.gep(table, i64(number), "i64"), 8)
-        b.store(word, b.gep(arguments, i64(position), "i64"), 8)
-    for position, symbol in enumerate(step.symbols, len(step.buffers)):
-        b.store(symbols[symbol], b.gep(arguments, i64(position), "i64"), 8)
-    count = b.size(step.grid, symbols)
-    if step.serial or _known_small(step.grid, step.work):
-        b.call(step.function, "void", arguments, i64(0), count)
-        return
-    work = b.mul(count, i64(step.work))
-    several = b.icmp("sgt", threads, i64(1))
-    enough = b.binary("and", several, b.icmp("sgt", work, i64(PARALLEL_FROM_NS)))
-    enough = b.binary("and", enough, b.icmp("sgt", count, i64(1)))
-    parallel, serial, after = b.label("parallel"), b.label("serial"), b.label("after")
-    b.branch_if(enough, parallel, serial)
-    b.start(parallel)
-    context = b.alloca("i64", 3, 8)
-    function = b.emit("i64", f"ptrtoint ptr @{step.function} to i64")
-    b.store(function, context, 8)
-    b.store(b.emit("i64", f"ptrtoint {arguments} to i64"), b.gep(context, i64(1), "i64"), 8)
-    b.store(count, b.gep(context, i64(2), "i64"), 8)
-    wanted = b.convert("trunc", threads, "i32")
-    b.call("GOMP_parallel", "void", V("ptr", f"@{_WORKER}"), context, wanted, V("i32", "0"))
-    b.branch(after)
-    b.start(serial)
-    b.call(step.function, "void", arguments, i64(0), count)
+class _Reader:
+    """The words of one step."""
+
+    def __init__(self, b: Function, tape: V, start: V) -> None:
+        self.b, self.tape, self.start = b, tape, start
+
+    def word(self, position: int | V) -> V:
+        offset = self.b.add(self.start, i64(position) if isinstance(position, int) else position)
+        return self.b.load("i64", self.b.gep(self.tape, offset, "i64"), 8)
+
+    def pointer(self, position: int) -> V:
+        return self.b.emit("ptr", f"inttoptr {self.word(position)} to ptr")
+
+
+@contextmanager
+def _either(b: Function, condition: V) -> Iterator[object]:
+    """`if ... else ...`: what is emitted before the yielded function is called belongs to the first branch."""
+    yes, no, after = b.label("then"), b.label("else"), b.label("after")
+    b.branch_if(condition, yes, no)
+    b.start(yes)
+
+    def otherwise() -> None:
+        b.branch(after)
+        b.start(no)
+
+    yield otherwise
     b.branch(after)
     b.start(after)
 
 
-def _known_small(grid: Size, work: int) -> bool:
-    return isinstance(grid, int) and (grid <= 1 or grid * work <= PARALLEL_FROM_NS)
+def _kernel(b: Function, step: _Reader, table: V, scratch: V, threads: V) -> V:
+    """Gather a kernel's arguments and run it; returns the number of words of the step."""
+    function, count, parallel, arguments = step.pointer(1), step.word(2), step.word(3), step.word(4)
+    with b.loop(i64(0), arguments, i64(1)) as i:
+        place = step.word(b.add(i, i64(5)))
+        value = b.load("i64", b.gep(table, place, "i64"), 8)
+        b.store(value, b.gep(scratch, i, "i64"), 8)
+    several = b.binary("and", b.icmp("sgt", threads, i64(1)), b.icmp("ne", parallel, i64(0)))
+    with _either(b, several) as otherwise:
+        context = b.alloca("i64", 3, 8)
+        b.store(function, context, 8)
+        b.store(scratch, b.gep(context, i64(1), "i64"), 8)
+        b.store(count, b.gep(context, i64(2), "i64"), 8)
+        wanted = b.convert("trunc", b.intrinsic("smin", threads, count), "i32")
+        b.call("GOMP_parallel", "void", V("ptr", f"@{_WORKER}"), context, wanted, V("i32", "0"))
+        otherwise()  # type: ignore[operator]
+        b.do(f"call void {function.name}({scratch}, {i64(0)}, {count})")
+    return b.add(arguments, i64(5))
 
 
-def _emit_worker(module: Module) -> None:
+def _product(b: Function, step: _Reader, table: V) -> None:
+    """Call BLAS for every matrix of a batch."""
+    routine, wide = step.pointer(1), step.word(2)
+    narrow = [b.convert("trunc", step.word(position), "i32") for position in range(3, 11)]
+    m, n, k, ta, tb, lda, ldb, ldc = narrow
+    bases: list[V] = []
+    for position in (11, 13, 15):
+        address = b.load("i64", b.gep(table, step.word(position), "i64"), 8)
+        bases.append(b.add(address, step.word(position + 1)))
+    with b.loop(i64(0), step.word(17), i64(1)) as i:
+        a, c, d = (
+            b.emit("ptr", f"inttoptr {b.add(base, b.mul(i, step.word(position)))} to ptr")
+            for base, position in zip(bases, (18, 19, 20), strict=True)
+        )
+        order = V("i32", str(_ROW_MAJOR))
+        with _either(b, b.icmp("eq", wide, i64(0))) as otherwise:
+            for element in ("float", "double"):
+                one, zero = V(element, "1.0"), V(element, "0.0")
+                arguments = (order, ta, tb, m, n, k, one, a, lda, c, ldb, zero, d, ldc)
+                b.do(f"call void {routine.name}({', '.join(map(str, arguments))})")
+                if element == "float":
+                    otherwise()  # type: ignore[operator]
+
+
+def _worker(module: Module) -> None:
     """What each thread of the pool runs: its share of the programs."""
-    if any(f"@{_WORKER}(" in function.split("\n", 1)[0] for function in module.functions):
-        return
     b = Function(module, _WORKER, [("ptr", "context")])
     context = b.args[0]
     function = b.load("ptr", context, 8)

@@ -19,12 +19,13 @@ from weft.runtime.openmp import in_forked_child, pool_symbols
 
 @dataclass
 class Frame:
-    """The memory of one running call: an arena and the table of addresses. Kept between calls."""
+    """The memory of one running call: an arena, the table of addresses and, behind it, the launcher's scratch."""
 
     binding: Binding
     arena: torch.Tensor
     table: np.ndarray
     address: int
+    scratch: int
     views: dict[Place, torch.Tensor] = field(default_factory=dict[Place, torch.Tensor])
 
 
@@ -42,7 +43,7 @@ class CpuExecutor:
         self.allocated = [(n, to_torch(plan.buffers[n].tensor.dtype)) for n in outputs]
         self.returned = plan.outputs
         self.symbols = plan.symbols
-        self.threads_word = executable.words - 1
+        self.launch = executable.launch
 
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Mapping[str, int]) -> list[torch.Tensor]:
         key = tuple([symbols[name] for name in self.symbols])
@@ -62,12 +63,12 @@ class CpuExecutor:
             out = torch.empty_strided(binding.shapes[number], binding.strides[number], dtype=dtype)
             held[number] = out
             table[number] = out.data_ptr()
-        table[self.threads_word] = _threads()
-        for segment in self.executable.segments:
+        threads = _threads()
+        for segment in binding.segments:
             if isinstance(segment, CallStep):
                 self._call(segment, frame, held)
             else:
-                segment(frame.address)
+                self.launch(segment.address, segment.count, frame.address, frame.scratch, threads)
         results = [self._returned(number, held, binding) for number in self.returned]
         pool.append(frame)
         return results
@@ -76,12 +77,13 @@ class CpuExecutor:
         binding = self.executable.bind(symbols)
         arena = torch.empty(binding.arena.size + 64, dtype=torch.uint8)
         start = -arena.data_ptr() % 64
-        table = np.zeros(self.executable.words, np.int64)
+        words = self.executable.words
+        table = np.zeros(words + self.executable.scratch, np.int64)
         for buffer, offset in binding.arena.offsets.items():
             table[buffer] = arena.data_ptr() + start + offset
         for name in self.symbols:
-            table[self.executable.symbol_index(name)] = symbols[name]
-        return Frame(binding, arena, table, table.ctypes.data)
+            table[self.executable.size_place(name)] = symbols[name]
+        return Frame(binding, arena, table, table.ctypes.data, table.ctypes.data + words * table.itemsize)
 
     def _fitting(self, tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
         """The tensor with the strides the program was compiled for: they differ only where it was traced with others."""
@@ -112,7 +114,9 @@ class CpuExecutor:
         if place not in frame.views:
             dtype = to_torch(place.tensor.dtype)
             start = int(frame.table[place.buffer]) - frame.arena.data_ptr()
-            whole = frame.arena[start : start + (frame.arena.numel() - start) // dtype.itemsize * dtype.itemsize].view(dtype)
+            whole = frame.arena[start : start + (frame.arena.numel() - start) // dtype.itemsize * dtype.itemsize].view(
+                dtype
+            )
             frame.views[place] = whole.as_strided(shape, strides, whole.storage_offset() + offset)
         return frame.views[place]
 
@@ -125,5 +129,3 @@ def _threads() -> int:
     if in_forked_child() or not pool_symbols():
         return 1
     return torch.get_num_threads()
-
-

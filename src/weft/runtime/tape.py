@@ -1,0 +1,80 @@
+"""A plan with known sizes as tapes for the launcher: one for each run of steps between calls to the framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.backends.cpu.blas import product_words
+from weft.backends.cpu.launcher import KERNEL
+from weft.ir.expr import evaluate
+from weft.lower.plan import CallStep, DotStep, KernelStep, Plan, Step
+
+PARALLEL_FROM_NS = 30_000
+"""Work that takes less than this is not worth waking a thread for."""
+
+
+@dataclass(frozen=True)
+class Tape:
+    """Steps that run without Python between them."""
+
+    words: np.ndarray
+    count: int
+    steps: tuple[Step, ...]
+
+    @property
+    def address(self) -> int:
+        return self.words.ctypes.data
+
+
+def segments(plan: Plan) -> list[tuple[Step, ...]]:
+    """The plan's steps, cut at calls to the framework: runs of kernels, and calls alone."""
+    result: list[tuple[Step, ...]] = []
+    run: list[Step] = []
+    for step in plan.steps:
+        if not isinstance(step, CallStep):
+            run.append(step)
+            continue
+        if run:
+            result.append(tuple(run))
+        result.append((step,))
+        run = []
+    return [*result, tuple(run)] if run else result
+
+
+def write_tape(
+    plan: Plan, steps: Sequence[Step], sizes: Mapping[str, int], addresses: Mapping[str, int]
+) -> Tape:
+    """The tape of a run of steps. `addresses` are those of kernels and BLAS routines."""
+    written: list[list[int]] = []
+    for step in steps:
+        match step:
+            case KernelStep():
+                count = evaluate(step.grid, sizes)
+                if count > 0:
+                    parallel = not step.serial and count > 1 and count * step.work > PARALLEL_FROM_NS
+                    places = [*step.buffers, *(size_place(plan, name) for name in step.symbols)]
+                    written.append([KERNEL, addresses[step.function], count, int(parallel), len(places), *places])
+            case DotStep():
+                written += product_words(step, sizes, addresses)
+            case _:
+                raise TypeError(step)
+    words = np.array([word for each in written for word in each] or [0], np.int64)
+    return Tape(words, len(written), tuple(steps))
+
+
+def size_place(plan: Plan, name: str) -> int:
+    """Where in the table a size stands: after the buffers."""
+    return len(plan.buffers) + plan.symbols.index(name)
+
+
+def table_words(plan: Plan) -> int:
+    """The length of the table: buffers, then sizes."""
+    return len(plan.buffers) + len(plan.symbols)
+
+
+def scratch_words(plan: Plan) -> int:
+    """The most arguments that a kernel of the plan takes."""
+    return max((len(s.buffers) + len(s.symbols) for s in plan.steps if isinstance(s, KernelStep)), default=1)
