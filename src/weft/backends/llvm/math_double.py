@@ -61,16 +61,20 @@ _DIGAMMA = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12, 
 
 
 def _digamma(x: E) -> E:
-    """Mirrored to the right of 1/2, shifted beyond 10, and there the asymptotic series."""
-    mirrored = x.compare("olt", 0.5)
+    """Mirrored to the right of 0, shifted beyond 10, and there the asymptotic series."""
+    mirrored = x.compare("olt", 0.01)  # where 1/x is still far from overflow
     z = mirrored.select(1.0 - x, x)
-    shift = x.of(0.0)
+    shift = lost = x.of(0.0)
     for _ in range(10):
         near = z.compare("olt", 10.0)
-        shift = shift - near.select(1.0 / z, x.of(0.0))
+        # Kahan's sum: ten roundings would show in the result.
+        term = near.select(1.0 / z, x.of(0.0)) - lost
+        total = shift + term
+        shift, lost = total, (total - shift) - term
         z = near.select(z + 1.0, z)
     square = 1.0 / (z * z)
-    value = lanewise("log", z) - (0.5 / z + horner(square, _DIGAMMA) * square) + shift
+    series = 0.5 / z + horner(square, _DIGAMMA) * square
+    value = (lanewise("log", z) - shift) + (lost - series)
     # Of a multiple of π only the fraction counts; taken first, it keeps all its digits.
     fraction = x - x.call("roundeven")
     reflection = math.pi / lanewise("tan", fraction * math.pi)
