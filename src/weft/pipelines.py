@@ -21,6 +21,7 @@ from weft.passes.eliminate_dead import EliminateDead
 from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.simplify import Simplify
+from weft.passes.sink_reshapes import SinkReshapes
 from weft.runtime.record import CompilationRecord, compilation
 
 
@@ -30,6 +31,7 @@ def cpu_passes(config: Config) -> list[ModulePass]:
         FoldConstants(),
         Simplify(),
         EliminateCommon(),
+        SinkReshapes(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict),
         GroupIntoKernels(),

@@ -61,9 +61,9 @@ class _Folding:
             result = tensor_of(op.results[0].type)
             self.numbers[op.results[0]] = as_held(op.params["value"], result.dtype)
             return True
-        if not isinstance(op, Elementwise | View) or not op.operands:
+        if not op.operands or not all(operand in self.numbers for operand in op.operands):
             return False
-        if not all(operand in self.numbers for operand in op.operands):
+        if not isinstance(op, Elementwise | View):
             return False
         number = self.numbers[op.operands[0]]
         if isinstance(op, Elementwise):
@@ -77,16 +77,16 @@ class _Folding:
         return True
 
     def _evaluate(self, op: GraphOp) -> None:
-        tensors = [tensor_of(result.type) for result in op.results]
-        sizes = [product(tensor.shape) for tensor in tensors]
-        if any(not isinstance(size, int) or size > self.most_elements for size in sizes):
+        """Compute an op on known arrays, and replace those of its results that are constants."""
+        if not all(operand in self.numbers or operand in self.arrays for operand in op.operands):
             return
-        operands = [self._array(x) for x in op.operands]
-        known = [array for array in operands if array is not None]
-        self.work_left -= sum(size for size in sizes if isinstance(size, int)) if len(known) == len(operands) else 0
-        if len(known) < len(operands) or self.work_left < 0:
+        sizes = [product(tensor_of(result.type).shape) for result in op.results]
+        work = sum(size for size in sizes if isinstance(size, int) and size <= self.most_elements)
+        if work > self.work_left or any(not isinstance(size, int) or size > self.most_elements for size in sizes):
             return
-        found = evaluated(op, known)
+        self.work_left -= work
+        operands = [array for x in op.operands if (array := self._array(x)) is not None]
+        found = evaluated(op, operands) if len(operands) == len(op.operands) else None
         if found is None:
             return
         for result, array in zip(op.results, found, strict=True):

@@ -16,6 +16,7 @@ from weft.passes.eliminate_dead import EliminateDead
 from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.simplify import Simplify
+from weft.passes.sink_reshapes import SinkReshapes
 
 PASSES: dict[str, type[ModulePass]] = {
     each.name: each
@@ -23,6 +24,7 @@ PASSES: dict[str, type[ModulePass]] = {
         FoldConstants,
         Simplify,
         EliminateCommon,
+        SinkReshapes,
         EliminateDead,
         ClaimLibraries,
         GroupIntoKernels,
