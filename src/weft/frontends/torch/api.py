@@ -1,0 +1,86 @@
+"""`weft.compile`: compile a module or a function, its repeated layers once.
+
+A model that repeats a block (the layers of a transformer) is compiled by region: the block is traced and compiled once,
+and all its copies run that code with their own weights. What lies around the blocks runs as it is. This makes a first
+call several times faster than tracing every layer, at the price of a guard check per layer and call.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import nn
+
+from weft.config import Config
+from weft.errors import WeftError
+
+_LEAST_COPIES = 3
+_LEAST_PARTS = 2
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@overload
+def compile(model: nn.Module, **options: Any) -> nn.Module: ...
+@overload
+def compile(model: Function, **options: Any) -> Function: ...
+def compile(
+    model: Any,
+    *,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+    regions: bool = True,
+    **options: Any,
+) -> Any:
+    """A compiled version of a module or function; options are the fields of `weft.Config`.
+
+    Unlike `torch.compile(model, backend="weft")` this compiles repeated layers once (`regions=False` turns that off).
+    The module is compiled in place, like `nn.Module.compile`: its parameters, its `state_dict` and its class stay.
+    """
+    Config.from_options(options)
+    if not callable(model):
+        raise WeftError(f"weft.compile takes a module or a function, got {type(model).__name__}")
+    settings: dict[str, Any] = {
+        "backend": "weft",
+        "dynamic": dynamic,
+        "fullgraph": fullgraph,
+        "options": options or None,
+    }
+    if not isinstance(model, nn.Module):
+        return torch.compile(model, **settings)
+    blocks = list(repeated_blocks(model)) if regions and not fullgraph else []
+    for block in blocks:
+        block.compile(**settings)
+    if not blocks:
+        model.compile(**settings)
+    return model
+
+
+def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """The outermost submodules that stand at least three times, with one structure, in a list of modules."""
+    for child in model.children():
+        if isinstance(child, nn.ModuleList | nn.Sequential):
+            shapes = [_structure(block) for block in child]
+            counts = Counter(shapes)
+            repeated = [block for block, shape in zip(child, shapes, strict=True) if _repeats(block, counts[shape])]
+            if repeated:
+                yield from repeated
+                continue
+        yield from repeated_blocks(child)
+
+
+def _repeats(block: nn.Module, copies: int) -> bool:
+    return copies >= _LEAST_COPIES and sum(1 for _ in block.children()) >= _LEAST_PARTS
+
+
+def _structure(module: nn.Module) -> tuple[Any, ...]:
+    """What decides whether two modules can run the same code: classes and the types of parameters and buffers."""
+    classes = tuple((name, type(part)) for name, part in module.named_modules())
+    tensors = tuple(
+        (name, tuple(tensor.shape), tensor.dtype)
+        for name, tensor in (*module.named_parameters(), *module.named_buffers())
+    )
+    return classes, tensors
