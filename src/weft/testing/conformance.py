@@ -109,7 +109,6 @@ def run_opinfo(
     jobs: int = 2,
     time_limit: float = 120.0,
     recorder: str | None = None,
-    identity_first: bool = True,
     log: Path | None = None,
 ) -> OpinfoReport:
     """Run `samples` samples of every operator in each dtype through the backend: forward, then gradients if any.
@@ -117,15 +116,14 @@ def run_opinfo(
     `backend` is a name that `torch.compile` knows, "identity", "module:attribute", or, with `jobs=0` (this process), a
     callable. `strict` reaches it as `options={"strict": True}`. `ops` names operators (`nn.functional.gelu`); `shard` =
     (i, n) takes every n-th from the i-th. A sample that takes longer than `time_limit` seconds is ended. `recorder`
-    ("module:attribute") is the backend's `TargetRecorder`. Without `identity_first` the identity backend is asked only
-    about cases that fail. `on_progress` gets each result and at which operator of how many the run is; `log` gets each
-    result as a JSON line.
+    ("module:attribute") is the backend's `TargetRecorder`. `on_progress` gets each result and at which operator of how
+    many the run is; `log` gets each result as a JSON line.
     """
     if callable(backend) and jobs > 0:
         raise WeftError("a callable cannot be sent to another process", hint="pass the backend's name, or jobs=0")
     start = time.perf_counter()
     name = backend if isinstance(backend, str) else getattr(backend, "__name__", repr(backend))
-    settings = CaseSettings(backend, recorder or RECORDERS.get(name), strict, gradients, samples, identity_first)
+    settings = CaseSettings(backend, recorder or RECORDERS.get(name), strict, gradients, samples)
     choice = _Choice(tuple(dtypes), None if ops is None else tuple(ops), shard)
     steps = _in_workers(settings, choice, jobs, time_limit) if jobs > 0 else _in_this_process(settings, choice)
     results: list[CaseResult] = []
