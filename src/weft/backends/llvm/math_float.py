@@ -65,9 +65,10 @@ def _extremum(intrinsic: str, predicate: str) -> FloatFunction:
     def emit(x: E, y: E) -> E:
         if not is_x86(x.b):
             return x.call(intrinsic, y)
-        # maxps gives its second operand when one is NaN. LLVM's own expansion also orders -0 and +0, at twice the cost.
+        # maxps gives its second operand when one is NaN; LLVM's own expansion also orders -0 and +0, at twice the cost.
+        # A constant NaN, since LLVM would merge `select(nan(x), x, select(x > y, x, y))` and lose the maxps.
         plain = x.compare(predicate, y).select(x, y)
-        return x.compare("uno", x).select(x, plain)
+        return is_nan(x).select(float("nan"), plain)
 
     return emit
 
