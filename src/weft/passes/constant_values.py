@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from xdsl.ir import OpResult, SSAValue
 
-from weft.ir.expr import Expr
+from weft.ir.expr import Expr, product
 from weft.ir.types import DType, tensor_of
 from weft.ops.base import GraphOp
 
@@ -79,3 +79,21 @@ def progression_in(array: np.ndarray) -> tuple[int, int, int] | None:
     start, step = int(line.flat[0]), int(line.flat[1]) - int(line.flat[0])
     expected = (np.arange(array.shape[dim], dtype=np.int64) * step + start).astype(array.dtype)
     return (dim, start, step) if (line == expected).all() else None
+
+
+def array_of(value: SSAValue, most_elements: int = 1 << 20) -> np.ndarray | None:
+    """All elements of a tensor that depends on no argument, if they are not too many."""
+    tensor = tensor_of(value.type)
+    size = product(tensor.shape)
+    if not isinstance(value, OpResult) or not isinstance(value.op, GraphOp):
+        return None
+    if not isinstance(size, int) or size > most_elements:
+        return None
+    operands: list[np.ndarray] = []
+    for operand in value.op.operands:
+        array = array_of(operand, most_elements)
+        if array is None:
+            return None
+        operands.append(array)
+    found = evaluated(value.op, operands)
+    return None if found is None else found[value.index]

@@ -15,6 +15,7 @@ from weft.passes.eliminate_common import EliminateCommon
 from weft.passes.eliminate_dead import EliminateDead
 from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
+from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 
@@ -24,6 +25,7 @@ PASSES: dict[str, type[ModulePass]] = {
         FoldConstants,
         Simplify,
         EliminateCommon,
+        RecognizeAttention,
         SinkReshapes,
         EliminateDead,
         ClaimLibraries,

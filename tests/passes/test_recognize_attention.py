@@ -1,0 +1,262 @@
+"""`recognize_attention`: what it takes for attention, what not, and that results stay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from xdsl.context import Context
+
+from weft.backends.reference.graph import run
+from weft.ir.expr import symbol
+from weft.ir.types import Tensor, bf16, boolean, f32, i64
+from weft.ops import composites
+from weft.passes.eliminate_dead import EliminateDead
+from weft.passes.fold_constants import FoldConstants
+from weft.passes.recognize_attention import RecognizeAttention
+from weft.passes.simplify import Simplify
+
+PASSES = (FoldConstants(), Simplify(), RecognizeAttention(), Simplify(), EliminateDead())
+B, H, L, S, E, V = 2, 3, 5, 7, 4, 6
+s0 = symbol("s0")
+QKV = {"q": Tensor(f32, (B, H, L, E)), "k": Tensor(f32, (B, H, S, E)), "v": Tensor(f32, (B, H, S, V))}
+
+
+def number(b: Any, x: Any, value: float) -> Any:
+    return b.full_like(x, value)
+
+
+def scores(b: Any, q: Any, k: Any) -> Any:
+    return b.dot(q, b.permute(k, dims=(0, 1, 3, 2)))
+
+
+def attend(b: Any, x: Any, v: Any) -> Any:
+    return b.dot(composites.softmax(b, x, 3), v)
+
+
+def test_as_text(passes: Any) -> None:
+    passes.rewrites_text(
+        (RecognizeAttention(), EliminateDead()),
+        """
+        "graph.func"() ({
+        ^bb0(%q: tensor<2x5x4xf32>, %k: tensor<2x7x4xf32>, %v: tensor<2x7x6xf32>, %m: tensor<5x7xf32>):
+          %0 = "graph.permute"(%k) {dims = [0, 2, 1]} : (tensor<2x7x4xf32>) -> tensor<2x4x7xf32>
+          %1 = "graph.dot"(%q, %0) : (tensor<2x5x4xf32>, tensor<2x4x7xf32>) -> tensor<2x5x7xf32>
+          %2 = "graph.full"() {value = 0.5 : f64, shape = [], dtype = f32} : () -> tensor<f32>
+          %3 = "graph.mul"(%1, %2) : (tensor<2x5x7xf32>, tensor<f32>) -> tensor<2x5x7xf32>
+          %4 = "graph.max"(%3) {dims = [2], keep = true} : (tensor<2x5x7xf32>) -> tensor<2x5x1xf32>
+          %5 = "graph.sub"(%3, %4) : (tensor<2x5x7xf32>, tensor<2x5x1xf32>) -> tensor<2x5x7xf32>
+          %6 = "graph.exp"(%5) : (tensor<2x5x7xf32>) -> tensor<2x5x7xf32>
+          %7 = "graph.sum"(%6) {dims = [2], keep = true} : (tensor<2x5x7xf32>) -> tensor<2x5x1xf32>
+          %8 = "graph.div"(%6, %7) : (tensor<2x5x7xf32>, tensor<2x5x1xf32>) -> tensor<2x5x7xf32>
+          %9 = "graph.dot"(%8, %v) : (tensor<2x5x7xf32>, tensor<2x7x6xf32>) -> tensor<2x5x6xf32>
+          "graph.return"(%9) : (tensor<2x5x6xf32>) -> ()
+        }) {sym_name = "f"} : () -> ()
+        """,
+        """
+        "graph.func"() ({
+        ^bb0(%q: tensor<2x5x4xf32>, %k: tensor<2x7x4xf32>, %v: tensor<2x7x6xf32>, %m: tensor<5x7xf32>):
+          %0 = "graph.attention"(%q, %k, %v) {causal = false, scale = 0.5 : f64}
+            : (tensor<2x5x4xf32>, tensor<2x7x4xf32>, tensor<2x7x6xf32>) -> tensor<2x5x6xf32>
+          "graph.return"(%0) : (tensor<2x5x6xf32>) -> ()
+        }) {sym_name = "f"} : () -> ()
+        """,
+        rtol=1e-5,
+    )
+
+
+def test_heads_that_torch_merges_for_its_products(passes: Any) -> None:
+    """`matmul` of four dimensions comes as views around a product of three."""
+
+    def before(b: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
+        flat = b.reshape(q, shape=(B * H, L, E))
+        turned = b.reshape(b.permute(k, dims=(0, 1, 3, 2)), shape=(B * H, E, S))
+        x = b.reshape(b.dot(flat, turned), shape=(B, H, L, S))
+        x = b.add(b.div(x, number(b, x, math.sqrt(3))), mask)
+        weights = b.reshape(composites.softmax(b, x, 3), shape=(B * H, L, S))
+        return b.reshape(b.dot(weights, b.reshape(v, shape=(B * H, S, V))), shape=(B, H, L, V))
+
+    def after(b: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
+        out = b.attention(q, k, v, mask, causal=False, scale=1 / math.sqrt(3))
+        seen = b.ne(mask, number(b, mask, -math.inf))
+        return b.where(b.any(seen, dims=(3,), keep=True), out, number(b, out, math.nan))
+
+    tensors = {**QKV, "mask": Tensor(f32, (B, 1, 1, S))}
+    module = passes.apply(PASSES, passes.built(tensors, before), rtol=1e-5)
+    expected = passes.apply((), passes.built(tensors, after))
+    assert count(module) == count(expected) and "graph.dot" not in str(module)
+
+
+def count(module: Any) -> dict[str, int]:
+    names = [op.name for op in module.walk()]
+    return {name: names.count(name) for name in names if name != "graph.full"}
+
+
+def test_scaled_operands(passes: Any) -> None:
+    """The decomposition of torch's own attention scales both operands by the root."""
+
+    def before(b: Any, q: Any, k: Any, v: Any) -> Any:
+        turned = b.permute(k, dims=(0, 1, 3, 2))
+        return attend(b, b.dot(b.mul(q, number(b, q, 0.5)), b.mul(turned, number(b, k, 0.5))), v)
+
+    passes.rewrites(PASSES, QKV, before, lambda b, q, k, v: b.attention(q, k, v, causal=False, scale=0.25), rtol=1e-5)
+
+
+def causal_mask(b: Any, rows: Any, columns: Any) -> Any:
+    row, column = b.iota(shape=(rows, 1), dim=0, dtype=i64), b.iota(shape=(1, columns), dim=1, dtype=i64)
+    return b.ge(row, column)
+
+
+@pytest.mark.parametrize("form", ["where", "masked fill", "added", "computed"])
+def test_causal_masks(passes: Any, form: str) -> None:
+    def before(b: Any, q: Any, k: Any, v: Any) -> Any:
+        x = scores(b, q, k)
+        low = number(b, x, -math.inf)
+        keep = causal_mask(b, L, S)
+        if form == "where":
+            x = b.where(keep, x, low)
+        elif form == "masked fill":
+            x = b.where(b.logical_not(keep), low, x)
+        elif form == "added":
+            mask = b.where(keep, number(b, x, 0), low)
+            x = b.add(b.broadcast(mask, shape=(B, 1, L, S)), x)
+        else:
+            ones = b.full(value=1.0, shape=(L, S), dtype=f32)
+            keep = b.ne(b.where(keep, ones, b.full_like(ones, 0)), b.full_like(ones, 0))
+            x = b.where(keep, x, low)
+        return attend(b, x, v)
+
+    passes.rewrites(PASSES, QKV, before, lambda b, q, k, v: b.attention(q, k, v, causal=True, scale=1.0), rtol=1e-5)
+
+
+def test_causal_masks_of_symbolic_size(passes: Any) -> None:
+    tensors = {name: Tensor(f32, (B, H, s0, E)) for name in "qkv"}
+
+    def before(b: Any, q: Any, k: Any, v: Any) -> Any:
+        x = scores(b, q, k)
+        return attend(b, b.where(causal_mask(b, s0, s0), x, number(b, x, -math.inf)), v)
+
+    passes.rewrites(
+        PASSES, tensors, before, lambda b, q, k, v: b.attention(q, k, v, causal=True, scale=1.0), rtol=1e-5, s0=9
+    )
+
+
+MASKED: dict[str, tuple[Tensor, Callable[..., Any]]] = {
+    "booleans": (Tensor(boolean, (B, 1, 1, S)), lambda b, x, m: b.where(m, x, number(b, x, -math.inf))),
+    "negated booleans": (Tensor(boolean, (L, S)), lambda b, x, m: b.where(m, number(b, x, -math.inf), x)),
+    "numbers": (Tensor(f32, (B, 1, L, S)), lambda b, x, m: b.add(x, m)),
+    "the least number": (
+        Tensor(boolean, (B, 1, L, S)),
+        lambda b, x, m: b.where(m, x, number(b, x, float(np.finfo(np.float32).min))),
+    ),
+    "the least number, added": (
+        Tensor(boolean, (B, 1, L, S)),
+        lambda b, x, m: b.add(x, b.where(m, number(b, x, 0), number(b, x, float(np.finfo(np.float32).min)))),
+    ),
+    "booleans and a causal one": (
+        Tensor(boolean, (B, 1, 1, S)),
+        lambda b, x, m: b.where(b.bitwise_and(m, causal_mask(b, L, S)), x, number(b, x, -math.inf)),
+    ),
+    "booleans, then numbers": (
+        Tensor(boolean, (B, 1, 1, S)),
+        lambda b, x, m: b.add(b.where(m, x, number(b, x, -math.inf)), b.iota(shape=(L, S), dim=1, dtype=f32)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MASKED)
+def test_masks(passes: Any, case: str) -> None:
+    tensor, masked = MASKED[case]
+
+    def before(b: Any, q: Any, k: Any, v: Any, m: Any) -> Any:
+        return attend(b, masked(b, scores(b, q, k), m), v)
+
+    module = passes.built({**QKV, "m": tensor}, before)
+    original = passes.function(module.clone())
+    for each in PASSES:
+        each.apply(Context(), module)
+    module.verify()
+    assert count(module)["graph.attention"] == 1 and "graph.dot" not in count(module)
+    rng = np.random.default_rng()
+    arrays = [rng.standard_normal([*t.shape]).astype(np.float32) for t in QKV.values()]
+    shape = [int(size) for size in tensor.shape]
+    if tensor.dtype == boolean:
+        mask = rng.random(shape) < 0.6
+        mask[0] = "negated" in case  # a row without any key
+        mask[-1, ..., 0] = True
+    else:
+        mask = np.where(rng.random(shape) < 0.4, -np.inf, rng.standard_normal(shape)).astype(np.float32)
+        mask[0, :, 1] = -np.inf
+    (wanted,), (found,) = (run(f, [*arrays, mask]) for f in (original, passes.function(module)))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    assert np.isnan(wanted).any() == ("least" not in case)
+
+
+def test_the_safe_softmax_gives_zeros(passes: Any) -> None:
+    def before(b: Any, q: Any, k: Any, v: Any, m: Any) -> Any:
+        x = scores(b, q, k)
+        low = number(b, x, -math.inf)
+        x = b.where(m, x, low)
+        hidden = b.all(b.eq(x, low), dims=(3,), keep=True)
+        return b.dot(b.where(hidden, number(b, x, 0), composites.softmax(b, x, 3)), v)
+
+    passes.rewrites(
+        PASSES,
+        {**QKV, "m": Tensor(boolean, (B, 1, 1, S))},
+        before,
+        lambda b, q, k, v, m: b.attention(q, k, v, m, causal=False, scale=1.0),
+        rtol=1e-5,
+    )
+
+
+def test_narrow_floats_with_a_wide_softmax(passes: Any) -> None:
+    tensors = {name: Tensor(bf16, tensor.shape) for name, tensor in QKV.items()}
+    passes.rewrites(
+        PASSES,
+        tensors,
+        lambda b, q, k, v: attend(b, scores(b, q, k), v),
+        lambda b, q, k, v: b.attention(q, k, v, causal=False, scale=1.0),
+        rtol=0.02,
+    )
+
+
+REFUSED: dict[str, Callable[..., Any]] = {
+    "weights that are read": lambda b, q, k, v: [
+        weights := composites.softmax(b, scores(b, q, k), 3),
+        b.dot(weights, v),
+    ],
+    "scores that are read": lambda b, q, k, v: [x := scores(b, q, k), attend(b, x, v)],
+    "a softmax over rows": lambda b, q, k, v: b.dot(composites.softmax(b, scores(b, q, k), 2), v),
+    "a mask that is scaled": lambda b, q, k, v: attend(
+        b,
+        b.mul(
+            b.add(x := scores(b, q, k), b.iota(shape=(L, S), dim=0, dtype=f32)),
+            number(b, x, 0.3),
+        ),
+        v,
+    ),
+    "a number that does not hide": lambda b, q, k, v: attend(
+        b, b.where(causal_mask(b, L, S), x := scores(b, q, k), number(b, x, -10.0)), v
+    ),
+    "no product": lambda b, q, k, v: attend(
+        b, b.concat(q, b.slice(q, starts=(0,) * 4, shape=(B, H, L, 3), steps=(1,) * 4), dim=3), v
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_attention_stays(passes: Any, case: str) -> None:
+    module = passes.apply(PASSES, passes.built(QKV, REFUSED[case]))
+    assert "graph.attention" not in str(module)
+
+
+def test_the_mask_of_an_op(passes: Any) -> None:
+    def before(b: Any, q: Any, k: Any, v: Any) -> Any:
+        keep = b.bitwise_and(causal_mask(b, L, S), b.full(value=True, shape=(B, 1, 1, S), dtype=boolean))
+        mask = b.where(keep, number(b, q, 0), number(b, q, -math.inf))
+        return b.attention(q, k, v, b.broadcast(mask, shape=(B, H, L, S)), causal=False, scale=0.5)
+
+    passes.rewrites(PASSES, QKV, before, lambda b, q, k, v: b.attention(q, k, v, causal=True, scale=0.5))
