@@ -157,3 +157,20 @@ def irdl(json: Json = False) -> None:
     text = export_dialects(Graph, Tile)
     terminal.text(text)
     terminal.finish({"ok": True, "irdl": text, "terminators": terminators(Graph, Tile)})
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def reduce(
+    context: typer.Context,
+    file: Annotated[str, typer.Argument(help="A graph program, or a Python script, run with the arguments after it.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the script.")] = Path("reduced.py"),
+    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a candidate counts as hanging.")] = 60.0,
+    json: Json = False,
+) -> None:
+    """Shrink a graph that fails to compile, crashes or gives wrong results to a small script that reproduces it."""
+    from weft.tools.reduce import reduce as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        run(terminal, file, context.args, output=output, seed=seed, seconds=timeout)

@@ -1,0 +1,48 @@
+"""`weft reduce` finds the failing graph, shrinks it, and writes a script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weft.ops.base import REGISTRY
+
+from .conftest import last_json
+
+
+@pytest.fixture
+def broken_exp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(REGISTRY["exp"].cls, "reference", staticmethod(lambda x: np.exp(x) + 1))
+
+
+def test_a_graph(weft, softmax: str, tmp_path: Path, broken_exp: None) -> None:
+    output = tmp_path / "small.py"
+    result = weft("reduce", softmax, "-o", str(output), "--json")
+    figures = last_json(result)
+    assert result.exit_code == 0 and figures["kind"] == "wrong" and figures["ops"] == 1
+    assert '"graph.exp"' in output.read_text() and "reproduce(PROGRAM, seed=0)" in output.read_text()
+    assert "graph.exp" in weft("reduce", softmax, "-o", str(output)).stdout
+
+
+def test_a_script(weft, tmp_path: Path, broken_exp: None) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "user.py"
+    script.write_text(
+        "import torch\n"
+        "f = torch.compile(lambda x: (x.exp() * 2).sum(-1).neg(), backend='weft')\n"
+        "with torch.no_grad(): f(torch.randn(4, 6))\n"
+    )
+    output = tmp_path / "small.py"
+    figures = last_json(weft("reduce", str(script), "-o", str(output), "--json"))
+    assert figures["ok"], figures
+    assert figures["ops"] == 1 and "graph.exp" in figures["program"]
+
+
+def test_what_works_is_refused(weft, softmax: str, tmp_path: Path) -> None:
+    result = weft("reduce", softmax, "-o", str(tmp_path / "small.py"))
+    assert result.exit_code == 1 and "none of 1 graphs fails" in result.stderr
+    assert not (tmp_path / "small.py").exists()
+    missing = weft("reduce", str(tmp_path / "missing.py"))
+    assert missing.exit_code == 1 and "no script" in missing.stderr
