@@ -7,6 +7,7 @@ several loops need is computed again in each if it is cheap, and kept in a buffe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -18,7 +19,33 @@ from weft.tile import dialect as tile
 
 LAZY = (tile.ConstantOp, tile.LoadOp, tile.PositionOp, tile.GatherOp, tile.MapOp)
 _CHEAP_FUNCTIONS = frozenset(
-    "add sub mul neg abs max min select and or xor not eq ne lt le gt ge cast isnan isinf copysign shl shr floor".split()
+    [
+        "add",
+        "sub",
+        "mul",
+        "neg",
+        "abs",
+        "max",
+        "min",
+        "select",
+        "and",
+        "or",
+        "xor",
+        "not",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "cast",
+        "isnan",
+        "isinf",
+        "copysign",
+        "shl",
+        "shr",
+        "floor",
+    ]
 )
 _KEEP_ABOVE = 14
 
@@ -85,15 +112,15 @@ def _needs(value: SSAValue, cluster: Cluster) -> bool:
     return any(v in made for v in lazy_closure(value))
 
 
-def lazy_closure(value: SSAValue) -> set[SSAValue]:
-    """The value and all it is lazily computed from, down to and including what is already there."""
-    seen: set[SSAValue] = set()
+def lazy_closure(value: SSAValue) -> dict[SSAValue, None]:
+    """The value and all it is lazily computed from, down to and including what is already there; in a fixed order."""
+    seen: dict[SSAValue, None] = {}
     pending = [value]
     while pending:
         current = pending.pop()
         if current in seen:
             continue
-        seen.add(current)
+        seen[current] = None
         if isinstance(current, OpResult) and isinstance(current.op, LAZY):
             pending.extend(v for v in current.op.operands if isinstance(v.type, tile.TileType))
     return seen
@@ -103,10 +130,9 @@ def _choose_kept(steps: Sequence[Step]) -> None:
     """Mark expensive values that several steps need as kept by the first of them."""
     kept: set[SSAValue] = set()
     roots = [_roots(step) for step in steps]
-    candidates: list[SSAValue] = []
-    for values in roots:
-        for root in values:
-            candidates += [v for v in lazy_closure(root) if v not in candidates and _is_kept_candidate(v)]
+    needed = [{v: None for root in values for v in lazy_closure(root)} for values in roots]
+    shared = Counter(v for values in needed for v in values)
+    candidates = [v for v, count in shared.items() if count > 1 and _is_kept_candidate(v)]
     # From the outermost value inwards: what a kept value is made of is needed only where that is made.
     candidates.sort(key=lambda v: -len(lazy_closure(v)))
     for value in candidates:

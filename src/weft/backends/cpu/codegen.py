@@ -16,6 +16,7 @@ from xdsl.ir import Operation, OpResult, SSAValue
 from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.clusters import Cluster, Fill, Sink, form_steps, lazy_closure, sink_value
 from weft.backends.cpu.dot import accumulates_in_place, buffered_operands, emit_dot
+from weft.backends.cpu.extents import Limits
 from weft.backends.cpu.reductions import Accumulator
 from weft.backends.cpu.sort import emit_sort
 from weft.backends.cpu.target import CpuTarget
@@ -68,6 +69,7 @@ class KernelCodegen:
         self.pointers: dict[SSAValue, V] = {}
         self.buffers: dict[SSAValue, Buffer] = {}
         self.accesses: dict[Operation, Access] = {}
+        self.limits = Limits()
 
     def emit(self) -> None:
         name = self.kernel.sym_name.data
@@ -131,25 +133,10 @@ class KernelCodegen:
     def extents(self, value: SSAValue) -> tuple[V, ...]:
         """How many elements a tile has along each axis. Axes of capacity 1 have one."""
         sizes = tile.tile_type(value).sizes
-        result: tuple[V, ...]
-        op = value.op if isinstance(value, OpResult) else None
-        if isinstance(op, tile.LoadOp | tile.PositionOp):
-            result = tuple(
-                i64(1) if size == 1 else self.size(extent, op.indices)
-                for size, extent in zip(sizes, op.extents.data, strict=True)
-            )
-        elif isinstance(op, tile.MapOp | tile.GatherOp | tile.ReduceOp):
-            operands = [v for v in op.operands if isinstance(v.type, tile.TileType)]
-            result = tuple(
-                self.least([self.extents(v)[a] for v in operands if tile.tile_type(v).sizes[a] != 1], size)
-                for a, size in enumerate(sizes)
-            )
-        elif isinstance(op, tile.DotOp):
-            panels = len(tile.tile_type(op.b).sizes) == 3
-            result = (self.extents(op.a)[0], i64(sizes[1]) if panels else self.extents(op.b)[1])
-        else:
-            result = tuple(i64(size) for size in sizes)
-        return result
+        return tuple(
+            self.least([self.size(*limit) for limit in self.limits.of(value, axis)], size)
+            for axis, size in enumerate(sizes)
+        )
 
     def least(self, candidates: Sequence[V], capacity: int) -> V:
         """The smallest of several extents; one that equals the capacity is no constraint."""
