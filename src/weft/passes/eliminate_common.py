@@ -11,7 +11,8 @@ from xdsl.ir import Operation
 from xdsl.passes import ModulePass
 
 from weft.ops.base import GraphOp
-from weft.ops.graph import FuncOp
+from weft.ops.graph import FuncOp, OpaqueOp
+from weft.passes.eliminate_dead import is_pure
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class EliminateCommon(ModulePass):
                 continue
             seen: dict[object, Operation] = {}
             for candidate in list(function.block.ops):
-                if not isinstance(candidate, GraphOp):
+                if not isinstance(candidate, GraphOp | OpaqueOp) or not is_pure(candidate):
                     continue
                 key = (candidate.name, tuple(candidate.operands), tuple(sorted(candidate.attributes.items())))
                 first = seen.setdefault(key, candidate)

@@ -7,15 +7,20 @@ from typing import ClassVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation
 from xdsl.passes import ModulePass
 
+from weft.ir.attributes import to_attribute
 from weft.ops.base import GraphOp
-from weft.ops.graph import FuncOp, GroupOp
+from weft.ops.graph import FuncOp, GroupOp, OpaqueOp
 
 
 @dataclass(frozen=True)
 class EliminateDead(ModulePass):
-    """%a = graph.exp %x ; graph.return %x   →   graph.return %x"""
+    """%a = graph.exp %x ; graph.return %x   →   graph.return %x
+
+    A call that Weft does not look into goes too, unless it has effects or draws random numbers.
+    """
 
     name: ClassVar[str] = "eliminate_dead"
 
@@ -24,6 +29,13 @@ class EliminateDead(ModulePass):
             if not isinstance(function, FuncOp):
                 continue
             for candidate in reversed(list(function.block.ops)):
-                if isinstance(candidate, GraphOp | GroupOp) and not any(r.uses for r in candidate.results):
+                if is_pure(candidate) and not any(result.uses for result in candidate.results):
                     candidate.detach()
                     candidate.erase()
+
+
+def is_pure(op: Operation) -> bool:
+    """Whether an op does nothing but make its results, the same ones whenever it runs."""
+    if isinstance(op, OpaqueOp):
+        return op.attributes.get("pure") != to_attribute(False)
+    return isinstance(op, GraphOp | GroupOp)
