@@ -97,8 +97,8 @@ class Domain:
 
     def fuse(self, addresses: Sequence[Size]) -> None:
         """Join neighbouring variables wherever every address allows it."""
-        self.row_runs = _fused(self.rows, addresses)
-        self.column_runs = _fused(self.columns, addresses)
+        self.row_runs = fused(self.rows, addresses)
+        self.column_runs = fused(self.columns, addresses)
 
     def in_runs(self, address: Size) -> Size:
         """An address over variables, rewritten over runs."""
@@ -140,16 +140,17 @@ def _divided_variable(address: Size, bounds: dict[str, Size]) -> tuple[str, Size
                 continue
             numerator, divisor = atom.args
             name = str(numerator)
-            if name in bounds and not symbols_of(divisor) & bounds.keys() and divisor != bounds[name]:
-                if simplify(mod(bounds[name], divisor), {}) == 0 and divisor != 0:
-                    return name, divisor
+            whole = name in bounds and divisor != 0 and simplify(mod(bounds[name], divisor), {}) == 0
+            if whole and not symbols_of(divisor) & bounds.keys() and divisor != bounds[name]:
+                return name, divisor
             inner = _divided_variable(numerator, bounds)
             if inner is not None:
                 return inner
     return None
 
 
-def _fused(variables: Sequence[Variable], addresses: Sequence[Size]) -> list[Run]:
+def fused(variables: Sequence[Variable], addresses: Sequence[Size]) -> list[Run]:
+    """Neighbouring variables joined wherever every address steps through them as through one."""
     runs: list[Run] = []
     for variable in variables:
         candidate = Run((*runs[-1].variables, variable)) if runs else None

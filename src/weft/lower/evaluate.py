@@ -42,6 +42,10 @@ class Evaluator:
     layouts: dict[SSAValue, Layout]
     scopes: list[dict[Any, Value]] = field(default_factory=lambda: [{}])
     dynamic: dict[str, tuple[Value, Size]] = field(default_factory=dict[str, tuple[Value, Size]])
+    given: dict[SSAValue, tuple[tuple[Size, ...], Value]] = field(
+        default_factory=dict[SSAValue, tuple[tuple[Size, ...], Value]]
+    )
+    """Results that are there already, at the one index of this evaluation: those of a group's structured op."""
 
     def bounds(self) -> dict[str, Size]:
         raise NotImplementedError
@@ -62,6 +66,11 @@ class Evaluator:
         for scope in reversed(self.scopes):
             if key in scope:
                 return scope[key]
+        if operand.value in self.given:
+            place, result = self.given[operand.value]
+            if tuple(simplify(position, bounds) for position in place) != index:
+                raise LoweringError(f"a kernel computes its {tuple(map(str, place))}, not {tuple(map(str, index))}")
+            return result
         if operand.value in self.layouts:
             result = self.load(operand.value, self.layouts[operand.value].address(index), mask, other)
         else:
@@ -175,7 +184,7 @@ class AddressRecorder(Evaluator):
 
     def reduce(self, op: Reduction, index: Sequence[Size], operands: Sequence[Source]) -> Value:
         rule: Any = type(op)
-        columns = frozenset().union(*map(symbols_of, self.columns))
+        columns = frozenset[str]().union(*map(symbols_of, self.columns))
         if any(symbols_of(position) & columns for position in index):
             raise LoweringError(f"{op.name} is read at an index that it is reducing over")
         if len(self.columns) != len(rule.ranges(*(o.tensor for o in operands), **op.params)):

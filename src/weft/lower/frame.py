@@ -16,7 +16,7 @@ from weft.ir.expr import Size, ceildiv, symbol
 from weft.ir.types import DType, element_type
 from weft.lower.emit import KernelEmitter
 from weft.lower.kernels import Kernel
-from weft.lower.schedule import Schedule
+from weft.lower.schedule import Blocks, Schedule
 from weft.tile import dialect as tile
 
 
@@ -63,7 +63,7 @@ class KernelFrame:
                 base = symbol(name) * capacity
             emit.tile_axis(run.name, run.size, 0, base, capacity)
 
-    def finish(self, schedule: Schedule, *, serial: bool = False) -> Kernel:
+    def finish(self, schedule: Schedule | Blocks, *, serial: bool = False) -> Kernel:
         """End the block and wrap it up."""
         self.block.add_op(tile.ReturnOp.create())
         attributes: dict[str, Attribute] = {

@@ -1,31 +1,32 @@
 """Groups of elementwise ops, movements and reductions → one tile kernel.
 
-    graph.group(%x) {                      tile.kernel @softmax grid [s0] {
-      %m = graph.max(%x) dims=[1] keep       %r = tile.program 0
-      %d = graph.sub(%x, %m)                 %x = tile.load %x0[d0*1000] : 1x1000
-      %e = graph.exp(%d)                →    %m = tile.reduce max %x axis 0
-      %s = graph.sum(%e) dims=[1] keep       %e = tile.map exp(%x - %m)
-      %y = graph.div(%e, %s)                 %s = tile.reduce sum %e axis 0
-      graph.yield %y                         tile.store %y0[d0*1000], %e / %s
-    }                                      }
+graph.group(%x) {                      tile.kernel @softmax grid [s0] {
+  %m = graph.max(%x) dims=[1] keep       %r = tile.program 0
+  %d = graph.sub(%x, %m)                 %x = tile.load %x0[d0*1000] : 1x1000
+  %e = graph.exp(%d)                →    %m = tile.reduce max %x axis 0
+  %s = graph.sum(%e) dims=[1] keep       %e = tile.map exp(%x - %m)
+  %y = graph.div(%e, %s)                 %s = tile.reduce sum %e axis 0
+  graph.yield %y                         tile.store %y0[d0*1000], %e / %s
+}                                      }
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
-from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr, i64 as i64_attr
+from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr
+from xdsl.dialects.builtin import i64 as i64_attr
 from xdsl.ir import Block, Region, SSAValue
 
 from weft.errors import LoweringError
-from weft.ir.expr import Size, ceildiv, simplify, symbol, symbols_of
-from weft.ir.types import DType, element_type, i64, tensor_of
+from weft.ir.expr import Expr, Size, ceildiv, simplify, symbol, symbols_of
+from weft.ir.types import element_type, i64, tensor_of
 from weft.lower.domain import Domain
 from weft.lower.emit import KernelEmitter, TileValue
 from weft.lower.evaluate import Address, AddressRecorder, Layout, Source, finish
-from weft.lower.schedule import Schedule, choose_schedule
+from weft.lower.schedule import Blocks, Schedule, choose_schedule
 from weft.ops.base import GraphOp, Reduction
 from weft.ops.body import Value
 from weft.ops.graph import GroupOp
@@ -40,12 +41,12 @@ class Kernel:
 
     op: tile.KernelOp
     symbols: tuple[str, ...]
-    schedule: Schedule
+    schedule: Schedule | Blocks
 
 
 def lower_group(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Kernel:
     """Lower a group whose operands and results have the given layouts."""
-    layouts = dict(zip(group.block.args, inputs, strict=True))
+    layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
     reductions = [op for op in group.block.ops if isinstance(op, Reduction)]
     domain = _domain(group, reductions)
     indices = [_output_index(value, domain, reductions) for value in group.yielded]
@@ -124,12 +125,12 @@ def group_symbols(group: GroupOp, layouts: Sequence[Layout]) -> tuple[str, ...]:
     """The symbolic sizes that a kernel made of the group may need."""
     names: set[str] = set()
 
-    def collect(value: object) -> None:
+    def collect(value: Any) -> None:
         if isinstance(value, tuple):
-            for item in value:
+            for item in cast("tuple[Any, ...]", value):
                 collect(item)
-        elif not isinstance(value, str):
-            names.update(symbols_of(value) if not isinstance(value, (float, bool, DType, type(None))) else ())  # type: ignore[arg-type]
+        elif isinstance(value, Expr):
+            names.update(value.symbols)
 
     for value in (*group.block.args, *group.yielded):
         collect(tensor_of(value.type).shape)
@@ -249,7 +250,7 @@ class _Lowering:
 class _GroupEmitter(KernelEmitter):
     """The emitter with the group's reductions."""
 
-    schedule: Schedule = Schedule("pointwise", "", 1)
+    schedule: Schedule = field(default_factory=lambda: Schedule("pointwise", "", 1))
 
     def reduce(self, op: Reduction, index: Sequence[Size], operands: Sequence[Source]) -> Value:
         rule: Any = type(op)

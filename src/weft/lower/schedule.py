@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.ir.expr import Size, coefficient_of
+from weft.ir.types import DType
 from weft.lower.domain import Domain, Run
 from weft.lower.evaluate import Address
 
@@ -35,6 +36,64 @@ class Schedule:
     def __str__(self) -> str:
         outer = f", {self.outer} by {self.outer_capacity}" if self.outer else ""
         return f"#{self.mode}<{self.vector} by {self.capacity}{outer}>"
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The schedule of a product: the sides of its tiles."""
+
+    mode: str
+    sides: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"#{self.mode}<{'x'.join(map(str, self.sides))}>"
+
+
+_MOST_ROWS, _UNKNOWN_ROWS, _FEW_ROWS = 132, 96, 8
+_MOST_COLUMNS, _LEAST_COLUMNS, _COLUMN_UNIT, _ROW_UNIT = 256, 64, 32, 12
+_DEPTH_BYTES, _FEW_ROWS_DEPTH, _PACKED_DEPTH = 1024, 8192, 8192
+_PROGRAMS = 16
+
+
+def choose_blocks(m: Size, n: Size, k: Size, batch: Sequence[Size], dtype: DType, packed: int | None) -> Blocks:
+    """The tiles of a product [m, k] x [k, n]; `packed` is the width of b's panels if it lies in such.
+
+    A block of a (BM x BK) stays in the second-level cache while panels of b pass; column blocks are narrow enough for
+    all threads to have some. With few rows b is read once: its panels are best read from end to end.
+    """
+    few = isinstance(m, int) and m <= _FEW_ROWS
+    rows = _UNKNOWN_ROWS if not isinstance(m, int) else _even(m, _MOST_ROWS, _ROW_UNIT)
+    depth = _DEPTH_BYTES // max(dtype.bytes, 4)
+    if few:
+        depth = _FEW_ROWS_DEPTH if packed is None else _PACKED_DEPTH
+    if isinstance(k, int):
+        depth = max(1, k) if k <= depth * 3 // 2 else _even(k, depth, 8)
+    others = _known(batch) * (-(-m // rows) if isinstance(m, int) else 1)
+    columns = 1 if n == 1 else _MOST_COLUMNS
+    while columns > _LEAST_COLUMNS and isinstance(n, int) and others * -(-n // columns) < _PROGRAMS:
+        columns //= 2
+    if isinstance(n, int) and n != 1:
+        unit = _COLUMN_UNIT if packed is None else max(packed, _COLUMN_UNIT)
+        columns = _rounded(-(-n // max(1, -(-n // columns))), unit)
+    return Blocks("dot", (rows, columns, depth))
+
+
+def _even(size: int, most: int, unit: int) -> int:
+    """A side of at most `most` that cuts a size into blocks of about one size."""
+    if size <= most:
+        return max(1, size)
+    return min(most, _rounded(-(-size // -(-size // most)), unit))
+
+
+def _rounded(size: int, unit: int) -> int:
+    return max(unit, -(-size // unit) * unit)
+
+
+def _known(sizes: Sequence[Size]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size if isinstance(size, int) else 1
+    return total
 
 
 def choose_schedule(domain: Domain, addresses: Sequence[Address], *, indexed: bool) -> Schedule:

@@ -8,7 +8,7 @@ beyond folding of integer constants, which keeps address arithmetic readable.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -240,6 +240,10 @@ class Function:
     def store(self, value: V, pointer: V, align: int, suffix: str = "") -> None:
         self.do(f"store {value}, {pointer}, align {align}{suffix}")
 
+    def prefetch(self, pointer: V) -> None:
+        """Bring a cache line near that will be read soon; the address need not exist."""
+        self.call("llvm.prefetch.p0", "void", pointer, V("i32", "0"), V("i32", "3"), V("i32", "1"))
+
     def alloca(self, type_: str, count: int = 1, align: int = 64) -> V:
         """Stack memory, taken in the entry block so that loops do not grow the stack."""
         name = self.fresh("slot")
@@ -263,7 +267,7 @@ class Function:
         self.do(f"br {condition}, label %{yes}, label %{no}")
 
     @contextmanager
-    def loop(self, start: V, stop: V, step: V) -> Iterator[V]:
+    def loop(self, start: V, stop: V, step: V) -> Generator[V, None, None]:
         """`for (i = start; i < stop; i += step)`; yields i. State across iterations lives in allocas."""
         before, head, body, after = self.block, self.label("head"), self.label("body"), self.label("after")
         self.branch(head)
@@ -282,7 +286,7 @@ class Function:
         self.start(after)
 
     @contextmanager
-    def when(self, condition: V) -> Iterator[None]:
+    def when(self, condition: V) -> Generator[None, None, None]:
         """`if (condition) { ... }`"""
         yes, after = self.label("then"), self.label("after")
         self.branch_if(condition, yes, after)
@@ -317,9 +321,9 @@ class Function:
         assert total is not None
         return total
 
-    def _match(self, operation: object, a: V, b: V) -> V:
+    def _match(self, operation: Callable[[V, V], V], a: V, b: V) -> V:
         lanes = max(a.lanes, b.lanes)
-        return operation(self.splat(a, lanes), self.splat(b, lanes))  # type: ignore[operator]
+        return operation(self.splat(a, lanes), self.splat(b, lanes))
 
     def _atom(self, kind: str, args: Sequence[Size], symbols: dict[str, V]) -> V:
         a, b = (self.size(arg, symbols) for arg in args)

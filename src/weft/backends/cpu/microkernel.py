@@ -1,0 +1,232 @@
+"""The innermost loops of matrix products: a block of the result in registers, walked along K.
+
+Both kernels compute `c (+)= a @ b` for a few rows and columns; `a` is contiguous along K. They are functions of their
+own, so that registers are allotted to them alone and all products of a module share them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.backends.cpu.target import CpuTarget
+from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_type, scalar_type, vector
+from weft.backends.llvm.cast import load_convert
+from weft.ir.types import DType
+
+_PARAMS = [
+    ("ptr noalias", "c"),
+    ("i64", "c_stride"),
+    ("ptr noalias", "a"),
+    ("i64", "a_stride"),
+    ("ptr noalias", "b"),
+    ("i64", "b_stride"),
+    ("i64", "depth"),
+    ("i1", "keep"),
+]
+_LEAST_CHAINS = 8
+"""Sums that must be under way at a time to hide the latency of a multiply-add."""
+_LINE_VECTORS = 4
+"""Vectors that are read from one stream before turning to the next: a cache line or more."""
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """The block of the result that a micro-kernel holds: `rows` times `vectors` registers of `lanes` elements."""
+
+    rows: int
+    vectors: int
+    lanes: int
+
+    @property
+    def columns(self) -> int:
+        return self.vectors * self.lanes
+
+
+def blocking(target: CpuTarget, dtype: DType) -> Blocking:
+    """The block that fills the register file of a target, for products computed in `dtype`."""
+    lanes = target.vector_bits // max(dtype.bits, 8)
+    match target.vector_bits:
+        case 512:
+            return Blocking(12, 2, lanes)
+        case 256:
+            return Blocking(6, 2, lanes)
+        case _:
+            return Blocking(4, 4, lanes)
+
+
+def multiply_add(b: Function, x: V, y: V, total: V) -> V:
+    if x.element in ("float", "double"):
+        return b.intrinsic("fma", x, y, total)
+    return b.binary("add", b.binary("mul", x, y), total)
+
+
+def panel_kernel(module: Module, target: CpuTarget, block: Blocking, dtype: DType, memory: DType) -> str:
+    """A kernel for `b` contiguous along N; `memory` is the type of b's elements there. Returns its name.
+
+    The rows' factors are broadcast from a: by lane of a vector along K where instructions take a lane, else by scalar.
+    """
+    name = f"weft.panel.{block.rows}x{block.vectors}x{block.lanes}.{dtype}.{memory}"
+    if not module.add_shared(name):
+        return name
+    f = Function(module, name, _PARAMS, attributes="nounwind noinline", linkage="internal")
+    c, c_stride, a, a_stride, b, b_stride, depth, keep = f.args
+    element, b_element = scalar_type(dtype), memory_type(memory)
+    type_ = vector(element, block.lanes)
+    phases = max(1, min(4, _LEAST_CHAINS // (block.rows * block.vectors)))
+    slots = [[[f.alloca(type_) for _ in range(block.vectors)] for _ in range(block.rows)] for _ in range(phases)]
+    _clear(f, slots, type_)
+    places = [
+        (slots[0][r][v], f.gep(c, f.add(f.mul(c_stride, i64(r)), i64(v * block.lanes)), element))
+        for r in range(block.rows)
+        for v in range(block.vectors)
+    ]
+    with f.when(keep):
+        for slot, address in places:
+            f.store(f.load(type_, address, dtype.bytes), slot, 64)
+    by_lane = target.vector_bits == 128 and dtype.bits >= 32
+    unroll = 128 // dtype.bits if by_lane else 4
+
+    def step(k: V, factors: list[V], phase: int) -> None:
+        row = f.gep(b, f.mul(k, b_stride), b_element)
+        for v in range(block.vectors):
+            address = f.gep(row, i64(v * block.lanes), b_element)
+            right = load_convert(f, f.load(vector(b_element, block.lanes), address, memory.bytes), memory)
+            for r in range(block.rows):
+                slot = slots[phase][r][v]
+                f.store(multiply_add(f, f.splat(factors[r], block.lanes), right, f.load(type_, slot, 64)), slot, 64)
+
+    rows = [f.gep(a, f.mul(a_stride, i64(r)), element) for r in range(block.rows)]
+    whole = f.binary("and", depth, i64(-unroll))
+    with f.loop(i64(0), whole, i64(unroll)) as k:
+        if by_lane:
+            loaded = [f.load(vector(element, unroll), f.gep(row, k, element), dtype.bytes) for row in rows]
+            columns = [[f.extract(left, u) for left in loaded] for u in range(unroll)]
+        else:
+            columns = [
+                [f.load(element, f.gep(row, f.add(k, i64(u)), element), dtype.bytes) for row in rows]
+                for u in range(unroll)
+            ]
+        for u, factors in enumerate(columns):
+            step(f.add(k, i64(u)), factors, u % phases)
+    with f.loop(whole, depth, i64(1)) as k:
+        step(k, [f.load(element, f.gep(row, k, element), dtype.bytes) for row in rows], 0)
+
+    others = [[phase[r][v] for phase in slots[1:]] for r in range(block.rows) for v in range(block.vectors)]
+    for (slot, address), rest in zip(places, others, strict=True):
+        total = f.load(type_, slot, 64)
+        for other in rest:
+            total = _plus(f, total, f.load(type_, other, 64))
+        f.store(total, address, dtype.bytes)
+    f.finish()
+    return name
+
+
+def slab_kernel(module: Module, rows: int, depth: int, lanes: int, dtype: DType, memory: DType) -> str:
+    """A kernel for `b` contiguous along N with many columns and few rows: `depth` rows of b run by side by side.
+
+    The result stays in memory (which is the first-level cache), so that b is read from end to end. Returns its name.
+    """
+    name = f"weft.slab.{rows}x{depth}.{dtype}.{memory}"
+    if not module.add_shared(name):
+        return name
+    params = [*_PARAMS[:-2], ("i64", "columns")]
+    f = Function(module, name, params, attributes="nounwind noinline", linkage="internal")
+    c, c_stride, a, a_stride, b, b_stride, columns = f.args
+    element, b_element = scalar_type(dtype), memory_type(memory)
+    factors = [
+        [f.load(element, f.gep(a, f.add(f.mul(a_stride, i64(r)), i64(u)), element), dtype.bytes) for u in range(depth)]
+        for r in range(rows)
+    ]
+    right_rows = [f.gep(b, f.mul(b_stride, i64(u)), b_element) for u in range(depth)]
+    result_rows = [f.gep(c, f.mul(c_stride, i64(r)), element) for r in range(rows)]
+
+    def step(n: V, count: int, width: int) -> None:
+        for v in range(count):
+            at = f.add(n, i64(v * width))
+            right = [
+                load_convert(f, f.load(vector(b_element, width), f.gep(row, at, b_element), memory.bytes), memory)
+                for row in right_rows
+            ]
+            for r, row in enumerate(result_rows):
+                address = f.gep(row, at, element)
+                total = f.load(vector(element, width), address, dtype.bytes)
+                for u in range(depth):
+                    total = multiply_add(f, f.splat(factors[r][u], width), right[u], total)
+                f.store(total, address, dtype.bytes)
+
+    wide = _LINE_VECTORS * lanes
+    whole = f.binary("and", columns, i64(-wide))
+    with f.loop(i64(0), whole, i64(wide)) as n:
+        for row in right_rows:
+            f.prefetch(f.gep(row, f.add(n, f.mul(b_stride, i64(depth))), b_element))
+        step(n, _LINE_VECTORS, lanes)
+    with f.loop(whole, columns, i64(1)) as n:
+        step(n, 1, 1)
+    f.finish()
+    return name
+
+
+def row_kernel(module: Module, rows: int, columns: int, lanes: int, dtype: DType, memory: DType) -> str:
+    """A kernel for `b` contiguous along K: vectors run along K and are summed at the end. Returns its name."""
+    name = f"weft.rows.{rows}x{columns}x{lanes}.{dtype}.{memory}"
+    if not module.add_shared(name):
+        return name
+    f = Function(module, name, _PARAMS, attributes="nounwind noinline", linkage="internal")
+    c, c_stride, a, a_stride, b, b_stride, depth, keep = f.args
+    element, b_element = scalar_type(dtype), memory_type(memory)
+    wide = [[f.alloca(vector(element, lanes)) for _ in range(columns)] for _ in range(rows)]
+    narrow = [[f.alloca(element) for _ in range(columns)] for _ in range(rows)]
+    _clear(f, [wide], vector(element, lanes))
+    _clear(f, [narrow], element)
+    addresses = [
+        [f.gep(c, f.add(f.mul(c_stride, i64(r)), i64(n)), element) for n in range(columns)] for r in range(rows)
+    ]
+    with f.when(keep):
+        for r in range(rows):
+            for n in range(columns):
+                f.store(f.load(element, addresses[r][n], dtype.bytes), narrow[r][n], 64)
+
+    def step(k: V, width: int, slots: list[list[V]]) -> None:
+        type_ = vector(element, width)
+        left = [f.load(type_, f.gep(a, f.add(f.mul(a_stride, i64(r)), k), element), dtype.bytes) for r in range(rows)]
+        for n in range(columns):
+            address = f.gep(b, f.add(f.mul(b_stride, i64(n)), k), b_element)
+            right = load_convert(f, f.load(vector(b_element, width), address, memory.bytes), memory)
+            for r in range(rows):
+                slot = slots[r][n]
+                f.store(multiply_add(f, left[r], right, f.load(type_, slot, 64)), slot, 64)
+
+    unroll = _LINE_VECTORS * lanes
+    whole = f.binary("and", depth, i64(-unroll))
+    with f.loop(i64(0), whole, i64(unroll)) as k:
+        for start in range(0, unroll, lanes):
+            step(f.add(k, i64(start)), lanes, wide)
+    with f.loop(whole, depth, i64(1)) as k:
+        step(k, 1, narrow)
+    for r in range(rows):
+        for n in range(columns):
+            total = _summed(f, f.load(vector(element, lanes), wide[r][n], 64), f.load(element, narrow[r][n], 64))
+            f.store(total, addresses[r][n], dtype.bytes)
+    f.finish()
+    return name
+
+
+def _clear(f: Function, slots: list[list[list[V]]], type_: str) -> None:
+    for phase in slots:
+        for row in phase:
+            for slot in row:
+                f.store(const(0, type_), slot, 64)
+
+
+def _summed(f: Function, wide: V, narrow: V) -> V:
+    """The sum of a vector's lanes, in whichever order is quick, and of what is beside it."""
+    if wide.element in ("float", "double"):
+        suffix = f"v{wide.lanes}f{32 if wide.element == 'float' else 64}"
+        name = f"llvm.vector.reduce.fadd.{suffix}"
+        f.module.declarations.setdefault(name, f"declare {wide.element} @{name}({wide.element}, {wide.type})")
+        return f.emit(wide.element, f"call reassoc {wide.element} @{name}({narrow}, {wide})")
+    return f.binary("add", f.call(f"llvm.vector.reduce.add.v{wide.lanes}{wide.element}", wide.element, wide), narrow)
+
+
+def _plus(f: Function, x: V, y: V) -> V:
+    return f.binary("fadd" if x.element in ("float", "double") else "add", x, y)

@@ -1,0 +1,301 @@
+"""Groups around a matrix product → one tile kernel.
+
+    graph.group(%x, %w, %c) {              tile.kernel @dot_add grid [batch, column blocks, row blocks] {
+      %0 = graph.dot(%x, %w)                 %acc = tile.for k = 0 to K step BK carrying 0 {
+      %1 = graph.add(%0, %c)          →        %a = tile.load %x[..] : BM x BK ;  %b = tile.load %w[..] : BK x BN
+      %2 = graph.relu(%1)                      tile.yield tile.dot %a, %b, %acc }
+      graph.yield %2                         tile.store %y[..], max(%acc + tile.load %c[..], 0)
+    }                                      }
+
+What comes before the product (views, casts, cheap elementwise ops) is computed on the operands' tiles, what comes after
+it on the result's. Programs of one column block are neighbours, so that the block of b they share stays in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from xdsl.ir import SSAValue
+
+from weft.errors import LoweringError
+from weft.ir.expr import Size, floordiv, minimum, simplify, symbol, symbols_of
+from weft.ir.types import Tensor, tensor_of
+from weft.lower.blocked import BlockedKernel
+from weft.lower.domain import Domain, Run, Variable, fused
+from weft.lower.emit import TileValue, register_dtype
+from weft.lower.evaluate import AddressRecorder, Dummy, Source
+from weft.lower.kernels import Kernel
+from weft.lower.lowered import Lowered, whole
+from weft.lower.packing import PackedLayout, PackedPanels, weight_of
+from weft.lower.schedule import choose_blocks
+from weft.ops.base import Elementwise
+from weft.ops.dot import Dot
+from weft.ops.graph import GroupOp
+from weft.ops.layouts import Layout
+from weft.ops.reshaping import reshape_index
+from weft.tile import dialect as tile
+
+
+def lower_dot(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Lowered:
+    """Lower a group that holds one product, with its operands and results in the given layouts."""
+    layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
+    dot = next(op for op in group.block.ops if isinstance(op, Dot))
+    kernel = _DotLowering(group, name, layouts, outputs, dot).kernel()
+    return whole(kernel, len(inputs), len(outputs))
+
+
+@dataclass
+class _Reads:
+    """The addresses of a product's operands, and of all that follows it."""
+
+    a: list[Size] = field(default_factory=list[Size])
+    b: list[Size] = field(default_factory=list[Size])
+    rest: list[Size] = field(default_factory=list[Size])
+
+    @property
+    def all(self) -> list[Size]:
+        return [*self.a, *self.b, *self.rest]
+
+
+@dataclass
+class _DotLowering:
+    """The construction of one kernel. Its rows are the result's dimensions, its one column dimension is K."""
+
+    group: GroupOp
+    name: str
+    layouts: dict[SSAValue, Layout]
+    outputs: Sequence[Layout]
+    dot: Dot
+
+    def kernel(self) -> Kernel:
+        shape = self.result.shape
+        self.domain = domain = Domain(shape, (self.a_tensor.shape[-1],))
+        while domain.split((reads := self._record()).all):
+            pass
+        n_name = f"r{len(shape) - 1}"
+        columns = [v for v in domain.rows if v.name.rstrip("hl") == n_name]
+        rows = [v for v in domain.rows if v not in columns]
+        row_runs, n_runs = fused(rows, reads.all), self._n_runs(columns, reads)
+        domain.row_runs = [*row_runs, *n_runs]
+        domain.column_runs = fused(domain.columns, reads.all)
+        self.m_run = row_runs[-1] if row_runs and not _uses(reads.b, row_runs[-1]) else None
+        if self.panels is not None and self.m_run is not None and self.panels.batch > 1 and len(row_runs) == 1:
+            self.m_run = None if self._batch_in(self.m_run) else self.m_run
+        self.n_run = n_runs[-1] if n_runs else None
+        self.k_run = domain.column_runs[-1] if domain.column_runs else None
+        outer = [run for run in domain.row_runs if run not in (self.m_run, self.n_run)]
+        self.blocks = choose_blocks(
+            _size(self.m_run),
+            _size(self.n_run),
+            _size(self.k_run),
+            [run.size for run in outer],
+            self.result.dtype,
+            self.panels.NR if self.panels else None,
+        )
+        return self._emit(outer)
+
+    @property
+    def result(self) -> Tensor:
+        return tensor_of(self.dot.results[0].type)
+
+    @property
+    def a_tensor(self) -> Tensor:
+        return tensor_of(self.dot.operands[0].type)
+
+    @property
+    def panels(self) -> PackedPanels | None:
+        layout = self.layouts.get(weight_of(self.dot))
+        return layout.panels if isinstance(layout, PackedLayout) else None
+
+    # -- addresses -------------------------------------------------------------------------------------------------
+
+    def _a_index(self) -> list[Size]:
+        return [*self.domain.row_index[:-1], *self.domain.column_index]
+
+    def _b_index(self) -> list[Size]:
+        return [*self.domain.row_index[:-2], *self.domain.column_index, self.domain.row_index[-1]]
+
+    def _record(self) -> _Reads:
+        domain, reads = self.domain, _Reads()
+        recorder = AddressRecorder(self.layouts, space=domain.bounds)
+        a, b = self.dot.operands
+        recorder.at(Source(a, tensor_of(a.type)), self._a_index())
+        reads.a = [address.expr for address in recorder.addresses]
+        recorder.addresses.clear()
+        if self.panels is None:
+            recorder.at(Source(b, tensor_of(b.type)), self._b_index())
+        reads.b = [address.expr for address in recorder.addresses]
+        recorder.addresses.clear()
+        recorder.given[self.dot.results[0]] = (tuple(domain.row_index), Dummy(self.result.dtype))
+        for value, layout, index in zip(self.group.yielded, self.outputs, self._output_indices(), strict=True):
+            recorder.at(Source(value, tensor_of(value.type)), index)
+            reads.rest.append(simplify(layout.address(index), domain.bounds))
+        reads.rest += [address.expr for address in recorder.addresses]
+        return reads
+
+    def _output_indices(self) -> list[list[Size]]:
+        """Where the element of each output lies that the product's element at the domain's index becomes."""
+        places: dict[SSAValue, list[Size]] = {self.dot.results[0]: list(self.domain.row_index)}
+        for op in self.group.block.ops:
+            made = [v for v in op.operands if v in places]
+            if not made or not op.results:
+                continue
+            value = op.results[0]
+            shape, source = tensor_of(value.type).shape, tensor_of(made[0].type).shape
+            index = places[made[0]]
+            if isinstance(op, Elementwise) and shape == source:
+                places[value] = index
+            elif op.name == "graph.permute":
+                places[value] = [index[d] for d in op.params["dims"]]  # type: ignore[attr-defined]
+            elif op.name == "graph.reshape":
+                places[value] = [simplify(i, self.domain.bounds) for i in reshape_index(index, source, shape)]
+            else:
+                raise LoweringError(f"{op.name} cannot follow a product in its kernel")
+        result: list[list[Size]] = []
+        for value in self.group.yielded:
+            if value not in places and tensor_of(value.type).shape != self.result.shape:
+                raise LoweringError(f"an output of shape {tensor_of(value.type)} is not the product's")
+            result.append(places.get(value, list(self.domain.row_index)))
+        return result
+
+    def _n_runs(self, variables: Sequence[Variable], reads: _Reads) -> list[Run]:
+        """The parts of N. Panels cannot be cut, so where parts are not made of whole ones, N stays one run."""
+        runs = fused(variables, reads.all)
+        if self.panels is not None and len(runs) > 1 and not _divides(self.panels.NR, runs[-1].size):
+            return [Run(tuple(variables))]
+        return runs
+
+    def _batch_in(self, run: Run) -> bool:
+        names = {variable.name for variable in run.variables}
+        return any(symbols_of(index) & names for index in self.domain.row_index[:-2])
+
+    # -- code ------------------------------------------------------------------------------------------------------
+
+    def _emit(self, outer: Sequence[Run]) -> Kernel:
+        kernel = BlockedKernel(self.group, self.name, self.layouts, self.outputs, self.domain)
+        self.emit = emit = kernel.emit
+        bm, bn, _ = self.blocks.sides
+        for run in outer:
+            kernel.program(run)
+        n_base = kernel.start_of(self.n_run, bn) if self.n_run else 0
+        m_base = kernel.start_of(self.m_run, bm) if self.m_run else 0
+        self.bases = {"m": m_base, "n": n_base}
+        total = self._product()
+        self._axes("m", "n")
+        emit.given[self.dot.results[0]] = (tuple(self.domain.row_index), TileValue(total, self.result.dtype))
+        for value, layout, index, target in zip(
+            self.group.yielded, self.outputs, self._output_indices(), kernel.targets, strict=True
+        ):
+            element = emit.at(Source(value, tensor_of(value.type)), index)
+            emit.store(element, target, layout.address(index))
+        return kernel.frame.finish(self.blocks)
+
+    def _axes(self, first: str, second: str) -> None:
+        """Make two of the runs m, n and k the axes of the tiles that follow."""
+        runs = {"m": self.m_run, "n": self.n_run, "k": self.k_run}
+        sides = dict(zip("mnk", self.blocks.sides, strict=True))
+        self.emit.axes.clear()
+        for position, letter in enumerate((first, second)):
+            run = runs[letter]
+            if run is not None:
+                self.emit.tile_axis(run.name, run.size, position, self.bases[letter], sides[letter])
+
+    def _product(self) -> SSAValue:
+        """The sum over all of K: in one step, or in loops that carry it."""
+        emit = self.emit
+        bm, bn, bk = self.blocks.sides
+        dtype = register_dtype(self.result.dtype)
+        type_ = tile.TileType.of((bm, bn), dtype)
+        one_step = self.k_run is None or (isinstance(self.k_run.size, int) and self.k_run.size <= bk)
+        outer = self.domain.column_runs[: -1 if one_step else None]
+        if self.a_tensor.shape[-1] == 0:
+            return emit.add(tile.ConstantOp.make(0.0 if dtype.is_float else 0, type_))
+        if not outer:
+            self.bases["k"] = 0
+            return self._step(None, type_)
+        carried = [TileValue(emit.add(tile.ConstantOp.make(0.0 if dtype.is_float else 0, type_)), dtype)]
+        self._loops(list(outer), carried, type_)
+        return carried[0].ssa
+
+    def _loops(self, runs: list[Run], carried: list[TileValue], type_: tile.TileType) -> None:
+        run, *inner = runs
+        blocked = run is self.k_run
+        name = f"{run.name}_start" if blocked else run.name
+        with self.emit.loop(name, run.size, self.blocks.sides[2] if blocked else 1, carried) as state:
+            if inner:
+                self._loops(inner, state, type_)
+            else:
+                self.bases["k"] = symbol(name) if blocked else 0
+                state[0] = TileValue(self._step(state[0].ssa, type_), carried[0].dtype)
+
+    def _step(self, total: SSAValue | None, type_: tile.TileType) -> SSAValue:
+        """One block of K."""
+        bm, bn, bk = self.blocks.sides
+        self.emit.scopes.append({})
+        self._axes("m", "k")
+        a = self._tile(self.dot.operands[0], self._a_index(), (bm, bk))
+        self.emit.scopes[-1].clear()
+        self._axes("k", "n")
+        b = self._packed_tile() if self.panels else self._tile(self.dot.operands[1], self._b_index(), (bk, bn))
+        self.emit.scopes.pop()
+        operands = [a, b] if total is None else [a, b, total]
+        return self.emit.add(tile.DotOp.create(operands=operands, result_types=[type_]))
+
+    def _tile(self, value: SSAValue, index: Sequence[Size], shape: tuple[int, int]) -> SSAValue:
+        emit = self.emit
+        element = emit.at(Source(value, tensor_of(value.type)), index)
+        assert isinstance(element, TileValue)
+        missing = [a for a in (0, 1) if tile.tile_type(element.ssa).sizes[a] != shape[a]]
+        for axis in missing:  # a broadcast operand: repeat it, by a choice between it and itself
+            run = next(name for name, place in emit.axes.items() if place.position == axis)
+            place = emit.index_tile(symbol(run))
+            wide = emit.where(emit.math("lt", place, emit.constant(0, place.dtype)), element, element)
+            assert isinstance(wide, TileValue)
+            element = wide
+        return element.ssa
+
+    def _packed_tile(self) -> SSAValue:
+        """The panels of this block: [panels, BK, NR]."""
+        emit, panels, domain = self.emit, self.panels, self.domain
+        assert panels is not None
+        _, bn, bk = self.blocks.sides
+        batch, count, k_size, width = panels.shape
+        matrix: Size = 0
+        if batch > 1:
+            for size, position in zip(self.result.shape[:-2], domain.row_index[:-2], strict=True):
+                matrix = matrix * size + position
+        n, k, matrix = (self._start(position) for position in (domain.row_index[-1], domain.column_index[0], matrix))
+        first = floordiv(n, width)
+        k_axis = emit.axes.get(self.k_run.name) if self.k_run else None
+        offset = (matrix * count + first) * (k_size * width) + k * width
+        held = bn // width
+        panel_extent = held if count % held == 0 else minimum(held, count - first)
+        (o, s, e), operands = emit.sizes(
+            (offset,), (k_size * width, width, 1), (panel_extent, k_axis.extent if k_axis else 1, width)
+        )
+        op = tile.LoadOp.create(
+            operands=[emit.pointers[weight_of(self.dot)], *operands],
+            attributes={"offset": o, "strides": s, "extents": e},
+            result_types=[tile.TileType.of((held, bk, width), register_dtype(panels.dtype))],
+        )
+        return emit.add(op)
+
+    def _start(self, position: Size) -> Size:
+        """The index of a tile's first element."""
+        affine = self.emit.affine(self.emit.resolve(position))
+        assert affine is not None
+        return affine[0]
+
+
+def _uses(addresses: Sequence[Size], run: Run) -> bool:
+    names = {variable.name for variable in run.variables}
+    return any(symbols_of(address) & names for address in addresses)
+
+
+def _size(run: Run | None) -> Size:
+    return run.size if run is not None else 1
+
+
+def _divides(divisor: int, size: Size) -> bool:
+    return isinstance(size, int) and size % divisor == 0

@@ -1,0 +1,127 @@
+"""Weights rearranged once for the kernels that read them: panels of columns, each contiguous.
+
+    b [K, N]  →  panels [N / NR, K, NR]        panels[p, k, n] = b[k, p * NR + n], 0 beyond the last column
+
+A frozen weight is packed when the program is built; `lower_dot` is told by a `PackedLayout` in place of the operand's
+own layout. `packable` says which operand of a group that may be, and how the matrix lies in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from xdsl.ir import BlockArgument, OpResult, SSAValue
+
+from weft.ir.expr import coefficient_of, simplify, symbol
+from weft.ir.types import DType, contiguous_strides, tensor_of
+from weft.lower.evaluate import AddressRecorder, Source
+from weft.ops.base import View
+from weft.ops.dot import Dot
+from weft.ops.graph import GroupOp
+from weft.ops.layouts import Layout
+
+
+@dataclass(frozen=True)
+class PackedPanels:
+    """The form of packed weights: `batch` matrices [K, N] in panels of NR columns."""
+
+    K: int
+    N: int
+    NR: int
+    dtype: DType
+    batch: int = 1
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return (self.batch, -(-self.N // self.NR), self.K, self.NR)
+
+    def pack(self, array: np.ndarray) -> np.ndarray:
+        """Pack matrices [batch..., K, N] of any strides."""
+        bits = np.dtype(f"u{self.dtype.bytes}")
+        source = array.view(bits).reshape(self.batch, self.K, self.N)
+        packed = np.zeros(self.shape, bits)
+        whole, rest = divmod(self.N, self.NR)
+        if whole and self.K:
+            matrix, row, column = source.strides
+            panels = np.lib.stride_tricks.as_strided(
+                source, (self.batch, whole, self.K, self.NR), (matrix, column * self.NR, row, column), writeable=False
+            )
+            packed[:, :whole] = panels
+        if rest:
+            packed[:, whole, :, :rest] = source[:, :, whole * self.NR :]
+        return packed.view(self.dtype.numpy)
+
+
+@dataclass(frozen=True)
+class PackedLayout(Layout):
+    """The layout of an operand that was packed: its strides are those of the panels."""
+
+    panels: PackedPanels | None = None
+
+    @classmethod
+    def of(cls, panels: PackedPanels) -> PackedLayout:
+        return cls(contiguous_strides(panels.shape), 0, panels)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How to pack an operand of a group: the matrices lie in it, seen as flat, at these strides."""
+
+    operand: int
+    panels: PackedPanels
+    batch: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    def pack(self, array: np.ndarray) -> np.ndarray:
+        """Pack the operand's array."""
+        flat = np.ascontiguousarray(array).reshape(-1)[self.offset :]
+        size = flat.itemsize
+        shape = (*self.batch, self.panels.K, self.panels.N)
+        view = np.lib.stride_tricks.as_strided(flat, shape, [s * size for s in self.strides], writeable=False)
+        return self.panels.pack(view)
+
+
+def weight_of(dot: Dot) -> SSAValue:
+    """The value that the product's second operand is a view of."""
+    value = dot.operands[1]
+    while isinstance(value, OpResult) and isinstance(value.op, View) and len(value.op.operands) == 1:
+        value = value.op.operands[0]
+    return value
+
+
+def packable(group: GroupOp, columns: int) -> Packing | None:
+    """How the weights of a group's product are packed in panels of so many columns, if they are an operand of it."""
+    dot = next((op for op in group.block.ops if isinstance(op, Dot)), None)
+    if dot is None:
+        return None
+    value = weight_of(dot)
+    if not isinstance(value, BlockArgument) or not value.has_one_use():
+        return None
+    tensor, matrix = tensor_of(value.type), tensor_of(dot.operands[1].type)
+    sizes = [size for size in (*tensor.shape, *matrix.shape) if isinstance(size, int)]
+    if len(sizes) != tensor.rank + matrix.rank or 0 in sizes or matrix.shape[-1] == 1:
+        return None
+    # The views' own rules say where an element of the matrix lies.
+    names = [f"i{d}" for d in range(matrix.rank)]
+    space = {name: size for name, size in zip(names, matrix.shape, strict=True)}
+    recorder = AddressRecorder({value: Layout(contiguous_strides(tensor.shape))}, space=space)
+    index = [0 if size == 1 else symbol(name) for name, size in space.items()]
+    recorder.at(Source(dot.operands[1], matrix), index)
+    (address,) = recorder.addresses
+    rest = simplify(address.expr, space)
+    strides: list[int] = []
+    for name in names:
+        split = coefficient_of(rest, name)
+        if split is None or not isinstance(split[0], int):
+            return None
+        strides.append(split[0])
+        rest = split[1]
+    *batch, k, n = (size for size in matrix.shape if isinstance(size, int))
+    count = int(np.prod(batch, dtype=np.int64)) if batch else 1
+    if any(stride == 0 and size != 1 for stride, size in zip(strides, (*batch, k, n), strict=True)):
+        return None
+    panels = PackedPanels(k, n, columns, matrix.dtype, count)
+    operand = list(group.block.args).index(value)
+    return Packing(operand, panels, tuple(batch), tuple(strides), rest) if isinstance(rest, int) else None
