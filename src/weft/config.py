@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from weft.errors import WeftError
 

@@ -156,7 +156,7 @@ def test_narrow_memory_is_held_as_f32() -> None:
 
 def test_loops_carry_tiles() -> None:
     k = Writer(f64, f64)
-    loop = tile.ForOp.make(0, d0, 2, [k.n], [k.constant(0.0, [2], f64)])
+    loop = tile.ForOp.make(tile.Sizes((0, d0, 2)), [k.n], [k.constant(0.0, [2], f64)])
     k.add(loop)
     outer, k.block = k.block, loop.block
     part = k.load(0, [2], f64, loop.block.args[0], k.n, offset=d0, extents=[minimum(2, symbol("d1") - d0)])
@@ -285,6 +285,8 @@ def test_lowered_ops_mean_what_the_graph_says(spec: OpSpec) -> None:
 def test_lowered_ops_of_symbolic_sizes_mean_what_the_graph_says(spec: OpSpec) -> None:
     found: list[str] = []
     for case in op_cases(spec, dynamic=True):
+        if case.dtype != case.sample.dtypes[0]:
+            continue
         try:
             trial = case.trial()
         except ShapeError:

@@ -14,7 +14,7 @@ from weft.errors import DTypeError
 from weft.ir.expr import Expr, parse_size
 from weft.ir.types import DType, dtype_of, element_type
 
-Value: TypeAlias = "bool | int | float | str | None | DType | Expr | tuple[Value, ...]"
+Value: TypeAlias = "bool | int | float | str | DType | Expr | tuple[Value, ...] | None"
 
 
 @irdl_attr_definition

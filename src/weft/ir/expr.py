@@ -225,7 +225,7 @@ def _extreme(kind: str, a: Size, b: Size) -> Size:
 
 
 def is_nonnegative(size: Size, bounds: Bounds | None = None) -> bool:
-    """Whether the expression is provably at least 0: symbols are sizes (>= 0), iteration variables lie in [0, bound)."""
+    """Whether the expression is provably at least 0: symbols are sizes, iteration variables lie in [0, bound)."""
     if isinstance(size, int):
         return size >= 0
     if bounds:
@@ -379,6 +379,14 @@ _OPERATIONS: dict[str, Callable[[Size, Size, Bounds | None], Size]] = {
 }
 
 
+_NUMBERS: dict[str, Callable[[int, int], int]] = {
+    "//": lambda a, b: a // b,
+    "%": lambda a, b: a % b,
+    "max": max,
+    "min": min,
+}
+
+
 def evaluate(size: Size, values: Mapping[str, int]) -> int:
     """The number an expression stands for, given every symbol's value."""
     if isinstance(size, int):
@@ -390,9 +398,7 @@ def evaluate(size: Size, values: Mapping[str, int]) -> int:
                 coefficient *= values[atom.name]
                 continue
             a, b = (evaluate(arg, values) for arg in atom.args)
-            coefficient *= {"//": lambda: a // b, "%": lambda: a % b, "max": lambda: max(a, b), "min": lambda: min(a, b)}[
-                atom.kind
-            ]()
+            coefficient *= _NUMBERS[atom.kind](a, b)
         total += coefficient
     return total
 

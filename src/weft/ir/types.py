@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import ml_dtypes
 import numpy as np
 from xdsl.dialects import builtin
 from xdsl.ir import Attribute, ParametrizedAttribute
 from xdsl.irdl import irdl_attr_definition
+from xdsl.utils.hints import isa
 
 from weft.errors import DTypeError
 from weft.ir.expr import Size, parse_size
@@ -114,7 +115,7 @@ def dtype_of_numpy(dtype: np.dtype) -> DType:
         raise DTypeError(f"NumPy type {dtype} has no Weft type", hint=f"use one of {', '.join(DTYPES)}") from error
 
 
-@lru_cache(maxsize=None)
+@cache
 def element_type(dtype: DType) -> Attribute:
     """The MLIR type of an element: `f32`, `i64`, `ui8`, `i1`."""
     if dtype.name in _FLOAT_ATTRIBUTES:
@@ -123,12 +124,12 @@ def element_type(dtype: DType) -> Attribute:
     return builtin.IntegerType(dtype.bits, sign)
 
 
-@lru_cache(maxsize=None)
+@cache
 def dtype_of(attribute: Attribute) -> DType:
     """The element type an MLIR type stands for."""
     if attribute in _FROM_ATTRIBUTE:
         return _FROM_ATTRIBUTE[attribute]
-    if isinstance(attribute, builtin.IntegerType):
+    if isa(attribute, builtin.IntegerType):
         prefix = "ui" if attribute.signedness.data == builtin.Signedness.UNSIGNED else "i"
         name = f"{prefix}{attribute.width.data}"
         if name in DTYPES:
@@ -165,7 +166,7 @@ class SizesAttr(ParametrizedAttribute):
     sizes: builtin.ArrayAttr[builtin.StringAttr]
 
 
-@lru_cache(maxsize=None)
+@cache
 def tensor_type(tensor: Tensor) -> builtin.TensorType[Attribute]:
     """The MLIR type of a tensor."""
     element = element_type(tensor.dtype)
@@ -176,10 +177,10 @@ def tensor_type(tensor: Tensor) -> builtin.TensorType[Attribute]:
     return builtin.TensorType(element, shape, encoding)
 
 
-@lru_cache(maxsize=None)
+@cache
 def tensor_of(attribute: Attribute) -> Tensor:
     """The tensor an MLIR type stands for."""
-    if not isinstance(attribute, builtin.TensorType):
+    if not isa(attribute, builtin.TensorType[Attribute]):
         raise DTypeError(f"{attribute} is not a tensor type")
     dtype = dtype_of(attribute.element_type)
     if isinstance(attribute.encoding, SizesAttr):

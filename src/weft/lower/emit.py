@@ -1,17 +1,18 @@
 """Makes tile ops from a group: the `Body` whose values are tiles.
 
-An iteration variable is a scalar (a program number or a loop variable) or an axis of the tiles; `Axis` says from where,
-how many at most and how many there are. An address that is affine in the axes becomes a strided load, any other a gather.
+An iteration variable is a scalar (a program number or a loop variable) or an axis of the tiles; `Axis` says from
+where, how many at most and how many there are. An address that is affine in the axes becomes a strided load, any other
+a gather.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-
-from xdsl.dialects.builtin import IntegerAttr, StringAttr, i64 as i64_attr
+from xdsl.dialects.builtin import IntegerAttr, StringAttr
+from xdsl.dialects.builtin import i64 as i64_attr
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from weft.ir.attributes import to_attribute
@@ -116,9 +117,7 @@ class KernelEmitter(Evaluator):
             return self._gather(value, dtype, address, mask, other)
         attributes, operands, shape = self.access(*affine)
         type_ = tile.TileType.of(shape, register_dtype(dtype))
-        op = tile.LoadOp.create(
-            operands=[self.pointers[value], *operands], attributes=attributes, result_types=[type_]
-        )
+        op = tile.LoadOp.create(operands=[self.pointers[value], *operands], attributes=attributes, result_types=[type_])
         return TileValue(self.add(op), dtype)
 
     def _gather(
@@ -207,7 +206,7 @@ class KernelEmitter(Evaluator):
 
     def _map(self, function: str, values: Sequence[Value], dtype: DType, **extra: Attribute) -> TileValue:
         operands = [self._typed(value).ssa for value in values]
-        shape = operands[0].type.sizes  # type: ignore[attr-defined]
+        shape = tile.tile_type(operands[0]).sizes
         for operand in operands[1:]:
             shape = _broadcast(shape, tile.tile_type(operand).sizes)
         type_ = tile.TileType.of(shape, register_dtype(dtype))
@@ -243,10 +242,12 @@ class KernelEmitter(Evaluator):
         return TileValue(self.add(op), dtype)
 
     @contextmanager
-    def loop(self, name: str, upper: Size, step: int, carried: list[TileValue]) -> Iterator[list[TileValue]]:
+    def loop(
+        self, name: str, upper: Size, step: int, carried: list[TileValue]
+    ) -> Generator[list[TileValue], None, None]:
         """A loop whose variable is the scalar `name`. The list it yields holds the carried tiles: replace them."""
         (bounds,), operands = self.sizes((0, upper, step))
-        op = tile.ForOp.make(*bounds.data, operands, [value.ssa for value in carried])
+        op = tile.ForOp.make(bounds, operands, [value.ssa for value in carried])
         self.block.add_op(op)
         outer, self.block = self.block, op.block
         self.scalars[name] = op.block.args[0]
@@ -268,5 +269,3 @@ class KernelEmitter(Evaluator):
 
 def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     return tuple(max(x, y) for x, y in zip(a, b, strict=True))
-
-

@@ -12,10 +12,10 @@ from typing import TypeAlias
 
 from weft.errors import LoweringError
 from weft.ir.types import Tensor
-from weft.ops.layouts import Layout
 from weft.lower.kernels import Kernel, lower_group
 from weft.ops.base import GraphOp, Scan, Scatter, Structured
 from weft.ops.graph import GroupOp
+from weft.ops.layouts import Layout
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,9 @@ def anchor_of(group: GroupOp) -> GraphOp | None:
     """The op that decides how a group is lowered: its one structured op, scatter or scan."""
     anchors = [op for op in group.block.ops if isinstance(op, Structured | Scatter | Scan)]
     if len(anchors) > 1:
-        raise LoweringError(f"a group holds {' and '.join(op.name for op in anchors)}: at most one can shape the kernel")
+        raise LoweringError(
+            f"a group holds {' and '.join(op.name for op in anchors)}: at most one can shape the kernel"
+        )
     return anchors[0] if anchors else None
 
 

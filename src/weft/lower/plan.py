@@ -20,15 +20,13 @@ from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, product
 from weft.ir.types import Tensor, tensor_of
-from weft.ops.layouts import Layout
 from weft.lower.lowered import Lowered, lower
-from weft.ops.layouts import contiguous, view_layout
 from weft.lower.work import work_of
 from weft.ops.base import GraphOp, View
 from weft.ops.graph import FuncOp, GroupOp, OpaqueOp, ReturnOp
+from weft.ops.layouts import Layout, contiguous, view_layout
 from weft.passes.group_into_kernels import is_free, split_group
 from weft.tile import dialect as tile
-
 
 log = logging.getLogger("weft")
 
@@ -197,18 +195,14 @@ class _Planner:
             return
         results = [self._result(result, outputs) for result in op.results]
         scratch = [self._scratch(tensor) for tensor in lowered.scratch]
+        buffers = {"input": [place.buffer for place in inputs], "output": results, "scratch": scratch}
         for call in lowered.calls:
-            pick = {
-                "input": lambda n: inputs[n].buffer,
-                "output": lambda n: results[n],
-                "scratch": lambda n: scratch[n],
-            }
             kernel = call.kernel
             self.symbols.update(kernel.symbols)
             self.steps.append(
                 KernelStep(
                     kernel.op.sym_name.data,
-                    tuple(pick[argument.role](argument.number) for argument in call.arguments),
+                    tuple(buffers[argument.role][argument.number] for argument in call.arguments),
                     kernel.symbols,
                     product(kernel.op.grid.data),
                     work_of(kernel.op),

@@ -8,8 +8,35 @@ from weft.tile import dialect as tile
 
 _CHEAP_NS, _HEAVY_NS, _MEMORY_NS, _GATHER_NS = 0.05, 0.8, 0.2, 1.0
 _HEAVY = frozenset(
-    "exp exp2 expm1 log log2 log10 log1p tanh erf erfc sin cos tan pow sigmoid atan2 asin acos atan sinh cosh "
-    "lgamma digamma erfinv fmod remainder floordiv".split()
+    [
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log2",
+        "log10",
+        "log1p",
+        "tanh",
+        "erf",
+        "erfc",
+        "sin",
+        "cos",
+        "tan",
+        "pow",
+        "sigmoid",
+        "atan2",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "lgamma",
+        "digamma",
+        "erfinv",
+        "fmod",
+        "remainder",
+        "floordiv",
+    ]
 )
 _UNKNOWN_TURNS = 64
 

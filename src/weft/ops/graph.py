@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-from typing_extensions import Self
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, LocationAttr, ModuleOp, StringAttr, TensorType
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.irdl import (
@@ -19,11 +18,10 @@ from xdsl.irdl import (
     var_operand_def,
     var_result_def,
 )
-from xdsl.traits import IsolatedFromAbove, IsTerminator, NoTerminator
+from xdsl.traits import IsolatedFromAbove, IsTerminator
 
-from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.types import Tensor, tensor_of, tensor_type
-from weft.ops.base import REGISTRY, GraphOp
+from weft.ops.base import REGISTRY
 
 
 @irdl_op_definition

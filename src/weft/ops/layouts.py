@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from weft.ir.expr import Size
 from weft.ir.types import Tensor, contiguous_strides, tensor_of
@@ -50,8 +51,9 @@ def view_layout(op: GraphOp, layout: Layout) -> Layout | None:
             return Layout(tuple(layout.strides[d] for d in params["dims"]), layout.offset)
         case "graph.broadcast":
             lead = result.rank - source.rank
-            strides = [0 if size == 1 else stride for size, stride in zip(source.shape, layout.strides, strict=True)]
-            return Layout((*([0] * lead), *strides), layout.offset)
+            pairs = zip(source.shape, layout.strides, strict=True)
+            strides: list[Size] = [0 if size == 1 else stride for size, stride in pairs]
+            return Layout((*((0,) * lead), *strides), layout.offset)
         case "graph.slice":
             steps, starts = params["steps"], params["starts"]
             offset = layout.offset
@@ -59,22 +61,20 @@ def view_layout(op: GraphOp, layout: Layout) -> Layout | None:
                 offset = offset + stride * start
             return Layout(tuple(s * step for s, step in zip(layout.strides, steps, strict=True)), offset)
         case "graph.reshape":
-            strides = reshaped_strides(source.shape, layout.strides, result.shape)
-            return None if strides is None else Layout(strides, layout.offset)
+            reshaped = reshaped_strides(source.shape, layout.strides, result.shape)
+            return None if reshaped is None else Layout(reshaped, layout.offset)
         case _:
             return None
 
 
-def reshaped_strides(
-    shape: Sequence[Size], strides: Sequence[Size], target: Sequence[Size]
-) -> tuple[Size, ...] | None:
+def reshaped_strides(shape: Sequence[Size], strides: Sequence[Size], target: Sequence[Size]) -> tuple[Size, ...] | None:
     """Strides of a reshape without a copy, or None: every run of merged dimensions must be evenly spaced."""
     if any(size == 0 for size in target):
         return contiguous_strides(target)
     result: list[Size] = []
     for new, old in matching_runs(target, shape):
         kept = [d for d in old if shape[d] != 1]
-        for outer, inner in zip(kept, kept[1:], strict=False):
+        for outer, inner in pairwise(kept):
             if strides[outer] != strides[inner] * shape[inner]:
                 return None
         step: Size = strides[kept[-1]] if kept else 1

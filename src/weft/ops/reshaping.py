@@ -31,7 +31,8 @@ def matching_runs(shape: Sequence[Size], source: Sequence[Size]) -> list[tuple[l
     runs: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(shape) or j < len(source):
-        here, there = [], []
+        here: list[int] = []
+        there: list[int] = []
         left: Size = 1
         right: Size = 1
         while True:

@@ -18,9 +18,9 @@ from xdsl.passes import ModulePass
 
 from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
-from weft.ops.layouts import contiguous, view_layout
 from weft.ops.base import Elementwise, GraphOp, Movement, Reduction, Scan, Scatter, Structured, View
 from weft.ops.graph import FuncOp, GroupOp, ReturnOp, YieldOp
+from weft.ops.layouts import contiguous, view_layout
 from weft.ops.reduce import DimensionReduction
 
 CLAIM = "weft.claim"
@@ -161,13 +161,15 @@ class _Grouping:
         leading = group.dims == tuple(range(len(group.dims)))
         shape = tensor_of(op.results[0].type).shape
         for value in op.operands:
-            if value in made and group.kind == "rows" and not leading and shape == group.shape:
-                # Broadcasting would align the rows with the columns.
-                if tensor_of(value.type).shape == group.row_shapes[1] != group.shape:
+            if value in made:
+                rows = group.kind == "rows" and tensor_of(value.type).shape == group.row_shapes[1] != group.shape
+                if rows and not leading and shape == group.shape:
+                    # Broadcasting would align the rows with the columns.
                     return False
-            elif isinstance(value, OpResult) and is_free(value.op):
-                if any(v in made for v in self._sources([value])) and not _keeps_rows(value.op, group):
-                    return False
+                continue
+            free = isinstance(value, OpResult) and is_free(value.op)
+            if free and any(v in made for v in self._sources([value])) and not _keeps_rows(value.op, group):
+                return False
         return True
 
     def _made(self, group: Group) -> set[SSAValue]:

@@ -13,6 +13,8 @@ from weft.errors import GuardError, UnsupportedError
 from weft.ir.expr import Expr
 from weft.lower.plan import CallStep
 from weft.runtime.executable import Executable
+from weft.runtime.profile import active_profile
+from weft.runtime.tape import Tape
 
 _ALIGNMENT = 64
 
@@ -49,11 +51,20 @@ def run_arrays(
     for name in plan.symbols:
         table[executable.size_place(name)] = bound[name]
     scratch = np.zeros(executable.scratch, np.int64)
-    for segment in binding.segments:
-        if isinstance(segment, CallStep):
-            raise UnsupportedError(f"{segment.target} is a call to the framework that brought it")
-        executable.launch(segment.address, segment.count, table.ctypes.data, scratch.ctypes.data, threads)
+
+    def launch(tape: Tape) -> None:
+        executable.launch(tape.address, tape.count, table.ctypes.data, scratch.ctypes.data, threads)
+
+    if (profile := active_profile()) is not None:
+        profile.run(executable, binding, launch, _refuse)
+    else:
+        for segment in binding.segments:
+            _refuse(segment) if isinstance(segment, CallStep) else launch(segment)
     return [held[number].copy() for number in plan.outputs]
+
+
+def _refuse(step: CallStep) -> None:
+    raise UnsupportedError(f"{step.target} is a call to the framework that brought it")
 
 
 def _strided(shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, cast
 
 from weft.errors import ParseError
 from weft.ir.expr import Expr, parse_size
@@ -26,7 +26,7 @@ def encode(value: Any) -> Any:
         case Expr():
             return {_KIND: "size", "text": str(value)}
         case tuple() | list():
-            return [encode(item) for item in value]
+            return [encode(item) for item in cast("Sequence[Any]", value)]
         case _ if is_dataclass(value):
             members = {field.name: encode(getattr(value, field.name)) for field in fields(value)}
             return {_KIND: type(value).__name__, **members}
@@ -45,8 +45,7 @@ def decode(data: Any, classes: Mapping[str, type]) -> Any:
         case None | bool() | int() | float() | str():
             return data
         case list():
-            items: Sequence[Any] = data
-            return tuple(decode(item, classes) for item in items)
+            return tuple(decode(item, classes) for item in cast("Sequence[Any]", data))
         case {"$": "dtype", "name": str(name)} if name in DTYPES:
             return DTYPES[name]
         case {"$": "size", "text": str(text)}:

@@ -4,6 +4,9 @@ The framework's front end allocates: inputs and outputs are its tensors, and so 
 addresses and sizes only.
 """
 
+# llvmlite has no types.
+# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 import ctypes
@@ -53,8 +56,8 @@ class Executable:
 
     def __post_init__(self) -> None:
         names = sorted({step.function for step in self.plan.steps if isinstance(step, KernelStep)})
-        self._library = _link(self.code, names) if names else None
-        self.addresses = {name: self._library[name] for name in names} | blas_symbols()
+        self._library = _link(self.code, names) if names else {}
+        self.addresses: dict[str, int] = {name: self._library[name] for name in names} | blas_symbols()
         self.launch = launcher()
         self.words = table_words(self.plan)
         self.scratch = scratch_words(self.plan)

@@ -11,6 +11,7 @@ to the same record. Programs are only printed into a record where a recording as
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
@@ -26,6 +27,9 @@ from weft.ir.expr import symbols_of
 from weft.ir.types import tensor_of
 from weft.lower.plan import CallStep, DotStep, KernelStep, Plan
 from weft.ops.graph import FuncOp
+
+_INTERNAL = ("plan", "wants_programs", "schedules", "started", "thread")
+"""Fields of a record that are no figures."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ class CompilationRecord:
     """The text at each level: graph, grouped, tile, llvm."""
     error: str | None = None
     plan: Plan | None = None
+    started: int = field(default_factory=time.perf_counter_ns)
+    thread: int = field(default_factory=threading.get_native_id)
 
     def measure(self, stage: str, start: float) -> float:
         """Count the time since `start` towards a stage; returns the time now."""
@@ -130,7 +136,7 @@ class CompilationRecord:
 
     def figures(self) -> dict[str, Any]:
         """The record as plain data."""
-        plain = {key: value for key, value in vars(self).items() if key not in ("plan", "wants_programs", "schedules")}
+        plain = {key: value for key, value in vars(self).items() if key not in _INTERNAL}
         for key in ("kernels", "claims", "fallbacks"):
             plain[key] = [asdict(each) for each in plain[key]]
         return plain

@@ -44,9 +44,7 @@ def segments(plan: Plan) -> list[tuple[Step, ...]]:
     return [*result, tuple(run)] if run else result
 
 
-def write_tape(
-    plan: Plan, steps: Sequence[Step], sizes: Mapping[str, int], addresses: Mapping[str, int]
-) -> Tape:
+def write_tape(plan: Plan, steps: Sequence[Step], sizes: Mapping[str, int], addresses: Mapping[str, int]) -> Tape:
     """The tape of a run of steps. `addresses` are those of kernels and BLAS routines."""
     written: list[list[int]] = []
     for step in steps:

@@ -11,8 +11,8 @@ operands (program numbers, loop variables and symbolic sizes).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
-from typing_extensions import Self
 from xdsl.dialects import builtin
 from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr
 from xdsl.ir import Attribute, Block, Data, Dialect, ParametrizedAttribute, Region, SSAValue, TypeAttribute
@@ -108,12 +108,18 @@ class KernelOp(IRDLOperation):
     sym_name = attr_def(StringAttr)
     grid = attr_def(Sizes)
     serial = opt_attr_def(builtin.UnitAttr)
+    symbols = opt_attr_def(ArrayAttr[StringAttr])
     body = region_def("single_block")
     traits = traits_def(IsolatedFromAbove())
 
     @property
     def block(self) -> Block:
         return self.body.block
+
+    @property
+    def size_names(self) -> list[str]:
+        """The names of the size arguments, as the grid uses them."""
+        return [name.data for name in self.symbols] if self.symbols else []
 
 
 @irdl_op_definition
@@ -254,7 +260,10 @@ class ReduceOp(IRDLOperation):
 
 @irdl_op_definition
 class DotOp(IRDLOperation):
-    """`a @ b` on [M, K] and [K, N] tiles, plus the accumulator where one is given."""
+    """`a @ b` on [M, K] and [K, N] tiles, plus the accumulator where one is given.
+
+    b may be in panels, [N / NR, K, NR]: column n stands in panel n // NR.
+    """
 
     name = "tile.dot"
     a = operand_def(TileType)
@@ -299,14 +308,12 @@ class ForOp(IRDLOperation):
     irdl_options = (AttrSizedOperandSegments(),)
 
     @classmethod
-    def make(
-        cls, lower: Size, upper: Size, step: Size, indices: Sequence[SSAValue], initial: Sequence[SSAValue]
-    ) -> Self:
+    def make(cls, bounds: Sizes, indices: Sequence[SSAValue], initial: Sequence[SSAValue]) -> Self:
         block = Block(arg_types=[builtin.IndexType(), *(value.type for value in initial)])
         return cls.build(
             operands=[list(indices), list(initial)],
             result_types=[[value.type for value in initial]],
-            attributes={"bounds": Sizes((lower, upper, step))},
+            attributes={"bounds": bounds},
             regions=[Region(block)],
         )
 

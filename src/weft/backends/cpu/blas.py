@@ -64,6 +64,8 @@ def _offsets(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tup
     result = [tuple(0 for _ in strides)]
     for dim, size in enumerate(sizes):
         result = [
-            tuple(base + i * s[dim] for base, s in zip(bases, strides, strict=True)) for bases in result for i in range(size)
+            tuple(base + i * s[dim] for base, s in zip(bases, strides, strict=True))
+            for bases in result
+            for i in range(size)
         ]
     return result

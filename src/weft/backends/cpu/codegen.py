@@ -106,11 +106,8 @@ class KernelCodegen:
     def _place_program(self, program: V) -> None:
         """Turn the flat program number into one number an axis of the grid."""
         b = self.b
-        names = [name for name in (from_attribute(self.kernel.attributes["symbols"]) or ())]  # type: ignore[union-attr]
-        symbols = {
-            str(name): self.scalars[arg]
-            for name, arg in zip(names, self.kernel.block.args[-len(names) :] if names else (), strict=True)
-        }
+        sizes = [arg for arg in self.kernel.block.args if not isinstance(arg.type, tile.PointerType)]
+        symbols = {name: self.scalars[arg] for name, arg in zip(self.kernel.size_names, sizes, strict=True)}
         grid = self.kernel.grid.data
         numbers: list[V] = []
         rest = program
@@ -245,7 +242,9 @@ class KernelCodegen:
             for axis, size in enumerate(cluster.shape):
                 if axis != inner and size > 1:
                     index[axis] = loops.enter_context(b.loop(i64(0), extents[axis], i64(1)))
-            accumulators = {sink: Accumulator.start(self, sink, self._lanes(cluster, extents[inner])) for sink in inner_sums}
+            accumulators = {
+                sink: Accumulator.start(self, sink, self._lanes(cluster, extents[inner])) for sink in inner_sums
+            }
 
             steady = self._steady(cluster, tuple(index), inner)
 
@@ -258,7 +257,9 @@ class KernelCodegen:
 
             self._steps(cluster, extents[inner], turn)
             for sink, accumulator in accumulators.items():
-                self.buffers[sink.out].write(b, accumulator.finish(), [v for v in index[:inner]] + [i64(0)] + index[inner + 1 :])
+                self.buffers[sink.out].write(
+                    b, accumulator.finish(), [v for v in index[:inner]] + [i64(0)] + index[inner + 1 :]
+                )
 
     def _steady(self, cluster: Cluster, index: tuple[V, ...], inner: int) -> dict[SSAValue, V]:
         """The values that do not move along the inner axis, computed once before its loop."""
@@ -274,7 +275,9 @@ class KernelCodegen:
         result: list[V] = []
         for axis, size in enumerate(cluster.shape):
             candidates = [
-                self.extents(sink_value(s))[axis] for s in cluster.sinks if tile.tile_type(sink_value(s)).sizes[axis] != 1
+                self.extents(sink_value(s))[axis]
+                for s in cluster.sinks
+                if tile.tile_type(sink_value(s)).sizes[axis] != 1
             ]
             for sink in cluster.sinks:
                 if isinstance(sink, tile.StoreOp) and size != 1:
@@ -483,7 +486,9 @@ class KernelCodegen:
         width = max(offsets.lanes, mask.lanes if mask else 1)
         raw = V(vector(memory, width), "poison")
         for lane in range(width):
-            element = self._element(op.pointer, memory, dtype, b.extract(offsets, lane), b.extract(mask, lane) if mask else None)
+            element = self._element(
+                op.pointer, memory, dtype, b.extract(offsets, lane), b.extract(mask, lane) if mask else None
+            )
             raw = b.insert(raw, element, lane) if width > 1 else element
         value = load_convert(b, raw, dtype)
         return value if mask is None else b.select(b.splat(mask, width), value, b.splat(fallback, width))
@@ -497,7 +502,9 @@ class KernelCodegen:
         return b.load(memory, address, dtype.bytes)
 
     def _zero(self) -> V:
-        self.module.globals.setdefault("weft.zero", "@weft.zero = internal constant [16 x i8] zeroinitializer, align 16")
+        self.module.globals.setdefault(
+            "weft.zero", "@weft.zero = internal constant [16 x i8] zeroinitializer, align 16"
+        )
         return V("ptr", "@weft.zero")
 
     # -- single ops ------------------------------------------------------------------------------------------------
@@ -543,4 +550,3 @@ class KernelCodegen:
             self.block([Fill(value, buffer)])
             self.buffers[value] = buffer
         return self.buffers[value]
-

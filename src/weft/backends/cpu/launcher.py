@@ -11,8 +11,8 @@ enough work run on the OpenMP pool that the framework already has; small ones ru
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from collections.abc import Iterator
 
 from weft.backends.llvm.builder import Function, Module, V, i64
 
@@ -62,7 +62,7 @@ class _Reader:
 
 
 @contextmanager
-def _either(b: Function, condition: V) -> Iterator[object]:
+def _either(b: Function, condition: V) -> Generator[Callable[[], None], None, None]:
     """`if ... else ...`: what is emitted before the yielded function is called belongs to the first branch."""
     yes, no, after = b.label("then"), b.label("else"), b.label("after")
     b.branch_if(condition, yes, no)
@@ -92,7 +92,7 @@ def _kernel(b: Function, step: _Reader, table: V, scratch: V, threads: V) -> V:
         b.store(count, b.gep(context, i64(2), "i64"), 8)
         wanted = b.convert("trunc", b.intrinsic("smin", threads, count), "i32")
         b.call("GOMP_parallel", "void", V("ptr", f"@{_WORKER}"), context, wanted, V("i32", "0"))
-        otherwise()  # type: ignore[operator]
+        otherwise()
         b.do(f"call void {function.name}({scratch}, {i64(0)}, {count})")
     return b.add(arguments, i64(5))
 
@@ -118,7 +118,7 @@ def _product(b: Function, step: _Reader, table: V) -> None:
                 arguments = (order, ta, tb, m, n, k, one, a, lda, c, ldb, zero, d, ldc)
                 b.do(f"call void {routine.name}({', '.join(map(str, arguments))})")
                 if element == "float":
-                    otherwise()  # type: ignore[operator]
+                    otherwise()
 
 
 def _worker(module: Module) -> None:

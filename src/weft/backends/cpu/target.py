@@ -1,5 +1,8 @@
 """The processor that code is made for: its name, features, vector width and object code emitter."""
 
+# llvmlite has no types.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 import threading
@@ -76,7 +79,9 @@ def _optimised(text: str, target: CpuTarget, machine: llvm.TargetMachine, level:
         module = llvm.parse_assembly(text)
         module.verify()
     except RuntimeError as error:
-        raise CompilationError(f"LLVM refused a kernel: {error}", hint="report it with the output of `weft explain`") from error
+        raise CompilationError(
+            f"LLVM refused a kernel: {error}", hint="report it with the output of `weft explain`"
+        ) from error
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=level))
     manager = llvm.create_new_module_pass_manager()
     # A twentieth of the time of LLVM's own pipeline, and as fast code: what that does more is done before LLVM.

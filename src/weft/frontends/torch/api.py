@@ -5,6 +5,9 @@ and all its copies run that code with their own weights. What lies around the bl
 call several times faster than tracing every layer, at the price of a guard check per layer and call.
 """
 
+# torch leaves some of its functions without types.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections import Counter

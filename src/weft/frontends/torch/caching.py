@@ -4,6 +4,9 @@ The key holds all that changes the code: the graph with types, strides and the c
 configuration, the versions of everything that takes part, and the processor.
 """
 
+# torch leaves some of its functions without types.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportPrivateUsage=false, reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 import hashlib
@@ -63,13 +66,18 @@ def graph_key(module: fx.GraphModule, name: str, config: Config) -> str | None:
                 return None
             lines.append(described)
             continue
-        if node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload):
-            if getattr(node.target, "__module__", "") not in ("_operator", "math"):
-                return None
-        lines.append(f"{node.name} {node.op} {node.target} {node.args} {node.kwargs} {_described(node.meta.get('val'))}")
+        if node.op == "call_function" and not _has_stable_name(node.target):
+            return None
+        lines.append(
+            f"{node.name} {node.op} {node.target} {node.args} {node.kwargs} {_described(node.meta.get('val'))}"
+        )
     target = cpu_target.host_target()
     versions = (weft_version(), torch.__version__, llvmlite.__version__, str(xdsl.__version__), numpy.__version__)
     return cache_key("torch graph", "\n".join(lines), config.key(), versions, repr(target), _source_digest())
+
+
+def _has_stable_name(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) or getattr(target, "__module__", "") in ("_operator", "math")
 
 
 def weft_version() -> str:
@@ -84,13 +92,16 @@ def _constant(module: fx.GraphModule, path: str) -> str | None:
         value = getattr(value, part)
     if not isinstance(value, torch.Tensor) or value.is_sparse or value.is_quantized:
         return None
-    content = value.detach().contiguous().view(torch.uint8) if value.dim() else value.detach().reshape(1).view(torch.uint8)
+    content = (
+        value.detach().contiguous().view(torch.uint8) if value.dim() else value.detach().reshape(1).view(torch.uint8)
+    )
     return f"{path} {_described(value)} {hashlib.sha256(content.numpy().tobytes()).hexdigest()}"
 
 
 def _described(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        return f"{value.dtype} {tuple(value.shape)} {value.stride() if value.layout == torch.strided else value.layout} {value.device}"
+        strides = value.stride() if value.layout == torch.strided else value.layout
+        return f"{value.dtype} {tuple(value.shape)} {strides} {value.device}"
     if isinstance(value, tuple | list):
         return f"[{', '.join(_described(item) for item in value)}]"
     return str(value)

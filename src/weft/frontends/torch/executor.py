@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-
 import numpy as np
 import torch
 
@@ -15,6 +14,7 @@ from weft.ir.expr import evaluate
 from weft.lower.plan import CallStep, Place
 from weft.runtime.executable import Binding, Executable
 from weft.runtime.openmp import in_forked_child, pool_symbols
+from weft.runtime.profile import Profile, active_profile
 
 
 @dataclass
@@ -64,14 +64,25 @@ class CpuExecutor:
             held[number] = out
             table[number] = out.data_ptr()
         threads = _threads()
-        for segment in binding.segments:
+        profile = active_profile()
+        for segment in binding.segments if profile is None else ():
             if isinstance(segment, CallStep):
                 self._call(segment, frame, held)
             else:
                 self.launch(segment.address, segment.count, frame.address, frame.scratch, threads)
+        if profile is not None:
+            self._run_profiled(profile, frame, held, threads)
         results = [self._returned(number, held, binding) for number in self.returned]
         pool.append(frame)
         return results
+
+    def _run_profiled(self, profile: Profile, frame: Frame, held: dict[int, torch.Tensor], threads: int) -> None:
+        profile.run(
+            self.executable,
+            frame.binding,
+            lambda tape: self.launch(tape.address, tape.count, frame.address, frame.scratch, threads),
+            lambda step: self._call(step, frame, held),
+        )
 
     def _frame(self, symbols: Mapping[str, int]) -> Frame:
         binding = self.executable.bind(symbols)
@@ -86,7 +97,7 @@ class CpuExecutor:
         return Frame(binding, arena, table, table.ctypes.data, table.ctypes.data + words * table.itemsize)
 
     def _fitting(self, tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-        """The tensor with the strides the program was compiled for: they differ only where it was traced with others."""
+        """The tensor with the strides the program was compiled for: they differ only if traced with others."""
         fits = all(n <= 1 or a == b for n, a, b in zip(tensor.shape, tensor.stride(), strides, strict=True))
         if fits or tensor.numel() == 0:
             return tensor
