@@ -48,7 +48,8 @@ def view_layout(op: GraphOp, layout: Layout) -> Layout | None:
     params = op.params
     match op.name:
         case "graph.permute":
-            return Layout(tuple(layout.strides[d] for d in params["dims"]), layout.offset)
+            dims: tuple[int, ...] = params["dims"]
+            return Layout(tuple(layout.strides[d] for d in dims), layout.offset)
         case "graph.broadcast":
             lead = result.rank - source.rank
             pairs = zip(source.shape, layout.strides, strict=True)
@@ -63,6 +64,20 @@ def view_layout(op: GraphOp, layout: Layout) -> Layout | None:
         case "graph.reshape":
             reshaped = reshaped_strides(source.shape, layout.strides, result.shape)
             return None if reshaped is None else Layout(reshaped, layout.offset)
+        case _:
+            return None
+
+
+def source_layout(op: GraphOp, layout: Layout) -> Layout | None:
+    """The layout that a view's operand must have for the view to have the given one; None where none does that."""
+    source, result = tensor_of(op.operands[0].type), tensor_of(op.results[0].type)
+    match op.name:
+        case "graph.permute":
+            dims: tuple[int, ...] = op.params["dims"]
+            return Layout(tuple(layout.strides[dims.index(d)] for d in range(source.rank)), layout.offset)
+        case "graph.reshape":
+            strides = reshaped_strides(result.shape, layout.strides, source.shape)
+            return None if strides is None else Layout(strides, layout.offset)
         case _:
             return None
 

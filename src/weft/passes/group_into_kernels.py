@@ -167,8 +167,8 @@ class _Grouping:
                     # Broadcasting would align the rows with the columns.
                     return False
                 continue
-            free = isinstance(value, OpResult) and is_free(value.op)
-            if free and any(v in made for v in self._sources([value])) and not _keeps_rows(value.op, group):
+            view = value.op if isinstance(value, OpResult) and is_free(value.op) else None
+            if view and any(v in made for v in self._sources([value])) and not _keeps_rows(view, group):
                 return False
         return True
 
