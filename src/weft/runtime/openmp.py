@@ -61,9 +61,17 @@ def _address(library: ctypes.CDLL, name: str) -> int:
     return address
 
 
-@lru_cache(maxsize=1)
+_blas: dict[str, int] = {}
+
+
 def blas_symbols() -> dict[str, int]:
     """Addresses of the BLAS routines of the library that the process has loaded, or an empty dict."""
+    if not _blas:  # looked for again until there is one: the framework that brings it may be imported later
+        _blas.update(_find_blas())
+    return _blas
+
+
+def _find_blas() -> dict[str, int]:
     for path in loaded_libraries(r"^lib(openblas|mkl_rt|torch_cpu|blas|cblas)"):
         try:
             library = ctypes.CDLL(path)

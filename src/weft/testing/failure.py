@@ -95,7 +95,6 @@ def _with_products(config: Config) -> Config:
     """Matrix products as they are in use: by the library that torch brings, or generated where there is no torch."""
     if not blas_symbols() and importlib.util.find_spec("torch") is not None:
         importlib.import_module("torch")
-        blas_symbols.cache_clear()
     return config if blas_symbols() else replace(config, strict=True)
 
 

@@ -1,0 +1,256 @@
+"""`weft.profile`: the time of every step of every call, as a table and as a trace for Perfetto or chrome://tracing.
+
+    with weft.profile("trace.json") as profile:
+        model(x)
+    print(profile)
+
+While a profile is on, executors run their steps one by one, each as a tape of its own, instead of run by run; the
+kernels are the same. Compilations inside the `with` are in the trace as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weft.ir.expr import evaluate, product
+from weft.lower.plan import CallStep, DotStep, KernelStep, Plan, Step
+from weft.runtime.record import CompilationRecord, recording
+from weft.runtime.tape import Tape, write_tape
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from weft.runtime.executable import Binding, Executable
+
+
+@dataclass(frozen=True)
+class StepEvent:
+    """One step of one call; times are those of `time.perf_counter_ns`."""
+
+    step: Step
+    plan: Plan
+    sizes: Mapping[str, int]
+    thread: int
+    start: int
+    end: int
+
+    @property
+    def name(self) -> str:
+        match self.step:
+            case KernelStep():
+                return self.step.label or "copy"
+            case DotStep():
+                return f"{self.step.label} (BLAS)"
+            case CallStep():
+                return f"{self.step.target} (torch)"
+
+    def work(self) -> dict[str, int]:
+        """What is known of the step's size: bytes of the tensors it touches, multiplications and additions."""
+        match self.step:
+            case KernelStep():
+                touched = [self.plan.buffers[number].tensor for number in set(self.step.buffers)]
+                programs = evaluate(self.step.grid, self.sizes)
+            case DotStep():
+                touched = [self.step.a.tensor, self.step.b.tensor, self.step.out.tensor]
+                inner = evaluate(self.step.a.tensor.shape[-1], self.sizes)
+                operations = 2 * inner * evaluate(product(self.step.out.tensor.shape), self.sizes)
+                return {"bytes": self._bytes(touched), "operations": operations}
+            case CallStep():
+                return {}
+        return {"bytes": self._bytes(touched), "programs": programs}
+
+    def _bytes(self, tensors: list[Any]) -> int:
+        return sum(evaluate(product(t.shape), self.sizes) * t.dtype.bytes for t in tensors)
+
+
+@dataclass(frozen=True)
+class CallEvent:
+    """One call of a compiled function."""
+
+    name: str
+    sizes: Mapping[str, int]
+    thread: int
+    start: int
+    end: int
+
+
+@dataclass
+class Row:
+    """All steps of one name: how often they ran, and for how long."""
+
+    name: str
+    calls: int = 0
+    nanoseconds: int = 0
+    bytes: int = 0
+    operations: int = 0
+
+
+@dataclass
+class Profile:
+    """What ran while the profile was on."""
+
+    started: int = field(default_factory=time.perf_counter_ns)
+    ended: int | None = None
+    steps: list[StepEvent] = field(default_factory=list[StepEvent])
+    calls: list[CallEvent] = field(default_factory=list[CallEvent])
+    compilations: list[CompilationRecord] = field(default_factory=list[CompilationRecord])
+    _tapes: dict[int, tuple[Binding, list[tuple[Step, Tape | None]]]] = field(
+        default_factory=dict[int, "tuple[Binding, list[tuple[Step, Tape | None]]]"]
+    )
+
+    def run(
+        self,
+        executable: Executable,
+        binding: Binding,
+        launch: Callable[[Tape], None],
+        call: Callable[[CallStep], None],
+    ) -> None:
+        """Run a program step by step and note the times."""
+        thread, begun = threading.get_native_id(), time.perf_counter_ns()
+        for step, tape in self._single_steps(executable, binding):
+            start = time.perf_counter_ns()
+            if tape is None:
+                assert isinstance(step, CallStep)
+                call(step)
+            else:
+                launch(tape)
+            self.steps.append(StepEvent(step, executable.plan, binding.sizes, thread, start, time.perf_counter_ns()))
+        self.calls.append(CallEvent(executable.plan.name, binding.sizes, thread, begun, time.perf_counter_ns()))
+
+    def _single_steps(self, executable: Executable, binding: Binding) -> list[tuple[Step, Tape | None]]:
+        known = self._tapes.get(id(binding))
+        if known is None:
+            plan, sizes, addresses = executable.plan, binding.sizes, executable.addresses
+            tapes = [
+                (step, None if isinstance(step, CallStep) else write_tape(plan, [step], sizes, addresses))
+                for step in plan.steps
+            ]
+            # The binding is kept with them, so that its id stays its own.
+            known = self._tapes[id(binding)] = (binding, tapes)
+        return known[1]
+
+    def rows(self) -> list[Row]:
+        """Steps by name, those that took longest first."""
+        rows: dict[str, Row] = {}
+        for event in self.steps:
+            row = rows.setdefault(event.name, Row(event.name))
+            work = event.work()
+            row.calls += 1
+            row.nanoseconds += event.end - event.start
+            row.bytes += work.get("bytes", 0)
+            row.operations += work.get("operations", 0)
+        return sorted(rows.values(), key=lambda row: -row.nanoseconds)
+
+    def trace(self) -> dict[str, Any]:
+        """The profile in Chrome's trace format, which Perfetto reads; times are in microseconds."""
+        process = os.getpid()
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": "weft"}}
+        ]
+
+        def add(name: str, category: str, thread: int, start: int, end: int, arguments: Mapping[str, Any]) -> None:
+            times = {"ts": (start - self.started) / 1e3, "dur": (end - start) / 1e3}
+            events.append(
+                {
+                    "ph": "X",
+                    "name": name,
+                    "cat": category,
+                    "pid": process,
+                    "tid": thread,
+                    **times,
+                    "args": dict(arguments),
+                }
+            )
+
+        for call in self.calls:
+            add(call.name, "call", call.thread, call.start, call.end, call.sizes)
+        for event in self.steps:
+            function = {"kernel": event.step.function} if isinstance(event.step, KernelStep) else {}
+            add(event.name, _category(event.step), event.thread, event.start, event.end, {**function, **event.work()})
+        for record in self.compilations:
+            # Stages follow each other; only the first's beginning is known.
+            start = record.started
+            for stage, seconds in record.seconds.items():
+                end = start + int(seconds * 1e9)
+                add(stage, "compile", record.thread, start, end, {"graph": record.name})
+                start = end
+        return {"traceEvents": events, "displayTimeUnit": "ns"}
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace to a file."""
+        Path(path).write_text(json.dumps(self.trace()))
+
+    def __rich__(self) -> RenderableType:
+        from rich.table import Table
+
+        rows = self.rows()
+        total = sum(row.nanoseconds for row in rows)
+        wall = ((self.ended or time.perf_counter_ns()) - self.started) / 1e6
+        table = Table(
+            title=f"{len(self.calls)} calls, {total / 1e6:.3f} ms in steps of {wall:.3f} ms", title_justify="left"
+        )
+        for column in ("step", "runs", "ms", "share", "µs each", "GB/s", "GFLOP/s"):
+            table.add_column(column, overflow="fold", justify="left" if column == "step" else "right")
+        for row in rows:
+            each = row.nanoseconds / row.calls / 1e3
+            time_ = (
+                str(row.calls),
+                f"{row.nanoseconds / 1e6:.3f}",
+                f"{row.nanoseconds / (total or 1):.0%}",
+                f"{each:.1f}",
+            )
+            table.add_row(row.name, *time_, _rate(row.bytes, row.nanoseconds), _rate(row.operations, row.nanoseconds))
+        return table
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=120, color_system=None)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get()
+
+
+def _category(step: Step) -> str:
+    match step:
+        case KernelStep():
+            return "kernel"
+        case DotStep():
+            return "library"
+        case CallStep():
+            return "torch"
+
+
+def _rate(amount: int, nanoseconds: int) -> str:
+    return f"{amount / nanoseconds:.2f}" if amount and nanoseconds else ""
+
+
+_active: list[Profile] = []
+
+
+def active_profile() -> Profile | None:
+    """The profile that is on, if one is."""
+    return _active[-1] if _active else None
+
+
+@contextmanager
+def profile(path: str | os.PathLike[str] | None = None) -> Generator[Profile]:
+    """Time every step of compiled functions that run inside the `with`; the trace goes to `path`."""
+    made = Profile()
+    _active.append(made)
+    try:
+        with recording() as made.compilations:
+            yield made
+    finally:
+        made.ended = time.perf_counter_ns()
+        _active[:] = [other for other in _active if other is not made]
+        if path is not None:
+            made.write(path)
