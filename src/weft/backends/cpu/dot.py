@@ -10,7 +10,7 @@ Operands that are loads with fitting strides are read where they lie; all others
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from xdsl.ir import OpResult, SSAValue
@@ -31,6 +31,8 @@ _SIDE = 4
 """Streams of memory that are read side by side: few enough for one set of the first-level cache."""
 _WAYS, _SET_BYTES = 4, 2048
 """Lines of one set that stay in every first-level cache, and a distance at which lines share a set."""
+_MOST_POINTERS = 8
+"""Rows that a micro-kernel reads by a pointer each; more are copied side by side."""
 _FEW_BLOCKS = 2
 """Up to so many blocks of rows, b's elements are used too rarely to be worth a copy."""
 
@@ -87,7 +89,10 @@ class _Product:
         self.depth = tile.tile_type(op.a).sizes[1]
         self.in_panels = len(tile.tile_type(op.b).sizes) == 3
         self.block = self._blocking()
-        self.few_rows = self.capacity[0] <= _FEW_BLOCKS * self.block.rows
+        self.few_rows = self.capacity[0] <= _FEW_BLOCKS * min(self.block.rows, _MOST_POINTERS)
+        self.a_panels: V | None = None
+        if self.few_rows:
+            self.block = replace(self.block, rows=min(self.block.rows, _MOST_POINTERS))
 
     def _blocking(self) -> Blocking:
         """The target's block, cut down until its columns divide the result's."""
@@ -118,7 +123,7 @@ class _Product:
         load = self._load(self.op.a)
         if load is None or _pointer_dtype(load) != self.dtype or (load.strides.data[1] != 1 and self.depth != 1):
             return False
-        if self.few_rows or self.block.rows <= _WAYS:
+        if self.few_rows or self.block.rows <= _WAYS or self.block.rows > _MOST_POINTERS:
             return True
         stride = load.strides.data[0]
         return isinstance(stride, int) and stride * self.dtype.bytes % _SET_BYTES != 0
@@ -150,10 +155,13 @@ class _Product:
         self.extents = codegen.extents(op.out)
         b_depth = codegen.extents(op.b)[-2]
         self.turns = codegen.least([codegen.extents(op.a)[1], b_depth], self.depth)
+        if self.capacity[1] == 1 and self.right.rows.name == "1":
+            self._rows_of_both()
+            return
+        if self.block.rows > _MOST_POINTERS:
+            self._copy_rows()
         if self.in_panels:
             self._panels()
-        elif self.capacity[1] == 1 and self.right.rows.name == "1":
-            self._rows_of_both()
         elif self.right.columns.name == "1":
             self._columns(direct)
         elif self.few_rows:
@@ -169,6 +177,16 @@ class _Product:
         self.keep = const(op.accumulator is not None, "i1")
         if op.accumulator is not None and codegen.buffers.get(op.accumulator) != self.result:
             codegen.block([Fill(op.accumulator, self.result)])
+
+    def _copy_rows(self) -> None:
+        """Put the rows of every block side by side."""
+        b, a = self.b, self.a
+        self.a_panels = Buffer.allocate(b, (self.capacity[0], self.depth), self.dtype).pointer
+        for row, count in self._row_blocks(self.block.rows):
+            copy = transpose_panel(self.codegen.module, count, min(count & -count, 8), self.dtype, a.memory)
+            panel = b.gep(self.a_panels, b.mul(row, self.turns), scalar_type(self.dtype))
+            start = b.gep(a.pointer, b.mul(row, a.rows), memory_type(a.memory))
+            self._call(copy, panel, start, a.rows, i64(count), self.turns)
 
     def _panels(self) -> None:
         """b lies in panels: they are read in place, unless they hold a narrow type and are read often."""
@@ -260,7 +278,8 @@ class _Product:
         block = self.block
         for row, count in self._row_blocks(block.rows):
             part = Blocking(count, block.vectors, block.lanes)
-            name = panel_kernel(self.codegen.module, self.codegen.target, part, self.dtype, memory)
+            a_panel = self.a_panels is not None
+            name = panel_kernel(self.codegen.module, self.codegen.target, part, self.dtype, memory, a_panel=a_panel)
             self._kernel(name, row, n, pointer, stride)
 
     def _row_blocks(self, rows: int) -> Iterator[tuple[V, int]]:
@@ -292,7 +311,10 @@ class _Product:
     def _kernel(self, name: str, row: V, n: V, pointer: V, stride: V) -> None:
         b, element = self.b, scalar_type(self.dtype)
         c = self.result.address(b, (row, n))
-        a = b.gep(self.a.pointer, b.mul(row, self.a.rows), element)
+        if self.a_panels is not None:
+            a = b.gep(self.a_panels, b.mul(row, self.turns), element)
+        else:
+            a = b.gep(self.a.pointer, b.mul(row, self.a.rows), element)
         self._call(name, c, i64(self.capacity[1]), a, self.a.rows, pointer, stride, self.turns, self.keep)
 
     def _call(self, name: str, *arguments: V) -> None:

@@ -6,6 +6,7 @@ own, so that registers are allotted to them alone and all products of a module s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.backends.cpu.target import CpuTarget
@@ -60,12 +61,15 @@ def multiply_add(b: Function, x: V, y: V, total: V) -> V:
     return b.binary("add", b.binary("mul", x, y), total)
 
 
-def panel_kernel(module: Module, target: CpuTarget, block: Blocking, dtype: DType, memory: DType) -> str:
+def panel_kernel(
+    module: Module, target: CpuTarget, block: Blocking, dtype: DType, memory: DType, *, a_panel: bool = False
+) -> str:
     """A kernel for `b` contiguous along N; `memory` is the type of b's elements there. Returns its name.
 
     The rows' factors are broadcast from a: by lane of a vector along K where instructions take a lane, else by scalar.
+    With `a_panel` a lies as a panel, too: the rows side by side, K after K.
     """
-    name = f"weft.panel.{block.rows}x{block.vectors}x{block.lanes}.{dtype}.{memory}"
+    name = f"weft.panel.{block.rows}x{block.vectors}x{block.lanes}.{dtype}.{memory}{'.panel' if a_panel else ''}"
     if not module.add_shared(name):
         return name
     f = Function(module, name, _PARAMS, attributes="nounwind noinline", linkage="internal")
@@ -83,33 +87,42 @@ def panel_kernel(module: Module, target: CpuTarget, block: Blocking, dtype: DTyp
     with f.when(keep):
         for slot, address in places:
             f.store(f.load(type_, address, dtype.bytes), slot, 64)
-    by_lane = target.vector_bits == 128 and dtype.bits >= 32
+    by_lane = target.vector_bits == 128 and dtype.bits >= 32 and not a_panel
     unroll = 128 // dtype.bits if by_lane else 4
+    # A lane costs no register, a broadcast factor does: then it is used up before the next one.
+    order = [(r, v) for r in range(block.rows) for v in range(block.vectors)]
+    if by_lane:
+        order.sort(key=lambda place: place[1])
 
-    def step(k: V, factors: list[V], phase: int) -> None:
+    def step(k: V, factor: Callable[[int], V], phase: int) -> None:
         row = f.gep(b, f.mul(k, b_stride), b_element)
-        for v in range(block.vectors):
-            address = f.gep(row, i64(v * block.lanes), b_element)
-            right = load_convert(f, f.load(vector(b_element, block.lanes), address, memory.bytes), memory)
-            for r in range(block.rows):
-                slot = slots[phase][r][v]
-                f.store(multiply_add(f, f.splat(factors[r], block.lanes), right, f.load(type_, slot, 64)), slot, 64)
+        right: dict[int, V] = {}
+        left: dict[int, V] = {}
+        for r, v in order:
+            if v not in right:
+                address = f.gep(row, i64(v * block.lanes), b_element)
+                right[v] = load_convert(f, f.load(vector(b_element, block.lanes), address, memory.bytes), memory)
+            if r not in left:
+                left[r] = f.splat(factor(r), block.lanes)
+            slot = slots[phase][r][v]
+            f.store(multiply_add(f, left[r], right[v], f.load(type_, slot, 64)), slot, 64)
 
-    rows = [f.gep(a, f.mul(a_stride, i64(r)), element) for r in range(block.rows)]
+    step_k = i64(block.rows if a_panel else 1)
+    rows = [f.gep(a, i64(r) if a_panel else f.mul(a_stride, i64(r)), element) for r in range(block.rows)]
+
+    def scalar(k: V) -> Callable[[int], V]:
+        return lambda r: f.load(element, f.gep(rows[r], f.mul(k, step_k), element), dtype.bytes)
+
     whole = f.binary("and", depth, i64(-unroll))
     with f.loop(i64(0), whole, i64(unroll)) as k:
-        if by_lane:
-            loaded = [f.load(vector(element, unroll), f.gep(row, k, element), dtype.bytes) for row in rows]
-            columns = [[f.extract(left, u) for left in loaded] for u in range(unroll)]
-        else:
-            columns = [
-                [f.load(element, f.gep(row, f.add(k, i64(u)), element), dtype.bytes) for row in rows]
-                for u in range(unroll)
-            ]
-        for u, factors in enumerate(columns):
-            step(f.add(k, i64(u)), factors, u % phases)
+        lanes = (
+            [f.load(vector(element, unroll), f.gep(row, k, element), dtype.bytes) for row in rows] if by_lane else []
+        )
+        for u in range(unroll):
+            here = f.add(k, i64(u))
+            step(here, (lambda r, u=u: f.extract(lanes[r], u)) if by_lane else scalar(here), u % phases)
     with f.loop(whole, depth, i64(1)) as k:
-        step(k, [f.load(element, f.gep(row, k, element), dtype.bytes) for row in rows], 0)
+        step(k, scalar(k), 0)
 
     others = [[phase[r][v] for phase in slots[1:]] for r in range(block.rows) for v in range(block.vectors)]
     for (slot, address), rest in zip(places, others, strict=True):

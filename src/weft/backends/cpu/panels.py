@@ -62,7 +62,7 @@ def transpose_panel(module: Module, columns: int, side: int, dtype: DType, memor
 
     Blocks of `side` by `side` elements are transposed in registers.
     """
-    name = f"weft.transpose_panel.{columns}.{dtype}.{memory}"
+    name = f"weft.transpose_panel.{columns}by{side}.{dtype}.{memory}"
     if not module.add_shared(name):
         return name
     f = Function(module, name, _PARAMS, attributes="nounwind noinline", linkage="internal")
