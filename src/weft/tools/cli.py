@@ -174,3 +174,33 @@ def reduce(
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
         run(terminal, file, context.args, output=output, seed=seed, seconds=timeout)
+
+
+conform = typer.Typer(help="Outside test suites, run through Weft.", no_args_is_help=True)
+app.add_typer(conform, name="conform")
+
+
+@conform.command("opinfo")
+def conform_opinfo(
+    ops: Annotated[list[str] | None, typer.Argument(help="Operators by name; all of them if there are none.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="Element types, as torch names them.")] = None,
+    samples: Annotated[int, typer.Option(help="How many samples of each operator.")] = 2,
+    gradients: Annotated[bool, typer.Option(help="Check gradients too.")] = True,
+    strict: Annotated[bool, typer.Option("--strict", help="Without ATen and libraries.")] = False,
+    shard: Annotated[str | None, typer.Option(help="A part of the operators: 2/8.")] = None,
+    jobs: Annotated[int, typer.Option(help="Child processes; 0 for none.")] = 2,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a case is ended.")] = 120.0,
+    log: Annotated[Path | None, typer.Option(help="Write each result to this file, a JSON object a line.")] = None,
+    backend: Annotated[str, typer.Option(help="A backend that `torch.compile` knows.")] = "weft",
+    json: Json = False,
+) -> None:
+    """PyTorch's operator database, OpInfo, judged against eager and float64."""
+    from weft.tools.conform import Choice, opinfo
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        dtypes = tuple(dtype or ["float32"])
+        opinfo(
+            terminal,
+            Choice(backend, dtypes, tuple(ops or ()), samples, gradients, strict, shard, jobs, timeout, log),
+        )

@@ -1,0 +1,77 @@
+"""`weft conform`: outside test suites through Weft; today PyTorch's OpInfo database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from weft.errors import ParseError
+from weft.testing.conformance import OpinfoReport, run_opinfo
+from weft.testing.opinfo_cases import CaseResult, Status
+from weft.tools.terminal import Terminal
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the command line asks for."""
+
+    backend: str
+    dtypes: tuple[str, ...]
+    ops: tuple[str, ...]
+    samples: int
+    gradients: bool
+    strict: bool
+    shard: str | None
+    jobs: int
+    time_limit: float
+    log: Path | None
+
+
+def opinfo(terminal: Terminal, choice: Choice) -> None:
+    """Run the database, print what did not pass, and exit with 1 if a result was wrong or failed."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    shown = terminal.err.is_terminal and not terminal.json
+    with Progress(*columns, console=terminal.err, disable=not shown, transient=True) as progress:
+        task = progress.add_task("operators", total=None)
+
+        def advance(result: CaseResult, position: int, total: int) -> None:
+            progress.update(task, completed=position, total=total, description=result.op)
+
+        report = run_opinfo(
+            choice.backend,
+            choice.dtypes,
+            choice.samples,
+            choice.gradients,
+            choice.ops or None,
+            choice.strict,
+            _shard(choice.shard),
+            advance,
+            jobs=choice.jobs,
+            time_limit=choice.time_limit,
+            log=choice.log,
+        )
+    _show(terminal, report)
+    terminal.finish({"ok": report.ok, **report.to_json()}, code=0 if report.ok else 1)
+
+
+def _shard(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    index, _, count = text.partition("/")
+    if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
+        raise ParseError(f"{text} is not a part of the operators", hint="2/8 is every eighth from the third on")
+    return int(index), int(count)
+
+
+def _show(terminal: Terminal, report: OpinfoReport) -> None:
+    bad: tuple[Status, ...] = ("wrong", "error", "refused")
+    for status in bad:
+        for result in report.having(status):
+            color = "yellow" if status == "refused" else "red"
+            terminal.show(Text.assemble((status, color), f" {result.name}: {result.reason}"))
+    if report.other_targets:
+        terminal.show(Text(f"not native: {', '.join(report.other_targets)}"))
+    terminal.show(Text(str(report), style="bold"))
