@@ -1,0 +1,43 @@
+"""The README is true: its Python blocks run in order, its links lead somewhere, its commands exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from weft.tools.cli import app
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_python_blocks_run(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 3
+    script = tmp_path / "readme.py"
+    script.write_text("\n".join(blocks), encoding="utf-8")
+    environment = {**os.environ, "WEFT_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "Kernels" in done.stdout and "tile.kernel" in done.stdout
+
+
+@pytest.mark.parametrize("link", re.findall(r"\]\(([^)#]+)\)", README))
+def test_links_lead_to_files(link: str) -> None:
+    assert link.startswith("https://") or (ROOT / link).is_file()
+
+
+@pytest.mark.parametrize("command", sorted(set(re.findall(r"`weft ([a-z]+)", README))))
+def test_commands_exist(command: str) -> None:
+    assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"^make ([a-z-]+)", README, re.MULTILINE))))
+def test_make_targets_exist(target: str) -> None:
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
