@@ -34,6 +34,8 @@ def test_code_agrees_with_float64(spec: OpSpec) -> None:
 def test_code_for_symbolic_sizes_agrees_with_float64(spec: OpSpec) -> None:
     trials: list[tuple[OpCase, Trial]] = []
     for case in op_cases(spec, dynamic=True):
+        if case.dtype != case.sample.dtypes[0]:
+            continue
         try:
             trials.append((case, case.trial()))
         except ShapeError:

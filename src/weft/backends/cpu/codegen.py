@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.clusters import Cluster, Fill, Sink, form_steps, lazy_closure, sink_value
+from weft.backends.cpu.computed import emit_gather, emit_scatter
 from weft.backends.cpu.dot import accumulates_in_place, buffered_operands, emit_dot
 from weft.backends.cpu.extents import Limits
+from weft.backends.cpu.position import Position, lanes_for, walk
 from weft.backends.cpu.reductions import Accumulator
 from weft.backends.cpu.sort import emit_sort
 from weft.backends.cpu.target import CpuTarget
@@ -26,12 +28,9 @@ from weft.backends.llvm.math import emit_function
 from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size
-from weft.ir.types import DType, boolean
+from weft.ir.types import DType
 from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS
-
-_UNROLLED_STEPS = 8
-_OF_BOOLEANS = {"add": "or", "mul": "and"}
 
 
 @dataclass(frozen=True)
@@ -41,16 +40,6 @@ class Access:
     base: V
     strides: tuple[V, ...]
     dtype: DType
-
-
-@dataclass
-class Position:
-    """Where in a tile code is being made: an index an axis, `lanes` elements along the axis `inner`."""
-
-    index: tuple[V, ...]
-    inner: int
-    lanes: int
-    values: dict[SSAValue, V] = field(default_factory=dict[SSAValue, V])
 
 
 def emit_kernel(module: Module, kernel: tile.KernelOp, target: CpuTarget) -> None:
@@ -155,7 +144,7 @@ class KernelCodegen:
                 case tile.DotOp():
                     self.dot(step)
                 case tile.ScatterOp():
-                    self.scatter(step)
+                    emit_scatter(self, step)
                 case tile.SortOp():
                     emit_sort(self, step)
                 case _:
@@ -255,7 +244,7 @@ class KernelCodegen:
                 for sink, value in results:
                     self._put(sink, value, here, accumulators)
 
-            self._steps(cluster, extents[inner], turn)
+            walk(b, extents[inner], self._lanes(cluster, extents[inner]), turn)
             for sink, accumulator in accumulators.items():
                 self.buffers[sink.out].write(
                     b, accumulator.finish(), [v for v in index[:inner]] + [i64(0)] + index[inner + 1 :]
@@ -286,46 +275,10 @@ class KernelCodegen:
         return result
 
     def _lanes(self, cluster: Cluster, extent: V) -> int:
-        """Elements a step: the target's for 4-byte types, fewer for short axes and for wide types."""
-        widest = max((tile.tile_type(sink_value(s)).dtype.bits for s in cluster.sinks), default=32)
-        lanes = self.target.lanes // 2 if widest > 32 else self.target.lanes
         if any(isinstance(s, tile.ReduceOp) and COMBINERS[s.kind.data].indexed for s in cluster.sinks):
             return 1
-        if not extent.name.startswith("%"):
-            while lanes > 1 and lanes > int(extent.name):
-                lanes //= 2
-        return lanes
-
-    def _steps(self, cluster: Cluster, extent: V, turn: object) -> None:
-        """Walk the inner axis: whole steps, then what is left."""
-        b, lanes = self.b, self._lanes(cluster, extent)
-        call = turn
-        assert callable(call)
-        if extent.name.startswith("%"):
-            if lanes == 1:
-                with b.loop(i64(0), extent, i64(1)) as i:
-                    call(i, 1)
-                return
-            whole = b.binary("and", extent, i64(-lanes))
-            with b.loop(i64(0), whole, i64(lanes)) as i:
-                call(i, lanes)
-            with b.loop(whole, extent, i64(1)) as i:
-                call(i, 1)
-            return
-        count = int(extent.name)
-        steps = count // lanes
-        if steps <= (1 if lanes == 1 else _UNROLLED_STEPS // max(1, lanes // 16)):
-            for step in range(steps):
-                call(i64(step * lanes), lanes)
-        elif steps:
-            with b.loop(i64(0), i64(steps * lanes), i64(lanes)) as i:
-                call(i, lanes)
-        start = steps * lanes
-        while start < count:
-            lanes //= 2
-            if count - start >= lanes:
-                call(i64(start), lanes)
-                start += lanes
+        widest = max((tile.tile_type(sink_value(s)).dtype.bits for s in cluster.sinks), default=32)
+        return lanes_for(self.target, widest, extent)
 
     def _put(self, sink: Sink, value: V, here: Position, accumulators: dict[tile.ReduceOp, Accumulator]) -> None:
         b = self.b
@@ -406,7 +359,7 @@ class KernelCodegen:
             case tile.PositionOp() as op:
                 return self._position(op, here, lanes)
             case tile.GatherOp() as op:
-                return self._gather(op, here, lanes, kept)
+                return emit_gather(self, op, here, kept)
             case tile.MapOp() as op:
                 args = [self.at(arg, here, kept) for arg in op.args]
                 wide = max(arg.lanes for arg in args)
@@ -472,71 +425,7 @@ class KernelCodegen:
             steps = b.binary("mul", steps, b.splat(strides[here.inner], lanes))
         return b.binary("add", b.splat(start, lanes), steps)
 
-    def _gather(self, op: tile.GatherOp, here: Position, lanes: int, kept: set[SSAValue]) -> V:
-        b = self.b
-        offsets = self.at(op.offsets, here, kept)
-        mask = self.at(op.mask, here, kept) if op.mask is not None else None
-        pointer_type = op.pointer.type
-        assert isinstance(pointer_type, tile.PointerType)
-        dtype = pointer_type.dtype
-        memory = memory_type(dtype)
-        other = from_attribute(op.other)
-        assert isinstance(other, float | int)
-        fallback = const(other, scalar_type(tile.tile_type(op.out).dtype))
-        width = max(offsets.lanes, mask.lanes if mask else 1)
-        raw = V(vector(memory, width), "poison")
-        for lane in range(width):
-            element = self._element(
-                op.pointer, memory, dtype, b.extract(offsets, lane), b.extract(mask, lane) if mask else None
-            )
-            raw = b.insert(raw, element, lane) if width > 1 else element
-        value = load_convert(b, raw, dtype)
-        return value if mask is None else b.select(b.splat(mask, width), value, b.splat(fallback, width))
-
-    def _element(self, pointer: SSAValue, memory: str, dtype: DType, offset: V, mask: V | None) -> V:
-        """One element at a computed place; where the mask is false a zero on the stack is read instead."""
-        b = self.b
-        address = b.emit("ptr", f"getelementptr {memory}, {self.pointers[pointer]}, {offset}")
-        if mask is not None:
-            address = b.select(mask, address, self._zero())
-        return b.load(memory, address, dtype.bytes)
-
-    def _zero(self) -> V:
-        self.module.globals.setdefault(
-            "weft.zero", "@weft.zero = internal constant [16 x i8] zeroinitializer, align 16"
-        )
-        return V("ptr", "@weft.zero")
-
     # -- single ops ------------------------------------------------------------------------------------------------
-
-    def scatter(self, op: tile.ScatterOp) -> None:
-        """Element after element, in order, since two may go to one place."""
-        b = self.b
-        values = [v for v in op.operands if isinstance(v.type, tile.TileType)]
-        self.prepare(values)
-        shape = [max(sizes) for sizes in zip(*(tile.tile_type(v).sizes for v in values), strict=True)]
-        extents = [
-            self.least([self.extents(v)[a] for v in values if tile.tile_type(v).sizes[a] != 1], size)
-            for a, size in enumerate(shape)
-        ]
-        pointer_type = op.pointer.type
-        assert isinstance(pointer_type, tile.PointerType)
-        dtype, memory = pointer_type.dtype, memory_type(pointer_type.dtype)
-        with ExitStack() as loops:
-            index = [
-                loops.enter_context(b.loop(i64(0), extent, i64(1))) if size > 1 else i64(0)
-                for size, extent in zip(shape, extents, strict=True)
-            ]
-            here = Position(tuple(index), len(shape) - 1, 1)
-            if op.mask is not None:
-                loops.enter_context(b.when(self.at(op.mask, here)))
-            address = b.gep(self.pointers[op.pointer], self.at(op.offsets, here), memory)
-            value = self.at(op.value, here)
-            if op.kind.data != "assign":
-                old = load_convert(b, b.load(memory, address, dtype.bytes), dtype)
-                function = _OF_BOOLEANS.get(op.kind.data, op.kind.data) if dtype == boolean else op.kind.data
-                value = emit_function(b, function, [old, value], tile.tile_type(op.value).dtype)
-            b.store(store_convert(b, value, dtype), address, dtype.bytes)
 
     def dot(self, op: tile.DotOp) -> None:
         self.prepare([op.a, op.b])

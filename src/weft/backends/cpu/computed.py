@@ -1,0 +1,224 @@
+"""Reads and writes at computed places.
+
+Where the places lie one after the other along the vector axis (rows of an embedding, parts of a concatenation), whole
+vectors are read and written; everything else goes element by element.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from xdsl.ir import OpResult, SSAValue
+
+from weft.backends.cpu.clusters import lazy_closure
+from weft.backends.cpu.position import Position, lanes_for, walk
+from weft.backends.llvm.builder import V, const, i64, mangle, memory_type, scalar_type, vector
+from weft.backends.llvm.cast import load_convert, store_convert
+from weft.backends.llvm.math import emit_function
+from weft.ir.attributes import from_attribute
+from weft.ir.types import DType, boolean
+from weft.tile import dialect as tile
+
+if TYPE_CHECKING:
+    from weft.backends.cpu.codegen import KernelCodegen
+
+_OF_BOOLEANS = {"add": "or", "mul": "and"}
+_ZERO_BYTES = 512
+
+
+def step_along(value: SSAValue, axis: int) -> int | None:
+    """How far apart neighbouring elements of an integer tile are along an axis, if that is known."""
+    if tile.tile_type(value).sizes[axis] == 1:
+        return 0
+    match value.op if isinstance(value, OpResult) else None:
+        case tile.ConstantOp():
+            return 0
+        case tile.PositionOp() as op:
+            stride = op.strides.data[axis]
+            return stride if isinstance(stride, int) else None
+        case tile.MapOp() as op if op.function.data in ("add", "sub"):
+            left, right = (step_along(arg, axis) for arg in op.args)
+            if left is None or right is None:
+                return None
+            return left + right if op.function.data == "add" else left - right
+        case _:
+            return None
+
+
+def _pointer_dtype(pointer: SSAValue) -> DType:
+    assert isinstance(pointer.type, tile.PointerType)
+    return pointer.type.dtype
+
+
+def _moves(value: SSAValue | None, axis: int) -> bool:
+    return value is not None and tile.tile_type(value).sizes[axis] != 1
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def emit_gather(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[SSAValue]) -> V:
+    """The elements of a gather at a position."""
+    inner = here.inner
+    if here.lanes == 1 or not _moves(op.offsets, inner) or step_along(op.offsets, inner) != 1:
+        return _lane_by_lane(codegen, op, codegen.at(op.offsets, here, kept), _mask(codegen, op, here, kept))
+    if _moves(op.mask, inner):
+        return _partly_masked(codegen, op, here, kept)
+    start = _at_lane(codegen, op.offsets, here, kept, 0)
+    return _whole(codegen, op, start, here.lanes, _mask(codegen, op, here, kept))
+
+
+def _mask(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[SSAValue]) -> V | None:
+    return codegen.at(op.mask, here, kept) if op.mask is not None else None
+
+
+def _lane_by_lane(codegen: KernelCodegen, op: tile.GatherOp, offsets: V, mask: V | None) -> V:
+    """Where the mask is false a zero is read instead."""
+    b, dtype = codegen.b, _pointer_dtype(op.pointer)
+    memory = memory_type(dtype)
+    width = max(offsets.lanes, mask.lanes if mask else 1)
+    raw = V(vector(memory, width), "poison")
+    for lane in range(width):
+        address = _address(codegen, op.pointer, b.extract(offsets, lane))
+        if mask is not None:
+            address = b.select(b.extract(mask, lane), address, _zeros(codegen))
+        element = b.load(memory, address, dtype.bytes)
+        raw = b.insert(raw, element, lane) if width > 1 else element
+    return _chosen(codegen, op, load_convert(b, raw, dtype), mask)
+
+
+def _whole(codegen: KernelCodegen, op: tile.GatherOp, start: V, lanes: int, mask: V | None = None) -> V:
+    """A whole vector, or none of it."""
+    b, dtype = codegen.b, _pointer_dtype(op.pointer)
+    address = _address(codegen, op.pointer, start)
+    if mask is not None:
+        address = b.select(mask, address, _zeros(codegen))
+    raw = b.load(vector(memory_type(dtype), lanes), address, dtype.bytes)
+    return _chosen(codegen, op, load_convert(b, raw, dtype), mask)
+
+
+def _partly_masked(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[SSAValue]) -> V:
+    """Neighbouring elements of which some may be masked: a vector where none is."""
+    b, lanes = codegen.b, here.lanes
+    assert op.mask is not None
+    start = _at_lane(codegen, op.offsets, here, kept, 0)
+    if _is_interval(op.mask, here.inner) and not _keeps(op.mask, here, kept):
+        mask = None
+        ends = [_at_lane(codegen, op.mask, here, kept, lane) for lane in (0, lanes - 1)]
+        full = b.binary("and", ends[0], ends[1])
+    else:
+        mask = codegen.at(op.mask, here, kept)
+        full = b.call(f"llvm.vector.reduce.and.{mangle(mask.type)}", "i1", mask)
+    register = vector(scalar_type(tile.tile_type(op.out).dtype), lanes)
+    slot = b.alloca(register)
+    whole, part, after = b.label("whole"), b.label("part"), b.label("after")
+    b.branch_if(full, whole, part)
+    b.start(whole)
+    b.store(_whole(codegen, op, start, lanes), slot, 1)
+    b.branch(after)
+    b.start(part)
+    if mask is None:
+        # What is computed on this way is not there on the other.
+        mask = codegen.at(op.mask, Position(here.index, here.inner, lanes, dict(here.values)), kept)
+    offsets = b.binary("add", b.splat(start, lanes), b.iota(lanes))
+    b.store(_lane_by_lane(codegen, op, offsets, mask), slot, 1)
+    b.branch(after)
+    b.start(after)
+    return b.load(register, slot, 1)
+
+
+def _is_interval(mask: SSAValue, axis: int) -> bool:
+    """Whether a mask is true from one element to another along an axis, and false before and behind."""
+    if not _moves(mask, axis):
+        return True
+    match mask.op if isinstance(mask, OpResult) else None:
+        case tile.MapOp() as op if op.function.data == "and":
+            return all(_is_interval(arg, axis) for arg in op.args)
+        case tile.MapOp() as op if op.function.data in ("lt", "le", "gt", "ge"):
+            return all(step_along(arg, axis) is not None for arg in op.args)
+        case _:
+            return False
+
+
+def _chosen(codegen: KernelCodegen, op: tile.GatherOp, value: V, mask: V | None) -> V:
+    """What was read, or the other value where the mask is false."""
+    if mask is None:
+        return value
+    other = from_attribute(op.other)
+    assert isinstance(other, float | int)
+    fallback = const(other, scalar_type(tile.tile_type(op.out).dtype))
+    return codegen.b.select(codegen.b.splat(mask, value.lanes), value, codegen.b.splat(fallback, value.lanes))
+
+
+def _address(codegen: KernelCodegen, pointer: SSAValue, offset: V) -> V:
+    memory = memory_type(_pointer_dtype(pointer))
+    return codegen.b.emit("ptr", f"getelementptr {memory}, {codegen.pointers[pointer]}, {offset}")
+
+
+def _keeps(value: SSAValue, here: Position, kept: set[SSAValue]) -> bool:
+    """Whether something that moves along the lanes is kept on the way: that has to be computed whole."""
+    return any(v in kept and _moves(v, here.inner) for v in lazy_closure(value))
+
+
+def _at_lane(codegen: KernelCodegen, value: SSAValue, here: Position, kept: set[SSAValue], lane: int) -> V:
+    """The value at one lane of a position; what does not move along the lanes is not computed again."""
+    b = codegen.b
+    if _keeps(value, here, kept):
+        return b.extract(codegen.at(value, here, kept), lane)
+    steady = {v: known for v, known in here.values.items() if not _moves(v, here.inner)}
+    index = tuple(b.add(v, i64(lane)) if a == here.inner else v for a, v in enumerate(here.index))
+    return codegen.at(value, Position(index, here.inner, 1, steady))
+
+
+def _zeros(codegen: KernelCodegen) -> V:
+    codegen.module.globals.setdefault(
+        "weft.zero", f"@weft.zero = internal constant [{_ZERO_BYTES} x i8] zeroinitializer, align 64"
+    )
+    return V("ptr", "@weft.zero")
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def emit_scatter(codegen: KernelCodegen, op: tile.ScatterOp) -> None:
+    """Element after element, in order, since two may go to one place; neighbouring places are written at once."""
+    b = codegen.b
+    values = [v for v in op.operands if isinstance(v.type, tile.TileType)]
+    codegen.prepare(values)
+    shape = [max(sizes) for sizes in zip(*(tile.tile_type(v).sizes for v in values), strict=True)]
+    extents = [
+        codegen.least([codegen.extents(v)[a] for v in values if tile.tile_type(v).sizes[a] != 1], size)
+        for a, size in enumerate(shape)
+    ]
+    inner = max((a for a, size in enumerate(shape) if size > 1), default=len(shape) - 1)
+    dense = shape[inner] > 1 and step_along(op.offsets, inner) == 1 and not _moves(op.mask, inner)
+    with ExitStack() as loops:
+        index = [i64(0)] * len(shape)
+        for axis, size in enumerate(shape):
+            if size > 1 and not (dense and axis == inner):
+                index[axis] = loops.enter_context(b.loop(i64(0), extents[axis], i64(1)))
+        if not dense:
+            _write(codegen, op, Position(tuple(index), inner, 1))
+            return
+
+        def turn(start: V, lanes: int) -> None:
+            _write(codegen, op, Position(tuple(start if a == inner else v for a, v in enumerate(index)), inner, lanes))
+
+        lanes = lanes_for(codegen.target, tile.tile_type(op.value).dtype.bits, extents[inner])
+        walk(b, extents[inner], lanes, turn)
+
+
+def _write(codegen: KernelCodegen, op: tile.ScatterOp, here: Position) -> None:
+    b, dtype = codegen.b, _pointer_dtype(op.pointer)
+    memory = memory_type(dtype)
+    with ExitStack() as guarded:
+        if op.mask is not None:
+            guarded.enter_context(b.when(codegen.at(op.mask, here)))
+        address = _address(codegen, op.pointer, _at_lane(codegen, op.offsets, here, set(), 0))
+        value = b.splat(codegen.at(op.value, here), here.lanes)
+        if op.kind.data != "assign":
+            old = load_convert(b, b.load(vector(memory, here.lanes), address, dtype.bytes), dtype)
+            function = _OF_BOOLEANS.get(op.kind.data, op.kind.data) if dtype == boolean else op.kind.data
+            value = emit_function(b, function, [old, value], tile.tile_type(op.value).dtype)
+        b.store(store_convert(b, value, dtype), address, dtype.bytes)

@@ -1,0 +1,61 @@
+"""Where in a tile code is being made, and the walk along its innermost axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from xdsl.ir import SSAValue
+
+from weft.backends.cpu.target import CpuTarget
+from weft.backends.llvm.builder import Function, V, i64
+
+_UNROLLED_STEPS = 8
+
+
+@dataclass
+class Position:
+    """An index an axis, `lanes` elements along the axis `inner`; `values` holds what has been computed there."""
+
+    index: tuple[V, ...]
+    inner: int
+    lanes: int
+    values: dict[SSAValue, V] = field(default_factory=dict[SSAValue, V])
+
+
+def lanes_for(target: CpuTarget, bits: int, extent: V) -> int:
+    """Elements a step: the target's for 4-byte types, fewer for wide types and for short axes."""
+    lanes = target.lanes // 2 if bits > 32 else target.lanes
+    if not extent.name.startswith("%"):
+        while lanes > 1 and lanes > int(extent.name):
+            lanes //= 2
+    return lanes
+
+
+def walk(b: Function, extent: V, lanes: int, turn: Callable[[V, int], None]) -> None:
+    """Walk an axis: `turn(start, lanes)` makes the code of a step. Whole steps first, then what is left."""
+    if extent.name.startswith("%"):
+        if lanes == 1:
+            with b.loop(i64(0), extent, i64(1)) as i:
+                turn(i, 1)
+            return
+        whole = b.binary("and", extent, i64(-lanes))
+        with b.loop(i64(0), whole, i64(lanes)) as i:
+            turn(i, lanes)
+        with b.loop(whole, extent, i64(1)) as i:
+            turn(i, 1)
+        return
+    count = int(extent.name)
+    steps = count // lanes
+    if steps <= (1 if lanes == 1 else _UNROLLED_STEPS // max(1, lanes // 16)):
+        for step in range(steps):
+            turn(i64(step * lanes), lanes)
+    elif steps:
+        with b.loop(i64(0), i64(steps * lanes), i64(lanes)) as i:
+            turn(i, lanes)
+    start = steps * lanes
+    while start < count:
+        lanes //= 2
+        if count - start >= lanes:
+            turn(i64(start), lanes)
+            start += lanes
