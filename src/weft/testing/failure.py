@@ -6,6 +6,7 @@ scripts that `weft reduce` writes call.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import importlib.util
 import json
@@ -198,6 +199,7 @@ def _answer(check: Callable[[], dict[str, Any]], reader: int, writer: int) -> No
     """The child's part: it must never return to the caller's code."""
     try:
         os.close(reader)
+        faulthandler.disable()  # a crash is an answer like any other
         try:
             answer = check()
         except WeftError as error:
