@@ -243,10 +243,10 @@ class KernelEmitter(Evaluator):
 
     @contextmanager
     def loop(
-        self, name: str, upper: Size, step: int, carried: list[TileValue]
+        self, name: str, upper: Size, step: int, carried: list[TileValue], lower: Size = 0
     ) -> Generator[list[TileValue], None, None]:
         """A loop whose variable is the scalar `name`. The list it yields holds the carried tiles: replace them."""
-        (bounds,), operands = self.sizes((0, upper, step))
+        (bounds,), operands = self.sizes((lower, upper, step))
         op = tile.ForOp.make(bounds, operands, [value.ssa for value in carried])
         self.block.add_op(op)
         outer, self.block = self.block, op.block
@@ -259,6 +259,16 @@ class KernelEmitter(Evaluator):
         del self.scalars[name]
         self.block = outer
         carried[:] = [TileValue(out, value.dtype) for out, value in zip(op.results, carried, strict=True)]
+
+    def repeated(self, value: Value, shape: Sequence[int]) -> TileValue:
+        """A tile of the full shape of the axes: where it lacks one, it is chosen at every place from itself."""
+        result = self._typed(value)
+        for axis, size in enumerate(shape):
+            if tile.tile_type(result.ssa).sizes[axis] != size:
+                run = next(name for name, place in self.axes.items() if place.position == axis)
+                place = self.index_tile(symbol(run))
+                result = self._typed(self.where(self.math("lt", place, self.constant(0, i64)), result, result))
+        return result
 
     def tile_axis(self, name: str, size: Size, position: int, base: Size, capacity: int) -> None:
         """Make a run an axis of the tiles."""

@@ -12,7 +12,7 @@ graph.group(%x) {                      tile.kernel @softmax grid [s0] {
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -21,9 +21,9 @@ from xdsl.dialects.builtin import i64 as i64_attr
 from xdsl.ir import Block, Region, SSAValue
 
 from weft.errors import LoweringError
-from weft.ir.expr import Expr, Size, ceildiv, simplify, symbol, symbols_of
+from weft.ir.expr import Expr, Size, ceildiv, minimum, simplify, symbol, symbols_of
 from weft.ir.types import element_type, i64, tensor_of
-from weft.lower.domain import Domain
+from weft.lower.domain import Domain, Run
 from weft.lower.emit import KernelEmitter, TileValue
 from weft.lower.evaluate import Address, AddressRecorder, Layout, Source, finish
 from weft.lower.schedule import Blocks, Schedule, choose_schedule
@@ -33,6 +33,9 @@ from weft.ops.graph import GroupOp
 from weft.ops.reduce import DimensionReduction
 from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS
+
+
+_SUMMED_IN_TURN = 128
 
 
 @dataclass(frozen=True)
@@ -279,12 +282,35 @@ class _GroupEmitter(KernelEmitter):
         if combiner.indexed:
             return finish(self, op, self._arg_reduce(combiner.function, element, initial), index, operands)
         carried = [initial]
+        if rule.KIND == "sum" and self.schedule.mode == "lanes" and dtype.is_float:
+            self._sum_columns(self.domain.column_runs, carried, element)
+            return finish(self, op, replace(carried[0], dtype=dtype), index, operands)
         with self.columns(carried) as state:
             value = element()
             if self.schedule.mode == "stream":
                 value = self.reduce_axis(value, rule.KIND, self.axes[self.schedule.vector].position, value.dtype)
             state[0] = replace(self._typed(self.math(combiner.function, state[0], value)), dtype=dtype)
         return finish(self, op, carried[0], index, operands)
+
+    def _sum_columns(
+        self, runs: Sequence[Run], carried: list[TileValue], element: Callable[[], TileValue]
+    ) -> None:
+        """Add up columns one after the other, long runs in blocks of their own: errors grow with the longest sum."""
+        if not runs:
+            carried[0] = self._typed(self.math("add", carried[0], element()))
+            return
+        run, rest = runs[0], runs[1:]
+        if isinstance(run.size, int) and run.size <= 2 * _SUMMED_IN_TURN:
+            with self.loop(run.name, run.size, 1, carried) as state:
+                self._sum_columns(rest, state, element)
+            return
+        block = f"{run.name}_block"
+        with self.loop(block, run.size, _SUMMED_IN_TURN, carried) as state:
+            partial = [self._spread(self.constant(0, carried[0].dtype))]
+            stop = minimum(symbol(block) + _SUMMED_IN_TURN, run.size)
+            with self.loop(run.name, stop, 1, partial, lower=symbol(block)) as inner:
+                self._sum_columns(rest, inner, element)
+            state[0] = self._typed(self.math("add", state[0], partial[0]))
 
     def _spread(self, value: Value) -> TileValue:
         """A scalar as a tile over the row axis, so that it can be carried through loops."""

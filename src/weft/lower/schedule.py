@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.ir.expr import Size, coefficient_of
+from weft.ir.expr import Size, coefficient_of, symbols_of
 from weft.ir.types import DType
 from weft.lower.domain import Domain, Run
 from weft.lower.evaluate import Address
@@ -76,6 +76,18 @@ def choose_blocks(m: Size, n: Size, k: Size, batch: Sequence[Size], dtype: DType
         unit = _COLUMN_UNIT if packed is None else max(packed, _COLUMN_UNIT)
         columns = _rounded(-(-n // max(1, -(-n // columns))), unit)
     return Blocks("dot", (rows, columns, depth))
+
+
+_QUERIES, _KEYS, _KEYS_OF_ONE, _WIDTH_UNIT = 64, 128, 512, 16
+
+
+def choose_attention_blocks(queries: Size, keys: Size, width: int, out_width: int) -> Blocks:
+    """The tiles of attention: queries, keys, width of the queries and of the values."""
+    rows = _QUERIES if not isinstance(queries, int) else _even(queries, _QUERIES, _ROW_UNIT)
+    columns = _KEYS_OF_ONE if rows == 1 else _KEYS
+    if isinstance(keys, int):
+        columns = 1 if keys == 1 else min(columns, _rounded(keys, _COLUMN_UNIT))
+    return Blocks("attention", (rows, columns, max(1, width), 1 if out_width == 1 else _rounded(out_width, _WIDTH_UNIT)))
 
 
 def _even(size: int, most: int, unit: int) -> int:
