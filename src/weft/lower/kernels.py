@@ -34,7 +34,6 @@ from weft.ops.reduce import DimensionReduction
 from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS
 
-
 _SUMMED_IN_TURN = 128
 
 

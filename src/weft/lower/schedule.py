@@ -117,6 +117,10 @@ def choose_schedule(domain: Domain, addresses: Sequence[Address], *, indexed: bo
     if not domain.column_runs:
         vector = max(reversed(domain.row_runs), key=lambda run: scores[run.name])
         return _pointwise(domain, vector)
+    # What is the same for a whole row is read or written once for all its columns: it does not count.
+    columns = {run.name for run in domain.column_runs}
+    inner = [address for address in addresses if symbols_of(address.expr) & columns]
+    scores = {run.name: contiguous_bytes(run, inner) for run in runs}
     innermost = domain.column_runs[-1]
     row = max(reversed(domain.row_runs), key=lambda run: scores[run.name], default=None)
     if row is not None and scores[row.name] > scores[innermost.name]:
