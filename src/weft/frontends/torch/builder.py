@@ -46,11 +46,13 @@ def normal_dims(dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
 class ImportBuilder(GraphBuilder):
     """Appends the ops that stand for one node of a captured graph.
 
-    `node` is that node; `strict` says that nothing may be left to torch.
+    `node` is that node, `results` are the types of its results; `strict` says that nothing may be left to torch.
     """
 
     node: Any = None
     strict: bool = False
+    results: tuple[Tensor | None, ...] = ()
+    has_complex_result: bool = False
     _numbers: dict[tuple[str, DType], SSAValue] = field(default_factory=dict[tuple[str, DType], SSAValue])
 
     @property
@@ -62,10 +64,14 @@ class ImportBuilder(GraphBuilder):
         """What tracing recorded of the node's argument."""
         return self.node.args[position].meta["val"]
 
-    @property
-    def results(self) -> tuple[Tensor | None, ...]:
-        leaves = pytree.tree_leaves(self.meta)
-        return tuple(tensor_of_meta(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves)
+    def enter(self, node: Any) -> None:
+        """Go on with a node of the captured graph."""
+        self.node = node
+        meta = node.meta["val"]
+        # Most nodes have one result; walking a tree for it would take a tenth of the import.
+        leaves = [meta] if isinstance(meta, torch.Tensor) else pytree.tree_leaves(meta)
+        self.results = tuple(tensor_of_meta(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves)
+        self.has_complex_result = any(isinstance(leaf, torch.Tensor) and leaf.is_complex() for leaf in leaves)
 
     @property
     def result(self) -> Tensor:

@@ -209,12 +209,13 @@ class _Importer:
         return self.values[source]
 
     def _converted(self, node: fx.Node) -> Any:
-        self.builder.node = node
-        args, kwargs = pytree.tree_map(self._value, (list(node.args), dict(node.kwargs)))
+        self.builder.enter(node)
         results = self.builder.results
-        metas = pytree.tree_leaves(_meta(node))
-        is_complex = any(isinstance(meta, torch.Tensor) and meta.is_complex() for meta in metas)
-        is_complex |= any(isinstance(leaf, Complex | complex) for leaf in pytree.tree_leaves((args, kwargs)))
+        args = [self._mapped(argument) for argument in node.args]
+        kwargs = {key: self._mapped(argument) for key, argument in node.kwargs.items()}
+        is_complex = self.builder.has_complex_result or any(
+            isinstance(self.values[source], Complex) for source in node.all_input_nodes
+        )
         converter = (COMPLEX_CONVERTERS if is_complex else CONVERTERS).get(str(node.target))
         if converter is None and is_complex and str(node.target) in CONVERTERS:
             raise UnsupportedError("complex numbers")
@@ -259,6 +260,12 @@ class _Importer:
                     raise UnsupportedError(f"the converter gives {tensor_of(part.type)}, tracing {result}")
             checked.append(item)
         return tuple(checked) if several else checked[0]
+
+    def _mapped(self, argument: Any) -> Any:
+        """An argument of a node, with the values of the nodes in it."""
+        if isinstance(argument, list):
+            return [self._mapped(item) for item in argument]
+        return tuple(map(self._mapped, argument)) if isinstance(argument, tuple) else self._value(argument)
 
     def _value(self, argument: Any) -> Any:
         value = self.values[argument] if isinstance(argument, fx.Node) else argument

@@ -1,0 +1,72 @@
+"""Torch's symbolic integers become sizes, and calls give the symbols their values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from weft.errors import UnsupportedError
+from weft.frontends.torch.sizes import Source, read_symbols, size_of
+from weft.ir.expr import evaluate, maximum, symbol
+
+S, T = symbol("s0"), symbol("s1")
+
+
+@pytest.fixture
+def numbers() -> tuple[torch.SymInt, torch.SymInt]:
+    """Two sizes of a shape environment."""
+    environment = ShapeEnv()
+
+    def size(name: str, hint: int) -> torch.SymInt:
+        source = ConstantSource(name)
+        symbol_ = environment.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC)
+        made = environment.create_symintnode(symbol_, hint=hint, source=source)
+        assert isinstance(made, torch.SymInt)
+        return made
+
+    return size("a", 12), size("b", 7)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        lambda a, b: a * b + 3,
+        lambda a, b: (a + 1) * (b - 2),
+        lambda a, b: a // 2 + b % 3,
+        lambda a, b: a**2 * 4,
+        lambda a, b: (a - 1) // 2 + 1,
+        lambda a, b: torch.sym_max(a, b),
+        lambda a, b: torch.sym_min(a * 2, b + 5),
+    ],
+)
+def test_expressions_keep_their_value(numbers: tuple[torch.SymInt, torch.SymInt], expression: object) -> None:
+    a, b = numbers
+    made = expression(a, b)  # type: ignore[operator]
+    values = {str(a): 12, str(b): 7}
+    assert evaluate(size_of(made), values) == expression(12, 7)  # type: ignore[operator]
+
+
+def test_plain_integers_stay() -> None:
+    assert size_of(4) == 4
+
+
+def test_symbols_are_read_where_they_stand_alone_first() -> None:
+    reader = read_symbols([(Source(0, 1), S * 4), (Source(1), S), (Source(2, 0), T)], {"s0", "s1"})
+    assert [(rule.name, rule.source) for rule in reader.rules] == [("s0", Source(1)), ("s1", Source(2, 0))]
+    assert reader([None, 3, torch.zeros(5, 2)]) == {"s0": 3, "s1": 5}
+
+
+def test_symbols_are_solved_for() -> None:
+    reader = read_symbols([(Source(0, 0), S * 4 + 2), (Source(0, 1), T + S)], {"s0", "s1"})
+    assert reader([torch.zeros(14, 10)]) == {"s0": 3, "s1": 7}
+
+
+def test_symbols_that_nobody_needs_are_not_read() -> None:
+    assert read_symbols([(Source(0), S), (Source(1), T)], {"s1"}).rules[0].name == "s1"
+
+
+def test_a_symbol_that_no_argument_tells_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="s1"):
+        read_symbols([(Source(0, 0), S), (Source(0, 1), maximum(T, 4))], {"s0", "s1"})
