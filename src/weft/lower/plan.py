@@ -11,21 +11,20 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Operation, SSAValue
 
 from weft.errors import LoweringError
-from weft.ir.attributes import from_attribute
-from weft.ir.expr import Size, product
+from weft.ir.expr import Size, product, symbols_of
 from weft.ir.types import Tensor, tensor_of
 from weft.lower.lowered import Lowered, lower
 from weft.lower.work import work_of
 from weft.ops.base import GraphOp, View
 from weft.ops.graph import FuncOp, GroupOp, OpaqueOp, ReturnOp
 from weft.ops.layouts import Layout, contiguous, view_layout
-from weft.passes.group_into_kernels import is_free, split_group
+from weft.passes.build_groups import Target, is_free, result_targets, split_group, strides_of
 from weft.tile import dialect as tile
 
 log = logging.getLogger("weft")
@@ -127,10 +126,7 @@ class _Planner:
         function = self.function
         inputs = self._inputs()
         returned = function.returned
-        strides = _strides(function, "result_strides", len(returned.operands))
-        outputs: dict[SSAValue, Layout] = {}
-        for value, stride in zip(returned.operands, strides, strict=True):
-            outputs.setdefault(value, Layout(stride) if stride else contiguous(tensor_of(value.type)))
+        outputs = result_targets(function)
         for op in list(function.block.ops):
             match op:
                 case ReturnOp():
@@ -146,14 +142,21 @@ class _Planner:
                 case _:
                     raise LoweringError(f"{op.name} is neither in a group nor claimed")
         results = tuple(self.places[value].buffer for value in returned.operands)
+        self._collect_symbols()
         plan = Plan(
             function.sym_name.data, tuple(self.buffers), tuple(self.steps), inputs, results, tuple(sorted(self.symbols))
         )
         return Planned(plan, self.kernels, self.schedules)
 
+    def _collect_symbols(self) -> None:
+        """All symbols that sizes of memory depend on, beside those that kernels take."""
+        for held in (*self.buffers, *self.places.values()):
+            for size in (*held.tensor.shape, *held.layout.strides, held.layout.offset):
+                self.symbols |= symbols_of(size)
+
     def _inputs(self) -> tuple[int, ...]:
         arguments = self.function.block.args
-        strides = _strides(self.function, "arg_strides", len(arguments))
+        strides = strides_of(self.function, "arg_strides", len(arguments))
         for value, stride in zip(arguments, strides, strict=True):
             tensor = tensor_of(value.type)
             self._new(value, "input", Layout(stride) if stride else contiguous(tensor))
@@ -165,10 +168,13 @@ class _Planner:
         self.places[value] = Place(len(self.buffers) - 1, tensor, layout)
         return len(self.buffers) - 1
 
-    def _result(self, value: SSAValue, outputs: dict[SSAValue, Layout]) -> int:
-        if value in outputs:
-            return self._new(value, "output", outputs[value])
-        return self._new(value, "temporary", contiguous(tensor_of(value.type)))
+    def _result(self, value: SSAValue, outputs: dict[SSAValue, Target]) -> int:
+        target = outputs.get(value)
+        if target is None:
+            return self._new(value, "temporary", contiguous(tensor_of(value.type)))
+        number = self._new(target.result, "output", target.result_layout)
+        self.places[value] = Place(number, tensor_of(value.type), target.layout)
+        return number
 
     def _view(self, op: GraphOp) -> None:
         place = self.places[op.operands[0]]
@@ -177,19 +183,23 @@ class _Planner:
             raise LoweringError(f"{op.name} of strided memory needs a copy")
         self.places[op.results[0]] = Place(place.buffer, tensor_of(op.results[0].type), layout)
 
-    def _group(self, op: GroupOp, outputs: dict[SSAValue, Layout]) -> None:
+    def _group(self, op: GroupOp, outputs: dict[SSAValue, Target]) -> None:
         inputs = [self.places[operand] for operand in op.operands]
         layouts = [place.layout for place in inputs]
-        targets = [outputs.get(result, contiguous(tensor_of(result.type))) for result in op.results]
+        targets = [
+            outputs[result].layout if result in outputs else contiguous(tensor_of(result.type)) for result in op.results
+        ]
         try:
             lowered, label = self._lower(op, layouts, targets)
         except LoweringError as error:
             if sum(not is_free(inner) for inner in op.block.ops) <= 2:
                 raise
             log.info("a kernel is cut into its ops: %s", error)
-            strided = [outputs.get(result) for result in op.results]
+            wanted = [outputs.get(result) for result in op.results]
             replaced, parts = split_group(op)
-            outputs.update((new, layout) for new, layout in zip(replaced, strided, strict=True) if layout is not None)
+            for new, target in zip(replaced, wanted, strict=True):
+                if target is not None:
+                    outputs[new] = target
             for part in parts:
                 self._group(part, outputs)
             return
@@ -235,7 +245,7 @@ class _Planner:
         target = op.target.data
         self.steps.append(CallStep(target, op.arguments.data, operands, results, target))
 
-    def _dot(self, op: Operation, outputs: dict[SSAValue, Layout]) -> None:
+    def _dot(self, op: Operation, outputs: dict[SSAValue, Target]) -> None:
         a, b = (self.places[operand] for operand in op.operands)
         self._result(op.results[0], outputs)
         self.steps.append(DotStep(a, b, self.places[op.results[0]], "dot"))
@@ -256,11 +266,6 @@ def group_key(op: GroupOp) -> str:
             numbers[result] = len(numbers)
             parts.append(str(tensor_of(result.type)))
     return ";".join(parts)
-
-
-def _strides(function: FuncOp, name: str, count: int) -> Sequence[Any]:
-    attribute = function.attributes.get(name)
-    return (None,) * count if attribute is None else from_attribute(attribute)  # type: ignore[return-value]
 
 
 def kernel_label(name: str) -> str:
