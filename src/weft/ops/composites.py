@@ -160,12 +160,14 @@ def group_norm(
     Also gives the mean and 1 / standard deviation [N, groups].
     """
     rows, channels, *spatial = b.tensor(x).shape
-    grouped = b.reshape(widened(b, x), shape=(rows, groups, channels // groups * product(spatial)))
-    normal, center, rstd = _standardized(b, grouped, (2,), eps)
-    normal = b.reshape(normal, shape=(rows, channels, *spatial))
-    result = _scaled(b, normal, weight, bias, len(spatial))
+    # Each run is dimensions of its own to the end, so that all of it is one kernel over the runs.
+    shape = (groups, channels // groups)
+    grouped = b.reshape(widened(b, x), shape=(rows, *shape, *spatial))
+    normal, center, rstd = _standardized(b, grouped, tuple(range(2, 3 + len(spatial))), eps)
+    scales = (None if value is None else b.reshape(value, shape=shape) for value in (weight, bias))
+    result = narrowed(b, _scaled(b, normal, *scales, len(spatial)), b.tensor(x).dtype)
     statistics = (b.reshape(value, shape=(rows, groups)) for value in (center, rstd))
-    return narrowed(b, result, b.tensor(x).dtype), *statistics
+    return b.reshape(result, shape=b.tensor(x).shape), *statistics
 
 
 def batch_norm(

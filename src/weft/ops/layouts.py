@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from weft.ir.expr import Size
+from weft.ir.expr import Size, is_nonnegative
 from weft.ir.types import Tensor, contiguous_strides, tensor_of
 from weft.ops.base import GraphOp
 from weft.ops.reshaping import matching_runs
@@ -99,3 +99,12 @@ def reshaped_strides(shape: Sequence[Size], strides: Sequence[Size], target: Seq
             step = step * target[d]
         result += reversed(run)
     return tuple(result)
+
+
+def blas_takes(tensor: Tensor, layout: Layout) -> bool:
+    """Whether the last two dimensions are a matrix as BLAS knows it: rows or columns dense, the others apart."""
+    rows, columns = tensor.shape[-2:]
+    row_step, column_step = layout.strides[-2:]
+    plain = (column_step == 1 or columns == 1) and (rows == 1 or is_nonnegative(row_step - columns))
+    turned = (row_step == 1 or rows == 1) and (columns == 1 or is_nonnegative(column_step - rows))
+    return plain or turned

@@ -11,7 +11,7 @@ from xdsl.passes import ModulePass
 
 from weft.ir.types import f32, f64, tensor_of
 from weft.ops.graph import FuncOp
-from weft.passes.group_into_kernels import CLAIM
+from weft.passes.build_groups import CLAIM
 
 
 @dataclass(frozen=True)

@@ -13,25 +13,18 @@ from typing import ClassVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Block, Operation, OpResult, Region, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.passes import ModulePass
 
 from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, GraphOp, Movement, Reduction, Scan, Scatter, Structured, View
-from weft.ops.graph import FuncOp, GroupOp, ReturnOp, YieldOp
-from weft.ops.layouts import contiguous, view_layout
+from weft.ops.graph import FuncOp, ReturnOp
+from weft.ops.layouts import blas_takes, contiguous
 from weft.ops.reduce import DimensionReduction
-
-CLAIM = "weft.claim"
-"""The attribute of an op that a library takes: it stays outside groups."""
+from weft.passes.build_groups import CLAIM, ValueLayouts, emit_group, is_free, result_targets, row_major_calls
 
 _MOST_OPS = 48
-
-
-def is_free(op: Operation) -> bool:
-    """Whether an op is computed wherever it is needed, instead of once."""
-    return isinstance(op, GraphOp) and op.CHEAP
 
 
 @dataclass(eq=False)
@@ -83,6 +76,8 @@ class _Grouping:
         self.consumers: dict[SSAValue, list[Operation]] = {}
         self.order = {op: position for position, op in enumerate(function.block.ops)}
         self.last_alone: Group | None = None
+        self.targets = result_targets(function)
+        self.layouts = ValueLayouts(function)
 
     def run(self) -> None:
         operations = list(self.order)
@@ -155,9 +150,12 @@ class _Grouping:
 
     def _reads_in_place(self, op: GraphOp, group: Group) -> bool:
         """Whether the op reads the group's values at its own index: not through views or by computed indices."""
-        if isinstance(op, Movement):
-            return not any(v in self._made(group) for v in self._sources(op.operands))
         made = self._made(group)
+        if isinstance(op, Movement):
+            # Of a row one element can be picked: it is computed again, from the row's own reductions.
+            picks = op.name == "graph.gather" and group.kind == "rows" and group.dims == (op.params["dim"],)
+            whole = picks and op.operands[0] in made and tensor_of(op.operands[0].type).shape == group.shape
+            return not any(v in made for v in self._sources(op.operands[1:] if whole else op.operands))
         leading = group.dims == tuple(range(len(group.dims)))
         shape = tensor_of(op.results[0].type).shape
         for value in op.operands:
@@ -201,15 +199,20 @@ class _Grouping:
 
     def _try_merge(self, group: Group, other: Group, op: GraphOp) -> None:
         """Take in another producer of the op, if it walks the same elements and no cycle arises."""
-        if other.kind != "pointwise" or other.shape != group.shape or len(group.ops) + len(other.ops) > _MOST_OPS:
+        if other.shape != group.shape or len(group.ops) + len(other.ops) > _MOST_OPS:
             return
-        if group.kind == "dot" or other.number in group.before or group.number in other.before:
+        kinds = {group.kind, other.kind}
+        if not kinds <= {"pointwise", "rows"} or (len(kinds) == 1 and other.dims != group.dims):
+            return
+        if other.number in group.before or group.number in other.before:
             return
         if not self._reads_in_place(op, other):
             return
         if any(other.number in g.before and g.number in group.before for g in self.groups):
             return
         group.ops = self._in_order([*group.ops, *other.ops])
+        if other.kind == "rows":
+            group.kind, group.dims = other.kind, other.dims
         for member in other.ops:
             self.group_of[member] = group
         self.groups.remove(other)
@@ -269,7 +272,7 @@ class _Grouping:
         for group in self._sorted():
             if group.kind == "alone":
                 (member,) = group.ops
-                self._emit_views(member.operands, values, returned)
+                self._emit_operands(member, values, returned)
                 member.detach()
                 block.insert_op_before(member, returned)
                 for position, operand in enumerate(list(member.operands)):
@@ -279,10 +282,12 @@ class _Grouping:
             made = [r for member in self._in_order(group.ops) for r in member.results if r in needed]
             if made:
                 emit_group(block, group.ops, made, values, returned)
+        written = {target.result for target in self.targets.values()}
+        called = row_major_calls(self.function)
         for position, operand in enumerate(list(returned.operands)):
-            made = values.get(operand)
-            if made is None or (isinstance(made, OpResult) and is_free(made.op)):
-                # A result has memory of its own.
+            if operand in written:
+                self._emit_chain(operand, values, returned)
+            elif operand not in called:
                 emit_group(block, [], [operand], values, returned)
             returned.operands[position] = values[operand]
         for op in reversed(operations):
@@ -309,106 +314,38 @@ class _Grouping:
             ordered.append(ready)
         return ordered
 
-    def _emit_views(self, operands: Iterable[SSAValue], values: dict[SSAValue, SSAValue], before: Operation) -> None:
-        """Make free values that an op outside of groups needs: as views where strides can say it, else by a copy."""
-        for value in operands:
-            if value in values or not isinstance(value, OpResult):
-                continue
-            if isinstance(value.op, View) and _is_strided(value):
-                self._emit_views(value.op.operands, values, before)
-                copy = value.op.clone(value_mapper=values)
-                self.function.block.insert_op_before(copy, before)
-                values.update(zip(value.op.results, copy.results, strict=True))
-                continue
-            emit_group(self.function.block, [], [value], values, before)
+    def _emit_operands(self, op: Operation, values: dict[SSAValue, SSAValue], before: Operation) -> None:
+        """Make what an op outside of groups reads: by views where strides can say it and it takes them, or a copy."""
+        for value in op.operands:
+            layout = self.layouts.of(value)
+            takes = not isinstance(op, GraphOp) or (layout is not None and blas_takes(tensor_of(value.type), layout))
+            if layout is not None and takes:
+                self._emit_chain(value, values, before)
+            else:
+                emit_group(self.function.block, [], [value], values, before)
+                self.layouts.known[value] = contiguous(tensor_of(value.type))
 
-
-def emit_group(
-    block: Block,
-    ops: Sequence[Operation],
-    made: Sequence[SSAValue],
-    values: dict[SSAValue, SSAValue],
-    before: Operation,
-) -> GroupOp:
-    """Insert a group that computes `made` by `ops`; free ops are copied into it. `values` maps old values to new."""
-    members = set(ops)
-    inner: dict[SSAValue, SSAValue] = {}
-    inputs: list[SSAValue] = []
-    body = Block()
-
-    def bring(value: SSAValue) -> None:
-        if value in inner:
+    def _emit_chain(self, value: SSAValue, values: dict[SSAValue, SSAValue], before: Operation) -> None:
+        """Make a value by views of what there is."""
+        if value in values or not isinstance(value, OpResult):
             return
-        if isinstance(value, OpResult) and (value.op in members or is_free(value.op)):
-            for operand in value.op.operands:
-                bring(operand)
-            copy = value.op.clone(value_mapper=inner)
-            body.add_op(copy)
-            inner.update(zip(value.op.results, copy.results, strict=True))
-            return
-        inner[value] = body.insert_arg(value.type, len(inputs))
-        inputs.append(value)
-
-    for value in made:
-        bring(value)
-    body.add_op(YieldOp.create(operands=[inner[value] for value in made]))
-    group = GroupOp.create(
-        operands=[values[value] for value in inputs],
-        result_types=[value.type for value in made],
-        regions=[Region(body)],
-        location=ops[-1].location if ops else None,
-    )
-    block.insert_op_before(group, before)
-    values.update(zip(made, group.results, strict=True))
-    return group
-
-
-def split_group(group: GroupOp) -> tuple[list[SSAValue], list[GroupOp]]:
-    """Replace a group by groups of one op each, for when the whole cannot be lowered; also gives its new results."""
-    block = group.parent
-    assert block is not None
-    values: dict[SSAValue, SSAValue] = dict(zip(group.block.args, group.operands, strict=True))
-    parts: list[GroupOp] = []
-    for op in group.block.ops:
-        if not isinstance(op, YieldOp) and not is_free(op):
-            parts.append(emit_group(block, [op], list(op.results), values, group))
-    for old, value in zip(group.results, group.yielded, strict=True):
-        if value not in values:
-            parts.append(emit_group(block, [], [value], values, group))
-        old.replace_all_uses_with(values[value])
-    results = [values[value] for value in group.yielded]
-    group.detach()
-    group.erase()
-    return results, parts
-
-
-def _is_strided(value: SSAValue) -> bool:
-    """Whether a chain of views over row-major memory needs no copy."""
-    chain: list[GraphOp] = []
-    while isinstance(value, OpResult) and isinstance(value.op, View):
-        chain.append(value.op)
-        value = value.op.operands[0]
-    if isinstance(value, OpResult) and is_free(value.op):
-        return False
-    layout = contiguous(tensor_of(value.type))
-    for op in reversed(chain):
-        step = view_layout(op, layout)
-        if step is None:
-            return False
-        layout = step
-    return True
+        for operand in value.op.operands:
+            self._emit_chain(operand, values, before)
+        copy = value.op.clone(value_mapper=values)
+        self.function.block.insert_op_before(copy, before)
+        values.update(zip(value.op.results, copy.results, strict=True))
 
 
 def _keeps_rows(op: Operation, group: Group) -> bool:
-    """Whether a view between a row value and its reader only adds or drops the reduced dimensions."""
+    """Whether a view between a row value and its reader only adds or drops dimensions that are reduced or of size 1."""
     if group.kind != "rows":
         return False
     operand, result = tensor_of(op.operands[0].type).shape, tensor_of(op.results[0].type).shape
-    rows = group.row_shapes
+    keep, _ = rows = group.row_shapes
     if op.name == "graph.reshape":
-        return operand in rows and result in rows
+        return operand in rows and (result in rows or (1,) * (len(keep) - len(result)) + result == keep)
     if op.name == "graph.broadcast":
-        return operand == rows[0] and result == group.shape
+        return operand == keep and result == group.shape
     return False
 
 

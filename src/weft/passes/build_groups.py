@@ -1,0 +1,167 @@
+"""The last step of grouping: groups and views in place of ops, and results written straight into their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xdsl.ir import Block, Operation, OpResult, Region, SSAValue
+
+from weft.ir.attributes import from_attribute
+from weft.ir.types import tensor_of
+from weft.ops.base import GraphOp, View
+from weft.ops.graph import FuncOp, GroupOp, OpaqueOp, YieldOp
+from weft.ops.layouts import Layout, contiguous, source_layout, view_layout
+
+CLAIM = "weft.claim"
+"""The attribute of an op that a library takes: it stays outside groups."""
+
+
+def is_free(op: Operation) -> bool:
+    """Whether an op is computed wherever it is needed, instead of once."""
+    return isinstance(op, GraphOp) and op.CHEAP
+
+
+@dataclass(frozen=True)
+class Target:
+    """A result of the function, and the layout in which the value that it is a view of is written into its memory."""
+
+    result: SSAValue
+    result_layout: Layout
+    layout: Layout
+
+
+def result_targets(function: FuncOp) -> dict[SSAValue, Target]:
+    """The values that are written straight into the memory of a result: it is the value, or a reshape or permute of it.
+
+    Every result has memory of its own, so that no value is written for two; nor can calls to the framework be told
+    where to write.
+    """
+    returned = list(function.returned.operands)
+    strides = strides_of(function, "result_strides", len(returned))
+    pairs = list(zip(returned, strides, strict=True))
+    targets: dict[SSAValue, Target] = {}
+    for direct in (True, False):
+        for value, stride in pairs:
+            own = Layout(stride) if stride else contiguous(tensor_of(value.type))
+            root, layout = _written_for(value, own)
+            if layout is None or (root is value) is not direct or root in targets:
+                continue
+            targets[root] = Target(value, own, layout)
+    return targets
+
+
+def _written_for(value: SSAValue, layout: Layout) -> tuple[SSAValue, Layout | None]:
+    """What a result is a view of, and how that must lie in memory; None where it takes a copy."""
+    root, inner, only_reader = value, layout, True
+    while isinstance(root, OpResult) and isinstance(root.op, View):
+        below = source_layout(root.op, inner)
+        only_reader &= root.has_one_use()
+        if below is None:
+            return root, None
+        root, inner = root.op.operands[0], below
+    if not isinstance(root, OpResult) or is_free(root.op) or isinstance(root.op, OpaqueOp):
+        return root, None
+    tensor = tensor_of(root.type)
+    if root is value:
+        plain = CLAIM not in root.op.attributes or inner.strides[-1] == 1
+        return root, inner if plain else None
+    repeated = any(step == 0 and size != 1 for step, size in zip(inner.strides, tensor.shape, strict=True))
+    # Others expect to find it row-major, and so does BLAS.
+    usual = inner == contiguous(tensor)
+    if repeated or not (usual or (only_reader and root.has_one_use() and CLAIM not in root.op.attributes)):
+        return root, None
+    return root, inner
+
+
+def row_major_calls(function: FuncOp) -> set[SSAValue]:
+    """The results that a call to the framework gives as they are wanted."""
+    returned = list(function.returned.operands)
+    strides = strides_of(function, "result_strides", len(returned))
+    return {value for value, s in zip(returned, strides, strict=True) if not s and isinstance(value.owner, OpaqueOp)}
+
+
+def strides_of(function: FuncOp, name: str, count: int) -> Sequence[Any]:
+    """The strides of the arguments or results, each None where row-major."""
+    attribute = function.attributes.get(name)
+    return (None,) * count if attribute is None else from_attribute(attribute)  # type: ignore[return-value]
+
+
+class ValueLayouts:
+    """How the values of a function lie in memory once it is planned; views are what they make of their operands."""
+
+    def __init__(self, function: FuncOp) -> None:
+        arguments = list(function.block.args)
+        strides = strides_of(function, "arg_strides", len(arguments))
+        self.known: dict[SSAValue, Layout] = {}
+        self.known.update((value, Layout(s)) for value, s in zip(arguments, strides, strict=True) if s)
+        self.known.update((root, target.layout) for root, target in result_targets(function).items())
+
+    def of(self, value: SSAValue) -> Layout | None:
+        """The layout of a value; None where it takes a copy to have one."""
+        if value in self.known:
+            return self.known[value]
+        if not isinstance(value, OpResult) or not is_free(value.op):
+            return contiguous(tensor_of(value.type))
+        layout = self.of(value.op.operands[0]) if isinstance(value.op, View) else None
+        return None if layout is None else view_layout(value.op, layout)  # type: ignore[arg-type]
+
+
+def emit_group(
+    block: Block,
+    ops: Sequence[Operation],
+    made: Sequence[SSAValue],
+    values: dict[SSAValue, SSAValue],
+    before: Operation,
+) -> GroupOp:
+    """Insert a group that computes `made` by `ops`; free ops are copied into it. `values` maps old values to new."""
+    members = set(ops)
+    inner: dict[SSAValue, SSAValue] = {}
+    inputs: list[SSAValue] = []
+    body = Block()
+
+    def bring(value: SSAValue) -> None:
+        if value in inner:
+            return
+        if isinstance(value, OpResult) and (value.op in members or is_free(value.op)):
+            for operand in value.op.operands:
+                bring(operand)
+            copy = value.op.clone(value_mapper=inner)
+            body.add_op(copy)
+            inner.update(zip(value.op.results, copy.results, strict=True))
+            return
+        inner[value] = body.insert_arg(value.type, len(inputs))
+        inputs.append(value)
+
+    for value in made:
+        bring(value)
+    body.add_op(YieldOp.create(operands=[inner[value] for value in made]))
+    group = GroupOp.create(
+        operands=[values[value] for value in inputs],
+        result_types=[value.type for value in made],
+        regions=[Region(body)],
+        location=ops[-1].location if ops else None,
+    )
+    block.insert_op_before(group, before)
+    values.update(zip(made, group.results, strict=True))
+    return group
+
+
+def split_group(group: GroupOp) -> tuple[list[SSAValue], list[GroupOp]]:
+    """Replace a group by groups of one op each, for when the whole cannot be lowered; also gives its new results."""
+    block = group.parent
+    assert block is not None
+    values: dict[SSAValue, SSAValue] = dict(zip(group.block.args, group.operands, strict=True))
+    parts: list[GroupOp] = []
+    for op in group.block.ops:
+        if not isinstance(op, YieldOp) and not is_free(op):
+            parts.append(emit_group(block, [op], list(op.results), values, group))
+    for old, value in zip(group.results, group.yielded, strict=True):
+        if value not in values:
+            parts.append(emit_group(block, [], [value], values, group))
+        old.replace_all_uses_with(values[value])
+    results = [values[value] for value in group.yielded]
+    group.detach()
+    group.erase()
+    return results, parts
