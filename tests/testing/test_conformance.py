@@ -12,7 +12,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from weft.errors import WeftError
 from weft.testing import conformance, opinfo_cases
 from weft.testing.conformance import run_opinfo
-from weft.testing.identity import identity_backend, is_core, record_identity_targets
+from weft.testing.identity import WHOLE_GRAPH, identity_backend, is_core, record_identity_targets
 
 FAULTY = """
 import os, time
@@ -158,6 +158,16 @@ def test_native_targets_are_those_never_opaque(monkeypatch, strict, refused):
     )
     assert figures["not_native"] == ["aten.sin.default"]
     assert report.target_counts()["aten.cos.default"] == 1
+
+
+def test_a_graph_left_to_torch_has_no_native_targets(monkeypatch):
+    @contextmanager
+    def leaves_all_to_torch():
+        yield SimpleNamespace(seen={"aten.sin.default"}, opaque={WHOLE_GRAPH})
+
+    monkeypatch.setattr(opinfo_cases, "resolve", lambda name: leaves_all_to_torch)
+    report = run_opinfo("aot_eager", ops=["sin"], samples=1, gradients=False, jobs=0, recorder="x")
+    assert (report.core_targets, report.native_targets) == (("aten.sin.default",), ())
 
 
 def test_strides_that_differ_are_told():

@@ -20,6 +20,8 @@ from typing import Any, Protocol
 
 import torch
 
+WHOLE_GRAPH = "the whole graph"  # stands for every target of a graph that was left to torch
+
 
 class TargetRecord(Protocol):
     """What a backend met while it was recorded, by name (`aten.add.Tensor`)."""
@@ -28,7 +30,7 @@ class TargetRecord(Protocol):
     def seen(self) -> set[str]: ...  # every call target of every graph it received
 
     @property
-    def opaque(self) -> set[str]: ...  # those it ran as opaque ATen or library calls, or, when strict, refused
+    def opaque(self) -> set[str]: ...  # those it ran as opaque calls or, when strict, refused; or WHOLE_GRAPH
 
 
 class TargetRecorder(Protocol):

@@ -26,7 +26,15 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from weft.testing.comparison import Comparison, compare, compare_close, widen
-from weft.testing.identity import TargetRecorder, Targets, identity_backend, is_core, record_identity_targets, resolve
+from weft.testing.identity import (
+    WHOLE_GRAPH,
+    TargetRecorder,
+    Targets,
+    identity_backend,
+    is_core,
+    record_identity_targets,
+    resolve,
+)
 
 Status = Literal["passed", "wrong", "error", "refused", "skipped"]
 Backend = str | Callable[..., Any]
@@ -170,11 +178,12 @@ def _judge_case(case: _Case, settings: CaseSettings) -> CaseResult:
             mine = replace(mine, status="skipped", reason=f"identity backend: {identity.reason}")
     if mine.status == "error" and settings.strict and record.opaque:
         mine = replace(mine, status="refused")
+    opaque = record.opaque | record.seen if WHOLE_GRAPH in record.opaque else record.opaque
     return replace(
         mine,
         seen=tuple(sorted(record.seen)),
         core=tuple(sorted(filter(is_core, record.seen))),
-        opaque=tuple(sorted(record.opaque)),
+        opaque=tuple(sorted(opaque)),
     )
 
 
