@@ -7,14 +7,18 @@ from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
 
-from weft.ir.expr import Size, ceildiv, symbol
+from weft.errors import LoweringError
+from weft.ir.expr import Size, ceildiv, simplify, symbol
 from weft.ir.types import tensor_of
 from weft.lower.domain import Domain, Run
-from weft.lower.emit import KernelEmitter
+from weft.lower.emit import KernelEmitter, TileValue
+from weft.lower.evaluate import Source
 from weft.lower.frame import KernelFrame
 from weft.lower.kernels import group_symbols
+from weft.ops.base import Elementwise, GraphOp
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
+from weft.ops.reshaping import reshape_index
 
 
 @dataclass
@@ -54,3 +58,39 @@ class BlockedKernel:
         name = f"{run.name}_block"
         self.emit.scalars[name] = self.frame.program(ceildiv(run.size, capacity))
         return symbol(name) * capacity
+
+
+def output_indices(group: GroupOp, product: SSAValue, domain: Domain) -> list[list[Size]]:
+    """Where in each output the element lies that the product's element at the domain's row index becomes."""
+    places: dict[SSAValue, list[Size]] = {product: list(domain.row_index)}
+    for op in group.block.ops:
+        made = [v for v in op.operands if v in places]
+        if not made or not op.results:
+            continue
+        value = op.results[0]
+        shape, source = tensor_of(value.type).shape, tensor_of(made[0].type).shape
+        index = places[made[0]]
+        if isinstance(op, Elementwise) and shape == source:
+            places[value] = index
+        elif isinstance(op, GraphOp) and op.name == "graph.permute":
+            places[value] = [index[d] for d in op.params["dims"]]
+        elif op.name == "graph.reshape":
+            places[value] = [simplify(i, domain.bounds) for i in reshape_index(index, source, shape)]
+        else:
+            raise LoweringError(f"{op.name} cannot follow a product in its kernel")
+    result: list[list[Size]] = []
+    for value in group.yielded:
+        if value not in places and tensor_of(value.type).shape != tensor_of(product.type).shape:
+            raise LoweringError(f"an output of type {tensor_of(value.type)} is not the product's")
+        result.append(places.get(value, list(domain.row_index)))
+    return result
+
+
+def store_outputs(kernel: BlockedKernel, product: SSAValue, value: TileValue) -> None:
+    """Compute what follows the product and write the outputs. The axes must be those of the product's tile."""
+    emit, group = kernel.emit, kernel.group
+    emit.given[product] = (tuple(kernel.domain.row_index), value)
+    indices = output_indices(group, product, kernel.domain)
+    for output, layout, index, target in zip(group.yielded, kernel.outputs, indices, kernel.targets, strict=True):
+        element = emit.at(Source(output, tensor_of(output.type)), index)
+        emit.store(element, target, layout.address(index))

@@ -18,10 +18,9 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import SSAValue
 
-from weft.errors import LoweringError
 from weft.ir.expr import Size, floordiv, minimum, simplify, symbol, symbols_of
 from weft.ir.types import Tensor, tensor_of
-from weft.lower.blocked import BlockedKernel
+from weft.lower.blocked import BlockedKernel, output_indices, store_outputs
 from weft.lower.domain import Domain, Run, Variable, fused
 from weft.lower.emit import TileValue, register_dtype
 from weft.lower.evaluate import AddressRecorder, Dummy, Source
@@ -29,11 +28,9 @@ from weft.lower.kernels import Kernel
 from weft.lower.lowered import Lowered, whole
 from weft.lower.packing import PackedLayout, PackedPanels, weight_of
 from weft.lower.schedule import choose_blocks
-from weft.ops.base import Elementwise
 from weft.ops.dot import Dot
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
-from weft.ops.reshaping import reshape_index
 from weft.tile import dialect as tile
 
 
@@ -135,29 +132,7 @@ class _DotLowering:
         return reads
 
     def _output_indices(self) -> list[list[Size]]:
-        """Where the element of each output lies that the product's element at the domain's index becomes."""
-        places: dict[SSAValue, list[Size]] = {self.dot.results[0]: list(self.domain.row_index)}
-        for op in self.group.block.ops:
-            made = [v for v in op.operands if v in places]
-            if not made or not op.results:
-                continue
-            value = op.results[0]
-            shape, source = tensor_of(value.type).shape, tensor_of(made[0].type).shape
-            index = places[made[0]]
-            if isinstance(op, Elementwise) and shape == source:
-                places[value] = index
-            elif op.name == "graph.permute":
-                places[value] = [index[d] for d in op.params["dims"]]  # type: ignore[attr-defined]
-            elif op.name == "graph.reshape":
-                places[value] = [simplify(i, self.domain.bounds) for i in reshape_index(index, source, shape)]
-            else:
-                raise LoweringError(f"{op.name} cannot follow a product in its kernel")
-        result: list[list[Size]] = []
-        for value in self.group.yielded:
-            if value not in places and tensor_of(value.type).shape != self.result.shape:
-                raise LoweringError(f"an output of shape {tensor_of(value.type)} is not the product's")
-            result.append(places.get(value, list(self.domain.row_index)))
-        return result
+        return output_indices(self.group, self.dot.results[0], self.domain)
 
     def _n_runs(self, variables: Sequence[Variable], reads: _Reads) -> list[Run]:
         """The parts of N. Panels cannot be cut, so where parts are not made of whole ones, N stays one run."""
@@ -174,7 +149,7 @@ class _DotLowering:
 
     def _emit(self, outer: Sequence[Run]) -> Kernel:
         kernel = BlockedKernel(self.group, self.name, self.layouts, self.outputs, self.domain)
-        self.emit = emit = kernel.emit
+        self.emit = kernel.emit
         bm, bn, _ = self.blocks.sides
         for run in outer:
             kernel.program(run)
@@ -183,12 +158,7 @@ class _DotLowering:
         self.bases = {"m": m_base, "n": n_base}
         total = self._product()
         self._axes("m", "n")
-        emit.given[self.dot.results[0]] = (tuple(self.domain.row_index), TileValue(total, self.result.dtype))
-        for value, layout, index, target in zip(
-            self.group.yielded, self.outputs, self._output_indices(), kernel.targets, strict=True
-        ):
-            element = emit.at(Source(value, tensor_of(value.type)), index)
-            emit.store(element, target, layout.address(index))
+        store_outputs(kernel, self.dot.results[0], TileValue(total, self.result.dtype))
         return kernel.frame.finish(self.blocks)
 
     def _axes(self, first: str, second: str) -> None:
@@ -243,17 +213,7 @@ class _DotLowering:
         return self.emit.add(tile.DotOp.create(operands=operands, result_types=[type_]))
 
     def _tile(self, value: SSAValue, index: Sequence[Size], shape: tuple[int, int]) -> SSAValue:
-        emit = self.emit
-        element = emit.at(Source(value, tensor_of(value.type)), index)
-        assert isinstance(element, TileValue)
-        missing = [a for a in (0, 1) if tile.tile_type(element.ssa).sizes[a] != shape[a]]
-        for axis in missing:  # a broadcast operand: repeat it, by a choice between it and itself
-            run = next(name for name, place in emit.axes.items() if place.position == axis)
-            place = emit.index_tile(symbol(run))
-            wide = emit.where(emit.math("lt", place, emit.constant(0, place.dtype)), element, element)
-            assert isinstance(wide, TileValue)
-            element = wide
-        return element.ssa
+        return self.emit.repeated(self.emit.at(Source(value, tensor_of(value.type)), index), shape).ssa
 
     def _packed_tile(self) -> SSAValue:
         """The panels of this block: [panels, BK, NR]."""

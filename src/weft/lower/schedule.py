@@ -17,6 +17,7 @@ from weft.lower.evaluate import Address
 TILE_ELEMENTS = 4096
 ROW_ELEMENTS = 16384
 LANES = 64
+SHORT = 8
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,9 @@ def choose_attention_blocks(queries: Size, keys: Size, width: int, out_width: in
     columns = _KEYS_OF_ONE if rows == 1 else _KEYS
     if isinstance(keys, int):
         columns = 1 if keys == 1 else min(columns, _rounded(keys, _COLUMN_UNIT))
-    return Blocks("attention", (rows, columns, max(1, width), 1 if out_width == 1 else _rounded(out_width, _WIDTH_UNIT)))
+    return Blocks(
+        "attention", (rows, columns, max(1, width), 1 if out_width == 1 else _rounded(out_width, _WIDTH_UNIT))
+    )
 
 
 def _even(size: int, most: int, unit: int) -> int:
@@ -125,6 +128,11 @@ def choose_schedule(domain: Domain, addresses: Sequence[Address], *, indexed: bo
     row = max(reversed(domain.row_runs), key=lambda run: scores[run.name], default=None)
     if row is not None and scores[row.name] > scores[innermost.name]:
         return Schedule("lanes", row.name, lanes_of(row.size))
+    if isinstance(innermost.size, int) and innermost.size <= SHORT:
+        # The few columns of a window are no vector: rows that are written side by side are a better one.
+        side = max(reversed(domain.row_runs), key=lambda run: contiguous_bytes(run, addresses), default=None)
+        if side is not None and contiguous_bytes(side, addresses):
+            return Schedule("lanes", side.name, lanes_of(side.size))
     total = _known_product(domain.column_runs)
     if total is not None and total <= ROW_ELEMENTS and len(domain.column_runs) <= (1 if indexed else 2):
         assert isinstance(innermost.size, int)

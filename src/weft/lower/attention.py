@@ -1,0 +1,220 @@
+"""Attention → one tile kernel that never holds all scores.
+
+    %y = graph.attention(%q, %k, %v)       tile.kernel grid [batch and heads, blocks of queries] {
+                                             %q = tile.load .. * scale
+                                             tile.for j in blocks of keys, carrying greatest, total and sum {
+                                               %s = tile.dot %q, transpose of a block of k    (+ mask)
+                                      →        %m = max(greatest, row maximum of %s)
+                                               %p = exp(%s - %m) ;  %a = exp(greatest - %m)
+                                               yield %m, total * %a + row sum of %p, sum * %a + %p @ block of v }
+                                             tile.store sum / total }
+
+The maximum that was found so far is subtracted from every block, and what is summed up is rescaled when it grows. Keys
+that causality excludes for all queries of a block are not visited. A row without any key gives zero, as in PyTorch's
+kernels (whose composite of single ops gives NaN): its maximum is -inf, for which 0 is subtracted, and its total is 0,
+for which it is divided by 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.ir import SSAValue
+
+from weft.errors import LoweringError
+from weft.ir.expr import Size, minimum, simplify, symbol
+from weft.ir.types import Tensor, boolean, i64, tensor_of
+from weft.lower.blocked import BlockedKernel, output_indices, store_outputs
+from weft.lower.domain import Domain, Run, fused
+from weft.lower.emit import TileValue, register_dtype
+from weft.lower.evaluate import AddressRecorder, Dummy, Source, broadcast_index
+from weft.lower.kernels import Kernel
+from weft.lower.lowered import Lowered, whole
+from weft.lower.schedule import choose_attention_blocks
+from weft.ops.attention import Attention
+from weft.ops.body import Value
+from weft.ops.graph import GroupOp
+from weft.ops.layouts import Layout
+from weft.tile import dialect as tile
+
+
+def lower_attention(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Lowered:
+    """Lower a group that holds one attention, with its operands and results in the given layouts."""
+    layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
+    op = next(op for op in group.block.ops if isinstance(op, Attention))
+    kernel = _AttentionLowering(group, name, layouts, outputs, op).kernel()
+    return whole(kernel, len(inputs), len(outputs))
+
+
+@dataclass
+class _AttentionLowering:
+    """The construction of one kernel.
+
+    Rows of its domain are the result's dimensions [..., L, V]; its columns are the keys S and the width E.
+    """
+
+    group: GroupOp
+    name: str
+    layouts: dict[SSAValue, Layout]
+    outputs: Sequence[Layout]
+    op: Attention
+
+    def kernel(self) -> Kernel:
+        result = tensor_of(self.op.results[0].type)
+        q, k = (tensor_of(value.type) for value in self.op.operands[:2])
+        self.dtype = register_dtype(result.dtype)
+        self.causal: bool = self.op.params["causal"]
+        self.keys = k.shape[-2]
+        width, out_width = q.shape[-1], result.shape[-1]
+        if not isinstance(width, int) or not isinstance(out_width, int):
+            raise LoweringError(f"attention over {q}", hint="the size of a head must be known")
+        self.domain = domain = Domain(result.shape, (self.keys, width))
+        while domain.split(addresses := self._record()):
+            pass
+        rank = result.rank
+        by_role: dict[str, list[Run]] = {}
+        for letter, names in {"i": f"r{rank - 2}", "n": f"r{rank - 1}", "j": "c0", "e": "c1"}.items():
+            parts = [v for v in (*domain.rows, *domain.columns) if v.name.rstrip("hl") == names]
+            by_role[letter] = [Run(tuple(parts))] if parts else []
+        taken = {v.name for letter in by_role for run in by_role[letter] for v in run.variables}
+        lead = fused([v for v in domain.rows if v.name not in taken], addresses)
+        domain.row_runs = [*lead, *by_role["i"], *by_role["n"]]
+        domain.column_runs = [*by_role["j"], *by_role["e"]]
+        self.runs = {letter: runs[0] for letter, runs in by_role.items() if runs}
+        self.blocks = choose_attention_blocks(result.shape[-2], self.keys, width, out_width)
+        return self._emit(lead)
+
+    # -- addresses -------------------------------------------------------------------------------------------------
+
+    def _q_index(self) -> list[Size]:
+        return [*self.domain.row_index[:-1], self.domain.column_index[1]]
+
+    def _k_index(self) -> list[Size]:
+        return [*self.domain.row_index[:-2], *self.domain.column_index]
+
+    def _v_index(self) -> list[Size]:
+        return [*self.domain.row_index[:-2], self.domain.column_index[0], self.domain.row_index[-1]]
+
+    def _mask_index(self, mask: Tensor) -> list[Size]:
+        scores = (*tensor_of(self.op.results[0].type).shape[:-1], self.keys)
+        return broadcast_index([*self.domain.row_index[:-1], self.domain.column_index[0]], scores, mask.shape)
+
+    def _record(self) -> list[Size]:
+        domain = self.domain
+        recorder = AddressRecorder(self.layouts, space=domain.bounds)
+        q, k, v, *masks = self.op.operands
+        indices = [self._q_index(), self._k_index(), self._v_index()]
+        indices += [self._mask_index(tensor_of(mask.type)) for mask in masks]
+        for value, index in zip((q, k, v, *masks), indices, strict=True):
+            recorder.at(Source(value, tensor_of(value.type)), index)
+        product = self.op.results[0]
+        recorder.given[product] = (tuple(domain.row_index), Dummy(tensor_of(product.type).dtype))
+        stores: list[Size] = []
+        places = output_indices(self.group, product, domain)
+        for value, layout, index in zip(self.group.yielded, self.outputs, places, strict=True):
+            recorder.at(Source(value, tensor_of(value.type)), index)
+            stores.append(simplify(layout.address(index), domain.bounds))
+        return [*(address.expr for address in recorder.addresses), *stores]
+
+    # -- code ------------------------------------------------------------------------------------------------------
+
+    def _emit(self, lead: Sequence[Run]) -> Kernel:
+        kernel = BlockedKernel(self.group, self.name, self.layouts, self.outputs, self.domain)
+        self.emit = emit = kernel.emit
+        for run in lead:
+            kernel.program(run)
+        bi, _, be, bn = self.blocks.sides
+        self.sides = dict(zip("ijen", self.blocks.sides, strict=True))
+        first: Size = kernel.start_of(self.runs["i"], bi) if "i" in self.runs else 0
+        self.bases: dict[str, Size] = {"i": first, "e": 0, "n": 0}
+        q, k, v, *masks = self.op.operands
+        self._axes("i", "e")
+        scale = emit.constant(self.op.params["scale"], self.dtype)
+        query = self._tile(emit.math("mul", self._float(q, self._q_index()), scale), (bi, be))
+        carried = [self._full(float("-inf"), (bi, 1)), self._full(0.0, (bi, 1)), self._full(0.0, (bi, bn))]
+        last = minimum(self.keys, first + bi) if self.causal else self.keys
+        if "j" in self.runs:
+            name = f"{self.runs['j'].name}_start"
+            with emit.loop(name, last, self.sides["j"], carried) as state:
+                self.bases["j"] = symbol(name)
+                state[:] = self._turn(query, k, v, masks, state)
+        else:  # a single key
+            carried = self._turn(query, k, v, masks, carried)
+        _, total, product = carried
+        one, none = emit.constant(1.0, self.dtype), emit.constant(0.0, self.dtype)
+        divisor = emit.where(emit.math("eq", total, none), one, total)
+        self._axes("i", "n")
+        value = self._typed(emit.math("div", product, divisor))
+        store_outputs(kernel, self.op.results[0], TileValue(value.ssa, tensor_of(self.op.results[0].type).dtype))
+        return kernel.frame.finish(self.blocks)
+
+    def _turn(
+        self, query: SSAValue, k: SSAValue, v: SSAValue, masks: Sequence[SSAValue], state: Sequence[TileValue]
+    ) -> list[TileValue]:
+        """One block of keys: the new maximum, total and sum."""
+        emit = self.emit
+        bi, bj, be, bn = self.blocks.sides
+        greatest, total, product = state
+        self._axes("e", "j")
+        keys = self._tile(self._float(k, self._k_index()), (be, bj))
+        self._axes("i", "j")
+        scores = self._masked(TileValue(self._dot(query, keys, (bi, bj)), self.dtype), masks)
+        most = emit.math("max", greatest, emit.reduce_axis(scores, "max", 1, self.dtype))
+        base: Value = most
+        if masks:
+            nothing, none = emit.constant(float("-inf"), self.dtype), emit.constant(0.0, self.dtype)
+            base = emit.where(emit.math("eq", most, nothing), none, most)
+        powers = self._typed(emit.math("exp", emit.math("sub", scores, base)))
+        rescale = emit.math("exp", emit.math("sub", greatest, base))
+        sums = emit.math("add", emit.math("mul", total, rescale), emit.reduce_axis(powers, "sum", 1, self.dtype))
+        self._axes("j", "n")
+        values = self._tile(self._float(v, self._v_index()), (bj, bn))
+        self._axes("i", "n")
+        kept = self._typed(emit.math("mul", product, rescale))
+        made = self._dot(powers.ssa, values, (bi, bn), kept.ssa)
+        return [self._typed(most), self._typed(sums), TileValue(made, self.dtype)]
+
+    def _masked(self, scores: Value, masks: Sequence[SSAValue]) -> Value:
+        emit = self.emit
+        nothing = emit.constant(float("-inf"), self.dtype)
+        for mask in masks:
+            tensor = tensor_of(mask.type)
+            value = emit.at(Source(mask, tensor), self._mask_index(tensor))
+            if tensor.dtype == boolean:
+                scores = emit.where(value, scores, nothing)
+            else:
+                scores = emit.math("add", scores, emit.cast(value, self.dtype))
+        if self.causal:
+            row = emit.position(self.domain.row_index[-2], i64)
+            column = emit.position(self.domain.column_index[0], i64)
+            scores = emit.where(emit.math("ge", row, column), scores, nothing)
+        return scores
+
+    # -- tiles -----------------------------------------------------------------------------------------------------
+
+    def _axes(self, first: str, second: str) -> None:
+        self.emit.axes.clear()
+        self.emit.scopes[-1].clear()
+        for position, letter in enumerate((first, second)):
+            if letter in self.runs:
+                run = self.runs[letter]
+                self.emit.tile_axis(run.name, run.size, position, self.bases[letter], self.sides[letter])
+
+    def _float(self, value: SSAValue, index: Sequence[Size]) -> Value:
+        return self.emit.cast(self.emit.at(Source(value, tensor_of(value.type)), index), self.dtype)
+
+    def _tile(self, value: Value, shape: tuple[int, int]) -> SSAValue:
+        return self.emit.repeated(value, shape).ssa
+
+    def _full(self, number: float, shape: tuple[int, int]) -> TileValue:
+        type_ = tile.TileType.of(shape, self.dtype)
+        return TileValue(self.emit.add(tile.ConstantOp.make(number, type_)), self.dtype)
+
+    def _dot(self, a: SSAValue, b: SSAValue, shape: tuple[int, int], total: SSAValue | None = None) -> SSAValue:
+        operands = [a, b] if total is None else [a, b, total]
+        return self.emit.add(tile.DotOp.create(operands=operands, result_types=[tile.TileType.of(shape, self.dtype)]))
+
+    def _typed(self, value: Value) -> TileValue:
+        assert isinstance(value, TileValue)
+        return value
