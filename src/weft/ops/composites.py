@@ -164,8 +164,8 @@ def group_norm(
     shape = (groups, channels // groups)
     grouped = b.reshape(widened(b, x), shape=(rows, *shape, *spatial))
     normal, center, rstd = _standardized(b, grouped, tuple(range(2, 3 + len(spatial))), eps)
-    scales = (None if value is None else b.reshape(value, shape=shape) for value in (weight, bias))
-    result = narrowed(b, _scaled(b, normal, *scales, len(spatial)), b.tensor(x).dtype)
+    factor, shift = (None if value is None else b.reshape(value, shape=shape) for value in (weight, bias))
+    result = narrowed(b, _scaled(b, normal, factor, shift, len(spatial)), b.tensor(x).dtype)
     statistics = (b.reshape(value, shape=(rows, groups)) for value in (center, rstd))
     return b.reshape(result, shape=b.tensor(x).shape), *statistics
 
