@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from xdsl.ir import SSAValue
 
+from weft.frontends.torch.aten.distance import row_pairs
 from weft.frontends.torch.aten.index import flat
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder
@@ -33,7 +34,7 @@ def replication_pad_backward(b: ImportBuilder, grad: SSAValue, x: SSAValue, padd
 def masked_scatter_backward(b: ImportBuilder, grad: SSAValue, mask: SSAValue, shape: Sequence[int]) -> SSAValue:
     """The n-th element of the source takes the gradient at the n-th true element of the mask."""
     result = b.result
-    row = flat(b, b.to(mask, boolean))
+    row = flat(b, b.expand(b.to(mask, boolean), b.shape(grad)))
     gradient = flat(b, grad)
     count = b.emit("cumsum", b.to(row, i64), dim=0)
     total = 1
@@ -51,16 +52,31 @@ def masked_scatter_backward(b: ImportBuilder, grad: SSAValue, mask: SSAValue, sh
 def cdist_backward(
     b: ImportBuilder, grad: SSAValue, x: SSAValue, y: SSAValue, p: float, distance: SSAValue
 ) -> SSAValue:
-    """`Σ grad · |x - y|^(p-1) · sign(x - y) / distance^(p-1)` over the rows of `y`, 0 where the distance is."""
     batch = b.result.shape[:-2]
     x = b.expand(x, (*batch, *b.shape(x)[-2:]))
     y = b.expand(y, (*batch, *b.shape(y)[-2:]))
-    dtype, rank = b.dtype(x), b.rank(x)
+    rank = b.rank(x)
     difference = b.emit("sub", b.unsqueeze(x, rank - 1), b.unsqueeze(y, rank - 2))
-    grad, distance = b.unsqueeze(grad, rank), b.unsqueeze(distance, rank)
+    share = _norm_gradient(b, b.unsqueeze(grad, rank), difference, b.unsqueeze(distance, rank), p)
+    return b.emit("sum", share, dims=(rank - 1,), keep=False)
+
+
+@aten("_pdist_backward")
+def pdist_backward(b: ImportBuilder, grad: SSAValue, x: SSAValue, p: float, distance: SSAValue) -> SSAValue:
+    first, second = row_pairs(b, x, b.shape(distance)[0])
+    difference = b.emit("sub", b.emit("take", x, first, dim=0), b.emit("take", x, second, dim=0))
+    share = _norm_gradient(b, b.unsqueeze(grad, 1), difference, b.unsqueeze(distance, 1), p)
+    target = {"dims": (0,), "position": 0, "accumulate": True}
+    added = b.emit("index_put", b.zeros(b.result), first, share, **target)
+    return b.emit("index_put", added, second, b.emit("neg", share), **target)
+
+
+def _norm_gradient(b: ImportBuilder, grad: SSAValue, difference: SSAValue, distance: SSAValue, p: float) -> SSAValue:
+    """The gradient of a p-norm: `grad · |d|^(p-1) · sign(d) / distance^(p-1)`, and 0 where the distance is 0."""
+    dtype = b.dtype(difference)
     zero, sign, size = b.number(0, dtype), b.emit("sign", difference), b.emit("abs", difference)
     if p == 0:
-        share = b.emit("mul", sign, zero)
+        share = b.emit("mul", b.emit("mul", sign, zero), grad)
     elif p == 1:
         share = b.emit("mul", sign, grad)
     elif math.isinf(p):
@@ -72,5 +88,4 @@ def cdist_backward(
         share = b.emit("mul", b.emit("mul", sign, power), b.emit("div", grad, divisor))
         # Below 2 a difference of 0 has an infinite power; its share is 0 all the same.
         share = b.emit("where", b.emit("eq", size, zero), zero, share)
-    alone = b.emit("where", b.emit("eq", distance, zero), zero, share)
-    return b.emit("sum", alone, dims=(rank - 1,), keep=False)
+    return b.emit("where", b.emit("eq", distance, zero), zero, share)

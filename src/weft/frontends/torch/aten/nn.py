@@ -10,11 +10,10 @@ from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.index import at_least_1d
-from weft.frontends.torch.aten.reduction import vector_norm
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder, normal_dim
 from weft.ir.expr import Size
-from weft.ir.types import boolean, i64
+from weft.ir.types import boolean
 from weft.ops import composites
 
 Many = tuple[SSAValue | None, ...]
@@ -266,33 +265,3 @@ def flash_attention_backward(
         b.emit("dot", b.transpose(on_scores, turn), query),
         b.emit("dot", b.transpose(weights, turn), grad),
     )
-
-
-@aten("_cdist_forward")
-def cdist(b: ImportBuilder, x: SSAValue, y: SSAValue, p: float, _mode: int | None) -> SSAValue:
-    """The p-norms of the differences between all rows of `x` and all rows of `y`."""
-    batch = b.result.shape[:-2]
-    x = b.expand(x, (*batch, *b.shape(x)[-2:]))
-    y = b.expand(y, (*batch, *b.shape(y)[-2:]))
-    rank = b.rank(x)
-    difference = b.emit("sub", b.unsqueeze(x, rank - 1), b.unsqueeze(y, rank - 2))
-    return vector_norm(b, difference, p, [rank])
-
-
-@aten("_pdist_forward")
-def pdist(b: ImportBuilder, x: SSAValue, p: float = 2) -> SSAValue:
-    """The p-norms of the differences between each row and every later one."""
-    rows = b.shape(x)[0]
-    if not isinstance(rows, int):
-        raise UnsupportedError("pdist of a symbolic number of rows")
-    pairs = b.emit("iota", shape=(rows * rows,), dim=0, dtype=i64, start=0, step=1)
-    width = b.number(rows, i64)
-    first = b.emit("floordiv", pairs, width)
-    second = b.emit("remainder", pairs, width)
-    # Pairs (i, j) with i < j come first, in order, when sorted stably by whether they do not.
-    late = b.to(b.emit("ge", first, second), i64)
-    _, order = b.emit("sort", late, dim=0, descending=False, stable=True)
-    chosen = b.emit("slice", order, starts=(0,), shape=b.result.shape, steps=(1,))
-    rows_of = (b.emit("take", first, chosen, dim=0), b.emit("take", second, chosen, dim=0))
-    left, right = (b.emit("take", x, row, dim=0) for row in rows_of)
-    return vector_norm(b, b.emit("sub", left, right), p, [1])
