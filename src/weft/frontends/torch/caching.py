@@ -19,6 +19,7 @@ import numpy
 import torch
 import xdsl
 from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import weft.backends.cpu.target as cpu_target
 from weft.config import Config
@@ -92,10 +93,10 @@ def _constant(module: fx.GraphModule, path: str) -> str | None:
         value = getattr(value, part)
     if not isinstance(value, torch.Tensor) or value.is_sparse or value.is_quantized:
         return None
-    content = (
-        value.detach().contiguous().view(torch.uint8) if value.dim() else value.detach().reshape(1).view(torch.uint8)
-    )
-    return f"{path} {_described(value)} {hashlib.sha256(content.numpy().tobytes()).hexdigest()}"
+    # Tracing is still under way, which would make a fake tensor of whatever is computed here.
+    with unset_fake_temporarily(), torch.no_grad():
+        content = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return f"{path} {_described(value)} {hashlib.sha256(content).hexdigest()}"
 
 
 def _described(value: Any) -> str:
