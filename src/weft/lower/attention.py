@@ -1,18 +1,17 @@
 """Attention → one tile kernel that never holds all scores.
 
     %y = graph.attention(%q, %k, %v)       tile.kernel grid [batch and heads, blocks of queries] {
-                                             %q = tile.load .. * scale
+                                             %q = tile.load .. * scale * log2(e)
                                              tile.for j in blocks of keys, carrying greatest, total and sum {
                                                %s = tile.dot %q, transpose of a block of k    (+ mask)
                                       →        %m = max(greatest, row maximum of %s)
-                                               %p = exp(%s - %m) ;  %a = exp(greatest - %m)
+                                               %p = 2^(%s - %m) ;  %a = 2^(greatest - %m)
                                                yield %m, total * %a + row sum of %p, sum * %a + %p @ block of v }
                                              tile.store sum / total }
 
 The maximum that was found so far is subtracted from every block, and what is summed up is rescaled when it grows. Keys
-that causality excludes for all queries of a block are not visited. A row without any key gives zero, as in PyTorch's
-kernels (whose composite of single ops gives NaN): its maximum is -inf, for which 0 is subtracted, and its total is 0,
-for which it is divided by 1.
+that causality excludes for all queries of a block are not visited. A row without any key gives zero, as in PyTorch: its
+maximum is -inf, for which 0 is subtracted, and its total is 0, for which it is divided by 1.
 """
 
 from __future__ import annotations
@@ -37,6 +36,9 @@ from weft.ops.body import Value
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
 from weft.tile import dialect as tile
+
+_LOG2_E = 1.4426950408889634
+"""Scores are kept in units in which powers of two are powers of e: those take fewer steps."""
 
 
 def lower_attention(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Lowered:
@@ -130,7 +132,7 @@ class _AttentionLowering:
         self.bases: dict[str, Size] = {"i": first, "e": 0, "n": 0}
         q, k, v, *masks = self.op.operands
         self._axes("i", "e")
-        scale = emit.constant(self.op.params["scale"], self.dtype)
+        scale = emit.constant(self.op.params["scale"] * _LOG2_E, self.dtype)
         query = self._tile(emit.math("mul", self._float(q, self._q_index()), scale), (bi, be))
         carried = [self._full(float("-inf"), (bi, 1)), self._full(0.0, (bi, 1)), self._full(0.0, (bi, bn))]
         last = minimum(self.keys, first + bi) if self.causal else self.keys
@@ -165,8 +167,8 @@ class _AttentionLowering:
         if masks:
             nothing, none = emit.constant(float("-inf"), self.dtype), emit.constant(0.0, self.dtype)
             base = emit.where(emit.math("eq", most, nothing), none, most)
-        powers = self._typed(emit.math("exp", emit.math("sub", scores, base)))
-        rescale = emit.math("exp", emit.math("sub", greatest, base))
+        powers = self._typed(emit.math("exp2", emit.math("sub", scores, base)))
+        rescale = emit.math("exp2", emit.math("sub", greatest, base))
         sums = emit.math("add", emit.math("mul", total, rescale), emit.reduce_axis(powers, "sum", 1, self.dtype))
         self._axes("j", "n")
         values = self._tile(self._float(v, self._v_index()), (bj, bn))
@@ -184,7 +186,8 @@ class _AttentionLowering:
             if tensor.dtype == boolean:
                 scores = emit.where(value, scores, nothing)
             else:
-                scores = emit.math("add", scores, emit.cast(value, self.dtype))
+                added = emit.math("mul", emit.cast(value, self.dtype), emit.constant(_LOG2_E, self.dtype))
+                scores = emit.math("add", scores, added)
         if self.causal:
             row = emit.position(self.domain.row_index[-2], i64)
             column = emit.position(self.domain.column_index[0], i64)

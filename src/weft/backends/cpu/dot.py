@@ -275,47 +275,53 @@ class _Product:
 
     def _blocks(self, n: V, pointer: V, stride: V, memory: DType) -> None:
         """All blocks of rows for one panel of columns."""
-        block = self.block
-        for row, count in self._row_blocks(block.rows):
+        block, a_panel = self.block, self.a_panels is not None
+        for row, count, blocks in self._row_groups(block.rows):
             part = Blocking(count, block.vectors, block.lanes)
-            a_panel = self.a_panels is not None
             name = panel_kernel(self.codegen.module, self.codegen.target, part, self.dtype, memory, a_panel=a_panel)
-            self._kernel(name, row, n, pointer, stride)
+            self._kernel(name, row, n, pointer, stride, blocks)
 
-    def _row_blocks(self, rows: int) -> Iterator[tuple[V, int]]:
-        """Makes loops over the rows; yields the first row of a block and its height inside each."""
+    def _row_groups(self, rows: int) -> Iterator[tuple[V, int, V]]:
+        """The rows as blocks of one height, and lower ones for the rest: the first row, the height, and how many.
+
+        What is yielded stands under its condition, so that code made then is run if there are such rows.
+        """
         b, extent = self.b, self.extents[0]
         if not extent.name.startswith("%"):
-            total = int(extent.name)
-            whole = total - total % rows
-            if whole == rows:
-                yield i64(0), rows
-            elif whole:
-                with b.loop(i64(0), i64(whole), i64(rows)) as row:
-                    yield row, rows
-            if total != whole:
-                yield i64(whole), total - whole
+            blocks, rest = divmod(int(extent.name), rows)
+            if blocks:
+                yield i64(0), rows, i64(blocks)
+            if rest:
+                yield i64(blocks * rows), rest, i64(1)
             return
-        rest = b.binary("urem", extent, i64(rows))
-        whole = b.sub(extent, rest)
+        whole = b.binary("udiv", extent, i64(rows))
+        start = b.mul(whole, i64(rows))
+        rest = b.sub(extent, start)
         if self.capacity[0] >= rows:
-            with b.loop(i64(0), whole, i64(rows)) as row:
-                yield row, rows
-        start = whole
+            yield i64(0), rows, whole
         for height in _powers_below(min(rows, self.capacity[0] + 1)):
             some = b.binary("and", rest, i64(height))
             with b.when(b.icmp("ne", some, i64(0))):
-                yield start, height
+                yield start, height, i64(1)
             start = b.add(start, some)
 
-    def _kernel(self, name: str, row: V, n: V, pointer: V, stride: V) -> None:
+    def _row_blocks(self, rows: int) -> Iterator[tuple[V, int]]:
+        """The blocks of all row groups one by one: the first row and the height."""
+        for row, count, blocks in self._row_groups(rows):
+            if blocks.name == "1":
+                yield row, count
+                continue
+            with self.b.loop(i64(0), blocks, i64(1)) as block:
+                yield self.b.mul(block, i64(count)), count
+
+    def _kernel(self, name: str, row: V, n: V, pointer: V, stride: V, *blocks: V) -> None:
         b, element = self.b, scalar_type(self.dtype)
         c = self.result.address(b, (row, n))
         if self.a_panels is not None:
             a = b.gep(self.a_panels, b.mul(row, self.turns), element)
         else:
             a = b.gep(self.a.pointer, b.mul(row, self.a.rows), element)
-        self._call(name, c, i64(self.capacity[1]), a, self.a.rows, pointer, stride, self.turns, self.keep)
+        self._call(name, c, i64(self.capacity[1]), a, self.a.rows, pointer, stride, self.turns, self.keep, *blocks)
 
     def _call(self, name: str, *arguments: V) -> None:
         self.b.do(f"call void @{name}({', '.join(map(str, arguments))})")

@@ -72,23 +72,15 @@ def panel_kernel(
     name = f"weft.panel.{block.rows}x{block.vectors}x{block.lanes}.{dtype}.{memory}{'.panel' if a_panel else ''}"
     if not module.add_shared(name):
         return name
-    f = Function(module, name, _PARAMS, attributes="nounwind noinline", linkage="internal")
-    c, c_stride, a, a_stride, b, b_stride, depth, keep = f.args
+    f = Function(module, name, [*_PARAMS, ("i64", "blocks")], attributes="nounwind noinline", linkage="internal")
+    c, c_stride, a, a_stride, b, b_stride, depth, keep, blocks = f.args
     element, b_element = scalar_type(dtype), memory_type(memory)
     type_ = vector(element, block.lanes)
     phases = max(1, min(4, _LEAST_CHAINS // (block.rows * block.vectors)))
     slots = [[[f.alloca(type_) for _ in range(block.vectors)] for _ in range(block.rows)] for _ in range(phases)]
-    _clear(f, slots, type_)
-    places = [
-        (slots[0][r][v], f.gep(c, f.add(f.mul(c_stride, i64(r)), i64(v * block.lanes)), element))
-        for r in range(block.rows)
-        for v in range(block.vectors)
-    ]
-    with f.when(keep):
-        for slot, address in places:
-            f.store(f.load(type_, address, dtype.bytes), slot, 64)
     by_lane = target.vector_bits == 128 and dtype.bits >= 32 and not a_panel
     unroll = 128 // dtype.bits if by_lane else 4
+    whole = f.binary("and", depth, i64(-unroll))
     # A lane costs no register, a broadcast factor does: then it is used up before the next one.
     order = [(r, v) for r in range(block.rows) for v in range(block.vectors)]
     if by_lane:
@@ -107,29 +99,38 @@ def panel_kernel(
             slot = slots[phase][r][v]
             f.store(multiply_add(f, left[r], right[v], f.load(type_, slot, 64)), slot, 64)
 
-    step_k = i64(block.rows if a_panel else 1)
-    rows = [f.gep(a, i64(r) if a_panel else f.mul(a_stride, i64(r)), element) for r in range(block.rows)]
+    with f.loop(i64(0), blocks, i64(1)) as number:
+        first = f.mul(number, i64(block.rows))
+        result = f.gep(c, f.mul(first, c_stride), element)
+        start = f.gep(a, f.mul(first, depth if a_panel else a_stride), element)
+        rows = [f.gep(start, i64(r) if a_panel else f.mul(a_stride, i64(r)), element) for r in range(block.rows)]
+        places = [
+            (slots[0][r][v], f.gep(result, f.add(f.mul(c_stride, i64(r)), i64(v * block.lanes)), element))
+            for r in range(block.rows)
+            for v in range(block.vectors)
+        ]
+        _clear(f, slots, type_)
+        with f.when(keep):
+            for slot, address in places:
+                f.store(f.load(type_, address, dtype.bytes), slot, 64)
+        step_k = i64(block.rows if a_panel else 1)
 
-    def scalar(k: V) -> Callable[[int], V]:
-        return lambda r: f.load(element, f.gep(rows[r], f.mul(k, step_k), element), dtype.bytes)
+        def scalar(k: V) -> Callable[[int], V]:
+            return lambda r: f.load(element, f.gep(rows[r], f.mul(k, step_k), element), dtype.bytes)
 
-    whole = f.binary("and", depth, i64(-unroll))
-    with f.loop(i64(0), whole, i64(unroll)) as k:
-        lanes = (
-            [f.load(vector(element, unroll), f.gep(row, k, element), dtype.bytes) for row in rows] if by_lane else []
-        )
-        for u in range(unroll):
-            here = f.add(k, i64(u))
-            step(here, (lambda r, u=u: f.extract(lanes[r], u)) if by_lane else scalar(here), u % phases)
-    with f.loop(whole, depth, i64(1)) as k:
-        step(k, scalar(k), 0)
-
-    others = [[phase[r][v] for phase in slots[1:]] for r in range(block.rows) for v in range(block.vectors)]
-    for (slot, address), rest in zip(places, others, strict=True):
-        total = f.load(type_, slot, 64)
-        for other in rest:
-            total = _plus(f, total, f.load(type_, other, 64))
-        f.store(total, address, dtype.bytes)
+        with f.loop(i64(0), whole, i64(unroll)) as k:
+            lanes = [f.load(vector(element, unroll), f.gep(row, k, element), dtype.bytes) for row in rows if by_lane]
+            for u in range(unroll):
+                here = f.add(k, i64(u))
+                step(here, (lambda r, u=u: f.extract(lanes[r], u)) if by_lane else scalar(here), u % phases)
+        with f.loop(whole, depth, i64(1)) as k:
+            step(k, scalar(k), 0)
+        others = [[phase[r][v] for phase in slots[1:]] for r in range(block.rows) for v in range(block.vectors)]
+        for (slot, address), rest in zip(places, others, strict=True):
+            total = f.load(type_, slot, 64)
+            for other in rest:
+                total = _plus(f, total, f.load(type_, other, 64))
+            f.store(total, address, dtype.bytes)
     f.finish()
     return name
 
