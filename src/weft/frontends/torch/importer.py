@@ -49,7 +49,6 @@ _ALIASES = {torch.ops.aten.alias.default, torch.ops.aten.detach.default}
 _LIBRARY = {
     torch.ops.aten.convolution.default,
     torch.ops.aten.convolution_backward.default,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
 }
 # Assertions about sizes: tracing has turned them into guards by the time a graph is imported.
@@ -190,7 +189,7 @@ class _Importer:
             _, target, *args = node.args
             outputs = self._opaque(target, args, node.kwargs, _meta(node)[1:], "it has effects", pure=False)
             return None, *outputs
-        if node.target in _LIBRARY and not self.config.strict:
+        if not self.config.strict and _is_claimed(node):
             return self._opaque(node.target, node.args, node.kwargs, _meta(node), "a library claims it", claimed=True)
         last = self.block.last_op
         try:
@@ -353,6 +352,13 @@ class _Importer:
 
 def _meta(node: fx.Node) -> Any:
     return node.meta.get("val")
+
+
+def _is_claimed(node: fx.Node) -> bool:
+    """Whether a library takes the call: attention only where its backward needs what torch's kernel keeps."""
+    if node.target is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
+        return any(user.target is operator.getitem and user.args[1] == 1 for user in node.users)
+    return node.target in _LIBRARY
 
 
 def _is_effect(node: fx.Node) -> bool:
