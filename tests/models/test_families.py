@@ -1,0 +1,14 @@
+"""Twelve transformers families through the backend: forward and one training step, judged against float64."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.testing.model_check import check_model, compile_with
+from weft.testing.models import SMALL
+
+
+@pytest.mark.parametrize("name", list(SMALL))
+def test_a_family_computes_what_eager_does(name: str) -> None:
+    report = check_model(SMALL[name], compile_with("weft"))
+    assert report.ok, str(report)
