@@ -46,6 +46,8 @@ class Evaluator:
         default_factory=dict[SSAValue, tuple[tuple[Size, ...], Value]]
     )
     """Results that are there already, at the one index of this evaluation: those of a group's structured op."""
+    reading: Value | None = None
+    """The mask of what is being evaluated: where it is false, indices may lie outside, and nothing may be read."""
 
     def bounds(self) -> dict[str, Size]:
         raise NotImplementedError
@@ -62,7 +64,8 @@ class Evaluator:
         assert isinstance(operand, Source)
         bounds = self.bounds()
         index = tuple(simplify(position, bounds) for position in index)
-        key = (operand.value, index, mask, other)
+        within = self.both(self.reading, mask)
+        key = (operand.value, index, within, other)
         for scope in reversed(self.scopes):
             if key in scope:
                 return scope[key]
@@ -72,9 +75,11 @@ class Evaluator:
                 raise LoweringError(f"a kernel computes its {tuple(map(str, place))}, not {tuple(map(str, index))}")
             return result
         if operand.value in self.layouts:
-            result = self.load(operand.value, self.layouts[operand.value].address(index), mask, other)
+            result = self.load(operand.value, self.layouts[operand.value].address(index), within, other)
         else:
+            outer, self.reading = self.reading, within
             result = self.evaluate(operand.value, index)
+            self.reading = outer
             if mask is not None:
                 result = self.where(mask, result, self.constant(other, result.dtype))
         self.scopes[-1][key] = result

@@ -60,6 +60,8 @@ def lower(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence
     anchor = anchor_of(group)
     if anchor is not None:
         return _lowering_of(anchor)(group, name, inputs, outputs)
+    if any(op.name == "graph.convolution" for op in group.block.ops):
+        return _lowering_named("convolution")(group, name, inputs, outputs)
     kernel = lower_group(group, name, inputs, outputs)
     return whole(kernel, len(inputs), len(outputs))
 
@@ -80,6 +82,10 @@ def _lowering_of(anchor: GraphOp) -> Lowering:
             name = {"graph.topk": "sort"}.get(anchor.name, anchor.name.removeprefix("graph."))
     if name not in ("attention", "dot", "scan", "scatter", "sort"):
         raise LoweringError(f"{anchor.name} has no lowering to tiles")
+    return _lowering_named(name)
+
+
+def _lowering_named(name: str) -> Lowering:
     # Found by name, when needed: these modules use the classes above.
     module = importlib.import_module(f"weft.lower.{name}")
     return getattr(module, f"lower_{name}")

@@ -22,7 +22,7 @@ from weft.ir.expr import Size, simplify
 from weft.ir.types import DType, f32, f64, i64, tensor_of
 from weft.lower.domain import Domain
 from weft.lower.emit import KernelEmitter, TileValue
-from weft.lower.evaluate import Address, AddressRecorder, Dummy, Evaluator, Source
+from weft.lower.evaluate import Address, AddressRecorder, Dummy, Source
 from weft.lower.frame import KernelFrame
 from weft.lower.kernels import group_symbols
 from weft.lower.lowered import Lowered, anchor_of, whole
@@ -85,19 +85,13 @@ def lower_scan(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Seq
     return whole(frame.finish(schedule), len(inputs), len(outputs))
 
 
-def _provide(evaluator: Evaluator, value: SSAValue, index: Sequence[Size], result: Value) -> None:
-    """State an op's result at an index, for the rules that read it there."""
-    bounds = evaluator.bounds()
-    evaluator.scopes[-1][(value, tuple(simplify(position, bounds) for position in index), None, 0)] = result
-
-
 def _record(problem: _Problem, domain: Domain) -> list[Address]:
     recorder = AddressRecorder(problem.layouts, space=domain.bounds, columns=domain.column_index)
     index = problem.index(domain)
     operand = problem.scan.operands[0]
     recorder.at(Source(operand, tensor_of(operand.type)), index)
     for result in problem.scan.results:
-        _provide(recorder, result, index, Dummy(tensor_of(result.type).dtype))
+        recorder.given[result] = (tuple(index), Dummy(tensor_of(result.type).dtype))
     for value, layout in zip(problem.group.yielded, problem.outputs, strict=True):
         tensor = tensor_of(value.type)
         recorder.at(Source(value, tensor), index)
@@ -130,7 +124,7 @@ def _emit(problem: _Problem, emit: KernelEmitter, targets: Sequence[SSAValue], c
         element = emit.at(Source(operand, tensor_of(operand.type)), index)
         position = emit.domain.column_index[0]
         for result, value in zip(problem.scan.results, step(emit, state, element, position), strict=True):
-            _provide(emit, result, index, value)
+            emit.given[result] = (tuple(index), value)
         for value, layout, target in zip(problem.group.yielded, problem.outputs, targets, strict=True):
             emit.store(emit.at(Source(value, tensor_of(value.type)), index), target, layout.address(index))
 

@@ -18,7 +18,7 @@ from weft.backends.cpu.clusters import Cluster, Fill, Sink, form_steps, lazy_clo
 from weft.backends.cpu.computed import emit_gather, emit_scatter
 from weft.backends.cpu.dot import accumulates_in_place, buffered_operands, emit_dot
 from weft.backends.cpu.extents import Limits
-from weft.backends.cpu.position import Position, lanes_for, walk
+from weft.backends.cpu.position import Position, lanes_for, load_strided, walk
 from weft.backends.cpu.reductions import Accumulator
 from weft.backends.cpu.sort import emit_sort
 from weft.backends.cpu.target import CpuTarget
@@ -390,14 +390,7 @@ class KernelCodegen:
     def _load(self, access: Access, here: Position, lanes: int) -> V:
         b, memory = self.b, memory_type(access.dtype)
         address = b.gep(access.base, self._offset(access.strides, here), memory)
-        stride = access.strides[here.inner]
-        if lanes == 1 or stride.name == "1":
-            raw = b.load(vector(memory, lanes), address, access.dtype.bytes)
-        else:
-            raw = V(vector(memory, lanes), "poison")
-            for lane in range(lanes):
-                element = b.load(memory, b.gep(address, b.mul(stride, i64(lane)), memory), access.dtype.bytes)
-                raw = b.insert(raw, element, lane)
+        raw = load_strided(b, memory, address, access.strides[here.inner], lanes, access.dtype.bytes)
         return load_convert(b, raw, access.dtype)
 
     def _store(self, sink: tile.StoreOp, value: V, here: Position) -> None:

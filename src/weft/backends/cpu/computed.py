@@ -1,6 +1,6 @@
 """Reads and writes at computed places.
 
-Where the places lie one after the other along the vector axis (rows of an embedding, parts of a concatenation), whole
+Where the places lie at even distances along the vector axis (rows of an embedding, windows, what is padded), whole
 vectors are read and written; everything else goes element by element.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from xdsl.ir import OpResult, SSAValue
 
 from weft.backends.cpu.clusters import lazy_closure
-from weft.backends.cpu.position import Position, lanes_for, walk
+from weft.backends.cpu.position import Position, lanes_for, load_strided, walk
 from weft.backends.llvm.builder import V, const, i64, mangle, memory_type, scalar_type, vector
 from weft.backends.llvm.cast import load_convert, store_convert
 from weft.backends.llvm.math import emit_function
@@ -61,12 +61,13 @@ def _moves(value: SSAValue | None, axis: int) -> bool:
 def emit_gather(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[SSAValue]) -> V:
     """The elements of a gather at a position."""
     inner = here.inner
-    if here.lanes == 1 or not _moves(op.offsets, inner) or step_along(op.offsets, inner) != 1:
+    step = step_along(op.offsets, inner) if here.lanes > 1 and _moves(op.offsets, inner) else None
+    if step is None:
         return _lane_by_lane(codegen, op, codegen.at(op.offsets, here, kept), _mask(codegen, op, here, kept))
     if _moves(op.mask, inner):
-        return _partly_masked(codegen, op, here, kept)
+        return _partly_masked(codegen, op, here, kept, step)
     start = _at_lane(codegen, op.offsets, here, kept, 0)
-    return _whole(codegen, op, start, here.lanes, _mask(codegen, op, here, kept))
+    return _whole(codegen, op, start, here.lanes, step, _mask(codegen, op, here, kept))
 
 
 def _mask(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[SSAValue]) -> V | None:
@@ -88,18 +89,20 @@ def _lane_by_lane(codegen: KernelCodegen, op: tile.GatherOp, offsets: V, mask: V
     return _chosen(codegen, op, load_convert(b, raw, dtype), mask)
 
 
-def _whole(codegen: KernelCodegen, op: tile.GatherOp, start: V, lanes: int, mask: V | None = None) -> V:
+def _whole(codegen: KernelCodegen, op: tile.GatherOp, start: V, lanes: int, step: int, mask: V | None = None) -> V:
     """A whole vector, or none of it."""
     b, dtype = codegen.b, _pointer_dtype(op.pointer)
-    address = _address(codegen, op.pointer, start)
+    address, stride = _address(codegen, op.pointer, start), i64(step)
     if mask is not None:
         address = b.select(mask, address, _zeros(codegen))
-    raw = b.load(vector(memory_type(dtype), lanes), address, dtype.bytes)
+        if abs(step) * lanes * dtype.bytes > _ZERO_BYTES or step < 0:
+            stride = b.select(mask, stride, i64(0))
+    raw = load_strided(b, memory_type(dtype), address, stride, lanes, dtype.bytes)
     return _chosen(codegen, op, load_convert(b, raw, dtype), mask)
 
 
-def _partly_masked(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[SSAValue]) -> V:
-    """Neighbouring elements of which some may be masked: a vector where none is."""
+def _partly_masked(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[SSAValue], step: int) -> V:
+    """Elements at even distances of which some may be masked: a vector where none is."""
     b, lanes = codegen.b, here.lanes
     assert op.mask is not None
     start = _at_lane(codegen, op.offsets, here, kept, 0)
@@ -115,13 +118,14 @@ def _partly_masked(codegen: KernelCodegen, op: tile.GatherOp, here: Position, ke
     whole, part, after = b.label("whole"), b.label("part"), b.label("after")
     b.branch_if(full, whole, part)
     b.start(whole)
-    b.store(_whole(codegen, op, start, lanes), slot, 1)
+    b.store(_whole(codegen, op, start, lanes, step), slot, 1)
     b.branch(after)
     b.start(part)
     if mask is None:
         # What is computed on this way is not there on the other.
         mask = codegen.at(op.mask, Position(here.index, here.inner, lanes, dict(here.values)), kept)
-    offsets = b.binary("add", b.splat(start, lanes), b.iota(lanes))
+    steps = b.binary("mul", b.iota(lanes), b.splat(i64(step), lanes))
+    offsets = b.binary("add", b.splat(start, lanes), steps)
     b.store(_lane_by_lane(codegen, op, offsets, mask), slot, 1)
     b.branch(after)
     b.start(after)

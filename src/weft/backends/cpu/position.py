@@ -1,4 +1,4 @@
-"""Where in a tile code is being made, and the walk along its innermost axis."""
+"""Where in a tile code is being made, the walk along its innermost axis, and the elements that lie along it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from xdsl.ir import SSAValue
 
 from weft.backends.cpu.target import CpuTarget
-from weft.backends.llvm.builder import Function, V, i64
+from weft.backends.llvm.builder import Function, V, i64, vector
 
 _UNROLLED_STEPS = 8
 
@@ -59,3 +59,22 @@ def walk(b: Function, extent: V, lanes: int, turn: Callable[[V, int], None]) -> 
         if count - start >= lanes:
             turn(i64(start), lanes)
             start += lanes
+
+
+def load_strided(b: Function, element: str, address: V, stride: V, lanes: int, align: int) -> V:
+    """`lanes` elements that lie `stride` apart in memory. Nothing beside or behind the last one is read."""
+    type_ = vector(element, lanes)
+    if lanes == 1 or stride.name == "1":
+        return b.load(type_, address, align)
+    if stride.name == "2":
+        # Two vectors that overlap by one element hold the even ones.
+        low = b.load(type_, address, align)
+        high = b.load(type_, b.gep(address, i64(lanes - 1), element), align)
+        return b.shuffle(low, high, [*range(0, lanes, 2), *range(lanes + 1, 2 * lanes, 2)])
+    if stride.name == "-1":
+        backwards = b.load(type_, b.gep(address, i64(1 - lanes), element), align)
+        return b.shuffle(backwards, backwards, list(range(lanes))[::-1])
+    raw = V(type_, "poison")
+    for lane in range(lanes):
+        raw = b.insert(raw, b.load(element, b.gep(address, b.mul(stride, i64(lane)), element), align), lane)
+    return raw

@@ -216,6 +216,11 @@ class Function:
         zero = f"<{lanes} x i32> zeroinitializer"
         return self.emit(type_, f"shufflevector {first}, {type_} poison, {zero}")
 
+    def shuffle(self, a: V, b: V, lanes: Sequence[int]) -> V:
+        """Lanes of two vectors, numbered through both."""
+        chosen = ", ".join(f"i32 {lane}" for lane in lanes)
+        return self.emit(vector(a.element, len(lanes)), f"shufflevector {a}, {b}, <{len(lanes)} x i32> <{chosen}>")
+
     def insert(self, into: V, value: V, lane: int) -> V:
         return self.emit(into.type, f"insertelement {into}, {value}, i64 {lane}")
 
