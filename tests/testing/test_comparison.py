@@ -127,7 +127,10 @@ def test_together_takes_eagers_largest_error(reference64):
     eager = [with_error(reference64, 0), with_error(reference64, 10 * EPS)]
     actual = [with_error(reference64, 15 * EPS), with_error(reference64, 0)]
     assert not compare(actual, eager, [reference64] * 2).ok
-    assert compare(actual, eager, [reference64] * 2, together=True).ok
+    found = compare(actual, eager, [reference64] * 2, together=True)
+    assert found.ok
+    assert found.within_only_together == found.leaves[:1]
+    assert "2 tensors right (1 beyond their own bound)" in str(found)
     actual[0] = with_error(reference64, 25 * EPS)
     assert not compare(actual, eager, [reference64] * 2, together=True).ok
 

@@ -66,6 +66,11 @@ class Comparison:
         return tuple(leaf for leaf in self.leaves if not leaf.ok)
 
     @property
+    def within_only_together(self) -> tuple[TensorComparison, ...]:
+        """The leaves beyond their own bound, right only as part of the whole."""
+        return tuple(leaf for leaf in self.leaves if leaf.ok and leaf.reason)
+
+    @property
     def error(self) -> float:
         """The largest error of any leaf."""
         return max((leaf.error for leaf in self.leaves), default=0.0)
@@ -82,7 +87,8 @@ class Comparison:
 
     def __str__(self) -> str:
         if self.ok:
-            return f"{len(self.leaves)} tensors right, error {self.error:.2e}, eager's {self.eager_error:.2e}"
+            aside = f" ({n} beyond their own bound)" if (n := len(self.within_only_together)) else ""
+            return f"{len(self.leaves)} tensors right{aside}, error {self.error:.2e}, eager's {self.eager_error:.2e}"
         lines = [f"{len(self.wrong)} of {len(self.leaves)} tensors wrong"]
         lines += [
             f"  {leaf.path or '(result)'} {leaf.dtype}{list(leaf.shape)}: {leaf.reason}" for leaf in self.wrong[:10]
