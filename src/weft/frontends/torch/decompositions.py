@@ -20,11 +20,19 @@ from torch._decomp import decomposition_table as all_decompositions
 
 _ops: Any = torch.ops.aten
 
-# Left whole for the converters in `aten/`.
+# Left whole for the converters in `aten/`; the partitioner may compute all but the products and norms again.
 _WHOLE: tuple[Any, ...] = (
     _ops._scaled_dot_product_flash_attention_for_cpu.default,
+    _ops._fused_rms_norm.default,
+    _ops.baddbmm.default,
+    _ops.hardsigmoid.default,
+    _ops.logsumexp.default,
+    _ops.masked_fill.Scalar,
+    _ops.masked_fill.Tensor,
+    _ops.mish.default,
     _ops.silu.default,
-    _ops.mse_loss.default,
+    _ops.softplus.default,
+    _ops.std.correction,
 )
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
@@ -13,7 +14,7 @@ from weft.frontends.torch.aten.index import at_least_1d
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder, normal_dim
 from weft.ir.expr import Size
-from weft.ir.types import boolean
+from weft.ir.types import boolean, f64
 from weft.ops import composites
 
 Many = tuple[SSAValue | None, ...]
@@ -55,8 +56,8 @@ def layer_norm(
 
 @aten("_fused_rms_norm")
 def rms_norm(b: ImportBuilder, x: SSAValue, shape: Sequence[Size], weight: SSAValue | None, eps: float | None) -> Many:
-    if eps is None:
-        raise UnsupportedError("the default eps of rms_norm depends on the type")
+    if eps is None:  # the type it is computed in decides
+        eps = torch.finfo(torch.float64 if b.dtype(x) == f64 else torch.float32).eps
     rank = b.rank(x)
     return composites.rms_norm(b, x, weight, tuple(range(rank - len(shape), rank)), eps)
 
