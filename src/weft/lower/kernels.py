@@ -264,7 +264,7 @@ class _GroupEmitter(KernelEmitter):
             return value
 
         if self.schedule.mode == "rows":
-            value = element()
+            value = self._at_every_column(element(), [run.name for run in self.domain.column_runs])
             dtype = combiner.result_dtype(value.dtype)
             for run in reversed(self.domain.column_runs):
                 value = self.reduce_axis(value, rule.KIND, self.axes[run.name].position, dtype)
@@ -287,9 +287,17 @@ class _GroupEmitter(KernelEmitter):
         with self.columns(carried) as state:
             value = element()
             if self.schedule.mode == "stream":
+                value = self._at_every_column(value, [self.schedule.vector])
                 value = self.reduce_axis(value, rule.KIND, self.axes[self.schedule.vector].position, value.dtype)
             state[0] = replace(self._typed(self.math(combiner.function, state[0], value)), dtype=dtype)
         return finish(self, op, carried[0], index, operands)
+
+    def _at_every_column(self, value: TileValue, runs: Sequence[str]) -> TileValue:
+        """A tile that has the axes it is reduced along: an expanded tensor is the same at all places of one."""
+        shape = list(tile.tile_type(value.ssa).sizes)
+        for name in runs:
+            shape[self.axes[name].position] = self.axes[name].capacity
+        return self.repeated(value, shape)
 
     def _sum_columns(
         self, runs: Sequence[Run], carried: list[TileValue], element: Callable[[], TileValue]

@@ -134,7 +134,7 @@ def choose_schedule(domain: Domain, addresses: Sequence[Address], *, indexed: bo
         if side is not None and contiguous_bytes(side, addresses):
             return Schedule("lanes", side.name, lanes_of(side.size))
     total = _known_product(domain.column_runs)
-    if total is not None and total <= ROW_ELEMENTS and len(domain.column_runs) <= (1 if indexed else 2):
+    if total is not None and 0 < total <= ROW_ELEMENTS and len(domain.column_runs) <= (1 if indexed else 2):
         assert isinstance(innermost.size, int)
         return Schedule("rows", innermost.name, innermost.size)
     if indexed:
