@@ -80,7 +80,9 @@ def test_one_result_of_two_is_enough() -> None:
 def test_logarithms_of_sums_of_what_is_infinite(line: list[float]) -> None:
     x = np.array(line, np.float32)
     for (y,) in both([Tensor(f32, x.shape)], lambda b, x: b.logcumsumexp(x, dim=0), [x]):
-        np.testing.assert_allclose(y, np.logaddexp.accumulate(x.astype(np.float64)), rtol=1e-6)
+        with np.errstate(invalid="ignore"):
+            expected = np.logaddexp.accumulate(x.astype(np.float64))
+        np.testing.assert_allclose(y, expected, rtol=1e-6)
 
 
 def test_an_output_of_another_shape_is_refused() -> None:

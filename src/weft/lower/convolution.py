@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import SSAValue
 from xdsl.irdl import irdl_op_definition
 
 from weft.ir.expr import Size, floordiv, mod, product
@@ -22,10 +22,11 @@ from weft.ir.types import Tensor, tensor_of, tensor_type
 from weft.lower.dot import lower_dot
 from weft.lower.kernels import lower_group
 from weft.lower.lowered import Argument, KernelCall, Lowered, whole
+from weft.lower.regroup import regroup
 from weft.ops.base import Movement
 from weft.ops.body import Body, Operand, Value
 from weft.ops.convolution import Convolution
-from weft.ops.graph import GraphBuilder, GroupOp, YieldOp
+from weft.ops.graph import GraphBuilder, GroupOp
 from weft.ops.layouts import Layout, contiguous
 from weft.ops.window import Padding, window_counts, window_place
 
@@ -165,37 +166,35 @@ class _Problem:
 
     def _windows_group(self) -> GroupOp:
         """A group that gives all windows."""
-        made = self.group.clone()
-        convolution, last = _convolution_of(made), made.block.last_op
-        assert last is not None
-        windows = WindowsOp.make(convolution.operands[0], window=self.window, **self.geometry)
-        b = GraphBuilder(made.block, before=convolution)
-        value = b.insert(windows).results[0]
-        if self.side_by_side:
-            value = b.reshape(b.permute(value, dims=(1, 2, 0, 3)), shape=self._columns_tensor().shape)
-        _drop_from(made.block, convolution)
-        made.block.add_op(YieldOp.create(operands=[value]))
-        return made
+
+        def windows(b: GraphBuilder, made: GroupOp) -> list[SSAValue]:
+            op = WindowsOp.make(_convolution_of(made).operands[0], window=self.window, **self.geometry)
+            value = b.insert(op).results[0]
+            if self.side_by_side:
+                value = b.reshape(b.permute(value, dims=(1, 2, 0, 3)), shape=self._columns_tensor().shape)
+            return [value]
+
+        return regroup(self.group, windows)
 
     def _group(self, held: Sequence[Argument], body: _Body, *, yields_product: bool = False) -> GroupOp:
         """The group with the convolution replaced by what `body` makes of the weights and the columns."""
-        made = self.group.clone()
-        convolution = _convolution_of(made)
-        b = GraphBuilder(made.block, before=convolution)
-        w = b.reshape(convolution.operands[1], shape=(self.groups, self.outputs_per_group, self.depth))
-        if held:
-            (number,) = (argument.number for argument in held)
-            columns = made.block.insert_arg(tensor_type(self.scratch[number]), len(made.block.args))
-        else:
-            columns = b.reshape(convolution.operands[0], shape=self.windows.shape)
-        value = body(b, w, columns)
-        if yields_product:
-            _drop_from(made.block, convolution)
-            made.block.add_op(YieldOp.create(operands=[value]))
-            return made
-        convolution.results[0].replace_all_uses_with(value)
-        convolution.detach()
-        return made
+
+        def replaced(b: GraphBuilder, made: GroupOp) -> list[SSAValue]:
+            convolution = _convolution_of(made)
+            b.before = convolution
+            w = b.reshape(convolution.operands[1], shape=(self.groups, self.outputs_per_group, self.depth))
+            if held:
+                (number,) = (argument.number for argument in held)
+                columns = made.block.insert_arg(tensor_type(self.scratch[number]), len(made.block.args))
+            else:
+                columns = b.reshape(convolution.operands[0], shape=self.windows.shape)
+            value = body(b, w, columns)
+            if yields_product:
+                return [value]
+            convolution.results[0].replace_all_uses_with(value)
+            return list(made.yielded)
+
+        return regroup(self.group, replaced)
 
     def _batched_product(self, b: GraphBuilder, w: SSAValue, columns: SSAValue) -> SSAValue:
         shape = (self.rows, self.groups, self.outputs_per_group, self.depth)
@@ -213,15 +212,3 @@ class _Problem:
 
 def _convolution_of(group: GroupOp) -> Convolution:
     return next(op for op in group.block.ops if isinstance(op, Convolution))
-
-
-def _drop_from(block: Block, first: Operation) -> None:
-    """Take an op and all that follow it out of a block."""
-    following: list[Operation] = []
-    op: Operation | None = first
-    while op is not None:
-        following.append(op)
-        op = op.next_op
-    for op in reversed(following):
-        op.detach()
-        op.erase()

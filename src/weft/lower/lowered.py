@@ -62,6 +62,8 @@ def lower(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence
         return _lowering_of(anchor)(group, name, inputs, outputs)
     if any(op.name == "graph.convolution" for op in group.block.ops):
         return _lowering_named("convolution")(group, name, inputs, outputs)
+    if len(group.yielded) == 1 and getattr(group.yielded[0].owner, "name", "") == "graph.concat":
+        return _lowering_named("concat")(group, name, inputs, outputs)
     kernel = lower_group(group, name, inputs, outputs)
     return whole(kernel, len(inputs), len(outputs))
 

@@ -17,21 +17,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from xdsl.ir import Block, Region, SSAValue
+from xdsl.ir import SSAValue
 
 from weft.errors import LoweringError
 from weft.ir.expr import Size, minimum, product, simplify, symbol
-from weft.ir.types import DType, Tensor, f32, tensor_of, tensor_type
+from weft.ir.types import DType, Tensor, f32, tensor_of
 from weft.lower.domain import Domain
 from weft.lower.emit import KernelEmitter, TileValue
 from weft.lower.evaluate import Address, AddressRecorder, Source
 from weft.lower.frame import KernelFrame
 from weft.lower.kernels import Kernel, group_symbols, lower_group
 from weft.lower.lowered import Argument, KernelCall, Lowered, anchor_of
+from weft.lower.regroup import new_group, regroup
 from weft.lower.schedule import Schedule, contiguous_bytes, lanes_of
 from weft.ops.base import Scatter
 from weft.ops.body import Value
-from weft.ops.graph import GraphBuilder, GroupOp, YieldOp
+from weft.ops.graph import GraphBuilder, GroupOp
 from weft.ops.layouts import Layout, contiguous
 
 
@@ -98,23 +99,21 @@ def lower_scatter(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: 
 
 def _copy_group(problem: _Problem, dtype: DType | None) -> GroupOp:
     """A group that gives the scatter's first operand, converted if a type is given."""
-    made = problem.group.clone()
-    scatter, last = anchor_of(made), made.block.last_op
-    assert scatter is not None and last is not None
-    value = scatter.operands[0]
-    if dtype is not None:
-        value = GraphBuilder(made.block, before=scatter).cast(value, dtype=dtype)
-    last.detach()
-    scatter.detach()
-    made.block.add_op(YieldOp.create(operands=[value]))
-    return made
+
+    def copied(b: GraphBuilder, made: GroupOp) -> list[SSAValue]:
+        scatter = anchor_of(made)
+        assert scatter is not None
+        value = scatter.operands[0]
+        return [value if dtype is None else b.cast(value, dtype=dtype)]
+
+    return regroup(problem.group, copied)
 
 
 def _cast_group(source: Tensor, dtype: DType) -> GroupOp:
-    block = Block(arg_types=[tensor_type(source)])
-    b = GraphBuilder(block)
-    b.insert(YieldOp.create(operands=[b.cast(block.args[0], dtype=dtype)]))
-    return GroupOp.create(regions=[Region(block)])
+    def rounded(b: GraphBuilder, value: SSAValue) -> list[SSAValue]:
+        return [b.cast(value, dtype=dtype)]
+
+    return new_group([source], rounded)
 
 
 # -- the updates -----------------------------------------------------------------------------------------------------

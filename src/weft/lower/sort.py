@@ -12,18 +12,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from xdsl.ir import Block, Region, SSAValue
+from xdsl.ir import SSAValue
 
 from weft.errors import LoweringError
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import Size, product, substitute, symbol
-from weft.ir.types import Tensor, i64, tensor_of, tensor_type
+from weft.ir.types import Tensor, i64, tensor_of
 from weft.lower.frame import KernelFrame
 from weft.lower.kernels import Kernel, group_symbols, lower_group
 from weft.lower.lowered import Argument, KernelCall, Lowered, anchor_of
+from weft.lower.regroup import new_group, regroup
 from weft.lower.schedule import Schedule
 from weft.ops.base import GraphOp
-from weft.ops.graph import GraphBuilder, GroupOp, YieldOp
+from weft.ops.graph import GraphBuilder, GroupOp
 from weft.ops.layouts import Layout, contiguous
 from weft.tile import dialect as tile
 
@@ -107,29 +108,26 @@ def lower_sort(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Seq
 
 def _copy_in(problem: _Sorting) -> GroupOp:
     """A group that gives the operand with the sorted dimension last."""
-    made = problem.group.clone()
-    sort, last = anchor_of(made), made.block.last_op
-    assert sort is not None and last is not None
-    value = GraphBuilder(made.block, before=sort).permute(sort.operands[0], dims=problem.order)
-    last.detach()
-    sort.detach()
-    made.block.add_op(YieldOp.create(operands=[value]))
-    return made
+
+    def lines(b: GraphBuilder, made: GroupOp) -> list[SSAValue]:
+        sort = anchor_of(made)
+        assert sort is not None
+        return [b.permute(sort.operands[0], dims=problem.order)]
+
+    return regroup(problem.group, lines)
 
 
 def _copy_out(problem: _Sorting, tensors: Sequence[Tensor]) -> GroupOp:
     """A group that gives the first elements of every line, with the dimensions back in place."""
     rank = problem.operand.rank
-    block = Block(arg_types=[tensor_type(tensor) for tensor in tensors])
-    b = GraphBuilder(block)
     shape = (*problem.lines[:-1], problem.first)
     back = tuple(problem.order.index(d) for d in range(rank))
 
-    def shown(value: SSAValue) -> SSAValue:
-        return b.permute(b.slice(value, starts=(0,) * rank, shape=shape, steps=(1,) * rank), dims=back)
+    def shown(b: GraphBuilder, *values: SSAValue) -> list[SSAValue]:
+        first = [b.slice(value, starts=(0,) * rank, shape=shape, steps=(1,) * rank) for value in values]
+        return [b.permute(value, dims=back) for value in first]
 
-    b.insert(YieldOp.create(operands=[shown(value) for value in block.args]))
-    return GroupOp.create(regions=[Region(block)])
+    return new_group(tensors, shown)
 
 
 def _sort_kernel(problem: _Sorting, name: str) -> Kernel:

@@ -6,6 +6,7 @@ vectors are read and written; everything else goes element by element.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from xdsl.ir import OpResult, SSAValue
 
 from weft.backends.cpu.clusters import lazy_closure
 from weft.backends.cpu.position import Position, lanes_for, load_strided, walk
-from weft.backends.llvm.builder import V, const, i64, mangle, memory_type, scalar_type, vector
+from weft.backends.llvm.builder import Function, V, const, i64, mangle, memory_type, scalar_type, vector
 from weft.backends.llvm.cast import load_convert, store_convert
 from weft.backends.llvm.math import emit_function
 from weft.ir.attributes import from_attribute
@@ -102,27 +103,31 @@ def _whole(codegen: KernelCodegen, op: tile.GatherOp, start: V, lanes: int, step
 
 
 def _partly_masked(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[SSAValue], step: int) -> V:
-    """Elements at even distances of which some may be masked: a vector where none is."""
+    """Elements at even distances of which some may be masked: a vector where none is, and nothing where all are."""
     b, lanes = codegen.b, here.lanes
     assert op.mask is not None
     start = _at_lane(codegen, op.offsets, here, kept, 0)
-    if _is_interval(op.mask, here.inner) and not _keeps(op.mask, here, kept):
-        mask = None
-        ends = [_at_lane(codegen, op.mask, here, kept, lane) for lane in (0, lanes - 1)]
-        full = b.binary("and", ends[0], ends[1])
-    else:
-        mask = codegen.at(op.mask, here, kept)
-        full = b.call(f"llvm.vector.reduce.and.{mangle(mask.type)}", "i1", mask)
+    parts = None if _keeps(op.mask, here, kept) else _conjuncts(op.mask, here.inner)
     register = vector(scalar_type(tile.tile_type(op.out).dtype), lanes)
     slot = b.alloca(register)
-    whole, part, after = b.label("whole"), b.label("part"), b.label("after")
-    b.branch_if(full, whole, part)
+    whole, some, part, after = (b.label(name) for name in ("whole", "some", "part", "after"))
+    if parts is None:
+        mask = codegen.at(op.mask, here, kept)
+        b.branch_if(b.call(f"llvm.vector.reduce.and.{mangle(mask.type)}", "i1", mask), whole, part)
+    else:
+        mask = None
+        ends = [tuple(_at_lane(codegen, p, here, kept, lane) for lane in (0, lanes - 1)) for p in parts]
+        b.branch_if(_all(b, [end for pair in ends for end in pair]), whole, some)
+        b.start(some)
+        b.store(_other(codegen, op, lanes), slot, 1)
+        # A comparison that holds at one end at least, for each of them: otherwise it holds nowhere in between.
+        b.branch_if(_all(b, [b.binary("or", first, last) for first, last in ends]), part, after)
     b.start(whole)
     b.store(_whole(codegen, op, start, lanes, step), slot, 1)
     b.branch(after)
     b.start(part)
     if mask is None:
-        # What is computed on this way is not there on the other.
+        # What is computed on this way is not there on the others.
         mask = codegen.at(op.mask, Position(here.index, here.inner, lanes, dict(here.values)), kept)
     steps = b.binary("mul", b.iota(lanes), b.splat(i64(step), lanes))
     offsets = b.binary("add", b.splat(start, lanes), steps)
@@ -132,27 +137,36 @@ def _partly_masked(codegen: KernelCodegen, op: tile.GatherOp, here: Position, ke
     return b.load(register, slot, 1)
 
 
-def _is_interval(mask: SSAValue, axis: int) -> bool:
-    """Whether a mask is true from one element to another along an axis, and false before and behind."""
-    if not _moves(mask, axis):
-        return True
+def _conjuncts(mask: SSAValue, axis: int) -> list[SSAValue] | None:
+    """The comparisons that a mask is the conjunction of, if each changes at most once along an axis."""
     match mask.op if isinstance(mask, OpResult) else None:
         case tile.MapOp() as op if op.function.data == "and":
-            return all(_is_interval(arg, axis) for arg in op.args)
+            left, right = (_conjuncts(arg, axis) for arg in op.args)
+            return None if left is None or right is None else [*left, *right]
         case tile.MapOp() as op if op.function.data in ("lt", "le", "gt", "ge"):
-            return all(step_along(arg, axis) is not None for arg in op.args)
+            return [mask] if all(step_along(arg, axis) is not None for arg in op.args) else None
         case _:
-            return False
+            return None if _moves(mask, axis) else [mask]
+
+
+def _all(b: Function, conditions: Sequence[V]) -> V:
+    first, *others = conditions
+    for other in others:
+        first = b.binary("and", first, other)
+    return first
 
 
 def _chosen(codegen: KernelCodegen, op: tile.GatherOp, value: V, mask: V | None) -> V:
     """What was read, or the other value where the mask is false."""
     if mask is None:
         return value
+    return codegen.b.select(codegen.b.splat(mask, value.lanes), value, _other(codegen, op, value.lanes))
+
+
+def _other(codegen: KernelCodegen, op: tile.GatherOp, lanes: int) -> V:
     other = from_attribute(op.other)
     assert isinstance(other, float | int)
-    fallback = const(other, scalar_type(tile.tile_type(op.out).dtype))
-    return codegen.b.select(codegen.b.splat(mask, value.lanes), value, codegen.b.splat(fallback, value.lanes))
+    return codegen.b.splat(const(other, scalar_type(tile.tile_type(op.out).dtype)), lanes)
 
 
 def _address(codegen: KernelCodegen, pointer: SSAValue, offset: V) -> V:

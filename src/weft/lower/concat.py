@@ -1,0 +1,58 @@
+"""Concatenations that leave a group → one kernel for each piece, which writes to its part of the output.
+
+    %y = graph.concat(exp(%a), %b) dim=1      @piece0  y[:, :na] = exp(a)
+                                         →    @piece1  y[:, na:] = b
+
+No element is asked which piece it belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.ir import OpResult, SSAValue
+
+from weft.ir.expr import Size
+from weft.ir.types import tensor_of
+from weft.lower.kernels import lower_group
+from weft.lower.lowered import Argument, KernelCall, Lowered
+from weft.lower.regroup import regroup
+from weft.ops.graph import GraphBuilder, GroupOp
+from weft.ops.layouts import Layout
+from weft.ops.movement import Concat
+
+
+def concat_of(group: GroupOp) -> Concat | None:
+    """The concatenation that is all that leaves a group."""
+    if len(group.yielded) != 1:
+        return None
+    (value,) = group.yielded
+    return value.op if isinstance(value, OpResult) and isinstance(value.op, Concat) else None
+
+
+def lower_concat(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Lowered:
+    """Lower a group that gives a concatenation, with what is computed before it."""
+    concat = concat_of(group)
+    assert concat is not None
+    (output,) = outputs
+    dim: int = concat.params["dim"]
+    arguments = (*(Argument("input", number) for number in range(len(inputs))), Argument("output", 0))
+    calls: list[KernelCall] = []
+    start: Size = 0
+    for number, operand in enumerate(concat.operands):
+        part = Layout(output.strides, output.offset + output.strides[dim] * start)
+        kernel = lower_group(_piece(group, number), f"{name}_piece{number}", inputs, [part])
+        calls.append(KernelCall(kernel, arguments))
+        start = start + tensor_of(operand.type).shape[dim]
+    return Lowered(tuple(calls))
+
+
+def _piece(group: GroupOp, number: int) -> GroupOp:
+    """The group with one operand of its concatenation as its result."""
+
+    def piece(b: GraphBuilder, made: GroupOp) -> list[SSAValue]:
+        concat = concat_of(made)
+        assert concat is not None
+        return [concat.operands[number]]
+
+    return regroup(group, piece)
