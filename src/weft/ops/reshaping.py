@@ -13,6 +13,9 @@ def reshape_index(index: Sequence[Size], shape: Sequence[Size], source: Sequence
     Dimensions are matched from the left in the shortest runs of equal product, so that `[s0, 768] → [s0, 12, 64]`
     divides within the second dimension only, and sizes need to be compared, never divided.
     """
+    if 0 in shape or 0 in source:
+        # No element is ever asked for.
+        return [0] * len(source)
     result: list[Size] = []
     for here, there in matching_runs(shape, source):
         linear: Size = 0
