@@ -229,8 +229,16 @@ def _gradients(case: _Case, outputs: Any, inputs: Any) -> tuple[Tensor | None, .
     if not results or not wanted:
         return ()
     generator = torch.Generator().manual_seed(SEED)
-    cotangents = [torch.randn(leaf.shape, dtype=leaf.dtype, generator=generator) for leaf in results]
+    cotangents = [_cotangent(leaf, generator) for leaf in results]
     return torch.autograd.grad(results, wanted, cotangents, allow_unused=True)
+
+
+def _cotangent(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Random numbers that every float type holds exactly: the oracle in float64 gets the very same."""
+    if like.is_complex():
+        pair = torch.randn((*like.shape, 2), generator=generator).bfloat16()
+        return torch.view_as_complex(pair.double()).to(like.dtype)
+    return torch.randn(like.shape, generator=generator).bfloat16().to(like.dtype)
 
 
 def _judge(case: _Case, actual: Any, eager: Any, training: bool) -> Comparison:
