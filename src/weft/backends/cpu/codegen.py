@@ -7,7 +7,7 @@ the innermost axis goes in steps of several vector registers, its remainder in p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -244,11 +244,22 @@ class KernelCodegen:
                 for sink, value in results:
                     self._put(sink, value, here, accumulators)
 
-            walk(b, extents[inner], self._lanes(cluster, extents[inner]), turn)
+            pause = self._folding(accumulators)
+            walk(b, extents[inner], self._lanes(cluster, extents[inner]), turn, pause)
             for sink, accumulator in accumulators.items():
                 self.buffers[sink.out].write(
                     b, accumulator.finish(), [v for v in index[:inner]] + [i64(0)] + index[inner + 1 :]
                 )
+
+    def _folding(self, accumulators: dict[tile.ReduceOp, Accumulator]) -> Callable[[], None] | None:
+        """What long sums do now and then: errors grow with the number of additions to one place."""
+        sums = [accumulator for accumulator in accumulators.values() if accumulator.total is not None]
+
+        def fold() -> None:
+            for accumulator in sums:
+                accumulator.fold()
+
+        return fold if sums else None
 
     def _steady(self, cluster: Cluster, index: tuple[V, ...], inner: int) -> dict[SSAValue, V]:
         """The values that do not move along the inner axis, computed once before its loop."""

@@ -11,6 +11,7 @@ from weft.backends.cpu.target import CpuTarget
 from weft.backends.llvm.builder import Function, V, i64, vector
 
 _UNROLLED_STEPS = 8
+_STRETCH = 32
 
 
 @dataclass
@@ -32,16 +33,36 @@ def lanes_for(target: CpuTarget, bits: int, extent: V) -> int:
     return lanes
 
 
-def walk(b: Function, extent: V, lanes: int, turn: Callable[[V, int], None]) -> None:
-    """Walk an axis: `turn(start, lanes)` makes the code of a step. Whole steps first, then what is left."""
+def walk(
+    b: Function,
+    extent: V,
+    lanes: int,
+    turn: Callable[[V, int], None],
+    pause: Callable[[], None] | None = None,
+) -> None:
+    """Walk an axis: `turn(start, lanes)` makes the code of a step. Whole steps first, then what is left.
+
+    `pause` makes code that runs now and then on a long way.
+    """
+
+    def whole_steps(stop: V) -> None:
+        if pause is None or (not stop.name.startswith("%") and int(stop.name) <= 2 * _STRETCH * lanes):
+            with b.loop(i64(0), stop, i64(lanes)) as i:
+                turn(i, lanes)
+            return
+        with b.loop(i64(0), stop, i64(_STRETCH * lanes)) as start:
+            end = b.intrinsic("smin", b.add(start, i64(_STRETCH * lanes)), stop)
+            with b.loop(start, end, i64(lanes)) as i:
+                turn(i, lanes)
+            pause()
+
     if extent.name.startswith("%"):
         if lanes == 1:
             with b.loop(i64(0), extent, i64(1)) as i:
                 turn(i, 1)
             return
         whole = b.binary("and", extent, i64(-lanes))
-        with b.loop(i64(0), whole, i64(lanes)) as i:
-            turn(i, lanes)
+        whole_steps(whole)
         with b.loop(whole, extent, i64(1)) as i:
             turn(i, 1)
         return
@@ -51,8 +72,7 @@ def walk(b: Function, extent: V, lanes: int, turn: Callable[[V, int], None]) -> 
         for step in range(steps):
             turn(i64(step * lanes), lanes)
     elif steps:
-        with b.loop(i64(0), i64(steps * lanes), i64(lanes)) as i:
-            turn(i, lanes)
+        whole_steps(i64(steps * lanes))
     start = steps * lanes
     while start < count:
         lanes //= 2

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Accumulator:
-    """The state of one reduction inside its loop: a vector for whole steps, a scalar for the rest."""
+    """The state of one reduction inside its loop: a vector for whole steps, a scalar for the rest.
+
+    A sum of floats has a second vector, to which `fold` adds the first from time to time.
+    """
 
     b: Function
     kind: str
@@ -26,6 +29,7 @@ class Accumulator:
     wide: V
     narrow: V
     position: V | None
+    total: V | None
 
     @classmethod
     def start(cls, codegen: KernelCodegen, sink: tile.ReduceOp, lanes: int) -> Accumulator:
@@ -41,7 +45,23 @@ class Accumulator:
         if combiner.indexed:
             position = b.alloca("i64")
             b.store(i64(-1), position, 8)
-        return cls(b, sink.kind.data, dtype, lanes, wide, narrow, position)
+        total = None
+        if sink.kind.data == "sum" and dtype.is_float and lanes > 1:
+            total = b.alloca(vector(element, lanes))
+            b.store(const(identity, vector(element, lanes)), total, 1)
+        return cls(b, sink.kind.data, dtype, lanes, wide, narrow, position, total)
+
+    def fold(self) -> None:
+        """Add what has been summed up lately to the total, and start anew."""
+        assert self.total is not None
+        self.b.store(self._summed(), self.total, 1)
+        self.b.store(const(0, self.wide_type), self.wide, 1)
+
+    def _summed(self) -> V:
+        recent = self.b.load(self.wide_type, self.wide, 1)
+        if self.total is None:
+            return recent
+        return emit_function(self.b, "add", [self.b.load(self.wide_type, self.total, 1), recent], self.dtype)
 
     def add(self, value: V, start: V, lanes: int) -> None:
         b, function = self.b, COMBINERS[self.kind].function
@@ -85,7 +105,7 @@ class Accumulator:
         narrow = b.load(scalar_type(self.dtype), self.narrow, 1)
         if self.lanes == 1:
             return narrow
-        wide = horizontal(b, function, b.load(self.wide_type, self.wide, 1), self.dtype)
+        wide = horizontal(b, function, self._summed(), self.dtype)
         return emit_function(b, function, [wide, narrow], self.dtype)
 
 
