@@ -189,10 +189,10 @@ def tensor_of(attribute: Attribute) -> Tensor:
 
 
 def contiguous_strides(shape: Sequence[Size]) -> tuple[Size, ...]:
-    """Row-major strides, in elements."""
+    """Row-major strides, in elements; a size of 0 counts as 1, as in torch."""
     strides: list[Size] = []
     step: Size = 1
     for size in reversed(shape):
         strides.append(step)
-        step = step * size
+        step = step * (1 if size == 0 else size)
     return tuple(reversed(strides))

@@ -10,16 +10,7 @@ import torch
 from weft.errors import UnsupportedError
 from weft.frontends.torch.sizes import sizes_of
 from weft.ir.expr import Size, is_nonnegative
-
-
-def row_major(shape: Sequence[Size]) -> tuple[Size, ...]:
-    """The strides of a contiguous tensor, as torch counts them: a size of 0 counts as 1."""
-    strides: list[Size] = []
-    step: Size = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step = step * (1 if size == 0 else size)
-    return tuple(reversed(strides))
+from weft.ir.types import contiguous_strides
 
 
 def unusual_strides(meta: Any, exact: bool = False) -> tuple[Size, ...] | None:
@@ -30,7 +21,7 @@ def unusual_strides(meta: Any, exact: bool = False) -> tuple[Size, ...] | None:
     shape, strides = sizes_of(meta.shape), sizes_of(meta.stride())
     if meta.is_complex():  # in the form in which the parts alternate
         shape, strides = (*shape, 2), (*(stride * 2 for stride in strides), 1)
-    usual = row_major(shape)
+    usual = contiguous_strides(shape)
     if all(a == b or (size == 1 and not exact) for a, b, size in zip(strides, usual, shape, strict=True)):
         return None
     if not exact and 0 in shape:
@@ -58,7 +49,7 @@ def storage_order(meta: Any) -> tuple[int, ...]:
     """
     shape, strides = sizes_of(meta.shape), sizes_of(meta.stride())
     order = sorted(range(len(shape)), key=lambda d: (_Descending(strides[d]), d))
-    expected = row_major([shape[d] for d in order])
+    expected = contiguous_strides([shape[d] for d in order])
     if any(strides[d] != stride and shape[d] != 1 for d, stride in zip(order, expected, strict=True)):
         raise UnsupportedError("a tensor with gaps in memory")
     return tuple(order)
