@@ -22,7 +22,7 @@ from weft.frontends.torch import caching
 from weft.frontends.torch.complex_numbers import as_real
 from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.executor import CpuExecutor
-from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed
+from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed, Viewed
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.report import Fallback, note_fallback, note_targets, shape_guards
@@ -33,6 +33,8 @@ from weft.runtime.executable import Executable
 from weft.runtime.record import CompilationRecord, compilation, is_recording
 
 log = logging.getLogger("weft")
+
+_HOW_TO_REPORT = "\nRun `weft reduce` on it to make a report; WEFT_STRICT=1 makes this an error."
 
 
 class Executor(Protocol):
@@ -103,12 +105,16 @@ def _callable(
         imported = import_graph(module, name, config)
         record.measure("import", looked)
         executor = executor_for(imported, config, key)
-    except WeftError as error:
+    except Exception as error:  # whatever is wrong in the compiler, torch can run the graph
         if config.strict:
             raise
-        log.warning("a graph runs uncompiled: %s\nRun `weft reduce` on it to make a report.", error)
+        expected = isinstance(error, WeftError)
+        log.warning(
+            "a graph runs uncompiled: %s%s", error if expected else repr(error), _HOW_TO_REPORT, exc_info=not expected
+        )
         record.source, record.error = "torch", f"{type(error).__name__}: {error}"
-        note_fallback("the whole graph", Fallback("the whole graph", error.location, error.message))
+        location = error.location if isinstance(error, WeftError) else None
+        note_fallback("the whole graph", Fallback("the whole graph", location, str(error).partition("\n")[0]))
         return make_boxed_func(module.forward)
     log.info(
         "compiled %s: %d nodes, %d left to torch, %.3f s",
@@ -160,8 +166,12 @@ class CompiledGraph:
         if calling.mutated:
             with torch.no_grad():
                 for position, result in calling.mutated:
+                    value = results[result]
                     target = as_real(given[position]) if given[position].is_complex() else given[position]
-                    target.copy_(results[result])
+                    if target.shape != value.shape:
+                        # Of arguments that overlap torch passes the memory, of which tracing saw what they cover.
+                        target = target.as_strided(value.shape, value.stride())
+                    target.copy_(value)
         return [_output(output, given, results, symbols) for output in calling.outputs]
 
 
@@ -173,6 +183,10 @@ def _output(
             return arguments[argument]
         case Number(value):
             return evaluate(value, symbols) if isinstance(value, Expr) else value
+        case Viewed(base, shape, strides, offset):
+            memory: torch.Tensor = _output(base, arguments, results, symbols)
+            sizes, steps = ([evaluate(each, symbols) for each in values] for values in (shape, strides))
+            return memory.as_strided(sizes, steps, evaluate(offset, symbols))
         case _:
             result = results[output.result]
             return torch.view_as_complex(result) if output.is_complex else result

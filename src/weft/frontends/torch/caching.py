@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 import weft.backends.cpu.target as cpu_target
 from weft.config import Config
 from weft.errors import WeftError
-from weft.frontends.torch.graph import Calling, Number, Passed, Returned
+from weft.frontends.torch.graph import Calling, Number, Passed, Returned, Viewed
 from weft.frontends.torch.report import Fallback
 from weft.frontends.torch.sizes import Source, SymbolReader, SymbolRule
 from weft.ir.types import Tensor
@@ -35,7 +35,7 @@ from weft.runtime.codec import decode, encode, table
 
 _CLASSES = table(
     *(Plan, Buffer, Place, KernelStep, CallStep, DotStep, Layout, Tensor),
-    *(Calling, Returned, Passed, Number, Fallback, SymbolReader, SymbolRule, Source),
+    *(Calling, Returned, Viewed, Passed, Number, Fallback, SymbolReader, SymbolRule, Source),
 )
 
 

@@ -10,6 +10,7 @@ import torch
 
 from weft.frontends.torch.report import Fallback
 from weft.frontends.torch.sizes import SymbolReader
+from weft.ir.expr import Size, symbols_of
 from weft.ops.graph import FuncOp
 
 
@@ -19,6 +20,20 @@ class Returned:
 
     result: int
     is_complex: bool = False
+
+
+@dataclass(frozen=True)
+class Viewed:
+    """An output that lies in the memory of a result, in which other outputs lie too."""
+
+    base: Returned
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    offset: Size
+
+    @property
+    def symbols(self) -> set[str]:
+        return {name for size in (*self.shape, *self.strides, self.offset) for name in symbols_of(size)}
 
 
 @dataclass(frozen=True)
@@ -35,7 +50,7 @@ class Number:
     value: Any
 
 
-Output = Returned | Passed | Number
+Output = Returned | Viewed | Passed | Number
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,14 @@ from xdsl.ir import SSAValue
 
 from weft.config import Config
 from weft.errors import UnsupportedError, WeftError
+from weft.frontends.torch.aliasing import aliased, memory_owners, view_of
 from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
 from weft.frontends.torch.builder import ImportBuilder, tensor_of_meta
 from weft.frontends.torch.complex_numbers import Complex, interleaved_type
 from weft.frontends.torch.decompositions import decomposition_of
 from weft.frontends.torch.dtypes import FLOAT8
 from weft.frontends.torch.encoding import NumberArgument, TensorArgument
-from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed, Returned
+from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed, Returned, Viewed
 from weft.frontends.torch.inlining import trace_decomposition
 from weft.frontends.torch.locations import location_of, user_line
 from weft.frontends.torch.opaque import is_pure, make_opaque
@@ -43,8 +44,6 @@ from weft.ir.expr import Expr, Size, symbols_of
 from weft.ir.types import Tensor, tensor_of, tensor_type
 from weft.ops.graph import FuncOp, ReturnOp
 
-# Views of a whole tensor: a result that is one of them may share the memory of what it views.
-_ALIASES = {torch.ops.aten.alias.default, torch.ops.aten.detach.default}
 # Calls that torch's libraries carry out faster than generated kernels do so far.
 _LIBRARY = {
     torch.ops.aten.convolution.default,
@@ -328,25 +327,31 @@ class _Importer:
         return TensorArgument(value, strides, is_complex)
 
     def _outputs(self, node: fx.Node) -> tuple[list[Output], list[fx.Node]]:
+        items = [aliased(item) for item in node.args[0]]  # pyright: ignore[reportGeneralTypeIssues, reportOptionalIterable]
+        owners = memory_owners(self.module.graph.nodes, items)
         returned: list[fx.Node] = []
+
+        def result(source: fx.Node) -> Returned:
+            if source not in returned:
+                returned.append(source)
+            return Returned(returned.index(source), isinstance(self.values[source], Complex))
+
         outputs: list[Output] = []
-        for item in node.args[0]:  # pyright: ignore[reportGeneralTypeIssues, reportOptionalIterable]
-            source = _aliased(item)
+        for source in items:
             value = self.values[source] if isinstance(source, fx.Node) else source
             if isinstance(value, torch.SymFloat | torch.SymBool):
                 raise UnsupportedError(f"{value} as a result")
             if source in self.positions:
                 outputs.append(Passed(self.positions[source]))
             elif isinstance(value, SSAValue | Complex):
-                if source not in returned:
-                    returned.append(source)
-                outputs.append(Returned(returned.index(source), isinstance(value, Complex)))
+                owner = owners.get(source, source)
+                outputs.append(result(source) if owner is source else view_of(result(owner), _meta(source)))
+                self.symbols |= outputs[-1].symbols if isinstance(outputs[-1], Viewed) else set()
             else:
                 self.symbols |= symbols_of(value) if isinstance(value, Expr) else set()
                 outputs.append(Number(value))
         for _, source in self.mutated:
-            if source not in returned:
-                returned.append(source)
+            result(source)
         return outputs, returned
 
 
@@ -363,10 +368,3 @@ def _is_claimed(node: fx.Node) -> bool:
 
 def _is_effect(node: fx.Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "_name", None) == "with_effects"
-
-
-def _aliased(node: Any) -> Any:
-    """The node that a chain of aliases is of, if it has the same strides."""
-    while isinstance(node, fx.Node) and node.target in _ALIASES and node.op == "call_function":
-        node = node.args[0]
-    return node

@@ -8,6 +8,7 @@ from typing import Any
 
 from xdsl.ir import SSAValue
 
+from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder, normal_dim, normal_dims
 from weft.ir.types import boolean, u8
@@ -46,6 +47,8 @@ def amin(b: ImportBuilder, x: SSAValue, dims: Dims = None, keep: bool = False, *
 
 def extremum(b: ImportBuilder, name: str, x: SSAValue, dims: Dims, keep: bool) -> SSAValue:
     """The greatest or least elements; of booleans, any or all."""
+    if any(b.shape(x)[d] == 0 for d in normal_dims(dims, b.rank(x))):
+        raise UnsupportedError("nothing has no extremum")  # torch raises an error of its own
     if b.dtype(x) == boolean:
         name = {"max": "any", "min": "all"}[name]
     return b.emit(name, x, dims=normal_dims(dims, b.rank(x)), keep=keep)

@@ -1,0 +1,64 @@
+"""Which outputs of a captured graph lie in the same memory: eager's views of one result stay views of one result."""
+
+# Torch's values have no types that can be followed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from weft.frontends.torch.graph import Returned, Viewed
+from weft.frontends.torch.sizes import size_of, sizes_of
+
+# Views of a whole tensor: a result that is one of them may share the memory of what it views.
+_ALIASES = {torch.ops.aten.alias.default, torch.ops.aten.detach.default}
+
+
+def aliased(node: Any) -> Any:
+    """The node that a chain of aliases is of, if it has the same strides."""
+    while isinstance(node, fx.Node) and node.target in _ALIASES and node.op == "call_function":
+        node = node.args[0]
+    return node
+
+
+def memory_owners(nodes: Iterable[fx.Node], items: Sequence[Any]) -> dict[fx.Node, fx.Node]:
+    """For each output that shares memory with another one: the node whose result that memory is.
+
+    Arguments are left out: AOTAutograd takes care of what is a view of them.
+    """
+    storages = {item: _storage(item) for item in items if isinstance(item, fx.Node)}
+    counts = Counter(storages.values())
+    shared = {storage for storage, count in counts.items() if storage is not None and count > 1}
+    owners: dict[int, fx.Node] = {}
+    for node in nodes if shared else ():
+        if (storage := _storage(node)) in shared:
+            owners.setdefault(storage, node)
+    owned = {item: owners[storage] for item, storage in storages.items() if storage in shared}
+    return {
+        item: owner
+        for item, owner in owned.items()
+        if _is_made(owner) and owner.meta["val"].dtype == item.meta["val"].dtype
+    }
+
+
+def _is_made(node: fx.Node) -> bool:
+    """Whether a node's result is new memory, all of which it covers."""
+    return node.op == "call_function" and not getattr(node.target, "is_view", False)
+
+
+def view_of(base: Returned, meta: torch.Tensor) -> Viewed:
+    """The output that looks at the memory of a result as the captured tensor does."""
+    return Viewed(base, sizes_of(meta.shape), sizes_of(meta.stride()), size_of(meta.storage_offset()))
+
+
+def _storage(node: fx.Node) -> int | None:
+    """What tells the memory of captured tensors apart; None for what has none."""
+    meta = node.meta.get("val")
+    if not isinstance(meta, torch.Tensor) or meta.layout != torch.strided:
+        return None
+    return meta.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
