@@ -11,6 +11,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from weft.backends.cpu.compile import emit_kernels
+from weft.backends.cpu.microkernel import blocking
 from weft.backends.cpu.target import CpuTarget, compile_object, host_target
 from weft.config import Config
 from weft.lower.plan import Plan, build_plan
@@ -18,8 +19,11 @@ from weft.ops.graph import FuncOp
 from weft.passes.claim_libraries import ClaimLibraries
 from weft.passes.eliminate_common import EliminateCommon
 from weft.passes.eliminate_dead import EliminateDead
+from weft.passes.fold_batch_norm import FoldBatchNorm
 from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
+from weft.passes.hoist_constants import HoistConstants
+from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.runtime.record import CompilationRecord, compilation
@@ -31,7 +35,10 @@ def cpu_passes(config: Config) -> list[ModulePass]:
         FoldConstants(),
         Simplify(),
         EliminateCommon(),
+        RecognizeAttention(),
+        FoldBatchNorm(),
         SinkReshapes(),
+        HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict),
         GroupIntoKernels(),
@@ -40,11 +47,12 @@ def cpu_passes(config: Config) -> list[ModulePass]:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A plan with its object code."""
+    """A plan with its object code, and the function that prepares its constants, whose text the plan has too."""
 
     plan: Plan
     code: bytes
     report: CompilationRecord
+    prepare: FuncOp | None = None
 
 
 def run_passes(
@@ -72,7 +80,7 @@ def compile_cpu(function: FuncOp, config: Config, target: CpuTarget | None = Non
         run_passes(module, cpu_passes(config), report, verify=config.verify)
         report.program("grouped", function)
         start = time.perf_counter()
-        planned = build_plan(function)
+        planned = build_plan(function, lambda dtype: blocking(target, dtype).columns)
         start = report.measure("lower_to_tile", start)
         report.planned(planned.plan, planned.schedules)
         report.program("tile", planned.kernels.values())
@@ -81,4 +89,4 @@ def compile_cpu(function: FuncOp, config: Config, target: CpuTarget | None = Non
         report.program("llvm", text)
         code = compile_object(text, target)
         report.measure("llvm", start)
-    return Compiled(planned.plan, code, report)
+    return Compiled(planned.plan, code, report, planned.prepare)

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from xdsl.dialects.builtin import StringAttr
@@ -19,12 +19,15 @@ from xdsl.ir import Operation, SSAValue
 from weft.errors import LoweringError
 from weft.ir.expr import Size, product, symbols_of
 from weft.ir.types import Tensor, tensor_of
+from weft.lower.constants import Constant, PanelWidth, packing_of, preparing
 from weft.lower.lowered import Lowered, lower
+from weft.lower.packing import PackedLayout
 from weft.lower.work import work_of
 from weft.ops.base import GraphOp, View
 from weft.ops.graph import FuncOp, GroupOp, OpaqueOp, ReturnOp
 from weft.ops.layouts import Layout, contiguous, view_layout
 from weft.passes.build_groups import Target, is_free, result_targets, split_group, strides_of
+from weft.passes.constant_values import constant_arguments
 from weft.tile import dialect as tile
 
 log = logging.getLogger("weft")
@@ -32,7 +35,8 @@ log = logging.getLogger("weft")
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory of a tensor: an `input` or `output` of the call, a `temporary`, or an `external` result of a call."""
+    """Memory of a tensor: an `input`, `output` or `temporary` of a call, an `external` result of the framework, or a
+    `constant`, which is the same in every call."""
 
     role: str
     tensor: Tensor
@@ -87,7 +91,11 @@ Step: TypeAlias = KernelStep | CallStep | DotStep
 
 @dataclass(frozen=True)
 class Plan:
-    """A program: its buffers, its steps, and which buffers are its results."""
+    """A program: its buffers, its steps, and which buffers are its results.
+
+    `fixed` are the places of the constant arguments among all, which `inputs` leaves out; `prepare` is the text of the
+    function that is run on them when the program is loaded.
+    """
 
     name: str
     buffers: tuple[Buffer, ...]
@@ -95,25 +103,30 @@ class Plan:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     symbols: tuple[str, ...]
+    fixed: tuple[int, ...] = ()
+    constants: tuple[Constant, ...] = ()
+    prepare: str = ""
 
 
 @dataclass
 class Planned:
-    """A plan and the kernels that its steps name."""
+    """A plan, the kernels that its steps name, and the function that prepares its constants."""
 
     plan: Plan
     kernels: dict[str, tile.KernelOp]
     schedules: dict[str, str]
+    prepare: FuncOp | None = None
 
 
-def build_plan(function: FuncOp) -> Planned:
-    """Lower every group of a function and lay out its memory."""
-    return _Planner(function).run()
+def build_plan(function: FuncOp, panel_width: PanelWidth | None = None) -> Planned:
+    """Lower every group of a function and lay out its memory. Without `panel_width` no weights are packed."""
+    return _Planner(function, panel_width).run()
 
 
 @dataclass
 class _Planner:
     function: FuncOp
+    panel_width: PanelWidth | None
     buffers: list[Buffer] = field(default_factory=list[Buffer])
     steps: list[Step] = field(default_factory=list[Step])
     places: dict[SSAValue, Place] = field(default_factory=dict[SSAValue, Place])
@@ -121,6 +134,8 @@ class _Planner:
     schedules: dict[str, str] = field(default_factory=dict[str, str])
     lowered: dict[str, Lowered] = field(default_factory=dict[str, Lowered])
     symbols: set[str] = field(default_factory=set[str])
+    constants: dict[int, Constant] = field(default_factory=dict[int, Constant])
+    packed: dict[Constant, int] = field(default_factory=dict[Constant, int])
 
     def run(self) -> Planned:
         function = self.function
@@ -143,10 +158,34 @@ class _Planner:
                     raise LoweringError(f"{op.name} is neither in a group nor claimed")
         results = tuple(self.places[value].buffer for value in returned.operands)
         self._collect_symbols()
+        prepare = preparing(function)
+        constants = constant_arguments(function)
+        given = len(prepare.block.args) if prepare is not None else len(constants)
         plan = Plan(
-            function.sym_name.data, tuple(self.buffers), tuple(self.steps), inputs, results, tuple(sorted(self.symbols))
+            function.sym_name.data,
+            tuple(self.buffers),
+            tuple(self.steps),
+            inputs,
+            results,
+            tuple(sorted(self.symbols)),
+            tuple(value.index for value in constants[:given]),
+            self._used_constants(results),
+            "" if prepare is None else str(prepare),
         )
-        return Planned(plan, self.kernels, self.schedules)
+        return Planned(plan, self.kernels, self.schedules, prepare)
+
+    def _used_constants(self, results: Sequence[int]) -> tuple[Constant, ...]:
+        """Weights that are only read packed, or only to prepare others, need not be there."""
+        used = set(results)
+        for step in self.steps:
+            match step:
+                case KernelStep():
+                    used.update(step.buffers)
+                case CallStep():
+                    used.update(place.buffer for place in step.operands)
+                case DotStep():
+                    used.update((step.a.buffer, step.b.buffer))
+        return tuple(constant for number, constant in self.constants.items() if number in used)
 
     def _collect_symbols(self) -> None:
         """All symbols that sizes of memory depend on, beside those that kernels take."""
@@ -157,10 +196,16 @@ class _Planner:
     def _inputs(self) -> tuple[int, ...]:
         arguments = self.function.block.args
         strides = strides_of(self.function, "arg_strides", len(arguments))
+        sources = {value: number for number, value in enumerate(constant_arguments(self.function))}
+        inputs: list[int] = []
         for value, stride in zip(arguments, strides, strict=True):
-            tensor = tensor_of(value.type)
-            self._new(value, "input", Layout(stride) if stride else contiguous(tensor))
-        return tuple(range(len(arguments)))
+            role = "constant" if value in sources else "input"
+            number = self._new(value, role, Layout(stride) if stride else contiguous(tensor_of(value.type)))
+            if role == "input":
+                inputs.append(number)
+            else:
+                self.constants[number] = Constant(number, sources[value])
+        return tuple(inputs)
 
     def _new(self, value: SSAValue, role: str, layout: Layout) -> int:
         tensor = tensor_of(value.type)
@@ -185,7 +230,7 @@ class _Planner:
 
     def _group(self, op: GroupOp, outputs: dict[SSAValue, Target]) -> None:
         inputs = [self.places[operand] for operand in op.operands]
-        layouts = [place.layout for place in inputs]
+        buffers, layouts = self._packed(op, inputs)
         targets = [
             outputs[result].layout if result in outputs else contiguous(tensor_of(result.type)) for result in op.results
         ]
@@ -205,14 +250,14 @@ class _Planner:
             return
         results = [self._result(result, outputs) for result in op.results]
         scratch = [self._scratch(tensor) for tensor in lowered.scratch]
-        buffers = {"input": [place.buffer for place in inputs], "output": results, "scratch": scratch}
+        roles = {"input": buffers, "output": results, "scratch": scratch}
         for call in lowered.calls:
             kernel = call.kernel
             self.symbols.update(kernel.symbols)
             self.steps.append(
                 KernelStep(
                     kernel.op.sym_name.data,
-                    tuple(buffers[argument.role][argument.number] for argument in call.arguments),
+                    tuple(roles[argument.role][argument.number] for argument in call.arguments),
                     kernel.symbols,
                     product(kernel.op.grid.data),
                     work_of(kernel.op),
@@ -220,6 +265,26 @@ class _Planner:
                     label,
                 )
             )
+
+    def _packed(self, op: GroupOp, inputs: Sequence[Place]) -> tuple[list[int], list[Layout]]:
+        """The buffers that a group reads and their layouts; constant weights of a product are read packed."""
+        buffers, layouts = [place.buffer for place in inputs], [place.layout for place in inputs]
+        if self.panel_width is None or not self.constants:
+            return buffers, layouts
+        fixed = [
+            place.buffer in self.constants and place.layout == self.buffers[place.buffer].layout for place in inputs
+        ]
+        packing = packing_of(op, fixed, self.panel_width)
+        if packing is not None:
+            panels, operand = packing.panels, packing.operand
+            key = Constant(-1, self.constants[buffers[operand]].source, packing)
+            if key not in self.packed:
+                tensor = Tensor(panels.dtype, panels.shape)
+                self.buffers.append(Buffer("constant", tensor, contiguous(tensor)))
+                self.packed[key] = len(self.buffers) - 1
+                self.constants[self.packed[key]] = replace(key, buffer=self.packed[key])
+            buffers[operand], layouts[operand] = self.packed[key], PackedLayout.of(panels)
+        return buffers, layouts
 
     def _scratch(self, tensor: Tensor) -> int:
         self.buffers.append(Buffer("temporary", tensor, contiguous(tensor)))

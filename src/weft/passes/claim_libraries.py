@@ -7,16 +7,27 @@ from typing import ClassVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.ir import OpResult, SSAValue
 from xdsl.passes import ModulePass
 
 from weft.ir.types import f32, f64, tensor_of
+from weft.ops.base import View
+from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp
 from weft.passes.build_groups import CLAIM
+from weft.passes.constant_values import constant_arguments
+
+_FEW_ROWS = 128
+"""With at most so many rows, packed weights and what follows in one kernel beat a library; with more they do not."""
 
 
 @dataclass(frozen=True)
 class ClaimLibraries(ModulePass):
-    """%y = graph.dot %a, %b   →   %y = graph.dot %a, %b {weft.claim = "blas"}"""
+    """%y = graph.dot %a, %b   →   %y = graph.dot %a, %b {weft.claim = "blas"}
+
+    Products with few rows, or of unknown number, keep a kernel of their own if their weights are constants: these can
+    be packed, once.
+    """
 
     name: ClassVar[str] = "claim_libraries"
 
@@ -27,6 +38,20 @@ class ClaimLibraries(ModulePass):
             return
         for function in op.body.block.ops:
             if isinstance(function, FuncOp):
+                constants: set[SSAValue] = set(constant_arguments(function))
                 for candidate in function.block.ops:
-                    if candidate.name == "graph.dot" and tensor_of(candidate.results[0].type).dtype in (f32, f64):
+                    if isinstance(candidate, Dot) and _is_for_blas(candidate, constants):
                         candidate.attributes[CLAIM] = StringAttr("blas")
+
+
+def _is_for_blas(dot: Dot, constants: set[SSAValue]) -> bool:
+    result = tensor_of(dot.results[0].type)
+    rows = result.shape[-2]
+    few = not isinstance(rows, int) or rows <= _FEW_ROWS
+    return result.dtype in (f32, f64) and not (few and _viewed(dot.operands[1]) in constants)
+
+
+def _viewed(value: SSAValue) -> SSAValue:
+    while isinstance(value, OpResult) and isinstance(value.op, View):
+        value = value.op.operands[0]
+    return value

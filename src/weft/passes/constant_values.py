@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 
 import numpy as np
-from xdsl.ir import OpResult, SSAValue
+from xdsl.ir import BlockArgument, OpResult, SSAValue
 
+from weft.ir.attributes import from_attribute
 from weft.ir.expr import Expr, product
 from weft.ir.types import DType, tensor_of
 from weft.ops.base import GraphOp
+from weft.ops.graph import FuncOp
 
 Number: TypeAlias = float | int | bool
 
@@ -97,3 +99,22 @@ def array_of(value: SSAValue, most_elements: int = 1 << 20) -> np.ndarray | None
         operands.append(array)
     found = evaluated(value.op, operands)
     return None if found is None else found[value.index]
+
+
+def constant_arguments(function: FuncOp) -> list[BlockArgument]:
+    """The arguments whose values are the same in every call: the function's attribute `constants` has their places."""
+    attribute = function.attributes.get("constants")
+    places: Any = () if attribute is None else from_attribute(attribute)
+    return [function.block.args[place] for place in places]
+
+
+def fixed_values(function: FuncOp) -> set[SSAValue]:
+    """All values that are the same in every call, and of known size: what depends on nothing but constants."""
+    fixed: set[SSAValue] = set(constant_arguments(function))
+    for op in function.block.ops:
+        if not isinstance(op, GraphOp) or not all(operand in fixed for operand in op.operands):
+            continue
+        static = all(tensor_of(result.type).is_static for result in op.results)
+        if static and not any(map(_is_symbolic, op.params.values())):
+            fixed.update(op.results)
+    return fixed

@@ -62,7 +62,8 @@ class GroupIntoKernels(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:
-            if isinstance(function, FuncOp):
+            # What prepares another function runs once, op by op.
+            if isinstance(function, FuncOp) and "prepares" not in function.attributes:
                 _Grouping(function).run()
 
 

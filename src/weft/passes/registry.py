@@ -13,8 +13,10 @@ from weft.errors import ParseError
 from weft.passes.claim_libraries import ClaimLibraries
 from weft.passes.eliminate_common import EliminateCommon
 from weft.passes.eliminate_dead import EliminateDead
+from weft.passes.fold_batch_norm import FoldBatchNorm
 from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
+from weft.passes.hoist_constants import HoistConstants
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
@@ -26,7 +28,9 @@ PASSES: dict[str, type[ModulePass]] = {
         Simplify,
         EliminateCommon,
         RecognizeAttention,
+        FoldBatchNorm,
         SinkReshapes,
+        HoistConstants,
         EliminateDead,
         ClaimLibraries,
         GroupIntoKernels,

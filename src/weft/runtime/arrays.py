@@ -24,8 +24,10 @@ def run_arrays(
 ) -> list[np.ndarray]:
     """The results of a program. Symbolic sizes take their values from the arrays' shapes, and from `symbols`."""
     plan = executable.plan
-    if len(arrays) != len(plan.inputs):
-        raise GuardError(f"the program takes {len(plan.inputs)} arguments, got {len(arrays)}")
+    if len(arrays) != len(plan.inputs) + len(plan.fixed):
+        raise GuardError(f"the program takes {len(plan.inputs) + len(plan.fixed)} arguments, got {len(arrays)}")
+    constants = executable.constants([arrays[place] for place in plan.fixed])
+    arrays = [array for place, array in enumerate(arrays) if place not in plan.fixed]
     bound = dict(symbols or {})
     for number, array in zip(plan.inputs, arrays, strict=True):
         for size, actual in zip(plan.buffers[number].tensor.shape, array.shape, strict=True):
@@ -34,7 +36,7 @@ def run_arrays(
     binding = executable.bind(bound)
     table = np.zeros(executable.words, np.int64)
     held: dict[int, np.ndarray] = {}
-    for number, array in zip(plan.inputs, arrays, strict=True):
+    for number, array in (*zip(plan.inputs, arrays, strict=True), *constants.items()):
         held[number] = _strided(
             binding.shapes[number], binding.strides[number], plan.buffers[number].tensor.dtype.numpy
         )

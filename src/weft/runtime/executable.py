@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 import llvmlite.binding as llvm
+import numpy as np
 
 from weft.backends.cpu.launcher import LAUNCHER, launcher_module
 from weft.backends.cpu.target import compile_object, host_target
 from weft.errors import CompilationError
 from weft.ir.expr import evaluate
 from weft.lower.plan import CallStep, KernelStep, Plan
+from weft.ops.graph import FuncOp
+from weft.runtime.constants import prepared
 from weft.runtime.memory import Arena, plan_arena
 from weft.runtime.openmp import SYMBOLS, blas_symbols, pool_symbols
 from weft.runtime.record import note_arena
@@ -52,6 +55,7 @@ class Executable:
 
     plan: Plan
     code: bytes
+    prepare: FuncOp | None = None
     bindings: dict[tuple[int, ...], Binding] = field(default_factory=dict[tuple[int, ...], Binding])
 
     def __post_init__(self) -> None:
@@ -61,6 +65,10 @@ class Executable:
         self.launch = launcher()
         self.words = table_words(self.plan)
         self.scratch = scratch_words(self.plan)
+
+    def constants(self, given: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
+        """The arrays of constant buffers, made of the program's constant arguments."""
+        return prepared(self.plan, self.prepare, given)
 
     def size_place(self, name: str) -> int:
         """Where in the table a size stands."""

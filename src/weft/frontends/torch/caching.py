@@ -28,13 +28,15 @@ from weft.frontends.torch.graph import Calling, Number, Passed, Returned, Viewed
 from weft.frontends.torch.report import Fallback
 from weft.frontends.torch.sizes import Source, SymbolReader, SymbolRule
 from weft.ir.types import Tensor
+from weft.lower.constants import Constant
+from weft.lower.packing import PackedPanels, Packing
 from weft.lower.plan import Buffer, CallStep, DotStep, KernelStep, Place, Plan
 from weft.ops.layouts import Layout
 from weft.runtime.cache import DiskCache, cache_key
 from weft.runtime.codec import decode, encode, table
 
 _CLASSES = table(
-    *(Plan, Buffer, Place, KernelStep, CallStep, DotStep, Layout, Tensor),
+    *(Plan, Buffer, Place, KernelStep, CallStep, DotStep, Layout, Tensor, Constant, Packing, PackedPanels),
     *(Calling, Returned, Viewed, Passed, Number, Fallback, SymbolReader, SymbolRule, Source),
 )
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from weft.frontends.torch.dtypes import to_torch
+from weft.frontends.torch.frozen import ConstantSet, make_set
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.ir.expr import evaluate
 from weft.lower.plan import CallStep, Place
@@ -38,12 +39,16 @@ class CpuExecutor:
         self.opaque = opaque
         self.frames: dict[tuple[int, ...], list[Frame]] = {}
         self.inputs = plan.inputs
+        self.fixed = plan.fixed
+        self.taken = [place for place in range(len(plan.inputs) + len(plan.fixed)) if place not in plan.fixed]
+        self.sets: list[ConstantSet] = []
         self.input_strides = [plan.buffers[number].layout.strides for number in plan.inputs]
         outputs = [n for n in dict.fromkeys(plan.outputs) if plan.buffers[n].role == "output"]
         self.allocated = [(n, to_torch(plan.buffers[n].tensor.dtype)) for n in outputs]
         self.returned = plan.outputs
         self.symbols = plan.symbols
         self.launch = executable.launch
+        self.has_constants = bool(plan.fixed or plan.constants)
 
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Mapping[str, int]) -> list[torch.Tensor]:
         key = tuple([symbols[name] for name in self.symbols])
@@ -54,6 +59,11 @@ class CpuExecutor:
             frame = self._frame(symbols)
         binding, table = frame.binding, frame.table
         held: dict[int, torch.Tensor] = {}
+        if self.has_constants:
+            constants = self.constants([tensors[place] for place in self.fixed])
+            held.update(constants.tensors)
+            table[constants.places] = constants.addresses
+            tensors = [tensors[place] for place in self.taken]
         for number, tensor in zip(self.inputs, tensors, strict=True):
             if tensor.stride() != binding.strides[number]:
                 tensor = self._fitting(tensor, binding.strides[number])
@@ -75,6 +85,16 @@ class CpuExecutor:
         results = [self._returned(number, held, binding) for number in self.returned]
         pool.append(frame)
         return results
+
+    def constants(self, given: Sequence[torch.Tensor]) -> ConstantSet:
+        """The constants that the program makes of these tensors: made when it first meets them."""
+        for position, known in enumerate(self.sets):
+            if known.is_of(given):
+                if not known.is_fresh():
+                    known = self.sets[position] = make_set(self.executable, given)
+                return known
+        self.sets.append(make_set(self.executable, given))
+        return self.sets[-1]
 
     def _run_profiled(self, profile: Profile, frame: Frame, held: dict[int, torch.Tensor], threads: int) -> None:
         profile.run(

@@ -1,0 +1,53 @@
+"""Buffers that are filled once, when a program is loaded: frozen weights, and what is computed from them.
+
+The plan only says where each comes from; the arrays live with the loaded program, and code does not depend on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from xdsl.dialects.builtin import ModuleOp
+
+from weft.ir.types import DType, f32, f64, tensor_of
+from weft.lower.lowered import anchor_of
+from weft.lower.packing import Packing, packable
+from weft.ops.dot import Dot
+from weft.ops.graph import FuncOp, GroupOp
+
+PanelWidth = Callable[[DType], int]
+"""The columns of a panel that a target's kernels read, for products computed in a type."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A buffer, and what it holds: constant number `source`, packed where `packing` says how.
+
+    Constants are the function's constant arguments in order, then the results of the function that prepares it.
+    """
+
+    buffer: int
+    source: int
+    packing: Packing | None = None
+
+
+def preparing(function: FuncOp) -> FuncOp | None:
+    """The function that computes the last of a function's constant arguments from the others."""
+    module = function.parent_op()
+    if not isinstance(module, ModuleOp):
+        return None
+    name = function.sym_name
+    return next(
+        (op for op in module.body.block.ops if isinstance(op, FuncOp) and op.attributes.get("prepares") == name), None
+    )
+
+
+def packing_of(group: GroupOp, fixed: Sequence[bool], width: PanelWidth) -> Packing | None:
+    """How a group wants its weights packed, if it does; `fixed` tells which of its operands are constants."""
+    dot = anchor_of(group)
+    if not isinstance(dot, Dot):
+        return None
+    dtype = tensor_of(dot.results[0].type).dtype
+    packing = packable(group, width(dtype if dtype == f64 else f32)) if dtype.is_float else None
+    return packing if packing is not None and fixed[packing.operand] else None

@@ -1,0 +1,158 @@
+"""Take what is the same in every call out of the program, into a function that runs once, when it is loaded.
+
+Frozen weights are arguments marked as constant. What is computed from them (weights with batch norm folded in, tables
+of sines) becomes an argument of the same kind, filled by the second function. Neither function depends on the values.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
+from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.passes import ModulePass
+
+from weft.ir.attributes import to_attribute
+from weft.ir.expr import Size, parse_size, product
+from weft.ir.types import tensor_of
+from weft.ops.base import Elementwise
+from weft.ops.graph import FuncOp, OpaqueOp, ReturnOp
+from weft.passes.build_groups import is_free, strides_of
+from weft.passes.constant_values import constant_arguments, fixed_values
+
+_CHEAP = frozenset(
+    f"graph.{name}"
+    for name in (
+        *("add", "sub", "mul", "neg", "abs", "minimum", "maximum", "where", "cast"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not"),
+        *("bitwise_and", "bitwise_or", "bitwise_not"),
+    )
+)
+_FEW_OPS = 8
+_SMALL, _LARGE = 1 << 20, 1 << 24
+
+
+@dataclass(frozen=True)
+class HoistConstants(ModulePass):
+    """A value goes if it depends on constants only, unless computing it costs less than reading it.
+
+    graph.func @f(%x, %w, %s) {                 graph.func @f(%x, %w, %s, %c) {
+      %m = graph.mul %w, %s                       %y = graph.dot %x, %c
+      %y = graph.dot %x, %m                       graph.return %y
+      graph.return %y                     →     } {constants = [1, 2, 3]}
+    } {constants = [1, 2]}                      graph.func @f_prepare(%w, %s) {
+                                                  graph.return (graph.mul %w, %s)
+                                                } {prepares = "f"}
+    """
+
+    name: ClassVar[str] = "hoist_constants"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for function in list(op.body.block.ops):
+            if isinstance(function, FuncOp) and "prepares" not in function.attributes:
+                prepare = _Hoisting(function).run()
+                if prepare is not None:
+                    op.body.block.add_op(prepare)
+
+
+class _Hoisting:
+    def __init__(self, function: FuncOp) -> None:
+        self.function = function
+        self.arguments = constant_arguments(function)
+        self.fixed = fixed_values(function)
+        self.hoisted: dict[SSAValue, None] = {}
+
+    def run(self) -> FuncOp | None:
+        for op in self.function.block.ops:
+            if not op.results or not all(result in self.fixed for result in op.results):
+                for operand in op.operands:
+                    self._consider(operand)
+        if not self.hoisted:
+            return None
+        prepare = self._prepare()
+        self._replace()
+        return prepare
+
+    def _consider(self, value: SSAValue) -> None:
+        """Hoist a value that the program reads, or what it is made of."""
+        if value not in self.fixed or value in self.hoisted or not isinstance(value, OpResult):
+            return
+        if not is_free(value.op) and self._is_worth(value):
+            self.hoisted[value] = None
+            return
+        for operand in value.op.operands:
+            self._consider(operand)
+
+    def _is_worth(self, value: SSAValue) -> bool:
+        size = _elements(value)
+        ops = _made_of(value)
+        leaves = [operand for op in ops for operand in op.operands if operand in self.arguments]
+        if leaves:
+            return size <= max(_SMALL, 2 * max(map(_elements, leaves)))
+        cheap = len(ops) <= _FEW_OPS and all(isinstance(op, Elementwise) and op.name in _CHEAP for op in ops)
+        return not cheap and size <= _LARGE
+
+    def _prepare(self) -> FuncOp:
+        name = self.function.sym_name.data
+        tensors = {f"constant{n}": tensor_of(value.type) for n, value in enumerate(self.arguments)}
+        prepare = FuncOp.make(f"{name}_prepare", tensors)
+        prepare.attributes["prepares"] = StringAttr(name)
+        values: dict[SSAValue, SSAValue] = dict(zip(self.arguments, prepare.block.args, strict=True))
+        needed = {op for value in self.hoisted for op in _made_of(value, free=True)}
+        for op in self.function.block.ops:
+            if op in needed:
+                copy = op.clone(value_mapper=values)
+                prepare.block.add_op(copy)
+                values.update(zip(op.results, copy.results, strict=True))
+        prepare.block.add_op(ReturnOp.make([values[value] for value in self.hoisted]))
+        strides = tuple(_wanted_strides(value) for value in self.hoisted)
+        if any(strides):
+            prepare.attributes["result_strides"] = to_attribute(strides)
+        return prepare
+
+    def _replace(self) -> None:
+        """Read the hoisted values from arguments."""
+        function, block = self.function, self.function.block
+        given = len(block.args)
+        strides = [*strides_of(function, "arg_strides", given), *map(_wanted_strides, self.hoisted)]
+        for value in self.hoisted:
+            argument = block.insert_arg(value.type, len(block.args))
+            value.replace_all_uses_with(argument)
+        places = [value.index for value in self.arguments] + list(range(given, len(block.args)))
+        function.attributes["constants"] = to_attribute(tuple(places))
+        if any(strides):
+            function.attributes["arg_strides"] = to_attribute(tuple(strides))
+        if function.arg_names:
+            names = [StringAttr(f"prepared{n}") for n in range(len(self.hoisted))]
+            function.arg_names = ArrayAttr([*function.arg_names, *names])
+
+
+def _elements(value: SSAValue) -> int:
+    size: Size = product(tensor_of(value.type).shape)
+    return size if isinstance(size, int) else 0
+
+
+def _made_of(value: SSAValue, free: bool = False) -> set[Operation]:
+    """The ops that a value is computed by; views and cheap constants count if `free`."""
+    found: dict[Operation, None] = {}
+    pending = [value]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, OpResult) and each.op not in found:
+            found[each.op] = None
+            pending.extend(each.op.operands)
+    return {op for op in found if free or not is_free(op)}
+
+
+def _wanted_strides(value: SSAValue) -> tuple[Size, ...] | None:
+    """The strides in which all calls that read the value want it; None where they want it row-major, or not all."""
+    wanted: set[Any] = set()
+    for use in value.uses:
+        if not isinstance(use.operation, OpaqueOp):
+            return None
+        strides = json.loads(use.operation.arguments.data).get("strides", {}).get(str(use.index))
+        wanted.add(None if strides is None else tuple(parse_size(stride) for stride in strides))
+    return wanted.pop() if len(wanted) == 1 else None

@@ -1,0 +1,48 @@
+"""The constants of a loaded program: frozen weights as it was given them, prepared and packed as its plan says.
+
+Programs know nothing of torch, so neither does this: arrays in, arrays out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from weft.backends.reference.graph import run
+from weft.errors import GuardError
+from weft.ir.attributes import from_attribute
+from weft.lower.plan import Plan
+from weft.ops.dialect import parse_module
+from weft.ops.graph import FuncOp
+
+
+def prepared(plan: Plan, prepare: FuncOp | None, given: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
+    """The array of every constant buffer, from the constant arguments. `prepare` is read from the plan if not given."""
+    if len(given) != len(plan.fixed):
+        raise GuardError(f"the program has {len(plan.fixed)} constant arguments, got {len(given)}")
+    if prepare is None and plan.prepare:
+        (prepare,) = (op for op in parse_module(plan.prepare).body.block.ops if isinstance(op, FuncOp))
+    sources = [*given, *([] if prepare is None else _results(prepare, given))]
+    arrays: dict[int, np.ndarray] = {}
+    for constant in plan.constants:
+        array = sources[constant.source]
+        arrays[constant.buffer] = array if constant.packing is None else constant.packing.pack(array)
+    return arrays
+
+
+def _results(prepare: FuncOp, given: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What the function makes of the constants, in the strides it states."""
+    results = run(prepare, given)
+    attribute = prepare.attributes.get("result_strides")
+    strides = (None,) * len(results) if attribute is None else from_attribute(attribute)
+    assert isinstance(strides, tuple)
+    return [_strided(array, each) for array, each in zip(results, strides, strict=True)]
+
+
+def _strided(array: np.ndarray, strides: object) -> np.ndarray:
+    """The array in memory of its own, with strides in elements."""
+    if not isinstance(strides, tuple):
+        return np.array(array, order="C")
+    order = sorted(range(array.ndim), key=lambda d: (-int(strides[d]), d))  # type: ignore[arg-type]
+    return np.array(array.transpose(order), order="C").transpose(np.argsort(order))
