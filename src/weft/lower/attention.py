@@ -135,10 +135,10 @@ class _AttentionLowering:
         scale = emit.constant(self.op.params["scale"] * _LOG2_E, self.dtype)
         query = self._tile(emit.math("mul", self._float(q, self._q_index()), scale), (bi, be))
         carried = [self._full(float("-inf"), (bi, 1)), self._full(0.0, (bi, 1)), self._full(0.0, (bi, bn))]
-        last = minimum(self.keys, first + bi) if self.causal else self.keys
+        self.last = minimum(self.keys, first + bi) if self.causal else self.keys
         if "j" in self.runs:
             name = f"{self.runs['j'].name}_start"
-            with emit.loop(name, last, self.sides["j"], carried) as state:
+            with emit.loop(name, self.last, self.sides["j"], carried) as state:
                 self.bases["j"] = symbol(name)
                 state[:] = self._turn(query, k, v, masks, state)
         else:  # a single key
@@ -202,7 +202,8 @@ class _AttentionLowering:
         for position, letter in enumerate((first, second)):
             if letter in self.runs:
                 run = self.runs[letter]
-                self.emit.tile_axis(run.name, run.size, position, self.bases[letter], self.sides[letter])
+                size = self.last if letter == "j" else run.size
+                self.emit.tile_axis(run.name, size, position, self.bases[letter], self.sides[letter])
 
     def _float(self, value: SSAValue, index: Sequence[Size]) -> Value:
         return self.emit.cast(self.emit.at(Source(value, tensor_of(value.type)), index), self.dtype)

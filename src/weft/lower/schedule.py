@@ -79,7 +79,7 @@ def choose_blocks(m: Size, n: Size, k: Size, batch: Sequence[Size], dtype: DType
     return Blocks("dot", (rows, columns, depth))
 
 
-_QUERIES, _KEYS, _KEYS_OF_ONE, _WIDTH_UNIT = 64, 128, 512, 16
+_QUERIES, _KEYS, _KEYS_OF_ONE, _WIDTH_UNIT = 64, 256, 512, 16
 
 
 def choose_attention_blocks(queries: Size, keys: Size, width: int, out_width: int) -> Blocks:

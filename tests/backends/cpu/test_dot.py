@@ -71,7 +71,7 @@ class Product:
         return packed_trial(group, name) if packed else Trial.of(group, name)
 
     def error(self, result: np.ndarray) -> float:
-        """The largest error, in units of the last place of the largest magnitude, by the root of the depth."""
+        """The largest error, in units of the last place of the largest magnitude."""
         assert result.shape == self.expected.shape
         if not result.size:
             return 0.0

@@ -31,6 +31,8 @@ _SIDE = 4
 """Streams of memory that are read side by side: few enough for one set of the first-level cache."""
 _WAYS, _SET_BYTES = 4, 2048
 """Lines of one set that stay in every first-level cache, and a distance at which lines share a set."""
+_LONGEST_SUM = 512
+"""Terms that are summed up at a time: sums of sums lose fewer digits."""
 _MOST_POINTERS = 8
 """Rows that a micro-kernel reads by a pointer each; more are copied side by side."""
 _FEW_BLOCKS = 2
@@ -223,7 +225,7 @@ class _Product:
 
     def _slabs(self) -> None:
         """Few rows, b contiguous along N: some rows of b at a time are added to the result, which stays in memory."""
-        b, right, element = self.b, self.right, scalar_type(self.dtype)
+        b, right = self.b, self.right
         if self.op.accumulator is None:
             self._clear()
         whole = b.binary("and", self.turns, i64(-_SIDE))
@@ -232,10 +234,8 @@ class _Product:
                 pointer = b.gep(right.pointer, b.mul(k, right.rows), memory_type(right.memory))
                 for row, count in self._row_blocks(_SIDE):
                     name = slab_kernel(self.codegen.module, count, depth, self.block.lanes, self.dtype, right.memory)
-                    a = b.gep(self.a.pointer, b.add(b.mul(row, self.a.rows), k), element)
-                    c = self.result.address(b, (row, i64(0)))
-                    stride = i64(self.capacity[1])
-                    self._call(name, c, stride, a, self.a.rows, pointer, right.rows, self.extents[1])
+                    c, a = self.result.address(b, (row, i64(0))), self._rows_from(row, k)
+                    self._call(name, c, i64(self.capacity[1]), a, self.a.rows, pointer, right.rows, self.extents[1])
 
     def _clear(self) -> None:
         count = self.capacity[0] * self.capacity[1] * self.dtype.bytes
@@ -271,15 +271,38 @@ class _Product:
                 name = row_kernel(self.codegen.module, count, step, lanes, self.dtype, right.memory)
                 with b.loop(start, stop, i64(step)) as n:
                     pointer = b.gep(right.pointer, b.mul(n, right.columns), memory_type(right.memory))
-                    self._kernel(name, row, n, pointer, right.columns)
+                    c, a = self.result.address(b, (row, n)), self._rows_from(row, i64(0))
+                    width = i64(self.capacity[1])
+                    self._call(name, c, width, a, self.a.rows, pointer, right.columns, self.turns, self.keep)
 
     def _blocks(self, n: V, pointer: V, stride: V, memory: DType) -> None:
         """All blocks of rows for one panel of columns."""
+        b = self.b
+        if self.depth <= _LONGEST_SUM:
+            self._part(n, pointer, stride, memory, i64(0), self.turns, self.keep)
+            return
+        with b.loop(i64(0), self.turns, i64(_LONGEST_SUM)) as k:
+            turns = b.intrinsic("smin", b.sub(self.turns, k), i64(_LONGEST_SUM))
+            keep = self.keep if self.keep.name == "true" else b.icmp("sgt", k, i64(0))
+            start = b.gep(pointer, b.mul(k, stride), memory_type(memory))
+            self._part(n, start, stride, memory, k, turns, keep)
+
+    def _part(self, n: V, pointer: V, stride: V, memory: DType, k: V, turns: V, keep: V) -> None:
+        """A part of K for one panel of columns."""
         block, a_panel = self.block, self.a_panels is not None
         for row, count, blocks in self._row_groups(block.rows):
             part = Blocking(count, block.vectors, block.lanes)
             name = panel_kernel(self.codegen.module, self.codegen.target, part, self.dtype, memory, a_panel=a_panel)
-            self._kernel(name, row, n, pointer, stride, blocks)
+            c, a = self.result.address(self.b, (row, n)), self._rows_from(row, k)
+            self._call(name, c, i64(self.capacity[1]), a, self.a.rows, pointer, stride, turns, keep, blocks)
+
+    def _rows_from(self, row: V, k: V) -> V:
+        """Where the rows of a start: from `row` on, at `k`."""
+        b, element = self.b, scalar_type(self.dtype)
+        if self.a_panels is not None:
+            assert k.name == "0", "more rows than pointers come with short sums"
+            return b.gep(self.a_panels, b.mul(row, self.turns), element)
+        return b.gep(self.a.pointer, b.add(b.mul(row, self.a.rows), k), element)
 
     def _row_groups(self, rows: int) -> Iterator[tuple[V, int, V]]:
         """The rows as blocks of one height, and lower ones for the rest: the first row, the height, and how many.
@@ -313,15 +336,6 @@ class _Product:
                 continue
             with self.b.loop(i64(0), blocks, i64(1)) as block:
                 yield self.b.mul(block, i64(count)), count
-
-    def _kernel(self, name: str, row: V, n: V, pointer: V, stride: V, *blocks: V) -> None:
-        b, element = self.b, scalar_type(self.dtype)
-        c = self.result.address(b, (row, n))
-        if self.a_panels is not None:
-            a = b.gep(self.a_panels, b.mul(row, self.turns), element)
-        else:
-            a = b.gep(self.a.pointer, b.mul(row, self.a.rows), element)
-        self._call(name, c, i64(self.capacity[1]), a, self.a.rows, pointer, stride, self.turns, self.keep, *blocks)
 
     def _call(self, name: str, *arguments: V) -> None:
         self.b.do(f"call void @{name}({', '.join(map(str, arguments))})")

@@ -6,7 +6,7 @@ own, so that registers are allotted to them alone and all products of a module s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from weft.backends.cpu.target import CpuTarget
@@ -110,9 +110,6 @@ def panel_kernel(
             for v in range(block.vectors)
         ]
         _clear(f, slots, type_)
-        with f.when(keep):
-            for slot, address in places:
-                f.store(f.load(type_, address, dtype.bytes), slot, 64)
         step_k = i64(block.rows if a_panel else 1)
 
         def scalar(k: V) -> Callable[[int], V]:
@@ -125,12 +122,9 @@ def panel_kernel(
                 step(here, (lambda r, u=u: f.extract(lanes[r], u)) if by_lane else scalar(here), u % phases)
         with f.loop(whole, depth, i64(1)) as k:
             step(k, scalar(k), 0)
-        others = [[phase[r][v] for phase in slots[1:]] for r in range(block.rows) for v in range(block.vectors)]
-        for (slot, address), rest in zip(places, others, strict=True):
-            total = f.load(type_, slot, 64)
-            for other in rest:
-                total = _plus(f, total, f.load(type_, other, 64))
-            f.store(total, address, dtype.bytes)
+        for phase in slots[1:]:
+            _add_to(f, [slot for slot, _ in places], [slot for row in phase for slot in row], type_, 64)
+        _finish(f, places, type_, keep, dtype)
     f.finish()
     return name
 
@@ -163,9 +157,10 @@ def slab_kernel(module: Module, rows: int, depth: int, lanes: int, dtype: DType,
             ]
             for r, row in enumerate(result_rows):
                 address = f.gep(row, at, element)
-                total = f.load(vector(element, width), address, dtype.bytes)
+                total = const(0, vector(element, width))
                 for u in range(depth):
                     total = multiply_add(f, f.splat(factors[r][u], width), right[u], total)
+                total = _plus(f, f.load(total.type, address, dtype.bytes), total)
                 f.store(total, address, dtype.bytes)
 
     wide = _LINE_VECTORS * lanes
@@ -195,10 +190,6 @@ def row_kernel(module: Module, rows: int, columns: int, lanes: int, dtype: DType
     addresses = [
         [f.gep(c, f.add(f.mul(c_stride, i64(r)), i64(n)), element) for n in range(columns)] for r in range(rows)
     ]
-    with f.when(keep):
-        for r in range(rows):
-            for n in range(columns):
-                f.store(f.load(element, addresses[r][n], dtype.bytes), narrow[r][n], 64)
 
     def step(k: V, width: int, slots: list[list[V]]) -> None:
         type_ = vector(element, width)
@@ -220,7 +211,9 @@ def row_kernel(module: Module, rows: int, columns: int, lanes: int, dtype: DType
     for r in range(rows):
         for n in range(columns):
             total = _summed(f, f.load(vector(element, lanes), wide[r][n], 64), f.load(element, narrow[r][n], 64))
-            f.store(total, addresses[r][n], dtype.bytes)
+            f.store(total, narrow[r][n], 64)
+    places = [(narrow[r][n], addresses[r][n]) for r in range(rows) for n in range(columns)]
+    _finish(f, places, element, keep, dtype)
     f.finish()
     return name
 
@@ -230,6 +223,22 @@ def _clear(f: Function, slots: list[list[list[V]]], type_: str) -> None:
         for row in phase:
             for slot in row:
                 f.store(const(0, type_), slot, 64)
+
+
+def _add_to(f: Function, slots: Sequence[V], others: Sequence[V], type_: str, align: int) -> None:
+    for slot, other in zip(slots, others, strict=True):
+        f.store(_plus(f, f.load(type_, slot, 64), f.load(type_, other, align)), slot, 64)
+
+
+def _finish(f: Function, places: Sequence[tuple[V, V]], type_: str, keep: V, dtype: DType) -> None:
+    """Write the sums to their places, added to what is there if `keep` says so.
+
+    That is added last and not first: sums of parts lose fewer digits than one long sum.
+    """
+    with f.when(keep):
+        _add_to(f, [slot for slot, _ in places], [address for _, address in places], type_, dtype.bytes)
+    for slot, address in places:
+        f.store(f.load(type_, slot, 64), address, dtype.bytes)
 
 
 def _summed(f: Function, wide: V, narrow: V) -> V:
