@@ -137,7 +137,7 @@ def _choose_kept(steps: Sequence[Step]) -> None:
     candidates.sort(key=lambda v: -len(lazy_closure(v)))
     for value in candidates:
         users = [position for position, values in enumerate(roots) if any(_reaches(r, value, kept) for r in values)]
-        if len(users) > 1 and _cost(value) > _KEEP_ABOVE:
+        if len(users) > 1 and cost_of(value) > _KEEP_ABOVE:
             first = steps[users[0]]
             if isinstance(first, Cluster) and first.shape == tile.tile_type(value).sizes:
                 kept.add(value)
@@ -184,7 +184,8 @@ def _is_kept_candidate(value: SSAValue) -> bool:
     return any(size > 1 for size in tile.tile_type(value).sizes)
 
 
-def _cost(value: SSAValue) -> int:
+def cost_of(value: SSAValue) -> int:
+    """About how many instructions an element of a value takes, with all that it is lazily computed from."""
     total = 0
     for v in lazy_closure(value):
         if not isinstance(v, OpResult):

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from weft.backends.cpu.buffers import Buffer
-from weft.backends.cpu.clusters import Cluster, Fill, Sink, form_steps, lazy_closure, sink_value
+from weft.backends.cpu.clusters import Cluster, Fill, Sink, cost_of, form_steps, lazy_closure, sink_value
 from weft.backends.cpu.computed import emit_gather, emit_scatter
 from weft.backends.cpu.dot import accumulates_in_place, buffered_operands, emit_dot
 from weft.backends.cpu.extents import Limits
-from weft.backends.cpu.position import Position, lanes_for, load_strided, walk
+from weft.backends.cpu.position import UNROLLED_STEPS, Position, lanes_for, load_strided, walk
 from weft.backends.cpu.reductions import Accumulator
 from weft.backends.cpu.sort import emit_sort
 from weft.backends.cpu.target import CpuTarget
@@ -31,6 +31,8 @@ from weft.ir.expr import Size
 from weft.ir.types import DType
 from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS
+
+_UNROLLED_COST = 80
 
 
 @dataclass(frozen=True)
@@ -244,8 +246,11 @@ class KernelCodegen:
                 for sink, value in results:
                     self._put(sink, value, here, accumulators)
 
+            # Long code gains nothing from being laid out several times, and LLVM takes long over it.
+            cost = sum(cost_of(sink_value(sink)) for sink in sinks)
+            unrolled = min(UNROLLED_STEPS, _UNROLLED_COST // max(1, cost))
             pause = self._folding(accumulators)
-            walk(b, extents[inner], self._lanes(cluster, extents[inner]), turn, pause)
+            walk(b, extents[inner], self._lanes(cluster, extents[inner]), turn, unrolled, pause)
             for sink, accumulator in accumulators.items():
                 self.buffers[sink.out].write(
                     b, accumulator.finish(), [v for v in index[:inner]] + [i64(0)] + index[inner + 1 :]

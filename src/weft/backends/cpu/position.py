@@ -10,7 +10,8 @@ from xdsl.ir import SSAValue
 from weft.backends.cpu.target import CpuTarget
 from weft.backends.llvm.builder import Function, V, i64, vector
 
-_UNROLLED_STEPS = 8
+UNROLLED_STEPS = 8
+"""Steps of the innermost axis that are laid out one after the other instead of as a loop, if there are no more."""
 _STRETCH = 32
 
 
@@ -38,6 +39,7 @@ def walk(
     extent: V,
     lanes: int,
     turn: Callable[[V, int], None],
+    unrolled: int = UNROLLED_STEPS,
     pause: Callable[[], None] | None = None,
 ) -> None:
     """Walk an axis: `turn(start, lanes)` makes the code of a step. Whole steps first, then what is left.
@@ -68,7 +70,7 @@ def walk(
         return
     count = int(extent.name)
     steps = count // lanes
-    if steps <= (1 if lanes == 1 else _UNROLLED_STEPS // max(1, lanes // 16)):
+    if steps <= (1 if lanes == 1 else unrolled // max(1, lanes // 16)):
         for step in range(steps):
             turn(i64(step * lanes), lanes)
     elif steps:
