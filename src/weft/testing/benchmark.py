@@ -106,11 +106,12 @@ class Race:
     timings: dict[str, Timing] = field(default_factory=dict[str, Timing])
     first_calls: dict[str, float] = field(default_factory=dict[str, float])
     failures: dict[str, str] = field(default_factory=dict[str, str])
+    peers: tuple[str, ...] = (EAGER, INDUCTOR)
 
     @property
     def best_peer(self) -> str | None:
-        """The fastest contender that is not Weft."""
-        peers = {name: timing.median for name, timing in self.timings.items() if name != WEFT}
+        """The fastest of those that Weft is judged against."""
+        peers = {name: timing.median for name, timing in self.timings.items() if name in self.peers}
         return min(peers, key=peers.__getitem__, default=None)
 
     @property
@@ -173,23 +174,29 @@ def first_call(race: Race, name: str, call: Call) -> bool:
 def interleave(
     calls: Mapping[str, Call], limits: Limits | None = None, progress: Progress | None = None, race: Race | None = None
 ) -> Race:
-    """Measure the calls in turns. Each is called once before, so that compiling is not measured."""
+    """Measure the calls in turns. Each is called before, so that compiling is not measured.
+
+    A `race` in which some have made their first call already goes on from there.
+    """
     race, limits = race or Race(), limits or Limits()
-    ready: dict[str, Call] = {}
     counts: dict[str, int] = {}
     per_round = 0.0
     for name, call in calls.items():
-        if progress is not None:
-            progress(f"{name}'s first call")
-        if not first_call(race, name, call):
+        if name not in race.first_calls:
+            if progress is not None:
+                progress(f"{name}'s first call")
+            if not first_call(race, name, call):
+                continue
+        try:
+            took = min(_sample(call, 1) for _ in range(3))
+        except Exception as error:
+            race.failures[name] = describe(error)
             continue
-        ready[name] = call
-        took = min(_sample(call, 1), _sample(call, 1))
         counts[name] = max(1, int(np.ceil(limits.sample_seconds / max(took, 1e-7))))
         per_round += took * counts[name]
     rounds = max(limits.least, min(limits.rounds, int(limits.seconds / max(per_round, 1e-7))))
-    samples: dict[str, list[float]] = {name: [] for name in ready}
-    names = list(ready)
+    samples: dict[str, list[float]] = {name: [] for name in counts}
+    names = list(counts)
     for number in range(rounds):
         if progress is not None:
             progress(f"round {number + 1} of {rounds}")
@@ -197,7 +204,7 @@ def interleave(
         shift = number % max(len(names), 1)
         for name in names[shift:] + names[:shift]:
             try:
-                samples[name].append(_sample(ready[name], counts[name]))
+                samples[name].append(_sample(calls[name], counts[name]))
             except Exception as error:
                 race.failures[name] = describe(error)
         names = [name for name in names if name not in race.failures]
@@ -213,6 +220,9 @@ def _sample(call: Call, count: int) -> float:
 
 
 def describe(error: BaseException) -> str:
-    """The error in a line."""
+    """The error in a line; for one that Dynamo wraps, that of the backend."""
+    inner = getattr(error, "inner_exception", None)
+    if isinstance(inner, BaseException):
+        return describe(inner)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else '(no message)'}"[:300]

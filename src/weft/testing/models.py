@@ -206,7 +206,8 @@ def _small(family: str, head: str, batch_norm_shift: float = 0.0, **settings: An
     return lambda: seeded(lambda: enlivened(_configured(family, head, settings), batch_norm_shift))
 
 
-def _full(family: str, head: str, **settings: Any) -> Callable[[], nn.Module]:
+def full_size(family: str, head: str, **settings: Any) -> Callable[[], nn.Module]:
+    """Builds `family` + `head` of transformers with the family's own random weights, as a user would meet it."""
     return lambda: seeded(lambda: _configured(family, head, settings))
 
 
@@ -343,11 +344,14 @@ SMALL = _registry(
 FULL_SIZE = _registry(
     ModelCase("minilm", lambda: seeded(_pretrained_minilm), padded_tokens(4, 128, 30522), hidden_loss),
     ModelCase(
-        "gpt2_small", _full("GPT2", "LMHeadModel", **_NO_GPT2_DROPOUT, **_DECODES), tokens(1, 128, 50257), logits_loss
+        "gpt2_small",
+        full_size("GPT2", "LMHeadModel", **_NO_GPT2_DROPOUT, **_DECODES),
+        tokens(1, 128, 50257),
+        logits_loss,
     ),
     ModelCase(
         "llama_12",
-        _full(
+        full_size(
             "Llama",
             "ForCausalLM",
             vocab_size=32000,

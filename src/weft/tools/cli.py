@@ -204,3 +204,35 @@ def conform_opinfo(
             terminal,
             Choice(backend, dtypes, tuple(ops or ()), samples, gradients, strict, shard, jobs, timeout, log),
         )
+
+
+bench = typer.Typer(help="Weft against its peers, measured in turns.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+@bench.callback()
+def _bench_options() -> None:  # pyright: ignore[reportUnusedFunction]  it keeps `cpu` a subcommand
+    pass
+
+
+@bench.command("cpu")
+def bench_cpu(
+    suite: Annotated[
+        list[str] | None, typer.Option(help="small, ops, models, train or compile; all of them if none is named.")
+    ] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Cases by pattern: `softmax.*`, `minilm*`.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads; torch's default if not given.", min=1)] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds of samples, at most.", min=1)] = 40,
+    seconds: Annotated[float, typer.Option(help="How long to measure a case, about.")] = 10.0,
+    repeats: Annotated[int, typer.Option(help="Processes for each compile time.", min=1)] = 1,
+    reports: Annotated[Path, typer.Option(help="Where charts and tables go.")] = Path("reports"),
+    json: Json = False,
+) -> None:
+    """Eager, Inductor and Weft on operators, models, training steps; and how long compiling takes."""
+    from weft.tools.bench import SUITES, Request
+    from weft.tools.bench import bench_cpu as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        asked = Request(tuple(suite or SUITES), tuple(case or ()), threads, rounds, seconds, repeats, reports)
+        run(terminal, asked)

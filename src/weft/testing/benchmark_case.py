@@ -1,0 +1,170 @@
+"""A case of a benchmark and its result: a piece of work that eager, Inductor and Weft each do in their way.
+
+A case is built once, then started by each contender, which gives a call without arguments. What the first calls
+return is compared, since a fast wrong answer is no answer; `weft conform` and the model tests judge exactly.
+"""
+
+# torch leaves some of its arguments without types.
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from weft.runtime.record import recording
+from weft.testing.benchmark import (
+    EAGER,
+    INDUCTOR,
+    WEFT,
+    Call,
+    Contender,
+    Limits,
+    Progress,
+    Race,
+    Ratio,
+    contenders,
+    first_call,
+    interleave,
+)
+from weft.testing.comparison import error_vs_float64
+from weft.testing.compile_clock import compile_clock
+
+Start = Callable[[Contender], Call]
+
+# Far above rounding in any case here, far below what a mistake makes.
+ALLOWED_ERROR = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One piece of work. `frozen` makes weights constants for both compilers; Weft is judged against the `peers`."""
+
+    suite: str
+    name: str
+    build: Callable[[], Start]
+    training: bool = False
+    frozen: bool = False
+    peers: tuple[str, ...] = (EAGER, INDUCTOR)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """How a case went: times, seconds inside the compilers' backends, and who computed something else than eager."""
+
+    suite: str
+    name: str
+    race: Race
+    backend_seconds: dict[str, float] = field(default_factory=dict[str, float])
+    wrong: dict[str, str] = field(default_factory=dict[str, str])
+    uncompiled: str | None = None
+    """Why Weft left a whole graph to torch, if it did."""
+    fallbacks: int = 0
+    """The calls that Weft left to torch."""
+
+    @property
+    def ratio(self) -> Ratio | None:
+        """How many times as fast as its best peer Weft is."""
+        return self.race.ratio
+
+    @property
+    def ok(self) -> bool:
+        """Weft compiled, ran and agrees with eager; what its peers do is their matter."""
+        return WEFT not in self.wrong and WEFT not in self.race.failures and self.uncompiled is None
+
+    @property
+    def trouble(self) -> str:
+        """What went wrong, with whom."""
+        found = [f"{name} failed: {what}" for name, what in self.race.failures.items()]
+        found += [f"{name} {what}" for name, what in self.wrong.items()]
+        return "; ".join([*found, f"weft left a graph to torch: {self.uncompiled}"] if self.uncompiled else found)
+
+    def figures(self) -> dict[str, Any]:
+        """The result as plain data; seconds, and null for who is missing."""
+        race, ratio = self.race, self.ratio
+        medians = {
+            name: race.timings[name].median if name in race.timings else None for name in (EAGER, INDUCTOR, WEFT)
+        }
+        return {
+            "suite": self.suite,
+            "name": self.name,
+            **medians,
+            "ratio": ratio and ratio.median,
+            "ratio_low": ratio and ratio.low,
+            "ratio_high": ratio and ratio.high,
+            "peer": race.best_peer,
+            "spread": {name: timing.spread for name, timing in race.timings.items()},
+            "rounds": max((len(timing.seconds) for timing in race.timings.values()), default=0),
+            "backend_seconds": self.backend_seconds,
+            "first_call": race.first_calls,
+            "failures": race.failures,
+            "wrong": self.wrong,
+            "uncompiled": self.uncompiled,
+            "fallbacks": self.fallbacks,
+        }
+
+
+def run_case(case: Case, limits: Limits | None = None, progress: Progress | None = None) -> CaseResult:
+    """Build the case, let each contender make its first call, compare what they return, and measure them in turns."""
+    torch.compiler.reset()
+    gc.collect()  # a case holds up to a gigabyte; what the last one held goes first
+    race = Race(peers=case.peers)
+    calls: dict[str, Call] = {}
+    outputs: dict[str, list[Tensor]] = {}
+    backend_seconds: dict[str, float] = {}
+    with torch.set_grad_enabled(case.training), recording() as records:
+        start = case.build()
+        for contender in contenders(frozen=case.frozen):
+            if progress is not None:
+                progress(f"{contender.name}'s first call")
+
+            def begin(contender: Contender = contender) -> None:
+                calls[contender.name] = call = start(contender)
+                outputs[contender.name] = _snapshot(call())
+
+            with compile_clock() as clock:
+                first_call(race, contender.name, begin)
+            if clock.graphs:
+                backend_seconds[contender.name] = clock.seconds
+        wrong = _disagreements(outputs)
+        outputs.clear()
+        interleave({name: calls[name] for name in race.first_calls}, limits, progress, race)
+    uncompiled = next((record.error for record in records if record.error is not None), None)
+    fallbacks = sum(len(record.fallbacks) for record in records)
+    return CaseResult(case.suite, case.name, race, backend_seconds, wrong, uncompiled, fallbacks)
+
+
+def _snapshot(output: Any) -> list[Tensor]:
+    leaves = pytree.tree_leaves(output)
+    return [leaf.detach().clone() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def _disagreements(outputs: dict[str, list[Tensor]]) -> dict[str, str]:
+    expected = outputs.get(EAGER)
+    if expected is None:
+        return {}
+    wrong: dict[str, str] = {}
+    for name, found in outputs.items():
+        if [leaf.shape for leaf in found] != [leaf.shape for leaf in expected]:
+            wrong[name] = "results have other shapes than eager's"
+            continue
+        pairs = zip(found, expected, strict=True)
+        error = max((_error(mine, theirs) for mine, theirs in pairs), default=0.0)
+        if not error <= ALLOWED_ERROR:
+            wrong[name] = f"differs from eager by {error:.1e} of the largest value"
+    return wrong
+
+
+def _error(mine: Tensor, theirs: Tensor) -> float:
+    if not torch.equal(torch.isfinite(mine), torch.isfinite(theirs)):
+        return float("inf")
+    return error_vs_float64(mine, theirs)

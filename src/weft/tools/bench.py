@@ -1,0 +1,166 @@
+"""`weft bench cpu`: eager, Inductor and Weft in turns over operators, models, training steps and compilations.
+
+The cases are in `weft.testing.benchmark_ops` and `benchmark_models`, measuring is in `weft.testing.benchmark`, what is
+printed and written in `weft.tools.bench_report`. Progress goes to stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+from rich.status import Status
+from rich.text import Text
+
+from weft.errors import WeftError
+from weft.tools.terminal import Terminal
+
+if TYPE_CHECKING:
+    from weft.testing.benchmark_case import Case, CaseResult
+    from weft.testing.compile_times import CompileResult
+
+SUITES = ("small", "ops", "models", "train", "compile")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure, and how long. `cases` are patterns as in a shell: `softmax.*`."""
+
+    suites: tuple[str, ...] = SUITES
+    cases: tuple[str, ...] = ()
+    threads: int | None = None
+    rounds: int = 40
+    seconds: float = 10.0
+    repeats: int = 1
+    reports: Path = Path("reports")
+
+    def wants(self, name: str) -> bool:
+        return not self.cases or any(fnmatchcase(name, pattern) for pattern in self.cases)
+
+
+def bench_cpu(terminal: Terminal, request: Request) -> None:
+    """Measure, report, and exit with 1 if Weft failed or disagreed with eager in a case."""
+    unknown = sorted(set(request.suites) - set(SUITES))
+    if unknown:
+        raise WeftError(f"no suite is called {', '.join(unknown)}", hint=f"there are {', '.join(SUITES)}")
+    with _without_caches():
+        # Imported in here: torch reads some of the settings when it is imported.
+        import torch
+
+        from weft.testing.benchmark import cpp_compiler
+        from weft.tools.bench_report import Results, machine
+
+        if request.threads:
+            torch.set_num_threads(request.threads)
+        cases, models = _chosen(request)
+        results = Results(machine(torch.get_num_threads()))
+        if cpp_compiler() is None:
+            results.left_out.append("Inductor: there is no C++ compiler (g++, or what $CXX names)")
+        terminal.err.print(f"{results.machine}; {len(cases)} cases, {len(models)} models to compile", highlight=False)
+        for note in results.left_out:
+            terminal.err.print(f"left out: {note}", highlight=False)
+        results.timed = _measured(terminal, cases, request)
+        results.compiled = _compiled(terminal, models, request)
+    for renderable in results.tables():
+        terminal.show(renderable)
+    for path in results.write(request.reports):
+        terminal.err.print(f"written: {path}", highlight=False)
+    terminal.finish(results.figures(), code=0 if results.ok else 1)
+
+
+@contextmanager
+def _without_caches() -> Generator[None]:
+    """Compile times are those of a first start: caches are off, or in a folder that goes away."""
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder, warnings.catch_warnings():
+        settings = {
+            "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+            "TORCHINDUCTOR_CACHE_DIR": folder,
+            "HF_HUB_OFFLINE": "1",
+        }
+        warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
+        with patch.dict(os.environ, settings):
+            yield
+
+
+def _chosen(request: Request) -> tuple[list[Case], list[str]]:
+    from weft.testing.benchmark_models import model_cases, train_cases
+    from weft.testing.benchmark_ops import op_cases, small_cases
+    from weft.testing.compile_times import MODELS
+
+    makers: dict[str, Callable[[], list[Case]]] = {
+        "small": small_cases,
+        "ops": op_cases,
+        "models": model_cases,
+        "train": train_cases,
+    }
+    known = [case for suite, make in makers.items() if suite in request.suites for case in make()]
+    models = list(MODELS) if "compile" in request.suites else []
+    cases, chosen = [case for case in known if request.wants(case.name)], [n for n in models if request.wants(n)]
+    if not cases and not chosen:
+        names = ", ".join([*(case.name for case in known), *models])
+        raise WeftError(f"no case matches {' '.join(request.cases)}", hint=f"there are {names}")
+    return cases, chosen
+
+
+def _measured(terminal: Terminal, cases: Sequence[Case], request: Request) -> list[CaseResult]:
+    from weft.testing.benchmark import Limits
+    from weft.testing.benchmark_case import run_case
+    from weft.tools.bench_report import line
+
+    limits = Limits(request.rounds, min(request.rounds, Limits().least), request.seconds)
+    results: list[CaseResult] = []
+    for number, case in enumerate(cases, 1):
+        with _watching(terminal, f"{number}/{len(cases)} {case.suite} {case.name}") as watcher:
+            results.append(run_case(case, limits, watcher.say))
+            watcher.done(line(results[-1]))
+    return results
+
+
+def _compiled(terminal: Terminal, models: Sequence[str], request: Request) -> list[CompileResult]:
+    from weft.testing.compile_times import measure_model
+    from weft.tools.bench_report import line
+
+    results: list[CompileResult] = []
+    for number, name in enumerate(models, 1):
+        with _watching(terminal, f"{number}/{len(models)} compile {name}") as watcher:
+            found = measure_model(name, threads=request.threads, repeats=request.repeats, progress=watcher.say)
+            results.append(found)
+            watcher.done(line(found))
+    return results
+
+
+@dataclass
+class _Watcher:
+    """Progress of one case: a line that changes where a person watches, and a line that stays when it is done."""
+
+    terminal: Terminal
+    what: str
+    start: float
+    status: Status | None
+
+    def say(self, text: str) -> None:
+        if self.status is not None:
+            self.status.update(Text(f"{self.what}: {text}"))
+
+    def done(self, text: str) -> None:
+        took = time.perf_counter() - self.start
+        self.terminal.err.print(f"{self.what}: {text} [{took:.0f} s]", highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _watching(terminal: Terminal, what: str) -> Generator[_Watcher]:
+    start = time.perf_counter()
+    if not terminal.err.is_terminal:
+        yield _Watcher(terminal, what, start, None)
+        return
+    with terminal.err.status(Text(what)) as status:
+        yield _Watcher(terminal, what, start, status)

@@ -1,0 +1,219 @@
+"""What `weft bench` found, as tables, charts, Markdown and plain data."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from weft import __version__
+from weft.backends.cpu.target import host_target
+from weft.testing.benchmark import EAGER, INDUCTOR, WEFT, Race, geometric_mean
+from weft.testing.benchmark_case import CaseResult
+from weft.testing.charts import Bar, Chart, write_chart
+from weft.testing.compile_times import WARM, CompileResult, compile_ratio
+
+# A case is lost when the whole interval of its ratio lies below this.
+LOST_BELOW = 0.95
+
+
+def machine(threads: int) -> str:
+    """The machine and the versions, in a line: figures belong to them."""
+    target, cores = host_target(), os.cpu_count() or 1
+    parts = [f"{target.cpu} ({platform.machine()}, {target.vector_bits}-bit vectors), {cores} cores, {threads} threads"]
+    parts.append(f"torch {torch.__version__}, Python {platform.python_version()}, Weft {__version__}, {date.today()}")
+    return "; ".join(parts)
+
+
+@dataclass
+class Results:
+    """Everything that one run measured."""
+
+    machine: str
+    timed: list[CaseResult] = field(default_factory=list[CaseResult])
+    compiled: list[CompileResult] = field(default_factory=list[CompileResult])
+    left_out: list[str] = field(default_factory=list[str])
+
+    @property
+    def ok(self) -> bool:
+        return all(result.ok for result in (*self.timed, *self.compiled))
+
+    def suites(self) -> dict[str, list[CaseResult]]:
+        """The timed cases by suite, in order."""
+        return {suite: list(found) for suite, found in groupby(self.timed, key=lambda result: result.suite)}
+
+    def figures(self) -> dict[str, Any]:
+        """The results as plain data; seconds, and ratios that are above 1 where Weft is faster."""
+        return {
+            "ok": self.ok,
+            "machine": self.machine,
+            "left_out": self.left_out,
+            **summary(self.timed),
+            **self._compile_figures(),
+            "suites": {suite: summary(found) for suite, found in self.suites().items()},
+            "cases": [each.figures() for each in (*self.timed, *self.compiled)],
+        }
+
+    def _compile_figures(self) -> dict[str, Any]:
+        """From the suite `compile` where it ran; from the first calls of the cases, in this process, where not."""
+        if not self.compiled:
+            return {"compile_ratio": _ratio_in_process(self.timed)}
+        warm = [result.backend(WARM) for result in self.compiled]
+        return {
+            "compile_ratio": compile_ratio(self.compiled),
+            "first_call_ratio": compile_ratio(self.compiled, first_call=True),
+            "warm_seconds": max((seconds for seconds in warm if seconds is not None), default=None),
+        }
+
+    def tables(self) -> list[RenderableType]:
+        """For people to read."""
+        parts: list[RenderableType] = []
+        for suite, found in self.suites().items():
+            parts += [_timed_table(suite, found), Text(_in_words(summary(found)) or "no case has a peer here")]
+        if self.compiled:
+            parts += [_compile_table(self.compiled), Text(_in_words(self._compile_figures()))]
+        parts += [Text(f"left out: {note}") for note in self.left_out]
+        return [*parts, Text(self.machine, style="dim")]
+
+    def write(self, folder: Path) -> list[Path]:
+        """Charts and a Markdown table for each suite, in a folder."""
+        written: list[Path] = []
+        for suite, found in self.suites().items():
+            written += write_chart(_speed_chart(suite, found, self.machine), folder / f"bench-{suite}")
+            text = _markdown(_TIMED, map(_timed_row, found)) + f"\n{_in_words(summary(found))}\n\n{self.machine}\n"
+            written.append(folder / f"bench-{suite}.md")
+            written[-1].write_text(text, encoding="utf-8")
+        if self.compiled:
+            written += write_chart(_compile_chart(self.compiled, self.machine), folder / "bench-compile")
+            rows = map(_compile_row, self.compiled)
+            text = _markdown(_COMPILED, rows) + f"\n{_in_words(self._compile_figures())}\n\n{self.machine}\n"
+            written.append(folder / "bench-compile.md")
+            written[-1].write_text(text, encoding="utf-8")
+        return written
+
+
+def summary(results: Sequence[CaseResult]) -> dict[str, Any]:
+    """The geometric mean and the worst of the ratios, and the cases that are lost for certain."""
+    ratios = {result.name: ratio for result in results if (ratio := result.ratio) is not None}
+    worst = min(ratios, key=lambda name: ratios[name].median, default=None)
+    return {
+        "geomean": geometric_mean([ratio.median for ratio in ratios.values()]) if ratios else None,
+        "worst": ratios[worst].median if worst is not None else None,
+        "worst_case": worst,
+        "lost": [name for name, ratio in ratios.items() if ratio.high < LOST_BELOW],
+        "compile_ratio": _ratio_in_process(results),
+    }
+
+
+def _ratio_in_process(results: Sequence[CaseResult]) -> float | None:
+    both = [each.backend_seconds for each in results if {INDUCTOR, WEFT} <= each.backend_seconds.keys()]
+    return sum(each[WEFT] for each in both) / sum(each[INDUCTOR] for each in both) if both else None
+
+
+def _in_words(figures: dict[str, Any]) -> str:
+    said: list[str] = []
+    if figures.get("geomean") is not None:
+        said.append(f"geometric mean {figures['geomean']:.2f} × the best peer's speed")
+        said.append(f"worst {figures['worst']:.2f} ({figures['worst_case']})")
+        said.append(f"{len(figures['lost'])} cases surely below {LOST_BELOW}")
+    if figures.get("compile_ratio") is not None:
+        said.append(f"compiling inside the backend takes {figures['compile_ratio']:.3f} × Inductor's time")
+    if figures.get("first_call_ratio") is not None:
+        said.append(f"first calls take {figures['first_call_ratio']:.2f} × Inductor's")
+    if figures.get("warm_seconds") is not None:
+        said.append(f"from the disk cache at most {figures['warm_seconds']:.2f} s inside the backend")
+    return "; ".join(said)
+
+
+_TIMED = ("case", "eager, ms", "Inductor, ms", "Weft, ms", "best peer / Weft (95%)", "Inductor + Weft compile, s", "")
+_COMPILED = ("model", "Inductor, s", "Weft, s", "warm, s", "first calls: Inductor, s", "Weft, s", "warm, s", "")
+
+
+def _timed_row(result: CaseResult) -> list[str]:
+    times = [_milliseconds(result.race, name) for name in (EAGER, INDUCTOR, WEFT)]
+    compiling = " + ".join(_number(result.backend_seconds.get(name)) for name in (INDUCTOR, WEFT))
+    return [
+        result.name,
+        *times,
+        str(result.ratio or "–"),
+        compiling,
+        result.trouble,
+    ]
+
+
+def _compile_row(result: CompileResult) -> list[str]:
+    whos = (INDUCTOR, WEFT, WARM)
+    inside, whole = [result.backend(who) for who in whos], [result.first_call(who) for who in whos]
+    return [result.name, *map(_number, inside), *map(_number, whole), result.trouble]
+
+
+def line(result: CaseResult | CompileResult) -> str:
+    """A result in a line, for progress."""
+    if isinstance(result, CaseResult):
+        names, row = ("eager", "inductor", "weft", "ratio"), _timed_row(result)
+    else:
+        names, row = ("inductor", "weft", "warm"), _compile_row(result)
+    said = ", ".join(f"{name} {text}" for name, text in zip(names, row[1:], strict=False))
+    return f"{said}; {result.trouble}" if result.trouble else said
+
+
+def _milliseconds(race: Race, name: str) -> str:
+    if name not in race.timings:
+        return "failed" if name in race.failures else "–"
+    timing = race.timings[name]
+    return f"{timing.median * 1e3:.4g} ±{timing.spread / 2:.0%}"
+
+
+def _number(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds:.2f}"
+
+
+def _timed_table(suite: str, results: Sequence[CaseResult]) -> Table:
+    return _table(f"{suite}: medians, ± half the distance of the quartiles", _TIMED, map(_timed_row, results))
+
+
+def _compile_table(results: Sequence[CompileResult]) -> Table:
+    return _table("compile: inside the backend, and whole first calls", _COMPILED, map(_compile_row, results))
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if 0 < number < len(columns) - 1 else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ["---", *("---:" for _ in columns[2:]), "---"], *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in each)} |\n" for each in lines)
+
+
+def _speed_chart(suite: str, results: Sequence[CaseResult], note: str) -> Chart:
+    groups: dict[str, list[Bar]] = {}
+    for result in results:
+        timings = result.race.timings
+        if EAGER not in timings:
+            continue
+        speeds = {name: timings[EAGER].median / timings[name].median for name in (INDUCTOR, WEFT) if name in timings}
+        groups[result.name] = [Bar(name, speed, f"{speed:.2f}×") for name, speed in speeds.items()]
+    return Chart(f"{suite}: speed relative to eager (dashed); longer is better", groups, note, line=1.0)
+
+
+def _compile_chart(results: Sequence[CompileResult], note: str) -> Chart:
+    groups: dict[str, list[Bar]] = {}
+    for result in results:
+        seconds = {who: result.backend(who) for who in (INDUCTOR, WEFT, WARM)}
+        groups[result.name] = [Bar(who, took, f"{took:.2f} s") for who, took in seconds.items() if took is not None]
+    return Chart("compile: seconds inside the backend; shorter is better", groups, note)
