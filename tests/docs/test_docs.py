@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 
 import weft
 from weft.config import Config
+from weft.runtime.cache import DiskCache
+from weft.runtime.tape import PARALLEL_FROM_NS
 from weft.tools.cli import app
 from weft.tools.op_pages import page as op_page
 
@@ -147,6 +149,28 @@ def test_supported_versions_are_those_of_the_package() -> None:
     assert f"| Python | {', '.join(versions)} |" in TEXTS["support.md"]
     least = PROJECT["optional-dependencies"]["torch"][0].removeprefix("torch>=")
     assert f"| torch | {least} and newer |" in TEXTS["support.md"]
+
+
+def test_figures_are_those_of_the_code() -> None:
+    sums, threads = (
+        TEXTS["architecture.md"].partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+        for heading in ("How sums are kept accurate", "Threads and forks")
+    )
+    files = {
+        "lower/schedule.py": r"^ROW_ELEMENTS = (?P<rows>\d+)|^TILE_ELEMENTS = (?P<block>\d+)",
+        "lower/kernels.py": r"^_SUMMED_IN_TURN = (?P<turn>\d+)",
+        "backends/cpu/position.py": r"^_STRETCH = (?P<stretch>\d+)",
+        "backends/cpu/dot.py": r"^_LONGEST_SUM = (?P<longest>\d+)",
+    }
+    found: dict[str, str] = {}
+    for file, pattern in files.items():
+        for match in re.finditer(pattern, (ROOT / "src/weft" / file).read_text(), re.MULTILINE):
+            found.update({name: number for name, number in match.groupdict().items() if number})
+    assert len(found) == 5
+    for number in found.values():
+        assert re.search(rf"\b{number}\b", sums), found
+    assert f"{PARALLEL_FROM_NS // 1000} µs" in threads
+    assert DiskCache().limit_bytes == 2 << 30 and "up to 2 GiB" in TEXTS["troubleshooting.md"]
 
 
 def test_the_changelog_has_this_version() -> None:
