@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from xdsl.ir import SSAValue
+from xdsl.ir import BlockArgument, SSAValue
 
-from weft.ir.expr import Size, floordiv, minimum, simplify, symbol, symbols_of
+from weft.ir.expr import Size, coefficient_of, floordiv, minimum, simplify, symbol, symbols_of
 from weft.ir.types import Tensor, tensor_of
 from weft.lower.blocked import BlockedKernel, output_indices, store_outputs
 from weft.lower.domain import Domain, Run, Variable, fused
@@ -89,8 +89,18 @@ class _DotLowering:
             [run.size for run in outer],
             self.result.dtype,
             self.panels.NR if self.panels else None,
+            in_place=self.panels is not None or self._b_in_place(reads),
         )
         return self._emit(outer)
+
+    def _b_in_place(self, reads: _Reads) -> bool:
+        """Whether b is memory with neighbours along N or K, which is read without a copy."""
+        if not isinstance(weight_of(self.dot), BlockArgument) or len(reads.b) != 1:
+            return False
+        runs = [run for run in (self.n_run, self.k_run) if run is not None]
+        address = self.domain.in_runs(reads.b[0])
+        parts = [coefficient_of(address, run.name) for run in runs]
+        return all(part is not None for part in parts) and any(part is not None and part[0] == 1 for part in parts)
 
     @property
     def result(self) -> Tensor:

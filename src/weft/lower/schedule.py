@@ -52,21 +52,23 @@ class Blocks:
 
 _MOST_ROWS, _UNKNOWN_ROWS, _FEW_ROWS = 132, 96, 8
 _MOST_COLUMNS, _LEAST_COLUMNS, _COLUMN_UNIT, _ROW_UNIT = 256, 64, 32, 12
-_DEPTH_BYTES, _FEW_ROWS_DEPTH, _PACKED_DEPTH = 1024, 8192, 8192
+_DEPTH_BYTES, _FEW_ROWS_DEPTH = 1024, 8192
 _PROGRAMS = 16
 
 
-def choose_blocks(m: Size, n: Size, k: Size, batch: Sequence[Size], dtype: DType, packed: int | None) -> Blocks:
+def choose_blocks(
+    m: Size, n: Size, k: Size, batch: Sequence[Size], dtype: DType, packed: int | None, in_place: bool
+) -> Blocks:
     """The tiles of a product [m, k] x [k, n]; `packed` is the width of b's panels if it lies in such.
 
     A block of a (BM x BK) stays in the second-level cache while panels of b pass; column blocks are narrow enough for
-    all threads to have some. With few rows b is read once: its panels are best read from end to end.
+    all threads to have some. With few rows b is read once: if it is read `in_place`, then best from end to end.
     """
     few = isinstance(m, int) and m <= _FEW_ROWS
     rows = _UNKNOWN_ROWS if not isinstance(m, int) else _even(m, _MOST_ROWS, _ROW_UNIT)
     depth = _DEPTH_BYTES // max(dtype.bytes, 4)
-    if few:
-        depth = _FEW_ROWS_DEPTH if packed is None else _PACKED_DEPTH
+    if few and in_place:
+        depth = _FEW_ROWS_DEPTH
     if isinstance(k, int):
         depth = max(1, k) if k <= depth * 3 // 2 else _even(k, depth, 8)
     others = _known(batch) * (-(-m // rows) if isinstance(m, int) else 1)
@@ -94,9 +96,12 @@ def choose_attention_blocks(queries: Size, keys: Size, width: int, out_width: in
 
 
 def _even(size: int, most: int, unit: int) -> int:
-    """A side of at most `most` that cuts a size into blocks of about one size."""
+    """A side of at most `most` for blocks of a size: one that divides it, if there is such near, or about the same."""
     if size <= most:
         return max(1, size)
+    divisors = [d for d in range(most * 2 // 3, most + 1) if size % d == 0 and d % 4 == 0]
+    if divisors:
+        return max(divisors, key=lambda d: (d % unit == 0, d))
     return min(most, _rounded(-(-size // -(-size // most)), unit))
 
 

@@ -237,6 +237,28 @@ def test_what_comes_before_the_product_is_computed_on_the_operands_tiles() -> No
     )
 
 
+def test_few_rows_and_a_computed_matrix_take_little_memory() -> None:
+    x, w = random(2, 9000), np.random.default_rng().integers(-128, 128, (9000, 300)).astype(np.int8)
+    every = random(9000, 600)
+
+    def dequantized(b: Any, x: Any, w: Any) -> Any:
+        return b.dot(x, b.cast(w, dtype=f32))
+
+    def strided(b: Any, x: Any, w: Any) -> Any:
+        return b.dot(x, b.slice(w, starts=(0, 0), shape=(9000, 300), steps=(1, 2)))
+
+    products = [
+        Product(dequantized, (x, w), wide(x) @ wide(w)),
+        Product(strided, (x, every), wide(x) @ wide(every)[:, ::2]),
+    ]
+    check(products)
+    for product in products:
+        module = Module(host_target().triple)
+        emit_kernel(module, product.trial("few").lowered.calls[0].kernel.op, host_target())
+        sizes = [4 * int(count) for count in re.findall(r"alloca float, i64 (\d+)", str(module))]
+        assert sum(sizes) < 1 << 20
+
+
 def test_strided_operands_are_read_where_they_lie() -> None:
     x = random(2, 30, 3, 16)  # what a projection to queries, keys and values gives
 

@@ -91,6 +91,8 @@ class _Product:
         self.depth = tile.tile_type(op.a).sizes[1]
         self.in_panels = len(tile.tile_type(op.b).sizes) == 3
         self.block = self._blocking()
+        # The kernels of few rows hold 4 by 4 sums or factors, if there are 32 registers.
+        self.few_side = _SIDE if codegen.target.vector_bits != 256 else _SIDE // 2
         self.few_rows = self.capacity[0] <= _FEW_BLOCKS * min(self.block.rows, _MOST_POINTERS)
         self.a_panels: V | None = None
         if self.few_rows:
@@ -232,7 +234,7 @@ class _Product:
         for start, stop, depth in ((i64(0), whole, _SIDE), (whole, self.turns, 1)):
             with b.loop(start, stop, i64(depth)) as k:
                 pointer = b.gep(right.pointer, b.mul(k, right.rows), memory_type(right.memory))
-                for row, count in self._row_blocks(_SIDE):
+                for row, count in self._row_blocks(self.few_side):
                     name = slab_kernel(self.codegen.module, count, depth, self.block.lanes, self.dtype, right.memory)
                     c, a = self.result.address(b, (row, i64(0))), self._rows_from(row, k)
                     self._call(name, c, i64(self.capacity[1]), a, self.a.rows, pointer, right.rows, self.extents[1])
@@ -266,7 +268,7 @@ class _Product:
                 (i64(start), i64(stop), step) for start, stop, step in ((0, cut, _SIDE), (cut, int(extent.name), 1))
             ]
             parts = [(start, stop, step) for start, stop, step in parts if start != stop]
-        for row, count in self._row_blocks(_SIDE):
+        for row, count in self._row_blocks(self.few_side):
             for start, stop, step in parts:
                 name = row_kernel(self.codegen.module, count, step, lanes, self.dtype, right.memory)
                 with b.loop(start, stop, i64(step)) as n:
