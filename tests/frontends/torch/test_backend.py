@@ -27,9 +27,9 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     original = backend.import_graph
 
-    def count(module: Any, name: str, config: Any) -> Any:
+    def count(module: Any, name: str, *options: Any) -> Any:
         names.append(name)
-        return original(module, name, config)
+        return original(module, name, *options)
 
     monkeypatch.setattr(backend, "import_graph", count)
     return names

@@ -22,6 +22,7 @@ from weft.frontends.torch import caching
 from weft.frontends.torch.complex_numbers import as_real
 from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.executor import CpuExecutor
+from weft.frontends.torch.freezing import frozen_arguments, make_constants
 from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed, Viewed
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.opaque import OpaqueRuntime
@@ -59,7 +60,8 @@ def weft_backend(
     """
     config = Config.from_options(options)
     compilers = {
-        name: partial(compile_graph, name=name, config=config) for name in ("forward", "backward", "inference")
+        name: partial(compile_graph, name=name, config=config, traced_inputs=example_inputs)
+        for name in ("forward", "backward", "inference")
     }
     backend: Any = aot_autograd(
         fw_compiler=compilers["forward"],
@@ -73,20 +75,29 @@ def weft_backend(
 
 
 def compile_graph(
-    module: fx.GraphModule, example_inputs: Sequence[Any], *, name: str, config: Config
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    name: str,
+    config: Config,
+    traced_inputs: Sequence[Any] = (),
 ) -> Callable[[list[Any]], Sequence[Any]]:
-    """A callable for one ATen graph; what Weft cannot take at all runs as torch would run it."""
+    """A callable for one ATen graph; what Weft cannot take at all runs as torch would run it.
+
+    `traced_inputs` are what Dynamo traced it with: the weights among them can be frozen.
+    """
     with compilation(name) as record:
         record.nodes = len(module.graph.nodes)
         record.guards = shape_guards(example_inputs) if is_recording() else []
-        return _callable(module, name, config, record)
+        frozen = frozen_arguments(module, name, config, traced_inputs)
+        return _callable(module, name, config, frozen, record)
 
 
 def _callable(
-    module: fx.GraphModule, name: str, config: Config, record: CompilationRecord
+    module: fx.GraphModule, name: str, config: Config, frozen: Mapping[int, torch.Tensor], record: CompilationRecord
 ) -> Callable[[list[Any]], Sequence[Any]]:
     start = time.perf_counter()
-    key = caching.graph_key(module, name, config) if config.cache and config.target == "cpu" else None
+    key = caching.graph_key(module, name, config, frozen) if config.cache and config.target == "cpu" else None
     stored = caching.load(key) if key else None
     if stored is not None:
         plan, code, calling = stored
@@ -95,6 +106,7 @@ def _callable(
             note_fallback(fallback.target, fallback)
         constants = tuple(operator.attrgetter(path)(module) for path in calling.constants)
         executor = CpuExecutor(Executable(plan, code), OpaqueRuntime({}))
+        make_constants(executor, [*map(frozen.get, calling.arguments), *constants])
         record.source = "cache"
         record.planned(plan, {})
         record.measure("load", start)
@@ -102,9 +114,9 @@ def _callable(
         return CompiledGraph(calling, constants, executor)
     looked = record.measure("look_up", start)
     try:
-        imported = import_graph(module, name, config)
+        imported = import_graph(module, name, config, frozen)
         record.measure("import", looked)
-        executor = executor_for(imported, config, key)
+        executor = executor_for(imported, config, key, frozen)
     except Exception as error:  # whatever is wrong in the compiler, torch can run the graph
         if config.strict:
             raise
@@ -126,7 +138,9 @@ def _callable(
     return CompiledGraph(imported.calling, imported.constants, executor)
 
 
-def executor_for(imported: ImportedGraph, config: Config, key: str | None) -> Executor:
+def executor_for(
+    imported: ImportedGraph, config: Config, key: str | None, frozen: Mapping[int, torch.Tensor]
+) -> Executor:
     """The executor for the configured target; a compiled program is kept under the key, if it has one."""
     runtime = OpaqueRuntime(imported.objects)
     if config.target == "reference":
@@ -138,10 +152,13 @@ def executor_for(imported: ImportedGraph, config: Config, key: str | None) -> Ex
     if key is not None and imported.cacheable and all(imported.calling.constants):
         caching.store(key, compiled.plan, compiled.code, imported.calling)
         start = compiled.report.measure("store", start)
-    executable = Executable(compiled.plan, compiled.code)
-    compiled.report.measure("link", start)
+    executable = Executable(compiled.plan, compiled.code, compiled.prepare)
+    start = compiled.report.measure("link", start)
+    executor = CpuExecutor(executable, runtime)
+    make_constants(executor, [*map(frozen.get, imported.calling.arguments), *imported.constants])
+    compiled.report.measure("prepare_constants", start)
     log.debug("stages of %s: %s", imported.function.sym_name.data, compiled.report.seconds)
-    return CpuExecutor(executable, runtime)
+    return executor
 
 
 @dataclass

@@ -10,6 +10,7 @@ configuration, the versions of everything that takes part, and the processor.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -59,9 +60,12 @@ def _source_digest() -> str:
     return digest.hexdigest()
 
 
-def graph_key(module: fx.GraphModule, name: str, config: Config) -> str | None:
-    """The key of a captured graph, or None where it holds something that has no stable text."""
-    lines: list[str] = [name]
+def graph_key(module: fx.GraphModule, name: str, config: Config, frozen: Iterable[int] = ()) -> str | None:
+    """The key of a captured graph, or None where it holds something that has no stable text.
+
+    Which arguments are `frozen` is part of it; their contents are not: no code depends on them.
+    """
+    lines: list[str] = [name, f"frozen {sorted(frozen)}"]
     for node in module.graph.nodes:
         if node.op == "get_attr":
             described = _constant(module, str(node.target))

@@ -11,7 +11,7 @@ Weft type: sparse or quantised tensors, sizes that depend on data, symbolic floa
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,9 +54,11 @@ _LIBRARY = {
 _GUARDED = {torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default}
 
 
-def import_graph(module: fx.GraphModule, name: str, config: Config) -> ImportedGraph:
-    """The function that computes what the captured graph computes."""
-    return _Importer(module, name, config).run()
+def import_graph(
+    module: fx.GraphModule, name: str, config: Config, frozen: Collection[int] = frozenset()
+) -> ImportedGraph:
+    """The function that computes what the captured graph computes; the arguments at `frozen` places are constants."""
+    return _Importer(module, name, config, frozen).run()
 
 
 @dataclass
@@ -64,6 +66,7 @@ class _Importer:
     module: fx.GraphModule
     name: str
     config: Config
+    frozen: Collection[int]
     values: dict[fx.Node, Any] = field(default_factory=dict[fx.Node, Any])
     constants: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     paths: list[str] = field(default_factory=list[str])
@@ -108,6 +111,8 @@ class _Importer:
         self.block.add_op(ReturnOp.make([self._outgoing(node) for node in returned]))
         mutated = tuple((tensors.index(placeholders[position]), returned.index(n)) for position, n in self.mutated)
         self.symbols |= annotate(function, tensors, len(self.constants), returned, mutated, self.symbols)
+        if constants := self._constant_places(tensors):
+            function.attributes["constants"] = to_attribute(constants)
         calling = Calling(
             arguments=tuple(self.positions[node] for node in tensors),
             constants=tuple(self.paths),
@@ -120,6 +125,13 @@ class _Importer:
             ),
         )
         return ImportedGraph(function, calling, tuple(self.constants), self.objects)
+
+    def _constant_places(self, tensors: Sequence[fx.Node]) -> tuple[int, ...]:
+        """Which of the function's arguments are the same in every call: frozen ones, and the graph's own constants."""
+        frozen_positions = set(self.frozen) - {position for position, _ in self.mutated}
+        frozen = [n for n, node in enumerate(tensors) if self.positions[node] in frozen_positions]
+        own = [len(tensors) + n for n, constant in enumerate(self.constants) if not constant.is_complex()]
+        return tuple([*frozen, *own])
 
     def _type(self, meta: torch.Tensor) -> Tensor:
         """The type in which a tensor comes in and goes out."""
