@@ -26,7 +26,7 @@ from weft.ir.types import element_type, i64, tensor_of
 from weft.lower.domain import Domain, Run
 from weft.lower.emit import KernelEmitter, TileValue
 from weft.lower.evaluate import Address, AddressRecorder, Layout, Source, finish
-from weft.lower.schedule import Blocks, Schedule, choose_schedule
+from weft.lower.schedule import Blocks, Schedule, choose_schedule, contiguous_bytes
 from weft.ops.base import GraphOp, Reduction
 from weft.ops.body import Value
 from weft.ops.graph import GroupOp
@@ -63,6 +63,8 @@ def lower_group(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Se
         replace(address, expr=simplify(domain.in_runs(address.expr), domain.run_bounds)) for address in recorder
     ]
     indexed = any(COMBINERS[op.KIND].indexed for op in reductions)
+    if not indexed:  # columns may be combined in any order: those that lie one after the other come last
+        domain.column_runs.sort(key=lambda run: contiguous_bytes(run, addresses))
     schedule = choose_schedule(domain, addresses, indexed=indexed)
     return _Lowering(group, name, layouts, outputs, domain, indices, reductions, schedule).kernel()
 
