@@ -12,7 +12,7 @@ from xdsl.passes import ModulePass
 
 from weft.backends.cpu.compile import emit_kernels
 from weft.backends.cpu.microkernel import blocking
-from weft.backends.cpu.target import CpuTarget, compile_object, host_target
+from weft.backends.cpu.target import CpuTarget, compile_object, target_for
 from weft.config import Config
 from weft.lower.plan import Plan, build_plan
 from weft.ops.graph import FuncOp
@@ -72,7 +72,7 @@ def run_passes(
 
 def compile_cpu(function: FuncOp, config: Config, target: CpuTarget | None = None) -> Compiled:
     """Compile a function for a processor: passes, plan, LLVM, object code."""
-    target = target or host_target()
+    target = target or target_for(config.cpu)
     module = function.parent_op() if isinstance(function.parent_op(), ModuleOp) else ModuleOp([function])
     assert isinstance(module, ModuleOp)
     with compilation(function.sym_name.data) as report:

@@ -67,13 +67,14 @@ class KernelStep:
 
 @dataclass(frozen=True)
 class CallStep:
-    """Let the framework carry out a call."""
+    """Let the framework carry out a call: one that Weft lacks or, if `claimed`, one that a library does better."""
 
     target: str
     arguments: str
     operands: tuple[Place, ...]
     results: tuple[int, ...]
     label: str
+    claimed: bool = False
 
 
 @dataclass(frozen=True)
@@ -308,7 +309,8 @@ class _Planner:
         operands = tuple(self.places[operand] for operand in op.operands)
         results = tuple(self._new(result, "external", contiguous(tensor_of(result.type))) for result in op.results)
         target = op.target.data
-        self.steps.append(CallStep(target, op.arguments.data, operands, results, target))
+        claimed = "weft.claim" in op.attributes
+        self.steps.append(CallStep(target, op.arguments.data, operands, results, target, claimed))
 
     def _dot(self, op: Operation, outputs: dict[SSAValue, Target]) -> None:
         a, b = (self.places[operand] for operand in op.operands)

@@ -60,6 +60,12 @@ def host_target() -> CpuTarget:
     return CpuTarget(llvm.get_process_triple(), llvm.get_host_cpu_name(), features.flatten() if features else "")
 
 
+def target_for(cpu: str) -> CpuTarget:
+    """The processor that `Config.cpu` names: this one, or another of its family that this one can run the code of."""
+    host = host_target()
+    return host if cpu in ("native", host.cpu) else CpuTarget(host.triple, cpu, "")
+
+
 def compile_object(text: str, target: CpuTarget, level: int = 2) -> bytes:
     """LLVM IR → an object file. Loops are already vectors, so LLVM only cleans up, schedules and allocates."""
     with _LOCK:
