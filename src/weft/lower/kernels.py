@@ -22,7 +22,7 @@ from xdsl.ir import Block, Region, SSAValue
 
 from weft.errors import LoweringError
 from weft.ir.expr import Expr, Size, ceildiv, minimum, simplify, symbol, symbols_of
-from weft.ir.types import element_type, i64, tensor_of
+from weft.ir.types import element_type, f32, f64, i64, tensor_of
 from weft.lower.domain import Domain, Run
 from weft.lower.emit import KernelEmitter, TileValue
 from weft.lower.evaluate import Address, AddressRecorder, Layout, Source, finish
@@ -259,11 +259,16 @@ class _GroupEmitter(KernelEmitter):
     def reduce(self, op: Reduction, index: Sequence[Size], operands: Sequence[Source]) -> Value:
         rule: Any = type(op)
         combiner = COMBINERS[rule.KIND]
+        # Every factor of a product adds a rounding: those of f32 are made in f64.
+        wide = rule.KIND == "prod" and tensor_of(op.results[0].type).dtype == f32
 
         def element() -> TileValue:
             value = rule.element(self, index, self.domain.column_index, *operands, **op.params)
-            assert isinstance(value, TileValue)
-            return value
+            return self._typed(self.cast(value, f64) if wide and value.dtype == f32 else value)
+
+        def done(value: TileValue) -> Value:
+            narrowed = self.cast(value, f32) if wide and value.dtype == f64 else value
+            return finish(self, op, narrowed, index, operands)
 
         if self.schedule.mode == "rows":
             value = self._at_every_column(element(), [run.name for run in self.domain.column_runs])
@@ -272,27 +277,28 @@ class _GroupEmitter(KernelEmitter):
                 value = self.reduce_axis(value, rule.KIND, self.axes[run.name].position, dtype)
             if not self.domain.column_runs and combiner.indexed:
                 value = self._typed(self.constant(0, i64))
-            return finish(self, op, value, index, operands)
+            return done(value)
         if not self.domain.column_runs:
             value = self._typed(self.constant(0, i64)) if combiner.indexed else element()
-            return finish(self, op, value, index, operands)
+            return done(value)
         probe = AddressRecorder(self.layouts, space=self.domain.bounds, columns=self.domain.column_index)
         probe.dynamic = dict(self.dynamic)
         dtype = rule.element(probe, index, self.domain.column_index, *operands, **op.params).dtype
+        dtype = f64 if wide and dtype == f32 else dtype
         initial = self._spread(self.constant(combiner.identity(dtype), dtype))
         if combiner.indexed:
-            return finish(self, op, self._arg_reduce(combiner.function, element, initial), index, operands)
+            return done(self._arg_reduce(combiner.function, element, initial))
         carried = [initial]
         if rule.KIND == "sum" and self.schedule.mode == "lanes" and dtype.is_float:
             self._sum_columns(self.domain.column_runs, carried, element)
-            return finish(self, op, replace(carried[0], dtype=dtype), index, operands)
+            return done(replace(carried[0], dtype=dtype))
         with self.columns(carried) as state:
             value = element()
             if self.schedule.mode == "stream":
                 value = self._at_every_column(value, [self.schedule.vector])
                 value = self.reduce_axis(value, rule.KIND, self.axes[self.schedule.vector].position, value.dtype)
             state[0] = replace(self._typed(self.math(combiner.function, state[0], value)), dtype=dtype)
-        return finish(self, op, carried[0], index, operands)
+        return done(carried[0])
 
     def _at_every_column(self, value: TileValue, runs: Sequence[str]) -> TileValue:
         """A tile that has the axes it is reduced along: an expanded tensor is the same at all places of one."""
