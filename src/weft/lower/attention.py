@@ -21,7 +21,6 @@ from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
 
-from weft.errors import LoweringError
 from weft.ir.expr import Size, minimum, simplify, symbol
 from weft.ir.types import Tensor, boolean, i64, tensor_of
 from weft.lower.blocked import BlockedKernel, output_indices, store_outputs
@@ -69,8 +68,6 @@ class _AttentionLowering:
         self.causal: bool = self.op.params["causal"]
         self.keys = k.shape[-2]
         width, out_width = q.shape[-1], result.shape[-1]
-        if not isinstance(width, int) or not isinstance(out_width, int):
-            raise LoweringError(f"attention over {q}", hint="the size of a head must be known")
         self.domain = domain = Domain(result.shape, (self.keys, width))
         while domain.split(addresses := self._record()):
             pass
@@ -126,23 +123,21 @@ class _AttentionLowering:
         self.emit = emit = kernel.emit
         for run in lead:
             kernel.program(run)
-        bi, _, be, bn = self.blocks.sides
+        bi, _, _, bn = self.blocks.sides
         self.sides = dict(zip("ijen", self.blocks.sides, strict=True))
+        across: Size = kernel.start_of(self.runs["n"], bn) if "n" in self.runs else 0
         first: Size = kernel.start_of(self.runs["i"], bi) if "i" in self.runs else 0
-        self.bases: dict[str, Size] = {"i": first, "e": 0, "n": 0}
-        q, k, v, *masks = self.op.operands
-        self._axes("i", "e")
-        scale = emit.constant(self.op.params["scale"] * _LOG2_E, self.dtype)
-        query = self._tile(emit.math("mul", self._float(q, self._q_index()), scale), (bi, be))
+        self.bases: dict[str, Size] = {"i": first, "e": 0, "n": across}
+        self.query = self._query() if self._width_is_whole else None
         carried = [self._full(float("-inf"), (bi, 1)), self._full(0.0, (bi, 1)), self._full(0.0, (bi, bn))]
         self.last = minimum(self.keys, first + bi) if self.causal else self.keys
         if "j" in self.runs:
             name = f"{self.runs['j'].name}_start"
             with emit.loop(name, self.last, self.sides["j"], carried) as state:
                 self.bases["j"] = symbol(name)
-                state[:] = self._turn(query, k, v, masks, state)
+                state[:] = self._turn(state)
         else:  # a single key
-            carried = self._turn(query, k, v, masks, carried)
+            carried = self._turn(carried)
         _, total, product = carried
         one, none = emit.constant(1.0, self.dtype), emit.constant(0.0, self.dtype)
         divisor = emit.where(emit.math("eq", total, none), one, total)
@@ -151,17 +146,15 @@ class _AttentionLowering:
         store_outputs(kernel, self.op.results[0], TileValue(value.ssa, tensor_of(self.op.results[0].type).dtype))
         return kernel.frame.finish(self.blocks)
 
-    def _turn(
-        self, query: SSAValue, k: SSAValue, v: SSAValue, masks: Sequence[SSAValue], state: Sequence[TileValue]
-    ) -> list[TileValue]:
+    def _turn(self, state: Sequence[TileValue]) -> list[TileValue]:
         """One block of keys: the new maximum, total and sum."""
         emit = self.emit
-        bi, bj, be, bn = self.blocks.sides
+        bi, bj, _, bn = self.blocks.sides
+        _, _, v, *masks = self.op.operands
         greatest, total, product = state
-        self._axes("e", "j")
-        keys = self._tile(self._float(k, self._k_index()), (be, bj))
+        scores = self._scores()
         self._axes("i", "j")
-        scores = self._masked(TileValue(self._dot(query, keys, (bi, bj)), self.dtype), masks)
+        scores = self._masked(scores, masks)
         most = emit.math("max", greatest, emit.reduce_axis(scores, "max", 1, self.dtype))
         base: Value = most
         if masks:
@@ -176,6 +169,40 @@ class _AttentionLowering:
         kept = self._typed(emit.math("mul", product, rescale))
         made = self._dot(powers.ssa, values, (bi, bn), kept.ssa)
         return [self._typed(most), self._typed(sums), TileValue(made, self.dtype)]
+
+    @property
+    def _width_is_whole(self) -> bool:
+        return "e" not in self.runs or self.runs["e"].size == self.sides["e"]
+
+    def _query(self) -> SSAValue:
+        """The queries, or a block of their width, scaled."""
+        self._axes("i", "e")
+        scale = self.emit.constant(self.op.params["scale"] * _LOG2_E, self.dtype)
+        value = self.emit.math("mul", self._float(self.op.operands[0], self._q_index()), scale)
+        return self._tile(value, (self.sides["i"], self.sides["e"]))
+
+    def _scores(self) -> Value:
+        """Queries times a block of keys; where the width is not one block, in a loop over blocks of it."""
+        shape = (self.sides["i"], self.sides["j"])
+
+        def part(query: SSAValue, total: SSAValue | None = None) -> TileValue:
+            self._axes("e", "j")
+            keys = self._tile(self._float(self.op.operands[1], self._k_index()), (self.sides["e"], self.sides["j"]))
+            return TileValue(self._dot(query, keys, shape, total), self.dtype)
+
+        if self.query is not None:
+            return part(self.query)
+        run = self.runs["e"]
+        carried = [self._full(0.0, shape)]
+        name = f"{run.name}_start"
+        with self.emit.loop(name, run.size, self.sides["e"], carried) as state:
+            self.bases["e"] = symbol(name)
+            state[0] = part(self._query(), state[0].ssa)
+        # What loops carry has no edge; the keys' positions have.
+        self._axes("i", "j")
+        column = self.emit.position(self.domain.column_index[0], i64)
+        inside = self.emit.math("ge", column, self.emit.constant(0, i64))
+        return self.emit.where(inside, carried[0], carried[0])
 
     def _masked(self, scores: Value, masks: Sequence[SSAValue]) -> Value:
         emit = self.emit

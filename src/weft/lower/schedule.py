@@ -81,18 +81,21 @@ def choose_blocks(
     return Blocks("dot", (rows, columns, depth))
 
 
-_QUERIES, _KEYS, _KEYS_OF_ONE, _WIDTH_UNIT = 64, 256, 512, 16
+_QUERIES, _KEYS, _KEYS_OF_ONE = 64, 256, 512
+_WIDTH_UNIT, _MOST_WIDTH, _UNKNOWN_WIDTH = 16, 512, 64
 
 
-def choose_attention_blocks(queries: Size, keys: Size, width: int, out_width: int) -> Blocks:
+def choose_attention_blocks(queries: Size, keys: Size, width: Size, out_width: Size) -> Blocks:
     """The tiles of attention: queries, keys, width of the queries and of the values."""
     rows = _QUERIES if not isinstance(queries, int) else _even(queries, _QUERIES, _ROW_UNIT)
     columns = _KEYS_OF_ONE if rows == 1 else _KEYS
     if isinstance(keys, int):
         columns = 1 if keys == 1 else min(columns, _rounded(keys, _COLUMN_UNIT))
-    return Blocks(
-        "attention", (rows, columns, max(1, width), 1 if out_width == 1 else _rounded(out_width, _WIDTH_UNIT))
-    )
+    whole = isinstance(width, int) and width <= _MOST_WIDTH
+    depth = max(1, width) if whole and isinstance(width, int) else _UNKNOWN_WIDTH
+    whole = isinstance(out_width, int) and out_width <= _MOST_WIDTH
+    across = _rounded(out_width, _WIDTH_UNIT) if whole and isinstance(out_width, int) else _UNKNOWN_WIDTH
+    return Blocks("attention", (rows, columns, depth, 1 if out_width == 1 else across))
 
 
 def _even(size: int, most: int, unit: int) -> int:

@@ -13,7 +13,6 @@ import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.cpu.codegen import emit_kernel
 from weft.backends.cpu.target import CpuTarget, compile_assembly
 from weft.backends.llvm.builder import Module
-from weft.errors import LoweringError
 from weft.ir.expr import Size, symbol
 from weft.ir.types import DType, Tensor, bf16, boolean, dtype_of_numpy, f16, f32, f64
 from weft.ops.attention import Attention
@@ -179,11 +178,13 @@ def test_the_kernels_meaning_is_attention() -> None:
         case.check(result, arrays)
 
 
-def test_a_head_of_unknown_size_is_refused() -> None:
-    tensors = [Tensor(f32, (4, symbol("e")))] * 3
-    group = group_of(tensors, lambda b, q, k, v: b.attention(q, k, v, causal=False, scale=1.0))
-    with pytest.raises(LoweringError, match="size of a head"):
-        Trial.of(group, "unknown")
+def test_heads_of_any_size() -> None:
+    check(Case((2,), 70, 40, 600, 530), Case((2,), 1, 40, 1000, 3))
+    case = Case((), 9, 33, 70, 90)
+    arrays = case.arrays()
+    trial = case.trial("unknown", arrays, {70: symbol("e"), 90: symbol("v")})
+    (result,) = CpuModule([trial]).run(trial, arrays, {"e": 70, "v": 90})
+    case.check(result, arrays)
 
 
 @pytest.mark.parametrize(

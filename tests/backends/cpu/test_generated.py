@@ -11,8 +11,8 @@ from weft.testing.kernels import CpuModule, Trial
 from weft.testing.op_cases import OpCase, op_cases
 
 KINDS = (Elementwise, Movement, Reduction, Scan, Scatter)
-SORTS = ("sort", "topk")
-OPS = [spec for spec in REGISTRY if issubclass(spec.cls, KINDS) or spec.name in SORTS]
+STRUCTURED = ("attention", "dot", "sort", "topk")
+OPS = [spec for spec in REGISTRY if issubclass(spec.cls, KINDS) or spec.name in STRUCTURED]
 # All elementwise ops are one and the same to the code that walks symbolic sizes.
 DYNAMIC = [
     spec for spec in OPS if not issubclass(spec.cls, Elementwise) or spec.name in ("add", "exp", "where", "cast")
