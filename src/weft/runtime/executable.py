@@ -10,7 +10,7 @@ addresses and sizes only.
 from __future__ import annotations
 
 import ctypes
-import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,7 +20,7 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from weft.backends.cpu.launcher import LAUNCHER, launcher_module
-from weft.backends.cpu.target import compile_object, host_target
+from weft.backends.cpu.target import LLVM_LOCK, compile_object, host_target
 from weft.errors import CompilationError
 from weft.ir.expr import evaluate
 from weft.lower.plan import CallStep, KernelStep, Plan
@@ -31,7 +31,6 @@ from weft.runtime.openmp import SYMBOLS, blas_symbols, pool_symbols
 from weft.runtime.record import note_arena
 from weft.runtime.tape import Tape, scratch_words, segments, size_place, table_words, write_tape
 
-_LINK_LOCK = threading.Lock()
 _counter = 0
 
 Launch: TypeAlias = Callable[[int, int, int, int, int], None]
@@ -61,6 +60,8 @@ class Executable:
     def __post_init__(self) -> None:
         names = sorted({step.function for step in self.plan.steps if isinstance(step, KernelStep)})
         self._library = _link(self.code, names) if names else {}
+        if names:
+            weakref.finalize(self, _unload, self._library).atexit = False
         self.addresses: dict[str, int] = {name: self._library[name] for name in names} | blas_symbols()
         self.launch = launcher()
         self.words = table_words(self.plan)
@@ -110,7 +111,7 @@ def launcher() -> Launch:
 def _link(code: bytes, names: list[str]) -> Any:
     """Load an object file into this process; its calls to OpenMP, BLAS and libm are resolved here."""
     global _counter
-    with _LINK_LOCK:
+    with LLVM_LOCK:
         _counter += 1
         builder = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
         symbols = {**_refusing_pool(), **pool_symbols(), **blas_symbols()}
@@ -122,6 +123,11 @@ def _link(code: bytes, names: list[str]) -> Any:
             return builder.link(_jit(), f"weft{_counter}")
         except RuntimeError as error:
             raise CompilationError(f"a program could not be linked: {error}", hint="run `weft doctor`") from error
+
+
+def _unload(library: Any) -> None:
+    with LLVM_LOCK:
+        library.close()
 
 
 _jit_instance: Any = None

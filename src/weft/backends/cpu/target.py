@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import llvmlite.binding as llvm
 
 from weft.errors import CompilationError
 
-_LOCK = threading.Lock()
+LLVM_LOCK = threading.RLock()
+"""Held around every use of LLVM: a child that is forked while another thread is in there would wait for it for ever."""
+os.register_at_fork(before=LLVM_LOCK.acquire, after_in_parent=LLVM_LOCK.release, after_in_child=LLVM_LOCK.release)
 
 
 @lru_cache(maxsize=1)
@@ -55,9 +59,10 @@ class CpuTarget:
 @lru_cache(maxsize=1)
 def host_target() -> CpuTarget:
     """The processor this process runs on."""
-    _initialise()
-    features = llvm.get_host_cpu_features()
-    return CpuTarget(llvm.get_process_triple(), llvm.get_host_cpu_name(), features.flatten() if features else "")
+    with LLVM_LOCK:
+        _initialise()
+        features = llvm.get_host_cpu_features()
+        return CpuTarget(llvm.get_process_triple(), llvm.get_host_cpu_name(), features.flatten() if features else "")
 
 
 def target_for(cpu: str) -> CpuTarget:
@@ -68,19 +73,22 @@ def target_for(cpu: str) -> CpuTarget:
 
 def compile_object(text: str, target: CpuTarget, level: int = 2) -> bytes:
     """LLVM IR → an object file. Loops are already vectors, so LLVM only cleans up, schedules and allocates."""
-    with _LOCK:
-        machine = target.machine(level)
-        return machine.emit_object(_optimised(text, target, machine, level))
+    with LLVM_LOCK:
+        return _emitted(text, target.machine(level), level, "emit_object")
 
 
 def compile_assembly(text: str, target: CpuTarget, level: int = 2) -> str:
     """LLVM IR → assembly, for reading and for tests of targets that this machine is not."""
-    with _LOCK:
-        machine = target.machine(level, jit=False)
-        return machine.emit_assembly(_optimised(text, target, machine, level))
+    with LLVM_LOCK:
+        return _emitted(text, target.machine(level, jit=False), level, "emit_assembly")
 
 
-def _optimised(text: str, target: CpuTarget, machine: llvm.TargetMachine, level: int) -> llvm.ModuleRef:
+def _emitted(text: str, machine: llvm.TargetMachine, level: int, form: str) -> Any:
+    # LLVM's objects are freed when this returns, which is still under the lock.
+    return getattr(machine, form)(_optimised(text, machine, level))
+
+
+def _optimised(text: str, machine: llvm.TargetMachine, level: int) -> llvm.ModuleRef:
     try:
         module = llvm.parse_assembly(text)
         module.verify()

@@ -157,6 +157,9 @@ class CpuExecutor:
 
 
 def _threads() -> int:
-    if in_forked_child() or not pool_symbols():
-        return 1
-    return torch.get_num_threads()
+    if not in_forked_child():
+        return torch.get_num_threads() if pool_symbols() else 1
+    if torch.get_num_threads() > 1:
+        # The libraries that programs call cannot use the parent's pool either: they would wait for it for ever.
+        torch.set_num_threads(1)
+    return 1
