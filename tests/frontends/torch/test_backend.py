@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from weft.frontends.torch import backend
 from weft.frontends.torch.report import record_targets
@@ -210,6 +211,29 @@ def test_attention_stays_whole_at_inference() -> None:
         check(lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m), q, k, v, mask)
     assert not record.opaque
     assert "aten._scaled_dot_product_flash_attention_for_cpu.default" in record.seen
+
+
+def test_heads_that_share_keys_and_values() -> None:
+    q, k, v = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
+    check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), q, k, v)
+
+
+def test_a_checkpointed_region_draws_its_random_numbers_once() -> None:
+    weight = torch.randn(4, 4)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda y: F.dropout((y @ weight).relu(), 0.5), x, use_reentrant=False) * 2
+
+    def gradient(run: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        torch.manual_seed(5)
+        x = torch.ones(3, 4, requires_grad=True)
+        y = run(x)
+        y.sum().backward()
+        return y, x.grad
+
+    with record_targets() as record:
+        torch.testing.assert_close(gradient(compiled(function)), gradient(function))
+    assert record.opaque == {"run_and_save_rng_state", "run_with_rng_state"}
 
 
 class Attention(nn.Module):

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from xdsl.dialects.builtin import FileLineColLoc
 
-from weft.config import Config
 from weft.errors import UnsupportedError
 from weft.frontends.torch import backend
 from weft.frontends.torch.graph import ImportedGraph, Number, Passed, Returned
@@ -32,8 +31,8 @@ def imported(monkeypatch: pytest.MonkeyPatch) -> list[ImportedGraph]:
     graphs: list[ImportedGraph] = []
     original = backend.import_graph
 
-    def keep(module: Any, name: str, config: Config) -> ImportedGraph:
-        graphs.append(original(module, name, config))
+    def keep(*arguments: Any) -> ImportedGraph:
+        graphs.append(original(*arguments))
         return graphs[-1]
 
     monkeypatch.setattr(backend, "import_graph", keep)

@@ -31,7 +31,7 @@ from weft.frontends.torch.decompositions import decomposition_of
 from weft.frontends.torch.dtypes import FLOAT8
 from weft.frontends.torch.encoding import NumberArgument, TensorArgument
 from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed, Returned, Viewed
-from weft.frontends.torch.inlining import trace_decomposition
+from weft.frontends.torch.inlining import record_random_results, trace_decomposition
 from weft.frontends.torch.locations import location_of, user_line
 from weft.frontends.torch.opaque import is_pure, make_opaque
 from weft.frontends.torch.report import Fallback, note_fallback, note_targets
@@ -177,6 +177,8 @@ class _Importer:
 
     def _plain(self, node: fx.Node, otherwise: Callable[[fx.Node], Any]) -> Any:
         """The value of a node that is a number or a choice among results; any other node's is `otherwise`."""
+        if "val" not in node.meta:
+            record_random_results(node)
         meta = _meta(node)
         if "val" not in node.meta and node.users:
             raise UnsupportedError(f"tracing did not record the results of {node.target}")

@@ -13,7 +13,7 @@ from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.index import at_least_1d
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder, normal_dim
-from weft.ir.expr import Size
+from weft.ir.expr import Size, floordiv
 from weft.ir.types import boolean, f64
 from weft.ops import composites
 
@@ -193,6 +193,7 @@ def flash_attention(
         raise UnsupportedError("attention with dropout")
     if b.is_used(1) and not b.strict:
         raise UnsupportedError("attention that is trained: torch's kernel keeps what its backward needs")
+    key, value = _heads_like(b, key, query), _heads_like(b, value, query)
     operands = [query, key, value]
     if attn_mask is not None:
         operands.append(attn_mask if b.dtype(attn_mask) == boolean else b.to(attn_mask, b.dtype(query)))
@@ -202,6 +203,16 @@ def flash_attention(
         return out, None
     scores = attention_scores(b, query, key, attn_mask, causal, factor)
     return out, composites.logsumexp(b, scores, (b.rank(scores) - 1,), False)
+
+
+def _heads_like(b: ImportBuilder, x: SSAValue, query: SSAValue) -> SSAValue:
+    """Keys or values with each head repeated for the queries that share it."""
+    batch, heads, *rest = b.shape(x)
+    wanted = b.shape(query)[1]
+    if heads == wanted:
+        return x
+    spread = b.expand(b.unsqueeze(x, 2), (batch, heads, floordiv(wanted, heads), *rest))
+    return b.view(spread, (batch, wanted, *rest))
 
 
 def _scale(b: ImportBuilder, query: SSAValue, scale: float | None) -> float:
@@ -251,6 +262,8 @@ def flash_attention_backward(
 ) -> Many:
     if dropout or not b.strict:
         raise UnsupportedError("torch's kernel for the backward of attention")
+    if b.shape(key)[1] != b.shape(query)[1]:
+        raise UnsupportedError("the backward of attention with shared heads")
     factor = _scale(b, query, scale)
     scores = attention_scores(b, query, key, attn_mask, causal, factor)
     dtype = b.dtype(scores)
