@@ -307,9 +307,7 @@ class _GroupEmitter(KernelEmitter):
             shape[self.axes[name].position] = self.axes[name].capacity
         return self.repeated(value, shape)
 
-    def _sum_columns(
-        self, runs: Sequence[Run], carried: list[TileValue], element: Callable[[], TileValue]
-    ) -> None:
+    def _sum_columns(self, runs: Sequence[Run], carried: list[TileValue], element: Callable[[], TileValue]) -> None:
         """Add up columns one after the other, long runs in blocks of their own: errors grow with the longest sum."""
         if not runs:
             carried[0] = self._typed(self.math("add", carried[0], element()))

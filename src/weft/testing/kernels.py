@@ -6,12 +6,15 @@ trial = Trial.of(group, "exp")
 (y,) = CpuModule([trial]).run(trial, [x])
 """
 
+# llvmlite has no types.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -23,9 +26,9 @@ from weft.backends.llvm.builder import Module
 from weft.backends.reference.tile import run_kernel
 from weft.ir.expr import evaluate, product
 from weft.ir.types import Tensor, contiguous_strides, tensor_of, tensor_type
-from weft.ops.layouts import Layout
 from weft.lower.lowered import KernelCall, Lowered, lower
 from weft.ops.graph import GraphBuilder, GroupOp, YieldOp
+from weft.ops.layouts import Layout
 
 Symbols: TypeAlias = Mapping[str, int]
 
@@ -119,12 +122,11 @@ class CpuModule:
             for call in trial.lowered.calls:
                 emit_kernel(module, call.kernel.op, target)
         image = compile_object(str(module), target, level)
-        binding: Any = llvm  # it has no types
-        builder = binding.JITLibraryBuilder().add_object_img(image).add_current_process()
+        builder = llvm.JITLibraryBuilder().add_object_img(image).add_current_process()
         for name in names:
             builder = builder.export_symbol(name)
         # The code lives as long as the compiler does.
-        self._compiler = binding.create_lljit_compiler()
+        self._compiler = llvm.create_lljit_compiler()
         self._library = builder.link(self._compiler, "trials")
         prototype = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         self._functions = {name: prototype(self._library[name]) for name in names}

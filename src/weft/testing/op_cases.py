@@ -116,6 +116,6 @@ def judge(actual: np.ndarray, reference: np.ndarray, oracle: np.ndarray) -> str:
     judged = finite & np.isfinite(o)
     scale = float(np.abs(o[judged]).max(initial=0)) or 1.0
     epsilon = float(cast(Any, ml_dtypes.finfo(actual.dtype)).eps)
-    error, allowed = (float(np.abs(x - o)[judged].max(initial=0)) / scale / epsilon for x in (a, r))
+    error, allowed = (float(np.abs(x[judged] - o[judged]).max(initial=0)) / scale / epsilon for x in (a, r))
     bound = 16.0 if oracle is reference else max(2.0, 2 * allowed)
     return "" if error <= bound else f"error of {error:.3g} ulp, {bound:.3g} are allowed"
