@@ -41,7 +41,11 @@ CASES: list[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ("few windows", (5, 6, 4, 4), (8, 6, 3, 3), geometry()),
     ("few windows, grouped", (3, 8, 5, 5), (16, 4, 3, 3), geometry(groups=2, strides=(2, 2))),
     ("depthwise", (1, 3, 5, 40), (3, 1, 3, 3), geometry(groups=3, padding=((1, 1), (1, 1)))),
-    ("transposed", (1, 3, 3, 4), (3, 2, 3, 3), geometry(strides=(2, 2), padding=PADDED, transposed=True)),
+    ("transposed", (2, 5, 6, 7), (5, 9, 3, 3), geometry(padding=PADDED, transposed=True)),
+    ("transposed, strided", (1, 4, 5, 20), (4, 8, 3, 3), geometry(strides=(2, 2), padding=PADDED, transposed=True)),
+    ("transposed, grouped", (2, 4, 3, 3), (4, 8, 2, 2), geometry(groups=2, strides=(2, 1), transposed=True)),
+    ("transposed, few", (3, 4, 2, 2), (4, 8, 2, 2), geometry(transposed=True, output_padding=(0, 0))),
+    ("transposed, few channels", (1, 3, 3, 4), (3, 2, 3, 3), geometry(strides=(2, 2), transposed=True)),
     ("no rows", (0, 3, 5, 5), (8, 3, 3, 3), geometry()),
 ]
 

@@ -5,7 +5,8 @@
 
 The product does almost all of the work, at the speed of products. A convolution of one element a window needs no copy.
 Where windows are few and rows many (the gradient of weights), the rows' windows lie side by side in one wide product.
-Depthwise and transposed convolutions are plain reductions: there is little to multiply, or most of it is zero.
+A transposed convolution needs its weights in another order, and has zeros in its windows where strides leave gaps.
+Depthwise convolutions are plain reductions: there is little to multiply.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from weft.lower.lowered import Argument, KernelCall, Lowered, whole
 from weft.lower.regroup import regroup
 from weft.ops.base import Movement
 from weft.ops.body import Body, Operand, Value
-from weft.ops.convolution import Convolution
+from weft.ops.convolution import Convolution, spread_place
 from weft.ops.graph import GraphBuilder, GroupOp
 from weft.ops.layouts import Layout, contiguous
-from weft.ops.window import Padding, window_counts, window_place
+from weft.ops.window import Padding, window_place
 
 _LEAST_OUTPUTS = 8
 """Output channels a group of a product that is worth its copy of windows."""
@@ -40,19 +41,19 @@ _Body: TypeAlias = Callable[[GraphBuilder, SSAValue, SSAValue], SSAValue]
 
 @irdl_op_definition
 class WindowsOp(Movement):
-    """All windows of [N, G*C, ...] as columns: [N, G, C * window, counts]."""
+    """All windows of [N, G*C, ...] as columns, `counts` of them: [N, G, C * window, counts].
+
+    If `transposed`, a column has the elements whose windows an element of the result is in.
+    """
 
     name = "lower.windows"
 
     @classmethod
     def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
         (x,) = tensors
-        window, groups = params["window"], params["groups"]
-        counts = window_counts(
-            "convolution", x.shape[2:], window, params["strides"], params["padding"], params["dilation"]
-        )
-        depth = floordiv(x.shape[1], groups) * product(window)
-        return Tensor(x.dtype, (x.shape[0], groups, depth, product(counts)))
+        groups = params["groups"]
+        depth = floordiv(x.shape[1], groups) * product(params["window"])
+        return Tensor(x.dtype, (x.shape[0], groups, depth, product(params["counts"])))
 
     @staticmethod
     def pull(
@@ -60,17 +61,19 @@ class WindowsOp(Movement):
         index: Sequence[Size],
         x: Operand,
         window: tuple[Size, ...],
+        counts: tuple[Size, ...],
         groups: Size,
         strides: tuple[Size, ...],
         padding: Padding,
         dilation: tuple[Size, ...],
+        transposed: bool,
     ) -> Value:
         row, group, depth, column = index
-        sizes = x.tensor.shape[2:]
-        counts = window_counts("convolution", sizes, window, strides, padding, dilation)
-        channel, *tap = _digits(depth, (floordiv(x.tensor.shape[1], groups), *window))
-        place, mask = window_place(body, _digits(column, counts), tap, sizes, strides, padding, dilation)
-        return body.at(x, [row, group * floordiv(x.tensor.shape[1], groups) + channel, *place], mask)
+        channels = floordiv(x.tensor.shape[1], groups)
+        channel, *tap = _digits(depth, (channels, *window))
+        rule = spread_place if transposed else window_place
+        place, mask = rule(body, _digits(column, counts), tap, x.tensor.shape[2:], strides, padding, dilation)
+        return body.at(x, [row, group * channels + channel, *place], mask)
 
 
 def _digits(number: Size, sizes: Sequence[Size]) -> list[Size]:
@@ -105,18 +108,20 @@ class _Problem:
     def __post_init__(self) -> None:
         x, w = (tensor_of(value.type) for value in self.convolution.operands)
         params = self.convolution.params
-        self.geometry = {key: params[key] for key in ("groups", "strides", "padding", "dilation")}
-        self.window = w.shape[2:]
-        self.groups: Size = params["groups"]
+        self.transposed: bool = params["transposed"]
         self.result = tensor_of(self.convolution.results[0].type)
-        self.rows, self.outputs_per_group = x.shape[0], floordiv(w.shape[0], self.groups)
-        self.depth, self.columns = product(w.shape[1:]), product(self.result.shape[2:])
-        self.windows = WindowsOp.infer(x, window=self.window, **self.geometry) if not params["transposed"] else x
+        self.geometry = {key: params[key] for key in ("groups", "strides", "padding", "dilation", "transposed")}
+        self.geometry |= {"window": w.shape[2:], "counts": self.result.shape[2:]}
+        self.groups: Size = params["groups"]
+        self.rows, self.columns = x.shape[0], product(self.result.shape[2:])
+        self.outputs_per_group = floordiv(self.result.shape[1], self.groups)
+        self.windows = WindowsOp.infer(x, **self.geometry)
+        self.weights = Tensor(w.dtype, (self.groups, self.outputs_per_group, self.windows.shape[2]))
         self.side_by_side = isinstance(self.columns, int) and self.columns < _FEW_WINDOWS and self.rows != 1
 
     def is_product(self) -> bool:
-        params, count = self.convolution.params, product(self.windows.shape)
-        if params["transposed"] or self.result.dtype.is_integer or 0 in self.windows.shape:
+        count = product(self.windows.shape)
+        if self.result.dtype.is_integer or 0 in self.windows.shape:
             return False
         mixing = isinstance(self.outputs_per_group, int) and self.outputs_per_group >= _LEAST_OUTPUTS
         return mixing and (not isinstance(count, int) or count * self.windows.dtype.bytes <= _MOST_BYTES)
@@ -125,27 +130,29 @@ class _Problem:
         reads = [Argument("input", number) for number in range(len(self.inputs))]
         writes = [Argument("output", number) for number in range(len(self.outputs))]
         calls: list[KernelCall] = []
-        columns: Argument | None = None
-        if not self._is_plain():
-            columns = self._take(self._columns_tensor())
-            kernel = lower_group(
-                self._windows_group(), f"{self.name}_windows", self.inputs, [contiguous(self._columns_tensor())]
-            )
-            calls.append(KernelCall(kernel, (*reads, columns)))
-        held = [] if columns is None else [columns]
-        layouts = [contiguous(self.scratch[argument.number]) for argument in held]
+
+        def scratch(group: GroupOp, tensor: Tensor, part: str) -> Argument:
+            kernel = lower_group(group, f"{self.name}_{part}", self.inputs, [contiguous(tensor)])
+            argument = self._take(tensor)
+            calls.append(KernelCall(kernel, (*reads, argument)))
+            return argument
+
+        weights = scratch(self._weights_group(), self.weights, "weights") if self.transposed else None
+        columns = None if self._is_plain() else scratch(self._windows_group(), self._columns_tensor(), "windows")
+        held = [argument for argument in (weights, columns) if argument is not None]
+        layouts = [*self.inputs, *(contiguous(self.scratch[argument.number]) for argument in held)]
         if self.side_by_side:
             wide = Tensor(self.result.dtype, (self.groups, self.outputs_per_group, self.rows * self.columns))
             products = self._take(wide)
-            made = self._group(held, self._wide_product, yields_product=True)
-            (call,) = lower_dot(made, f"{self.name}_dot", [*self.inputs, *layouts], [contiguous(wide)]).calls
+            made = self._group(weights, columns, self._wide_product, yields_product=True)
+            (call,) = lower_dot(made, f"{self.name}_dot", layouts, [contiguous(wide)]).calls
             calls.append(KernelCall(call.kernel, (*reads, *held, products)))
-            finished = self._group([products], self._arranged)
+            finished = self._group(None, products, self._arranged)
             kernel = lower_group(finished, f"{self.name}_out", [*self.inputs, contiguous(wide)], self.outputs)
             calls.append(KernelCall(kernel, (*reads, products, *writes)))
         else:
-            made = self._group(held, self._batched_product)
-            (call,) = lower_dot(made, f"{self.name}_dot", [*self.inputs, *layouts], self.outputs).calls
+            made = self._group(weights, columns, self._batched_product)
+            (call,) = lower_dot(made, f"{self.name}_dot", layouts, self.outputs).calls
             calls.append(KernelCall(call.kernel, (*reads, *held, *writes)))
         return Lowered(tuple(calls), tuple(self.scratch))
 
@@ -156,19 +163,19 @@ class _Problem:
     def _is_plain(self) -> bool:
         """Whether the windows are the operand itself."""
         geometry = self.geometry
-        whole_steps = all(size == 1 for size in (*self.window, *geometry["strides"]))
+        whole_steps = all(size == 1 for size in (*geometry["window"], *geometry["strides"]))
         return whole_steps and all(pair == (0, 0) for pair in geometry["padding"]) and not self.side_by_side
 
     def _columns_tensor(self) -> Tensor:
         if not self.side_by_side:
             return self.windows
-        return Tensor(self.windows.dtype, (self.groups, self.depth, self.rows * self.columns))
+        return Tensor(self.windows.dtype, (self.groups, self.windows.shape[2], self.rows * self.columns))
 
     def _windows_group(self) -> GroupOp:
         """A group that gives all windows."""
 
         def windows(b: GraphBuilder, made: GroupOp) -> list[SSAValue]:
-            op = WindowsOp.make(_convolution_of(made).operands[0], window=self.window, **self.geometry)
+            op = WindowsOp.make(_convolution_of(made).operands[0], **self.geometry)
             value = b.insert(op).results[0]
             if self.side_by_side:
                 value = b.reshape(b.permute(value, dims=(1, 2, 0, 3)), shape=self._columns_tensor().shape)
@@ -176,19 +183,33 @@ class _Problem:
 
         return regroup(self.group, windows)
 
-    def _group(self, held: Sequence[Argument], body: _Body, *, yields_product: bool = False) -> GroupOp:
-        """The group with the convolution replaced by what `body` makes of the weights and the columns."""
+    def _weights_group(self) -> GroupOp:
+        """A group that gives the weights of a transposed convolution, [C, O / G, ...], as rows of a matrix."""
+
+        def arranged(b: GraphBuilder, made: GroupOp) -> list[SSAValue]:
+            w = _convolution_of(made).operands[1]
+            inputs, outputs, *window = b.tensor(w).shape
+            apart = b.reshape(w, shape=(self.groups, floordiv(inputs, self.groups), outputs, product(window)))
+            return [b.reshape(b.permute(apart, dims=(0, 2, 1, 3)), shape=self.weights.shape)]
+
+        return regroup(self.group, arranged)
+
+    def _group(
+        self, weights: Argument | None, columns: Argument | None, body: _Body, *, yields_product: bool = False
+    ) -> GroupOp:
+        """The group with the convolution replaced by what `body` makes of weights and columns (or of products)."""
 
         def replaced(b: GraphBuilder, made: GroupOp) -> list[SSAValue]:
             convolution = _convolution_of(made)
             b.before = convolution
-            w = b.reshape(convolution.operands[1], shape=(self.groups, self.outputs_per_group, self.depth))
-            if held:
-                (number,) = (argument.number for argument in held)
-                columns = made.block.insert_arg(tensor_type(self.scratch[number]), len(made.block.args))
-            else:
-                columns = b.reshape(convolution.operands[0], shape=self.windows.shape)
-            value = body(b, w, columns)
+            x, w = convolution.operands
+
+            def given(argument: Argument | None, value: SSAValue, tensor: Tensor) -> SSAValue:
+                if argument is None:
+                    return b.reshape(value, shape=tensor.shape)
+                return made.block.insert_arg(tensor_type(self.scratch[argument.number]), len(made.block.args))
+
+            value = body(b, given(weights, w, self.weights), given(columns, x, self.windows))
             if yields_product:
                 return [value]
             convolution.results[0].replace_all_uses_with(value)
@@ -197,7 +218,7 @@ class _Problem:
         return regroup(self.group, replaced)
 
     def _batched_product(self, b: GraphBuilder, w: SSAValue, columns: SSAValue) -> SSAValue:
-        shape = (self.rows, self.groups, self.outputs_per_group, self.depth)
+        shape = (self.rows, *self.weights.shape)
         return b.reshape(b.dot(b.broadcast(w, shape=shape), columns), shape=self.result.shape)
 
     def _wide_product(self, b: GraphBuilder, w: SSAValue, columns: SSAValue) -> SSAValue:

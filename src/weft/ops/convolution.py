@@ -180,7 +180,7 @@ class Convolution(Reduction):
         group = 0 if groups == 1 else floordiv(output, outputs)
         source = group * channels + channel
         if transposed:
-            position, mask = _spread_place(body, place, tap, sizes, strides, padding, dilation)
+            position, mask = spread_place(body, place, tap, sizes, strides, padding, dilation)
             weight = [source, output - group * outputs, *tap]
         else:
             position, mask = window_place(body, place, tap, sizes, strides, padding, dilation)
@@ -206,7 +206,7 @@ def swapped(b: GraphBuilder, x: SSAValue, first: int, second: int) -> SSAValue:
     return b.permute(x, dims=tuple(dims))
 
 
-def _spread_place(
+def spread_place(
     body: Body,
     index: Sequence[Size],
     over: Sequence[Size],
