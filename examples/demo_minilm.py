@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 # Read when the libraries are imported: nothing is downloaded, and Inductor's compile time is that of a first start.
-os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1", TOKENIZERS_PARALLELISM="false")
 os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
 
 import torch
@@ -168,9 +168,7 @@ def main() -> int:
     asked = parser.parse_args()
 
     from transformers import AutoTokenizer
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
     warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")  # caches are off on purpose
     head = f"Weft {weft.__version__}, torch {torch.__version__}, Python {platform.python_version()}, "
     head += f"{platform.machine()}, {torch.get_num_threads()} threads, {date.today()}"

@@ -47,6 +47,8 @@ GPT2_TRAINED: dict[str, Any] = {
     "n_embd": 256,
     "n_layer": 4,
     "n_head": 8,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
     "resid_pdrop": 0.0,
     "embd_pdrop": 0.0,
     "attn_pdrop": 0.0,

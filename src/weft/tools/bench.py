@@ -85,6 +85,7 @@ def _without_caches() -> Generator[None]:
             "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
             "TORCHINDUCTOR_CACHE_DIR": folder,
             "HF_HUB_OFFLINE": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         }
         warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
         with patch.dict(os.environ, settings):
