@@ -1,4 +1,4 @@
-"""What the tests of compiled functions as users call them share: a cache of their own, and the comparison with eager."""
+"""What the tests of compiled functions as users call them share: a cache of their own, the comparison with eager."""
 
 from __future__ import annotations
 

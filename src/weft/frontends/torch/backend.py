@@ -98,20 +98,11 @@ def _callable(
 ) -> Callable[[list[Any]], Sequence[Any]]:
     start = time.perf_counter()
     key = caching.graph_key(module, name, config, frozen) if config.cache and config.target == "cpu" else None
-    stored = caching.load(key) if key else None
-    if stored is not None:
-        plan, code, calling = stored
-        note_targets(str(node.target) for node in module.graph.nodes if node.op == "call_function")
-        for fallback in calling.fallbacks:
-            note_fallback(fallback.target, fallback)
-        constants = tuple(operator.attrgetter(path)(module) for path in calling.constants)
-        executor = CpuExecutor(Executable(plan, code), OpaqueRuntime({}))
-        make_constants(executor, [*map(frozen.get, calling.arguments), *constants])
-        record.source = "cache"
-        record.planned(plan, {})
+    loaded = _loaded(key, module, frozen, record) if key else None
+    if loaded is not None:
         record.measure("load", start)
         log.info("loaded %s from the cache in %.3f s", name, time.perf_counter() - start)
-        return CompiledGraph(calling, constants, executor)
+        return loaded
     looked = record.measure("look_up", start)
     try:
         imported = import_graph(module, name, config, frozen)
@@ -136,6 +127,29 @@ def _callable(
         time.perf_counter() - start,
     )
     return CompiledGraph(imported.calling, imported.constants, executor)
+
+
+def _loaded(
+    key: str, module: fx.GraphModule, frozen: Mapping[int, torch.Tensor], record: CompilationRecord
+) -> CompiledGraph | None:
+    """What the cache holds under a key, ready to be called."""
+    stored = caching.load(key)
+    if stored is None:
+        return None
+    plan, code, calling = stored
+    try:
+        constants = tuple(operator.attrgetter(path)(module) for path in calling.constants)
+        executor = CpuExecutor(Executable(plan, code), OpaqueRuntime({}))
+        make_constants(executor, [*map(frozen.get, calling.arguments), *constants])
+    except Exception as error:  # an entry is data from elsewhere: whatever is wrong with it, the graph is compiled
+        log.warning("a cache entry is not used: %r", error)
+        return None
+    record.source = "cache"
+    record.planned(plan, {})
+    note_targets(str(node.target) for node in module.graph.nodes if node.op == "call_function")
+    for fallback in calling.fallbacks:
+        note_fallback(fallback.target, fallback)
+    return CompiledGraph(calling, constants, executor)
 
 
 def executor_for(

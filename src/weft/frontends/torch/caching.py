@@ -78,13 +78,27 @@ def graph_key(module: fx.GraphModule, name: str, config: Config, frozen: Iterabl
         lines.append(
             f"{node.name} {node.op} {node.target} {node.args} {node.kwargs} {_described(node.meta.get('val'))}"
         )
+    lines.extend(_ranges(module))
     target = cpu_target.host_target()
     versions = (weft_version(), torch.__version__, llvmlite.__version__, str(xdsl.__version__), numpy.__version__)
     return cache_key("torch graph", "\n".join(lines), config.key(), versions, repr(target), _source_digest())
 
 
 def _has_stable_name(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) or getattr(target, "__module__", "") in ("_operator", "math")
+    if isinstance(target, torch._ops.OpOverload) or getattr(target, "__module__", "") in ("_operator", "math"):
+        return True
+    return getattr(target, "_name", None) == "with_effects"  # whose operator is among its arguments
+
+
+def _ranges(module: fx.GraphModule) -> list[str]:
+    """What is known of the graph's symbolic sizes: how they are imported depends on their signs."""
+    for node in module.graph.find_nodes(op="placeholder"):
+        meta = node.meta.get("val")
+        for size in meta.shape if isinstance(meta, torch.Tensor) else (meta,):
+            if isinstance(size, torch.SymInt):
+                ranges: dict[Any, Any] = size.node.shape_env.var_to_range
+                return sorted(f"{symbol} in {bounds}" for symbol, bounds in ranges.items())
+    return []
 
 
 def weft_version() -> str:
@@ -122,11 +136,10 @@ def load(key: str) -> tuple[Plan, bytes, Calling] | None:
     try:
         plan = decode(entry.meta["plan"], _CLASSES)
         calling = decode(entry.meta["calling"], _CLASSES)
+        code = entry.blobs["code"]
     except (WeftError, KeyError):
         return None
-    if not isinstance(plan, Plan) or not isinstance(calling, Calling):
-        return None
-    return plan, entry.blobs["code"], calling
+    return (plan, code, calling) if isinstance(plan, Plan) and isinstance(calling, Calling) else None
 
 
 def store(key: str, plan: Plan, code: bytes, calling: Calling) -> None:
