@@ -14,7 +14,7 @@ from weft.frontends.torch.dtypes import Operand
 from weft.frontends.torch.sizes import size_of
 from weft.frontends.torch.strides import storage_order
 from weft.ir.expr import Expr, Size
-from weft.ir.types import boolean, i64
+from weft.ir.types import boolean, contiguous_strides, i64
 
 Sizes = Sequence[Size]
 
@@ -200,8 +200,15 @@ def _relative_offset(b: ImportBuilder, offset: Size | None) -> Size:
 
 @aten("diagonal", "diagonal_copy")
 def diagonal(b: ImportBuilder, x: SSAValue, offset: int = 0, dim1: int = 0, dim2: int = 1) -> SSAValue:
-    rank = b.rank(x)
-    return b.emit("diagonal", x, dim1=normal_dim(dim1, rank), dim2=normal_dim(dim2, rank), offset=offset)
+    shape, result = b.shape(x), b.result.shape
+    dim1, dim2 = normal_dim(dim1, len(shape)), normal_dim(dim2, len(shape))
+    if isinstance(result[-1], int):
+        return b.emit("diagonal", x, dim1=dim1, dim2=dim2, offset=offset)
+    # Tracing knows of symbolic sizes that the diagonal is not empty, and says so in the result's.
+    strides = contiguous_strides(shape)
+    rest = [stride for d, stride in enumerate(strides) if d not in (dim1, dim2)]
+    start = strides[dim2] * offset if offset >= 0 else strides[dim1] * -offset
+    return b.emit("as_strided", x, shape=result, strides=(*rest, strides[dim1] + strides[dim2]), offset=start)
 
 
 @aten("diagonal_scatter")
