@@ -33,7 +33,7 @@ from weft.frontends.torch.encoding import NumberArgument, TensorArgument
 from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed, Returned, Viewed
 from weft.frontends.torch.inlining import record_random_results, trace_decomposition
 from weft.frontends.torch.locations import location_of, user_line
-from weft.frontends.torch.opaque import is_pure, make_opaque
+from weft.frontends.torch.opaque import as_drawn, is_pure, make_opaque
 from weft.frontends.torch.report import Fallback, note_fallback, note_targets
 from weft.frontends.torch.signature import annotate
 from weft.frontends.torch.sizes import Source, read_symbols, size_of, sizes_of
@@ -210,7 +210,7 @@ class _Importer:
         except WeftError as error:
             while self.block.last_op is not last:
                 self.block.erase_op(self.block.last_op)  # pyright: ignore[reportArgumentType]
-            return self._opaque(node.target, node.args, node.kwargs, _meta(node), error.message)
+            return self._opaque(as_drawn(node), node.args, node.kwargs, _meta(node), error.message)
         return value
 
     def _write_back(self, node: fx.Node) -> Any:

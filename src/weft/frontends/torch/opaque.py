@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch import fx
 from xdsl.dialects.builtin import LocationAttr
 
 from weft.frontends.torch.complex_numbers import as_real
@@ -44,6 +45,18 @@ def is_pure(target: Any) -> bool:
         and not target._schema.is_mutable
         and torch.Tag.nondeterministic_seeded not in target.tags
     )
+
+
+def as_drawn(node: fx.Node) -> Any:
+    """The operator to call for a node, if it draws random numbers the one that eager uses.
+
+    Tracing turns `bernoulli_` of a new tensor into `bernoulli`, which draws row by row whatever the strides are.
+    """
+    aten = torch.ops.aten
+    new = (aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default, aten.empty_like.default)
+    if node.target is aten.bernoulli.p and isinstance(source := node.args[0], fx.Node) and source.target in new:
+        return aten.bernoulli_.float
+    return node.target
 
 
 def make_opaque(
