@@ -114,10 +114,10 @@ class _Grouping:
         for group in producers:
             if isinstance(op, GraphOp) and self._fits(op, group) and self._acyclic(group, producers):
                 self._join(op, group)
+                self._depend(group, producers)
                 for other in producers:
                     if other is not group:
                         self._try_merge(group, other, op)
-                self._depend(group, producers)
                 return
         if not isinstance(op, GraphOp) and self.last_alone is not None:
             producers[self.last_alone] = None
@@ -205,7 +205,7 @@ class _Grouping:
         kinds = {group.kind, other.kind}
         if not kinds <= {"pointwise", "rows"} or (len(kinds) == 1 and other.dims != group.dims):
             return
-        if other.number in group.before or group.number in other.before:
+        if group.number in other.before:
             return
         if not self._reads_in_place(op, other):
             return
@@ -218,6 +218,7 @@ class _Grouping:
             self.group_of[member] = group
         self.groups.remove(other)
         group.before |= other.before
+        group.before.discard(other.number)
         for g in self.groups:
             if other.number in g.before:
                 g.before.discard(other.number)
