@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import lru_cache
 from typing import TypeAlias
@@ -12,7 +13,7 @@ from xdsl.irdl import irdl_attr_definition
 
 from weft.errors import DTypeError
 from weft.ir.expr import Expr, parse_size
-from weft.ir.types import DType, dtype_of, element_type
+from weft.ir.types import DType, dtype_of, element_type, remembered
 
 Value: TypeAlias = "bool | int | float | str | DType | Expr | tuple[Value, ...] | None"
 
@@ -62,6 +63,7 @@ def _to_attribute(value: Value, _key: object) -> Attribute:
             return builtin.ArrayAttr(to_attribute(item) for item in value)
 
 
+@remembered
 @lru_cache(maxsize=4096)
 def from_attribute(attribute: Attribute) -> Value:
     """The Python value an attribute stands for."""
@@ -85,3 +87,13 @@ def from_attribute(attribute: Attribute) -> Value:
                 return dtype_of(attribute)
             except DTypeError as error:
                 raise DTypeError(f"attribute {attribute} has no Python value") from error
+
+
+_NUMBERS = itertools.count()
+
+
+@remembered
+@lru_cache(maxsize=1 << 16)
+def identity_of(attribute: Attribute) -> int:
+    """A number that only equal attributes share, for keys that are compared often. It means nothing elsewhere."""
+    return next(_NUMBERS)

@@ -117,6 +117,11 @@ class Expr:
         return mod(other, self)
 
     @cached_property
+    def is_polynomial(self) -> bool:
+        """Whether there is nothing in it but symbols: no quotients, remainders or extrema."""
+        return all(atom.kind == "symbol" for monomial, _ in self.terms for atom in monomial)
+
+    @cached_property
     def symbols(self) -> frozenset[str]:
         """The names of all symbols in the expression, those inside quotients too."""
         names: set[str] = set()
@@ -161,8 +166,8 @@ def _canonical(terms: Mapping[Monomial, int]) -> Size:
     kept = [(monomial, coefficient) for monomial, coefficient in terms.items() if coefficient]
     if not kept:
         return 0
-    if len(kept) == 1 and not kept[0][0]:
-        return kept[0][1]
+    if len(kept) == 1:
+        return Expr(tuple(kept)) if kept[0][0] else kept[0][1]
     kept.sort(key=lambda term: (-len(term[0]), tuple(map(str, term[0]))))
     return Expr(tuple(kept))
 
@@ -342,7 +347,7 @@ def _substitute_atom(atom: Atom, values: Mapping[str, Size], bounds: Bounds | No
 
 def simplify(size: Size, bounds: Bounds) -> Size:
     """Use the bounds of the iteration variables to remove quotients and remainders, and join `(a//b)*b + a%b`."""
-    if isinstance(size, int):
+    if isinstance(size, int) or size.is_polynomial:
         return size
     rebuilt: Size = 0
     for monomial, coefficient in size.terms:

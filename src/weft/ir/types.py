@@ -7,9 +7,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
+from typing import TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -20,6 +21,8 @@ from xdsl.utils.hints import isa
 
 from weft.errors import DTypeError
 from weft.ir.expr import Size, parse_size
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -177,6 +180,21 @@ def tensor_type(tensor: Tensor) -> builtin.TensorType[Attribute]:
     return builtin.TensorType(element, shape, encoding)
 
 
+def remembered(function: Callable[[Attribute], _T]) -> Callable[[Attribute], _T]:
+    """A function of attributes that writes its result down on the attribute: looking one up by value takes longer."""
+    key = f"_weft_{function.__name__}"
+
+    @wraps(function)
+    def look_up(attribute: Attribute) -> _T:
+        memory = vars(attribute)
+        if key not in memory:
+            memory[key] = function(attribute)
+        return memory[key]
+
+    return look_up
+
+
+@remembered
 @cache
 def tensor_of(attribute: Attribute) -> Tensor:
     """The tensor an MLIR type stands for."""

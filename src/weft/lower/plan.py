@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from xdsl.dialects.builtin import StringAttr
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from weft.errors import LoweringError
+from weft.ir.attributes import identity_of
 from weft.ir.expr import Size, product, symbols_of
 from weft.ir.types import Tensor, tensor_of
 from weft.lower.constants import Constant, PanelWidth, packing_of, preparing
@@ -133,8 +134,9 @@ class _Planner:
     places: dict[SSAValue, Place] = field(default_factory=dict[SSAValue, Place])
     kernels: dict[str, tile.KernelOp] = field(default_factory=dict[str, tile.KernelOp])
     schedules: dict[str, str] = field(default_factory=dict[str, str])
-    lowered: dict[str, Lowered] = field(default_factory=dict[str, Lowered])
+    lowered: dict[Hashable, Lowered] = field(default_factory=dict[Hashable, Lowered])
     symbols: set[str] = field(default_factory=set[str])
+    work: dict[str, int] = field(default_factory=dict[str, int])
     constants: dict[int, Constant] = field(default_factory=dict[int, Constant])
     packed: dict[Constant, int] = field(default_factory=dict[Constant, int])
 
@@ -261,7 +263,7 @@ class _Planner:
                     tuple(roles[argument.role][argument.number] for argument in call.arguments),
                     kernel.symbols,
                     product(kernel.op.grid.data),
-                    work_of(kernel.op),
+                    self._work(kernel.op),
                     kernel.op.serial is not None,
                     label,
                 )
@@ -293,10 +295,11 @@ class _Planner:
 
     def _lower(self, op: GroupOp, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> tuple[Lowered, str]:
         """Lower a group, or find that an equal one has been lowered before."""
-        key = f"{group_key(op)} {inputs} {outputs}"
+        key = (group_key(op, identity_of), *inputs, *outputs)
         label = "_".join(o.name.removeprefix("graph.") for o in op.block.ops if not getattr(o, "CHEAP", True))[:60]
         if key not in self.lowered:
-            digest = hashlib.sha256(key.encode()).hexdigest()[:12]
+            text = f"{group_key(op, str)} {inputs} {outputs}"
+            digest = hashlib.sha256(text.encode()).hexdigest()[:12]
             name = f"{label or 'copy'}_{digest}"
             lowered = lower(op, name, inputs, outputs)
             for call in lowered.calls:
@@ -304,6 +307,12 @@ class _Planner:
                 self.schedules[call.kernel.op.sym_name.data] = str(call.kernel.schedule)
             self.lowered[key] = lowered
         return self.lowered[key], label
+
+    def _work(self, kernel: tile.KernelOp) -> int:
+        name = kernel.sym_name.data
+        if name not in self.work:
+            self.work[name] = work_of(kernel)
+        return self.work[name]
 
     def _call(self, op: OpaqueOp) -> None:
         operands = tuple(self.places[operand] for operand in op.operands)
@@ -318,21 +327,23 @@ class _Planner:
         self.steps.append(DotStep(a, b, self.places[op.results[0]], "dot"))
 
 
-def group_key(op: GroupOp) -> str:
-    """A text that is equal for groups that compute the same: ops, parameters and types, with values by number."""
+def group_key(op: GroupOp, described: Callable[[Attribute], Hashable]) -> tuple[Hashable, ...]:
+    """What is equal for groups that compute the same: ops, parameters and types, with values by number.
+
+    The types of results follow from the rest.
+    """
     numbers: dict[SSAValue, int] = {}
-    parts: list[str] = []
+    parts: list[Hashable] = []
     for argument in op.block.args:
         numbers[argument] = len(numbers)
-        parts.append(str(tensor_of(argument.type)))
+        parts.append(described(argument.type))
     for inner in op.block.ops:
-        operands = ",".join(str(numbers[operand]) for operand in inner.operands)
-        params = inner.params if isinstance(inner, GraphOp) else {}
-        parts.append(f"{inner.name}({operands}){sorted(params.items(), key=lambda item: item[0])}")
+        parts += (inner.name, *(numbers[operand] for operand in inner.operands))
+        attributes = inner.attributes
+        parts += [(name, described(attributes[name])) for name in sorted(attributes) if "." not in name]
         for result in inner.results:
             numbers[result] = len(numbers)
-            parts.append(str(tensor_of(result.type)))
-    return ";".join(parts)
+    return tuple(parts)
 
 
 def kernel_label(name: str) -> str:

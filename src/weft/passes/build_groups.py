@@ -102,10 +102,15 @@ class ValueLayouts:
         """The layout of a value; None where it takes a copy to have one."""
         if value in self.known:
             return self.known[value]
+        layout: Layout | None = None
         if not isinstance(value, OpResult) or not is_free(value.op):
-            return contiguous(tensor_of(value.type))
-        layout = self.of(value.op.operands[0]) if isinstance(value.op, View) else None
-        return None if layout is None else view_layout(value.op, layout)  # type: ignore[arg-type]
+            layout = contiguous(tensor_of(value.type))
+        elif isinstance(value.op, View):
+            source = self.of(value.op.operands[0])
+            layout = None if source is None else view_layout(value.op, source)
+        if layout is not None:
+            self.known[value] = layout
+        return layout
 
 
 def emit_group(
@@ -115,7 +120,10 @@ def emit_group(
     values: dict[SSAValue, SSAValue],
     before: Operation,
 ) -> GroupOp:
-    """Insert a group that computes `made` by `ops`; free ops are copied into it. `values` maps old values to new."""
+    """Insert a group that computes `made` by `ops`, which move into it; free ops are copied.
+
+    `values` maps the values that ops read to those outside of groups that have them now.
+    """
     members = set(ops)
     inner: dict[SSAValue, SSAValue] = {}
     inputs: list[SSAValue] = []
@@ -124,7 +132,16 @@ def emit_group(
     def bring(value: SSAValue) -> None:
         if value in inner:
             return
-        if isinstance(value, OpResult) and (value.op in members or is_free(value.op)):
+        if isinstance(value, OpResult) and value.op in members:
+            op = value.op
+            for position, operand in enumerate(list(op.operands)):
+                bring(operand)
+                op.operands[position] = inner[operand]
+            op.detach()
+            body.add_op(op)
+            inner.update((result, result) for result in op.results)
+            return
+        if isinstance(value, OpResult) and is_free(value.op):
             for operand in value.op.operands:
                 bring(operand)
             copy = value.op.clone(value_mapper=inner)
@@ -154,7 +171,7 @@ def split_group(group: GroupOp) -> tuple[list[SSAValue], list[GroupOp]]:
     assert block is not None
     values: dict[SSAValue, SSAValue] = dict(zip(group.block.args, group.operands, strict=True))
     parts: list[GroupOp] = []
-    for op in group.block.ops:
+    for op in list(group.block.ops):
         if not isinstance(op, YieldOp) and not is_free(op):
             parts.append(emit_group(block, [op], list(op.results), values, group))
     for old, value in zip(group.results, group.yielded, strict=True):

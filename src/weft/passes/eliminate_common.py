@@ -10,6 +10,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 from xdsl.passes import ModulePass
 
+from weft.ir.attributes import identity_of
 from weft.ops.base import GraphOp
 from weft.ops.graph import FuncOp, OpaqueOp
 from weft.passes.eliminate_dead import is_pure
@@ -29,7 +30,9 @@ class EliminateCommon(ModulePass):
             for candidate in list(function.block.ops):
                 if not isinstance(candidate, GraphOp | OpaqueOp) or not is_pure(candidate):
                     continue
-                key = (candidate.name, tuple(candidate.operands), tuple(sorted(candidate.attributes.items())))
+                attributes = candidate.attributes
+                described = tuple((name, identity_of(attributes[name])) for name in sorted(attributes))
+                key = (candidate.name, tuple(candidate.operands), described)
                 first = seen.setdefault(key, candidate)
                 if first is not candidate:
                     for old, new in zip(candidate.results, first.results, strict=True):

@@ -37,6 +37,7 @@ class Group:
     ops: list[GraphOp]
     dims: tuple[int, ...] = ()
     before: set[int] = field(default_factory=set[int])
+    made: set[SSAValue] = field(default_factory=set[SSAValue])
 
     @property
     def row_shapes(self) -> tuple[tuple[Size, ...], ...]:
@@ -72,7 +73,8 @@ class _Grouping:
 
     def __init__(self, function: FuncOp) -> None:
         self.function = function
-        self.groups: list[Group] = []
+        self.groups: dict[int, Group] = {}
+        self.seen_through: dict[SSAValue, tuple[SSAValue, ...]] = {}
         self.group_of: dict[Operation, Group] = {}
         self.consumers: dict[SSAValue, list[Operation]] = {}
         self.order = {op: position for position, op in enumerate(function.block.ops)}
@@ -92,17 +94,18 @@ class _Grouping:
             self._place(op)
         self._rebuild(operations)
 
-    def _sources(self, values: Iterable[SSAValue]) -> list[SSAValue]:
+    def _sources(self, values: Iterable[SSAValue]) -> Iterable[SSAValue]:
         """What values are computed from, seen through views and cheap constants."""
         found: dict[SSAValue, None] = {}
-        pending = list(values)
-        while pending:
-            value = pending.pop()
+        for value in values:
             if isinstance(value, OpResult) and is_free(value.op):
-                pending.extend(value.op.operands)
+                known = self.seen_through.get(value)
+                if known is None:
+                    known = self.seen_through[value] = tuple(self._sources(value.op.operands))
+                found.update(dict.fromkeys(known))
             else:
                 found[value] = None
-        return list(found)
+        return found
 
     # -- joining ---------------------------------------------------------------------------------------------------
 
@@ -151,7 +154,7 @@ class _Grouping:
 
     def _reads_in_place(self, op: GraphOp, group: Group) -> bool:
         """Whether the op reads the group's values at its own index: not through views or by computed indices."""
-        made = self._made(group)
+        made = group.made
         if isinstance(op, Movement):
             # Of a row one element can be picked: it is computed again, from the row's own reductions.
             picks = op.name == "graph.gather" and group.kind == "rows" and group.dims == (op.params["dim"],)
@@ -171,15 +174,12 @@ class _Grouping:
                 return False
         return True
 
-    def _made(self, group: Group) -> set[SSAValue]:
-        return {result for member in group.ops for result in member.results}
-
     def _moves_domain(self, op: GraphOp, group: Group, shape: tuple[Size, ...]) -> bool:
         """Whether the op can draw the whole group into its own index space: nobody else needs the group's values."""
         if isinstance(op, Movement) and not isinstance(op, View):
             return False
         members = set(group.ops)
-        for value in self._made(group):
+        for value in group.made:
             users = self.consumers.get(value, [])
             if any(user is not op and user not in members for user in users):
                 return False
@@ -196,6 +196,7 @@ class _Grouping:
         elif not group.takes(tensor_of(op.results[0].type).shape):
             group.shape = tensor_of(op.results[0].type).shape
         group.ops.append(op)
+        group.made.update(op.results)
         self.group_of[op] = group
 
     def _try_merge(self, group: Group, other: Group, op: GraphOp) -> None:
@@ -209,17 +210,18 @@ class _Grouping:
             return
         if not self._reads_in_place(op, other):
             return
-        if any(other.number in g.before and g.number in group.before for g in self.groups):
+        if any(other.number in g.before and g.number in group.before for g in self.groups.values()):
             return
         group.ops = self._in_order([*group.ops, *other.ops])
         if other.kind == "rows":
             group.kind, group.dims = other.kind, other.dims
         for member in other.ops:
             self.group_of[member] = group
-        self.groups.remove(other)
+        group.made |= other.made
+        del self.groups[other.number]
         group.before |= other.before
         group.before.discard(other.number)
-        for g in self.groups:
+        for g in self.groups.values():
             if other.number in g.before:
                 g.before.discard(other.number)
                 g.before |= {group.number} | group.before
@@ -243,8 +245,8 @@ class _Grouping:
                     kind = "anchor"
                 case _:
                     kind = "alone"
-        group = Group(len(self.group_of) + 1, kind, shape, [op], dims)  # type: ignore[list-item]
-        self.groups.append(group)
+        group = Group(len(self.group_of) + 1, kind, shape, [op], dims, made=set(op.results))  # type: ignore[list-item]
+        self.groups[group.number] = group
         self.group_of[op] = group
         self._depend(group, producers)
 
@@ -252,11 +254,13 @@ class _Grouping:
         """Record that the group runs after its producers, for itself and for all that run after it."""
         new: set[int] = set()
         for producer in producers:
-            if producer is not group and producer in self.groups:
+            if producer is not group and producer.number in self.groups:
                 new |= {producer.number} | producer.before
         new.discard(group.number)
+        if new <= group.before:
+            return
         group.before |= new
-        for other in self.groups:
+        for other in self.groups.values():
             if group.number in other.before:
                 other.before |= new
 
@@ -308,7 +312,7 @@ class _Grouping:
     def _sorted(self) -> list[Group]:
         done: dict[int, None] = {}
         ordered: list[Group] = []
-        pending = sorted(self.groups, key=lambda g: self.order[g.ops[-1]])
+        pending = sorted(self.groups.values(), key=lambda g: self.order[g.ops[-1]])
         while pending:
             ready = next(g for g in pending if all(n in done for n in g.before))
             pending.remove(ready)

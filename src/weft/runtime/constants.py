@@ -5,16 +5,21 @@ Programs know nothing of torch, so neither does this: arrays in, arrays out.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from weft.backends.reference.graph import run
 from weft.errors import GuardError
 from weft.ir.attributes import from_attribute
+from weft.lower.constants import Constant
 from weft.lower.plan import Plan
 from weft.ops.dialect import parse_module
 from weft.ops.graph import FuncOp
+
+_MOST_THREADS = 8
 
 
 def prepared(plan: Plan, prepare: FuncOp | None, given: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
@@ -24,11 +29,14 @@ def prepared(plan: Plan, prepare: FuncOp | None, given: Sequence[np.ndarray]) ->
     if prepare is None and plan.prepare:
         (prepare,) = (op for op in parse_module(plan.prepare).body.block.ops if isinstance(op, FuncOp))
     sources = [*given, *([] if prepare is None else _results(prepare, given))]
-    arrays: dict[int, np.ndarray] = {}
-    for constant in plan.constants:
+
+    def made(constant: Constant) -> np.ndarray:
         array = sources[constant.source]
-        arrays[constant.buffer] = array if constant.packing is None else constant.packing.pack(array)
-    return arrays
+        return array if constant.packing is None else constant.packing.pack(array)
+
+    # Packing is copying, which NumPy does without holding the interpreter.
+    with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as pool:
+        return dict(zip((constant.buffer for constant in plan.constants), pool.map(made, plan.constants), strict=True))
 
 
 def _results(prepare: FuncOp, given: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import operator
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -90,7 +92,20 @@ def compile_graph(
         record.nodes = len(module.graph.nodes)
         record.guards = shape_guards(example_inputs) if is_recording() else []
         frozen = frozen_arguments(module, name, config, traced_inputs)
-        return _callable(module, name, config, frozen, record)
+        with _without_collection():
+            return _callable(module, name, config, frozen, record)
+
+
+@contextmanager
+def _without_collection() -> Generator[None]:
+    """No garbage collection: it would walk all of the user's objects, several times, to find little."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _callable(
