@@ -203,6 +203,14 @@ def test_complex_arguments_and_results() -> None:
     check(function, torch.randn(3, 4), torch.randn(4, 3, dtype=torch.complex64).t())
 
 
+def test_a_conjugate_beside_what_it_is_of() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.fft.fft(x)
+        return y, y.conj(), y.conj().imag
+
+    check(function, torch.randn(6))
+
+
 def test_attention_stays_whole_at_inference() -> None:
     q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
     mask = torch.randn(5, 5)

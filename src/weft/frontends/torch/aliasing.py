@@ -39,11 +39,13 @@ def memory_owners(nodes: Iterable[fx.Node], items: Sequence[Any]) -> dict[fx.Nod
         if (storage := _storage(node)) in shared:
             owners.setdefault(storage, node)
     owned = {item: owners[storage] for item, storage in storages.items() if storage in shared}
-    return {
-        item: owner
-        for item, owner in owned.items()
-        if _is_made(owner) and owner.meta["val"].dtype == item.meta["val"].dtype
-    }
+    return {item: owner for item, owner in owned.items() if _is_made(owner) and _reading(owner) == _reading(item)}
+
+
+def _reading(node: fx.Node) -> tuple[torch.dtype, bool, bool]:
+    """How the memory of a tensor is read: its type, and whether conjugated or negated on the way."""
+    meta: torch.Tensor = node.meta["val"]
+    return meta.dtype, meta.is_conj(), meta.is_neg()
 
 
 def _is_made(node: fx.Node) -> bool:
