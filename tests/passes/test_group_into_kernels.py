@@ -189,3 +189,36 @@ def test_symbolic_sizes(passes: Any) -> None:
 
     made = steps(passes, tensors, body, rtol=1e-5, s0=3)
     assert [type(step) for step in made] == [DotStep, KernelStep]
+
+
+def test_a_value_is_written_as_a_product_reads_it(passes: Any) -> None:
+    """The heads of attention are merged by the strides of what it writes: no copy."""
+    tensors = {"q": Tensor(f32, (2, 3, 4, 5)), "w": Tensor(f32, (15, 6))}
+
+    def body(b: Any, q: Any, w: Any) -> Any:
+        merged = b.reshape(b.permute(b.attention(q, q, q, causal=True, scale=0.5), dims=(0, 2, 1, 3)), shape=(8, 15))
+        return b.dot(merged, w)
+
+    module = passes.apply(cpu_passes(Config()), passes.built(tensors, body), rtol=1e-5)
+    plan = build_plan(passes.function(module)).plan
+    assert [type(step) for step in plan.steps] == [KernelStep, DotStep]
+    (temporary,) = (buffer for buffer in plan.buffers if buffer.role == "temporary")
+    assert temporary.tensor.shape == (2, 3, 4, 5) and temporary.layout.strides == (60, 5, 15, 1)
+
+
+def test_others_read_row_major_values(passes: Any) -> None:
+    def body(b: Any, x: Any, w: Any) -> Any:
+        y = b.exp(x)
+        return [b.dot(b.reshape(b.permute(y, dims=(1, 0, 2)), shape=(6, 4)), w), b.dot(b.reshape(y, shape=(6, 4)), w)]
+
+    made = steps(passes, {"x": Tensor(f32, (2, 3, 4)), "w": Tensor(f32, (4, 5))}, body, rtol=1e-5)
+    assert [type(step) for step in made].count(KernelStep) == 2
+
+
+def test_the_rotation_of_halves_is_one_kernel(passes: Any) -> None:
+    def body(b: Any, x: Any, cos: Any, sin: Any) -> Any:
+        low, high = (b.slice(x, starts=(0, 0, n), shape=(3, 4, 4), steps=(1, 1, 1)) for n in (0, 4))
+        return b.add(b.mul(x, cos), b.mul(b.concat(b.neg(high), low, dim=2), sin))
+
+    made = steps(passes, {"x": Tensor(f32, (3, 4, 8)), "cos": Tensor(f32, (4, 8)), "sin": Tensor(f32, (4, 8))}, body)
+    assert [type(step) for step in made] == [KernelStep]

@@ -108,3 +108,16 @@ def blas_takes(tensor: Tensor, layout: Layout) -> bool:
     plain = (column_step == 1 or columns == 1) and (rows == 1 or is_nonnegative(row_step - columns))
     turned = (row_step == 1 or rows == 1) and (columns == 1 or is_nonnegative(column_step - rows))
     return plain or turned
+
+
+def is_dense(tensor: Tensor, layout: Layout) -> bool:
+    """Whether a layout is row-major for some order of the dimensions: no gaps, nothing twice."""
+    left = [(size, stride) for size, stride in zip(tensor.shape, layout.strides, strict=True) if size != 1]
+    step: Size = 1
+    while left:
+        innermost = next((each for each in left if each[1] == step), None)
+        if innermost is None:
+            return False
+        left.remove(innermost)
+        step = step * innermost[0]
+    return layout.offset == 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xdsl.ir import Block, Operation, OpResult, Region, SSAValue
+from xdsl.ir import Attribute, Block, Operation, OpResult, Region, SSAValue
 
 from weft.ir.attributes import from_attribute
 from weft.ir.types import tensor_of
@@ -75,16 +75,22 @@ def _written_for(value: SSAValue, layout: Layout) -> tuple[SSAValue, Layout | No
     return root, inner
 
 
-def row_major_calls(function: FuncOp) -> set[SSAValue]:
+def fitting_calls(function: FuncOp) -> set[SSAValue]:
     """The results that a call to the framework gives as they are wanted."""
     returned = list(function.returned.operands)
     strides = strides_of(function, "result_strides", len(returned))
-    return {value for value, s in zip(returned, strides, strict=True) if not s and isinstance(value.owner, OpaqueOp)}
+    return {value for value, wanted in zip(returned, strides, strict=True) if _called_so(value, wanted)}
 
 
-def strides_of(function: FuncOp, name: str, count: int) -> Sequence[Any]:
-    """The strides of the arguments or results, each None where row-major."""
-    attribute = function.attributes.get(name)
+def _called_so(value: SSAValue, wanted: Any) -> bool:
+    if not isinstance(value, OpResult) or not isinstance(call := value.op, OpaqueOp):
+        return False
+    return strides_of(call, "result_strides", len(call.results))[value.index] == wanted
+
+
+def strides_of(op: FuncOp | GroupOp | OpaqueOp, name: str, count: int) -> Sequence[Any]:
+    """The strides of the arguments or results of a function, a group or a call, each None where row-major."""
+    attribute = op.attributes.get(name)
     return (None,) * count if attribute is None else from_attribute(attribute)  # type: ignore[return-value]
 
 
@@ -97,6 +103,10 @@ class ValueLayouts:
         self.known: dict[SSAValue, Layout] = {}
         self.known.update((value, Layout(s)) for value, s in zip(arguments, strides, strict=True) if s)
         self.known.update((root, target.layout) for root, target in result_targets(function).items())
+        for op in function.block.ops:
+            if isinstance(op, OpaqueOp):
+                given = strides_of(op, "result_strides", len(op.results))
+                self.known.update((value, Layout(s)) for value, s in zip(op.results, given, strict=True) if s)
 
     def of(self, value: SSAValue) -> Layout | None:
         """The layout of a value; None where it takes a copy to have one."""
@@ -182,3 +192,22 @@ def split_group(group: GroupOp) -> tuple[list[SSAValue], list[GroupOp]]:
     group.detach()
     group.erase()
     return results, parts
+
+
+def group_key(op: GroupOp, described: Callable[[Attribute], Hashable]) -> tuple[Hashable, ...]:
+    """What is equal for groups that compute the same: ops, parameters and types, with values by number.
+
+    The types of results follow from the rest.
+    """
+    numbers: dict[SSAValue, int] = {}
+    parts: list[Hashable] = []
+    for argument in op.block.args:
+        numbers[argument] = len(numbers)
+        parts.append(described(argument.type))
+    for inner in op.block.ops:
+        parts += (inner.name, *(numbers[operand] for operand in inner.operands))
+        attributes = inner.attributes
+        parts += [(name, described(attributes[name])) for name in sorted(attributes) if "." not in name]
+        for result in inner.results:
+            numbers[result] = len(numbers)
+    return tuple(parts)

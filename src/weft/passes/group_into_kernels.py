@@ -16,13 +16,22 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.passes import ModulePass
 
+from weft.ir.attributes import to_attribute
 from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, GraphOp, Movement, Reduction, Scan, Scatter, Structured, View
-from weft.ops.graph import FuncOp, ReturnOp
-from weft.ops.layouts import blas_takes, contiguous
+from weft.ops.graph import FuncOp, GroupOp, ReturnOp
+from weft.ops.layouts import blas_takes, contiguous, source_layout
 from weft.ops.reduce import DimensionReduction
-from weft.passes.build_groups import CLAIM, ValueLayouts, emit_group, is_free, result_targets, row_major_calls
+from weft.passes.build_groups import (
+    CLAIM,
+    ValueLayouts,
+    emit_group,
+    fitting_calls,
+    is_free,
+    result_targets,
+    strides_of,
+)
 
 _MOST_OPS = 48
 
@@ -175,15 +184,19 @@ class _Grouping:
         return True
 
     def _moves_domain(self, op: GraphOp, group: Group, shape: tuple[Size, ...]) -> bool:
-        """Whether the op can draw the whole group into its own index space: nobody else needs the group's values."""
-        if isinstance(op, Movement) and not isinstance(op, View):
+        """Whether the op can draw the whole group into its own index space: nobody else needs the group's values.
+
+        A concatenation or padding reads each of its operands' elements once, so that nothing is computed twice.
+        """
+        once = op.name in ("graph.concat", "graph.pad")
+        if isinstance(op, Movement) and not isinstance(op, View) and not once:
             return False
         members = set(group.ops)
         for value in group.made:
             users = self.consumers.get(value, [])
             if any(user is not op and user not in members for user in users):
                 return False
-        return product(shape) == product(group.shape)
+        return once or product(shape) == product(group.shape)
 
     def _acyclic(self, group: Group, producers: Iterable[Group]) -> bool:
         return all(group.number not in other.before for other in producers if other is not group)
@@ -289,7 +302,7 @@ class _Grouping:
             if made:
                 emit_group(block, group.ops, made, values, returned)
         written = {target.result for target in self.targets.values()}
-        called = row_major_calls(self.function)
+        called = fitting_calls(self.function)
         for position, operand in enumerate(list(returned.operands)):
             if operand in written:
                 self._emit_chain(operand, values, returned)
@@ -325,11 +338,34 @@ class _Grouping:
         for value in op.operands:
             layout = self.layouts.of(value)
             takes = not isinstance(op, GraphOp) or (layout is not None and blas_takes(tensor_of(value.type), layout))
-            if layout is not None and takes:
+            if (layout is not None and takes) or self._is_written_so(value, op, values):
                 self._emit_chain(value, values, before)
             else:
                 emit_group(self.function.block, [], [value], values, before)
                 self.layouts.known[value] = contiguous(tensor_of(value.type))
+
+    def _is_written_so(self, value: SSAValue, op: Operation, values: dict[SSAValue, SSAValue]) -> bool:
+        """Let the group that makes what a value is a view of write it as the op wants to read the value, if it can."""
+        root, layout = value, contiguous(tensor_of(value.type))
+        chain: list[SSAValue] = []
+        while isinstance(root, OpResult) and isinstance(root.op, View):
+            below = source_layout(root.op, layout)
+            if below is None:
+                return False
+            chain.append(root)
+            root, layout = root.op.operands[0], below
+        made = values.get(root)
+        if self.consumers.get(root) != [op] or root in self.targets or not isinstance(made, OpResult):
+            return False
+        if not isinstance(group := made.op, GroupOp):
+            return False
+        strides = [None if other is not made else layout.strides for other in group.results]
+        known = strides_of(group, "result_strides", len(strides))
+        group.attributes["result_strides"] = to_attribute(tuple(a or b for a, b in zip(strides, known, strict=True)))
+        for each in chain:
+            self.layouts.known.pop(each, None)
+        self.layouts.known[root] = layout
+        return True
 
     def _emit_chain(self, value: SSAValue, values: dict[SSAValue, SSAValue], before: Operation) -> None:
         """Make a value by views of what there is."""

@@ -6,7 +6,6 @@ of sines) becomes an argument of the same kind, filled by the second function. N
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,11 +15,12 @@ from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.passes import ModulePass
 
 from weft.ir.attributes import to_attribute
-from weft.ir.expr import Size, parse_size, product
+from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise
 from weft.ops.graph import FuncOp, OpaqueOp, ReturnOp
 from weft.passes.build_groups import is_free, strides_of
+from weft.passes.choose_layouts import wanted_strides
 from weft.passes.constant_values import constant_arguments, fixed_values
 
 _CHEAP = frozenset(
@@ -153,6 +153,5 @@ def _wanted_strides(value: SSAValue) -> tuple[Size, ...] | None:
     for use in value.uses:
         if not isinstance(use.operation, OpaqueOp):
             return None
-        strides = json.loads(use.operation.arguments.data).get("strides", {}).get(str(use.index))
-        wanted.add(None if strides is None else tuple(parse_size(stride) for stride in strides))
+        wanted.add(wanted_strides(use.operation).get(use.index))
     return wanted.pop() if len(wanted) == 1 else None

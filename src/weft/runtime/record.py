@@ -81,6 +81,8 @@ class CompilationRecord:
     schedules: dict[str, str] = field(default_factory=dict[str, str])
     kernels: list[KernelRecord] = field(default_factory=list[KernelRecord])
     claims: list[ClaimRecord] = field(default_factory=list[ClaimRecord])
+    blocks: list[str] = field(default_factory=list[str])
+    """Regions that stand several times in the program, and share their kernels."""
     fallbacks: list[Fallback] = field(default_factory=list[Fallback])
     arenas: dict[str, int] = field(default_factory=dict[str, int])
     """Bytes of temporaries for each set of sizes that the program ran with."""

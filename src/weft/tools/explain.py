@@ -160,7 +160,9 @@ def _report(explanation: Explanation) -> list[RenderableType]:
     parts: list[RenderableType] = []
     if not records:
         parts.append("No graph reached Weft: is a function compiled with backend='weft', and called?")
-    parts.extend(_graph(number, record) for number, record in enumerate(records, 1))
+    for number, record in enumerate(records, 1):
+        parts.append(_graph(number, record))
+        parts.extend(Text(f"  repeated: {block}") for block in record.blocks)
     if records:
         parts.append(_times(records))
     if kernels := _kernels(records):

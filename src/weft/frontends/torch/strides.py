@@ -29,6 +29,18 @@ def unusual_strides(meta: Any, exact: bool = False) -> tuple[Size, ...] | None:
     return strides
 
 
+def dense_strides(meta: Any) -> tuple[Size, ...] | None:
+    """The strides of a captured tensor that lies dense in memory, but not row-major: with channels innermost, say."""
+    strides = None if meta.is_complex() else unusual_strides(meta)
+    if strides is None:
+        return None
+    try:
+        storage_order(meta)
+    except UnsupportedError:
+        return None
+    return strides
+
+
 def restrided(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """The tensor with these strides: itself where it has them already, else a copy."""
     if tensor.stride() == tuple(strides):

@@ -1,0 +1,127 @@
+"""Decide how values lie in memory where a call to the framework has a say: as it reads them, without a copy between.
+
+A convolution over channels that lie innermost gives such a result, and the importer says so (`result_strides` of the
+call); kernels read any strides. What is left is to let kernels write what such a call reads next.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import ClassVar
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.passes import ModulePass
+
+from weft.ir.attributes import to_attribute
+from weft.ir.expr import Size, parse_size
+from weft.ir.types import tensor_of
+from weft.ops.base import View
+from weft.ops.graph import FuncOp, GroupOp, OpaqueOp
+from weft.ops.layouts import Layout, is_dense, source_layout
+from weft.passes.build_groups import result_targets, strides_of
+
+
+@dataclass(frozen=True)
+class ChooseLayouts(ModulePass):
+    """A group writes its result in the strides that a call reads it in.
+
+    %y = graph.group(%x) { ... }                          %y = graph.group(%x) { ... }
+    %z = graph.opaque %y (strides 48, 1, 12, 3)     →         {result_strides = [[48, 1, 12, 3]]}
+                                                          %z = graph.opaque %y (strides 48, 1, 12, 3)
+
+    Only where all calls that read the value want it so; products by a library and results want it row-major. Values
+    that only kernels read lie as what they are computed from does.
+    """
+
+    name: ClassVar[str] = "choose_layouts"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for function in op.body.block.ops:
+            if isinstance(function, FuncOp):
+                choice = _Choice(function)
+                choice.follow_readers()
+                choice.follow_operands()
+
+
+class _Choice:
+    """The choice of layouts for one function; `strides` has those that are not row-major."""
+
+    def __init__(self, function: FuncOp) -> None:
+        self.function = function
+        self.targets = result_targets(function)
+        arguments = list(function.block.args)
+        given = strides_of(function, "arg_strides", len(arguments))
+        self.strides: dict[SSAValue, tuple[Size, ...]] = {
+            value: each for value, each in zip(arguments, given, strict=True) if each
+        }
+
+    def follow_readers(self) -> None:
+        """Let groups write what calls read as they read it."""
+        for call in self.function.block.ops:
+            if not isinstance(call, OpaqueOp):
+                continue
+            for place, strides in wanted_strides(call).items():
+                root, layout = _below_views(call.operands[place], Layout(strides))
+                if layout is not None:
+                    self._write(root, layout)
+
+    def follow_operands(self) -> None:
+        """Let groups write in the order in which they read, where nobody minds."""
+        for op in self.function.block.ops:
+            if isinstance(op, OpaqueOp | GroupOp):
+                given = strides_of(op, "result_strides", len(op.results))
+                self.strides.update((value, each) for value, each in zip(op.results, given, strict=True) if each)
+            if not isinstance(op, GroupOp):
+                continue
+            for result in op.results:
+                alike = [operand for operand in op.operands if operand.type == result.type]
+                orders = {self.strides.get(operand) for operand in alike}
+                if result not in self.strides and len(orders) == 1 and (strides := orders.pop()) is not None:
+                    self._write(result, Layout(strides))
+
+    def _write(self, value: SSAValue, layout: Layout) -> None:
+        if not isinstance(value, OpResult) or not isinstance(group := value.op, GroupOp):
+            return
+        if value in self.targets or not is_dense(tensor_of(value.type), layout) or not _is_wanted_so(value, layout):
+            return
+        known = list(strides_of(group, "result_strides", len(group.results)))
+        known[value.index] = self.strides[value] = layout.strides
+        group.attributes["result_strides"] = to_attribute(tuple(known))
+
+
+def wanted_strides(call: OpaqueOp) -> dict[int, tuple[Size, ...]]:
+    """The strides in which a call reads its operands, where these are not row-major, by their places."""
+    given: dict[str, list[str]] = json.loads(call.arguments.data).get("strides", {})
+    return {int(place): tuple(map(parse_size, strides)) for place, strides in given.items()}
+
+
+def _below_views(value: SSAValue, layout: Layout) -> tuple[SSAValue, Layout | None]:
+    """What a value is a view of, and how that must lie for the value to lie as given."""
+    below: Layout | None = layout
+    while below is not None and isinstance(value, OpResult) and isinstance(value.op, View):
+        below = source_layout(value.op, below)
+        value = value.op.operands[0]
+    return value, below
+
+
+def _is_wanted_so(root: SSAValue, layout: Layout) -> bool:
+    """Whether everyone who cares wants a value in this layout."""
+    pending = [root]
+    while pending:
+        value = pending.pop()
+        for use in value.uses:
+            reader = use.operation
+            if isinstance(reader, View):
+                pending.append(reader.results[0])
+            elif not isinstance(reader, GroupOp) and not _reads_so(reader, use.index, root, layout):
+                return False
+    return True
+
+
+def _reads_so(reader: Operation, place: int, root: SSAValue, layout: Layout) -> bool:
+    if not isinstance(reader, OpaqueOp) or place not in (wanted := wanted_strides(reader)):
+        return False
+    return _below_views(reader.operands[place], Layout(wanted[place])) == (root, layout)

@@ -1,0 +1,58 @@
+"""Channels that lie innermost stay innermost: around calls to torch's libraries nothing is copied to and fro."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from weft.frontends.torch import opaque
+from weft.runtime.record import recording
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of the operands that had to be copied for a call."""
+    found: list[tuple[int, ...]] = []
+    original = opaque.restrided
+
+    def count(tensor: torch.Tensor, strides: Any) -> torch.Tensor:
+        if tensor.stride() != tuple(strides):
+            found.append(tuple(tensor.shape))
+        return original(tensor, strides)
+
+    monkeypatch.setattr(opaque, "restrided", count)
+    return found
+
+
+def test_channels_last(copies: list[tuple[int, ...]]) -> None:
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3, padding=1), nn.ReLU()),
+        *(nn.MaxPool2d(2), nn.Conv2d(16, 4, 1)),
+    ).eval()
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="weft", options={"cache": False})
+    with torch.no_grad(), recording() as records:
+        found, expected = compiled(x), model(x)
+    torch.testing.assert_close(found, expected)
+    assert found.stride() == expected.stride()
+    assert copies == []
+    plan = records[0].plan
+    assert plan is not None
+    images = [buffer for buffer in plan.buffers if buffer.role == "temporary" and buffer.tensor.rank == 4]
+    assert images and all(buffer.layout.strides[1] == 1 for buffer in images)
+
+
+def test_row_major_images(copies: list[tuple[int, ...]]) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten()).eval()
+    x = torch.randn(2, 3, 8, 8)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="weft", options={"cache": False})
+    with torch.no_grad():
+        found, expected = compiled(x), model(x)
+    torch.testing.assert_close(found, expected)
+    assert found.stride() == expected.stride() and copies == []
