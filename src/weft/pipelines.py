@@ -16,9 +16,11 @@ from weft.backends.cpu.target import CpuTarget, compile_object, target_for
 from weft.config import Config
 from weft.lower.plan import Plan, build_plan
 from weft.ops.graph import FuncOp
+from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
 from weft.passes.eliminate_common import EliminateCommon
 from weft.passes.eliminate_dead import EliminateDead
+from weft.passes.find_repeated_blocks import repeated_blocks
 from weft.passes.fold_batch_norm import FoldBatchNorm
 from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
@@ -26,7 +28,8 @@ from weft.passes.hoist_constants import HoistConstants
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
-from weft.runtime.record import CompilationRecord, compilation
+from weft.passes.update_in_place import UpdateInPlace
+from weft.runtime.record import CompilationRecord, compilation, is_recording
 
 
 def cpu_passes(config: Config) -> list[ModulePass]:
@@ -42,6 +45,8 @@ def cpu_passes(config: Config) -> list[ModulePass]:
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict),
         GroupIntoKernels(),
+        ChooseLayouts(),
+        UpdateInPlace(),
     ]
 
 
@@ -79,6 +84,7 @@ def compile_cpu(function: FuncOp, config: Config, target: CpuTarget | None = Non
         report.imported(function)
         run_passes(module, cpu_passes(config), report, verify=config.verify)
         report.program("grouped", function)
+        report.blocks = list(map(str, repeated_blocks(function))) if is_recording() else []
         start = time.perf_counter()
         planned = build_plan(function, lambda dtype: blocking(target, dtype).columns)
         start = report.measure("lower_to_tile", start)

@@ -12,8 +12,9 @@ graph.group(%x) {                      tile.kernel @softmax grid [s0] {
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, cast
 
 from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr
@@ -46,8 +47,14 @@ class Kernel:
     schedule: Schedule | Blocks
 
 
-def lower_group(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Kernel:
-    """Lower a group whose operands and results have the given layouts."""
+def lower_group(
+    group: GroupOp,
+    name: str,
+    inputs: Sequence[Layout],
+    outputs: Sequence[Layout],
+    in_place: Mapping[int, int] = MappingProxyType({}),
+) -> Kernel:
+    """Lower a group whose operands and results have the given layouts; `in_place` results are written over operands."""
     layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
     reductions = [op for op in group.block.ops if isinstance(op, Reduction)]
     domain = _domain(group, reductions)
@@ -66,7 +73,7 @@ def lower_group(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Se
     if not indexed:  # columns may be combined in any order: those that lie one after the other come last
         domain.column_runs.sort(key=lambda run: contiguous_bytes(run, addresses))
     schedule = choose_schedule(domain, addresses, indexed=indexed)
-    return _Lowering(group, name, layouts, outputs, domain, indices, reductions, schedule).kernel()
+    return _Lowering(group, name, layouts, outputs, in_place, domain, indices, reductions, schedule).kernel()
 
 
 def _domain(group: GroupOp, reductions: Sequence[Reduction]) -> Domain:
@@ -156,6 +163,7 @@ class _Lowering:
     name: str
     layouts: dict[SSAValue, Layout]
     outputs: Sequence[Layout]
+    in_place: Mapping[int, int]
     domain: Domain
     indices: Sequence[Sequence[Size]]
     reductions: Sequence[Reduction]
@@ -163,18 +171,24 @@ class _Lowering:
 
     def kernel(self) -> Kernel:
         names = group_symbols(self.group, [*self.layouts.values(), *self.outputs])
-        values = [*self.group.block.args, *self.group.yielded]
+        arguments = self.group.block.args
+        written = [value for result, value in enumerate(self.group.yielded) if result not in self.in_place]
+        values = [*arguments, *written]
         pointer_types = [tile.PointerType(element_type(tensor_of(value.type).dtype)) for value in values]
         block = Block(arg_types=[*pointer_types, *(IndexType() for _ in names)])
         self.emit = emit = _GroupEmitter(
             self.layouts,
             domain=self.domain,
             block=block,
-            pointers=dict(zip(self.group.block.args, block.args, strict=False)),
+            pointers=dict(zip(arguments, block.args, strict=False)),
             scalars=dict(zip(names, block.args[len(values) :], strict=True)),
             schedule=self.schedule,
         )
-        self.targets = block.args[len(self.group.block.args) : len(values)]
+        own = iter(block.args[len(arguments) : len(values)])
+        self.targets = [
+            block.args[self.in_place[result]] if result in self.in_place else next(own)
+            for result in range(len(self.group.yielded))
+        ]
         emit.pointers |= {target: target for target in self.targets}
         grid = self._place_rows()
         getattr(self, f"_{self.schedule.mode}")()
@@ -214,13 +228,16 @@ class _Lowering:
         return grid
 
     def _store(self, only_full: bool | None = None) -> None:
-        for value, layout, index, target in zip(
-            self.group.yielded, self.outputs, self.indices, self.targets, strict=True
-        ):
-            if only_full is not None and _is_full(index, self.domain) != only_full:
-                continue
-            element = self.emit.at(Source(value, tensor_of(value.type)), index)
-            self.emit.store(element, target, layout.address(index))
+        outputs = [
+            (self.emit.at(Source(value, tensor_of(value.type)), index), target, layout.address(index))
+            for value, layout, index, target in zip(
+                self.group.yielded, self.outputs, self.indices, self.targets, strict=True
+            )
+            if only_full is None or _is_full(index, self.domain) == only_full
+        ]
+        # All are computed before the first is written, which may be over what others are computed from.
+        for element, target, address in outputs:
+            self.emit.store(element, target, address)
 
     def _pointwise(self) -> None:
         self._store()

@@ -6,7 +6,7 @@ Most groups become one kernel; some (scatters, sorts) become several that run in
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,6 +16,7 @@ from weft.lower.kernels import Kernel, lower_group
 from weft.ops.base import GraphOp, Scan, Scatter, Structured
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
+from weft.passes.update_in_place import in_place_of
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,15 @@ def lower(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence
         return _lowering_named("convolution")(group, name, inputs, outputs)
     if len(group.yielded) == 1 and getattr(group.yielded[0].owner, "name", "") == "graph.concat":
         return _lowering_named("concat")(group, name, inputs, outputs)
-    kernel = lower_group(group, name, inputs, outputs)
-    return whole(kernel, len(inputs), len(outputs))
+    in_place = in_place_of(group)
+    kernel = lower_group(group, name, inputs, outputs, in_place)
+    return whole(kernel, len(inputs), len(outputs), in_place)
 
 
-def whole(kernel: Kernel, inputs: int, outputs: int) -> Lowered:
-    """One kernel that takes all inputs and then all outputs."""
-    arguments = [Argument("input", i) for i in range(inputs)] + [Argument("output", i) for i in range(outputs)]
+def whole(kernel: Kernel, inputs: int, outputs: int, in_place: Collection[int] = ()) -> Lowered:
+    """One kernel that takes all inputs and then all outputs that do not lie in the memory of an input."""
+    arguments = [Argument("input", i) for i in range(inputs)]
+    arguments += [Argument("output", i) for i in range(outputs) if i not in in_place]
     return Lowered((KernelCall(kernel, tuple(arguments)),))
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from xdsl.dialects.builtin import StringAttr
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from weft.errors import LoweringError
 from weft.ir.attributes import identity_of
@@ -27,8 +27,9 @@ from weft.lower.work import work_of
 from weft.ops.base import GraphOp, View
 from weft.ops.graph import FuncOp, GroupOp, OpaqueOp, ReturnOp
 from weft.ops.layouts import Layout, contiguous, view_layout
-from weft.passes.build_groups import Target, is_free, result_targets, split_group, strides_of
+from weft.passes.build_groups import Target, group_key, is_free, result_targets, split_group, strides_of
 from weft.passes.constant_values import constant_arguments
+from weft.passes.update_in_place import in_place_of
 from weft.tile import dialect as tile
 
 log = logging.getLogger("weft")
@@ -108,6 +109,8 @@ class Plan:
     fixed: tuple[int, ...] = ()
     constants: tuple[Constant, ...] = ()
     prepare: str = ""
+    replacing: tuple[int, ...] = ()
+    """The outputs, by position, that are written over the input that they replace."""
 
 
 @dataclass
@@ -137,6 +140,8 @@ class _Planner:
     lowered: dict[Hashable, Lowered] = field(default_factory=dict[Hashable, Lowered])
     symbols: set[str] = field(default_factory=set[str])
     work: dict[str, int] = field(default_factory=dict[str, int])
+    strided: dict[SSAValue, Layout] = field(default_factory=dict[SSAValue, Layout])
+    replacing: set[SSAValue] = field(default_factory=set[SSAValue])
     constants: dict[int, Constant] = field(default_factory=dict[int, Constant])
     packed: dict[Constant, int] = field(default_factory=dict[Constant, int])
 
@@ -174,6 +179,7 @@ class _Planner:
             tuple(value.index for value in constants[:given]),
             self._used_constants(results),
             "" if prepare is None else str(prepare),
+            tuple(position for position, value in enumerate(returned.operands) if value in self.replacing),
         )
         return Planned(plan, self.kernels, self.schedules, prepare)
 
@@ -219,10 +225,16 @@ class _Planner:
     def _result(self, value: SSAValue, outputs: dict[SSAValue, Target]) -> int:
         target = outputs.get(value)
         if target is None:
-            return self._new(value, "temporary", contiguous(tensor_of(value.type)))
+            return self._new(value, "temporary", self.strided.get(value, contiguous(tensor_of(value.type))))
         number = self._new(target.result, "output", target.result_layout)
         self.places[value] = Place(number, tensor_of(value.type), target.layout)
         return number
+
+    def _written_over(self, value: SSAValue, old: Place, outputs: dict[SSAValue, Target]) -> int:
+        self.places[value] = old
+        if value in outputs:
+            self.replacing.add(value)
+        return old.buffer
 
     def _view(self, op: GraphOp) -> None:
         place = self.places[op.operands[0]]
@@ -234,8 +246,12 @@ class _Planner:
     def _group(self, op: GroupOp, outputs: dict[SSAValue, Target]) -> None:
         inputs = [self.places[operand] for operand in op.operands]
         buffers, layouts = self._packed(op, inputs)
+        for result, strides in zip(op.results, strides_of(op, "result_strides", len(op.results)), strict=True):
+            if strides:
+                self.strided[result] = Layout(strides)
         targets = [
-            outputs[result].layout if result in outputs else contiguous(tensor_of(result.type)) for result in op.results
+            outputs[r].layout if r in outputs else self.strided.get(r, contiguous(tensor_of(r.type)))
+            for r in op.results
         ]
         try:
             lowered, label = self._lower(op, layouts, targets)
@@ -243,15 +259,23 @@ class _Planner:
             if sum(not is_free(inner) for inner in op.block.ops) <= 2:
                 raise
             log.info("a kernel is cut into its ops: %s", error)
-            wanted = [outputs.get(result) for result in op.results]
+            wanted = [(outputs.get(result), self.strided.get(result)) for result in op.results]
             replaced, parts = split_group(op)
-            for new, target in zip(replaced, wanted, strict=True):
+            for new, (target, layout) in zip(replaced, wanted, strict=True):
                 if target is not None:
                     outputs[new] = target
+                if layout is not None:
+                    self.strided[new] = layout
             for part in parts:
                 self._group(part, outputs)
             return
-        results = [self._result(result, outputs) for result in op.results]
+        in_place = in_place_of(op)
+        results = [
+            self._written_over(result, inputs[in_place[result.index]], outputs)
+            if result.index in in_place
+            else self._result(result, outputs)
+            for result in op.results
+        ]
         scratch = [self._scratch(tensor) for tensor in lowered.scratch]
         roles = {"input": buffers, "output": results, "scratch": scratch}
         for call in lowered.calls:
@@ -295,10 +319,11 @@ class _Planner:
 
     def _lower(self, op: GroupOp, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> tuple[Lowered, str]:
         """Lower a group, or find that an equal one has been lowered before."""
-        key = (group_key(op, identity_of), *inputs, *outputs)
+        in_place = tuple(in_place_of(op).items())
+        key = (group_key(op, identity_of), in_place, *inputs, *outputs)
         label = "_".join(o.name.removeprefix("graph.") for o in op.block.ops if not getattr(o, "CHEAP", True))[:60]
         if key not in self.lowered:
-            text = f"{group_key(op, str)} {inputs} {outputs}"
+            text = f"{group_key(op, str)} {in_place} {inputs} {outputs}"
             digest = hashlib.sha256(text.encode()).hexdigest()[:12]
             name = f"{label or 'copy'}_{digest}"
             lowered = lower(op, name, inputs, outputs)
@@ -316,7 +341,11 @@ class _Planner:
 
     def _call(self, op: OpaqueOp) -> None:
         operands = tuple(self.places[operand] for operand in op.operands)
-        results = tuple(self._new(result, "external", contiguous(tensor_of(result.type))) for result in op.results)
+        strides = strides_of(op, "result_strides", len(op.results))
+        results = tuple(
+            self._new(result, "external", Layout(given) if given else contiguous(tensor_of(result.type)))
+            for result, given in zip(op.results, strides, strict=True)
+        )
         target = op.target.data
         claimed = "weft.claim" in op.attributes
         self.steps.append(CallStep(target, op.arguments.data, operands, results, target, claimed))
@@ -325,25 +354,6 @@ class _Planner:
         a, b = (self.places[operand] for operand in op.operands)
         self._result(op.results[0], outputs)
         self.steps.append(DotStep(a, b, self.places[op.results[0]], "dot"))
-
-
-def group_key(op: GroupOp, described: Callable[[Attribute], Hashable]) -> tuple[Hashable, ...]:
-    """What is equal for groups that compute the same: ops, parameters and types, with values by number.
-
-    The types of results follow from the rest.
-    """
-    numbers: dict[SSAValue, int] = {}
-    parts: list[Hashable] = []
-    for argument in op.block.args:
-        numbers[argument] = len(numbers)
-        parts.append(described(argument.type))
-    for inner in op.block.ops:
-        parts += (inner.name, *(numbers[operand] for operand in inner.operands))
-        attributes = inner.attributes
-        parts += [(name, described(attributes[name])) for name in sorted(attributes) if "." not in name]
-        for result in inner.results:
-            numbers[result] = len(numbers)
-    return tuple(parts)
 
 
 def kernel_label(name: str) -> str:

@@ -34,6 +34,7 @@ from weft.ops.base import Scatter
 from weft.ops.body import Value
 from weft.ops.graph import GraphBuilder, GroupOp
 from weft.ops.layouts import Layout, contiguous
+from weft.passes.update_in_place import in_place_of
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,11 @@ def lower_scatter(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: 
     reads = tuple(Argument("input", number) for number in range(len(inputs)))
     result, scratch = Argument("output", 0), Argument("scratch", 0)
     if not (tensor.dtype.is_float and tensor.dtype.bits < 32 and problem.kind in ("add", "mul")):
+        write = KernelCall(_lower_updates(problem, f"{name}_put", tensor.dtype), (*reads, result))
+        if in_place_of(group):
+            return Lowered((write,))
         copy = lower_group(_copy_group(problem, None), f"{name}_copy", inputs, outputs)
-        write = _lower_updates(problem, f"{name}_put", tensor.dtype)
-        return Lowered((KernelCall(copy, (*reads, result)), KernelCall(write, (*reads, result))))
+        return Lowered((KernelCall(copy, (*reads, result)), write))
     wide = Tensor(f32, tensor.shape)
     problem = replace(problem, output=contiguous(wide))
     copy = lower_group(_copy_group(problem, f32), f"{name}_copy", inputs, [problem.output])

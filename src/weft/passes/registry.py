@@ -10,6 +10,7 @@ from xdsl.utils.arg_spec import parse_pipeline
 from xdsl.utils.exceptions import ArgSpecParseError
 
 from weft.errors import ParseError
+from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
 from weft.passes.eliminate_common import EliminateCommon
 from weft.passes.eliminate_dead import EliminateDead
@@ -20,6 +21,7 @@ from weft.passes.hoist_constants import HoistConstants
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
+from weft.passes.update_in_place import UpdateInPlace
 
 PASSES: dict[str, type[ModulePass]] = {
     each.name: each
@@ -34,6 +36,8 @@ PASSES: dict[str, type[ModulePass]] = {
         EliminateDead,
         ClaimLibraries,
         GroupIntoKernels,
+        ChooseLayouts,
+        UpdateInPlace,
     )
 }
 

@@ -213,12 +213,21 @@ class CompiledGraph:
             with torch.no_grad():
                 for position, result in calling.mutated:
                     value = results[result]
+                    if value is given[position]:  # the program has written over it
+                        _count_change(value)
+                        continue
                     target = as_real(given[position]) if given[position].is_complex() else given[position]
                     if target.shape != value.shape:
                         # Of arguments that overlap torch passes the memory, of which tracing saw what they cover.
                         target = target.as_strided(value.shape, value.stride())
                     target.copy_(value)
         return [_output(output, given, results, symbols) for output in calling.outputs]
+
+
+def _count_change(tensor: torch.Tensor) -> None:
+    """Tell autograd, and what keeps copies of weights, that a tensor has changed."""
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
 
 
 def _output(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.frozen import ConstantSet, make_set
 from weft.frontends.torch.opaque import OpaqueRuntime
+from weft.frontends.torch.outputs import ResultMemory, is_large, use_huge_pages
 from weft.ir.expr import evaluate
 from weft.lower.plan import CallStep, Place
 from weft.runtime.executable import Binding, Executable
@@ -27,6 +28,8 @@ class Frame:
     table: np.ndarray
     address: int
     scratch: int
+    results: list[tuple[int, torch.dtype, Callable[..., torch.Tensor]]]
+    """The results that a call makes, each with what makes a tensor for it."""
     views: dict[Place, torch.Tensor] = field(default_factory=dict[Place, torch.Tensor])
 
 
@@ -45,7 +48,13 @@ class CpuExecutor:
         self.input_strides = [plan.buffers[number].layout.strides for number in plan.inputs]
         outputs = [n for n in dict.fromkeys(plan.outputs) if plan.buffers[n].role == "output"]
         self.allocated = [(n, to_torch(plan.buffers[n].tensor.dtype)) for n in outputs]
+        self.memory = ResultMemory()
         self.returned = plan.outputs
+        self.given = [
+            position
+            for position, number in enumerate(plan.outputs)
+            if number in plan.inputs and position not in plan.replacing
+        ]
         self.symbols = plan.symbols
         self.launch = executable.launch
         self.has_constants = bool(plan.fixed or plan.constants)
@@ -69,8 +78,8 @@ class CpuExecutor:
                 tensor = self._fitting(tensor, binding.strides[number])
             held[number] = tensor
             table[number] = tensor.data_ptr()
-        for number, dtype in self.allocated:
-            out = torch.empty_strided(binding.shapes[number], binding.strides[number], dtype=dtype)
+        for number, dtype, make in frame.results:
+            out = make(binding.shapes[number], binding.strides[number], dtype=dtype)
             held[number] = out
             table[number] = out.data_ptr()
         threads = _threads()
@@ -82,7 +91,9 @@ class CpuExecutor:
                 self.launch(segment.address, segment.count, frame.address, frame.scratch, threads)
         if profile is not None:
             self._run_profiled(profile, frame, held, threads)
-        results = [self._returned(number, held, binding) for number in self.returned]
+        results = [held[number] for number in self.returned]
+        for position in self.given:
+            results[position] = results[position].clone()
         pool.append(frame)
         return results
 
@@ -114,7 +125,17 @@ class CpuExecutor:
             table[buffer] = arena.data_ptr() + start + offset
         for name in self.symbols:
             table[self.executable.size_place(name)] = symbols[name]
-        return Frame(binding, arena, table, table.ctypes.data, table.ctypes.data + words * table.itemsize)
+        use_huge_pages(arena.data_ptr(), arena.numel())
+        results = [
+            (
+                n,
+                dtype,
+                self.memory.tensor if is_large(binding.shapes[n], binding.strides[n], dtype) else torch.empty_strided,
+            )
+            for n, dtype in self.allocated
+        ]
+        scratch = table.ctypes.data + words * table.itemsize
+        return Frame(binding, arena, table, table.ctypes.data, scratch, results)
 
     def _fitting(self, tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
         """The tensor with the strides the program was compiled for: they differ only if traced with others."""
@@ -128,7 +149,7 @@ class CpuExecutor:
         operands = [self._operand(place, frame, held) for place in step.operands]
         results = self.opaque.call(step.target, step.arguments, operands, frame.binding.sizes)
         for number, result in zip(step.results, results, strict=True):
-            result = result.contiguous()
+            result = self._fitting(result, frame.binding.strides[number])
             held[number] = result
             frame.table[number] = result.data_ptr()
 
@@ -150,10 +171,6 @@ class CpuExecutor:
             )
             frame.views[place] = whole.as_strided(shape, strides, whole.storage_offset() + offset)
         return frame.views[place]
-
-    def _returned(self, number: int, held: dict[int, torch.Tensor], binding: Binding) -> torch.Tensor:
-        tensor = held[number]
-        return tensor.clone() if number in self.inputs else tensor
 
 
 def _threads() -> int:

@@ -11,6 +11,7 @@ Weft type: sparse or quantised tensors, sizes that depend on data, symbolic floa
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +38,7 @@ from weft.frontends.torch.opaque import as_drawn, is_pure, make_opaque
 from weft.frontends.torch.report import Fallback, note_fallback, note_targets
 from weft.frontends.torch.signature import annotate
 from weft.frontends.torch.sizes import Source, read_symbols, size_of, sizes_of
-from weft.frontends.torch.strides import unusual_strides
+from weft.frontends.torch.strides import dense_strides, unusual_strides
 from weft.frontends.torch.symbolic_floats import float_value
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import Expr, Size, symbols_of
@@ -111,6 +112,8 @@ class _Importer:
         self.block.add_op(ReturnOp.make([self._outgoing(node) for node in returned]))
         mutated = tuple((tensors.index(placeholders[position]), returned.index(n)) for position, n in self.mutated)
         self.symbols |= annotate(function, tensors, len(self.constants), returned, mutated, self.symbols)
+        if replaced := _replaced(mutated, outputs):
+            function.attributes["replaced"] = to_attribute(replaced)
         if constants := self._constant_places(tensors):
             function.attributes["constants"] = to_attribute(constants)
         calling = Calling(
@@ -309,6 +312,9 @@ class _Importer:
         made = make_opaque(target, args, kwargs, types, self.objects, self.builder.location)
         if not pure:
             made.attributes["pure"] = to_attribute(False)
+        strides = tuple(dense_strides(leaf) for leaf, type_ in zip(leaves, types, strict=True) if type_ is not None)
+        if any(strides):
+            made.attributes["result_strides"] = to_attribute(strides)
         self.block.add_op(made)
         if claimed:
             made.attributes["weft.claim"] = to_attribute("library")
@@ -367,6 +373,14 @@ class _Importer:
         for _, source in self.mutated:
             result(source)
         return outputs, returned
+
+
+def _replaced(mutated: Sequence[tuple[int, int]], outputs: Sequence[Output]) -> tuple[tuple[int, int], ...]:
+    """Of the arguments that take new values, those whose value is given to nobody else: it may be written over them."""
+    shown = {output.result for output in outputs if isinstance(output, Returned)}
+    shown |= {output.base.result for output in outputs if isinstance(output, Viewed)}
+    takers = Counter(result for _, result in mutated)
+    return tuple(pair for pair in mutated if pair[1] not in shown and takers[pair[1]] == 1)
 
 
 def _meta(node: fx.Node) -> Any:

@@ -1,0 +1,90 @@
+"""Memory for results: fresh tensors, or for large ones the memory of earlier results that nobody holds any more.
+
+A large allocation is new to the process each time, and the system clears every page of it on first touch: that takes
+several times as long as to write the result. Memory is taken again only when no tensor, view or storage of it is left.
+"""
+
+# torch leaves the reference count of storages without types.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+LARGE = 1 << 22
+"""Bytes from which memory is kept: smaller blocks the allocator hands out again by itself."""
+
+_KEPT = 3
+"""Blocks kept of one size: the caller may hold the last result, or two, while the next is made."""
+
+_OURS = 4
+"""References to a storage that nobody else holds: the list's, the search's, the parameter's and that of the count."""
+
+
+class ResultMemory:
+    """The blocks of one program's results, by their size in bytes."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, list[torch.UntypedStorage]] = {}
+
+    def tensor(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor for a large result; its content is undefined."""
+        size = _span(shape, strides) * dtype.itemsize
+        blocks = self._blocks.setdefault(size, [])
+        storage = next((block for block in blocks if _is_free(block)), None)
+        if storage is None:
+            storage = torch.empty(size, dtype=torch.uint8).untyped_storage()
+            use_huge_pages(storage.data_ptr(), size)
+            del blocks[: len(blocks) - _KEPT + 1]
+            blocks.append(storage)
+            for other in [other for other in self._blocks if other != size]:
+                self._drop_free(other)
+        return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape), tuple(strides))
+
+    def _drop_free(self, size: int) -> None:
+        """Sizes change when shapes do: what an earlier shape left behind is given back."""
+        kept = [block for block in self._blocks[size] if not _is_free(block)]
+        if kept:
+            self._blocks[size] = kept
+        else:
+            del self._blocks[size]
+
+
+def is_large(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> bool:
+    return _span(shape, strides) * dtype.itemsize >= LARGE
+
+
+def use_huge_pages(address: int, size: int) -> None:
+    """Ask the system for large pages where it offers them: a block then costs a few faults instead of thousands."""
+    advise = _madvise()
+    if advise is not None and size >= LARGE:
+        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+        advise(start, (address + size - start) // mmap.PAGESIZE * mmap.PAGESIZE, mmap.MADV_HUGEPAGE)
+
+
+@lru_cache(maxsize=1)
+def _madvise() -> Callable[[int, int, int], int] | None:
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return None
+    function: Any = ctypes.CDLL(None).madvise
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return function
+
+
+def _is_free(storage: torch.UntypedStorage) -> bool:
+    return torch._C._storage_Use_Count(storage._cdata) == 1 and sys.getrefcount(storage) <= _OURS
+
+
+def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """How many elements lie between the first and the last, both included."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

@@ -1,0 +1,175 @@
+"""Let kernels write new values over old ones that nobody reads any more: optimizer steps, caches, temporaries.
+
+It runs on grouped functions, after layouts are chosen; planning and lowering read what it decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.passes import ModulePass
+
+from weft.ir.attributes import from_attribute, to_attribute
+from weft.ir.types import tensor_of
+from weft.ops.base import Elementwise, Movement, Scatter, View
+from weft.ops.graph import FuncOp, GroupOp, OpaqueOp, YieldOp
+from weft.ops.layouts import Layout, contiguous, is_dense
+from weft.passes.build_groups import is_free, result_targets, strides_of
+
+_ATTRIBUTE = "in_place"
+
+
+@dataclass(frozen=True)
+class UpdateInPlace(ModulePass):
+    """A group writes a result into the memory of an operand.
+
+    graph.func @step(%p, %g)  {replaced = [[0, 0]]} {          %1 = graph.group(%p, %g) {in_place = [[0, 0]]} {
+      %1 = graph.group(%p, %g) { yield p - 0.1 * g }     →         yield p - 0.1 * g }
+      graph.return %1
+
+    The operand is an argument that the result replaces, or a temporary, and nothing reads it afterwards; the kernel
+    reads each of its elements only to compute the one that takes its place, or is a scatter into it.
+    """
+
+    name: ClassVar[str] = "update_in_place"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for function in op.body.block.ops:
+            if isinstance(function, FuncOp):
+                _Updates(function).mark()
+
+
+def in_place_of(group: GroupOp) -> Mapping[int, int]:
+    """Which results a group writes into the memory of which operands."""
+    attribute = group.attributes.get(_ATTRIBUTE)
+    return {} if attribute is None else dict(cast("Any", from_attribute(attribute)))
+
+
+class _Updates:
+    def __init__(self, function: FuncOp) -> None:
+        self.function = function
+        self.order = {op: place for place, op in enumerate(function.block.ops)}
+        self.targets = result_targets(function)
+        given = strides_of(function, "arg_strides", len(function.block.args))
+        self.strides: dict[SSAValue, Any] = dict(zip(function.block.args, given, strict=True))
+        self.chosen: dict[GroupOp, dict[int, int]] = {}
+        self.taken: set[SSAValue] = set()
+
+    def mark(self) -> None:
+        returned = list(self.function.returned.operands)
+        for argument, result in self._replaced():
+            if returned.count(returned[result]) == 1:
+                self._follow(returned[result], self.function.block.args[argument])
+        for group in self.order:
+            if isinstance(group, GroupOp):
+                for result in group.results:
+                    if result not in self.targets:
+                        self._reuse(group, result)
+        for group, pairs in self.chosen.items():
+            group.attributes[_ATTRIBUTE] = to_attribute(tuple(sorted(pairs.items())))
+
+    def _replaced(self) -> list[tuple[int, int]]:
+        """The arguments and the results that replace them and are nothing else."""
+        attribute = self.function.attributes.get("replaced")
+        return [] if attribute is None else list(cast("Any", from_attribute(attribute)))
+
+    def _follow(self, value: SSAValue, argument: SSAValue) -> None:
+        """Find the groups that, one after the other, turn an argument into the value that replaces it."""
+        chain: list[tuple[GroupOp, int, int]] = []
+        while value is not argument:
+            if not isinstance(value, OpResult) or not isinstance(group := value.op, GroupOp):
+                return
+            operand = self._best(group, value, argument)
+            if operand is None:
+                return
+            chain.append((group, value.index, operand))
+            value = group.operands[operand]
+        for group, result, operand in chain:
+            self._choose(group, result, operand)
+
+    def _best(self, group: GroupOp, value: OpResult, argument: SSAValue) -> int | None:
+        candidates = [n for n, operand in enumerate(group.operands) if self._fits(group, value, n, operand, argument)]
+        own = [n for n in candidates if group.operands[n] is argument]
+        return next(iter(own or candidates), None)
+
+    def _reuse(self, group: GroupOp, result: OpResult) -> None:
+        if result.index in self.chosen.get(group, {}):
+            return
+        for number, operand in enumerate(group.operands):
+            if isinstance(operand, OpResult) and self._fits(group, result, number, operand, None):
+                self._choose(group, result.index, number)
+                return
+
+    def _choose(self, group: GroupOp, result: int, operand: int) -> None:
+        self.chosen.setdefault(group, {})[result] = operand
+        self.taken.add(group.operands[operand])
+
+    def _fits(
+        self, group: GroupOp, result: OpResult, number: int, operand: SSAValue, argument: SSAValue | None
+    ) -> bool:
+        """Whether a group may write a result into the memory of an operand: the argument, or a temporary."""
+        if operand.type != result.type or operand in self.taken or list(group.operands).count(operand) > 1:
+            return False
+        is_temporary = isinstance(operand.owner, GroupOp) and operand not in self.targets
+        if operand is not argument and not is_temporary:
+            return False
+        layout = self._layout(operand)
+        if layout != self._layout(result) or not is_dense(tensor_of(operand.type), layout):
+            return False
+        return self._is_last_reader(group, operand) and _overwrites(group, number)
+
+    def _layout(self, value: SSAValue) -> Layout:
+        if value in self.targets:
+            return self.targets[value].layout
+        strides = self.strides.get(value)
+        if isinstance(value, OpResult) and isinstance(value.op, GroupOp):
+            strides = strides_of(value.op, "result_strides", len(value.op.results))[value.index]
+        return Layout(strides) if strides else contiguous(tensor_of(value.type))
+
+    def _is_last_reader(self, group: GroupOp, value: SSAValue) -> bool:
+        for reader in _readers(value):
+            # What the framework gives may lie in the memory of what it took.
+            if isinstance(reader, OpaqueOp):
+                return False
+            if reader is not group and self.order.get(reader, len(self.order)) >= self.order[group]:
+                return False
+        return True
+
+
+def _readers(value: SSAValue) -> Iterator[Operation]:
+    """Who reads a value, directly or through views."""
+    for use in value.uses:
+        yield use.operation
+        if isinstance(use.operation, View):
+            yield from _readers(use.operation.results[0])
+
+
+def _overwrites(group: GroupOp, number: int) -> bool:
+    """Whether the kernel of a group is done with an element of an operand when it writes the result's."""
+    old = group.block.args[number]
+    shape = tensor_of(old.type).shape
+    computing = [op for op in group.block.ops if not isinstance(op, YieldOp)]
+    if any(isinstance(op, Scatter) for op in computing):
+        scatter = group.yielded[0].owner
+        dtype = tensor_of(old.type).dtype
+        in_order = not (
+            dtype.is_float and dtype.bits < 32
+        )  # sums of narrow floats are made elsewhere, and rounded once
+        return in_order and isinstance(scatter, Scatter) and scatter.operands[0] is old and old.has_one_use()
+    if not all(isinstance(op, Elementwise | Movement) or is_free(op) for op in computing):
+        return False
+    if any(tensor_of(value.type).shape != shape for value in group.yielded):
+        return False
+    touched: set[SSAValue] = {old}
+    for op in computing:
+        if not any(operand in touched for operand in op.operands):
+            continue
+        if not isinstance(op, Elementwise) or any(tensor_of(result.type).shape != shape for result in op.results):
+            return False
+        touched.update(op.results)
+    return True

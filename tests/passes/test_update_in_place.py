@@ -1,0 +1,119 @@
+"""`update_in_place`: results are written over operands that nobody reads any more, and over nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from xdsl.context import Context
+
+from weft.config import Config
+from weft.ir.attributes import to_attribute
+from weft.ir.types import Tensor, f32, i64
+from weft.ops.graph import FuncOp, GroupOp
+from weft.passes.choose_layouts import ChooseLayouts
+from weft.passes.group_into_kernels import GroupIntoKernels
+from weft.passes.update_in_place import UpdateInPlace, in_place_of
+from weft.pipelines import compile_cpu
+from weft.runtime.arrays import run_arrays
+from weft.runtime.executable import Executable
+
+X = Tensor(f32, (5, 7))
+
+
+def marked(passes: Any, body: Any, arguments: dict[str, Tensor], **attributes: Any) -> list[dict[int, int]]:
+    """What each group writes in place."""
+    module = passes.built(arguments, body)
+    function: FuncOp = passes.function(module)
+    function.attributes.update({name: to_attribute(value) for name, value in attributes.items()})
+    for each in (GroupIntoKernels(), ChooseLayouts(), UpdateInPlace()):
+        each.apply(Context(), module)
+        module.verify()
+    return [dict(in_place_of(op)) for op in function.block.ops if isinstance(op, GroupOp)]
+
+
+def step(b: Any, p: Any, g: Any) -> Any:
+    return b.sub(p, b.mul(g, b.full(value=0.5, shape=(), dtype=f32)))
+
+
+def test_an_argument_that_is_replaced(passes: Any) -> None:
+    assert marked(passes, step, {"p": X, "g": X}, replaced=((0, 0),)) == [{0: 0}]
+
+
+def test_other_arguments_stay(passes: Any) -> None:
+    assert marked(passes, step, {"p": X, "g": X}) == [{}]
+
+
+def test_another_layout(passes: Any) -> None:
+    assert marked(passes, step, {"p": X, "g": X}, replaced=((0, 0),), arg_strides=((1, 5), None)) == [{}]
+    turned = {"arg_strides": ((1, 5), None), "result_strides": ((1, 5),)}
+    assert marked(passes, step, {"p": X, "g": X}, replaced=((0, 0),), **turned) == [{0: 0}]
+    repeated = {"arg_strides": ((0, 1), None), "result_strides": ((0, 1),)}
+    assert marked(passes, step, {"p": X, "g": X}, replaced=((0, 0),), **repeated) == [{}]
+
+
+def test_a_later_reader(passes: Any) -> None:
+    """The sum over rows is a kernel of its own, which reads the old value when the new one is written."""
+
+    def body(b: Any, p: Any, w: Any) -> Any:
+        new = b.exp(p)
+        return [new, b.sum(b.mul(p, b.sum(b.dot(new, w), dims=(0, 1), keep=False)), dims=(0, 1), keep=False)]
+
+    assert not any(marked(passes, body, {"p": X, "w": Tensor(f32, (7, 3))}, replaced=((0, 0),)))
+
+
+@pytest.mark.parametrize("how", ["permute", "reverse", "broadcast"])
+def test_elements_from_elsewhere(passes: Any, how: str) -> None:
+    square = Tensor(f32, (4, 4))
+
+    def body(b: Any, p: Any) -> Any:
+        match how:
+            case "permute":
+                other = b.permute(p, dims=(1, 0))
+            case "reverse":
+                other = b.slice(p, starts=(3, 0), shape=(4, 4), steps=(-1, 1))
+            case _:
+                other = b.broadcast(b.slice(p, starts=(0, 0), shape=(1, 4), steps=(1, 1)), shape=(4, 4))
+        return b.add(p, other)
+
+    assert not any(marked(passes, body, {"p": square}, replaced=((0, 0),)))
+
+
+def test_a_cache_that_takes_rows(passes: Any) -> None:
+    cache, rows, at = Tensor(f32, (16, 4)), Tensor(f32, (2, 4)), Tensor(i64, (2,))
+
+    def body(b: Any, cache: Any, rows: Any, at: Any) -> Any:
+        return b.index_put(cache, at, rows, dims=(0,), position=0, accumulate=False)
+
+    assert marked(passes, body, {"cache": cache, "rows": rows, "at": at}, replaced=((0, 0),)) == [{0: 0}]
+
+
+def test_temporaries_are_written_over(passes: Any) -> None:
+    def body(b: Any, x: Any, at: Any, rows: Any) -> Any:
+        return b.index_put(b.cumsum(b.exp(x), dim=0), at, rows, dims=(0,), position=0, accumulate=True)
+
+    arguments = {"x": X, "at": Tensor(i64, (2,)), "rows": Tensor(f32, (2, 7))}
+    # The scatter's result is the function's, so it has memory of its own.
+    assert not any(marked(passes, body, arguments))
+    found = marked(passes, lambda b, *args: b.cumsum(body(b, *args), dim=1), arguments)
+    assert {0: 0} in found
+
+
+def test_compiled_programs_compute_the_same(passes: Any) -> None:
+    def body(b: Any, p: Any, m: Any, g: Any) -> Any:
+        moment = b.add(b.mul(m, b.full(value=0.9, shape=(), dtype=f32)), g)
+        return [b.sub(p, b.mul(moment, b.exp(p))), moment]
+
+    rng = np.random.default_rng()
+    arrays = [rng.standard_normal((5, 7)).astype(np.float32) for _ in range(3)]
+    results: list[list[np.ndarray]] = []
+    for replaced in (((0, 0), (1, 1)), ()):
+        module = passes.built({"p": X, "m": X, "g": X}, body)
+        function: FuncOp = passes.function(module)
+        function.attributes["replaced"] = to_attribute(replaced)
+        compiled = compile_cpu(function, Config(cache=False))
+        assert compiled.plan.replacing == tuple(result for _, result in replaced)
+        results.append(run_arrays(Executable(compiled.plan, compiled.code, compiled.prepare), arrays))
+    for found, expected in zip(*results, strict=True):
+        np.testing.assert_array_equal(found, expected)
