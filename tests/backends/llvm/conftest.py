@@ -14,6 +14,7 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
+from weft.backends.cpu.target import CpuTarget, host_target
 from weft.backends.llvm.builder import Function, Module, V, i64, memory_type, vector
 from weft.backends.llvm.cast import load_convert, store_convert
 from weft.ir.types import DType
@@ -24,6 +25,7 @@ llvm.initialize_native_asmprinter()
 Emit = Callable[[Function, list[V]], V]
 
 TRIPLES = {
+    "x86-64-v2": "x86_64-unknown-linux-gnu",
     "skylake": "x86_64-unknown-linux-gnu",
     "skylake-avx512": "x86_64-unknown-linux-gnu",
     "neoverse-n1": "aarch64-unknown-linux-gnu",
@@ -32,23 +34,18 @@ TRIPLES = {
 # LLVM aborts the process when it cannot select an instruction, so code for other machines is made in a child.
 _COMPILE = """
 import json, sys
-import llvmlite.binding as llvm
+from weft.backends.cpu.target import CpuTarget, compile_assembly
 
-llvm.initialize_all_targets()
-llvm.initialize_all_asmprinters()
-triple, cpu = sys.argv[1:]
-machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=2)
+target = CpuTarget(*sys.argv[1:], "")
 for name, text in json.load(sys.stdin).items():
     print(json.dumps([name, None]), flush=True)
-    module = llvm.parse_assembly(text)
-    module.verify()
-    print(json.dumps([name, machine.emit_assembly(module)]), flush=True)
+    print(json.dumps([name, compile_assembly(text, target)]), flush=True)
 """
 
 
-def kernel_text(triple: str, emit: Emit, sources: Sequence[DType], target: DType, lanes: int) -> str:
+def kernel_text(machine: CpuTarget, emit: Emit, sources: Sequence[DType], target: DType, lanes: int) -> str:
     """`for (i = 0; i < n; i += lanes) out[i:] = f(in[i:], ...)`"""
-    module = Module(triple)
+    module = Module(machine.triple, machine.lacks)
     params = [("ptr", f"in{i}") for i in range(len(sources))]
     b = Function(module, "kernel", [*params, ("ptr", "out"), ("i64", "n")])
     *inputs, output, n = b.args
@@ -75,7 +72,7 @@ class Jit:
         padded = -(-count // lanes) * lanes
         inputs = [np.resize(np.ascontiguousarray(array).ravel(), padded) for array in arrays]
         out = np.empty(padded, target.numpy)
-        module = llvm.parse_assembly(kernel_text(llvm.get_process_triple(), emit, sources, target, lanes))
+        module = llvm.parse_assembly(kernel_text(host_target(), emit, sources, target, lanes))
         module.verify()
         features = llvm.get_host_cpu_features().flatten()
         machine = llvm.Target.from_default_triple().create_target_machine(
@@ -89,7 +86,7 @@ class Jit:
         return out[:count].reshape(arrays[0].shape)
 
     def text(self, cpu: str, emit: Emit, sources: Sequence[DType], target: DType, lanes: int) -> str:
-        return kernel_text(TRIPLES[cpu], emit, sources, target, lanes)
+        return kernel_text(CpuTarget(TRIPLES[cpu], cpu, ""), emit, sources, target, lanes)
 
     def calls(self, cpu: str, texts: Mapping[str, str]) -> dict[str, list[str]]:
         """The calls left in each kernel's machine code; fails with the name of the one that LLVM aborts on."""

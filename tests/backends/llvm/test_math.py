@@ -278,10 +278,10 @@ def test_refuses_what_has_no_code(jit) -> None:
 def test_every_function_compiles_on_every_machine(jit, cpu: str) -> None:
     """In f32 all but two functions are vector code without calls."""
     texts: dict[str, str] = {}
-    for function, dtype in itertools.product(FUNCTIONS.values(), (f32, f64, bf16, i32, u8, boolean)):
+    for function, dtype in itertools.product(FUNCTIONS.values(), (f32, f64, bf16, f16, i32, u8, boolean)):
         if function.name in NOT_HERE or not takes(function, dtype):
             continue
-        for lanes in (1, 8) if dtype in (f32, bf16) else (8,):
+        for lanes in (1, 8) if dtype in (f32, bf16, f16) else (8,):
             texts[f"{function.name} {dtype} {lanes}"] = jit.text(
                 cpu,
                 lambda b, args, name=function.name, d=dtype: emit_function(b, name, args, d),
@@ -291,5 +291,5 @@ def test_every_function_compiles_on_every_machine(jit, cpu: str) -> None:
             )
     calling = {name for name, calls in jit.calls(cpu, texts).items() if calls}
     assert {name for name in calling if " f64" not in name} == {
-        f"{name} {dtype} {lanes}" for name in ("lgamma", "digamma") for dtype in (f32, bf16) for lanes in (1, 8)
+        f"{name} {dtype} {lanes}" for name in ("lgamma", "digamma") for dtype in (f32, bf16, f16) for lanes in (1, 8)
     }

@@ -46,6 +46,7 @@ class Access:
 
 def emit_kernel(module: Module, kernel: tile.KernelOp, target: CpuTarget) -> None:
     """Add the function of a kernel to a module."""
+    module.lacks = target.lacks
     KernelCodegen(module, kernel, target).emit()
 
 

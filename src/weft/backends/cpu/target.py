@@ -35,13 +35,34 @@ class CpuTarget:
     features: str
 
     @property
+    def is_x86(self) -> bool:
+        return self.triple.startswith("x86_64")
+
+    @property
     def vector_bits(self) -> int:
         """The width of a vector register."""
-        if self.triple.startswith("x86_64"):
-            enabled = {f[1:] for f in self.features.split(",") if f.startswith("+")}
-            wide = "avx512f" in enabled or "avx512" in self.cpu or self.cpu.startswith(("icelake", "sapphire"))
-            return 512 if wide else 256
-        return 128
+        if not self.is_x86:
+            return 128
+        text = _probe(self)
+        return 512 if "zmm" in text else 256 if "ymm" in text else 128
+
+    @property
+    def registers(self) -> int:
+        """How many vector registers there are."""
+        return 16 if self.is_x86 and self.vector_bits < 512 else 32
+
+    @property
+    def multiplies_by_lane(self) -> bool:
+        """Whether a multiply-add takes a factor from one lane of a register."""
+        return not self.is_x86
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """What there are no instructions for: `f16`, its conversions; `fma`, the fused multiply-add."""
+        if not self.is_x86:
+            return frozenset()
+        text = _probe(self)
+        return frozenset(name for name, instruction in _INSTRUCTIONS.items() if instruction not in text)
 
     @property
     def lanes(self) -> int:
@@ -54,6 +75,31 @@ class CpuTarget:
         return target.create_target_machine(
             cpu=self.cpu, features=self.features, opt=level, reloc="pic", codemodel="jitdefault" if jit else "default"
         )
+
+
+_INSTRUCTIONS = {"f16": "vcvtps2ph", "fma": "vfmadd"}
+_PROBE = """
+define void @probe(ptr %p, ptr %q) {
+  %x = load <16 x float>, ptr %p, align 4
+  %y = load <16 x float>, ptr %q, align 4
+  %z = call <16 x float> @llvm.fma.v16f32(<16 x float> %x, <16 x float> %y, <16 x float> %y)
+  %h = fptrunc <16 x float> %z to <16 x half>
+  store <16 x half> %h, ptr %p, align 2
+  %s = fadd <16 x float> %x, %y
+  store <16 x float> %s, ptr %q, align 4
+  ret void
+}
+declare <16 x float> @llvm.fma.v16f32(<16 x float>, <16 x float>, <16 x float>)
+"""
+
+
+@lru_cache
+def _probe(target: CpuTarget) -> str:
+    """Assembly that shows the widest registers of an x86 and what it has instructions for.
+
+    LLVM knows what each of the processors that it has names for can do, and which features override that.
+    """
+    return compile_assembly(_PROBE, target)
 
 
 @lru_cache(maxsize=1)

@@ -19,6 +19,7 @@ from weft.ir.expr import Expr, Size
 from weft.ir.types import DType
 
 _FLOATS = {"f64": "double", "f32": "float", "f16": "half", "bf16": "bfloat"}
+_FLOATS_IN_MEMORY = {"f64": "double", "f32": "float"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,11 @@ def scalar_type(dtype: DType) -> str:
 
 
 def memory_type(dtype: DType) -> str:
-    """The LLVM type that holds an element in memory: booleans take a byte."""
-    return _FLOATS.get(dtype.name) or f"i{max(dtype.bits, 8)}"
+    """The LLVM type that holds an element in memory: booleans take a byte, narrow floats are integers.
+
+    LLVM for x86 moves a `bfloat` from one vector to another through a `float`, and calls a library for the way back.
+    """
+    return _FLOATS_IN_MEMORY.get(dtype.name) or f"i{max(dtype.bits, 8)}"
 
 
 def vector(element: str, lanes: int) -> str:
@@ -89,10 +93,16 @@ class Module:
     """One LLVM module: functions, and the declarations that their calls need."""
 
     triple: str
+    lacks: frozenset[str] = frozenset()
+    """What the target has no instructions for and LLVM would call a library for: `CpuTarget.lacks`."""
     functions: list[str] = field(default_factory=list[str])
     declarations: dict[str, str] = field(default_factory=dict[str, str])
     globals: dict[str, str] = field(default_factory=dict[str, str])
     shared: set[str] = field(default_factory=set[str])
+
+    @property
+    def is_x86(self) -> bool:
+        return self.triple.startswith("x86_64")
 
     def add_shared(self, name: str) -> bool:
         """Note a function that several kernels call; False if the module has it already."""

@@ -1,15 +1,15 @@
 """Conversions between element types as LLVM code, and between their forms in memory and in registers.
 
 A register holds f16, bf16 and the 8-bit floats as a `float` whose value the narrow type has; integers and booleans as
-i4 ... i64 and i1. Memory holds them as half, bfloat or i8 (`builder.memory_type`). bf16 is done with integer shifts, f8
-through the bits of a half, and f64 never goes to half directly: those conversions would be library calls on some x86.
+i4 ... i64 and i1. Memory holds them as i16 or i8 (`builder.memory_type`). bf16 is done with integer shifts, f8 through
+the bits of a half, and f64 never goes to half directly: those conversions would be library calls on some x86.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.backends.llvm.builder import Function, V, mangle, memory_type, vector
+from weft.backends.llvm.builder import Function, V, const, mangle, memory_type, vector
 from weft.backends.llvm.math_expression import E
 from weft.errors import DTypeError
 from weft.ir.types import DType
@@ -50,18 +50,15 @@ def load_convert(b: Function, raw: V, dtype: DType) -> V:
     value = E(b, raw)
     match dtype.name:
         case "f16":
-            return value.to("fpext", "float").v
+            return _from_half(value).v
         case "bf16":
-            # Without the freeze, LLVM 22 for x86 folds a later test of the sign into one of the bfloat, and asserts.
-            bits = value.as_type("i16")
-            bits = E(b, b.emit(bits.v.type, f"freeze {bits.v}"))
-            return (bits.to("zext", "i32") << 16).as_type("float").v
+            return (value.to("zext", "i32") << 16).as_type("float").v
         case "f8E5M2":
-            return (value.to("zext", "i16") << 8).as_type("half").to("fpext", "float").v
+            return _from_half(value.to("zext", "i16") << 8).v
         case "f8E4M3FN":
             # The exponent of a half has one bit more and a bias larger by 8; denormals come out right too.
             magnitude = value & 0x7F
-            wide = (magnitude.to("zext", "i16") << 7).as_type("half").to("fpext", "float") * 256.0
+            wide = _from_half(magnitude.to("zext", "i16") << 7) * 256.0
             wide = magnitude.compare("eq", 0x7F).select(float("nan"), wide)
             sign = (value & -0x80).to("zext", "i32") << 24
             return (wide.bits() | sign).as_type("float").v
@@ -76,21 +73,60 @@ def store_convert(b: Function, value: V, dtype: DType) -> V:
     x = E(b, value)
     match dtype.name:
         case "f16":
-            return x.to("fptrunc", "half").v
+            return _to_half(x).v
         case "bf16":
-            return (_rounded_bf16(x) >> 16).to("trunc", "i16").as_type("bfloat").v
+            return (_rounded_bf16(x) >> 16).to("trunc", "i16").v
         case "f8E5M2":
-            return (_rounded_f8(x, dtype).to("fptrunc", "half").bits() >> 8).to("trunc", "i8").v
+            return (_to_half(_rounded(x, dtype.name)) >> 8).to("trunc", "i8").v
         case "f8E4M3FN":
-            rounded = _rounded_f8(x, dtype)
+            rounded = _rounded(x, dtype.name)
             scaled = abs(rounded) * (1 / 256)
-            magnitude = (scaled.to("fptrunc", "half").bits() >> 7).to("trunc", "i8")
+            magnitude = (_to_half(scaled) >> 7).to("trunc", "i8")
             magnitude = rounded.compare("uno", rounded).select(0x7F, magnitude)
             return (magnitude | (rounded.bits() >> 24).to("trunc", "i8") & -0x80).v
         case _:
             if dtype.is_float or dtype.bits >= 8:
                 return value
             return b.convert("sext" if dtype.kind == "int" else "zext", value, memory_type(dtype))
+
+
+# -- halves ----------------------------------------------------------------------------------------------------------
+
+
+def _from_half(bits: E) -> E:
+    """The bits of halves (i16) as floats."""
+    b = bits.b
+    if "f16" not in b.module.lacks:
+        if bits.v.lanes == 1 and b.module.is_x86:
+            return E(b, b.call("llvm.convert.from.fp16.f32", "float", bits.v))
+        return bits.as_type("half").to("fpext", "float")
+    magnitude = (bits & 0x7FFF).to("zext", "i32") << 13
+    exponent = magnitude & (0x1F << 23)
+    normal = magnitude + ((127 - 15) << 23)
+    special = normal + ((128 - 16) << 23)
+    denormal = (normal + (1 << 23)).as_type("float") - 2.0**-14
+    wide = exponent.compare("eq", 0).select(denormal.bits(), exponent.compare("eq", 0x1F << 23).select(special, normal))
+    return (wide | (bits & -0x8000).to("zext", "i32") << 16).as_type("float")
+
+
+def _to_half(x: E) -> E:
+    """Floats as the bits of halves (i16), rounded to nearest, ties to even."""
+    b = x.b
+    if "f16" not in b.module.lacks:
+        if x.v.lanes == 1 and b.module.is_x86:
+            # LLVM rounds a double that became a float to half at once, which is a library call.
+            alone = b.insert(const(0, "<4 x float>"), x.v, 0)
+            nearest = V("i32", "0")
+            return E(b, b.extract(b.call("llvm.x86.vcvtps2ph.128", "<8 x i16>", alone, nearest), 0))
+        return x.to("fptrunc", "half").bits()
+    magnitude = abs(_rounded(x, "f16"))
+    bits = magnitude.bits()
+    normal = (bits - ((127 - 15) << 23)) >> 13
+    denormal = (magnitude + 0.5).bits() - (126 << 23)  # 0.5 counts in quanta of the denormals
+    narrow = magnitude.compare("olt", 2.0**-14).select(denormal, normal)
+    narrow = magnitude.compare("olt", float("inf")).select(narrow, 0x7C00)
+    narrow = x.compare("uno", x).select(0x7E00, narrow)
+    return (narrow | ((x.bits() >> 16) & 0x8000)).to("trunc", "i16")
 
 
 # -- rounding to narrow floats ---------------------------------------------------------------------------------------
@@ -106,11 +142,11 @@ def round_to(b: Function, value: V, dtype: DType) -> V:
         case "f32" | "f64":
             return value
         case "f16":
-            return x.to("fptrunc", "half").to("fpext", "float").v
+            return _rounded(x, "f16").v if "f16" in b.module.lacks else _from_half(_to_half(x)).v
         case "bf16":
             return (_rounded_bf16(x) & -(1 << 16)).as_type("float").v
         case _:
-            return _rounded_f8(x, dtype).v
+            return _rounded(x, dtype.name).v
 
 
 def _rounded_bf16(x: E) -> E:
@@ -120,8 +156,9 @@ def _rounded_bf16(x: E) -> E:
     return x.compare("uno", x).select(bits | (1 << 22), rounded)
 
 
-def _rounded_f8(x: E, dtype: DType) -> E:
-    form = _NARROW[dtype.name]
+def _rounded(x: E, name: str) -> E:
+    """A float rounded to the nearest value of a narrow float type; it stays a float."""
+    form = _NARROW[name]
     dropped = 24 - form.precision
     magnitude = abs(x)
     bits = magnitude.bits()
@@ -130,7 +167,7 @@ def _rounded_f8(x: E, dtype: DType) -> E:
     shift = 2.0 ** (23 + form.min_exponent - form.precision + 1)
     small = (magnitude + shift) - shift
     rounded = magnitude.compare("olt", 2.0**form.min_exponent).select(small, normal)
-    beyond = float("nan") if dtype.name == "f8E4M3FN" else float("inf")
+    beyond = float("nan") if name == "f8E4M3FN" else float("inf")
     rounded = magnitude.compare("ogt", form.overflow).select(beyond, rounded)
     return x.compare("uno", x).select(x, rounded.copysign(x))
 

@@ -58,7 +58,7 @@ class E:
 
     def bits(self) -> E:
         """The bit pattern of a float."""
-        return self.as_type({"float": "i32", "double": "i64", "half": "i16", "bfloat": "i16"}[self.element])
+        return self.as_type({"float": "i32", "double": "i64", "half": "i16"}[self.element])
 
     def to(self, opcode: str, element: str) -> E:
         return E(self.b, self.b.convert(opcode, self.v, element))
@@ -106,7 +106,13 @@ class E:
 
     def fma(self, factor: E | Number, addend: E | Number) -> E:
         """self * factor + addend, rounded once."""
-        return self.call("fma", self.of(factor), self.of(addend))
+        factor, addend = self.of(factor), self.of(addend)
+        if "fma" not in self.b.module.lacks:
+            return self.call("fma", factor, addend)
+        # LLVM would call the C library's function lane by lane. The product of two floats is exact in double; what is
+        # computed in double has digits to spare, since its results are floats.
+        x, y, z = (value.to("fpext", "double") for value in (self, factor, addend))
+        return (x * y + z).to("fptrunc", self.element)
 
     def call(self, intrinsic: str, *others: E) -> E:
         """An LLVM intrinsic overloaded on this value's type."""

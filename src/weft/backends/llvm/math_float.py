@@ -35,10 +35,6 @@ def narrowed(x: E, element: str) -> E:
     return x.to("fptrunc", element)
 
 
-def is_x86(b: Function) -> bool:
-    return b.module.triple.startswith(("x86_64", "i386", "i686"))
-
-
 def _arithmetic(opcode: str) -> FloatFunction:
     # `contract` lets LLVM fuse a multiplication into an addition: one rounding less.
     def emit(x: E, y: E) -> E:
@@ -63,7 +59,7 @@ def _intrinsic(name: str) -> FloatFunction:
 
 def _extremum(intrinsic: str, predicate: str) -> FloatFunction:
     def emit(x: E, y: E) -> E:
-        if not is_x86(x.b):
+        if not x.b.module.is_x86:
             return x.call(intrinsic, y)
         # maxps gives its second operand when one is NaN; LLVM's own expansion also orders -0 and +0, at twice the cost.
         # A constant NaN, since LLVM would merge `select(nan(x), x, select(x > y, x, y))` and lose the maxps.
@@ -73,14 +69,26 @@ def _extremum(intrinsic: str, predicate: str) -> FloatFunction:
     return emit
 
 
+def _extremum_of_numbers(intrinsic: str, predicate: str) -> FloatFunction:
+    """NaN gives way to a number."""
+
+    def emit(x: E, y: E) -> E:
+        if not x.b.module.is_x86:
+            return x.call(intrinsic, y)
+        # What LLVM makes of the intrinsic, but for halves, for which it calls a library.
+        return is_nan(y).select(x, x.compare(predicate, y).select(x, y))
+
+    return emit
+
+
 def at_most(x: E, limit: float) -> E:
     """The lesser of both; NaN stays NaN. One instruction on every target."""
-    return x.compare("ogt", limit).select(limit, x) if is_x86(x.b) else x.call("minimum", x.of(limit))
+    return x.compare("ogt", limit).select(limit, x) if x.b.module.is_x86 else x.call("minimum", x.of(limit))
 
 
 def at_least(x: E, limit: float) -> E:
     """The greater of both; NaN stays NaN."""
-    return x.compare("olt", limit).select(limit, x) if is_x86(x.b) else x.call("maximum", x.of(limit))
+    return x.compare("olt", limit).select(limit, x) if x.b.module.is_x86 else x.call("maximum", x.of(limit))
 
 
 def _copysign(x: E, y: E) -> E:
@@ -184,8 +192,8 @@ FLOAT: Mapping[str, FloatFunction] = {
     "abs": _intrinsic("fabs"),
     "max": _extremum("maximum", "ogt"),
     "min": _extremum("minimum", "olt"),
-    "fmax": _intrinsic("maxnum"),
-    "fmin": _intrinsic("minnum"),
+    "fmax": _extremum_of_numbers("maxnum", "ogt"),
+    "fmin": _extremum_of_numbers("minnum", "olt"),
     "truncdiv": _truncdiv,
     "floordiv": _floordiv,
     "fmod": _fmod,
