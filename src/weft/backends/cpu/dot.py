@@ -92,7 +92,7 @@ class _Product:
         self.in_panels = len(tile.tile_type(op.b).sizes) == 3
         self.block = self._blocking()
         # The kernels of few rows hold 4 by 4 sums or factors, if there are 32 registers.
-        self.few_side = _SIDE if codegen.target.vector_bits != 256 else _SIDE // 2
+        self.few_side = _SIDE if codegen.target.registers == 32 else _SIDE // 2
         self.few_rows = self.capacity[0] <= _FEW_BLOCKS * min(self.block.rows, _MOST_POINTERS)
         self.a_panels: V | None = None
         if self.few_rows:
