@@ -77,6 +77,34 @@ def inferring(case: ModelCase, inputs: Inputs | None = None) -> Callable[[], Sta
     return build
 
 
+def decoding(case: ModelCase, length: int = 128, room: int = 256) -> Callable[[], Start]:
+    """Work that is one more token after `length` others, whose keys and values lie in a cache with some room."""
+
+    def build() -> Start:
+        from transformers import StaticCache
+
+        module = case.build()
+        prompt, token = (tokens(1, count, 8192)(count)["input_ids"] for count in (length, 1))
+
+        def start(contender: Contender) -> Call:
+            config: Any = module.config
+            cache: Any = StaticCache(config=config, max_cache_len=room)
+            with torch.no_grad():
+                module(prompt, past_key_values=cache, use_cache=True)
+            run = contender.compile(module)
+
+            def call() -> Tensor:
+                for layer in cache.layers:
+                    layer.cumulative_length.fill_(length)
+                return run(token, past_key_values=cache, use_cache=True).logits
+
+            return call
+
+        return start
+
+    return build
+
+
 def training(case: ModelCase) -> Callable[[], Start]:
     """Work that is a step: loss, gradients, torch's fused AdamW. The loss is compiled with the model."""
 
@@ -114,6 +142,10 @@ def _inference(case: ModelCase, name: str | None = None, inputs: Inputs | None =
     return Case("models", name or case.name, inferring(case, inputs), frozen=True)
 
 
+def _decoding(case: ModelCase, name: str) -> Case:
+    return Case("models", name, decoding(case), frozen=True)
+
+
 def _step(case: ModelCase) -> Case:
     return Case("train", case.name, training(case), training=True)
 
@@ -126,7 +158,9 @@ def model_cases() -> list[Case]:
     return [
         *(_inference(FULL_SIZE["minilm"], f"minilm_{n}", padded_tokens(n, 128, 30522)) for n in (1, 8, 32)),
         _inference(FULL_SIZE["gpt2_small"], "gpt2_small_prefill"),
-        _inference(FULL_SIZE["llama_12"], "llama_12_prefill"),
+        _decoding(FULL_SIZE["gpt2_small"], "gpt2_small_decode"),
+        _inference(FULL_SIZE["llama_8"], "llama_8_prefill"),
+        _decoding(FULL_SIZE["llama_8"], "llama_8_decode"),
         _inference(_classifier("vit_small", "ViT", image(1, 224), **VIT_SMALL)),
         _inference(_classifier("resnet_50", "ResNet", image(1, 224), num_labels=1000)),
         _inference(_classifier("mobilenet_v2", "MobileNetV2", image(1, 224), num_labels=1000)),

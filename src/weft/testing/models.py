@@ -341,6 +341,22 @@ SMALL = _registry(
     ),
 )
 
+
+def _llama(layers: int) -> Callable[[], nn.Module]:
+    return full_size(
+        "Llama",
+        "ForCausalLM",
+        vocab_size=32000,
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=512,
+        **_DECODES,
+    )
+
+
 FULL_SIZE = _registry(
     ModelCase("minilm", lambda: seeded(_pretrained_minilm), padded_tokens(4, 128, 30522), hidden_loss),
     ModelCase(
@@ -349,21 +365,5 @@ FULL_SIZE = _registry(
         tokens(1, 128, 50257),
         logits_loss,
     ),
-    ModelCase(
-        "llama_12",
-        full_size(
-            "Llama",
-            "ForCausalLM",
-            vocab_size=32000,
-            hidden_size=512,
-            intermediate_size=1408,
-            num_hidden_layers=12,
-            num_attention_heads=8,
-            num_key_value_heads=4,
-            max_position_embeddings=512,
-            **_DECODES,
-        ),
-        tokens(1, 128, 32000),
-        logits_loss,
-    ),
+    *(ModelCase(f"llama_{layers}", _llama(layers), tokens(1, 128, 32000), logits_loss) for layers in (8, 12)),
 )
