@@ -41,7 +41,9 @@ def product_words(step: DotStep, sizes: Mapping[str, int], routines: Mapping[str
         layout = blas_layout(place)
         assert layout is not None, "only such products are given to BLAS"
         transposes.append(_TRANSPOSED if layout[0] else _PLAIN)
-        leading.append(max(1, evaluate(layout[1], sizes)))
+        rows, columns = (evaluate(size, sizes) for size in place.tensor.shape[-2:])
+        # The strides of an empty matrix mean nothing, but the library checks them.
+        leading.append(max(1, rows if layout[0] else columns, evaluate(layout[1], sizes)))
     head += [*transposes[:2], *leading]
     strides = [
         [evaluate(s, sizes) * dtype.bytes for s in place.layout.strides[:-2]] for place in (step.a, step.b, step.out)
