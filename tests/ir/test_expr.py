@@ -212,3 +212,38 @@ def test_extrema_of_comparable_sizes_are_decided() -> None:
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(ParseError):
         parse_size(text)
+
+
+def _random_size(rng: random.Random, depth: int) -> Size:
+    if depth == 0 or rng.random() < 0.2:
+        return rng.choice([symbol("s0"), symbol("s1"), rng.randint(1, 9), symbol("s2")])
+    left, right = _random_size(rng, depth - 1), _random_size(rng, depth - 1)
+    match rng.choice("+-*/%<>"):
+        case "+":
+            return left + right
+        case "-":
+            return left - right
+        case "*":
+            return left * right
+        case "/" if right != 0:
+            return floordiv(left, right)
+        case "%" if right != 0:
+            return mod(left, right)
+        case "<":
+            return minimum(left, right)
+        case _:
+            return maximum(left, right)
+
+
+def test_what_is_printed_is_read_back() -> None:
+    rng = random.Random()
+    for _ in range(2000):
+        try:
+            size = _random_size(rng, 4)
+        except ZeroDivisionError:
+            continue
+        assert parse_size(str(size)) == size, str(size)
+
+
+def test_a_quotient_by_a_product() -> None:
+    assert str(floordiv(symbol("s0"), symbol("s1") * 4)) == "(s0 // (s1*4))"

@@ -38,8 +38,9 @@ Bounds: TypeAlias = "Mapping[str, Size]"
 
 
 def _grouped(size: Size) -> str:
+    """An operand of `//` or `%`, which bind as tightly as `*`: in parentheses unless it is one word."""
     text = str(size)
-    return f"({text})" if isinstance(size, Expr) and (len(size.terms) > 1 or " " in text) else text
+    return text if text.isalnum() or text.isidentifier() else f"({text})"
 
 
 class Expr:
