@@ -65,3 +65,15 @@ def test_gradient_is_torchs(mask: str, causal: bool) -> None:
     expected = torch.autograd.grad(of_torch(tensors, causal), tensors[:3], torch.from_numpy(grad))
     for actual, wanted in zip(run(function, [*arrays, grad]), expected, strict=True):
         np.testing.assert_allclose(actual, wanted.numpy(), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("lowest", [torch.finfo(torch.float32).min, -2.4e38, -1e38])
+def test_a_row_that_is_masked_by_the_lowest_number_has_the_mean(lowest: float) -> None:
+    q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
+    mask = torch.zeros(5, 5)
+    mask[1], mask[3, 2:] = lowest, lowest
+    torch.compiler.reset()
+    run = torch.compile(torch.nn.functional.scaled_dot_product_attention, backend="weft", options={"strict": True})
+    found = run(q, k, v, mask)
+    torch.testing.assert_close(found[:, :, 1], v.mean(-2))
+    torch.testing.assert_close(found, torch.nn.functional.scaled_dot_product_attention(q, k, v, mask))

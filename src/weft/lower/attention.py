@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from xdsl.ir import SSAValue
 
 from weft.ir.expr import Size, minimum, simplify, symbol
@@ -213,8 +214,11 @@ class _AttentionLowering:
             if tensor.dtype == boolean:
                 scores = emit.where(value, scores, nothing)
             else:
-                added = emit.math("mul", emit.cast(value, self.dtype), emit.constant(_LOG2_E, self.dtype))
-                scores = emit.math("add", scores, added)
+                value = emit.cast(value, self.dtype)
+                # The lowest number, which often stands for minus infinity, must not become that: a row of it has a sum.
+                lowest = emit.constant(float(np.finfo(self.dtype.numpy).min), self.dtype)
+                added = emit.math("max", emit.math("mul", value, emit.constant(_LOG2_E, self.dtype)), lowest)
+                scores = emit.where(emit.math("eq", value, nothing), nothing, emit.math("add", scores, added))
         if self.causal:
             row = emit.position(self.domain.row_index[-2], i64)
             column = emit.position(self.domain.column_index[0], i64)
