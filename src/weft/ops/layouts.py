@@ -101,10 +101,16 @@ def reshaped_strides(shape: Sequence[Size], strides: Sequence[Size], target: Seq
     return tuple(result)
 
 
+BLAS_LARGEST = 2**31 - 1
+"""BLAS counts in 32 bits."""
+
+
 def blas_takes(tensor: Tensor, layout: Layout) -> bool:
     """Whether the last two dimensions are a matrix as BLAS knows it: rows or columns dense, the others apart."""
     rows, columns = tensor.shape[-2:]
     row_step, column_step = layout.strides[-2:]
+    if any(isinstance(size, int) and size > BLAS_LARGEST for size in (rows, columns, row_step, column_step)):
+        return False
     plain = (column_step == 1 or columns == 1) and (rows == 1 or is_nonnegative(row_step - columns))
     turned = (row_step == 1 or rows == 1) and (columns == 1 or is_nonnegative(column_step - rows))
     return plain or turned

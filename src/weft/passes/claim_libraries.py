@@ -14,6 +14,7 @@ from weft.ir.types import f32, f64, tensor_of
 from weft.ops.base import View
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp
+from weft.ops.layouts import BLAS_LARGEST
 from weft.passes.build_groups import CLAIM
 from weft.passes.constant_values import constant_arguments
 
@@ -47,6 +48,9 @@ class ClaimLibraries(ModulePass):
 def _is_for_blas(dot: Dot, constants: set[SSAValue]) -> bool:
     result = tensor_of(dot.results[0].type)
     rows = result.shape[-2]
+    sizes = (*result.shape[-2:], tensor_of(dot.operands[0].type).shape[-1])
+    if any(isinstance(size, int) and size > BLAS_LARGEST for size in sizes):
+        return False
     few = not isinstance(rows, int) or rows <= _FEW_ROWS
     return result.dtype in (f32, f64) and not (few and _viewed(dot.operands[1]) in constants)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from weft.backends.cpu.launcher import PRODUCT
+from weft.errors import GuardError
 from weft.ir.expr import Size, evaluate
 from weft.ir.types import f32, f64
 from weft.lower.plan import DotStep, Place
+from weft.ops.layouts import BLAS_LARGEST
 
 _PLAIN, _TRANSPOSED = 111, 112
 ROUTINES = {f32: "cblas_sgemm", f64: "cblas_dgemm"}
@@ -45,6 +47,11 @@ def product_words(step: DotStep, sizes: Mapping[str, int], routines: Mapping[str
         # The strides of an empty matrix mean nothing, but the library checks them.
         leading.append(max(1, rows if layout[0] else columns, evaluate(layout[1], sizes)))
     head += [*transposes[:2], *leading]
+    if max(m, n, k, *leading) > BLAS_LARGEST:
+        raise GuardError(
+            f"a product of {m} x {k} and {k} x {n} elements is too large for the BLAS library",
+            hint="compile it with `strict`, so that Weft's own kernels carry it out",
+        )
     strides = [
         [evaluate(s, sizes) * dtype.bytes for s in place.layout.strides[:-2]] for place in (step.a, step.b, step.out)
     ]
