@@ -222,3 +222,13 @@ def test_the_rotation_of_halves_is_one_kernel(passes: Any) -> None:
 
     made = steps(passes, {"x": Tensor(f32, (3, 4, 8)), "cos": Tensor(f32, (4, 8)), "sin": Tensor(f32, (4, 8))}, body)
     assert [type(step) for step in made] == [KernelStep]
+
+
+def test_a_value_that_a_product_reads_in_two_ways(passes: Any) -> None:
+    def body(b: Any, x: Any) -> Any:
+        y = b.exp(x)
+        turned = b.reshape(b.permute(y, dims=(1, 0, 2)), shape=(4, 6))
+        return b.dot(b.reshape(y, shape=(6, 4)), turned)
+
+    made = steps(passes, {"x": Tensor(f32, (2, 3, 4))}, body, rtol=1e-5)
+    assert [type(step) for step in made].count(DotStep) == 1

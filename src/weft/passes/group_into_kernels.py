@@ -338,14 +338,17 @@ class _Grouping:
         for value in op.operands:
             layout = self.layouts.of(value)
             takes = not isinstance(op, GraphOp) or (layout is not None and blas_takes(tensor_of(value.type), layout))
-            if (layout is not None and takes) or self._is_written_so(value, op, values):
+            if (layout is not None and takes) or self._write_for(value, op, values):
                 self._emit_chain(value, values, before)
             else:
                 emit_group(self.function.block, [], [value], values, before)
                 self.layouts.known[value] = contiguous(tensor_of(value.type))
 
-    def _is_written_so(self, value: SSAValue, op: Operation, values: dict[SSAValue, SSAValue]) -> bool:
-        """Let the group that makes what a value is a view of write it as the op wants to read the value, if it can."""
+    def _write_for(self, value: SSAValue, op: Operation, values: dict[SSAValue, SSAValue]) -> bool:
+        """Let the group that makes what a value is a view of write it as the op wants to read the value, if it can.
+
+        It cannot where the op reads it in two ways, or where it has been read in another one before.
+        """
         root, layout = value, contiguous(tensor_of(value.type))
         chain: list[SSAValue] = []
         while isinstance(root, OpResult) and isinstance(root.op, View):
@@ -356,6 +359,8 @@ class _Grouping:
             root, layout = root.op.operands[0], below
         made = values.get(root)
         if self.consumers.get(root) != [op] or root in self.targets or not isinstance(made, OpResult):
+            return False
+        if [_root(operand) for operand in op.operands].count(root) > 1 or made.uses.get_length() > 0:
             return False
         if not isinstance(group := made.op, GroupOp):
             return False
@@ -389,6 +394,13 @@ def _keeps_rows(op: Operation, group: Group) -> bool:
     if op.name == "graph.broadcast":
         return operand == keep and result == group.shape
     return False
+
+
+def _root(value: SSAValue) -> SSAValue:
+    """What a value is a view of."""
+    while isinstance(value, OpResult) and isinstance(value.op, View):
+        value = value.op.operands[0]
+    return value
 
 
 _NO_GROUP = Group(0, "free", (), [])
