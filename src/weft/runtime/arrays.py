@@ -34,7 +34,7 @@ def run_arrays(
             if isinstance(size, Expr) and str(size) in size.symbols:
                 bound.setdefault(str(size), actual)
     binding = executable.bind(bound)
-    table = np.zeros(executable.words, np.int64)
+    table = np.zeros(executable.words + executable.scratch, np.int64)
     held: dict[int, np.ndarray] = {}
     for number, array in (*zip(plan.inputs, arrays, strict=True), *constants.items()):
         held[number] = _strided(
@@ -52,10 +52,9 @@ def run_arrays(
         table[number] = start + offset
     for name in plan.symbols:
         table[executable.size_place(name)] = bound[name]
-    scratch = np.zeros(executable.scratch, np.int64)
 
     def launch(tape: Tape) -> None:
-        executable.launch(tape.address, tape.count, table.ctypes.data, scratch.ctypes.data, threads)
+        executable.launch(tape.address, table.ctypes.data, threads)
 
     if (profile := active_profile()) is not None:
         profile.run(executable, binding, launch, _refuse)

@@ -33,8 +33,11 @@ from weft.runtime.tape import Tape, scratch_words, segments, size_place, table_w
 
 _counter = 0
 
-Launch: TypeAlias = Callable[[int, int, int, int, int], None]
-"""The launcher: tape, number of steps, table, scratch, threads."""
+_MOST_BINDINGS = 256
+"""Sets of sizes that a program keeps its layout of memory for."""
+
+Launch: TypeAlias = Callable[[int, int, int], None]
+"""The launcher: tape, table, threads."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,8 @@ class Executable:
                     for steps in segments(self.plan)
                 ),
             )
+            while len(self.bindings) >= _MOST_BINDINGS:
+                self.bindings.pop(next(iter(self.bindings)), None)
             self.bindings[key] = binding
             note_arena(self.plan, sizes, binding.arena.size)
         return binding
@@ -102,7 +107,7 @@ def launcher() -> Launch:
     target = host_target()
     library = _link(compile_object(launcher_module(target.triple), target), [LAUNCHER])
     word = ctypes.c_int64
-    function: Any = ctypes.CFUNCTYPE(None, word, word, word, word, word)(library[LAUNCHER])
+    function: Any = ctypes.CFUNCTYPE(None, word, word, word)(library[LAUNCHER])
     # The function lives as long as the library that holds it.
     function.library = library
     return function

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -21,10 +22,11 @@ class Tape:
     """Steps that run without Python between them."""
 
     words: np.ndarray
-    count: int
     steps: tuple[Step, ...]
+    alone: bool
+    """Whether the calling thread does all of it by itself."""
 
-    @property
+    @cached_property
     def address(self) -> int:
         return self.words.ctypes.data
 
@@ -47,20 +49,23 @@ def segments(plan: Plan) -> list[tuple[Step, ...]]:
 def write_tape(plan: Plan, steps: Sequence[Step], sizes: Mapping[str, int], addresses: Mapping[str, int]) -> Tape:
     """The tape of a run of steps. `addresses` are those of kernels and BLAS routines."""
     written: list[list[int]] = []
+    alone = True
     for step in steps:
         match step:
             case KernelStep():
                 count = evaluate(step.grid, sizes)
                 if count > 0:
                     parallel = not step.serial and count > 1 and count * step.work > PARALLEL_FROM_NS
+                    alone &= not parallel
                     places = [*step.buffers, *(size_place(plan, name) for name in step.symbols)]
                     written.append([KERNEL, addresses[step.function], count, int(parallel), len(places), *places])
             case DotStep():
+                alone = False
                 written += product_words(step, sizes, addresses)
             case _:
                 raise TypeError(step)
-    words = np.array([word for each in written for word in each] or [0], np.int64)
-    return Tape(words, len(written), tuple(steps))
+    words = [len(written), table_words(plan), *(word for each in written for word in each)]
+    return Tape(np.array(words, np.int64), tuple(steps), alone)
 
 
 def size_place(plan: Plan, name: str) -> int:
@@ -69,7 +74,7 @@ def size_place(plan: Plan, name: str) -> int:
 
 
 def table_words(plan: Plan) -> int:
-    """The length of the table: buffers, then sizes."""
+    """The length of the table: buffers, then sizes. The launcher's scratch lies behind it."""
     return len(plan.buffers) + len(plan.symbols)
 
 

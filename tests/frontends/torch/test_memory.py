@@ -156,3 +156,10 @@ def test_optimizer_steps_have_no_fallback(make: Any) -> None:
     for p, q in zip(own, eager, strict=True):
         torch.testing.assert_close(p, q)
     assert not [fallback for record in records for fallback in record.fallbacks]
+
+
+def test_memory_of_many_sizes_is_bounded() -> None:
+    f = compiled(lambda x: (x.exp() @ x.mT).softmax(-1))
+    for rows in range(2, 40):
+        torch._dynamo.mark_dynamic(x := torch.randn(rows, 16), 0)
+        torch.testing.assert_close(f(x), (x.exp() @ x.mT).softmax(-1))

@@ -4,6 +4,7 @@ A tape is an array of 64-bit words, written when the sizes of a call are known; 
 beside it, which a call fills. The launcher is the same for all programs: it is compiled once in a process. Kernels with
 enough work run on the OpenMP pool that the framework already has; small ones run in the calling thread.
 
+    head:    how many steps there are, and how long the table is: behind it lies the launcher's scratch
     kernel:  0, function, programs, parallel, n, then n places in the table; the arguments are gathered to `scratch`
     product: 1, routine, wide, m, n, k, transpose a, transpose b, lda, ldb, ldc,
              then place and offset in bytes of a, b and c, then the batch: count, and the steps of a, b and c in bytes
@@ -18,22 +19,21 @@ from weft.backends.llvm.builder import Function, Module, V, i64
 
 LAUNCHER = "weft_run"
 KERNEL, PRODUCT = 0, 1
+HEAD_WORDS = 2
 PRODUCT_WORDS = 21
 _WORKER = "weft_worker"
 _ROW_MAJOR = 101
 
 
 def launcher_module(triple: str) -> str:
-    """The LLVM IR of `void weft_run(ptr tape, i64 steps, ptr table, ptr scratch, i64 threads)`."""
+    """The LLVM IR of `void weft_run(ptr tape, ptr table, i64 threads)`."""
     module = Module(triple)
-    b = Function(
-        module,
-        LAUNCHER,
-        [("ptr", "tape"), ("i64", "steps"), ("ptr", "table"), ("ptr", "scratch"), ("i64", "threads")],
-    )
-    tape, steps, table, scratch, threads = b.args
+    b = Function(module, LAUNCHER, [("ptr", "tape"), ("ptr", "table"), ("i64", "threads")])
+    tape, table, threads = b.args
+    head = _Reader(b, tape, i64(0))
+    steps, scratch = head.word(0), b.gep(table, head.word(1), "i64")
     cursor = b.alloca("i64", 1, 8)
-    b.store(i64(0), cursor, 8)
+    b.store(i64(HEAD_WORDS), cursor, 8)
     with b.loop(i64(0), steps, i64(1)):
         reader = _Reader(b, tape, b.load("i64", cursor, 8))
         with _either(b, b.icmp("eq", reader.word(0), i64(KERNEL))) as otherwise:

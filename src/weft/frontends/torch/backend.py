@@ -25,7 +25,7 @@ from weft.frontends.torch.complex_numbers import as_real
 from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.executor import CpuExecutor
 from weft.frontends.torch.freezing import frozen_arguments, make_constants
-from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed, Viewed
+from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed, Returned, Viewed
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.report import Fallback, note_fallback, note_targets, shape_guards
@@ -117,7 +117,7 @@ def _callable(
     if loaded is not None:
         record.measure("load", start)
         log.info("loaded %s from the cache in %.3f s", name, time.perf_counter() - start)
-        return loaded
+        return loaded.shortest()
     looked = record.measure("look_up", start)
     try:
         imported = import_graph(module, name, config, frozen)
@@ -141,7 +141,7 @@ def _callable(
         len(imported.fallbacks),
         time.perf_counter() - start,
     )
-    return CompiledGraph(imported.calling, imported.constants, executor)
+    return CompiledGraph(imported.calling, imported.constants, executor).shortest()
 
 
 def _loaded(
@@ -198,6 +198,15 @@ class CompiledGraph:
     constants: tuple[torch.Tensor, ...]
     executor: Executor
     _boxed_call: bool = True
+
+    def shortest(self) -> Callable[[list[Any]], list[Any]]:
+        """The quickest callable: the executor's own, where arguments and results are just the program's."""
+        calling = self.calling
+        given = bool(calling.mutated or calling.complex_arguments or calling.symbols.rules or self.constants)
+        plain = all(output == Returned(number) for number, output in enumerate(calling.outputs))
+        if given or not plain or not isinstance(self.executor, CpuExecutor):
+            return self
+        return self.executor.direct(calling.arguments, self) or self
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
         calling = self.calling

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -11,25 +13,37 @@ import torch
 from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.frozen import ConstantSet, make_set
 from weft.frontends.torch.opaque import OpaqueRuntime
-from weft.frontends.torch.outputs import ResultMemory, is_large, use_huge_pages
+from weft.frontends.torch.outputs import ResultMemory, use_huge_pages
 from weft.ir.expr import evaluate
 from weft.lower.plan import CallStep, Place
 from weft.runtime.executable import Binding, Executable
 from weft.runtime.openmp import in_forked_child, pool_symbols
 from weft.runtime.profile import Profile, active_profile
+from weft.runtime.tape import Tape
+
+_MOST_SIZES = 8
+"""Sets of sizes that memory is kept for."""
+
+BoxedCall: TypeAlias = Callable[[list[Any]], list[Any]]
+"""What AOTAutograd calls: with a list of arguments, which it empties."""
 
 
 @dataclass
 class Frame:
-    """The memory of one running call: an arena, the table of addresses and, behind it, the launcher's scratch."""
+    """The memory of one running call: an arena, and the table of addresses with the launcher's scratch behind it.
+
+    `inputs` and `results` are those of the program, with the strides of the first and what makes a tensor for the
+    second; `steps` are calls, and the addresses of tapes.
+    """
 
     binding: Binding
     arena: torch.Tensor
-    table: np.ndarray
+    words: np.ndarray
+    table: memoryview
     address: int
-    scratch: int
-    results: list[tuple[int, torch.dtype, Callable[..., torch.Tensor]]]
-    """The results that a call makes, each with what makes a tensor for it."""
+    inputs: list[tuple[int, tuple[int, ...]]]
+    results: list[tuple[int, Callable[..., torch.Tensor], tuple[int, ...], tuple[int, ...], torch.dtype]]
+    steps: list[CallStep | int]
     views: dict[Place, torch.Tensor] = field(default_factory=dict[Place, torch.Tensor])
 
 
@@ -41,6 +55,7 @@ class CpuExecutor:
         self.executable = executable
         self.opaque = opaque
         self.frames: dict[tuple[int, ...], list[Frame]] = {}
+        self.lock = Lock()
         self.inputs = plan.inputs
         self.fixed = plan.fixed
         self.taken = [place for place in range(len(plan.inputs) + len(plan.fixed)) if place not in plan.fixed]
@@ -60,42 +75,84 @@ class CpuExecutor:
         self.has_constants = bool(plan.fixed or plan.constants)
 
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Mapping[str, int]) -> list[torch.Tensor]:
-        key = tuple([symbols[name] for name in self.symbols])
-        pool = self.frames.setdefault(key, [])
+        key = tuple([symbols[name] for name in self.symbols]) if symbols else ()
+        pool = self.frames.get(key)
+        if pool is None:
+            pool = self._pool(key)
         try:
             frame = pool.pop()
         except IndexError:
             frame = self._frame(symbols)
-        binding, table = frame.binding, frame.table
+        table = frame.table
         held: dict[int, torch.Tensor] = {}
         if self.has_constants:
             constants = self.constants([tensors[place] for place in self.fixed])
             held.update(constants.tensors)
-            table[constants.places] = constants.addresses
+            frame.words[constants.places] = constants.addresses
             tensors = [tensors[place] for place in self.taken]
-        for number, tensor in zip(self.inputs, tensors, strict=True):
-            if tensor.stride() != binding.strides[number]:
-                tensor = self._fitting(tensor, binding.strides[number])
+        for (number, strides), tensor in zip(frame.inputs, tensors, strict=True):
+            if tensor.stride() != strides:
+                tensor = self._fitting(tensor, strides)
             held[number] = tensor
             table[number] = tensor.data_ptr()
-        for number, dtype, make in frame.results:
-            out = make(binding.shapes[number], binding.strides[number], dtype=dtype)
-            held[number] = out
+        for number, make, shape, strides, dtype in frame.results:
+            held[number] = out = make(shape, strides, dtype)
             table[number] = out.data_ptr()
         threads = _threads()
-        profile = active_profile()
-        for segment in binding.segments if profile is None else ():
-            if isinstance(segment, CallStep):
-                self._call(segment, frame, held)
-            else:
-                self.launch(segment.address, segment.count, frame.address, frame.scratch, threads)
-        if profile is not None:
+        if (profile := active_profile()) is not None:
             self._run_profiled(profile, frame, held, threads)
+        else:
+            for step in frame.steps:
+                if isinstance(step, int):
+                    self.launch(step, frame.address, threads)
+                else:
+                    self._call(step, frame, held)
         results = [held[number] for number in self.returned]
         for position in self.given:
             results[position] = results[position].clone()
         pool.append(frame)
         return results
+
+    def direct(self, places: Sequence[int], otherwise: BoxedCall) -> BoxedCall | None:
+        """A call of nothing but the launcher, for a program of known sizes that is one tape and gives new tensors.
+
+        What small graphs compute takes less time than the way to it. `places` are those of the inputs among the
+        arguments; whatever is out of the ordinary is left to `otherwise`.
+        """
+        unique = [number for number, _ in self.allocated] == list(self.returned)
+        if self.symbols or self.has_constants or not unique:
+            return None
+        (tape, *others) = self.executable.bind({}).segments or (None,)
+        if others or not isinstance(tape, Tape):
+            return None
+        address, frames, launch = tape.address, self.frames.setdefault((), []), self.launch
+
+        def call(arguments: list[Any]) -> list[torch.Tensor]:
+            if active_profile() is not None:
+                return otherwise(arguments)
+            try:
+                frame = frames.pop()
+            except IndexError:
+                frame = self._frame({})
+            table = frame.table
+            for place, (number, strides) in zip(places, frame.inputs, strict=True):
+                tensor = arguments[place]
+                if tensor.stride() != strides:
+                    frames.append(frame)
+                    return otherwise(arguments)
+                table[number] = tensor.data_ptr()
+            results: list[torch.Tensor] = []
+            for number, make, shape, strides, dtype in frame.results:
+                result = make(shape, strides, dtype)
+                table[number] = result.data_ptr()
+                results.append(result)
+            launch(address, frame.address, 1 if tape.alone else _threads())
+            frames.append(frame)
+            arguments.clear()
+            return results
+
+        call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
+        return call
 
     def constants(self, given: Sequence[torch.Tensor]) -> ConstantSet:
         """The constants that the program makes of these tensors: made when it first meets them."""
@@ -111,31 +168,41 @@ class CpuExecutor:
         profile.run(
             self.executable,
             frame.binding,
-            lambda tape: self.launch(tape.address, tape.count, frame.address, frame.scratch, threads),
+            lambda tape: self.launch(tape.address, frame.address, threads),
             lambda step: self._call(step, frame, held),
         )
+
+    def _pool(self, key: tuple[int, ...]) -> list[Frame]:
+        """A place for the frames of new sizes. Those of the oldest sizes are given back: each has memory of its own."""
+        with self.lock:
+            while len(self.frames) >= _MOST_SIZES:
+                del self.frames[next(iter(self.frames))]
+            return self.frames.setdefault(key, [])
 
     def _frame(self, symbols: Mapping[str, int]) -> Frame:
         binding = self.executable.bind(symbols)
         arena = torch.empty(binding.arena.size + 64, dtype=torch.uint8)
         start = -arena.data_ptr() % 64
-        words = self.executable.words
-        table = np.zeros(words + self.executable.scratch, np.int64)
+        table = np.zeros(self.executable.words + self.executable.scratch, np.int64)
         for buffer, offset in binding.arena.offsets.items():
             table[buffer] = arena.data_ptr() + start + offset
         for name in self.symbols:
             table[self.executable.size_place(name)] = symbols[name]
         use_huge_pages(arena.data_ptr(), arena.numel())
-        results = [
-            (
-                n,
-                dtype,
-                self.memory.tensor if is_large(binding.shapes[n], binding.strides[n], dtype) else torch.empty_strided,
-            )
-            for n, dtype in self.allocated
-        ]
-        scratch = table.ctypes.data + words * table.itemsize
-        return Frame(binding, arena, table, table.ctypes.data, scratch, results)
+        return Frame(
+            binding,
+            arena,
+            table,
+            table.data,
+            table.ctypes.data,
+            [(number, binding.strides[number]) for number in self.inputs],
+            [
+                (number, self.memory.maker(shape, strides, dtype), shape, strides, dtype)
+                for number, dtype in self.allocated
+                for shape, strides in ((binding.shapes[number], binding.strides[number]),)
+            ],
+            [step if isinstance(step, CallStep) else step.address for step in binding.segments],
+        )
 
     def _fitting(self, tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
         """The tensor with the strides the program was compiled for: they differ only if traced with others."""
