@@ -219,24 +219,24 @@ class CompiledGraph:
         arguments.clear()
         results = self.executor(tensors, symbols)
         if calling.mutated:
-            with torch.no_grad():
-                for position, result in calling.mutated:
-                    value = results[result]
-                    if value is given[position]:  # the program has written over it
-                        _count_change(value)
-                        continue
-                    target = as_real(given[position]) if given[position].is_complex() else given[position]
-                    if target.shape != value.shape:
-                        # Of arguments that overlap torch passes the memory, of which tracing saw what they cover.
-                        target = target.as_strided(value.shape, value.stride())
-                    target.copy_(value)
+            _write_back([(given[position], results[result]) for position, result in calling.mutated])
         return [_output(output, given, results, symbols) for output in calling.outputs]
 
 
-def _count_change(tensor: torch.Tensor) -> None:
-    """Tell autograd, and what keeps copies of weights, that a tensor has changed."""
-    if not tensor.is_inference():
-        torch.autograd.graph.increment_version(tensor)
+def _write_back(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Give arguments their new values, unless the program has written over them: then they only count as changed."""
+    for argument, value in pairs:
+        if value is argument:
+            continue
+        target = as_real(argument) if argument.is_complex() else argument
+        if target.shape != value.shape:
+            # Of arguments that overlap torch passes the memory, of which tracing saw what they cover.
+            target = target.as_strided(value.shape, value.stride())
+        with torch.no_grad():
+            target.copy_(value)
+    changed = [argument for argument, value in pairs if value is argument and not argument.is_inference()]
+    if changed:
+        torch.autograd.graph.increment_version(changed)
 
 
 def _output(

@@ -115,6 +115,12 @@ def fmax(b: ImportBuilder, x: Operand, y: Operand) -> SSAValue:
     return apply(b, "fmax" if b.result.dtype.is_float else "maximum", x, y)
 
 
+@aten("prims.fma.default")
+def multiply_add(b: ImportBuilder, x: Operand, y: Operand, z: Operand) -> SSAValue:
+    """x · y + z as eager computes it on a CPU: rounded twice."""
+    return apply(b, "add", apply(b, "mul", x, y), z)
+
+
 @aten("fmin")
 def fmin(b: ImportBuilder, x: Operand, y: Operand) -> SSAValue:
     return apply(b, "fmin" if b.result.dtype.is_float else "minimum", x, y)
