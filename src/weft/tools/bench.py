@@ -61,6 +61,7 @@ def bench_cpu(terminal: Terminal, request: Request) -> None:
 
         if request.threads:
             torch.set_num_threads(request.threads)
+            _keep_to_cores(request.threads)
         cases, models = _chosen(request)
         results = Results(machine(torch.get_num_threads()))
         if cpp_compiler() is None:
@@ -75,6 +76,12 @@ def bench_cpu(terminal: Terminal, request: Request) -> None:
     for path in results.write(request.reports):
         terminal.err.print(f"written: {path}", highlight=False)
     terminal.finish(results.figures(), code=0 if results.ok else 1)
+
+
+def _keep_to_cores(count: int) -> None:
+    """Let the process use so many cores: some libraries have pools of their own and do not follow torch's setting."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
 
 
 @contextmanager
