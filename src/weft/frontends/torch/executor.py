@@ -44,6 +44,7 @@ class Frame:
     inputs: list[tuple[int, tuple[int, ...]]]
     results: list[tuple[int, Callable[..., torch.Tensor], tuple[int, ...], tuple[int, ...], torch.dtype]]
     steps: list[CallStep | int]
+    constants: ConstantSet | None = None
     views: dict[Place, torch.Tensor] = field(default_factory=dict[Place, torch.Tensor])
 
 
@@ -86,9 +87,8 @@ class CpuExecutor:
         table = frame.table
         held: dict[int, torch.Tensor] = {}
         if self.has_constants:
-            constants = self.constants([tensors[place] for place in self.fixed])
+            constants = self._place_constants(frame, [tensors[place] for place in self.fixed])
             held.update(constants.tensors)
-            frame.words[constants.places] = constants.addresses
             tensors = [tensors[place] for place in self.taken]
         for (number, strides), tensor in zip(frame.inputs, tensors, strict=True):
             if tensor.stride() != strides:
@@ -120,12 +120,15 @@ class CpuExecutor:
         arguments; whatever is out of the ordinary is left to `otherwise`.
         """
         unique = [number for number, _ in self.allocated] == list(self.returned)
-        if self.symbols or self.has_constants or not unique:
+        if self.symbols or not unique:
             return None
         (tape, *others) = self.executable.bind({}).segments or (None,)
         if others or not isinstance(tape, Tape):
             return None
         address, frames, launch = tape.address, self.frames.setdefault((), []), self.launch
+        has_constants = self.has_constants
+        fixed = [places[number] for number in self.fixed]
+        taken = [places[number] for number in self.taken]
 
         def call(arguments: list[Any]) -> list[torch.Tensor]:
             if active_profile() is not None:
@@ -135,7 +138,8 @@ class CpuExecutor:
             except IndexError:
                 frame = self._frame({})
             table = frame.table
-            for place, (number, strides) in zip(places, frame.inputs, strict=True):
+            constants = self._place_constants(frame, [arguments[place] for place in fixed]) if has_constants else None
+            for place, (number, strides) in zip(taken, frame.inputs, strict=True):
                 tensor = arguments[place]
                 if tensor.stride() != strides:
                     frames.append(frame)
@@ -147,12 +151,20 @@ class CpuExecutor:
                 table[number] = result.data_ptr()
                 results.append(result)
             launch(address, frame.address, 1 if tape.alone else _threads())
+            del constants  # another thread may have put newer ones in their place: they had to live until here
             frames.append(frame)
             arguments.clear()
             return results
 
         call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
         return call
+
+    def _place_constants(self, frame: Frame, given: Sequence[torch.Tensor]) -> ConstantSet:
+        constants = self.constants(given)
+        if frame.constants is not constants:
+            frame.words[constants.places] = constants.addresses
+            frame.constants = constants
+        return constants
 
     def constants(self, given: Sequence[torch.Tensor]) -> ConstantSet:
         """The constants that the program makes of these tensors: made when it first meets them."""
