@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from weft.errors import WeftError
 from weft.testing import benchmark_models, benchmark_ops
 from weft.testing.benchmark import Limits, Race, Timing
 from weft.testing.benchmark_case import Case, CaseResult, run_case
 from weft.testing.compile_times import CompileResult, CompileTime
-from weft.tools.bench_report import Results, line, summary
+from weft.tools.bench_report import Results, insert, line, summary
 
 from .conftest import last_json
 
@@ -135,3 +137,15 @@ def test_compile_times_are_summed_over_models(tmp_path) -> None:
     names = [path.name for path in results.write(tmp_path) if path.suffix != ".png"]
     assert names == ["bench-ops.svg", "bench-ops.md", "bench-compile.svg", "bench-compile.md"]
     assert len(results.tables()) == 5
+
+
+def test_tables_are_put_into_a_text(tmp_path: Path) -> None:
+    text = tmp_path / "README.md"
+    text.write_text("# Speed\n<!-- bench models -->\nold\n<!-- end -->\nafter\n<!-- bench ops -->\n<!-- end -->\n")
+    insert(text, {"models": "| new |\n", "ops": "| ops |\n"})
+    insert(text, {"models": "| newer |\n"})
+    found = text.read_text()
+    assert "old" not in found and "| new |" not in found
+    assert found.index("| newer |") < found.index("after") < found.index("| ops |")
+    with pytest.raises(WeftError, match="no place for the suite train"):
+        insert(text, {"train": ""})

@@ -42,6 +42,7 @@ class Request:
     seconds: float = 10.0
     repeats: int = 1
     reports: Path = Path("reports")
+    into: Path | None = None
 
     def wants(self, name: str) -> bool:
         return not self.cases or any(fnmatchcase(name, pattern) for pattern in self.cases)
@@ -57,7 +58,7 @@ def bench_cpu(terminal: Terminal, request: Request) -> None:
         import torch
 
         from weft.testing.benchmark import cpp_compiler
-        from weft.tools.bench_report import Results, machine
+        from weft.tools.bench_report import Results, insert, machine
 
         if request.threads:
             torch.set_num_threads(request.threads)
@@ -73,6 +74,8 @@ def bench_cpu(terminal: Terminal, request: Request) -> None:
         results.compiled = _compiled(terminal, models, request)
     for renderable in results.tables():
         terminal.show(renderable)
+    if request.into is not None:
+        insert(request.into, results.markdown())
     for path in results.write(request.reports):
         terminal.err.print(f"written: {path}", highlight=False)
     terminal.finish(results.figures(), code=0 if results.ok else 1)

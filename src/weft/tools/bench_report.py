@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from itertools import groupby
@@ -18,6 +18,7 @@ from rich.text import Text
 
 from weft import __version__
 from weft.backends.cpu.target import host_target
+from weft.errors import WeftError
 from weft.testing.benchmark import EAGER, INDUCTOR, WEFT, Race, geometric_mean
 from weft.testing.benchmark_case import CaseResult
 from weft.testing.charts import Bar, Chart, write_chart
@@ -90,16 +91,38 @@ class Results:
         written: list[Path] = []
         for suite, found in self.suites().items():
             written += write_chart(_speed_chart(suite, found, self.machine), folder / f"bench-{suite}")
-            text = _markdown(_TIMED, map(_timed_row, found)) + f"\n{_in_words(summary(found))}\n\n{self.machine}\n"
-            written.append(folder / f"bench-{suite}.md")
-            written[-1].write_text(text, encoding="utf-8")
         if self.compiled:
             written += write_chart(_compile_chart(self.compiled, self.machine), folder / "bench-compile")
-            rows = map(_compile_row, self.compiled)
-            text = _markdown(_COMPILED, rows) + f"\n{_in_words(self._compile_figures())}\n\n{self.machine}\n"
-            written.append(folder / "bench-compile.md")
+        for suite, text in self.markdown().items():
+            written.append(folder / f"bench-{suite}.md")
             written[-1].write_text(text, encoding="utf-8")
         return written
+
+    def markdown(self) -> dict[str, str]:
+        """A table for each suite, what it amounts to, and the machine."""
+        texts = {
+            suite: f"{_markdown(_TIMED, map(_timed_row, found))}\n{_in_words(summary(found))}"
+            for suite, found in self.suites().items()
+        }
+        if self.compiled:
+            table = _markdown(_COMPILED, map(_compile_row, self.compiled))
+            texts["compile"] = f"{table}\n{_in_words(self._compile_figures())}"
+        return {suite: f"{text}\n\n{self.machine}\n" for suite, text in texts.items()}
+
+
+def insert(path: Path, tables: Mapping[str, str]) -> None:
+    """Put tables into a text, each in place of what stands between `<!-- bench NAME -->` and `<!-- end -->`."""
+    text = path.read_text(encoding="utf-8")
+    for suite, table in tables.items():
+        start = f"<!-- bench {suite} -->\n"
+        before, mark, rest = text.partition(start)
+        _, end, after = rest.partition("<!-- end -->")
+        if not mark or not end:
+            raise WeftError(
+                f"{path} has no place for the suite {suite}", hint=f"write `{start.strip()}` and `<!-- end -->` into it"
+            )
+        text = f"{before}{start}\n{table}\n{end}{after}"
+    path.write_text(text, encoding="utf-8")
 
 
 def summary(results: Sequence[CaseResult]) -> dict[str, Any]:

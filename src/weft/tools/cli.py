@@ -226,6 +226,7 @@ def bench_cpu(
     seconds: Annotated[float, typer.Option(help="How long to measure a case, about.")] = 10.0,
     repeats: Annotated[int, typer.Option(help="Processes for each compile time.", min=1)] = 1,
     reports: Annotated[Path, typer.Option(help="Where charts and tables go.")] = Path("reports"),
+    into: Annotated[Path | None, typer.Option(help="A text with marks for tables: `<!-- bench models -->`.")] = None,
     json: Json = False,
 ) -> None:
     """Eager, Inductor and Weft on operators, models, training steps; and how long compiling takes."""
@@ -234,5 +235,5 @@ def bench_cpu(
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
-        asked = Request(tuple(suite or SUITES), tuple(case or ()), threads, rounds, seconds, repeats, reports)
+        asked = Request(tuple(suite or SUITES), tuple(case or ()), threads, rounds, seconds, repeats, reports, into)
         run(terminal, asked)
