@@ -303,11 +303,13 @@ class _Grouping:
                 emit_group(block, group.ops, made, values, returned)
         written = {target.result for target in self.targets.values()}
         called = fitting_calls(self.function)
+        given: set[SSAValue] = set()
         for position, operand in enumerate(list(returned.operands)):
-            if operand in written:
-                self._emit_chain(operand, values, returned)
-            elif operand not in called:
+            if operand in given or not (operand in written or operand in called):
                 emit_group(block, [], [operand], values, returned)
+            elif operand in written:
+                self._emit_chain(operand, values, returned)
+            given.add(operand)
             returned.operands[position] = values[operand]
         for op in reversed(operations):
             if op.parent is block and op is not returned and self.group_of.get(op, _NO_GROUP).kind != "alone":
