@@ -9,6 +9,8 @@ from typing import Any, Self
 
 from weft.errors import WeftError
 
+TARGETS = ("cpu", "reference")
+
 
 @dataclass(frozen=True)
 class Config:
@@ -35,12 +37,26 @@ class Config:
         for name, field in known.items():
             text = os.environ.get(f"WEFT_{name.upper()}")
             if text is not None:
-                values[name] = text.lower() in ("1", "true", "yes", "on") if field.type == "bool" else text
+                values[name] = _truth(f"WEFT_{name.upper()}", text) if field.type == "bool" else text
         unknown = sorted(set(options or {}) - known.keys())
         if unknown:
             raise WeftError(f"unknown option {', '.join(unknown)}", hint=f"options are {', '.join(known)}")
-        return replace(cls(**values), **dict(options or {}))
+        for name, value in (options or {}).items():
+            wanted = bool if known[name].type == "bool" else str
+            if not isinstance(value, wanted):
+                raise WeftError(f"the option {name} is {value!r}", hint=f"it takes a {wanted.__name__}")
+        config = replace(cls(**values), **dict(options or {}))
+        if config.target not in TARGETS:
+            raise WeftError(f"no target is called {config.target!r}", hint=f"there are {', '.join(TARGETS)}")
+        return config
 
     def key(self) -> str:
         """The part of the configuration that changes the code, as text."""
         return repr(sorted((k, v) for k, v in asdict(self).items() if k not in ("cache", "verify")))
+
+
+def _truth(name: str, text: str) -> bool:
+    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in known:
+        raise WeftError(f"the environment variable {name} is {text!r}", hint="it takes 1 or 0")
+    return known[text.lower()]
