@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +165,31 @@ def test_narrow_and_strided_weights() -> None:
     compiled = frozen(model)
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x), rtol=0.05, atol=0.5)
+
+
+def _other_data(model: nn.Linear) -> None:
+    model.weight.data = torch.randn_like(model.weight)
+
+
+def _other_data_twice(model: nn.Linear) -> None:
+    _other_data(model)
+    _other_data(model)
+
+
+def _fused_step(model: nn.Linear) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, fused=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("change", [_other_data, _other_data_twice, _fused_step])
+def test_changes_of_frozen_weights_are_noticed(change: Callable[[nn.Linear], None]) -> None:
+    torch.compiler.reset()
+    model = nn.Linear(16, 8)
+    compiled = torch.compile(model, backend="weft", options={"freeze": True, "cache": False})
+    x = torch.randn(3, 16)
+    for _ in range(3):
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), model(x))
+        change(model)

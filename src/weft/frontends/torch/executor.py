@@ -168,13 +168,12 @@ class CpuExecutor:
 
     def constants(self, given: Sequence[torch.Tensor]) -> ConstantSet:
         """The constants that the program makes of these tensors: made when it first meets them."""
-        for position, known in enumerate(self.sets):
-            if known.is_of(given):
-                if not known.is_fresh():
-                    known = self.sets[position] = make_set(self.executable, given)
+        for known in self.sets:
+            if known.is_of(given) and known.is_fresh(given):
                 return known
-        self.sets.append(make_set(self.executable, given))
-        return self.sets[-1]
+        made = make_set(self.executable, given)
+        self.sets = [known for known in self.sets if known.is_needed() and not known.is_of(given)] + [made]
+        return made
 
     def _run_profiled(self, profile: Profile, frame: Frame, held: dict[int, torch.Tensor], threads: int) -> None:
         profile.run(

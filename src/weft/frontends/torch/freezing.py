@@ -65,6 +65,8 @@ def _is_plain(tensor: Any, meta: Any) -> bool:
         return False
     if tensor.is_complex() or tensor.is_neg() or tensor.is_quantized:
         return False
+    if tensor.is_inference():  # changes of these are not counted
+        return False
     sizes = (*meta.shape, *meta.stride())
     if any(isinstance(size, torch.SymInt) for size in sizes):
         return False

@@ -10,11 +10,15 @@ the same ones changed in place as torch counts it. What writes past torch (`.dat
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.reference import to_array
@@ -24,9 +28,14 @@ from weft.runtime.executable import Executable
 
 @dataclass(frozen=True)
 class ConstantSet:
-    """The constants of one set of weights: tensors by their buffers, and where the table has their addresses."""
+    """The constants of one set of weights: tensors by their buffers, and where the table has their addresses.
 
-    given: tuple[torch.Tensor, ...]
+    It holds the weights' memory, so that no other weights can come to lie there, but not the weights themselves.
+    """
+
+    weights: tuple[weakref.ref[torch.Tensor], ...]
+    memory: tuple[torch.Tensor, ...]
+    pointers: tuple[int, ...]
     versions: tuple[int, ...]
     tensors: dict[int, torch.Tensor]
     places: np.ndarray
@@ -34,24 +43,44 @@ class ConstantSet:
 
     def is_of(self, given: Sequence[torch.Tensor]) -> bool:
         """Whether these are the weights that it was made of."""
-        return all(a is b or a.data_ptr() == b.data_ptr() for a, b in zip(self.given, given, strict=True))
+        return all(tensor.data_ptr() == pointer for tensor, pointer in zip(given, self.pointers, strict=True))
 
-    def is_fresh(self) -> bool:
+    def is_fresh(self, given: Sequence[torch.Tensor]) -> bool:
         """Whether the weights have not changed since."""
-        return all(version < 0 or t._version == version for t, version in zip(self.given, self.versions, strict=True))
+        return all(tensor._version == version for tensor, version in zip(given, self.versions, strict=True))
+
+    def is_needed(self) -> bool:
+        """Whether all of the weights are still there, where they were."""
+        found = [reference() for reference in self.weights]
+        return all(t is not None and t.data_ptr() == p for t, p in zip(found, self.pointers, strict=True))
 
 
 def make_set(executable: Executable, given: Sequence[torch.Tensor]) -> ConstantSet:
     """Prepare and pack weights for a program."""
+    _count_fused_steps()
     arrays = executable.constants([to_array(tensor) for tensor in given])
     tensors = {number: _tensor_on(array) for number, array in arrays.items()}
     return ConstantSet(
-        tuple(given),
-        tuple(-1 if tensor.is_inference() else tensor._version for tensor in given),
+        tuple(weakref.ref(tensor) for tensor in given),
+        tuple(tensor.detach() for tensor in given),
+        tuple(tensor.data_ptr() for tensor in given),
+        tuple(tensor._version for tensor in given),
         tensors,
         np.array(list(tensors), np.int64),
         np.array([tensor.data_ptr() for tensor in tensors.values()], np.int64),
     )
+
+
+@lru_cache(maxsize=1)
+def _count_fused_steps() -> None:
+    """Let the steps of fused optimizers count as changes: their kernels write parameters without telling autograd."""
+
+    def count(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            if group.get("fused"):
+                torch.autograd.graph.increment_version([p for p in group["params"] if not p.is_inference()])
+
+    register_optimizer_step_post_hook(count)
 
 
 def _tensor_on(array: np.ndarray) -> torch.Tensor:
