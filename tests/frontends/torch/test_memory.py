@@ -164,3 +164,27 @@ def test_memory_of_many_sizes_is_bounded() -> None:
     for rows in range(2, 40):
         torch._dynamo.mark_dynamic(x := torch.randn(rows, 16), 0)
         torch.testing.assert_close(f(x), (x.exp() @ x.mT).softmax(-1))
+
+
+@pytest.mark.parametrize("second", [lambda y: y, torch.clone, lambda y: y * 1], ids=["same", "clone", "times one"])
+def test_equal_results_have_memory_of_their_own(second: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def twice(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + 1, second(x + 1)
+
+    first, other = compiled(twice)(torch.ones(5))
+    first.zero_()
+    assert (other == 2).all()
+
+
+def test_equal_results_have_strides_of_their_own() -> None:
+    f = compiled(lambda x: (x.t() + 1, x.t().contiguous() + 1))
+    assert [result.stride() for result in f(torch.ones(4, 8))] == [(1, 8), (4, 1)]
+
+
+def test_shared_memory_is_not_used_again() -> None:
+    f = compiled(lambda x: x + 1)
+    x = torch.randn(SIDE, SIDE)
+    first = f(x)
+    place = first.share_memory_().data_ptr()
+    del first
+    assert f(x).data_ptr() != place

@@ -1,7 +1,8 @@
 """Memory for results: fresh tensors, or for large ones the memory of earlier results that nobody holds any more.
 
 A large allocation is new to the process each time, and the system clears every page of it on first touch: that takes
-several times as long as to write the result. Memory is taken again only when no tensor, view or storage of it is left.
+several times as long as to write the result. Memory is taken again only when no tensor, view or storage of it is left
+in this process, and it was neither shared with another process nor lent to NumPy.
 """
 
 # torch leaves the reference count of storages without types.
@@ -81,6 +82,9 @@ def _madvise() -> Callable[[int, int, int], int] | None:
 
 
 def _is_free(storage: torch.UntypedStorage) -> bool:
+    """Whether nobody else holds a block. Other processes that share it do not count as references."""
+    if storage.is_shared() or not storage.resizable():
+        return False
     return torch._C._storage_Use_Count(storage._cdata) == 1 and sys.getrefcount(storage) <= _OURS
 
 
