@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Operation, SSAValue
 
 from weft.errors import LoweringError
-from weft.ir.attributes import identity_of
+from weft.ir.attributes import from_attribute, identity_of
 from weft.ir.expr import Size, product, symbols_of
 from weft.ir.types import Tensor, tensor_of
 from weft.lower.constants import Constant, PanelWidth, packing_of, preparing
@@ -346,6 +346,8 @@ class _Planner:
             self._new(result, "external", Layout(given) if given else contiguous(tensor_of(result.type)))
             for result, given in zip(op.results, strides, strict=True)
         )
+        if (told := op.attributes.get("symbols")) is not None:
+            self.symbols.update(from_attribute(told))  # type: ignore[arg-type]
         target = op.target.data
         claimed = "weft.claim" in op.attributes
         self.steps.append(CallStep(target, op.arguments.data, operands, results, target, claimed))

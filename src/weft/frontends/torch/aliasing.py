@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from weft.frontends.torch.graph import Returned, Viewed
+from weft.frontends.torch.graph import Output, Returned, Viewed
 from weft.frontends.torch.sizes import size_of, sizes_of
 
 # Views of a whole tensor: a result that is one of them may share the memory of what it views.
@@ -56,6 +56,14 @@ def _is_made(node: fx.Node) -> bool:
 def view_of(base: Returned, meta: torch.Tensor) -> Viewed:
     """The output that looks at the memory of a result as the captured tensor does."""
     return Viewed(base, sizes_of(meta.shape), sizes_of(meta.stride()), size_of(meta.storage_offset()))
+
+
+def replaced(mutated: Sequence[tuple[int, int]], outputs: Sequence[Output]) -> tuple[tuple[int, int], ...]:
+    """Of the arguments that take new values, those whose value is given to nobody else: it may be written over them."""
+    shown = {output.result for output in outputs if isinstance(output, Returned)}
+    shown |= {output.base.result for output in outputs if isinstance(output, Viewed)}
+    takers = Counter(result for _, result in mutated)
+    return tuple(pair for pair in mutated if pair[1] not in shown and takers[pair[1]] == 1)
 
 
 def _storage(node: fx.Node) -> int | None:

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 import weft.backends.cpu.target as cpu_target
 from weft.config import Config
 from weft.errors import WeftError
+from weft.frontends.torch.facts import size_facts
 from weft.frontends.torch.graph import Calling, Number, Passed, Returned, Viewed
 from weft.frontends.torch.report import Fallback
 from weft.frontends.torch.sizes import Source, SymbolReader, SymbolRule
@@ -78,7 +79,7 @@ def graph_key(module: fx.GraphModule, name: str, config: Config, frozen: Iterabl
         lines.append(
             f"{node.name} {node.op} {node.target} {node.args} {node.kwargs} {_described(node.meta.get('val'))}"
         )
-    lines.extend(_ranges(module))
+    lines.extend(size_facts(module))
     target = cpu_target.host_target()
     versions = (weft_version(), torch.__version__, llvmlite.__version__, str(xdsl.__version__), numpy.__version__)
     return cache_key("torch graph", "\n".join(lines), config.key(), versions, repr(target), _source_digest())
@@ -88,17 +89,6 @@ def _has_stable_name(target: Any) -> bool:
     if isinstance(target, torch._ops.OpOverload) or getattr(target, "__module__", "") in ("_operator", "math"):
         return True
     return getattr(target, "_name", None) == "with_effects"  # whose operator is among its arguments
-
-
-def _ranges(module: fx.GraphModule) -> list[str]:
-    """What is known of the graph's symbolic sizes: how they are imported depends on their signs."""
-    for node in module.graph.find_nodes(op="placeholder"):
-        meta = node.meta.get("val")
-        for size in meta.shape if isinstance(meta, torch.Tensor) else (meta,):
-            if isinstance(size, torch.SymInt):
-                ranges: dict[Any, Any] = size.node.shape_env.var_to_range
-                return sorted(f"{symbol} in {bounds}" for symbol, bounds in ranges.items())
-    return []
 
 
 def weft_version() -> str:

@@ -11,7 +11,6 @@ Weft type: sparse or quantised tensors, sizes that depend on data, symbolic floa
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +23,7 @@ from xdsl.ir import SSAValue
 
 from weft.config import Config
 from weft.errors import UnsupportedError, WeftError
-from weft.frontends.torch.aliasing import aliased, memory_owners, view_of
+from weft.frontends.torch.aliasing import aliased, memory_owners, replaced, view_of
 from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
 from weft.frontends.torch.builder import ImportBuilder, tensor_of_meta
 from weft.frontends.torch.complex_numbers import Complex, interleaved_type
@@ -37,7 +36,7 @@ from weft.frontends.torch.locations import location_of, user_line
 from weft.frontends.torch.opaque import as_drawn, is_pure, make_opaque
 from weft.frontends.torch.report import Fallback, note_fallback, note_targets
 from weft.frontends.torch.signature import annotate
-from weft.frontends.torch.sizes import Source, read_symbols, size_of, sizes_of
+from weft.frontends.torch.sizes import Source, integer_sources, read_symbols, size_of, sizes_of
 from weft.frontends.torch.strides import dense_strides, unusual_strides
 from weft.frontends.torch.symbolic_floats import float_value
 from weft.ir.attributes import to_attribute
@@ -112,8 +111,8 @@ class _Importer:
         self.block.add_op(ReturnOp.make([self._outgoing(node) for node in returned]))
         mutated = tuple((tensors.index(placeholders[position]), returned.index(n)) for position, n in self.mutated)
         self.symbols |= annotate(function, tensors, len(self.constants), returned, mutated, self.symbols)
-        if replaced := _replaced(mutated, outputs):
-            function.attributes["replaced"] = to_attribute(replaced)
+        if pairs := replaced(mutated, outputs):
+            function.attributes["replaced"] = to_attribute(pairs)
         if constants := self._constant_places(tensors):
             function.attributes["constants"] = to_attribute(constants)
         calling = Calling(
@@ -158,7 +157,7 @@ class _Importer:
             return [(Source(position, dim), size) for dim, size in enumerate(sizes_of(meta.shape))]
         if isinstance(meta, torch.SymInt):
             self.values[node] = size_of(meta)
-            return [(Source(position), self.values[node])]
+            return integer_sources(position, meta)
         if meta is None or isinstance(meta, int | float | bool | str | torch.SymFloat):
             self.values[node] = meta
             return []
@@ -312,6 +311,8 @@ class _Importer:
         made = make_opaque(target, args, kwargs, types, self.objects, self.builder.location)
         if not pure:
             made.attributes["pure"] = to_attribute(False)
+        if sizes := sorted(_symbols_told((args, kwargs))):
+            made.attributes["symbols"] = to_attribute(tuple(sizes))
         strides = tuple(dense_strides(leaf) for leaf, type_ in zip(leaves, types, strict=True) if type_ is not None)
         if any(strides):
             made.attributes["result_strides"] = to_attribute(strides)
@@ -375,12 +376,13 @@ class _Importer:
         return outputs, returned
 
 
-def _replaced(mutated: Sequence[tuple[int, int]], outputs: Sequence[Output]) -> tuple[tuple[int, int], ...]:
-    """Of the arguments that take new values, those whose value is given to nobody else: it may be written over them."""
-    shown = {output.result for output in outputs if isinstance(output, Returned)}
-    shown |= {output.base.result for output in outputs if isinstance(output, Viewed)}
-    takers = Counter(result for _, result in mutated)
-    return tuple(pair for pair in mutated if pair[1] not in shown and takers[pair[1]] == 1)
+def _symbols_told(arguments: Any) -> set[str]:
+    """The symbols that the arguments of an opaque call are made of."""
+    names: set[str] = set()
+    for leaf in pytree.tree_leaves(arguments):
+        sizes = (leaf.strides or ()) if isinstance(leaf, TensorArgument) else (leaf,) if isinstance(leaf, Expr) else ()
+        names.update(*map(symbols_of, sizes))
+    return names
 
 
 def _meta(node: fx.Node) -> Any:

@@ -96,7 +96,7 @@ def _converted(expression: Any, shape_env: Any) -> Size:
     if expression.is_Integer:
         return int(expression)
     if expression.is_Symbol:
-        return symbol(str(expression))
+        return _signed(expression, shape_env)
     name = type(expression).__name__
     if name not in _POLYNOMIAL and not all(_nonnegative(s, shape_env) for s in expression.free_symbols):
         raise UnsupportedError(f"the size {expression} takes a value that may be negative")
@@ -133,16 +133,50 @@ def _nonnegative(symbol_: Any, shape_env: Any) -> bool:
     return bounds is not None and bool(bounds.lower >= 0)
 
 
+def _signed(symbol_: Any, shape_env: Any) -> Size:
+    """A symbol of torch's in symbols of Weft's, which are at least 0: an integer argument need not be.
+
+    One that may be negative is how far it lies above 0 less how far it lies below; one of the two is 0.
+    """
+    name = str(symbol_)
+    if _nonnegative(symbol_, shape_env):
+        return symbol(name)
+    bounds = shape_env.var_to_range.get(symbol_)
+    below = symbol(f"{name}_below")
+    return -below if bounds is not None and bool(bounds.upper <= 0) else symbol(f"{name}_above") - below
+
+
 @dataclass(frozen=True)
 class Source:
-    """A number that is known when the graph is called: an integer argument, or a size of a tensor argument."""
+    """A number that is known when the graph is called: an integer argument, or a size of a tensor argument.
+
+    With a `sign`, how far the number lies on that side of 0.
+    """
 
     argument: int
     dim: int | None = None
+    sign: int = 0
 
     def read(self, arguments: Sequence[Any]) -> int:
         value = arguments[self.argument]
-        return int(value) if self.dim is None else value.shape[self.dim]
+        number = int(value) if self.dim is None else value.shape[self.dim]
+        return max(number * self.sign, 0) if self.sign else number
+
+
+def integer_sources(argument: int, value: torch.SymInt) -> list[tuple[Source, Size]]:
+    """What an integer argument tells: its own value and, of one that may be negative, what its symbols stand for."""
+    size = size_of(value)
+    sources = [(Source(argument), size)]
+    expression: Any = value.node.expr
+    if expression.is_Symbol and size != symbol(str(expression)):
+        # What is known of its sign may grow while the graph is imported: any of its forms may be needed.
+        name = str(expression)
+        sources += [
+            (Source(argument, sign=1), symbol(f"{name}_above")),
+            (Source(argument, sign=-1), symbol(f"{name}_below")),
+        ]
+        sources.append((Source(argument), symbol(name)))
+    return sources
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
-from weft.frontends.torch.aten.shape import normal_start
+from weft.frontends.torch.aten.shape import given, place_of, start_of, step_of
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder, normal_dim
 from weft.ir.expr import Size
@@ -161,11 +161,11 @@ def slice_scatter(
     dim: int = 0,
     start: Size | None = None,
     end: Size | None = None,
-    step: int = 1,
+    step: Size = 1,
 ) -> SSAValue:
     dim = normal_dim(dim, b.rank(x))
-    begin = normal_start(start, b.shape(x)[dim])
-    return update(b, x, b.to(source, b.dtype(x)), dim, begin, step)
+    begin = start_of(b, dim, given(b, 3, "start"))
+    return update(b, x, b.to(source, b.dtype(x)), dim, begin, step_of(step))
 
 
 def update(b: ImportBuilder, x: SSAValue, source: SSAValue, dim: int, start: Size, step: int = 1) -> SSAValue:
@@ -181,4 +181,4 @@ def update(b: ImportBuilder, x: SSAValue, source: SSAValue, dim: int, start: Siz
 def select_scatter(b: ImportBuilder, x: SSAValue, source: SSAValue, dim: int, place: Size) -> SSAValue:
     dim = normal_dim(dim, b.rank(x))
     source = b.unsqueeze(b.to(source, b.dtype(x)), dim)
-    return update(b, x, source, dim, normal_start(place, b.shape(x)[dim]))
+    return update(b, x, source, dim, place_of(b, dim, given(b, 3, "index")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
@@ -65,22 +66,55 @@ def slice_dim(b: ImportBuilder, x: SSAValue, dim: int, start: Size, count: Size,
     return b.emit("slice", x, starts=tuple(starts), shape=tuple(shape), steps=tuple(steps))
 
 
-def normal_start(start: Size | None, size: Size) -> Size:
-    """The first index of a slice, counted from the front and not past the end."""
+def known(condition: Any) -> bool:
+    """Whether a condition on sizes holds by what tracing has found out; asking adds no guard."""
+    return statically_known_true(condition)
+
+
+def start_of(b: ImportBuilder, dim: int, start: Any) -> Size:
+    """The first index of a slice of the node's first argument, counted from the front and within it.
+
+    `start` is what the node says, a symbolic integer too: whether that counts from the end must be known.
+    """
+    size = b.meta_of(0).shape[dim]
     if start is None:
         return 0
-    if isinstance(start, int) and start < 0:
+    if known(start < 0):
         start = start + size
-        return max(start, 0) if isinstance(start, int) else start
-    return min(start, size) if isinstance(start, int) and isinstance(size, int) else start
+        if known(start <= 0):
+            return 0
+    if not known(start >= 0):
+        raise UnsupportedError(f"{start} of {size} elements may count from either end")
+    return size_of(size if known(start > size) else start)
+
+
+def place_of(b: ImportBuilder, dim: int, index: Any) -> Size:
+    """The index of one element of the node's first argument, counted from the front; torch has checked it."""
+    if known(index < 0):
+        index = index + b.meta_of(0).shape[dim]
+    elif not known(index >= 0):
+        raise UnsupportedError(f"{index} as an index may count from either end")
+    return size_of(index)
+
+
+def given(b: ImportBuilder, position: int, name: str) -> Any:
+    """An integer argument of the node as tracing recorded it; None where it is left out."""
+    argument = b.node.args[position] if len(b.node.args) > position else b.node.kwargs.get(name)
+    return argument.meta["val"] if hasattr(argument, "meta") else argument
+
+
+def step_of(step: Size) -> int:
+    if not isinstance(step, int):
+        raise UnsupportedError(f"a slice in steps of {step}, which only a call tells")
+    return step
 
 
 @aten("slice.Tensor", "slice_copy.Tensor")
 def slice_(
-    b: ImportBuilder, x: SSAValue, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1
+    b: ImportBuilder, x: SSAValue, dim: int = 0, start: Size | None = None, end: Size | None = None, step: Size = 1
 ) -> SSAValue:
     dim = normal_dim(dim, b.rank(x))
-    return slice_dim(b, x, dim, normal_start(start, b.shape(x)[dim]), b.result.shape[dim], step)
+    return slice_dim(b, x, dim, start_of(b, dim, given(b, 2, "start")), b.result.shape[dim], step_of(step))
 
 
 @aten("narrow_copy", "narrow")
@@ -91,7 +125,7 @@ def narrow(b: ImportBuilder, x: SSAValue, dim: int, start: Size, length: Size) -
 @aten("select.int", "select_copy.int")
 def select(b: ImportBuilder, x: SSAValue, dim: int, index: Size) -> SSAValue:
     dim = normal_dim(dim, b.rank(x))
-    return b.view(slice_dim(b, x, dim, normal_start(index, b.shape(x)[dim]), 1), b.result.shape)
+    return b.view(slice_dim(b, x, dim, place_of(b, dim, given(b, 2, "index")), 1), b.result.shape)
 
 
 @aten("split_with_sizes", "split_with_sizes_copy", "split.Tensor", "split.sizes", "split_copy.Tensor")
