@@ -90,6 +90,42 @@ def test_a_changed_input_is_wrong():
     assert statuses(run_opinfo(backend, ops=["sin"], samples=1, gradients=False, jobs=0)) == {"wrong"}
 
 
+def in_float32(factor=1.0):
+    """An AOT backend that computes in float32 what is given in half precision, and rounds once."""
+
+    def compiler(graph_module, inputs):
+        def run(*args):
+            results = graph_module(*(a.float() if a.dtype == torch.bfloat16 else a for a in args))
+            return [(r * factor).bfloat16() if r.dtype == torch.float32 else r for r in results]
+
+        return make_boxed_func(run)
+
+    return aot_autograd(fw_compiler=compiler)
+
+
+@pytest.mark.parametrize(("factor", "status"), [(1.0, "passed"), (1.03, "wrong")])
+def test_where_eager_is_far_off_two_ulp_of_float64_are_right_and_twice_its_error_is_not(factor, status):
+    # Eager rounds the coordinates of grid sampling to bfloat16: its own error is a tenth of the result.
+    report = run_opinfo(in_float32(factor), ["bfloat16"], ops=["grid_sampler_2d"], samples=1, gradients=False, jobs=0)
+    assert statuses(report) == {status}
+
+
+def test_where_eager_is_far_off_two_ulp_of_eager_are_right():
+    def off_by(ulps):
+        def change(results):
+            step = ulps * torch.finfo(torch.bfloat16).eps
+            return [r + (step * r.abs().max()).to(r.dtype) * (r.abs() < r.abs().max() / 2) for r in results]
+
+        return aot_autograd(
+            fw_compiler=lambda graph_module, _: make_boxed_func(graph_module.forward),
+            bw_compiler=lambda graph_module, _: make_boxed_func(lambda *args: change(graph_module(*args))),
+        )
+
+    for ulps, status in ((1, "passed"), (8, "wrong")):
+        report = run_opinfo(off_by(ulps), ["bfloat16"], ops=["logcumsumexp"], samples=2, jobs=0)
+        assert report.results[1].status == status
+
+
 def test_random_numbers_must_be_eagers():
     assert run_opinfo("aot_eager", ops=["bernoulli"], samples=1, jobs=0).ok
     backend = changed_by(lambda results: [torch.bernoulli(torch.full_like(r, 0.5)) for r in results])
