@@ -167,6 +167,16 @@ def test_random_calls_are_not_pure_and_keep_their_order(imported: list[ImportedG
     assert [from_attribute(call.attributes["pure"]) for call in calls] == [False, False]
 
 
+def test_a_check_without_results_is_carried_out(imported: list[ImportedGraph]) -> None:
+    one_hot = compiled(lambda x: F.one_hot(x, 4) * 2)
+    assert one_hot(torch.tensor([3, 0])).tolist() == [[0, 0, 0, 2], [2, 0, 0, 0]]
+    calls = opaque_calls(imported[0])
+    assert {call.target.data for call in calls} == {"aten::_assert_async.msg"}
+    assert not any(from_attribute(call.attributes["pure"]) for call in calls)
+    with pytest.raises(RuntimeError, match="smaller than num_classes"):
+        one_hot(torch.tensor([3, 4]))
+
+
 def test_control_flow_keeps_its_graphs_on_the_side(imported: list[ImportedGraph]) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))

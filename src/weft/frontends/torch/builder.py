@@ -55,6 +55,8 @@ class ImportBuilder(GraphBuilder):
     strict: bool = False
     results: tuple[Tensor | None, ...] = ()
     has_complex_result: bool = False
+    checks: list[tuple[SSAValue, Any]] = field(default_factory=list[tuple[SSAValue, Any]])
+    """Conditions on data under which a call fails, and what they mean."""
     _numbers: dict[tuple[str, DType], SSAValue] = field(default_factory=dict[tuple[str, DType], SSAValue])
 
     @property
@@ -69,7 +71,7 @@ class ImportBuilder(GraphBuilder):
     def enter(self, node: Any) -> None:
         """Go on with a node of the captured graph."""
         self.node = node
-        meta = node.meta["val"]
+        meta = node.meta.get("val")  # a check that returns nothing has none
         # Most nodes have one result; walking a tree for it would take a tenth of the import.
         leaves = [meta] if isinstance(meta, torch.Tensor) else pytree.tree_leaves(meta)
         self.results = tuple(tensor_of_meta(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves)
