@@ -27,8 +27,8 @@ LARGE = 1 << 22
 _KEPT = 3
 """Blocks kept of one size: the caller may hold the last result, or two, while the next is made."""
 
-_OURS = 4
-"""References to a storage that nobody else holds: the list's, the search's, the parameter's and that of the count."""
+_OURS = 3
+"""References to a storage that nobody else holds: the list's, the loop's and that of the count itself."""
 
 
 class ResultMemory:
@@ -45,7 +45,7 @@ class ResultMemory:
         """A tensor for a large result; its content is undefined."""
         size = _span(shape, strides) * dtype.itemsize
         blocks = self._blocks.setdefault(size, [])
-        storage = next((block for block in blocks if _is_free(block)), None)
+        storage = next(iter(_free(blocks)), None)
         if storage is None:
             storage = torch.empty(size, dtype=torch.uint8).untyped_storage()
             use_huge_pages(storage.data_ptr(), size)
@@ -57,10 +57,10 @@ class ResultMemory:
 
     def _drop_free(self, size: int) -> None:
         """Sizes change when shapes do: what an earlier shape left behind is given back."""
-        kept = [block for block in self._blocks[size] if not _is_free(block)]
-        if kept:
-            self._blocks[size] = kept
-        else:
+        blocks = self._blocks[size]
+        free = {id(block) for block in _free(blocks)}
+        blocks[:] = [block for block in blocks if id(block) not in free]
+        if not blocks:
             del self._blocks[size]
 
 
@@ -81,11 +81,16 @@ def _madvise() -> Callable[[int, int, int], int] | None:
     return function
 
 
-def _is_free(storage: torch.UntypedStorage) -> bool:
-    """Whether nobody else holds a block. Other processes that share it do not count as references."""
-    if storage.is_shared() or not storage.resizable():
-        return False
-    return torch._C._storage_Use_Count(storage._cdata) == 1 and sys.getrefcount(storage) <= _OURS
+def _free(blocks: Sequence[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
+    """The blocks that nobody else holds. Other processes that share one do not count as references."""
+    found: list[torch.UntypedStorage] = []
+    for block in blocks:
+        # In this very frame: a call to another function may hold a reference of its own, or not.
+        if sys.getrefcount(block) > _OURS or torch._C._storage_Use_Count(block._cdata) > 1:
+            continue
+        if not block.is_shared() and block.resizable():
+            found.append(block)
+    return found
 
 
 def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
