@@ -44,3 +44,11 @@ class CompilationError(WeftError):
 
 class GuardError(WeftError):
     """A compiled program was called with arguments it was not compiled for."""
+
+
+class PlaceError(WeftError, IndexError):
+    """An index in a program's data that lies outside of what it indexes."""
+
+
+class DivisionError(WeftError, ZeroDivisionError):
+    """An integer in a program's data that is divided by zero."""

@@ -1,4 +1,4 @@
-"""Which outputs of a captured graph lie in the same memory: eager's views of one result stay views of one result."""
+"""Which outputs of a captured graph lie in the same memory: eager's views of an argument or of one result stay that."""
 
 # Torch's values have no types that can be followed.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from weft.frontends.torch.graph import Output, Returned, Viewed
+from weft.frontends.torch.graph import Output, Passed, Returned, Viewed
 from weft.frontends.torch.sizes import size_of, sizes_of
 
 # Views of a whole tensor: a result that is one of them may share the memory of what it views.
@@ -26,20 +26,41 @@ def aliased(node: Any) -> Any:
     return node
 
 
-def memory_owners(nodes: Iterable[fx.Node], items: Sequence[Any]) -> dict[fx.Node, fx.Node]:
-    """For each output that shares memory with another one: the node whose result that memory is.
+def memory_owners(
+    nodes: Iterable[fx.Node], items: Sequence[Any], written: Mapping[fx.Node, fx.Node]
+) -> dict[fx.Node, fx.Node]:
+    """For each output that lies in the memory of an argument, or of a result beside others: the node that owns it.
 
-    Arguments are left out: AOTAutograd takes care of what is a view of them.
+    `written` are the arguments that take new values, and the nodes of these. AOTAutograd may make a view of such an
+    argument out of where the output lies in the memory of the new value.
     """
     storages = {item: _storage(item) for item in items if isinstance(item, fx.Node)}
     counts = Counter(storages.values())
-    shared = {storage for storage, count in counts.items() if storage is not None and count > 1}
-    owners: dict[int, fx.Node] = {}
-    for node in nodes if shared else ():
-        if (storage := _storage(node)) in shared:
+    updated = {_storage(value) for value in written.values()}
+    shared = {
+        storage
+        for item, storage in storages.items()
+        if storage is not None and (counts[storage] > 1 or (storage in updated and _is_symbolic(item)))
+    }
+    owners: dict[int | None, fx.Node] = {}
+    for node in nodes:
+        if node.op != "placeholder" and not shared:
+            break  # arguments come first
+        if (storage := _storage(node)) in counts:
             owners.setdefault(storage, node)
-    owned = {item: owners[storage] for item, storage in storages.items() if storage in shared}
-    return {item: owner for item, owner in owned.items() if _is_made(owner) and _reading(owner) == _reading(item)}
+    owned = {item: owners[storage] for item, storage in storages.items() if storage is not None and storage in owners}
+    return {
+        item: owner
+        for item, owner in owned.items()
+        if _reading(owner) == _reading(item)
+        and (owner not in written if owner.op == "placeholder" else storages[item] in shared and _is_made(owner))
+    }
+
+
+def _is_symbolic(node: fx.Node) -> bool:
+    """Whether it takes a call to tell where the elements of a tensor lie."""
+    meta: torch.Tensor = node.meta["val"]
+    return any(isinstance(size, torch.SymInt) for size in (*meta.shape, *meta.stride(), meta.storage_offset()))
 
 
 def _reading(node: fx.Node) -> tuple[torch.dtype, bool, bool]:
@@ -53,15 +74,17 @@ def _is_made(node: fx.Node) -> bool:
     return node.op == "call_function" and not getattr(node.target, "is_view", False)
 
 
-def view_of(base: Returned, meta: torch.Tensor) -> Viewed:
-    """The output that looks at the memory of a result as the captured tensor does."""
-    return Viewed(base, sizes_of(meta.shape), sizes_of(meta.stride()), size_of(meta.storage_offset()))
+def view_of(base: Returned | Passed, owner: torch.Tensor, meta: torch.Tensor) -> Viewed:
+    """The output that looks at the memory of a result or an argument as the captured tensor does at its owner's."""
+    offset = size_of(meta.storage_offset() - owner.storage_offset())
+    return Viewed(base, sizes_of(meta.shape), sizes_of(meta.stride()), offset)
 
 
 def replaced(mutated: Sequence[tuple[int, int]], outputs: Sequence[Output]) -> tuple[tuple[int, int], ...]:
     """Of the arguments that take new values, those whose value is given to nobody else: it may be written over them."""
     shown = {output.result for output in outputs if isinstance(output, Returned)}
-    shown |= {output.base.result for output in outputs if isinstance(output, Viewed)}
+    bases = [output.base for output in outputs if isinstance(output, Viewed)]
+    shown |= {base.result for base in bases if isinstance(base, Returned)}
     takers = Counter(result for _, result in mutated)
     return tuple(pair for pair in mutated if pair[1] not in shown and takers[pair[1]] == 1)
 

@@ -21,6 +21,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from weft.config import Config
 from weft.errors import WeftError
 from weft.frontends.torch import caching
+from weft.frontends.torch.checks import failure
 from weft.frontends.torch.complex_numbers import as_real
 from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.executor import CpuExecutor
@@ -203,6 +204,7 @@ class CompiledGraph:
         """The quickest callable: the executor's own, where arguments and results are just the program's."""
         calling = self.calling
         given = bool(calling.mutated or calling.complex_arguments or calling.symbols.rules or self.constants)
+        given |= bool(calling.checks)
         plain = all(output == Returned(number) for number, output in enumerate(calling.outputs))
         if given or not plain or not isinstance(self.executor, CpuExecutor):
             return self
@@ -218,6 +220,8 @@ class CompiledGraph:
         given = list(arguments)
         arguments.clear()
         results = self.executor(tensors, symbols)
+        if calling.checks and (code := int(results[-1])):
+            raise failure(calling.checks, code)
         if calling.mutated:
             _write_back([(given[position], results[result]) for position, result in calling.mutated])
         return [_output(output, given, results, symbols) for output in calling.outputs]
@@ -250,7 +254,7 @@ def _output(
         case Viewed(base, shape, strides, offset):
             memory: torch.Tensor = _output(base, arguments, results, symbols)
             sizes, steps = ([evaluate(each, symbols) for each in values] for values in (shape, strides))
-            return memory.as_strided(sizes, steps, evaluate(offset, symbols))
+            return memory.as_strided(sizes, steps, memory.storage_offset() + evaluate(offset, symbols))
         case _:
             result = results[output.result]
             return torch.view_as_complex(result) if output.is_complex else result

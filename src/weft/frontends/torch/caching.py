@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 import weft.backends.cpu.target as cpu_target
 from weft.config import Config
 from weft.errors import WeftError
+from weft.frontends.torch.checks import Check
 from weft.frontends.torch.facts import size_facts
 from weft.frontends.torch.graph import Calling, Number, Passed, Returned, Viewed
 from weft.frontends.torch.report import Fallback
@@ -39,7 +40,7 @@ from weft.runtime.codec import decode, encode, table
 
 _CLASSES = table(
     *(Plan, Buffer, Place, KernelStep, CallStep, DotStep, Layout, Tensor, Constant, Packing, PackedPanels),
-    *(Calling, Returned, Viewed, Passed, Number, Fallback, SymbolReader, SymbolRule, Source),
+    *(Calling, Returned, Viewed, Passed, Number, Check, Fallback, SymbolReader, SymbolRule, Source),
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from weft.frontends.torch.checks import Check
 from weft.frontends.torch.report import Fallback
 from weft.frontends.torch.sizes import SymbolReader
 from weft.ir.expr import Size, symbols_of
@@ -23,10 +24,20 @@ class Returned:
 
 
 @dataclass(frozen=True)
-class Viewed:
-    """An output that lies in the memory of a result, in which other outputs lie too."""
+class Passed:
+    """An output that is an argument of the call, the very same."""
 
-    base: Returned
+    argument: int
+
+
+@dataclass(frozen=True)
+class Viewed:
+    """An output that lies in the memory of an argument, or of a result in which other outputs lie too.
+
+    `offset` counts elements from the first one of that.
+    """
+
+    base: Returned | Passed
     shape: tuple[Size, ...]
     strides: tuple[Size, ...]
     offset: Size
@@ -34,13 +45,6 @@ class Viewed:
     @property
     def symbols(self) -> set[str]:
         return {name for size in (*self.shape, *self.strides, self.offset) for name in symbols_of(size)}
-
-
-@dataclass(frozen=True)
-class Passed:
-    """An output that is an argument of the call, the very same."""
-
-    argument: int
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ class Calling:
     outputs: tuple[Output, ...]
     mutated: tuple[tuple[int, int], ...]
     fallbacks: tuple[Fallback, ...]
+    checks: tuple[Check, ...] = ()
+    """What the number that is the last result, after all outputs, stands for."""
     complex_arguments: tuple[int, ...] = ()
     """The arguments (and constants) that are passed as real tensors with the parts in a last dimension."""
 

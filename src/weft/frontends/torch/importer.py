@@ -26,11 +26,12 @@ from weft.errors import UnsupportedError, WeftError
 from weft.frontends.torch.aliasing import aliased, memory_owners, replaced, view_of
 from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
 from weft.frontends.torch.builder import ImportBuilder, tensor_of_meta
+from weft.frontends.torch.checks import combined
 from weft.frontends.torch.complex_numbers import Complex, interleaved_type
 from weft.frontends.torch.decompositions import decomposition_of
 from weft.frontends.torch.dtypes import FLOAT8
 from weft.frontends.torch.encoding import NumberArgument, TensorArgument
-from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed, Returned, Viewed
+from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed, Returned
 from weft.frontends.torch.inlining import record_random_results, trace_decomposition
 from weft.frontends.torch.locations import location_of, user_line
 from weft.frontends.torch.opaque import as_drawn, is_pure, make_opaque
@@ -108,9 +109,12 @@ class _Importer:
                 location=first.line,
                 hint="without strict, torch carries them out",
             )
-        self.block.add_op(ReturnOp.make([self._outgoing(node) for node in returned]))
+        self.builder.location = None
+        code, checks = combined(self.builder)
+        self.block.add_op(ReturnOp.make([*map(self._outgoing, returned), *([] if code is None else [code])]))
         mutated = tuple((tensors.index(placeholders[position]), returned.index(n)) for position, n in self.mutated)
-        self.symbols |= annotate(function, tensors, len(self.constants), returned, mutated, self.symbols)
+        own = (len(self.constants), int(code is not None))
+        self.symbols |= annotate(function, tensors, returned, own, mutated, self.symbols)
         if pairs := replaced(mutated, outputs):
             function.attributes["replaced"] = to_attribute(pairs)
         if constants := self._constant_places(tensors):
@@ -122,6 +126,7 @@ class _Importer:
             outputs=tuple(outputs),
             mutated=tuple((position, returned.index(node)) for position, node in self.mutated),
             fallbacks=tuple(self.fallbacks),
+            checks=checks,
             complex_arguments=tuple(
                 position for position, value in enumerate((*map(_meta, tensors), *self.constants)) if value.is_complex()
             ),
@@ -349,7 +354,9 @@ class _Importer:
 
     def _outputs(self, node: fx.Node) -> tuple[list[Output], list[fx.Node]]:
         items = [aliased(item) for item in node.args[0]]  # pyright: ignore[reportGeneralTypeIssues, reportOptionalIterable]
-        owners = memory_owners(self.module.graph.nodes, items)
+        placeholders = list(self.positions)
+        written = {placeholders[position]: value for position, value in self.mutated}
+        owners = memory_owners(self.module.graph.nodes, items, written)
         returned: list[fx.Node] = []
 
         def result(source: fx.Node) -> Returned:
@@ -366,8 +373,13 @@ class _Importer:
                 outputs.append(Passed(self.positions[source]))
             elif isinstance(value, SSAValue | Complex):
                 owner = owners.get(source, source)
-                outputs.append(result(source) if owner is source else view_of(result(owner), _meta(source)))
-                self.symbols |= outputs[-1].symbols if isinstance(outputs[-1], Viewed) else set()
+                # Gradients may come in other strides than tracing saw: nothing is told of where they lie.
+                if owner is source or (owner in self.positions and self.name == "backward"):
+                    outputs.append(result(source))
+                    continue
+                base = Passed(self.positions[owner]) if owner in self.positions else result(owner)
+                outputs.append(viewed := view_of(base, _meta(owner), _meta(source)))
+                self.symbols |= viewed.symbols
             else:
                 self.symbols |= symbols_of(value) if isinstance(value, Expr) else set()
                 outputs.append(Number(value))

@@ -21,16 +21,20 @@ from weft.ops.graph import FuncOp
 def annotate(
     function: FuncOp,
     arguments: Sequence[fx.Node],
-    constants: int,
     results: Sequence[fx.Node],
+    own: tuple[int, int],
     mutated: tuple[tuple[int, int], ...],
     symbols: set[str],
 ) -> set[str]:
-    """State on the function what tracing recorded of its arguments and results; gives the symbols in their strides."""
+    """State on the function what tracing recorded of its arguments and results; gives the symbols in their strides.
+
+    `own` counts the arguments and results that the function has beyond those: constants, and what it checks.
+    """
+    constants, more = own
     names = [node.name for node in arguments] + [f"constant{position}" for position in range(constants)]
     function.attributes["arg_names"] = to_attribute(tuple(names))
     arg_strides = tuple(unusual_strides(node.meta["val"]) for node in arguments) + (None,) * constants
-    result_strides = tuple(unusual_strides(node.meta["val"], exact=True) for node in results)
+    result_strides = tuple(unusual_strides(node.meta["val"], exact=True) for node in results) + (None,) * more
     if any(arg_strides):
         function.attributes["arg_strides"] = to_attribute(arg_strides)
     if any(result_strides):

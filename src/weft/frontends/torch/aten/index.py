@@ -11,7 +11,8 @@ from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.shape import given, place_of, start_of, step_of
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder, normal_dim
-from weft.ir.expr import Size
+from weft.frontends.torch.checks import check_places
+from weft.ir.expr import Size, product
 from weft.ir.types import boolean, i64
 
 Indices = Sequence[SSAValue | None]
@@ -20,9 +21,16 @@ Indices = Sequence[SSAValue | None]
 @aten("index.Tensor", "_unsafe_index.Tensor")
 def index(b: ImportBuilder, x: SSAValue, indices: Indices) -> SSAValue:
     dims, places = _indexed(b, indices)
+    _check(b, x, dims, places)
     if len(dims) == 1:
         return b.emit("take", x, places[0], dim=dims[0])
     return b.emit("index", x, *places, dims=dims, position=_position(dims))
+
+
+def _check(b: ImportBuilder, x: SSAValue, dims: Sequence[int], places: Sequence[SSAValue]) -> None:
+    if not b.node.target.name().startswith("aten::_unsafe"):
+        for dim, place in zip(dims, places, strict=True):
+            check_places(b, place, dim, b.shape(x)[dim], wraps=True)
 
 
 def _indexed(b: ImportBuilder, indices: Indices) -> tuple[tuple[int, ...], list[SSAValue]]:
@@ -46,6 +54,7 @@ def index_put(b: ImportBuilder, x: SSAValue, indices: Indices, values: SSAValue,
     if masks:
         return _masked_put(b, x, indices, masks, values, accumulate)
     dims, places = _indexed(b, indices)
+    _check(b, x, dims, places)
     position = _position(dims)
     rest = [size for d, size in enumerate(b.shape(x)) if d not in dims]
     rank = max(b.rank(place) for place in places)
@@ -99,11 +108,13 @@ def index_select(b: ImportBuilder, x: SSAValue, dim: int, places: SSAValue) -> S
     if not b.rank(x):
         return b.expand(x, b.result.shape)
     dim = normal_dim(dim, b.rank(x))
+    check_places(b, places, dim, b.shape(x)[dim])
     return b.emit("take", x, b.view(places, (b.result.shape[dim],)), dim=dim)
 
 
 @aten("embedding")
 def embedding(b: ImportBuilder, weight: SSAValue, places: SSAValue, *_options: Any, **__: Any) -> SSAValue:
+    check_places(b, places, 0, b.shape(weight)[0])
     return b.emit("take", weight, places, dim=0)
 
 
@@ -111,7 +122,9 @@ def embedding(b: ImportBuilder, weight: SSAValue, places: SSAValue, *_options: A
 def gather(b: ImportBuilder, x: SSAValue, dim: int, places: SSAValue, **options: Any) -> SSAValue:
     result = b.result
     x, places = at_least_1d(b, x), at_least_1d(b, places)
-    return b.view(b.emit("gather", x, places, dim=normal_dim(dim, b.rank(x))), result.shape)
+    dim = normal_dim(dim, b.rank(x))
+    check_places(b, places, dim, b.shape(x)[dim])
+    return b.view(b.emit("gather", x, places, dim=dim), result.shape)
 
 
 def at_least_1d(b: ImportBuilder, x: SSAValue) -> SSAValue:
@@ -121,7 +134,9 @@ def at_least_1d(b: ImportBuilder, x: SSAValue) -> SSAValue:
 
 @aten("take")
 def take(b: ImportBuilder, x: SSAValue, places: SSAValue) -> SSAValue:
-    return b.emit("take", flat(b, x), places, dim=0)
+    row = flat(b, x)
+    check_places(b, places, 0, b.shape(row)[0], wraps=True)
+    return b.emit("take", row, places, dim=0)
 
 
 def flat(b: ImportBuilder, x: SSAValue) -> SSAValue:
@@ -134,6 +149,7 @@ def flat(b: ImportBuilder, x: SSAValue) -> SSAValue:
 
 @aten("put")
 def put(b: ImportBuilder, x: SSAValue, places: SSAValue, source: SSAValue, accumulate: bool = False) -> SSAValue:
+    check_places(b, places, 0, product(b.shape(x)), wraps=True)
     row = b.emit(
         "index_put", flat(b, x), flat(b, places), flat(b, source), dims=(0,), position=0, accumulate=accumulate
     )

@@ -12,12 +12,14 @@ from xdsl.ir import SSAValue
 from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.table import aten, register
 from weft.frontends.torch.builder import ImportBuilder
+from weft.frontends.torch.checks import check_divisor
 from weft.frontends.torch.dtypes import HALF, Operand, result_type
 from weft.ir.types import DType, boolean, f32, tensor_of
 from weft.ops.base import REGISTRY, Comparison, Elementwise
 
 # What arithmetic on booleans is.
 _BOOLEAN = {"add": "logical_or", "mul": "logical_and", "maximum": "logical_or", "minimum": "logical_and"}
+_DIVISIONS = ("floordiv", "truncdiv", "remainder", "fmod")
 _INTEGERS_STAY = ("floor", "ceil", "trunc", "round")
 
 
@@ -26,6 +28,8 @@ def apply(b: ImportBuilder, name: str, *operands: Operand, dtype: DType | None =
     dtype = dtype or b.result.dtype
     if dtype == boolean and name in _BOOLEAN:
         name = _BOOLEAN[name]
+    if name in _DIVISIONS and not dtype.is_float and isinstance(divisor := operands[1], SSAValue):
+        check_divisor(b, divisor)  # pyright: ignore[reportUnknownArgumentType]
     compute = f32 if dtype in HALF and _is_finer(operands) else dtype
     return b.to(b.emit(name, *(b.operand(operand, compute) for operand in operands), **params), dtype)
 

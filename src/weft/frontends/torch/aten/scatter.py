@@ -9,6 +9,7 @@ from xdsl.ir import SSAValue
 from weft.frontends.torch.aten.index import at_least_1d
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder, normal_dim
+from weft.frontends.torch.checks import check_places
 from weft.frontends.torch.dtypes import Operand
 from weft.ir.types import DType
 from weft.ops.reduce import greatest, least
@@ -25,7 +26,9 @@ def scattered(b: ImportBuilder, x: SSAValue, dim: int, places: SSAValue, source:
     else:
         updates = b.expand(b.number(source, dtype), b.shape(places))
     row = at_least_1d(b, x)
-    result = b.emit("scatter", row, places, updates, dim=normal_dim(dim, b.rank(row)), kind=kind)
+    dim = normal_dim(dim, b.rank(row))
+    check_places(b, places, dim, b.shape(row)[dim])
+    result = b.emit("scatter", row, places, updates, dim=dim, kind=kind)
     return b.view(result, b.shape(x))
 
 

@@ -1,0 +1,66 @@
+"""Mistakes in data that eager finds while it runs (indices out of range, integers divided by zero), found by programs.
+
+A converter states what must not be; the importer makes one number of all such conditions, a result of its own that is 0
+if none holds, and a call looks at it when the program has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.ir import SSAValue
+
+from weft.errors import DivisionError, PlaceError, WeftError
+from weft.frontends.torch.builder import ImportBuilder
+from weft.frontends.torch.locations import user_line
+from weft.ir.expr import Size
+from weft.ir.types import boolean, i64
+
+_KINDS: dict[str, type[WeftError]] = {"place": PlaceError, "division": DivisionError}
+
+
+@dataclass(frozen=True)
+class Check:
+    """What is wrong if a condition holds, and where in the user's program it is."""
+
+    kind: str
+    message: str
+    line: str | None
+
+
+def check_places(b: ImportBuilder, places: SSAValue, dim: int, size: Size, *, wraps: bool = False) -> None:
+    """All places must be indices into a dimension of this size, or, if it `wraps`, counted from its end."""
+    index = b.to(places, i64)
+    below = b.emit("lt", index, b.number(-size if wraps else 0, i64))
+    beyond = b.emit("ge", index, b.number(size, i64))
+    _state(
+        b, "place", f"an index is out of range for dimension {dim}, of size {size}", b.emit("logical_or", below, beyond)
+    )
+
+
+def check_divisor(b: ImportBuilder, divisor: SSAValue) -> None:
+    """No element of an integer divisor may be 0."""
+    zero = b.emit("eq", divisor, b.number(0, b.dtype(divisor)))
+    _state(b, "division", "an integer is divided by zero", zero)
+
+
+def _state(b: ImportBuilder, kind: str, message: str, wrong: SSAValue) -> None:
+    found = b.emit("any", wrong, dims=tuple(range(b.rank(wrong))), keep=False)
+    b.checks.append((found, Check(kind, message, user_line(b.location))))
+
+
+def combined(b: ImportBuilder) -> tuple[SSAValue | None, tuple[Check, ...]]:
+    """The number of the last condition that holds, counted from 1, and 0 if none does."""
+    stated = [(found, check) for found, check in b.checks if b.exists(found)]
+    code: SSAValue | None = None
+    for number, (found, _) in enumerate(stated, 1):
+        this = b.emit("where", b.to(found, boolean), b.number(number, i64), b.number(0, i64))
+        code = this if code is None else b.emit("maximum", code, this)
+    return code, tuple(check for _, check in stated)
+
+
+def failure(checks: Sequence[Check], code: int) -> WeftError:
+    """The error that a program's number stands for."""
+    check = checks[code - 1]
+    return _KINDS[check.kind](check.message, location=check.line)
