@@ -18,6 +18,7 @@ from weft.lower.plan import Plan, build_plan
 from weft.ops.graph import FuncOp
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
+from weft.passes.convolve_by_products import ConvolveByProducts
 from weft.passes.eliminate_common import EliminateCommon
 from weft.passes.eliminate_dead import EliminateDead
 from weft.passes.find_repeated_blocks import repeated_blocks
@@ -40,6 +41,7 @@ def cpu_passes(config: Config) -> list[ModulePass]:
         EliminateCommon(),
         RecognizeAttention(),
         FoldBatchNorm(),
+        ConvolveByProducts(),
         SinkReshapes(),
         HoistConstants(),
         EliminateDead(),

@@ -61,6 +61,11 @@ def view_layout(op: GraphOp, layout: Layout) -> Layout | None:
             for start, stride in zip(starts, layout.strides, strict=True):
                 offset = offset + stride * start
             return Layout(tuple(s * step for s, step in zip(layout.strides, steps, strict=True)), offset)
+        case "graph.windows":
+            row, *spatial, channel = layout.strides
+            steps = [s * step for s, step in zip(spatial, params["strides"], strict=True)]
+            within = [s * step for s, step in zip(spatial, params["dilation"], strict=True)]
+            return Layout((row, *steps, *within, channel), layout.offset)
         case "graph.reshape":
             reshaped = reshaped_strides(source.shape, layout.strides, result.shape)
             return None if reshaped is None else Layout(reshaped, layout.offset)

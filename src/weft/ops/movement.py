@@ -186,6 +186,34 @@ class PadMode(Movement):
 
 
 @op(
+    "copy",
+    samples=[Sample((Input((2, 3)),), {}, _MOVED), Sample((Input((0, 3)),), {}, _MOVED), Sample((Input(()),), {}, _MOVED)],
+)
+class Copy(Movement):
+    """The operand in memory of its own: what is read more often than it is worth to pick its elements together."""
+
+    @classmethod
+    def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
+        return tensors[0]
+
+    @staticmethod
+    def reference(x: np.ndarray) -> np.ndarray:
+        return np.array(x)
+
+    @staticmethod
+    def vjp(b: GraphBuilder, grads: Values, operands: Values, results: Values) -> Gradients:
+        return (grads[0],)
+
+    @staticmethod
+    def batch(b: GraphBuilder, operands: Values, batched: Sequence[bool]) -> SSAValue:
+        return b.copy(operands[0])
+
+    @staticmethod
+    def pull(body: Body, index: Sequence[Size], x: Operand) -> Value:
+        return body.at(x, index)
+
+
+@op(
     "concat",
     onnx="Concat",
     stablehlo="concatenate",

@@ -17,6 +17,7 @@ from weft.ops.graph import GraphBuilder
 from weft.ops.reshaping import reshape_index
 from weft.ops.rules import Gradients, Values, iota, zeros
 from weft.ops.samples import Input, Sample
+from weft.ops.window import window_counts
 
 _MOVED = (f32, i64, boolean)
 
@@ -281,3 +282,56 @@ class Diagonal(View):
         rest = iter(outer)
         special = {dim1: along + max(-offset, 0), dim2: along + max(offset, 0)}
         return body.at(x, [special[d] if d in special else next(rest) for d in range(x.tensor.rank)])
+
+
+@op(
+    "windows",
+    samples=[
+        Sample((Input((2, 7, 3)),), {"window": (3,), "strides": (2,), "dilation": (1,)}, _MOVED),
+        Sample((Input((2, 5, 6, 4)),), {"window": (2, 3), "strides": (1, 2), "dilation": (2, 1)}, _MOVED),
+        Sample((Input((0, 4, 2)),), {"window": (4,), "strides": (1,), "dilation": (1,)}, _MOVED),
+    ],
+)
+class Windows(View):
+    """All windows over the dimensions between the first and the last: [N, ..., C] as [N, counts..., window..., C].
+
+    Windows have `window` elements, `dilation` apart, every `strides`; they may overlap.
+    """
+
+    @classmethod
+    def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
+        (x,) = tensors
+        window, none = params["window"], tuple((0, 0) for _ in params["window"])
+        counts = window_counts("windows", x.shape[1:-1], window, params["strides"], none, params["dilation"])
+        return Tensor(x.dtype, (x.shape[0], *counts, *window, x.shape[-1]))
+
+    @staticmethod
+    def reference(
+        x: np.ndarray, window: tuple[int, ...], strides: tuple[int, ...], dilation: tuple[int, ...]
+    ) -> np.ndarray:
+        spatial = range(1, x.ndim - 1)
+        reach = tuple((extent - 1) * step + 1 for extent, step in zip(window, dilation, strict=True))
+        views = np.lib.stride_tricks.sliding_window_view(x, reach, tuple(spatial))  # [N, places..., C, reach...]
+        chosen = views[(slice(None), *(slice(None, None, step) for step in strides), slice(None))]
+        chosen = chosen[(..., *(slice(None, None, step) for step in dilation))]
+        return np.moveaxis(chosen, x.ndim - 1, -1)
+
+    @staticmethod
+    def batch(b: GraphBuilder, operands: Values, batched: Sequence[bool], **params: Any) -> SSAValue:
+        size, rows, *rest = b.tensor(operands[0]).shape
+        tall = b.windows(b.reshape(operands[0], shape=(size * rows, *rest)), **params)
+        return b.reshape(tall, shape=(size, rows, *b.tensor(tall).shape[1:]))
+
+    @staticmethod
+    def pull(
+        body: Body,
+        index: Sequence[Size],
+        x: Operand,
+        window: tuple[Size, ...],
+        strides: tuple[Size, ...],
+        dilation: tuple[Size, ...],
+    ) -> Value:
+        row, *inner, channel = index
+        rank = len(window)
+        steps = zip(inner[:rank], inner[rank:], strides, dilation, strict=True)
+        return body.at(x, [row, *(i * stride + k * step for i, k, stride, step in steps), channel])

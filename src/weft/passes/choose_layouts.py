@@ -7,6 +7,7 @@ call); kernels read any strides. What is left is to let kernels write what such 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,9 +19,11 @@ from xdsl.passes import ModulePass
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import Size, parse_size
 from weft.ir.types import tensor_of
-from weft.ops.base import View
+from weft.ops.base import Elementwise, View
+from weft.ops.convolution import Convolution
 from weft.ops.graph import FuncOp, GroupOp, OpaqueOp
-from weft.ops.layouts import Layout, is_dense, source_layout
+from weft.ops.layouts import Layout, contiguous, is_dense, source_layout, view_layout
+from weft.ops.pool import Pool
 from weft.passes.build_groups import result_targets, strides_of
 
 
@@ -76,11 +79,11 @@ class _Choice:
                 self.strides.update((value, each) for value, each in zip(op.results, given, strict=True) if each)
             if not isinstance(op, GroupOp):
                 continue
-            for result in op.results:
-                alike = [operand for operand in op.operands if operand.type == result.type]
-                orders = {self.strides.get(operand) for operand in alike}
-                if result not in self.strides and len(orders) == 1 and (strides := orders.pop()) is not None:
-                    self._write(result, Layout(strides))
+            inner = _followed(op, [self.strides.get(operand) for operand in op.operands])
+            for result, value in zip(op.results, op.yielded, strict=True):
+                layout = inner.get(value)
+                if result not in self.strides and layout is not None and layout != contiguous(tensor_of(value.type)):
+                    self._write(result, layout)
 
     def _write(self, value: SSAValue, layout: Layout) -> None:
         if not isinstance(value, OpResult) or not isinstance(group := value.op, GroupOp):
@@ -90,6 +93,64 @@ class _Choice:
         known = list(strides_of(group, "result_strides", len(group.results)))
         known[value.index] = self.strides[value] = layout.strides
         group.attributes["result_strides"] = to_attribute(tuple(known))
+
+
+def _followed(group: GroupOp, given: Sequence[tuple[Size, ...] | None]) -> dict[SSAValue, Layout]:
+    """How the values of a group lie if they follow what they are computed from, for those of which that can be said.
+
+    Elementwise ops follow operands of their shape, if these agree; windows, concatenation and padding keep the order.
+    """
+    layouts: dict[SSAValue, Layout] = {}
+    for argument, strides in zip(group.block.args, given, strict=True):
+        layouts[argument] = Layout(strides) if strides else contiguous(tensor_of(argument.type))
+    for op in group.block.ops:
+        if isinstance(op, View):
+            source = layouts.get(op.operands[0])
+            found = None if source is None else view_layout(op, source)
+        else:
+            found = _in_order_of(_leading(op), layouts, op)
+        if found is not None:
+            layouts[op.results[0]] = found
+    return layouts
+
+
+def _leading(op: Operation) -> list[SSAValue]:
+    """The operands whose order of dimensions an op keeps."""
+    if isinstance(op, Elementwise):
+        shape = tensor_of(op.results[0].type).shape
+        return [operand for operand in op.operands if tensor_of(operand.type).shape == shape]
+    if isinstance(op, Pool | Convolution):
+        return [op.operands[0]]
+    return list(op.operands) if op.name in ("graph.concat", "graph.pad", "graph.copy") else []
+
+
+def _in_order_of(operands: Sequence[SSAValue], layouts: dict[SSAValue, Layout], op: Operation) -> Layout | None:
+    """A dense layout in the one order of dimensions that all operands have."""
+    orders: set[tuple[int, ...]] = set()
+    for operand in operands:
+        order = _order(tensor_of(operand.type).shape, layouts.get(operand))
+        if order is None:
+            return None
+        orders.add(order)
+    if len(orders) != 1:
+        return None
+    shape, order = tensor_of(op.results[0].type).shape, orders.pop()
+    strides: list[Size] = [0] * len(shape)
+    step: Size = 1
+    for d in reversed(order):
+        strides[d] = step
+        step = step * shape[d]
+    return Layout(tuple(strides))
+
+
+def _order(shape: Sequence[Size], layout: Layout | None) -> tuple[int, ...] | None:
+    """The dimensions from the outermost to the innermost; those of one element, and of unknown strides, come first."""
+    if layout is None or any(stride == 0 and size != 1 for stride, size in zip(layout.strides, shape, strict=True)):
+        return None
+    free = [d for d, size in enumerate(shape) if size == 1]
+    unknown = [d for d, stride in enumerate(layout.strides) if d not in free and not isinstance(stride, int)]
+    known = [(-stride, d) for d, stride in enumerate(layout.strides) if d not in free and isinstance(stride, int)]
+    return None if len(unknown) > 1 else (*free, *unknown, *(d for _, d in sorted(known)))
 
 
 def wanted_strides(call: OpaqueOp) -> dict[int, tuple[Size, ...]]:

@@ -17,6 +17,7 @@ from weft.ops.graph import FuncOp
 from weft.ops.layouts import BLAS_LARGEST
 from weft.passes.build_groups import CLAIM
 from weft.passes.constant_values import constant_arguments
+from weft.passes.convolve_by_products import ROWS_OF_WINDOWS
 
 _FEW_ROWS = 128
 """With at most so many rows, packed weights and what follows in one kernel beat a library; with more they do not."""
@@ -26,7 +27,7 @@ _FEW_ROWS = 128
 class ClaimLibraries(ModulePass):
     """%y = graph.dot %a, %b   →   %y = graph.dot %a, %b {weft.claim = "blas"}
 
-    Products with few rows, or of unknown number, keep a kernel of their own if their weights are constants: these can
+    Products with few rows, or of unknown number, and those that convolutions were made into, keep a kernel of their own if their weights are constants: these can
     be packed, once.
     """
 
@@ -51,7 +52,7 @@ def _is_for_blas(dot: Dot, constants: set[SSAValue]) -> bool:
     sizes = (*result.shape[-2:], tensor_of(dot.operands[0].type).shape[-1])
     if any(isinstance(size, int) and size > BLAS_LARGEST for size in sizes):
         return False
-    few = not isinstance(rows, int) or rows <= _FEW_ROWS
+    few = not isinstance(rows, int) or rows <= _FEW_ROWS or ROWS_OF_WINDOWS in dot.attributes
     return result.dtype in (f32, f64) and not (few and _viewed(dot.operands[1]) in constants)
 
 

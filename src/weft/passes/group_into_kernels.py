@@ -144,7 +144,7 @@ class _Grouping:
             return False
         if isinstance(op, Elementwise | Movement):
             shape = tensor_of(op.results[0].type).shape
-            if group.kind in ("pointwise", "rows", "dot"):
+            if group.kind in ("pointwise", "rows", "dot", "window"):
                 if group.takes(shape) and self._reads_in_place(op, group):
                     return True
                 return group.kind == "pointwise" and self._moves_domain(op, group, shape)

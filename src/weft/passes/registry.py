@@ -12,6 +12,7 @@ from xdsl.utils.exceptions import ArgSpecParseError
 from weft.errors import ParseError
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
+from weft.passes.convolve_by_products import ConvolveByProducts
 from weft.passes.eliminate_common import EliminateCommon
 from weft.passes.eliminate_dead import EliminateDead
 from weft.passes.fold_batch_norm import FoldBatchNorm
@@ -31,6 +32,7 @@ PASSES: dict[str, type[ModulePass]] = {
         EliminateCommon,
         RecognizeAttention,
         FoldBatchNorm,
+        ConvolveByProducts,
         SinkReshapes,
         HoistConstants,
         EliminateDead,

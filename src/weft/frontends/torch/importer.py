@@ -25,6 +25,7 @@ from weft.config import Config
 from weft.errors import UnsupportedError, WeftError
 from weft.frontends.torch.aliasing import aliased, memory_owners, replaced, view_of
 from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
+from weft.frontends.torch.aten.convolution import convolution_params
 from weft.frontends.torch.builder import ImportBuilder, tensor_of_meta
 from weft.frontends.torch.checks import combined
 from weft.frontends.torch.complex_numbers import Complex, interleaved_type
@@ -44,6 +45,7 @@ from weft.ir.attributes import to_attribute
 from weft.ir.expr import Expr, Size, symbols_of
 from weft.ir.types import Tensor, tensor_of, tensor_type
 from weft.ops.graph import FuncOp, ReturnOp
+from weft.passes.convolve_by_products import geometry_of
 
 # Calls that torch's libraries carry out faster than generated kernels do so far.
 _LIBRARY = {
@@ -209,7 +211,7 @@ class _Importer:
             _, target, *args = node.args
             outputs = self._opaque(target, args, node.kwargs, _meta(node)[1:], "it has effects", pure=False)
             return None, *outputs
-        if not self.config.strict and _is_claimed(node):
+        if not self.config.strict and _is_claimed(node) and not self._is_own_convolution(node):
             return self._opaque(node.target, node.args, node.kwargs, _meta(node), "a library claims it", claimed=True)
         last = self.block.last_op
         try:
@@ -219,6 +221,24 @@ class _Importer:
                 self.block.erase_op(self.block.last_op)  # pyright: ignore[reportArgumentType]
             return self._opaque(as_drawn(node), node.args, node.kwargs, _meta(node), error.message)
         return value
+
+    def _is_own_convolution(self, node: fx.Node) -> bool:
+        """Whether a convolution has frozen weights and a form that products and sums of Weft's own are faster for."""
+        if node.target is not torch.ops.aten.convolution.default:
+            return False
+        x, weight = node.args[:2]
+        if not isinstance(weight, fx.Node) or not isinstance(x, fx.Node) or not self._is_constant(weight):
+            return False
+        if _meta(x).is_complex():
+            return False
+        tensors = [tensor_of_meta(_meta(each)) for each in (x, weight, node)]
+        return geometry_of(*tensors, **convolution_params(tensors[0].rank - 2, *map(self._mapped, node.args[3:9]))) is not None
+
+    def _is_constant(self, node: fx.Node) -> bool:
+        if node.op == "placeholder":
+            position = self.positions[node]
+            return position in self.frozen and all(position != written for written, _ in self.mutated)
+        return node.op == "get_attr" and isinstance(self.values[node], SSAValue)
 
     def _write_back(self, node: fx.Node) -> Any:
         """An argument that takes a new value when the graph has run."""

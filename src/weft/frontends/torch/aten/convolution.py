@@ -15,7 +15,7 @@ from weft.ops.convolution import Convolution
 Sizes = Sequence[Size]
 
 
-def _geometry(
+def convolution_params(
     rank: int, strides: Sizes, padding: Sizes, dilation: Sizes, transposed: bool, output_padding: Sizes, groups: Size
 ) -> dict[str, Any]:
     """The parameters of the op; one number stands for all dimensions."""
@@ -48,7 +48,7 @@ def convolution(
     *_backend_flags: bool,
 ) -> SSAValue:
     rank = b.rank(x) - 2
-    params = _geometry(rank, strides, padding, dilation, transposed, output_padding, groups)
+    params = convolution_params(rank, strides, padding, dilation, transposed, output_padding, groups)
     out = b.emit("convolution", x, weight, **params)
     if bias is None:
         return out
@@ -70,7 +70,7 @@ def convolution_backward(
     groups: Size,
     wanted: Sequence[bool],
 ) -> tuple[SSAValue | None, ...]:
-    params = _geometry(b.rank(x) - 2, strides, padding, dilation, transposed, output_padding, groups)
+    params = convolution_params(b.rank(x) - 2, strides, padding, dilation, transposed, output_padding, groups)
     on_x, on_weight = Convolution.vjp(b, (grad,), (x, weight), (), **params)
     on_bias = b.emit("sum", grad, dims=(0, *range(2, b.rank(grad))), keep=False) if wanted[2] else None
     return on_x if wanted[0] else None, on_weight if wanted[1] else None, on_bias
