@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product as every
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -72,7 +73,8 @@ def lower_group(
     indexed = any(COMBINERS[op.KIND].indexed for op in reductions)
     if not indexed:  # columns may be combined in any order: those that lie one after the other come last
         domain.column_runs.sort(key=lambda run: contiguous_bytes(run, addresses))
-    schedule = choose_schedule(domain, addresses, indexed=indexed)
+    window = len(reductions) == 1 and not isinstance(reductions[0], DimensionReduction)
+    schedule = choose_schedule(domain, addresses, indexed=indexed, window=window)
     return _Lowering(group, name, layouts, outputs, in_place, domain, indices, reductions, schedule).kernel()
 
 
@@ -265,6 +267,7 @@ class _Lowering:
 
     _stream = _looped
     _lanes = _looped
+    _taps = _pointwise
 
 
 @dataclass
@@ -298,6 +301,8 @@ class _GroupEmitter(KernelEmitter):
         if not self.domain.column_runs:
             value = self._typed(self.constant(0, i64)) if combiner.indexed else element()
             return done(value)
+        if self.schedule.mode == "taps":
+            return done(self._taps(op, index, operands))
         probe = AddressRecorder(self.layouts, space=self.domain.bounds, columns=self.domain.column_index)
         probe.dynamic = dict(self.dynamic)
         dtype = rule.element(probe, index, self.domain.column_index, *operands, **op.params).dtype
@@ -316,6 +321,19 @@ class _GroupEmitter(KernelEmitter):
                 value = self.reduce_axis(value, rule.KIND, self.axes[self.schedule.vector].position, value.dtype)
             state[0] = replace(self._typed(self.math(combiner.function, state[0], value)), dtype=dtype)
         return done(carried[0])
+
+    def _taps(self, op: Reduction, index: Sequence[Size], operands: Sequence[Source]) -> TileValue:
+        """Combine all columns, one after the other."""
+        rule: Any = type(op)
+        sizes: list[int] = list(rule.ranges(*(operand.tensor for operand in operands), **op.params))
+        wide = rule.KIND == "prod"
+        total: TileValue | None = None
+        for over in every(*map(range, sizes)):
+            value = self._typed(rule.element(self, index, over, *operands, **op.params))
+            value = self._typed(self.cast(value, f64)) if wide and value.dtype == f32 else value
+            total = value if total is None else self._typed(self.math(COMBINERS[rule.KIND].function, total, value))
+        assert total is not None
+        return total
 
     def _at_every_column(self, value: TileValue, runs: Sequence[str]) -> TileValue:
         """A tile that has the axes it is reduced along: an expanded tensor is the same at all places of one."""

@@ -7,7 +7,7 @@ becomes the innermost axis. Tiles are sized for the first-level cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.ir.expr import Size, coefficient_of, symbols_of
 from weft.ir.types import DType
@@ -18,6 +18,7 @@ TILE_ELEMENTS = 4096
 ROW_ELEMENTS = 16384
 LANES = 64
 SHORT = 8
+MOST_TAPS = 64
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Schedule:
     """How a kernel walks its domain.
 
     `mode` is `pointwise`; `rows`: the columns are tile axes, reduced in one step; `stream`: blocks of the innermost
-    columns are loaded in a loop; `lanes`: a row run is the vector axis and all columns are loops.
+    columns are loaded in a loop; `lanes`: a row run is the vector axis and all columns are loops; `taps`: the few
+    columns of a window are laid out one after the other.
     """
 
     mode: str
@@ -119,8 +121,13 @@ def _known(sizes: Sequence[Size]) -> int:
     return total
 
 
-def choose_schedule(domain: Domain, addresses: Sequence[Address], *, indexed: bool) -> Schedule:
-    """Pick the schedule of a kernel from its addresses (over runs). `indexed` reductions must see one column axis."""
+def choose_schedule(
+    domain: Domain, addresses: Sequence[Address], *, indexed: bool, window: bool = False
+) -> Schedule:
+    """Pick the schedule of a kernel from its addresses (over runs).
+
+    `indexed` reductions must see one column axis; the columns of others may be those of a `window`.
+    """
     runs = [*domain.row_runs, *domain.column_runs]
     if not runs:
         return Schedule("pointwise", "", 1)
@@ -128,6 +135,8 @@ def choose_schedule(domain: Domain, addresses: Sequence[Address], *, indexed: bo
     if not domain.column_runs:
         vector = max(reversed(domain.row_runs), key=lambda run: scores[run.name])
         return _pointwise(domain, vector)
+    if window and not indexed and (taps := _taps(domain, addresses)) is not None:
+        return taps
     # What is the same for a whole row is read or written once for all its columns: it does not count.
     columns = {run.name for run in domain.column_runs}
     inner = [address for address in addresses if symbols_of(address.expr) & columns]
@@ -159,6 +168,21 @@ def _pointwise(domain: Domain, vector: Run) -> Schedule:
             "pointwise", vector.name, capacity, outer.name, _capacity(outer.size, max(1, TILE_ELEMENTS // capacity))
         )
     return Schedule("pointwise", vector.name, capacity)
+
+
+def _taps(domain: Domain, addresses: Sequence[Address]) -> Schedule | None:
+    """The schedule of windows over channels that lie side by side, all of which are inside or outside together."""
+    total = _known_product(domain.column_runs)
+    if total is None or not 0 < total <= MOST_TAPS or not domain.row_runs:
+        return None
+    vector = max(reversed(domain.row_runs), key=lambda run: contiguous_bytes(run, addresses))
+    for address in addresses:
+        split = coefficient_of(address.expr, vector.name)
+        if split is None or split[0] not in ((0,) if address.purpose == "position" else (0, 1)):
+            return None
+    if not contiguous_bytes(vector, addresses):
+        return None
+    return replace(_pointwise(domain, vector), mode="taps")
 
 
 def contiguous_bytes(run: Run, addresses: Sequence[Address]) -> int:

@@ -121,7 +121,7 @@ def _leading(op: Operation) -> list[SSAValue]:
         return [operand for operand in op.operands if tensor_of(operand.type).shape == shape]
     if isinstance(op, Pool | Convolution):
         return [op.operands[0]]
-    return list(op.operands) if op.name in ("graph.concat", "graph.pad", "graph.copy") else []
+    return list(op.operands) if op.name in ("graph.concat", "graph.pad") else []
 
 
 def _in_order_of(operands: Sequence[SSAValue], layouts: dict[SSAValue, Layout], op: Operation) -> Layout | None:

@@ -15,7 +15,7 @@ from xdsl.ir import Operation, OpResult, SSAValue
 
 from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.clusters import Cluster, Fill, Sink, cost_of, form_steps, lazy_closure, sink_value
-from weft.backends.cpu.computed import emit_gather, emit_scatter
+from weft.backends.cpu.computed import all_of, emit_gather, emit_scatter
 from weft.backends.cpu.dot import accumulates_in_place, buffered_operands, emit_dot
 from weft.backends.cpu.extents import Limits
 from weft.backends.cpu.position import UNROLLED_STEPS, Position, lanes_for, load_strided, walk
@@ -33,6 +33,8 @@ from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS
 
 _UNROLLED_COST = 80
+_FEW_MASKED = 4
+"""Masked reads from which on code without masks, for where they hold, is worth its length."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class KernelCodegen:
         self.buffers: dict[SSAValue, Buffer] = {}
         self.accesses: dict[Operation, Access] = {}
         self.limits = Limits()
+        self.unmasked: frozenset[tile.GatherOp] = frozenset()
+        """Reads of which the code being made knows that nothing is masked."""
 
     def emit(self) -> None:
         name = self.kernel.sym_name.data
@@ -251,11 +255,39 @@ class KernelCodegen:
             cost = sum(cost_of(sink_value(sink)) for sink in sinks)
             unrolled = min(UNROLLED_STEPS, _UNROLLED_COST // max(1, cost))
             pause = self._folding(accumulators)
-            walk(b, extents[inner], self._lanes(cluster, extents[inner]), turn, unrolled, pause)
+
+            def line() -> None:
+                walk(b, extents[inner], self._lanes(cluster, extents[inner]), turn, unrolled, pause)
+
+            masked = [] if accumulators else self._masked_at_once(cluster, inner)
+            if len(masked) < _FEW_MASKED:
+                line()
+            else:
+                # Mostly nothing is masked, as inside an image: then no address has to be chosen.
+                masks = {op.mask: None for op in masked if op.mask is not None}
+                every = all_of(b, [self.at(mask, Position(tuple(index), inner, 1, dict(steady))) for mask in masks])
+                with b.when(every):
+                    self.unmasked = frozenset(masked)
+                    line()
+                    self.unmasked = frozenset()
+                with b.when(b.binary("xor", every, const(True, "i1"))):
+                    line()
             for sink, accumulator in accumulators.items():
                 self.buffers[sink.out].write(
                     b, accumulator.finish(), [v for v in index[:inner]] + [i64(0)] + index[inner + 1 :]
                 )
+
+    def _masked_at_once(self, cluster: Cluster, inner: int) -> list[tile.GatherOp]:
+        """The reads that are masked all along the inner axis or not at all."""
+        values = {v: None for sink in cluster.sinks for v in lazy_closure(sink_value(sink)) if v not in self.buffers}
+        gathers = [v.op for v in values if isinstance(v, OpResult) and isinstance(v.op, tile.GatherOp)]
+        return [
+            op
+            for op in gathers
+            if op.mask is not None
+            and tile.tile_type(op.mask).sizes[inner] == 1
+            and tile.tile_type(op.offsets).sizes[inner] != 1
+        ]
 
     def _folding(self, accumulators: dict[tile.ReduceOp, Accumulator]) -> Callable[[], None] | None:
         """What long sums do now and then: errors grow with the number of additions to one place."""

@@ -72,7 +72,7 @@ def emit_gather(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept:
 
 
 def _mask(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[SSAValue]) -> V | None:
-    return codegen.at(op.mask, here, kept) if op.mask is not None else None
+    return None if op.mask is None or op in codegen.unmasked else codegen.at(op.mask, here, kept)
 
 
 def _lane_by_lane(codegen: KernelCodegen, op: tile.GatherOp, offsets: V, mask: V | None) -> V:
@@ -99,7 +99,9 @@ def _whole(codegen: KernelCodegen, op: tile.GatherOp, start: V, lanes: int, step
         if abs(step) * lanes * dtype.bytes > _ZERO_BYTES or step < 0:
             stride = b.select(mask, stride, i64(0))
     raw = load_strided(b, memory_type(dtype), address, stride, lanes, dtype.bytes)
-    return _chosen(codegen, op, load_convert(b, raw, dtype), mask)
+    # Where the mask is false zeros are read, which may be what is asked for.
+    is_chosen = dtype.is_float and from_attribute(op.other) == 0
+    return _chosen(codegen, op, load_convert(b, raw, dtype), None if is_chosen else mask)
 
 
 def _partly_masked(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[SSAValue], step: int) -> V:
@@ -117,11 +119,11 @@ def _partly_masked(codegen: KernelCodegen, op: tile.GatherOp, here: Position, ke
     else:
         mask = None
         ends = [tuple(_at_lane(codegen, p, here, kept, lane) for lane in (0, lanes - 1)) for p in parts]
-        b.branch_if(_all(b, [end for pair in ends for end in pair]), whole, some)
+        b.branch_if(all_of(b, [end for pair in ends for end in pair]), whole, some)
         b.start(some)
         b.store(_other(codegen, op, lanes), slot, 1)
         # A comparison that holds at one end at least, for each of them: otherwise it holds nowhere in between.
-        b.branch_if(_all(b, [b.binary("or", first, last) for first, last in ends]), part, after)
+        b.branch_if(all_of(b, [b.binary("or", first, last) for first, last in ends]), part, after)
     b.start(whole)
     b.store(_whole(codegen, op, start, lanes, step), slot, 1)
     b.branch(after)
@@ -149,7 +151,8 @@ def _conjuncts(mask: SSAValue, axis: int) -> list[SSAValue] | None:
             return None if _moves(mask, axis) else [mask]
 
 
-def _all(b: Function, conditions: Sequence[V]) -> V:
+def all_of(b: Function, conditions: Sequence[V]) -> V:
+    """Whether all conditions hold."""
     first, *others = conditions
     for other in others:
         first = b.binary("and", first, other)
