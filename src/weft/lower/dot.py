@@ -68,6 +68,8 @@ class _DotLowering:
     def kernel(self) -> Kernel:
         shape = self.result.shape
         self.domain = domain = Domain(shape, (self.a_tensor.shape[-1],))
+        while domain.split([position for index in self._output_indices() for position in index]):
+            pass
         while domain.split((reads := self._record()).all):
             pass
         n_name = f"r{len(shape) - 1}"

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 from xdsl.passes import ModulePass
 
 from weft.ir.attributes import to_attribute
@@ -21,9 +21,11 @@ from weft.ir.expr import Size, parse_size
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, View
 from weft.ops.convolution import Convolution
+from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GroupOp, OpaqueOp
 from weft.ops.layouts import Layout, contiguous, is_dense, source_layout, view_layout
 from weft.ops.pool import Pool
+from weft.ops.shape import Windows
 from weft.passes.build_groups import result_targets, strides_of
 
 
@@ -62,14 +64,13 @@ class _Choice:
         }
 
     def follow_readers(self) -> None:
-        """Let groups write what calls read as they read it."""
-        for call in self.function.block.ops:
-            if not isinstance(call, OpaqueOp):
-                continue
-            for place, strides in wanted_strides(call).items():
-                root, layout = _below_views(call.operands[place], Layout(strides))
-                if layout is not None:
-                    self._write(root, layout)
+        """Let groups write what calls and products read as they read it."""
+        self.wanted = {op: _wanted(op) for op in self.function.block.ops if isinstance(op, OpaqueOp | GroupOp)}
+        for reader, wanted in self.wanted.items():
+            for place, layout in wanted.items():
+                root, below = _below_views(reader.operands[place], layout)
+                if below is not None and (not isinstance(reader, GroupOp) or below != contiguous(tensor_of(root.type))):
+                    self._write(root, below)
 
     def follow_operands(self) -> None:
         """Let groups write in the order in which they read, where nobody minds."""
@@ -88,11 +89,27 @@ class _Choice:
     def _write(self, value: SSAValue, layout: Layout) -> None:
         if not isinstance(value, OpResult) or not isinstance(group := value.op, GroupOp):
             return
-        if value in self.targets or not is_dense(tensor_of(value.type), layout) or not _is_wanted_so(value, layout):
+        if value in self.targets or not is_dense(tensor_of(value.type), layout) or not self._is_wanted_so(value, layout):
             return
         known = list(strides_of(group, "result_strides", len(group.results)))
         known[value.index] = self.strides[value] = layout.strides
         group.attributes["result_strides"] = to_attribute(tuple(known))
+
+    def _is_wanted_so(self, root: SSAValue, layout: Layout) -> bool:
+        """Whether everyone who cares wants a value in this layout: calls do, and products of what they multiply."""
+        pending = [root]
+        while pending:
+            value = pending.pop()
+            for use in value.uses:
+                reader = use.operation
+                if isinstance(reader, View):
+                    pending.append(reader.results[0])
+                    continue
+                wanted = self.wanted.get(reader, {}).get(use.index)
+                indifferent = wanted is None and isinstance(reader, GroupOp)
+                if not indifferent and (wanted is None or _below_views(value, wanted) != (root, layout)):
+                    return False
+        return True
 
 
 def _followed(group: GroupOp, given: Sequence[tuple[Size, ...] | None]) -> dict[SSAValue, Layout]:
@@ -159,6 +176,24 @@ def wanted_strides(call: OpaqueOp) -> dict[int, tuple[Size, ...]]:
     return {int(place): tuple(map(parse_size, strides)) for place, strides in given.items()}
 
 
+def _wanted(reader: OpaqueOp | GroupOp) -> dict[int, Layout]:
+    """How a call or a product reads its operands, by their places: what it says of the others, it does not say."""
+    if isinstance(reader, OpaqueOp):
+        return {place: Layout(strides) for place, strides in wanted_strides(reader).items()}
+    dot = next((op for op in reader.block.ops if isinstance(op, Dot)), None)
+    if dot is None:
+        return {}
+    # The rows that are multiplied lie one after the other, each from end to end.
+    value, layout = dot.operands[0], contiguous(tensor_of(dot.operands[0].type))
+    while isinstance(value, OpResult) and isinstance(value.op, View):
+        source = value.op.operands[0]
+        below = contiguous(tensor_of(source.type)) if isinstance(value.op, Windows) else source_layout(value.op, layout)
+        if below is None:
+            return {}
+        value, layout = source, below
+    return {value.index: layout} if isinstance(value, BlockArgument) else {}
+
+
 def _below_views(value: SSAValue, layout: Layout) -> tuple[SSAValue, Layout | None]:
     """What a value is a view of, and how that must lie for the value to lie as given."""
     below: Layout | None = layout
@@ -166,23 +201,3 @@ def _below_views(value: SSAValue, layout: Layout) -> tuple[SSAValue, Layout | No
         below = source_layout(value.op, below)
         value = value.op.operands[0]
     return value, below
-
-
-def _is_wanted_so(root: SSAValue, layout: Layout) -> bool:
-    """Whether everyone who cares wants a value in this layout."""
-    pending = [root]
-    while pending:
-        value = pending.pop()
-        for use in value.uses:
-            reader = use.operation
-            if isinstance(reader, View):
-                pending.append(reader.results[0])
-            elif not isinstance(reader, GroupOp) and not _reads_so(reader, use.index, root, layout):
-                return False
-    return True
-
-
-def _reads_so(reader: Operation, place: int, root: SSAValue, layout: Layout) -> bool:
-    if not isinstance(reader, OpaqueOp) or place not in (wanted := wanted_strides(reader)):
-        return False
-    return _below_views(reader.operands[place], Layout(wanted[place])) == (root, layout)

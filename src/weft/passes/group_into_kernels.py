@@ -288,6 +288,7 @@ class _Grouping:
         returned = self.function.returned
         needed = self._needed_outside(returned)
         values: dict[SSAValue, SSAValue] = {arg: arg for arg in block.args}
+        shown = self._shown_by_products(returned)
         for group in self._sorted():
             if group.kind == "alone":
                 (member,) = group.ops
@@ -298,14 +299,14 @@ class _Grouping:
                     member.operands[position] = values[operand]
                 values.update({result: result for result in member.results})
                 continue
-            made = [r for member in self._in_order(group.ops) for r in member.results if r in needed]
+            made = [shown.get(r, r) for member in self._in_order(group.ops) for r in member.results if r in needed]
             if made:
                 emit_group(block, group.ops, made, values, returned)
         written = {target.result for target in self.targets.values()}
         called = fitting_calls(self.function)
         given: set[SSAValue] = set()
         for position, operand in enumerate(list(returned.operands)):
-            if operand in given or not (operand in written or operand in called):
+            if operand in given or not (operand in written or operand in called or operand in shown.values()):
                 emit_group(block, [], [operand], values, returned)
             elif operand in written:
                 self._emit_chain(operand, values, returned)
@@ -315,6 +316,23 @@ class _Grouping:
             if op.parent is block and op is not returned and self.group_of.get(op, _NO_GROUP).kind != "alone":
                 op.detach()
                 op.erase(safe_erase=False)
+
+    def _shown_by_products(self, returned: ReturnOp) -> dict[SSAValue, SSAValue]:
+        """Results that are views of a product nobody else reads, for which it is written as they lie."""
+        written = {target.result for target in self.targets.values()}
+        shown: dict[SSAValue, SSAValue] = {}
+        for operand in returned.operands:
+            root = operand
+            while isinstance(root, OpResult) and root.op.name in ("graph.permute", "graph.reshape"):
+                root = root.op.operands[0] if root.has_one_use() else operand
+                if root is operand:
+                    break
+            product = self.group_of.get(root.op) if isinstance(root, OpResult) else None
+            if operand in written or root is operand or product is None or product.kind != "dot":
+                continue
+            if root not in self.targets and root.has_one_use():
+                shown[root] = operand
+        return shown
 
     def _needed_outside(self, returned: ReturnOp) -> set[SSAValue]:
         needed = set(self._sources(returned.operands))

@@ -22,6 +22,7 @@ from weft.backends.cpu.position import UNROLLED_STEPS, Position, lanes_for, load
 from weft.backends.cpu.reductions import Accumulator
 from weft.backends.cpu.sort import emit_sort
 from weft.backends.cpu.target import CpuTarget
+from weft.backends.cpu.transposed import emit_transposed, transposed_axes
 from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_type, scalar_type, vector
 from weft.backends.llvm.cast import emit_cast, load_convert, store_convert
 from weft.backends.llvm.math import emit_function
@@ -224,6 +225,10 @@ class KernelCodegen:
             self.buffers[value] = Buffer.allocate(b, type_.sizes, type_.dtype)
         kept = set(cluster.keeps)
         extents = self.cluster_extents(cluster)
+        turned = transposed_axes(self, cluster)
+        if turned is not None:
+            emit_transposed(self, cluster, extents, *turned)
+            return
         inner = max((a for a, size in enumerate(cluster.shape) if size > 1), default=len(cluster.shape) - 1)
         sinks = cluster.sinks
         outer_sums = [s for s in sinks if isinstance(s, tile.ReduceOp) and s.axis.value.data != inner]
@@ -332,7 +337,7 @@ class KernelCodegen:
     def _put(self, sink: Sink, value: V, here: Position, accumulators: dict[tile.ReduceOp, Accumulator]) -> None:
         b = self.b
         if isinstance(sink, tile.StoreOp):
-            self._store(sink, value, here)
+            self.store(sink, value, here)
         elif isinstance(sink, Fill):
             self.write(sink.buffer, value, here)
         elif sink in accumulators:
@@ -442,7 +447,7 @@ class KernelCodegen:
         raw = load_strided(b, memory, address, access.strides[here.inner], lanes, access.dtype.bytes)
         return load_convert(b, raw, access.dtype)
 
-    def _store(self, sink: tile.StoreOp, value: V, here: Position) -> None:
+    def store(self, sink: tile.StoreOp, value: V, here: Position) -> None:
         b, access = self.b, self.accesses[sink]
         memory = memory_type(access.dtype)
         raw = store_convert(b, value, access.dtype)
