@@ -311,6 +311,11 @@ def _divided(size: Size, by: int) -> Size:
     return _canonical({monomial: coefficient // by for monomial, coefficient in _terms(size)})
 
 
+def constant_term(size: Size) -> int:
+    """What is left of an expression where all symbols, quotients and extrema are 0."""
+    return dict(_terms(size)).get((), 0)
+
+
 def coefficient_of(size: Size, name: str) -> tuple[Size, Size] | None:
     """`(c, rest)` with size == c*name + rest, or None when the symbol occurs otherwise than linearly."""
     c: dict[Monomial, int] = {}

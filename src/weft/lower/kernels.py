@@ -23,10 +23,10 @@ from xdsl.dialects.builtin import i64 as i64_attr
 from xdsl.ir import Block, Region, SSAValue
 
 from weft.errors import LoweringError
-from weft.ir.expr import Expr, Size, ceildiv, minimum, simplify, symbol, symbols_of
+from weft.ir.expr import Expr, Size, ceildiv, minimum, product, simplify, substitute, symbol, symbols_of
 from weft.ir.types import element_type, f32, f64, i64, tensor_of
-from weft.lower.domain import Domain, Run
-from weft.lower.emit import KernelEmitter, TileValue
+from weft.lower.domain import Domain, Run, Variable
+from weft.lower.emit import KernelEmitter, TileValue, register_dtype
 from weft.lower.evaluate import Address, AddressRecorder, Layout, Source, finish
 from weft.lower.schedule import Blocks, Schedule, choose_schedule, contiguous_bytes
 from weft.ops.base import GraphOp, Reduction
@@ -37,6 +37,8 @@ from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS
 
 _SUMMED_IN_TURN = 128
+_MOST_UNROLLED = 16
+"""Columns of a window that are laid out one after the other: of more, LLVM reads all before it uses the first."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ def lower_group(
         domain.column_runs.sort(key=lambda run: contiguous_bytes(run, addresses))
     window = len(reductions) == 1 and not isinstance(reductions[0], DimensionReduction)
     schedule = choose_schedule(domain, addresses, indexed=indexed, window=window)
+    if schedule.mode == "taps":
+        domain.column_runs = [Run((variable,)) for variable in domain.columns]
     return _Lowering(group, name, layouts, outputs, in_place, domain, indices, reductions, schedule).kernel()
 
 
@@ -323,17 +327,43 @@ class _GroupEmitter(KernelEmitter):
         return done(carried[0])
 
     def _taps(self, op: Reduction, index: Sequence[Size], operands: Sequence[Source]) -> TileValue:
-        """Combine all columns, one after the other."""
+        """Combine the columns of a window one after the other; those of a large one in loops over its lines."""
         rule: Any = type(op)
-        sizes: list[int] = list(rule.ranges(*(operand.tensor for operand in operands), **op.params))
-        wide = rule.KIND == "prod"
-        total: TileValue | None = None
-        for over in every(*map(range, sizes)):
-            value = self._typed(rule.element(self, index, over, *operands, **op.params))
-            value = self._typed(self.cast(value, f64)) if wide and value.dtype == f32 else value
-            total = value if total is None else self._typed(self.math(COMBINERS[rule.KIND].function, total, value))
-        assert total is not None
-        return total
+        function = COMBINERS[rule.KIND].function
+
+        def line(total: TileValue | None) -> TileValue:
+            for place in every(*(range(cast("int", variable.size)) for variable in unrolled)):
+                at = {variable.name: position for variable, position in zip(unrolled, place, strict=True)}
+                over = [substitute(position, at) for position in self.domain.column_index]
+                value = self._typed(rule.element(self, index, over, *operands, **op.params))
+                if rule.KIND == "prod" and value.dtype == f32:
+                    value = self._typed(self.cast(value, f64))
+                total = value if total is None else self._typed(self.math(function, total, value))
+            assert total is not None
+            return total
+
+        def looped(variables: Sequence[Variable], carried: list[TileValue]) -> None:
+            with self.loop(variables[0].name, variables[0].size, 1, carried) as state:
+                if variables[1:]:
+                    looped(variables[1:], state)
+                else:
+                    state[0] = line(state[0])
+
+        unrolled = self.domain.columns
+        while len(unrolled) > 1 and product(variable.size for variable in unrolled) > _MOST_UNROLLED:  # type: ignore[operator]
+            unrolled = unrolled[1:]
+        outer = self.domain.columns[: len(self.domain.columns) - len(unrolled)]
+        if not outer:
+            return line(None)
+        probe = AddressRecorder(self.layouts, space=self.domain.bounds, columns=self.domain.column_index)
+        dtype = rule.element(probe, index, self.domain.column_index, *operands, **op.params).dtype
+        dtype = f64 if rule.KIND == "prod" and dtype == f32 else dtype
+        shape = [self.schedule.outer_capacity, self.schedule.capacity][-self.rank :]
+        identity = COMBINERS[rule.KIND].identity(dtype)
+        type_ = tile.TileType.of(shape, register_dtype(dtype))
+        carried = [TileValue(self.add(tile.ConstantOp.make(float(identity) if dtype.is_float else identity, type_)), dtype)]
+        looped(outer, carried)
+        return carried[0]
 
     def _at_every_column(self, value: TileValue, runs: Sequence[str]) -> TileValue:
         """A tile that has the axes it is reduced along: an expanded tensor is the same at all places of one."""

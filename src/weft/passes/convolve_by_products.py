@@ -16,6 +16,7 @@ from xdsl.dialects.builtin import ModuleOp, UnitAttr
 from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
+from weft.ir.attributes import to_attribute
 from weft.ir.expr import Size, product
 from weft.ir.types import Tensor, f32, f64, tensor_of, tensor_type
 from weft.ops.base import Elementwise, GraphOp
@@ -29,7 +30,9 @@ ROWS_OF_WINDOWS = "weft.rows_of_windows"
 """The annotation of a product that is a convolution."""
 _MOST_TAPS = 64
 """Elements of a window of one channel that are added up in a kernel without loops over them."""
-_CACHED_BYTES = 1 << 19
+_MANY_TAPS = 16
+"""Elements of a window from which on a padded copy costs less than asking for each whether it is inside."""
+_CACHED_BYTES = 3 << 18
 """Weights up to this size stay in a core's cache: reading them anew for every row of an image costs little."""
 _LONG_ROW = 48
 """Windows of an image's row that are enough for weights to be read once for each row, wherever they lie."""
@@ -145,7 +148,7 @@ class _Rewriting:
                 if geometry is None:
                     continue
                 if geometry.groups != 1:
-                    op.operands[1] = self._channels_innermost(op.operands[1])
+                    self._depthwise(op, geometry)
                     continue
                 self.rows[op.results[0]] = self._product(op, geometry)
                 done.append(op)
@@ -190,6 +193,15 @@ class _Rewriting:
         dot = Dot.make(rows, matrix, location=op.location)
         dot.attributes[ROWS_OF_WINDOWS] = UnitAttr()
         return b.insert(dot).results[0]
+
+    def _depthwise(self, op: Convolution, geometry: Geometry) -> None:
+        op.operands[1] = self._channels_innermost(op.operands[1])
+        if any(map(any, geometry.padding)) and _product(geometry.window) >= _MANY_TAPS:
+            low, high = zip(*geometry.padding, strict=True)
+            x = self.b.permute(op.operands[0], dims=(0, *range(2, 2 + len(low)), 1))
+            padded = self.b.pad(x, low=(0, *low, 0), high=(0, *high, 0), value=0)
+            op.operands[0] = self.b.permute(padded, dims=(0, len(low) + 1, *range(1, len(low) + 1)))
+            op.attributes["padding"] = to_attribute(tuple((0, 0) for _ in low))
 
     def _channels_innermost(self, w: SSAValue) -> SSAValue:
         """The weights [C, 1, window...] of a convolution whose channels do not mix, read along the channels."""

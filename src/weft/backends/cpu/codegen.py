@@ -28,7 +28,7 @@ from weft.backends.llvm.cast import emit_cast, load_convert, store_convert
 from weft.backends.llvm.math import emit_function
 from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute
-from weft.ir.expr import Size
+from weft.ir.expr import Size, constant_term
 from weft.ir.types import DType
 from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS
@@ -40,11 +40,16 @@ _FEW_MASKED = 4
 
 @dataclass(frozen=True)
 class Access:
-    """A strided access with its sizes evaluated: where it starts and how far apart the elements are."""
+    """A strided access with its sizes evaluated: where it starts and how far apart the elements are.
+
+    It starts `ahead` elements after `origin`, which those of a window share.
+    """
 
     base: V
     strides: tuple[V, ...]
     dtype: DType
+    origin: V
+    ahead: int
 
 
 def emit_kernel(module: Module, kernel: tile.KernelOp, target: CpuTarget) -> None:
@@ -381,9 +386,12 @@ class KernelCodegen:
         pointer_type = op.pointer.type
         assert isinstance(pointer_type, tile.PointerType)
         dtype = pointer_type.dtype
-        offset = self.size(op.offset.data[0], op.indices)
-        base = self.b.gep(self.pointers[op.pointer], offset, memory_type(dtype))
-        return Access(base, tuple(self.size(stride, op.indices) for stride in op.strides.data), dtype)
+        start, memory = op.offset.data[0], memory_type(dtype)
+        ahead = constant_term(start)
+        origin = self.b.gep(self.pointers[op.pointer], self.size(start - ahead, op.indices), memory)
+        base = self.b.gep(origin, i64(ahead), memory)
+        strides = tuple(self.size(stride, op.indices) for stride in op.strides.data)
+        return Access(base, strides, dtype, origin, ahead)
 
     def at(self, value: SSAValue, here: Position, kept: set[SSAValue] = frozenset()) -> V:  # type: ignore[assignment]
         """The elements of a tile at a position: a vector if the tile moves along the inner axis, else a scalar."""
@@ -443,7 +451,8 @@ class KernelCodegen:
 
     def _load(self, access: Access, here: Position, lanes: int) -> V:
         b, memory = self.b, memory_type(access.dtype)
-        address = b.gep(access.base, self._offset(access.strides, here), memory)
+        # What is constant comes last: it is part of the instruction then.
+        address = b.gep(b.gep(access.origin, self._offset(access.strides, here), memory), i64(access.ahead), memory)
         raw = load_strided(b, memory, address, access.strides[here.inner], lanes, access.dtype.bytes)
         return load_convert(b, raw, access.dtype)
 
