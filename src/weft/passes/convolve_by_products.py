@@ -275,7 +275,10 @@ def _channel_of(shape: Sequence[Size], result: Tensor) -> tuple[Size, ...] | Non
 
 
 def _is_of_product(value: SSAValue) -> bool:
-    """Whether a value is a product, reshaped, with elementwise ops after it."""
+    """Whether a value is a product, reshaped, with a bias or a factor for each channel after it."""
     while (op := made_by(value, "graph.reshape", "graph.add", "graph.mul")) is not None:
-        value = op.operands[0]
+        whole = [x for x in op.operands if tensor_of(x.type).rank > 1]
+        if len(whole) != 1:
+            return False
+        (value,) = whole
     return made_by(value, "graph.dot") is not None
