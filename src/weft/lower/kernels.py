@@ -361,7 +361,9 @@ class _GroupEmitter(KernelEmitter):
         shape = [self.schedule.outer_capacity, self.schedule.capacity][-self.rank :]
         identity = COMBINERS[rule.KIND].identity(dtype)
         type_ = tile.TileType.of(shape, register_dtype(dtype))
-        carried = [TileValue(self.add(tile.ConstantOp.make(float(identity) if dtype.is_float else identity, type_)), dtype)]
+        carried = [
+            TileValue(self.add(tile.ConstantOp.make(float(identity) if dtype.is_float else identity, type_)), dtype)
+        ]
         looped(outer, carried)
         return carried[0]
 

@@ -121,9 +121,7 @@ def _known(sizes: Sequence[Size]) -> int:
     return total
 
 
-def choose_schedule(
-    domain: Domain, addresses: Sequence[Address], *, indexed: bool, window: bool = False
-) -> Schedule:
+def choose_schedule(domain: Domain, addresses: Sequence[Address], *, indexed: bool, window: bool = False) -> Schedule:
     """Pick the schedule of a kernel from its addresses (over runs).
 
     `indexed` reductions must see one column axis; the columns of others may be those of a `window`.

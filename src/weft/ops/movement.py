@@ -187,7 +187,11 @@ class PadMode(Movement):
 
 @op(
     "copy",
-    samples=[Sample((Input((2, 3)),), {}, _MOVED), Sample((Input((0, 3)),), {}, _MOVED), Sample((Input(()),), {}, _MOVED)],
+    samples=[
+        Sample((Input((2, 3)),), {}, _MOVED),
+        Sample((Input((0, 3)),), {}, _MOVED),
+        Sample((Input(()),), {}, _MOVED),
+    ],
 )
 class Copy(Movement):
     """The operand in memory of its own: what is read more often than it is worth to pick its elements together."""

@@ -1,7 +1,8 @@
-"""Decide how values lie in memory where a call to the framework has a say: as it reads them, without a copy between.
+"""Decide how values lie in memory: as a call to the framework or a product reads them, without a copy between.
 
-A convolution over channels that lie innermost gives such a result, and the importer says so (`result_strides` of the
-call); kernels read any strides. What is left is to let kernels write what such a call reads next.
+A call over channels that lie innermost gives such a result, and the importer says so (`result_strides` of the call).
+Kernels read any strides, but products are quick where the rows that they multiply lie from end to end: what kernels
+write for them, and all between a network's convolutions, has its channels innermost.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from weft.passes.build_groups import result_targets, strides_of
 
 @dataclass(frozen=True)
 class ChooseLayouts(ModulePass):
-    """A group writes its result in the strides that a call reads it in.
+    """A group writes its result in the strides that a call or a product reads it in.
 
     %y = graph.group(%x) { ... }                          %y = graph.group(%x) { ... }
     %z = graph.opaque %y (strides 48, 1, 12, 3)     →         {result_strides = [[48, 1, 12, 3]]}
@@ -65,7 +66,8 @@ class _Choice:
 
     def follow_readers(self) -> None:
         """Let groups write what calls and products read as they read it."""
-        self.wanted = {op: _wanted(op) for op in self.function.block.ops if isinstance(op, OpaqueOp | GroupOp)}
+        readers = [op for op in self.function.block.ops if isinstance(op, OpaqueOp | GroupOp)]
+        self.wanted: dict[Operation, dict[int, Layout]] = {op: _wanted(op) for op in readers}
         for reader, wanted in self.wanted.items():
             for place, layout in wanted.items():
                 root, below = _below_views(reader.operands[place], layout)
@@ -89,7 +91,11 @@ class _Choice:
     def _write(self, value: SSAValue, layout: Layout) -> None:
         if not isinstance(value, OpResult) or not isinstance(group := value.op, GroupOp):
             return
-        if value in self.targets or not is_dense(tensor_of(value.type), layout) or not self._is_wanted_so(value, layout):
+        if (
+            value in self.targets
+            or not is_dense(tensor_of(value.type), layout)
+            or not self._is_wanted_so(value, layout)
+        ):
             return
         known = list(strides_of(group, "result_strides", len(group.results)))
         known[value.index] = self.strides[value] = layout.strides

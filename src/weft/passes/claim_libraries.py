@@ -27,8 +27,8 @@ _FEW_ROWS = 128
 class ClaimLibraries(ModulePass):
     """%y = graph.dot %a, %b   →   %y = graph.dot %a, %b {weft.claim = "blas"}
 
-    Products with few rows, or of unknown number, and those that convolutions were made into, keep a kernel of their own if their weights are constants: these can
-    be packed, once.
+    Products with few rows, or of unknown number, and those that convolutions were made into keep a kernel of their own
+    if their weights are constants: these can be packed, once.
     """
 
     name: ClassVar[str] = "claim_libraries"

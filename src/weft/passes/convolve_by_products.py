@@ -116,7 +116,7 @@ class ConvolveByProducts(ModulePass):
     %z = graph.relu %y                     →      %p = graph.windows (graph.pad %r) : 1x56x56x3x3x64
                                                   %d = graph.dot (graph.reshape %p : 3136x576), %wm
                                                   %e = graph.relu %d
-                                                  %z = graph.permute (graph.reshape %e : 1x56x56x64) {dims = [0, 3, 1, 2]}
+                                                  %z = graph.permute (graph.reshape %e : 1x56x56x64)
 
     Permutes, reshapes and windows are views. Only where weights are constants, so that `hoist_constants` makes the
     matrix of them once.
@@ -186,9 +186,7 @@ class _Rewriting:
             if any(map(any, geometry.padding)):
                 low, high = zip(*geometry.padding, strict=True)
                 places = b.pad(places, low=(0, *low, 0), high=(0, *high, 0), value=0)
-            windows = b.windows(
-                places, window=geometry.window, strides=geometry.strides, dilation=geometry.dilation
-            )
+            windows = b.windows(places, window=geometry.window, strides=geometry.strides, dilation=geometry.dilation)
             rows = b.reshape(b.copy(windows) if geometry.copies_windows() else windows, shape=(count, depth))
         dot = Dot.make(rows, matrix, location=op.location)
         dot.attributes[ROWS_OF_WINDOWS] = UnitAttr()

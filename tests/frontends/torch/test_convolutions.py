@@ -42,10 +42,9 @@ class Tail(nn.Module):
     def __init__(self, convolution: nn.Module, channels: int, activation: Callable[..., Any]) -> None:
         super().__init__()
         self.convolution, self.norm, self.activation = convolution, nn.BatchNorm2d(channels), activation
-        nn.init.uniform_(self.norm.running_var, 0.5, 2.0)
-        nn.init.normal_(self.norm.running_mean)
-        nn.init.normal_(self.norm.weight)
-        nn.init.normal_(self.norm.bias)
+        for tensor in self.norm.state_dict().values():
+            if tensor.is_floating_point():
+                nn.init.uniform_(tensor, 0.5, 2.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.activation(self.norm(self.convolution(x)))
@@ -138,8 +137,8 @@ def test_network(batch: int, layout: torch.memory_format) -> None:
 
 def test_symbolic_batch() -> None:
     batches = [torch.randn(batch, 3, 40, 40) for batch in (3, 2, 7)]
+    mark: Any = torch._dynamo.mark_dynamic  # type: ignore[attr-defined]
     for x in batches:
-        mark: Any = torch._dynamo.mark_dynamic  # type: ignore[attr-defined]
         mark(x, 0)
     check(Network(), *batches)
     single = [x[:, :, :, :24].contiguous() for x in batches]

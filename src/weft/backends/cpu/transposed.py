@@ -64,7 +64,9 @@ def _read_along(codegen: KernelCodegen, value: SSAValue) -> int | None:
         case tile.LoadOp() as op:
             return next((axis for axis, step in enumerate(op.strides.data) if step == 1 and sizes[axis] > 1), None)
         case tile.GatherOp() as op:
-            return next((axis for axis, size in enumerate(sizes) if size > 1 and step_along(op.offsets, axis) == 1), None)
+            return next(
+                (axis for axis, size in enumerate(sizes) if size > 1 and step_along(op.offsets, axis) == 1), None
+            )
         case _:
             return None
 

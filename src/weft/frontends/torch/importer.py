@@ -232,7 +232,10 @@ class _Importer:
         if _meta(x).is_complex():
             return False
         tensors = [tensor_of_meta(_meta(each)) for each in (x, weight, node)]
-        return geometry_of(*tensors, **convolution_params(tensors[0].rank - 2, *map(self._mapped, node.args[3:9]))) is not None
+        return (
+            geometry_of(*tensors, **convolution_params(tensors[0].rank - 2, *map(self._mapped, node.args[3:9])))
+            is not None
+        )
 
     def _is_constant(self, node: fx.Node) -> bool:
         if node.op == "placeholder":
