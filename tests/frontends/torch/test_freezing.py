@@ -63,10 +63,10 @@ def test_batch_norm_is_folded_and_products_are_packed() -> None:
     _, record = compiled_with(model, x)
     assert record.plan is not None
     assert [step.label for step in record.plan.steps] == [
-        *("aten::convolution", "relu", "aten::convolution", "dot_add_gelu", "dot_add")
+        *("pad", "copy", "dot_add_relu", "aten::convolution", "dot_add_gelu", "dot_add")
     ]
     assert len(record.plan.inputs) == 1
-    assert sum(constant.packing is not None for constant in record.plan.constants) == 2
+    assert sum(constant.packing is not None for constant in record.plan.constants) == 3
 
 
 @pytest.mark.parametrize(("rows", "step"), [(8, KernelStep), (256, DotStep)])
