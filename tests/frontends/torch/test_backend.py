@@ -321,3 +321,14 @@ def test_strict_training_of_attention_leaves_nothing_to_torch() -> None:
         actual = trained(model, [batch], lambda m: compiled(m, strict=True))
     torch.testing.assert_close(actual, expected)
     assert not record.opaque
+
+
+def test_conjugated_and_negated_arguments() -> None:
+    torch.compiler.reset()
+    add = torch.compile(lambda z: z.add_(1), backend="weft", options={"cache": False})
+    z = torch.randn(5, dtype=torch.complex64)
+    expected = z.clone().conj().add_(1).conj()
+    add(z.conj())
+    torch.testing.assert_close(z, expected.resolve_conj())
+    double = torch.compile(lambda x: x * 2, backend="weft", options={"cache": False})
+    torch.testing.assert_close(double(z.conj().imag), z.conj().imag * 2)

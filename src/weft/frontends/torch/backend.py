@@ -232,12 +232,12 @@ def _write_back(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     for argument, value in pairs:
         if value is argument:
             continue
-        target = as_real(argument) if argument.is_complex() else argument
-        if target.shape != value.shape:
+        new = torch.view_as_complex(value) if argument.is_complex() else value
+        if argument.shape != new.shape:
             # Of arguments that overlap torch passes the memory, of which tracing saw what they cover.
-            target = target.as_strided(value.shape, value.stride())
+            argument = argument.as_strided(new.shape, new.stride())
         with torch.no_grad():
-            target.copy_(value)
+            argument.copy_(new)
     changed = [argument for argument, value in pairs if value is argument and not argument.is_inference()]
     if changed:
         torch.autograd.graph.increment_version(changed)
