@@ -1,0 +1,75 @@
+"""Outputs that lie in the memory of arguments: in it, at the place that eager says, however it is found out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.utils._pytree as pytree
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> None:
+    torch.compiler.reset()
+
+
+VIEWS: dict[str, Callable[[torch.Tensor, int], Any]] = {
+    "half": lambda x, n: x[x.shape[0] // 2 :],
+    "from": lambda x, n: (x[n:], x + 1),
+    "narrow": lambda x, n: (x.narrow(0, n, 3), x + 1),
+    "chunks": lambda x, n: (*x.chunk(2, 1), x + 1),
+    "rows": lambda x, n: (x + 1, *x.unbind(0)),
+    "turned": lambda x, n: x.t()[n:],
+    "of a changed argument": lambda x, n: x.mul_(2)[n:],
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_arguments_are_where_eagers_are(name: str, dynamic: bool) -> None:
+    compiled = torch.compile(VIEWS[name], backend="weft", dynamic=dynamic)
+    # Of an argument that changes, torch itself takes the place in the new value for that in its memory.
+    first = 0 if name == "of a changed argument" else 1
+    for rows in (7, 9):
+        memory = torch.randn(rows + first, 6)
+        other = memory.clone()
+        expected, given = VIEWS[name](memory[first:], 2), compiled(other[first:], 2)
+        torch.testing.assert_close(given, expected)
+        for mine, eagers in zip(pytree.tree_leaves(given), pytree.tree_leaves(expected), strict=True):
+            shared = eagers.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()
+            assert shared is (mine.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
+            assert mine.stride() == eagers.stride()
+            assert not shared or mine.storage_offset() == eagers.storage_offset()
+        pytree.tree_leaves(given)[0].fill_(3)
+        pytree.tree_leaves(expected)[0].fill_(3)
+        torch.testing.assert_close(other, memory)
+
+
+def test_a_view_of_a_value_that_is_copied_to_an_argument_is_not_one_of_the_argument() -> None:
+    def function(x: torch.Tensor, n: int) -> torch.Tensor:
+        y = x + 1
+        x.copy_(y)
+        return y[n:]
+
+    x = torch.randn(9, 4)
+    eager = x.clone()
+    expected, given = function(eager, 2), torch.compile(function, backend="weft", dynamic=True)(x, 2)
+    torch.testing.assert_close(given, expected)
+    given.zero_()
+    torch.testing.assert_close(x, eager)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradients_through_views_of_arguments(dynamic: bool) -> None:
+    def function(x: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return x[n:], (x.t() * x.t()[:n].sum()).exp()
+
+    x = torch.randn(7, 5, requires_grad=True)
+    eager = x.detach().clone().requires_grad_()
+    compiled = torch.compile(function, backend="weft", dynamic=dynamic)
+    for values, f in ((eager, function), (x, compiled)):
+        first, second = f(values, 2)
+        (first.square().sum() + second.t().sum()).backward()
+    torch.testing.assert_close(x.grad, eager.grad)
