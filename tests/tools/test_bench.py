@@ -52,9 +52,9 @@ def test_the_small_case_is_judged_against_inductor_only(weft, tmp_path) -> None:
 
 def test_unknown_suites_and_cases_are_errors_with_a_hint(weft) -> None:
     run = weft("bench", "cpu", "--suite", "gpus", "--json")
-    assert run.exit_code == 1 and "models" in last_json(run)["hint"]
+    assert run.exit_code == 2 and "models" in last_json(run)["hint"]
     run = weft("bench", "cpu", "--suite", "ops", "--case", "nothing*", "--json")
-    assert run.exit_code == 1 and "softmax.cache" in last_json(run)["hint"]
+    assert run.exit_code == 2 and "softmax.cache" in last_json(run)["hint"]
 
 
 def test_every_case_has_a_name_of_its_own() -> None:

@@ -48,3 +48,10 @@ def test_verify(weft, tmp_path: Path) -> None:
         "bad": [],
         "fixed": False,
     }
+
+
+def test_a_place_that_cannot_be_a_cache_is_an_error(weft, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    for command in ("list", "clear", "verify"):
+        result = weft("cache", command)
+        assert result.exit_code == 1 and "is not a directory" in result.stderr

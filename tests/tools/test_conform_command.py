@@ -19,4 +19,10 @@ def test_one_operator(weft) -> None:
 
 def test_a_bad_shard_is_explained(weft) -> None:
     result = weft("conform", "opinfo", "--shard", "8/2")
-    assert result.exit_code == 1 and "8/2 is not a part" in result.stderr
+    assert result.exit_code == 2 and "8/2 is not a part" in result.stderr
+
+
+def test_an_unknown_operator_is_an_error_with_names_like_it(weft) -> None:
+    result = weft("conform", "opinfo", "sofmax", "--jobs", "0")
+    assert result.exit_code == 2 and "no operator called sofmax" in result.stderr and "softmax" in result.stderr
+    assert weft("conform", "opinfo", "exp", "--dtype", "float33", "--jobs", "0").exit_code == 2

@@ -81,7 +81,7 @@ def test_a_script_without_weft(weft, tmp_path: Path) -> None:
     path = tmp_path / "plain.py"
     path.write_text("print(1)")
     assert "No graph reached Weft" in weft("explain", str(path)).stdout
-    assert weft("explain", str(tmp_path / "missing.py")).exit_code == 1
+    assert weft("explain", str(tmp_path / "missing.py")).exit_code == 2
 
 
 def test_graph_text(weft, softmax: str) -> None:

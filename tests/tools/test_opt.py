@@ -28,7 +28,7 @@ def test_stop_after(weft, softmax: str) -> None:
     result = weft("opt", softmax, "-p", "cpu", "--stop-after", "eliminate_dead")
     assert "graph.group" not in result.stdout and "graph.tanh" not in result.stdout
     wrong = weft("opt", softmax, "-p", "simplify", "--stop-after", "eliminate_dead")
-    assert wrong.exit_code == 1 and "eliminate_dead is not among the passes" in wrong.stderr
+    assert wrong.exit_code == 2 and "eliminate_dead is not among the passes" in wrong.stderr
 
 
 def test_every_pass_of_the_target_has_a_name() -> None:
@@ -89,16 +89,34 @@ def test_an_invalid_program_is_named_with_its_line(weft, softmax: str) -> None:
         (["--level", "ptx"], "no level is called ptx"),
         (["--target", "abacus"], "no target is called abacus"),
         (["--level", "asm", "--cpu", "i8080"], "no triple is known"),
+        (["--level", "asm", "--cpu", "skylake-nonsense"], "LLVM knows no processor called"),
         (["--level", "asm", "--cpu", "mi300", "--triple", "amdgcn-amd-amdhsa"], "not a target of the CPU backend"),
     ],
 )
 def test_mistakes_are_explained(weft, softmax: str, arguments: list[str], complaint: str) -> None:
     result = weft("opt", softmax, *arguments)
-    assert result.exit_code == 1 and complaint in result.stderr and "Traceback" not in result.stderr
+    assert result.exit_code == 2 and complaint in result.stderr and "Traceback" not in result.stderr
 
 
 def test_a_missing_file(weft) -> None:
-    assert "cannot read" in weft("opt", "/nowhere/at/all.mlir").stderr
+    result = weft("opt", "/nowhere/at/all.mlir")
+    assert result.exit_code == 2 and "cannot read /nowhere/at/all.mlir: No such file" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (SOFTMAX.replace("keep", "kepe", 1), "graph.max has no attribute 'keep'; it has dims, kepe"),
+        (SOFTMAX.replace("graph.exp", "graph.expp"), "did you mean graph.exp"),
+        (SOFTMAX.replace("[1 :", "[7 :", 1), "valid: graph.max: (7,)"),
+        ("", "it is empty"),
+        (SOFTMAX[:200], "it ends before it is complete"),
+        ("\n".join(SOFTMAX.splitlines()[:5]), "it ends before it is complete"),
+    ],
+)
+def test_what_is_wrong_with_a_text_is_said(weft, text: str, complaint: str) -> None:
+    result = weft("opt", "-", stdin=text)
+    assert result.exit_code == 1 and complaint in result.stderr and "<stdin>:" in result.stderr
 
 
 def test_pass_options(weft) -> None:

@@ -83,8 +83,12 @@ class GraphOp(IRDLOperation):
     def verify_(self) -> None:
         try:
             results = type(self).infer(*(tensor_of(operand.type) for operand in self.operands), **self.params)
+        except KeyError as error:
+            given = ", ".join(self.params) or "none"
+            raise VerifyException(f"{self.name} has no attribute {error}; it has {given}") from error
         except (WeftError, TypeError) as error:
-            raise VerifyException(f"{self.name}: {error}") from error
+            # The rule may have named the op itself.
+            raise VerifyException(f"{self.name}: {str(error).removeprefix(f'{self.name}: ')}") from error
         expected = [tensor_type(t) for t in ((results,) if isinstance(results, Tensor) else results)]
         if expected != list(self.result_types):
             raise VerifyException(f"{self.name}: results are {self.result_types}, the type rule gives {expected}")

@@ -188,6 +188,19 @@ class DiskCache:
                     _remove(file.path)
         return bad
 
+    def unusable(self) -> str | None:
+        """Why nothing can be kept here, None if it can; a folder that is not there yet must be one to be made."""
+        if self.root is None:
+            return "there is no home folder"
+        near = next(path for path in (self.root, *self.root.parents) if os.path.lexists(path))
+        if not near.is_dir():
+            return f"{near} is not a directory"
+        if near == self.root and near.stat().st_uid != os.geteuid():
+            return "another user owns it"
+        # The superuser may write everywhere, but no folder can be made in a file system of the kernel's.
+        kernels = near.parts[1:2] in (("proc",), ("sys",))
+        return f"{near} cannot be written" if kernels or not os.access(near, os.W_OK | os.X_OK) else None
+
     def _trusted_root(self, create: bool = False) -> Path | None:
         """The directory if it is there and ours: entries are machine code, so another user must not choose them."""
         if self.root is None:

@@ -6,6 +6,7 @@ costs the run one case; each case is judged by `opinfo_cases`.
 
 from __future__ import annotations
 
+import difflib
 import json
 import queue
 import threading
@@ -17,14 +18,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from weft.errors import WeftError
-from weft.testing.opinfo_cases import Backend, CaseResult, CaseSettings, Status, Unit, judge_unit, units
-from weft.testing.opinfo_worker import OpinfoWorker
+from weft.testing.opinfo_cases import Backend, CaseResult, CaseSettings, Status, Unit, judge_unit, operators, units
+from weft.testing.opinfo_worker import OpinfoWorker, operator_names
 
 # Where a backend that goes by name keeps its `TargetRecorder`.
 RECORDERS = {"weft": "weft.frontends.torch.backend:record_targets"}
 
 Progress = Callable[[CaseResult, int, int], None]
+
+
+class ChoiceError(WeftError):
+    """Operators or element types that PyTorch's database does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +132,7 @@ def run_opinfo(
     name = backend if isinstance(backend, str) else getattr(backend, "__name__", repr(backend))
     settings = CaseSettings(backend, recorder or RECORDERS.get(name), strict, gradients, samples)
     choice = _Choice(tuple(dtypes), None if ops is None else tuple(ops), shard)
+    choice.check_types()
     steps = _in_workers(settings, choice, jobs, time_limit) if jobs > 0 else _in_this_process(settings, choice)
     results: list[CaseResult] = []
     with ExitStack() as stack:
@@ -145,7 +153,21 @@ class _Choice:
     ops: tuple[str, ...] | None
     shard: tuple[int, int] | None
 
+    def check_types(self) -> None:
+        for name in self.dtypes:
+            if not isinstance(getattr(torch, name, None), torch.dtype):
+                raise ChoiceError(f"torch has no element type called {name}", hint="some are float32 and int64")
+
+    def check_names(self, known: Sequence[str]) -> None:
+        for name in self.ops or ():
+            if name not in known:
+                close = difflib.get_close_matches(name, known) or [each for each in known if name in each][:3]
+                hint = f"did you mean {' or '.join(close)}?" if close else "names are as in torch: softmax, linalg.svd"
+                raise ChoiceError(f"PyTorch's database has no operator called {name}", hint=hint)
+
     def of(self, found: list[Unit]) -> list[Unit]:
+        if not found:
+            raise ChoiceError(f"none of these operators takes {' or '.join(self.dtypes)}")
         index, count = self.shard or (0, 1)
         return found[index::count]
 
@@ -155,6 +177,7 @@ _Answers = queue.SimpleQueue[CaseResult | Exception | None]
 
 
 def _in_this_process(settings: CaseSettings, choice: _Choice) -> Iterator[_Step]:
+    choice.check_names(operator_names(operators()))
     chosen = choice.of(units(choice.dtypes, choice.ops))
     for position, unit in enumerate(chosen, 1):
         for result in judge_unit(unit, settings):
@@ -164,6 +187,8 @@ def _in_this_process(settings: CaseSettings, choice: _Choice) -> Iterator[_Step]
 def _in_workers(settings: CaseSettings, choice: _Choice, jobs: int, time_limit: float) -> Iterator[_Step]:
     with ExitStack() as stack:
         workers = [stack.enter_context(OpinfoWorker(settings, time_limit)) for _ in range(jobs)]
+        if choice.ops:
+            choice.check_names(workers[0].names())
         chosen = choice.of(workers[0].units(choice.dtypes, choice.ops))
         waiting: queue.SimpleQueue[Unit] = queue.SimpleQueue()
         for unit in chosen:

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from types import TracebackType
 from typing import IO, Any, Self
@@ -54,6 +54,14 @@ class OpinfoWorker:
         if answer is None:
             raise WeftError(f"the operators of PyTorch's database could not be listed: {self._epitaph(START_LIMIT)}")
         return [Unit(**unit) for unit in answer["units"]]
+
+    def names(self) -> list[str]:
+        """The names that operators go by."""
+        self._send({"names": True})
+        answer = self._receive(START_LIMIT)
+        if answer is None:
+            raise WeftError(f"the operators of PyTorch's database could not be listed: {self._epitaph(START_LIMIT)}")
+        return answer["names"]
 
     def judge(self, unit: Unit) -> Iterator[CaseResult]:
         """The verdicts on a unit's samples, as they come; a sample that ends the process is an error."""
@@ -134,6 +142,11 @@ class OpinfoWorker:
         self._process = None
 
 
+def operator_names(operators: Sequence[Any]) -> list[str]:
+    """The names of operators, with and without their variants."""
+    return sorted({name for op in operators for name in (op.name, op.formatted_name)})
+
+
 def serve(answers: IO[str]) -> None:
     """Answer requests from standard input until it ends."""
     import torch
@@ -153,6 +166,9 @@ def serve(answers: IO[str]) -> None:
     answer({"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
+        if "names" in request:
+            answer({"names": operator_names(opinfo_cases.operators())})
+            continue
         if "units" in request:
             dtypes, names = request["units"]
             answer({"units": [asdict(unit) for unit in opinfo_cases.units(dtypes, names)]})

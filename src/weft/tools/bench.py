@@ -21,8 +21,7 @@ from unittest.mock import patch
 from rich.status import Status
 from rich.text import Text
 
-from weft.errors import WeftError
-from weft.tools.terminal import Terminal
+from weft.tools.terminal import Terminal, UsageError, counted
 
 if TYPE_CHECKING:
     from weft.testing.benchmark_case import Case, CaseResult
@@ -52,7 +51,7 @@ def bench_cpu(terminal: Terminal, request: Request) -> None:
     """Measure, report, and exit with 1 if Weft failed or disagreed with eager in a case."""
     unknown = sorted(set(request.suites) - set(SUITES))
     if unknown:
-        raise WeftError(f"no suite is called {', '.join(unknown)}", hint=f"there are {', '.join(SUITES)}")
+        raise UsageError(f"no suite is called {', '.join(unknown)}", hint=f"there are {', '.join(SUITES)}")
     with _without_caches():
         # Imported in here: torch reads some of the settings when it is imported.
         import torch
@@ -67,7 +66,8 @@ def bench_cpu(terminal: Terminal, request: Request) -> None:
         results = Results(machine(torch.get_num_threads()))
         if cpp_compiler() is None:
             results.left_out.append("Inductor: there is no C++ compiler (g++, or what $CXX names)")
-        terminal.err.print(f"{results.machine}; {len(cases)} cases, {len(models)} models to compile", highlight=False)
+        planned = f"{counted(len(cases), 'case')}, {counted(len(models), 'model')} to compile"
+        terminal.err.print(f"{results.machine}; {planned}", highlight=False)
         for note in results.left_out:
             terminal.err.print(f"left out: {note}", highlight=False)
         results.timed = _measured(terminal, cases, request)
@@ -118,7 +118,7 @@ def _chosen(request: Request) -> tuple[list[Case], list[str]]:
     cases, chosen = [case for case in known if request.wants(case.name)], [n for n in models if request.wants(n)]
     if not cases and not chosen:
         names = ", ".join([*(case.name for case in known), *models])
-        raise WeftError(f"no case matches {' '.join(request.cases)}", hint=f"there are {names}")
+        raise UsageError(f"no case matches {' '.join(request.cases)}", hint=f"there are {names}")
     return cases, chosen
 
 

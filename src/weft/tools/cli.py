@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from weft import __version__
-from weft.errors import WeftError
-from weft.tools.terminal import Terminal
+from weft.tools.terminal import Terminal, UsageError, counted
 
 app = typer.Typer(
     name="weft",
@@ -74,7 +73,7 @@ def opt(
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
         if target != "cpu":
-            raise WeftError(f"no target is called {target}", hint="there is cpu")
+            raise UsageError(f"no target is called {target}", hint="there is cpu")
         from weft.tools.opt import Options
         from weft.tools.opt import opt as run
 
@@ -91,7 +90,9 @@ def cache_list(json: Json = False) -> None:
     """List the programs, the most recently used first."""
     from weft.tools.cache import list_entries
 
-    list_entries(Terminal(json=json))
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        list_entries(terminal)
 
 
 @cache.command("clear")
@@ -99,7 +100,9 @@ def cache_clear(json: Json = False) -> None:
     """Remove all programs."""
     from weft.tools.cache import clear
 
-    clear(Terminal(json=json))
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        clear(terminal)
 
 
 @cache.command("verify")
@@ -109,7 +112,9 @@ def cache_verify(
     """Check every byte of every program."""
     from weft.tools.cache import verify
 
-    verify(Terminal(json=json), fix=fix)
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        verify(terminal, fix=fix)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -133,6 +138,8 @@ def explain(
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
         if Path(file).suffix == ".py":
+            if not Path(file).is_file():
+                raise UsageError(f"there is no script {file}")
             explanation, code = explain_script(file, context.args, programs=ir or save is not None, cached=cached)
         else:
             with terminal.working(f"compiling {file}"):
@@ -141,7 +148,7 @@ def explain(
             terminal.text(explanation.programs())
         terminal.show(explanation)
         if save is not None:
-            terminal.show(f"{len(explanation.save(save))} programs written to {save}")
+            terminal.show(f"{counted(len(explanation.save(save)), 'program')} written to {save}")
         code = code or int(any(record.error for record in explanation.records))
         terminal.finish({"ok": code == 0, **explanation.figures()}, code=code)
 

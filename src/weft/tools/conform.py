@@ -8,10 +8,9 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from weft.errors import ParseError
-from weft.testing.conformance import OpinfoReport, run_opinfo
+from weft.testing.conformance import ChoiceError, OpinfoReport, run_opinfo
 from weft.testing.opinfo_cases import CaseResult, Status
-from weft.tools.terminal import Terminal
+from weft.tools.terminal import Terminal, UsageError
 
 
 @dataclass(frozen=True)
@@ -40,19 +39,22 @@ def opinfo(terminal: Terminal, choice: Choice) -> None:
         def advance(result: CaseResult, position: int, total: int) -> None:
             progress.update(task, completed=position, total=total, description=result.op)
 
-        report = run_opinfo(
-            choice.backend,
-            choice.dtypes,
-            choice.samples,
-            choice.gradients,
-            choice.ops or None,
-            choice.strict,
-            _shard(choice.shard),
-            advance,
-            jobs=choice.jobs,
-            time_limit=choice.time_limit,
-            log=choice.log,
-        )
+        try:
+            report = run_opinfo(
+                choice.backend,
+                choice.dtypes,
+                choice.samples,
+                choice.gradients,
+                choice.ops or None,
+                choice.strict,
+                _shard(choice.shard),
+                advance,
+                jobs=choice.jobs,
+                time_limit=choice.time_limit,
+                log=choice.log,
+            )
+        except ChoiceError as error:
+            raise UsageError(error.message, hint=error.hint) from error
     _show(terminal, report)
     terminal.finish({"ok": report.ok, **report.to_json()}, code=0 if report.ok else 1)
 
@@ -62,7 +64,7 @@ def _shard(text: str | None) -> tuple[int, int] | None:
         return None
     index, _, count = text.partition("/")
     if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
-        raise ParseError(f"{text} is not a part of the operators", hint="2/8 is every eighth from the third on")
+        raise UsageError(f"{text} is not a part of the operators", hint="2/8 is every eighth from the third on")
     return int(index), int(count)
 
 

@@ -17,10 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from weft import __version__
-from weft.tools.terminal import Terminal
+from weft.tools.terminal import Terminal, counted
 
-# What each extra of the package brings, by the module that shows that it is there.
-EXTRAS = {"torch": "torch", "onnx": "onnx", "jax": "jax", "cuda": "cuda.bindings", "serve": "fastapi"}
+# The extras that this version makes use of, by the module that shows that one is there.
+EXTRAS = {"torch": "torch", "plots": "matplotlib"}
 
 
 @dataclass(frozen=True)
@@ -131,13 +131,12 @@ def cache() -> Finding:
     store = DiskCache()
     if store.root is None or not store.enabled:
         return Finding("cache", "note", "off", "unset WEFT_CACHE, or set WEFT_CACHE_DIR, to keep compiled programs")
-    near = next(path for path in (store.root, *store.root.parents) if path.exists())
-    if not os.access(near, os.W_OK):
-        return Finding("cache", "note", f"{store.root} cannot be written", "set WEFT_CACHE_DIR to another place")
+    if (reason := store.unusable()) is not None:
+        return Finding("cache", "note", f"{store.root} cannot be used: {reason}", "set WEFT_CACHE_DIR to another place")
     entries = store.entries()
     size = sum(entry.size for entry in entries)
     figures = {"root": str(store.root), "entries": len(entries), "bytes": size, "limit": store.limit_bytes}
-    return Finding("cache", "ok", f"{store.root}: {len(entries)} programs, {size / 1e6:.1f} MB", "", figures)
+    return Finding("cache", "ok", f"{store.root}: {counted(len(entries), 'program')}, {size / 1e6:.1f} MB", "", figures)
 
 
 def extras() -> Finding:

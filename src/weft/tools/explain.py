@@ -146,7 +146,8 @@ def explain_program(text: str, name: str, *, programs: bool) -> Explanation:
             try:
                 compile_cpu(function, config)
             except WeftError:
-                continue  # the record has it
+                if not any(record.error for record in records):
+                    raise  # else the record has it
     return Explanation(tuple(records), {}, config, time.perf_counter() - start)
 
 
@@ -159,7 +160,11 @@ def _report(explanation: Explanation) -> list[RenderableType]:
     records = explanation.records
     parts: list[RenderableType] = []
     if not records:
-        parts.append("No graph reached Weft: is a function compiled with backend='weft', and called?")
+        parts.append(
+            "No graph reached Weft. Is a function compiled with backend='weft', and called? If so, Dynamo handed over"
+            " nothing of it: it leaves LSTM, GRU and RNN modules, sparse tensors and what stands around graph breaks to"
+            " eager. `fullgraph=True` makes that an error."
+        )
     for number, record in enumerate(records, 1):
         parts.append(_graph(number, record))
         parts.extend(Text(f"  repeated: {block}") for block in record.blocks)
@@ -167,11 +172,13 @@ def _report(explanation: Explanation) -> list[RenderableType]:
         parts.append(_times(records))
     if kernels := _kernels(records):
         parts.append(kernels)
-    parts.append(_claims(records))
-    parts.append(_fallbacks(explanation.fallbacks))
+    if records:
+        parts.append(_claims(records))
+        parts.append(_fallbacks(explanation.fallbacks))
     if explanation.graph_breaks:
         parts.append(_breaks(explanation.graph_breaks))
-    parts.append(_assumptions(records))
+    if records:
+        parts.append(_assumptions(records))
     parts.append(Text(f"{explanation.config}", style="dim"))
     return parts
 

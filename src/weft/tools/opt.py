@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 import sys
 import time
 from dataclasses import dataclass, field
@@ -13,14 +15,16 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from weft.backends.cpu.compile import emit_kernels
-from weft.backends.cpu.target import CpuTarget, compile_assembly, host_target
+from weft.backends.cpu.target import CpuTarget, checked_target, compile_assembly, host_target
 from weft.config import Config
-from weft.errors import ParseError
+from weft.errors import ParseError, WeftError
 from weft.lower.plan import build_plan
+from weft.ops.base import REGISTRY
 from weft.passes.registry import read_pipeline
 from weft.pipelines import cpu_passes
+from weft.tile.dialect import Tile
 from weft.tile.text import functions_of, kernels_of, parse_program, print_program, verify_program
-from weft.tools.terminal import Terminal
+from weft.tools.terminal import Terminal, UsageError
 
 LEVELS = ("graph", "tile", "llvm", "asm")
 
@@ -63,7 +67,7 @@ class Options:
 
 def opt(terminal: Terminal, file: str, options: Options) -> None:
     """Read, run, print."""
-    module = parse_program(*read_source(file))
+    module = read_program(*read_source(file))
     text = at_level(module, options)
     terminal.text(text)
     if options.time:
@@ -78,18 +82,53 @@ def read_source(file: str) -> tuple[str, str]:
     try:
         return Path(file).read_text(), file
     except (OSError, UnicodeDecodeError) as error:
-        raise ParseError(f"cannot read {file}: {error}", location=file) from error
+        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        raise UsageError(f"cannot read {file}: {reason}") from error
+
+
+def read_program(text: str, name: str) -> ModuleOp:
+    """The module that a text is; what is wrong with it is said with what a person can do about it."""
+    try:
+        return parse_program(text, name)
+    except ParseError as error:
+        message, hint = error.message, error.hint
+        unknown = re.search(r"Operation ((?:graph|tile)\.\w+) is not registered", message)
+        if not text.strip():
+            message = "not a graph or tile program: it is empty"
+        elif unknown:
+            known = [*(f"graph.{spec.name}" for spec in REGISTRY), *(each.name for each in Tile.operations)]
+            close = difflib.get_close_matches(unknown[1], known)
+            hint = f"did you mean {' or '.join(close)}?" if close else "docs/ops.md lists the ops"
+        elif _at_the_end(text, error.location):
+            message = "not a graph or tile program: it ends before it is complete"
+        raise ParseError(message, location=error.location, hint=hint) from error
+
+
+def _at_the_end(text: str, location: str | None) -> bool:
+    """Whether a complaint about syntax (`file:line:column`) is about the end of the text."""
+    found = re.fullmatch(r".*:(\d+):(\d+)", location or "")
+    if found is None:
+        return False
+    line, column = int(found[1]), int(found[2])
+    lines = text.rstrip().splitlines()
+    # Values that are used and not defined are noticed at the end, too; those programs are closed.
+    closed = lines[-1].rstrip().endswith("()") and text.count("{") == text.count("}")
+    return not closed and (line > len(lines) or (line == len(lines) and column >= len(lines[-1])))
 
 
 def at_level(module: ModuleOp, options: Options) -> str:
     """Run the passes and give the program's text at the level that is asked for."""
     if options.level not in LEVELS:
-        raise ParseError(f"no level is called {options.level}", hint=f"levels are {', '.join(LEVELS)}")
+        raise UsageError(f"no level is called {options.level}", hint=f"levels are {', '.join(LEVELS)}")
     config = Config.from_options({"strict": True} if options.strict else None)
     pipelines = {"cpu": cpu_passes(config)}
     # Below the graph there are kernels only: without a list of passes, the target's own makes them.
     asked = options.passes or ("cpu" if options.level != "graph" and functions_of(module) else "")
-    _run(module, _until(read_pipeline(asked, pipelines), options.stop_after), options)
+    try:
+        passes = read_pipeline(asked, pipelines)
+    except ParseError as error:
+        raise UsageError(error.message, hint=error.hint) from error
+    _run(module, _until(passes, options.stop_after), options)
     if options.level == "graph":
         return print_program(module, locations=options.locations)
     if options.level == "tile":
@@ -109,7 +148,7 @@ def _until(passes: list[ModulePass], last: str | None) -> list[ModulePass]:
         return passes
     names = [each.name for each in passes]
     if last not in names:
-        raise ParseError(f"{last} is not among the passes", hint=f"they are {', '.join(names) or 'none'}")
+        raise UsageError(f"{last} is not among the passes", hint=f"they are {', '.join(names) or 'none'}")
     return passes[: names.index(last) + 1]
 
 
@@ -142,7 +181,7 @@ def _llvm(module: ModuleOp, target: CpuTarget, options: Options) -> str:
     """LLVM IR of the kernels."""
     functions = functions_of(module)
     if len(functions) > 1:
-        raise ParseError("LLVM code is printed for one function at a time", hint="keep one graph.func in the file")
+        raise UsageError("LLVM code is printed for one function at a time", hint="keep one graph.func in the file")
     if functions:
         start = time.perf_counter()
         planned = build_plan(functions[0])
@@ -164,10 +203,13 @@ def target_named(cpu: str, triple: str | None) -> CpuTarget:
     if triple is None:
         triple = next((each for each, names in _TRIPLES.items() if cpu.startswith(names)), None)
     if triple is None:
-        raise ParseError(f"no triple is known for the processor {cpu}", hint="give it with --triple, as LLVM names it")
+        raise UsageError(f"no triple is known for the processor {cpu}", hint="give it with --triple, as LLVM names it")
     if not triple.startswith(("x86_64", "aarch64")):
-        raise ParseError(f"{triple} is not a target of the CPU backend", hint="it makes code for x86_64 and aarch64")
-    return CpuTarget(triple, "generic" if cpu == "native" else cpu, "")
+        raise UsageError(f"{triple} is not a target of the CPU backend", hint="it makes code for x86_64 and aarch64")
+    try:
+        return checked_target(triple, "generic" if cpu == "native" else cpu)
+    except WeftError as error:
+        raise UsageError(error.message, hint=error.hint) from error
 
 
 def _times(seconds: dict[str, float]) -> Table:

@@ -13,7 +13,7 @@ from weft.testing.failure import Failure, examine, examine_apart, run_apart
 from weft.testing.reduce import reduce_function
 from weft.tile.text import functions_of, parse_program, print_program
 from weft.tools.opt import read_source
-from weft.tools.terminal import Terminal
+from weft.tools.terminal import Terminal, UsageError
 
 _TRIVIAL = """\
 "graph.func"() ({
@@ -26,6 +26,8 @@ _TRIVIAL = """\
 
 def reduce(terminal: Terminal, file: str, arguments: list[str], *, output: Path, seed: int, seconds: float) -> None:
     """Find what fails, shrink it, and write the script."""
+    if file.endswith(".py") and not Path(file).is_file():
+        raise UsageError(f"there is no script {file}")
     # Load everything once, here: each candidate runs in a child that is forked from this process.
     examine(_only(functions_of(parse_program(_TRIVIAL))))
     with terminal.working("looking for what fails"):
@@ -78,9 +80,8 @@ def _failing(functions: list[FuncOp], seed: int, seconds: float) -> tuple[FuncOp
         if failure is not None:
             return function, failure
     refused = f"; {len(refusals)} cannot be run, the first because {refusals[0]}" if refusals else ""
-    raise UnsupportedError(
-        f"none of {len(functions)} graphs fails on random inputs{refused}", hint="try another --seed, or other sizes"
-    )
+    tried = "the graph does not fail" if len(functions) == 1 else f"none of {len(functions)} graphs fails"
+    raise UnsupportedError(f"{tried} on random inputs{refused}", hint="try another --seed, or other sizes")
 
 
 def _of_script(path: str, arguments: list[str]) -> list[FuncOp]:

@@ -18,6 +18,15 @@ from rich.text import Text
 from weft.errors import WeftError
 
 
+class UsageError(WeftError):
+    """A command line that asks for something there is not: exit code 2."""
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things, in words: `1 kernel`, `2 kernels`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 class Terminal:
     """The output of one run of a command."""
 
@@ -56,7 +65,7 @@ class Terminal:
 
     @contextmanager
     def reporting_errors(self) -> Generator[None]:
-        """Turn Weft's errors into a message and exit code 1; anything else is a bug and keeps its traceback."""
+        """Turn Weft's errors into a message and exit code 1, wrong command lines into 2; all else is a bug of ours."""
         try:
             yield
         except WeftError as error:
@@ -67,4 +76,4 @@ class Terminal:
                 figures["location"] = error.location
             if error.hint:
                 figures["hint"] = error.hint
-            self.finish(figures, code=1)
+            self.finish(figures, code=2 if isinstance(error, UsageError) else 1)

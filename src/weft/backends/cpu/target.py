@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,7 +14,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from weft.errors import CompilationError
+from weft.errors import CompilationError, WeftError
 
 LLVM_LOCK = threading.RLock()
 """Held around every use of LLVM: a child that is forked while another thread is in there would wait for it for ever."""
@@ -114,7 +115,39 @@ def host_target() -> CpuTarget:
 def target_for(cpu: str) -> CpuTarget:
     """The processor that `Config.cpu` names: this one, or another of its family that this one can run the code of."""
     host = host_target()
-    return host if cpu in ("native", host.cpu) else CpuTarget(host.triple, cpu, "")
+    return host if cpu in ("native", host.cpu) else checked_target(host.triple, cpu)
+
+
+@lru_cache
+def checked_target(triple: str, cpu: str) -> CpuTarget:
+    """A processor by name; LLVM would take a name that it does not know for the plainest of the family."""
+    target = CpuTarget(triple, cpu, "")
+    with LLVM_LOCK:
+        said = _said_by_llvm(target)
+    if "not a recognized processor" in said:
+        family = triple.partition("-")[0]
+        raise WeftError(
+            f"LLVM knows no processor called {cpu!r} for {family}",
+            hint=f"`native` is this one, {host_target().cpu}; other names are those that `clang -mcpu` takes",
+        )
+    return target
+
+
+def _said_by_llvm(target: CpuTarget) -> str:
+    """What LLVM writes to stderr as it looks a processor up: there is no call that asks whether it knows one."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is no stderr: nothing can be read off it
+        return ""
+    with tempfile.TemporaryFile() as file:
+        try:
+            os.dup2(file.fileno(), 2)
+            target.machine()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        file.seek(0)
+        return file.read().decode(errors="replace")
 
 
 def compile_object(text: str, target: CpuTarget, level: int = 2) -> bytes:
