@@ -22,7 +22,8 @@ venv: $(STAMP) ## create .venv with the pinned versions and this package
 # --no-deps: the lock is complete, and nothing outside it (CUDA wheels, say) may come in.
 $(STAMP): requirements/lock.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps -r requirements/lock.txt
+	@echo "installing torch and the other pinned packages in $(VENV): some minutes, depending on the network"
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps -r requirements/lock.txt
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --no-deps --force-reinstall \
 	  --index-url $(CPU_TORCH) "$$(grep '^torch==' requirements/lock.txt)"
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .

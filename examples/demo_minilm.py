@@ -124,7 +124,10 @@ def kernel_table(records: list[CompilationRecord], most: int = 8) -> Table:
     kernels = [kernel for record in records for kernel in record.kernels]
     calls, claims = sum(kernel.uses for kernel in kernels), [claim for record in records for claim in record.claims]
     claimed, left = sum(claim.uses for claim in claims), sum(len(record.fallbacks) for record in records)
-    title = f"{len(kernels)} kernels, launched {calls} times a call; {claimed} calls to BLAS; {left} left to torch"
+    shown = f"the {most} launched most often of " if len(kernels) > most else ""
+    title = (
+        f"{shown}{len(kernels)} kernels, launched {calls} times a call; {claimed} calls to BLAS; {left} left to torch"
+    )
     made = table(title, "computes", "launches", "schedule")
     for kernel in sorted(kernels, key=lambda each: -each.uses)[:most]:
         made.add_row(kernel.label.replace("_", " "), str(kernel.uses), kernel.schedule)
