@@ -1,4 +1,5 @@
-"""What tracing knows of a graph's symbolic sizes: the import decides by it, so it is part of the key of the cache."""
+"""What tracing knows of a graph's symbolic sizes, and what a call needs to: the import decides by it, so the key of the
+cache holds it."""
 
 # Torch's shape environment has no types that can be followed.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -8,7 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import fx
+
+from weft.frontends.torch.encoding import TensorArgument
+from weft.ir.expr import Expr, symbols_of
 
 
 def size_facts(module: fx.GraphModule) -> tuple[str, ...]:
@@ -22,6 +27,14 @@ def size_facts(module: fx.GraphModule) -> tuple[str, ...]:
     return (*sorted(f"{symbol} in {bounds}" for symbol, bounds in ranges.items()), *sorted(conditions))
 
 
+def condition_count(module: fx.GraphModule) -> int:
+    """How many conditions there are; more when one has come up since."""
+    environment = _environment(module)
+    if environment is None:
+        return 0
+    return len(environment.guards) + sum(map(len, environment.deferred_runtime_asserts.values()))
+
+
 def _environment(module: fx.GraphModule) -> Any:
     """The shape environment of a captured graph; None where all its sizes are known."""
     for node in module.graph.find_nodes(op="placeholder"):
@@ -30,3 +43,12 @@ def _environment(module: fx.GraphModule) -> Any:
             if isinstance(size, torch.SymInt):
                 return size.node.shape_env
     return None
+
+
+def symbols_told(arguments: Any) -> set[str]:
+    """The symbols that the arguments of an opaque call are made of."""
+    names: set[str] = set()
+    for leaf in pytree.tree_leaves(arguments):
+        sizes = (leaf.strides or ()) if isinstance(leaf, TensorArgument) else (leaf,) if isinstance(leaf, Expr) else ()
+        names.update(*map(symbols_of, sizes))
+    return names

@@ -79,16 +79,21 @@ class Calling:
 
 @dataclass(frozen=True)
 class ImportedGraph:
-    """A captured graph as a function. `objects` are what opaque calls need that has no text: it cannot be cached."""
+    """A captured graph as a function. `objects` are what opaque calls need that has no text: it cannot be cached.
+
+    Nor can one that is `conditional`: its import has asked for more of the sizes than tracing had, of which a program
+    that comes from the cache would not tell.
+    """
 
     function: FuncOp
     calling: Calling
     constants: tuple[torch.Tensor, ...]
     objects: Mapping[str, Any]
+    conditional: bool = False
 
     @property
     def cacheable(self) -> bool:
-        return not self.objects
+        return not self.objects and not self.conditional
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:

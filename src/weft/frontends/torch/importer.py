@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from weft.frontends.torch.complex_numbers import Complex, interleaved_type
 from weft.frontends.torch.decompositions import decomposition_of
 from weft.frontends.torch.dtypes import FLOAT8
 from weft.frontends.torch.encoding import NumberArgument, TensorArgument
+from weft.frontends.torch.facts import condition_count, symbols_told
 from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed, Returned
 from weft.frontends.torch.inlining import record_random_results, trace_decomposition
 from weft.frontends.torch.locations import location_of, user_line
@@ -61,7 +62,9 @@ def import_graph(
     module: fx.GraphModule, name: str, config: Config, frozen: Collection[int] = frozenset()
 ) -> ImportedGraph:
     """The function that computes what the captured graph computes; the arguments at `frozen` places are constants."""
-    return _Importer(module, name, config, frozen).run()
+    known = condition_count(module)
+    imported = _Importer(module, name, config, frozen).run()
+    return replace(imported, conditional=condition_count(module) > known)
 
 
 @dataclass
@@ -339,7 +342,7 @@ class _Importer:
         made = make_opaque(target, args, kwargs, types, self.objects, self.builder.location)
         if not pure:
             made.attributes["pure"] = to_attribute(False)
-        if sizes := sorted(_symbols_told((args, kwargs))):
+        if sizes := sorted(symbols_told((args, kwargs))):
             made.attributes["symbols"] = to_attribute(tuple(sizes))
         strides = tuple(dense_strides(leaf) for leaf, type_ in zip(leaves, types, strict=True) if type_ is not None)
         if any(strides):
@@ -409,15 +412,6 @@ class _Importer:
         for _, source in self.mutated:
             result(source)
         return outputs, returned
-
-
-def _symbols_told(arguments: Any) -> set[str]:
-    """The symbols that the arguments of an opaque call are made of."""
-    names: set[str] = set()
-    for leaf in pytree.tree_leaves(arguments):
-        sizes = (leaf.strides or ()) if isinstance(leaf, TensorArgument) else (leaf,) if isinstance(leaf, Expr) else ()
-        names.update(*map(symbols_of, sizes))
-    return names
 
 
 def _meta(node: fx.Node) -> Any:
