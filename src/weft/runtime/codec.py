@@ -1,13 +1,16 @@
 """Plans and what belongs to them as JSON, and back: frozen dataclasses of known classes, sizes and element types.
 
-Nothing is executed on reading: a class that is not in the table given to `decode` is an error.
+Nothing is executed on reading: a class that is not in the table given to `decode` is an error, and so is a member that
+has another type than its class says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, cast
+from functools import cache
+from types import UnionType
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from weft.errors import ParseError
 from weft.ir.expr import Expr, parse_size
@@ -52,9 +55,34 @@ def decode(data: Any, classes: Mapping[str, type]) -> Any:
             return parse_size(text)
         case {"$": str(kind), **members} if kind in classes:
             values = {str(key): decode(item, classes) for key, item in members.items()}
+            for name, wanted in _members(classes[kind]).items():
+                if name in values and not _fits(values[name], wanted):
+                    raise ParseError(f"a stored {kind} does not fit: {name} is {str(values[name])[:80]}")
             try:
                 return classes[kind](**values)
             except TypeError as error:
                 raise ParseError(f"a stored {kind} does not fit: {error}") from error
         case _:
             raise ParseError(f"stored data of an unknown kind: {str(data)[:80]}")
+
+
+@cache
+def _members(cls: type) -> Mapping[str, Any]:
+    return get_type_hints(cls)
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    """Whether a value is of the type that an annotation states."""
+    if wanted is Any:
+        return True
+    if isinstance(wanted, type) and get_origin(wanted) is None:
+        return isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
+    arguments = get_args(wanted)
+    if get_origin(wanted) in (Union, UnionType):
+        return any(_fits(value, each) for each in arguments)
+    if get_origin(wanted) is not tuple or not isinstance(value, tuple):
+        return False
+    items = cast("tuple[Any, ...]", value)
+    if arguments[-1] is Ellipsis:
+        return all(_fits(item, arguments[0]) for item in items)
+    return len(items) == len(arguments) and all(map(_fits, items, arguments))

@@ -10,6 +10,8 @@ configuration, the versions of everything that takes part, and the processor.
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -24,19 +26,24 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import weft.backends.cpu.target as cpu_target
 from weft.config import Config
-from weft.errors import WeftError
+from weft.errors import ParseError, WeftError
 from weft.frontends.torch.checks import Check
+from weft.frontends.torch.encoding import operator_named
 from weft.frontends.torch.facts import size_facts
 from weft.frontends.torch.graph import Calling, Number, Passed, Returned, Viewed
 from weft.frontends.torch.report import Fallback
 from weft.frontends.torch.sizes import Source, SymbolReader, SymbolRule
+from weft.ir.expr import Expr, symbols_of
 from weft.ir.types import Tensor
 from weft.lower.constants import Constant
 from weft.lower.packing import PackedPanels, Packing
 from weft.lower.plan import Buffer, CallStep, DotStep, KernelStep, Place, Plan
 from weft.ops.layouts import Layout
 from weft.runtime.cache import DiskCache, cache_key
+from weft.runtime.check_plan import check_plan
 from weft.runtime.codec import decode, encode, table
+
+log = logging.getLogger("weft")
 
 _CLASSES = table(
     *(Plan, Buffer, Place, KernelStep, CallStep, DotStep, Layout, Tensor, Constant, Packing, PackedPanels),
@@ -119,18 +126,70 @@ def _described(value: Any) -> str:
     return str(value)
 
 
+# What decoding raises when an entry is well formed and means nothing: sizes divided by zero, text nested without end.
+_BAD_ENTRY = (
+    WeftError,
+    LookupError,
+    ValueError,
+    ArithmeticError,
+    RecursionError,
+    MemoryError,
+    TypeError,
+    AttributeError,
+)
+
+
 def load(key: str) -> tuple[Plan, bytes, Calling] | None:
-    """A stored graph; what cannot be read is as good as not stored."""
+    """A stored graph; what cannot be read, or run, is as good as not stored."""
     entry = disk_cache().get(key)
     if entry is None:
         return None
     try:
         plan = decode(entry.meta["plan"], _CLASSES)
         calling = decode(entry.meta["calling"], _CLASSES)
+        if not isinstance(plan, Plan) or not isinstance(calling, Calling):
+            raise ParseError("an entry without a plan")
+        check_plan(plan)
+        _check_calling(calling, plan)
         code = entry.blobs["code"]
-    except (WeftError, KeyError):
+    except _BAD_ENTRY as error:
+        log.warning("a cache entry is not used: %s", str(error)[:200] or repr(error))
         return None
-    return (plan, code, calling) if isinstance(plan, Plan) and isinstance(calling, Calling) else None
+    return plan, code, calling
+
+
+def _check_calling(calling: Calling, plan: Plan) -> None:
+    """Raise where the call cannot give the plan what it needs, or wants of it what it does not have."""
+    known: set[str] = set()
+    for rule in calling.symbols.rules:
+        if rule.scale == 0 or not symbols_of(rule.rest) <= known:
+            raise ParseError(f"a stored rule for {rule.name} cannot be followed")
+        known.add(rule.name)
+    expected = len(plan.inputs) + len(plan.fixed)
+    tensors = len(calling.arguments) + len(calling.constants)
+    views = [output for output in calling.outputs if isinstance(output, Viewed)]
+    bases = [output.base if isinstance(output, Viewed) else output for output in calling.outputs]
+    results = [base.result for base in bases if isinstance(base, Returned)] + [result for _, result in calling.mutated]
+    arguments = [base.argument for base in bases if isinstance(base, Passed)] + [
+        number for number, _ in calling.mutated
+    ]
+    numbers = [output.value for output in calling.outputs if isinstance(output, Number)]
+    named = {name for view in views for name in view.symbols}
+    named |= {name for number in numbers if isinstance(number, Expr) for name in symbols_of(number)}
+    if (
+        tensors != expected
+        or not {*plan.symbols, *named} <= known
+        or any(result not in range(len(plan.outputs)) for result in results)
+        or any(place not in range(tensors) for place in calling.complex_arguments)
+        or any(number < 0 for number in (*arguments, *calling.arguments))
+        or any(rule.source.argument < 0 for rule in calling.symbols.rules)
+    ):
+        raise ParseError("a stored call does not fit its plan")
+    for step in plan.steps:
+        if isinstance(step, CallStep):
+            operator_named(step.target)
+            if not {"args", "kwargs", "results"} <= set(json.loads(step.arguments)):
+                raise ParseError(f"a stored call of {step.target} without arguments")
 
 
 def store(key: str, plan: Plan, code: bytes, calling: Calling) -> None:

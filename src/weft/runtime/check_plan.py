@@ -1,0 +1,90 @@
+"""Whether a plan that was read back can be run: nothing in it may surprise the first call, which would be too late.
+
+What the codec gives has the right types; here its numbers are checked against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from weft.errors import ParseError
+from weft.ir.expr import Size, symbols_of
+from weft.ir.types import Tensor
+from weft.lower.plan import CallStep, DotStep, KernelStep, Place, Plan, Step
+from weft.ops.layouts import Layout
+
+ROLES = ("input", "output", "temporary", "external", "constant")
+
+
+def check_plan(plan: Plan) -> None:
+    """Raise `ParseError` where a plan refers to what it does not have."""
+    buffers, symbols = range(len(plan.buffers)), set(plan.symbols)
+    for buffer in plan.buffers:
+        _require(buffer.role in ROLES, f"a buffer with the role {buffer.role!r}")
+        _check_memory(buffer.tensor, buffer.layout, symbols)
+    for step in plan.steps:
+        _check_step(step, symbols)
+        _check_numbers(_buffers(step), buffers, "a step's buffer")
+    arguments = range(len(plan.inputs) + len(plan.fixed))
+    _check_numbers(plan.inputs, buffers, "an input")
+    _check_numbers(plan.outputs, buffers, "an output")
+    _check_numbers(plan.fixed, arguments, "a constant argument")
+    _check_numbers(plan.replacing, range(len(plan.outputs)), "an output that replaces")
+    _check_numbers((constant.buffer for constant in plan.constants), buffers, "a constant")
+    _require(len(symbols) == len(plan.symbols), "symbols that occur twice")
+    _require(len({*plan.inputs}) == len(plan.inputs), "inputs that are one")
+    _require(len({*plan.fixed}) == len(plan.fixed), "constant arguments that are one")
+    _require(all(plan.buffers[number].role == "input" for number in plan.inputs), "inputs that are none")
+    made = {"input", "output", "external", "constant"}
+    _require(all(plan.buffers[number].role in made for number in plan.outputs), "outputs that are not kept")
+    if not plan.prepare:
+        _check_numbers((constant.source for constant in plan.constants), range(len(plan.fixed)), "a source")
+
+
+def _check_step(step: Step, symbols: set[str]) -> None:
+    match step:
+        case KernelStep():
+            _require(symbols.issuperset(step.symbols), f"a kernel that takes the sizes {step.symbols}")
+            _check_sizes([step.grid], symbols)
+        case CallStep():
+            _check_places(step.operands, symbols)
+        case DotStep():
+            places = (step.a, step.b, step.out)
+            _check_places(places, symbols)
+            _require(all(place.tensor.rank >= 2 for place in places), "a product of other things than matrices")
+
+
+def _buffers(step: Step) -> tuple[int, ...]:
+    match step:
+        case KernelStep():
+            return step.buffers
+        case CallStep():
+            return (*(place.buffer for place in step.operands), *step.results)
+        case DotStep():
+            return (step.a.buffer, step.b.buffer, step.out.buffer)
+
+
+def _check_places(places: Iterable[Place], symbols: set[str]) -> None:
+    for place in places:
+        _check_memory(place.tensor, place.layout, symbols)
+
+
+def _check_memory(tensor: Tensor, layout: Layout, symbols: set[str]) -> None:
+    _require(len(layout.strides) == tensor.rank, f"{len(layout.strides)} strides of {tensor.rank} dimensions")
+    _require(all(not isinstance(size, int) or size >= 0 for size in tensor.shape), "a negative size")
+    _check_sizes((*tensor.shape, *layout.strides, layout.offset), symbols)
+
+
+def _check_sizes(sizes: Iterable[Size], symbols: set[str]) -> None:
+    for size in sizes:
+        _require(symbols_of(size) <= symbols, f"the size {size}, of symbols that nobody knows")
+
+
+def _check_numbers(numbers: Iterable[int], known: range, what: str) -> None:
+    for number in numbers:
+        _require(number in known, f"{what} that is number {number} of {len(known)}")
+
+
+def _require(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise ParseError(f"a stored plan has {otherwise}")

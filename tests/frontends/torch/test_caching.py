@@ -1,0 +1,122 @@
+"""What the cache gives is what was compiled: bad entries are as good as none, and conditions on sizes are not lost."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from weft.frontends.torch import caching
+from weft.runtime.cache import DiskCache
+from weft.runtime.record import recording
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskCache:
+    monkeypatch.delenv("WEFT_CACHE", raising=False)
+    made = DiskCache(tmp_path / "cache")
+    monkeypatch.setattr(caching, "disk_cache", lambda: made)
+    torch.compiler.reset()
+    return made
+
+
+def run(function: Callable[..., Any], *arguments: Any, dynamic: bool | None = None) -> tuple[Any, list[str]]:
+    """What a function gives when it is compiled anew, and where each of its graphs came from."""
+    torch.compiler.reset()
+    with recording() as records:
+        result = torch.compile(function, backend="weft", dynamic=dynamic)(*arguments)
+    return result, [record.source for record in records]
+
+
+def _nested() -> list[Any]:
+    nested: list[Any] = []
+    for _ in range(900):
+        nested = [nested]
+    return nested
+
+
+def _with(*path: Any) -> Callable[[dict[str, Any]], None]:
+    *outer, last, value = path
+
+    def change(meta: dict[str, Any]) -> None:
+        place: Any = meta
+        for part in outer:
+            place = place[part]
+        place[last] = value
+
+    return change
+
+
+GRID = ("plan", "steps", 0, "grid")
+ATTACKS = {
+    "division by zero": _with(*GRID, {"$": "size", "text": "1//0"}),
+    "parentheses": _with(*GRID, {"$": "size", "text": "(" * 5000 + "1" + ")" * 5000}),
+    "signs": _with(*GRID, {"$": "size", "text": "-" * 3000 + "1"}),
+    "a null character": _with(*GRID, {"$": "size", "text": "1\0"}),
+    "a word": _with(*GRID, "boom"),
+    "a list": _with("plan", [1]),
+    "no buffers": _with("plan", "buffers", []),
+    "nested lists": _with("plan", "symbols", _nested()),
+    "an unknown size": _with("plan", "steps", 0, "symbols", ["s0"]),
+    "an unknown result": _with("calling", "outputs", [{"$": "Returned", "result": 5, "is_complex": False}]),
+    "an argument too many": _with("calling", "arguments", [0, 1, 2]),
+    "nothing": lambda meta: meta.clear(),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_bad_entry_is_as_good_as_none(cache: DiskCache, name: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + 1
+
+    x = torch.randn(7)
+    assert run(function, x)[1] == ["compiled"]
+    ((key, *_),) = [(entry.key,) for entry in cache.entries()]
+    entry = cache.get(key)
+    assert entry is not None
+    meta = copy.deepcopy(entry.meta)
+    ATTACKS[name](meta)
+    cache.put(key, meta, entry.blobs)
+    result, sources = run(function, x)
+    assert sources == ["compiled"]
+    torch.testing.assert_close(result, function(x))
+    assert run(function, x)[1] == ["cache"]
+
+
+def test_a_graph_whose_import_adds_conditions_is_not_kept(cache: DiskCache) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return F.adaptive_max_pool2d(x, 3) * 2
+
+    for _ in range(2):
+        result, sources = run(function, x := torch.randn(2, 4, 6, 9), dynamic=True)
+        assert sources == ["compiled"]
+        torch.testing.assert_close(result, function(x))
+    assert not cache.entries()
+
+
+def test_what_is_known_of_sizes_is_part_of_the_key(cache: DiskCache) -> None:
+    def function(x: torch.Tensor, n: int) -> torch.Tensor:
+        return x[n] * 2
+
+    x = torch.randn(9)
+    for n, source in ((2, "compiled"), (-2, "compiled"), (3, "cache"), (-3, "cache")):
+        result, sources = run(function, x, n, dynamic=True)
+        assert sources == [source]
+        torch.testing.assert_close(result, function(x, n))
+
+
+@pytest.mark.parametrize("size", [4, 9])
+def test_symbols_that_only_a_call_to_torch_takes(cache: DiskCache, size: int) -> None:
+    def function(x: torch.Tensor, n: int) -> torch.Tensor:
+        return torch.slice_scatter(x, x.new_zeros(1), 0, n, n + 1)
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="weft", dynamic=True)
+    for n in (2, 1, 3):
+        x = torch.randn(size)
+        torch.testing.assert_close(compiled(x, n), function(x, n))
