@@ -315,3 +315,14 @@ def test_arguments_of_every_kind() -> None:
             run(a, (b, {"b": c}), a, b, flag=flag, name="q", z=c),
             function(a, (b, {"b": c}), a, b, flag=flag, name="q", z=c),
         )
+
+
+def test_the_decorator_and_options_in_a_dictionary() -> None:
+    @weft.compile(options={"cache": False}, strict=True)
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    x = torch.randn(3)
+    torch.testing.assert_close(double(x), x * 2)
+    with pytest.raises(weft.WeftError, match=r"(?s)unknown option mode.*fullgraph"):
+        weft.compile(lambda x: x, mode="max-autotune")

@@ -11,7 +11,8 @@ call several times faster than tracing every layer, at the price of a guard chec
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar, overload
 
 import torch
@@ -30,27 +31,37 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def compile(model: nn.Module, **options: Any) -> nn.Module: ...
 @overload
 def compile(model: Function, **options: Any) -> Function: ...
+@overload
+def compile(model: None = None, **options: Any) -> Callable[[Function], Function]: ...
 def compile(
-    model: Any,
+    model: Any = None,
     *,
     dynamic: bool | None = None,
     fullgraph: bool = False,
     regions: bool = True,
-    **options: Any,
+    options: Mapping[str, Any] | None = None,
+    **fields: Any,
 ) -> Any:
-    """A compiled version of a module or function; options are the fields of `weft.Config`.
+    """A compiled version of a module or function; `options` are fields of `weft.Config`, and may be given by name.
 
-    Unlike `torch.compile(model, backend="weft")` this compiles repeated layers once (`regions=False` turns that off).
+    Without a model it is a decorator: `@weft.compile(strict=True)`. Unlike `torch.compile(model, backend="weft")` this
+    compiles repeated layers once (`regions=False` turns that off).
     The module is compiled in place, like `nn.Module.compile`: its parameters, its `state_dict` and its class stay.
     """
-    Config.from_options(options)
+    chosen = {**(options or {}), **fields}
+    try:
+        Config.from_options(chosen)
+    except WeftError as error:
+        raise WeftError(error.message, hint=f"{error.hint}; beside dynamic, fullgraph and regions") from None
+    if model is None:
+        return partial(compile, dynamic=dynamic, fullgraph=fullgraph, regions=regions, options=chosen)
     if not callable(model):
         raise WeftError(f"weft.compile takes a module or a function, got {type(model).__name__}")
     settings: dict[str, Any] = {
         "backend": "weft",
         "dynamic": dynamic,
         "fullgraph": fullgraph,
-        "options": options or None,
+        "options": chosen or None,
     }
     if not isinstance(model, nn.Module):
         return torch.compile(model, **settings)
