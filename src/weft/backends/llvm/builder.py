@@ -8,6 +8,7 @@ beyond folding of integer constants, which keeps address arithmetic readable.
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from weft.ir.expr import Expr, Size
 from weft.ir.types import DType
 
 _FLOATS = {"f64": "double", "f32": "float", "f16": "half", "bf16": "bfloat"}
+_ADDENDS, _ADDEND_LANES = "weft.addends", 16
 _FLOATS_IN_MEMORY = {"f64": "double", "f32": "float"}
 
 
@@ -99,6 +101,8 @@ class Module:
     declarations: dict[str, str] = field(default_factory=dict[str, str])
     globals: dict[str, str] = field(default_factory=dict[str, str])
     shared: set[str] = field(default_factory=set[str])
+    addends: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
+    """Where the constants stand that are read from memory: the literal and which of a function's uses of it."""
 
     @property
     def is_x86(self) -> bool:
@@ -112,8 +116,16 @@ class Module:
 
     def __str__(self) -> str:
         head = f'target triple = "{self.triple}"\n'
-        parts = [*self.globals.values(), *self.functions, *self.declarations.values()]
+        parts = [*self._addends(), *self.globals.values(), *self.functions, *self.declarations.values()]
         return head + "\n".join(parts) + "\n"
+
+    def _addends(self) -> list[str]:
+        if not self.addends:
+            return []
+        rows = ", ".join(f"float {literal}" for literal, _ in self.addends for _ in range(_ADDEND_LANES))
+        count = len(self.addends) * _ADDEND_LANES
+        # Not `constant`: LLVM would put the values into registers and copy them for every use.
+        return [f"@{_ADDENDS} = private global [{count} x float] [{rows}], align 64"]
 
 
 class Function:
@@ -135,6 +147,7 @@ class Function:
         self.args = [V(type_.split(" ", 1)[0], f"%{arg}") for type_, arg in params]
         self._params = ", ".join(f"{type_} %{arg}" for type_, arg in params)
         self._counter = 0
+        self._addends: Counter[str] = Counter()
         self._entry: list[str] = []
         self.lines: list[str] = []
         self.block = "entry"
@@ -254,6 +267,22 @@ class Function:
 
     def store(self, value: V, pointer: V, align: int, suffix: str = "") -> None:
         self.do(f"store {value}, {pointer}, align {align}{suffix}")
+
+    def addend(self, value: float, type_: str) -> V:
+        """A constant for a multiply-add to be added to.
+
+        AArch64's writes its result over the addend, so a constant in a register is copied each time, which takes as
+        long as the multiply-add. Loads are made by units that have nothing else to do.
+        """
+        lanes = V(type_, "").lanes
+        if self.module.is_x86 or V(type_, "").element != "float" or not 4 <= lanes <= _ADDEND_LANES:
+            return const(value, type_)
+        literal = float_literal(value, "float")
+        # Each use reads another place: LLVM would keep what is read twice in a register, and copy it.
+        use = self._addends[literal]
+        self._addends[literal] += 1
+        place = self.module.addends.setdefault((literal, use), len(self.module.addends))
+        return self.load(type_, self.gep(V("ptr", f"@{_ADDENDS}"), i64(place * _ADDEND_LANES), "float"), 16)
 
     def prefetch(self, pointer: V) -> None:
         """Bring a cache line near that will be read soon; the address need not exist."""

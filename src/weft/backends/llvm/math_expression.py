@@ -106,7 +106,9 @@ class E:
 
     def fma(self, factor: E | Number, addend: E | Number) -> E:
         """self * factor + addend, rounded once."""
-        factor, addend = self.of(factor), self.of(addend)
+        factor = self.of(factor)
+        if not isinstance(addend, E):
+            addend = E(self.b, self.b.addend(addend, self.v.type))
         if "fma" not in self.b.module.lacks:
             return self.call("fma", factor, addend)
         # LLVM would call the C library's function lane by lane. The product of two floats is exact in double; what is
