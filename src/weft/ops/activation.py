@@ -160,7 +160,7 @@ class Gelu(Activation):
     def reference(x: np.ndarray, approximate: str = "none") -> np.ndarray:
         _check_approximate(approximate)
         if approximate == "tanh":
-            return 0.5 * x * (1 + np.tanh(GELU_SCALE * (x + GELU_CUBE * x * x * x)))
+            return x * numerics.sigmoid(x * (x * x * (2 * GELU_SCALE * GELU_CUBE) + 2 * GELU_SCALE))
         return 0.5 * x * (1 + numerics.erf(x * math.sqrt(0.5)))
 
     @staticmethod
