@@ -1,13 +1,15 @@
 """Scatters → a copy of the first operand, and a kernel that writes the updates into it.
 
     %y = graph.index_put %x, %i, %u      tile.kernel @copy  ...                       (x: V × 768, i: N, u: N × 768)
-                                    →    tile.kernel @put grid [768/64] {
+                                    →    tile.kernel @put grid [16] {
                                            tile.for c0 in 0..N {                      one update after the other
-                                             tile.scatter add %u[...], %y at %i[c0]*768 + ... : 64 columns } }
+                                             tile.scatter add %u[c0, ...], %y at %i[c0]*768 + ... : 768 columns
+                                               if %i[c0] is in this program's sixteenth of V } }
 
 Updates that may meet in one place run in order, in one program. Dimensions of the updates that are dimensions of the
-result keep them apart: these are the grid. Sums and products of narrow floats are made in f32, in scratch memory, and
-rounded once.
+result keep them apart. Where such a dimension is a long row, each program looks at all indices and takes those of its
+part of the result, which stays in cache; otherwise these dimensions are the grid. Sums and products of narrow floats are
+made in f32, in scratch memory, and rounded once.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from typing import Any
 from xdsl.ir import SSAValue
 
 from weft.errors import LoweringError
-from weft.ir.expr import Size, minimum, product, simplify, symbol
-from weft.ir.types import DType, Tensor, f32, tensor_of
+from weft.ir.expr import Expr, Size, ceildiv, minimum, product, simplify, symbol, symbols_of
+from weft.ir.types import DType, Tensor, f32, i64, tensor_of
 from weft.lower.domain import Domain
 from weft.lower.emit import KernelEmitter, TileValue
 from weft.lower.evaluate import Address, AddressRecorder, Source
@@ -35,6 +37,9 @@ from weft.ops.body import Value
 from weft.ops.graph import GraphBuilder, GroupOp
 from weft.ops.layouts import Layout, contiguous
 from weft.passes.update_in_place import in_place_of
+
+# Rows that are long enough for each program to look at all indices, and take those of its part of the result.
+_LEAST_ROW, _MOST_ROW, _PARTS = 128, 4096, 16
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,8 @@ class _Walk:
     problem: _Problem
     apart: frozenset[int]
     domain: Domain
+    is_computed: bool
+    """Whether places come from data."""
 
     @classmethod
     def of(cls, problem: _Problem) -> _Walk:
@@ -141,7 +148,8 @@ class _Walk:
         apart = frozenset(d for d in range(len(space)) if symbol(f"r{d}") in own)
         rows = [size for d, size in enumerate(space) if d in apart]
         columns = [size for d, size in enumerate(space) if d not in apart]
-        walk = cls(problem, apart, Domain(rows, columns))
+        is_computed = any(symbols_of(position) & recorder.dynamic.keys() for position in own)
+        walk = cls(problem, apart, Domain(rows, columns), is_computed)
         addresses = walk.record()
         while walk.domain.split([address.expr for address in addresses]):
             addresses = walk.record()
@@ -171,6 +179,8 @@ class _Walk:
         best = max(reversed(domain.row_runs), key=lambda run: contiguous_bytes(run, addresses), default=None)
         if best is None or not contiguous_bytes(best, addresses):
             return Schedule("scatter", "", 1)
+        if self.is_computed and isinstance(best.size, int) and _LEAST_ROW <= best.size <= _MOST_ROW:
+            return Schedule("scatter", best.name, best.size, "part", _PARTS)
         return Schedule("scatter", best.name, lanes_of(best.size))
 
 
@@ -186,6 +196,10 @@ def _lower_updates(problem: _Problem, name: str, dtype: DType) -> Kernel:
     # Where the result has no elements there is nowhere to go: no program runs.
     frame.program(minimum(1, product(tensor_of(problem.scatter.results[0].type).shape)))
     frame.place_rows(emit, schedule.vector, schedule.capacity)
+    part: Expr | None = None
+    if schedule.outer is not None:
+        part = symbol(schedule.outer)
+        emit.scalars[schedule.outer] = frame.program(schedule.outer_capacity)
     index = walk.index
     with ExitStack() as loops:
         for run in walk.domain.column_runs:
@@ -194,6 +208,12 @@ def _lower_updates(problem: _Problem, name: str, dtype: DType) -> Kernel:
         mask: Value | None = None
         for position, size in zip(target, problem.operands[0].tensor.shape, strict=True):
             mask = emit.both(mask, emit.inside(position, size))
+            if part is not None and symbols_of(position) & emit.dynamic.keys():
+                share = ceildiv(size, schedule.outer_capacity)
+                begin, place = part * share, emit.position(position, i64)
+                after = emit.math("ge", place, emit.position(begin, i64))
+                mask = emit.both(emit.both(mask, after), emit.math("lt", place, emit.position(begin + share, i64)))
+                part = None
         value = problem.update(emit, index)
         assert isinstance(value, TileValue)
         offsets = emit.index_tile(emit.resolve(problem.output.address(target)))

@@ -223,23 +223,37 @@ def emit_scatter(codegen: KernelCodegen, op: tile.ScatterOp) -> None:
             _write(codegen, op, Position(tuple(index), inner, 1))
             return
 
+        # What is the same all along the axis is computed before it, and looked at once whether it is written at all.
+        first = Position(tuple(index), inner, 1)
+        if op.mask is not None:
+            loops.enter_context(b.when(codegen.at(op.mask, first)))
+        for value in {**lazy_closure(op.offsets), **lazy_closure(op.value)}:
+            if not _moves(value, inner):
+                codegen.at(value, first)
+        steady = {v: known for v, known in first.values.items() if not _moves(v, inner)}
+
         def turn(start: V, lanes: int) -> None:
-            _write(codegen, op, Position(tuple(start if a == inner else v for a, v in enumerate(index)), inner, lanes))
+            place = tuple(start if a == inner else v for a, v in enumerate(index))
+            _add(codegen, op, Position(place, inner, lanes, dict(steady)))
 
         lanes = lanes_for(codegen.target, tile.tile_type(op.value).dtype.bits, extents[inner])
         walk(b, extents[inner], lanes, turn)
 
 
 def _write(codegen: KernelCodegen, op: tile.ScatterOp, here: Position) -> None:
-    b, dtype = codegen.b, _pointer_dtype(op.pointer)
-    memory = memory_type(dtype)
     with ExitStack() as guarded:
         if op.mask is not None:
-            guarded.enter_context(b.when(codegen.at(op.mask, here)))
-        address = _address(codegen, op.pointer, _at_lane(codegen, op.offsets, here, set(), 0))
-        value = b.splat(codegen.at(op.value, here), here.lanes)
-        if op.kind.data != "assign":
-            old = load_convert(b, b.load(vector(memory, here.lanes), address, dtype.bytes), dtype)
-            function = _OF_BOOLEANS.get(op.kind.data, op.kind.data) if dtype == boolean else op.kind.data
-            value = emit_function(b, function, [old, value], tile.tile_type(op.value).dtype)
-        b.store(store_convert(b, value, dtype), address, dtype.bytes)
+            guarded.enter_context(codegen.b.when(codegen.at(op.mask, here)))
+        _add(codegen, op, here)
+
+
+def _add(codegen: KernelCodegen, op: tile.ScatterOp, here: Position) -> None:
+    b, dtype = codegen.b, _pointer_dtype(op.pointer)
+    memory = memory_type(dtype)
+    address = _address(codegen, op.pointer, _at_lane(codegen, op.offsets, here, set(), 0))
+    value = b.splat(codegen.at(op.value, here), here.lanes)
+    if op.kind.data != "assign":
+        old = load_convert(b, b.load(vector(memory, here.lanes), address, dtype.bytes), dtype)
+        function = _OF_BOOLEANS.get(op.kind.data, op.kind.data) if dtype == boolean else op.kind.data
+        value = emit_function(b, function, [old, value], tile.tile_type(op.value).dtype)
+    b.store(store_convert(b, value, dtype), address, dtype.bytes)

@@ -25,6 +25,7 @@ _WHOLE: tuple[Any, ...] = (
     _ops._scaled_dot_product_flash_attention_for_cpu.default,
     _ops._fused_rms_norm.default,
     _ops.baddbmm.default,
+    _ops.embedding_dense_backward.default,
     _ops.hardsigmoid.default,
     _ops.logsumexp.default,
     _ops.masked_fill.Scalar,

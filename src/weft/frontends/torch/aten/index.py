@@ -13,7 +13,7 @@ from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder, normal_dim
 from weft.frontends.torch.checks import check_places
 from weft.ir.expr import Size, product
-from weft.ir.types import boolean, i64
+from weft.ir.types import Tensor, boolean, i64
 
 Indices = Sequence[SSAValue | None]
 
@@ -116,6 +116,25 @@ def index_select(b: ImportBuilder, x: SSAValue, dim: int, places: SSAValue) -> S
 def embedding(b: ImportBuilder, weight: SSAValue, places: SSAValue, *_options: Any, **__: Any) -> SSAValue:
     check_places(b, places, 0, b.shape(weight)[0])
     return b.emit("take", weight, places, dim=0)
+
+
+@aten("embedding_dense_backward")
+def embedding_dense_backward(
+    b: ImportBuilder, grad: SSAValue, places: SSAValue, rows: Size, padding: int, by_frequency: bool
+) -> SSAValue:
+    result, rank = b.result, b.rank(places)
+
+    def gathered(updates: SSAValue, shape: tuple[Size, ...]) -> SSAValue:
+        zeros = b.zeros(Tensor(b.dtype(updates), shape))
+        return b.emit("index_put", zeros, places, updates, dims=(0,), position=0, accumulate=True)
+
+    if by_frequency:
+        counts = gathered(b.expand(b.number(1, b.dtype(grad)), b.shape(places)), (rows,))
+        grad = b.emit("div", grad, b.unsqueeze(b.emit("take", counts, places, dim=0), rank))
+    if padding >= 0:
+        skipped = b.unsqueeze(b.emit("eq", b.to(places, i64), b.number(padding, i64)), rank)
+        grad = b.emit("where", skipped, b.number(0, b.dtype(grad)), grad)
+    return gathered(grad, result.shape)
 
 
 @aten("gather")
