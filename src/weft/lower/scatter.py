@@ -8,8 +8,8 @@
 
 Updates that may meet in one place run in order, in one program. Dimensions of the updates that are dimensions of the
 result keep them apart. Where such a dimension is a long row, each program looks at all indices and takes those of its
-part of the result, which stays in cache; otherwise these dimensions are the grid. Sums and products of narrow floats are
-made in f32, in scratch memory, and rounded once.
+part of the result, which stays in cache; otherwise these dimensions are the grid. Sums and products of narrow floats
+are made in f32, in scratch memory, and rounded once.
 """
 
 from __future__ import annotations
