@@ -135,7 +135,7 @@ def test_compile_times_are_summed_over_models(tmp_path) -> None:
     assert figures["ok"], "a peer's failure is not Weft's"
     assert "inductor failed: no memory" in line(failed)
     names = [path.name for path in results.write(tmp_path) if path.suffix != ".png"]
-    assert names == ["bench-ops.svg", "bench-ops.md", "bench-compile.svg", "bench-compile.md"]
+    assert names == ["bench-ops.svg", "bench-compile.svg", "bench-ops.md", "bench-compile.md"]
     assert len(results.tables()) == 5
 
 
