@@ -50,5 +50,5 @@ class PlaceError(WeftError, IndexError):
     """An index in a program's data that lies outside of what it indexes."""
 
 
-class DivisionError(WeftError, ZeroDivisionError):
+class DivisionError(WeftError, RuntimeError):
     """An integer in a program's data that is divided by zero."""

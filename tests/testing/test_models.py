@@ -14,7 +14,7 @@ FAMILIES = (
 
 def test_all_families_are_there():
     assert set(SMALL) == set(FAMILIES)
-    assert set(FULL_SIZE) == {"minilm", "gpt2_small", "llama_12"}
+    assert set(FULL_SIZE) == {"minilm", "gpt2_small", "llama_8", "llama_12"}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
