@@ -10,11 +10,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from math import gcd
 from typing import TypeAlias
 
 from weft.errors import ParseError
+from weft.forks import cached_property
 
 
 @dataclass(frozen=True, slots=True)

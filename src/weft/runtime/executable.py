@@ -20,8 +20,9 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from weft.backends.cpu.launcher import LAUNCHER, launcher_module
-from weft.backends.cpu.target import LLVM_LOCK, compile_object, host_target
+from weft.backends.cpu.target import compile_object, host_target
 from weft.errors import CompilationError
+from weft.forks import COMPILING
 from weft.ir.expr import evaluate
 from weft.lower.plan import CallStep, KernelStep, Plan
 from weft.ops.graph import FuncOp
@@ -116,7 +117,7 @@ def launcher() -> Launch:
 def _link(code: bytes, names: list[str]) -> Any:
     """Load an object file into this process; its calls to OpenMP, BLAS and libm are resolved here."""
     global _counter
-    with LLVM_LOCK:
+    with COMPILING:
         _counter += 1
         builder = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
         symbols = {**_refusing_pool(), **pool_symbols(), **blas_symbols()}
@@ -131,7 +132,7 @@ def _link(code: bytes, names: list[str]) -> Any:
 
 
 def _unload(library: Any) -> None:
-    with LLVM_LOCK:
+    with COMPILING:
         library.close()
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from weft.backends.cpu.blas import product_words
 from weft.backends.cpu.launcher import KERNEL
+from weft.forks import cached_property
 from weft.ir.expr import evaluate
 from weft.lower.plan import CallStep, DotStep, KernelStep, Plan, Step
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -15,10 +14,10 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from weft.errors import CompilationError, WeftError
+from weft.forks import COMPILING, release_after_fork
 
-LLVM_LOCK = threading.RLock()
-"""Held around every use of LLVM: a child that is forked while another thread is in there would wait for it for ever."""
-os.register_at_fork(before=LLVM_LOCK.acquire, after_in_parent=LLVM_LOCK.release, after_in_child=LLVM_LOCK.release)
+# llvmlite's own lock is taken wherever one of its objects is freed, under ours or not.
+release_after_fork(COMPILING, llvm.ffi.lib._lock._lock)  # pyright: ignore[reportPrivateUsage]
 
 
 @lru_cache(maxsize=1)
@@ -106,7 +105,7 @@ def _probe(target: CpuTarget) -> str:
 @lru_cache(maxsize=1)
 def host_target() -> CpuTarget:
     """The processor this process runs on."""
-    with LLVM_LOCK:
+    with COMPILING:
         _initialise()
         features = llvm.get_host_cpu_features()
         return CpuTarget(llvm.get_process_triple(), llvm.get_host_cpu_name(), features.flatten() if features else "")
@@ -122,7 +121,7 @@ def target_for(cpu: str) -> CpuTarget:
 def checked_target(triple: str, cpu: str) -> CpuTarget:
     """A processor by name; LLVM would take a name that it does not know for the plainest of the family."""
     target = CpuTarget(triple, cpu, "")
-    with LLVM_LOCK:
+    with COMPILING:
         said = _said_by_llvm(target)
     if "not a recognized processor" in said:
         family = triple.partition("-")[0]
@@ -152,13 +151,13 @@ def _said_by_llvm(target: CpuTarget) -> str:
 
 def compile_object(text: str, target: CpuTarget, level: int = 2) -> bytes:
     """LLVM IR → an object file. Loops are already vectors, so LLVM only cleans up, schedules and allocates."""
-    with LLVM_LOCK:
+    with COMPILING:
         return _emitted(text, target.machine(level), level, "emit_object")
 
 
 def compile_assembly(text: str, target: CpuTarget, level: int = 2) -> str:
     """LLVM IR → assembly, for reading and for tests of targets that this machine is not."""
-    with LLVM_LOCK:
+    with COMPILING:
         return _emitted(text, target.machine(level, jit=False), level, "emit_assembly")
 
 

@@ -20,6 +20,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from weft.config import Config
 from weft.errors import WeftError
+from weft.forks import COMPILING
 from weft.frontends.torch import caching
 from weft.frontends.torch.checks import failure
 from weft.frontends.torch.complex_numbers import as_real
@@ -89,7 +90,7 @@ def compile_graph(
 
     `traced_inputs` are what Dynamo traced it with: the weights among them can be frozen.
     """
-    with compilation(name) as record:
+    with COMPILING, compilation(name) as record:
         record.nodes = len(module.graph.nodes)
         record.guards = shape_guards(example_inputs) if is_recording() else []
         frozen = frozen_arguments(module, name, config, traced_inputs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -56,7 +55,6 @@ class CpuExecutor:
         self.executable = executable
         self.opaque = opaque
         self.frames: dict[tuple[int, ...], list[Frame]] = {}
-        self.lock = Lock()
         self.inputs = plan.inputs
         self.fixed = plan.fixed
         self.taken = [place for place in range(len(plan.inputs) + len(plan.fixed)) if place not in plan.fixed]
@@ -185,10 +183,10 @@ class CpuExecutor:
 
     def _pool(self, key: tuple[int, ...]) -> list[Frame]:
         """A place for the frames of new sizes. Those of the oldest sizes are given back: each has memory of its own."""
-        with self.lock:
-            while len(self.frames) >= _MOST_SIZES:
-                del self.frames[next(iter(self.frames))]
-            return self.frames.setdefault(key, [])
+        frames = dict(list(self.frames.items())[1 - _MOST_SIZES :])
+        pool = frames.setdefault(key, [])
+        self.frames = frames  # a whole new one, as other threads may be here too: what one of them loses is made again
+        return pool
 
     def _frame(self, symbols: Mapping[str, int]) -> Frame:
         binding = self.executable.bind(symbols)

@@ -1,0 +1,48 @@
+"""What a forked child must not inherit: a lock that another thread held, which nobody would release there."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+COMPILING = threading.RLock()
+"""Held while anything is compiled, and around every use of LLVM; a fork waits for it."""
+
+
+def release_after_fork(*locks: Any) -> None:
+    """Make every fork wait for the locks, taken in this order, and leave them free on both sides."""
+
+    def acquire() -> None:
+        for lock in locks:
+            lock.acquire()
+
+    def release() -> None:
+        for lock in reversed(locks):
+            lock.release()
+
+    os.register_at_fork(before=acquire, after_in_parent=release, after_in_child=release)
+
+
+if TYPE_CHECKING or sys.version_info >= (3, 12):
+    from functools import cached_property as cached_property
+else:
+
+    class cached_property:
+        """`functools.cached_property` without the lock that Python 3.11 has in it: two threads may both compute."""
+
+        def __init__(self, compute: Callable[[Any], Any]) -> None:
+            self.compute = compute
+            self.__doc__ = compute.__doc__
+
+        def __set_name__(self, owner: type, name: str) -> None:
+            self.name = name
+
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            if instance is None:
+                return self
+            value = self.compute(instance)
+            instance.__dict__[self.name] = value
+            return value
