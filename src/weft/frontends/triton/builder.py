@@ -115,7 +115,7 @@ class Builder(Protocol):
         ...
 
     def load(self, pointer: Handle, mask: Handle | None, other: Handle | None, element: DType) -> Handle:
-        """What the pointers point to; nothing is read where the mask is false: the value is `other`, if there is one."""
+        """What the pointers point to; nothing is read where the mask is false: the value is `other`, if given."""
         ...
 
     def store(self, pointer: Handle, value: Handle, mask: Handle | None, element: DType) -> None:
