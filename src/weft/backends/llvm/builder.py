@@ -391,7 +391,3 @@ def mangle(type_: str) -> str:
         value.element, value.element
     )
     return element if value.lanes == 1 else f"v{value.lanes}{element}"
-
-
-def is_constant(size: Size) -> bool:
-    return not isinstance(size, Expr)

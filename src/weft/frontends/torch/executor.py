@@ -59,7 +59,6 @@ class CpuExecutor:
         self.fixed = plan.fixed
         self.taken = [place for place in range(len(plan.inputs) + len(plan.fixed)) if place not in plan.fixed]
         self.sets: list[ConstantSet] = []
-        self.input_strides = [plan.buffers[number].layout.strides for number in plan.inputs]
         outputs = [n for n in dict.fromkeys(plan.outputs) if plan.buffers[n].role == "output"]
         self.allocated = [(n, to_torch(plan.buffers[n].tensor.dtype)) for n in outputs]
         self.memory = ResultMemory()
