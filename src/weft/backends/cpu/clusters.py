@@ -90,10 +90,15 @@ def form_steps(operations: Iterable[Operation | Fill]) -> list[Step]:
         if isinstance(op, tile.StoreOp):
             shape = _store_shape(op)
         last = steps[-1] if steps else None
-        if isinstance(last, Cluster) and last.shape == shape and not _needs(sink_value(op), last):
+        if not isinstance(last, Cluster) or last.shape != shape:
+            steps.append(Cluster(shape, [op]))
+        elif not _needs(sink_value(op), last):
             last.sinks.append(op)
         else:
-            steps.append(Cluster(shape, [op]))
+            # Fills of one shape may read each other's old values: none is done before all can be.
+            fills = [sink for sink in last.sinks if isinstance(sink, Fill)] if isinstance(op, Fill) else []
+            last.sinks = [sink for sink in last.sinks if sink not in fills]
+            steps.append(Cluster(shape, [*fills, op]))
     _choose_kept(steps)
     return steps
 

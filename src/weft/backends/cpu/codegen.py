@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import prod
 
 from xdsl.ir import Operation, OpResult, SSAValue
 
@@ -188,37 +189,7 @@ class KernelCodegen:
                 for value, slot in zip(yielded.operands, slots, strict=True)
                 if self.buffers.get(value) != slot
             ]
-            self.block([*op.block.ops, *self._ordered(fills, carried)])
-
-    def _ordered(self, fills: Sequence[Fill], carried: Sequence[SSAValue]) -> list[Fill]:
-        """Fills of carried buffers in an order in which no buffer is overwritten while another still reads it.
-
-        Fills of one shape share a loop, which computes all values of a position before it writes them. Where two
-        shapes need each other's old values, copies are made first.
-        """
-        shapes = list(dict.fromkeys(fill.buffer.shape for fill in fills))
-        reads = {
-            shape: {
-                carried.index(v)
-                for fill in fills
-                if fill.buffer.shape == shape
-                for v in lazy_closure(fill.value)
-                if v in carried
-            }
-            for shape in shapes
-        }
-        owned = {shape: {i for i, fill in enumerate(fills) if fill.buffer.shape == shape} for shape in shapes}
-        order: list[tuple[int, ...]] = []
-        left = list(shapes)
-        while left:
-            ready = next((s for s in left if not any(reads[t] & owned[s] for t in left if t != s)), None)
-            if ready is None:
-                copies = [Buffer.allocate(self.b, fill.buffer.shape, fill.buffer.dtype) for fill in fills]
-                self.block([Fill(fill.value, copy) for fill, copy in zip(fills, copies, strict=True)])
-                raise LoweringError("carried tiles of different shapes need each other's old values")
-            order.append(ready)
-            left.remove(ready)
-        return [fill for shape in order for fill in fills if fill.buffer.shape == shape]
+            self.block([*op.block.ops, *_ordered(fills)])
 
     # -- loops -----------------------------------------------------------------------------------------------------
 
@@ -495,3 +466,12 @@ class KernelCodegen:
             self.block([Fill(value, buffer)])
             self.buffers[value] = buffer
         return self.buffers[value]
+
+
+def _ordered(fills: Sequence[Fill]) -> list[Fill]:
+    """Fills of carried tiles in an order in which none is overwritten while another still reads it.
+
+    A tile is computed from others of its shape, or with axes of size 1 in place of some of its own: larger ones go
+    first. Those of one shape share a loop, which computes all values of a position before it writes them.
+    """
+    return sorted(fills, key=lambda fill: (-prod(fill.buffer.shape), fill.buffer.shape))
