@@ -126,6 +126,8 @@ def _callable(
         record.measure("import", looked)
         executor = executor_for(imported, config, key, frozen)
     except Exception as error:  # whatever is wrong in the compiler, torch can run the graph
+        if record.wants_programs and "import" not in record.seconds:
+            record.captured = module
         if config.strict:
             raise
         expected = isinstance(error, WeftError)
