@@ -1,5 +1,7 @@
 """`weft bench cpu`: eager, Inductor and Weft in turns over operators, models, training steps and compilations.
 
+ONNX Runtime takes part in the models, where it is installed.
+
 The cases are in `weft.testing.benchmark_ops` and `benchmark_models`, measuring is in `weft.testing.benchmark`, what is
 printed and written in `weft.tools.bench_report`. Progress goes to stderr.
 """
@@ -57,6 +59,7 @@ def bench_cpu(terminal: Terminal, request: Request) -> None:
         import torch
 
         from weft.testing.benchmark import cpp_compiler
+        from weft.testing.onnx_runtime import missing_packages
         from weft.tools.bench_report import Results, insert, machine
 
         if request.threads:
@@ -66,6 +69,8 @@ def bench_cpu(terminal: Terminal, request: Request) -> None:
         results = Results(machine(torch.get_num_threads()))
         if cpp_compiler() is None:
             results.left_out.append("Inductor: there is no C++ compiler (g++, or what $CXX names)")
+        if any(case.exported for case in cases) and (missing := missing_packages()):
+            results.left_out.append(f"ONNX Runtime: {', '.join(missing)} not installed (`pip install weft[onnx]`)")
         planned = f"{counted(len(cases), 'case')}, {counted(len(models), 'model')} to compile"
         terminal.err.print(f"{results.machine}; {planned}", highlight=False)
         for note in results.left_out:

@@ -19,8 +19,8 @@ from rich.text import Text
 from weft import __version__
 from weft.backends.cpu.target import host_target
 from weft.errors import WeftError
-from weft.testing.benchmark import EAGER, INDUCTOR, WEFT, Race, geometric_mean
-from weft.testing.benchmark_case import CaseResult
+from weft.testing.benchmark import EAGER, INDUCTOR, ONNX_RUNTIME, WEFT, Race, geometric_mean
+from weft.testing.benchmark_case import CONTENDERS, CaseResult
 from weft.testing.charts import Bar, Chart, write_chart
 from weft.testing.compile_times import WARM, CompileResult, compile_ratio
 
@@ -101,8 +101,7 @@ class Results:
     def markdown(self) -> dict[str, str]:
         """A table for each suite, what it amounts to, and the machine."""
         texts = {
-            suite: f"{_markdown(_TIMED, map(_timed_row, found))}\n{_in_words(summary(found))}"
-            for suite, found in self.suites().items()
+            suite: f"{_markdown(*_timed(found))}\n{_in_words(summary(found))}" for suite, found in self.suites().items()
         }
         if self.compiled:
             table = _markdown(_COMPILED, map(_compile_row, self.compiled))
@@ -158,12 +157,25 @@ def _in_words(figures: dict[str, Any]) -> str:
     return "; ".join(said)
 
 
-_TIMED = ("case", "eager, ms", "Inductor, ms", "Weft, ms", "best peer / Weft (95%)", "Inductor + Weft compile, s", "")
+_NAMES = {EAGER: "eager", INDUCTOR: "Inductor", ONNX_RUNTIME: "ONNX Runtime", WEFT: "Weft"}
 _COMPILED = ("model", "Inductor, s", "Weft, s", "warm, s", "first calls: Inductor, s", "Weft, s", "warm, s", "")
 
 
-def _timed_row(result: CaseResult) -> list[str]:
-    times = [_milliseconds(result.race, name) for name in (EAGER, INDUCTOR, WEFT)]
+def _timed(results: Sequence[CaseResult]) -> tuple[list[str], list[list[str]]]:
+    """The columns of a suite's table, and its rows. ONNX Runtime has a column where it took part."""
+    shown = _shown(results)
+    times = [f"{_NAMES[name]}, ms" for name in shown]
+    columns = ["case", *times, "best peer / Weft (95%)", "Inductor + Weft compile, s", ""]
+    return columns, [_timed_row(result, shown) for result in results]
+
+
+def _shown(results: Sequence[CaseResult]) -> list[str]:
+    there = {name for each in results for name in (*each.race.timings, *each.race.failures)}
+    return [name for name in CONTENDERS if name != ONNX_RUNTIME or name in there]
+
+
+def _timed_row(result: CaseResult, shown: Sequence[str]) -> list[str]:
+    times = [_milliseconds(result.race, name) for name in shown]
     compiling = " + ".join(_number(result.backend_seconds.get(name)) for name in (INDUCTOR, WEFT))
     return [
         result.name,
@@ -183,7 +195,8 @@ def _compile_row(result: CompileResult) -> list[str]:
 def line(result: CaseResult | CompileResult) -> str:
     """A result in a line, for progress."""
     if isinstance(result, CaseResult):
-        names, row = ("eager", "inductor", "weft", "ratio"), _timed_row(result)
+        shown = _shown([result])
+        names, row = (*shown, "ratio"), _timed_row(result, shown)
     else:
         names, row = ("inductor", "weft", "warm"), _compile_row(result)
     said = ", ".join(f"{name} {text}" for name, text in zip(names, row[1:], strict=False))
@@ -202,7 +215,7 @@ def _number(seconds: float | None) -> str:
 
 
 def _timed_table(suite: str, results: Sequence[CaseResult]) -> Table:
-    return _table(f"{suite}: medians, ± half the distance of the quartiles", _TIMED, map(_timed_row, results))
+    return _table(f"{suite}: medians, ± half the distance of the quartiles", *_timed(results))
 
 
 def _compile_table(results: Sequence[CompileResult]) -> Table:
@@ -229,7 +242,7 @@ def _speed_chart(suite: str, results: Sequence[CaseResult], note: str) -> Chart:
         timings = result.race.timings
         if EAGER not in timings:
             continue
-        speeds = {name: timings[EAGER].median / timings[name].median for name in (INDUCTOR, WEFT) if name in timings}
+        speeds = {name: timings[EAGER].median / timings[name].median for name in CONTENDERS[1:] if name in timings}
         groups[result.name] = [Bar(name, speed, f"{speed:.2f}×") for name, speed in speeds.items()]
     return Chart(f"{suite}: speed relative to eager (dashed); longer is better", groups, note, line=1.0)
 
