@@ -156,6 +156,12 @@ class CpuExecutor:
         call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
         return call
 
+    def release(self) -> None:
+        """Give back what is kept between calls: arenas, and the memory of results that nobody holds."""
+        for pool in self.frames.values():
+            pool.clear()
+        self.memory.release()
+
     def _place_constants(self, frame: Frame, given: Sequence[torch.Tensor]) -> ConstantSet:
         constants = self.constants(given)
         if frame.constants is not constants:
