@@ -25,8 +25,8 @@ def test_only_what_calls_take_counts() -> None:
 
     def call() -> None:
         if not kept:
-            kept.append(torch.zeros(64 * MB, dtype=torch.uint8))  # made by the first call, and there to stay
-        torch.zeros(32 * MB, dtype=torch.uint8)
+            kept.append(torch.ones(64 * MB, dtype=torch.uint8))  # made by the first call, and there to stay
+        torch.ones(32 * MB, dtype=torch.uint8)
 
     growth = growth_over(call, give_back)
     assert 30 * MB < growth < 44 * MB
@@ -38,7 +38,7 @@ def test_what_is_kept_between_calls_is_given_back_before() -> None:
 
     def call() -> None:
         if not kept:
-            kept.append(torch.zeros(32 * MB, dtype=torch.uint8))
+            kept.append(torch.ones(32 * MB, dtype=torch.uint8))
 
     assert growth_over(call, kept.clear) > 30 * MB
 
