@@ -169,6 +169,18 @@ class Builder(Protocol):
 
     # -- the author's eyes -----------------------------------------------------------------------------------------
 
+    def shape_of(self, value: Handle) -> Shape:
+        """The shape of a handle: a combine function is called with handles of a shape the builder chooses."""
+        ...
+
+    def known(self, value: Handle) -> float | int | bool | None:
+        """A scalar as a Python number, from a builder that computes at once; None from one that emits code."""
+        ...
+
+    def show(self, value: Handle) -> str | None:
+        """The numbers of a tile as text, from a builder that computes at once."""
+        ...
+
     def print_values(self, prefix: str, values: Sequence[Handle], dtypes: Sequence[DType], hexadecimal: bool) -> None:
         """`tl.device_print`."""
         ...
