@@ -101,6 +101,8 @@ def tile_type(value: SSAValue) -> TileType:
 class KernelOp(IRDLOperation):
     """A kernel. Block arguments are pointers and then sizes; `grid` says how many programs there are along each axis.
 
+    Kernels that people write take scalars too, before the sizes.
+
     `serial` kernels run their programs one after the other (scatters that may write to one place twice).
     """
 
@@ -227,7 +229,10 @@ class GatherOp(IRDLOperation):
 
 @irdl_op_definition
 class ScatterOp(IRDLOperation):
-    """Write a tile to computed places, element after element; `kind` assigns, or combines with what is there."""
+    """Write a tile to computed places, element after element; `kind` assigns, or combines with what is there.
+
+    An `unordered` one assigns, and may do so in any order.
+    """
 
     name = "tile.scatter"
     value = operand_def(TileType)
@@ -235,6 +240,7 @@ class ScatterOp(IRDLOperation):
     offsets = operand_def(TileType)
     mask = opt_operand_def(TileType)
     kind = attr_def(StringAttr)
+    unordered = opt_attr_def(builtin.UnitAttr)
 
 
 @irdl_op_definition

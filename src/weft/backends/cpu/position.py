@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from xdsl.ir import SSAValue
 
@@ -15,14 +16,44 @@ UNROLLED_STEPS = 8
 _STRETCH = 32
 
 
+_Place: TypeAlias = "tuple[tuple[str, ...], int, int]"
+
+
 @dataclass
 class Position:
-    """An index an axis, `lanes` elements along the axis `inner`; `values` holds what has been computed there."""
+    """An index an axis, `lanes` elements along the axis `inner`; `values` holds what has been computed there.
+
+    `others` are the positions in tiles of other shapes that correspond to it.
+    """
 
     index: tuple[V, ...]
     inner: int
     lanes: int
     values: dict[SSAValue, V] = field(default_factory=dict[SSAValue, V])
+    others: dict[_Place, Position] = field(default_factory=dict["_Place", "Position"])
+
+    def elsewhere(self, index: tuple[V, ...], inner: int, lanes: int) -> Position:
+        """The position with this index in a tile of another shape: always the same one."""
+        place = (tuple(v.name for v in index), inner, lanes)
+        if place not in self.others:
+            self.others[place] = Position(index, inner, lanes, others=self.others)
+        return self.others[place]
+
+    def copy(self) -> Position:
+        """The same position on a way of its own: what is computed there is not known here."""
+        result = Position(self.index, self.inner, self.lanes, dict(self.values))
+        for place, other in self.others.items():
+            result.others[place] = Position(other.index, other.inner, other.lanes, dict(other.values), result.others)
+        return result
+
+    def known_at(self, index: tuple[V, ...], lanes: int, still: Callable[[SSAValue, int], bool]) -> Position:
+        """A position along the same axis, with what is known of it: values that are the same all along."""
+        values = {v: known for v, known in self.values.items() if still(v, self.inner)}
+        result = Position(index, self.inner, lanes, values)
+        for place, other in self.others.items():
+            if other.lanes == 1:
+                result.others[place] = Position(other.index, other.inner, 1, dict(other.values), result.others)
+        return result
 
 
 def lanes_for(target: CpuTarget, bits: int, extent: V) -> int:
