@@ -47,6 +47,8 @@ def emit_gather(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept:
     inner = here.inner
     moving = here.lanes > 1 and _moves(codegen, op.offsets, inner)
     step = codegen.neighbours.step_along(op.offsets, inner) if moving else None
+    if step is None and moving and codegen.written and _is_arithmetic(op.offsets):
+        return _perhaps_whole(codegen, op, here, kept)
     if step is None:
         return _lane_by_lane(codegen, op, codegen.at(op.offsets, here, kept), _mask(codegen, op, here, kept))
     if _moves(codegen, op.mask, inner):
@@ -86,6 +88,39 @@ def _whole(codegen: KernelCodegen, op: tile.GatherOp, start: V, lanes: int, step
     # Where the mask is false zeros are read, which may be what is asked for.
     is_chosen = dtype.is_float and from_attribute(op.other) == 0
     return _chosen(codegen, op, load_convert(b, raw, dtype), None if is_chosen else mask)
+
+
+def _is_arithmetic(offsets: SSAValue) -> bool:
+    """Whether offsets are computed from positions alone: those mostly lie side by side, if not provably."""
+    reads = (tile.GatherOp, written.TakeOp)
+    return not any(isinstance(v, OpResult) and isinstance(v.op, reads) for v in lazy_closure(offsets))
+
+
+def _perhaps_whole(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[SSAValue]) -> V:
+    """Elements that lie side by side, or do not: that is looked at when the kernel runs."""
+    b, lanes = codegen.b, here.lanes
+    offsets = b.splat(codegen.at(op.offsets, here, kept), lanes)
+    mask = _mask(codegen, op, here, kept)
+    start = b.extract(offsets, 0)
+    line = b.binary("add", b.splat(start, lanes), b.iota(lanes, offsets.element))
+    same = b.icmp("eq", offsets, line)
+    if mask is not None and mask.lanes > 1:
+        same = b.binary("and", same, mask)
+    whole = b.call(f"llvm.vector.reduce.and.{mangle(same.type)}", "i1", same)
+    if mask is not None and mask.lanes == 1:
+        whole = b.binary("and", whole, mask)
+    register = vector(scalar_type(tile.tile_type(op.out).dtype), lanes)
+    slot = b.alloca(register)
+    together, apart, after = b.label("together"), b.label("apart"), b.label("after")
+    b.branch_if(whole, together, apart)
+    b.start(together)
+    b.store(_whole(codegen, op, start, lanes, 1), slot, 1)
+    b.branch(after)
+    b.start(apart)
+    b.store(b.splat(_lane_by_lane(codegen, op, offsets, mask), lanes), slot, 1)
+    b.branch(after)
+    b.start(after)
+    return b.load(register, slot, 1)
 
 
 def _partly_masked(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[SSAValue], step: int) -> V:

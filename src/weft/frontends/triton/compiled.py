@@ -20,6 +20,7 @@ from weft.frontends.triton.emit import GRID, Argument, TileBuilder
 from weft.frontends.triton.errors import DeviceAssertError
 from weft.runtime.executable import launcher, link
 from weft.tile import dialect as tile
+from weft.tile.close_inductions import close_inductions
 
 _FORMS = {"f32": "f4x", "f64": "d", "i1": "?7x", "i8": "b7x", "ui8": "B7x", "i16": "h6x", "ui16": "H6x"} | {
     "i32": "i4x",
@@ -100,7 +101,9 @@ def build_kernel(
         build(builder, builder.arguments)
     finally:
         current.reset(token)
-    return builder.finish(), tuple(builder.checks)
+    kernel = builder.finish()
+    close_inductions(kernel)
+    return kernel, tuple(builder.checks)
 
 
 def compile_kernel(
