@@ -5,8 +5,8 @@
       yield %p + %step                                          }
     }                                                           %r = %start + n * %step
 
-Pointers that a loop moves on are like that. What they point to in each turn, and how neighbouring elements lie, can then
-be read off, as with pointers that are computed in place.
+Pointers that a loop moves on are like that. What they point to in each turn, and how neighbouring elements lie, can
+then be read off, as with pointers that are computed in place.
 """
 
 from __future__ import annotations
@@ -70,8 +70,10 @@ def _added(argument: SSAValue, value: SSAValue) -> SSAValue | None:
 def _is_invariant(value: SSAValue, loop: tile.ForOp) -> bool:
     if not loop.is_ancestor(value.owner):
         return True
-    pure = isinstance(value, OpResult) and isinstance(value.op, _PURE)
-    return pure and all(_is_invariant(operand, loop) for operand in value.op.operands)
+    if not isinstance(value, OpResult) or not isinstance(value.op, _PURE):
+        return False
+    operands: Sequence[SSAValue] = value.op.operands
+    return all(_is_invariant(operand, loop) for operand in operands)
 
 
 def _hoist(value: SSAValue, loop: tile.ForOp) -> None:

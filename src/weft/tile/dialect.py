@@ -15,7 +15,7 @@ from typing import Self
 
 from xdsl.dialects import builtin
 from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr
-from xdsl.ir import Attribute, Block, Data, Dialect, ParametrizedAttribute, Region, SSAValue, TypeAttribute
+from xdsl.ir import Attribute, Block, Data, ParametrizedAttribute, Region, SSAValue, TypeAttribute
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     IRDLOperation,
@@ -337,24 +337,20 @@ class YieldOp(IRDLOperation):
     traits = traits_def(IsTerminator())
 
 
-Tile = Dialect(
-    "tile",
-    [
-        KernelOp,
-        ProgramOp,
-        ReturnOp,
-        ConstantOp,
-        LoadOp,
-        StoreOp,
-        PositionOp,
-        GatherOp,
-        ScatterOp,
-        MapOp,
-        ReduceOp,
-        DotOp,
-        SortOp,
-        ForOp,
-        YieldOp,
-    ],
-    [TileType, PointerType, Sizes],
-)
+OPS: list[type[IRDLOperation]] = [
+    KernelOp,
+    ProgramOp,
+    ReturnOp,
+    ConstantOp,
+    LoadOp,
+    StoreOp,
+    PositionOp,
+    GatherOp,
+    ScatterOp,
+    MapOp,
+    ReduceOp,
+    DotOp,
+    SortOp,
+    ForOp,
+    YieldOp,
+]

@@ -103,7 +103,8 @@ def form_steps(operations: Iterable[Operation | Fill], order: MemoryOrder) -> li
             continue
         if isinstance(op, (*LAZY, tile.ProgramOp, tile.YieldOp, tile.ReturnOp)):
             continue
-        if not isinstance(op, (tile.StoreOp, tile.ReduceOp, Fill)) and not _is_unordered(op):
+        if not isinstance(op, tile.StoreOp | tile.ScatterOp | tile.ReduceOp | Fill) or _is_alone(op):
+            assert isinstance(op, Operation)
             steps.append(op)
             continue
         shape = tile.tile_type(sink_value(op)).sizes
@@ -126,8 +127,9 @@ def _store_shape(op: tile.StoreOp) -> tuple[int, ...]:
     return tuple(max(size, int(str(wide))) for size, wide in zip(sizes, op.spread.data, strict=True))
 
 
-def _is_unordered(op: Operation) -> bool:
-    return isinstance(op, tile.ScatterOp) and op.unordered is not None and bool(tile.tile_type(op.value).sizes)
+def _is_alone(op: Sink) -> bool:
+    """Whether a write is not part of a loop over positions: it has an order of its own, or is but one element."""
+    return isinstance(op, tile.ScatterOp) and (op.unordered is None or not tile.tile_type(op.value).sizes)
 
 
 def _place_scalar(op: Operation, steps: list[Step]) -> None:

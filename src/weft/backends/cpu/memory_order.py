@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
+from weft.ir.attributes import from_attribute
 from weft.tile import dialect as tile
 from weft.tile import written
 
@@ -46,8 +48,8 @@ class MemoryOrder:
     def of(cls, kernel: tile.KernelOp) -> MemoryOrder:
         if "groups" not in kernel.attributes:
             return cls()
-        numbers = [number.value.data for number in kernel.attributes["groups"]]  # type: ignore[attr-defined]
-        order = cls({arg: n for arg, n in zip(kernel.block.args, numbers, strict=False) if n >= 0})
+        numbers = cast(tuple[int, ...], from_attribute(kernel.attributes["groups"]))
+        order = cls({arg: number for arg, number in zip(kernel.block.args, numbers, strict=False) if number >= 0})
         return cls(order.groups, frozenset(order._early(kernel)))
 
     def meet(self, a: SSAValue, b: SSAValue) -> bool:

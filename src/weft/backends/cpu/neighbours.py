@@ -55,12 +55,13 @@ class Neighbours:
                 stride = op.strides.data[axis]
                 return stride if isinstance(stride, int) else None
             case tile.MapOp() as op if op.function.data in ("add", "sub"):
-                left, right = (self.step_along(arg, axis) for arg in op.args)
-                if left is None or right is None:
+                first, second = (self.step_along(arg, axis) for arg in op.args)
+                if first is None or second is None:
                     return None
-                return left + right if op.function.data == "add" else left - right
+                return first + second if op.function.data == "add" else first - second
             case tile.MapOp() as op if op.function.data == "mul":
-                return self._scaled(*op.args, axis) or self._scaled(*reversed(op.args), axis)
+                left, right = op.args
+                return self._scaled(left, right, axis) or self._scaled(right, left, axis)
             case tile.MapOp() as op if op.function.data == "cast":
                 source, target = from_attribute(op.attributes["source"]), from_attribute(op.attributes["target"])
                 assert isinstance(source, DType) and isinstance(target, DType)

@@ -182,7 +182,9 @@ def _carry(
     value reads another position than its own.
     """
     scalars = [(codegen.at(v, scalar_position()), s) for v, s in zip(values, slots, strict=True) if not s.shape]
-    left = [(v, s) for v, s in zip(values, slots, strict=True) if s.shape and codegen.buffers.get(v) != s]
+    left: list[tuple[SSAValue, Buffer]] = [
+        (v, s) for v, s in zip(values, slots, strict=True) if s.shape and codegen.buffers.get(v) != s
+    ]
     owner = dict(zip(arguments, slots, strict=True))
     reads = {id(slot): _slots_read(codegen, value, owner) for value, slot in left}
     while left:
