@@ -43,6 +43,7 @@ class KernelError(TritonError):
         super().__init__(message, location=location, hint=hint)
         self.frames: list[Frame] = []
         self.types: dict[str, str] = {}
+        self.owner = 0  # which evaluation added the last frame
 
     @property
     def error_message(self) -> str:
