@@ -18,9 +18,10 @@ from weft.backends.cpu.clusters import Cluster, Fill, Sink, cost_of, form_steps,
 from weft.backends.cpu.computed import all_of, emit_gather, emit_scatter
 from weft.backends.cpu.dot import accumulates_in_place, buffered_operands, emit_dot
 from weft.backends.cpu.extents import Limits
+from weft.backends.cpu.masks import unmasked_part
 from weft.backends.cpu.memory_order import MemoryOrder, lazy_closure
 from weft.backends.cpu.neighbours import Neighbours
-from weft.backends.cpu.position import UNROLLED_STEPS, Position, lanes_for, load_strided, walk
+from weft.backends.cpu.position import UNROLLED_STEPS, Position, lanes_for, load_strided, walk, walk_rest, walk_steps
 from weft.backends.cpu.reductions import Accumulator
 from weft.backends.cpu.sort import emit_sort
 from weft.backends.cpu.target import CpuTarget
@@ -80,8 +81,10 @@ class KernelCodegen:
         self.written = "groups" in kernel.attributes
         self.fixed: dict[SSAValue, V] = {}
         """Tiles without axes: each is computed once, where it stands."""
-        self.unmasked: frozenset[tile.GatherOp] = frozenset()
-        """Reads of which the code being made knows that nothing is masked."""
+        self.unmasked: frozenset[Operation] = frozenset()
+        """Accesses of which the code being made knows that nothing is masked."""
+        self.true: frozenset[SSAValue] = frozenset()
+        """Masks of which the code being made knows that they hold."""
 
     def emit(self) -> None:
         name = self.kernel.sym_name.data
@@ -299,10 +302,20 @@ class KernelCodegen:
             unrolled = min(UNROLLED_STEPS, _UNROLLED_COST // max(1, cost))
             pause = self._folding(accumulators)
 
-            def line() -> None:
-                walk(b, extents[inner], self._lanes(cluster, extents[inner]), turn, unrolled, pause)
+            part = unmasked_part(self, cluster, steady, extents[inner]) if self.written else None
 
-            masked = [] if accumulators else self._masked_at_once(cluster, inner)
+            def line() -> None:
+                lanes = self._lanes(cluster, extents[inner])
+                if part is None or lanes == 1:
+                    walk(b, extents[inner], lanes, turn, unrolled, pause)
+                    return
+                stop = b.binary("and", part.count, i64(-lanes))
+                self.unmasked, self.true = part.accesses, part.masks
+                walk_steps(b, i64(0), stop, lanes, turn, pause)
+                self.unmasked, self.true = frozenset(), frozenset()
+                walk_rest(b, stop, int(extents[inner].name), lanes, turn)
+
+            masked = [] if accumulators or self.written else self._masked_at_once(cluster, inner)
             if len(masked) < _FEW_MASKED:
                 line()
             else:
@@ -435,6 +448,8 @@ class KernelCodegen:
         """The elements of a tile at a position: a vector if the tile moves along the inner axis, else a scalar."""
         if value in self.fixed:
             return self.fixed[value]
+        if value in self.true:
+            return const(True, "i1")
         if value in here.values:
             return here.values[value]
         if value in self.buffers and value not in kept:

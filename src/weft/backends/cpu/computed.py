@@ -51,7 +51,7 @@ def emit_gather(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept:
         return _perhaps_whole(codegen, op, here, kept)
     if step is None:
         return _lane_by_lane(codegen, op, codegen.at(op.offsets, here, kept), _mask(codegen, op, here, kept))
-    if _moves(codegen, op.mask, inner):
+    if _moves(codegen, op.mask, inner) and op not in codegen.unmasked:
         return _partly_masked(codegen, op, here, kept, step)
     start = at_lane(codegen, op.offsets, here, kept, 0)
     return _whole(codegen, op, start, here.lanes, step, _mask(codegen, op, here, kept))

@@ -78,24 +78,13 @@ def walk(
     `pause` makes code that runs now and then on a long way.
     """
 
-    def whole_steps(stop: V) -> None:
-        if pause is None or (not stop.name.startswith("%") and int(stop.name) <= 2 * _STRETCH * lanes):
-            with b.loop(i64(0), stop, i64(lanes)) as i:
-                turn(i, lanes)
-            return
-        with b.loop(i64(0), stop, i64(_STRETCH * lanes)) as start:
-            end = b.intrinsic("smin", b.add(start, i64(_STRETCH * lanes)), stop)
-            with b.loop(start, end, i64(lanes)) as i:
-                turn(i, lanes)
-            pause()
-
     if extent.name.startswith("%"):
         if lanes == 1:
             with b.loop(i64(0), extent, i64(1)) as i:
                 turn(i, 1)
             return
         whole = b.binary("and", extent, i64(-lanes))
-        whole_steps(whole)
+        walk_steps(b, i64(0), whole, lanes, turn, pause)
         with b.loop(whole, extent, i64(1)) as i:
             turn(i, 1)
         return
@@ -105,8 +94,35 @@ def walk(
         for step in range(steps):
             turn(i64(step * lanes), lanes)
     elif steps:
-        whole_steps(i64(steps * lanes))
-    start = steps * lanes
+        walk_steps(b, i64(0), i64(steps * lanes), lanes, turn, pause)
+    _walk_remainder(steps * lanes, count, lanes, turn)
+
+
+def walk_steps(
+    b: Function, start: V, stop: V, lanes: int, turn: Callable[[V, int], None], pause: Callable[[], None] | None
+) -> None:
+    """Walk a part of an axis that is made of whole steps."""
+    if pause is None or (not stop.name.startswith("%") and int(stop.name) <= 2 * _STRETCH * lanes):
+        with b.loop(start, stop, i64(lanes)) as i:
+            turn(i, lanes)
+        return
+    with b.loop(start, stop, i64(_STRETCH * lanes)) as first:
+        end = b.intrinsic("smin", b.add(first, i64(_STRETCH * lanes)), stop)
+        with b.loop(first, end, i64(lanes)) as i:
+            turn(i, lanes)
+        pause()
+
+
+def walk_rest(b: Function, start: V, count: int, lanes: int, turn: Callable[[V, int], None]) -> None:
+    """Walk an axis of known length from some step on."""
+    whole = count - count % lanes
+    with b.loop(start, i64(whole), i64(lanes)) as i:
+        turn(i, lanes)
+    _walk_remainder(whole, count, lanes, turn)
+
+
+def _walk_remainder(start: int, count: int, lanes: int, turn: Callable[[V, int], None]) -> None:
+    """The last elements, fewer than a step has: in powers of two."""
     while start < count:
         lanes //= 2
         if count - start >= lanes:
