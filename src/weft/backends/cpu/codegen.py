@@ -29,7 +29,7 @@ from weft.backends.cpu.transposed import emit_transposed, transposed_axes
 from weft.backends.cpu.views import emit_take, emit_view, prepare_views
 from weft.backends.cpu.written import emit_written, store_unordered
 from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_type, scalar_type, vector
-from weft.backends.llvm.cast import emit_cast, load_convert, store_convert
+from weft.backends.llvm.cast import emit_cast, load_convert, store_convert, truncate_to
 from weft.backends.llvm.math import emit_function
 from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute
@@ -494,6 +494,8 @@ class KernelCodegen:
         if function == "cast":
             source, target = from_attribute(op.attributes["source"]), from_attribute(op.attributes["target"])
             assert isinstance(source, DType) and isinstance(target, DType)
+            if "rounding" in op.attributes and source.is_float and target.is_float:
+                return truncate_to(self.b, args[0], target)
             return emit_cast(self.b, args[0], source, target)
         if function == "bitcast":
             source, target = from_attribute(op.attributes["source"]), from_attribute(op.attributes["target"])
