@@ -75,13 +75,17 @@ class Builder(Protocol):
     def reduce(
         self, values: Sequence[Handle], dtypes: Sequence[DType], axis: int, combine: Combine | str
     ) -> list[Handle]:
-        """Combine along an axis, which disappears. A string is a name of `weft.tile.functions.COMBINERS`."""
+        """Combine along an axis, which disappears.
+
+        A string is a name of `weft.tile.functions.COMBINERS` (argmax and argmin take one value and give the i64 index)
+        or one of fmax, fmin, and, or, xor: functions of `weft.tile.functions.FUNCTIONS`.
+        """
         ...
 
     def scan(
-        self, values: Sequence[Handle], dtypes: Sequence[DType], axis: int, combine: Combine, reverse: bool
+        self, values: Sequence[Handle], dtypes: Sequence[DType], axis: int, combine: Combine | str, reverse: bool
     ) -> list[Handle]:
-        """All partial combinations along an axis, the own element included."""
+        """All partial combinations along an axis, the own element included. A string is `sum` or `prod`."""
         ...
 
     def dot(self, a: Handle, b: Handle, accumulator: Handle | None, operand: DType, result: DType) -> Handle:

@@ -59,7 +59,7 @@ def unwrap(value: Any) -> Any:
     if isinstance(value, list):
         return [unwrap(item) for item in cast("list[Any]", value)]
     if type(value) is tuple:
-        return tuple(unwrap(item) for item in value)
+        return tuple(unwrap(item) for item in cast("tuple[Any, ...]", value))
     return value
 
 

@@ -37,22 +37,22 @@ def member(function: _F) -> _F:
     return function
 
 
-def _binary(name: str) -> Any:
-    def apply(self: Any, other: Any) -> Any:
+def _binary(name: str) -> Callable[[Any, Any], tensor]:
+    def apply(self: Any, other: Any) -> tensor:
         return _OPERATORS[name](self, other)
 
     return apply
 
 
-def _reflected(name: str) -> Any:
-    def apply(self: Any, other: Any) -> Any:
+def _reflected(name: str) -> Callable[[Any, Any], tensor]:
+    def apply(self: Any, other: Any) -> tensor:
         return _OPERATORS[name](other, self)
 
     return apply
 
 
-def _unary(name: str) -> Any:
-    def apply(self: Any) -> Any:
+def _unary(name: str) -> Callable[[Any], tensor]:
+    def apply(self: Any) -> tensor:
         return _OPERATORS[name](self)
 
     return apply
@@ -102,7 +102,8 @@ class tensor(base_value):
     __lshift__, __rlshift__ = _binary("shl"), _reflected("shl")
     __rshift__, __rrshift__ = _binary("shr"), _reflected("shr")
     __lt__, __le__, __gt__, __ge__ = _binary("lt"), _binary("le"), _binary("gt"), _binary("ge")
-    __eq__, __ne__ = _binary("eq"), _binary("ne")
+    __eq__ = cast(Any, _binary("eq"))
+    __ne__ = cast(Any, _binary("ne"))
     __neg__, __invert__, __not__ = _unary("neg"), _unary("invert"), _unary("not")
     __getitem__ = _binary("index")
     __hash__ = object.__hash__
@@ -235,6 +236,11 @@ class tuple(base_value):
 
     def __repr__(self) -> str:
         return f"({', '.join(map(repr, self.values))})"
+
+
+def tuple_of(values: Sequence[Any], fields: Sequence[str] | None = None) -> tuple:
+    """A tuple of values, with names if it has any."""
+    return tuple(values, type_of_items(values, fields))
 
 
 class slice:
