@@ -21,7 +21,7 @@ from weft.backends.cpu.extents import Limits
 from weft.backends.cpu.masks import unmasked_part
 from weft.backends.cpu.memory_order import MemoryOrder, lazy_closure
 from weft.backends.cpu.neighbours import Neighbours
-from weft.backends.cpu.position import UNROLLED_STEPS, Position, lanes_for, load_strided, walk, walk_rest, walk_steps
+from weft.backends.cpu.position import UNROLLED_STEPS, Position, lanes_for, load_strided, read_along, walk, walk_rest, walk_steps
 from weft.backends.cpu.reductions import Accumulator
 from weft.backends.cpu.sort import emit_sort
 from weft.backends.cpu.target import CpuTarget
@@ -400,6 +400,7 @@ class KernelCodegen:
         else:
             buffer = self.buffers[sink.out]
             index = [i64(0) if a == sink.axis.value.data else v for a, v in enumerate(here.index)]
+            value = b.splat(value, here.lanes if buffer.shape[here.inner] != 1 else 1)
             old = buffer.read(b, index, value.lanes)
             function = COMBINERS[sink.kind.data].function
             buffer.write(b, emit_function(b, function, [old, value], buffer.dtype), index)
@@ -455,7 +456,7 @@ class KernelCodegen:
         if value in self.buffers and value not in kept:
             buffer = self.buffers[value]
             lanes = here.lanes if here.index and buffer.shape[here.inner] != 1 else 1
-            result = buffer.read(self.b, here.index, lanes)
+            result = read_along(self.b, buffer, here, lanes)
         else:
             result = self._compute(value, here, kept)
             if value in kept:

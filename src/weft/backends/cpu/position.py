@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import prod
 from typing import TypeAlias
 
 from xdsl.ir import SSAValue
 
+from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.target import CpuTarget
 from weft.backends.llvm.builder import Function, V, i64, vector
 
@@ -128,6 +130,15 @@ def _walk_remainder(start: int, count: int, lanes: int, turn: Callable[[V, int],
         if count - start >= lanes:
             turn(i64(start), lanes)
             start += lanes
+
+
+def read_along(b: Function, buffer: Buffer, here: Position, lanes: int) -> V:
+    """The elements of a buffer at a position; along an axis that is not the last they lie apart."""
+    if lanes == 1:
+        return buffer.read(b, here.index, 1)
+    stride = prod(buffer.shape[here.inner + 1 :])
+    raw = load_strided(b, buffer.element, buffer.address(b, here.index), i64(stride), lanes, buffer.align)
+    return buffer.loaded(b, raw)
 
 
 def load_strided(b: Function, element: str, address: V, stride: V, lanes: int, align: int) -> V:
