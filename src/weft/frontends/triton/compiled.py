@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,6 +29,9 @@ _FORMS = {"f32": "f4x", "f64": "d", "i1": "?7x", "i8": "b7x", "ui8": "B7x", "i16
     "ui64": "Q",
 }
 
+_COUNT = 4
+"""Where on the tape the number of programs stands."""
+
 
 @dataclass(frozen=True)
 class KernelCode:
@@ -42,17 +45,18 @@ class KernelCode:
 
 @dataclass
 class _Frame:
-    """The memory of one launch at a time."""
+    """The memory of one launch at a time. What a launch needs of it is looked up once: NumPy takes a while to tell."""
 
     tape: np.ndarray
     table: np.ndarray
     status: np.ndarray
-    buffer: memoryview = field(init=False)
-    addresses: tuple[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.buffer = self.table.data
-        self.addresses = (self.tape.ctypes.data, self.table.ctypes.data)
+        self.steps: memoryview = self.tape.data
+        self.buffer: memoryview = self.table.data
+        self.tape_address: int = self.tape.ctypes.data
+        self.table_address: int = self.table.ctypes.data
+        self.status_address: int = self.status.ctypes.data
 
 
 class CompiledKernel:
@@ -62,7 +66,7 @@ class CompiledKernel:
         self.code = code
         self._library = link(code.code, [code.name])
         self._address: int = self._library[code.name]
-        self._form = struct.Struct("<" + "".join(map(_form, code.arguments)) + "q" * (1 + len(GRID)))
+        self._pack = struct.Struct("<" + "".join(map(_form, code.arguments)) + "q" * (1 + len(GRID))).pack_into
         self._frames: list[_Frame] = []
         self._run = launcher()
 
@@ -73,11 +77,17 @@ class CompiledKernel:
 
     def launch(self, grid: tuple[int, int, int], words: Sequence[int | float], threads: int) -> None:
         """Run all programs of a grid; `words` are the arguments, pointers as addresses."""
-        frame = self._frames.pop() if self._frames else self._frame()
         x, y, z = grid
-        frame.tape[4] = x * y * z
-        self._form.pack_into(frame.buffer, 0, *words, frame.status.ctypes.data, z, y, x)
-        self._run(*frame.addresses, threads)
+        count = x * y * z
+        if not count:
+            return
+        try:
+            frame = self._frames.pop()
+        except IndexError:
+            frame = self._frame()
+        frame.steps[_COUNT] = count
+        self._pack(frame.buffer, 0, *words, frame.status_address, z, y, x)
+        self._run(frame.tape_address, frame.table_address, threads if count > 1 else 1)
         if self.code.checks and frame.status[0]:
             message, location = self.code.checks[int(frame.status[0]) - 1]
             raise DeviceAssertError(f"{self.code.name}: device_assert failed: {message}", location=location)
@@ -118,5 +128,3 @@ def compile_kernel(
         kernel, checks = build_kernel(build, arguments, name)
         code = compile_object(emit_kernels({name: kernel}, target), target)
     return KernelCode(name, tuple(arguments), checks, code)
-
-

@@ -203,15 +203,31 @@ class JITFunction(JITCallable, KernelInterface):
         self.arg_names = [parameter.name for parameter in self.params]
         self.constexprs = [parameter.num for parameter in self.params if parameter.is_constexpr]
         self.pre_run_hooks: list[Callable[..., Any]] = []
+        self._by_environment = interpreting()
 
     def run(self, *args: Any, grid: Grid, warmup: bool = False, **keywords: Any) -> Any:
         for hook in self.pre_run_hooks:
             hook(*args, **keywords)
-        if interpreting():
+        if self._is_interpreted():
             return None if warmup else self.launcher.interpret(args, grid, keywords)
         if warmup:
             return self.launcher.compiled(args, keywords)
-        return self.launcher.launch(args, grid, keywords)
+        return self.launcher.launch(grid, args, keywords)
+
+    def __getitem__(self, grid: Grid) -> Callable[..., Any]:
+        """`kernel[grid](...)`: launch so many programs."""
+
+        def launch(*args: Any, **keywords: Any) -> Any:
+            if self.pre_run_hooks or self._is_interpreted():
+                return self.run(*args, grid=grid, **keywords)
+            return self.launcher.launch(grid, args, keywords)
+
+        return launch
+
+    def _is_interpreted(self) -> bool:
+        """Asked at each launch: the environment is looked at when the kernel is made, `interpret()` now."""
+        chosen = _interpreted.get()
+        return self._by_environment if chosen is None else chosen
 
     @cached_property
     def launcher(self) -> Launcher:

@@ -9,16 +9,16 @@ nothing else.
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from weft.frontends.triton.binding import make_bind, make_classify
 from weft.frontends.triton.constants import unwrap
 from weft.frontends.triton.errors import KernelValueError
-from weft.frontends.triton.jit import OPTIONS, ArgumentError, Grid, JITFunction, OptionError, python_frames
-from weft.frontends.triton.specialise import Described, Words, alias_groups, describe
+from weft.frontends.triton.jit import OPTIONS, Grid, JITFunction, OptionError, python_frames
+from weft.frontends.triton.specialise import Described, describe
 from weft.runtime.openmp import in_forked_child, pool_symbols
 
 if TYPE_CHECKING:
@@ -32,32 +32,34 @@ class Launcher:
 
     def __init__(self, function: JITFunction) -> None:
         self.function = function
-        self.bind = _binder(function)
+        self.bind = make_bind(function)
+        self._classify = make_classify(function)
         self.kernels: dict[Key, CompiledKernel] = {}
         self._used: list[tuple[dict[str, Any], str, Any]] = []
 
-    def launch(self, args: Sequence[Any], grid: Grid, keywords: dict[str, Any]) -> CompiledKernel:
+    def launch(self, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]) -> CompiledKernel:
         """Run the kernel over the grid."""
-        values, options = self.bind(*args, **keywords)
-        words: Words = []
-        storages: list[int] = []
-        key = self._key(values, options, words, storages)
+        key, words, values, options = self._classify(*args, **keywords)
+        for scope, name, value in self._used:
+            if scope.get(name) is not value:
+                self._forget()
+                break
         kernel = self.kernels.get(key)
         if kernel is None:
             kernel = self._compile(values, options, key)
-        kernel.launch(self._grid(grid, values), words, threads())
+        if type(grid) is not tuple:
+            grid = self._grid(grid, values)
+        kernel.launch(_triple(grid), words, threads())
         return kernel
 
     def compiled(self, args: Sequence[Any], keywords: dict[str, Any]) -> CompiledKernel:
         """The kernel compiled for arguments like these."""
-        values, options = self.bind(*args, **keywords)
-        key = self._key(values, options, [], [])
+        key, _, values, options = self._classify(*args, **keywords)
         return self.kernels.get(key) or self._compile(values, options, key)
 
     def describe(self, args: Sequence[Any], keywords: dict[str, Any]) -> tuple[list[Described], Any]:
         """What a kernel is compiled for by arguments like these: each in full, and which tensors share memory."""
-        values, options = self.bind(*args, **keywords)
-        key = self._key(values, options, [], [])
+        key, _, values, _ = self._classify(*args, **keywords)
         return self._describe(values, key), key[-1]
 
     def interpret(self, args: Sequence[Any], grid: Grid, keywords: dict[str, Any]) -> None:
@@ -79,20 +81,6 @@ class Launcher:
     @property
     def names(self) -> list[str]:
         return self.function.arg_names
-
-    def _key(self, values: Sequence[Any], options: dict[str, Any], words: Words, storages: list[int]) -> Key:
-        parts: list[Hashable] = []
-        for parameter, value in zip(self.function.params, values, strict=True):
-            classify = parameter.classifiers.get(type(value)) or parameter.classifier(value)
-            parts.append(classify(value, words, storages))
-        if options:
-            parts.append(options.get("debug"))
-        parts.append(alias_groups(storages))
-        for scope, name, value in self._used:
-            if scope.get(name) is not value:
-                self._forget()
-                break
-        return tuple(parts)
 
     def _forget(self) -> None:
         """A global that the kernel uses has changed: what was compiled does not hold any more."""
@@ -139,7 +127,18 @@ def threads() -> int:
 
 
 def _triple(grid: Any) -> tuple[int, int, int]:
-    grid = unwrap(grid)
+    match grid:
+        case (int() as x, int() as y, int() as z) if x >= 0 and y >= 0 and z >= 0:
+            return x, y, z
+        case (int() as x,) if x >= 0:
+            return x, 1, 1
+        case (int() as x, int() as y) if x >= 0 and y >= 0:
+            return x, y, 1
+        case _:
+            return _checked(unwrap(grid))
+
+
+def _checked(grid: Any) -> tuple[int, int, int]:
     sides = (grid,) if isinstance(grid, int) else tuple(grid)
     if not 1 <= len(sides) <= 3:
         raise KernelValueError(f"a grid has one to three sides, not {len(sides)}")
@@ -150,32 +149,3 @@ def _triple(grid: Any) -> tuple[int, int, int]:
     if min(x, y, z) < 0:
         raise KernelValueError(f"the sides of a grid are not negative: {sides}")
     return x, y, z
-
-
-def _binder(function: JITFunction) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
-    """A function that takes what the kernel takes, and gives all arguments in order and the options besides.
-
-    It is made as text, as dataclasses make theirs: `inspect.Signature.bind` takes longer than the rest of a launch.
-    """
-    scope: dict[str, Any] = {}
-    parts: list[str] = []
-    for parameter in function.params:
-        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
-            raise ArgumentError(
-                f"kernel {function.__name__} takes a variable number of arguments",
-                location=f"{function.source.file}:{function.fn.__code__.co_firstlineno}",
-                hint="pass a tuple; only functions that kernels call may have *args",
-            )
-        default = ""
-        if parameter.has_default:
-            scope[f"default_{parameter.name}"] = parameter.default
-            default = f"=default_{parameter.name}"
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and "*" not in parts:
-            parts.append("*")
-        parts.append(parameter.name + default)
-    options = "options" if "options" not in function.arg_names else "options_of_the_launch"
-    parts.append(f"**{options}")
-    name = function.__name__ if function.__name__.isidentifier() else "kernel"
-    items = "".join(f"{each}, " for each in function.arg_names)
-    exec(f"def {name}({', '.join(parts)}): return ({items}), {options}", scope)
-    return scope[name]
