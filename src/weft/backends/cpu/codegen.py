@@ -19,9 +19,18 @@ from weft.backends.cpu.computed import all_of, emit_gather, emit_scatter
 from weft.backends.cpu.dot import accumulates_in_place, buffered_operands, emit_dot
 from weft.backends.cpu.extents import Limits
 from weft.backends.cpu.masks import unmasked_part
-from weft.backends.cpu.memory_order import MemoryOrder, lazy_closure
+from weft.backends.cpu.memory_order import MemoryOrder, lazy_closure, same_place_closure
 from weft.backends.cpu.neighbours import Neighbours
-from weft.backends.cpu.position import UNROLLED_STEPS, Position, lanes_for, load_strided, read_along, walk, walk_rest, walk_steps
+from weft.backends.cpu.position import (
+    UNROLLED_STEPS,
+    Position,
+    lanes_for,
+    load_strided,
+    read_along,
+    walk,
+    walk_rest,
+    walk_steps,
+)
 from weft.backends.cpu.reductions import Accumulator
 from weft.backends.cpu.sort import emit_sort
 from weft.backends.cpu.target import CpuTarget
@@ -261,16 +270,17 @@ class KernelCodegen:
     def cluster(self, cluster: Cluster) -> None:
         b = self.b
         self.prepare([root for sink in cluster.sinks for root in sink_roots(sink)], cluster.sinks)
-        for value in cluster.keeps:
+        inner = max((a for a, size in enumerate(cluster.shape) if size > 1), default=len(cluster.shape) - 1)
+        keeps = self._kept(cluster, inner)
+        kept = set(keeps)
+        for value in keeps:
             type_ = tile.tile_type(value)
             self.buffers[value] = Buffer.allocate(b, type_.sizes, type_.dtype)
-        kept = set(cluster.keeps)
         extents = self.cluster_extents(cluster)
         turned = None if self.written else transposed_axes(self, cluster)
         if turned is not None:
             emit_transposed(self, cluster, extents, *turned)
             return
-        inner = max((a for a, size in enumerate(cluster.shape) if size > 1), default=len(cluster.shape) - 1)
         sinks = cluster.sinks
         outer_sums = [s for s in sinks if isinstance(s, tile.ReduceOp) and s.axis.value.data != inner]
         inner_sums = [s for s in sinks if isinstance(s, tile.ReduceOp) and s.axis.value.data == inner]
@@ -332,6 +342,15 @@ class KernelCodegen:
                 self.buffers[sink.out].write(
                     b, accumulator.finish(), [v for v in index[:inner]] + [i64(0)] + index[inner + 1 :]
                 )
+
+    def _kept(self, cluster: Cluster, inner: int) -> list[SSAValue]:
+        """The values that the loop writes to buffers for others: those it computes at every position."""
+        here = {v: None for sink in cluster.sinks for root in sink_roots(sink) for v in same_place_closure(root)}
+        return [
+            value
+            for value in cluster.keeps
+            if value in here and value not in self.buffers and not self.neighbours.is_still(value, inner)
+        ]
 
     def _masked_at_once(self, cluster: Cluster, inner: int) -> list[tile.GatherOp]:
         """The reads that are masked all along the inner axis or not at all."""

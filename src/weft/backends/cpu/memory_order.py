@@ -34,6 +34,22 @@ def lazy_closure(value: SSAValue) -> dict[SSAValue, None]:
     return seen
 
 
+def same_place_closure(value: SSAValue) -> dict[SSAValue, None]:
+    """The value and what it is computed from at its own position: not what it reads through views, elsewhere."""
+    seen: dict[SSAValue, None] = {}
+    pending = [value]
+    while pending:
+        current = pending.pop()
+        if current in seen:
+            continue
+        seen[current] = None
+        if isinstance(current, OpResult) and isinstance(current.op, tile.MapOp | tile.GatherOp):
+            pending.extend(v for v in current.op.operands if isinstance(v.type, tile.TileType))
+        elif isinstance(current, OpResult) and isinstance(current.op, written.TakeOp):
+            pending.append(current.op.indices)
+    return seen
+
+
 @dataclass(frozen=True)
 class MemoryOrder:
     """Which memory pointers point to, and which reads must not be put off.

@@ -63,7 +63,7 @@ def emit_take(codegen: KernelCodegen, op: written.TakeOp, here: Position, kept: 
     """Elements of a buffer at computed positions along an axis."""
     b, axis = codegen.b, op.axis.value.data
     buffer = codegen.buffers[op.value]
-    indices = codegen.at(op.indices, here, kept)
+    indices = b.splat(codegen.at(op.indices, here, kept), here.lanes)
     raw = V(vector(buffer.element, indices.lanes), "poison")
     for lane in range(indices.lanes):
         place = [b.add(v, i64(lane)) if a == here.inner else v for a, v in enumerate(here.index)]
