@@ -28,6 +28,9 @@ class BoundMethod:
     owner: base_value
     function: JITFunction
 
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return self.function(self.owner, *args, **keywords)
+
 
 def _length(value: Any) -> int:
     if isinstance(value, tensor):

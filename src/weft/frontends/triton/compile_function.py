@@ -22,7 +22,7 @@ from weft.frontends.triton.jit import JITFunction
 from weft.frontends.triton.known import is_known, known
 from weft.frontends.triton.scopes import Scope
 from weft.frontends.triton.source import Source
-from weft.frontends.triton.statements import execute, is_constexpr_annotation
+from weft.frontends.triton.statements import Returned, execute, is_constexpr_annotation
 
 _DEEPEST = 100
 
@@ -32,26 +32,33 @@ _trees: weakref.WeakKeyDictionary[Source, tuple[str, ast.FunctionDef]] = weakref
 
 def build_kernel(function: JITFunction, arguments: Mapping[str, Any]) -> None:
     """Evaluate a kernel on its arguments, by name, with the current builder."""
-    if build_function(function, (), arguments) is not None:
-        raise KernelTypeError(
+    run, returned = _evaluate(function, (), arguments)
+    if returned is not None and returned.value is not None:
+        error = KernelTypeError(
             f"kernel {function.__name__} returns a value: nobody would get it",
-            location=f"{function.source.file}:{function.source.line}",
             hint="store results through a pointer with tl.store",
         )
+        raise run.placed(error, returned.node or _tree(function.source))
 
 
 def build_function(function: JITFunction, args: Sequence[Any] = (), keywords: Mapping[str, Any] | None = None) -> Any:
     """Evaluate a function on its arguments with the current builder: gives what it returns, or None."""
+    _, returned = _evaluate(function, args, keywords or {})
+    return None if returned is None else returned.value
+
+
+def _evaluate(
+    function: JITFunction, args: Sequence[Any], keywords: Mapping[str, Any]
+) -> tuple[Evaluation, Returned | None]:
     tree = _tree(function.source)
-    scope = _arguments(function, tree, args, keywords or {})
+    scope = _arguments(function, tree, args, keywords)
     signature = [type_of(value) for value in scope.values.values()]
     active = _active.get()
     _refuse_recursion(function, signature, active)
     token = _active.set((*active, (function, signature)))
     try:
         run = Evaluation(function, ChainMap(_closure(function), function.fn.__globals__), scope)
-        returned = execute(run, tree.body)
-        return None if returned is None else returned.value
+        return run, execute(run, tree.body)
     finally:
         _active.reset(token)
 

@@ -13,7 +13,14 @@ from typing import Any, TypeAlias, TypeVar
 
 from weft.frontends.triton import builder
 from weft.frontends.triton.constants import base_value
-from weft.frontends.triton.errors import Frame, KernelError, KernelUnsupportedError, from_exception
+from weft.frontends.triton.errors import (
+    CompileTimeAssertionFailure,
+    Frame,
+    KernelError,
+    KernelShapeError,
+    KernelUnsupportedError,
+    from_exception,
+)
 from weft.frontends.triton.jit import JITFunction
 from weft.frontends.triton.scopes import Scope
 
@@ -89,6 +96,7 @@ class Evaluation:
         if error.owner != id(self):
             error.add_frame(self.frame(node), self.types_in(node))
             error.owner = id(self)
+            error.hint = error.hint or _hint(error, node)
         return error
 
     def frame(self, node: ast.AST) -> Frame:
@@ -122,6 +130,17 @@ def describe(value: Any) -> str:
         type_ = value.type
         return str(type_) if type(value).__name__ != "constexpr" else repr(value)
     return f"{value!r} of Python's type {type(value).__name__}"
+
+
+def _hint(error: KernelError, node: ast.AST) -> str:
+    """What to do about an error that does not say so itself."""
+    if isinstance(error, CompileTimeAssertionFailure):
+        return "the constexprs of this launch do not fit: change them where the kernel is launched"
+    if isinstance(error, KernelShapeError):
+        return "sides that meet must be equal, or 1: look at the shapes of the operands"
+    if isinstance(node, ast.Call):
+        return f"see help({ast.unparse(node.func)})"
+    return "look at the types of the operands; x.to(...) converts"
 
 
 _INSTEAD: dict[type[ast.AST], tuple[str, str]] = {

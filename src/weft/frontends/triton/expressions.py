@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from weft.frontends.triton import builder, values
-from weft.frontends.triton.calls import PYTHON, call, to_condition
+from weft.frontends.triton.calls import PYTHON, BoundMethod, call, to_condition
 from weft.frontends.triton.carried import handles_of, rebuild, settled
 from weft.frontends.triton.constants import base_value, constexpr, unwrap
 from weft.frontends.triton.errors import KernelError, KernelTypeError, KernelUnsupportedError, KernelValueError
 from weft.frontends.triton.evaluation import Evaluation, describe, expression, unsupported
+from weft.frontends.triton.jit import JITFunction
 from weft.frontends.triton.known import is_known, known, static_condition
 from weft.frontends.triton.scopes import look_up
 from weft.frontends.triton.values import tensor
@@ -275,7 +276,7 @@ def subscript(run: Evaluation, node: ast.Subscript) -> Any:
     if isinstance(value, tensor):
         return cast(Any, value)[tuple(map(unwrap, index)) if isinstance(index, values.tuple) else unwrap(index)]
     if isinstance(value, base_value) and not isinstance(value, constexpr | values.tuple):
-        return call(run, node, cast(Any, value).__getitem__, [index], {})
+        return call(run, node, _member(value, "__getitem__"), [index], {})
     return known(value[index if isinstance(value, values.tuple) else unwrap(index)])
 
 
@@ -286,10 +287,16 @@ def attribute(run: Evaluation, node: ast.Attribute) -> Any:
         value = value.value
     run.at(node)
     try:
-        return known(getattr(value, node.attr))
+        return known(_member(value, node.attr))
     except AttributeError as error:
         shown = describe(value) if isinstance(value, base_value) else getattr(value, "__name__", describe(value))
         raise KernelTypeError(f"{shown} has no attribute {node.attr!r}", hint=_close(value, node.attr)) from error
+
+
+def _member(value: Any, name: str) -> Any:
+    member = getattr(value, name)
+    bound = isinstance(value, base_value) and isinstance(member, JITFunction)
+    return BoundMethod(value, member) if bound else member
 
 
 def _close(value: Any, wanted: str) -> str:

@@ -21,7 +21,7 @@ from weft.frontends.triton.errors import KernelTypeError, KernelUnsupportedError
 from weft.frontends.triton.evaluation import Evaluation, describe
 from weft.frontends.triton.known import is_known, static_condition
 from weft.frontends.triton.promotion import constant, promote_integers, to_tensor
-from weft.frontends.triton.scopes import ABSENT
+from weft.frontends.triton.scopes import ABSENT, is_mutable
 from weft.frontends.triton.types_only import NOTHING, is_types_only, types_only
 from weft.frontends.triton.values import tensor
 from weft.frontends.triton.values import tuple as tuple_value
@@ -180,11 +180,7 @@ class _Carried:
         for name in self.names:
             if name not in run.scope.constants:
                 run.scope.set(name, settled(run.scope.values[name]))
-        self.names += [
-            name
-            for name, value in run.scope.values.items()
-            if getattr(value, "is_mutable", False) and name not in self.names
-        ]
+        self.names += [name for name, value in run.scope.values.items() if is_mutable(value) and name not in self.names]
 
     @property
     def types(self) -> list[base_type]:
@@ -204,10 +200,12 @@ class _Carried:
 
     def check(self) -> None:
         """After a turn: has every name the type that it had before?"""
-        for name in self.names:
+        for name in [*self.names]:
             before = self.outer.values[name]
             after = self.run.scope.values.get(name, ABSENT)
-            if after is ABSENT:
+            if name not in self.written and handles_of(before) == handles_of(after):
+                self.names.remove(name)
+            elif after is ABSENT:
                 self._refuse(name, f"{name} has no value at the end of a turn: {self.run.scope.gone[name]}", before)
             elif name in self.outer.constants:
                 self._refuse(name, f"{name} is declared tl.constexpr: a loop cannot change it", before)

@@ -42,13 +42,16 @@ class Scope:
 
     def copy(self) -> Scope:
         """A scope whose changes are not seen here. Values that can be changed in place are copied with it."""
-        values = {name: _copied(value) for name, value in self.values.items()}
+        values = {name: _copied(value) if is_mutable(value) else value for name, value in self.values.items()}
         return Scope(values, dict(self.gone), set(self.constants))
 
 
+def is_mutable(value: Any) -> bool:
+    """Is this an object of an author's class? Its methods may set its fields."""
+    return isinstance(value, base_value) and getattr(value, "__triton_aggregate__", False)
+
+
 def _copied(value: Any) -> Any:
-    if not getattr(value, "is_mutable", False):
-        return value
     handles: list[Any] = []
     value.flatten(handles)
     return value.type.unflatten(handles, 0)[0]
