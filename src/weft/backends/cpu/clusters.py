@@ -18,6 +18,7 @@ from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.memory_order import LAZY, MemoryOrder, lazy_closure
 from weft.tile import dialect as tile
 from weft.tile import written
+from weft.tile.functions import COMBINERS
 
 _CHEAP_FUNCTIONS = frozenset(
     [
@@ -128,8 +129,16 @@ def _store_shape(op: tile.StoreOp) -> tuple[int, ...]:
 
 
 def _is_alone(op: Sink) -> bool:
-    """Whether a write is not part of a loop over positions: it has an order of its own, or is but one element."""
-    return isinstance(op, tile.ScatterOp) and (op.unordered is None or not tile.tile_type(op.value).sizes)
+    """Whether a sink is not part of a loop over positions.
+
+    So it is with a write that has an order of its own or is but one element, and with the place of an extremum along an
+    axis across the vectors.
+    """
+    if isinstance(op, tile.ScatterOp):
+        return op.unordered is None or not tile.tile_type(op.value).sizes
+    if not isinstance(op, tile.ReduceOp) or not COMBINERS[op.kind.data].indexed:
+        return False
+    return any(size > 1 for size in tile.tile_type(op.value).sizes[op.axis.value.data + 1 :])
 
 
 def _place_scalar(op: Operation, steps: list[Step]) -> None:

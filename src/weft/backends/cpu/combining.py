@@ -76,6 +76,34 @@ def emit_fold(codegen: KernelCodegen, op: written.FoldOp) -> None:
     codegen.buffers |= dict(zip(op.results, results, strict=True))
 
 
+def emit_extremum(codegen: KernelCodegen, op: tile.ReduceOp) -> None:
+    """The place of the first extremum along an axis, for several lines at once. NaN beats everything."""
+    b, axis, kind = codegen.b, op.axis.value.data, op.kind.data
+    source, type_ = codegen.materialise(op.value), tile.tile_type(op.out)
+    result = Buffer.allocate(b, type_.sizes, type_.dtype)
+    element, place = scalar_type(source.dtype), scalar_type(type_.dtype)
+
+    def line(index: list[V], lanes: int) -> None:
+        best, position = b.alloca(vector(element, lanes)), b.alloca(vector(place, lanes))
+        b.store(source.read(b, _at(index, axis, i64(0)), lanes), best, 1)
+        b.store(const(0, vector(place, lanes)), position, 1)
+        with b.loop(i64(1), i64(source.shape[axis]), i64(1)) as k:
+            value = source.read(b, _at(index, axis, k), lanes)
+            old = b.load(value.type, best, 1)
+            better = emit_function(b, "gt" if kind == "argmax" else "lt", [value, old], source.dtype)
+            if source.dtype.is_float:
+                nan, known = (emit_function(b, "isnan", [v], source.dtype) for v in (value, old))
+                fresh = b.binary("and", nan, b.binary("xor", known, const(True, known.type)))
+                better = b.binary("or", better, fresh)
+            before = b.load(vector(place, lanes), position, 1)
+            b.store(b.select(better, value, old), best, 1)
+            b.store(b.select(better, b.splat(k, lanes), before), position, 1)
+        result.write(b, b.load(vector(place, lanes), position, 1), _at(index, axis, i64(0)))
+
+    _lines(codegen, source.shape, axis, 64, line)
+    codegen.buffers[op.out] = result
+
+
 def emit_scan(codegen: KernelCodegen, op: written.ScanOp) -> None:
     b, axis = codegen.b, op.axis.value.data
     sources = [codegen.materialise(value) for value in op.values]

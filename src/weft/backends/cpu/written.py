@@ -15,7 +15,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from weft.backends.cpu.atomics import emit_atomic
 from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.clusters import Fill, cost_of, is_scalar
-from weft.backends.cpu.combining import emit_fold, emit_histogram, emit_order, emit_scan
+from weft.backends.cpu.combining import emit_extremum, emit_fold, emit_histogram, emit_order, emit_scan
 from weft.backends.cpu.computed import all_of, at_lane, conjuncts, pointer_address
 from weft.backends.cpu.dot import accumulates_in_place, buffered_operands
 from weft.backends.cpu.memory_order import lazy_closure
@@ -57,6 +57,8 @@ def emit_written(codegen: KernelCodegen, op: Operation) -> None:
             _while_loop(codegen, op)
         case written.IfOp():
             _branch(codegen, op)
+        case tile.ReduceOp():
+            emit_extremum(codegen, op)
         case written.FoldOp():
             emit_fold(codegen, op)
         case written.ScanOp():

@@ -71,7 +71,20 @@ class MemoryEmitter(ValueEmitter):
         size = self.constant(element.bytes, i64, tile.tile_type(pointer.offsets).sizes)
         return Pointer(self._nowhere(element), self.map("floordiv", [self.pointer_to_int(pointer, element), size], i64))
 
+    def _pointing_to(self, pointer: Pointer, element: DType) -> Pointer:
+        """A pointer to elements of a type, which it may have been told to point to by a cast."""
+        found = element_of(pointer)
+        if found == element:
+            return pointer
+        address = self.pointer_to_int(Pointer(pointer.base, self.constant(0, i64, ())), found)
+        offsets, sizes = pointer.offsets, (found.bytes, element.bytes)
+        if len(set(sizes)) > 1:
+            old, new = (self.constant(size, i64, tile.tile_type(offsets).sizes) for size in sizes)
+            offsets = self.map("floordiv", [self.map("mul", [offsets, old], i64), new], i64)
+        return Pointer(self.int_to_pointer(address, element).base, offsets)
+
     def load(self, pointer: Pointer, mask: SSAValue | None, other: SSAValue | None, element: DType) -> SSAValue:
+        pointer = self._pointing_to(pointer, element)
         shape = tile.tile_type(pointer.offsets).sizes
         known = self.number(other) if other is not None else 0
         if mask is not None and self.number(mask) is True:
@@ -91,6 +104,7 @@ class MemoryEmitter(ValueEmitter):
         return self.apply("select", [mask, gathered, other], register(element))
 
     def store(self, pointer: Pointer, value: SSAValue, mask: SSAValue | None, element: DType) -> None:
+        pointer = self._pointing_to(pointer, element)
         if mask is not None and self.number(mask) is True:
             mask = None
         operands = [value, pointer.base, pointer.offsets, *([mask] if mask is not None else [])]
@@ -106,6 +120,7 @@ class MemoryEmitter(ValueEmitter):
         element: DType,
         expected: SSAValue | None = None,
     ) -> SSAValue:
+        pointer = self._pointing_to(pointer, element)
         return self.add(
             written.AtomicOp.build(
                 operands=[pointer.base, pointer.offsets, value, mask, expected],
