@@ -15,7 +15,8 @@ from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 from weft.ops.samples import Sample
 from weft.pipelines import cpu_passes, run_passes
 from weft.runtime.record import CompilationRecord
-from weft.tile.dialect import ForOp, GatherOp, LoadOp, Tile
+from weft.tile.dialect import ForOp, GatherOp, LoadOp
+from weft.tile.registry import Tile
 from weft.tile.text import functions_of, parse_program
 
 # Wheels exist for the systems that Weft supports; where there is none, upstream cannot be asked.

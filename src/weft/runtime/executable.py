@@ -63,7 +63,7 @@ class Executable:
 
     def __post_init__(self) -> None:
         names = sorted({step.function for step in self.plan.steps if isinstance(step, KernelStep)})
-        self._library = _link(self.code, names) if names else {}
+        self._library = link(self.code, names) if names else {}
         if names:
             weakref.finalize(self, _unload, self._library).atexit = False
         self.addresses: dict[str, int] = {name: self._library[name] for name in names} | blas_symbols()
@@ -106,7 +106,7 @@ class Executable:
 def launcher() -> Launch:
     """The function that runs tapes, compiled once in a process."""
     target = host_target()
-    library = _link(compile_object(launcher_module(target.triple), target), [LAUNCHER])
+    library = link(compile_object(launcher_module(target.triple), target), [LAUNCHER])
     word = ctypes.c_int64
     function: Any = ctypes.CFUNCTYPE(None, word, word, word)(library[LAUNCHER])
     # The function lives as long as the library that holds it.
@@ -114,7 +114,7 @@ def launcher() -> Launch:
     return function
 
 
-def _link(code: bytes, names: list[str]) -> Any:
+def link(code: bytes, names: list[str]) -> Any:
     """Load an object file into this process; its calls to OpenMP, BLAS and libm are resolved here."""
     global _counter
     with COMPILING:

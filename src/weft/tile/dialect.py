@@ -15,7 +15,7 @@ from typing import Self
 
 from xdsl.dialects import builtin
 from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr
-from xdsl.ir import Attribute, Block, Data, Dialect, ParametrizedAttribute, Region, SSAValue, TypeAttribute
+from xdsl.ir import Attribute, Block, Data, ParametrizedAttribute, Region, SSAValue, TypeAttribute
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     IRDLOperation,
@@ -101,6 +101,8 @@ def tile_type(value: SSAValue) -> TileType:
 @irdl_op_definition
 class KernelOp(IRDLOperation):
     """A kernel. Block arguments are pointers and then sizes; `grid` says how many programs there are along each axis.
+
+    Kernels that people write take scalars too, before the sizes.
 
     `serial` kernels run their programs one after the other (scatters that may write to one place twice).
     """
@@ -228,7 +230,10 @@ class GatherOp(IRDLOperation):
 
 @irdl_op_definition
 class ScatterOp(IRDLOperation):
-    """Write a tile to computed places, element after element; `kind` assigns, or combines with what is there."""
+    """Write a tile to computed places, element after element; `kind` assigns, or combines with what is there.
+
+    An `unordered` one assigns, and may do so in any order.
+    """
 
     name = "tile.scatter"
     value = operand_def(TileType)
@@ -236,6 +241,7 @@ class ScatterOp(IRDLOperation):
     offsets = operand_def(TileType)
     mask = opt_operand_def(TileType)
     kind = attr_def(StringAttr)
+    unordered = opt_attr_def(builtin.UnitAttr)
 
 
 @irdl_op_definition
@@ -332,24 +338,20 @@ class YieldOp(IRDLOperation):
     traits = traits_def(IsTerminator())
 
 
-Tile = Dialect(
-    "tile",
-    [
-        KernelOp,
-        ProgramOp,
-        ReturnOp,
-        ConstantOp,
-        LoadOp,
-        StoreOp,
-        PositionOp,
-        GatherOp,
-        ScatterOp,
-        MapOp,
-        ReduceOp,
-        DotOp,
-        SortOp,
-        ForOp,
-        YieldOp,
-    ],
-    [TileType, PointerType, Sizes],
-)
+OPS: list[type[IRDLOperation]] = [
+    KernelOp,
+    ProgramOp,
+    ReturnOp,
+    ConstantOp,
+    LoadOp,
+    StoreOp,
+    PositionOp,
+    GatherOp,
+    ScatterOp,
+    MapOp,
+    ReduceOp,
+    DotOp,
+    SortOp,
+    ForOp,
+    YieldOp,
+]

@@ -18,7 +18,8 @@ from xdsl.utils.exceptions import VerifyException
 from weft.errors import ParseError, WeftError
 from weft.ops.dialect import weft_context
 from weft.ops.graph import FuncOp
-from weft.tile.dialect import KernelOp, Tile
+from weft.tile.dialect import KernelOp
+from weft.tile.registry import Tile
 
 
 class _LocatingParser(Parser):

@@ -158,7 +158,7 @@ def irdl(json: Json = False) -> None:
     """Print the graph and tile dialects in IRDL, as upstream MLIR loads them."""
     from weft.ir.irdl_export import export_dialects, terminators
     from weft.ops.dialect import Graph
-    from weft.tile.dialect import Tile
+    from weft.tile.registry import Tile
 
     terminal = Terminal(json=json)
     text = export_dialects(Graph, Tile)
@@ -211,6 +211,27 @@ def conform_opinfo(
             terminal,
             Choice(backend, dtypes, tuple(ops or ()), samples, gradients, strict, shard, jobs, timeout, log),
         )
+
+
+@conform.command("triton")
+def conform_triton(
+    checkout: Annotated[Path, typer.Option("--from", help="A checkout of Triton: v3.6.0.")],
+    expression: Annotated[str, typer.Option("-k", help="Tests by name, as pytest selects them.")] = "",
+    file: Annotated[list[str] | None, typer.Option(help="Files of tests; all of them if there are none.")] = None,
+    interpret: Annotated[bool, typer.Option("--interpret", help="Run kernels as Python, a program at a time.")] = False,
+    others: Annotated[bool, typer.Option("--others", help="Run tests too that upstream does not mark.")] = False,
+    jobs: Annotated[int, typer.Option(help="Child processes.")] = 2,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a test is ended.")] = 60.0,
+    output: Annotated[Path | None, typer.Option(help="Write pytest's own report to this file.")] = None,
+    json: Json = False,
+) -> None:
+    """Triton's own tests of its language, with `triton` resolved to Weft."""
+    from weft.testing.triton_conformance import TritonRun
+    from weft.tools.conform_triton import conform_triton as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        run(terminal, TritonRun(checkout, expression, tuple(file or ()), jobs, timeout, interpret, others, output))
 
 
 bench = typer.Typer(help="Weft against its peers, measured in turns.", no_args_is_help=True)

@@ -22,7 +22,7 @@ from weft.lower.plan import build_plan
 from weft.ops.base import REGISTRY
 from weft.passes.registry import read_pipeline
 from weft.pipelines import cpu_passes
-from weft.tile.dialect import Tile
+from weft.tile.registry import Tile
 from weft.tile.text import functions_of, kernels_of, parse_program, print_program, verify_program
 from weft.tools.terminal import Terminal, UsageError
 

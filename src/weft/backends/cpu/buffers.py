@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.backends.llvm.builder import Function, V, i64, scalar_type, vector
 from weft.ir.types import DType
@@ -22,7 +22,17 @@ class Buffer:
         count = 1
         for size in shape:
             count *= size
-        return cls(b.alloca(_element(dtype), count), tuple(shape), dtype)
+        buffer = cls(V("ptr", ""), tuple(shape), dtype)
+        return replace(buffer, pointer=b.alloca(buffer.element, count))
+
+    @property
+    def element(self) -> str:
+        """The LLVM type of an element in memory."""
+        return "i8" if self.dtype.kind == "bool" else scalar_type(self.dtype)
+
+    @property
+    def align(self) -> int:
+        return max(self.dtype.bytes, 1)
 
     def address(self, b: Function, index: Sequence[V]) -> V:
         offset = i64(0)
@@ -30,21 +40,16 @@ class Buffer:
             offset = b.mul(offset, i64(size))
             if size != 1:
                 offset = b.add(offset, position)
-        return b.gep(self.pointer, offset, _element(self.dtype))
+        return b.gep(self.pointer, offset, self.element)
 
     def read(self, b: Function, index: Sequence[V], lanes: int) -> V:
-        value = b.load(vector(_element(self.dtype), lanes), self.address(b, index), _align(self.dtype))
-        return b.convert("trunc", value, "i1") if self.dtype.kind == "bool" else value
+        return self.loaded(b, b.load(vector(self.element, lanes), self.address(b, index), self.align))
+
+    def loaded(self, b: Function, raw: V) -> V:
+        """What was read from the buffer, as registers hold it."""
+        return b.convert("trunc", raw, "i1") if self.dtype.kind == "bool" else raw
 
     def write(self, b: Function, value: V, index: Sequence[V]) -> None:
         if self.dtype.kind == "bool":
             value = b.convert("zext", value, "i8")
-        b.store(value, self.address(b, index), _align(self.dtype))
-
-
-def _element(dtype: DType) -> str:
-    return "i8" if dtype.kind == "bool" else scalar_type(dtype)
-
-
-def _align(dtype: DType) -> int:
-    return max(dtype.bytes, 1)
+        b.store(value, self.address(b, index), self.align)

@@ -15,9 +15,11 @@ from typing import TypeAlias
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from weft.backends.cpu.buffers import Buffer
+from weft.backends.cpu.memory_order import LAZY, MemoryOrder, lazy_closure
 from weft.tile import dialect as tile
+from weft.tile import written
+from weft.tile.functions import COMBINERS
 
-LAZY = (tile.ConstantOp, tile.LoadOp, tile.PositionOp, tile.GatherOp, tile.MapOp)
 _CHEAP_FUNCTIONS = frozenset(
     [
         "add",
@@ -58,7 +60,7 @@ class Fill:
     buffer: Buffer
 
 
-Sink: TypeAlias = "tile.StoreOp | tile.ReduceOp | Fill"
+Sink: TypeAlias = "tile.StoreOp | tile.ScatterOp | tile.ReduceOp | Fill"
 
 
 @dataclass(eq=False)
@@ -77,13 +79,33 @@ def sink_value(sink: Sink) -> SSAValue:
     return sink.value
 
 
-def form_steps(operations: Iterable[Operation | Fill]) -> list[Step]:
+def sink_roots(sink: Sink) -> list[SSAValue]:
+    """All that has to be computed at a position for a sink: the value, and where it goes."""
+    if isinstance(sink, tile.ScatterOp):
+        return [sink.value, sink.offsets, *([sink.mask] if sink.mask is not None else [])]
+    return [sink.value]
+
+
+def is_scalar(op: Operation | Fill) -> bool:
+    """Whether an op gives a tile without axes: it is computed where it stands."""
+    return isinstance(op, LAZY) and not tile.tile_type(op.results[0]).sizes
+
+
+def form_steps(operations: Iterable[Operation | Fill], order: MemoryOrder) -> list[Step]:
     """Cut a block into loops and single ops, in order, and decide what is kept between them."""
     steps: list[Step] = []
     for op in operations:
+        if is_scalar(op):
+            assert isinstance(op, Operation)
+            _place_scalar(op, steps)
+            continue
+        if isinstance(op, tile.GatherOp) and op.out in order.early:
+            steps.append(op)
+            continue
         if isinstance(op, (*LAZY, tile.ProgramOp, tile.YieldOp, tile.ReturnOp)):
             continue
-        if not isinstance(op, (tile.StoreOp, tile.ReduceOp, Fill)):
+        if not isinstance(op, tile.StoreOp | tile.ScatterOp | tile.ReduceOp | Fill) or _is_alone(op):
+            assert isinstance(op, Operation)
             steps.append(op)
             continue
         shape = tile.tile_type(sink_value(op)).sizes
@@ -92,7 +114,7 @@ def form_steps(operations: Iterable[Operation | Fill]) -> list[Step]:
         last = steps[-1] if steps else None
         if not isinstance(last, Cluster) or last.shape != shape:
             steps.append(Cluster(shape, [op]))
-        elif not _needs(sink_value(op), last):
+        elif _may_join(op, last, order):
             last.sinks.append(op)
         else:
             # Fills of one shape may read each other's old values: none is done before all can be.
@@ -111,24 +133,41 @@ def _store_shape(op: tile.StoreOp) -> tuple[int, ...]:
     return tuple(max(size, int(str(wide))) for size, wide in zip(sizes, op.spread.data, strict=True))
 
 
-def _needs(value: SSAValue, cluster: Cluster) -> bool:
-    """Whether computing the value needs a reduction that the cluster makes."""
-    made = {sink.out for sink in cluster.sinks if isinstance(sink, tile.ReduceOp)}
-    return any(v in made for v in lazy_closure(value))
+def _is_alone(op: Sink) -> bool:
+    """Whether a sink is not part of a loop over positions.
+
+    So it is with a write that has an order of its own or is but one element, and with the place of an extremum along an
+    axis across the vectors.
+    """
+    if isinstance(op, tile.ScatterOp):
+        return op.unordered is None or not tile.tile_type(op.value).sizes
+    if not isinstance(op, tile.ReduceOp) or not COMBINERS[op.kind.data].indexed:
+        return False
+    return any(size > 1 for size in tile.tile_type(op.value).sizes[op.axis.value.data + 1 :])
 
 
-def lazy_closure(value: SSAValue) -> dict[SSAValue, None]:
-    """The value and all it is lazily computed from, down to and including what is already there; in a fixed order."""
-    seen: dict[SSAValue, None] = {}
-    pending = [value]
-    while pending:
-        current = pending.pop()
-        if current in seen:
-            continue
-        seen[current] = None
-        if isinstance(current, OpResult) and isinstance(current.op, LAZY):
-            pending.extend(v for v in current.op.operands if isinstance(v.type, tile.TileType))
-    return seen
+def _place_scalar(op: Operation, steps: list[Step]) -> None:
+    """A scalar that the last loop has nothing to do with is computed before it, so that the loop may grow."""
+    last = steps[-1] if steps else None
+    if isinstance(last, Cluster) and not isinstance(op, tile.GatherOp):
+        made = {sink.out for sink in last.sinks if isinstance(sink, tile.ReduceOp)}
+        if not any(v in made for v in lazy_closure(op.results[0])):
+            steps.insert(-1, op)
+            return
+    steps.append(op)
+
+
+def _may_join(sink: Sink, cluster: Cluster, order: MemoryOrder) -> bool:
+    """Whether a sink may be computed position by position along with others.
+
+    Not if it needs a reduction that they make, and not if memory would be read or written in another order.
+    """
+    made = {each.out for each in cluster.sinks if isinstance(each, tile.ReduceOp)}
+    closure = {v: None for root in sink_roots(sink) for v in lazy_closure(root)}
+    if any(v in made for v in closure):
+        return False
+    stores = [each for each in cluster.sinks if isinstance(each, tile.ScatterOp)]
+    return not any(order.collide(store, sink, closure) for store in stores)
 
 
 def _choose_kept(steps: Sequence[Step]) -> None:
@@ -152,7 +191,7 @@ def _choose_kept(steps: Sequence[Step]) -> None:
 
 def _roots(step: Step) -> list[SSAValue]:
     if isinstance(step, Cluster):
-        return [sink_value(sink) for sink in step.sinks]
+        return [root for sink in step.sinks for root in sink_roots(sink)]
     values = [v for v in step.operands if isinstance(v.type, tile.TileType)]
     for region in step.regions:
         for block in region.blocks:
@@ -200,7 +239,7 @@ def cost_of(value: SSAValue) -> int:
                 total += 10
             case tile.MapOp():
                 total += 1 if v.op.function.data in _CHEAP_FUNCTIONS else 20
-            case tile.LoadOp():
+            case tile.LoadOp() | written.TakeOp():
                 total += 1
             case _:
                 pass

@@ -15,23 +15,38 @@ from math import prod
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from weft.backends.cpu.buffers import Buffer
-from weft.backends.cpu.clusters import Cluster, Fill, Sink, cost_of, form_steps, lazy_closure, sink_value
+from weft.backends.cpu.clusters import Cluster, Fill, Sink, cost_of, form_steps, sink_roots, sink_value
 from weft.backends.cpu.computed import all_of, emit_gather, emit_scatter
 from weft.backends.cpu.dot import accumulates_in_place, buffered_operands, emit_dot
 from weft.backends.cpu.extents import Limits
-from weft.backends.cpu.position import UNROLLED_STEPS, Position, lanes_for, load_strided, walk
+from weft.backends.cpu.masks import unmasked_part
+from weft.backends.cpu.memory_order import MemoryOrder, lazy_closure, same_place_closure
+from weft.backends.cpu.neighbours import Neighbours
+from weft.backends.cpu.position import (
+    UNROLLED_STEPS,
+    Position,
+    lanes_for,
+    load_strided,
+    read_along,
+    walk,
+    walk_rest,
+    walk_steps,
+)
 from weft.backends.cpu.reductions import Accumulator
 from weft.backends.cpu.sort import emit_sort
 from weft.backends.cpu.target import CpuTarget
 from weft.backends.cpu.transposed import emit_transposed, transposed_axes
+from weft.backends.cpu.views import emit_take, emit_view, prepare_views
+from weft.backends.cpu.written import emit_written, store_unordered
 from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_type, scalar_type, vector
-from weft.backends.llvm.cast import emit_cast, load_convert, store_convert
+from weft.backends.llvm.cast import emit_cast, load_convert, store_convert, truncate_to
 from weft.backends.llvm.math import emit_function
 from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, constant_term
 from weft.ir.types import DType
 from weft.tile import dialect as tile
+from weft.tile import written
 from weft.tile.functions import COMBINERS
 
 _UNROLLED_COST = 80
@@ -71,16 +86,20 @@ class KernelCodegen:
         self.buffers: dict[SSAValue, Buffer] = {}
         self.accesses: dict[Operation, Access] = {}
         self.limits = Limits()
-        self.unmasked: frozenset[tile.GatherOp] = frozenset()
-        """Reads of which the code being made knows that nothing is masked."""
+        self.neighbours = Neighbours()
+        self.order = MemoryOrder.of(kernel)
+        self.written = "groups" in kernel.attributes
+        self.fixed: dict[SSAValue, V] = {}
+        """Tiles without axes: each is computed once, where it stands."""
+        self.unmasked: frozenset[Operation] = frozenset()
+        """Accesses of which the code being made knows that nothing is masked."""
+        self.true: frozenset[SSAValue] = frozenset()
+        """Masks of which the code being made knows that they hold."""
 
     def emit(self) -> None:
         name = self.kernel.sym_name.data
         arguments = self.kernel.block.args
-        params = [
-            ("ptr noalias" if isinstance(arg.type, tile.PointerType) else "i64", f"a{i}")
-            for i, arg in enumerate(arguments)
-        ]
+        params = [(self._parameter(argument), f"a{i}") for i, argument in enumerate(arguments)]
         self.b = b = Function(
             self.module,
             f"{name}.programs",
@@ -89,7 +108,13 @@ class KernelCodegen:
             linkage="internal",
         )
         for argument, value in zip(arguments, b.args, strict=False):
-            (self.pointers if isinstance(argument.type, tile.PointerType) else self.scalars)[argument] = value
+            match argument.type:
+                case tile.PointerType():
+                    self.pointers[argument] = value
+                case tile.TileType():
+                    self.fixed[argument] = value
+                case _:
+                    self.scalars[argument] = value
         begin, end = b.args[-2:]
         with b.loop(begin, end, i64(1)) as program:
             self._place_program(program)
@@ -101,15 +126,33 @@ class KernelCodegen:
         entry = Function(self.module, name, [("ptr", "args"), ("i64", "begin"), ("i64", "end")])
         values: list[V] = []
         for i, argument in enumerate(self.kernel.block.args):
-            type_ = "ptr" if isinstance(argument.type, tile.PointerType) else "i64"
-            values.append(entry.load(type_, entry.gep(entry.args[0], i64(i), "i64"), 8))
+            word = entry.gep(entry.args[0], i64(i), "i64")
+            match argument.type:
+                case tile.PointerType():
+                    values.append(entry.load("ptr", word, 8))
+                case tile.TileType() as type_ if type_.dtype.kind == "bool":
+                    values.append(entry.convert("trunc", entry.load("i8", word, 8), "i1"))
+                case tile.TileType() as type_:  # the first bytes of the word
+                    values.append(entry.load(scalar_type(type_.dtype), word, 8))
+                case _:
+                    values.append(entry.load("i64", word, 8))
         entry.do(f"call void @{name}.programs({', '.join(map(str, [*values, *entry.args[1:]]))})")
         entry.finish()
+
+    def _parameter(self, argument: SSAValue) -> str:
+        """The LLVM type of an argument. Pointers to memory that no other argument points to are marked."""
+        if isinstance(argument.type, tile.TileType):
+            return scalar_type(argument.type.dtype)
+        if not isinstance(argument.type, tile.PointerType):
+            return "i64"
+        groups = self.order.groups
+        shared = argument in groups and list(groups.values()).count(groups[argument]) > 1
+        return "ptr" if shared else "ptr noalias"
 
     def _place_program(self, program: V) -> None:
         """Turn the flat program number into one number an axis of the grid."""
         b = self.b
-        sizes = [arg for arg in self.kernel.block.args if not isinstance(arg.type, tile.PointerType)]
+        sizes = [arg for arg in self.kernel.block.args if arg in self.scalars]
         symbols = {name: self.scalars[arg] for name, arg in zip(self.kernel.size_names, sizes, strict=True)}
         grid = self.kernel.grid.data
         numbers: list[V] = []
@@ -149,20 +192,22 @@ class KernelCodegen:
     # -- blocks ----------------------------------------------------------------------------------------------------
 
     def block(self, operations: Sequence[Operation | Fill]) -> None:
-        for step in form_steps(operations):
+        for step in form_steps(operations, self.order):
             match step:
                 case Cluster():
                     self.cluster(step)
-                case tile.ForOp():
+                case tile.GatherOp() if step.out in self.order.early and tile.tile_type(step.out).sizes:
+                    self.materialise(step.out)
+                case tile.ForOp() if not self.written:
                     self.for_loop(step)
                 case tile.DotOp():
                     self.dot(step)
-                case tile.ScatterOp():
+                case tile.ScatterOp() if step.unordered is None:
                     emit_scatter(self, step)
                 case tile.SortOp():
                     emit_sort(self, step)
                 case _:
-                    raise LoweringError(f"the CPU backend has no code for {step.name}")
+                    emit_written(self, step)
 
     def for_loop(self, op: tile.ForOp) -> None:
         b = self.b
@@ -195,17 +240,18 @@ class KernelCodegen:
 
     def cluster(self, cluster: Cluster) -> None:
         b = self.b
-        self.prepare([sink_value(sink) for sink in cluster.sinks], cluster.sinks)
-        for value in cluster.keeps:
+        self.prepare([root for sink in cluster.sinks for root in sink_roots(sink)], cluster.sinks)
+        inner = max((a for a, size in enumerate(cluster.shape) if size > 1), default=len(cluster.shape) - 1)
+        keeps = self._kept(cluster, inner)
+        kept = set(keeps)
+        for value in keeps:
             type_ = tile.tile_type(value)
             self.buffers[value] = Buffer.allocate(b, type_.sizes, type_.dtype)
-        kept = set(cluster.keeps)
         extents = self.cluster_extents(cluster)
-        turned = transposed_axes(self, cluster)
+        turned = None if self.written else transposed_axes(self, cluster)
         if turned is not None:
             emit_transposed(self, cluster, extents, *turned)
             return
-        inner = max((a for a, size in enumerate(cluster.shape) if size > 1), default=len(cluster.shape) - 1)
         sinks = cluster.sinks
         outer_sums = [s for s in sinks if isinstance(s, tile.ReduceOp) and s.axis.value.data != inner]
         inner_sums = [s for s in sinks if isinstance(s, tile.ReduceOp) and s.axis.value.data == inner]
@@ -227,7 +273,7 @@ class KernelCodegen:
 
             def turn(start: V, lanes: int) -> None:
                 place = tuple(start if a == inner else v for a, v in enumerate(index))
-                here = Position(place, inner, lanes, dict(steady))
+                here = steady.known_at(place, lanes, self.neighbours.is_still)
                 results = [(sink, self.at(sink_value(sink), here, kept)) for sink in sinks]
                 for sink, value in results:
                     self._put(sink, value, here, accumulators)
@@ -237,16 +283,26 @@ class KernelCodegen:
             unrolled = min(UNROLLED_STEPS, _UNROLLED_COST // max(1, cost))
             pause = self._folding(accumulators)
 
-            def line() -> None:
-                walk(b, extents[inner], self._lanes(cluster, extents[inner]), turn, unrolled, pause)
+            part = unmasked_part(self, cluster, steady, extents[inner]) if self.written else None
 
-            masked = [] if accumulators else self._masked_at_once(cluster, inner)
+            def line() -> None:
+                lanes = self._lanes(cluster, extents[inner])
+                if part is None or lanes == 1:
+                    walk(b, extents[inner], lanes, turn, unrolled, pause)
+                    return
+                stop = b.binary("and", part.count, i64(-lanes))
+                self.unmasked, self.true = part.accesses, part.masks
+                walk_steps(b, i64(0), stop, lanes, turn, pause)
+                self.unmasked, self.true = frozenset(), frozenset()
+                walk_rest(b, stop, int(extents[inner].name), lanes, turn)
+
+            masked = [] if accumulators or self.written else self._masked_at_once(cluster, inner)
             if len(masked) < _FEW_MASKED:
                 line()
             else:
                 # Mostly nothing is masked, as inside an image: then no address has to be chosen.
                 masks = {op.mask: None for op in masked if op.mask is not None}
-                every = all_of(b, [self.at(mask, Position(tuple(index), inner, 1, dict(steady))) for mask in masks])
+                every = all_of(b, [self.at(mask, steady.copy()) for mask in masks])
                 with b.when(every):
                     self.unmasked = frozenset(masked)
                     line()
@@ -257,6 +313,15 @@ class KernelCodegen:
                 self.buffers[sink.out].write(
                     b, accumulator.finish(), [v for v in index[:inner]] + [i64(0)] + index[inner + 1 :]
                 )
+
+    def _kept(self, cluster: Cluster, inner: int) -> list[SSAValue]:
+        """The values that the loop writes to buffers for others: those it computes at every position."""
+        here = {v: None for sink in cluster.sinks for root in sink_roots(sink) for v in same_place_closure(root)}
+        return [
+            value
+            for value in cluster.keeps
+            if value in here and value not in self.buffers and not self.neighbours.is_still(value, inner)
+        ]
 
     def _masked_at_once(self, cluster: Cluster, inner: int) -> list[tile.GatherOp]:
         """The reads that are masked all along the inner axis or not at all."""
@@ -280,15 +345,17 @@ class KernelCodegen:
 
         return fold if sums else None
 
-    def _steady(self, cluster: Cluster, index: tuple[V, ...], inner: int) -> dict[SSAValue, V]:
-        """The values that do not move along the inner axis, computed once before its loop."""
+    def _steady(self, cluster: Cluster, index: tuple[V, ...], inner: int) -> Position:
+        """A position that knows the values that do not move along the inner axis: computed once before its loop."""
         here = Position(index, inner, 1)
         made = {sink.out for sink in cluster.sinks if isinstance(sink, tile.ReduceOp)}
-        for sink in cluster.sinks:
-            for value in lazy_closure(sink_value(sink)):
-                if tile.tile_type(value).sizes[inner] == 1 < cluster.shape[inner] and value not in made:
+        rank = len(cluster.shape)
+        for root in [root for sink in cluster.sinks for root in sink_roots(sink)]:
+            for value in lazy_closure(root):
+                same = len(tile.tile_type(value).sizes) == rank and value not in made
+                if same and rank and cluster.shape[inner] > 1 and self.neighbours.is_still(value, inner):
                     self.at(value, here)
-        return here.values
+        return here
 
     def cluster_extents(self, cluster: Cluster) -> list[V]:
         result: list[V] = []
@@ -316,11 +383,14 @@ class KernelCodegen:
             self.store(sink, value, here)
         elif isinstance(sink, Fill):
             self.write(sink.buffer, value, here)
+        elif isinstance(sink, tile.ScatterOp):
+            store_unordered(self, sink, value, here)
         elif sink in accumulators:
             accumulators[sink].add(value, here.index[here.inner], here.lanes)
         else:
             buffer = self.buffers[sink.out]
             index = [i64(0) if a == sink.axis.value.data else v for a, v in enumerate(here.index)]
+            value = b.splat(value, here.lanes if buffer.shape[here.inner] != 1 else 1)
             old = buffer.read(b, index, value.lanes)
             function = COMBINERS[sink.kind.data].function
             buffer.write(b, emit_function(b, function, [old, value], buffer.dtype), index)
@@ -338,7 +408,7 @@ class KernelCodegen:
             flat.write(b, const(identity, scalar_type(type_.dtype)), [i])
 
     def write(self, buffer: Buffer, value: V, here: Position) -> None:
-        lanes = here.lanes if buffer.shape[here.inner] != 1 else 1
+        lanes = here.lanes if here.index and buffer.shape[here.inner] != 1 else 1
         buffer.write(self.b, self.b.splat(value, lanes), here.index)
 
     # -- values ----------------------------------------------------------------------------------------------------
@@ -349,6 +419,7 @@ class KernelCodegen:
             if isinstance(sink, tile.StoreOp):
                 self.accesses[sink] = self._access(sink)
         for root in values:
+            prepare_views(self, root)
             for value in lazy_closure(root):
                 if isinstance(value, OpResult) and isinstance(value.op, tile.LoadOp):
                     self.accesses[value.op] = self._access(value.op)
@@ -366,12 +437,16 @@ class KernelCodegen:
 
     def at(self, value: SSAValue, here: Position, kept: set[SSAValue] = frozenset()) -> V:  # type: ignore[assignment]
         """The elements of a tile at a position: a vector if the tile moves along the inner axis, else a scalar."""
+        if value in self.fixed:
+            return self.fixed[value]
+        if value in self.true:
+            return const(True, "i1")
         if value in here.values:
             return here.values[value]
         if value in self.buffers and value not in kept:
             buffer = self.buffers[value]
-            lanes = here.lanes if buffer.shape[here.inner] != 1 else 1
-            result = buffer.read(self.b, here.index, lanes)
+            lanes = here.lanes if here.index and buffer.shape[here.inner] != 1 else 1
+            result = read_along(self.b, buffer, here, lanes)
         else:
             result = self._compute(value, here, kept)
             if value in kept:
@@ -383,7 +458,7 @@ class KernelCodegen:
         b = self.b
         assert isinstance(value, OpResult), value
         type_ = tile.tile_type(value)
-        lanes = here.lanes if type_.sizes[here.inner] != 1 else 1
+        lanes = here.lanes if type_.sizes and type_.sizes[here.inner] != 1 else 1
         match value.op:
             case tile.ConstantOp() as op:
                 return const(from_attribute(op.value), scalar_type(type_.dtype))  # type: ignore[arg-type]
@@ -393,6 +468,10 @@ class KernelCodegen:
                 return self._position(op, here, lanes)
             case tile.GatherOp() as op:
                 return emit_gather(self, op, here, kept)
+            case written.ViewOp() as op:
+                return emit_view(self, op, here, kept)
+            case written.TakeOp() as op:
+                return emit_take(self, op, here, kept)
             case tile.MapOp() as op:
                 args = [self.at(arg, here, kept) for arg in op.args]
                 wide = max(arg.lanes for arg in args)
@@ -406,6 +485,8 @@ class KernelCodegen:
         if function == "cast":
             source, target = from_attribute(op.attributes["source"]), from_attribute(op.attributes["target"])
             assert isinstance(source, DType) and isinstance(target, DType)
+            if "rounding" in op.attributes and source.is_float and target.is_float:
+                return truncate_to(self.b, args[0], target)
             return emit_cast(self.b, args[0], source, target)
         if function == "bitcast":
             source, target = from_attribute(op.attributes["source"]), from_attribute(op.attributes["target"])
@@ -444,12 +525,13 @@ class KernelCodegen:
         b = self.b
         offset = self.size(op.offset.data[0], op.indices)
         strides = [self.size(stride, op.indices) for stride in op.strides.data]
-        start = b.add(offset, self._offset(strides, here))
+        element = scalar_type(tile.tile_type(op.out).dtype)
+        start = _narrowed(b, b.add(offset, self._offset(strides, here)), element)
         if lanes == 1:
             return start
-        steps = b.iota(lanes)
+        steps = b.iota(lanes, element)
         if strides[here.inner].name != "1":
-            steps = b.binary("mul", steps, b.splat(strides[here.inner], lanes))
+            steps = b.binary("mul", steps, b.splat(_narrowed(b, strides[here.inner], element), lanes))
         return b.binary("add", b.splat(start, lanes), steps)
 
     # -- single ops ------------------------------------------------------------------------------------------------
@@ -475,3 +557,8 @@ def _ordered(fills: Sequence[Fill]) -> list[Fill]:
     first. Those of one shape share a loop, which computes all values of a position before it writes them.
     """
     return sorted(fills, key=lambda fill: (-prod(fill.buffer.shape), fill.buffer.shape))
+
+
+def _narrowed(b: Function, value: V, element: str) -> V:
+    """A 64-bit integer as an integer of another type."""
+    return b.convert("trunc", value, element) if value.name.startswith("%") else V(element, value.name)

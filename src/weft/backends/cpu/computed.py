@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from xdsl.ir import OpResult, SSAValue
 
-from weft.backends.cpu.clusters import lazy_closure
+from weft.backends.cpu.memory_order import lazy_closure
+from weft.backends.cpu.neighbours import source_axis
 from weft.backends.cpu.position import Position, lanes_for, load_strided, walk
 from weft.backends.llvm.builder import Function, V, const, i64, mangle, memory_type, scalar_type, vector
 from weft.backends.llvm.cast import load_convert, store_convert
@@ -20,6 +21,7 @@ from weft.backends.llvm.math import emit_function
 from weft.ir.attributes import from_attribute
 from weft.ir.types import DType, boolean
 from weft.tile import dialect as tile
+from weft.tile import written
 
 if TYPE_CHECKING:
     from weft.backends.cpu.codegen import KernelCodegen
@@ -28,32 +30,13 @@ _OF_BOOLEANS = {"add": "or", "mul": "and"}
 _ZERO_BYTES = 512
 
 
-def step_along(value: SSAValue, axis: int) -> int | None:
-    """How far apart neighbouring elements of an integer tile are along an axis, if that is known."""
-    if tile.tile_type(value).sizes[axis] == 1:
-        return 0
-    match value.op if isinstance(value, OpResult) else None:
-        case tile.ConstantOp():
-            return 0
-        case tile.PositionOp() as op:
-            stride = op.strides.data[axis]
-            return stride if isinstance(stride, int) else None
-        case tile.MapOp() as op if op.function.data in ("add", "sub"):
-            left, right = (step_along(arg, axis) for arg in op.args)
-            if left is None or right is None:
-                return None
-            return left + right if op.function.data == "add" else left - right
-        case _:
-            return None
-
-
 def _pointer_dtype(pointer: SSAValue) -> DType:
     assert isinstance(pointer.type, tile.PointerType)
     return pointer.type.dtype
 
 
-def _moves(value: SSAValue | None, axis: int) -> bool:
-    return value is not None and tile.tile_type(value).sizes[axis] != 1
+def _moves(codegen: KernelCodegen, value: SSAValue | None, axis: int) -> bool:
+    return value is not None and not codegen.neighbours.is_still(value, axis)
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
@@ -62,12 +45,15 @@ def _moves(value: SSAValue | None, axis: int) -> bool:
 def emit_gather(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[SSAValue]) -> V:
     """The elements of a gather at a position."""
     inner = here.inner
-    step = step_along(op.offsets, inner) if here.lanes > 1 and _moves(op.offsets, inner) else None
+    moving = here.lanes > 1 and _moves(codegen, op.offsets, inner)
+    step = codegen.neighbours.step_along(op.offsets, inner) if moving else None
+    if step is None and moving and codegen.written and _is_arithmetic(op.offsets):
+        return _perhaps_whole(codegen, op, here, kept)
     if step is None:
         return _lane_by_lane(codegen, op, codegen.at(op.offsets, here, kept), _mask(codegen, op, here, kept))
-    if _moves(op.mask, inner):
+    if _moves(codegen, op.mask, inner) and op not in codegen.unmasked:
         return _partly_masked(codegen, op, here, kept, step)
-    start = _at_lane(codegen, op.offsets, here, kept, 0)
+    start = at_lane(codegen, op.offsets, here, kept, 0)
     return _whole(codegen, op, start, here.lanes, step, _mask(codegen, op, here, kept))
 
 
@@ -82,7 +68,7 @@ def _lane_by_lane(codegen: KernelCodegen, op: tile.GatherOp, offsets: V, mask: V
     width = max(offsets.lanes, mask.lanes if mask else 1)
     raw = V(vector(memory, width), "poison")
     for lane in range(width):
-        address = _address(codegen, op.pointer, b.extract(offsets, lane))
+        address = pointer_address(codegen, op.pointer, b.extract(offsets, lane))
         if mask is not None:
             address = b.select(b.extract(mask, lane), address, _zeros(codegen))
         element = b.load(memory, address, dtype.bytes)
@@ -93,7 +79,7 @@ def _lane_by_lane(codegen: KernelCodegen, op: tile.GatherOp, offsets: V, mask: V
 def _whole(codegen: KernelCodegen, op: tile.GatherOp, start: V, lanes: int, step: int, mask: V | None = None) -> V:
     """A whole vector, or none of it."""
     b, dtype = codegen.b, _pointer_dtype(op.pointer)
-    address, stride = _address(codegen, op.pointer, start), i64(step)
+    address, stride = pointer_address(codegen, op.pointer, start), i64(step)
     if mask is not None:
         address = b.select(mask, address, _zeros(codegen))
         if abs(step) * lanes * dtype.bytes > _ZERO_BYTES or step < 0:
@@ -104,12 +90,45 @@ def _whole(codegen: KernelCodegen, op: tile.GatherOp, start: V, lanes: int, step
     return _chosen(codegen, op, load_convert(b, raw, dtype), None if is_chosen else mask)
 
 
+def _is_arithmetic(offsets: SSAValue) -> bool:
+    """Whether offsets are computed from positions alone: those mostly lie side by side, if not provably."""
+    reads = (tile.GatherOp, written.TakeOp)
+    return not any(isinstance(v, OpResult) and isinstance(v.op, reads) for v in lazy_closure(offsets))
+
+
+def _perhaps_whole(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[SSAValue]) -> V:
+    """Elements that lie side by side, or do not: that is looked at when the kernel runs."""
+    b, lanes = codegen.b, here.lanes
+    offsets = b.splat(codegen.at(op.offsets, here, kept), lanes)
+    mask = _mask(codegen, op, here, kept)
+    start = b.extract(offsets, 0)
+    line = b.binary("add", b.splat(start, lanes), b.iota(lanes, offsets.element))
+    same = b.icmp("eq", offsets, line)
+    if mask is not None and mask.lanes > 1:
+        same = b.binary("and", same, mask)
+    whole = b.call(f"llvm.vector.reduce.and.{mangle(same.type)}", "i1", same)
+    if mask is not None and mask.lanes == 1:
+        whole = b.binary("and", whole, mask)
+    register = vector(scalar_type(tile.tile_type(op.out).dtype), lanes)
+    slot = b.alloca(register)
+    together, apart, after = b.label("together"), b.label("apart"), b.label("after")
+    b.branch_if(whole, together, apart)
+    b.start(together)
+    b.store(_whole(codegen, op, start, lanes, 1), slot, 1)
+    b.branch(after)
+    b.start(apart)
+    b.store(b.splat(_lane_by_lane(codegen, op, offsets, mask), lanes), slot, 1)
+    b.branch(after)
+    b.start(after)
+    return b.load(register, slot, 1)
+
+
 def _partly_masked(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[SSAValue], step: int) -> V:
     """Elements at even distances of which some may be masked: a vector where none is, and nothing where all are."""
     b, lanes = codegen.b, here.lanes
     assert op.mask is not None
-    start = _at_lane(codegen, op.offsets, here, kept, 0)
-    parts = None if _keeps(op.mask, here, kept) else _conjuncts(op.mask, here.inner)
+    start = at_lane(codegen, op.offsets, here, kept, 0)
+    parts = None if _keeps(codegen, op.mask, here, kept) else conjuncts(codegen, op.mask, here.inner)
     register = vector(scalar_type(tile.tile_type(op.out).dtype), lanes)
     slot = b.alloca(register)
     whole, some, part, after = (b.label(name) for name in ("whole", "some", "part", "after"))
@@ -118,7 +137,7 @@ def _partly_masked(codegen: KernelCodegen, op: tile.GatherOp, here: Position, ke
         b.branch_if(b.call(f"llvm.vector.reduce.and.{mangle(mask.type)}", "i1", mask), whole, part)
     else:
         mask = None
-        ends = [tuple(_at_lane(codegen, p, here, kept, lane) for lane in (0, lanes - 1)) for p in parts]
+        ends = [tuple(at_lane(codegen, p, here, kept, lane) for lane in (0, lanes - 1)) for p in parts]
         b.branch_if(all_of(b, [end for pair in ends for end in pair]), whole, some)
         b.start(some)
         b.store(_other(codegen, op, lanes), slot, 1)
@@ -130,7 +149,7 @@ def _partly_masked(codegen: KernelCodegen, op: tile.GatherOp, here: Position, ke
     b.start(part)
     if mask is None:
         # What is computed on this way is not there on the others.
-        mask = codegen.at(op.mask, Position(here.index, here.inner, lanes, dict(here.values)), kept)
+        mask = codegen.at(op.mask, here.copy(), kept)
     steps = b.binary("mul", b.iota(lanes), b.splat(i64(step), lanes))
     offsets = b.binary("add", b.splat(start, lanes), steps)
     b.store(_lane_by_lane(codegen, op, offsets, mask), slot, 1)
@@ -139,16 +158,18 @@ def _partly_masked(codegen: KernelCodegen, op: tile.GatherOp, here: Position, ke
     return b.load(register, slot, 1)
 
 
-def _conjuncts(mask: SSAValue, axis: int) -> list[SSAValue] | None:
+def conjuncts(codegen: KernelCodegen, mask: SSAValue, axis: int) -> list[SSAValue] | None:
     """The comparisons that a mask is the conjunction of, if each changes at most once along an axis."""
     match mask.op if isinstance(mask, OpResult) else None:
         case tile.MapOp() as op if op.function.data == "and":
-            left, right = (_conjuncts(arg, axis) for arg in op.args)
+            left, right = (conjuncts(codegen, arg, axis) for arg in op.args)
             return None if left is None or right is None else [*left, *right]
         case tile.MapOp() as op if op.function.data in ("lt", "le", "gt", "ge"):
-            return [mask] if all(step_along(arg, axis) is not None for arg in op.args) else None
+            return [mask] if all(codegen.neighbours.step_along(arg, axis) is not None for arg in op.args) else None
+        case written.ViewOp() as op if (source := source_axis(op, axis)) is not None:
+            return [mask] if conjuncts(codegen, op.value, source) == [op.value] else None
         case _:
-            return None if _moves(mask, axis) else [mask]
+            return None if _moves(codegen, mask, axis) else [mask]
 
 
 def all_of(b: Function, conditions: Sequence[V]) -> V:
@@ -172,24 +193,23 @@ def _other(codegen: KernelCodegen, op: tile.GatherOp, lanes: int) -> V:
     return codegen.b.splat(const(other, scalar_type(tile.tile_type(op.out).dtype)), lanes)
 
 
-def _address(codegen: KernelCodegen, pointer: SSAValue, offset: V) -> V:
+def pointer_address(codegen: KernelCodegen, pointer: SSAValue, offset: V) -> V:
     memory = memory_type(_pointer_dtype(pointer))
     return codegen.b.emit("ptr", f"getelementptr {memory}, {codegen.pointers[pointer]}, {offset}")
 
 
-def _keeps(value: SSAValue, here: Position, kept: set[SSAValue]) -> bool:
+def _keeps(codegen: KernelCodegen, value: SSAValue, here: Position, kept: set[SSAValue]) -> bool:
     """Whether something that moves along the lanes is kept on the way: that has to be computed whole."""
-    return any(v in kept and _moves(v, here.inner) for v in lazy_closure(value))
+    return any(v in kept and _moves(codegen, v, here.inner) for v in lazy_closure(value))
 
 
-def _at_lane(codegen: KernelCodegen, value: SSAValue, here: Position, kept: set[SSAValue], lane: int) -> V:
+def at_lane(codegen: KernelCodegen, value: SSAValue, here: Position, kept: set[SSAValue], lane: int) -> V:
     """The value at one lane of a position; what does not move along the lanes is not computed again."""
     b = codegen.b
-    if _keeps(value, here, kept):
+    if _keeps(codegen, value, here, kept):
         return b.extract(codegen.at(value, here, kept), lane)
-    steady = {v: known for v, known in here.values.items() if not _moves(v, here.inner)}
     index = tuple(b.add(v, i64(lane)) if a == here.inner else v for a, v in enumerate(here.index))
-    return codegen.at(value, Position(index, here.inner, 1, steady))
+    return codegen.at(value, here.known_at(index, 1, codegen.neighbours.is_still))
 
 
 def _zeros(codegen: KernelCodegen) -> V:
@@ -213,7 +233,8 @@ def emit_scatter(codegen: KernelCodegen, op: tile.ScatterOp) -> None:
         for a, size in enumerate(shape)
     ]
     inner = max((a for a, size in enumerate(shape) if size > 1), default=len(shape) - 1)
-    dense = shape[inner] > 1 and step_along(op.offsets, inner) == 1 and not _moves(op.mask, inner)
+    side_by_side = shape[inner] > 1 and codegen.neighbours.step_along(op.offsets, inner) == 1
+    dense = side_by_side and not _moves(codegen, op.mask, inner)
     with ExitStack() as loops:
         index = [i64(0)] * len(shape)
         for axis, size in enumerate(shape):
@@ -228,9 +249,9 @@ def emit_scatter(codegen: KernelCodegen, op: tile.ScatterOp) -> None:
         if op.mask is not None:
             loops.enter_context(b.when(codegen.at(op.mask, first)))
         for value in {**lazy_closure(op.offsets), **lazy_closure(op.value)}:
-            if not _moves(value, inner):
+            if not _moves(codegen, value, inner):
                 codegen.at(value, first)
-        steady = {v: known for v, known in first.values.items() if not _moves(v, inner)}
+        steady = {v: known for v, known in first.values.items() if not _moves(codegen, v, inner)}
 
         def turn(start: V, lanes: int) -> None:
             place = tuple(start if a == inner else v for a, v in enumerate(index))
@@ -250,7 +271,7 @@ def _write(codegen: KernelCodegen, op: tile.ScatterOp, here: Position) -> None:
 def _add(codegen: KernelCodegen, op: tile.ScatterOp, here: Position) -> None:
     b, dtype = codegen.b, _pointer_dtype(op.pointer)
     memory = memory_type(dtype)
-    address = _address(codegen, op.pointer, _at_lane(codegen, op.offsets, here, set(), 0))
+    address = pointer_address(codegen, op.pointer, at_lane(codegen, op.offsets, here, set(), 0))
     value = b.splat(codegen.at(op.value, here), here.lanes)
     if op.kind.data != "assign":
         old = load_convert(b, b.load(vector(memory, here.lanes), address, dtype.bytes), dtype)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import prod
+from typing import TypeAlias
 
 from xdsl.ir import SSAValue
 
+from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.target import CpuTarget
 from weft.backends.llvm.builder import Function, V, i64, vector
 
@@ -15,14 +18,44 @@ UNROLLED_STEPS = 8
 _STRETCH = 32
 
 
+_Place: TypeAlias = "tuple[tuple[str, ...], int, int]"
+
+
 @dataclass
 class Position:
-    """An index an axis, `lanes` elements along the axis `inner`; `values` holds what has been computed there."""
+    """An index an axis, `lanes` elements along the axis `inner`; `values` holds what has been computed there.
+
+    `others` are the positions in tiles of other shapes that correspond to it.
+    """
 
     index: tuple[V, ...]
     inner: int
     lanes: int
     values: dict[SSAValue, V] = field(default_factory=dict[SSAValue, V])
+    others: dict[_Place, Position] = field(default_factory=dict["_Place", "Position"])
+
+    def elsewhere(self, index: tuple[V, ...], inner: int, lanes: int) -> Position:
+        """The position with this index in a tile of another shape: always the same one."""
+        place = (tuple(v.name for v in index), inner, lanes)
+        if place not in self.others:
+            self.others[place] = Position(index, inner, lanes, others=self.others)
+        return self.others[place]
+
+    def copy(self) -> Position:
+        """The same position on a way of its own: what is computed there is not known here."""
+        result = Position(self.index, self.inner, self.lanes, dict(self.values))
+        for place, other in self.others.items():
+            result.others[place] = Position(other.index, other.inner, other.lanes, dict(other.values), result.others)
+        return result
+
+    def known_at(self, index: tuple[V, ...], lanes: int, still: Callable[[SSAValue, int], bool]) -> Position:
+        """A position along the same axis, with what is known of it: values that are the same all along."""
+        values = {v: known for v, known in self.values.items() if still(v, self.inner)}
+        result = Position(index, self.inner, lanes, values)
+        for place, other in self.others.items():
+            if other.lanes == 1:
+                result.others[place] = Position(other.index, other.inner, 1, dict(other.values), result.others)
+        return result
 
 
 def lanes_for(target: CpuTarget, bits: int, extent: V) -> int:
@@ -47,24 +80,13 @@ def walk(
     `pause` makes code that runs now and then on a long way.
     """
 
-    def whole_steps(stop: V) -> None:
-        if pause is None or (not stop.name.startswith("%") and int(stop.name) <= 2 * _STRETCH * lanes):
-            with b.loop(i64(0), stop, i64(lanes)) as i:
-                turn(i, lanes)
-            return
-        with b.loop(i64(0), stop, i64(_STRETCH * lanes)) as start:
-            end = b.intrinsic("smin", b.add(start, i64(_STRETCH * lanes)), stop)
-            with b.loop(start, end, i64(lanes)) as i:
-                turn(i, lanes)
-            pause()
-
     if extent.name.startswith("%"):
         if lanes == 1:
             with b.loop(i64(0), extent, i64(1)) as i:
                 turn(i, 1)
             return
         whole = b.binary("and", extent, i64(-lanes))
-        whole_steps(whole)
+        walk_steps(b, i64(0), whole, lanes, turn, pause)
         with b.loop(whole, extent, i64(1)) as i:
             turn(i, 1)
         return
@@ -74,13 +96,49 @@ def walk(
         for step in range(steps):
             turn(i64(step * lanes), lanes)
     elif steps:
-        whole_steps(i64(steps * lanes))
-    start = steps * lanes
+        walk_steps(b, i64(0), i64(steps * lanes), lanes, turn, pause)
+    _walk_remainder(steps * lanes, count, lanes, turn)
+
+
+def walk_steps(
+    b: Function, start: V, stop: V, lanes: int, turn: Callable[[V, int], None], pause: Callable[[], None] | None
+) -> None:
+    """Walk a part of an axis that is made of whole steps."""
+    if pause is None or (not stop.name.startswith("%") and int(stop.name) <= 2 * _STRETCH * lanes):
+        with b.loop(start, stop, i64(lanes)) as i:
+            turn(i, lanes)
+        return
+    with b.loop(start, stop, i64(_STRETCH * lanes)) as first:
+        end = b.intrinsic("smin", b.add(first, i64(_STRETCH * lanes)), stop)
+        with b.loop(first, end, i64(lanes)) as i:
+            turn(i, lanes)
+        pause()
+
+
+def walk_rest(b: Function, start: V, count: int, lanes: int, turn: Callable[[V, int], None]) -> None:
+    """Walk an axis of known length from some step on."""
+    whole = count - count % lanes
+    with b.loop(start, i64(whole), i64(lanes)) as i:
+        turn(i, lanes)
+    _walk_remainder(whole, count, lanes, turn)
+
+
+def _walk_remainder(start: int, count: int, lanes: int, turn: Callable[[V, int], None]) -> None:
+    """The last elements, fewer than a step has: in powers of two."""
     while start < count:
         lanes //= 2
         if count - start >= lanes:
             turn(i64(start), lanes)
             start += lanes
+
+
+def read_along(b: Function, buffer: Buffer, here: Position, lanes: int) -> V:
+    """The elements of a buffer at a position; along an axis that is not the last they lie apart."""
+    if lanes == 1:
+        return buffer.read(b, here.index, 1)
+    stride = prod(buffer.shape[here.inner + 1 :])
+    raw = load_strided(b, buffer.element, buffer.address(b, here.index), i64(stride), lanes, buffer.align)
+    return buffer.loaded(b, raw)
 
 
 def load_strided(b: Function, element: str, address: V, stride: V, lanes: int, align: int) -> V:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from xdsl.ir import OpResult, SSAValue
 
 from weft.backends.cpu.clusters import Cluster, Fill, Sink, lazy_closure, sink_value
-from weft.backends.cpu.computed import step_along
 from weft.backends.cpu.position import Position, lanes_for, walk
 from weft.backends.llvm.builder import V, i64, memory_type
 from weft.backends.llvm.cast import store_convert
@@ -64,9 +63,8 @@ def _read_along(codegen: KernelCodegen, value: SSAValue) -> int | None:
         case tile.LoadOp() as op:
             return next((axis for axis, step in enumerate(op.strides.data) if step == 1 and sizes[axis] > 1), None)
         case tile.GatherOp() as op:
-            return next(
-                (axis for axis, size in enumerate(sizes) if size > 1 and step_along(op.offsets, axis) == 1), None
-            )
+            step_along = codegen.neighbours.step_along
+            return next((a for a, size in enumerate(sizes) if size > 1 and step_along(op.offsets, a) == 1), None)
         case _:
             return None
 

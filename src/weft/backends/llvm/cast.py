@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import ml_dtypes
+
 from weft.backends.llvm.builder import Function, V, const, mangle, memory_type, vector
 from weft.backends.llvm.math_expression import E
 from weft.errors import DTypeError
@@ -170,6 +172,30 @@ def _rounded(x: E, name: str) -> E:
     beyond = float("nan") if name == "f8E4M3FN" else float("inf")
     rounded = magnitude.compare("ogt", form.overflow).select(beyond, rounded)
     return x.compare("uno", x).select(x, rounded.copysign(x))
+
+
+def truncate_to(b: Function, value: V, dtype: DType) -> V:
+    """A `float` or `double` rounded towards zero to a narrower float type; what is too large becomes the largest."""
+    x = E(b, value)
+    if x.element == "double":
+        near = x.to("fptrunc", "float")
+        above = abs(near.to("fpext", "double")).compare("ogt", abs(x))
+        x = above.select((near.bits() - 1).as_type("float"), near)
+    if dtype.bits >= 32:
+        return x.v
+    form = _NARROW[dtype.name]
+    dropped = 24 - form.precision
+    magnitude = abs(x)
+    normal = (magnitude.bits() & -(1 << dropped)).as_type("float")
+    shorter = normal
+    if form.min_exponent > -126:  # otherwise its denormals are those of a float, cut off
+        quantum = 2.0 ** (form.min_exponent - form.precision + 1)
+        small = (magnitude * (1 / quantum)).call("trunc") * quantum
+        shorter = magnitude.compare("olt", 2.0**form.min_exponent).select(small, normal)
+    largest = float(ml_dtypes.finfo(dtype.numpy).max)
+    finite = magnitude.compare("olt", float("inf"))
+    shorter = (shorter.compare("ogt", largest) & finite).select(largest, shorter)
+    return x.compare("uno", x).select(x, shorter.copysign(x)).v
 
 
 def _to_odd(x: E) -> E:

@@ -75,13 +75,17 @@ class Builder(Protocol):
     def reduce(
         self, values: Sequence[Handle], dtypes: Sequence[DType], axis: int, combine: Combine | str
     ) -> list[Handle]:
-        """Combine along an axis, which disappears. A string is a name of `weft.tile.functions.COMBINERS`."""
+        """Combine along an axis, which disappears.
+
+        A string is a name of `weft.tile.functions.COMBINERS` (argmax and argmin take one value and give the i64 index)
+        or one of fmax, fmin, and, or, xor: functions of `weft.tile.functions.FUNCTIONS`.
+        """
         ...
 
     def scan(
-        self, values: Sequence[Handle], dtypes: Sequence[DType], axis: int, combine: Combine, reverse: bool
+        self, values: Sequence[Handle], dtypes: Sequence[DType], axis: int, combine: Combine | str, reverse: bool
     ) -> list[Handle]:
-        """All partial combinations along an axis, the own element included."""
+        """All partial combinations along an axis, the own element included. A string is `sum` or `prod`."""
         ...
 
     def dot(self, a: Handle, b: Handle, accumulator: Handle | None, operand: DType, result: DType) -> Handle:
@@ -168,6 +172,18 @@ class Builder(Protocol):
         ...
 
     # -- the author's eyes -----------------------------------------------------------------------------------------
+
+    def shape_of(self, value: Handle) -> Shape:
+        """The shape of a handle: a combine function is called with handles of a shape the builder chooses."""
+        ...
+
+    def known(self, value: Handle) -> float | int | bool | None:
+        """A scalar as a Python number, from a builder that computes at once; None from one that emits code."""
+        ...
+
+    def show(self, value: Handle) -> str | None:
+        """The numbers of a tile as text, from a builder that computes at once."""
+        ...
 
     def print_values(self, prefix: str, values: Sequence[Handle], dtypes: Sequence[DType], hexadecimal: bool) -> None:
         """`tl.device_print`."""

@@ -1,0 +1,142 @@
+"""In which order a kernel's reads and writes may happen.
+
+A read is computed where it is needed, which may be later than where it stands. Kernels made from graphs never read what
+they write; in those that people write, a read that a write overtakes has to happen where it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from xdsl.ir import Block, Operation, OpResult, SSAValue
+
+from weft.ir.attributes import from_attribute
+from weft.tile import dialect as tile
+from weft.tile import written
+
+LAZY = (tile.ConstantOp, tile.LoadOp, tile.PositionOp, tile.GatherOp, tile.MapOp, written.ViewOp, written.TakeOp)
+"""What is computed at a position, where and when something needs it."""
+
+
+def lazy_closure(value: SSAValue) -> dict[SSAValue, None]:
+    """The value and all it is lazily computed from, down to and including what is already there; in a fixed order."""
+    seen: dict[SSAValue, None] = {}
+    pending = [value]
+    while pending:
+        current = pending.pop()
+        if current in seen:
+            continue
+        seen[current] = None
+        if isinstance(current, OpResult) and isinstance(current.op, LAZY):
+            pending.extend(v for v in current.op.operands if isinstance(v.type, tile.TileType))
+    return seen
+
+
+def same_place_closure(value: SSAValue) -> dict[SSAValue, None]:
+    """The value and what it is computed from at its own position: not what it reads through views, elsewhere."""
+    seen: dict[SSAValue, None] = {}
+    pending = [value]
+    while pending:
+        current = pending.pop()
+        if current in seen:
+            continue
+        seen[current] = None
+        if isinstance(current, OpResult) and isinstance(current.op, tile.MapOp | tile.GatherOp):
+            pending.extend(v for v in current.op.operands if isinstance(v.type, tile.TileType))
+        elif isinstance(current, OpResult) and isinstance(current.op, written.TakeOp):
+            pending.append(current.op.indices)
+    return seen
+
+
+@dataclass(frozen=True)
+class MemoryOrder:
+    """Which memory pointers point to, and which reads must not be put off.
+
+    Pointers of different groups never meet; one that is made from a number (no group) meets all.
+    """
+
+    groups: Mapping[SSAValue, int] = field(default_factory=dict[SSAValue, int])
+    early: frozenset[SSAValue] = frozenset()
+
+    @classmethod
+    def of(cls, kernel: tile.KernelOp) -> MemoryOrder:
+        if "groups" not in kernel.attributes:
+            return cls()
+        numbers = cast(tuple[int, ...], from_attribute(kernel.attributes["groups"]))
+        order = cls({arg: number for arg, number in zip(kernel.block.args, numbers, strict=False) if number >= 0})
+        return cls(order.groups, frozenset(order._early(kernel)))
+
+    def meet(self, a: SSAValue, b: SSAValue) -> bool:
+        """Whether two pointers may point to the same memory."""
+        if a is b or a not in self.groups or b not in self.groups:
+            return a is b or bool(self.groups)
+        return self.groups[a] == self.groups[b]
+
+    def collide(self, store: tile.ScatterOp, other: object, closure: Iterable[SSAValue]) -> bool:
+        """Whether what `other` does, position by position, may touch what the store writes at other positions."""
+        if isinstance(other, tile.ScatterOp) and self._apart(store, other):
+            return True
+        gathers = [v.op for v in closure if isinstance(v, OpResult) and isinstance(v.op, tile.GatherOp)]
+        return any(self._apart(store, gather) for gather in gathers)
+
+    def _apart(self, store: tile.ScatterOp, other: tile.ScatterOp | tile.GatherOp) -> bool:
+        same = store.pointer is other.pointer and store.offsets is other.offsets
+        return not same and self.meet(store.pointer, other.pointer)
+
+    def _early(self, kernel: tile.KernelOp) -> Iterable[SSAValue]:
+        """The reads between which and a use of theirs something may write to the same memory."""
+        places = {op: number for number, op in enumerate(kernel.walk())}
+        writes = [op for op in places if isinstance(op, tile.ScatterOp | written.AtomicOp)]
+        for op in places:
+            if not isinstance(op, tile.GatherOp) or not tile.tile_type(op.out).sizes:
+                continue
+            threats = [w for w in writes if self.meet(w.pointer, op.pointer)]
+            if threats and any(self._overtaken(op, use, threats, places) for use in _uses(op.out)):
+                yield op.out
+
+    def _overtaken(
+        self, read: tile.GatherOp, use: Operation, writes: Iterable[Operation], places: Mapping[Operation, int]
+    ) -> bool:
+        start, stop = places[read], places[use]
+        loops = [loop for loop in _loops_of(use) if not loop.is_ancestor(read)]
+        for write in writes:
+            if any(loop.is_ancestor(write) for loop in loops) or start < places[write] < stop:
+                return True
+            if write is use and not (isinstance(write, tile.ScatterOp) and write.offsets is read.offsets):
+                return True
+        return False
+
+
+def _uses(value: SSAValue) -> list[Operation]:
+    """The ops that make a value be computed: it may reach them through ops that are computed where needed."""
+    found: dict[Operation, None] = {}
+    pending, seen = [value], set[SSAValue]()
+    while pending:
+        current = pending.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        for use in current.uses:
+            op = use.operation
+            if isinstance(op, LAZY):
+                if tile.tile_type(op.results[0]).sizes:
+                    pending.append(op.results[0])
+                else:
+                    found[op] = None
+            else:
+                found[op] = None
+    return list(found)
+
+
+def _loops_of(op: Operation) -> list[Operation]:
+    """The loops around an op."""
+    loops: list[Operation] = []
+    block: Block | None = op.parent_block()
+    while block is not None:
+        parent = block.parent_op()
+        if isinstance(parent, tile.ForOp | written.WhileOp):
+            loops.append(parent)
+        block = parent.parent_block() if parent is not None else None
+    return loops

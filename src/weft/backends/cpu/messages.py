@@ -1,0 +1,74 @@
+"""What a kernel tells its author: printed values and conditions that do not hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weft.backends.cpu.combining import every_position
+from weft.backends.llvm.builder import V, const, i64
+from weft.ir.attributes import from_attribute
+from weft.tile import dialect as tile
+from weft.tile import written
+
+if TYPE_CHECKING:
+    from weft.backends.cpu.codegen import KernelCodegen
+
+
+def emit_check(codegen: KernelCodegen, op: written.CheckOp) -> None:
+    """Where the condition is false, write the number of the check to the kernel's status."""
+    b = codegen.b
+    status = next(codegen.pointers[arg] for arg in reversed(codegen.kernel.block.args) if arg in codegen.pointers)
+    codegen.prepare(list(op.operands))
+    with every_position(codegen, tile.tile_type(op.condition).sizes) as here:
+        wrong = b.binary("xor", codegen.at(op.condition, here), const(True, "i1"))
+        if op.mask is not None:
+            wrong = b.binary("and", wrong, codegen.at(op.mask, here))
+        with b.when(wrong):
+            b.store(i64(op.number.value.data), status, 8)
+
+
+def emit_print(codegen: KernelCodegen, op: written.PrintOp) -> None:
+    """One line for each element, with the program's numbers and the element's index."""
+    b = codegen.b
+    dtypes = from_attribute(op.attributes["dtypes"])
+    assert isinstance(dtypes, tuple)
+    programs = [codegen.scalars[p.out] for p in codegen.kernel.block.ops if isinstance(p, tile.ProgramOp)]
+    codegen.prepare(list(op.operands))
+    if not op.operands:
+        head = f"pid (%ld, %ld, %ld) {op.prefix.data}\n"
+        _printf(codegen, head, programs)
+    for number, (value, dtype) in enumerate(zip(op.operands, dtypes, strict=True)):
+        sizes = tile.tile_type(value).sizes
+        index = f" idx ({', '.join(['%ld'] * len(sizes))})" if sizes else " idx ()"
+        several = f" (operand {number})" if len(op.operands) > 1 else ""
+        with every_position(codegen, sizes) as here:
+            element = codegen.at(value, here)
+            form, shown = _shown(codegen, element, str(dtype), op.hexadecimal is not None)
+            text = f"pid (%ld, %ld, %ld){index} {op.prefix.data}{several} {form}\n"
+            _printf(codegen, text, [*programs, *here.index, shown])
+    b.call("fflush", "i32", V("ptr", "null"))
+
+
+def _shown(codegen: KernelCodegen, value: V, dtype: str, hexadecimal: bool) -> tuple[str, V]:
+    """How C prints a value, and the value as C takes it."""
+    b = codegen.b
+    if value.element in ("float", "double"):
+        wide = b.convert("fpext", value, "double")
+        return ("0x%016lx", b.bitcast(wide, "i64")) if hexadecimal else ("%f", wide)
+    bits = int(value.element[1:])
+    signed = not dtype.startswith("ui") and bits > 1
+    wide = value if bits == 64 else b.convert("sext" if signed else "zext", value, "i64")
+    if hexadecimal:
+        return f"0x%0{max(bits // 4, 1)}lx", b.convert("zext", value, "i64") if bits < 64 else value
+    return ("%ld" if signed else "%lu"), wide
+
+
+def _printf(codegen: KernelCodegen, text: str, values: list[V]) -> None:
+    module, b = codegen.module, codegen.b
+    data = text.encode() + b"\0"
+    name = f"weft.text{len([g for g in module.globals if g.startswith('weft.text')])}"
+    escaped = "".join(chr(c) if 32 <= c < 127 and c not in b'"\\' else f"\\{c:02X}" for c in data)
+    module.globals[name] = f'@{name} = private constant [{len(data)} x i8] c"{escaped}"'
+    module.declarations.setdefault("printf", "declare i32 @printf(ptr, ...)")
+    arguments = ", ".join(str(v) for v in [V("ptr", f"@{name}"), *values])
+    b.do(f"call i32 (ptr, ...) @printf({arguments})")

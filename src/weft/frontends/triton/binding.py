@@ -1,0 +1,112 @@
+"""Binding a launch's arguments: two functions made as text for each kernel, as dataclasses make theirs.
+
+`bind` gives the arguments in order and the options besides. `classify` does that too, and in the same turn finds the
+key of the compiled kernel and the words it takes: tensors of torch and integers are looked at in place, since a call of
+`inspect.Signature.bind`, or of a function for each argument, would take longer than the rest of a launch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from weft.frontends.triton.jit import ArgumentError, JITFunction
+from weft.frontends.triton.specialise import Parameter, Words, alias_groups, constant_key
+
+Bound = tuple[tuple[Any, ...], dict[str, Any]]
+Classified = tuple[tuple[Hashable, ...], Words, tuple[Any, ...], dict[str, Any]]
+"""The key, the words, all arguments in order, the options."""
+
+
+class _NoTensor:
+    """Stands for torch's tensors where torch is not loaded."""
+
+
+def make_bind(function: JITFunction) -> Callable[..., Bound]:
+    """A function that takes what the kernel takes, and gives all arguments in order and the options besides."""
+    head, scope, options = _head(function)
+    return _made(f"{head}\n    return ({_tuple(function.arg_names)}), {options}", function, scope)
+
+
+def make_classify(function: JITFunction) -> Callable[..., Classified]:
+    """A function that takes what the kernel takes, and finds out all that a launch needs to know."""
+    head, scope, options = _head(function)
+    torch: Any = sys.modules.get("torch")
+    scope |= {
+        "Tensor_": torch.Tensor if torch is not None else _NoTensor,
+        "constant_key_": constant_key,
+        "alias_groups_": alias_groups,
+    }
+    lines = [head, "    words_ = []", "    storages_ = []"]
+    for parameter in function.params:
+        scope[f"general_{parameter.num}"] = parameter.classifier
+        lines += [f"    {line}" for line in _classify(parameter)]
+    keys = _tuple([f"k{parameter.num}_" for parameter in function.params])
+    groups = "alias_groups_(storages_) if len(storages_) > 1 else None"
+    debug = f"{options}.get('debug') if {options} else None"
+    lines.append(f"    return ({keys}{debug}, {groups}), words_, ({_tuple(function.arg_names)}), {options}")
+    return _made("\n".join(lines), function, scope)
+
+
+def _classify(parameter: Parameter) -> list[str]:
+    """The lines that find one argument's part of the key."""
+    name, key = parameter.name, f"k{parameter.num}_"
+    general = f"{key} = general_{parameter.num}({name})({name}, words_, storages_)"
+    if parameter.is_constexpr:
+        return [f"{key} = {name} if type({name}) is int else constant_key_({name})"]
+    aligned = "True" if not parameter.do_not_specialize_on_alignment else "False"
+    lines = [
+        f"if type({name}) is Tensor_:",
+        f"    a_ = {name}.data_ptr()",
+        "    words_.append(a_)",
+        f"    storages_.append({name}.untyped_storage().data_ptr() if {name}.storage_offset() else a_)",
+        f"    {key} = ({name}.dtype, {aligned} and not a_ & 15, {name}.is_cpu)",
+    ]
+    if parameter.scalar is None and not parameter.do_not_specialize and aligned == "True":
+        lines += [
+            f"elif type({name}) is int and -0x80000000 <= {name} <= 0x7FFFFFFF:",
+            f"    if {name} == 1:",
+            f"        {key} = '1'",
+            "    else:",
+            f"        words_.append({name})",
+            f"        {key} = 'i32' if {name} & 15 else 'i32:16'",
+        ]
+    return [*lines, "else:", f"    {general}"]
+
+
+def _head(function: JITFunction) -> tuple[str, dict[str, Any], str]:
+    """The line of the definition, the scope that it needs, and the name of the options."""
+    scope: dict[str, Any] = {}
+    parts: list[str] = []
+    for parameter in function.params:
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            raise ArgumentError(
+                f"kernel {function.__name__} takes a variable number of arguments",
+                location=f"{function.source.file}:{function.fn.__code__.co_firstlineno}",
+                hint="pass a tuple; only functions that kernels call may have *args",
+            )
+        default = ""
+        if parameter.has_default:
+            scope[f"default_{parameter.num}"] = parameter.default
+            default = f"=default_{parameter.num}"
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and "*" not in parts:
+            parts.append("*")
+        parts.append(parameter.name + default)
+    options = "options_of_the_launch_"
+    return f"def {_name(function)}({', '.join([*parts, f'**{options}'])}):", scope, options
+
+
+def _name(function: JITFunction) -> str:
+    """The kernel's own name, which Python's messages about wrong arguments have."""
+    return function.__name__ if function.__name__.isidentifier() else "kernel"
+
+
+def _tuple(names: list[str]) -> str:
+    return "".join(f"{name}, " for name in names)
+
+
+def _made(text: str, function: JITFunction, scope: dict[str, Any]) -> Any:
+    exec(text, scope)
+    return scope[_name(function)]

@@ -1,0 +1,133 @@
+"""A kernel for arguments of known kinds as machine code: from the disk cache, else through the tile dialect.
+
+The key holds all that shapes the code: the kernel's text, the functions it calls and globals it uses, the types and
+facts of the arguments, known values, which tensors share memory, Weft's own sources, and the processor.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from weft.backends.cpu.target import host_target
+from weft.frontends.triton.builder import Handle
+from weft.frontends.triton.compile_function import build_kernel
+from weft.frontends.triton.compiled import CompiledKernel, KernelCode, compile_kernel
+from weft.frontends.triton.constants import base_type, constexpr_type, unwrap
+from weft.frontends.triton.emit import Argument, TileBuilder
+from weft.frontends.triton.jit import JITCallable, JITFunction
+from weft.frontends.triton.specialise import Described
+from weft.frontends.triton.types import dtype, tuple_type
+from weft.ir.types import DTYPES
+from weft.runtime.cache import CacheEntry, DiskCache, cache_key
+from weft.runtime.sources import source_digest, versions
+
+_CODE = "code"
+
+
+@lru_cache(maxsize=1)
+def disk_cache() -> DiskCache:
+    return DiskCache()
+
+
+def compile_for(
+    function: JITFunction, described: Sequence[Described], groups: tuple[int, ...] | None, debug: bool
+) -> CompiledKernel:
+    """The kernel in this process, for arguments like the described."""
+    arguments = arguments_of(described, groups)
+    key = _key(function, described, arguments, debug)
+    cache = disk_cache()
+    if key is not None and (entry := cache.get(key)) is not None and (stored := _decode(entry)) is not None:
+        return CompiledKernel(stored)
+    code = compile_kernel(builder_of(function, described), arguments, name_of(function))
+    if key is not None:
+        cache.put(key, _encode(code), {_CODE: code.code})
+    return CompiledKernel(code)
+
+
+def name_of(function: JITFunction) -> str:
+    """The name of a kernel as a symbol."""
+    return "".join(each if each.isalnum() and each.isascii() else "_" for each in function.__name__)
+
+
+def arguments_of(described: Sequence[Described], groups: tuple[int, ...] | None) -> list[Argument]:
+    """The words that a kernel takes; pointers into one tensor's memory are of one group."""
+    words = [word for each in described for word in each.words]
+    numbers = iter(groups if groups is not None else range(len(words)))
+    return [Argument(word.dtype, word.pointer, next(numbers) if word.pointer else 0) for word in words]
+
+
+class builder_of:
+    """Calls the builder for what a kernel does with its arguments."""
+
+    def __init__(self, function: JITFunction, described: Sequence[Described]) -> None:
+        self.function, self.described = function, described
+
+    def __call__(self, builder: TileBuilder, handles: list[Handle]) -> None:
+        values: dict[str, Any] = {}
+        cursor = 0
+        for name, each in zip(self.function.arg_names, self.described, strict=True):
+            values[name], cursor = each.type.unflatten(handles, cursor)
+        build_kernel(self.function, values)
+
+
+# -- on disk -------------------------------------------------------------------------------------------------------
+
+
+def _key(
+    function: JITFunction, described: Sequence[Described], arguments: Sequence[Argument], debug: bool
+) -> str | None:
+    """The key on disk, or None where something has no text that is the same in another process."""
+    origin = function.fingerprint()
+    types = [_type_text(each.type) for each in described]
+    if not origin.stable or None in types:
+        return None
+    facts = [repr(each.words) for each in described]
+    places = [str((argument.dtype.name, argument.pointer, argument.group)) for argument in arguments]
+    text = "\n".join([origin.digest, *map(str, types), *facts, *places, f"debug {debug}"])
+    return cache_key("triton kernel", text, versions(), repr(host_target()), source_digest())
+
+
+def _type_text(type_: base_type) -> str | None:
+    match type_:
+        case constexpr_type():
+            return _value_text(type_.value)
+        case tuple_type():
+            parts = [_type_text(each) for each in type_.types]
+            return None if None in parts else f"tuple {type_.fields} {parts}"
+        case _:
+            padding = getattr(type_, "padding", "")
+            return f"{type(type_).__name__} {type_} {padding}"
+
+
+def _value_text(value: Any) -> str | None:
+    value = unwrap(value)
+    if isinstance(value, JITCallable):
+        origin = value.fingerprint()
+        return f"function {origin.digest}" if origin.stable else None
+    if isinstance(value, tuple | list):
+        parts = [_value_text(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+        return None if None in parts else f"{type(value).__name__} {parts}"  # pyright: ignore[reportUnknownArgumentType]
+    if value is None or isinstance(value, bool | int | float | str | enum.Enum | dtype):
+        return f"{type(value).__qualname__} {value!r}"
+    return None
+
+
+def _encode(code: KernelCode) -> dict[str, Any]:
+    return {
+        "name": code.name,
+        "arguments": [[each.dtype.name, each.pointer, each.group] for each in code.arguments],
+        "checks": [list(check) for check in code.checks],
+    }
+
+
+def _decode(entry: CacheEntry) -> KernelCode | None:
+    try:
+        meta = entry.meta
+        arguments = tuple(Argument(DTYPES[str(n)], bool(p), int(g)) for n, p, g in meta["arguments"])
+        checks = tuple((str(message), str(location)) for message, location in meta["checks"])
+        return KernelCode(str(meta["name"]), arguments, checks, entry.blobs[_CODE])
+    except (KeyError, TypeError, ValueError):  # the file is whole, but was not written by this code
+        return None

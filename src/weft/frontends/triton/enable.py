@@ -1,0 +1,101 @@
+"""`enable()`: `import triton` finds Weft, so that modules written for Triton work as they are.
+
+`triton.x` becomes `weft.triton.x`, the same module object under both names. Used as a context manager, what `triton`
+was before is put back at the end.
+"""
+
+# Arguments may be anything, and torch types only a part of what it has.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownParameterType=false, reportUnknownLambdaType=false
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType, TracebackType
+from typing import Any
+
+_NAME = "triton"
+
+
+class _SameModule(Loader):
+    """Hands out the module of Weft in place of a new one."""
+
+    def __init__(self, ours: str) -> None:
+        self.ours = ours
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self.ours)
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec  # the import system has put its own there
+
+
+class _Finder(MetaPathFinder):
+    """Finds `triton` and what is in it inside of `weft`."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != _NAME and not fullname.startswith(f"{_NAME}."):
+            return None
+        ours = f"weft.{fullname}"
+        try:
+            found = importlib.util.find_spec(ours)
+        except ModuleNotFoundError:
+            return None
+        if found is None:
+            return None
+        return ModuleSpec(fullname, _SameModule(ours), is_package=found.submodule_search_locations is not None)
+
+
+class Enabled:
+    """`import triton` finds Weft; ends with `disable()` or with the block of a `with`."""
+
+    def __init__(self) -> None:
+        self._finder = _Finder()
+        self._before = _take_modules()
+        sys.meta_path.insert(0, self._finder)
+        importlib.import_module(_NAME)
+        _forget_what_torch_found()
+
+    def disable(self) -> None:
+        """Let `import triton` find what it did before. Modules that have imported it keep what they have."""
+        if self._finder not in sys.meta_path:
+            return
+        sys.meta_path.remove(self._finder)
+        _take_modules()
+        sys.modules.update(self._before)
+        _forget_what_torch_found()
+
+    def __enter__(self) -> Enabled:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.disable()
+
+
+def enable() -> Enabled:
+    """Make `import triton` resolve to Weft in this process: for good, or for the block of a `with`."""
+    return Enabled()
+
+
+def _take_modules() -> dict[str, ModuleType]:
+    names = [name for name in sys.modules if name == _NAME or name.startswith(f"{_NAME}.")]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+def _forget_what_torch_found() -> None:
+    """torch looks for Triton once and remembers the answer."""
+    module: Any = sys.modules.get("torch.utils._triton")
+    for value in list(vars(module).values()) if module is not None else ():
+        forget = getattr(value, "cache_clear", None)
+        if forget is not None:
+            forget()

@@ -1,0 +1,387 @@
+"""`@jit`: a Python function as a kernel, and `@constexpr_function`: one that runs while a kernel is compiled.
+
+kernel[grid](x, y, n, BLOCK=1024)  ──►  run ──┬─► interpret.py   the Python function itself, a program at a time
+                                              └─► launch.py      arguments → key → compiled kernel → threads
+"""
+
+# Arguments may be anything, and torch types only a part of what it has.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownParameterType=false, reportUnknownLambdaType=false
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
+
+from weft.errors import WeftError
+from weft.forks import cached_property
+from weft.frontends.triton import builder
+from weft.frontends.triton.constants import base_value, constexpr, constexpr_type, unwrap
+from weft.frontends.triton.errors import KernelError
+from weft.frontends.triton.source import Fingerprint, Source, fingerprint
+from weft.frontends.triton.specialise import Parameter
+
+if TYPE_CHECKING:
+    from weft.frontends.triton.launch import Launcher
+
+Grid: TypeAlias = "tuple[int, ...] | list[int] | int | Callable[[dict[str, Any]], tuple[int, ...]]"
+
+OPTIONS = frozenset(
+    {
+        *("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override", "debug", "enable_fp_fusion", "extern_libs"),
+        *("launch_cooperative_grid", "launch_pdl", "cluster_dims", "allow_fp8e4nv", "allowed_dot_input_precisions"),
+        *("default_dot_input_precision", "max_num_imprecise_acc_default", "sanitize_overflow", "arch", "waves_per_eu"),
+        *(
+            "matrix_instr_nonkdim",
+            "kpack",
+            "enable_reflect_ftz",
+            "instrumentation_mode",
+            "warp_size",
+            "num_consumer_groups",
+        ),
+        *("num_buffers_warp_spec", "minRegAutoWS", "maxRegAutoWS", "pingpongAutoWS", "schedule_hint", "backend_name"),
+    }
+)
+"""Keywords of a launch that tune GPU code: a CPU kernel takes no notice of them, save `debug`."""
+
+_interpreted: ContextVar[bool | None] = ContextVar("_interpreted", default=None)
+python_frames: ContextVar[bool] = ContextVar("python_frames", default=False)
+"""Whether the kernel that is running is the Python function itself, so that its calls are Python's own."""
+
+
+class LaunchError(KernelError, RuntimeError):
+    """A kernel called, or launched, in a way that it cannot be."""
+
+
+class ArgumentError(WeftError, TypeError):
+    """Arguments that do not fit the parameters of a kernel."""
+
+
+class OptionError(WeftError, KeyError):
+    """A keyword of a launch that is neither a parameter nor an option."""
+
+
+def interpreting() -> bool:
+    """Whether kernels run as Python: `interpret()`, else `WEFT_INTERPRET`, else `TRITON_INTERPRET`."""
+    chosen = _interpreted.get()
+    if chosen is not None:
+        return chosen
+    return os.environ.get("WEFT_INTERPRET", os.environ.get("TRITON_INTERPRET", "0")) not in ("", "0")
+
+
+@contextmanager
+def interpret(enabled: bool = True) -> Generator[None]:
+    """Run the kernels that are launched in here as Python, with real frames: step, print, inspect."""
+    token = _interpreted.set(enabled)
+    try:
+        yield
+    finally:
+        _interpreted.reset(token)
+
+
+class KernelInterface:
+    """What can be launched over a grid."""
+
+    def run(self, *args: Any, grid: Grid, warmup: bool = False, **keywords: Any) -> Any:
+        """Launch the kernel, or with `warmup` only compile it."""
+        raise NotImplementedError
+
+    def warmup(self, *args: Any, grid: Grid, **keywords: Any) -> Any:
+        """Compile for arguments like these without running; element types stand for tensors of them."""
+        return self.run(*map(MockTensor.wrap_dtype, args), grid=grid, warmup=True, **keywords)
+
+    def __getitem__(self, grid: Grid) -> Callable[..., Any]:
+        """`kernel[grid](...)`: launch so many programs."""
+
+        def launch(*args: Any, **keywords: Any) -> Any:
+            return self.run(*args, grid=grid, warmup=False, **keywords)
+
+        return launch
+
+
+class JITCallable:
+    """A function that may be called from a kernel."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+        self.source = Source(fn)
+        self.signature = inspect.signature(fn)
+        self._fingerprint: Fingerprint | None = None
+        self.__doc__ = fn.__doc__
+        self.__name__ = fn.__name__
+        self.__qualname__ = fn.__qualname__
+        self.__globals__ = fn.__globals__
+        self.__module__ = fn.__module__
+
+    @property
+    def raw_src(self) -> list[str]:
+        """The lines of the function, decorators included."""
+        return self.source.raw_lines[0]
+
+    @property
+    def starting_line_number(self) -> int:
+        """The line of the first decorator."""
+        return self.source.raw_lines[1]
+
+    @property
+    def src(self) -> str:
+        """The text of the function from `def` on."""
+        return self.source.text
+
+    def parse(self) -> ast.Module:
+        """The syntax tree of the function, in a module."""
+        return ast.Module([self.source.parse()], [])
+
+    def get_capture_scope(self) -> dict[str, Any]:
+        """The names that the function sees beside its own."""
+        return {**self.__globals__, **inspect.getclosurevars(self.fn).nonlocals}
+
+    def fingerprint(self) -> Fingerprint:
+        """What a compiled form of this function depends on; made anew when a global has changed."""
+        if self._fingerprint is None or not self._fingerprint.holds():
+            self._fingerprint = Fingerprint(f"recursion in {self.__qualname__}")
+            made = fingerprint(self.source, _nested, f"{self.__module__}.{self.__qualname__}")
+            self._fingerprint = made
+        return self._fingerprint
+
+    @property
+    def cache_key(self) -> str:
+        """A digest of the function, of those that it calls and of the globals it uses."""
+        return self.fingerprint().digest
+
+    @property
+    def type(self) -> constexpr_type:
+        return constexpr_type(self)
+
+    def _unsafe_update_src(self, new_src: str) -> None:
+        """Compile another text in place of the one that the file has."""
+        self._fingerprint = None
+        self.source.replace(new_src)
+
+
+def _nested(value: Any) -> Fingerprint | None:
+    value = unwrap(value)
+    while isinstance(value, KernelInterface) and not isinstance(value, JITFunction):
+        value = getattr(value, "fn", None)  # of an autotuned kernel
+    return value.fingerprint() if isinstance(value, JITCallable) else None
+
+
+class JITFunction(JITCallable, KernelInterface):
+    """A kernel: a Python function in Triton's language."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        version: Any = None,
+        do_not_specialize: Iterable[int | str] | None = None,
+        do_not_specialize_on_alignment: Iterable[int | str] | None = None,
+        debug: bool | None = None,
+        noinline: bool | None = None,
+        repr: Callable[[Any], str] | None = None,
+        launch_metadata: Callable[..., Any] | None = None,
+    ) -> None:
+        super().__init__(fn)
+        self.module = fn.__module__
+        self.version, self.debug, self.noinline = version, debug, noinline
+        self.launch_metadata = launch_metadata
+        self._repr = repr
+        self.do_not_specialize = list(do_not_specialize or ())
+        self.do_not_specialize_on_alignment = list(do_not_specialize_on_alignment or ())
+        self.params = [
+            Parameter(
+                number,
+                parameter,
+                not ({number, parameter.name} & {*self.do_not_specialize}),
+                not ({number, parameter.name} & {*self.do_not_specialize_on_alignment}),
+            )
+            for number, parameter in enumerate(self.signature.parameters.values())
+        ]
+        self.arg_names = [parameter.name for parameter in self.params]
+        self.constexprs = [parameter.num for parameter in self.params if parameter.is_constexpr]
+        self.pre_run_hooks: list[Callable[..., Any]] = []
+        self._by_environment = interpreting()
+
+    def run(self, *args: Any, grid: Grid, warmup: bool = False, **keywords: Any) -> Any:
+        for hook in self.pre_run_hooks:
+            hook(*args, **keywords)
+        if self._is_interpreted():
+            return None if warmup else self.launcher.interpret(args, grid, keywords)
+        if warmup:
+            return self.launcher.compiled(args, keywords)
+        return self.launcher.launch(grid, args, keywords)
+
+    def __getitem__(self, grid: Grid) -> Callable[..., Any]:
+        """`kernel[grid](...)`: launch so many programs."""
+
+        def launch(*args: Any, **keywords: Any) -> Any:
+            if self.pre_run_hooks or self._is_interpreted():
+                return self.run(*args, grid=grid, **keywords)
+            return self.launcher.launch(grid, args, keywords)
+
+        return launch
+
+    def _is_interpreted(self) -> bool:
+        """Asked at each launch: the environment is looked at when the kernel is made, `interpret()` now."""
+        chosen = _interpreted.get()
+        return self._by_environment if chosen is None else chosen
+
+    @cached_property
+    def launcher(self) -> Launcher:
+        """Binds arguments, and keeps what was compiled for them."""
+        from weft.frontends.triton.launch import Launcher
+
+        return Launcher(self)
+
+    @property
+    def device_caches(self) -> Mapping[Any, Any]:
+        """What was compiled in this process, under the device: the processor."""
+        return {0: (self.launcher.kernels, {}, None, None, None)}
+
+    def add_pre_run_hook(self, hook: Callable[..., Any]) -> None:
+        """Have a function called with the arguments before each launch."""
+        self.pre_run_hooks.append(hook)
+
+    def repr(self, specialization: Any) -> str:
+        """The name that a compiled form goes by."""
+        return self.__qualname__ if self._repr is None else self._repr(specialization)
+
+    def is_gluon(self) -> bool:
+        return False
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """A call from within a kernel."""
+        if builder.current.get(None) is None:
+            raise LaunchError(
+                f"{self.__name__} is a kernel: Cannot call @triton.jit'd outside of the scope of a kernel",
+                hint=f"launch it over a grid: {self.__name__}[grid](...)",
+            )
+        if python_frames.get():
+            return self.fn(*args, **keywords)
+        from weft.frontends.triton.compile_function import build_function
+
+        return build_function(self, args, keywords)
+
+    def __repr__(self) -> str:
+        return f"JITFunction({self.module}:{self.__qualname__})"
+
+
+@overload
+def jit(fn: Callable[..., Any]) -> JITFunction: ...
+@overload
+def jit(
+    *,
+    version: Any = None,
+    repr: Callable[[Any], str] | None = None,
+    launch_metadata: Callable[..., Any] | None = None,
+    do_not_specialize: Iterable[int | str] | None = None,
+    do_not_specialize_on_alignment: Iterable[int | str] | None = None,
+    debug: bool | None = None,
+    noinline: bool | None = None,
+) -> Callable[[Callable[..., Any]], JITFunction]: ...
+def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Make a kernel of a function in Triton's language; it is compiled for the arguments it is launched with."""
+    if fn is None:
+        return lambda function: JITFunction(function, **options)
+    return JITFunction(fn, **options)
+
+
+class ConstexprFunction(JITCallable):
+    """A function that kernels call while they are compiled: on known values, with a known value as the result."""
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else BoundConstexprFunction(instance, self)
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        keywords.pop("_semantic", None)
+        given = {name: unwrap(value) for name, value in keywords.items()}
+        result = self.fn(*map(unwrap, args), **given)
+        inside = builder.current.get(None) is not None and not python_frames.get()
+        return constexpr(result) if inside and not isinstance(result, base_value) else result
+
+
+class BoundConstexprFunction(JITCallable):
+    """A constexpr function that is a method, of an object."""
+
+    def __init__(self, instance: Any, function: ConstexprFunction) -> None:
+        super().__init__(function.fn)
+        self.__self__, self.__func__ = instance, function
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return self.__func__(self.__self__, *args, **keywords)
+
+
+def constexpr_function(fn: Callable[..., Any]) -> ConstexprFunction:
+    """Let kernels call a Python function while they are compiled."""
+    return ConstexprFunction(fn)
+
+
+class MockTensor:
+    """Stands for a tensor of an element type where a kernel is only compiled: `kernel.warmup(torch.float32, ...)`."""
+
+    def __init__(self, dtype: Any, shape: list[int] | None = None) -> None:
+        self.dtype = dtype
+        self.shape = shape or [1]
+
+    @staticmethod
+    def wrap_dtype(arg: Any) -> Any:
+        """A torch element type as a tensor of it."""
+        kind = type(arg)
+        return MockTensor(arg) if kind.__name__ == "dtype" and kind.__module__ == "torch" else arg
+
+    def stride(self) -> tuple[int, ...]:
+        strides = [1]
+        for size in reversed(self.shape[1:]):
+            strides.append(strides[-1] * size)
+        return tuple(reversed(strides))
+
+    @staticmethod
+    def data_ptr() -> int:
+        return 0
+
+
+class TensorWrapper:
+    """A tensor whose elements are to be taken as another type of the same width."""
+
+    def __init__(self, base: Any, dtype: Any) -> None:
+        self.base, self.dtype = base, dtype
+        self.data, self.device, self.shape = base.data, base.device, base.shape
+
+    def data_ptr(self) -> int:
+        return self.base.data_ptr()
+
+    def stride(self, *args: Any) -> Any:
+        return self.base.stride(*args)
+
+    def element_size(self) -> int:
+        return self.base.element_size()
+
+    def cpu(self) -> TensorWrapper:
+        return TensorWrapper(self.base.cpu(), self.dtype)
+
+    def copy_(self, other: TensorWrapper) -> None:
+        self.base.copy_(other.base)
+
+    def clone(self) -> TensorWrapper:
+        return TensorWrapper(self.base.clone(), self.dtype)
+
+    def to(self, device: Any) -> TensorWrapper:
+        return TensorWrapper(self.base.to(device), self.dtype)
+
+    def new_empty(self, sizes: Any) -> TensorWrapper:
+        return TensorWrapper(self.base.new_empty(sizes), self.dtype)
+
+    def __str__(self) -> str:
+        return f"TensorWrapper[{self.dtype}]({self.base})"
+
+
+def reinterpret(tensor: Any, dtype: Any) -> Any:
+    """The same memory with elements of another type: unsigned integers, or 8-bit floats that torch does not have."""
+    if isinstance(tensor, TensorWrapper):
+        return tensor.base if dtype == tensor.base.dtype else TensorWrapper(tensor.base, dtype)
+    if hasattr(tensor, "data_ptr"):
+        return TensorWrapper(tensor, dtype)
+    raise ArgumentError(f"a {type(tensor).__qualname__} cannot be reinterpreted", hint="pass a tensor")

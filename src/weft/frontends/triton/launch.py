@@ -1,0 +1,151 @@
+"""The way from a call `kernel[grid](...)` to running code: arguments bound, classified, the compiled kernel found.
+
+What was compiled is kept by the key that the arguments give (`specialise.py`); a launch that finds its kernel touches
+nothing else.
+"""
+
+# Arguments may be anything, and torch types only a part of what it has.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownParameterType=false, reportUnknownLambdaType=false
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from weft.frontends.triton.binding import make_bind, make_classify
+from weft.frontends.triton.constants import unwrap
+from weft.frontends.triton.errors import KernelValueError
+from weft.frontends.triton.jit import OPTIONS, Grid, JITFunction, OptionError, python_frames
+from weft.frontends.triton.specialise import Described, describe
+from weft.runtime.openmp import in_forked_child, pool_symbols
+
+if TYPE_CHECKING:
+    from weft.frontends.triton.compiled import CompiledKernel
+
+Key: TypeAlias = "tuple[Hashable, ...]"
+
+
+class Launcher:
+    """Launches one kernel, and keeps what was compiled of it by key."""
+
+    def __init__(self, function: JITFunction) -> None:
+        self.function = function
+        self.bind = make_bind(function)
+        self._classify = make_classify(function)
+        self.kernels: dict[Key, CompiledKernel] = {}
+        self._used: list[tuple[dict[str, Any], str, Any]] = []
+
+    def launch(self, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]) -> CompiledKernel:
+        """Run the kernel over the grid."""
+        key, words, values, options = self._classify(*args, **keywords)
+        for scope, name, value in self._used:
+            if scope.get(name) is not value:
+                self._forget()
+                break
+        kernel = self.kernels.get(key)
+        if kernel is None:
+            kernel = self._compile(values, options, key)
+        if type(grid) is not tuple:
+            grid = self._grid(grid, values)
+        kernel.launch(_triple(grid), words, threads())
+        return kernel
+
+    def compiled(self, args: Sequence[Any], keywords: dict[str, Any]) -> CompiledKernel:
+        """The kernel compiled for arguments like these."""
+        key, _, values, options = self._classify(*args, **keywords)
+        return self.kernels.get(key) or self._compile(values, options, key)
+
+    def describe(self, args: Sequence[Any], keywords: dict[str, Any]) -> tuple[list[Described], Any]:
+        """What a kernel is compiled for by arguments like these: each in full, and which tensors share memory."""
+        key, _, values, _ = self._classify(*args, **keywords)
+        return self._describe(values, key), key[-1]
+
+    def interpret(self, args: Sequence[Any], grid: Grid, keywords: dict[str, Any]) -> None:
+        """Call the Python function itself for each program of the grid."""
+        from weft.frontends.triton.interpret_launch import interpret_launch
+
+        values, options = self.bind(*args, **keywords)
+        self._check_options(options)
+        constants = {parameter.name for parameter in self.function.params if parameter.is_constexpr}
+        given = {
+            name: unwrap(value) if name in constants else value for name, value in zip(self.names, values, strict=True)
+        }
+        token = python_frames.set(True)
+        try:
+            interpret_launch(self.function.fn, self._grid(grid, values), given, constants)
+        finally:
+            python_frames.reset(token)
+
+    @property
+    def names(self) -> list[str]:
+        return self.function.arg_names
+
+    def _forget(self) -> None:
+        """A global that the kernel uses has changed: what was compiled does not hold any more."""
+        self.kernels.clear()
+        self._used = []
+
+    def _grid(self, grid: Grid, values: Sequence[Any]) -> tuple[int, int, int]:
+        if callable(grid):
+            grid = grid({name: unwrap(value) for name, value in zip(self.names, values, strict=True)})
+        return _triple(grid)
+
+    def _check_options(self, options: dict[str, Any]) -> None:
+        for name in options:
+            if name not in OPTIONS:
+                raise OptionError(
+                    f"Keyword argument {name} was specified but unrecognised by {self.function.__name__}",
+                    hint=f"its parameters are {', '.join(self.names)}",
+                )
+
+    def _compile(self, values: Sequence[Any], options: dict[str, Any], key: Key) -> CompiledKernel:
+        from weft.frontends.triton.compiling import compile_for
+
+        self._check_options(options)
+        groups: Any = key[-1]
+        described = self._describe(values, key)
+        kernel = compile_for(self.function, described, groups, bool(options.get("debug", self.function.debug)))
+        self.kernels[key] = kernel
+        self._used = self.function.fingerprint().used
+        return kernel
+
+    def _describe(self, values: Sequence[Any], key: Key) -> list[Described]:
+        return [
+            describe(parameter, value, part)
+            for parameter, value, part in zip(self.function.params, values, key, strict=False)
+        ]
+
+
+def threads() -> int:
+    """How many threads a launch may use: as many as torch does, where it is loaded."""
+    if not pool_symbols() or in_forked_child():
+        return 1
+    torch: Any = sys.modules.get("torch")
+    return torch.get_num_threads() if torch is not None else len(os.sched_getaffinity(0))
+
+
+def _triple(grid: Any) -> tuple[int, int, int]:
+    match grid:
+        case (int() as x, int() as y, int() as z) if x >= 0 and y >= 0 and z >= 0:
+            return x, y, z
+        case (int() as x,) if x >= 0:
+            return x, 1, 1
+        case (int() as x, int() as y) if x >= 0 and y >= 0:
+            return x, y, 1
+        case _:
+            return _checked(unwrap(grid))
+
+
+def _checked(grid: Any) -> tuple[int, int, int]:
+    sides = (grid,) if isinstance(grid, int) else tuple(grid)
+    if not 1 <= len(sides) <= 3:
+        raise KernelValueError(f"a grid has one to three sides, not {len(sides)}")
+    try:
+        x, y, z = (int(unwrap(side)) for side in (*sides, 1, 1)[:3])
+    except (TypeError, ValueError) as error:
+        raise KernelValueError(f"the sides of a grid are integers, not {sides}") from error
+    if min(x, y, z) < 0:
+        raise KernelValueError(f"the sides of a grid are not negative: {sides}")
+    return x, y, z

@@ -1,0 +1,10 @@
+"""The tile dialect as a whole: what kernels made from graphs use, and what only those that people write need."""
+
+from __future__ import annotations
+
+from xdsl.ir import Dialect
+
+from weft.tile.dialect import OPS, PointerType, Sizes, TileType
+from weft.tile.written import WRITTEN
+
+Tile = Dialect("tile", [*OPS, *WRITTEN], [TileType, PointerType, Sizes])

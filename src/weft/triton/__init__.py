@@ -1,0 +1,34 @@
+"""Triton's language on Weft: the names and the meaning of Triton 3.6.
+
+`import weft.triton as triton`, `import weft.triton.language as tl`, and kernels are as for Triton. `enable()` makes
+`import triton` itself find this package.
+"""
+
+from weft.frontends.triton.autotune import Config as Config
+from weft.frontends.triton.autotune import autotune as autotune
+from weft.frontends.triton.autotune import heuristics as heuristics
+from weft.frontends.triton.enable import enable as enable
+from weft.frontends.triton.errors import CompilationError as CompilationError
+from weft.frontends.triton.errors import InterpreterError as InterpreterError
+from weft.frontends.triton.errors import OutOfResources as OutOfResources
+from weft.frontends.triton.errors import TritonError as TritonError
+from weft.frontends.triton.jit import JITFunction as JITFunction
+from weft.frontends.triton.jit import KernelInterface as KernelInterface
+from weft.frontends.triton.jit import MockTensor as MockTensor
+from weft.frontends.triton.jit import TensorWrapper as TensorWrapper
+from weft.frontends.triton.jit import constexpr_function as constexpr_function
+from weft.frontends.triton.jit import interpret as interpret
+from weft.frontends.triton.jit import jit as jit
+from weft.frontends.triton.jit import reinterpret as reinterpret
+from weft.frontends.triton.sizes import cdiv as cdiv
+from weft.frontends.triton.sizes import next_power_of_2 as next_power_of_2
+from weft.frontends.triton.sizes import set_allocator as set_allocator
+from weft.triton import compiler as compiler
+from weft.triton import knobs as knobs
+from weft.triton import language as language
+from weft.triton import runtime as runtime
+from weft.triton import testing as testing
+from weft.triton import tools as tools
+
+__version__ = "3.6.0"
+"""The version of Triton whose names and rules these are."""

@@ -1,0 +1,3 @@
+"""Triton's name for a target."""
+
+from weft.frontends.triton.target import GPUTarget as GPUTarget

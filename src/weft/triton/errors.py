@@ -1,0 +1,3 @@
+"""The base of Triton's errors."""
+
+from weft.frontends.triton.errors import TritonError as TritonError

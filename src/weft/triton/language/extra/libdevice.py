@@ -1,0 +1,3 @@
+"""`triton.language.extra.libdevice`."""
+
+from weft.frontends.triton.libdevice import *  # noqa: F403

@@ -1,0 +1,1 @@
+"""What Triton has for the host's side of a kernel."""
