@@ -163,27 +163,30 @@ class Tuner:
 
     def _tune(self, kernel: _Kernel) -> Tuned:
         """Change one side at a time; the kernel's own choice comes first, and stays unless another is faster."""
-        start = best = kernel.own
-        before = after = kernel.seconds
+        best = kernel.own
         for axis, unit in enumerate(_UNITS[kernel.mode]):
-            options = {best: self._call(kernel, best)}
-            for sides in candidates(best, axis, unit):
-                try:
-                    options[sides] = self._call(kernel, sides)
-                except (LoweringError, CompilationError) as error:
-                    log.debug("no kernel of sides %s: %s", sides, error)
-            if len(options) == 1:
-                continue
-            seconds = dict(zip(options, self.timer(list(options.values())), strict=True))
-            before = seconds.get(start, before)
-            fastest = min(seconds, key=seconds.__getitem__)
-            if seconds[fastest] < _GAIN * seconds[best]:
-                best = fastest
-            after = seconds[best]
-        sides = best if best != start else ()
+            best = self._fastest(kernel, [best, *candidates(best, axis, unit)])[0]
+        # Once more in turns: what was gained step by step may be chance, or the machine's.
+        sides, before, after = self._fastest(kernel, [kernel.own, best])
+        chosen = sides if sides != kernel.own else ()
         if self.cache is not None:
-            self.cache.put(self._key(kernel), {"sides": list(sides)}, {})
-        return Tuned(kernel.mode, len(kernel.groups), sides, before, after)
+            self.cache.put(self._key(kernel), {"sides": list(chosen)}, {})
+        return Tuned(kernel.mode, len(kernel.groups), chosen, before, after)
+
+    def _fastest(self, kernel: _Kernel, options: Sequence[Sides]) -> tuple[Sides, float, float]:
+        """The first of several sides or one that is surely faster; its time comes after that of the first."""
+        calls: dict[Sides, Call] = {}
+        for sides in dict.fromkeys(options):
+            try:
+                calls[sides] = self._call(kernel, sides)
+            except (LoweringError, CompilationError) as error:
+                log.debug("no kernel of sides %s: %s", sides, error)
+        if len(calls) == 1:
+            return options[0], kernel.seconds, kernel.seconds
+        seconds = dict(zip(calls, self.timer(list(calls.values())), strict=True))
+        first = seconds[options[0]]
+        best = min(seconds, key=seconds.__getitem__)
+        return (best, first, seconds[best]) if seconds[best] < _GAIN * first else (options[0], first, first)
 
     def _choose(self, kernel: _Kernel, tuned: Tuned) -> Tuned:
         if tuned.sides:

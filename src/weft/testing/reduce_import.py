@@ -8,8 +8,9 @@ Each call is converted by itself, whatever stands around it, so that it fails al
     INPUTS = [torch.empty_strided((2, 3), (3, 1), dtype=torch.float32)]
 """
 
-# Torch's graphs have no types that can be followed.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# Torch's graphs have no types that can be followed, and its operators no public class.
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 
 from __future__ import annotations
 
