@@ -237,7 +237,7 @@ def candidates(sides: Sides, axis: int, unit: int) -> Iterator[Sides]:
 
 def tunable_kernels(function: FuncOp) -> list[_Kernel]:
     """The distinct products and attentions of a function whose sizes are all known."""
-    constants = set(constant_arguments(function))
+    constants: set[SSAValue] = set(constant_arguments(function))
     kernels: dict[str, _Kernel] = {}
     for group in function.block.ops:
         if not isinstance(group, GroupOp) or SCHEDULE in group.attributes or in_place_of(group):
