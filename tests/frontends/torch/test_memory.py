@@ -188,3 +188,13 @@ def test_shared_memory_is_not_used_again() -> None:
     place = first.share_memory_().data_ptr()
     del first
     assert f(x).data_ptr() != place
+
+
+def test_what_is_released_is_not_taken_again() -> None:
+    memory = ResultMemory()
+    first = memory.tensor((LARGE,), (1,), torch.float32)
+    first.fill_(1)
+    memory.release()
+    second = memory.tensor((LARGE,), (1,), torch.float32)
+    second.fill_(2)
+    assert first.data_ptr() != second.data_ptr() and float(first[0]) == 1

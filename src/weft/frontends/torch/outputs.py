@@ -56,9 +56,8 @@ class ResultMemory:
         return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape), tuple(strides))
 
     def release(self) -> None:
-        """Give back all memory that nobody else holds."""
-        for size in list(self._blocks):
-            self._drop_free(size)
+        """Keep nothing: what results still hold is theirs alone."""
+        self._blocks.clear()
 
     def _drop_free(self, size: int) -> None:
         """Sizes change when shapes do: what an earlier shape left behind is given back."""
