@@ -109,9 +109,14 @@ def test_a_process_that_fails_says_why() -> None:
 
 
 def test_the_report() -> None:
-    result = MemoryResult("tiny", {"eager": Memory(4 * 10**6, 0, 10**7), "weft": Memory(10**6, 5 * 10**6, 10**7)})
+    result = MemoryResult("tiny", {"eager": Memory(4 * 10**6, 0, 10**7), "weft": Memory(2 * 10**6, 5 * 10**6, 10**7)})
     results = Results("here", list[CaseResult](), weighed=[result])
     figures = results.figures()
-    assert figures["ok"] and figures["memory_ratio"] == 0.25 and figures["packed_share"] == 0.5
-    assert "| tiny | 4.0 | 1.0 | 0.25 | 5.0 | 10.0 |" in results.markdown()["memory"]
-    assert "weft MB 1.0" in line(result)
+    assert figures["ok"] and figures["memory_ratio"] == 0.5 and figures["packed_share"] == 0.5
+    assert "| tiny | 4.0 | 2.0 | 0.50 | 5.0 | 10.0 |" in results.markdown()["memory"]
+    assert "weft MB 2.0" in line(result)
+
+
+def test_growth_that_cannot_be_told_from_none_counts_as_equal() -> None:
+    assert MemoryResult("tiny", {"eager": Memory(0, 0, 1), "weft": Memory(4096, 0, 1)}).ratio == 1.0
+    assert MemoryResult("tiny", {"eager": Memory(0, 0, 1), "weft": Memory(4 * MB, 0, 1)}).ratio == 4.0

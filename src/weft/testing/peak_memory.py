@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from weft.testing.benchmark_case import Case
 
 CALLS = 3
+RESOLUTION = 1 << 20
+"""Bytes below which growth says nothing: allocators hold about as much ready."""
 LONGEST_SECONDS = 1200
 FAILED = 3
 """The exit code of a process that says on stdout what went wrong."""
@@ -67,10 +69,11 @@ class MemoryResult:
 
     @property
     def ratio(self) -> float | None:
-        """Weft's growth over eager's: at most 1 is what is wanted."""
+        """Weft's growth over eager's, both at least what can be told apart: at most 1 is what is wanted."""
         if not {EAGER, WEFT} <= self.taken.keys():
             return None
-        return self.taken[WEFT].growth / max(self.taken[EAGER].growth, 1)
+        mine, theirs = (max(self.taken[who].growth, RESOLUTION) for who in (WEFT, EAGER))
+        return mine / theirs
 
     def figures(self) -> dict[str, Any]:
         return {
