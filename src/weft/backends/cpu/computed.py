@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from xdsl.ir import OpResult, SSAValue
 
+from weft.backends.cpu.clusters import Cluster, sink_value
 from weft.backends.cpu.memory_order import lazy_closure
 from weft.backends.cpu.neighbours import source_axis
 from weft.backends.cpu.position import Position, lanes_for, load_strided, walk
@@ -48,16 +49,16 @@ def _moves(codegen: KernelCodegen, value: SSAValue | None, axis: int) -> bool:
 def emit_gather(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[SSAValue]) -> V:
     """The elements of a gather at a position."""
     inner = here.inner
+    if here.known(op.mask) is False:
+        return _other(codegen, op, here.lanes)
     moving = here.lanes > 1 and _moves(codegen, op.offsets, inner)
     step = codegen.neighbours.step_along(op.offsets, inner) if moving else None
     if step is None and moving and codegen.written and _is_arithmetic(op.offsets):
         return _perhaps_whole(codegen, op, here, kept)
     if step is None:
         return _lane_by_lane(codegen, op, codegen.at(op.offsets, here, kept), _mask(codegen, op, here, kept))
-    known = here.known(op.mask)
-    if known is False:
-        return _other(codegen, op, here.lanes)
-    if known is None and _moves(codegen, op.mask, inner) and op not in codegen.unmasked:
+    masked = here.known(op.mask) is None and op not in codegen.unmasked
+    if masked and _moves(codegen, op.mask, inner):
         return _partly_masked(codegen, op, here, kept, step)
     start = at_lane(codegen, op.offsets, here, kept, 0)
     return _whole(codegen, op, start, here.lanes, step, _mask(codegen, op, here, kept))
@@ -240,24 +241,21 @@ class RowAhead:
 
 
 def rows_ahead(
-    codegen: KernelCodegen,
-    values: Sequence[SSAValue],
-    shape: Sequence[int],
-    extents: Sequence[V],
-    index: Sequence[V],
-    inner: int,
+    codegen: KernelCodegen, cluster: Cluster, extents: Sequence[V], index: Sequence[V], inner: int
 ) -> list[RowAhead]:
     """The rows that gathers will read a few turns of the next outer loop later, in a nest that stands at an index."""
+    b, shape = codegen.b, cluster.shape
     axis = max((a for a, size in enumerate(shape) if size > 1 and a != inner), default=None)
     if axis is None:
         return []
     rows: list[RowAhead] = []
-    b = codegen.b
-    for value in {v: None for root in values for v in lazy_closure(root)}:
+    for value in {v: None for sink in cluster.sinks for v in lazy_closure(sink_value(sink))}:
         if value in codegen.buffers or not (isinstance(value, OpResult) and isinstance(value.op, tile.GatherOp)):
             continue
         op, dtype = value.op, _pointer_dtype(value.op.pointer)
         if codegen.neighbours.step_along(op.offsets, inner) != 1 or not _is_read(codegen, op.offsets, axis):
+            continue
+        if any(v in cluster.keeps for v in lazy_closure(op.offsets)):  # of later rows they are not there yet
             continue
         turns = max(1, min(_MOST_AHEAD, _BYTES_AHEAD // (shape[inner] * dtype.bytes)))
         then = b.intrinsic("smin", b.add(index[axis], i64(turns)), b.sub(extents[axis], i64(1)))
