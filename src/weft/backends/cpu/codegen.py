@@ -7,10 +7,11 @@ the innermost axis goes in steps of several vector registers, its remainder in p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
+from typing import TypeGuard
 
 from xdsl.ir import Operation, OpResult, SSAValue
 
@@ -22,11 +23,13 @@ from weft.backends.cpu.extents import Limits
 from weft.backends.cpu.position import UNROLLED_STEPS, Position, lanes_for, load_strided, walk
 from weft.backends.cpu.reductions import Accumulator
 from weft.backends.cpu.sort import emit_sort
+from weft.backends.cpu.stretches import Stretch, stretches
 from weft.backends.cpu.target import CpuTarget
 from weft.backends.cpu.transposed import emit_transposed, transposed_axes
 from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_type, scalar_type, vector
 from weft.backends.llvm.cast import emit_cast, load_convert, store_convert
 from weft.backends.llvm.math import emit_function
+from weft.backends.llvm.math_division import Divisor, can_divide
 from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, constant_term
@@ -35,6 +38,9 @@ from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS
 
 _UNROLLED_COST = 80
+_DIVIDED = 32
+"""Quotients with one divisor from which on its reciprocal is worth making."""
+NOTHING: Mapping[SSAValue, V] = {}
 _FEW_MASKED = 4
 """Masked reads from which on code without masks, for where they hold, is worth its length."""
 
@@ -71,6 +77,8 @@ class KernelCodegen:
         self.buffers: dict[SSAValue, Buffer] = {}
         self.accesses: dict[Operation, Access] = {}
         self.limits = Limits()
+        self.divisors: dict[SSAValue, Divisor] = {}
+        """Of quotients whose divisor is the same all along the line that code is being made for."""
         self.unmasked: frozenset[tile.GatherOp] = frozenset()
         """Reads of which the code being made knows that nothing is masked."""
 
@@ -225,9 +233,9 @@ class KernelCodegen:
 
             steady = self._steady(cluster, tuple(index), inner)
 
-            def turn(start: V, lanes: int) -> None:
+            def turn(start: V, lanes: int, known: Mapping[SSAValue, V] = NOTHING) -> None:
                 place = tuple(start if a == inner else v for a, v in enumerate(index))
-                here = Position(place, inner, lanes, dict(steady))
+                here = Position(place, inner, lanes, {**steady, **known})
                 results = [(sink, self.at(sink_value(sink), here, kept)) for sink in sinks]
                 for sink, value in results:
                     self._put(sink, value, here, accumulators)
@@ -241,7 +249,16 @@ class KernelCodegen:
                 walk(b, extents[inner], self._lanes(cluster, extents[inner]), turn, unrolled, pause)
 
             masked = [] if accumulators else self._masked_at_once(cluster, inner)
-            if len(masked) < _FEW_MASKED:
+            if parts := self._stretches(cluster, inner, extents[inner]):
+                for part in parts:
+                    known = {mask: const(value, "i1") for mask, value in part.known.items()}
+
+                    def step(i: V, lanes: int, start: V = i64(part.start), known: dict[SSAValue, V] = known) -> None:
+                        turn(b.add(start, i), lanes, known)
+
+                    length = i64(part.stop - part.start)
+                    walk(b, length, self._lanes(cluster, length), step, unrolled, pause)
+            elif len(masked) < _FEW_MASKED:
                 line()
             else:
                 # Mostly nothing is masked, as inside an image: then no address has to be chosen.
@@ -257,6 +274,12 @@ class KernelCodegen:
                 self.buffers[sink.out].write(
                     b, accumulator.finish(), [v for v in index[:inner]] + [i64(0)] + index[inner + 1 :]
                 )
+
+    def _stretches(self, cluster: Cluster, inner: int, extent: V) -> list[Stretch]:
+        """The stretches of the inner axis along which masks are known; none if it is one line."""
+        if extent.name.startswith("%"):
+            return []
+        return stretches([sink_value(sink) for sink in cluster.sinks], inner, int(extent.name))
 
     def _masked_at_once(self, cluster: Cluster, inner: int) -> list[tile.GatherOp]:
         """The reads that are masked all along the inner axis or not at all."""
@@ -288,7 +311,19 @@ class KernelCodegen:
             for value in lazy_closure(sink_value(sink)):
                 if tile.tile_type(value).sizes[inner] == 1 < cluster.shape[inner] and value not in made:
                     self.at(value, here)
+                if cluster.shape[inner] >= _DIVIDED and self._divides(value, inner):
+                    divisor = self.at(value.op.operands[1], here)
+                    self.divisors[value] = Divisor.of(self.b, divisor)
         return here.values
+
+    def _divides(self, value: SSAValue, inner: int) -> TypeGuard[OpResult]:
+        """Whether a value is a quotient whose divisor is the same all along the inner axis."""
+        if not (isinstance(value, OpResult) and isinstance(value.op, tile.MapOp)) or value in self.buffers:
+            return False
+        if value.op.function.data != "div" or not can_divide(self.b, scalar_type(tile.tile_type(value).dtype)):
+            return False
+        moves = [tile.tile_type(arg).sizes[inner] > 1 for arg in value.op.args]
+        return moves == [True, False]
 
     def cluster_extents(self, cluster: Cluster) -> list[V]:
         result: list[V] = []
@@ -393,6 +428,10 @@ class KernelCodegen:
                 return self._position(op, here, lanes)
             case tile.GatherOp() as op:
                 return emit_gather(self, op, here, kept)
+            case tile.MapOp() as op if op.function.data == "select" and (known := here.known(op.args[0])) is not None:
+                return self.at(op.args[1 if known else 2], here, kept)
+            case tile.MapOp() as op if value in self.divisors and here.lanes > 1:
+                return self.divisors[value].divide(b, b.splat(self.at(op.args[0], here, kept), here.lanes))
             case tile.MapOp() as op:
                 args = [self.at(arg, here, kept) for arg in op.args]
                 wide = max(arg.lanes for arg in args)

@@ -65,14 +65,19 @@ def emit_gather(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept:
     step = step_along(op.offsets, inner) if here.lanes > 1 and _moves(op.offsets, inner) else None
     if step is None:
         return _lane_by_lane(codegen, op, codegen.at(op.offsets, here, kept), _mask(codegen, op, here, kept))
-    if _moves(op.mask, inner):
+    known = here.known(op.mask)
+    if known is False:
+        return _other(codegen, op, here.lanes)
+    if known is None and _moves(op.mask, inner):
         return _partly_masked(codegen, op, here, kept, step)
     start = _at_lane(codegen, op.offsets, here, kept, 0)
     return _whole(codegen, op, start, here.lanes, step, _mask(codegen, op, here, kept))
 
 
 def _mask(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[SSAValue]) -> V | None:
-    return None if op.mask is None or op in codegen.unmasked else codegen.at(op.mask, here, kept)
+    if op.mask is None or op in codegen.unmasked or here.known(op.mask):
+        return None
+    return codegen.at(op.mask, here, kept)
 
 
 def _lane_by_lane(codegen: KernelCodegen, op: tile.GatherOp, offsets: V, mask: V | None) -> V:

@@ -9,8 +9,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from weft.frontends.torch.checks import Check, failure
 from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.frozen import ConstantSet, make_set
+from weft.frontends.torch.graph import Output, Passed, Returned
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.outputs import ResultMemory, use_huge_pages
 from weft.ir.expr import evaluate
@@ -30,6 +32,8 @@ BoxedCall: TypeAlias = Callable[[list[Any]], list[Any]]
 @dataclass
 class Frame:
     """The memory of one running call: an arena, and the table of addresses with the launcher's scratch behind it.
+
+    The last word of the table is for the number that says which check has failed, where nobody else takes it.
 
     `inputs` and `results` are those of the program, with the strides of the first and what makes a tensor for the
     second; `steps` are calls, and the addresses of tapes.
@@ -110,14 +114,17 @@ class CpuExecutor:
         pool.append(frame)
         return results
 
-    def direct(self, places: Sequence[int], otherwise: BoxedCall) -> BoxedCall | None:
+    def direct(
+        self, places: Sequence[int], outputs: Sequence[Output], checks: Sequence[Check], otherwise: BoxedCall
+    ) -> BoxedCall | None:
         """A call of nothing but the launcher, for a program of known sizes that is one tape and gives new tensors.
 
         What small graphs compute takes less time than the way to it. `places` are those of the inputs among the
         arguments; whatever is out of the ordinary is left to `otherwise`.
         """
         unique = [number for number, _ in self.allocated] == list(self.returned)
-        if self.symbols or not unique:
+        picked = [pick for output in outputs if (pick := _picked(output)) is not None]
+        if self.symbols or not unique or len(picked) < len(outputs):
             return None
         (tape, *others) = self.executable.bind({}).segments or (None,)
         if others or not isinstance(tape, Tape):
@@ -126,6 +133,9 @@ class CpuExecutor:
         has_constants = self.has_constants
         fixed = [places[number] for number in self.fixed]
         taken = [places[number] for number in self.taken]
+        count = len(self.returned) - (1 if checks else 0)
+        as_made = picked == [(True, number) for number in range(count)]
+        verdict = self.executable.words + self.executable.scratch
 
         def call(arguments: list[Any]) -> list[torch.Tensor]:
             if active_profile() is not None:
@@ -143,13 +153,20 @@ class CpuExecutor:
                     return otherwise(arguments)
                 table[number] = tensor.data_ptr()
             results: list[torch.Tensor] = []
-            for number, make, shape, strides, dtype in frame.results:
+            for number, make, shape, strides, dtype in frame.results[:count]:
                 result = make(shape, strides, dtype)
                 table[number] = result.data_ptr()
                 results.append(result)
+            if checks:
+                table[frame.results[count][0]] = frame.address + 8 * verdict
             launch(address, frame.address, 1 if tape.alone else _threads())
             del constants  # another thread may have put newer ones in their place: they had to live until here
+            code = table[verdict] if checks else 0
             frames.append(frame)
+            if code:
+                raise failure(checks, code)
+            if not as_made:
+                results = [results[place] if made else arguments[place] for made, place in picked]
             arguments.clear()
             return results
 
@@ -197,7 +214,7 @@ class CpuExecutor:
         binding = self.executable.bind(symbols)
         arena = torch.empty(binding.arena.size + 64, dtype=torch.uint8)
         start = -arena.data_ptr() % 64
-        table = np.zeros(self.executable.words + self.executable.scratch, np.int64)
+        table = np.zeros(self.executable.words + self.executable.scratch + 1, np.int64)  # the last is for a verdict
         for buffer, offset in binding.arena.offsets.items():
             table[buffer] = arena.data_ptr() + start + offset
         for name in self.symbols:
@@ -252,6 +269,17 @@ class CpuExecutor:
             )
             frame.views[place] = whole.as_strided(shape, strides, whole.storage_offset() + offset)
         return frame.views[place]
+
+
+def _picked(output: Output) -> tuple[bool, int] | None:
+    """Which result (or, if the first is false, argument) an output is, as it is."""
+    match output:
+        case Returned(result, False):
+            return True, result
+        case Passed(argument):
+            return False, argument
+        case _:
+            return None
 
 
 def _threads() -> int:
