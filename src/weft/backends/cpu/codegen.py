@@ -17,7 +17,7 @@ from xdsl.ir import Operation, OpResult, SSAValue
 
 from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.clusters import Cluster, Fill, Sink, cost_of, form_steps, lazy_closure, sink_value
-from weft.backends.cpu.computed import all_of, emit_gather, emit_scatter
+from weft.backends.cpu.computed import all_of, emit_gather, emit_scatter, rows_ahead
 from weft.backends.cpu.dot import accumulates_in_place, buffered_operands, emit_dot
 from weft.backends.cpu.extents import Limits
 from weft.backends.cpu.position import UNROLLED_STEPS, Position, lanes_for, load_strided, walk
@@ -232,10 +232,14 @@ class KernelCodegen:
             }
 
             steady = self._steady(cluster, tuple(index), inner)
+            later = rows_ahead(self, [sink_value(sink) for sink in sinks], cluster.shape, extents, index, inner)
 
             def turn(start: V, lanes: int, known: Mapping[SSAValue, V] = NOTHING) -> None:
                 place = tuple(start if a == inner else v for a, v in enumerate(index))
                 here = Position(place, inner, lanes, {**steady, **known})
+                if lanes == self.target.lanes:
+                    for row in later:
+                        row.prefetch(b, start)
                 results = [(sink, self.at(sink_value(sink), here, kept)) for sink in sinks]
                 for sink, value in results:
                     self._put(sink, value, here, accumulators)
@@ -253,8 +257,8 @@ class KernelCodegen:
                 for part in parts:
                     known = {mask: const(value, "i1") for mask, value in part.known.items()}
 
-                    def step(i: V, lanes: int, start: V = i64(part.start), known: dict[SSAValue, V] = known) -> None:
-                        turn(b.add(start, i), lanes, known)
+                    def step(i: V, lanes: int, start: int = part.start, known: dict[SSAValue, V] = known) -> None:
+                        turn(b.add(i64(start), i), lanes, known)
 
                     length = i64(part.stop - part.start)
                     walk(b, length, self._lanes(cluster, length), step, unrolled, pause)

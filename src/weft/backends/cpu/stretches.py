@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ def stretches(values: Sequence[SSAValue], axis: int, extent: int) -> list[Stretc
     bounds = [0, *cuts, extent]
     return [
         Stretch(start, stop, {mask: bool(line[start]) for mask, line in lines.items()})
-        for start, stop in zip(bounds, bounds[1:], strict=False)
+        for start, stop in pairwise(bounds)
     ]
 
 

@@ -12,10 +12,10 @@ import torch
 from weft.frontends.torch.checks import Check, failure
 from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.frozen import ConstantSet, make_set
-from weft.frontends.torch.graph import Output, Passed, Returned
+from weft.frontends.torch.graph import Number, Output, Passed, Returned
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.outputs import ResultMemory, use_huge_pages
-from weft.ir.expr import evaluate
+from weft.ir.expr import Expr, evaluate
 from weft.lower.plan import CallStep, Place
 from weft.runtime.executable import Binding, Executable
 from weft.runtime.openmp import in_forked_child, pool_symbols
@@ -115,7 +115,7 @@ class CpuExecutor:
         return results
 
     def direct(
-        self, places: Sequence[int], outputs: Sequence[Output], checks: Sequence[Check], otherwise: BoxedCall
+        self, places: Sequence[int], outputs: tuple[Output, ...], checks: Sequence[Check], otherwise: BoxedCall
     ) -> BoxedCall | None:
         """A call of nothing but the launcher, for a program of known sizes that is one tape and gives new tensors.
 
@@ -134,10 +134,10 @@ class CpuExecutor:
         fixed = [places[number] for number in self.fixed]
         taken = [places[number] for number in self.taken]
         count = len(self.returned) - (1 if checks else 0)
-        as_made = picked == [(True, number) for number in range(count)]
+        as_made = outputs == tuple(map(Returned, range(count)))
         verdict = self.executable.words + self.executable.scratch
 
-        def call(arguments: list[Any]) -> list[torch.Tensor]:
+        def call(arguments: list[Any]) -> list[Any]:
             if active_profile() is not None:
                 return otherwise(arguments)
             try:
@@ -165,10 +165,9 @@ class CpuExecutor:
             frames.append(frame)
             if code:
                 raise failure(checks, code)
-            if not as_made:
-                results = [results[place] if made else arguments[place] for made, place in picked]
+            outputs = results if as_made else [pick(results, arguments) for pick in picked]
             arguments.clear()
-            return results
+            return outputs
 
         call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
         return call
@@ -271,13 +270,15 @@ class CpuExecutor:
         return frame.views[place]
 
 
-def _picked(output: Output) -> tuple[bool, int] | None:
-    """Which result (or, if the first is false, argument) an output is, as it is."""
+def _picked(output: Output) -> Callable[[Sequence[Any], Sequence[Any]], Any] | None:
+    """What gives an output, of results and arguments, if it is one of them as it is, or always the same."""
     match output:
         case Returned(result, False):
-            return True, result
+            return lambda results, _: results[result]
         case Passed(argument):
-            return False, argument
+            return lambda _, arguments: arguments[argument]
+        case Number(value) if not isinstance(value, Expr):
+            return lambda _, __: value
         case _:
             return None
 
