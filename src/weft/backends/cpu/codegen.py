@@ -232,7 +232,7 @@ class KernelCodegen:
             }
 
             steady = self._steady(cluster, tuple(index), inner)
-            later = rows_ahead(self, [sink_value(sink) for sink in sinks], cluster.shape, extents, index, inner)
+            later = rows_ahead(self, cluster, extents, index, inner)
 
             def turn(start: V, lanes: int, known: Mapping[SSAValue, V] = NOTHING) -> None:
                 place = tuple(start if a == inner else v for a, v in enumerate(index))
@@ -278,6 +278,7 @@ class KernelCodegen:
                 self.buffers[sink.out].write(
                     b, accumulator.finish(), [v for v in index[:inner]] + [i64(0)] + index[inner + 1 :]
                 )
+        self.divisors = {}
 
     def _stretches(self, cluster: Cluster, inner: int, extent: V) -> list[Stretch]:
         """The stretches of the inner axis along which masks are known; none if it is one line."""
@@ -358,7 +359,7 @@ class KernelCodegen:
         elif sink in accumulators:
             accumulators[sink].add(value, here.index[here.inner], here.lanes)
         else:
-            buffer = self.buffers[sink.out]
+            buffer, value = self.buffers[sink.out], b.splat(value, here.lanes)
             index = [i64(0) if a == sink.axis.value.data else v for a, v in enumerate(here.index)]
             old = buffer.read(b, index, value.lanes)
             function = COMBINERS[sink.kind.data].function
@@ -433,7 +434,7 @@ class KernelCodegen:
             case tile.GatherOp() as op:
                 return emit_gather(self, op, here, kept)
             case tile.MapOp() as op if op.function.data == "select" and (known := here.known(op.args[0])) is not None:
-                return self.at(op.args[1 if known else 2], here, kept)
+                return b.splat(self.at(op.args[1 if known else 2], here, kept), lanes)
             case tile.MapOp() as op if value in self.divisors and here.lanes > 1:
                 return self.divisors[value].divide(b, b.splat(self.at(op.args[0], here, kept), here.lanes))
             case tile.MapOp() as op:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from xdsl.ir import OpResult, SSAValue
 
-from weft.backends.cpu.clusters import lazy_closure
+from weft.backends.cpu.clusters import Cluster, lazy_closure, sink_value
 from weft.backends.cpu.position import Position, lanes_for, load_strided, walk
 from weft.backends.llvm.builder import Function, V, const, i64, mangle, memory_type, scalar_type, vector
 from weft.backends.llvm.cast import load_convert, store_convert
@@ -65,13 +65,12 @@ def _moves(value: SSAValue | None, axis: int) -> bool:
 def emit_gather(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[SSAValue]) -> V:
     """The elements of a gather at a position."""
     inner = here.inner
+    if here.known(op.mask) is False:
+        return _other(codegen, op, here.lanes if _moves(op.out, inner) else 1)
     step = step_along(op.offsets, inner) if here.lanes > 1 and _moves(op.offsets, inner) else None
     if step is None:
         return _lane_by_lane(codegen, op, codegen.at(op.offsets, here, kept), _mask(codegen, op, here, kept))
-    known = here.known(op.mask)
-    if known is False:
-        return _other(codegen, op, here.lanes)
-    if known is None and _moves(op.mask, inner):
+    if here.known(op.mask) is None and _moves(op.mask, inner):
         return _partly_masked(codegen, op, here, kept, step)
     start = _at_lane(codegen, op.offsets, here, kept, 0)
     return _whole(codegen, op, start, here.lanes, step, _mask(codegen, op, here, kept))
@@ -220,24 +219,21 @@ class RowAhead:
 
 
 def rows_ahead(
-    codegen: KernelCodegen,
-    values: Sequence[SSAValue],
-    shape: Sequence[int],
-    extents: Sequence[V],
-    index: Sequence[V],
-    inner: int,
+    codegen: KernelCodegen, cluster: Cluster, extents: Sequence[V], index: Sequence[V], inner: int
 ) -> list[RowAhead]:
     """The rows that gathers will read a few turns of the next outer loop later, in a nest that stands at an index."""
+    b, shape = codegen.b, cluster.shape
     axis = max((a for a, size in enumerate(shape) if size > 1 and a != inner), default=None)
     if axis is None:
         return []
     rows: list[RowAhead] = []
-    b = codegen.b
-    for value in {v: None for root in values for v in lazy_closure(root)}:
+    for value in {v: None for sink in cluster.sinks for v in lazy_closure(sink_value(sink))}:
         if value in codegen.buffers or not (isinstance(value, OpResult) and isinstance(value.op, tile.GatherOp)):
             continue
         op, dtype = value.op, _pointer_dtype(value.op.pointer)
         if step_along(op.offsets, inner) != 1 or not _is_read(op.offsets, axis):
+            continue
+        if any(v in cluster.keeps for v in lazy_closure(op.offsets)):  # of later rows they are not there yet
             continue
         turns = max(1, min(_MOST_AHEAD, _BYTES_AHEAD // (shape[inner] * dtype.bytes)))
         then = b.intrinsic("smin", b.add(index[axis], i64(turns)), b.sub(extents[axis], i64(1)))
