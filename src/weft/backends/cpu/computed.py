@@ -50,7 +50,7 @@ def emit_gather(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept:
     """The elements of a gather at a position."""
     inner = here.inner
     if here.known(op.mask) is False:
-        return _other(codegen, op, here.lanes)
+        return _other(codegen, op, here.lanes if _moves(codegen, op.out, inner) else 1)
     moving = here.lanes > 1 and _moves(codegen, op.offsets, inner)
     step = codegen.neighbours.step_along(op.offsets, inner) if moving else None
     if step is None and moving and codegen.written and _is_arithmetic(op.offsets):

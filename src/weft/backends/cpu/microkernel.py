@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from weft.backends.cpu.target import CpuTarget
 from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_type, scalar_type, vector
-from weft.backends.llvm.cast import load_convert
-from weft.ir.types import DType
+from weft.backends.llvm.cast import load_as
+from weft.ir.types import DType, f32, i8, i32
 
 _PARAMS = [
     ("ptr noalias", "c"),
@@ -24,6 +24,8 @@ _PARAMS = [
     ("i64", "depth"),
     ("i1", "keep"),
 ]
+BYTES_TOGETHER = 4
+"""Products of 8-bit integers that one instruction sums up."""
 _LEAST_CHAINS = 8
 """Sums that must be under way at a time to hide the latency of a multiply-add."""
 _LINE_VECTORS = 4
@@ -53,6 +55,12 @@ def blocking(target: CpuTarget, dtype: DType) -> Blocking:
             return Blocking(6, 2, lanes)
         case _:
             return Blocking(4, 4, lanes)
+
+
+def panel_form(target: CpuTarget, dtype: DType, memory: DType) -> tuple[int, int]:
+    """The columns of a panel of packed weights, and how many of K lie together in it."""
+    together = BYTES_TOGETHER if memory == i8 and dtype in (f32, i32) and target.multiplies_bytes else 1
+    return blocking(target, dtype).columns, together
 
 
 def multiply_add(b: Function, x: V, y: V, total: V) -> V:
@@ -94,7 +102,7 @@ def panel_kernel(
         for r, v in order:
             if v not in right:
                 address = f.gep(row, i64(v * block.lanes), b_element)
-                right[v] = load_convert(f, f.load(vector(b_element, block.lanes), address, memory.bytes), memory)
+                right[v] = load_as(f, f.load(vector(b_element, block.lanes), address, memory.bytes), memory, dtype)
             if r not in left:
                 left[r] = f.splat(factor(r), block.lanes)
             slot = slots[phase][r][v]
@@ -153,7 +161,7 @@ def slab_kernel(module: Module, rows: int, depth: int, lanes: int, dtype: DType,
         for v in range(count):
             at = f.add(n, i64(v * width))
             right = [
-                load_convert(f, f.load(vector(b_element, width), f.gep(row, at, b_element), memory.bytes), memory)
+                load_as(f, f.load(vector(b_element, width), f.gep(row, at, b_element), memory.bytes), memory, dtype)
                 for row in right_rows
             ]
             for r, row in enumerate(result_rows):
@@ -197,7 +205,7 @@ def row_kernel(module: Module, rows: int, columns: int, lanes: int, dtype: DType
         left = [f.load(type_, f.gep(a, f.add(f.mul(a_stride, i64(r)), k), element), dtype.bytes) for r in range(rows)]
         for n in range(columns):
             address = f.gep(b, f.add(f.mul(b_stride, i64(n)), k), b_element)
-            right = load_convert(f, f.load(vector(b_element, width), address, memory.bytes), memory)
+            right = load_as(f, f.load(vector(b_element, width), address, memory.bytes), memory, dtype)
             for r in range(rows):
                 slot = slots[r][n]
                 f.store(multiply_add(f, left[r], right, f.load(type_, slot, 64)), slot, 64)

@@ -1,0 +1,98 @@
+"""Products of tiles with packed weights of 8 bits, on processors that multiply four of them at a time.
+
+i8 rows:          sums in i32, straight into the result
+i16, f32 rows:    each first split into digits of 8 bits; rows of f32 have a factor then, which scales their sums
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from xdsl.ir import OpResult
+
+from weft.backends.cpu.buffers import Buffer
+from weft.backends.cpu.byte_kernels import DIGITS, byte_kernel, split_floats, split_integers
+from weft.backends.cpu.clusters import Fill
+from weft.backends.cpu.microkernel import Blocking, blocking
+from weft.backends.cpu.row_groups import row_groups
+from weft.backends.llvm.builder import Function, V, const, i64, scalar_type
+from weft.ir.types import DType, f32, i8, i16, i32
+from weft.tile import dialect as tile
+
+if TYPE_CHECKING:
+    from weft.backends.cpu.codegen import KernelCodegen
+
+_MOST_ROWS = 8
+"""Rows of digits that a kernel reads by a pointer each."""
+_LINE = 64
+
+
+def in_bytes(op: tile.DotOp) -> bool:
+    """Whether b lies in panels with neighbours along K together."""
+    return len(tile.tile_type(op.b).sizes) == 4
+
+
+def reads_rows(codegen: KernelCodegen, op: tile.DotOp) -> bool:
+    """Whether a is read where it lies: it is a load of its own type, contiguous along K."""
+    value = op.a
+    if value in codegen.buffers or not isinstance(value, OpResult) or not isinstance(load := value.op, tile.LoadOp):
+        return False
+    assert isinstance(load.pointer.type, tile.PointerType)
+    type_ = tile.tile_type(value)
+    return load.pointer.type.dtype == type_.dtype and (load.strides.data[1] == 1 or type_.sizes[1] == 1)
+
+
+def emit_byte_dot(codegen: KernelCodegen, op: tile.DotOp) -> None:
+    """Add the code of a product; its result is in `codegen.buffers`."""
+    b, type_ = codegen.b, tile.tile_type(op.out)
+    if reads_rows(codegen, op):
+        assert isinstance(op.a, OpResult)
+        access = codegen.accesses[op.a.op]
+        rows, stride = access.base, access.strides[0]
+    else:
+        buffer = codegen.materialise(op.a)
+        rows, stride = buffer.pointer, i64(buffer.shape[1])
+    if op.out not in codegen.buffers:
+        codegen.buffers[op.out] = Buffer.allocate(b, type_.sizes, type_.dtype)
+    result = codegen.buffers[op.out]
+    if op.accumulator is not None and codegen.buffers.get(op.accumulator) != result:
+        codegen.block([Fill(op.accumulator, result)])
+    keep = const(op.accumulator is not None, "i1")
+    extent, turns = codegen.extents(op.a)
+    left, (height, depth) = tile.tile_type(op.a).dtype, tile.tile_type(op.a).sizes
+    width = tile.tile_type(op.b).sizes[2]
+    factors = V("ptr", "null")
+    if left != i8:
+        padded = -(-depth // _LINE) * _LINE
+        digits = Buffer.allocate(b, (height * DIGITS[left], padded), i8).pointer
+        if left == i16:
+            _call(b, split_integers(codegen.module), digits, i64(padded), rows, stride, extent, turns)
+        else:
+            factors = Buffer.allocate(b, (height,), f32).pointer
+            _call(b, split_floats(codegen.module), digits, i64(padded), factors, rows, stride, extent, turns)
+        rows, stride = digits, i64(padded)
+    assert isinstance(op.b, OpResult)
+    panels = codegen.accesses[op.b.op]
+    block = _blocking(codegen, width, left)
+    row_size, element = i64(type_.sizes[1]), scalar_type(type_.dtype)
+    with b.loop(i64(0), codegen.extents(op.b)[0], i64(1)) as panel:
+        start = b.gep(panels.base, b.mul(panel, panels.strides[0]), "i8")
+        result_panel = b.gep(result.pointer, b.mul(panel, i64(width)), element)
+        for row, count, blocks in row_groups(b, extent, height, block.rows):
+            name = byte_kernel(codegen.module, codegen.target, replace(block, rows=count), left)
+            place = b.gep(result_panel, b.mul(row, row_size), element)
+            source = b.gep(rows, b.mul(row, b.mul(stride, i64(DIGITS[left]))), "i8")
+            scales = factors if factors.name == "null" else b.gep(factors, row, "float")
+            _call(b, name, place, row_size, source, stride, start, turns, keep, blocks, scales)
+
+
+def _blocking(codegen: KernelCodegen, width: int, left: DType) -> Blocking:
+    """The block of the result whose digits' sums fill the register file."""
+    best = blocking(codegen.target, i32)
+    rows = max(1, min(best.rows, _MOST_ROWS) // DIGITS[left])
+    return replace(best, rows=rows, vectors=width // best.lanes)
+
+
+def _call(b: Function, name: str, *arguments: V) -> None:
+    b.do(f"call void @{name}({', '.join(map(str, arguments))})")
