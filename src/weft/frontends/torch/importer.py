@@ -21,6 +21,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from xdsl.ir import SSAValue
 
+from weft.backends.cpu.target import target_for
 from weft.config import Config
 from weft.errors import UnsupportedError, WeftError
 from weft.frontends.torch.aliasing import aliased, memory_owners, replaced, view_of
@@ -47,6 +48,7 @@ from weft.ir.expr import Expr, Size, symbols_of
 from weft.ir.types import Tensor, tensor_of, tensor_type
 from weft.ops.graph import FuncOp, ReturnOp
 from weft.passes.convolve_by_products import geometry_of
+from weft.passes.convolve_trained import is_product
 
 # Calls that torch's libraries carry out faster than generated kernels do so far.
 _LIBRARY = {
@@ -226,12 +228,17 @@ class _Importer:
         return value
 
     def _is_own_convolution(self, node: fx.Node) -> bool:
-        """Whether a convolution has frozen weights and a form that products and sums of Weft's own are faster for."""
+        """Whether a convolution, or its gradients, has a form that products and sums of Weft's own are faster for."""
+        if node.target is torch.ops.aten.convolution_backward.default:
+            grad, x, weight = node.args[:3]
+            return self._is_trained_product(x, weight, grad, node.args[4:10])
         if node.target is not torch.ops.aten.convolution.default:
             return False
         x, weight = node.args[:2]
-        if not isinstance(weight, fx.Node) or not isinstance(x, fx.Node) or not self._is_constant(weight):
+        if not isinstance(weight, fx.Node) or not isinstance(x, fx.Node):
             return False
+        if not self._is_constant(weight):
+            return self._is_trained_product(x, weight, node, node.args[3:9])
         if _meta(x).is_complex():
             return False
         tensors = [tensor_of_meta(_meta(each)) for each in (x, weight, node)]
@@ -239,6 +246,14 @@ class _Importer:
             geometry_of(*tensors, **convolution_params(tensors[0].rank - 2, *map(self._mapped, node.args[3:9])))
             is not None
         )
+
+    def _is_trained_product(self, x: Any, weight: Any, result: Any, geometry: Sequence[Any]) -> bool:
+        """Whether `convolve_trained` takes a convolution and its gradients, on a machine whose library is slow."""
+        metas = [_meta(each) for each in (x, weight, result)]
+        if metas[0].is_complex() or target_for(self.config.cpu).has_library_convolutions:
+            return False
+        tensors = [tensor_of_meta(meta) for meta in metas]
+        return is_product(*tensors, **convolution_params(tensors[0].rank - 2, *map(self._mapped, geometry)))
 
     def _is_constant(self, node: fx.Node) -> bool:
         if node.op == "placeholder":
