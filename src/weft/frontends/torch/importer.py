@@ -242,10 +242,8 @@ class _Importer:
         if _meta(x).is_complex():
             return False
         tensors = [tensor_of_meta(_meta(each)) for each in (x, weight, node)]
-        return (
-            geometry_of(*tensors, **convolution_params(tensors[0].rank - 2, *map(self._mapped, node.args[3:9])))
-            is not None
-        )
+        params = convolution_params(tensors[0].rank - 2, *map(self._mapped, node.args[3:9]))
+        return geometry_of(*tensors, **params) is not None or self._is_trained_product(x, weight, node, node.args[3:9])
 
     def _is_trained_product(self, x: Any, weight: Any, result: Any, geometry: Sequence[Any]) -> bool:
         """Whether `convolve_trained` takes a convolution and its gradients, on a machine whose library is slow."""
