@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import fx
 from weft.frontends.torch.aten.convolution import convolution_params
 from weft.frontends.torch.builder import tensor_of_meta
 from weft.passes.convolve_by_products import geometry_of
+from weft.passes.convolve_trained import is_product
 
 _LIBRARY = {
     torch.ops.aten.convolution.default,
@@ -29,10 +31,23 @@ def is_claimed(node: fx.Node) -> bool:
     return node.target in _LIBRARY
 
 
-def is_own_convolution(node: fx.Node, *geometry: Any) -> bool:
-    """Whether a convolution with frozen weights has a form that products and sums of Weft's own are faster for."""
-    metas = [each.meta["val"] for each in (*node.args[:2], node) if isinstance(each, fx.Node)]
-    if metas[0].is_complex():
+def is_own_convolution(node: fx.Node, mapped: Callable[[Any], Any], *, frozen: bool, library: bool) -> bool:
+    """Whether a convolution, or its gradients, has a form that products and sums of Weft's own are faster for.
+
+    `mapped` reads an argument of the call; `frozen` weights are constants; `library` says that torch's library makes code
+    for convolutions on this machine.
+    """
+    if node.target is torch.ops.aten.convolution_backward.default:
+        result, x, weight, geometry = *node.args[:3], node.args[4:10]
+    elif node.target is torch.ops.aten.convolution.default:
+        x, weight, result, geometry = *node.args[:2], node, node.args[3:9]
+    else:
+        return False
+    metas = [each.meta["val"] for each in (x, weight, result) if isinstance(each, fx.Node)]
+    if len(metas) < 3 or metas[0].is_complex():
         return False
     tensors = [tensor_of_meta(meta) for meta in metas]
-    return geometry_of(*tensors, **convolution_params(tensors[0].rank - 2, *geometry)) is not None
+    params = convolution_params(tensors[0].rank - 2, *map(mapped, geometry))
+    if frozen and geometry_of(*tensors, **params) is not None:
+        return True
+    return not library and is_product(*tensors, **params)

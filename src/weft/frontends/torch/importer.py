@@ -21,6 +21,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from xdsl.ir import SSAValue
 
+from weft.backends.cpu.target import target_for
 from weft.config import Config
 from weft.errors import UnsupportedError, WeftError
 from weft.frontends.torch.aliasing import aliased, memory_owners, replaced, view_of
@@ -219,9 +220,12 @@ class _Importer:
         return value
 
     def _is_claimed(self, node: fx.Node) -> bool:
-        if node.target is torch.ops.aten.convolution.default and self._is_constant(node.args[1]):
-            return not is_own_convolution(node, *map(self._mapped, node.args[3:9]))
-        return is_claimed(node)
+        """Whether a library carries out a call; convolutions are Weft's own where that is faster."""
+        if not is_claimed(node):
+            return False
+        frozen = node.target is torch.ops.aten.convolution.default and self._is_constant(node.args[1])
+        library = target_for(self.config.cpu).has_library_convolutions
+        return not is_own_convolution(node, self._mapped, frozen=frozen, library=library)
 
     def _is_constant(self, node: Any) -> bool:
         assert isinstance(node, fx.Node)
