@@ -3,7 +3,7 @@
 The line of the mistake is marked with `# here`; it is in the kernel, or in the function that the kernel calls.
 """
 
-# ruff: noqa: B018, E731, F401, F821, F841, RUF059, SIM105
+# ruff: noqa: E731, F401, F821, F841, RUF059, SIM105
 from __future__ import annotations
 
 import inspect
