@@ -32,6 +32,7 @@ from weft.runtime.record import CompilationRecord, recording
 from weft.testing.benchmark import EAGER, INDUCTOR, WEFT, Limits, Race, contenders, cpp_compiler, first_call, interleave
 from weft.testing.charts import Bar, Chart, svg, write_chart
 from weft.testing.models import FULL_SIZE, minilm_folder
+from weft.tools.terminal import counted
 
 SENTENCES = (
     "The cat is sleeping on the sofa.",
@@ -126,7 +127,8 @@ def kernel_table(records: list[CompilationRecord], most: int = 8) -> Table:
     claimed, left = sum(claim.uses for claim in claims), sum(len(record.fallbacks) for record in records)
     shown = f"the {most} launched most often of " if len(kernels) > most else ""
     title = (
-        f"{shown}{len(kernels)} kernels, launched {calls} times a call; {claimed} calls to BLAS; {left} left to torch"
+        f"{shown}{counted(len(kernels), 'kernel')}, launched {counted(calls, 'time')} a call;"
+        f" {counted(claimed, 'call')} to BLAS; {left} left to torch"
     )
     made = table(title, "computes", "launches", "schedule")
     for kernel in sorted(kernels, key=lambda each: -each.uses)[:most]:

@@ -26,6 +26,8 @@ class Config:
     """Keep compiled programs on disk."""
     verify: bool = False
     """Verify the IR before and after each pass."""
+    tune: bool = False
+    """Measure schedules of the kernels that take most of the time, and keep the fastest on disk."""
     cpu: str = "native"
     """The processor to compile for: `native`, or a name LLVM knows."""
 

@@ -30,7 +30,9 @@ from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.update_in_place import UpdateInPlace
+from weft.runtime.cache import DiskCache
 from weft.runtime.record import CompilationRecord, compilation, is_recording
+from weft.runtime.tune import Tuner
 
 
 def cpu_passes(config: Config) -> list[ModulePass]:
@@ -85,6 +87,10 @@ def compile_cpu(function: FuncOp, config: Config, target: CpuTarget | None = Non
     with compilation(function.sym_name.data) as report:
         report.imported(function)
         run_passes(module, cpu_passes(config), report, verify=config.verify)
+        if config.tune:
+            start = time.perf_counter()
+            Tuner(target, cache=DiskCache() if config.cache else None).tune(function)
+            report.measure("tune", start)
         report.program("grouped", function)
         report.blocks = list(map(str, repeated_blocks(function))) if is_recording() else []
         start = time.perf_counter()

@@ -104,6 +104,26 @@ def test_layers_with_other_numbers_are_not_confused(tokens: T) -> None:
     torch.testing.assert_close(model(tokens), twin(tokens))
 
 
+def test_blocks_of_torchs_own_classes_are_compiled_once(records: list[CompilationRecord]) -> None:
+    def block() -> nn.Module:
+        return nn.Sequential(nn.Linear(16, 16), nn.ReLU())
+
+    x = torch.randn(3, 16)
+    model, twin = made(lambda: nn.Sequential(nn.Sequential(*(block() for _ in range(4))), nn.Linear(16, 2)))
+    with torch.no_grad():
+        torch.testing.assert_close(weft.compile(model)(x), twin(x))
+    assert len(records) == 1
+    torch.testing.assert_close(copy.deepcopy(model)(x), twin(x))
+
+
+def test_a_module_of_torchs_own_class_is_compiled(records: list[CompilationRecord]) -> None:
+    x = torch.randn(3, 16)
+    model, twin = made(lambda: nn.Sequential(nn.Linear(16, 16), nn.ReLU()))
+    with torch.no_grad():
+        torch.testing.assert_close(weft.compile(model)(x), twin(x))
+    assert len(records) == 1
+
+
 def test_regions_can_be_turned_off(tokens: T, records: list[CompilationRecord]) -> None:
     model, twin = made(lambda: Model(3))
     weft.compile(model, regions=False)

@@ -19,13 +19,13 @@ from weft.ir.expr import (
     maximum,
     minimum,
     mod,
-    parse_size,
     product,
     simplify,
     substitute,
     symbol,
     symbols_of,
 )
+from weft.ir.size_text import parse_size
 
 Meaning = Callable[[Mapping[str, int]], int]
 Pair = tuple[Size, Meaning]

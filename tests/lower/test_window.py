@@ -10,7 +10,7 @@ import pytest
 import weft.ops  # noqa: F401  (fills the registry)
 from weft.ir.expr import Size, symbol
 from weft.ir.types import DType, Tensor, bf16, f32
-from weft.ops.convolution import Convolution
+from weft.ops.convolution import Convolution, plain_params
 from weft.ops.pool import MaxPool
 from weft.testing.kernels import CpuModule, Symbols, Trial, group_of, run_interpreted
 
@@ -18,15 +18,7 @@ RNG = np.random.default_rng(7)
 
 
 def geometry(**changes: Any) -> dict[str, Any]:
-    plain = {
-        "strides": (1, 1),
-        "padding": ((0, 0), (0, 0)),
-        "dilation": (1, 1),
-        "groups": 1,
-        "transposed": False,
-        "output_padding": (0, 0),
-    }
-    return plain | changes
+    return plain_params() | changes
 
 
 PADDED = ((1, 1), (2, 0))

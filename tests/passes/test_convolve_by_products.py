@@ -9,18 +9,12 @@ import pytest
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import symbol
 from weft.ir.types import Tensor, f32, i32
+from weft.ops.convolution import plain_params
 from weft.passes.convolve_by_products import ROWS_OF_WINDOWS, ConvolveByProducts, geometry_of
 from weft.passes.eliminate_dead import EliminateDead
 
 PASSES = (ConvolveByProducts(), EliminateDead())
-PLAIN: dict[str, Any] = {
-    "strides": (1, 1),
-    "padding": ((0, 0), (0, 0)),
-    "dilation": (1, 1),
-    "groups": 1,
-    "transposed": False,
-    "output_padding": (0, 0),
-}
+PLAIN = plain_params()
 
 
 def rewritten(

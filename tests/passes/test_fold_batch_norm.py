@@ -13,20 +13,13 @@ from weft.backends.reference.graph import run
 from weft.ir.attributes import to_attribute
 from weft.ir.types import Tensor, f32
 from weft.ops import composites
-from weft.ops.convolution import Convolution
+from weft.ops.convolution import Convolution, plain_params
 from weft.ops.graph import OpaqueOp
 from weft.passes.eliminate_dead import EliminateDead
 from weft.passes.fold_batch_norm import FoldBatchNorm
 from weft.passes.simplify import Simplify
 
-GEOMETRY: dict[str, Any] = {
-    "strides": (1, 1),
-    "padding": ((1, 1), (1, 1)),
-    "dilation": (1, 1),
-    "groups": 2,
-    "transposed": False,
-    "output_padding": (0, 0),
-}
+GEOMETRY = plain_params() | {"padding": ((1, 1), (1, 1)), "groups": 2}
 PASSES = (FoldBatchNorm(), EliminateDead())
 CHANNELS = {name: Tensor(f32, (6,)) for name in ("gamma", "beta", "mean", "variance")}
 X, W = Tensor(f32, (2, 4, 5, 5)), Tensor(f32, (6, 2, 3, 3))

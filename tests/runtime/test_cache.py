@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from weft.runtime import cache
+from weft.runtime import cache, cache_entry
 from weft.runtime.cache import BadEntry, CacheEntry, DiskCache, cache_key
 
 KEY = cache_key("the key")
@@ -111,10 +111,10 @@ def path(store: DiskCache, root: Path) -> Path:
     return root / f"{KEY}.weft"
 
 
-def forge(path: Path, header: Any, *sections: bytes, version: int = cache.FORMAT) -> None:
+def forge(path: Path, header: Any, *sections: bytes, version: int = cache_entry.FORMAT) -> None:
     """Writes an entry whose header has the right sha256 but says whatever we like."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    prefix = struct.pack(">8sIQ32s", cache.MAGIC, version, len(text), hashlib.sha256(text).digest())
+    prefix = struct.pack(">8sIQ32s", cache_entry.MAGIC, version, len(text), hashlib.sha256(text).digest())
     path.write_bytes(prefix + text + b"".join(sections))
 
 
@@ -196,7 +196,7 @@ def test_a_forged_header_is_a_miss(
 
 
 def test_another_format_version_is_a_miss(store: DiskCache, path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    forge(path, {}, version=cache.FORMAT + 1)
+    forge(path, {}, version=cache_entry.FORMAT + 1)
     assert store.get(KEY) is None
     assert "format version 2, expected 1" in caplog.text
 
@@ -272,7 +272,8 @@ def test_entries_lists_the_most_recently_used_first(store: DiskCache, path: Path
         os.utime(root / f"{key}.weft", (1e9 - age, 1e9 - age))
     listed = store.entries()
     assert [entry.key for entry in listed] == [broken, other, KEY]
-    assert [entry.created_by for entry in listed] == ["unreadable", cache._weft_version(), cache._weft_version()]
+    version = cache_entry.weft_version()
+    assert [entry.created_by for entry in listed] == ["unreadable", version, version]
     assert listed[2].size == path.stat().st_size
     assert listed[2].modified == 1e9 - 30
     store.get(KEY)

@@ -11,6 +11,7 @@ import pytest
 
 import weft
 from weft.config import Config
+from weft.errors import WeftError
 from weft.ir.expr import symbol
 from weft.ir.types import Tensor, f32
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
@@ -133,3 +134,9 @@ def test_torch_calls_and_libraries_are_steps_too(tmp_path: Path) -> None:
     assert any("svd" in row.name and "(torch)" in row.name for row in profile.rows())
     categories = {event.get("cat") for event in profile.trace()["traceEvents"]}
     assert {"call", "torch"} <= categories
+
+
+def test_a_trace_without_a_folder_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(WeftError, match="there is no folder"), weft.profile(tmp_path / "missing" / "trace.json"):
+        pytest.fail("the work ran")
+    assert active_profile() is None

@@ -8,9 +8,11 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 import torch
 
+from weft.errors import UnsupportedError
 from weft.testing import benchmark
 from weft.testing.benchmark import Limits, Race, Timing, contenders, interleave, own_code, paired_ratio
 from weft.testing.charts import Bar, Chart, has_matplotlib, svg, write_chart
+from weft.testing.onnx_runtime import in_onnx_runtime, missing_packages
 
 
 def test_contenders_take_turns_and_the_order_changes() -> None:
@@ -94,3 +96,34 @@ def test_charts_are_written_as_files(tmp_path) -> None:
     written = write_chart(CHART, tmp_path / "new" / "chart")
     assert [path.suffix for path in written] == ([".svg", ".png"] if has_matplotlib() else [".svg"])
     assert all(path.stat().st_size > 500 for path in written)
+
+
+def test_onnx_runtime_takes_part_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "missing_packages", lambda: ["onnxruntime"])
+    assert "onnxruntime" not in [each.name for each in contenders(exported=True)]
+    monkeypatch.setattr(benchmark, "missing_packages", list)
+    assert "onnxruntime" in [each.name for each in contenders(exported=True)]
+    assert "onnxruntime" not in [each.name for each in contenders()]
+
+
+@pytest.mark.skipif(bool(missing_packages()), reason="needs onnxruntime and onnxscript")
+def test_a_module_runs_in_onnx_runtime() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            y = self.linear(x)
+            return {"y": y, "z": torch.tanh(y)}
+
+    model, x = Model().eval(), torch.randn(3, 8)
+    run = in_onnx_runtime(model)
+    with torch.no_grad():
+        for found, expected in zip(run(x=x), model(x=x).values(), strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+def test_onnx_runtime_takes_modules_only() -> None:
+    with pytest.raises(UnsupportedError, match="takes modules"):
+        in_onnx_runtime(torch.neg)

@@ -114,6 +114,19 @@ def measured(name: str, suite: str = "ops", **seconds: float) -> CaseResult:
     return CaseResult(suite, name, race, {"inductor": 20.0, "weft": 1.0})
 
 
+def test_onnx_runtime_has_a_column_only_where_it_took_part() -> None:
+    without = Results("here", [measured("a", "models", eager=4.0, inductor=2.0, weft=1.0)])
+    assert "ONNX Runtime" not in without.markdown()["models"]
+    assert without.figures()["cases"][0]["onnxruntime"] is None
+    race = Race({who: Timing((took,) * 5) for who, took in {"eager": 4.0, "onnxruntime": 1.5, "weft": 1.0}.items()})
+    race.peers = ("eager", "inductor", "onnxruntime")
+    within = Results("here", [CaseResult("models", "b", race)])
+    assert "| case | eager, ms | Inductor, ms | ONNX Runtime, ms | Weft, ms |" in within.markdown()["models"]
+    (case,) = within.figures()["cases"]
+    assert (case["onnxruntime"], case["peer"], case["ratio"]) == (1.5, "onnxruntime", pytest.approx(1.5))
+    assert "onnxruntime 1500" in line(within.timed[0])
+
+
 def test_the_summary_names_what_is_lost() -> None:
     cases = [measured("a", eager=4.0, inductor=2.0, weft=1.0), measured("b", eager=1.0, inductor=3.0, weft=2.0)]
     found = summary(cases)

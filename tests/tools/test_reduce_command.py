@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,31 @@ def test_a_script(weft, tmp_path: Path, broken_exp: None) -> None:
     figures = last_json(weft("reduce", str(script), "-o", str(output), "--json"))
     assert figures["ok"], figures
     assert figures["ops"] == 1 and "graph.exp" in figures["program"]
+
+
+def test_a_script_whose_graph_cannot_be_imported(weft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from weft.frontends.torch.aten import CONVERTERS
+    from weft.testing.reduce_import import import_failure
+
+    def broken(b, x):
+        raise IndexError("no such place")
+
+    monkeypatch.setitem(CONVERTERS, "aten.tanh.default", broken)
+    script = tmp_path / "user.py"
+    script.write_text(
+        "import torch\n"
+        "f = torch.compile(lambda x: (x.exp() * 2).tanh().sum(-1), backend='weft')\n"
+        "with torch.no_grad(): f(torch.randn(4, 6))\n"
+    )
+    output = tmp_path / "small.py"
+    figures = last_json(weft("reduce", str(script), "-o", str(output), "--json"))
+    assert figures["ok"] and figures["kind"] == "raises" and figures["failure"] == "IndexError: no such place"
+    scope = runpy.run_path(str(output), run_name="small")
+    assert "torch.ops.aten.tanh.default(x0)" in output.read_text()
+    assert isinstance(import_failure(scope["call"], scope["INPUTS"]), IndexError)
+    monkeypatch.undo()
+    assert import_failure(scope["call"], scope["INPUTS"]) is None
 
 
 def test_what_works_is_refused(weft, softmax: str, tmp_path: Path) -> None:

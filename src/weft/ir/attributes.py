@@ -12,7 +12,8 @@ from xdsl.ir import Attribute, ParametrizedAttribute
 from xdsl.irdl import irdl_attr_definition
 
 from weft.errors import DTypeError
-from weft.ir.expr import Expr, parse_size
+from weft.ir.expr import Expr
+from weft.ir.size_text import parse_size
 from weft.ir.types import DType, dtype_of, element_type, remembered
 
 Value: TypeAlias = "bool | int | float | str | DType | Expr | tuple[Value, ...] | None"

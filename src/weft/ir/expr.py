@@ -7,13 +7,11 @@ sizes and are at least 0; iteration variables are bounded by the `Bounds` that a
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import gcd
 from typing import TypeAlias
 
-from weft.errors import ParseError
 from weft.forks import cached_property
 
 
@@ -412,40 +410,3 @@ def evaluate(size: Size, values: Mapping[str, int]) -> int:
             coefficient *= _NUMBERS[atom.kind](a, b)
         total += coefficient
     return total
-
-
-def parse_size(text: str) -> Size:
-    """Read back what `str` of a size prints."""
-    try:
-        return _from_ast(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, KeyError, ValueError) as error:
-        raise ParseError(f"{text!r} is not a size", hint="write sizes like 768, s0 or s0*12 + 1") from error
-
-
-def _from_ast(node: ast.expr) -> Size:
-    match node:
-        case ast.Constant(value=int() as value):
-            return value
-        case ast.Name(id=name):
-            return symbol(name)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_from_ast(operand)
-        case ast.BinOp(left=left, op=op, right=right):
-            a, b = _from_ast(left), _from_ast(right)
-            match op:
-                case ast.Add():
-                    return a + b
-                case ast.Sub():
-                    return a - b
-                case ast.Mult():
-                    return a * b
-                case ast.FloorDiv():
-                    return floordiv(a, b)
-                case ast.Mod():
-                    return mod(a, b)
-                case _:
-                    raise ValueError(ast.dump(op))
-        case ast.Call(func=ast.Name(id=("max" | "min") as kind), args=[left, right]):
-            return _extreme(kind, _from_ast(left), _from_ast(right))
-        case _:
-            raise ValueError(ast.dump(node))

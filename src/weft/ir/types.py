@@ -20,7 +20,8 @@ from xdsl.irdl import irdl_attr_definition
 from xdsl.utils.hints import isa
 
 from weft.errors import DTypeError
-from weft.ir.expr import Size, parse_size
+from weft.ir.expr import Size
+from weft.ir.size_text import parse_size
 
 _T = TypeVar("_T")
 

@@ -30,7 +30,7 @@ from weft.lower.emit import TileValue, register_dtype
 from weft.lower.evaluate import AddressRecorder, Dummy, Source, broadcast_index
 from weft.lower.kernels import Kernel
 from weft.lower.lowered import Lowered, whole
-from weft.lower.schedule import choose_attention_blocks
+from weft.lower.schedule import choose_attention_blocks, given_blocks
 from weft.ops.attention import Attention
 from weft.ops.body import Value
 from weft.ops.graph import GroupOp
@@ -82,7 +82,8 @@ class _AttentionLowering:
         domain.row_runs = [*lead, *by_role["i"], *by_role["n"]]
         domain.column_runs = [*by_role["j"], *by_role["e"]]
         self.runs = {letter: runs[0] for letter, runs in by_role.items() if runs}
-        self.blocks = choose_attention_blocks(result.shape[-2], self.keys, width, out_width)
+        chosen = choose_attention_blocks(result.shape[-2], self.keys, width, out_width)
+        self.blocks = given_blocks(self.group, "attention") or chosen
         return self._emit(lead)
 
     # -- addresses -------------------------------------------------------------------------------------------------

@@ -10,24 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.ir import OpResult, SSAValue
+from xdsl.ir import SSAValue
 
 from weft.ir.expr import Size
 from weft.ir.types import tensor_of
 from weft.lower.kernels import lower_group
-from weft.lower.lowered import Argument, KernelCall, Lowered
+from weft.lower.lowered import Argument, KernelCall, Lowered, concat_of
 from weft.lower.regroup import regroup
 from weft.ops.graph import GraphBuilder, GroupOp
 from weft.ops.layouts import Layout
-from weft.ops.movement import Concat
-
-
-def concat_of(group: GroupOp) -> Concat | None:
-    """The concatenation that is all that leaves a group."""
-    if len(group.yielded) != 1:
-        return None
-    (value,) = group.yielded
-    return value.op if isinstance(value, OpResult) and isinstance(value.op, Concat) else None
 
 
 def lower_concat(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Lowered:

@@ -27,7 +27,7 @@ from weft.lower.evaluate import AddressRecorder, Dummy, Source
 from weft.lower.kernels import Kernel
 from weft.lower.lowered import Lowered, whole
 from weft.lower.packing import PackedLayout, PackedPanels, weight_of
-from weft.lower.schedule import choose_blocks
+from weft.lower.schedule import choose_blocks, given_blocks
 from weft.ops.dot import Dot
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
@@ -84,7 +84,7 @@ class _DotLowering:
         self.n_run = n_runs[-1] if n_runs else None
         self.k_run = domain.column_runs[-1] if domain.column_runs else None
         outer = [run for run in domain.row_runs if run not in (self.m_run, self.n_run)]
-        self.blocks = choose_blocks(
+        self.blocks = given_blocks(self.group, "dot") or choose_blocks(
             _size(self.m_run),
             _size(self.n_run),
             _size(self.k_run),

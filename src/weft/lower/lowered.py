@@ -10,12 +10,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from xdsl.ir import OpResult
+
 from weft.errors import LoweringError
 from weft.ir.types import Tensor
 from weft.lower.kernels import Kernel, lower_group
 from weft.ops.base import GraphOp, Scan, Scatter, Structured
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
+from weft.ops.movement import Concat
 from weft.passes.update_in_place import in_place_of
 
 
@@ -56,6 +59,14 @@ def anchor_of(group: GroupOp) -> GraphOp | None:
     return anchors[0] if anchors else None
 
 
+def concat_of(group: GroupOp) -> Concat | None:
+    """The concatenation that is all that leaves a group."""
+    if len(group.yielded) != 1:
+        return None
+    (value,) = group.yielded
+    return value.op if isinstance(value, OpResult) and isinstance(value.op, Concat) else None
+
+
 def lower(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Lowered:
     """Lower a group whose operands and results have the given layouts. `name` prefixes its kernels' names."""
     anchor = anchor_of(group)
@@ -63,7 +74,7 @@ def lower(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence
         return _lowering_of(anchor)(group, name, inputs, outputs)
     if any(op.name == "graph.convolution" for op in group.block.ops):
         return _lowering_named("convolution")(group, name, inputs, outputs)
-    if len(group.yielded) == 1 and getattr(group.yielded[0].owner, "name", "") == "graph.concat":
+    if concat_of(group) is not None:
         return _lowering_named("concat")(group, name, inputs, outputs)
     in_place = in_place_of(group)
     kernel = lower_group(group, name, inputs, outputs, in_place)

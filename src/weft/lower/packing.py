@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from xdsl.ir import BlockArgument, OpResult, SSAValue
+from xdsl.ir import BlockArgument, SSAValue
 
 from weft.ir.expr import coefficient_of, simplify, symbol
 from weft.ir.types import DType, contiguous_strides, tensor_of
 from weft.lower.evaluate import AddressRecorder, Source
-from weft.ops.base import View
+from weft.ops.base import viewed
 from weft.ops.dot import Dot
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
@@ -85,10 +85,7 @@ class Packing:
 
 def weight_of(dot: Dot) -> SSAValue:
     """The value that the product's second operand is a view of."""
-    value = dot.operands[1]
-    while isinstance(value, OpResult) and isinstance(value.op, View) and len(value.op.operands) == 1:
-        value = value.op.operands[0]
-    return value
+    return viewed(dot.operands[1])
 
 
 def packable(group: GroupOp, columns: int) -> Packing | None:

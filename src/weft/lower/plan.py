@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -356,8 +355,3 @@ class _Planner:
         a, b = (self.places[operand] for operand in op.operands)
         self._result(op.results[0], outputs)
         self.steps.append(DotStep(a, b, self.places[op.results[0]], "dot"))
-
-
-def kernel_label(name: str) -> str:
-    """A kernel's name without its digest."""
-    return re.sub(r"_[0-9a-f]{12}.*$", "", name)

@@ -21,7 +21,7 @@ from weft.errors import LoweringError
 from weft.ir.expr import Size, simplify
 from weft.ir.types import DType, f32, f64, i64, tensor_of
 from weft.lower.domain import Domain
-from weft.lower.emit import KernelEmitter, TileValue
+from weft.lower.emit import KernelEmitter, TileValue, register_dtype
 from weft.lower.evaluate import Address, AddressRecorder, Dummy, Source
 from weft.lower.frame import KernelFrame
 from weft.lower.kernels import group_symbols
@@ -142,12 +142,8 @@ _Start = Callable[[DType], list[tuple[float | int | bool, DType]]]
 _Step = Callable[[KernelEmitter, list[TileValue], Value, Size], list[Value]]
 
 
-def _register(dtype: DType) -> DType:
-    return f32 if dtype.is_float and dtype.bits < 32 else dtype
-
-
 def _accumulator(dtype: DType) -> DType:
-    return f64 if dtype == f32 else _register(dtype)
+    return f64 if dtype == f32 else register_dtype(dtype)
 
 
 def _set(emit: KernelEmitter, state: list[TileValue], *values: Value) -> None:
@@ -175,7 +171,7 @@ def _extremum(kind: str) -> tuple[_Start, _Step]:
     worst = least if kind == "max" else greatest
 
     def start(dtype: DType) -> list[tuple[float | int | bool, DType]]:
-        return [(worst(dtype), _register(dtype)), (0, i64)]
+        return [(worst(dtype), register_dtype(dtype)), (0, i64)]
 
     def step(emit: KernelEmitter, state: list[TileValue], element: Value, position: Size) -> list[Value]:
         # What each element waits for is one maximum and one selection; the comparison stands beside that chain.
@@ -211,5 +207,5 @@ _STEPS: dict[str, tuple[_Start, _Step]] = {
     "prod": _combining("prod"),
     "max": _extremum("max"),
     "min": _extremum("min"),
-    "logaddexp": (lambda dtype: [(float("-inf"), _register(dtype)), (0.0, f64)], _log_sum),
+    "logaddexp": (lambda dtype: [(float("-inf"), register_dtype(dtype)), (0.0, f64)], _log_sum),
 }

@@ -1,15 +1,15 @@
 """Scatters → a copy of the first operand, and a kernel that writes the updates into it.
 
     %y = graph.index_put %x, %i, %u      tile.kernel @copy  ...                       (x: V × 768, i: N, u: N × 768)
-                                    →    tile.kernel @put grid [16] {
-                                           tile.for c0 in 0..N {                      one update after the other
+                                         tile.kernel @put grid [8] {
+                                    →      tile.for c0 in 0..N {                      one update after the other
                                              tile.scatter add %u[c0, ...], %y at %i[c0]*768 + ... : 768 columns
-                                               if %i[c0] is in this program's sixteenth of V } }
+                                               if %i[c0] is in this program's eighth of V } }
 
 Updates that may meet in one place run in order, in one program. Dimensions of the updates that are dimensions of the
 result keep them apart. Where such a dimension is a long row, each program looks at all indices and takes those of its
-part of the result, which stays in cache; otherwise these dimensions are the grid. Sums and products of narrow floats
-are made in f32, in scratch memory, and rounded once.
+part of the result, which it first copies by itself; otherwise these dimensions are the grid. Sums and products of
+narrow floats are made in f32, in scratch memory, and rounded once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from weft.ops.layouts import Layout, contiguous
 from weft.passes.update_in_place import in_place_of
 
 # Rows that are long enough for each program to look at all indices, and take those of its part of the result.
-_LEAST_ROW, _MOST_ROW, _PARTS = 128, 4096, 16
+_LEAST_ROW, _MOST_ROW, _PARTS = 128, 4096, 8
 
 
 @dataclass(frozen=True)
@@ -87,15 +87,17 @@ def lower_scatter(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: 
     reads = tuple(Argument("input", number) for number in range(len(inputs)))
     result, scratch = Argument("output", 0), Argument("scratch", 0)
     if not (tensor.dtype.is_float and tensor.dtype.bits < 32 and problem.kind in ("add", "mul")):
-        write = KernelCall(_lower_updates(problem, f"{name}_put", tensor.dtype), (*reads, result))
-        if in_place_of(group):
+        walk = _Walk.of(problem)
+        copies = not in_place_of(group) and walk.schedule().outer is not None and walk.rows_along is not None
+        write = KernelCall(_lower_updates(problem, walk, f"{name}_put", tensor.dtype, copies), (*reads, result))
+        if copies or in_place_of(group):
             return Lowered((write,))
         copy = lower_group(_copy_group(problem, None), f"{name}_copy", inputs, outputs)
         return Lowered((KernelCall(copy, (*reads, result)), write))
     wide = Tensor(f32, tensor.shape)
     problem = replace(problem, output=contiguous(wide))
     copy = lower_group(_copy_group(problem, f32), f"{name}_copy", inputs, [problem.output])
-    write = _lower_updates(problem, f"{name}_put", f32)
+    write = _lower_updates(problem, _Walk.of(problem), f"{name}_put", f32)
     narrow = lower_group(_cast_group(wide, tensor.dtype), f"{name}_round", [problem.output], outputs)
     calls = (
         KernelCall(copy, (*reads, scratch)),
@@ -136,6 +138,8 @@ class _Walk:
     domain: Domain
     is_computed: bool
     """Whether places come from data."""
+    rows_along: int | None
+    """The result's dimension whose places come from data, if updates cover the others whole, in their order."""
 
     @classmethod
     def of(cls, problem: _Problem) -> _Walk:
@@ -148,8 +152,12 @@ class _Walk:
         apart = frozenset(d for d in range(len(space)) if symbol(f"r{d}") in own)
         rows = [size for d, size in enumerate(space) if d in apart]
         columns = [size for d, size in enumerate(space) if d not in apart]
-        is_computed = any(symbols_of(position) & recorder.dynamic.keys() for position in own)
-        walk = cls(problem, apart, Domain(rows, columns), is_computed)
+        computed = [d for d, position in enumerate(own) if symbols_of(position) & recorder.dynamic.keys()]
+        covered = [symbol(f"r{d}") for d in sorted(apart)] == [own[d] for d in range(len(own)) if d not in computed]
+        shape = problem.operands[0].tensor.shape
+        covered &= rows == [size for d, size in enumerate(shape) if d not in computed]
+        along = computed[0] if covered and len(computed) == 1 else None
+        walk = cls(problem, apart, Domain(rows, columns), bool(computed), along)
         addresses = walk.record()
         while walk.domain.split([address.expr for address in addresses]):
             addresses = walk.record()
@@ -184,8 +192,8 @@ class _Walk:
         return Schedule("scatter", best.name, lanes_of(best.size))
 
 
-def _lower_updates(problem: _Problem, name: str, dtype: DType) -> Kernel:
-    walk = _Walk.of(problem)
+def _lower_updates(problem: _Problem, walk: _Walk, name: str, dtype: DType, copies: bool = False) -> Kernel:
+    """The kernel that writes updates; where it `copies`, each program first fills its part of the result."""
     schedule = walk.schedule()
     arguments = problem.group.block.args
     names = group_symbols(problem.group, [*problem.layouts.values(), problem.output])
@@ -201,6 +209,9 @@ def _lower_updates(problem: _Problem, name: str, dtype: DType) -> Kernel:
         part = symbol(schedule.outer)
         emit.scalars[schedule.outer] = frame.program(schedule.outer_capacity)
     index = walk.index
+    if copies:
+        assert part is not None
+        _fill_part(walk, emit, pointer, part, schedule.outer_capacity)
     with ExitStack() as loops:
         for run in walk.domain.column_runs:
             loops.enter_context(emit.loop(run.name, run.size, 1, []))
@@ -219,3 +230,16 @@ def _lower_updates(problem: _Problem, name: str, dtype: DType) -> Kernel:
         offsets = emit.index_tile(emit.resolve(problem.output.address(target)))
         emit.scatter(value, pointer, offsets, mask, problem.kind)
     return frame.finish(schedule)
+
+
+def _fill_part(walk: _Walk, emit: KernelEmitter, pointer: SSAValue, part: Expr, parts: int) -> None:
+    """Copy a part of the first operand to the result, row after row."""
+    problem, along = walk.problem, walk.rows_along
+    assert along is not None
+    source = problem.operands[0]
+    size = source.tensor.shape[along]
+    share = ceildiv(size, parts)
+    with emit.loop("place", minimum(part * share + share, size), 1, [], lower=part * share):
+        index: list[Size] = [*walk.domain.row_index]
+        index.insert(along, symbol("place"))
+        emit.store(emit.at(source, index), pointer, problem.output.address(index))

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, coefficient_of, symbols_of
 from weft.ir.types import DType
 from weft.lower.domain import Domain, Run
 from weft.lower.evaluate import Address
+from weft.ops.graph import GroupOp
+from weft.passes.build_groups import SCHEDULE
 
 TILE_ELEMENTS = 4096
 ROW_ELEMENTS = 16384
@@ -50,6 +53,12 @@ class Blocks:
 
     def __str__(self) -> str:
         return f"#{self.mode}<{'x'.join(map(str, self.sides))}>"
+
+
+def given_blocks(group: GroupOp, mode: str) -> Blocks | None:
+    """The schedule that a group was given, if it was."""
+    sides = group.attributes.get(SCHEDULE)
+    return None if sides is None else Blocks(mode, from_attribute(sides))  # type: ignore[arg-type]
 
 
 _MOST_ROWS, _UNKNOWN_ROWS, _FEW_ROWS = 132, 96, 8

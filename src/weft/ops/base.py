@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar
 
 from xdsl.dialects.builtin import LocationAttr, TensorType
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.irdl import IRDLOperation, irdl_op_definition, var_operand_def, var_result_def
 from xdsl.utils.exceptions import VerifyException
 
@@ -233,6 +233,13 @@ class View(Movement):
     """A movement whose result is the operand's memory seen through other strides, where the operand's own allow it."""
 
     CHEAP: ClassVar[bool] = True
+
+
+def viewed(value: SSAValue) -> SSAValue:
+    """What a value is a view of: itself, if nothing else."""
+    while isinstance(value, OpResult) and isinstance(value.op, View):
+        value = value.op.operands[0]
+    return value
 
 
 class Reduction(GraphOp):

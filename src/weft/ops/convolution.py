@@ -23,25 +23,22 @@ from weft.ops.window import Padding, window_counts, window_place, window_slices,
 _DTYPES: tuple[DType, ...] = (f32, f64, bf16, f16)
 
 
-def _sample(
-    x: tuple[int, ...],
-    w: tuple[int, ...],
-    strides: tuple[int, ...],
-    padding: Padding,
-    dilation: tuple[int, ...] | None = None,
-    groups: int = 1,
-    transposed: bool = False,
-    output_padding: tuple[int, ...] | None = None,
-) -> Sample:
-    rank = len(strides)
-    params = {
-        "strides": strides,
-        "padding": padding,
-        "dilation": dilation or (1,) * rank,
-        "groups": groups,
-        "transposed": transposed,
-        "output_padding": output_padding or (0,) * rank,
+def plain_params(rank: int = 2) -> dict[str, Any]:
+    """The parameters of a convolution over so many spatial dimensions, one step at a time and without padding."""
+    return {
+        "strides": (1,) * rank,
+        "padding": ((0, 0),) * rank,
+        "dilation": (1,) * rank,
+        "groups": 1,
+        "transposed": False,
+        "output_padding": (0,) * rank,
     }
+
+
+def _sample(
+    x: tuple[int, ...], w: tuple[int, ...], strides: tuple[int, ...], padding: Padding, **others: Any
+) -> Sample:
+    params = plain_params(len(strides)) | {"strides": strides, "padding": padding, **others}
     return Sample((Input(x, -2, 2), Input(w, -2, 2)), params, _DTYPES)
 
 
@@ -50,14 +47,17 @@ def _sample(
     stablehlo="convolution",
     samples=[
         _sample((2, 3, 9), (4, 3, 3), (1,), ((1, 1),)),
-        _sample((1, 4, 7, 6), (6, 2, 3, 2), (2, 1), ((1, 0), (0, 1)), (1, 2), groups=2),
+        _sample((1, 4, 7, 6), (6, 2, 3, 2), (2, 1), ((1, 0), (0, 1)), dilation=(1, 2), groups=2),
         _sample((2, 3, 5, 5), (3, 1, 3, 3), (1, 1), ((1, 1), (1, 1)), groups=3),
         _sample((2, 4, 3, 5), (5, 4, 1, 1), (1, 1), ((0, 0), (0, 0))),
         _sample((1, 2, 4, 5, 3), (2, 2, 2, 3, 2), (2, 2, 1), ((1, 1), (0, 0), (0, 1))),
         _sample((0, 3, 9), (4, 3, 3), (1,), ((0, 0),)),
         _sample((2, 4, 5), (4, 3, 3), (2,), ((1, 1),), transposed=True, output_padding=(1,)),
-        _sample((1, 4, 3, 4), (4, 2, 2, 3), (2, 3), ((0, 1), (2, 1)), (2, 1), 2, True, (1, 2)),
-        _sample((1, 2, 2, 3, 2), (2, 1, 2, 2, 2), (1, 2, 1), ((0, 0), (0, 0), (1, 0)), None, 1, True),
+        _sample(
+            *((1, 4, 3, 4), (4, 2, 2, 3), (2, 3), ((0, 1), (2, 1))),
+            **{"dilation": (2, 1), "groups": 2, "transposed": True, "output_padding": (1, 2)},
+        ),
+        _sample((1, 2, 2, 3, 2), (2, 1, 2, 2, 2), (1, 2, 1), ((0, 0), (0, 0), (1, 0)), transposed=True),
     ],
 )
 class Convolution(Reduction):

@@ -34,14 +34,6 @@ def contiguous(tensor: Tensor) -> Layout:
     return Layout(contiguous_strides(tensor.shape))
 
 
-def is_contiguous(tensor: Tensor, layout: Layout) -> bool:
-    """Whether the elements lie row-major and dense, from the layout's offset on."""
-    expected = contiguous_strides(tensor.shape)
-    return all(
-        size == 1 or stride == want for size, stride, want in zip(tensor.shape, layout.strides, expected, strict=True)
-    )
-
-
 def view_layout(op: GraphOp, layout: Layout) -> Layout | None:
     """The layout of a view of a tensor that has the given layout, or None if it takes a copy."""
     source, result = tensor_of(op.operands[0].type), tensor_of(op.results[0].type)

@@ -16,6 +16,8 @@ from weft.ops.layouts import Layout, contiguous, source_layout, view_layout
 
 CLAIM = "weft.claim"
 """The attribute of an op that a library takes: it stays outside groups."""
+SCHEDULE = "schedule"
+"""The attribute of a group whose tiles have been measured: their sides."""
 
 
 def is_free(op: Operation) -> bool:
@@ -200,7 +202,7 @@ def group_key(op: GroupOp, described: Callable[[Attribute], Hashable]) -> tuple[
     The types of results follow from the rest.
     """
     numbers: dict[SSAValue, int] = {}
-    parts: list[Hashable] = []
+    parts: list[Hashable] = [described(schedule)] if (schedule := op.attributes.get(SCHEDULE)) is not None else []
     for argument in op.block.args:
         numbers[argument] = len(numbers)
         parts.append(described(argument.type))

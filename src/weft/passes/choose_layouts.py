@@ -18,7 +18,8 @@ from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 from xdsl.passes import ModulePass
 
 from weft.ir.attributes import to_attribute
-from weft.ir.expr import Size, parse_size
+from weft.ir.expr import Size
+from weft.ir.size_text import parse_size
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, View
 from weft.ops.convolution import Convolution

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr
-from xdsl.ir import OpResult, SSAValue
+from xdsl.ir import SSAValue
 from xdsl.passes import ModulePass
 
 from weft.ir.types import f32, f64, tensor_of
-from weft.ops.base import View
+from weft.ops.base import viewed
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp
 from weft.ops.layouts import BLAS_LARGEST
@@ -53,10 +53,4 @@ def _is_for_blas(dot: Dot, constants: set[SSAValue]) -> bool:
     if any(isinstance(size, int) and size > BLAS_LARGEST for size in sizes):
         return False
     few = not isinstance(rows, int) or rows <= _FEW_ROWS or ROWS_OF_WINDOWS in dot.attributes
-    return result.dtype in (f32, f64) and not (few and _viewed(dot.operands[1]) in constants)
-
-
-def _viewed(value: SSAValue) -> SSAValue:
-    while isinstance(value, OpResult) and isinstance(value.op, View):
-        value = value.op.operands[0]
-    return value
+    return result.dtype in (f32, f64) and not (few and viewed(dot.operands[1]) in constants)

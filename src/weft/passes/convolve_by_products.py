@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 from xdsl.context import Context
@@ -70,15 +71,8 @@ class Geometry:
         are short. Windows of few channels are short runs of memory, which make for short sums.
         """
         run = self.channels * (self.window[-1] if self.dilation[-1] == 1 else 1)
-        weights = self.channels * self.outputs * _product(self.window) * 4
+        weights = self.channels * self.outputs * prod(self.window) * 4
         return run < _SHORT_RUN or (self.counts[-1] < _LONG_ROW and weights > _CACHED_BYTES)
-
-
-def _product(sizes: Sequence[int]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
 
 
 def geometry_of(
@@ -104,7 +98,7 @@ def geometry_of(
         *(x.shape[1], w.shape[0], groups, x.shape[2:], result.shape[2:], w.shape[2:]),  # type: ignore[arg-type]
         *(strides, padding, dilation),  # type: ignore[arg-type]
     )
-    depthwise = geometry.is_depthwise and _product(geometry.window) <= _MOST_TAPS and geometry.channels >= 4
+    depthwise = geometry.is_depthwise and prod(geometry.window) <= _MOST_TAPS and geometry.channels >= 4
     return geometry if geometry.groups == 1 or depthwise else None
 
 
@@ -173,10 +167,10 @@ class _Rewriting:
         b, (x, w) = self.b, op.operands
         images = tensor_of(x.type).shape[0]
         rank = len(geometry.window)
-        depth = geometry.channels * _product(geometry.window)
-        count = images * _product(geometry.counts)
+        depth = geometry.channels * prod(geometry.window)
+        count = images * prod(geometry.counts)
         matrix = b.permute(w, dims=(*range(2, 2 + rank), 1, 0))
-        if _product(geometry.window) == 1:
+        if prod(geometry.window) == 1:
             matrix = b.reshape(matrix, shape=(depth, geometry.outputs))
         else:
             matrix = b.reshape(b.copy(matrix), shape=(depth, geometry.outputs))
@@ -194,7 +188,7 @@ class _Rewriting:
 
     def _depthwise(self, op: Convolution, geometry: Geometry) -> None:
         op.operands[1] = self._channels_innermost(op.operands[1])
-        if any(map(any, geometry.padding)) and _product(geometry.window) >= _MANY_TAPS:
+        if any(map(any, geometry.padding)) and prod(geometry.window) >= _MANY_TAPS:
             low, high = zip(*geometry.padding, strict=True)
             x = self.b.permute(op.operands[0], dims=(0, *range(2, 2 + len(low)), 1))
             padded = self.b.pad(x, low=(0, *low, 0), high=(0, *high, 0), value=0)
@@ -226,7 +220,7 @@ class _Rewriting:
         assert isinstance(op, GraphOp)
         rank = tensor_of(op.results[0].type).rank
         source = op.operands[0]
-        if rank < 3 or op.params["dims"] != (0, rank - 1, *range(1, rank - 1)) or not _is_of_product(source):
+        if rank < 3 or op.params["dims"] != (0, rank - 1, *range(1, rank - 1)) or not _is_ofprod(source):
             return
         *places, channels = tensor_of(source.type).shape
         self.rows[op.results[0]] = self.b.reshape(source, shape=(product(places), channels))
@@ -272,7 +266,7 @@ def _channel_of(shape: Sequence[Size], result: Tensor) -> tuple[Size, ...] | Non
     return None
 
 
-def _is_of_product(value: SSAValue) -> bool:
+def _is_ofprod(value: SSAValue) -> bool:
     """Whether a value is a product, reshaped, with a bias or a factor for each channel after it."""
     while (op := made_by(value, "graph.reshape", "graph.add", "graph.mul")) is not None:
         whole = [x for x in op.operands if tensor_of(x.type).rank > 1]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from weft.ir.attributes import identity_of
-from weft.ops.base import View
+from weft.ops.base import View, viewed
 from weft.ops.graph import FuncOp, GroupOp, ReturnOp
 from weft.passes.build_groups import group_key
 
@@ -94,9 +94,8 @@ class _Sequence:
 
 def _place(value: SSAValue, places: dict[Operation, int]) -> int | None:
     """Where a value is made, seen through views; None for what comes from outside."""
-    while isinstance(value, OpResult) and isinstance(value.op, View):
-        value = value.op.operands[0]
-    return places.get(value.op) if isinstance(value, OpResult) else None
+    root = viewed(value)
+    return places.get(root.op) if isinstance(root, OpResult) else None
 
 
 def _key(op: Operation) -> Hashable:

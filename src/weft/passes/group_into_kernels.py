@@ -19,7 +19,7 @@ from xdsl.passes import ModulePass
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
-from weft.ops.base import Elementwise, GraphOp, Movement, Reduction, Scan, Scatter, Structured, View
+from weft.ops.base import Elementwise, GraphOp, Movement, Reduction, Scan, Scatter, Structured, View, viewed
 from weft.ops.graph import FuncOp, GroupOp, ReturnOp
 from weft.ops.layouts import blas_takes, contiguous, source_layout
 from weft.ops.reduce import DimensionReduction
@@ -380,7 +380,7 @@ class _Grouping:
         made = values.get(root)
         if self.consumers.get(root) != [op] or root in self.targets or not isinstance(made, OpResult):
             return False
-        if [_root(operand) for operand in op.operands].count(root) > 1 or made.uses.get_length() > 0:
+        if [viewed(operand) for operand in op.operands].count(root) > 1 or made.uses.get_length() > 0:
             return False
         if not isinstance(group := made.op, GroupOp):
             return False
@@ -414,13 +414,6 @@ def _keeps_rows(op: Operation, group: Group) -> bool:
     if op.name == "graph.broadcast":
         return operand == keep and result == group.shape
     return False
-
-
-def _root(value: SSAValue) -> SSAValue:
-    """What a value is a view of."""
-    while isinstance(value, OpResult) and isinstance(value.op, View):
-        value = value.op.operands[0]
-    return value
 
 
 _NO_GROUP = Group(0, "free", (), [])

@@ -1,49 +1,40 @@
 """The disk cache of compiled executables: looked up before anything is compiled, filled after.
 
-An entry is one file, named by the hash of everything that shaped the code (`cache_key`):
-
-    magic, format version, header length, sha256 of the header | header (JSON) | meta (JSON) | blob | blob ...
-
-The header holds the key, the Weft version that wrote the entry, and the size and sha256 of every section after it.
-Entries are never changed in place, and a finished file appears under its name in one step, so readers and writers need
-no locks and a process may die, or fork, at any moment. Nothing read is trusted: what does not check is a miss.
+An entry is one file (`cache_entry`), named by the hash of everything that shaped the code (`cache_key`). Entries are
+never changed in place, and a finished file appears under its name in one step, so readers and writers need no locks and
+a process may die, or fork, at any moment. Nothing read is trusted: what does not check is a miss.
 """
 
-import errno
 import hashlib
-import json
 import logging
 import os
 import re
 import stat
 import struct
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
-MAGIC = b"\x89WEFT\r\n\x00"
-FORMAT = 1
+from weft.runtime.cache_entry import (
+    BadContentError,
+    CacheEntry,
+    encode_entry,
+    load_entry,
+    open_entry,
+    read_header,
+    weft_version,
+    write_entry,
+)
 
 KeyPart: TypeAlias = "str | bytes | int | float | tuple[KeyPart, ...] | None"
 
 _log = logging.getLogger("weft.cache")
-_PREFIX = struct.Struct(">8sIQ32s")
 _ENTRY_NAME = re.compile(r"([0-9a-f]{64})\.weft")
 _TEMP_NAME = re.compile(r"\.([0-9]{1,10})-[0-9a-f]{16}\.tmp")
 # A process id is only known to be dead in our own container: wait before believing it. And ids are used again.
 _TEMP_GRACE_S, _TEMP_MAX_AGE_S = 60.0, 3600.0
-
-
-@dataclass(frozen=True)
-class CacheEntry:
-    """What was stored under a key; `meta` is as JSON reads it back (tuples come back as lists)."""
-
-    key: str
-    meta: dict[str, Any]
-    blobs: dict[str, bytes]
 
 
 @dataclass(frozen=True)
@@ -65,21 +56,11 @@ class BadEntry:
 
 
 @dataclass(frozen=True)
-class _Header:
-    created_by: str
-    sections: list[tuple[str, int, str]]  # name, size, sha256; the meta has no name, the blobs do
-
-
-@dataclass(frozen=True)
 class _File:
     path: Path
     label: str  # the key of an entry, the process id of a temporary file
     size: int
     modified: float
-
-
-class _BadContentError(Exception):
-    """The file is there but is not an entry that this cache wrote for this key."""
 
 
 def cache_key(*parts: KeyPart) -> str:
@@ -127,13 +108,13 @@ class DiskCache:
             return None
         path = root / name
         try:
-            entry, created_by = _load(path, key)
-            if created_by == _weft_version():
+            entry, created_by = load_entry(path, key)
+            if created_by == weft_version():
                 return entry
-            raise _BadContentError(f"written by Weft {created_by}, this is {_weft_version()}")
+            raise BadContentError(f"written by Weft {created_by}, this is {weft_version()}")
         except FileNotFoundError:
             return None
-        except _BadContentError as bad:
+        except BadContentError as bad:
             _log.warning("removing cache entry %s: %s", path, bad)
             _remove(path)
         except (OSError, MemoryError) as error:
@@ -145,13 +126,13 @@ class DiskCache:
         name = _entry_name(key)
         if not self.enabled or (root := self._trusted_root(create=True)) is None:
             return
-        sections = _encode_entry(key, meta, blobs)
+        sections = encode_entry(key, meta, blobs)
         size = sum(map(len, sections))
         if size > self._goal:
             _log.warning("not caching %s: %d bytes do not fit in a cache of %d", key, size, self.limit_bytes)
             return
         try:
-            _write(root / name, sections)
+            write_entry(root / name, sections)
         except OSError as error:
             _log.warning("cannot write cache entry %s: %s", root / name, error)
             return
@@ -179,10 +160,10 @@ class DiskCache:
         bad: list[BadEntry] = []
         for file in _scan(root, _ENTRY_NAME):
             try:
-                _load(file.path, file.label, touch=False)
+                load_entry(file.path, file.label, touch=False)
             except FileNotFoundError:
                 continue  # removed by another process since the scan
-            except (_BadContentError, OSError, MemoryError) as error:
+            except (BadContentError, OSError, MemoryError) as error:
                 bad.append(BadEntry(file.label, str(error)))
                 if fix:
                     _remove(file.path)
@@ -251,115 +232,17 @@ def _default_root() -> Path | None:
         return None
 
 
-def _weft_version() -> str:
-    # importlib.metadata would take 50 ms to import, more than a warm start should.
-    return str(getattr(sys.modules["weft"], "__version__", "unknown"))
-
-
 def _entry_name(key: str) -> str:
     if not _ENTRY_NAME.fullmatch(name := f"{key}.weft"):
         raise ValueError(f"a cache key is 64 lower-case hex digits, as cache_key() makes them, not {key!r}")
     return name
 
 
-def _encode_entry(key: str, meta: Mapping[str, Any], blobs: Mapping[str, bytes]) -> list[bytes]:
-    if "" in blobs:
-        raise ValueError("a blob needs a name")
-    contents = {"": json.dumps(dict(meta), allow_nan=False).encode(), **blobs}
-    sections = [(name, len(content), hashlib.sha256(content).hexdigest()) for name, content in contents.items()]
-    header = json.dumps({"key": key, "created_by": _weft_version(), "sections": sections}).encode()
-    prefix = _PREFIX.pack(MAGIC, FORMAT, len(header), hashlib.sha256(header).digest())
-    return [prefix, header, *contents.values()]
-
-
-def _write(path: Path, sections: list[bytes]) -> None:
-    temp = path.parent / f".{os.getpid()}-{os.urandom(8).hex()}.tmp"
-    try:
-        with open(os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
-            file.writelines(sections)
-            file.flush()
-            os.fsync(file.fileno())  # else a power cut may leave the name without the bytes
-        os.replace(temp, path)
-    except BaseException:
-        _remove(temp)
-        raise
-
-
-def _load(path: Path, key: str, touch: bool = True) -> tuple[CacheEntry, str]:
-    """The entry and the version that wrote it, every byte checked; by default marks the entry as used now."""
-    with _open_entry(path) as file:
-        header = _read_header(file, key)
-        contents = {name: file.read(size) for name, size, _ in header.sections}
-        if touch:
-            try:
-                os.utime(file.fileno())
-            except OSError as error:  # a read-only cache is still good to read
-                _log.debug("cannot mark %s as used: %s", path, error)
-    for name, _, digest in header.sections:
-        if hashlib.sha256(contents[name]).hexdigest() != digest:
-            raise _BadContentError(f"{f'blob {name!r}' if name else 'meta'} does not match its sha256")
-    try:
-        meta: dict[str, Any] = dict(**json.loads(contents.pop("")))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _BadContentError(f"meta is not a JSON object: {error!r}") from error
-    return CacheEntry(key, meta, contents), header.created_by
-
-
-def _open_entry(path: Path) -> BinaryIO:
-    # Without O_NONBLOCK, opening a named pipe would wait for ever.
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        return open(path, "rb", opener=lambda name, _: os.open(name, flags))
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EISDIR):
-            raise _BadContentError("not a regular file") from error
-        raise
-
-
-def _read_header(file: BinaryIO, key: str) -> _Header:
-    status = os.fstat(file.fileno())
-    if not stat.S_ISREG(status.st_mode):
-        raise _BadContentError("not a regular file")
-    if status.st_uid != os.geteuid():
-        raise _BadContentError(f"owned by user {status.st_uid}")
-    if len(prefix := file.read(_PREFIX.size)) < _PREFIX.size:
-        raise _BadContentError("truncated")
-    magic, version, length, digest = _PREFIX.unpack(prefix)
-    if magic != MAGIC:
-        raise _BadContentError("not a Weft cache entry")
-    if version != FORMAT:
-        raise _BadContentError(f"format version {version}, expected {FORMAT}")
-    if length > status.st_size - _PREFIX.size:
-        raise _BadContentError("truncated")
-    text = file.read(length)
-    if hashlib.sha256(text).digest() != digest:
-        raise _BadContentError("the header does not match its sha256")
-    header = _parse_header(text, key)
-    expected = _PREFIX.size + length + sum(size for _, size, _ in header.sections)
-    if status.st_size != expected:
-        raise _BadContentError(f"{status.st_size} bytes, expected {expected}")
-    return header
-
-
-def _parse_header(text: bytes, key: str) -> _Header:
-    try:
-        fields: Any = json.loads(text)
-        found, created_by = str(fields["key"]), str(fields["created_by"])
-        sections = [(str(name), int(size), str(digest)) for name, size, digest in fields["sections"]]
-    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
-        raise _BadContentError(f"the header is malformed: {error!r}") from error
-    if found != key:
-        raise _BadContentError(f"it is the entry of {found}")
-    if any(size < 0 for _, size, _ in sections):  # file.read(-1) would read to the end
-        raise _BadContentError("the header has a negative size")
-    return _Header(created_by, sections)
-
-
 def _created_by(file: _File) -> str:
     try:
-        with _open_entry(file.path) as opened:
-            return _read_header(opened, file.label).created_by
-    except (_BadContentError, OSError, MemoryError):
+        with open_entry(file.path) as opened:
+            return read_header(opened, file.label).created_by
+    except (BadContentError, OSError, MemoryError):
         return "unreadable"
 
 

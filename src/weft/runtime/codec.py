@@ -13,7 +13,8 @@ from types import UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from weft.errors import ParseError
-from weft.ir.expr import Expr, parse_size
+from weft.ir.expr import Expr
+from weft.ir.size_text import parse_size
 from weft.ir.types import DTYPES, DType
 
 _KIND = "$"

@@ -55,6 +55,16 @@ def pool_symbols() -> dict[str, int]:
     return {}
 
 
+def pool_threads() -> int:
+    """How many threads the pool runs a loop in, as the framework has set it; 1 where there is no pool."""
+    for path in loaded_libraries(r"^lib(gomp|omp|iomp5)[.-]"):
+        try:
+            return int(ctypes.CDLL(path).omp_get_max_threads())
+        except (OSError, AttributeError):
+            continue
+    return 1
+
+
 def _address(library: ctypes.CDLL, name: str) -> int:
     address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
     assert address is not None

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weft.errors import WeftError
 from weft.ir.expr import evaluate, product
 from weft.lower.plan import CallStep, DotStep, KernelStep, Plan, Step
 from weft.runtime.record import CompilationRecord, recording
@@ -194,9 +195,8 @@ class Profile:
         rows = self.rows()
         total = sum(row.nanoseconds for row in rows)
         wall = ((self.ended or time.perf_counter_ns()) - self.started) / 1e6
-        table = Table(
-            title=f"{len(self.calls)} calls, {total / 1e6:.3f} ms in steps of {wall:.3f} ms", title_justify="left"
-        )
+        calls = "1 call" if len(self.calls) == 1 else f"{len(self.calls)} calls"
+        table = Table(title=f"{calls}, {total / 1e6:.3f} ms in steps of {wall:.3f} ms", title_justify="left")
         for column in ("step", "runs", "ms", "share", "µs each", "GB/s", "GFLOP/s"):
             table.add_column(column, overflow="fold", justify="left" if column == "step" else "right")
         for row in rows:
@@ -244,6 +244,10 @@ def active_profile() -> Profile | None:
 @contextmanager
 def profile(path: str | os.PathLike[str] | None = None) -> Generator[Profile]:
     """Time every step of compiled functions that run inside the `with`; the trace goes to `path`."""
+    if path is not None and not (folder := Path(path).absolute().parent).is_dir():
+        raise WeftError(
+            f"there is no folder {folder} for the trace {Path(path).name}", hint="make it first, or give another path"
+        )
     made = Profile()
     _active.append(made)
     try:

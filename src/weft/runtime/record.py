@@ -28,7 +28,7 @@ from weft.ir.types import tensor_of
 from weft.lower.plan import CallStep, DotStep, KernelStep, Plan
 from weft.ops.graph import FuncOp
 
-_INTERNAL = ("plan", "wants_programs", "schedules", "started", "thread")
+_INTERNAL = ("captured", "plan", "wants_programs", "schedules", "started", "thread")
 """Fields of a record that are no figures."""
 
 
@@ -89,6 +89,8 @@ class CompilationRecord:
     programs: dict[str, str] = field(default_factory=dict[str, str])
     """The text at each level: graph, grouped, tile, llvm."""
     error: str | None = None
+    captured: Any = None
+    """The front end's graph, where programs are kept and it could not be imported."""
     plan: Plan | None = None
     started: int = field(default_factory=time.perf_counter_ns)
     thread: int = field(default_factory=threading.get_native_id)

@@ -1,4 +1,4 @@
-"""Interleaved measurement of eager, Inductor and Weft in one process: what the demo and `weft bench` stand on.
+"""Interleaved measurement of eager, Inductor, ONNX Runtime and Weft in one process: for the demo and `weft bench`.
 
 Only ratios inside one run count: machines drift, and share their caches and clocks with others. So contenders take
 turns, a sample each a round, and a ratio is the median of the rounds' own ratios, with a 95% interval by bootstrap.
@@ -22,11 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from weft.testing.onnx_runtime import in_onnx_runtime, missing_packages
+
 Call = Callable[[], Any]
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 Progress = Callable[[str], None]
 
-EAGER, INDUCTOR, WEFT = "eager", "inductor", "weft"
+EAGER, INDUCTOR, ONNX_RUNTIME, WEFT = "eager", "inductor", "onnxruntime", "weft"
 RESAMPLES = 2000
 
 
@@ -128,8 +130,12 @@ def cpp_compiler() -> str | None:
     return shutil.which(os.environ.get("CXX") or "g++")
 
 
-def contenders(*, frozen: bool = False, dynamic: bool | None = None, cached: bool = False) -> list[Contender]:
+def contenders(
+    *, frozen: bool = False, dynamic: bool | None = None, cached: bool = False, exported: bool = False
+) -> list[Contender]:
     """Eager, Inductor (where there is a C++ compiler) and Weft; `frozen` makes weights constants for both compilers.
+
+    `exported` adds ONNX Runtime, where it is installed: it takes modules whose arguments are tensors.
 
     Without `cached`, Weft leaves its disk cache alone; Inductor's is governed by its environment variables.
     """
@@ -142,8 +148,12 @@ def contenders(*, frozen: bool = False, dynamic: bool | None = None, cached: boo
         options: dict[str, Any] = {"cache": cached, **({"freeze": True} if frozen else {})}
         return torch.compile(function, backend="weft", dynamic=dynamic, options=options)
 
-    found = [Contender(EAGER, lambda function: function), Contender(INDUCTOR, inductor), Contender(WEFT, weft)]
-    return [each for each in found if each.name != INDUCTOR or cpp_compiler() is not None]
+    found = [Contender(EAGER, lambda function: function)]
+    if cpp_compiler() is not None:
+        found.append(Contender(INDUCTOR, inductor))
+    if exported and not missing_packages():
+        found.append(Contender(ONNX_RUNTIME, in_onnx_runtime))
+    return [*found, Contender(WEFT, weft)]
 
 
 def own_code(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,6 +22,7 @@ from weft.runtime.record import recording
 from weft.testing.benchmark import (
     EAGER,
     INDUCTOR,
+    ONNX_RUNTIME,
     WEFT,
     Call,
     Contender,
@@ -37,13 +38,18 @@ from weft.testing.compile_clock import compile_clock
 
 Start = Callable[[Contender], Call]
 
+CONTENDERS = (EAGER, INDUCTOR, ONNX_RUNTIME, WEFT)
+
 # Far above rounding in any case here, far below what a mistake makes.
 ALLOWED_ERROR = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One piece of work. `frozen` makes weights constants for both compilers; Weft is judged against the `peers`."""
+    """One piece of work. `frozen` makes weights constants for both compilers; Weft is judged against the `peers`.
+
+    `exported` work is a module that takes tensors: ONNX Runtime does it, too, where it is installed.
+    """
 
     suite: str
     name: str
@@ -51,6 +57,7 @@ class Case:
     training: bool = False
     frozen: bool = False
     peers: tuple[str, ...] = (EAGER, INDUCTOR)
+    exported: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -90,9 +97,7 @@ class CaseResult:
     def figures(self) -> dict[str, Any]:
         """The result as plain data; seconds, and null for who is missing."""
         race, ratio = self.race, self.ratio
-        medians = {
-            name: race.timings[name].median if name in race.timings else None for name in (EAGER, INDUCTOR, WEFT)
-        }
+        medians = {name: race.timings[name].median if name in race.timings else None for name in CONTENDERS}
         return {
             "suite": self.suite,
             "name": self.name,
@@ -122,7 +127,7 @@ def run_case(case: Case, limits: Limits | None = None, progress: Progress | None
     backend_seconds: dict[str, float] = {}
     with torch.set_grad_enabled(case.training), recording() as records:
         start = case.build()
-        for contender in contenders(frozen=case.frozen):
+        for contender in contenders(frozen=case.frozen, exported=case.exported):
             if progress is not None:
                 progress(f"{contender.name}'s first call")
 

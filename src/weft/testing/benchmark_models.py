@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.testing.benchmark import Call, Contender, own_code
+from weft.testing.benchmark import EAGER, INDUCTOR, ONNX_RUNTIME, Call, Contender, own_code
 from weft.testing.benchmark_case import Case, Start
 from weft.testing.models import FULL_SIZE, ModelCase, full_size, image, logits_loss, padded_tokens, tokens
 
 Inputs = Callable[[int], dict[str, Tensor]]
 
+_PEERS = (EAGER, INDUCTOR, ONNX_RUNTIME)
 _DECODES: dict[str, Any] = {"use_cache": False, "attn_implementation": "sdpa"}
 _NO_DROPOUT: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
@@ -139,7 +140,7 @@ def _classifier(name: str, family: str, inputs: Inputs, **settings: Any) -> Mode
 
 
 def _inference(case: ModelCase, name: str | None = None, inputs: Inputs | None = None) -> Case:
-    return Case("models", name or case.name, inferring(case, inputs), frozen=True)
+    return Case("models", name or case.name, inferring(case, inputs), frozen=True, peers=_PEERS, exported=True)
 
 
 def _decoding(case: ModelCase, name: str) -> Case:

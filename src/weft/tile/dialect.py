@@ -37,7 +37,8 @@ from xdsl.traits import IsolatedFromAbove, IsTerminator
 from xdsl.utils.exceptions import VerifyException
 
 from weft.ir.attributes import Value, to_attribute
-from weft.ir.expr import Size, parse_size, symbols_of
+from weft.ir.expr import Size, symbols_of
+from weft.ir.size_text import parse_size
 from weft.ir.types import DType, dtype_of, element_type
 
 

@@ -1,5 +1,7 @@
 """`weft bench cpu`: eager, Inductor and Weft in turns over operators, models, training steps and compilations.
 
+ONNX Runtime takes part in the models, where it is installed.
+
 The cases are in `weft.testing.benchmark_ops` and `benchmark_models`, measuring is in `weft.testing.benchmark`, what is
 printed and written in `weft.tools.bench_report`. Progress goes to stderr.
 """
@@ -26,8 +28,9 @@ from weft.tools.terminal import Terminal, UsageError, counted
 if TYPE_CHECKING:
     from weft.testing.benchmark_case import Case, CaseResult
     from weft.testing.compile_times import CompileResult
+    from weft.testing.peak_memory import MemoryResult
 
-SUITES = ("small", "ops", "models", "train", "compile")
+SUITES = ("small", "ops", "models", "train", "compile", "memory")
 
 
 @dataclass(frozen=True)
@@ -57,21 +60,26 @@ def bench_cpu(terminal: Terminal, request: Request) -> None:
         import torch
 
         from weft.testing.benchmark import cpp_compiler
+        from weft.testing.onnx_runtime import missing_packages
         from weft.tools.bench_report import Results, insert, machine
 
         if request.threads:
             torch.set_num_threads(request.threads)
             _keep_to_cores(request.threads)
-        cases, models = _chosen(request)
+        cases, models, weighed = _chosen(request)
         results = Results(machine(torch.get_num_threads()))
         if cpp_compiler() is None:
             results.left_out.append("Inductor: there is no C++ compiler (g++, or what $CXX names)")
+        if any(case.exported for case in cases) and (missing := missing_packages()):
+            results.left_out.append(f"ONNX Runtime: {', '.join(missing)} not installed (`pip install weft[onnx]`)")
         planned = f"{counted(len(cases), 'case')}, {counted(len(models), 'model')} to compile"
+        planned += f", {counted(len(weighed), 'model')} to weigh" if weighed else ""
         terminal.err.print(f"{results.machine}; {planned}", highlight=False)
         for note in results.left_out:
             terminal.err.print(f"left out: {note}", highlight=False)
         results.timed = _measured(terminal, cases, request)
         results.compiled = _compiled(terminal, models, request)
+        results.weighed = _weighed(terminal, weighed, request)
     for renderable in results.tables():
         terminal.show(renderable)
     if request.into is not None:
@@ -102,7 +110,8 @@ def _without_caches() -> Generator[None]:
             yield
 
 
-def _chosen(request: Request) -> tuple[list[Case], list[str]]:
+def _chosen(request: Request) -> tuple[list[Case], list[str], list[str]]:
+    """The cases to measure, the models to compile, and those to take the memory of."""
     from weft.testing.benchmark_models import model_cases, train_cases
     from weft.testing.benchmark_ops import op_cases, small_cases
     from weft.testing.compile_times import MODELS
@@ -115,11 +124,13 @@ def _chosen(request: Request) -> tuple[list[Case], list[str]]:
     }
     known = [case for suite, make in makers.items() if suite in request.suites for case in make()]
     models = list(MODELS) if "compile" in request.suites else []
-    cases, chosen = [case for case in known if request.wants(case.name)], [n for n in models if request.wants(n)]
-    if not cases and not chosen:
-        names = ", ".join([*(case.name for case in known), *models])
+    heavy = [case.name for case in model_cases()] if "memory" in request.suites else []
+    cases = [case for case in known if request.wants(case.name)]
+    chosen, weighed = ([name for name in names if request.wants(name)] for names in (models, heavy))
+    if not cases and not chosen and not weighed:
+        names = ", ".join(dict.fromkeys([*(case.name for case in known), *models, *heavy]))
         raise UsageError(f"no case matches {' '.join(request.cases)}", hint=f"there are {names}")
-    return cases, chosen
+    return cases, chosen, weighed
 
 
 def _measured(terminal: Terminal, cases: Sequence[Case], request: Request) -> list[CaseResult]:
@@ -146,6 +157,18 @@ def _compiled(terminal: Terminal, models: Sequence[str], request: Request) -> li
             found = measure_model(name, threads=request.threads, repeats=request.repeats, progress=watcher.say)
             results.append(found)
             watcher.done(line(found))
+    return results
+
+
+def _weighed(terminal: Terminal, models: Sequence[str], request: Request) -> list[MemoryResult]:
+    from weft.testing.peak_memory import measure_memory
+    from weft.tools.bench_report import line
+
+    results: list[MemoryResult] = []
+    for number, name in enumerate(models, 1):
+        with _watching(terminal, f"{number}/{len(models)} memory {name}") as watcher:
+            results.append(measure_memory(name, threads=request.threads, progress=watcher.say))
+            watcher.done(line(results[-1]))
     return results
 
 

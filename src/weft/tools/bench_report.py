@@ -19,10 +19,11 @@ from rich.text import Text
 from weft import __version__
 from weft.backends.cpu.target import host_target
 from weft.errors import WeftError
-from weft.testing.benchmark import EAGER, INDUCTOR, WEFT, Race, geometric_mean
-from weft.testing.benchmark_case import CaseResult
+from weft.testing.benchmark import EAGER, INDUCTOR, ONNX_RUNTIME, WEFT, Race, geometric_mean
+from weft.testing.benchmark_case import CONTENDERS, CaseResult
 from weft.testing.charts import Bar, Chart, write_chart
 from weft.testing.compile_times import WARM, CompileResult, compile_ratio
+from weft.testing.peak_memory import MemoryResult
 
 # A case is lost when the whole interval of its ratio lies below this.
 LOST_BELOW = 0.95
@@ -43,11 +44,12 @@ class Results:
     machine: str
     timed: list[CaseResult] = field(default_factory=list[CaseResult])
     compiled: list[CompileResult] = field(default_factory=list[CompileResult])
+    weighed: list[MemoryResult] = field(default_factory=list[MemoryResult])
     left_out: list[str] = field(default_factory=list[str])
 
     @property
     def ok(self) -> bool:
-        return all(result.ok for result in (*self.timed, *self.compiled))
+        return all(result.ok for result in (*self.timed, *self.compiled, *self.weighed))
 
     def suites(self) -> dict[str, list[CaseResult]]:
         """The timed cases by suite, in order."""
@@ -61,8 +63,9 @@ class Results:
             "left_out": self.left_out,
             **summary(self.timed),
             **self._compile_figures(),
+            **self._memory_figures(),
             "suites": {suite: summary(found) for suite, found in self.suites().items()},
-            "cases": [each.figures() for each in (*self.timed, *self.compiled)],
+            "cases": [each.figures() for each in (*self.timed, *self.compiled, *self.weighed)],
         }
 
     def _compile_figures(self) -> dict[str, Any]:
@@ -76,6 +79,14 @@ class Results:
             "warm_seconds": max((seconds for seconds in warm if seconds is not None), default=None),
         }
 
+    def _memory_figures(self) -> dict[str, Any]:
+        """The worst model's growth over eager's, and the largest share of packed weights in a model's own."""
+        if not self.weighed:
+            return {}
+        ratios = [ratio for each in self.weighed if (ratio := each.ratio) is not None]
+        packed = [found.packed / max(found.weights, 1) for each in self.weighed if (found := each.taken.get(WEFT))]
+        return {"memory_ratio": max(ratios, default=None), "packed_share": max(packed, default=None)}
+
     def tables(self) -> list[RenderableType]:
         """For people to read."""
         parts: list[RenderableType] = []
@@ -83,6 +94,8 @@ class Results:
             parts += [_timed_table(suite, found), Text(_in_words(summary(found)) or "no case has a peer here")]
         if self.compiled:
             parts += [_compile_table(self.compiled), Text(_in_words(self._compile_figures()))]
+        if self.weighed:
+            parts += [_memory_table(self.weighed), Text(_in_words(self._memory_figures()))]
         parts += [Text(f"left out: {note}") for note in self.left_out]
         return [*parts, Text(self.machine, style="dim")]
 
@@ -101,12 +114,15 @@ class Results:
     def markdown(self) -> dict[str, str]:
         """A table for each suite, what it amounts to, and the machine."""
         texts = {
-            suite: f"{_markdown(_TIMED, map(_timed_row, found))}\n{_in_words(summary(found))}"
-            for suite, found in self.suites().items()
+            suite: f"{_markdown(*_timed(found))}\n{_in_words(summary(found))}" for suite, found in self.suites().items()
         }
         if self.compiled:
             table = _markdown(_COMPILED, map(_compile_row, self.compiled))
             texts["compile"] = f"{table}\n{_in_words(self._compile_figures())}"
+        if self.weighed:
+            texts["memory"] = (
+                f"{_markdown(_WEIGHED, map(_memory_row, self.weighed))}\n{_in_words(self._memory_figures())}"
+            )
         return {suite: f"{text}\n\n{self.machine}\n" for suite, text in texts.items()}
 
 
@@ -155,15 +171,32 @@ def _in_words(figures: dict[str, Any]) -> str:
         said.append(f"first calls take {figures['first_call_ratio']:.2f} × Inductor's")
     if figures.get("warm_seconds") is not None:
         said.append(f"from the disk cache at most {figures['warm_seconds']:.2f} s inside the backend")
+    if figures.get("memory_ratio") is not None:
+        said.append(f"calls take at most {figures['memory_ratio']:.2f} × eager's memory")
+        said.append(f"packed weights at most {figures['packed_share']:.2f} × the weights' own")
     return "; ".join(said)
 
 
-_TIMED = ("case", "eager, ms", "Inductor, ms", "Weft, ms", "best peer / Weft (95%)", "Inductor + Weft compile, s", "")
+_WEIGHED = ("model", "eager, MB", "Weft, MB", "Weft / eager", "packed, MB", "weights, MB", "")
+_NAMES = {EAGER: "eager", INDUCTOR: "Inductor", ONNX_RUNTIME: "ONNX Runtime", WEFT: "Weft"}
 _COMPILED = ("model", "Inductor, s", "Weft, s", "warm, s", "first calls: Inductor, s", "Weft, s", "warm, s", "")
 
 
-def _timed_row(result: CaseResult) -> list[str]:
-    times = [_milliseconds(result.race, name) for name in (EAGER, INDUCTOR, WEFT)]
+def _timed(results: Sequence[CaseResult]) -> tuple[list[str], list[list[str]]]:
+    """The columns of a suite's table, and its rows. ONNX Runtime has a column where it took part."""
+    shown = _shown(results)
+    times = [f"{_NAMES[name]}, ms" for name in shown]
+    columns = ["case", *times, "best peer / Weft (95%)", "Inductor + Weft compile, s", ""]
+    return columns, [_timed_row(result, shown) for result in results]
+
+
+def _shown(results: Sequence[CaseResult]) -> list[str]:
+    there = {name for each in results for name in (*each.race.timings, *each.race.failures)}
+    return [name for name in CONTENDERS if name != ONNX_RUNTIME or name in there]
+
+
+def _timed_row(result: CaseResult, shown: Sequence[str]) -> list[str]:
+    times = [_milliseconds(result.race, name) for name in shown]
     compiling = " + ".join(_number(result.backend_seconds.get(name)) for name in (INDUCTOR, WEFT))
     return [
         result.name,
@@ -180,10 +213,24 @@ def _compile_row(result: CompileResult) -> list[str]:
     return [result.name, *map(_number, inside), *map(_number, whole), result.trouble]
 
 
-def line(result: CaseResult | CompileResult) -> str:
+def _memory_row(result: MemoryResult) -> list[str]:
+    grown = [_megabytes(result.taken[who].growth if who in result.taken else None) for who in (EAGER, WEFT)]
+    found = result.taken.get(WEFT)
+    others = [_megabytes(found and found.packed), _megabytes(found and found.weights)]
+    return [result.name, *grown, _number(result.ratio), *others, result.trouble]
+
+
+def _megabytes(count: int | None) -> str:
+    return "–" if count is None else f"{count / 1e6:.1f}"
+
+
+def line(result: CaseResult | CompileResult | MemoryResult) -> str:
     """A result in a line, for progress."""
     if isinstance(result, CaseResult):
-        names, row = ("eager", "inductor", "weft", "ratio"), _timed_row(result)
+        shown = _shown([result])
+        names, row = (*shown, "ratio"), _timed_row(result, shown)
+    elif isinstance(result, MemoryResult):
+        names, row = ("eager MB", "weft MB", "ratio", "packed MB", "weights MB"), _memory_row(result)
     else:
         names, row = ("inductor", "weft", "warm"), _compile_row(result)
     said = ", ".join(f"{name} {text}" for name, text in zip(names, row[1:], strict=False))
@@ -202,11 +249,15 @@ def _number(seconds: float | None) -> str:
 
 
 def _timed_table(suite: str, results: Sequence[CaseResult]) -> Table:
-    return _table(f"{suite}: medians, ± half the distance of the quartiles", _TIMED, map(_timed_row, results))
+    return _table(f"{suite}: medians, ± half the distance of the quartiles", *_timed(results))
 
 
 def _compile_table(results: Sequence[CompileResult]) -> Table:
     return _table("compile: inside the backend, and whole first calls", _COMPILED, map(_compile_row, results))
+
+
+def _memory_table(results: Sequence[MemoryResult]) -> Table:
+    return _table("memory: growth of the peak over calls", _WEIGHED, map(_memory_row, results))
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -229,7 +280,7 @@ def _speed_chart(suite: str, results: Sequence[CaseResult], note: str) -> Chart:
         timings = result.race.timings
         if EAGER not in timings:
             continue
-        speeds = {name: timings[EAGER].median / timings[name].median for name in (INDUCTOR, WEFT) if name in timings}
+        speeds = {name: timings[EAGER].median / timings[name].median for name in CONTENDERS[1:] if name in timings}
         groups[result.name] = [Bar(name, speed, f"{speed:.2f}×") for name, speed in speeds.items()]
     return Chart(f"{suite}: speed relative to eager (dashed); longer is better", groups, note, line=1.0)
 

@@ -25,6 +25,7 @@ from rich.text import Text
 from weft.config import Config
 from weft.errors import UnsupportedError, WeftError
 from weft.runtime.record import CompilationRecord, Fallback, recording
+from weft.tools.terminal import counted
 
 
 @dataclass(frozen=True)
@@ -185,10 +186,11 @@ def _report(explanation: Explanation) -> list[RenderableType]:
 
 def _graph(number: int, record: CompilationRecord) -> RenderableType:
     took = sum(record.seconds.values())
-    nodes = f"{record.nodes} nodes → " if record.nodes else ""
+    nodes = f"{counted(record.nodes, 'node')} → " if record.nodes else ""
     claimed, left = sum(claim.uses for claim in record.claims), len(record.fallbacks)
-    made = f"{nodes}{record.ops} ops → {len(record.kernels)} kernels, {record.launches} launches of them a call"
-    made += f", {claimed} library calls, {left} calls left to torch"
+    made = f"{nodes}{counted(record.ops, 'op')} → {counted(len(record.kernels), 'kernel')}"
+    made += f", launched {counted(record.launches, 'time')} a call"
+    made += f", {counted(claimed, 'library call')}, {counted(left, 'call')} left to torch"
     for sizes, size in record.arenas.items():
         made += f"; {_bytes(size)} of temporaries" + (f" at {sizes}" if sizes else "")
     match record.source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,11 @@ def reduce(terminal: Terminal, file: str, arguments: list[str], *, output: Path,
     # Load everything once, here: each candidate runs in a child that is forked from this process.
     examine(_only(functions_of(parse_program(_TRIVIAL))))
     with terminal.working("looking for what fails"):
-        functions = (
-            _of_script(file, arguments) if file.endswith(".py") else functions_of(parse_program(*read_source(file)))
-        )
+        found = _of_script(file, arguments) if file.endswith(".py") else functions_of(parse_program(*read_source(file)))
+        if isinstance(found, _FailingCall):
+            _write_call(terminal, found, output)
+            return
+        functions = found
         function, failure = _failing(functions, seed, seconds)
     terminal.show(f"fails with {len(list(function.block.ops)) - 1} ops: {failure.kind}: {failure.text.splitlines()[0]}")
     tried = 0
@@ -84,13 +87,36 @@ def _failing(functions: list[FuncOp], seed: int, seconds: float) -> tuple[FuncOp
     raise UnsupportedError(f"{tried} on random inputs{refused}", hint="try another --seed, or other sizes")
 
 
-def _of_script(path: str, arguments: list[str]) -> list[FuncOp]:
-    """The graphs that a script compiles, as they come in; one that fails to compile comes first."""
+@dataclass(frozen=True)
+class _FailingCall:
+    """A call that cannot be imported: its text, and the error's."""
+
+    text: str
+    error: str
+
+
+def _write_call(terminal: Terminal, call: _FailingCall, output: Path) -> None:
+    failure = Failure("raises", "", call.error)
+    output.write_text(call_script(call.text, failure))
+    terminal.text(call.text)
+    terminal.show(f"the import of this call fails: {call.error}; `python {output}` reproduces it")
+    figures = {"kind": "raises", "failure": call.error, "ops": 1, "tried": 0, "script": str(output)}
+    terminal.finish({"ok": True, **figures, "program": call.text})
+
+
+def _of_script(path: str, arguments: list[str]) -> list[FuncOp] | _FailingCall:
+    """The graphs that a script compiles, as they come in, one that fails first; or a call that does not come in."""
 
     def run() -> dict[str, Any]:
         from weft.tools.explain import explain_script
 
         explanation, _ = explain_script(path, arguments, programs=True, cached=False)
+        for record in explanation.records:
+            if record.captured is not None:
+                from weft.testing.reduce_import import failing_call
+
+                text, error = failing_call(record.captured)
+                return {"call": text, "error": f"{type(error).__name__}: {error}".partition("\n")[0]}
         graphs = [(record.error is None, record.programs.get("graph")) for record in explanation.records]
         return {"graphs": [text for _, text in sorted(graphs, key=lambda each: each[0]) if text]}
 
@@ -99,19 +125,39 @@ def _of_script(path: str, arguments: list[str]) -> list[FuncOp]:
         raise UnsupportedError(f"the script {outcome.text} before its graphs are known", location=path)
     if "refused" in outcome:
         raise UnsupportedError(outcome["refused"], location=path)
+    if "call" in outcome:
+        return _FailingCall(outcome["call"], outcome["error"])
     if not outcome["graphs"]:
         raise UnsupportedError("no graph of the script reached Weft", location=path)
     return [function for text in outcome["graphs"] for function in functions_of(parse_program(text, path))]
 
 
-def script(program: str, failure: Failure, seed: int) -> str:
-    """A script that reproduces a failure."""
+def call_script(call: str, failure: Failure) -> str:
+    """A script that reproduces the failure of a call's import."""
+    return f"""{_head(failure)}
+import torch
+
+from weft.testing.reduce_import import reproduce
+
+
+{call}
+if __name__ == "__main__":
+    reproduce(call, INPUTS)
+"""
+
+
+def _head(failure: Failure) -> str:
     said = failure.text.splitlines()[0].replace("\\", "/").replace('"""', "'''")
     return f'''"""Reproduces a failure of Weft {__version__}: {failure.kind}, {said}
 
 Exits with 1 as long as the failure is there. {Config.from_options()}
 """
+'''
 
+
+def script(program: str, failure: Failure, seed: int) -> str:
+    """A script that reproduces a failure."""
+    return f'''{_head(failure)}
 from weft.testing.failure import reproduce
 
 PROGRAM = r"""

@@ -114,7 +114,8 @@ class Program:
     def map(self, depth: int) -> None:
         a = self.pick()
         c = self.pick(a.dtype, a.shape)
-        name = self.choose.choice(["add", "sub", "mul", "max", "min"] + (["and", "or", "xor"] if a.dtype == i32 else []))
+        bits = ["and", "or", "xor"] if a.dtype == i32 else []
+        name = self.choose.choice(["add", "sub", "mul", "max", "min", *bits])
         result = self.b.map(name, [a.handle, c.handle], a.dtype)
         if a.dtype == f32:  # what grows without bounds is no longer comparable
             low, high = (self.b.constant(number, f32, a.shape) for number in (-100.0, 100.0))
@@ -231,14 +232,12 @@ class Program:
 
     def inside(self, values: list[Tile], handles: list[Handle], steps: int, depth: int) -> list[Handle]:
         """Some steps in a block of its own, whose values are not known outside; gives as many values as came in."""
-        outer, before = self.values, self.choose.getstate()
+        outer = self.values
         self.values = [Tile(h, v.dtype, v.shape) for h, v in zip(handles, values, strict=True)]
         for _ in range(steps):
             self.step(depth + 1)
         results = [self.pick(v.dtype, v.shape).handle for v in values]
         self.values = outer
-        after, self.choose = self.choose.getstate(), self.choose
-        del before, after
         return results
 
     def loop(self, depth: int) -> None:

@@ -112,10 +112,15 @@ def form_steps(operations: Iterable[Operation | Fill], order: MemoryOrder) -> li
         if isinstance(op, tile.StoreOp):
             shape = _store_shape(op)
         last = steps[-1] if steps else None
-        if isinstance(last, Cluster) and last.shape == shape and _may_join(op, last, order):
+        if not isinstance(last, Cluster) or last.shape != shape:
+            steps.append(Cluster(shape, [op]))
+        elif _may_join(op, last, order):
             last.sinks.append(op)
         else:
-            steps.append(Cluster(shape, [op]))
+            # Fills of one shape may read each other's old values: none is done before all can be.
+            fills = [sink for sink in last.sinks if isinstance(sink, Fill)] if isinstance(op, Fill) else []
+            last.sinks = [sink for sink in last.sinks if sink not in fills]
+            steps.append(Cluster(shape, [*fills, op]))
     _choose_kept(steps)
     return steps
 

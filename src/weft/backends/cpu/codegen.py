@@ -7,15 +7,17 @@ the innermost axis goes in steps of several vector registers, its remainder in p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import prod
+from typing import TypeGuard
 
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.clusters import Cluster, Fill, Sink, cost_of, form_steps, sink_roots, sink_value
-from weft.backends.cpu.computed import all_of, emit_gather, emit_scatter
+from weft.backends.cpu.computed import all_of, emit_gather, emit_scatter, rows_ahead
 from weft.backends.cpu.dot import accumulates_in_place, buffered_operands, emit_dot
 from weft.backends.cpu.extents import Limits
 from weft.backends.cpu.masks import unmasked_part
@@ -33,6 +35,7 @@ from weft.backends.cpu.position import (
 )
 from weft.backends.cpu.reductions import Accumulator
 from weft.backends.cpu.sort import emit_sort
+from weft.backends.cpu.stretches import Stretch, stretches
 from weft.backends.cpu.target import CpuTarget
 from weft.backends.cpu.transposed import emit_transposed, transposed_axes
 from weft.backends.cpu.views import emit_take, emit_view, prepare_views
@@ -40,6 +43,7 @@ from weft.backends.cpu.written import emit_written, store_unordered
 from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_type, scalar_type, vector
 from weft.backends.llvm.cast import emit_cast, load_convert, store_convert, truncate_to
 from weft.backends.llvm.math import emit_function
+from weft.backends.llvm.math_division import Divisor, can_divide
 from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, constant_term
@@ -49,6 +53,9 @@ from weft.tile import written
 from weft.tile.functions import COMBINERS
 
 _UNROLLED_COST = 80
+_DIVIDED = 32
+"""Quotients with one divisor from which on its reciprocal is worth making."""
+NOTHING: Mapping[SSAValue, V] = {}
 _FEW_MASKED = 4
 """Masked reads from which on code without masks, for where they hold, is worth its length."""
 
@@ -94,6 +101,8 @@ class KernelCodegen:
         """Accesses of which the code being made knows that nothing is masked."""
         self.true: frozenset[SSAValue] = frozenset()
         """Masks of which the code being made knows that they hold."""
+        self.divisors: dict[SSAValue, Divisor] = {}
+        """Of quotients whose divisor is the same all along the line that code is being made for."""
 
     def emit(self) -> None:
         name = self.kernel.sym_name.data
@@ -233,37 +242,7 @@ class KernelCodegen:
                 for value, slot in zip(yielded.operands, slots, strict=True)
                 if self.buffers.get(value) != slot
             ]
-            self.block([*op.block.ops, *self._ordered(fills, carried)])
-
-    def _ordered(self, fills: Sequence[Fill], carried: Sequence[SSAValue]) -> list[Fill]:
-        """Fills of carried buffers in an order in which no buffer is overwritten while another still reads it.
-
-        Fills of one shape share a loop, which computes all values of a position before it writes them. Where two
-        shapes need each other's old values, copies are made first.
-        """
-        shapes = list(dict.fromkeys(fill.buffer.shape for fill in fills))
-        reads = {
-            shape: {
-                carried.index(v)
-                for fill in fills
-                if fill.buffer.shape == shape
-                for v in lazy_closure(fill.value)
-                if v in carried
-            }
-            for shape in shapes
-        }
-        owned = {shape: {i for i, fill in enumerate(fills) if fill.buffer.shape == shape} for shape in shapes}
-        order: list[tuple[int, ...]] = []
-        left = list(shapes)
-        while left:
-            ready = next((s for s in left if not any(reads[t] & owned[s] for t in left if t != s)), None)
-            if ready is None:
-                copies = [Buffer.allocate(self.b, fill.buffer.shape, fill.buffer.dtype) for fill in fills]
-                self.block([Fill(fill.value, copy) for fill, copy in zip(fills, copies, strict=True)])
-                raise LoweringError("carried tiles of different shapes need each other's old values")
-            order.append(ready)
-            left.remove(ready)
-        return [fill for shape in order for fill in fills if fill.buffer.shape == shape]
+            self.block([*op.block.ops, *_ordered(fills)])
 
     # -- loops -----------------------------------------------------------------------------------------------------
 
@@ -299,10 +278,16 @@ class KernelCodegen:
             }
 
             steady = self._steady(cluster, tuple(index), inner)
+            values = [] if self.written else [sink_value(sink) for sink in sinks]
+            later = rows_ahead(self, values, cluster.shape, extents, index, inner)
 
-            def turn(start: V, lanes: int) -> None:
+            def turn(start: V, lanes: int, known: Mapping[SSAValue, V] = NOTHING) -> None:
                 place = tuple(start if a == inner else v for a, v in enumerate(index))
                 here = steady.known_at(place, lanes, self.neighbours.is_still)
+                here.values.update(known)
+                if lanes == self.target.lanes:
+                    for row in later:
+                        row.prefetch(b, start)
                 results = [(sink, self.at(sink_value(sink), here, kept)) for sink in sinks]
                 for sink, value in results:
                     self._put(sink, value, here, accumulators)
@@ -326,7 +311,16 @@ class KernelCodegen:
                 walk_rest(b, stop, int(extents[inner].name), lanes, turn)
 
             masked = [] if accumulators or self.written else self._masked_at_once(cluster, inner)
-            if len(masked) < _FEW_MASKED:
+            if pieces := self._stretches(cluster, inner, extents[inner]):
+                for piece in pieces:
+                    known = {mask: const(value, "i1") for mask, value in piece.known.items()}
+
+                    def step(i: V, lanes: int, start: int = piece.start, known: dict[SSAValue, V] = known) -> None:
+                        turn(b.add(i64(start), i), lanes, known)
+
+                    length = i64(piece.stop - piece.start)
+                    walk(b, length, self._lanes(cluster, length), step, unrolled, pause)
+            elif len(masked) < _FEW_MASKED:
                 line()
             else:
                 # Mostly nothing is masked, as inside an image: then no address has to be chosen.
@@ -351,6 +345,12 @@ class KernelCodegen:
             for value in cluster.keeps
             if value in here and value not in self.buffers and not self.neighbours.is_still(value, inner)
         ]
+
+    def _stretches(self, cluster: Cluster, inner: int, extent: V) -> list[Stretch]:
+        """The stretches of the inner axis along which masks are known; none if it is one line."""
+        if extent.name.startswith("%") or self.written:
+            return []
+        return stretches([sink_value(sink) for sink in cluster.sinks], inner, int(extent.name))
 
     def _masked_at_once(self, cluster: Cluster, inner: int) -> list[tile.GatherOp]:
         """The reads that are masked all along the inner axis or not at all."""
@@ -384,7 +384,19 @@ class KernelCodegen:
                 same = len(tile.tile_type(value).sizes) == rank and value not in made
                 if same and rank and cluster.shape[inner] > 1 and self.neighbours.is_still(value, inner):
                     self.at(value, here)
+                if same and cluster.shape[inner] >= _DIVIDED and self._divides(value, inner):
+                    divisor = self.at(value.op.operands[1], here)
+                    self.divisors[value] = Divisor.of(self.b, divisor)
         return here
+
+    def _divides(self, value: SSAValue, inner: int) -> TypeGuard[OpResult]:
+        """Whether a value is a quotient whose divisor is the same all along the inner axis."""
+        if not (isinstance(value, OpResult) and isinstance(value.op, tile.MapOp)) or value in self.buffers:
+            return False
+        if value.op.function.data != "div" or not can_divide(self.b, scalar_type(tile.tile_type(value).dtype)):
+            return False
+        still = [self.neighbours.is_still(arg, inner) for arg in value.op.args]
+        return still == [False, True]
 
     def cluster_extents(self, cluster: Cluster) -> list[V]:
         result: list[V] = []
@@ -501,6 +513,10 @@ class KernelCodegen:
                 return emit_view(self, op, here, kept)
             case written.TakeOp() as op:
                 return emit_take(self, op, here, kept)
+            case tile.MapOp() as op if op.function.data == "select" and (known := here.known(op.args[0])) is not None:
+                return self.at(op.args[1 if known else 2], here, kept)
+            case tile.MapOp() as op if value in self.divisors and here.lanes > 1:
+                return self.divisors[value].divide(b, b.splat(self.at(op.args[0], here, kept), here.lanes))
             case tile.MapOp() as op:
                 args = [self.at(arg, here, kept) for arg in op.args]
                 wide = max(arg.lanes for arg in args)
@@ -577,6 +593,15 @@ class KernelCodegen:
             self.block([Fill(value, buffer)])
             self.buffers[value] = buffer
         return self.buffers[value]
+
+
+def _ordered(fills: Sequence[Fill]) -> list[Fill]:
+    """Fills of carried tiles in an order in which none is overwritten while another still reads it.
+
+    A tile is computed from others of its shape, or with axes of size 1 in place of some of its own: larger ones go
+    first. Those of one shape share a loop, which computes all values of a position before it writes them.
+    """
+    return sorted(fills, key=lambda fill: (-prod(fill.buffer.shape), fill.buffer.shape))
 
 
 def _narrowed(b: Function, value: V, element: str) -> V:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from xdsl.ir import OpResult, SSAValue
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _OF_BOOLEANS = {"add": "or", "mul": "and"}
 _ZERO_BYTES = 512
+_BYTES_AHEAD, _MOST_AHEAD = 2048, 8
+"""How far ahead rows are asked for: bytes that are read before, and rows at most."""
 
 
 def _pointer_dtype(pointer: SSAValue) -> DType:
@@ -51,14 +54,19 @@ def emit_gather(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept:
         return _perhaps_whole(codegen, op, here, kept)
     if step is None:
         return _lane_by_lane(codegen, op, codegen.at(op.offsets, here, kept), _mask(codegen, op, here, kept))
-    if _moves(codegen, op.mask, inner) and op not in codegen.unmasked:
+    known = here.known(op.mask)
+    if known is False:
+        return _other(codegen, op, here.lanes)
+    if known is None and _moves(codegen, op.mask, inner) and op not in codegen.unmasked:
         return _partly_masked(codegen, op, here, kept, step)
     start = at_lane(codegen, op.offsets, here, kept, 0)
     return _whole(codegen, op, start, here.lanes, step, _mask(codegen, op, here, kept))
 
 
 def _mask(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[SSAValue]) -> V | None:
-    return None if op.mask is None or op in codegen.unmasked else codegen.at(op.mask, here, kept)
+    if op.mask is None or op in codegen.unmasked or here.known(op.mask):
+        return None
+    return codegen.at(op.mask, here, kept)
 
 
 def _lane_by_lane(codegen: KernelCodegen, op: tile.GatherOp, offsets: V, mask: V | None) -> V:
@@ -217,6 +225,53 @@ def _zeros(codegen: KernelCodegen) -> V:
         "weft.zero", f"@weft.zero = internal constant [{_ZERO_BYTES} x i8] zeroinitializer, align 64"
     )
     return V("ptr", "@weft.zero")
+
+
+@dataclass(frozen=True)
+class RowAhead:
+    """A row that will be read soon, at a place that only data tell: the processor cannot guess it."""
+
+    start: V
+    memory: str
+
+    def prefetch(self, b: Function, place: V) -> None:
+        """Bring what lies at a place of the row near."""
+        b.prefetch(b.gep(self.start, place, self.memory))
+
+
+def rows_ahead(
+    codegen: KernelCodegen,
+    values: Sequence[SSAValue],
+    shape: Sequence[int],
+    extents: Sequence[V],
+    index: Sequence[V],
+    inner: int,
+) -> list[RowAhead]:
+    """The rows that gathers will read a few turns of the next outer loop later, in a nest that stands at an index."""
+    axis = max((a for a, size in enumerate(shape) if size > 1 and a != inner), default=None)
+    if axis is None:
+        return []
+    rows: list[RowAhead] = []
+    b = codegen.b
+    for value in {v: None for root in values for v in lazy_closure(root)}:
+        if value in codegen.buffers or not (isinstance(value, OpResult) and isinstance(value.op, tile.GatherOp)):
+            continue
+        op, dtype = value.op, _pointer_dtype(value.op.pointer)
+        if codegen.neighbours.step_along(op.offsets, inner) != 1 or not _is_read(codegen, op.offsets, axis):
+            continue
+        turns = max(1, min(_MOST_AHEAD, _BYTES_AHEAD // (shape[inner] * dtype.bytes)))
+        then = b.intrinsic("smin", b.add(index[axis], i64(turns)), b.sub(extents[axis], i64(1)))
+        place = tuple(then if a == axis else i64(0) if a == inner else v for a, v in enumerate(index))
+        start = pointer_address(codegen, op.pointer, codegen.at(op.offsets, Position(place, inner, 1)))
+        rows.append(RowAhead(start, memory_type(dtype)))
+    return rows
+
+
+def _is_read(codegen: KernelCodegen, offsets: SSAValue, axis: int) -> bool:
+    """Whether offsets depend on what is read from memory, another element for each place of an axis."""
+    reads = (tile.LoadOp, tile.GatherOp)
+    read = [v for v in lazy_closure(offsets) if isinstance(v, OpResult) and isinstance(v.op, reads)]
+    return any(_moves(codegen, v, axis) for v in read)
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------

@@ -57,6 +57,11 @@ class Position:
                 result.others[place] = Position(other.index, other.inner, 1, dict(other.values), result.others)
         return result
 
+    def known(self, mask: SSAValue | None) -> bool | None:
+        """Whether a mask is true, or false, for all places that code is being made for."""
+        value = None if mask is None else self.values.get(mask)
+        return None if value is None else {"true": True, "false": False}.get(value.name)
+
 
 def lanes_for(target: CpuTarget, bits: int, extent: V) -> int:
     """Elements a step: the target's for 4-byte types, fewer for wide types and for short axes."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import ml_dtypes
 import numpy as np
 
-from weft.ir.expr import Expr, Size
+from weft.ir.expr import Size
 from weft.ir.types import DType
 
 _FLOATS = {"f64": "double", "f32": "float", "f16": "half", "bf16": "bfloat"}
@@ -391,7 +391,3 @@ def mangle(type_: str) -> str:
         value.element, value.element
     )
     return element if value.lanes == 1 else f"v{value.lanes}{element}"
-
-
-def is_constant(size: Size) -> bool:
-    return not isinstance(size, Expr)

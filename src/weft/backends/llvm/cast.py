@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import ml_dtypes
-
 from weft.backends.llvm.builder import Function, V, const, mangle, memory_type, vector
 from weft.backends.llvm.math_expression import E
 from weft.errors import DTypeError
@@ -32,6 +30,7 @@ _NARROW = {
     "f8E4M3FN": _Narrow(4, -6, 464.0),
     "f8E5M2": _Narrow(3, -14, 61439.99609375),
 }
+_LARGEST = {"f16": 65504.0, "bf16": (2 - 2.0**-7) * 2.0**127, "f8E4M3FN": 448.0, "f8E5M2": 57344.0}
 _CONTAINED = {("f8E4M3FN", "f16"), ("f8E4M3FN", "bf16"), ("f8E5M2", "f16"), ("f8E5M2", "bf16")}
 
 
@@ -192,7 +191,7 @@ def truncate_to(b: Function, value: V, dtype: DType) -> V:
         quantum = 2.0 ** (form.min_exponent - form.precision + 1)
         small = (magnitude * (1 / quantum)).call("trunc") * quantum
         shorter = magnitude.compare("olt", 2.0**form.min_exponent).select(small, normal)
-    largest = float(ml_dtypes.finfo(dtype.numpy).max)
+    largest = _LARGEST[dtype.name]
     finite = magnitude.compare("olt", float("inf"))
     shorter = (shorter.compare("ogt", largest) & finite).select(largest, shorter)
     return x.compare("uno", x).select(x, shorter.copysign(x)).v

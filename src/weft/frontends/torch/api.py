@@ -5,8 +5,8 @@ and all its copies run that code with their own weights. What lies around the bl
 call several times faster than tracing every layer, at the price of a guard check per layer and call.
 """
 
-# torch leaves some of its functions without types.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# torch leaves some of its functions without types, and has no public name for what a module calls when compiled.
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
+from torch._dynamo import trace_rules
 
 from weft.config import Config
 from weft.errors import WeftError
@@ -66,11 +67,22 @@ def compile(
     if not isinstance(model, nn.Module):
         return torch.compile(model, **settings)
     blocks = list(repeated_blocks(model)) if regions and not fullgraph else []
-    for block in blocks:
-        block.compile(**settings)
-    if not blocks:
-        model.compile(**settings)
+    for module in blocks or [model]:
+        _compile_in_place(module, settings)
     return model
+
+
+def _compile_in_place(module: nn.Module, settings: Mapping[str, Any]) -> None:
+    """As `nn.Module.compile`, also for modules of torch's own."""
+    if not trace_rules.check(module.forward):
+        module.compile(**settings)
+        return
+    # Dynamo passes over functions of torch itself, and a Sequential has no others: it needs a frame to begin with.
+    module._compiled_call_impl = partial(torch.compile(_call, **settings), module)
+
+
+def _call(module: nn.Module, *arguments: Any, **named: Any) -> Any:
+    return module._call_impl(*arguments, **named)
 
 
 def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:

@@ -27,7 +27,7 @@ from weft.frontends.torch.complex_numbers import as_real
 from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.executor import CpuExecutor
 from weft.frontends.torch.freezing import frozen_arguments, make_constants
-from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed, Returned, Viewed
+from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed, Viewed
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.report import Fallback, note_fallback, note_targets, shape_guards
@@ -126,6 +126,8 @@ def _callable(
         record.measure("import", looked)
         executor = executor_for(imported, config, key, frozen)
     except Exception as error:  # whatever is wrong in the compiler, torch can run the graph
+        if record.wants_programs and "import" not in record.seconds:
+            record.captured = module
         if config.strict:
             raise
         expected = isinstance(error, WeftError)
@@ -205,11 +207,9 @@ class CompiledGraph:
         """The quickest callable: the executor's own, where arguments and results are just the program's."""
         calling = self.calling
         given = bool(calling.mutated or calling.complex_arguments or calling.symbols.rules or self.constants)
-        given |= bool(calling.checks)
-        plain = all(output == Returned(number) for number, output in enumerate(calling.outputs))
-        if given or not plain or not isinstance(self.executor, CpuExecutor):
+        if given or not isinstance(self.executor, CpuExecutor):
             return self
-        return self.executor.direct(calling.arguments, self) or self
+        return self.executor.direct(calling.arguments, calling.outputs, calling.checks, self) or self
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
         calling = self.calling

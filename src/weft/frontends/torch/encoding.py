@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from xdsl.ir import SSAValue
 
-from weft.ir.expr import Expr, Size, evaluate, parse_size
+from weft.ir.expr import Expr, Size, evaluate
+from weft.ir.size_text import parse_size
 
 
 @dataclass(frozen=True)

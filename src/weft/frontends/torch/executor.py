@@ -9,11 +9,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from weft.frontends.torch.checks import Check, failure
 from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.frozen import ConstantSet, make_set
+from weft.frontends.torch.graph import Number, Output, Passed, Returned
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.outputs import ResultMemory, use_huge_pages
-from weft.ir.expr import evaluate
+from weft.ir.expr import Expr, evaluate
 from weft.lower.plan import CallStep, Place
 from weft.runtime.executable import Binding, Executable
 from weft.runtime.openmp import in_forked_child, pool_symbols
@@ -30,6 +32,8 @@ BoxedCall: TypeAlias = Callable[[list[Any]], list[Any]]
 @dataclass
 class Frame:
     """The memory of one running call: an arena, and the table of addresses with the launcher's scratch behind it.
+
+    The last word of the table is for the number that says which check has failed, where nobody else takes it.
 
     `inputs` and `results` are those of the program, with the strides of the first and what makes a tensor for the
     second; `steps` are calls, and the addresses of tapes.
@@ -59,7 +63,6 @@ class CpuExecutor:
         self.fixed = plan.fixed
         self.taken = [place for place in range(len(plan.inputs) + len(plan.fixed)) if place not in plan.fixed]
         self.sets: list[ConstantSet] = []
-        self.input_strides = [plan.buffers[number].layout.strides for number in plan.inputs]
         outputs = [n for n in dict.fromkeys(plan.outputs) if plan.buffers[n].role == "output"]
         self.allocated = [(n, to_torch(plan.buffers[n].tensor.dtype)) for n in outputs]
         self.memory = ResultMemory()
@@ -111,14 +114,17 @@ class CpuExecutor:
         pool.append(frame)
         return results
 
-    def direct(self, places: Sequence[int], otherwise: BoxedCall) -> BoxedCall | None:
+    def direct(
+        self, places: Sequence[int], outputs: tuple[Output, ...], checks: Sequence[Check], otherwise: BoxedCall
+    ) -> BoxedCall | None:
         """A call of nothing but the launcher, for a program of known sizes that is one tape and gives new tensors.
 
         What small graphs compute takes less time than the way to it. `places` are those of the inputs among the
         arguments; whatever is out of the ordinary is left to `otherwise`.
         """
         unique = [number for number, _ in self.allocated] == list(self.returned)
-        if self.symbols or not unique:
+        picked = [pick for output in outputs if (pick := _picked(output)) is not None]
+        if self.symbols or not unique or len(picked) < len(outputs):
             return None
         (tape, *others) = self.executable.bind({}).segments or (None,)
         if others or not isinstance(tape, Tape):
@@ -127,8 +133,11 @@ class CpuExecutor:
         has_constants = self.has_constants
         fixed = [places[number] for number in self.fixed]
         taken = [places[number] for number in self.taken]
+        count = len(self.returned) - (1 if checks else 0)
+        as_made = outputs == tuple(map(Returned, range(count)))
+        verdict = self.executable.words + self.executable.scratch
 
-        def call(arguments: list[Any]) -> list[torch.Tensor]:
+        def call(arguments: list[Any]) -> list[Any]:
             if active_profile() is not None:
                 return otherwise(arguments)
             try:
@@ -144,18 +153,30 @@ class CpuExecutor:
                     return otherwise(arguments)
                 table[number] = tensor.data_ptr()
             results: list[torch.Tensor] = []
-            for number, make, shape, strides, dtype in frame.results:
+            for number, make, shape, strides, dtype in frame.results[:count]:
                 result = make(shape, strides, dtype)
                 table[number] = result.data_ptr()
                 results.append(result)
+            if checks:
+                table[frame.results[count][0]] = frame.address + 8 * verdict
             launch(address, frame.address, 1 if tape.alone else _threads())
             del constants  # another thread may have put newer ones in their place: they had to live until here
+            code = table[verdict] if checks else 0
             frames.append(frame)
+            if code:
+                raise failure(checks, code)
+            outputs = results if as_made else [pick(results, arguments) for pick in picked]
             arguments.clear()
-            return results
+            return outputs
 
         call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
         return call
+
+    def release(self) -> None:
+        """Give back what is kept between calls: arenas, and the memory of results that nobody holds."""
+        for pool in self.frames.values():
+            pool.clear()
+        self.memory.release()
 
     def _place_constants(self, frame: Frame, given: Sequence[torch.Tensor]) -> ConstantSet:
         constants = self.constants(given)
@@ -192,7 +213,7 @@ class CpuExecutor:
         binding = self.executable.bind(symbols)
         arena = torch.empty(binding.arena.size + 64, dtype=torch.uint8)
         start = -arena.data_ptr() % 64
-        table = np.zeros(self.executable.words + self.executable.scratch, np.int64)
+        table = np.zeros(self.executable.words + self.executable.scratch + 1, np.int64)  # the last is for a verdict
         for buffer, offset in binding.arena.offsets.items():
             table[buffer] = arena.data_ptr() + start + offset
         for name in self.symbols:
@@ -247,6 +268,19 @@ class CpuExecutor:
             )
             frame.views[place] = whole.as_strided(shape, strides, whole.storage_offset() + offset)
         return frame.views[place]
+
+
+def _picked(output: Output) -> Callable[[Sequence[Any], Sequence[Any]], Any] | None:
+    """What gives an output, of results and arguments, if it is one of them as it is, or always the same."""
+    match output:
+        case Returned(result, False):
+            return lambda results, _: results[result]
+        case Passed(argument):
+            return lambda _, arguments: arguments[argument]
+        case Number(value) if not isinstance(value, Expr):
+            return lambda _, __: value
+        case _:
+            return None
 
 
 def _threads() -> int:

@@ -25,9 +25,9 @@ from weft.config import Config
 from weft.errors import UnsupportedError, WeftError
 from weft.frontends.torch.aliasing import aliased, memory_owners, replaced, view_of
 from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
-from weft.frontends.torch.aten.convolution import convolution_params
 from weft.frontends.torch.builder import ImportBuilder, tensor_of_meta
 from weft.frontends.torch.checks import combined
+from weft.frontends.torch.claims import is_claimed, is_own_convolution
 from weft.frontends.torch.complex_numbers import Complex, interleaved_type
 from weft.frontends.torch.decompositions import decomposition_of
 from weft.frontends.torch.dtypes import FLOAT8
@@ -46,14 +46,7 @@ from weft.ir.attributes import to_attribute
 from weft.ir.expr import Expr, Size, symbols_of
 from weft.ir.types import Tensor, tensor_of, tensor_type
 from weft.ops.graph import FuncOp, ReturnOp
-from weft.passes.convolve_by_products import geometry_of
 
-# Calls that torch's libraries carry out faster than generated kernels do so far.
-_LIBRARY = {
-    torch.ops.aten.convolution.default,
-    torch.ops.aten.convolution_backward.default,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-}
 # Assertions about sizes: tracing has turned them into guards by the time a graph is imported.
 _GUARDED = {torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default}
 
@@ -214,7 +207,7 @@ class _Importer:
             _, target, *args = node.args
             outputs = self._opaque(target, args, node.kwargs, _meta(node)[1:], "it has effects", pure=False)
             return None, *outputs
-        if not self.config.strict and _is_claimed(node) and not self._is_own_convolution(node):
+        if not self.config.strict and self._is_claimed(node):
             return self._opaque(node.target, node.args, node.kwargs, _meta(node), "a library claims it", claimed=True)
         last = self.block.last_op
         try:
@@ -225,22 +218,13 @@ class _Importer:
             return self._opaque(as_drawn(node), node.args, node.kwargs, _meta(node), error.message)
         return value
 
-    def _is_own_convolution(self, node: fx.Node) -> bool:
-        """Whether a convolution has frozen weights and a form that products and sums of Weft's own are faster for."""
-        if node.target is not torch.ops.aten.convolution.default:
-            return False
-        x, weight = node.args[:2]
-        if not isinstance(weight, fx.Node) or not isinstance(x, fx.Node) or not self._is_constant(weight):
-            return False
-        if _meta(x).is_complex():
-            return False
-        tensors = [tensor_of_meta(_meta(each)) for each in (x, weight, node)]
-        return (
-            geometry_of(*tensors, **convolution_params(tensors[0].rank - 2, *map(self._mapped, node.args[3:9])))
-            is not None
-        )
+    def _is_claimed(self, node: fx.Node) -> bool:
+        if node.target is torch.ops.aten.convolution.default and self._is_constant(node.args[1]):
+            return not is_own_convolution(node, *map(self._mapped, node.args[3:9]))
+        return is_claimed(node)
 
-    def _is_constant(self, node: fx.Node) -> bool:
+    def _is_constant(self, node: Any) -> bool:
+        assert isinstance(node, fx.Node)
         if node.op == "placeholder":
             position = self.positions[node]
             return position in self.frozen and all(position != written for written, _ in self.mutated)
@@ -416,13 +400,6 @@ class _Importer:
 
 def _meta(node: fx.Node) -> Any:
     return node.meta.get("val")
-
-
-def _is_claimed(node: fx.Node) -> bool:
-    """Whether a library takes the call: attention only where its backward needs what torch's kernel keeps."""
-    if node.target is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
-        return any(user.target is operator.getitem and user.args[1] == 1 for user in node.users)
-    return node.target in _LIBRARY
 
 
 def _is_effect(node: fx.Node) -> bool:

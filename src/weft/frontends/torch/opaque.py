@@ -23,7 +23,8 @@ from weft.frontends.torch.complex_numbers import as_real
 from weft.frontends.torch.encoding import Decoder, Encoder, dumps, operator_named
 from weft.frontends.torch.strides import restrided
 from weft.ir.attributes import to_attribute
-from weft.ir.expr import Size, evaluate, parse_size
+from weft.ir.expr import Size, evaluate
+from weft.ir.size_text import parse_size
 from weft.ir.types import Tensor
 from weft.ops.graph import OpaqueOp
 

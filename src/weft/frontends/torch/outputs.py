@@ -55,6 +55,11 @@ class ResultMemory:
                 self._drop_free(other)
         return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(shape), tuple(strides))
 
+    def release(self) -> None:
+        """Give back all memory that nobody else holds."""
+        for size in list(self._blocks):
+            self._drop_free(size)
+
     def _drop_free(self, size: int) -> None:
         """Sizes change when shapes do: what an earlier shape left behind is given back."""
         blocks = self._blocks[size]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from xdsl.ir import SSAValue
 
 from weft.frontends.torch.aten.distance import row_pairs
-from weft.frontends.torch.aten.index import flat
+from weft.frontends.torch.aten.shape import flat
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder
 from weft.ir.types import boolean, i64

@@ -8,7 +8,7 @@ from typing import Any
 from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
-from weft.frontends.torch.aten.shape import given, place_of, start_of, step_of
+from weft.frontends.torch.aten.shape import flat, given, place_of, start_of, step_of
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder, normal_dim
 from weft.frontends.torch.checks import check_places
@@ -156,14 +156,6 @@ def take(b: ImportBuilder, x: SSAValue, places: SSAValue) -> SSAValue:
     row = flat(b, x)
     check_places(b, places, 0, b.shape(row)[0], wraps=True)
     return b.emit("take", row, places, dim=0)
-
-
-def flat(b: ImportBuilder, x: SSAValue) -> SSAValue:
-    """All elements in a row."""
-    total: Size = 1
-    for size in b.shape(x):
-        total = total * size
-    return b.view(x, (total,))
 
 
 @aten("put")

@@ -14,7 +14,7 @@ from weft.frontends.torch.builder import ImportBuilder, normal_dim
 from weft.frontends.torch.dtypes import Operand
 from weft.frontends.torch.sizes import size_of
 from weft.frontends.torch.strides import storage_order
-from weft.ir.expr import Expr, Size
+from weft.ir.expr import Expr, Size, product
 from weft.ir.types import boolean, contiguous_strides, i64
 
 Sizes = Sequence[Size]
@@ -181,15 +181,13 @@ def flip(b: ImportBuilder, x: SSAValue, dims: Sequence[int]) -> SSAValue:
 @aten("roll")
 def roll(b: ImportBuilder, x: SSAValue, shifts: Sequence[Size], dims: Sequence[int] = ()) -> SSAValue:
     if not dims:
-        return b.view(b.emit("roll", _flat(b, x), shifts=tuple(shifts), dims=(0,)), b.shape(x))
+        return b.view(b.emit("roll", flat(b, x), shifts=tuple(shifts), dims=(0,)), b.shape(x))
     return b.emit("roll", x, shifts=tuple(shifts), dims=tuple(normal_dim(d, b.rank(x)) for d in dims))
 
 
-def _flat(b: ImportBuilder, x: SSAValue) -> SSAValue:
-    total: Size = 1
-    for size in b.shape(x):
-        total = total * size
-    return b.view(x, (total,))
+def flat(b: ImportBuilder, x: SSAValue) -> SSAValue:
+    """All elements in a row."""
+    return b.view(x, (product(b.shape(x)),))
 
 
 @aten("repeat")
@@ -215,11 +213,11 @@ def as_strided_scatter(
 ) -> SSAValue:
     order = storage_order(b.meta_of(0))
     ordered = b.transpose(x, order)
-    flat = _flat(b, ordered)
+    row = flat(b, ordered)
     start = _relative_offset(b, offset)
-    places = b.emit("as_strided", b.iota_of(b.shape(flat)[0]), shape=tuple(shape), strides=tuple(strides), offset=start)
+    places = b.emit("as_strided", b.iota_of(b.shape(row)[0]), shape=tuple(shape), strides=tuple(strides), offset=start)
     source = b.expand(b.to(source, b.dtype(x)), tuple(shape))
-    written = b.emit("index_put", flat, places, source, dims=(0,), position=0, accumulate=False)
+    written = b.emit("index_put", row, places, source, dims=(0,), position=0, accumulate=False)
     inverse = [order.index(d) for d in range(len(order))]
     return b.transpose(b.view(written, b.shape(ordered)), inverse)
 

@@ -1,0 +1,38 @@
+"""Which calls of a captured graph torch carries out by libraries: those that beat generated kernels so far."""
+
+# Torch's operators have no types that can be followed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from weft.frontends.torch.aten.convolution import convolution_params
+from weft.frontends.torch.builder import tensor_of_meta
+from weft.passes.convolve_by_products import geometry_of
+
+_LIBRARY = {
+    torch.ops.aten.convolution.default,
+    torch.ops.aten.convolution_backward.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+}
+
+
+def is_claimed(node: fx.Node) -> bool:
+    """Whether a library takes the call: attention only where its backward needs what torch's kernel keeps."""
+    if node.target is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
+        return any(user.target is operator.getitem and user.args[1] == 1 for user in node.users)
+    return node.target in _LIBRARY
+
+
+def is_own_convolution(node: fx.Node, *geometry: Any) -> bool:
+    """Whether a convolution with frozen weights has a form that products and sums of Weft's own are faster for."""
+    metas = [each.meta["val"] for each in (*node.args[:2], node) if isinstance(each, fx.Node)]
+    if metas[0].is_complex():
+        return False
+    tensors = [tensor_of_meta(meta) for meta in metas]
+    return geometry_of(*tensors, **convolution_params(tensors[0].rank - 2, *geometry)) is not None

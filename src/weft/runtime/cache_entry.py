@@ -1,0 +1,144 @@
+"""One entry of the disk cache: a file whose every byte is checked when it is read.
+
+    magic, format version, header length, sha256 of the header | header (JSON) | meta (JSON) | blob | blob ...
+
+The header holds the key, the Weft version that wrote the entry, and the size and sha256 of every section after it.
+"""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import stat
+import struct
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+MAGIC = b"\x89WEFT\r\n\x00"
+FORMAT = 1
+
+_log = logging.getLogger("weft.cache")
+_PREFIX = struct.Struct(">8sIQ32s")
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """What was stored under a key; `meta` is as JSON reads it back (tuples come back as lists)."""
+
+    key: str
+    meta: dict[str, Any]
+    blobs: dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Header:
+    created_by: str
+    sections: list[tuple[str, int, str]]  # name, size, sha256; the meta has no name, the blobs do
+
+
+class BadContentError(Exception):
+    """The file is there but is not an entry that this cache wrote for this key."""
+
+
+def weft_version() -> str:
+    # importlib.metadata would take 50 ms to import, more than a warm start should.
+    return str(getattr(sys.modules["weft"], "__version__", "unknown"))
+
+
+def encode_entry(key: str, meta: Mapping[str, Any], blobs: Mapping[str, bytes]) -> list[bytes]:
+    if "" in blobs:
+        raise ValueError("a blob needs a name")
+    contents = {"": json.dumps(dict(meta), allow_nan=False).encode(), **blobs}
+    sections = [(name, len(content), hashlib.sha256(content).hexdigest()) for name, content in contents.items()]
+    header = json.dumps({"key": key, "created_by": weft_version(), "sections": sections}).encode()
+    prefix = _PREFIX.pack(MAGIC, FORMAT, len(header), hashlib.sha256(header).digest())
+    return [prefix, header, *contents.values()]
+
+
+def write_entry(path: Path, sections: list[bytes]) -> None:
+    temp = path.parent / f".{os.getpid()}-{os.urandom(8).hex()}.tmp"
+    try:
+        with open(os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+            file.writelines(sections)
+            file.flush()
+            os.fsync(file.fileno())  # else a power cut may leave the name without the bytes
+        os.replace(temp, path)
+    except BaseException:
+        with suppress(OSError):  # what is left over goes with the stale ones
+            temp.unlink()
+        raise
+
+
+def load_entry(path: Path, key: str, touch: bool = True) -> tuple[CacheEntry, str]:
+    """The entry and the version that wrote it, every byte checked; by default marks the entry as used now."""
+    with open_entry(path) as file:
+        header = read_header(file, key)
+        contents = {name: file.read(size) for name, size, _ in header.sections}
+        if touch:
+            try:
+                os.utime(file.fileno())
+            except OSError as error:  # a read-only cache is still good to read
+                _log.debug("cannot mark %s as used: %s", path, error)
+    for name, _, digest in header.sections:
+        if hashlib.sha256(contents[name]).hexdigest() != digest:
+            raise BadContentError(f"{f'blob {name!r}' if name else 'meta'} does not match its sha256")
+    try:
+        meta: dict[str, Any] = dict(**json.loads(contents.pop("")))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadContentError(f"meta is not a JSON object: {error!r}") from error
+    return CacheEntry(key, meta, contents), header.created_by
+
+
+def open_entry(path: Path) -> BinaryIO:
+    # Without O_NONBLOCK, opening a named pipe would wait for ever.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        return open(path, "rb", opener=lambda name, _: os.open(name, flags))
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR):
+            raise BadContentError("not a regular file") from error
+        raise
+
+
+def read_header(file: BinaryIO, key: str) -> Header:
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        raise BadContentError("not a regular file")
+    if status.st_uid != os.geteuid():
+        raise BadContentError(f"owned by user {status.st_uid}")
+    if len(prefix := file.read(_PREFIX.size)) < _PREFIX.size:
+        raise BadContentError("truncated")
+    magic, version, length, digest = _PREFIX.unpack(prefix)
+    if magic != MAGIC:
+        raise BadContentError("not a Weft cache entry")
+    if version != FORMAT:
+        raise BadContentError(f"format version {version}, expected {FORMAT}")
+    if length > status.st_size - _PREFIX.size:
+        raise BadContentError("truncated")
+    text = file.read(length)
+    if hashlib.sha256(text).digest() != digest:
+        raise BadContentError("the header does not match its sha256")
+    header = _parse_header(text, key)
+    expected = _PREFIX.size + length + sum(size for _, size, _ in header.sections)
+    if status.st_size != expected:
+        raise BadContentError(f"{status.st_size} bytes, expected {expected}")
+    return header
+
+
+def _parse_header(text: bytes, key: str) -> Header:
+    try:
+        fields: Any = json.loads(text)
+        found, created_by = str(fields["key"]), str(fields["created_by"])
+        sections = [(str(name), int(size), str(digest)) for name, size, digest in fields["sections"]]
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
+        raise BadContentError(f"the header is malformed: {error!r}") from error
+    if found != key:
+        raise BadContentError(f"it is the entry of {found}")
+    if any(size < 0 for _, size, _ in sections):  # file.read(-1) would read to the end
+        raise BadContentError("the header has a negative size")
+    return Header(created_by, sections)

@@ -1,0 +1,83 @@
+"""ONNX Runtime as a contender: a module is exported when it is first called, and runs with torch's number of threads.
+
+Export and session take no part in what is measured. What the session returns are the module's tensors, in order.
+"""
+
+# onnxruntime has no types.
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import UnsupportedError
+
+_NEEDED = ("onnx", "onnxruntime", "onnxscript")
+
+
+def missing_packages() -> list[str]:
+    """The packages that export and session need and that are not installed."""
+    return [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+
+
+def in_onnx_runtime(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A module as a callable that runs in ONNX Runtime; tensors are given by name, and always have the same sizes."""
+    if not isinstance(function, nn.Module):
+        raise UnsupportedError(f"ONNX Runtime takes modules, not a {type(function).__name__}")
+    run: Callable[..., list[Tensor]] | None = None
+
+    def call(**inputs: Tensor) -> list[Tensor]:
+        nonlocal run
+        if run is None:
+            run = _session(function, inputs)
+        return run(**inputs)
+
+    return call
+
+
+def _session(module: nn.Module, inputs: dict[str, Tensor]) -> Callable[..., list[Tensor]]:
+    import onnxruntime
+
+    options: Any = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # Its threads wait busily, which is to its advantage, but not while others have their turn.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    with tempfile.TemporaryDirectory(prefix="weft-onnx-") as folder:
+        path = Path(folder) / "model.onnx"
+        _export(module, inputs, path)
+        session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    # An input that the model does not read may be left out of the export.
+    names = [each.name for each in session.get_inputs()]
+
+    def run(**given: Tensor) -> list[Tensor]:
+        arrays = session.run(None, {name: given[name].numpy() for name in names})
+        return [torch.from_numpy(array) for array in arrays]
+
+    return run
+
+
+def _export(module: nn.Module, inputs: dict[str, Tensor], path: Path) -> None:
+    """Write the module as ONNX; weights lie beside it, since one file holds at most 2 GB."""
+    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [each.level for each in logs]
+    try:
+        for each in logs:
+            each.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program: Any = torch.onnx.export(module, (), kwargs=inputs, dynamo=True, verbose=False)
+            program.save(str(path), external_data=True)
+    finally:
+        for each, level in zip(logs, levels, strict=True):
+            each.setLevel(level)
