@@ -4,9 +4,9 @@
 `import triton` itself find this package.
 """
 
-from weft.frontends.triton.autotune import Config as Config
 from weft.frontends.triton.autotune import autotune as autotune
 from weft.frontends.triton.autotune import heuristics as heuristics
+from weft.frontends.triton.config import Config as Config
 from weft.frontends.triton.enable import enable as enable
 from weft.frontends.triton.errors import CompilationError as CompilationError
 from weft.frontends.triton.errors import InterpreterError as InterpreterError

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import inspect
 import os
+import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -51,6 +52,23 @@ OPTIONS = frozenset(
 _interpreted: ContextVar[bool | None] = ContextVar("_interpreted", default=None)
 python_frames: ContextVar[bool] = ContextVar("python_frames", default=False)
 """Whether the kernel that is running is the Python function itself, so that its calls are Python's own."""
+
+
+KERNELS: list[JITFunction] = []
+"""All kernels of this process, by number."""
+
+_tracing: Callable[[], bool] | None = None
+"""Whether Dynamo is tracing, where torch is loaded: then a launch becomes an operator of the graph."""
+
+
+_watcher: Callable[[JITFunction, tuple[Any, ...], dict[str, Any]], Any] | None = None
+
+
+def _meet_torch() -> None:
+    """Have launches inside of `torch.compile` seen, once torch is there."""
+    global _tracing
+    if _tracing is None and (torch := sys.modules.get("torch")) is not None and hasattr(torch, "compiler"):
+        _tracing = torch.compiler.is_dynamo_compiling
 
 
 class LaunchError(KernelError, RuntimeError):
@@ -204,10 +222,17 @@ class JITFunction(JITCallable, KernelInterface):
         self.constexprs = [parameter.num for parameter in self.params if parameter.is_constexpr]
         self.pre_run_hooks: list[Callable[..., Any]] = []
         self._by_environment = interpreting()
+        self.defaults = {parameter.name: parameter.default for parameter in self.params if parameter.has_default}
+        self.constant_names = [parameter.name for parameter in self.params if parameter.is_constexpr]
+        self.number = len(KERNELS)
+        KERNELS.append(self)
+        _meet_torch()
 
     def run(self, *args: Any, grid: Grid, warmup: bool = False, **keywords: Any) -> Any:
         for hook in self.pre_run_hooks:
             hook(*args, **keywords)
+        if _watcher is not None:
+            _watcher(self, args, keywords)
         if self._is_interpreted():
             return None if warmup else self.launcher.interpret(args, grid, keywords)
         if warmup:
@@ -218,7 +243,11 @@ class JITFunction(JITCallable, KernelInterface):
         """`kernel[grid](...)`: launch so many programs."""
 
         def launch(*args: Any, **keywords: Any) -> Any:
-            if self.pre_run_hooks or self._is_interpreted():
+            if _tracing is not None and _tracing():
+                from weft.frontends.triton.torch_bridge import launch_traced
+
+                return launch_traced(self, grid, args, keywords)
+            if self.pre_run_hooks or _watcher is not None or self._is_interpreted():
                 return self.run(*args, grid=grid, **keywords)
             return self.launcher.launch(grid, args, keywords)
 
@@ -240,6 +269,17 @@ class JITFunction(JITCallable, KernelInterface):
     def device_caches(self) -> Mapping[Any, Any]:
         """What was compiled in this process, under the device: the processor."""
         return {0: (self.launcher.kernels, {}, None, None, None)}
+
+    @staticmethod
+    @contextmanager
+    def watching(see: Callable[[JITFunction, tuple[Any, ...], dict[str, Any]], Any]) -> Generator[None]:
+        """Have a function told of every launch: the kernel, the arguments, the keywords."""
+        global _watcher
+        before, _watcher = _watcher, see
+        try:
+            yield
+        finally:
+            _watcher = before
 
     def add_pre_run_hook(self, hook: Callable[..., Any]) -> None:
         """Have a function called with the arguments before each launch."""
@@ -296,6 +336,8 @@ class ConstexprFunction(JITCallable):
         return self if instance is None else BoundConstexprFunction(instance, self)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
+        if _tracing is not None and _tracing():
+            return self.fn(*args, **keywords)
         keywords.pop("_semantic", None)
         given = {name: unwrap(value) for name, value in keywords.items()}
         result = self.fn(*map(unwrap, args), **given)
