@@ -246,6 +246,22 @@ def conform_triton(
         run(terminal, TritonRun(checkout, expression, tuple(file or ()), jobs, timeout, interpret, others, output))
 
 
+@conform.command("tutorials")
+def conform_tutorials(
+    checkout: Annotated[Path, typer.Option("--from", help="A checkout of Triton: v3.6.0.")],
+    name: Annotated[
+        list[str] | None, typer.Option(help="Parts of the tutorials' file names; all if there are none.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """The kernels of Triton's tutorials, unmodified, judged against torch."""
+    from weft.tools.conform_triton import conform_tutorials as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        run(terminal, checkout, tuple(name or ()))
+
+
 class _CommandOrFile(TyperGroup):
     """`weft bench FILE` is `weft bench file FILE`."""
 
