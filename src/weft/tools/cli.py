@@ -250,7 +250,7 @@ def conform_triton(
 def conform_tutorials(
     checkout: Annotated[Path, typer.Option("--from", help="A checkout of Triton: v3.6.0.")],
     name: Annotated[
-        list[str] | None, typer.Option(help="Parts of the tutorials' file names; all if there are none.")
+        list[str] | None, typer.Option(help="Parts of file names; all tutorials if there are none.")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -35,7 +35,7 @@ def conform_triton(terminal: Terminal, run: TritonRun) -> None:
 
 
 def conform_tutorials(terminal: Terminal, checkout: Path, names: tuple[str, ...]) -> None:
-    """Run the kernels of the tutorials, say of each whether it gave what torch gives, and exit with 1 if one did not."""
+    """Run the kernels of the tutorials, and exit with 1 if one did not give what torch gives."""
 
     def advance(result: TutorialResult, position: int, total: int) -> None:
         verdict = ("passed", "green") if result.passed else ("failed", "red")
