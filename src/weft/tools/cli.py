@@ -299,7 +299,7 @@ def bench_file(
 @bench.command("cpu")
 def bench_cpu(
     suite: Annotated[
-        list[str] | None, typer.Option(help="small, ops, models, train, compile or memory; all if none is named.")
+        list[str] | None, typer.Option(help="small, ops, models, train, kernels, compile or memory; all if none.")
     ] = None,
     case: Annotated[list[str] | None, typer.Option(help="Cases by pattern: `softmax.*`, `minilm*`.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads; torch's default if not given.", min=1)] = None,

@@ -61,7 +61,7 @@ def _listing(wanted: Wanted) -> Listing:
         kernel = kernel_of(found)
         return listing_of(kernel, *_arguments(kernel, wanted.signature))
     launches: list[tuple[JITFunction, tuple[Any, ...], dict[str, Any]]] = []
-    with JITFunction.watching(lambda *launch: launches.append(launch)):
+    with JITFunction.watching(lambda kernel, args, keywords: launches.append((kernel, args, keywords))):
         _run(wanted, "__main__")
     for kernel, args, keywords in launches:
         if kernel.__name__ == wanted.name:
