@@ -61,9 +61,9 @@ def _written_by(call: ast.Call, function: JITFunction, active: tuple[JITFunction
     if isinstance(call.func, ast.Attribute) and call.func.attr.startswith(_WRITES):
         # `tl.store(pointer, value)`: the pointer; `descriptor.store(offsets, value)`: the descriptor.
         pointers = [*call.args[:1], *(k.value for k in call.keywords if k.arg == "pointer"), call.func.value]
-        return set().union(*map(_names, pointers))
+        return set[str]().union(*map(_names, pointers))
     if isinstance(call.func, ast.Name) and call.func.id.startswith(_WRITES):
-        return set().union(*map(_names, [*call.args[:1], *(k.value for k in call.keywords)]))
+        return set[str]().union(*map(_names, [*call.args[:1], *(k.value for k in call.keywords)]))
     callee = _callee(call.func, function)
     if not isinstance(callee, JITFunction):
         return set()
@@ -73,7 +73,7 @@ def _written_by(call: ast.Call, function: JITFunction, active: tuple[JITFunction
     spread = any(isinstance(argument, ast.Starred) for argument in call.args)
     if inner and spread:
         return _names(call)
-    return set().union(*(_names(given[name]) for name in inner if name in given))
+    return set[str]().union(*(_names(given[name]) for name in inner if name in given))
 
 
 def _callee(node: ast.expr, function: JITCallable) -> Any:

@@ -51,8 +51,7 @@ def _written(layout: list[Any]) -> str:
 def launch_traced(kernel: JITFunction, grid: Grid, args: Sequence[Any], keywords: dict[str, Any]) -> None:
     """What Dynamo traces for a launch."""
     given: dict[str, Any] = {**kernel.defaults, **dict(zip(kernel.arg_names, args, strict=False)), **keywords}
-    if callable(grid):
-        grid = grid(given)
+    sides: Any = grid(given) if callable(grid) else grid
     stored = _stored(kernel.number)
     tensors: list[Any] = []
     integers: list[Any] = []
@@ -82,7 +81,7 @@ def launch_traced(kernel: JITFunction, grid: Grid, args: Sequence[Any], keywords
             integers.append(value)
     with torch.no_grad():
         results = torch.ops.weft.triton_launch(
-            _identity(kernel.number), _written(layout), tensors, integers, numbers, list(grid), changed
+            _identity(kernel.number), _written(layout), tensors, integers, numbers, list(sides), changed
         )
         for position, place in enumerate(changed):
             tensors[place].copy_(results[position])
