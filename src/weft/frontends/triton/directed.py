@@ -100,7 +100,10 @@ _ROUND = {"rn": "round", "rz": "trunc", "rd": "floor", "ru": "ceil"}
 
 
 def _to_integer(target: dtype, mode: str) -> Function:
-    return lambda arg0: converted(mapped(_ROUND[mode], to_tensor(arg0)), target, None)
+    def apply(arg0: Any) -> tensor:
+        return converted(mapped(_ROUND[mode], to_tensor(arg0)), target, None)
+
+    return apply
 
 
 def _narrowed(mode: str) -> Function:

@@ -1,6 +1,7 @@
 """`tl.extra.libdevice`: the functions of NVIDIA's device library, by their names there, made of the language's own.
 
-Roundings other than to nearest are in `directed.py`, Bessel's functions in `bessel.py`.
+What works on bits is in `libdevice_bits.py`, roundings other than to nearest in `directed.py`, Bessel's functions in
+`bessel.py`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,27 @@ from weft.frontends.triton import bessel, directed, types
 from weft.frontends.triton.arithmetic import bit_pattern, mapped, where
 from weft.frontends.triton.casting import converted, same_bits
 from weft.frontends.triton.elementary import fma as fma
-from weft.frontends.triton.elementary import umulhi
 from weft.frontends.triton.errors import KernelTypeError, KernelUnsupportedError
+from weft.frontends.triton.libdevice_bits import brev as brev
+from weft.frontends.triton.libdevice_bits import byte_perm as byte_perm
+from weft.frontends.triton.libdevice_bits import clz as clz
+from weft.frontends.triton.libdevice_bits import double2hiint as double2hiint
+from weft.frontends.triton.libdevice_bits import double2loint as double2loint
+from weft.frontends.triton.libdevice_bits import double_as_longlong as double_as_longlong
+from weft.frontends.triton.libdevice_bits import ffs as ffs
+from weft.frontends.triton.libdevice_bits import float_as_int as float_as_int
+from weft.frontends.triton.libdevice_bits import float_as_uint as float_as_uint
+from weft.frontends.triton.libdevice_bits import hadd as hadd
+from weft.frontends.triton.libdevice_bits import hiloint2double as hiloint2double
+from weft.frontends.triton.libdevice_bits import int_as_float as int_as_float
+from weft.frontends.triton.libdevice_bits import longlong_as_double as longlong_as_double
+from weft.frontends.triton.libdevice_bits import mul24 as mul24
+from weft.frontends.triton.libdevice_bits import mulhi as mulhi
+from weft.frontends.triton.libdevice_bits import popc as popc
+from weft.frontends.triton.libdevice_bits import rhadd as rhadd
+from weft.frontends.triton.libdevice_bits import sad as sad
+from weft.frontends.triton.libdevice_bits import uint_as_float as uint_as_float
 from weft.frontends.triton.promotion import broadcast_all, constant, pair, to_tensor
-from weft.frontends.triton.types import dtype
 from weft.frontends.triton.values import tensor
 
 Function = Callable[..., tensor]
@@ -36,11 +54,17 @@ def number(value: float, beside: tensor) -> tensor:
 
 
 def _unary(name: str) -> Function:
-    return lambda arg0: mapped(name, floating(arg0))
+    def apply(arg0: Any) -> tensor:
+        return mapped(name, floating(arg0))
+
+    return apply
 
 
 def _binary(name: str) -> Function:
-    return lambda arg0, arg1: mapped(name, *pair(floating(arg0), floating(arg1)))
+    def apply(arg0: Any, arg1: Any) -> tensor:
+        return mapped(name, *pair(floating(arg0), floating(arg1)))
+
+    return apply
 
 
 floor, ceil, trunc, rint, nearbyint = (_unary(name) for name in ("floor", "ceil", "trunc", "round", "round"))
@@ -324,7 +348,10 @@ def ilogb(arg0: Any) -> tensor:
 
 
 def _predicate(test: Callable[[tensor], tensor]) -> Function:
-    return lambda arg0: converted(test(floating(arg0)), types.int32, None)
+    def apply(arg0: Any) -> tensor:
+        return converted(test(floating(arg0)), types.int32, None)
+
+    return apply
 
 
 isnan = _predicate(lambda x: mapped("isnan", x, result=types.int1))
@@ -337,134 +364,6 @@ def signbit(arg0: Any) -> tensor:
     """1 for numbers with a minus sign."""
     value = floating(arg0)
     return converted(bit_pattern(value, signed=True) < 0, types.int32, None)
-
-
-# -- integers ------------------------------------------------------------------------------------------------------
-
-
-def _word(x: Any) -> tensor:
-    """The bits of an integer of 32 or 64, as unsigned."""
-    value = to_tensor(x)
-    if not value.dtype.is_int() or value.dtype.int_bitwidth not in (32, 64):
-        raise KernelTypeError(f"this function of libdevice takes integers of 32 or 64 bits, got {value}")
-    return bit_pattern(value)
-
-
-def popc(arg0: Any) -> tensor:
-    """How many bits are set, counted in pairs, fours and eights."""
-    word = _word(arg0)
-    width = word.dtype.int_bitwidth
-
-    def every(byte: int) -> int:
-        return int.from_bytes(bytes([byte]) * (width // 8), "little")
-
-    word = word - ((word >> 1) & every(0x55))
-    word = (word & every(0x33)) + ((word >> 2) & every(0x33))
-    word = (word + (word >> 4)) & every(0x0F)
-    return converted((word * every(0x01)) >> (width - 8), types.int32, None)
-
-
-def clz(arg0: Any) -> tensor:
-    """How many zeros come before the highest bit that is set."""
-    word = _word(arg0)
-    width, step = word.dtype.int_bitwidth, 1
-    while step < width:
-        word = word | (word >> step)
-        step *= 2
-    return width - popc(word)
-
-
-def ffs(arg0: Any) -> tensor:
-    """The place of the lowest bit that is set, counted from 1; 0 if there is none."""
-    word = _word(arg0)
-    lowest = word & (~word + 1)
-    place = word.dtype.int_bitwidth - clz(lowest)
-    return where(word == 0, constant(0, types.int32), place)
-
-
-def brev(arg0: Any) -> tensor:
-    """The bits in the opposite order."""
-    value = to_tensor(arg0)
-    word = _word(value)
-    width = word.dtype.int_bitwidth
-    step, mask = 1, (1 << width) - 1
-    while step < width:
-        part = sum(((1 << step) - 1) << at for at in range(0, width, 2 * step)) & mask
-        word = ((word >> step) & part) | ((word & part) << step)
-        step *= 2
-    return same_bits(word, value.dtype)
-
-
-def byte_perm(arg0: Any, arg1: Any, arg2: Any) -> tensor:
-    """Four of the eight bytes of two words, chosen by the digits of a third."""
-    low, high, chosen = broadcast_all(_word(arg0), _word(arg1), _word(arg2))
-    both = converted(low, types.uint64, None) | (converted(high, types.uint64, None) << 32)
-    result = constant(0, types.uint64, both.sides)
-    for place in range(4):
-        which = converted((chosen >> (4 * place)) & 7, types.uint64, None)
-        result = result | (((both >> (which * 8)) & 0xFF) << (8 * place))
-    return converted(result, types.int32, None)
-
-
-def mulhi(arg0: Any, arg1: Any) -> tensor:
-    """The upper half of a product, signed if the operands are."""
-    a, b = pair(to_tensor(arg0), to_tensor(arg1))
-    high = umulhi(a, b)
-    if a.dtype.is_int_unsigned():
-        return high
-    # Taken as unsigned, a negative number is larger by 2**width.
-    high = high - where(a < 0, b, constant(0, b.dtype))
-    return high - where(b < 0, a, constant(0, a.dtype))
-
-
-def mul24(arg0: Any, arg1: Any) -> tensor:
-    """The product of the lower 24 bits."""
-    a, b = pair(to_tensor(arg0), to_tensor(arg1))
-    return ((a << 8) >> 8) * ((b << 8) >> 8)
-
-
-def sad(arg0: Any, arg1: Any, arg2: Any) -> tensor:
-    """|arg0 - arg1| + arg2."""
-    a, b = pair(to_tensor(arg0), to_tensor(arg1))
-    return where(a > b, a - b, b - a) + arg2
-
-
-def hadd(arg0: Any, arg1: Any) -> tensor:
-    """The mean of two integers, rounded down, without overflow."""
-    a, b = pair(to_tensor(arg0), to_tensor(arg1))
-    return (a & b) + ((a ^ b) >> 1)
-
-
-def rhadd(arg0: Any, arg1: Any) -> tensor:
-    """The mean of two integers, rounded up, without overflow."""
-    a, b = pair(to_tensor(arg0), to_tensor(arg1))
-    return (a | b) - ((a ^ b) >> 1)
-
-
-# -- bits as other types -------------------------------------------------------------------------------------------
-
-
-def _as(element: dtype) -> Function:
-    return lambda arg0: same_bits(to_tensor(arg0), element)
-
-
-int_as_float, uint_as_float, longlong_as_double = _as(types.float32), _as(types.float32), _as(types.float64)
-float_as_int, float_as_uint, double_as_longlong = _as(types.int32), _as(types.uint32), _as(types.int64)
-
-
-def hiloint2double(arg0: Any, arg1: Any) -> tensor:
-    """A double from its upper and lower word."""
-    high, low = broadcast_all(_word(arg0), _word(arg1))
-    word = (converted(high, types.uint64, None) << 32) | converted(low, types.uint64, None)
-    return same_bits(word, types.float64)
-
-
-def double2loint(arg0: Any) -> tensor:
-    return converted(same_bits(to_tensor(arg0), types.uint64), types.int32, None)
-
-
-def double2hiint(arg0: Any) -> tensor:
-    return converted(same_bits(to_tensor(arg0), types.uint64) >> 32, types.int32, None)
 
 
 def by_symbol(symbol: str) -> Function:
