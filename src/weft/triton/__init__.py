@@ -7,6 +7,7 @@
 from weft.frontends.triton.autotune import autotune as autotune
 from weft.frontends.triton.autotune import heuristics as heuristics
 from weft.frontends.triton.config import Config as Config
+from weft.frontends.triton.elementwise import must_use_result as must_use_result
 from weft.frontends.triton.enable import enable as enable
 from weft.frontends.triton.errors import CompilationError as CompilationError
 from weft.frontends.triton.errors import InterpreterError as InterpreterError
