@@ -77,3 +77,6 @@ def _show(terminal: Terminal, report: TritonReport) -> None:
     text += f", {report.missing:,} without a verdict" if report.missing > 0 else ""
     text += f"; {report.share:.1%} of what ran passed; {counted(others, 'test')} not marked; {report.seconds:.0f} s"
     terminal.show(Text(text, style="bold"))
+    ran = {each: len(report.having(each, marked=False)) for each in ("passed", "failed", "skipped")}
+    if any(ran.values()):
+        terminal.show(Text("of those not marked: " + ", ".join(f"{count:,} {each}" for each, count in ran.items())))
