@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import weft.triton as triton
 import weft.triton.language as tl
 from weft.frontends.triton import uninitialised
 from weft.frontends.triton.errors import DeviceAssertError, KernelError, MemoryAccessError, RaceError
@@ -152,3 +153,14 @@ def test_a_tile_is_no_condition() -> None:
 
     with pytest.raises(KernelError, match="cannot serve as a Python bool"):
         launch(branch, (1,), torch.rand(4), 4)
+
+
+def test_interpret_watches_what_torch_makes_and_can_allow_races() -> None:
+    with triton.interpret():
+        source = torch.empty(64)
+        with pytest.raises(MemoryAccessError, match="uninitialised"):
+            launch(copy, (1,), source, torch.zeros(64), 64, 64)
+        with pytest.raises(RaceError):
+            launch(write_first, (2,), torch.zeros(4))
+    with triton.interpret(races=False):
+        launch(write_first, (2,), torch.zeros(4))

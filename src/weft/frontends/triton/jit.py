@@ -14,7 +14,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
@@ -92,13 +92,21 @@ def interpreting() -> bool:
 
 
 @contextmanager
-def interpret(enabled: bool = True) -> Generator[None]:
-    """Run the kernels that are launched in here as Python, with real frames: step, print, inspect."""
-    token = _interpreted.set(enabled)
+def interpret(enabled: bool = True, races: bool = True) -> Generator[None]:
+    """Run the kernels that are launched in here as Python, with real frames: step, print, inspect.
+
+    Tensors that `torch.empty` makes in here are known as uninitialised until something is written to them. Programs
+    that write to one place are an error; for a kernel that does so on purpose, `races=False`.
+    """
+    from weft.frontends.triton import uninitialised, watched_memory
+
+    token, watched = _interpreted.set(enabled), watched_memory.races.set(races)
     try:
-        yield
+        with uninitialised.watching() if enabled else nullcontext():
+            yield
     finally:
         _interpreted.reset(token)
+        watched_memory.races.reset(watched)
 
 
 class KernelInterface:
