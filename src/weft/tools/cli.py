@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from weft import __version__
 from weft.tools.terminal import Terminal, UsageError, counted
@@ -126,9 +128,14 @@ def explain(
     ] = False,
     save: Annotated[Path | None, typer.Option(help="Write the programs at each level to this folder.")] = None,
     cached: Annotated[bool, typer.Option("--cached", help="Use the disk cache, as the script would.")] = False,
+    signature: Annotated[
+        str | None, typer.Option(help="What to compile `kernel.py:name` for: `*fp32,*fp32,i32,BLOCK=1024`.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Say what Weft does with a program: graphs, time by stage, kernels, claims, fallbacks, guards.
+
+    `kernel.py:name` is a kernel in Triton's language: its source, tile IR, LLVM IR and assembly, side by side.
 
     Options are taken wherever they stand; put `--` before arguments of the script that look like them.
     """
@@ -137,6 +144,11 @@ def explain(
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
+        if re.fullmatch(r".+\.py:\w+", file):
+            from weft.tools.explain_kernel import Wanted, explain_kernel
+
+            script, _, kernel = file.rpartition(":")
+            explain_kernel(terminal, Wanted(Path(script), kernel, tuple(context.args), signature, save))
         if Path(file).suffix == ".py":
             if not Path(file).is_file():
                 raise UsageError(f"there is no script {file}")
@@ -234,7 +246,33 @@ def conform_triton(
         run(terminal, TritonRun(checkout, expression, tuple(file or ()), jobs, timeout, interpret, others, output))
 
 
-bench = typer.Typer(help="Weft against its peers, measured in turns.", no_args_is_help=True)
+@conform.command("tutorials")
+def conform_tutorials(
+    checkout: Annotated[Path, typer.Option("--from", help="A checkout of Triton: v3.6.0.")],
+    name: Annotated[
+        list[str] | None, typer.Option(help="Parts of file names; all tutorials if there are none.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """The kernels of Triton's tutorials, unmodified, judged against torch."""
+    from weft.tools.conform_triton import conform_tutorials as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        run(terminal, checkout, tuple(name or ()))
+
+
+class _CommandOrFile(TyperGroup):
+    """`weft bench FILE` is `weft bench file FILE`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        given = args if not args or args[0] in self.commands else ["file", *args]
+        return super().resolve_command(ctx, given)
+
+
+bench = typer.Typer(
+    cls=_CommandOrFile, help="Weft against its peers, measured in turns; or a file's benchmarks.", no_args_is_help=True
+)
 app.add_typer(bench, name="bench")
 
 
@@ -243,11 +281,26 @@ def _bench_options() -> None:  # pyright: ignore[reportUnusedFunction]  it keeps
     pass
 
 
+@bench.command("file")
+def bench_file(
+    file: Annotated[Path, typer.Argument(help="A Python file with `triton.testing.perf_report` functions.")],
+    case: Annotated[list[str] | None, typer.Option(help="Benchmarks by the name of their plot: `softmax*`.")] = None,
+    reports: Annotated[Path, typer.Option(help="Where charts and tables go.")] = Path("reports"),
+    json: Json = False,
+) -> None:
+    """The benchmarks of a file: what `perf_report` marks. `weft bench FILE` is short for this."""
+    from weft.tools.bench_file import bench_file as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        run(terminal, file, tuple(case or ()), reports)
+
+
 @bench.command("cpu")
 def bench_cpu(
     suite: Annotated[
         list[str] | None,
-        typer.Option(help="small, ops, models, quantized, train, compile or memory; all if none is named."),
+        typer.Option(help="small, ops, models, quantized, train, kernels, compile or memory; all if none is named."),
     ] = None,
     case: Annotated[list[str] | None, typer.Option(help="Cases by pattern: `softmax.*`, `minilm*`.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads; torch's default if not given.", min=1)] = None,

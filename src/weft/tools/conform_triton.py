@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from weft.testing.triton_conformance import TestResult, TritonReport, TritonRun, function_of, run_triton
+from weft.testing.triton_tutorials import TutorialResult, run_tutorials
 from weft.tools.terminal import Terminal, counted
 
 ENOUGH = 0.9
@@ -29,6 +32,23 @@ def conform_triton(terminal: Terminal, run: TritonRun) -> None:
     _show(terminal, report)
     ok = report.share >= ENOUGH and not report.modules.keys() & _files_with_marks(report)
     terminal.finish({"ok": ok, **report.to_json()}, code=0 if ok else 1)
+
+
+def conform_tutorials(terminal: Terminal, checkout: Path, names: tuple[str, ...]) -> None:
+    """Run the kernels of the tutorials, and exit with 1 if one did not give what torch gives."""
+
+    def advance(result: TutorialResult, position: int, total: int) -> None:
+        verdict = ("passed", "green") if result.passed else ("failed", "red")
+        terminal.show(Text.assemble(f"{position}/{total} {result.tutorial} ", verdict, f" {result.seconds:.1f} s"))
+        if result.error:
+            terminal.show(Text(result.error))
+
+    results = run_tutorials(checkout, names, advance)
+    passed = [result.tutorial for result in results if result.passed]
+    failed = {result.tutorial: result.error for result in results if not result.passed}
+    terminal.show(Text(f"{len(passed)} of {counted(len(results), 'tutorial')} passed", style="bold"))
+    ok = bool(passed) and not failed
+    terminal.finish({"ok": ok, "passed": passed, "failed": failed}, code=0 if ok else 1)
 
 
 def _files_with_marks(report: TritonReport) -> set[str]:
@@ -57,3 +77,6 @@ def _show(terminal: Terminal, report: TritonReport) -> None:
     text += f", {report.missing:,} without a verdict" if report.missing > 0 else ""
     text += f"; {report.share:.1%} of what ran passed; {counted(others, 'test')} not marked; {report.seconds:.0f} s"
     terminal.show(Text(text, style="bold"))
+    ran = {each: len(report.having(each, marked=False)) for each in ("passed", "failed", "skipped")}
+    if any(ran.values()):
+        terminal.show(Text("of those not marked: " + ", ".join(f"{count:,} {each}" for each, count in ran.items())))

@@ -4,9 +4,10 @@
 `import triton` itself find this package.
 """
 
-from weft.frontends.triton.autotune import Config as Config
 from weft.frontends.triton.autotune import autotune as autotune
 from weft.frontends.triton.autotune import heuristics as heuristics
+from weft.frontends.triton.config import Config as Config
+from weft.frontends.triton.elementwise import must_use_result as must_use_result
 from weft.frontends.triton.enable import enable as enable
 from weft.frontends.triton.errors import CompilationError as CompilationError
 from weft.frontends.triton.errors import InterpreterError as InterpreterError
@@ -18,11 +19,13 @@ from weft.frontends.triton.jit import MockTensor as MockTensor
 from weft.frontends.triton.jit import TensorWrapper as TensorWrapper
 from weft.frontends.triton.jit import constexpr_function as constexpr_function
 from weft.frontends.triton.jit import interpret as interpret
+from weft.frontends.triton.jit import interpreting as _interpreting
 from weft.frontends.triton.jit import jit as jit
 from weft.frontends.triton.jit import reinterpret as reinterpret
 from weft.frontends.triton.sizes import cdiv as cdiv
 from weft.frontends.triton.sizes import next_power_of_2 as next_power_of_2
 from weft.frontends.triton.sizes import set_allocator as set_allocator
+from weft.frontends.triton.uninitialised import watch as _watch
 from weft.triton import compiler as compiler
 from weft.triton import knobs as knobs
 from weft.triton import language as language
@@ -32,3 +35,6 @@ from weft.triton import tools as tools
 
 __version__ = "3.6.0"
 """The version of Triton whose names and rules these are."""
+
+if _interpreting():
+    _watch()

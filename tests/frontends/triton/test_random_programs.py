@@ -1,5 +1,7 @@
 """Random programs over the primitives: compiled for the CPU they give what NumPy gives, one program at a time.
 
+So does their tile IR in the reference, after it has been printed and read back.
+
 Both builders are driven by the same random choices. Integers and moved data agree bit for bit, floats closely.
 """
 
@@ -12,12 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from weft.backends.reference.tile import run_kernel
 from weft.frontends.triton.builder import Builder, Handle
-from weft.frontends.triton.compiled import CompiledKernel, compile_kernel
+from weft.frontends.triton.compiled import CompiledKernel, build_kernel, compile_kernel
 from weft.frontends.triton.emit import Argument
 from weft.frontends.triton.interpret import NumpyBuilder
 from weft.frontends.triton.watched_memory import Memory
 from weft.ir.types import DType, f32, i32
+from weft.tile.dialect import KernelOp
+from weft.tile.text import parse_program
 from weft.tile.written import row_major
 
 SIZE = 4096
@@ -301,12 +306,26 @@ def test_compiled_as_interpreted(chunk: int) -> None:
         check(seed)
 
 
-def check(seed: int, steps: int = 12) -> None:
+@pytest.mark.parametrize("seed", range(500, 530))
+def test_the_tile_program_runs_in_numpy_after_a_round_trip(seed: int) -> None:
+    floats, integers, expected = interpreted(seed, 12)
+    kernel, _ = build_kernel(lambda b, handles: Program(b, seed, handles).run(12), ARGUMENTS, "random")
+    module = parse_program(str(kernel))
+    (read,) = [op for op in module.ops if isinstance(op, KernelOp)]
+    result = np.full(SIZE, 7, np.float32)
+    run_kernel(read, [floats, integers, result, np.zeros(1, np.int64)], [SIZE, 1, 1, PROGRAMS])
+    np.testing.assert_allclose(result, expected, rtol=2e-4, atol=2e-4)
+
+
+ARGUMENTS = [Argument(f32, True, 0), Argument(i32, True, 1), Argument(f32, True, 2), Argument(i32)]
+
+
+def interpreted(seed: int, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Random inputs, and what the program makes of them in NumPy."""
     rng = np.random.default_rng(seed)
     floats = rng.standard_normal(3 * SIZE).astype(np.float32)
     integers = rng.integers(-20, 20, 3 * SIZE).astype(np.int32)
-    expected, result = np.full(SIZE, 7, np.float32), np.full(SIZE, 7, np.float32)
-
+    expected = np.full(SIZE, 7, np.float32)
     memory = Memory(races=False)
     memory.grid = (PROGRAMS, 1, 1)
     machine = NumpyBuilder(memory)
@@ -314,9 +333,13 @@ def check(seed: int, steps: int = 12) -> None:
     for number in range(PROGRAMS):
         machine.enter_program(number, 0, 0)
         Program(machine, seed, [*pointers, np.asarray(SIZE, np.int32)]).run(steps)
+    return floats, integers, expected
 
-    arguments = [Argument(f32, True, 0), Argument(i32, True, 1), Argument(f32, True, 2), Argument(i32)]
-    code = compile_kernel(lambda b, handles: Program(b, seed, handles).run(steps), arguments, f"random{seed}")
+
+def check(seed: int, steps: int = 12) -> None:
+    floats, integers, expected = interpreted(seed, steps)
+    result = np.full(SIZE, 7, np.float32)
+    code = compile_kernel(lambda b, handles: Program(b, seed, handles).run(steps), ARGUMENTS, f"random{seed}")
     words = [each.ctypes.data for each in (floats, integers, result)]
     CompiledKernel(code).launch((PROGRAMS, 1, 1), [*words, SIZE], 2)
     np.testing.assert_allclose(result, expected, rtol=2e-4, atol=2e-4, err_msg=f"seed {seed}")

@@ -14,7 +14,8 @@ from typing import Any, cast
 import numpy as np
 from xdsl.ir import Operation, SSAValue
 
-from weft.errors import UnsupportedError, WeftError
+from weft.backends.reference.written import run_written
+from weft.errors import WeftError
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, evaluate
 from weft.ir.types import DType, dtype_of_numpy
@@ -27,10 +28,10 @@ class AccessError(WeftError):
     """A kernel read or wrote outside a buffer, or a tile beyond its capacity."""
 
 
-def run_kernel(kernel: tile.KernelOp, buffers: Sequence[np.ndarray], sizes: Sequence[int]) -> None:
+def run_kernel(kernel: tile.KernelOp, buffers: Sequence[np.ndarray], sizes: Sequence[int | float]) -> None:
     """Run all programs of a kernel, one after the other.
 
-    `buffers` are flat arrays, one for each pointer; `sizes` are the values of the symbols, which follow the pointers.
+    `buffers` are flat arrays, one for each pointer; `sizes` are the values of the other arguments: scalars and symbols.
     """
     pointers = [arg for arg in kernel.block.args if isinstance(arg.type, tile.PointerType)]
     scalars = [arg for arg in kernel.block.args if arg not in pointers]
@@ -48,12 +49,16 @@ def run_kernel(kernel: tile.KernelOp, buffers: Sequence[np.ndarray], sizes: Sequ
     names = (
         cast(tuple[str, ...], from_attribute(kernel.attributes["symbols"])) if "symbols" in kernel.attributes else ()
     )
-    symbols = dict(zip(names, sizes, strict=True))
+    symbols = dict(zip(names, map(int, sizes[len(sizes) - len(names) :]), strict=True))
     grid = [max(evaluate(size, symbols), 0) for size in kernel.grid.data]
     with np.errstate(all="ignore"):
         for numbers in np.ndindex(*grid):
-            program = _Program(kernel.sym_name.data, numbers, dict(zip(pointers, buffers, strict=True)))
-            program.indices.update(zip(scalars, sizes, strict=True))
+            program = Program(kernel.sym_name.data, numbers, dict(zip(pointers, buffers, strict=True)))
+            for scalar, number in zip(scalars, sizes, strict=True):
+                if isinstance(scalar.type, tile.TileType):
+                    program.tiles[scalar] = np.asarray(number, scalar.type.dtype.numpy)
+                else:
+                    program.indices[scalar] = int(number)
             program.block(list(kernel.block.ops))
 
 
@@ -63,7 +68,7 @@ def _pointer_dtype(pointer: SSAValue) -> DType:
 
 
 @dataclass
-class _Program:
+class Program:
     """One program: what its values are."""
 
     kernel: str
@@ -74,19 +79,19 @@ class _Program:
 
     def block(self, operations: Sequence[Operation]) -> None:
         for op in operations:
-            self._run(op)
+            self.run(op)
 
-    def _run(self, op: Operation) -> None:
+    def run(self, op: Operation) -> None:
         match op:
             case tile.ProgramOp():
                 self.indices[op.out] = self.numbers[op.axis.value.data]
             case tile.ConstantOp():
-                self._set(op.out, np.full(tile.tile_type(op.out).sizes, cast(Any, from_attribute(op.value))))
+                self.set(op.out, np.full(tile.tile_type(op.out).sizes, cast(Any, from_attribute(op.value))))
             case tile.LoadOp():
                 extents = self._extents(op, tile.tile_type(op.out).sizes)
-                self._set(op.out, self.buffers[op.pointer][self._places(op, extents)])
+                self.set(op.out, self.buffers[op.pointer][self._places(op, extents)])
             case tile.PositionOp():
-                self._set(op.out, self._positions(op, self._extents(op, tile.tile_type(op.out).sizes)))
+                self.set(op.out, self._positions(op, self._extents(op, tile.tile_type(op.out).sizes)))
             case tile.StoreOp():
                 self._store(op)
             case tile.GatherOp():
@@ -94,9 +99,9 @@ class _Program:
             case tile.ScatterOp():
                 self._scatter(op)
             case tile.MapOp():
-                self._set(op.out, _apply(op, self._aligned(op.args)))
+                self.set(op.out, self.apply(op, self._aligned(op.args)))
             case tile.ReduceOp():
-                self._set(op.out, _reduced(self.tiles[op.value], op.kind.data, op.axis.value.data))
+                self.set(op.out, _reduced(self.tiles[op.value], op.kind.data, op.axis.value.data))
             case tile.DotOp():
                 self._dot(op)
             case tile.SortOp():
@@ -106,13 +111,25 @@ class _Program:
             case tile.ReturnOp() | tile.YieldOp():
                 pass
             case _:
-                raise UnsupportedError(f"{op.name} has no meaning in NumPy")
+                run_written(self, op)
 
-    def _set(self, out: SSAValue, value: np.ndarray) -> None:
+    def set(self, out: SSAValue, value: np.ndarray) -> None:
         type_ = tile.tile_type(out)
         if value.ndim != len(type_.sizes) or any(n > c for n, c in zip(value.shape, type_.sizes, strict=True)):
             raise AccessError(f"{out.owner.name} of {self.kernel}: {value.shape} elements in {type_}")  # type: ignore[union-attr]
         self.tiles[out] = value.astype(type_.dtype.numpy)
+
+    def apply(self, op: tile.MapOp, args: Sequence[np.ndarray]) -> np.ndarray:
+        """An elementwise function of arrays."""
+        name = op.function.data
+        function: Callable[..., np.ndarray] = FUNCTIONS[name].numpy
+        if name not in ("cast", "bitcast"):
+            return np.asarray(function(*args))
+        source, target = from_attribute(op.attributes["source"]), from_attribute(op.attributes["target"])
+        assert isinstance(source, DType) and isinstance(target, DType)
+        # Registers hold narrow floats as f32: their bits are those of the narrow type.
+        value = args[0].astype(source.numpy) if name == "bitcast" else args[0]
+        return function(value, target.numpy)
 
     # -- tiles of several operands ---------------------------------------------------------------------------------
 
@@ -152,9 +169,9 @@ class _Program:
         return places
 
     def _places(self, op: tile.LoadOp | tile.StoreOp, extents: Sequence[int]) -> np.ndarray:
-        return self._checked(op, op.pointer, self._positions(op, extents))
+        return self.checked(op, op.pointer, self._positions(op, extents))
 
-    def _checked(self, op: Operation, pointer: SSAValue, places: np.ndarray) -> np.ndarray:
+    def checked(self, op: Operation, pointer: SSAValue, places: np.ndarray) -> np.ndarray:
         size = self.buffers[pointer].size
         if places.size and not 0 <= places.min() <= places.max() < size:
             wrong = places.min() if places.min() < 0 else places.max()
@@ -180,12 +197,12 @@ class _Program:
         buffer = self.buffers[op.pointer]
         register = tile.tile_type(op.out).dtype.numpy
         value = np.full(offsets.shape, cast(Any, from_attribute(op.other))).astype(register)
-        value[chosen] = buffer[self._checked(op, op.pointer, offsets[chosen])].astype(register)
-        self._set(op.out, value)
+        value[chosen] = buffer[self.checked(op, op.pointer, offsets[chosen])].astype(register)
+        self.set(op.out, value)
 
     def _scatter(self, op: tile.ScatterOp) -> None:
         (value, offsets), chosen = self._masked([op.value, op.offsets], op.mask)
-        places, updates = self._checked(op, op.pointer, offsets[chosen]), value[chosen]
+        places, updates = self.checked(op, op.pointer, offsets[chosen]), value[chosen]
         buffer, dtype = self.buffers[op.pointer], _pointer_dtype(op.pointer)
         if op.kind.data == "assign":
             for place, update in zip(places, _to_memory(updates, dtype), strict=True):
@@ -210,13 +227,13 @@ class _Program:
         product = np.matmul(a[:, :depth].astype(register), b[:depth].astype(register))
         if op.accumulator is not None:
             product = product + _clipped(self.tiles[op.accumulator], product.shape)
-        self._set(op.out, product)
+        self.set(op.out, product)
 
     def _sort(self, op: tile.SortOp) -> None:
         start, count, first = self._sizes((*op.offset.data, *op.count.data, *op.first.data), op.indices)
         places = np.arange(start, start + max(count, 0))
         for pointer in (op.keys, op.positions, op.scratch_keys, op.scratch_positions):
-            self._checked(op, pointer, places)
+            self.checked(op, pointer, places)
         keys, positions = self.buffers[op.keys], self.buffers[op.positions]
         values = keys[places]
         # Ranks instead of values: the same rank for equal ones keeps a descending sort stable; NaN is the greatest.
@@ -247,18 +264,6 @@ def _clipped(array: np.ndarray, extents: Sequence[int]) -> np.ndarray:
 
 def _to_memory(value: np.ndarray, dtype: DType) -> np.ndarray:
     return value.astype(dtype.numpy)
-
-
-def _apply(op: tile.MapOp, args: Sequence[np.ndarray]) -> np.ndarray:
-    name = op.function.data
-    function: Callable[..., np.ndarray] = FUNCTIONS[name].numpy
-    if name not in ("cast", "bitcast"):
-        return np.asarray(function(*args))
-    source, target = from_attribute(op.attributes["source"]), from_attribute(op.attributes["target"])
-    assert isinstance(source, DType) and isinstance(target, DType)
-    # Registers hold narrow floats as f32: their bits are those of the narrow type.
-    value = args[0].astype(source.numpy) if name == "bitcast" else args[0]
-    return function(value, target.numpy)
 
 
 def _reduced(value: np.ndarray, kind: str, axis: int) -> np.ndarray:

@@ -14,13 +14,9 @@ import json
 import logging
 from collections.abc import Iterable
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-import llvmlite
-import numpy
 import torch
-import xdsl
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
@@ -42,6 +38,7 @@ from weft.ops.layouts import Layout
 from weft.runtime.cache import DiskCache, cache_key
 from weft.runtime.check_plan import check_plan
 from weft.runtime.codec import decode, encode, table
+from weft.runtime.sources import source_digest, versions
 
 log = logging.getLogger("weft")
 
@@ -54,19 +51,6 @@ _CLASSES = table(
 @lru_cache(maxsize=1)
 def disk_cache() -> DiskCache:
     return DiskCache()
-
-
-@lru_cache(maxsize=1)
-def _source_digest() -> str:
-    """A digest of Weft's own code: a changed compiler does not find what an older one stored."""
-    import weft
-
-    digest = hashlib.sha256()
-    root = Path(weft.__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def graph_key(module: fx.GraphModule, name: str, config: Config, frozen: Iterable[int] = ()) -> str | None:
@@ -89,20 +73,14 @@ def graph_key(module: fx.GraphModule, name: str, config: Config, frozen: Iterabl
         )
     lines.extend(size_facts(module))
     target = cpu_target.host_target()
-    versions = (weft_version(), torch.__version__, llvmlite.__version__, str(xdsl.__version__), numpy.__version__)
-    return cache_key("torch graph", "\n".join(lines), config.key(), versions, repr(target), _source_digest())
+    made_with = (*versions(), torch.__version__)
+    return cache_key("torch graph", "\n".join(lines), config.key(), made_with, repr(target), source_digest())
 
 
 def _has_stable_name(target: Any) -> bool:
     if isinstance(target, torch._ops.OpOverload) or getattr(target, "__module__", "") in ("_operator", "math"):
         return True
     return getattr(target, "_name", None) == "with_effects"  # whose operator is among its arguments
-
-
-def weft_version() -> str:
-    import weft
-
-    return weft.__version__
 
 
 def _constant(module: fx.GraphModule, path: str) -> str | None:

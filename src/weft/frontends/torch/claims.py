@@ -34,8 +34,8 @@ def is_claimed(node: fx.Node) -> bool:
 def is_own_convolution(node: fx.Node, mapped: Callable[[Any], Any], *, frozen: bool, library: bool) -> bool:
     """Whether a convolution, or its gradients, has a form that products and sums of Weft's own are faster for.
 
-    `mapped` reads an argument of the call; `frozen` weights are constants; `library` says that torch's library makes code
-    for convolutions on this machine.
+    `mapped` reads an argument of the call; `frozen` weights are constants; `library` says that torch's library makes
+    code for convolutions on this machine.
     """
     if node.target is torch.ops.aten.convolution_backward.default:
         result, x, weight, geometry = *node.args[:3], node.args[4:10]

@@ -2,83 +2,54 @@
 
 autotuned kernel[grid](x, n)  ──►  key of the arguments ──► known? ──► kernel with the best config
                                                               │ no
-                      configs ──► pruned ──► compiled ──► measured ──► kept here and on disk
+            configs ──► pruned ──► compiled ──► measured, the worst given up early ──► kept here and on disk
 """
+
+# Arguments and functions are the user's.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from weft.backends.cpu.target import host_target
+from weft.errors import WeftError
+from weft.frontends.triton.config import Config
+from weft.frontends.triton.errors import AutotunerError, MemoryAccessError
 from weft.frontends.triton.jit import Grid, JITFunction, KernelInterface
+from weft.runtime.cache import DiskCache, cache_key
+from weft.runtime.sources import source_digest, versions
 
+log = logging.getLogger("weft")
 
-class Config:
-    """A choice of parameters of a kernel, for `autotune`."""
-
-    def __init__(
-        self,
-        kwargs: Mapping[str, Any],
-        num_warps: int = 4,
-        num_stages: int = 3,
-        num_ctas: int = 1,
-        maxnreg: int | None = None,
-        pre_hook: Callable[[dict[str, Any]], Any] | None = None,
-        ir_override: str | None = None,
-    ) -> None:
-        self.kwargs = dict(kwargs)
-        self.num_warps, self.num_stages, self.num_ctas, self.maxnreg = num_warps, num_stages, num_ctas, maxnreg
-        self.pre_hook, self.ir_override = pre_hook, ir_override
-
-    def all_kwargs(self) -> dict[str, Any]:
-        """The keywords to launch with: parameters of the kernel, and options."""
-        options = {
-            "num_warps": self.num_warps,
-            "num_ctas": self.num_ctas,
-            "num_stages": self.num_stages,
-            "maxnreg": self.maxnreg,
-            "ir_override": self.ir_override,
-        }
-        return {**self.kwargs, **{name: value for name, value in options.items() if value is not None}}
-
-    def _values(self) -> tuple[Any, ...]:
-        return (tuple(sorted(self.all_kwargs().items())), self.pre_hook)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Config) and self._values() == other._values()
-
-    def __hash__(self) -> int:
-        return hash(self._values())
-
-    def __str__(self) -> str:
-        options = ("num_warps", "num_ctas", "num_stages", "maxnreg")
-        shown = {**self.kwargs, **{name: getattr(self, name) for name in options}}
-        return ", ".join(f"{name}: {value}" for name, value in shown.items())
-
-    def __repr__(self) -> str:
-        return f"Config({self})"
+_RACE = 4.0
+"""A config that takes so many times as long as the best yet in its first run is not measured further."""
 
 
 class Heuristics(KernelInterface):
     """A kernel of which some parameters are computed from the others at each launch."""
 
-    def __init__(self, fn: KernelInterface, arg_names: Sequence[str], values: Mapping[str, Callable[..., Any]]) -> None:
+    def __init__(self, fn: Any, arg_names: Sequence[str], values: Mapping[str, Callable[..., Any]]) -> None:
         self.fn, self.arg_names, self.values = fn, list(arg_names), dict(values)
 
     def run(self, *args: Any, grid: Grid, warmup: bool = False, **keywords: Any) -> Any:
+        named = dict(zip(self.arg_names, args, strict=False))
         for name, compute in self.values.items():
-            keywords[name] = compute({**dict(zip(self.arg_names, args, strict=False)), **keywords})
+            keywords[name] = compute({**named, **keywords})
         return self.fn.run(*args, grid=grid, warmup=warmup, **keywords)
 
 
 def heuristics(values: Mapping[str, Callable[..., Any]]) -> Callable[[Any], Heuristics]:
     """Compute parameters from the others: `{"EVEN": lambda args: args["n"] % args["BLOCK"] == 0}`."""
-
-    def decorate(fn: Any) -> Heuristics:
-        return Heuristics(fn, fn.arg_names, values)
-
-    return decorate
+    return lambda fn: Heuristics(fn, fn.arg_names, values)
 
 
 def kernel_of(fn: Any) -> JITFunction:
@@ -88,22 +59,229 @@ def kernel_of(fn: Any) -> JITFunction:
     return fn
 
 
-@dataclass
 class Autotuner(KernelInterface):
-    """A kernel whose parameters are chosen by measuring."""
+    """A kernel whose parameters are chosen by measuring, once for each key of its arguments."""
 
-    fn: Any
-    arg_names: list[str]
-    configs: list[Config]
-    keys: list[str]
+    def __init__(
+        self,
+        fn: Any,
+        arg_names: Sequence[str],
+        configs: Sequence[Config],
+        key: Sequence[str],
+        reset_to_zero: Sequence[str] | None = None,
+        restore_value: Sequence[str] | None = None,
+        pre_hook: Callable[..., Any] | None = None,
+        post_hook: Callable[..., Any] | None = None,
+        prune_configs_by: Mapping[str, Any] | None = None,
+        warmup: int | None = None,
+        rep: int | None = None,
+        use_cuda_graph: bool = False,
+        do_bench: Callable[..., Any] | None = None,
+        cache_results: bool = True,
+    ) -> None:
+        self.fn, self.arg_names = fn, list(arg_names)
+        self.base_fn = kernel_of(fn).fn
+        self.configs = list(configs) or [Config({})]
+        self.keys = list(key)
+        self.reset_to_zero, self.restore_value = list(reset_to_zero or ()), list(restore_value or ())
+        self.user_pre_hook, self.user_post_hook = pre_hook, post_hook
+        pruning = dict(prune_configs_by or {})
+        self.perf_model: Callable[..., float] | None = pruning.get("perf_model")
+        self.configs_top_k: int | float = pruning.get("top_k", 1.0)
+        self.early_config_prune: Callable[..., list[Config]] | None = pruning.get("early_config_prune")
+        self.warmup_ms, self.rep_ms = (10 if warmup is None else warmup), (40 if rep is None else rep)
+        self._do_bench = do_bench
+        self.cache_results = cache_results
+        self.cache: dict[tuple[Any, ...], Config] = {}
+        self.best_config: Config | None = None
+        self.configs_timings: dict[Config, Any] = {}
+        self.dropped: dict[Config, str] = {}
+        """Configs that could not be compiled or run, with the reason."""
+        self.bench_time = 0.0
 
     def run(self, *args: Any, grid: Grid, warmup: bool = False, **keywords: Any) -> Any:
+        if warmup:
+            return self.warmup(*args, grid=grid, **keywords)
         config = self.configs[0]
-        return self.fn.run(*args, grid=grid, warmup=warmup, **keywords, **config.all_kwargs())
+        if len(self.configs) > 1:
+            named = {**dict(zip(self.arg_names, args, strict=False)), **keywords}
+            key = self._key(named)
+            found = self.cache.get(key)
+            config = self._tuned(key, args, named, grid, keywords) if found is None else found
+        self.best_config = config
+        if config.pre_hook is not None:
+            config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **keywords, **config.all_kwargs()})
+        return self.fn.run(*args, grid=grid, **{**keywords, **config.all_kwargs()})
+
+    def warmup(self, *args: Any, grid: Grid, **keywords: Any) -> list[Any]:
+        """Compile every config."""
+        named = dict(zip(self.arg_names, args, strict=False))
+        return [
+            self.fn.warmup(*args, grid=grid, **{**keywords, **config.all_kwargs()})
+            for config in self.prune_configs({**named, **keywords}, keywords)
+        ]
+
+    def _key(self, named: Mapping[str, Any]) -> tuple[Any, ...]:
+        values = [named[name] for name in self.keys if name in named]
+        types = [
+            str(value.dtype) for name, value in named.items() if name in self.arg_names and hasattr(value, "dtype")
+        ]
+        return (*values, *types)
+
+    def prune_configs(self, named: Mapping[str, Any], keywords: Mapping[str, Any]) -> list[Config]:
+        """The configs that are worth measuring: those the user's functions leave, and one of each that differ here."""
+        configs = self.configs
+        positional = {name: value for name, value in named.items() if name not in keywords}
+        if self.early_config_prune is not None:
+            configs = self.early_config_prune(configs, positional, **keywords)
+            if not configs:
+                raise AutotunerError(
+                    "no configs are left after pruning", hint="`early_config_prune` must leave at least one"
+                )
+        if self.perf_model is not None:
+            top = self.configs_top_k
+            if not isinstance(top, int) and top > 1.0:
+                raise AutotunerError(f"top_k is {top}", hint="give a share of at most 1.0, or a number of configs")
+            count = top if isinstance(top, int) else int(len(self.configs) * top)
+            model = self.perf_model
+            if len(configs) > count:
+                costs = {config: model(**{**named, **config.all_kwargs()}) for config in configs}
+                configs = sorted(costs, key=lambda config: costs[config])[: max(count, 1)]
+        return list({config.on_cpu(): config for config in reversed(configs)}.values())[::-1]
+
+    # -- measuring -------------------------------------------------------------------------------------------------
+
+    def _tuned(
+        self, key: tuple[Any, ...], args: Sequence[Any], named: dict[str, Any], grid: Grid, keywords: dict[str, Any]
+    ) -> Config:
+        for config in self.configs:
+            if conflicts := keywords.keys() & config.kwargs.keys():
+                raise AutotunerError(
+                    f"{', '.join(sorted(conflicts))} is given at the launch and by a config",
+                    hint="leave out of the launch what is tuned",
+                )
+        start = time.perf_counter()
+        configs = self.prune_configs(named, keywords)
+        place = self._place_on_disk(key, configs)
+        config = self._from_disk(place, configs)
+        if config is None:
+            config = self._measured(configs, args, named, grid, keywords)
+            self._to_disk(place, config)
+        self.bench_time = time.perf_counter() - start
+        self.cache[key] = config
+        self._reset(named)
+        log.info("%s: %s was best, in %.2f s", self.base_fn.__name__, config, self.bench_time)
+        return config
+
+    def _measured(
+        self, configs: list[Config], args: Sequence[Any], named: dict[str, Any], grid: Grid, keywords: dict[str, Any]
+    ) -> Config:
+        """Compile and measure the configs; those that cannot be compiled or run are dropped, with the reason."""
+        timings: dict[Config, Any] = {}
+        for config in self._progress(configs):
+            try:
+                timings[config] = self._measure(config, args, named, grid, keywords, timings)
+            except MemoryAccessError:
+                raise  # a mistake of the kernel's author, not of the config
+            except WeftError as error:
+                self.dropped[config] = error.message
+                log.warning("%s: dropped config %s: %s", self.base_fn.__name__, config, error.message)
+        if not timings:
+            reasons = "\n".join(f"  {config}: {reason}" for config, reason in self.dropped.items())
+            raise AutotunerError(f"no config of {self.base_fn.__name__} can be used:\n{reasons}")
+        self.configs_timings = timings
+        return min(timings, key=lambda config: _middle(timings[config]))
+
+    def _progress(self, configs: list[Config]) -> Iterator[Config]:
+        """The configs, with a bar on a terminal."""
+        columns = (TextColumn("tuning {task.description}"), BarColumn(), MofNCompleteColumn())
+        console = Console(stderr=True)
+        with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
+            task = progress.add_task(self.base_fn.__name__, total=len(configs))
+            for config in configs:
+                yield config
+                progress.advance(task)
+
+    def _measure(
+        self,
+        config: Config,
+        args: Sequence[Any],
+        named: dict[str, Any],
+        grid: Grid,
+        keywords: dict[str, Any],
+        timings: Mapping[Config, Any],
+    ) -> Any:
+        current = {**keywords, **config.all_kwargs()}
+        everything = {**named, **current}
+        kept = {name: named[name].clone() for name in self.restore_value} if self.user_pre_hook is None else {}
+
+        def call() -> None:
+            if config.pre_hook is not None:
+                config.pre_hook(everything)
+            if self.user_pre_hook is not None:
+                self.user_pre_hook(everything)
+            else:
+                self._reset(named)
+            error: Exception | None = None
+            try:
+                self.fn.run(*args, grid=grid, **current)
+            except Exception as raised:
+                error = raised
+                raise
+            finally:
+                if self.user_post_hook is not None:
+                    self.user_post_hook(everything, exception=error)
+                for name, value in kept.items():
+                    named[name].copy_(value)
+
+        if self._do_bench is not None:
+            return self._do_bench(call, quantiles=(0.5, 0.2, 0.8))
+        from weft.frontends.triton.testing import do_bench
+
+        call()
+        start = time.perf_counter()
+        call()
+        first = (time.perf_counter() - start) * 1e3
+        if first > _RACE * min((_middle(each) for each in timings.values()), default=math.inf):
+            return [first, first, first]
+        return do_bench(call, warmup=self.warmup_ms, rep=self.rep_ms, quantiles=(0.5, 0.2, 0.8))
+
+    def _reset(self, named: Mapping[str, Any]) -> None:
+        for name in self.reset_to_zero:
+            named[name].zero_()
+
+    # -- on disk ---------------------------------------------------------------------------------------------------
+
+    def _place_on_disk(self, key: tuple[Any, ...], configs: Sequence[Config]) -> str | None:
+        """Where the best config is kept: by kernel, configs, arguments and machine; None where it cannot be."""
+        if not self.cache_results or self._do_bench is not None:
+            return None
+        texts = [config.text() for config in configs]
+        origin = kernel_of(self.fn).fingerprint()
+        plain = all(value is None or isinstance(value, bool | int | float | str) for value in key)
+        if None in texts or not origin.stable or not plain:
+            return None
+        parts = [origin.digest, repr(key), *map(str, texts)]
+        return cache_key("triton autotune", "\n".join(parts), versions(), repr(host_target()), source_digest())
+
+    def _from_disk(self, place: str | None, configs: Sequence[Config]) -> Config | None:
+        entry = DiskCache().get(place) if place is not None else None
+        best = None if entry is None else entry.meta.get("best")
+        return next((config for config in configs if best is not None and config.text() == best), None)
+
+    def _to_disk(self, place: str | None, config: Config) -> None:
+        if place is not None:
+            DiskCache().put(place, {"best": config.text(), "kernel": self.base_fn.__name__}, {})
+
+
+def _middle(timing: Any) -> float:
+    return float(timing[0] if isinstance(timing, list | tuple) else timing)
 
 
 def autotune(configs: Sequence[Config], key: Sequence[str], **options: Any) -> Callable[[Any], Autotuner]:
-    def decorate(fn: Any) -> Autotuner:
-        return Autotuner(fn, fn.arg_names, list(configs), list(key))
+    """Choose a kernel's parameters by measuring: the best of `configs`, once for each value of the arguments in `key`.
 
-    return decorate
+    `prune_configs_by` (early_config_prune, perf_model, top_k) leaves configs out; `reset_to_zero` and `restore_value`
+    name tensors that the kernel changes. What was found is kept on disk, by kernel, arguments and machine.
+    """
+    return lambda fn: Autotuner(fn, fn.arg_names, configs, key, **options)

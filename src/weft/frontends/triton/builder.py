@@ -200,3 +200,6 @@ class Builder(Protocol):
 
 current: ContextVar[Builder] = ContextVar("current")
 """The builder of the kernel that is being compiled or run in this context."""
+
+written_at: ContextVar[str] = ContextVar("written_at", default="")
+"""The `file:line:column` of the author's text that is being evaluated; empty while a kernel runs as Python."""

@@ -15,6 +15,7 @@ from weft.frontends.triton.errors import KernelTypeError, KernelUnsupportedError
 from weft.frontends.triton.jit import BoundConstexprFunction, ConstexprFunction, JITFunction, KernelInterface
 from weft.frontends.triton.known import is_known, known
 from weft.frontends.triton.scopes import is_named_tuple
+from weft.frontends.triton.types_only import is_types_only
 from weft.frontends.triton.values import tensor
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ def call(run: Evaluation, node: ast.expr, function: Any, args: list[Any], keywor
     run.at(node)
     if isinstance(function, ConstexprFunction | BoundConstexprFunction):
         return _at_compile_time(function, args, keywords)
+    if function is debugging.static_print and is_types_only():
+        return constexpr(None)  # it will print when the same text is evaluated for good
     if _is_of_language(function):
         _check_result_used(run, node, function)
         return known(function(*args, **keywords))

@@ -75,7 +75,23 @@ def converted(value: tensor, target: dtype, rounding: str | None) -> tensor:
         return like(primitives.map("ne", [value.handle, zero.handle], source.stored), value, types.int1)
     if (source.is_fp8() and target.is_int()) or (source.is_int() and target.is_fp8()):
         return converted(converted(value, types.float32, None), target, None)
+    if target.is_fp8() and not source.is_fp8():
+        value = _bounded(value, _GREATEST[target.name])
+    elif target.is_fp8():
+        return converted(converted(value, types.float32, None), target, rounding)
     return like(primitives.cast(value.handle, source.stored, target.stored, rounding), value, target)
+
+
+_GREATEST = {"fp8e4nv": 448.0, "fp8e5": 57344.0}
+
+
+def _bounded(value: tensor, limit: float) -> tensor:
+    """What is too large for an 8-bit float becomes its largest number, ∞ too; a NaN stays one."""
+    primitives = builder.current.get()
+    for function, bound in (("max", -limit), ("min", limit)):
+        edge = constant(bound, value.dtype, value.sides)
+        value = like(primitives.map(function, [value.handle, edge.handle], value.dtype.stored), value)
+    return value
 
 
 def _converted_pointer(value: tensor, source: dtype, target: dtype) -> tensor:

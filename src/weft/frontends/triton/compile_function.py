@@ -8,15 +8,19 @@ A function called from a kernel is evaluated in place, each time anew: there are
 from __future__ import annotations
 
 import ast
+import linecache
+import re
 import weakref
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from weft.frontends.triton import builder
 from weft.frontends.triton.carried import type_of
 from weft.frontends.triton.constants import base_type, base_value, constexpr, unwrap
-from weft.frontends.triton.errors import KernelTypeError, KernelUnsupportedError
+from weft.frontends.triton.errors import Frame, KernelError, KernelTypeError, KernelUnsupportedError, from_exception
 from weft.frontends.triton.evaluation import Evaluation
 from weft.frontends.triton.jit import JITFunction
 from weft.frontends.triton.known import is_known, known
@@ -55,12 +59,38 @@ def _evaluate(
     signature = [type_of(value) for value in scope.values.values()]
     active = _active.get()
     _refuse_recursion(function, signature, active)
-    token = _active.set((*active, (function, signature)))
+    token, place = _active.set((*active, (function, signature))), builder.written_at.set("")
     try:
         run = Evaluation(function, ChainMap(_closure(function), function.fn.__globals__), scope)
         return run, execute(run, tree.body)
     finally:
         _active.reset(token)
+        builder.written_at.reset(place)
+
+
+@contextmanager
+def framed(function: JITFunction) -> Generator[None]:
+    """What goes wrong in here, below the language, is shown as an error of this kernel, at the line if it is known."""
+    try:
+        yield
+    except KernelError:
+        raise
+    except Exception as error:
+        shown = from_exception(error)
+        shown.add_frame(_place(function, getattr(error, "location", None) or ""))
+        shown.hint = shown.hint or "this is a fault of Weft, not of the kernel: please report it with the kernel's text"
+        raise shown from error
+
+
+def _place(function: JITFunction, location: str) -> Frame:
+    """The line that a location names, or the one on which the kernel is defined."""
+    source = function.source
+    file, line = source.file, source.line
+    found = re.match(r"(.+?):(\d+)(?::\d+)?$", location)
+    if found is not None:
+        file, line = found[1], int(found[2])
+    text = linecache.getline(file, line).rstrip()
+    return Frame(file, line, len(text) - len(text.lstrip()), len(text), text, function.__name__)
 
 
 def _tree(source: Source) -> ast.FunctionDef:

@@ -13,7 +13,7 @@ from typing import Any
 
 from weft.backends.cpu.target import host_target
 from weft.frontends.triton.builder import Handle
-from weft.frontends.triton.compile_function import build_kernel
+from weft.frontends.triton.compile_function import build_kernel, framed
 from weft.frontends.triton.compiled import CompiledKernel, KernelCode, compile_kernel
 from weft.frontends.triton.constants import base_type, constexpr_type, unwrap
 from weft.frontends.triton.emit import Argument, TileBuilder
@@ -41,7 +41,8 @@ def compile_for(
     cache = disk_cache()
     if key is not None and (entry := cache.get(key)) is not None and (stored := _decode(entry)) is not None:
         return CompiledKernel(stored)
-    code = compile_kernel(builder_of(function, described), arguments, name_of(function))
+    with framed(function):
+        code = compile_kernel(builder_of(function, described), arguments, name_of(function))
     if key is not None:
         cache.put(key, _encode(code), {_CODE: code.code})
     return CompiledKernel(code)

@@ -105,7 +105,9 @@ _OWN = __name__.rsplit(".", 1)[0]
 
 
 def author_location() -> str:
-    """The `file:line` that called into the language, if the kernel runs as a Python function; else nothing."""
+    """The place in the author's text that calls the language."""
+    if evaluated := builder.written_at.get():
+        return evaluated
     frame = inspect.currentframe()
     while frame is not None:
         name = frame.f_globals.get("__name__", "")

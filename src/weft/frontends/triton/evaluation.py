@@ -89,7 +89,9 @@ class Evaluation:
 
     def at(self, node: ast.expr | ast.stmt) -> None:
         """What the builder makes next was written here."""
-        builder.current.get().at(f"{self.function.source.file}:{node.lineno}:{node.col_offset + 1}")
+        place = f"{self.function.source.file}:{node.lineno}:{node.col_offset + 1}"
+        builder.written_at.set(place)
+        builder.current.get().at(place)
 
     def placed(self, error: KernelError, node: ast.AST) -> KernelError:
         """Say that an error is at this node, unless a node inside of it has said so."""

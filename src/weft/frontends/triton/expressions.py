@@ -15,7 +15,13 @@ from weft.frontends.triton import builder, values
 from weft.frontends.triton.calls import PYTHON, BoundMethod, call, to_condition
 from weft.frontends.triton.carried import handles_of, rebuild, settled
 from weft.frontends.triton.constants import base_value, constexpr, unwrap
-from weft.frontends.triton.errors import KernelError, KernelTypeError, KernelUnsupportedError, KernelValueError
+from weft.frontends.triton.errors import (
+    CompileTimeAssertionFailure,
+    KernelError,
+    KernelTypeError,
+    KernelUnsupportedError,
+    KernelValueError,
+)
 from weft.frontends.triton.evaluation import Evaluation, describe, expression, unsupported
 from weft.frontends.triton.jit import JITFunction
 from weft.frontends.triton.known import is_known, known, static_condition
@@ -340,7 +346,10 @@ def call_of(run: Evaluation, node: ast.Call) -> Any:
         keywords[keyword.arg] = run.evaluate(keyword.value)
     try:
         return call(run, node, function, args, keywords)
-    except KernelError:
+    except KernelError as error:
+        if not error.frames and not isinstance(error, CompileTimeAssertionFailure):
+            # Triton's users find in the cause what the function of the language said, without the place.
+            error.__cause__ = type(error)(error.message)
         raise
     except TypeError as error:
         # A wrong number of arguments: Python's words name the function as the language has it.

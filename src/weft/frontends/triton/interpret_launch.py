@@ -27,14 +27,13 @@ def interpret_launch(
     grid: Sequence[int],
     arguments: Mapping[str, Any],
     constants: Collection[str] = (),
-    races: bool = True,
 ) -> None:
     """Run a kernel's Python function for every program of a grid.
 
     `arguments` holds every parameter by name; those named in `constants` are given to the kernel as they are.
     """
     x, y, z = (*map(int, grid), 1, 1)[:3]
-    memory = Memory(races)
+    memory = Memory()
     memory.grid = (x, y, z)
     primitives = NumpyBuilder(memory)
     token = builder.current.set(primitives)
@@ -50,6 +49,9 @@ def interpret_launch(
                     function(**values)
     except KernelError as error:
         add_frames(error)
+        if error.__cause__ is None:
+            # Triton's users find the message without its place in the cause.
+            error.__cause__ = type(error)(error.message)
         raise
     finally:
         builder.current.reset(token)

@@ -12,8 +12,9 @@ from __future__ import annotations
 import ast
 import inspect
 import os
+import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
@@ -53,6 +54,23 @@ python_frames: ContextVar[bool] = ContextVar("python_frames", default=False)
 """Whether the kernel that is running is the Python function itself, so that its calls are Python's own."""
 
 
+KERNELS: list[JITFunction] = []
+"""All kernels of this process, by number."""
+
+_tracing: Callable[[], bool] | None = None
+"""Whether Dynamo is tracing, where torch is loaded: then a launch becomes an operator of the graph."""
+
+
+_watcher: Callable[[JITFunction, tuple[Any, ...], dict[str, Any]], Any] | None = None
+
+
+def _meet_torch() -> None:
+    """Have launches inside of `torch.compile` seen, once torch is there."""
+    global _tracing
+    if _tracing is None and (torch := sys.modules.get("torch")) is not None and hasattr(torch, "compiler"):
+        _tracing = torch.compiler.is_dynamo_compiling
+
+
 class LaunchError(KernelError, RuntimeError):
     """A kernel called, or launched, in a way that it cannot be."""
 
@@ -74,13 +92,21 @@ def interpreting() -> bool:
 
 
 @contextmanager
-def interpret(enabled: bool = True) -> Generator[None]:
-    """Run the kernels that are launched in here as Python, with real frames: step, print, inspect."""
-    token = _interpreted.set(enabled)
+def interpret(enabled: bool = True, races: bool = True) -> Generator[None]:
+    """Run the kernels that are launched in here as Python, with real frames: step, print, inspect.
+
+    Tensors that `torch.empty` makes in here are known as uninitialised until something is written to them. Programs
+    that write to one place are an error; for a kernel that does so on purpose, `races=False`.
+    """
+    from weft.frontends.triton import uninitialised, watched_memory
+
+    token, watched = _interpreted.set(enabled), watched_memory.races.set(races)
     try:
-        yield
+        with uninitialised.watching() if enabled else nullcontext():
+            yield
     finally:
         _interpreted.reset(token)
+        watched_memory.races.reset(watched)
 
 
 class KernelInterface:
@@ -204,10 +230,17 @@ class JITFunction(JITCallable, KernelInterface):
         self.constexprs = [parameter.num for parameter in self.params if parameter.is_constexpr]
         self.pre_run_hooks: list[Callable[..., Any]] = []
         self._by_environment = interpreting()
+        self.defaults = {parameter.name: parameter.default for parameter in self.params if parameter.has_default}
+        self.constant_names = [parameter.name for parameter in self.params if parameter.is_constexpr]
+        self.number = len(KERNELS)
+        KERNELS.append(self)
+        _meet_torch()
 
     def run(self, *args: Any, grid: Grid, warmup: bool = False, **keywords: Any) -> Any:
         for hook in self.pre_run_hooks:
             hook(*args, **keywords)
+        if _watcher is not None:
+            _watcher(self, args, keywords)
         if self._is_interpreted():
             return None if warmup else self.launcher.interpret(args, grid, keywords)
         if warmup:
@@ -218,7 +251,11 @@ class JITFunction(JITCallable, KernelInterface):
         """`kernel[grid](...)`: launch so many programs."""
 
         def launch(*args: Any, **keywords: Any) -> Any:
-            if self.pre_run_hooks or self._is_interpreted():
+            if _tracing is not None and _tracing():
+                from weft.frontends.triton.torch_bridge import launch_traced
+
+                return launch_traced(self, grid, args, keywords)
+            if self.pre_run_hooks or _watcher is not None or self._is_interpreted():
                 return self.run(*args, grid=grid, **keywords)
             return self.launcher.launch(grid, args, keywords)
 
@@ -240,6 +277,17 @@ class JITFunction(JITCallable, KernelInterface):
     def device_caches(self) -> Mapping[Any, Any]:
         """What was compiled in this process, under the device: the processor."""
         return {0: (self.launcher.kernels, {}, None, None, None)}
+
+    @staticmethod
+    @contextmanager
+    def watching(see: Callable[[JITFunction, tuple[Any, ...], dict[str, Any]], Any]) -> Generator[None]:
+        """Have a function told of every launch: the kernel, the arguments, the keywords."""
+        global _watcher
+        before, _watcher = _watcher, see
+        try:
+            yield
+        finally:
+            _watcher = before
 
     def add_pre_run_hook(self, hook: Callable[..., Any]) -> None:
         """Have a function called with the arguments before each launch."""
@@ -296,6 +344,8 @@ class ConstexprFunction(JITCallable):
         return self if instance is None else BoundConstexprFunction(instance, self)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
+        if _tracing is not None and _tracing():
+            return self.fn(*args, **keywords)
         keywords.pop("_semantic", None)
         given = {name: unwrap(value) for name, value in keywords.items()}
         result = self.fn(*map(unwrap, args), **given)

@@ -109,7 +109,10 @@ class Parameter:
             return _constant
         if self.scalar is not None and isinstance(value, int | float):
             return _Annotated(self.scalar, self.numbers)
-        return classifier_of(value, self.numbers)
+        try:
+            return classifier_of(value, self.numbers)
+        except KernelTypeError as error:
+            raise KernelTypeError(f"argument {self.name}: {error.message}", hint=error.hint) from error
 
 
 def _annotation(annotation: Any) -> str:

@@ -8,6 +8,7 @@ as written once anything in their 8 bytes is.
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 from collections import OrderedDict
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -74,9 +75,10 @@ def _poisoning(function: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
-@contextmanager
-def watching() -> Generator[None]:
-    """Let what torch makes uninitialised be known as such to interpreted kernels."""
+def watch() -> Callable[[], None]:
+    """Let what torch makes uninitialised be known as such to interpreted kernels; gives what ends it."""
+    if importlib.util.find_spec("torch") is None:
+        return lambda: None
     import torch
 
     places: list[tuple[Any, str]] = [
@@ -89,8 +91,19 @@ def watching() -> Generator[None]:
     before = [getattr(owner, name) for owner, name in places]
     for (owner, name), function in zip(places, before, strict=True):
         setattr(owner, name, _poisoning(function))
+
+    def end() -> None:
+        for (owner, name), function in zip(places, before, strict=True):
+            setattr(owner, name, function)
+
+    return end
+
+
+@contextmanager
+def watching() -> Generator[None]:
+    """`watch`, for a block."""
+    end = watch()
     try:
         yield
     finally:
-        for (owner, name), function in zip(places, before, strict=True):
-            setattr(owner, name, function)
+        end()

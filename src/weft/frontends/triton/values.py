@@ -111,9 +111,10 @@ class tensor(base_value):
 
     def _known(self, wanted: str) -> Any:
         """This scalar as a Python number, which only a builder that computes at once can tell."""
-        number = None if self.sides else builder.current.get().known(self.handle)
+        single = math.prod(self.sides) == 1
+        number = builder.current.get().known(self.handle) if single else None
         if number is None:
-            what = "a tile" if self.sides else "a value that is not known at compile time"
+            what = "a tile" if not single else "a value that is not known at compile time"
             hint = {
                 "bool": "reduce it to one condition (tl.max, tl.sum), or choose by element with tl.where",
                 "int": "make the argument a tl.constexpr, or loop with range() and tl.range()",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -69,12 +70,16 @@ def region_of(name: str, value: Any) -> Region:
     return Region(name, start, size, value.data_ptr(), value.element_size(), tuple(value.shape), value, poisoned)
 
 
+races: ContextVar[bool] = ContextVar("races", default=True)
+"""Whether two programs that write to one place are an error."""
+
+
 class Memory:
     """The tensors that a launch may touch, and which program wrote where."""
 
-    def __init__(self, races: bool = True) -> None:
+    def __init__(self) -> None:
         self.regions: list[Region] = []
-        self.races = races
+        self.races = races.get()
         self.program = 0
         self.grid: tuple[int, int, int] = (1, 1, 1)
         self._searched = False
@@ -241,7 +246,8 @@ class Memory:
         raise RaceError(
             f"programs {self.coordinates(writer)} and {self.coordinates(self.program)} both write to `{region.name}`"
             f" at index {index}: which of them wins is left to chance",
-            hint="let each program write its own part (tl.program_id), or use an atomic operation",
+            hint="let each program write its own part (tl.program_id), or use an atomic operation; where both write the"
+            " same on purpose, weft.triton.interpret(races=False)",
         )
 
     def _synchronise(self, addresses: Array) -> None:

@@ -1,10 +1,10 @@
 """Triton's names for launching and tuning."""
 
 from weft.frontends.triton.autotune import Autotuner as Autotuner
-from weft.frontends.triton.autotune import Config as Config
 from weft.frontends.triton.autotune import Heuristics as Heuristics
 from weft.frontends.triton.autotune import autotune as autotune
 from weft.frontends.triton.autotune import heuristics as heuristics
+from weft.frontends.triton.config import Config as Config
 from weft.frontends.triton.errors import InterpreterError as InterpreterError
 from weft.frontends.triton.errors import OutOfResources as OutOfResources
 from weft.frontends.triton.jit import JITFunction as JITFunction

@@ -1,0 +1,89 @@
+"""Which parameters of a kernel it may write through: found in its text, with the functions it calls.
+
+A name is followed through assignments, so an index that was read from a tensor counts too: more may be named than are
+written, never fewer.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from weft.frontends.triton.jit import JITCallable, JITFunction
+
+_WRITES = ("store", "atomic_", "scatter")
+_ALL = "*"
+"""Stands for every argument of a call to something unknown."""
+
+
+def stored_parameters(function: JITFunction, active: tuple[JITFunction, ...] = ()) -> tuple[str, ...]:
+    """The parameters through which the kernel may write."""
+    if function in active:
+        return ()
+    tree = function.source.parse()
+    sources: dict[str, set[str]] = {}
+    written: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    _flow(sources, target, value)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                _flow(sources, target, value)
+            case ast.AugAssign(target=target, value=value):
+                _flow(sources, target, value)
+            case ast.For(target=target, iter=value):
+                _flow(sources, target, value)
+            case ast.NamedExpr(target=target, value=value):
+                _flow(sources, target, value)
+            case ast.Call():
+                written |= _written_by(node, function, active)
+            case _:
+                continue
+    while True:
+        reached = written.union(*(sources.get(name, set()) for name in written))
+        if reached == written:
+            return tuple(name for name in function.arg_names if name in written)
+        written = reached
+
+
+def _flow(sources: dict[str, set[str]], target: ast.expr, value: ast.expr) -> None:
+    for name in _names(target):
+        sources.setdefault(name, set()).update(_names(value))
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def _written_by(call: ast.Call, function: JITFunction, active: tuple[JITFunction, ...]) -> set[str]:
+    """The names through which a call may write."""
+    if isinstance(call.func, ast.Attribute) and call.func.attr.startswith(_WRITES):
+        # `tl.store(pointer, value)`: the pointer; `descriptor.store(offsets, value)`: the descriptor.
+        pointers = [*call.args[:1], *(k.value for k in call.keywords if k.arg == "pointer"), call.func.value]
+        return set[str]().union(*map(_names, pointers))
+    if isinstance(call.func, ast.Name) and call.func.id.startswith(_WRITES):
+        return set[str]().union(*map(_names, [*call.args[:1], *(k.value for k in call.keywords)]))
+    callee = _callee(call.func, function)
+    if not isinstance(callee, JITFunction):
+        return set()
+    inner = stored_parameters(callee, (*active, function))
+    given: dict[str, ast.expr] = dict(zip(callee.arg_names, call.args, strict=False))
+    given |= {keyword.arg or _ALL: keyword.value for keyword in call.keywords}
+    spread = any(isinstance(argument, ast.Starred) for argument in call.args)
+    if inner and spread:
+        return _names(call)
+    return set[str]().union(*(_names(given[name]) for name in inner if name in given))
+
+
+def _callee(node: ast.expr, function: JITCallable) -> Any:
+    path: list[str] = []
+    while isinstance(node, ast.Attribute):
+        path.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return None
+    value: Any = function.get_capture_scope().get(node.id)
+    for name in reversed(path):
+        value = getattr(value, name, None)
+    return value

@@ -1,0 +1,125 @@
+"""`weft explain kernel.py:name`: a kernel's source beside the tile IR of each line, then LLVM IR beside assembly.
+
+The script is run; the kernel is shown for the arguments of its first launch. A kernel that is not launched is compiled
+for what `--signature` says: `*fp32,*fp32,i32,BLOCK=1024`.
+"""
+
+# The script's objects can be anything.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from weft.errors import WeftError
+from weft.frontends.triton.autotune import kernel_of
+from weft.frontends.triton.jit import JITFunction, KernelInterface, MockTensor
+from weft.frontends.triton.listing import Listing, listing_of
+from weft.frontends.triton.specialise import SHORT_NAMES, element_type
+from weft.tools.terminal import Terminal, UsageError
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the command line asks for."""
+
+    file: Path
+    name: str
+    arguments: tuple[str, ...] = ()
+    signature: str | None = None
+    save: Path | None = None
+
+
+def explain_kernel(terminal: Terminal, wanted: Wanted) -> None:
+    """Show the kernel at every level, side by side."""
+    listing = _listing(wanted)
+    terminal.show(*_report(listing))
+    if wanted.save is not None:
+        for level, text in listing.levels().items():
+            wanted.save.mkdir(parents=True, exist_ok=True)
+            (wanted.save / f"{listing.name}.{level}").write_text(text)
+        terminal.show(Text(f"written to {wanted.save}"))
+    terminal.finish({"ok": True, "kernel": listing.name, "file": listing.file, **listing.levels()})
+
+
+def _listing(wanted: Wanted) -> Listing:
+    if not wanted.file.is_file():
+        raise UsageError(f"there is no script {wanted.file}")
+    if wanted.signature is not None:
+        found = _run(wanted, "__weft_explain__").get(wanted.name)
+        if not isinstance(found, KernelInterface):
+            raise UsageError(f"{wanted.file} has no kernel called {wanted.name}")
+        kernel = kernel_of(found)
+        return listing_of(kernel, *_arguments(kernel, wanted.signature))
+    launches: list[tuple[JITFunction, tuple[Any, ...], dict[str, Any]]] = []
+    with JITFunction.watching(lambda kernel, args, keywords: launches.append((kernel, args, keywords))):
+        _run(wanted, "__main__")
+    for kernel, args, keywords in launches:
+        if kernel.__name__ == wanted.name:
+            return listing_of(kernel, args, keywords)
+    seen = ", ".join(sorted({kernel.__name__ for kernel, _, _ in launches})) or "none"
+    raise UsageError(
+        f"{wanted.file} launched no kernel called {wanted.name}; launched: {seen}",
+        hint="say what to compile it for: --signature '*fp32,*fp32,i32,BLOCK=1024'",
+    )
+
+
+def _run(wanted: Wanted, name: str) -> dict[str, Any]:
+    kept = sys.argv, sys.path
+    folder = str(wanted.file.resolve().parent)
+    sys.argv, sys.path = [str(wanted.file), *wanted.arguments], [folder, *sys.path]
+    try:
+        return runpy.run_path(str(wanted.file), run_name=name)
+    except SystemExit:
+        return {}
+    finally:
+        sys.argv, sys.path = kept
+
+
+def _arguments(kernel: JITFunction, signature: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments like a signature: `*fp32` is a tensor, `i32` a number (no multiple of 16), `NAME=value` a constant."""
+    args: list[Any] = []
+    keywords: dict[str, Any] = {}
+    for part in filter(None, map(str.strip, signature.split(","))):
+        name, given, value = part.partition("=")
+        try:
+            if given:
+                keywords[name] = int(value) if value.lstrip("-").isdigit() else value
+            elif part.startswith("*"):
+                args.append(MockTensor(element_type(_element(part[1:]))))
+            else:
+                args.append({"f": 0.5, "b": 0.5}.get(_element(part)[0], (1 << 40) + 3 if part == "i64" else 3))
+        except WeftError as error:
+            raise UsageError(f"{part} is not a type: {error.message}", hint="types are fp32, i32, *fp16 ...") from error
+    return tuple(args), keywords
+
+
+def _element(text: str) -> str:
+    short = SHORT_NAMES.get(text)
+    if short is None:
+        raise UsageError(f"{text} is not a type", hint="types are fp32, i32, *fp16 ...")
+    return short
+
+
+def _report(listing: Listing) -> Sequence[RenderableType]:
+    lines = Table(title=f"{listing.name}({listing.signature})", title_justify="left")
+    lines.add_column("line", justify="right")
+    lines.add_column("source", overflow="fold", ratio=2)
+    lines.add_column("tile", overflow="fold", ratio=3)
+    for row in listing.rows():
+        place = str(row.line) if row.file == listing.file else f"{Path(row.file).name}:{row.line}"
+        lines.add_row(place, Text(row.source), Text(row.tile))
+    code = Table(title="LLVM IR and assembly", title_justify="left")
+    code.add_column("llvm", overflow="fold", ratio=1)
+    code.add_column("assembly", overflow="fold", ratio=1)
+    code.add_row(Text(listing.llvm), Text(listing.asm.expandtabs(4)))
+    return [lines, code]

@@ -1,0 +1,112 @@
+"""`autotune` and `heuristics`, and what is kept of what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import weft.triton as triton
+import weft.triton.language as tl
+from weft.frontends.triton.errors import AutotunerError
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def _bench(times: dict[int, float]) -> Any:
+    """Stands for a clock: the block that was launched last says how long it took."""
+
+    def bench(call: Any, quantiles: Any) -> list[float]:
+        call()
+        return [times[_seen[-1]]] * 3
+
+    return bench
+
+
+_seen: list[int] = []
+
+
+def _kernel() -> Any:
+    @triton.jit
+    def double(x_ptr, out_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+        offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        if EVEN:
+            tl.store(out_ptr + offsets, tl.load(x_ptr + offsets) * 2)
+        else:
+            tl.store(out_ptr + offsets, tl.load(x_ptr + offsets, mask=offsets < n) * 2, mask=offsets < n)
+
+    return triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})(double)
+
+
+def _configs(*blocks: int) -> list[triton.Config]:
+    return [triton.Config({"BLOCK": block}, pre_hook=lambda args: _seen.append(args["BLOCK"])) for block in blocks]
+
+
+def _launch(tuned: Any, size: int = 1000) -> torch.Tensor:
+    x, out = torch.randn(size), torch.zeros(size)
+    tuned[lambda meta: (triton.cdiv(size, meta["BLOCK"]),)](x, out, size)
+    assert torch.equal(out, x * 2)
+    return out
+
+
+def test_the_fastest_config_is_taken_once_for_each_key() -> None:
+    tuned = triton.autotune(_configs(32, 64, 128), key=["n"], do_bench=_bench({32: 3.0, 64: 1.0, 128: 2.0}))(_kernel())
+    _launch(tuned)
+    assert tuned.best_config.kwargs == {"BLOCK": 64}
+    measured = len(_seen)
+    _launch(tuned)
+    assert len(_seen) == measured + 1, "the second launch measures nothing"
+    _launch(tuned, 500)
+    assert len(tuned.cache) == 2
+
+
+def test_a_config_that_cannot_be_compiled_is_dropped_with_the_reason() -> None:
+    tuned = triton.autotune(_configs(1 << 22, 64), key=["n"], do_bench=_bench({64: 1.0}))(_kernel())
+    _launch(tuned)
+    assert tuned.best_config.kwargs == {"BLOCK": 64}
+    assert ["exceeds" in reason for reason in tuned.dropped.values()] == [True]
+    broken = triton.autotune(_configs(1 << 22, 1 << 23), key=["n"])(_kernel())
+    with pytest.raises(AutotunerError, match="no config of double can be used"):
+        _launch(broken)
+
+
+def test_configs_are_pruned_before_they_are_measured() -> None:
+    def keep_large(configs: list[triton.Config], named: dict[str, Any], **keywords: Any) -> list[triton.Config]:
+        assert named["n"] == 1000
+        return [config for config in configs if config.kwargs["BLOCK"] >= 64]
+
+    pruning = {"early_config_prune": keep_large, "perf_model": lambda BLOCK, **_: BLOCK, "top_k": 1}
+    tuned = triton.autotune(_configs(32, 64, 128), key=["n"], prune_configs_by=pruning, do_bench=_bench({64: 1.0}))(
+        _kernel()
+    )
+    _launch(tuned)
+    assert [config.kwargs for config in tuned.configs_timings] == [{"BLOCK": 64}]
+
+
+def test_configs_that_differ_only_for_a_gpu_are_measured_once() -> None:
+    configs = [triton.Config({"BLOCK": block}, num_warps=warps) for block in (64, 128) for warps in (1, 2, 4)]
+    tuned = triton.autotune(configs, key=["n"], warmup=1, rep=1)(_kernel())
+    _launch(tuned)
+    assert len(tuned.configs_timings) == 2
+
+
+def test_what_was_found_is_kept_on_disk() -> None:
+    configs = [triton.Config({"BLOCK": block}) for block in (64, 128)]
+    kernel = _kernel()
+    first = triton.autotune(configs, key=["n"], warmup=1, rep=1)(kernel)
+    _launch(first)
+    second = triton.autotune(configs, key=["n"])(kernel)
+    _launch(second)
+    assert second.best_config == first.best_config
+    assert not second.configs_timings, "nothing was measured"
+
+
+def test_a_parameter_that_is_tuned_must_not_be_given() -> None:
+    tuned = triton.autotune(_configs(32, 64), key=["n"])(_kernel())
+    with pytest.raises(AutotunerError, match="BLOCK"):
+        tuned[(1,)](torch.zeros(4), torch.zeros(4), 4, BLOCK=32)

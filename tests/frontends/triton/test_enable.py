@@ -1,0 +1,39 @@
+"""`enable()`: `import triton` finds Weft, and finds what it did before at the end."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+
+import pytest
+
+import weft.triton
+
+
+def test_modules_are_the_same_objects_and_go_away() -> None:
+    before = ModuleType("triton")
+    sys.modules["triton"] = before
+    try:
+        with weft.triton.enable():
+            for name in ("language", "language.core", "runtime.jit", "compiler.errors", "testing", "knobs"):
+                ours = importlib.import_module(f"weft.triton.{name}")
+                assert importlib.import_module(f"triton.{name}") is ours
+                assert ours.__spec__ is not None and ours.__spec__.name == f"weft.triton.{name}"
+            with pytest.raises(ModuleNotFoundError):
+                importlib.import_module("triton.no_such_module")
+        assert sys.modules["triton"] is before
+        assert "triton.language" not in sys.modules
+    finally:
+        del sys.modules["triton"]
+
+
+def test_knobs_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft.triton import knobs
+
+    monkeypatch.setenv("TRITON_DEBUG", "1")
+    assert knobs.runtime.debug is True
+    with knobs.runtime.scope():
+        knobs.runtime.debug = False
+        assert knobs.runtime.debug is False
+    assert knobs.runtime.debug is True
