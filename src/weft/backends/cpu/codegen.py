@@ -279,7 +279,7 @@ class KernelCodegen:
 
             steady = self._steady(cluster, tuple(index), inner)
             values = [] if self.written else [sink_value(sink) for sink in sinks]
-            later = rows_ahead(self, values, cluster.shape, extents, index, inner)
+            later = rows_ahead(self, values, cluster, extents, index, inner)
 
             def turn(start: V, lanes: int, known: Mapping[SSAValue, V] = NOTHING) -> None:
                 place = tuple(start if a == inner else v for a, v in enumerate(index))
@@ -336,6 +336,7 @@ class KernelCodegen:
                 self.buffers[sink.out].write(
                     b, accumulator.finish(), [v for v in index[:inner]] + [i64(0)] + index[inner + 1 :]
                 )
+        self.divisors = {}
 
     def _kept(self, cluster: Cluster, inner: int) -> list[SSAValue]:
         """The values that the loop writes to buffers for others: those it computes at every position."""
@@ -514,7 +515,7 @@ class KernelCodegen:
             case written.TakeOp() as op:
                 return emit_take(self, op, here, kept)
             case tile.MapOp() as op if op.function.data == "select" and (known := here.known(op.args[0])) is not None:
-                return self.at(op.args[1 if known else 2], here, kept)
+                return b.splat(self.at(op.args[1 if known else 2], here, kept), lanes)
             case tile.MapOp() as op if value in self.divisors and here.lanes > 1:
                 return self.divisors[value].divide(b, b.splat(self.at(op.args[0], here, kept), here.lanes))
             case tile.MapOp() as op:

@@ -25,6 +25,7 @@ from weft.tile import dialect as tile
 from weft.tile import written
 
 if TYPE_CHECKING:
+    from weft.backends.cpu.clusters import Cluster
     from weft.backends.cpu.codegen import KernelCodegen
 
 _OF_BOOLEANS = {"add": "or", "mul": "and"}
@@ -242,12 +243,13 @@ class RowAhead:
 def rows_ahead(
     codegen: KernelCodegen,
     values: Sequence[SSAValue],
-    shape: Sequence[int],
+    cluster: Cluster,
     extents: Sequence[V],
     index: Sequence[V],
     inner: int,
 ) -> list[RowAhead]:
     """The rows that gathers will read a few turns of the next outer loop later, in a nest that stands at an index."""
+    shape = cluster.shape
     axis = max((a for a, size in enumerate(shape) if size > 1 and a != inner), default=None)
     if axis is None:
         return []
@@ -258,6 +260,8 @@ def rows_ahead(
             continue
         op, dtype = value.op, _pointer_dtype(value.op.pointer)
         if codegen.neighbours.step_along(op.offsets, inner) != 1 or not _is_read(codegen, op.offsets, axis):
+            continue
+        if any(v in cluster.keeps for v in lazy_closure(op.offsets)):  # of later rows they are not there yet
             continue
         turns = max(1, min(_MOST_AHEAD, _BYTES_AHEAD // (shape[inner] * dtype.bytes)))
         then = b.intrinsic("smin", b.add(index[axis], i64(turns)), b.sub(extents[axis], i64(1)))
