@@ -16,12 +16,26 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from weft.frontends.triton.enable import enable
 from weft.testing.perf_report import Mark, Measured
 from weft.tools.terminal import Terminal, UsageError
 
 
 def bench_file(terminal: Terminal, file: Path, patterns: tuple[str, ...], reports: Path) -> None:
     """Measure the file's benchmarks, print their tables, and write them with charts to a folder."""
+    with enable():
+        results = _measured(terminal, file, patterns)
+    written: list[Path] = []
+    for measured in results:
+        terminal.show(_table(measured))
+        written += measured.save(reports)
+    for path in written:
+        terminal.err.print(f"written: {path}", highlight=False)
+    figures = [{"name": each.benchmark.plot_name, "columns": each.header, "rows": each.table()} for each in results]
+    terminal.finish({"ok": True, "benchmarks": figures, "written": [str(path) for path in written]})
+
+
+def _measured(terminal: Terminal, file: Path, patterns: tuple[str, ...]) -> list[Measured]:
     if not file.is_file():
         raise UsageError(f"there is no file {file}", hint="`weft bench cpu` measures Weft's own cases")
     wanted = [
@@ -44,23 +58,13 @@ def bench_file(terminal: Terminal, file: Path, patterns: tuple[str, ...], report
 
         for mark, benchmark in wanted:
             results.append(mark.measure(benchmark, advance))
-    written: list[Path] = []
-    for measured in results:
-        terminal.show(_table(measured))
-        written += measured.save(reports)
-    for path in written:
-        terminal.err.print(f"written: {path}", highlight=False)
-    figures = [{"name": each.benchmark.plot_name, "columns": each.header, "rows": each.table()} for each in results]
-    terminal.finish({"ok": True, "benchmarks": figures, "written": [str(path) for path in written]})
+    return results
 
 
 def _marks(file: Path) -> list[Mark]:
-    import weft.triton
-
     kept = sys.path
     sys.path = [str(file.resolve().parent), *sys.path]
     try:
-        weft.triton.enable()
         found: dict[str, Any] = runpy.run_path(str(file), run_name="__weft_bench__")
     finally:
         sys.path = kept

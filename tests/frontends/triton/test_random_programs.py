@@ -326,7 +326,7 @@ def interpreted(seed: int, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
     floats = rng.standard_normal(3 * SIZE).astype(np.float32)
     integers = rng.integers(-20, 20, 3 * SIZE).astype(np.int32)
     expected = np.full(SIZE, 7, np.float32)
-    memory = Memory(races=False)
+    memory = Memory()
     memory.grid = (PROGRAMS, 1, 1)
     machine = NumpyBuilder(memory)
     pointers = [memory.add(name, each) for name, each in zip("fir", (floats, integers, expected), strict=True)]

@@ -146,13 +146,17 @@ def logical_or(x: Any, y: Any) -> tensor:
     return mapped("or", *broadcast_pair(_as_bool(x), _as_bool(y)))
 
 
-def _bitwise(function: str, x: Any, y: Any) -> tensor:
+def _integers(x: Any, y: Any) -> tuple[tensor, tensor]:
     a, b = pair(x, y)
     if not a.dtype.is_int() or not b.dtype.is_int():
         raise KernelTypeError(
             f"invalid operands of type {a.dtype!r} and {b.dtype!r}", hint="bits are combined of integers only"
         )
-    return mapped(function, a, b)
+    return a, b
+
+
+def _bitwise(function: str, x: Any, y: Any) -> tensor:
+    return mapped(function, *_integers(x, y))
 
 
 @operator("and")
@@ -177,8 +181,13 @@ def shl(x: Any, y: Any) -> tensor:
 
 @operator("shr")
 def shr(x: Any, y: Any) -> tensor:
-    """Signed numbers keep their sign."""
-    return _bitwise("shr", x, y)
+    """Signed numbers keep their sign: it is the first tensor's own type that counts, not the common one."""
+    owner = x if isinstance(unwrap(x), tensor) else y
+    a, b = _integers(x, y)
+    if not owner.dtype.is_int_signed() or a.dtype.is_int_signed():
+        return mapped("shr", a, b)
+    signed = types.get_int_dtype(a.dtype.int_bitwidth, True)
+    return same_bits(mapped("shr", same_bits(a, signed), same_bits(b, signed)), a.dtype)
 
 
 def _compare(function: str, x: Any, y: Any) -> tensor:

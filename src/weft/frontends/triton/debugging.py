@@ -23,8 +23,9 @@ from weft.frontends.triton.shapes import items
 from weft.frontends.triton.values import tensor
 
 
-def _hint(input: tensor, values: Any, name: str) -> tensor:
-    numbers = items([values])
+def _hint(input: Any, values: Any, name: str) -> tensor:
+    # The number of a turn is a Python number where a kernel runs as a Python function.
+    input, numbers = to_tensor(input), items([values])
     for i, number in enumerate(numbers):
         if not isinstance(number, int):
             raise KernelTypeError(f"values element {i} of tl.{name} must have type `constexpr[int]`, got {number}")
@@ -33,17 +34,17 @@ def _hint(input: tensor, values: Any, name: str) -> tensor:
     return input
 
 
-def multiple_of(input: tensor, values: Any) -> tensor:
+def multiple_of(input: Any, values: Any) -> tensor:
     """The author knows that the first of each run of values is divisible by a number."""
     return _hint(input, values, "multiple_of")
 
 
-def max_contiguous(input: tensor, values: Any) -> tensor:
+def max_contiguous(input: Any, values: Any) -> tensor:
     """The author knows that so many values in a row follow one another."""
     return _hint(input, values, "max_contiguous")
 
 
-def max_constancy(input: tensor, values: Any) -> tensor:
+def max_constancy(input: Any, values: Any) -> tensor:
     """The author knows that so many values in a row are equal."""
     return _hint(input, values, "max_constancy")
 

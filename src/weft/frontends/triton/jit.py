@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from weakref import WeakValueDictionary
 
 from weft.errors import WeftError
 from weft.forks import cached_property
@@ -54,8 +56,10 @@ python_frames: ContextVar[bool] = ContextVar("python_frames", default=False)
 """Whether the kernel that is running is the Python function itself, so that its calls are Python's own."""
 
 
-KERNELS: list[JITFunction] = []
-"""All kernels of this process, by number."""
+KERNELS: WeakValueDictionary[int, JITFunction] = WeakValueDictionary()
+"""The kernels of this process, by number: what Dynamo can hold in place of a kernel."""
+
+_numbers = itertools.count()
 
 _tracing: Callable[[], bool] | None = None
 """Whether Dynamo is tracing, where torch is loaded: then a launch becomes an operator of the graph."""
@@ -232,8 +236,8 @@ class JITFunction(JITCallable, KernelInterface):
         self._by_environment = interpreting()
         self.defaults = {parameter.name: parameter.default for parameter in self.params if parameter.has_default}
         self.constant_names = [parameter.name for parameter in self.params if parameter.is_constexpr]
-        self.number = len(KERNELS)
-        KERNELS.append(self)
+        self.number = next(_numbers)
+        KERNELS[self.number] = self
         _meet_torch()
 
     def run(self, *args: Any, grid: Grid, warmup: bool = False, **keywords: Any) -> Any:

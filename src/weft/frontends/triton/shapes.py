@@ -176,7 +176,8 @@ def index(value: tensor, places: Any) -> tensor:
                 hint="a tile takes `:` and `None`; pick elements with tl.gather, tl.split, or a mask and tl.sum",
             )
         axis += 1
-    if axis > len(result.sides):
+    # A scalar is indexed as if it had all the axes that are named: kernels do so to keep the axes of a reduction.
+    if value.sides and axis > len(result.sides):
         raise KernelShapeError(f"too many indices for {value}: {len(entries)}")
     return result
 

@@ -1,0 +1,73 @@
+"""`weft explain kernel.py:name` and `weft bench FILE`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from weft.tools.cli import app
+
+KERNEL = """
+import numpy as np
+import weft.triton as triton
+import weft.triton.language as tl
+
+
+@triton.jit
+def double(x_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offsets, mask=offsets < n)
+    tl.store(x_ptr + offsets, x * 2, mask=offsets < n)
+
+
+@triton.testing.perf_report(
+    triton.testing.Benchmark(
+        x_names=["n"], x_vals=[16, 32], line_arg="provider", line_vals=["weft"], line_names=["Weft"],
+        plot_name="double", args={}, ylabel="µs",
+    )
+)
+def benchmark(n, provider):
+    x = np.ones(n, np.float32)
+    return 1e3 * triton.testing.do_bench(lambda: double[(1,)](x, n, BLOCK=32), warmup=0.1, rep=0.1)
+
+
+if __name__ == "__main__":
+    double[(1,)](np.ones(32, np.float32), 31, BLOCK=32)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "cache"))
+    path = tmp_path / "kernels.py"
+    path.write_text(KERNEL)
+    return path
+
+
+def test_a_kernel_is_explained_for_its_launch_or_for_a_signature(script: Path) -> None:
+    for options in ([], ["--signature", "*fp32,i32,BLOCK=32"]):
+        result = CliRunner().invoke(app, ["explain", f"{script}:double", *options])
+        assert result.exit_code == 0, result.output
+        lines = result.output.splitlines()
+        loads = next(n for n, line in enumerate(lines) if "tl.load(x_ptr" in line)
+        stores = next(n for n, line in enumerate(lines) if "tl.store(x_ptr" in line)
+        assert any("tile.gather" in line or "tile.load" in line for line in lines[loads:stores])
+    figures = json.loads(CliRunner().invoke(app, ["explain", f"{script}:double", "--json"]).output.splitlines()[-1])
+    assert {"source", "tile", "llvm", "asm"} <= figures.keys()
+
+
+def test_a_kernel_that_is_not_there_is_named(script: Path) -> None:
+    result = CliRunner().invoke(app, ["explain", f"{script}:triple", "--json"])
+    assert result.exit_code == 2
+    assert "launched: double" in result.output
+
+
+def test_the_benchmarks_of_a_file_are_measured(script: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["bench", str(script), "--reports", str(tmp_path / "reports"), "--json"])
+    assert result.exit_code == 0, result.output
+    (table,) = json.loads(result.output.splitlines()[-1])["benchmarks"]
+    assert [row[0] for row in table["rows"]] == [16, 32]
+    assert (tmp_path / "reports" / "double.svg").is_file()
