@@ -78,6 +78,10 @@ def _export(module: nn.Module, inputs: dict[str, Tensor], path: Path) -> None:
             warnings.simplefilter("ignore")
             program: Any = torch.onnx.export(module, (), kwargs=inputs, dynamo=True, verbose=False)
             program.save(str(path), external_data=True)
+    except Exception as error:  # the exporter's own errors are pages of advice around the one that counts
+        cause = error.__cause__ or error
+        said = str(cause).strip().partition("\n")[0]
+        raise UnsupportedError(f"the model does not export: {type(cause).__name__}: {said}") from error
     finally:
         for each, level in zip(logs, levels, strict=True):
             each.setLevel(level)
