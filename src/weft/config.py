@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from weft.errors import WeftError
 
 TARGETS = ("cpu", "reference")
+QUANTIZATIONS = ("", "int8_weights")
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Config:
     """Neither libraries nor the framework's own kernels: an op that Weft cannot compile is an error."""
     freeze: bool = False
     """Weights are constants: they may be folded and packed at compile time."""
+    quantize: str = ""
+    """`int8_weights` holds the frozen weights of products in 8 bits, with a factor for each column; needs `freeze`."""
     cache: bool = True
     """Keep compiled programs on disk."""
     verify: bool = False
@@ -30,6 +33,13 @@ class Config:
     """Measure schedules of the kernels that take most of the time, and keep the fastest on disk."""
     cpu: str = "native"
     """The processor to compile for: `native`, or a name LLVM knows."""
+
+    def __post_init__(self) -> None:
+        if self.quantize not in QUANTIZATIONS:
+            known = ", ".join(map(repr, QUANTIZATIONS))
+            raise WeftError(f"quantize is {self.quantize!r}, which is none of {known}")
+        if self.quantize and not self.freeze:
+            raise WeftError(f"quantize={self.quantize!r} needs constant weights", hint="set freeze=True, too")
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any] | None = None) -> Self:
@@ -47,7 +57,7 @@ class Config:
             wanted = bool if known[name].type == "bool" else str
             if not isinstance(value, wanted):
                 raise WeftError(f"the option {name} is {value!r}", hint=f"it takes a {wanted.__name__}")
-        config = replace(cls(**values), **dict(options or {}))
+        config = cls(**values | dict(options or {}))
         if config.target not in TARGETS:
             raise WeftError(f"no target is called {config.target!r}", hint=f"there are {', '.join(TARGETS)}")
         return config

@@ -26,6 +26,7 @@ from weft.passes.fold_batch_norm import FoldBatchNorm
 from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.hoist_constants import HoistConstants
+from weft.passes.quantize_weights import QuantizeWeights
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
@@ -45,6 +46,7 @@ def cpu_passes(config: Config) -> list[ModulePass]:
         FoldBatchNorm(),
         ConvolveByProducts(),
         SinkReshapes(),
+        *([QuantizeWeights()] if config.quantize else []),
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict),

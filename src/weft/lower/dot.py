@@ -97,7 +97,10 @@ class _DotLowering:
 
     def _b_in_place(self, reads: _Reads) -> bool:
         """Whether b is memory with neighbours along N or K, which is read without a copy."""
-        if not isinstance(weight_of(self.dot), BlockArgument) or len(reads.b) != 1:
+        weight = weight_of(self.dot)
+        if not isinstance(weight, BlockArgument) or len(reads.b) != 1:
+            return False
+        if tensor_of(weight.type).dtype != tensor_of(self.dot.operands[1].type).dtype:
             return False
         runs = [run for run in (self.n_run, self.k_run) if run is not None]
         address = self.domain.in_runs(reads.b[0])

@@ -20,6 +20,7 @@ from weft.ops.base import viewed
 from weft.ops.dot import Dot
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
+from weft.passes.build_groups import WIDENS
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,11 @@ class Packing:
 
 
 def weight_of(dot: Dot) -> SSAValue:
-    """The value that the product's second operand is a view of."""
-    return viewed(dot.operands[1])
+    """The value that the product's second operand is a view of, or that is widened to be it."""
+    value = dot.operands[1]
+    if isinstance(value, OpResult) and WIDENS in value.op.attributes:
+        value = value.op.operands[0]
+    return viewed(value)
 
 
 def packable(group: GroupOp, columns: int) -> Packing | None:
@@ -119,6 +123,6 @@ def packable(group: GroupOp, columns: int) -> Packing | None:
     count = int(np.prod(batch, dtype=np.int64)) if batch else 1
     if any(stride == 0 and size != 1 for stride, size in zip(strides, (*batch, k, n), strict=True)):
         return None
-    panels = PackedPanels(k, n, columns, matrix.dtype, count)
+    panels = PackedPanels(k, n, columns, tensor.dtype, count)
     operand = list(group.block.args).index(value)
     return Packing(operand, panels, tuple(batch), tuple(strides), rest) if isinstance(rest, int) else None

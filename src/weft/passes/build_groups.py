@@ -18,11 +18,13 @@ CLAIM = "weft.claim"
 """The attribute of an op that a library takes: it stays outside groups."""
 SCHEDULE = "schedule"
 """The attribute of a group whose tiles have been measured: their sides."""
+WIDENS = "weft.widens"
+"""The attribute of a cast that a product does as it reads its weights: memory holds them in the narrow type."""
 
 
 def is_free(op: Operation) -> bool:
     """Whether an op is computed wherever it is needed, instead of once."""
-    return isinstance(op, GraphOp) and op.CHEAP
+    return isinstance(op, GraphOp) and (op.CHEAP or WIDENS in op.attributes)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from weft.ops.base import viewed
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp
 from weft.ops.layouts import BLAS_LARGEST
-from weft.passes.build_groups import CLAIM
+from weft.passes.build_groups import CLAIM, WIDENS
 from weft.passes.constant_values import constant_arguments
 from weft.passes.convolve_by_products import ROWS_OF_WINDOWS
 
@@ -28,7 +28,8 @@ class ClaimLibraries(ModulePass):
     """%y = graph.dot %a, %b   →   %y = graph.dot %a, %b {weft.claim = "blas"}
 
     Products with few rows, or of unknown number, and those that convolutions were made into keep a kernel of their own
-    if their weights are constants: these can be packed, once.
+    if their weights are constants: these can be packed, once. So do all whose weights lie in a type that no library
+    multiplies.
     """
 
     name: ClassVar[str] = "claim_libraries"
@@ -47,6 +48,9 @@ class ClaimLibraries(ModulePass):
 
 
 def _is_for_blas(dot: Dot, constants: set[SSAValue]) -> bool:
+    weight = dot.operands[1]
+    if isinstance(weight, OpResult) and WIDENS in weight.op.attributes:
+        return False
     result = tensor_of(dot.results[0].type)
     rows = result.shape[-2]
     sizes = (*result.shape[-2:], tensor_of(dot.operands[0].type).shape[-1])

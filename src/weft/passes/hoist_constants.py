@@ -89,7 +89,7 @@ class _Hoisting:
     def _is_worth(self, value: SSAValue) -> bool:
         size = _elements(value)
         ops = _made_of(value)
-        leaves = [operand for op in ops for operand in op.operands if operand in self.arguments]
+        leaves = [operand for op in _made_of(value, free=True) for operand in op.operands if operand in self.arguments]
         if leaves:
             return size <= max(_SMALL, 2 * max(map(_elements, leaves)))
         cheap = len(ops) <= _FEW_OPS and all(isinstance(op, Elementwise) and op.name in _CHEAP for op in ops)

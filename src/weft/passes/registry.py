@@ -19,6 +19,7 @@ from weft.passes.fold_batch_norm import FoldBatchNorm
 from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.hoist_constants import HoistConstants
+from weft.passes.quantize_weights import QuantizeWeights
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
@@ -34,6 +35,7 @@ PASSES: dict[str, type[ModulePass]] = {
         FoldBatchNorm,
         ConvolveByProducts,
         SinkReshapes,
+        QuantizeWeights,
         HoistConstants,
         EliminateDead,
         ClaimLibraries,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from weft.backends.cpu.target import CpuTarget
 from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_type, scalar_type, vector
-from weft.backends.llvm.cast import load_convert
-from weft.ir.types import DType
+from weft.backends.llvm.cast import load_as
+from weft.ir.types import DType, f32, i8
 
 _PARAMS = [
     ("ptr noalias", "c"),
@@ -82,6 +82,7 @@ def panel_kernel(
     by_lane = target.multiplies_by_lane and dtype.bits >= 32 and not a_panel
     unroll = 128 // dtype.bits if by_lane else 4
     whole = f.binary("and", depth, i64(-unroll))
+    together = _loaded_together(target, block, dtype, memory)
     # A lane costs no register, a broadcast factor does: then it is used up before the next one.
     order = [(r, v) for r in range(block.rows) for v in range(block.vectors)]
     if by_lane:
@@ -94,7 +95,11 @@ def panel_kernel(
         for r, v in order:
             if v not in right:
                 address = f.gep(row, i64(v * block.lanes), b_element)
-                right[v] = load_convert(f, f.load(vector(b_element, block.lanes), address, memory.bytes), memory)
+                raw = f.load(vector(b_element, together * block.lanes), address, memory.bytes)
+                if together == 1:
+                    right[v] = load_as(f, raw, memory, dtype)
+                else:
+                    right.update(enumerate(_floats_of_bytes(f, raw, block.lanes), v))
             if r not in left:
                 left[r] = f.splat(factor(r), block.lanes)
             slot = slots[phase][r][v]
@@ -130,6 +135,31 @@ def panel_kernel(
     return name
 
 
+def _loaded_together(target: CpuTarget, block: Blocking, dtype: DType, memory: DType) -> int:
+    """How many vectors of b one load brings: x86 widens bytes as it loads them, others a whole register of them."""
+    if target.is_x86 or (dtype, memory) != (f32, i8):
+        return 1
+    whole = target.vector_bits // (block.lanes * memory.bits)
+    return whole if block.vectors % whole == 0 else 1
+
+
+def _floats_of_bytes(f: Function, raw: V, lanes: int) -> list[V]:
+    """Signed bytes as vectors of floats, by a permutation and a subtraction: conversions have one slow unit.
+
+    A byte b + 128 as the last one of the bits of 2^23 makes them those of 2^23 + 128 + b.
+    """
+    count, offset = raw.lanes, 2.0**23
+    bytes_ = f.binary("xor", raw, const(-128, raw.type))
+    power = f.bitcast(const(offset, vector("float", count // 4)), raw.type)
+    order = [[n, count + 1, count + 2, count + 3] for n in range(count)]
+    parts: list[V] = []
+    for start in range(0, count, lanes):
+        chosen = [place for each in order[start : start + lanes] for place in each]
+        bits = f.bitcast(f.shuffle(bytes_, power, chosen), vector("float", lanes))
+        parts.append(f.binary("fsub", bits, const(offset + 128, bits.type)))
+    return parts
+
+
 def slab_kernel(module: Module, rows: int, depth: int, lanes: int, dtype: DType, memory: DType) -> str:
     """A kernel for `b` contiguous along N with many columns and few rows: `depth` rows of b run by side by side.
 
@@ -153,7 +183,7 @@ def slab_kernel(module: Module, rows: int, depth: int, lanes: int, dtype: DType,
         for v in range(count):
             at = f.add(n, i64(v * width))
             right = [
-                load_convert(f, f.load(vector(b_element, width), f.gep(row, at, b_element), memory.bytes), memory)
+                load_as(f, f.load(vector(b_element, width), f.gep(row, at, b_element), memory.bytes), memory, dtype)
                 for row in right_rows
             ]
             for r, row in enumerate(result_rows):
@@ -197,7 +227,7 @@ def row_kernel(module: Module, rows: int, columns: int, lanes: int, dtype: DType
         left = [f.load(type_, f.gep(a, f.add(f.mul(a_stride, i64(r)), k), element), dtype.bytes) for r in range(rows)]
         for n in range(columns):
             address = f.gep(b, f.add(f.mul(b_stride, i64(n)), k), b_element)
-            right = load_convert(f, f.load(vector(b_element, width), address, memory.bytes), memory)
+            right = load_as(f, f.load(vector(b_element, width), address, memory.bytes), memory, dtype)
             for r in range(rows):
                 slot = slots[r][n]
                 f.store(multiply_add(f, left[r], right, f.load(type_, slot, 64)), slot, 64)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_type, scalar_type, vector
-from weft.backends.llvm.cast import load_convert
+from weft.backends.llvm.cast import load_as
 from weft.ir.types import DType
 
 _PARAMS = [
@@ -46,12 +46,12 @@ def copy_panels(module: Module, columns: int, lanes: int, dtype: DType, memory: 
             f.prefetch(f.gep(source, f.add(n, f.mul(stride, i64(_AHEAD))), b_element))
             for v in range(0, columns, lanes):
                 raw = f.load(vector(b_element, lanes), f.gep(source, f.add(n, i64(v)), b_element), memory.bytes)
-                f.store(load_convert(f, raw, memory), f.gep(place, i64(v), element), dtype.bytes)
+                f.store(load_as(f, raw, memory, dtype), f.gep(place, i64(v), element), dtype.bytes)
         with f.when(f.icmp("ne", rest, i64(0))):
             place = f.gep(target, f.mul(whole, rows), element)
             with f.loop(i64(0), rest, i64(1)) as n:
                 raw = f.load(b_element, f.gep(source, f.add(whole, n), b_element), memory.bytes)
-                f.store(load_convert(f, raw, memory), f.gep(place, n, element), dtype.bytes)
+                f.store(load_as(f, raw, memory, dtype), f.gep(place, n, element), dtype.bytes)
             _pad(f, place, rest, columns, dtype)
     f.finish()
     return name
@@ -72,7 +72,7 @@ def transpose_panel(module: Module, columns: int, side: int, dtype: DType, memor
     def move(n: V, k: V) -> None:
         raw = f.load(b_element, f.gep(b, f.add(f.mul(n, stride), k), b_element), memory.bytes)
         address = f.gep(panel, f.add(f.mul(k, i64(columns)), n), element)
-        f.store(load_convert(f, raw, memory), address, dtype.bytes)
+        f.store(load_as(f, raw, memory, dtype), address, dtype.bytes)
 
     whole_n, whole_k = (f.binary("and", size, i64(-side)) for size in (width, depth))
     with f.loop(i64(0), whole_n, i64(side)) as n:
@@ -80,7 +80,7 @@ def transpose_panel(module: Module, columns: int, side: int, dtype: DType, memor
             rows: list[V] = []
             for i in range(side):
                 address = f.gep(b, f.add(f.mul(f.add(n, i64(i)), stride), k), b_element)
-                rows.append(load_convert(f, f.load(vector(b_element, side), address, memory.bytes), memory))
+                rows.append(load_as(f, f.load(vector(b_element, side), address, memory.bytes), memory, dtype))
             for i, row in enumerate(transposed(f, rows)):
                 address = f.gep(panel, f.add(f.mul(f.add(k, i64(i)), i64(columns)), n), element)
                 f.store(row, address, dtype.bytes)

@@ -69,6 +69,12 @@ def load_convert(b: Function, raw: V, dtype: DType) -> V:
             return b.convert("trunc", raw, register_type(dtype)) if dtype.bits < 8 else raw
 
 
+def load_as(b: Function, raw: V, memory: DType, dtype: DType) -> V:
+    """What was loaded of one type as registers hold another, which has all its values."""
+    value = load_convert(b, raw, memory)
+    return value if value.element == register_type(dtype) else emit_cast(b, value, memory, dtype)
+
+
 def store_convert(b: Function, value: V, dtype: DType) -> V:
     """A register's value as memory holds it; a float that the narrow type does not have is rounded."""
     x = E(b, value)
