@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from weft.backends.cpu.compile import emit_kernels
-from weft.backends.cpu.microkernel import blocking
+from weft.backends.cpu.microkernel import panel_form
 from weft.backends.cpu.target import CpuTarget, compile_object, target_for
 from weft.config import Config
 from weft.lower.plan import Plan, build_plan
@@ -96,7 +97,7 @@ def compile_cpu(function: FuncOp, config: Config, target: CpuTarget | None = Non
         report.program("grouped", function)
         report.blocks = list(map(str, repeated_blocks(function))) if is_recording() else []
         start = time.perf_counter()
-        planned = build_plan(function, lambda dtype: blocking(target, dtype).columns)
+        planned = build_plan(function, partial(panel_form, target))
         start = report.measure("lower_to_tile", start)
         report.planned(planned.plan, planned.schedules)
         report.program("tile", planned.kernels.values())

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 
 from xdsl.dialects.builtin import ModuleOp
 
-from weft.ir.types import DType, f32, f64, tensor_of
+from weft.ir.types import DType, f32, f64, i8, i32, tensor_of
 from weft.lower.lowered import anchor_of
-from weft.lower.packing import Packing, packable
+from weft.lower.packing import Packing, packable, weight_of
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GroupOp
 
-PanelWidth = Callable[[DType], int]
-"""The columns of a panel that a target's kernels read, for products computed in a type."""
+PanelForm = Callable[[DType, DType], tuple[int, int]]
+"""The columns of a panel that a target's kernels read, and how many of K lie together, for products computed in a type
+with weights that lie in memory in another."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,14 @@ def preparing(function: FuncOp) -> FuncOp | None:
     )
 
 
-def packing_of(group: GroupOp, fixed: Sequence[bool], width: PanelWidth) -> Packing | None:
+def packing_of(group: GroupOp, fixed: Sequence[bool], form: PanelForm) -> Packing | None:
     """How a group wants its weights packed, if it does; `fixed` tells which of its operands are constants."""
     dot = anchor_of(group)
     if not isinstance(dot, Dot):
         return None
     dtype = tensor_of(dot.results[0].type).dtype
-    packing = packable(group, width(dtype if dtype == f64 else f32)) if dtype.is_float else None
+    weight = tensor_of(weight_of(dot).type).dtype
+    if not dtype.is_float and (dtype, weight) != (i32, i8):
+        return None
+    packing = packable(group, *form(f32 if dtype.is_float and dtype != f64 else dtype, weight))
     return packing if packing is not None and fixed[packing.operand] else None

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import BlockArgument, SSAValue
 
-from weft.ir.expr import Size, coefficient_of, floordiv, minimum, simplify, symbol, symbols_of
-from weft.ir.types import Tensor, tensor_of
+from weft.ir.expr import Size, ceildiv, coefficient_of, floordiv, minimum, simplify, symbol, symbols_of
+from weft.ir.types import DType, Tensor, i8, tensor_of
 from weft.lower.blocked import BlockedKernel, output_indices, store_outputs
 from weft.lower.domain import Domain, Run, Variable, fused
 from weft.lower.emit import TileValue, register_dtype
@@ -84,12 +84,14 @@ class _DotLowering:
         self.n_run = n_runs[-1] if n_runs else None
         self.k_run = domain.column_runs[-1] if domain.column_runs else None
         outer = [run for run in domain.row_runs if run not in (self.m_run, self.n_run)]
+        as_bytes = self.panels is not None and self.panels.together > 1 and self.a_tensor.dtype == i8
         self.blocks = given_blocks(self.group, "dot") or choose_blocks(
             _size(self.m_run),
             _size(self.n_run),
             _size(self.k_run),
             [run.size for run in outer],
-            self.result.dtype,
+            # A block is a quarter as wide in memory where both operands are integers of 8 bits.
+            i8 if as_bytes else self.result.dtype,
             self.panels.NR if self.panels else None,
             in_place=self.panels is not None or self._b_in_place(reads),
         )
@@ -219,23 +221,28 @@ class _DotLowering:
         bm, bn, bk = self.blocks.sides
         self.emit.scopes.append({})
         self._axes("m", "k")
-        a = self._tile(self.dot.operands[0], self._a_index(), (bm, bk))
+        as_is = self.panels is not None and self.panels.together > 1
+        a = self._tile(self.dot.operands[0], self._a_index(), (bm, bk), None if as_is else type_.dtype)
         self.emit.scopes[-1].clear()
         self._axes("k", "n")
-        b = self._packed_tile() if self.panels else self._tile(self.dot.operands[1], self._b_index(), (bk, bn))
+        b = self._packed_tile() if self.panels else self._tile(self.dot.operands[1], self._b_index(), (bk, bn), type_.dtype)
         self.emit.scopes.pop()
         operands = [a, b] if total is None else [a, b, total]
         return self.emit.add(tile.DotOp.create(operands=operands, result_types=[type_]))
 
-    def _tile(self, value: SSAValue, index: Sequence[Size], shape: tuple[int, int]) -> SSAValue:
-        return self.emit.repeated(self.emit.at(Source(value, tensor_of(value.type)), index), shape).ssa
+    def _tile(self, value: SSAValue, index: Sequence[Size], shape: tuple[int, int], dtype: DType | None) -> SSAValue:
+        element = self.emit.at(Source(value, tensor_of(value.type)), index)
+        if dtype is not None and dtype.is_integer:
+            element = self.emit.cast(element, dtype)
+        return self.emit.repeated(element, shape).ssa
 
     def _packed_tile(self) -> SSAValue:
         """The panels of this block: [panels, BK, NR]."""
         emit, panels, domain = self.emit, self.panels, self.domain
         assert panels is not None
         _, bn, bk = self.blocks.sides
-        batch, count, k_size, width = panels.shape
+        count, width, together = panels.shape[1], panels.NR, panels.together
+        batch, k_size = panels.batch, panels.shape[2] * together
         matrix: Size = 0
         if batch > 1:
             for size, position in zip(self.result.shape[:-2], domain.row_index[:-2], strict=True):
@@ -246,13 +253,17 @@ class _DotLowering:
         offset = (matrix * count + first) * (k_size * width) + k * width
         held = bn // width
         panel_extent = held if count % held == 0 else minimum(held, count - first)
-        (o, s, e), operands = emit.sizes(
-            (offset,), (k_size * width, width, 1), (panel_extent, k_axis.extent if k_axis else 1, width)
-        )
+        k_extent = k_axis.extent if k_axis else 1
+        strides, extents, shape = (k_size * width, width, 1), (panel_extent, k_extent, width), (held, bk, width)
+        if together > 1:
+            strides = (k_size * width, width * together, together, 1)
+            extents = (panel_extent, ceildiv(k_extent, together), width, together)
+            shape = (held, -(-bk // together), width, together)
+        (o, s, e), operands = emit.sizes((offset,), strides, extents)
         op = tile.LoadOp.create(
             operands=[emit.pointers[weight_of(self.dot)], *operands],
             attributes={"offset": o, "strides": s, "extents": e},
-            result_types=[tile.TileType.of((held, bk, width), register_dtype(panels.dtype))],
+            result_types=[tile.TileType.of(shape, register_dtype(panels.dtype))],
         )
         return emit.add(op)
 

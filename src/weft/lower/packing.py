@@ -3,7 +3,8 @@
     b [K, N]  →  panels [N / NR, K, NR]        panels[p, k, n] = b[k, p * NR + n], 0 beyond the last column
 
 A frozen weight is packed when the program is built; `lower_dot` is told by a `PackedLayout` in place of the operand's
-own layout. `packable` says which operand of a group that may be, and how the matrix lies in it.
+own layout. Integers of 8 bits are multiplied four at a time, where a processor can: then four neighbours along K lie
+together, panels [N / NR, K / 4, NR, 4], 0 beyond the last K. `packable` says which operand of a group that may be, and how the matrix lies in it.
 """
 
 from __future__ import annotations
@@ -25,22 +26,26 @@ from weft.passes.build_groups import WIDENS
 
 @dataclass(frozen=True)
 class PackedPanels:
-    """The form of packed weights: `batch` matrices [K, N] in panels of NR columns."""
+    """The form of packed weights: `batch` matrices [K, N] in panels of NR columns; `together` of K are neighbours."""
 
     K: int
     N: int
     NR: int
     dtype: DType
     batch: int = 1
+    together: int = 1
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return (self.batch, -(-self.N // self.NR), self.K, self.NR)
+    def shape(self) -> tuple[int, ...]:
+        inner = (self.NR,) if self.together == 1 else (self.NR, self.together)
+        return (self.batch, -(-self.N // self.NR), -(-self.K // self.together), *inner)
 
     def pack(self, array: np.ndarray) -> np.ndarray:
         """Pack matrices [batch..., K, N] of any strides."""
         bits = np.dtype(f"u{self.dtype.bytes}")
         source = array.view(bits).reshape(self.batch, self.K, self.N)
+        if self.together > 1:
+            return self._in_groups(source).view(self.dtype.numpy)
         packed = np.zeros(self.shape, bits)
         whole, rest = divmod(self.N, self.NR)
         if whole and self.K:
@@ -52,6 +57,13 @@ class PackedPanels:
         if rest:
             packed[:, whole, :, :rest] = source[:, :, whole * self.NR :]
         return packed.view(self.dtype.numpy)
+
+    def _in_groups(self, source: np.ndarray) -> np.ndarray:
+        batch, count, groups, width, together = self.shape
+        filled = np.zeros((batch, groups * together, count * width), source.dtype)
+        filled[:, : self.K, : self.N] = source
+        split = filled.reshape(batch, groups, together, count, width)
+        return np.ascontiguousarray(split.transpose(0, 3, 1, 4, 2))
 
 
 @dataclass(frozen=True)
@@ -92,7 +104,7 @@ def weight_of(dot: Dot) -> SSAValue:
     return viewed(value)
 
 
-def packable(group: GroupOp, columns: int) -> Packing | None:
+def packable(group: GroupOp, columns: int, together: int = 1) -> Packing | None:
     """How the weights of a group's product are packed in panels of so many columns, if they are an operand of it."""
     dot = next((op for op in group.block.ops if isinstance(op, Dot)), None)
     if dot is None:
@@ -123,6 +135,6 @@ def packable(group: GroupOp, columns: int) -> Packing | None:
     count = int(np.prod(batch, dtype=np.int64)) if batch else 1
     if any(stride == 0 and size != 1 for stride, size in zip(strides, (*batch, k, n), strict=True)):
         return None
-    panels = PackedPanels(k, n, columns, tensor.dtype, count)
+    panels = PackedPanels(k, n, columns, tensor.dtype, count, together)
     operand = list(group.block.args).index(value)
     return Packing(operand, panels, tuple(batch), tuple(strides), rest) if isinstance(rest, int) else None

@@ -19,7 +19,7 @@ from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute, identity_of
 from weft.ir.expr import Size, product, symbols_of
 from weft.ir.types import Tensor, tensor_of
-from weft.lower.constants import Constant, PanelWidth, packing_of, preparing
+from weft.lower.constants import Constant, PanelForm, packing_of, preparing
 from weft.lower.lowered import Lowered, lower
 from weft.lower.packing import PackedLayout
 from weft.lower.work import work_of
@@ -122,15 +122,15 @@ class Planned:
     prepare: FuncOp | None = None
 
 
-def build_plan(function: FuncOp, panel_width: PanelWidth | None = None) -> Planned:
-    """Lower every group of a function and lay out its memory. Without `panel_width` no weights are packed."""
-    return _Planner(function, panel_width).run()
+def build_plan(function: FuncOp, panel_form: PanelForm | None = None) -> Planned:
+    """Lower every group of a function and lay out its memory. Without `panel_form` no weights are packed."""
+    return _Planner(function, panel_form).run()
 
 
 @dataclass
 class _Planner:
     function: FuncOp
-    panel_width: PanelWidth | None
+    panel_form: PanelForm | None
     buffers: list[Buffer] = field(default_factory=list[Buffer])
     steps: list[Step] = field(default_factory=list[Step])
     places: dict[SSAValue, Place] = field(default_factory=dict[SSAValue, Place])
@@ -295,12 +295,12 @@ class _Planner:
     def _packed(self, op: GroupOp, inputs: Sequence[Place]) -> tuple[list[int], list[Layout]]:
         """The buffers that a group reads and their layouts; constant weights of a product are read packed."""
         buffers, layouts = [place.buffer for place in inputs], [place.layout for place in inputs]
-        if self.panel_width is None or not self.constants:
+        if self.panel_form is None or not self.constants:
             return buffers, layouts
         fixed = [
             place.buffer in self.constants and place.layout == self.buffers[place.buffer].layout for place in inputs
         ]
-        packing = packing_of(op, fixed, self.panel_width)
+        packing = packing_of(op, fixed, self.panel_form)
         if packing is not None:
             panels, operand = packing.panels, packing.operand
             key = Constant(-1, self.constants[buffers[operand]].source, packing)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, coefficient_of, symbols_of
-from weft.ir.types import DType
+from weft.ir.types import DType, i8
 from weft.lower.domain import Domain, Run
 from weft.lower.evaluate import Address
 from weft.ops.graph import GroupOp
@@ -77,7 +77,7 @@ def choose_blocks(
     """
     few = isinstance(m, int) and m <= _FEW_ROWS
     rows = _UNKNOWN_ROWS if not isinstance(m, int) else _even(m, _MOST_ROWS, _ROW_UNIT)
-    depth = _DEPTH_BYTES // max(dtype.bytes, 4)
+    depth = _DEPTH_BYTES // (1 if dtype == i8 else max(dtype.bytes, 4))
     if few and in_place:
         depth = _FEW_ROWS_DEPTH
     if isinstance(k, int):

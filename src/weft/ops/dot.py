@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from xdsl.ir import SSAValue
 
-from weft.errors import ShapeError
-from weft.ir.types import Tensor, i32
+from weft.errors import DTypeError, ShapeError, UnsupportedError
+from weft.ir.types import DType, Tensor, i8, i32
 from weft.ops.base import Structured, op, same_dtype
 from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import rounded_once
@@ -35,41 +35,50 @@ def transposed(b: GraphBuilder, x: SSAValue) -> SSAValue:
         Sample((Input((3, 0)), Input((0, 4))), {}, NUMBERS),
         Sample((Input((0, 3, 2)), Input((0, 2, 4))), {}, NUMBERS),
         Sample((Input((2, 3), -(2**30), 2**30), Input((3, 2), -(2**30), 2**30)), {}, (i32,)),
+        Sample((Input((5, 67), -128, 127), Input((67, 35), -128, 127)), {"dtype": i32}, (i8,)),
     ],
 )
 class Dot(Structured):
     """The product of matrices [..., M, K] and [..., K, N] with equal leading dimensions.
 
-    Narrow floats are accumulated in f32 and rounded once; integers wrap around.
+    Narrow floats are accumulated in f32 and rounded once; integers wrap around. With `dtype` i32, operands of i8 are
+    multiplied and summed in that type.
     """
 
     @classmethod
     def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
         x, y = tensors
         dtype = same_dtype("dot", tensors)
+        wide = params.get("dtype") or dtype
+        if wide != dtype and (dtype, wide) != (i8, i32):
+            raise DTypeError(f"dot of {dtype} has no result of {wide}", hint="i8 has one of i32; cast the operands")
         if x.rank < 2 or x.rank != y.rank or x.shape[:-2] != y.shape[:-2] or x.shape[-1] != y.shape[-2]:
             raise ShapeError(
                 f"dot: {x} and {y} do not fit",
                 hint="it takes [..., M, K] and [..., K, N]; broadcast leading dimensions",
             )
-        return Tensor(dtype, (*x.shape[:-1], y.shape[-1]))
+        return Tensor(wide, (*x.shape[:-1], y.shape[-1]))
 
     @staticmethod
     @rounded_once
-    def reference(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return np.matmul(x, y)
+    def reference(x: np.ndarray, y: np.ndarray, dtype: DType | None = None) -> np.ndarray:
+        return np.matmul(x, y) if dtype is None else np.matmul(x.astype(dtype.numpy), y.astype(dtype.numpy))
 
     @staticmethod
-    def vjp(b: GraphBuilder, grads: Values, operands: Values, results: Values) -> Gradients:
+    def vjp(
+        b: GraphBuilder, grads: Values, operands: Values, results: Values, dtype: DType | None = None
+    ) -> Gradients:
+        if dtype is not None:
+            raise UnsupportedError("a product of integers has no gradient", hint="cast the operands to floats")
         x, y = operands
         return b.dot(grads[0], transposed(b, y)), b.dot(transposed(b, x), grads[0])
 
     @staticmethod
-    def batch(b: GraphBuilder, operands: Values, batched: Sequence[bool]) -> SSAValue:
+    def batch(b: GraphBuilder, operands: Values, batched: Sequence[bool], **params: Any) -> SSAValue:
         x, y = operands
         if not batched[1] and b.tensor(y).rank == 2:
             # One tall product instead of many: the batch joins the rows.
             size, rows, inner = b.tensor(x).shape
-            tall = b.dot(b.reshape(x, shape=(size * rows, inner)), y)
+            tall = b.dot(b.reshape(x, shape=(size * rows, inner)), y, **params)
             return b.reshape(tall, shape=(size, rows, b.tensor(y).shape[1]))
-        return b.dot(*all_batched(b, operands, batched))
+        return b.dot(*all_batched(b, operands, batched), **params)

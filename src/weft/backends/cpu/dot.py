@@ -9,16 +9,18 @@ Operands that are loads with fitting strides are read where they lie; all others
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from xdsl.ir import OpResult, SSAValue
 
 from weft.backends.cpu.buffers import Buffer
+from weft.backends.cpu.byte_dot import emit_byte_dot, in_bytes, reads_rows
 from weft.backends.cpu.clusters import Fill
 from weft.backends.cpu.microkernel import Blocking, blocking, panel_kernel, row_kernel, slab_kernel
 from weft.backends.cpu.panels import PANEL_GAP, copy_panels, transpose_panel
+from weft.backends.cpu.row_groups import row_groups
 from weft.backends.llvm.builder import V, const, i64, memory_type, scalar_type
 from weft.errors import LoweringError
 from weft.ir.types import DType
@@ -51,11 +53,16 @@ class _Matrix:
 
 def emit_dot(codegen: KernelCodegen, op: tile.DotOp) -> None:
     """Add the code of a product; its result is in `codegen.buffers`."""
-    _Product(codegen, op).emit()
+    if in_bytes(op):
+        emit_byte_dot(codegen, op)
+    else:
+        _Product(codegen, op).emit()
 
 
 def buffered_operands(codegen: KernelCodegen, op: tile.DotOp) -> list[SSAValue]:
     """The operands that `emit_dot` computes into buffers of their own."""
+    if in_bytes(op):
+        return [] if reads_rows(codegen, op) else [op.a]
     product = _Product(codegen, op)
     return [v for v, direct in ((op.a, product.reads_a), (op.b, product.reads_b)) if not direct]
 
@@ -307,28 +314,7 @@ class _Product:
         return b.gep(self.a.pointer, b.add(b.mul(row, self.a.rows), k), element)
 
     def _row_groups(self, rows: int) -> Iterator[tuple[V, int, V]]:
-        """The rows as blocks of one height, and lower ones for the rest: the first row, the height, and how many.
-
-        What is yielded stands under its condition, so that code made then is run if there are such rows.
-        """
-        b, extent = self.b, self.extents[0]
-        if not extent.name.startswith("%"):
-            blocks, rest = divmod(int(extent.name), rows)
-            if blocks:
-                yield i64(0), rows, i64(blocks)
-            if rest:
-                yield i64(blocks * rows), rest, i64(1)
-            return
-        whole = b.binary("udiv", extent, i64(rows))
-        start = b.mul(whole, i64(rows))
-        rest = b.sub(extent, start)
-        if self.capacity[0] >= rows:
-            yield i64(0), rows, whole
-        for height in _powers_below(min(rows, self.capacity[0] + 1)):
-            some = b.binary("and", rest, i64(height))
-            with b.when(b.icmp("ne", some, i64(0))):
-                yield start, height, i64(1)
-            start = b.add(start, some)
+        return row_groups(self.b, self.extents[0], self.capacity[0], rows)
 
     def _row_blocks(self, rows: int) -> Iterator[tuple[V, int]]:
         """The blocks of all row groups one by one: the first row and the height."""
@@ -350,7 +336,3 @@ def _pointer_dtype(load: tile.LoadOp) -> DType:
     assert isinstance(load.pointer.type, tile.PointerType)
     return load.pointer.type.dtype
 
-
-def _powers_below(limit: int) -> Sequence[int]:
-    """The powers of two below a limit, the largest first."""
-    return [1 << i for i in range(limit.bit_length() - 1, -1, -1) if 1 << i < limit]

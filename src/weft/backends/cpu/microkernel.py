@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from weft.backends.cpu.target import CpuTarget
 from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_type, scalar_type, vector
 from weft.backends.llvm.cast import load_as
-from weft.ir.types import DType, f32, i8
+from weft.ir.types import DType, f32, i8, i32
 
 _PARAMS = [
     ("ptr noalias", "c"),
@@ -24,6 +24,8 @@ _PARAMS = [
     ("i64", "depth"),
     ("i1", "keep"),
 ]
+BYTES_TOGETHER = 4
+"""Products of 8-bit integers that one instruction sums up."""
 _LEAST_CHAINS = 8
 """Sums that must be under way at a time to hide the latency of a multiply-add."""
 _LINE_VECTORS = 4
@@ -55,6 +57,12 @@ def blocking(target: CpuTarget, dtype: DType) -> Blocking:
             return Blocking(4, 4, lanes)
 
 
+def panel_form(target: CpuTarget, dtype: DType, memory: DType) -> tuple[int, int]:
+    """The columns of a panel of packed weights, and how many of K lie together in it."""
+    together = BYTES_TOGETHER if memory == i8 and dtype in (f32, i32) and target.multiplies_bytes else 1
+    return blocking(target, dtype).columns, together
+
+
 def multiply_add(b: Function, x: V, y: V, total: V) -> V:
     if x.element in ("float", "double"):
         # Fused where there is an instruction for it, which is quicker and rounds less; never a call.
@@ -82,7 +90,6 @@ def panel_kernel(
     by_lane = target.multiplies_by_lane and dtype.bits >= 32 and not a_panel
     unroll = 128 // dtype.bits if by_lane else 4
     whole = f.binary("and", depth, i64(-unroll))
-    together = _loaded_together(target, block, dtype, memory)
     # A lane costs no register, a broadcast factor does: then it is used up before the next one.
     order = [(r, v) for r in range(block.rows) for v in range(block.vectors)]
     if by_lane:
@@ -95,11 +102,7 @@ def panel_kernel(
         for r, v in order:
             if v not in right:
                 address = f.gep(row, i64(v * block.lanes), b_element)
-                raw = f.load(vector(b_element, together * block.lanes), address, memory.bytes)
-                if together == 1:
-                    right[v] = load_as(f, raw, memory, dtype)
-                else:
-                    right.update(enumerate(_floats_of_bytes(f, raw, block.lanes), v))
+                right[v] = load_as(f, f.load(vector(b_element, block.lanes), address, memory.bytes), memory, dtype)
             if r not in left:
                 left[r] = f.splat(factor(r), block.lanes)
             slot = slots[phase][r][v]
@@ -133,31 +136,6 @@ def panel_kernel(
         _finish(f, places, type_, keep, dtype)
     f.finish()
     return name
-
-
-def _loaded_together(target: CpuTarget, block: Blocking, dtype: DType, memory: DType) -> int:
-    """How many vectors of b one load brings: x86 widens bytes as it loads them, others a whole register of them."""
-    if target.is_x86 or (dtype, memory) != (f32, i8):
-        return 1
-    whole = target.vector_bits // (block.lanes * memory.bits)
-    return whole if block.vectors % whole == 0 else 1
-
-
-def _floats_of_bytes(f: Function, raw: V, lanes: int) -> list[V]:
-    """Signed bytes as vectors of floats, by a permutation and a subtraction: conversions have one slow unit.
-
-    A byte b + 128 as the last one of the bits of 2^23 makes them those of 2^23 + 128 + b.
-    """
-    count, offset = raw.lanes, 2.0**23
-    bytes_ = f.binary("xor", raw, const(-128, raw.type))
-    power = f.bitcast(const(offset, vector("float", count // 4)), raw.type)
-    order = [[n, count + 1, count + 2, count + 3] for n in range(count)]
-    parts: list[V] = []
-    for start in range(0, count, lanes):
-        chosen = [place for each in order[start : start + lanes] for place in each]
-        bits = f.bitcast(f.shuffle(bytes_, power, chosen), vector("float", lanes))
-        parts.append(f.binary("fsub", bits, const(offset + 128, bits.type)))
-    return parts
 
 
 def slab_kernel(module: Module, rows: int, depth: int, lanes: int, dtype: DType, memory: DType) -> str:

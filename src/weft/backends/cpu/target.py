@@ -57,6 +57,12 @@ class CpuTarget:
         return not self.is_x86
 
     @property
+    def multiplies_bytes(self) -> bool:
+        """Whether an instruction adds up products of four 8-bit integers: SDOT, or that of x86's VNNI."""
+        text = _bytes_probe(self)
+        return "vpdpbusd" in text if self.is_x86 else "sdot" in text
+
+    @property
     def lacks(self) -> frozenset[str]:
         """What there are no instructions for: `f16`, its conversions; `fma`, the fused multiply-add."""
         if not self.is_x86:
@@ -91,6 +97,24 @@ define void @probe(ptr %p, ptr %q) {
 }
 declare <16 x float> @llvm.fma.v16f32(<16 x float>, <16 x float>, <16 x float>)
 """
+
+
+_BYTES_PROBE = """
+define i32 @probe(<64 x i8> %x, <64 x i8> %y) {
+  %a = EXTEND <64 x i8> %x to <64 x i32>
+  %b = sext <64 x i8> %y to <64 x i32>
+  %p = mul <64 x i32> %a, %b
+  %s = call i32 @llvm.vector.reduce.add.v64i32(<64 x i32> %p)
+  ret i32 %s
+}
+declare i32 @llvm.vector.reduce.add.v64i32(<64 x i32>)
+"""
+
+
+@lru_cache
+def _bytes_probe(target: CpuTarget) -> str:
+    """Assembly of a sum of products of bytes, unsigned by signed for an x86."""
+    return compile_assembly(_BYTES_PROBE.replace("EXTEND", "zext" if target.is_x86 else "sext"), target)
 
 
 @lru_cache

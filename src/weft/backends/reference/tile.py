@@ -201,6 +201,8 @@ class _Program:
     def _dot(self, op: tile.DotOp) -> None:
         a, b = self.tiles[op.a], self.tiles[op.b]
         type_ = tile.tile_type(op.out)
+        if b.ndim == 4:  # neighbours along K lie together
+            b = np.swapaxes(b, 2, 3).reshape(b.shape[0], -1, b.shape[2])
         if b.ndim == 3:  # panels side by side, the last one filled up
             b = np.moveaxis(b, 1, 0).reshape(b.shape[1], -1)[:, : type_.sizes[1]]
         depth = min(a.shape[1], b.shape[0])
