@@ -10,7 +10,7 @@ from typing import Any, Self
 from weft.errors import WeftError
 
 TARGETS = ("cpu", "reference")
-QUANTIZATIONS = ("", "int8_weights")
+QUANTIZATIONS = ("", "int8_weights", "int8_dynamic")
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Config:
     freeze: bool = False
     """Weights are constants: they may be folded and packed at compile time."""
     quantize: str = ""
-    """`int8_weights` holds the frozen weights of products in 8 bits, with a factor for each column; needs `freeze`."""
+    """`int8_weights` holds the frozen weights of products in 8 bits, with a factor for each column; `int8_dynamic`
+    rounds what they are multiplied with to 8 bits, too, with a factor for each row. Both need `freeze`."""
     cache: bool = True
     """Keep compiled programs on disk."""
     verify: bool = False

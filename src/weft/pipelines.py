@@ -47,7 +47,7 @@ def cpu_passes(config: Config) -> list[ModulePass]:
         FoldBatchNorm(),
         ConvolveByProducts(),
         SinkReshapes(),
-        *([QuantizeWeights()] if config.quantize else []),
+        *([QuantizeWeights(dynamic=config.quantize == "int8_dynamic")] if config.quantize else []),
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict),

@@ -65,9 +65,7 @@ class Dot(Structured):
         return np.matmul(x, y) if dtype is None else np.matmul(x.astype(dtype.numpy), y.astype(dtype.numpy))
 
     @staticmethod
-    def vjp(
-        b: GraphBuilder, grads: Values, operands: Values, results: Values, dtype: DType | None = None
-    ) -> Gradients:
+    def vjp(b: GraphBuilder, grads: Values, operands: Values, results: Values, dtype: DType | None = None) -> Gradients:
         if dtype is not None:
             raise UnsupportedError("a product of integers has no gradient", hint="cast the operands to floats")
         x, y = operands

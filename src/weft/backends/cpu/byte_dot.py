@@ -1,7 +1,7 @@
 """Products of tiles with packed weights of 8 bits, on processors that multiply four of them at a time.
 
-    i8 rows:    sums in i32, straight into the result
-    f32 rows:   each split into digits of 8 bits; the digits' sums joined, and scaled by the row's factor
+i8 rows:    sums in i32, straight into the result
+f32 rows:   each split into digits of 8 bits; the digits' sums joined, and scaled by the row's factor
 """
 
 from __future__ import annotations

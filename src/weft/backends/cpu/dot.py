@@ -335,4 +335,3 @@ class _Product:
 def _pointer_dtype(load: tile.LoadOp) -> DType:
     assert isinstance(load.pointer.type, tile.PointerType)
     return load.pointer.type.dtype
-
