@@ -225,11 +225,8 @@ class _DotLowering:
         a = self._tile(self.dot.operands[0], self._a_index(), (bm, bk), None if as_is else type_.dtype)
         self.emit.scopes[-1].clear()
         self._axes("k", "n")
-        b = (
-            self._packed_tile()
-            if self.panels
-            else self._tile(self.dot.operands[1], self._b_index(), (bk, bn), type_.dtype)
-        )
+        right = self.dot.operands[1]
+        b = self._packed_tile() if self.panels else self._tile(right, self._b_index(), (bk, bn), type_.dtype)
         self.emit.scopes.pop()
         operands = [a, b] if total is None else [a, b, total]
         return self.emit.add(tile.DotOp.create(operands=operands, result_types=[type_]))

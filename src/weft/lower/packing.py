@@ -4,7 +4,8 @@
 
 A frozen weight is packed when the program is built; `lower_dot` is told by a `PackedLayout` in place of the operand's
 own layout. Integers of 8 bits are multiplied four at a time, where a processor can: then four neighbours along K lie
-together, panels [N / NR, K / 4, NR, 4], 0 beyond the last K. `packable` says which operand of a group that may be, and how the matrix lies in it.
+together, panels [N / NR, K / 4, NR, 4], 0 beyond the last K. `packable` says which operand of a group that may be, and
+how the matrix lies in it.
 """
 
 from __future__ import annotations

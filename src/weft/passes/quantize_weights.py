@@ -20,6 +20,7 @@ from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GraphBuilder
 from weft.passes.build_groups import WIDENS
 from weft.passes.constant_values import fixed_values
+from weft.passes.convolve_by_products import ROWS_OF_WINDOWS
 
 _LEAST_SIDE = 64
 """Smaller weights take little memory, and their products little time."""
@@ -76,6 +77,8 @@ class _Quantizing:
     def _is_for(self, dot: Dot) -> bool:
         x, weight = dot.operands
         if weight not in self.fixed or x in self.fixed or not _reads_argument(weight):
+            return False
+        if ROWS_OF_WINDOWS in dot.attributes:  # rows that are computed as they are read: they would be written first
             return False
         tensor = tensor_of(weight.type)
         k, n = tensor.shape[-2:]

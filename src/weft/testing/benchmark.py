@@ -29,6 +29,8 @@ Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 Progress = Callable[[str], None]
 
 EAGER, INDUCTOR, ONNX_RUNTIME, WEFT = "eager", "inductor", "onnxruntime", "weft"
+EXACT = "weft f32"
+"""Weft without quantization, which is what a quantized program is judged against."""
 RESAMPLES = 2000
 
 
@@ -154,6 +156,16 @@ def contenders(
     if exported and not missing_packages():
         found.append(Contender(ONNX_RUNTIME, in_onnx_runtime))
     return [*found, Contender(WEFT, weft)]
+
+
+def quantized_contenders(quantize: str) -> list[Contender]:
+    """Weft in f32 and Weft quantized, weights frozen for both."""
+
+    def compiled(**options: Any) -> Compile:
+        given = {"cache": False, "freeze": True, **options}
+        return lambda function: torch.compile(function, backend="weft", options=given)
+
+    return [Contender(EXACT, compiled()), Contender(WEFT, compiled(quantize=quantize))]
 
 
 def own_code(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,6 +21,7 @@ from torch import Tensor
 from weft.runtime.record import recording
 from weft.testing.benchmark import (
     EAGER,
+    EXACT,
     INDUCTOR,
     ONNX_RUNTIME,
     WEFT,
@@ -33,6 +34,7 @@ from weft.testing.benchmark import (
     contenders,
     first_call,
     interleave,
+    quantized_contenders,
 )
 from weft.testing.compile_clock import compile_clock
 
@@ -42,6 +44,7 @@ CONTENDERS = (EAGER, INDUCTOR, ONNX_RUNTIME, WEFT)
 
 # Far above rounding in any case here, far below what a mistake makes.
 ALLOWED_ERROR = 1e-3
+LEAST_COSINE = 0.999
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class Case:
     frozen: bool = False
     peers: tuple[str, ...] = (EAGER, INDUCTOR)
     exported: bool = False
+    quantize: str = ""
+    """How Weft is quantized, in a case in which it runs against itself; results are then judged by their cosine."""
 
     def __str__(self) -> str:
         return self.name
@@ -76,6 +81,8 @@ class CaseResult:
     """Why Weft left a whole graph to torch, if it did."""
     fallbacks: int = 0
     """The calls that Weft left to torch."""
+    cosine: float | None = None
+    """Of a quantized program's results to those in f32."""
 
     @property
     def ratio(self) -> Ratio | None:
@@ -97,7 +104,8 @@ class CaseResult:
     def figures(self) -> dict[str, Any]:
         """The result as plain data; seconds, and null for who is missing."""
         race, ratio = self.race, self.ratio
-        medians = {name: race.timings[name].median if name in race.timings else None for name in CONTENDERS}
+        names = dict.fromkeys((*CONTENDERS, *race.peers))
+        medians = {name: race.timings[name].median if name in race.timings else None for name in names}
         return {
             "suite": self.suite,
             "name": self.name,
@@ -114,6 +122,7 @@ class CaseResult:
             "wrong": self.wrong,
             "uncompiled": self.uncompiled,
             "fallbacks": self.fallbacks,
+            "cosine": self.cosine,
         }
 
 
@@ -127,7 +136,8 @@ def run_case(case: Case, limits: Limits | None = None, progress: Progress | None
     backend_seconds: dict[str, float] = {}
     with torch.set_grad_enabled(case.training), recording() as records:
         start = case.build()
-        for contender in contenders(frozen=case.frozen, exported=case.exported):
+        plain = contenders(frozen=case.frozen, exported=case.exported)
+        for contender in quantized_contenders(case.quantize) if case.quantize else plain:
             if progress is not None:
                 progress(f"{contender.name}'s first call")
 
@@ -139,12 +149,23 @@ def run_case(case: Case, limits: Limits | None = None, progress: Progress | None
                 first_call(race, contender.name, begin)
             if clock.graphs:
                 backend_seconds[contender.name] = clock.seconds
+        cosine = _cosine(outputs) if case.quantize else None
         wrong = _disagreements(outputs)
+        if cosine is not None and not cosine >= LEAST_COSINE:
+            wrong[WEFT] = f"has a cosine of {cosine:.5f} to f32, which is less than {LEAST_COSINE}"
         outputs.clear()
         interleave({name: calls[name] for name in race.first_calls}, limits, progress, race)
     uncompiled = next((record.error for record in records if record.error is not None), None)
     fallbacks = sum(len(record.fallbacks) for record in records)
-    return CaseResult(case.suite, case.name, race, backend_seconds, wrong, uncompiled, fallbacks)
+    return CaseResult(case.suite, case.name, race, backend_seconds, wrong, uncompiled, fallbacks, cosine)
+
+
+def _cosine(outputs: dict[str, list[Tensor]]) -> float | None:
+    """The cosine of all results to those in f32."""
+    if EXACT not in outputs or WEFT not in outputs:
+        return None
+    mine, theirs = (torch.cat([leaf.double().flatten() for leaf in outputs[name]]) for name in (WEFT, EXACT))
+    return torch.nn.functional.cosine_similarity(mine, theirs, dim=0).item()
 
 
 def _snapshot(output: Any) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""The suites `models` (inference, weights frozen) and `train` (whole steps with AdamW): families of transformers."""
+"""The suites `models` (inference, weights frozen), `quantized` (the same in 8 bits) and `train` (steps with AdamW)."""
 
 # torch leaves some of its arguments without types.
 # pyright: reportUnknownMemberType=false
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.testing.benchmark import EAGER, INDUCTOR, ONNX_RUNTIME, Call, Contender, own_code
+from weft.testing.benchmark import EAGER, EXACT, INDUCTOR, ONNX_RUNTIME, Call, Contender, own_code
 from weft.testing.benchmark_case import Case, Start
 from weft.testing.models import FULL_SIZE, ModelCase, full_size, image, logits_loss, padded_tokens, tokens
 
@@ -167,6 +167,18 @@ def model_cases() -> list[Case]:
         _inference(_classifier("mobilenet_v2", "MobileNetV2", image(1, 224), num_labels=1000)),
         _inference(_classifier("convnext_tiny", "ConvNext", image(1, 224), num_labels=1000)),
         _inference(mixtral),
+    ]
+
+
+def quantized_cases() -> list[Case]:
+    """The suite `quantized`: products in 8 bits against Weft in f32."""
+    encoder = inferring(FULL_SIZE["minilm"], padded_tokens(1, 128, 30522))
+    decoder = decoding(FULL_SIZE["gpt2_small"])
+    return [
+        Case("quantized", "minilm_1_dynamic", encoder, frozen=True, peers=(EXACT,), quantize="int8_dynamic"),
+        Case("quantized", "minilm_1_weights", encoder, frozen=True, peers=(EXACT,), quantize="int8_weights"),
+        Case("quantized", "gpt2_small_decode_weights", decoder, frozen=True, peers=(EXACT,), quantize="int8_weights"),
+        Case("quantized", "gpt2_small_decode_dynamic", decoder, frozen=True, peers=(EXACT,), quantize="int8_dynamic"),
     ]
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from weft.testing.compile_times import CompileResult
     from weft.testing.peak_memory import MemoryResult
 
-SUITES = ("small", "ops", "models", "train", "compile", "memory")
+SUITES = ("small", "ops", "models", "quantized", "train", "compile", "memory")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _without_caches() -> Generator[None]:
 
 def _chosen(request: Request) -> tuple[list[Case], list[str], list[str]]:
     """The cases to measure, the models to compile, and those to take the memory of."""
-    from weft.testing.benchmark_models import model_cases, train_cases
+    from weft.testing.benchmark_models import model_cases, quantized_cases, train_cases
     from weft.testing.benchmark_ops import op_cases, small_cases
     from weft.testing.compile_times import MODELS
 
@@ -120,6 +120,7 @@ def _chosen(request: Request) -> tuple[list[Case], list[str], list[str]]:
         "small": small_cases,
         "ops": op_cases,
         "models": model_cases,
+        "quantized": quantized_cases,
         "train": train_cases,
     }
     known = [case for suite, make in makers.items() if suite in request.suites for case in make()]

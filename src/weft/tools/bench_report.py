@@ -19,7 +19,7 @@ from rich.text import Text
 from weft import __version__
 from weft.backends.cpu.target import host_target
 from weft.errors import WeftError
-from weft.testing.benchmark import EAGER, INDUCTOR, ONNX_RUNTIME, WEFT, Race, geometric_mean
+from weft.testing.benchmark import EAGER, EXACT, INDUCTOR, ONNX_RUNTIME, WEFT, Race, geometric_mean
 from weft.testing.benchmark_case import CONTENDERS, CaseResult
 from weft.testing.charts import Bar, Chart, write_chart
 from weft.testing.compile_times import WARM, CompileResult, compile_ratio
@@ -203,8 +203,15 @@ def _timed_row(result: CaseResult, shown: Sequence[str]) -> list[str]:
         *times,
         str(result.ratio or "–"),
         compiling,
-        result.trouble,
+        "; ".join(filter(None, [_against_exact(result), result.trouble])),
     ]
+
+
+def _against_exact(result: CaseResult) -> str:
+    """Of a quantized case: how long it takes in f32, and how near it comes to that."""
+    if result.cosine is None:
+        return ""
+    return f"Weft in f32 takes {_milliseconds(result.race, EXACT)} ms; cosine {result.cosine:.5f}"
 
 
 def _compile_row(result: CompileResult) -> list[str]:
@@ -234,7 +241,8 @@ def line(result: CaseResult | CompileResult | MemoryResult) -> str:
     else:
         names, row = ("inductor", "weft", "warm"), _compile_row(result)
     said = ", ".join(f"{name} {text}" for name, text in zip(names, row[1:], strict=False))
-    return f"{said}; {result.trouble}" if result.trouble else said
+    notes = [row[-1]] if row[-1] else []
+    return "; ".join([said, *notes])
 
 
 def _milliseconds(race: Race, name: str) -> str:

@@ -246,7 +246,8 @@ def _bench_options() -> None:  # pyright: ignore[reportUnusedFunction]  it keeps
 @bench.command("cpu")
 def bench_cpu(
     suite: Annotated[
-        list[str] | None, typer.Option(help="small, ops, models, train, compile or memory; all if none is named.")
+        list[str] | None,
+        typer.Option(help="small, ops, models, quantized, train, compile or memory; all if none is named."),
     ] = None,
     case: Annotated[list[str] | None, typer.Option(help="Cases by pattern: `softmax.*`, `minilm*`.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads; torch's default if not given.", min=1)] = None,
