@@ -375,9 +375,13 @@ def _join_divmod(size: Size) -> Size:
             others = _without(monomial, (atom,)) or ()
             scale = _canonical({others: coefficient})
             joined = size - scale * Expr((((atom,), 1),)) - scale * b * floordiv(a, b) + scale * a
-            if len(_terms(joined)) < len(_terms(size)):
+            if len(_terms(joined)) < len(_terms(size)) or _divisions(joined) < _divisions(size):
                 return _join_divmod(joined)
     return size
+
+
+def _divisions(size: Size) -> int:
+    return sum(atom.kind in ("//", "%") for monomial, _ in _terms(size) for atom in monomial)
 
 
 _OPERATIONS: dict[str, Callable[[Size, Size, Bounds | None], Size]] = {

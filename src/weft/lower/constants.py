@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from xdsl.dialects.builtin import ModuleOp
 
-from weft.ir.types import DType, f32, f64, i8, i32, tensor_of
+from weft.ir.types import DType, f32, f64, i8, i16, i32, tensor_of
 from weft.lower.lowered import anchor_of
 from weft.lower.packing import Packing, packable, weight_of
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GroupOp
+from weft.passes.build_groups import TWO_DIGITS
 
 PanelForm = Callable[[DType, DType], tuple[int, int]]
 """The columns of a panel that a target's kernels read, and how many of K lie together, for products computed in a type
@@ -53,5 +54,8 @@ def packing_of(group: GroupOp, fixed: Sequence[bool], form: PanelForm) -> Packin
     weight = tensor_of(weight_of(dot).type).dtype
     if not dtype.is_float and (dtype, weight) != (i32, i8):
         return None
-    packing = packable(group, *form(f32 if dtype.is_float and dtype != f64 else dtype, weight))
+    columns, together = form(f32 if dtype.is_float and dtype != f64 else dtype, weight)
+    if tensor_of(dot.operands[0].type).dtype == i16 and TWO_DIGITS not in dot.attributes:
+        together = 1
+    packing = packable(group, columns, together)
     return packing if packing is not None and fixed[packing.operand] else None

@@ -84,16 +84,17 @@ class _DotLowering:
         self.n_run = n_runs[-1] if n_runs else None
         self.k_run = domain.column_runs[-1] if domain.column_runs else None
         outer = [run for run in domain.row_runs if run not in (self.m_run, self.n_run)]
-        as_bytes = self.panels is not None and self.panels.together > 1 and self.a_tensor.dtype == i8
+        as_bytes = self.panels is not None and self.panels.together > 1
         self.blocks = given_blocks(self.group, "dot") or choose_blocks(
             _size(self.m_run),
             _size(self.n_run),
             _size(self.k_run),
             [run.size for run in outer],
-            # A block is a quarter as wide in memory where both operands are integers of 8 bits.
+            # A block is a quarter as wide in memory where rows are digits of 8 bits.
             i8 if as_bytes else self.result.dtype,
             self.panels.NR if self.panels else None,
             in_place=self.panels is not None or self._b_in_place(reads),
+            split=as_bytes and self.a_tensor.dtype != i8,
         )
         return self._emit(outer)
 

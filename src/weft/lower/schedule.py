@@ -64,19 +64,29 @@ def given_blocks(group: GroupOp, mode: str) -> Blocks | None:
 _MOST_ROWS, _UNKNOWN_ROWS, _FEW_ROWS = 132, 96, 8
 _MOST_COLUMNS, _LEAST_COLUMNS, _COLUMN_UNIT, _ROW_UNIT = 256, 64, 32, 12
 _DEPTH_BYTES, _FEW_ROWS_DEPTH = 1024, 8192
+_SPLIT_ROWS, _SPLIT_COLUMNS = 32, 128
 _PROGRAMS = 16
 
 
 def choose_blocks(
-    m: Size, n: Size, k: Size, batch: Sequence[Size], dtype: DType, packed: int | None, in_place: bool
+    m: Size,
+    n: Size,
+    k: Size,
+    batch: Sequence[Size],
+    dtype: DType,
+    packed: int | None,
+    in_place: bool,
+    split: bool = False,
 ) -> Blocks:
     """The tiles of a product [m, k] x [k, n]; `packed` is the width of b's panels if it lies in such.
 
     A block of a (BM x BK) stays in the second-level cache while panels of b pass; column blocks are narrow enough for
-    all threads to have some. With few rows b is read once: if it is read `in_place`, then best from end to end.
+    all threads to have some. With few rows b is read once: if it is read `in_place`, then best from end to end. Where
+    rows are `split` into digits, they are so for every block of columns: few of those, and more blocks of rows.
     """
     few = isinstance(m, int) and m <= _FEW_ROWS
-    rows = _UNKNOWN_ROWS if not isinstance(m, int) else _even(m, _MOST_ROWS, _ROW_UNIT)
+    most = _SPLIT_ROWS if split else _MOST_ROWS
+    rows = min(most, _UNKNOWN_ROWS) if not isinstance(m, int) else _even(m, most, _ROW_UNIT)
     depth = _DEPTH_BYTES // (1 if dtype == i8 else max(dtype.bytes, 4))
     if few and in_place:
         depth = _FEW_ROWS_DEPTH
@@ -84,7 +94,8 @@ def choose_blocks(
         depth = max(1, k) if k <= depth * 3 // 2 else _even(k, depth, 8)
     others = _known(batch) * (-(-m // rows) if isinstance(m, int) else 1)
     columns = 1 if n == 1 else _MOST_COLUMNS
-    while columns > _LEAST_COLUMNS and isinstance(n, int) and others * -(-n // columns) < _PROGRAMS:
+    least = _SPLIT_COLUMNS if split else _LEAST_COLUMNS
+    while columns > least and isinstance(n, int) and others * -(-n // columns) < _PROGRAMS:
         columns //= 2
     if isinstance(n, int) and n != 1:
         unit = _COLUMN_UNIT if packed is None else max(packed, _COLUMN_UNIT)

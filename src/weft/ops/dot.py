@@ -9,7 +9,7 @@ import numpy as np
 from xdsl.ir import SSAValue
 
 from weft.errors import DTypeError, ShapeError, UnsupportedError
-from weft.ir.types import DType, Tensor, i8, i32
+from weft.ir.types import DType, Tensor, i8, i16, i32
 from weft.ops.base import Structured, op, same_dtype
 from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import rounded_once
@@ -41,17 +41,21 @@ def transposed(b: GraphBuilder, x: SSAValue) -> SSAValue:
 class Dot(Structured):
     """The product of matrices [..., M, K] and [..., K, N] with equal leading dimensions.
 
-    Narrow floats are accumulated in f32 and rounded once; integers wrap around. With `dtype` i32, operands of i8 are
-    multiplied and summed in that type.
+    Narrow floats are accumulated in f32 and rounded once; integers wrap around. With `dtype` i32, x of i8 or
+    i16 and y of i8 are multiplied and summed in that type.
     """
 
     @classmethod
     def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
         x, y = tensors
-        dtype = same_dtype("dot", tensors)
-        wide = params.get("dtype") or dtype
-        if wide != dtype and (dtype, wide) != (i8, i32):
-            raise DTypeError(f"dot of {dtype} has no result of {wide}", hint="i8 has one of i32; cast the operands")
+        wide = params.get("dtype")
+        if wide is None:
+            wide = same_dtype("dot", tensors)
+        elif wide != i32 or x.dtype not in (i8, i16) or y.dtype != i8:
+            raise DTypeError(
+                f"dot of {x.dtype} and {y.dtype} has no result of {wide}",
+                hint="i8 or i16 and i8 have one of i32; cast the operands",
+            )
         if x.rank < 2 or x.rank != y.rank or x.shape[:-2] != y.shape[:-2] or x.shape[-1] != y.shape[-2]:
             raise ShapeError(
                 f"dot: {x} and {y} do not fit",

@@ -22,10 +22,10 @@ def reshape_index(index: Sequence[Size], shape: Sequence[Size], source: Sequence
         for d in here:
             linear = linear * shape[d] + index[d]
         sizes = [source[d] for d in there]
-        for position in range(len(sizes)):
-            inner = product(sizes[position + 1 :])
-            digit = floordiv(linear, inner)
-            result.append(digit if position == 0 else mod(digit, sizes[position]))
+        first = next((position for position, size in enumerate(sizes) if size != 1), 0)
+        for position, size in enumerate(sizes):
+            digit = floordiv(linear, product(sizes[position + 1 :]))
+            result.append(digit if position == first else mod(digit, size))
     return result
 
 

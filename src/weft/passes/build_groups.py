@@ -20,6 +20,8 @@ SCHEDULE = "schedule"
 """The attribute of a group whose tiles have been measured: their sides."""
 WIDENS = "weft.widens"
 """The attribute of a cast that a product does as it reads its weights: memory holds them in the narrow type."""
+TWO_DIGITS = "weft.two_digits"
+"""The attribute of a product with rows of i16 that two digits of 8 bits make: none is above 127 * 257."""
 
 
 def is_free(op: Operation) -> bool:

@@ -21,15 +21,17 @@ from weft.passes.convolve_by_products import ROWS_OF_WINDOWS
 
 _FEW_ROWS = 128
 """With at most so many rows, packed weights and what follows in one kernel beat a library; with more they do not."""
+_SMALL_SIDE = 64
+"""Neither side of weights larger than this: a product is over before a library has set out."""
 
 
 @dataclass(frozen=True)
 class ClaimLibraries(ModulePass):
     """%y = graph.dot %a, %b   →   %y = graph.dot %a, %b {weft.claim = "blas"}
 
-    Products with few rows, or of unknown number, and those that convolutions were made into keep a kernel of their own
-    if their weights are constants: these can be packed, once. So do all whose weights lie in a type that no library
-    multiplies.
+    Products with few rows, or of unknown number, or with small weights, and those that convolutions were made into keep
+    a kernel of their own if their weights are constants: these can be packed, once. So do all whose weights lie in a
+    type that no library multiplies.
     """
 
     name: ClassVar[str] = "claim_libraries"
@@ -56,5 +58,6 @@ def _is_for_blas(dot: Dot, constants: set[SSAValue]) -> bool:
     sizes = (*result.shape[-2:], tensor_of(dot.operands[0].type).shape[-1])
     if any(isinstance(size, int) and size > BLAS_LARGEST for size in sizes):
         return False
-    few = not isinstance(rows, int) or rows <= _FEW_ROWS or ROWS_OF_WINDOWS in dot.attributes
+    small = all(isinstance(size, int) and size <= _SMALL_SIDE for size in sizes[1:])
+    few = small or not isinstance(rows, int) or rows <= _FEW_ROWS or ROWS_OF_WINDOWS in dot.attributes
     return result.dtype in (f32, f64) and not (few and viewed(dot.operands[1]) in constants)

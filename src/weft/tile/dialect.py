@@ -270,7 +270,8 @@ class DotOp(IRDLOperation):
     """`a @ b` on [M, K] and [K, N] tiles, plus the accumulator where one is given.
 
     b may be in panels, [N / NR, K, NR]: column n stands in panel n // NR; or [N / NR, K / 4, NR, 4] with four
-    neighbours along K together. Narrow operands are widened to the result's type first.
+    neighbours along K together, where a of i16 is at most 127 * 257. Narrow operands are widened to the result's type
+    first.
     """
 
     name = "tile.dot"

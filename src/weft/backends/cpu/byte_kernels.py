@@ -1,7 +1,7 @@
 """Innermost loops of products with weights of 8 bits, four neighbours along K together: sums are i32, and exact.
 
-A row of floats is split into three digits of 8 bits, rows of integers for the same kernel; 24 bits of its largest
-element are what a product in f32 keeps, too.
+Rows of more than 8 bits are split into digits of 8, whose sums are joined in registers: two for rows of i16, three for
+rows of floats, as 24 bits of a row's largest element are what a product in f32 keeps, too.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 from weft.backends.cpu.microkernel import BYTES_TOGETHER, Blocking
 from weft.backends.cpu.target import CpuTarget
 from weft.backends.llvm.builder import Function, Module, V, const, i64, vector
+from weft.ir.types import DType, f32, i8, i16
 
-DIGITS = 3
+DIGITS = {i8: 1, i16: 2, f32: 3}
+"""The digits of 8 bits that an element of a row is split into."""
 _LARGEST = 127 * 2.0**16
 """What the largest element of a row becomes: its first digit is 127."""
 _LEAST = 2.0**-100
@@ -18,23 +20,28 @@ _LEAST = 2.0**-100
 _LANES = 16
 
 
-def byte_kernel(module: Module, target: CpuTarget, block: Blocking) -> str:
-    """`c (+)= a @ b` for blocks of rows of i8 that are contiguous along K, and one panel. Returns its name."""
-    name = f"weft.bytes.{block.rows}x{block.vectors}x{block.lanes}"
+def byte_kernel(module: Module, target: CpuTarget, block: Blocking, left: DType) -> str:
+    """`c (+)= a @ b` for blocks of rows, their digits one below the other, and one panel. Returns its name.
+
+    c is i32, or f32 where the rows were floats: then they have factors, too.
+    """
+    digits = DIGITS[left]
+    name = f"weft.bytes.{block.rows}x{block.vectors}x{block.lanes}.{left}"
     if not module.add_shared(name):
         return name
     params = [("ptr noalias", "c"), ("i64", "c_stride"), ("ptr noalias", "a"), ("i64", "a_stride")]
-    params += [("ptr noalias", "b"), ("i64", "depth"), ("i1", "keep"), ("i64", "blocks")]
+    params += [("ptr noalias", "b"), ("i64", "depth"), ("i1", "keep"), ("i64", "blocks"), ("ptr noalias", "factors")]
     f = Function(module, name, params, attributes="nounwind noinline", linkage="internal")
-    c, c_stride, a, a_stride, b, depth, keep, blocks = f.args
+    c, c_stride, a, a_stride, b, depth, keep, blocks, factors = f.args
     type_ = vector("i32", block.lanes)
     # An x86 multiplies unsigned by signed: 128 is added to the rows, and a row of nothing else taken off at the end.
     offset = target.is_x86
-    slots = [[f.alloca(type_) for _ in range(block.vectors)] for _ in range(block.rows + offset)]
+    height = block.rows * digits
+    slots = [[f.alloca(type_) for _ in range(block.vectors)] for _ in range(height + offset)]
     whole = f.binary("and", depth, i64(-BYTES_TOGETHER))
     unroll = BYTES_TOGETHER if target.multiplies_by_lane else 1
     unrolled = f.binary("and", depth, i64(-BYTES_TOGETHER * unroll))
-    tail = [f.alloca("i32") for _ in range(block.rows)]
+    tail = [f.alloca("i32") for _ in range(height)]
 
     def step(k: V, factors: list[V]) -> None:
         """Four of K: the factors of a row are the bytes of an i32."""
@@ -49,10 +56,16 @@ def byte_kernel(module: Module, target: CpuTarget, block: Blocking) -> str:
             for row, slot in zip(rows, slots, strict=True):
                 f.store(_multiply_add(f, target, row, right, f.load(type_, slot[v], 64)), slot[v], 64)
 
+    def total(row: int, v: int) -> list[V]:
+        """The sums of a row's digits."""
+        sums = [f.load(type_, slots[row * digits + digit][v], 64) for digit in range(digits)]
+        return [f.binary("sub", each, f.load(type_, slots[-1][v], 64)) for each in sums] if offset else sums
+
     with f.loop(i64(0), blocks, i64(1)) as number:
         first = f.mul(number, i64(block.rows))
         result = f.gep(c, f.mul(first, c_stride), "i32")
-        starts = [f.gep(a, f.mul(f.add(first, i64(r)), a_stride), "i8") for r in range(block.rows)]
+        top = f.mul(first, i64(digits))
+        starts = [f.gep(a, f.mul(f.add(top, i64(r)), a_stride), "i8") for r in range(height)]
         for slot in (slot for row in slots for slot in row):
             f.store(const(0, type_), slot, 64)
         if unroll > 1:
@@ -71,15 +84,27 @@ def byte_kernel(module: Module, target: CpuTarget, block: Blocking) -> str:
                     f.store(byte, f.gep(slot, k, "i8"), 1)
             step(whole, [f.load("i32", slot, 4) for slot in tail])
         for r in range(block.rows):
+            factor = f.load("float", f.gep(factors, f.add(first, i64(r)), "float"), 4) if left == f32 else None
             for v in range(block.vectors):
-                total = f.load(type_, slots[r][v], 64)
-                if offset:
-                    total = f.binary("sub", total, f.load(type_, slots[-1][v], 64))
                 address = f.gep(result, f.add(f.mul(c_stride, i64(r)), i64(v * block.lanes)), "i32")
-                old = f.select(keep, f.load(type_, address, 4), const(0, type_))
-                f.store(f.binary("add", total, old), address, 4)
+                joined = _joined(f, total(r, v), factor)
+                old = f.select(keep, f.load(joined.type, address, 4), const(0, joined.type))
+                f.store(f.binary("add" if factor is None else "fadd", joined, old), address, 4)
     f.finish()
     return name
+
+
+def _joined(f: Function, sums: list[V], factor: V | None) -> V:
+    """The sum that the digits' sums stand for, the most significant first: as an i32, or scaled as floats."""
+    if factor is None:
+        total = sums[0]
+        for each in sums[1:]:
+            total = f.binary("add", f.binary("shl", total, const(8, total.type)), each)
+        return total
+    total, *rest = [f.convert("sitofp", each, "float") for each in sums]
+    for each in rest:
+        total = f.intrinsic("fmuladd", total, const(2.0**8, total.type), each)
+    return f.binary("fmul", total, f.splat(factor, total.lanes))
 
 
 def _multiply_add(f: Function, target: CpuTarget, row: V, right: V, total: V) -> V:
@@ -92,13 +117,37 @@ def _multiply_add(f: Function, target: CpuTarget, row: V, right: V, total: V) ->
     return f.call(f"llvm.aarch64.neon.sdot.v{lanes}i32.v{lanes * 4}i8", total.type, total, right, bytes_)
 
 
-def split_kernel(module: Module) -> str:
+def split_integers(module: Module) -> str:
+    """Rows of i16 → rows of two digits. Returns its name. What is above 127 * 257 has no such digits.
+
+    x = d0 * 2^8 + d1, digits being signed.
+    """
+    name = "weft.split.i16"
+    if not module.add_shared(name):
+        return name
+    params = [("ptr noalias", "digits"), ("i64", "stride"), ("ptr noalias", "a")]
+    params += [("i64", "a_stride"), ("i64", "rows"), ("i64", "depth")]
+    f = Function(module, name, params, attributes="nounwind noinline", linkage="internal")
+    digits, stride, a, a_stride, rows, depth = f.args
+    whole = f.binary("and", depth, i64(-_LANES))
+    with f.loop(i64(0), rows, i64(1)) as row:
+        source = f.gep(a, f.mul(row, a_stride), "i16")
+        target = f.gep(digits, f.mul(row, f.mul(stride, i64(DIGITS[i16]))), "i8")
+        for start, stop, lanes in ((i64(0), whole, _LANES), (whole, depth, 1)):
+            with f.loop(start, stop, i64(lanes)) as k:
+                value = f.load(vector("i16", lanes), f.gep(source, k, "i16"), 2)
+                _store_digits(f, value, DIGITS[i16], f.gep(target, k, "i8"), stride)
+    f.finish()
+    return name
+
+
+def split_floats(module: Module) -> str:
     """Rows of f32 → rows of digits, the most significant first, and the factor of each row. Returns its name.
 
     x = factor * (d0 * 2^16 + d1 * 2^8 + d2), digits being signed. A row with an element that is no finite number has a
     factor that is none either.
     """
-    name = "weft.split"
+    name = "weft.split.f32"
     if not module.add_shared(name):
         return name
     params = [("ptr noalias", "digits"), ("i64", "stride"), ("ptr noalias", "factors"), ("ptr noalias", "a")]
@@ -110,7 +159,7 @@ def split_kernel(module: Module) -> str:
 
     with f.loop(i64(0), rows, i64(1)) as row:
         source = f.gep(a, f.mul(row, a_stride), "float")
-        target = f.gep(digits, f.mul(row, f.mul(stride, i64(DIGITS))), "i8")
+        target = f.gep(digits, f.mul(row, f.mul(stride, i64(DIGITS[f32]))), "i8")
         parts = ((i64(0), whole, _LANES, wide), (whole, depth, 1, narrow))
         for start, stop, lanes, slot in parts:
             type_ = vector("float", lanes)
@@ -133,36 +182,15 @@ def split_kernel(module: Module) -> str:
 
 def _split(f: Function, value: V, target: V, stride: V) -> None:
     lanes = value.lanes
-    whole, bytes_ = vector("i32", lanes), vector("i8", lanes)
+    whole = vector("i32", lanes)
     suffix = (f"v{lanes}i32", f"v{lanes}f32") if lanes > 1 else ("i32", "f32")
-    rest = f.call(f"llvm.fptosi.sat.{suffix[0]}.{suffix[1]}", whole, f.intrinsic("rint", value))
-    for digit in reversed(range(DIGITS)):
+    integers = f.call(f"llvm.fptosi.sat.{suffix[0]}.{suffix[1]}", whole, f.intrinsic("rint", value))
+    _store_digits(f, integers, DIGITS[f32], target, stride)
+
+
+def _store_digits(f: Function, rest: V, digits: int, target: V, stride: V) -> None:
+    bytes_ = vector("i8", rest.lanes)
+    for digit in reversed(range(digits)):
         f.store(f.emit(bytes_, f"trunc {rest} to {bytes_}"), f.gep(target, f.mul(stride, i64(digit)), "i8"), 1)
         # What is left of a digit above 127, which stands for a negative one, goes to the next.
-        rest = f.binary("ashr", f.binary("add", rest, const(128, whole)), const(8, whole))
-
-
-def join_kernel(module: Module, columns: int, lanes: int) -> str:
-    """The sums of all digits of rows → their products, in a panel's columns of c. Returns its name."""
-    name = f"weft.join.{columns}"
-    if not module.add_shared(name):
-        return name
-    params = [("ptr noalias", "c"), ("i64", "c_stride"), ("ptr noalias", "sums"), ("ptr noalias", "factors")]
-    params += [("i64", "rows"), ("i1", "keep")]
-    f = Function(module, name, params, attributes="nounwind noinline", linkage="internal")
-    c, c_stride, sums, factors, rows, keep = f.args
-    type_ = vector("float", lanes)
-    with f.loop(i64(0), rows, i64(1)) as row:
-        factor = f.splat(f.load("float", f.gep(factors, row, "float"), 4), lanes)
-        result, source = f.gep(c, f.mul(row, c_stride), "float"), f.gep(sums, f.mul(row, i64(DIGITS * columns)), "i32")
-        for n in range(0, columns, lanes):
-            total = const(0, type_)
-            for digit in range(DIGITS):
-                place = f.gep(source, i64(digit * columns + n), "i32")
-                value = f.convert("sitofp", f.load(vector("i32", lanes), place, 4), "float")
-                total = value if not digit else f.intrinsic("fmuladd", total, const(2.0**8, type_), value)
-            address = f.gep(result, i64(n), "float")
-            old = f.select(keep, f.load(type_, address, 4), const(0, type_))
-            f.store(f.binary("fadd", f.binary("fmul", total, factor), old), address, 4)
-    f.finish()
-    return name
+        rest = f.binary("ashr", f.binary("add", rest, const(128, rest.type)), const(8, rest.type))
