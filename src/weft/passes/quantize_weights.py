@@ -27,12 +27,14 @@ from weft.passes.convolve_by_products import ROWS_OF_WINDOWS
 
 _LEAST_SIDE = 64
 """Smaller weights take little memory, and their products little time."""
+_FEW_ROWS = 8
+"""With more rows, a product of floats takes as long with weights of 8 bits as without: they are left alone then."""
 _LARGEST = 127
 _LARGEST_OF_ROWS = 127 * 257
 """The largest number that two digits of 8 bits make."""
 _LARGEST_SUM = 2**31 - 1
-_SPREAD = 64
-"""The side of Hadamard matrices. One of 128 is no better on average, and takes twice the time."""
+_SPREAD, _LEAST_SPREAD = 64, 16
+"""The sides of Hadamard matrices. One of 128 is hardly better and takes twice the time, one of 8 does too little."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class QuantizeWeights(ModulePass):
                                       %d = graph.dot %p, %q to i32
                                       %y = graph.mul (graph.mul (graph.cast %d to f32), %t), %s
 
-    Where K is not divided by 64, a smaller matrix takes its place, and none where K is odd. Rows have as many steps as
-    sums of 32 bits have room for. A column with a weight, or a row with an element, that is no finite number gives NaN.
+    Where K is not divided by 64, a matrix of 32 or 16 takes its place, or none. Rows have as many steps as
+    sums of 32 bits have room for. Unless it is `dynamic`, a product with more than 8 rows stays in f32. A column with a weight, or a row with an element, that is no finite number gives NaN.
     """
 
     name: ClassVar[str] = "quantize_weights"
@@ -97,7 +99,10 @@ class _Quantizing:
         k, n = tensor.shape[-2:]
         if tensor.dtype != f32 or not isinstance(k, int) or not isinstance(n, int) or min(k, n) < _LEAST_SIDE:
             return False
-        return not self.dynamic or _largest_of_rows(k) >= _LARGEST
+        if self.dynamic:
+            return _largest_of_rows(k) >= _LARGEST
+        rows = tensor_of(x.type).shape[-2]
+        return not isinstance(rows, int) or rows <= _FEW_ROWS
 
     def _rewrite(self, dot: Dot) -> None:
         b = GraphBuilder(self.function.block, dot.location, before=dot)
@@ -105,7 +110,7 @@ class _Quantizing:
         depth = tensor_of(weight.type).shape[-2]
         assert isinstance(depth, int)
         side = min(depth & -depth, _SPREAD)
-        if side > 1:
+        if side >= _LEAST_SPREAD:
             x, weight = self._spread_rows(b, x, side), self._spread_columns(b, weight, side)
         columns = self._quantized(b, weight, -2, i8, _LARGEST)
         if self.dynamic:

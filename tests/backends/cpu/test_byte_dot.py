@@ -13,20 +13,25 @@ from weft.backends.cpu.codegen import emit_kernel
 from weft.backends.cpu.microkernel import panel_form
 from weft.backends.cpu.target import CpuTarget, compile_assembly, host_target
 from weft.backends.llvm.builder import Module
-from weft.ir.types import DType, Tensor, contiguous_strides, f32, i8, i32, tensor_of
+from weft.ir.types import DType, Tensor, contiguous_strides, f32, i8, i16, i32, tensor_of
+from weft.lower.constants import packing_of
 from weft.lower.lowered import lower
 from weft.lower.packing import PackedLayout, PackedPanels, packable
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
-from weft.passes.build_groups import WIDENS
+from weft.passes.build_groups import TWO_DIGITS, WIDENS
 from weft.testing.kernels import CpuModule, Trial, group_of, run_interpreted
 
 SIZES = [(1, 1, 2), (1, 768, 100), (3, 7, 33), (5, 66, 64), (8, 64, 17), (33, 130, 65), (130, 1601, 40), (300, 67, 20)]
+LARGEST = 127 * 257
 X86 = "x86_64-unknown-linux-gnu"
 
 
 def of_integers(b: Any, x: Any, w: Any) -> Any:
-    return b.dot(x, w, dtype=i32)
+    total = b.dot(x, w, dtype=i32)
+    if b.tensor(x).dtype == i16:
+        total.owner.attributes[TWO_DIGITS] = UnitAttr()
+    return total
 
 
 def of_widened(b: Any, x: Any, w: Any) -> Any:
@@ -36,7 +41,7 @@ def of_widened(b: Any, x: Any, w: Any) -> Any:
 
 
 def group(m: int, k: int, n: int, left: DType) -> GroupOp:
-    body = of_integers if left == i8 else of_widened
+    body = of_widened if left == f32 else of_integers
     return group_of([Tensor(left, (m, k)), Tensor(i8, (k, n))], body)
 
 
@@ -58,6 +63,12 @@ def integers(*shape: int) -> np.ndarray:
     return array
 
 
+def rows_of_two_digits(*shape: int) -> np.ndarray:
+    array = np.random.default_rng().integers(-LARGEST, LARGEST + 1, shape).astype(np.int16)
+    array.flat[0] = -LARGEST
+    return array
+
+
 def forms() -> list[int]:
     return [1, 4] if host_target().multiplies_bytes else [1]
 
@@ -73,7 +84,30 @@ def test_products_of_integers_are_exact(m: int, k: int, n: int, together: int) -
 
 
 @pytest.mark.parametrize("together", forms())
-@pytest.mark.parametrize("left", [i8, f32], ids=str)
+@pytest.mark.parametrize(("m", "k", "n"), SIZES)
+def test_products_of_rows_of_two_digits_are_exact(m: int, k: int, n: int, together: int) -> None:
+    x, w = rows_of_two_digits(m, k), integers(k, n)
+    # The borders of digits, and sums that wrap around.
+    x[:, 0], x[m // 2], x[-1] = 127, LARGEST, 128
+    w[:, n // 2] = -128
+    trial, packing = packed(group(m, k, n, i16), together)
+    (y,) = CpuModule([trial]).run(trial, [x, packing.pack(w)])
+    np.testing.assert_array_equal(y, x.astype(np.int32) @ w.astype(np.int32))
+
+
+def test_all_of_i16_without_a_promise_about_digits() -> None:
+    product = group_of([Tensor(i16, (5, 67)), Tensor(i8, (67, 35))], lambda b, x, w: b.dot(x, w, dtype=i32))
+    packing = packing_of(product, [False, True], lambda dtype, memory: (16, 4))
+    assert packing is not None and packing.panels.together == 1
+    x, w = rows_of_two_digits(5, 67), integers(67, 35)
+    x[0], x[1] = 32767, -32768
+    trial, packing = packed(product, 1)
+    (y,) = CpuModule([trial]).run(trial, [x, packing.pack(w)])
+    np.testing.assert_array_equal(y, x.astype(np.int32) @ w.astype(np.int32))
+
+
+@pytest.mark.parametrize("together", forms())
+@pytest.mark.parametrize("left", [i8, i16, f32], ids=str)
 def test_the_kernel_means_what_it_computes(left: DType, together: int) -> None:
     x, w = integers(5, 66).astype(left.numpy), integers(66, 35)
     trial, packing = packed(group(5, 66, 35, left), together)
@@ -149,7 +183,7 @@ def test_panels_hold_four_of_k_together() -> None:
         ("aarch64-unknown-linux-gnu", "cortex-a72", None),
     ],
 )
-@pytest.mark.parametrize("left", [i8, f32], ids=str)
+@pytest.mark.parametrize("left", [i8, i16, f32], ids=str)
 def test_the_instructions_of_other_machines(triple: str, cpu: str, instruction: str | None, left: DType) -> None:
     target = CpuTarget(triple, cpu, "")
     assert target.multiplies_bytes == (instruction is not None)
