@@ -25,7 +25,7 @@ class Config:
     """Weights are constants: they may be folded and packed at compile time."""
     quantize: str = ""
     """`int8_weights` holds the frozen weights of products in 8 bits, with a factor for each column; `int8_dynamic`
-    rounds what they are multiplied with to 8 bits, too, with a factor for each row. Both need `freeze`."""
+    rounds what they are multiplied with to 16 bits, with a factor for each row. Both need `freeze`."""
     cache: bool = True
     """Keep compiled programs on disk."""
     verify: bool = False

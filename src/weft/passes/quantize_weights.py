@@ -53,8 +53,9 @@ class QuantizeWeights(ModulePass):
                                       %d = graph.dot %p, %q to i32
                                       %y = graph.mul (graph.mul (graph.cast %d to f32), %t), %s
 
-    Where K is not divided by 64, a matrix of 32 or 16 takes its place, or none. Rows have as many steps as
-    sums of 32 bits have room for. Unless it is `dynamic`, a product with more than 8 rows stays in f32. A column with a weight, or a row with an element, that is no finite number gives NaN.
+    Where K is not divided by 64, a matrix of 32 or 16 takes its place, or none. Rows have as many steps as sums of 32
+    bits have room for. Unless it is `dynamic`, a product with more than 8 rows stays in f32. A column with a weight, or
+    a row with an element, that is no finite number gives NaN.
     """
 
     name: ClassVar[str] = "quantize_weights"
