@@ -128,7 +128,7 @@ def test_a_program_computes_the_same_with_other_tiles(axis: int) -> None:
 
     function = grouped(layers(1))
     for kernel in tunable_kernels(function):
-        own = _own_sides(kernel, Tuner(host_target())._panel_width)
+        own = _own_sides(kernel, Tuner(host_target())._panel_form)
         for sides in list(candidates(own, axis, (4, 32, 8)[axis]))[-1:]:
             for group in kernel.groups:
                 group.attributes[SCHEDULE] = to_attribute(sides)

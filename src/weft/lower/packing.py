@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from xdsl.ir import BlockArgument, SSAValue
+from xdsl.ir import BlockArgument, OpResult, SSAValue
 
 from weft.ir.expr import coefficient_of, simplify, symbol
 from weft.ir.types import DType, contiguous_strides, tensor_of

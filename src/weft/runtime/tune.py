@@ -21,11 +21,12 @@ import numpy as np
 from xdsl.ir import OpResult, SSAValue
 
 from weft.backends.cpu.compile import emit_kernels
-from weft.backends.cpu.microkernel import blocking
+from weft.backends.cpu.microkernel import panel_form
 from weft.backends.cpu.target import CpuTarget, compile_object, host_target
 from weft.errors import CompilationError, LoweringError
 from weft.ir.attributes import to_attribute
-from weft.ir.types import Tensor, tensor_of
+from weft.ir.types import DType, Tensor, tensor_of
+from weft.lower.constants import PanelForm
 from weft.lower.lowered import anchor_of
 from weft.lower.plan import build_plan
 from weft.ops.attention import Attention
@@ -134,7 +135,7 @@ class Tuner:
         found: list[Tuned] = []
         unknown: list[_Kernel] = []
         for kernel in tunable_kernels(function):
-            kernel.own = _own_sides(kernel, self._panel_width)
+            kernel.own = _own_sides(kernel, self._panel_form)
             if not kernel.own:
                 continue
             sides = self._known(kernel)
@@ -209,8 +210,8 @@ class Tuner:
 
     # -- kernels that run --------------------------------------------------------------------------------------------
 
-    def _panel_width(self, dtype: Any) -> int:
-        return blocking(self.target, dtype).columns
+    def _panel_form(self, dtype: DType, memory: DType) -> tuple[int, int]:
+        return panel_form(self.target, dtype, memory)
 
     def _call(self, kernel: _Kernel, sides: Sides) -> Call:
         """The kernel by itself, compiled with the given sides, or its own, on memory of its own."""
@@ -218,7 +219,7 @@ class Tuner:
         for group in function.block.ops:
             if isinstance(group, GroupOp) and sides:
                 group.attributes[SCHEDULE] = to_attribute(sides)
-        planned = build_plan(function, self._panel_width)
+        planned = build_plan(function, self._panel_form)
         code = compile_object(emit_kernels(planned.kernels, self.target), self.target)
         arrays = [_random(tensor_of(value.type)) for value in function.block.args]
         call = ArrayCall(Executable(planned.plan, code), arrays)
@@ -285,9 +286,9 @@ def _alone(group: GroupOp, constants: set[SSAValue]) -> FuncOp:
     return function
 
 
-def _own_sides(kernel: _Kernel, panel_width: Callable[[Any], int]) -> Sides:
+def _own_sides(kernel: _Kernel, form: PanelForm) -> Sides:
     """The sides that the lowering chooses by itself; none where it takes several kernels to do it."""
-    planned = build_plan(kernel.alone.clone(), panel_width)
+    planned = build_plan(kernel.alone.clone(), form)
     schedules = list(planned.schedules.values())
     if len(schedules) != 1 or not schedules[0].startswith(f"#{kernel.mode}<"):
         return ()
