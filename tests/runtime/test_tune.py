@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from xdsl.dialects.builtin import ModuleOp
 
 from weft.backends.cpu.compile import emit_kernels
-from weft.backends.cpu.microkernel import blocking
+from weft.backends.cpu.microkernel import panel_form
 from weft.backends.cpu.target import CpuTarget, compile_object, host_target
 from weft.config import Config
 from weft.ir.attributes import to_attribute
@@ -132,7 +133,7 @@ def test_a_program_computes_the_same_with_other_tiles(axis: int) -> None:
         for sides in list(candidates(own, axis, (4, 32, 8)[axis]))[-1:]:
             for group in kernel.groups:
                 group.attributes[SCHEDULE] = to_attribute(sides)
-    planned = build_plan(function, lambda dtype: blocking(host_target(), dtype).columns)
+    planned = build_plan(function, partial(panel_form, host_target()))
     code = compile_object(emit_kernels(planned.kernels, host_target()), host_target())
     (found,) = run_arrays(Executable(planned.plan, code, planned.prepare), arrays)
     np.testing.assert_allclose(found, expected, atol=1e-5)
