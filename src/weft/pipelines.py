@@ -19,6 +19,7 @@ from weft.ops.graph import FuncOp
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
 from weft.passes.convolve_by_products import ConvolveByProducts
+from weft.passes.convolve_trained import ConvolveTrained
 from weft.passes.eliminate_common import EliminateCommon
 from weft.passes.eliminate_dead import EliminateDead
 from weft.passes.find_repeated_blocks import repeated_blocks
@@ -44,6 +45,7 @@ def cpu_passes(config: Config) -> list[ModulePass]:
         RecognizeAttention(),
         FoldBatchNorm(),
         ConvolveByProducts(),
+        ConvolveTrained(),
         SinkReshapes(),
         HoistConstants(),
         EliminateDead(),

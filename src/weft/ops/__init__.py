@@ -9,6 +9,7 @@ from weft.ops import comparison as comparison
 from weft.ops import convolution as convolution
 from weft.ops import create as create
 from weft.ops import dot as dot
+from weft.ops import fold as fold
 from weft.ops import grid_sample as grid_sample
 from weft.ops import index as index
 from weft.ops import movement as movement

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
-from xdsl.ir import SSAValue
+from xdsl.dialects.builtin import UnitAttr
+from xdsl.ir import OpResult, SSAValue
 
 from weft.errors import ShapeError
 from weft.ir.expr import Size, floordiv, mod
@@ -20,6 +21,8 @@ from weft.ops.rules import Gradients, Values, all_batched
 from weft.ops.samples import Input, Sample
 from weft.ops.window import Padding, window_counts, window_place, window_slices, windows
 
+BY_WEIGHTS = "weft.by_weights"
+"""The annotation of a convolution that is the gradient of another by its weights."""
 _DTYPES: tuple[DType, ...] = (f32, f64, bf16, f16)
 
 
@@ -240,6 +243,7 @@ def _weight_gradient(
 ) -> SSAValue:
     """The gradient of the weights between a `wide` tensor, which windows lie on, and a `narrow` one with one element
     for each window: a convolution in which the narrow one is the weights, and the rows of both are its channels."""
+    wide, padding = _reached(b, wide, narrow, w, strides, padding, dilation)
     rows, channels, *spatial = b.tensor(wide).shape
     per_group = floordiv(channels, groups)
     split = b.reshape(wide, shape=(rows, groups, per_group, *spatial))
@@ -254,11 +258,39 @@ def _weight_gradient(
         transposed=False,
         output_padding=(0,) * len(strides),
     )
+    cast(OpResult, taps).op.attributes[BY_WEIGHTS] = UnitAttr()
     shape = b.tensor(w).shape
     reached = (per_group, shape[0], *shape[2:])
     if b.tensor(taps).shape != reached:
         taps = b.slice(taps, starts=(0,) * len(shape), shape=reached, steps=(1,) * len(shape))
     return swapped(b, taps, 0, 1)
+
+
+def _reached(
+    b: GraphBuilder,
+    wide: SSAValue,
+    narrow: SSAValue,
+    w: SSAValue,
+    strides: tuple[Size, ...],
+    padding: Padding,
+    dilation: tuple[Size, ...],
+) -> tuple[SSAValue, Padding]:
+    """What windows reach of a tensor and of its padding: a stride may leave some of its end out."""
+    shape = b.tensor(wide).shape
+    sizes = (*shape[2:], *b.tensor(narrow).shape[2:], *b.tensor(w).shape[2:], *strides, *dilation)
+    if not all(isinstance(size, int) for size in (*sizes, *(low for low, _ in padding))):
+        return wide, padding
+    high = [
+        step * (extent - 1) + stride * (count - 1) + 1 - size - low
+        for size, count, extent, stride, step, (low, _) in zip(
+            shape[2:], b.tensor(narrow).shape[2:], b.tensor(w).shape[2:], strides, dilation, padding, strict=True
+        )
+    ]
+    kept = tuple(size + min(extra, 0) for size, extra in zip(shape[2:], high, strict=True))
+    if kept != shape[2:]:
+        ones = (1,) * len(shape)
+        wide = b.slice(wide, starts=(0,) * len(shape), shape=(*shape[:2], *kept), steps=ones)
+    return wide, tuple((low, max(extra, 0)) for (low, _), extra in zip(padding, high, strict=True))
 
 
 def _slide(

@@ -317,6 +317,19 @@ class Windows(View):
         return np.moveaxis(chosen, x.ndim - 1, -1)
 
     @staticmethod
+    def vjp(
+        b: GraphBuilder,
+        grads: Values,
+        operands: Values,
+        results: Values,
+        window: tuple[Size, ...],
+        strides: tuple[Size, ...],
+        dilation: tuple[Size, ...],
+    ) -> Gradients:
+        shape, none = b.tensor(operands[0]).shape[1:-1], tuple((0, 0) for _ in window)
+        return (b.fold(grads[0], shape=shape, strides=strides, padding=none, dilation=dilation),)
+
+    @staticmethod
     def batch(b: GraphBuilder, operands: Values, batched: Sequence[bool], **params: Any) -> SSAValue:
         size, rows, *rest = b.tensor(operands[0]).shape
         tall = b.windows(b.reshape(operands[0], shape=(size * rows, *rest)), **params)

@@ -57,6 +57,11 @@ class CpuTarget:
         return not self.is_x86
 
     @property
+    def has_library_convolutions(self) -> bool:
+        """Whether torch's library makes code for convolutions and their gradients, as it does for wide vectors."""
+        return self.is_x86 or "+sve" in self.features.split(",")
+
+    @property
     def lacks(self) -> frozenset[str]:
         """What there are no instructions for: `f16`, its conversions; `fma`, the fused multiply-add."""
         if not self.is_x86:
