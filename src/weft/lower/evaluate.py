@@ -85,6 +85,11 @@ class Evaluator:
         self.scopes[-1][key] = result
         return result
 
+    def know(self, operand: Source, index: Sequence[Size], value: Value) -> None:
+        """Note what an operand is at an index: whoever asks for it in this scope gets the value."""
+        bounds = self.bounds()
+        self.scopes[-1][operand.value, tuple(simplify(position, bounds) for position in index), None, 0] = value
+
     def evaluate(self, value: SSAValue, index: Sequence[Size]) -> Value:
         """An element of an op's result, by the op's rule."""
         assert isinstance(value, OpResult) and isinstance(value.op, GraphOp)

@@ -12,9 +12,8 @@ graph.group(%x) {                      tile.kernel @softmax grid [s0] {
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product as every
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -23,11 +22,11 @@ from xdsl.dialects.builtin import i64 as i64_attr
 from xdsl.ir import Block, Region, SSAValue
 
 from weft.errors import LoweringError
-from weft.ir.expr import Expr, Size, ceildiv, minimum, product, simplify, substitute, symbol, symbols_of
-from weft.ir.types import element_type, f32, f64, i64, tensor_of
-from weft.lower.domain import Domain, Run, Variable
-from weft.lower.emit import KernelEmitter, TileValue, register_dtype
-from weft.lower.evaluate import Address, AddressRecorder, Layout, Source, finish
+from weft.ir.expr import Expr, Size, ceildiv, simplify, symbol, symbols_of
+from weft.ir.types import element_type, tensor_of
+from weft.lower.columns import GroupEmitter
+from weft.lower.domain import Domain, Run
+from weft.lower.evaluate import Address, AddressRecorder, Layout, Source
 from weft.lower.schedule import Blocks, Schedule, choose_schedule, contiguous_bytes
 from weft.ops.base import GraphOp, Reduction
 from weft.ops.body import Value
@@ -35,10 +34,6 @@ from weft.ops.graph import GroupOp
 from weft.ops.reduce import DimensionReduction
 from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS
-
-_SUMMED_IN_TURN = 128
-_MOST_UNROLLED = 16
-"""Columns of a window that are laid out one after the other: of more, LLVM reads all before it uses the first."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +156,15 @@ def group_symbols(group: GroupOp, layouts: Sequence[Layout]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
+def _stages(group: GroupOp) -> dict[SSAValue, int]:
+    """How many reductions come one after the other before a value is there."""
+    stages: dict[SSAValue, int] = dict.fromkeys(group.block.args, 0)
+    for op in group.block.ops:
+        needed = max((stages[value] for value in op.operands), default=0)
+        stages.update(dict.fromkeys(op.results, needed + isinstance(op, Reduction)))
+    return stages
+
+
 @dataclass
 class _Lowering:
     """The construction of one kernel."""
@@ -182,7 +186,7 @@ class _Lowering:
         values = [*arguments, *written]
         pointer_types = [tile.PointerType(element_type(tensor_of(value.type).dtype)) for value in values]
         block = Block(arg_types=[*pointer_types, *(IndexType() for _ in names)])
-        self.emit = emit = _GroupEmitter(
+        self.emit = emit = GroupEmitter(
             self.layouts,
             domain=self.domain,
             block=block,
@@ -233,14 +237,12 @@ class _Lowering:
                 emit.tile_axis(run.name, run.size, position, base, capacity)
         return grid
 
-    def _store(self, only_full: bool | None = None) -> None:
-        outputs = [
-            (self.emit.at(Source(value, tensor_of(value.type)), index), target, layout.address(index))
-            for value, layout, index, target in zip(
-                self.group.yielded, self.outputs, self.indices, self.targets, strict=True
-            )
-            if only_full is None or _is_full(index, self.domain) == only_full
-        ]
+    def _store(self, results: Sequence[int] | None = None) -> None:
+        outputs: list[tuple[Value, SSAValue, Size]] = []
+        for result in range(len(self.group.yielded)) if results is None else results:
+            value, index = self.group.yielded[result], self.indices[result]
+            element = self.emit.at(Source(value, tensor_of(value.type)), index)
+            outputs.append((element, self.targets[result], self.outputs[result].address(index)))
         # All are computed before the first is written, which may be over what others are computed from.
         for element, target, address in outputs:
             self.emit.store(element, target, address)
@@ -256,202 +258,37 @@ class _Lowering:
         self._store()
 
     def _looped(self) -> None:
-        """Reductions first, each in loops of its own; then the outputs that lie in the columns, in loops again."""
-        for op in self.reductions:
-            keep = op.params.get("keep", False) and isinstance(op, DimensionReduction)
-            rows = iter(self.domain.row_index)
-            shape = tensor_of(op.results[0].type).shape
-            dims = op.params["dims"] if keep else ()
-            index = [0 if d in dims else next(rows) for d in range(len(shape))]
-            self.emit.at(Source(op.results[0], tensor_of(op.results[0].type)), index)
-        self._store(only_full=False)
-        if any(_is_full(index, self.domain) for index in self.indices):
+        """Reductions by stages: those that need no other's result together, in the same loops, then those that do.
+
+        An output that lies in the columns is written in the loops of the stage for which all that it needs is there,
+        or at the end, in loops of its own.
+        """
+        stages = _stages(self.group)
+        last = max((stages[op.results[0]] for op in self.reductions), default=0)
+        full = [r for r, index in enumerate(self.indices) if _is_full(index, self.domain)]
+        stage = {r: stages[self.group.yielded[r]] for r in full}
+        # What is written over an operand waits until nobody reads that any more.
+        latest = max([last - 1, *stage.values()])
+        stage |= {r: latest for r in full if r in self.in_place}
+        for number in range(last):
+            together = [op for op in self.reductions if stages[op.results[0]] == number + 1]
+            stored = [r for r in full if stage[r] == number]
+            self.emit.reduce_together(
+                {op: self._row_index_of(op) for op in together}, lambda stored=stored: self._store(stored)
+            )
+        self._store([r for r in range(len(self.indices)) if r not in full])
+        late = [r for r in full if stage[r] >= last]
+        if late:
             with self.emit.columns([]):
-                self._store(only_full=True)
+                self._store(late)
+
+    def _row_index_of(self, op: Reduction) -> list[Size]:
+        """Where a reduction's result for a row lies."""
+        keep = op.params.get("keep", False) and isinstance(op, DimensionReduction)
+        rows = iter(self.domain.row_index)
+        dims = op.params["dims"] if keep else ()
+        return [0 if d in dims else next(rows) for d in range(len(tensor_of(op.results[0].type).shape))]
 
     _stream = _looped
     _lanes = _looped
     _taps = _pointwise
-
-
-@dataclass
-class _GroupEmitter(KernelEmitter):
-    """The emitter with the group's reductions."""
-
-    schedule: Schedule = field(default_factory=lambda: Schedule("pointwise", "", 1))
-
-    def reduce(self, op: Reduction, index: Sequence[Size], operands: Sequence[Source]) -> Value:
-        rule: Any = type(op)
-        combiner = COMBINERS[rule.KIND]
-        # Every factor of a product adds a rounding: those of f32 are made in f64.
-        wide = rule.KIND == "prod" and tensor_of(op.results[0].type).dtype == f32
-
-        def element() -> TileValue:
-            value = rule.element(self, index, self.domain.column_index, *operands, **op.params)
-            return self._typed(self.cast(value, f64) if wide and value.dtype == f32 else value)
-
-        def done(value: TileValue) -> Value:
-            narrowed = self.cast(value, f32) if wide and value.dtype == f64 else value
-            return finish(self, op, narrowed, index, operands)
-
-        if self.schedule.mode == "rows":
-            value = self._at_every_column(element(), [run.name for run in self.domain.column_runs])
-            dtype = combiner.result_dtype(value.dtype)
-            for run in reversed(self.domain.column_runs):
-                value = self.reduce_axis(value, rule.KIND, self.axes[run.name].position, dtype)
-            if not self.domain.column_runs and combiner.indexed:
-                value = self._typed(self.constant(0, i64))
-            return done(value)
-        if not self.domain.column_runs:
-            value = self._typed(self.constant(0, i64)) if combiner.indexed else element()
-            return done(value)
-        if self.schedule.mode == "taps":
-            return done(self._taps(op, index, operands))
-        probe = AddressRecorder(self.layouts, space=self.domain.bounds, columns=self.domain.column_index)
-        probe.dynamic = dict(self.dynamic)
-        dtype = rule.element(probe, index, self.domain.column_index, *operands, **op.params).dtype
-        dtype = f64 if wide and dtype == f32 else dtype
-        initial = self._spread(self.constant(combiner.identity(dtype), dtype))
-        if combiner.indexed:
-            return done(self._arg_reduce(combiner.function, element, initial))
-        carried = [initial]
-        if rule.KIND == "sum" and self.schedule.mode == "lanes" and dtype.is_float:
-            self._sum_columns(self.domain.column_runs, carried, element)
-            return done(replace(carried[0], dtype=dtype))
-        with self.columns(carried) as state:
-            value = element()
-            if self.schedule.mode == "stream":
-                value = self._at_every_column(value, [self.schedule.vector])
-                value = self.reduce_axis(value, rule.KIND, self.axes[self.schedule.vector].position, value.dtype)
-            state[0] = replace(self._typed(self.math(combiner.function, state[0], value)), dtype=dtype)
-        return done(carried[0])
-
-    def _taps(self, op: Reduction, index: Sequence[Size], operands: Sequence[Source]) -> TileValue:
-        """Combine the columns of a window one after the other; those of a large one in loops over its lines."""
-        rule: Any = type(op)
-        function = COMBINERS[rule.KIND].function
-
-        def line(total: TileValue | None) -> TileValue:
-            for place in every(*(range(cast("int", variable.size)) for variable in unrolled)):
-                at = {variable.name: position for variable, position in zip(unrolled, place, strict=True)}
-                over = [substitute(position, at) for position in self.domain.column_index]
-                value = self._typed(rule.element(self, index, over, *operands, **op.params))
-                if rule.KIND == "prod" and value.dtype == f32:
-                    value = self._typed(self.cast(value, f64))
-                total = value if total is None else self._typed(self.math(function, total, value))
-            assert total is not None
-            return total
-
-        def looped(variables: Sequence[Variable], carried: list[TileValue]) -> None:
-            with self.loop(variables[0].name, variables[0].size, 1, carried) as state:
-                if variables[1:]:
-                    looped(variables[1:], state)
-                else:
-                    state[0] = line(state[0])
-
-        unrolled = self.domain.columns
-        while len(unrolled) > 1 and product(variable.size for variable in unrolled) > _MOST_UNROLLED:  # type: ignore[operator]
-            unrolled = unrolled[1:]
-        outer = self.domain.columns[: len(self.domain.columns) - len(unrolled)]
-        if not outer:
-            return line(None)
-        probe = AddressRecorder(self.layouts, space=self.domain.bounds, columns=self.domain.column_index)
-        dtype = rule.element(probe, index, self.domain.column_index, *operands, **op.params).dtype
-        dtype = f64 if rule.KIND == "prod" and dtype == f32 else dtype
-        shape = [self.schedule.outer_capacity, self.schedule.capacity][-self.rank :]
-        identity = COMBINERS[rule.KIND].identity(dtype)
-        type_ = tile.TileType.of(shape, register_dtype(dtype))
-        carried = [
-            TileValue(self.add(tile.ConstantOp.make(float(identity) if dtype.is_float else identity, type_)), dtype)
-        ]
-        looped(outer, carried)
-        return carried[0]
-
-    def _at_every_column(self, value: TileValue, runs: Sequence[str]) -> TileValue:
-        """A tile that has the axes it is reduced along: an expanded tensor is the same at all places of one."""
-        shape = list(tile.tile_type(value.ssa).sizes)
-        for name in runs:
-            shape[self.axes[name].position] = self.axes[name].capacity
-        return self.repeated(value, shape)
-
-    def _sum_columns(self, runs: Sequence[Run], carried: list[TileValue], element: Callable[[], TileValue]) -> None:
-        """Add up columns one after the other, long runs in blocks of their own: errors grow with the longest sum."""
-        if not runs:
-            carried[0] = self._typed(self.math("add", carried[0], element()))
-            return
-        run, rest = runs[0], runs[1:]
-        if isinstance(run.size, int) and run.size <= 2 * _SUMMED_IN_TURN:
-            with self.loop(run.name, run.size, 1, carried) as state:
-                self._sum_columns(rest, state, element)
-            return
-        block = f"{run.name}_block"
-        with self.loop(block, run.size, _SUMMED_IN_TURN, carried) as state:
-            partial = [self._spread(self.constant(0, carried[0].dtype))]
-            stop = minimum(symbol(block) + _SUMMED_IN_TURN, run.size)
-            with self.loop(run.name, stop, 1, partial, lower=symbol(block)) as inner:
-                self._sum_columns(rest, inner, element)
-            state[0] = self._typed(self.math("add", state[0], partial[0]))
-
-    def _spread(self, value: Value) -> TileValue:
-        """A scalar as a tile over the row axis, so that it can be carried through loops."""
-        source = self._typed(value)
-        constant = source.ssa.owner
-        if self.schedule.mode != "lanes" or self.schedule.capacity == 1 or not isinstance(constant, tile.ConstantOp):
-            return source
-        type_ = tile.TileType.of([self.schedule.capacity], tile.tile_type(source.ssa).dtype)
-        wide = tile.ConstantOp.create(attributes={"value": constant.value}, result_types=[type_])
-        return TileValue(self.add(wide), source.dtype)
-
-    def _arg_reduce(self, function: str, element: Any, initial: TileValue) -> TileValue:
-        """The position of the first extremum, by comparing one column after the other; NaN beats all."""
-        compare = "gt" if function == "max" else "lt"
-        carried = [initial, self._spread(self.constant(-1, i64))]
-        with self.columns(carried) as state:
-            value = element()
-            sizes = [variable.size for variable in self.domain.columns]
-            position: Size = 0
-            for variable, size in zip(self.domain.columns, sizes, strict=True):
-                position = position * size + variable.expr
-            better = self.math(compare, value, state[0])
-            first = self.math("lt", state[1], self.constant(0, i64))
-            better = self.math("or", better, first)
-            if value.dtype.is_float:
-                fresh_nan = self.math("and", self.math("isnan", value), self.math("not", self.math("isnan", state[0])))
-                better = self.math("or", better, fresh_nan)
-            state[0] = self._typed(self.where(better, value, state[0]))
-            state[1] = self._typed(self.where(better, self.position(position, i64), state[1]))
-        return carried[1]
-
-    def columns(self, carried: list[TileValue]) -> Any:
-        """Loops over all columns; in a stream the innermost goes by blocks, which are an axis of the tiles."""
-        return _ColumnLoops(self, carried)
-
-
-class _ColumnLoops:
-    """Nested loops over the column runs that carry the same tiles through all levels."""
-
-    def __init__(self, emit: _GroupEmitter, carried: list[TileValue]) -> None:
-        self.emit = emit
-        self.levels: list[Any] = []
-        self.carried = carried
-        self.stream = emit.schedule.vector if emit.schedule.mode == "stream" else ""
-
-    def __enter__(self) -> list[TileValue]:
-        state = self.carried
-        for run in self.emit.domain.column_runs:
-            blocked = run.name == self.stream
-            capacity = self.emit.schedule.capacity if blocked else 1
-            name = f"{run.name}_start" if blocked else run.name
-            context = self.emit.loop(name, run.size, capacity, state)
-            self.levels.append(context)
-            state = context.__enter__()
-            if blocked:
-                self.emit.tile_axis(run.name, run.size, self.emit.rank - 1, symbol(name), capacity)
-        return state
-
-    def __exit__(self, *error: object) -> None:
-        if error[0] is not None:
-            return
-        self.emit.axes.pop(self.stream, None)
-        while self.levels:
-            self.levels.pop().__exit__(None, None, None)

@@ -105,7 +105,7 @@ class _Rewriting:
         return self._restored(made)
 
     def _over_windows(self) -> SSAValue:
-        """[C, N, ...] by [O, N, window...]: windows change places with their elements, so that rows are as in `_slid`."""
+        """[C, N, ...] by [O, N, window...]: windows change places with their elements, and rows are as in `_slid`."""
         b = self.b
         places = _turned(b, self.x)
         # What lies `strides` apart here are the elements of a window, and windows lie `dilation` apart.
@@ -117,7 +117,9 @@ class _Rewriting:
         rank = len(self.counts)
         return b.permute(apart, dims=(rank + 1, 0, *range(1, rank + 1)))
 
-    def _windows(self, x: SSAValue, window: Sequence[Size], strides: Sequence[Size], dilation: Sequence[Size]) -> SSAValue:
+    def _windows(
+        self, x: SSAValue, window: Sequence[Size], strides: Sequence[Size], dilation: Sequence[Size]
+    ) -> SSAValue:
         """All windows over [N, ..., C] as rows."""
         b = self.b
         rows, *_, channels = tensor_of(x.type).shape

@@ -1,0 +1,269 @@
+"""The emitter of a group's kernel: reductions over the columns of its domain, as the schedule says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product as every
+from typing import Any, cast
+
+from weft.ir.expr import Size, minimum, product, substitute, symbol
+from weft.ir.types import DType, f32, f64, i64, tensor_of
+from weft.lower.domain import Run, Variable
+from weft.lower.emit import KernelEmitter, TileValue, register_dtype
+from weft.lower.evaluate import AddressRecorder, Source, finish
+from weft.lower.schedule import Schedule
+from weft.ops.base import Reduction
+from weft.ops.body import Value
+from weft.tile import dialect as tile
+from weft.tile.functions import COMBINERS
+
+_SUMMED_IN_TURN = 128
+_MOST_UNROLLED = 16
+"""Columns of a window that are laid out one after the other: of more, LLVM reads all before it uses the first."""
+
+
+@dataclass
+class GroupEmitter(KernelEmitter):
+    """The emitter with the group's reductions."""
+
+    schedule: Schedule = field(default_factory=lambda: Schedule("pointwise", "", 1))
+
+    def reduce(self, op: Reduction, index: Sequence[Size], operands: Sequence[Source]) -> Value:
+        each = _Combined(self, op, index, operands)
+        if self.schedule.mode == "rows":
+            value = self._at_every_column(each.element(), [run.name for run in self.domain.column_runs])
+            dtype = each.combiner.result_dtype(value.dtype)
+            for run in reversed(self.domain.column_runs):
+                value = self.reduce_axis(value, each.kind, self.axes[run.name].position, dtype)
+            if not self.domain.column_runs and each.combiner.indexed:
+                value = self._typed(self.constant(0, i64))
+            return each.finished(value)
+        if not self.domain.column_runs:
+            return each.finished(self._typed(self.constant(0, i64)) if each.combiner.indexed else each.element())
+        if self.schedule.mode == "taps":
+            return each.finished(self._taps(op, index, operands))
+        each.begin()
+        if each.combiner.indexed:
+            return each.finished(self._arg_reduce(each.combiner.function, each.element, each.start()))
+        return each.finished(*self._combined([each]))
+
+    def reduce_together(
+        self, reductions: Mapping[Reduction, Sequence[Size]], also: Callable[[], None] | None = None
+    ) -> None:
+        """Carry out reductions that do not need each other, in the same loops, and in these what else is to be done."""
+        together: list[_Combined] = []
+        for op, index in reductions.items():
+            if COMBINERS[type(op).KIND].indexed:
+                self.at(Source(op.results[0], tensor_of(op.results[0].type)), index)
+                continue
+            together.append(_Combined(self, op, index, [Source(v, tensor_of(v.type)) for v in op.operands]))
+            together[-1].begin()
+        totals = self._combined(together, also)
+        for each, total in zip(together, totals, strict=True):
+            self.know(Source(each.op.results[0], each.tensor), each.index, each.finished(total))
+
+    def _combined(self, reductions: Sequence[_Combined], also: Callable[[], None] | None = None) -> list[TileValue]:
+        """Reductions over all columns."""
+
+        def combine(state: list[TileValue]) -> None:
+            for place, each in enumerate(reductions):
+                value = each.element()
+                if self.schedule.mode == "stream":
+                    value = self._at_every_column(value, [self.schedule.vector])
+                    value = self.reduce_axis(value, each.kind, self.axes[self.schedule.vector].position, value.dtype)
+                state[place] = each.with_another(state[place], value)
+            if also is not None:
+                also()
+
+        carried = [each.start() for each in reductions]
+        if self.schedule.mode == "lanes" and any(each.kind == "sum" and each.dtype.is_float for each in reductions):
+            self._in_blocks(self.domain.column_runs, reductions, carried, combine)
+        else:
+            with self.columns(carried) as state:
+                combine(state)
+        return carried
+
+    def _in_blocks(
+        self,
+        runs: Sequence[Run],
+        reductions: Sequence[_Combined],
+        carried: list[TileValue],
+        combine: Callable[[list[TileValue]], None],
+    ) -> None:
+        """Combine columns one after the other, long runs in blocks of their own: errors grow with the longest sum."""
+        if not runs:
+            combine(carried)
+            return
+        run, rest = runs[0], runs[1:]
+        if isinstance(run.size, int) and run.size <= 2 * _SUMMED_IN_TURN:
+            with self.loop(run.name, run.size, 1, carried) as state:
+                self._in_blocks(rest, reductions, state, combine)
+            return
+        block = f"{run.name}_block"
+        with self.loop(block, run.size, _SUMMED_IN_TURN, carried) as state:
+            partial = [each.start() for each in reductions]
+            stop = minimum(symbol(block) + _SUMMED_IN_TURN, run.size)
+            with self.loop(run.name, stop, 1, partial, lower=symbol(block)) as inner:
+                self._in_blocks(rest, reductions, inner, combine)
+            state[:] = [
+                each.with_another(total, part) for each, total, part in zip(reductions, state, partial, strict=True)
+            ]
+
+    def _taps(self, op: Reduction, index: Sequence[Size], operands: Sequence[Source]) -> TileValue:
+        """Combine the columns of a window one after the other; those of a large one in loops over its lines."""
+        rule: Any = type(op)
+        function = COMBINERS[rule.KIND].function
+
+        def line(total: TileValue | None) -> TileValue:
+            for place in every(*(range(cast("int", variable.size)) for variable in unrolled)):
+                at = {variable.name: position for variable, position in zip(unrolled, place, strict=True)}
+                over = [substitute(position, at) for position in self.domain.column_index]
+                value = self._typed(rule.element(self, index, over, *operands, **op.params))
+                if rule.KIND == "prod" and value.dtype == f32:
+                    value = self._typed(self.cast(value, f64))
+                total = value if total is None else self._typed(self.math(function, total, value))
+            assert total is not None
+            return total
+
+        def looped(variables: Sequence[Variable], carried: list[TileValue]) -> None:
+            with self.loop(variables[0].name, variables[0].size, 1, carried) as state:
+                if variables[1:]:
+                    looped(variables[1:], state)
+                else:
+                    state[0] = line(state[0])
+
+        unrolled = self.domain.columns
+        while len(unrolled) > 1 and product(variable.size for variable in unrolled) > _MOST_UNROLLED:  # type: ignore[operator]
+            unrolled = unrolled[1:]
+        outer = self.domain.columns[: len(self.domain.columns) - len(unrolled)]
+        if not outer:
+            return line(None)
+        probe = AddressRecorder(self.layouts, space=self.domain.bounds, columns=self.domain.column_index)
+        dtype = rule.element(probe, index, self.domain.column_index, *operands, **op.params).dtype
+        dtype = f64 if rule.KIND == "prod" and dtype == f32 else dtype
+        shape = [self.schedule.outer_capacity, self.schedule.capacity][-self.rank :]
+        identity = COMBINERS[rule.KIND].identity(dtype)
+        type_ = tile.TileType.of(shape, register_dtype(dtype))
+        carried = [
+            TileValue(self.add(tile.ConstantOp.make(float(identity) if dtype.is_float else identity, type_)), dtype)
+        ]
+        looped(outer, carried)
+        return carried[0]
+
+    def _at_every_column(self, value: TileValue, runs: Sequence[str]) -> TileValue:
+        """A tile that has the axes it is reduced along: an expanded tensor is the same at all places of one."""
+        shape = list(tile.tile_type(value.ssa).sizes)
+        for name in runs:
+            shape[self.axes[name].position] = self.axes[name].capacity
+        return self.repeated(value, shape)
+
+    def spread(self, value: Value) -> TileValue:
+        """A scalar as a tile over the row axis, so that it can be carried through loops."""
+        source = self._typed(value)
+        constant = source.ssa.owner
+        if self.schedule.mode != "lanes" or self.schedule.capacity == 1 or not isinstance(constant, tile.ConstantOp):
+            return source
+        type_ = tile.TileType.of([self.schedule.capacity], tile.tile_type(source.ssa).dtype)
+        wide = tile.ConstantOp.create(attributes={"value": constant.value}, result_types=[type_])
+        return TileValue(self.add(wide), source.dtype)
+
+    def _arg_reduce(self, function: str, element: Any, initial: TileValue) -> TileValue:
+        """The position of the first extremum, by comparing one column after the other; NaN beats all."""
+        compare = "gt" if function == "max" else "lt"
+        carried = [initial, self.spread(self.constant(-1, i64))]
+        with self.columns(carried) as state:
+            value = element()
+            sizes = [variable.size for variable in self.domain.columns]
+            position: Size = 0
+            for variable, size in zip(self.domain.columns, sizes, strict=True):
+                position = position * size + variable.expr
+            better = self.math(compare, value, state[0])
+            first = self.math("lt", state[1], self.constant(0, i64))
+            better = self.math("or", better, first)
+            if value.dtype.is_float:
+                fresh_nan = self.math("and", self.math("isnan", value), self.math("not", self.math("isnan", state[0])))
+                better = self.math("or", better, fresh_nan)
+            state[0] = self._typed(self.where(better, value, state[0]))
+            state[1] = self._typed(self.where(better, self.position(position, i64), state[1]))
+        return carried[1]
+
+    def columns(self, carried: list[TileValue]) -> Any:
+        """Loops over all columns; in a stream the innermost goes by blocks, which are an axis of the tiles."""
+        return _ColumnLoops(self, carried)
+
+
+class _ColumnLoops:
+    """Nested loops over the column runs that carry the same tiles through all levels."""
+
+    def __init__(self, emit: GroupEmitter, carried: list[TileValue]) -> None:
+        self.emit = emit
+        self.levels: list[Any] = []
+        self.carried = carried
+        self.stream = emit.schedule.vector if emit.schedule.mode == "stream" else ""
+
+    def __enter__(self) -> list[TileValue]:
+        state = self.carried
+        for run in self.emit.domain.column_runs:
+            blocked = run.name == self.stream
+            capacity = self.emit.schedule.capacity if blocked else 1
+            name = f"{run.name}_start" if blocked else run.name
+            context = self.emit.loop(name, run.size, capacity, state)
+            self.levels.append(context)
+            state = context.__enter__()
+            if blocked:
+                self.emit.tile_axis(run.name, run.size, self.emit.rank - 1, symbol(name), capacity)
+        return state
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is not None:
+            return
+        self.emit.axes.pop(self.stream, None)
+        while self.levels:
+            self.levels.pop().__exit__(None, None, None)
+
+
+@dataclass
+class _Combined:
+    """A reduction at an index: what is combined, and what becomes of the total."""
+
+    emit: GroupEmitter
+    op: Reduction
+    index: Sequence[Size]
+    operands: Sequence[Source]
+    dtype: DType = f32
+
+    def __post_init__(self) -> None:
+        self.rule: Any = type(self.op)
+        self.kind: str = self.rule.KIND
+        self.combiner = COMBINERS[self.kind]
+        self.tensor = tensor_of(self.op.results[0].type)
+        # Every factor of a product adds a rounding: those of f32 are made in f64.
+        self.wide = self.kind == "prod" and self.tensor.dtype == f32
+
+    def begin(self) -> None:
+        """Learn the type of what is combined, without making code."""
+        emit = self.emit
+        probe = AddressRecorder(emit.layouts, space=emit.domain.bounds, columns=emit.domain.column_index)
+        probe.dynamic = dict(emit.dynamic)
+        dtype = self.rule.element(probe, self.index, emit.domain.column_index, *self.operands, **self.op.params).dtype
+        self.dtype = f64 if self.wide and dtype == f32 else dtype
+
+    def start(self) -> TileValue:
+        return self.emit.spread(self.emit.constant(self.combiner.identity(self.dtype), self.dtype))
+
+    def element(self) -> TileValue:
+        emit = self.emit
+        value = self.rule.element(emit, self.index, emit.domain.column_index, *self.operands, **self.op.params)
+        made = emit.cast(value, f64) if self.wide and value.dtype == f32 else value
+        assert isinstance(made, TileValue)
+        return made
+
+    def with_another(self, total: TileValue, value: TileValue) -> TileValue:
+        made = self.emit.math(self.combiner.function, total, value)
+        assert isinstance(made, TileValue)
+        return replace(made, dtype=self.dtype)
+
+    def finished(self, value: TileValue) -> Value:
+        narrowed = self.emit.cast(value, f32) if self.wide and value.dtype == f64 else value
+        return finish(self.emit, self.op, narrowed, self.index, self.operands)
