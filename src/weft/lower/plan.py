@@ -26,7 +26,7 @@ from weft.lower.work import work_of
 from weft.ops.base import GraphOp, View
 from weft.ops.graph import FuncOp, GroupOp, OpaqueOp, ReturnOp
 from weft.ops.layouts import Layout, contiguous, view_layout
-from weft.passes.build_groups import Target, group_key, is_free, result_targets, split_group, strides_of
+from weft.passes.build_groups import PARTIAL_SUMS, Target, group_key, is_free, result_targets, split_group, strides_of
 from weft.passes.constant_values import constant_arguments
 from weft.passes.update_in_place import in_place_of
 from weft.tile import dialect as tile
@@ -80,12 +80,13 @@ class CallStep:
 
 @dataclass(frozen=True)
 class DotStep:
-    """A (batched) matrix product by the BLAS library."""
+    """A (batched) matrix product by the BLAS library, whose sums are made of so many partial ones."""
 
     a: Place
     b: Place
     out: Place
     label: str
+    partial_sums: Size = 1
 
 
 Step: TypeAlias = KernelStep | CallStep | DotStep
@@ -354,4 +355,6 @@ class _Planner:
     def _dot(self, op: Operation, outputs: dict[SSAValue, Target]) -> None:
         a, b = (self.places[operand] for operand in op.operands)
         self._result(op.results[0], outputs)
-        self.steps.append(DotStep(a, b, self.places[op.results[0]], "dot"))
+        told = op.attributes.get(PARTIAL_SUMS)
+        count: Size = 1 if told is None else from_attribute(told)  # type: ignore[assignment]
+        self.steps.append(DotStep(a, b, self.places[op.results[0]], "dot", count))

@@ -14,6 +14,8 @@ from weft.ops.base import GraphOp, View
 from weft.ops.graph import FuncOp, GroupOp, OpaqueOp, YieldOp
 from weft.ops.layouts import Layout, contiguous, source_layout, view_layout
 
+PARTIAL_SUMS = "weft.partial_sums"
+"""How many sums a library is to make of those in a product, to add them up: errors grow with the longest sum."""
 CLAIM = "weft.claim"
 """The attribute of an op that a library takes: it stays outside groups."""
 SCHEDULE = "schedule"

@@ -9,32 +9,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import SSAValue
+from xdsl.ir import OpResult, SSAValue
 from xdsl.passes import ModulePass
 
-from weft.ir.expr import Size, product
+from weft.ir.attributes import to_attribute
+from weft.ir.expr import Size, floordiv, product
 from weft.ir.types import Tensor, f32, f64, tensor_of
 from weft.ops.convolution import BY_WEIGHTS, Convolution
 from weft.ops.graph import FuncOp, GraphBuilder
+from weft.passes.build_groups import PARTIAL_SUMS
 
 _LEAST_CHANNELS = 8
 """Channels on the side of a product that is not windows, of which fewer are not worth a copy of the windows."""
+_LEAST_SUMMED = 16
+"""Elements of a partial sum that make it worth a product of its own."""
 _MOST_BYTES = 1 << 30
 
 
 def is_product(x: Tensor, w: Tensor, result: Tensor, *, groups: Size, transposed: bool, **geometry: Any) -> bool:
-    """Whether this pass takes a convolution: its channels mix, and all sizes along windows are known."""
+    """Whether this pass takes a convolution: many of its channels mix, and all sizes along windows are known."""
     known = (groups, w.shape[0], *x.shape[2:], *w.shape[2:], *result.shape[2:])
     known += (*geometry["strides"], *geometry["dilation"], *(size for pair in geometry["padding"] for size in pair))
-    if groups != 1 or x.dtype not in (f32, f64) or not all(isinstance(size, int) and size >= 0 for size in known):
+    if x.dtype not in (f32, f64) or not all(isinstance(size, int) and size >= 0 for size in known):
         return False
-    if 0 in (*x.shape, *w.shape, *result.shape) or w.shape[0] < _LEAST_CHANNELS:  # type: ignore[operator]
+    if 0 in (groups, *x.shape, *w.shape, *result.shape) or floordiv(w.shape[0], groups) < _LEAST_CHANNELS:  # type: ignore[operator]
         return False
-    places, channels = (x.shape[2:], w.shape[1]) if transposed else (result.shape[2:], x.shape[1])
+    places, channels = (x.shape[2:], groups * w.shape[1]) if transposed else (result.shape[2:], x.shape[1])
     count = product((x.shape[0], *places, *w.shape[2:], channels))
     return not isinstance(count, int) or count * x.dtype.bytes <= _MOST_BYTES
 
@@ -48,7 +52,8 @@ class ConvolveTrained(ModulePass):
     %g = graph.convolution %e, %w transposed      %g = graph.fold (graph.dot %e, %w)
     %h = graph.convolution %x, %e                 %h = graph.dot (graph.permute %e), %r
 
-    Values are read as rows of channels by permutes and reshapes. Gradients by weights are annotated as such.
+    Values are read as rows of channels by permutes and reshapes. Gradients by weights are annotated as such. Groups of
+    channels are a batch of products.
     """
 
     name: ClassVar[str] = "convolve_trained"
@@ -67,13 +72,13 @@ def _is_product(op: Convolution) -> bool:
 
 
 class _Rewriting:
-    """The products of one convolution."""
+    """The products of one convolution, one for each group of channels: all have the group as their first dimension."""
 
     def __init__(self, function: FuncOp, op: Convolution) -> None:
         self.op = op
         self.b = GraphBuilder(function.block, op.location, before=op)
         params = op.params
-        self.transposed: bool = params["transposed"]
+        self.groups: Any = params["groups"]
         self.strides, self.padding, self.dilation = params["strides"], params["padding"], params["dilation"]
         self.x, self.w = op.operands
         self.shape = tensor_of(op.results[0].type).shape
@@ -82,55 +87,72 @@ class _Rewriting:
 
     def run(self) -> None:
         by_weights = BY_WEIGHTS in self.op.attributes
-        made = self._spread() if self.transposed else self._over_windows() if by_weights else self._slid()
+        made = self._spread() if self.op.params["transposed"] else self._over() if by_weights else self._slid()
         self.op.results[0].replace_all_uses_with(made)
         self.op.detach()
         self.op.erase()
 
     def _slid(self) -> SSAValue:
-        """[N, C, ...] by [O, C, window...]."""
-        rows = self._windows(_innermost(self.b, self.x), self.window, self.strides, self.dilation)
-        columns = self.b.permute(self._weights(), dims=(1, 0))
-        return self._restored(self.b.dot(rows, columns))
+        """[N, G * C, ...] by [G * O, C, window...]."""
+        rows = self._windows(self._innermost(self.x), self.window, self.strides, self.dilation)
+        return self._restored(self._dot(rows, _transposed(self.b, self._weights())))
 
     def _spread(self) -> SSAValue:
-        """[N, O, ...] by [O, C, window...], added up where windows overlap."""
-        b, e = self.b, _innermost(self.b, self.x)
-        rows, *counts, channels = tensor_of(e.type).shape
-        made = b.dot(b.reshape(e, shape=(rows * product(counts), channels)), self._weights())
+        """[N, G * O, ...] by [G * O, C, window...], added up where windows overlap."""
+        b, e = self.b, self._innermost(self.x)
+        groups, rows, *counts, channels = tensor_of(e.type).shape
+        made = self._dot(b.reshape(e, shape=(groups, rows * product(counts), channels)), self._weights())
         if not self._is_plain(self.window, self.strides):
-            apart = b.reshape(made, shape=(rows, *counts, *self.window, self.shape[1]))
+            outputs = tensor_of(self.w.type).shape[1]
+            apart = b.reshape(made, shape=(groups * rows, *counts, *self.window, outputs))
             geometry = {"strides": self.strides, "padding": self.padding, "dilation": self.dilation}
             made = b.fold(apart, shape=self.counts, **geometry)
         return self._restored(made)
 
-    def _over_windows(self) -> SSAValue:
-        """[C, N, ...] by [O, N, window...]: windows change places with their elements, and rows are as in `_slid`."""
-        b = self.b
-        places = _turned(b, self.x)
+    def _over(self) -> SSAValue:
+        """[C, G * N, ...] by [G * O, N, window...]: windows and their elements change places; rows as in `_slid`."""
+        b, rank = self.b, len(self.counts)
+        # [G, N, ..., C] and [G, N, ..., O]
+        places = self._apart(b.permute(self.x, dims=(*range(1, rank + 2), 0)), 0)
+        e = self._apart(self.w, 0)
+        e = b.permute(e, dims=(0, *range(2, rank + 3), 1))
         # What lies `strides` apart here are the elements of a window, and windows lie `dilation` apart.
         rows = self._windows(places, self.counts, self.dilation, self.strides)
-        e = _turned(b, self.w)
-        count, outputs = product(tensor_of(e.type).shape[:-1]), tensor_of(e.type).shape[-1]
-        made = b.dot(b.permute(b.reshape(e, shape=(count, outputs)), dims=(1, 0)), rows)
-        apart = b.reshape(made, shape=(outputs, *self.counts, self.shape[0]))
-        rank = len(self.counts)
+        groups, *within, outputs = tensor_of(e.type).shape
+        columns = b.reshape(e, shape=(groups, product(within), outputs))
+        made = self._dot(_transposed(b, columns), rows)
+        cast(OpResult, made).op.attributes[PARTIAL_SUMS] = to_attribute(_partial_sums(within[0], prod(self.window)))
+        apart = b.reshape(made, shape=(groups * outputs, *self.counts, self.shape[0]))
         return b.permute(apart, dims=(rank + 1, 0, *range(1, rank + 1)))
+
+    # -- operands --------------------------------------------------------------------------------------------------
+
+    def _apart(self, x: SSAValue, dim: int) -> SSAValue:
+        """A dimension of groups and what is in them as two."""
+        shape = tensor_of(x.type).shape
+        split = (self.groups, floordiv(shape[dim], self.groups))
+        return self.b.reshape(x, shape=(*shape[:dim], *split, *shape[dim + 1 :]))
+
+    def _innermost(self, x: SSAValue) -> SSAValue:
+        """[N, G * C, ...] as [G, N, ..., C]."""
+        apart = self._apart(x, 1)
+        return self.b.permute(apart, dims=(1, 0, *range(3, tensor_of(apart.type).rank), 2))
 
     def _windows(
         self, x: SSAValue, window: Sequence[Size], strides: Sequence[Size], dilation: Sequence[Size]
     ) -> SSAValue:
-        """All windows over [N, ..., C] as rows."""
+        """All windows over [G, N, ..., C] as rows."""
         b = self.b
-        rows, *_, channels = tensor_of(x.type).shape
+        groups, rows, *spatial, channels = tensor_of(x.type).shape
         if self._is_plain(window, strides):
-            return b.reshape(x, shape=(product(tensor_of(x.type).shape[:-1]), channels))
+            return b.reshape(x, shape=(groups, rows * product(spatial), channels))
+        x = b.reshape(x, shape=(groups * rows, *spatial, channels))
         if any(map(any, self.padding)):
             low, high = zip(*self.padding, strict=True)
             x = b.pad(x, low=(0, *low, 0), high=(0, *high, 0), value=0)
         windows = b.windows(x, window=tuple(window), strides=tuple(strides), dilation=tuple(dilation))
         counts = tensor_of(windows.type).shape[1 : 1 + len(window)]
-        shape = (rows * product(counts), product(window) * channels)
+        shape = (groups, rows * product(counts), product(window) * channels)
         return b.reshape(b.copy(windows), shape=shape)
 
     def _is_plain(self, window: Sequence[Size], strides: Sequence[Size]) -> bool:
@@ -138,25 +160,38 @@ class _Rewriting:
         return all(size == 1 for size in (*window, *strides)) and not any(map(any, self.padding))
 
     def _weights(self) -> SSAValue:
-        """[O, C, window...] as a matrix [O, window... * C]."""
-        outputs = tensor_of(self.w.type).shape[0]
-        last = _innermost(self.b, self.w)
+        """[G * O, C, window...] as matrices [G, O, window... * C]."""
+        b, rank = self.b, len(self.window)
+        outputs, channels = tensor_of(self.w.type).shape[:2]
+        last = b.permute(self.w, dims=(0, *range(2, 2 + rank), 1))
         if prod(self.window) != 1:
-            last = self.b.copy(last)
-        return self.b.reshape(last, shape=(outputs, product(tensor_of(last.type).shape[1:])))
+            last = b.copy(last)
+        shape = (self.groups, floordiv(outputs, self.groups), product(self.window) * channels)
+        return b.reshape(last, shape=shape)
+
+    def _dot(self, rows: SSAValue, columns: SSAValue) -> SSAValue:
+        """The products of all groups; that of one is no batch."""
+        b = self.b
+        if self.groups != 1:
+            return b.dot(rows, columns)
+        matrices = (b.reshape(each, shape=tensor_of(each.type).shape[1:]) for each in (rows, columns))
+        return b.dot(*matrices)
 
     def _restored(self, rows: SSAValue) -> SSAValue:
-        """Rows of channels as the result [N, C, ...]."""
-        shape = self.shape
-        apart = self.b.reshape(rows, shape=(shape[0], *shape[2:], shape[1]))
-        return self.b.permute(apart, dims=(0, len(shape) - 1, *range(1, len(shape) - 1)))
+        """Rows of channels, for each group, as the result [N, G * C, ...]."""
+        b, (images, channels, *spatial) = self.b, self.shape
+        rank = len(spatial)
+        apart = b.reshape(rows, shape=(self.groups, images, *spatial, floordiv(channels, self.groups)))
+        return b.reshape(b.permute(apart, dims=(1, 0, rank + 2, *range(2, rank + 2))), shape=self.shape)
 
 
-def _innermost(b: GraphBuilder, x: SSAValue) -> SSAValue:
-    """[N, C, ...] as [N, ..., C]."""
-    return b.permute(x, dims=(0, *range(2, tensor_of(x.type).rank), 1))
+def _partial_sums(images: Size, places: int) -> Size:
+    """Into how many a sum over the places of all images is taken apart, each over whole images."""
+    least = -(-_LEAST_SUMMED // places)
+    if not isinstance(images, int):
+        return images if least == 1 else 1
+    return next(count for count in range(max(1, images // least), 0, -1) if images % count == 0)
 
 
-def _turned(b: GraphBuilder, x: SSAValue) -> SSAValue:
-    """[C, N, ...] as [N, ..., C]."""
-    return b.permute(x, dims=(*range(1, tensor_of(x.type).rank), 0))
+def _transposed(b: GraphBuilder, x: SSAValue) -> SSAValue:
+    return b.permute(x, dims=(0, 2, 1))

@@ -52,6 +52,7 @@ def _check_step(step: Step, symbols: set[str]) -> None:
             places = (step.a, step.b, step.out)
             _check_places(places, symbols)
             _require(all(place.tensor.rank >= 2 for place in places), "a product of other things than matrices")
+            _check_sizes([step.partial_sums], symbols)
 
 
 def _buffers(step: Step) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from weft.backends.cpu.target import CpuTarget
 from weft.lower.plan import CallStep, Plan
 from weft.runtime.record import recording
 from weft.testing.comparison import compare
@@ -170,17 +171,65 @@ def test_values_that_are_not_finite_stay_where_they_are() -> None:
         check(nn.Conv2d(16, 16, 3, padding=1, groups=groups), x)
 
 
+@pytest.fixture(params=[True, False])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the machine's library makes code for convolutions: what that does not, Weft takes."""
+    monkeypatch.setattr(CpuTarget, "has_library_convolutions", property(lambda self: request.param))
+    return request.param
+
+
 @pytest.mark.parametrize(
     ("model", "shape"),
     [
         (nn.Conv2d(16, 32, 3, padding=1, groups=4), (2, 16, 8, 8)),
-        (nn.Conv2d(8, 16, 3, padding=1, groups=8), (1, 8, 8, 8)),
+        (nn.Conv2d(24, 64, (1, 3), stride=(2, 1), dilation=(1, 2), groups=2), (3, 24, 9, 11)),
         (nn.ConvTranspose2d(8, 6, 3, stride=2), (2, 8, 5, 5)),
+        (nn.ConvTranspose2d(16, 24, 4, stride=2, padding=1, groups=2), (2, 16, 7, 5)),
+        (nn.ConvTranspose1d(8, 6, 3, padding=2, dilation=2), (2, 8, 15)),
     ],
 )
-def test_what_a_library_keeps(model: nn.Module, shape: tuple[int, ...]) -> None:
-    check(model, torch.randn(shape), own=False)
+def test_what_a_library_keeps_if_it_is_quick(model: nn.Module, shape: tuple[int, ...], library: bool) -> None:
+    check(model, torch.randn(shape), own=not library)
 
 
-def test_weights_that_may_change_keep_the_library() -> None:
-    check(nn.Conv2d(8, 8, 3), torch.randn(1, 8, 8, 8), own=False, freeze=False)
+def test_what_a_library_keeps() -> None:
+    check(nn.Conv2d(8, 16, 3, padding=1, groups=8), torch.randn(1, 8, 8, 8), own=False)
+
+
+def test_weights_that_may_change(library: bool) -> None:
+    check(nn.Conv2d(8, 8, 3), torch.randn(1, 8, 8, 8), own=not library, freeze=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Conv2d(3, 16, 7, stride=2, padding=3), (4, 3, 33, 32)),
+        (nn.Conv2d(16, 8, 3, padding=1, bias=False), (3, 16, 9, 10)),
+        (nn.Conv2d(16, 24, 3, stride=(2, 3), padding=(1, 0), dilation=(2, 1)), (4, 16, 11, 12)),
+        (nn.Conv2d(16, 32, 1), (3, 16, 8, 8)),
+        (nn.Conv2d(32, 48, 3, padding=1, stride=2, groups=4), (2, 32, 9, 7)),
+        (nn.Conv2d(3, 24, 16, stride=16), (8, 3, 32, 48)),
+        (nn.Conv1d(12, 16, 5, padding=2), (2, 12, 50)),
+        (nn.Conv3d(4, 8, 2, stride=2, padding=1), (2, 4, 5, 6, 7)),
+        (nn.ConvTranspose2d(16, 5, 3, stride=2, padding=1, output_padding=1), (2, 16, 7, 8)),
+    ],
+)
+def test_training(model: nn.Module, shape: tuple[int, ...], library: bool) -> None:
+    torch.manual_seed(0)
+    x, eager, wide = torch.randn(shape), copy.deepcopy(model), copy.deepcopy(model).double()
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="weft", options={"cache": False})
+    weights = torch.randn_like(model(x))
+
+    def gradients(run: Any, owner: nn.Module, x: torch.Tensor) -> list[Any]:
+        owner.zero_grad()
+        x = x.clone().requires_grad_()
+        (run(x) * weights.to(x.dtype)).sum().backward()
+        return [x.grad, *(parameter.grad for parameter in owner.parameters())]
+
+    with recording() as records:
+        found = gradients(compiled, model, x)
+    judged = compare(found, gradients(eager, eager, x), gradients(wide, wide, x.double()))
+    assert judged.ok, str(judged)
+    called = [step for record in records if record.plan for step in record.plan.steps if isinstance(step, CallStep)]
+    assert bool(called) == library

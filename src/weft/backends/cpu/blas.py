@@ -36,7 +36,10 @@ def product_words(step: DotStep, sizes: Mapping[str, int], routines: Mapping[str
     batch = [evaluate(size, sizes) for size in step.out.tensor.shape[:-2]]
     if m == 0 or n == 0 or 0 in batch:
         return []
-    head = [PRODUCT, routines[ROUTINES[dtype]], int(dtype == f64), m, n, k]
+    # A sum of long sums of their own: errors grow with the longest.
+    count = evaluate(step.partial_sums, sizes)
+    parts = count if count > 0 and k % count == 0 else 1
+    head = [PRODUCT, routines[ROUTINES[dtype]], int(dtype == f64), m, n, k // parts]
     transposes: list[int] = []
     leading: list[int] = []
     for place in (step.a, step.b, step.out):
@@ -57,6 +60,11 @@ def product_words(step: DotStep, sizes: Mapping[str, int], routines: Mapping[str
     ]
     starts = [evaluate(place.layout.offset, sizes) * dtype.bytes for place in (step.a, step.b, step.out)]
     places = [place.buffer for place in (step.a, step.b, step.out)]
+    if parts > 1:
+        along = (step.a.layout.strides[-1], step.b.layout.strides[-2], 0)
+        for each, stride in zip(strides, along, strict=True):
+            each.append(evaluate(stride, sizes) * dtype.bytes * (k // parts))
+        batch.append(parts)
     *outer, inner = batch or [1]
     steps = [s[-1] if s else 0 for s in strides]
     tapes: list[list[int]] = []

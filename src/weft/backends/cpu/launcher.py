@@ -98,7 +98,7 @@ def _kernel(b: Function, step: _Reader, table: V, scratch: V, threads: V) -> V:
 
 
 def _product(b: Function, step: _Reader, table: V) -> None:
-    """Call BLAS for every matrix of a batch."""
+    """Call BLAS for every matrix of a batch; those that go to one place are added up there."""
     routine, wide = step.pointer(1), step.word(2)
     narrow = [b.convert("trunc", step.word(position), "i32") for position in range(3, 11)]
     m, n, k, ta, tb, lda, ldb, ldc = narrow
@@ -112,10 +112,12 @@ def _product(b: Function, step: _Reader, table: V) -> None:
             for base, position in zip(bases, (18, 19, 20), strict=True)
         )
         order = V("i32", str(_ROW_MAJOR))
+        again = b.binary("and", b.icmp("sgt", i, i64(0)), b.icmp("eq", step.word(20), i64(0)))
         with _either(b, b.icmp("eq", wide, i64(0))) as otherwise:
             for element in ("float", "double"):
                 one, zero = V(element, "1.0"), V(element, "0.0")
-                arguments = (order, ta, tb, m, n, k, one, a, lda, c, ldb, zero, d, ldc)
+                kept = b.select(again, one, zero)
+                arguments = (order, ta, tb, m, n, k, one, a, lda, c, ldb, kept, d, ldc)
                 b.do(f"call void {routine.name}({', '.join(map(str, arguments))})")
                 if element == "float":
                     otherwise()

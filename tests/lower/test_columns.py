@@ -1,0 +1,52 @@
+"""Reductions in stages: those that do not need each other share their loops with what can be written already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from weft.runtime.record import recording
+from weft.testing.comparison import compare
+
+
+def checked(function: Callable[..., Any], *inputs: torch.Tensor) -> str:
+    """Compare with float64 and give the text of the tile kernels."""
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="weft", options={"cache": False})
+    with torch.no_grad(), recording(programs=True) as records:
+        found = compiled(*(x.clone() for x in inputs))
+    eager, wide = function(*(x.clone() for x in inputs)), function(*(x.double() for x in inputs))
+    judged = compare(found, eager, wide)
+    assert judged.ok, str(judged)
+    (record,) = records
+    return record.programs["tile"]
+
+
+@pytest.mark.parametrize("shape", [(37, 48), (600, 20), (300, 1)])
+def test_what_is_summed_is_written_in_the_same_loop(shape: tuple[int, int]) -> None:
+    text = checked(lambda x, y: (p := torch.sigmoid(x) * y, p.sum(0), (p * x).sum(0)), *torch.randn(2, *shape))
+    assert text.count('"sigmoid"') + text.count("sigmoid(") <= 1
+
+
+@pytest.mark.parametrize("shape", [(9, 12, 5, 4), (2, 3, 70, 80)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_stages(shape: tuple[int, ...], layout: torch.memory_format) -> None:
+    def normalized(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        mean, total = x.mean((0, 2, 3), keepdim=True), y.sum((0, 2, 3), keepdim=True)
+        spread = (x - mean).square().mean((0, 2, 3), keepdim=True)
+        return (x - mean) * torch.rsqrt(spread + 1), total, x * y, y.amax((0, 2, 3))
+
+    checked(normalized, *(make(shape).to(memory_format=layout) for make in (torch.randn, torch.rand)))
+
+
+def test_what_is_written_over_an_operand_waits() -> None:
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        total = y.sum(0)
+        x.copy_(y)
+        return total, (y - total).square().sum(0), x
+
+    checked(step, torch.randn(50, 24))
