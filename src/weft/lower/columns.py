@@ -18,7 +18,8 @@ from weft.ops.body import Value
 from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS
 
-_SUMMED_IN_TURN = 128
+_SUMMED_IN_TURN = 32
+_WORTH_A_SUM = 8
 _MOST_UNROLLED = 16
 """Columns of a window that are laid out one after the other: of more, LLVM reads all before it uses the first."""
 
@@ -96,19 +97,33 @@ class GroupEmitter(KernelEmitter):
             combine(carried)
             return
         run, rest = runs[0], runs[1:]
-        if isinstance(run.size, int) and run.size <= 2 * _SUMMED_IN_TURN:
-            with self.loop(run.name, run.size, 1, carried) as state:
-                self._in_blocks(rest, reductions, state, combine)
-            return
-        block = f"{run.name}_block"
-        with self.loop(block, run.size, _SUMMED_IN_TURN, carried) as state:
-            partial = [each.start() for each in reductions]
-            stop = minimum(symbol(block) + _SUMMED_IN_TURN, run.size)
-            with self.loop(run.name, stop, 1, partial, lower=symbol(block)) as inner:
-                self._in_blocks(rest, reductions, inner, combine)
-            state[:] = [
-                each.with_another(total, part) for each, total, part in zip(reductions, state, partial, strict=True)
-            ]
+
+        def over(first: Size, stop: Size, size: Size, state: list[TileValue]) -> None:
+            length = _block_of(size)
+            if size == length:
+                with self.loop(run.name, stop, 1, state, lower=first) as inner:
+                    if _is_long(rest):
+                        self._with_more(
+                            reductions, inner, lambda part: self._in_blocks(rest, reductions, part, combine)
+                        )
+                    else:
+                        self._in_blocks(rest, reductions, inner, combine)
+                return
+            block = f"{run.name}_by_{length}"
+            with self.loop(block, stop, length, state, lower=first) as outer:
+                end = minimum(symbol(block) + length, stop)
+                self._with_more(reductions, outer, lambda part: over(symbol(block), end, length, part))
+
+        over(0, run.size, run.size, carried)
+
+    def _with_more(
+        self, reductions: Sequence[_Combined], state: list[TileValue], combine: Callable[[list[TileValue]], None]
+    ) -> None:
+        """Combine what has been with what is combined apart from it."""
+        partial = [each.start() for each in reductions]
+        combine(partial)
+        pairs = zip(reductions, state, partial, strict=True)
+        state[:] = [each.with_another(total, part) for each, total, part in pairs]
 
     def _taps(self, op: Reduction, index: Sequence[Size], operands: Sequence[Source]) -> TileValue:
         """Combine the columns of a window one after the other; those of a large one in loops over its lines."""
@@ -267,3 +282,18 @@ class _Combined:
     def finished(self, value: TileValue) -> Value:
         narrowed = self.emit.cast(value, f32) if self.wide and value.dtype == f64 else value
         return finish(self.emit, self.op, narrowed, self.index, self.operands)
+
+
+def _block_of(size: Size) -> int:
+    """The columns of a block, of which few make a run or a larger block; all of few columns."""
+    if not isinstance(size, int):
+        return _SUMMED_IN_TURN**2
+    if size <= _SUMMED_IN_TURN:
+        return size
+    return (_SUMMED_IN_TURN**2 if size > _SUMMED_IN_TURN**2 else _SUMMED_IN_TURN) // 2
+
+
+def _is_long(runs: Sequence[Run]) -> bool:
+    """Whether there are so many columns in runs that a sum of their own costs little."""
+    size = product(run.size for run in runs)
+    return bool(runs) and not (isinstance(size, int) and size < _WORTH_A_SUM)

@@ -13,6 +13,7 @@ from weft.errors import ParseError
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
 from weft.passes.convolve_by_products import ConvolveByProducts
+from weft.passes.convolve_trained import ConvolveTrained
 from weft.passes.eliminate_common import EliminateCommon
 from weft.passes.eliminate_dead import EliminateDead
 from weft.passes.fold_batch_norm import FoldBatchNorm
@@ -33,6 +34,7 @@ PASSES: dict[str, type[ModulePass]] = {
         RecognizeAttention,
         FoldBatchNorm,
         ConvolveByProducts,
+        ConvolveTrained,
         SinkReshapes,
         HoistConstants,
         EliminateDead,
