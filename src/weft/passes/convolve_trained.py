@@ -25,8 +25,9 @@ from weft.passes.build_groups import PARTIAL_SUMS
 
 _LEAST_CHANNELS = 8
 """Channels on the side of a product that is not windows, of which fewer are not worth a copy of the windows."""
-_LEAST_SUMMED = 16
-"""Elements of a partial sum that make it worth a product of its own."""
+_LEAST_SUMMED, _MOST_SUMMED, _MOST_SUMS = 16, 1024, 4
+"""Elements of a partial sum that make it worth a product of its own; elements from which on the library's sums are no
+worse than eager's; and how many products there are, since the threads of a library wait for each other in each."""
 _MOST_BYTES = 1 << 30
 
 
@@ -185,12 +186,12 @@ class _Rewriting:
         return b.reshape(b.permute(apart, dims=(1, 0, rank + 2, *range(2, rank + 2))), shape=self.shape)
 
 
-def _partial_sums(images: Size, places: int) -> Size:
+def _partial_sums(images: Size, places: int) -> int:
     """Into how many a sum over the places of all images is taken apart, each over whole images."""
     least = -(-_LEAST_SUMMED // places)
-    if not isinstance(images, int):
-        return images if least == 1 else 1
-    return next(count for count in range(max(1, images // least), 0, -1) if images % count == 0)
+    if not isinstance(images, int) or images * places > _MOST_SUMMED:
+        return 1
+    return next(count for count in range(max(1, min(_MOST_SUMS, images // least)), 0, -1) if images % count == 0)
 
 
 def _transposed(b: GraphBuilder, x: SSAValue) -> SSAValue:
