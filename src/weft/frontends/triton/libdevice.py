@@ -370,7 +370,7 @@ def by_symbol(symbol: str) -> Function:
     """The function that the library has under a symbol: `__nv_expf`, `__nv_exp`, `__nv_double2int_rn`."""
     name = symbol.removeprefix("__nv_")
     for candidate in (name, name.removesuffix("f"), name.removesuffix("ll"), f"{name}f"):
-        function = globals().get(candidate)
+        function: Any = globals().get(candidate)
         if callable(function) and not candidate.startswith("_"):
             return function
     raise KernelUnsupportedError(
