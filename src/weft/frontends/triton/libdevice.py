@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from weft.frontends.triton import bessel, directed, types
 from weft.frontends.triton.arithmetic import bit_pattern, mapped, where
@@ -372,7 +372,7 @@ def by_symbol(symbol: str) -> Function:
     for candidate in (name, name.removesuffix("f"), name.removesuffix("ll"), f"{name}f"):
         function: Any = globals().get(candidate)
         if callable(function) and not candidate.startswith("_"):
-            return function
+            return cast(Function, function)
     raise KernelUnsupportedError(
         f"the function {symbol} of a device library is not known here", hint="use tl.math, or write it out"
     )
