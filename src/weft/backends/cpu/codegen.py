@@ -7,57 +7,39 @@ the innermost axis goes in steps of several vector registers, its remainder in p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TypeGuard
 
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from weft.backends.cpu.buffers import Buffer
-from weft.backends.cpu.clusters import Cluster, Fill, Sink, cost_of, form_steps, sink_roots, sink_value
-from weft.backends.cpu.computed import all_of, emit_gather, emit_scatter, rows_ahead
+from weft.backends.cpu.clusters import Cluster, Fill, Sink, form_steps
+from weft.backends.cpu.computed import emit_gather, emit_scatter
 from weft.backends.cpu.dot import accumulates_in_place, buffered_operands, emit_dot
 from weft.backends.cpu.extents import Limits
-from weft.backends.cpu.masks import unmasked_part
-from weft.backends.cpu.memory_order import MemoryOrder, lazy_closure, same_place_closure
+from weft.backends.cpu.loop_nest import LoopNest
+from weft.backends.cpu.memory_order import MemoryOrder, lazy_closure
 from weft.backends.cpu.neighbours import Neighbours
 from weft.backends.cpu.position import (
-    UNROLLED_STEPS,
     Position,
-    lanes_for,
     load_strided,
     read_along,
-    walk,
-    walk_rest,
-    walk_steps,
 )
-from weft.backends.cpu.reductions import Accumulator
 from weft.backends.cpu.sort import emit_sort
-from weft.backends.cpu.stretches import Stretch, stretches
 from weft.backends.cpu.target import CpuTarget
-from weft.backends.cpu.transposed import emit_transposed, transposed_axes
 from weft.backends.cpu.views import emit_take, emit_view, prepare_views
-from weft.backends.cpu.written import emit_written, store_unordered
+from weft.backends.cpu.written import emit_written
 from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_type, scalar_type, vector
 from weft.backends.llvm.cast import emit_cast, load_convert, store_convert, truncate_to
 from weft.backends.llvm.math import emit_function
-from weft.backends.llvm.math_division import Divisor, can_divide
+from weft.backends.llvm.math_division import Divisor
 from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, constant_term
 from weft.ir.types import DType
 from weft.tile import dialect as tile
 from weft.tile import written
-from weft.tile.functions import COMBINERS
-
-_UNROLLED_COST = 80
-_DIVIDED = 32
-"""Quotients with one divisor from which on its reciprocal is worth making."""
-NOTHING: Mapping[SSAValue, V] = {}
-_FEW_MASKED = 4
-"""Masked reads from which on code without masks, for where they hold, is worth its length."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +185,7 @@ class KernelCodegen:
         for step in form_steps(operations, self.order):
             match step:
                 case Cluster():
-                    self.cluster(step)
+                    LoopNest(self, step).emit()
                 case tile.GatherOp() if step.out in self.order.early and tile.tile_type(step.out).sizes:
                     self.materialise(step.out)
                 case tile.ForOp() if not self.written:
@@ -244,215 +226,11 @@ class KernelCodegen:
             ]
             self.block([*op.block.ops, *_ordered(fills)])
 
-    # -- loops -----------------------------------------------------------------------------------------------------
-
-    def cluster(self, cluster: Cluster) -> None:
-        b = self.b
-        self.prepare([root for sink in cluster.sinks for root in sink_roots(sink)], cluster.sinks)
-        inner = max((a for a, size in enumerate(cluster.shape) if size > 1), default=len(cluster.shape) - 1)
-        keeps = self._kept(cluster, inner)
-        kept = set(keeps)
-        for value in keeps:
-            type_ = tile.tile_type(value)
-            self.buffers[value] = Buffer.allocate(b, type_.sizes, type_.dtype)
-        extents = self.cluster_extents(cluster)
-        turned = None if self.written else transposed_axes(self, cluster)
-        if turned is not None:
-            emit_transposed(self, cluster, extents, *turned)
-            return
-        sinks = cluster.sinks
-        outer_sums = [s for s in sinks if isinstance(s, tile.ReduceOp) and s.axis.value.data != inner]
-        inner_sums = [s for s in sinks if isinstance(s, tile.ReduceOp) and s.axis.value.data == inner]
-        for sink in [*outer_sums, *inner_sums]:
-            type_ = tile.tile_type(sink.out)
-            self.buffers[sink.out] = Buffer.allocate(b, type_.sizes, type_.dtype)
-        for sink in outer_sums:
-            self._start_outer(sink)
-        with ExitStack() as loops:
-            index = [i64(0)] * len(cluster.shape)
-            for axis, size in enumerate(cluster.shape):
-                if axis != inner and size > 1:
-                    index[axis] = loops.enter_context(b.loop(i64(0), extents[axis], i64(1)))
-            accumulators = {
-                sink: Accumulator.start(self, sink, self._lanes(cluster, extents[inner])) for sink in inner_sums
-            }
-
-            steady = self._steady(cluster, tuple(index), inner)
-            later = [] if self.written else rows_ahead(self, cluster, extents, index, inner)
-
-            def turn(start: V, lanes: int, known: Mapping[SSAValue, V] = NOTHING) -> None:
-                place = tuple(start if a == inner else v for a, v in enumerate(index))
-                here = steady.known_at(place, lanes, self.neighbours.is_still)
-                here.values.update(known)
-                if lanes == self.target.lanes:
-                    for row in later:
-                        row.prefetch(b, start)
-                results = [(sink, self.at(sink_value(sink), here, kept)) for sink in sinks]
-                for sink, value in results:
-                    self._put(sink, value, here, accumulators)
-
-            # Long code gains nothing from being laid out several times, and LLVM takes long over it.
-            cost = sum(cost_of(sink_value(sink)) for sink in sinks)
-            unrolled = min(UNROLLED_STEPS, _UNROLLED_COST // max(1, cost))
-            pause = self._folding(accumulators)
-
-            part = unmasked_part(self, cluster, steady, extents[inner]) if self.written else None
-
-            def line() -> None:
-                lanes = self._lanes(cluster, extents[inner])
-                if part is None or lanes == 1:
-                    walk(b, extents[inner], lanes, turn, unrolled, pause)
-                    return
-                stop = b.binary("and", part.count, i64(-lanes))
-                self.unmasked, self.true = part.accesses, part.masks
-                walk_steps(b, i64(0), stop, lanes, turn, pause)
-                self.unmasked, self.true = frozenset(), frozenset()
-                walk_rest(b, stop, int(extents[inner].name), lanes, turn)
-
-            masked = [] if accumulators or self.written else self._masked_at_once(cluster, inner)
-            if pieces := self._stretches(cluster, inner, extents[inner]):
-                for piece in pieces:
-                    known = {mask: const(value, "i1") for mask, value in piece.known.items()}
-
-                    def step(i: V, lanes: int, start: int = piece.start, known: dict[SSAValue, V] = known) -> None:
-                        turn(b.add(i64(start), i), lanes, known)
-
-                    length = i64(piece.stop - piece.start)
-                    walk(b, length, self._lanes(cluster, length), step, unrolled, pause)
-            elif len(masked) < _FEW_MASKED:
-                line()
-            else:
-                # Mostly nothing is masked, as inside an image: then no address has to be chosen.
-                masks = {op.mask: None for op in masked if op.mask is not None}
-                every = all_of(b, [self.at(mask, steady.copy()) for mask in masks])
-                with b.when(every):
-                    self.unmasked = frozenset(masked)
-                    line()
-                    self.unmasked = frozenset()
-                with b.when(b.binary("xor", every, const(True, "i1"))):
-                    line()
-            for sink, accumulator in accumulators.items():
-                self.buffers[sink.out].write(
-                    b, accumulator.finish(), [v for v in index[:inner]] + [i64(0)] + index[inner + 1 :]
-                )
-        self.divisors = {}
-
-    def _kept(self, cluster: Cluster, inner: int) -> list[SSAValue]:
-        """The values that the loop writes to buffers for others: those it computes at every position."""
-        here = {v: None for sink in cluster.sinks for root in sink_roots(sink) for v in same_place_closure(root)}
-        return [
-            value
-            for value in cluster.keeps
-            if value in here and value not in self.buffers and not self.neighbours.is_still(value, inner)
-        ]
-
-    def _stretches(self, cluster: Cluster, inner: int, extent: V) -> list[Stretch]:
-        """The stretches of the inner axis along which masks are known; none if it is one line."""
-        if extent.name.startswith("%") or self.written:
-            return []
-        return stretches([sink_value(sink) for sink in cluster.sinks], inner, int(extent.name))
-
-    def _masked_at_once(self, cluster: Cluster, inner: int) -> list[tile.GatherOp]:
-        """The reads that are masked all along the inner axis or not at all."""
-        values = {v: None for sink in cluster.sinks for v in lazy_closure(sink_value(sink)) if v not in self.buffers}
-        gathers = [v.op for v in values if isinstance(v, OpResult) and isinstance(v.op, tile.GatherOp)]
-        return [
-            op
-            for op in gathers
-            if op.mask is not None
-            and tile.tile_type(op.mask).sizes[inner] == 1
-            and tile.tile_type(op.offsets).sizes[inner] != 1
-        ]
-
-    def _folding(self, accumulators: dict[tile.ReduceOp, Accumulator]) -> Callable[[], None] | None:
-        """What long sums do now and then: errors grow with the number of additions to one place."""
-        sums = [accumulator for accumulator in accumulators.values() if accumulator.total is not None]
-
-        def fold() -> None:
-            for accumulator in sums:
-                accumulator.fold()
-
-        return fold if sums else None
-
-    def _steady(self, cluster: Cluster, index: tuple[V, ...], inner: int) -> Position:
-        """A position that knows the values that do not move along the inner axis: computed once before its loop."""
-        here = Position(index, inner, 1)
-        made = {sink.out for sink in cluster.sinks if isinstance(sink, tile.ReduceOp)}
-        rank = len(cluster.shape)
-        for root in [root for sink in cluster.sinks for root in sink_roots(sink)]:
-            for value in lazy_closure(root):
-                same = len(tile.tile_type(value).sizes) == rank and value not in made
-                if same and rank and cluster.shape[inner] > 1 and self.neighbours.is_still(value, inner):
-                    self.at(value, here)
-                if same and cluster.shape[inner] >= _DIVIDED and self._divides(value, inner):
-                    divisor = self.at(value.op.operands[1], here)
-                    self.divisors[value] = Divisor.of(self.b, divisor)
-        return here
-
-    def _divides(self, value: SSAValue, inner: int) -> TypeGuard[OpResult]:
-        """Whether a value is a quotient whose divisor is the same all along the inner axis."""
-        if not (isinstance(value, OpResult) and isinstance(value.op, tile.MapOp)) or value in self.buffers:
-            return False
-        if value.op.function.data != "div" or not can_divide(self.b, scalar_type(tile.tile_type(value).dtype)):
-            return False
-        still = [self.neighbours.is_still(arg, inner) for arg in value.op.args]
-        return still == [False, True]
-
-    def cluster_extents(self, cluster: Cluster) -> list[V]:
-        result: list[V] = []
-        for axis, size in enumerate(cluster.shape):
-            candidates = [
-                self.extents(sink_value(s))[axis]
-                for s in cluster.sinks
-                if tile.tile_type(sink_value(s)).sizes[axis] != 1
-            ]
-            for sink in cluster.sinks:
-                if isinstance(sink, tile.StoreOp) and size != 1:
-                    candidates.append(self.size(sink.extents.data[axis], sink.indices))
-            result.append(self.least(candidates, size) if size != 1 else i64(1))
-        return result
-
-    def _lanes(self, cluster: Cluster, extent: V) -> int:
-        if any(isinstance(s, tile.ReduceOp) and COMBINERS[s.kind.data].indexed for s in cluster.sinks):
-            return 1
-        widest = max((tile.tile_type(sink_value(s)).dtype.bits for s in cluster.sinks), default=32)
-        return lanes_for(self.target, widest, extent)
-
-    def _put(self, sink: Sink, value: V, here: Position, accumulators: dict[tile.ReduceOp, Accumulator]) -> None:
-        b = self.b
-        if isinstance(sink, tile.StoreOp):
-            self.store(sink, value, here)
-        elif isinstance(sink, Fill):
-            self.write(sink.buffer, value, here)
-        elif isinstance(sink, tile.ScatterOp):
-            store_unordered(self, sink, value, here)
-        elif sink in accumulators:
-            accumulators[sink].add(value, here.index[here.inner], here.lanes)
-        else:
-            buffer = self.buffers[sink.out]
-            index = [i64(0) if a == sink.axis.value.data else v for a, v in enumerate(here.index)]
-            value = b.splat(value, here.lanes if buffer.shape[here.inner] != 1 else 1)
-            old = buffer.read(b, index, value.lanes)
-            function = COMBINERS[sink.kind.data].function
-            buffer.write(b, emit_function(b, function, [old, value], buffer.dtype), index)
-
-    def _start_outer(self, sink: tile.ReduceOp) -> None:
-        """Set the result of a reduction along an outer axis to the identity."""
-        type_ = tile.tile_type(sink.out)
-        identity = COMBINERS[sink.kind.data].identity(type_.dtype)
-        buffer, b = self.buffers[sink.out], self.b
-        count = 1
-        for size in type_.sizes:
-            count *= size
-        flat = Buffer(buffer.pointer, (count,), buffer.dtype)
-        with b.loop(i64(0), i64(count), i64(1)) as i:
-            flat.write(b, const(identity, scalar_type(type_.dtype)), [i])
+    # -- values ------------------------------------------------------------------------------------------------------
 
     def write(self, buffer: Buffer, value: V, here: Position) -> None:
         lanes = here.lanes if here.index and buffer.shape[here.inner] != 1 else 1
         buffer.write(self.b, self.b.splat(value, lanes), here.index)
-
-    # -- values ----------------------------------------------------------------------------------------------------
 
     def prepare(self, values: Sequence[SSAValue], sinks: Sequence[Sink | Operation] = ()) -> None:
         """Evaluate the addresses that a loop needs before it starts."""
