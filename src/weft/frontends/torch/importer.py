@@ -21,13 +21,14 @@ from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from xdsl.ir import SSAValue
 
+from weft.backends.cpu.target import target_for
 from weft.config import Config
 from weft.errors import UnsupportedError, WeftError
 from weft.frontends.torch.aliasing import aliased, memory_owners, replaced, view_of
 from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
 from weft.frontends.torch.builder import ImportBuilder, tensor_of_meta
 from weft.frontends.torch.checks import combined
-from weft.frontends.torch.claims import is_claimed, is_own_convolution
+from weft.frontends.torch.claims import CONVOLUTIONS, is_claimed, is_own_convolution
 from weft.frontends.torch.complex_numbers import Complex, interleaved_type
 from weft.frontends.torch.decompositions import decomposition_of
 from weft.frontends.torch.dtypes import FLOAT8
@@ -219,9 +220,11 @@ class _Importer:
         return value
 
     def _is_claimed(self, node: fx.Node) -> bool:
-        if node.target is torch.ops.aten.convolution.default and self._is_constant(node.args[1]):
-            return not is_own_convolution(node, *map(self._mapped, node.args[3:9]))
-        return is_claimed(node)
+        if node.target not in CONVOLUTIONS:
+            return is_claimed(node)
+        frozen = node.target is torch.ops.aten.convolution.default and self._is_constant(node.args[1])
+        geometry = [self._mapped(each) for each in node.args[CONVOLUTIONS[node.target]]]
+        return not is_own_convolution(node, geometry, target_for(self.config.cpu), frozen=frozen)
 
     def _is_constant(self, node: Any) -> bool:
         assert isinstance(node, fx.Node)
