@@ -15,6 +15,7 @@ from weft.tools.cli import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROSE = re.sub(r"^```.*?^```", "", README, flags=re.MULTILINE | re.DOTALL)
 
 
 def test_the_python_blocks_run(tmp_path: Path) -> None:
@@ -28,7 +29,7 @@ def test_the_python_blocks_run(tmp_path: Path) -> None:
     assert "Kernels" in done.stdout and "tile.kernel" in done.stdout
 
 
-@pytest.mark.parametrize("link", re.findall(r"\]\(([^)#]+)\)", README))
+@pytest.mark.parametrize("link", re.findall(r"\]\(([^)#]+)\)", PROSE))
 def test_links_lead_to_files(link: str) -> None:
     assert link.startswith("https://") or (ROOT / link).is_file()
 

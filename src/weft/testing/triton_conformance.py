@@ -178,7 +178,8 @@ def _environment(run: TritonRun, place: Path) -> dict[str, str]:
     ours = Path(weft.__file__).parent.parent
     paths = [str(place / "modules"), str(ours), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
-        **os.environ,
+        # A pytest that this runs under has told its own workers who they are.
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONDONTWRITEBYTECODE": "1",
         "TRITON_INTERPRET": "1",

@@ -71,8 +71,13 @@ def test_batch_norm_is_folded_and_products_are_packed() -> None:
 
 @pytest.mark.parametrize(("rows", "step"), [(8, KernelStep), (256, DotStep)])
 def test_products_with_many_rows_are_left_to_blas(rows: int, step: type) -> None:
-    _, record = compiled_with(nn.Linear(16, 24).eval(), torch.randn(rows, 16))
+    _, record = compiled_with(nn.Linear(16, 100).eval(), torch.randn(rows, 16))
     assert record.plan is not None and isinstance(record.plan.steps[0], step)
+
+
+def test_products_with_small_weights_are_not() -> None:
+    _, record = compiled_with(nn.Linear(16, 24).eval(), torch.randn(256, 16))
+    assert record.plan is not None and isinstance(record.plan.steps[0], KernelStep)
 
 
 def test_changed_weights_are_noticed() -> None:
