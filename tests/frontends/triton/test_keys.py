@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from threading import Thread
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -148,3 +150,47 @@ def test_an_unknown_keyword_is_refused_by_a_warm_launch_too() -> None:
     named_like_a_global[(1,)](place, N=4)
     with pytest.raises(OptionError, match="BLOCK"):
         named_like_a_global[(1,)](place, N=4, BLOCK=3)
+
+
+@triton.jit
+def read_around_a_write(x, y, N: tl.constexpr):
+    r = tl.arange(0, N)
+    before = tl.load(x + r)
+    tl.store(y + r, r * 0.0 - 1)
+    tl.store(x + r, before + tl.load(x + r))
+
+
+@pytest.mark.parametrize("as_given", [torch.from_numpy, np.asarray])
+def test_tensors_that_overlap_share_memory(as_given: Any) -> None:
+    memory, expected = np.arange(65, dtype=np.float32), np.arange(65, dtype=np.float32)
+    before = expected[:64].copy()
+    expected[1:] = -1
+    expected[:64] += before
+    read_around_a_write[(1,)](as_given(memory[:64]), as_given(memory[1:]), 64)
+    assert np.array_equal(memory, expected)
+
+
+@triton.jit
+def shift_wide(place, n: tl.int64):
+    tl.store(place, (n + 1) << 33)
+
+
+@pytest.mark.parametrize("n", [1, 2, 16])
+def test_an_annotated_number_keeps_its_type(n: int) -> None:
+    place = torch.zeros(1, dtype=torch.int64)
+    shift_wide[(1,)](place, n)
+    assert place.item() == (n + 1) << 33
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    flag: object
+
+
+@triton.jit
+def store_setting(place, SETTING: tl.constexpr):
+    tl.store(place, 1.0 if str(SETTING.flag) == "True" else 2.0)
+
+
+def test_constants_that_are_equal_need_not_be_the_same() -> None:
+    assert [result(store_setting, Setting(1)), result(store_setting, Setting(True))] == [2, 1]
