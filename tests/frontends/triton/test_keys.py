@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import namedtuple
 from pathlib import Path
 from threading import Thread
 from types import ModuleType
@@ -14,7 +15,9 @@ import torch
 
 import weft.triton as triton
 import weft.triton.language as tl
+from weft.frontends.triton.aggregates import aggregate
 from weft.frontends.triton.compiling import disk_cache
+from weft.frontends.triton.errors import KernelTypeError
 from weft.frontends.triton.jit import OptionError
 
 x: Any = None
@@ -194,3 +197,58 @@ def store_setting(place, SETTING: tl.constexpr):
 
 def test_constants_that_are_equal_need_not_be_the_same() -> None:
     assert [result(store_setting, Setting(1)), result(store_setting, Setting(True))] == [2, 1]
+
+
+def with_aggregate(number: int, by_method: bool) -> Any:
+    first, second = (tl.constexpr(each) for each in ((number, 0) if by_method else (0, number)))
+
+    @aggregate
+    class Held:
+        value: tl.tensor
+
+        def __init__(self, value):
+            self.value = value + second
+
+        @triton.jit
+        def plus(self):
+            return self.value + first
+
+    @triton.jit
+    def kernel(place):
+        tl.store(place, Held(tl.load(place)).plus())
+
+    return kernel
+
+
+@pytest.mark.parametrize("by_method", [True, False])
+def test_methods_of_a_class_are_a_part_of_its_kernels(by_method: bool) -> None:
+    one, two = with_aggregate(1, by_method), with_aggregate(2, by_method)
+    assert one.fingerprint().stable
+    assert one.cache_key != two.cache_key
+    assert [result(one), result(two)] == [1, 2]
+
+
+@triton.jit
+def store_given(place, value, n: tl.uint32):
+    tl.store(place, value + n)
+
+
+@pytest.mark.parametrize(("value", "n", "name"), [(1e300, 2, "value"), (2.0, -1, "n"), (2.0, 1 << 40, "n")])
+def test_a_number_out_of_range_is_named(value: float, n: int, name: str) -> None:
+    with pytest.raises(KernelTypeError, match=f"argument {name}: .* does not fit"):
+        result(store_given, value, n)
+
+
+def with_fields(*fields: str) -> Any:
+    Fields = namedtuple("Fields", fields)
+
+    @triton.jit
+    def kernel(place):
+        tl.store(place, Fields(1.0, 2.0).a)
+
+    return kernel
+
+
+def test_fields_of_a_named_tuple_are_a_part_of_its_kernels() -> None:
+    assert with_fields("a", "b").fingerprint().stable
+    assert [result(with_fields("a", "b")), result(with_fields("b", "a"))] == [1, 2]

@@ -9,23 +9,29 @@ nothing else.
 
 from __future__ import annotations
 
+import math
 import os
+import struct
 import sys
 from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weft.frontends.triton.binding import make_bind, make_classify
 from weft.frontends.triton.constants import unwrap
-from weft.frontends.triton.errors import KernelValueError
+from weft.frontends.triton.errors import KernelTypeError, KernelValueError
 from weft.frontends.triton.jit import OPTIONS, Grid, JITCallable, JITFunction, OptionError, python_frames
 from weft.frontends.triton.source import Scope
-from weft.frontends.triton.specialise import Described, describe
+from weft.frontends.triton.specialise import Described, Words, describe
+from weft.ir.types import DType
 from weft.runtime.openmp import in_forked_child, pool_symbols
 
 if TYPE_CHECKING:
     from weft.frontends.triton.compiled import CompiledKernel
 
 Key: TypeAlias = "tuple[Hashable, ...]"
+
+_LARGEST_FLOAT = 3.4028234663852886e38
+"""Of 32 bits."""
 
 
 class Launcher:
@@ -52,7 +58,11 @@ class Launcher:
             kernel = self._compile(values, options, key)
         if type(grid) is not tuple:
             grid = self._grid(grid, values)
-        kernel.launch(_triple(grid), words, threads())
+        try:
+            kernel.launch(_triple(grid), words, threads())
+        except (OverflowError, struct.error):
+            self._check_ranges(kernel, values)
+            raise
         return kernel
 
     def compiled(self, args: Sequence[Any], keywords: dict[str, Any]) -> CompiledKernel:
@@ -106,6 +116,16 @@ class Launcher:
                     hint=f"its parameters are {', '.join(self.names)}",
                 )
 
+    def _check_ranges(self, kernel: CompiledKernel, values: Sequence[Any]) -> None:
+        """Say which number does not fit into the type of its parameter."""
+        arguments = iter(kernel.code.arguments)
+        for parameter, value in zip(self.function.params, values, strict=True):
+            words: Words = []
+            parameter.classifier(value)(value, words, [])
+            for word, argument in zip(words, arguments, strict=False):
+                if not argument.pointer and not _fits(word, argument.dtype):
+                    raise KernelTypeError(f"argument {parameter.name}: {word} does not fit into {argument.dtype.name}")
+
     def _compile(self, values: Sequence[Any], options: dict[str, Any], key: Key) -> CompiledKernel:
         from weft.frontends.triton.compiling import compile_for
 
@@ -138,6 +158,13 @@ def used_by(values: Sequence[Any]) -> Iterator[tuple[Scope, str, Any]]:
             yield from used_by(value)
         elif isinstance(value, JITCallable):
             yield from value.fingerprint().used
+
+
+def _fits(word: float, dtype: DType) -> bool:
+    if dtype.is_float:
+        return dtype.bits == 64 or not math.isfinite(word) or abs(word) <= _LARGEST_FLOAT
+    lowest, bits = (0, dtype.bits) if dtype.name.startswith("ui") else (-(1 << (dtype.bits - 1)), dtype.bits - 1)
+    return dtype.bits == 1 or lowest <= word < 1 << bits
 
 
 def threads() -> int:

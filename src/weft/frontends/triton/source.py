@@ -10,13 +10,18 @@ function, of the functions it calls and of the globals it uses: part of the key 
 from __future__ import annotations
 
 import ast
+import collections
+import dataclasses
+import enum
 import hashlib
 import inspect
+import reprlib
 import symtable
 import textwrap
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, Protocol, TypeAlias
 
 from weft.errors import WeftError
@@ -155,9 +160,74 @@ def _value(value: Any, nested: Nested, result: Fingerprint) -> str | None:
     inner = nested(value)
     if inner is not None:
         return f"function {result.take(inner)}"
+    if isinstance(value, type) and not _is_known(value.__module__):
+        return f"class {result.take(_of_class(value, nested))}"
     text = _text_of(value)
     result.stable &= text is not None
     return text
+
+
+_classes: ContextVar[tuple[type, ...]] = ContextVar("_classes", default=())
+"""The author's classes that are being looked at: a method may refer to its own."""
+
+_OF_NO_MEANING = {"__doc__", "__dict__", "__weakref__", "__module__", "__qualname__", "__name__", "__annotations__"} | {
+    *("__slots__", "__match_args__", "__firstlineno__", "__static_attributes__", "__hash__", "__abstractmethods__"),
+    *("_abc_impl", "__annotate__", "__annotate_func__", "__annotations_cache__", "__dataclass_params__"),
+}
+"""Entries of a class that say nothing about its objects, or are looked at in another way."""
+
+
+def _of_class(kind: type, nested: Nested) -> Fingerprint:
+    """The fingerprint of a class that an author wrote: its fields with their defaults, and its methods."""
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    active = _classes.get()
+    if kind in active:
+        return Fingerprint(f"recursion in {name}", whole=False)
+    result = Fingerprint("")
+    token = _classes.set((*active, kind))
+    try:
+        parts = [f"{name} {list(inspect.get_annotations(kind))}"]
+        parts += [f"of {_value(base, nested, result)}" for base in kind.__bases__]
+        for member, value in vars(kind).items():
+            if member not in _OF_NO_MEANING:
+                parts.append(f"{member} is {_member(kind, value, nested, result)}")
+    finally:
+        _classes.reset(token)
+    result.digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return result
+
+
+def _member(kind: type, value: Any, nested: Nested, result: Fingerprint) -> str | None:
+    if isinstance(value, property):
+        return str([_member(kind, each, nested, result) for each in (value.fget, value.fset)])
+    if isinstance(value, staticmethod | classmethod):
+        return f"{type(value).__name__} {_member(kind, value.__func__, nested, result)}"
+    if isinstance(value, dataclasses.Field):
+        parts = [value.default, value.default_factory]
+        return str([None if part is dataclasses.MISSING else _value(part, nested, result) for part in parts])
+    if isinstance(value, dict):
+        return str([(key, _member(kind, each, nested, result)) for key, each in value.items()])
+    if type(value).__name__ == "_tuplegetter":  # a field of a named tuple
+        return repr(value)
+    if not isinstance(value, FunctionType):
+        return _value(value, nested, result)
+    if value.__module__.startswith("weft."):  # an aggregate's: around the class as it was written
+        held = (cell.cell_contents for cell in value.__closure__ or ())
+        return str([_value(each, nested, result) for each in held if isinstance(each, type)])
+    if _is_generated(kind, value):
+        return "generated"
+    try:
+        return result.take(fingerprint(Source(value), nested, value.__qualname__))
+    except (SourceError, SyntaxError):  # a lambda, or a function without a text
+        result.stable = False
+        return None
+
+
+def _is_generated(kind: type, value: FunctionType) -> bool:
+    """Whether the fields of the class say all about a method: those that dataclasses and named tuples make."""
+    made = dataclasses.is_dataclass(kind) or hasattr(kind, "_fields")
+    library = value.__code__.co_filename.startswith(("<", collections.__file__, dataclasses.__file__, reprlib.__file__))
+    return made and library
 
 
 def _defaults(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
@@ -222,6 +292,10 @@ def _is_known(module: str) -> bool:
 
 def _text_of(value: Any) -> str | None:
     """A text that differs where the meaning may differ, and is the same in another process; None if there is none."""
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__module__}.{value!s} {_text_of(value.value)}"
+    if isinstance(value, dict):
+        return _text_of([item for pair in value.items() for item in pair])
     if isinstance(value, tuple | list):
         parts = [_text_of(item) for item in value]
         return None if None in parts else f"{type(value).__name__} {parts}"
