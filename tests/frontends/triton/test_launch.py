@@ -157,6 +157,42 @@ def test_the_parameters_that_a_kernel_writes_through() -> None:
     assert "x_ptr" not in stored_parameters(through_a_helper)
 
 
+store_by_another_name = tl.store
+
+
+@triton.jit
+def store_second(value, place):
+    tl.store(place, value)
+
+
+@triton.jit
+def through_the_unknown(x, y, z, u, FUNCTION: tl.constexpr):
+    FUNCTION(x, 1.0)
+    store_by_another_name(y, 1.0)
+    store_second(tl.load(u).to(tl.float32), z)
+
+
+def test_a_function_that_is_not_known_may_write_through_all_that_it_is_given() -> None:
+    assert stored_parameters(through_the_unknown) == ("x", "y", "z", "FUNCTION")
+
+
+@triton.jit
+def write_both(x, y, N: tl.constexpr):
+    r = tl.arange(0, N)
+    tl.store(x + r, r * 1.0)
+    tl.debug_barrier()
+    tl.store(y + r, tl.load(y + r) + 10)
+
+
+def test_tensors_that_overlap_do_so_inside_of_torch_compile_too() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        write_both[(1,)](x, x[4:20], 16)
+        return x + 0
+
+    compiled = torch.compile(function, backend="aot_eager")
+    assert torch.equal(compiled(torch.zeros(20)), function(torch.zeros(20)))
+
+
 def test_a_launch_inside_of_torch_compile_breaks_no_graph() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         out = torch.empty_like(x)

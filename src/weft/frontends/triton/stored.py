@@ -1,19 +1,26 @@
 """Which parameters of a kernel it may write through: found in its text, with the functions it calls.
 
 A name is followed through assignments, so an index that was read from a tensor counts too: more may be named than are
-written, never fewer.
+written, never fewer; what is not known may write through all that it is given.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
+import inspect
 from typing import Any
 
-from weft.frontends.triton.jit import JITCallable, JITFunction
+from weft.frontends.triton.constants import unwrap
+from weft.frontends.triton.jit import ConstexprFunction, JITCallable, JITFunction
+from weft.frontends.triton.values import tensor
 
 _WRITES = ("store", "atomic_", "scatter")
 _ALL = "*"
 """Stands for every argument of a call to something unknown."""
+
+_OF_TENSORS = frozenset(name for name in dir(tensor) if not name.startswith(_WRITES)) | {"load", "gather"}
+"""Methods of values that write nothing."""
 
 
 def stored_parameters(function: JITFunction, active: tuple[JITFunction, ...] = ()) -> tuple[str, ...]:
@@ -58,19 +65,26 @@ def _names(node: ast.AST) -> set[str]:
 
 def _written_by(call: ast.Call, function: JITFunction, active: tuple[JITFunction, ...]) -> set[str]:
     """The names through which a call may write."""
-    if isinstance(call.func, ast.Attribute) and call.func.attr.startswith(_WRITES):
-        # `tl.store(pointer, value)`: the pointer; `descriptor.store(offsets, value)`: the descriptor.
-        pointers = [*call.args[:1], *(k.value for k in call.keywords if k.arg == "pointer"), call.func.value]
-        return set[str]().union(*map(_names, pointers))
-    if isinstance(call.func, ast.Name) and call.func.id.startswith(_WRITES):
-        return set[str]().union(*map(_names, [*call.args[:1], *(k.value for k in call.keywords)]))
     callee = _callee(call.func, function)
-    if not isinstance(callee, JITFunction):
+    if isinstance(callee, JITFunction):
+        return _written_by_function(call, callee, (*active, function))
+    own = isinstance(callee, type) or inspect.isroutine(callee)
+    own = own and str(callee.__module__).startswith(("weft.", "builtins", "math"))
+    called = callee.__name__ if own else call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    if called.startswith(_WRITES):
+        # `tl.store(pointer, value)`: the pointer; `descriptor.store(offsets, value)`: the descriptor.
+        given = [*call.args[:1], *(k.value for k in call.keywords if k.arg in ("pointer", None))]
+        return set[str]().union(*map(_names, [*given, call.func]))
+    if own or isinstance(callee, ConstexprFunction) or called in _OF_TENSORS:
         return set()
-    inner = stored_parameters(callee, (*active, function))
+    return _names(call)
+
+
+def _written_by_function(call: ast.Call, callee: JITFunction, active: tuple[JITFunction, ...]) -> set[str]:
+    inner = stored_parameters(callee, active)
     given: dict[str, ast.expr] = dict(zip(callee.arg_names, call.args, strict=False))
     given |= {keyword.arg or _ALL: keyword.value for keyword in call.keywords}
-    spread = any(isinstance(argument, ast.Starred) for argument in call.args)
+    spread = _ALL in given or any(isinstance(argument, ast.Starred) for argument in call.args)
     if inner and spread:
         return _names(call)
     return set[str]().union(*(_names(given[name]) for name in inner if name in given))
@@ -83,7 +97,7 @@ def _callee(node: ast.expr, function: JITCallable) -> Any:
         node = node.value
     if not isinstance(node, ast.Name):
         return None
-    value: Any = function.get_capture_scope().get(node.id)
+    value: Any = function.get_capture_scope().get(node.id, getattr(builtins, node.id, None))
     for name in reversed(path):
         value = getattr(value, name, None)
-    return value
+    return unwrap(value)

@@ -19,6 +19,7 @@ import torch._dynamo
 
 from weft.frontends.triton import jit
 from weft.frontends.triton.jit import Grid, JITFunction, LaunchError
+from weft.frontends.triton.specialise import alias_groups
 from weft.frontends.triton.stored import stored_parameters
 
 _SCHEMA = (
@@ -100,13 +101,48 @@ def _launch(
     function = _kernels.get(kernel)
     if function is None:
         raise LaunchError(f"the kernel {kernel} is not defined in this process", hint="import the module that has it")
-    tensors = list(tensors)
-    for place in changed:
-        tensors[place] = _like(tensors[place]).copy_(tensors[place])
+    tensors = _copied(tensors, changed)
     held = {"tensor": tensors, "integer": integers, "number": numbers}
     given = {name: held[kind][value] if kind in held else value for name, kind, value in json.loads(layout)}
     function.run(grid=tuple(grid), **given)
-    return [tensors[place] for place in changed]
+    shared = _overlapping(tensors)
+    return [tensors[place].clone() if shared is not None else tensors[place] for place in changed]
+
+
+def _copied(tensors: list[torch.Tensor], changed: list[int]) -> list[torch.Tensor]:
+    """The tensors, with copies in place of those that may be written to; what overlaps overlaps in the copy too."""
+    groups = _overlapping(tensors) or range(len(tensors))
+    written = {groups[place] for place in changed}
+    copies: dict[int, tuple[int, torch.UntypedStorage]] = {}
+    result: list[torch.Tensor] = []
+    for tensor, group in zip(tensors, groups, strict=True):
+        if group not in written:
+            result.append(tensor)
+        elif groups.count(group) == 1:
+            result.append(_like(tensor).copy_(tensor))
+        else:
+            storage = tensor.untyped_storage()
+            if group not in copies:
+                copies[group] = storage.data_ptr(), storage.clone()
+            start, copy = copies[group]
+            if start != storage.data_ptr():
+                raise LaunchError(
+                    "a kernel in a compiled function is given tensors that overlap, but are not views of one tensor",
+                    hint="make the tensors views of one, or launch the kernel outside of torch.compile",
+                )
+            made = torch.empty(0, dtype=tensor.dtype)
+            result.append(made.set_(copy, tensor.storage_offset(), tensor.size(), tensor.stride()))
+    return result
+
+
+def _overlapping(tensors: list[torch.Tensor]) -> tuple[int, ...] | None:
+    """A group for each tensor: those that overlap are of one. None where no two do."""
+    ranges: list[tuple[int, int]] = []
+    for tensor in tensors:
+        start = tensor.data_ptr()
+        last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+        ranges.append((start, start + (last + 1) * tensor.element_size() if tensor.numel() else start))
+    return alias_groups(ranges)
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
