@@ -105,8 +105,10 @@ def test_another_process_finds_the_kernel_on_disk(tmp_path: Path) -> None:
 
 
 def test_which_tensors_share_memory() -> None:
-    assert alias_groups([10, 20, 30]) is None
-    assert alias_groups([10, 20, 10]) == (0, 1, 0)
+    assert alias_groups([(10, 20), (20, 30), (30, 40)]) is None
+    assert alias_groups([(0, 0), (0, 0)]) is None
+    assert alias_groups([(10, 20), (20, 30), (12, 18)]) == (0, 1, 0)
+    assert alias_groups([(30, 40), (10, 35), (50, 60), (12, 18)]) == (0, 0, 1, 0)
 
 
 @pytest.mark.parametrize(

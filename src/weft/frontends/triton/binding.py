@@ -61,7 +61,9 @@ def _classify(parameter: Parameter) -> list[str]:
         f"if type({name}) is Tensor_:",
         f"    a_ = {name}.data_ptr()",
         "    words_.append(a_)",
-        f"    storages_.append({name}.untyped_storage().data_ptr() if {name}.storage_offset() else a_)",
+        f"    s_ = {name}.untyped_storage()",
+        "    b_ = s_.data_ptr()",
+        "    storages_.append((b_, b_ + s_.nbytes()))",
         f"    {key} = ({name}.dtype, {aligned} and not a_ & 15, {name}.is_cpu)",
     ]
     if parameter.scalar is None and not parameter.do_not_specialize and aligned == "True":

@@ -56,6 +56,9 @@ python_frames: ContextVar[bool] = ContextVar("python_frames", default=False)
 """Whether the kernel that is running is the Python function itself, so that its calls are Python's own."""
 
 
+_looked_at: ContextVar[tuple[JITCallable, ...]] = ContextVar("_looked_at", default=())
+"""The functions whose fingerprints are being made here: one that calls itself is met again among them."""
+
 KERNELS: WeakValueDictionary[int, JITFunction] = WeakValueDictionary()
 """The kernels of this process, by number: what Dynamo can hold in place of a kernel."""
 
@@ -172,11 +175,20 @@ class JITCallable:
 
     def fingerprint(self) -> Fingerprint:
         """What a compiled form of this function depends on; made anew when a global has changed."""
-        if self._fingerprint is None or not self._fingerprint.holds():
-            self._fingerprint = Fingerprint(f"recursion in {self.__qualname__}")
+        known, active = self._fingerprint, _looked_at.get()
+        if known is not None and known.holds():
+            return known
+        if self in active:
+            return Fingerprint(f"recursion in {self.__qualname__}", whole=False)
+        token = _looked_at.set((*active, self))
+        try:
             made = fingerprint(self.source, _nested, f"{self.__module__}.{self.__qualname__}")
+        finally:
+            _looked_at.reset(token)
+        if made.whole or not active:  # a part of a recursion has not seen the whole of it
+            made.whole = True
             self._fingerprint = made
-        return self._fingerprint
+        return made
 
     @property
     def cache_key(self) -> str:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weft.frontends.triton.binding import make_bind, make_classify
 from weft.frontends.triton.constants import unwrap
 from weft.frontends.triton.errors import KernelValueError
-from weft.frontends.triton.jit import OPTIONS, Grid, JITFunction, OptionError, python_frames
+from weft.frontends.triton.jit import OPTIONS, Grid, JITCallable, JITFunction, OptionError, python_frames
+from weft.frontends.triton.source import Scope
 from weft.frontends.triton.specialise import Described, describe
 from weft.runtime.openmp import in_forked_child, pool_symbols
 
@@ -35,7 +36,7 @@ class Launcher:
         self.bind = make_bind(function)
         self._classify = make_classify(function)
         self.kernels: dict[Key, CompiledKernel] = {}
-        self._used: list[tuple[dict[str, Any], str, Any]] = []
+        self._used: list[tuple[Scope, str, Any]] = []
 
     def launch(self, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]) -> CompiledKernel:
         """Run the kernel over the grid."""
@@ -44,6 +45,8 @@ class Launcher:
             if scope.get(name) is not value:
                 self._forget()
                 break
+        if options:
+            self._check_options(options)
         kernel = self.kernels.get(key)
         if kernel is None:
             kernel = self._compile(values, options, key)
@@ -55,6 +58,9 @@ class Launcher:
     def compiled(self, args: Sequence[Any], keywords: dict[str, Any]) -> CompiledKernel:
         """The kernel compiled for arguments like these."""
         key, _, values, options = self._classify(*args, **keywords)
+        if any(scope.get(name) is not value for scope, name, value in self._used):
+            self._forget()
+        self._check_options(options)
         return self.kernels.get(key) or self._compile(values, options, key)
 
     def describe(self, args: Sequence[Any], keywords: dict[str, Any]) -> tuple[list[Described], Any]:
@@ -103,19 +109,35 @@ class Launcher:
     def _compile(self, values: Sequence[Any], options: dict[str, Any], key: Key) -> CompiledKernel:
         from weft.frontends.triton.compiling import compile_for
 
-        self._check_options(options)
         groups: Any = key[-1]
         described = self._describe(values, key)
         kernel = compile_for(self.function, described, groups, bool(options.get("debug", self.function.debug)))
         self.kernels[key] = kernel
-        self._used = self.function.fingerprint().used
+        self._watch([self.function, *values])
         return kernel
+
+    def _watch(self, values: Sequence[Any]) -> None:
+        """Have later launches see when a name is bound anew that the kernel, or a function given to it, uses."""
+        known = {(id(scope), name) for scope, name, _ in self._used}
+        for scope, name, value in used_by(values):
+            if (id(scope), name) not in known:
+                known.add((id(scope), name))
+                self._used.append((scope, name, value))
 
     def _describe(self, values: Sequence[Any], key: Key) -> list[Described]:
         return [
             describe(parameter, value, part)
             for parameter, value, part in zip(self.function.params, values, key, strict=False)
         ]
+
+
+def used_by(values: Sequence[Any]) -> Iterator[tuple[Scope, str, Any]]:
+    """The names that functions among the values use."""
+    for value in map(unwrap, values):
+        if isinstance(value, tuple | list):
+            yield from used_by(value)
+        elif isinstance(value, JITCallable):
+            yield from value.fingerprint().used
 
 
 def threads() -> int:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import symtable
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from weft.errors import WeftError
 from weft.forks import cached_property
@@ -89,62 +90,100 @@ class Source:
         return node
 
 
+class Scope(Protocol):
+    """Where a name is looked up again: globals, the names of a module, or what a closure holds."""
+
+    def get(self, name: str, default: Any = None, /) -> Any: ...
+
+
+Nested: TypeAlias = "Callable[[Any], Fingerprint | None]"
+
+
 @dataclass
 class Fingerprint:
-    """The digest of a function with all that it refers to, and the globals that were read for it."""
+    """The digest of a function with all that it refers to, and the names that were looked up for it."""
 
     digest: str
     stable: bool = True
     """Whether another process would find the same digest."""
-    used: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list[tuple[dict[str, Any], str, Any]])
+    used: list[tuple[Scope, str, Any]] = field(default_factory=list[tuple[Scope, str, Any]])
+    whole: bool = True
+    """Whether no function on the way was left out because it was being looked at already."""
 
     def holds(self) -> bool:
-        """Whether the globals still have the values that went into the digest."""
+        """Whether the names still have the values that went into the digest."""
         return all(scope.get(name, _ABSENT) is value for scope, name, value in self.used)
+
+    def take(self, inner: Fingerprint) -> str:
+        """Depend on all that another fingerprint depends on; its digest."""
+        self.used.extend(inner.used)
+        self.stable &= inner.stable
+        self.whole &= inner.whole
+        return inner.digest
 
 
 _ABSENT = object()
 
 
-def fingerprint(source: Source, nested: Callable[[Any], Fingerprint | None], described: str) -> Fingerprint:
+def fingerprint(source: Source, nested: Nested, described: str) -> Fingerprint:
     """The fingerprint of a function. `nested` gives that of a value which is itself a kernel function, else None."""
     function = source.function
     digest = hashlib.sha256(f"{described}\n{source.line}\n{source.file}\n{source.text}".encode())
     result = Fingerprint("")
-    scopes = [_closure(function), function.__globals__]
+    cells = _Cells(function)
+    own = _own_names(source)
     seen: set[str] = set()
+    for name, value in _defaults(function):
+        digest.update(f"{name} is by default {_value(value, nested, result)}".encode())
     for chain in _references(source.parse()):
         root = chain[0]
-        scope = next((each for each in scopes if root in each), None)
+        scope: Scope = cells if cells.get(root, _ABSENT) is not _ABSENT else function.__globals__
         path = ".".join(chain)
-        if scope is None or path in seen:
+        start = scope.get(root, _ABSENT)
+        if start is _ABSENT or path in seen or root in own:
             continue
         seen.add(path)
-        if not isinstance(scope[root], ModuleType) and scope is function.__globals__:
-            result.used.append((scope, root, scope[root]))
-        value = _follow(scope[root], chain[1:])
-        inner = nested(value)
-        if inner is not None:
-            digest.update(f"{path} calls {inner.digest}".encode())
-            result.used.extend(inner.used)
-            result.stable &= inner.stable
-        elif not isinstance(value, ModuleType):
-            text = _text_of(value)
-            result.stable &= text is not None
-            digest.update(f"{path} is {text}".encode())
+        value = _follow(scope, root, chain[1:], result)
+        if not isinstance(value, ModuleType):
+            digest.update(f"{path} is {_value(value, nested, result)}".encode())
     result.digest = digest.hexdigest()
     return result
 
 
-def _closure(function: Callable[..., Any]) -> dict[str, Any]:
-    cells = function.__closure__ or ()
-    values: dict[str, Any] = {}
-    for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+def _value(value: Any, nested: Nested, result: Fingerprint) -> str | None:
+    """A text for a value that a function refers to, whose dependences become those of the result."""
+    inner = nested(value)
+    if inner is not None:
+        return f"function {result.take(inner)}"
+    text = _text_of(value)
+    result.stable &= text is not None
+    return text
+
+
+def _defaults(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    for number, value in enumerate(function.__defaults__ or ()):
+        yield str(number), value
+    yield from (function.__kwdefaults__ or {}).items()
+
+
+def _own_names(source: Source) -> set[str]:
+    """The parameters of a function, and the names it assigns to: no globals, whatever these are called."""
+    table = symtable.symtable(source.text, source.file, "exec")
+    functions = [child for child in table.get_children() if isinstance(child, symtable.Function)]
+    return set[str]().union(*(child.get_locals() for child in functions))
+
+
+class _Cells:
+    """What the closure of a function holds now."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+    def get(self, name: str, default: Any = None, /) -> Any:
         try:
-            values[name] = cell.cell_contents
-        except ValueError:  # not bound yet: a function that is defined later
-            continue
-    return values
+            return self._cells[name].cell_contents
+        except (KeyError, ValueError):  # a cell that is not bound yet: a function that is defined later
+            return default
 
 
 def _references(tree: ast.AST) -> Iterator[tuple[str, ...]]:
@@ -159,13 +198,26 @@ def _references(tree: ast.AST) -> Iterator[tuple[str, ...]]:
             yield (inner.id, *reversed(chain))
 
 
-def _follow(value: Any, attributes: tuple[str, ...]) -> Any:
-    """The last thing on the way that can be found: a module's attribute is, one of a kernel's value may not be."""
+def _follow(scope: Scope, root: str, attributes: tuple[str, ...], result: Fingerprint) -> Any:
+    """The last thing on the way that can be found: a module's attribute is, one of a kernel's value may not be.
+
+    Names that can be bound anew are noted, save those that lead to modules and those of Weft's own.
+    """
+    value = scope.get(root)
+    if not isinstance(value, ModuleType):
+        result.used.append((scope, root, value))
     for name in attributes:
         if not isinstance(value, ModuleType | type) or not hasattr(value, name):
             break
-        value = getattr(value, name)
+        holder, value = value, getattr(value, name)
+        if isinstance(holder, ModuleType) and not isinstance(value, ModuleType) and not _is_known(holder.__name__):
+            result.used.append((vars(holder), name, vars(holder).get(name, _ABSENT)))
     return value
+
+
+def _is_known(module: str) -> bool:
+    """Whether what the module defines is the same in every process of this version."""
+    return module in ("builtins", "math", "typing", "weft") or module.startswith("weft.")
 
 
 def _text_of(value: Any) -> str | None:
@@ -175,8 +227,7 @@ def _text_of(value: Any) -> str | None:
         return None if None in parts else f"{type(value).__name__} {parts}"
     if callable(value) and hasattr(value, "__qualname__"):
         module = str(getattr(value, "__module__", ""))
-        known = module in ("builtins", "math", "typing") or module.startswith("weft.") or isinstance(value, type)
-        return f"{module}.{value.__qualname__}" if known else None
+        return f"{module}.{value.__qualname__}" if _is_known(module) or isinstance(value, type) else None
     if value is None or isinstance(value, bool | int | float | str) or type(value).__module__.startswith("weft."):
         return f"{type(value).__qualname__} {value!r}"
     return None

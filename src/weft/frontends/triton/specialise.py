@@ -10,8 +10,8 @@ words that are handed to it. Only when there is no kernel for a key yet is the a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,8 +22,10 @@ from weft.frontends.triton.types import OF_STORED, block_type, dtype, pointer_ty
 from weft.ir.types import DType, dtype_of_numpy
 
 Words: TypeAlias = list["int | float"]
-Classify: TypeAlias = Callable[[Any, Words, "list[int]"], Hashable]
-"""Gives the part of the key; appends the argument's words, and the storages of its tensors."""
+Ranges: TypeAlias = "list[tuple[int, int]]"
+"""Where memory begins and ends."""
+Classify: TypeAlias = Callable[[Any, Words, Ranges], Hashable]
+"""Gives the part of the key; appends the argument's words, and the memory in which its tensors lie."""
 
 ALIGNMENT = 16
 
@@ -131,7 +133,7 @@ class _Numbers:
     def __init__(self, specialise: bool, align: bool) -> None:
         self.specialise, self.align = specialise, align
 
-    def integer(self, value: int, words: Words, storages: list[int]) -> Hashable:
+    def integer(self, value: int, words: Words, storages: Ranges) -> Hashable:
         if self.specialise:
             if value == 1:
                 return "1"
@@ -141,31 +143,32 @@ class _Numbers:
         words.append(value)
         return "i32" if -0x80000000 <= value <= 0x7FFFFFFF else _wide(value)
 
-    def tensor(self, value: Any, words: Words, storages: list[int]) -> Hashable:
+    def tensor(self, value: Any, words: Words, storages: Ranges) -> Hashable:
         address = value.data_ptr()
         words.append(address)
-        storages.append(value.untyped_storage().data_ptr())
+        storages.append(_range_of_storage(value))
         return value.dtype, self.align and address % ALIGNMENT == 0, value.is_cpu
 
-    def array(self, value: np.ndarray, words: Words, storages: list[int]) -> Hashable:
+    def array(self, value: np.ndarray, words: Words, storages: Ranges) -> Hashable:
         address: int = value.__array_interface__["data"][0]
         words.append(address)
-        storages.append(_storage_of_array(value))
+        storages.append(_range_of_array(value))
         return value.dtype, self.align and address % ALIGNMENT == 0, True
 
-    def pointer(self, value: Any, words: Words, storages: list[int]) -> Hashable:
+    def pointer(self, value: Any, words: Words, storages: Ranges) -> Hashable:
         """Anything with an address and a type of elements: wrapped tensors, mock tensors."""
         address = value.data_ptr()
         words.append(address)
         base = getattr(value, "base", None)
-        own = getattr(base, "untyped_storage", None)
-        storages.append(address if own is None else own().data_ptr())
+        owned = hasattr(base, "untyped_storage")
+        # One byte where the size is not known; what stands for a tensor in a warm-up lies nowhere.
+        storages.append(_range_of_storage(base) if owned else (address, address + 1 if address else 0))
         return value.dtype, self.align and address % ALIGNMENT == 0, True
 
-    def items(self, value: tuple[Any, ...], words: Words, storages: list[int]) -> Hashable:
+    def items(self, value: tuple[Any, ...], words: Words, storages: Ranges) -> Hashable:
         return type(value), tuple([classifier_of(item, self)(item, words, storages) for item in value])
 
-    def descriptor(self, value: Any, words: Words, storages: list[int]) -> Hashable:
+    def descriptor(self, value: Any, words: Words, storages: Ranges) -> Hashable:
         base = classifier_of(value.base, self)(value.base, words, storages)
         words.extend(int(size) for size in value.shape)
         words.extend(int(stride) for stride in value.strides)
@@ -180,11 +183,22 @@ def _wide(value: int) -> str:
     raise KernelTypeError(f"{value} does not fit into 64 bits")
 
 
-def _storage_of_array(value: np.ndarray) -> int:
+def _range_of_storage(value: Any) -> tuple[int, int]:
+    storage = value.untyped_storage()
+    start: int = storage.data_ptr()
+    return start, start + storage.nbytes()
+
+
+def _range_of_array(value: np.ndarray) -> tuple[int, int]:
     base: Any = value
     while isinstance(base.base, np.ndarray):
         base = base.base
-    return base.__array_interface__["data"][0]
+    start: int = base.__array_interface__["data"][0]
+    if not base.size:
+        return start, start
+    steps = [(size - 1) * stride for size, stride in zip(base.shape, base.strides, strict=True)]
+    low, high = sum(step for step in steps if step < 0), sum(step for step in steps if step > 0)
+    return start + low, start + high + base.itemsize
 
 
 def classifier_of(value: Any, numbers: _Numbers) -> Classify:
@@ -216,17 +230,17 @@ def classifier_of(value: Any, numbers: _Numbers) -> Classify:
     )
 
 
-def _boolean(value: Any, words: Words, storages: list[int]) -> Hashable:
+def _boolean(value: Any, words: Words, storages: Ranges) -> Hashable:
     words.append(int(value))
     return "u1"
 
 
-def _float(value: Any, words: Words, storages: list[int]) -> Hashable:
+def _float(value: Any, words: Words, storages: Ranges) -> Hashable:
     words.append(float(value))
     return "fp32"
 
 
-def _constant(value: Any, words: Words, storages: list[int]) -> Hashable:
+def _constant(value: Any, words: Words, storages: Ranges) -> Hashable:
     return constant_key(value)
 
 
@@ -237,11 +251,16 @@ def constant_key(value: Any) -> Hashable:
         return float, value.hex()
     if isinstance(value, tuple | list):
         return type(value), tuple(constant_key(item) for item in value)
+    if isinstance(value, int | str | dtype) or value is None:
+        return type(value), value
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value), tuple(constant_key(getattr(value, each.name)) for each in fields(value))
     try:
         hash(value)
     except TypeError:
         return type(value), repr(value)
-    return type(value), value
+    # What is equal to others may hold 1 in place of True: the text tells them apart.
+    return (type(value), value) if type(value).__eq__ is object.__eq__ else (type(value), value, repr(value))
 
 
 class _Annotated:
@@ -253,19 +272,32 @@ class _Annotated:
         self.specialise = numbers.specialise and self.integer
         self.align = numbers.align
 
-    def __call__(self, value: Any, words: Words, storages: list[int]) -> Hashable:
-        if self.specialise and value == 1:
-            return "1"
+    def __call__(self, value: Any, words: Words, storages: Ranges) -> Hashable:
         words.append(int(value) if self.integer else value)
         return f"{self.name}:16" if self.specialise and self.align and value % ALIGNMENT == 0 else self.name
 
 
-def alias_groups(storages: Sequence[int]) -> tuple[int, ...] | None:
+def alias_groups(storages: Ranges) -> tuple[int, ...] | None:
     """Which tensors share memory: a group number for each, or None where each has its own."""
-    if len(set(storages)) == len(storages):
-        return None
-    first: dict[int, int] = {}
-    return tuple(first.setdefault(storage, len(first)) for storage in storages)
+    end = -1
+    for start, stop in sorted(storages):
+        if start < end:
+            return _grouped(storages)
+        end = stop
+    return None
+
+
+def _grouped(storages: Ranges) -> tuple[int, ...]:
+    heads: dict[int, int] = {}
+    head, end = -1, -1
+    for number in sorted(range(len(storages)), key=storages.__getitem__):
+        start, stop = storages[number]
+        if start >= end:
+            head = number
+        heads[number] = head
+        end = max(end, stop)
+    groups: dict[int, int] = {}
+    return tuple(groups.setdefault(heads[number], len(groups)) for number in range(len(storages)))
 
 
 # -- in full -------------------------------------------------------------------------------------------------------
@@ -293,8 +325,8 @@ def _describe(value: Any, key: Hashable, parameter: Parameter) -> Described:
             return _describe_descriptor(value, key, parameter)
         case (kind, tuple() as keys) if isinstance(kind, type) and isinstance(value, tuple):
             items = [_describe(item, part, parameter) for item, part in zip(value, keys, strict=True)]
-            fields = getattr(kind, "_fields", None)
-            return Described(tuple_type([item.type for item in items], fields), sum((i.words for i in items), ()))
+            names = getattr(kind, "_fields", None)
+            return Described(tuple_type([item.type for item in items], names), sum((i.words for i in items), ()))
         case (element, bool() as aligned, bool() as on_cpu):
             if not on_cpu:
                 raise KernelTypeError(f"the tensor is on {value.device}", hint="move it to the CPU: tensor.cpu()")
