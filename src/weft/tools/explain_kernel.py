@@ -22,6 +22,7 @@ from rich.text import Text
 
 from weft.errors import WeftError
 from weft.frontends.triton.autotune import kernel_of
+from weft.frontends.triton.enable import enable
 from weft.frontends.triton.jit import JITFunction, KernelInterface, MockTensor
 from weft.frontends.triton.listing import Listing, listing_of
 from weft.frontends.triton.specialise import SHORT_NAMES, element_type
@@ -78,7 +79,8 @@ def _run(wanted: Wanted, name: str) -> dict[str, Any]:
     folder = str(wanted.file.resolve().parent)
     sys.argv, sys.path = [str(wanted.file), *wanted.arguments], [folder, *sys.path]
     try:
-        return runpy.run_path(str(wanted.file), run_name=name)
+        with enable():  # the file may say `import triton`
+            return runpy.run_path(str(wanted.file), run_name=name)
     except SystemExit:
         return {}
     finally:

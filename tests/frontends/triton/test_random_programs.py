@@ -45,7 +45,7 @@ class Program:
     def __init__(self, b: Builder, seed: int, arguments: list[Handle]) -> None:
         self.b = b
         self.choose = random.Random(seed)
-        self.floats, self.integers, self.result, self.size = arguments
+        self.floats, self.integers, self.result, self.changed, self.size = arguments
         self.values: list[Tile] = []
         self.written = 0
 
@@ -61,7 +61,7 @@ class Program:
 
     def step(self, depth: int) -> None:
         kinds = ["map"] * 5 + ["view"] * 3 + ["load"] * 2 + ["reduce"] * 2
-        kinds += ["compare", "scan", "fold", "take", "sort", "dot", "store", "histogram"]
+        kinds += ["compare", "scan", "fold", "take", "sort", "dot", "store", "histogram", "change", "change"]
         if depth < 2:
             kinds += ["loop", "branch", "while"]
         getattr(self, self.choose.choice(kinds))(depth)
@@ -218,6 +218,31 @@ class Program:
         if depth == 0:
             self.write(self.pick())
 
+    def change(self, depth: int) -> None:
+        """Write to memory that is read before and after, at the same places, shifted or turned around."""
+        if depth:
+            return
+        b, value = self.b, self.pick(f32)
+        count = int(np.prod(value.shape, dtype=int))
+        program = b.map("mul", [b.program_id(0), b.constant(1024, i32, ())], i32)
+        start = b.map("add", [self.spread(program, value.shape), self.positions(value.shape)], i32)
+        turned = b.map("sub", [b.constant(count - 1, i32, value.shape), self.positions(value.shape)], i32)
+        turned = b.map("add", [self.spread(program, value.shape), turned], i32)
+        ahead = b.map("add", [start, b.constant(1, i32, value.shape)], i32)
+        memory = self.spread(self.changed, value.shape)
+
+        def pointers() -> Handle:
+            return b.advance(memory, self.choose.choice([start, turned, ahead]), i32, f32)
+
+        before = b.load(pointers(), None, None, f32)
+        kept = [b.load(pointers(), None, None, f32)] if self.choose.random() < 0.5 else []
+        b.store(pointers(), b.map("add", [before, value.handle], f32), None, f32)
+        if self.choose.random() < 0.5:
+            b.store(pointers(), value.handle, None, f32)
+        for handle in [before, b.load(pointers(), None, None, f32), *kept]:
+            low, high = (b.constant(number, f32, value.shape) for number in (-100.0, 100.0))
+            self.keep(b.map("min", [b.map("max", [handle, low], f32), high], f32), f32, value.shape)
+
     def write(self, value: Tile) -> None:
         """To a place of its own, for each program; floats as what they are rounded to."""
         b, count = self.b, int(np.prod(value.shape, dtype=int))
@@ -228,6 +253,9 @@ class Program:
         places = b.map("add", [start, self.positions(value.shape)], i32)
         places = b.map("add", [places, b.constant(self.written, i32, value.shape)], i32)
         self.written += count
+        if self.choose.random() < 0.3:  # costs more than it looks, and is the same for all writes of a shape
+            zero = b.map("remainder", [self.positions(value.shape), b.constant(1, i32, value.shape)], i32)
+            places = b.map("add", [places, zero], i32)
         mask = None
         if self.choose.random() < 0.4:
             limit = b.constant(self.choose.randint(0, count), i32, value.shape)
@@ -313,11 +341,12 @@ def test_the_tile_program_runs_in_numpy_after_a_round_trip(seed: int) -> None:
     module = parse_program(str(kernel))
     (read,) = [op for op in module.ops if isinstance(op, KernelOp)]
     result = np.full(SIZE, 7, np.float32)
-    run_kernel(read, [floats, integers, result, np.zeros(1, np.int64)], [SIZE, 1, 1, PROGRAMS])
+    buffers = [floats, integers, result, np.zeros(SIZE, np.float32), np.zeros(1, np.int64)]
+    run_kernel(read, buffers, [SIZE, 1, 1, PROGRAMS])
     np.testing.assert_allclose(result, expected, rtol=2e-4, atol=2e-4)
 
 
-ARGUMENTS = [Argument(f32, True, 0), Argument(i32, True, 1), Argument(f32, True, 2), Argument(i32)]
+ARGUMENTS = [*(Argument(dtype, True, group) for group, dtype in enumerate((f32, i32, f32, f32))), Argument(i32)]
 
 
 def interpreted(seed: int, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -329,7 +358,8 @@ def interpreted(seed: int, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
     memory = Memory()
     memory.grid = (PROGRAMS, 1, 1)
     machine = NumpyBuilder(memory)
-    pointers = [memory.add(name, each) for name, each in zip("fir", (floats, integers, expected), strict=True)]
+    arrays = (floats, integers, expected, np.zeros(SIZE, np.float32))
+    pointers = [memory.add(name, each) for name, each in zip("firc", arrays, strict=True)]
     for number in range(PROGRAMS):
         machine.enter_program(number, 0, 0)
         Program(machine, seed, [*pointers, np.asarray(SIZE, np.int32)]).run(steps)
@@ -340,6 +370,7 @@ def check(seed: int, steps: int = 12) -> None:
     floats, integers, expected = interpreted(seed, steps)
     result = np.full(SIZE, 7, np.float32)
     code = compile_kernel(lambda b, handles: Program(b, seed, handles).run(steps), ARGUMENTS, f"random{seed}")
-    words = [each.ctypes.data for each in (floats, integers, result)]
+    changed = np.zeros(SIZE, np.float32)
+    words = [each.ctypes.data for each in (floats, integers, result, changed)]
     CompiledKernel(code).launch((PROGRAMS, 1, 1), [*words, SIZE], 2)
     np.testing.assert_allclose(result, expected, rtol=2e-4, atol=2e-4, err_msg=f"seed {seed}")

@@ -148,10 +148,11 @@ def _is_alone(op: Sink) -> bool:
 
 def _place_scalar(op: Operation, steps: list[Step]) -> None:
     """A scalar that the last loop has nothing to do with is computed before it, so that the loop may grow."""
-    last = steps[-1] if steps else None
-    if isinstance(last, Cluster) and not isinstance(op, tile.GatherOp):
+    last, closure = steps[-1] if steps else None, lazy_closure(op.results[0])
+    reads = any(isinstance(v, OpResult) and isinstance(v.op, tile.GatherOp) for v in closure)
+    if isinstance(last, Cluster) and not reads:
         made = {sink.out for sink in last.sinks if isinstance(sink, tile.ReduceOp)}
-        if not any(v in made for v in lazy_closure(op.results[0])):
+        if not any(v in made for v in closure):
             steps.insert(-1, op)
             return
     steps.append(op)
@@ -167,7 +168,12 @@ def _may_join(sink: Sink, cluster: Cluster, order: MemoryOrder) -> bool:
     if any(v in made for v in closure):
         return False
     stores = [each for each in cluster.sinks if isinstance(each, tile.ScatterOp)]
-    return not any(order.collide(store, sink, closure) for store in stores)
+    if any(order.reads(store, closure) for store in stores):
+        return False
+    if not isinstance(sink, tile.ScatterOp):
+        return True
+    before = {v: None for each in cluster.sinks for root in sink_roots(each) for v in lazy_closure(root)}
+    return not order.reads(sink, before) and not any(order.meet(sink.pointer, store.pointer) for store in stores)
 
 
 def _choose_kept(steps: Sequence[Step]) -> None:

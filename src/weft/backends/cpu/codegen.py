@@ -81,8 +81,6 @@ class KernelCodegen:
         """Tiles without axes: each is computed once, where it stands."""
         self.unmasked: frozenset[Operation] = frozenset()
         """Accesses of which the code being made knows that nothing is masked."""
-        self.true: frozenset[SSAValue] = frozenset()
-        """Masks of which the code being made knows that they hold."""
         self.divisors: dict[SSAValue, Divisor] = {}
         """Of quotients whose divisor is the same all along the line that code is being made for."""
 
@@ -136,6 +134,8 @@ class KernelCodegen:
         if not isinstance(argument.type, tile.PointerType):
             return "i64"
         groups = self.order.groups
+        if any(isinstance(op, written.PointerOp) for op in self.kernel.walk()):
+            return "ptr"  # what is made from a number may point anywhere
         shared = argument in groups and list(groups.values()).count(groups[argument]) > 1
         return "ptr" if shared else "ptr noalias"
 
@@ -186,7 +186,7 @@ class KernelCodegen:
             match step:
                 case Cluster():
                     LoopNest(self, step).emit()
-                case tile.GatherOp() if step.out in self.order.early and tile.tile_type(step.out).sizes:
+                case tile.GatherOp() if step.out in self.order.early:
                     self.materialise(step.out)
                 case tile.ForOp() if not self.written:
                     self.for_loop(step)
@@ -258,8 +258,6 @@ class KernelCodegen:
         """The elements of a tile at a position: a vector if the tile moves along the inner axis, else a scalar."""
         if value in self.fixed:
             return self.fixed[value]
-        if value in self.true:
-            return const(True, "i1")
         if value in here.values:
             return here.values[value]
         if value in self.buffers and value not in kept:

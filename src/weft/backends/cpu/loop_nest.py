@@ -57,6 +57,8 @@ class LoopNest:
         codegen.prepare(self.roots, cluster.sinks)
         keeps = self._keeps()
         self.kept = set(keeps)
+        # What a write needs beside its value is computed as it writes: kept values have to be there by then.
+        self.keeping = [root for root in self.roots if any(v in self.kept for v in lazy_closure(root))]
         for value in keeps:
             self._allocate(value)
         self.extents = self._extents()
@@ -126,9 +128,10 @@ class LoopNest:
             self._whole()
             return
         stop = b.binary("and", part.count, i64(-lanes))
-        codegen.unmasked, codegen.true = part.accesses, part.masks
-        walk_steps(b, i64(0), stop, lanes, self._turn, self.pause)
-        codegen.unmasked, codegen.true = frozenset(), frozenset()
+        known = {mask: const(True, "i1") for mask in part.masks}
+        codegen.unmasked = part.accesses
+        walk_steps(b, i64(0), stop, lanes, lambda start, count: self._turn(start, count, known), self.pause)
+        codegen.unmasked = frozenset()
         walk_rest(b, stop, int(extent.name), lanes, self._turn)
 
     def _in_stretches(self) -> bool:
@@ -243,6 +246,8 @@ class LoopNest:
         if lanes == self.codegen.target.lanes:
             for row in self.ahead:
                 row.prefetch(self.b, start)
+        for root in self.keeping:
+            self.codegen.at(root, here, self.kept)
         results = [(sink, self.codegen.at(sink_value(sink), here, self.kept)) for sink in self.cluster.sinks]
         for sink, value in results:
             self._put(sink, value, here)

@@ -12,6 +12,7 @@ from typing import cast
 
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
+from weft.backends.cpu.neighbours import Neighbours
 from weft.ir.attributes import from_attribute
 from weft.tile import dialect as tile
 from weft.tile import written
@@ -54,10 +55,11 @@ def same_place_closure(value: SSAValue) -> dict[SSAValue, None]:
 class MemoryOrder:
     """Which memory pointers point to, and which reads must not be put off.
 
-    Pointers of different groups never meet; one that is made from a number (no group) meets all.
+    Pointers of different groups never meet; in a `written` kernel, one that is made from a number (no group) meets all.
     """
 
     groups: Mapping[SSAValue, int] = field(default_factory=dict[SSAValue, int])
+    written: bool = False
     early: frozenset[SSAValue] = frozenset()
 
     @classmethod
@@ -65,25 +67,20 @@ class MemoryOrder:
         if "groups" not in kernel.attributes:
             return cls()
         numbers = cast(tuple[int, ...], from_attribute(kernel.attributes["groups"]))
-        order = cls({arg: number for arg, number in zip(kernel.block.args, numbers, strict=False) if number >= 0})
-        return cls(order.groups, frozenset(order._early(kernel)))
+        pairs = zip(kernel.block.args, numbers, strict=False)
+        order = cls({argument: number for argument, number in pairs if number >= 0}, written=True)
+        return cls(order.groups, True, frozenset(order._early(kernel)))
 
     def meet(self, a: SSAValue, b: SSAValue) -> bool:
         """Whether two pointers may point to the same memory."""
-        if a is b or a not in self.groups or b not in self.groups:
-            return a is b or bool(self.groups)
+        if a is b or not self.written or a not in self.groups or b not in self.groups:
+            return a is b or self.written
         return self.groups[a] == self.groups[b]
 
-    def collide(self, store: tile.ScatterOp, other: object, closure: Iterable[SSAValue]) -> bool:
-        """Whether what `other` does, position by position, may touch what the store writes at other positions."""
-        if isinstance(other, tile.ScatterOp) and self._apart(store, other):
-            return True
+    def reads(self, store: tile.ScatterOp, closure: Iterable[SSAValue]) -> bool:
+        """Whether computing values reads memory that a store may write."""
         gathers = [v.op for v in closure if isinstance(v, OpResult) and isinstance(v.op, tile.GatherOp)]
-        return any(self._apart(store, gather) for gather in gathers)
-
-    def _apart(self, store: tile.ScatterOp, other: tile.ScatterOp | tile.GatherOp) -> bool:
-        same = store.pointer is other.pointer and store.offsets is other.offsets
-        return not same and self.meet(store.pointer, other.pointer)
+        return any(self.meet(store.pointer, gather.pointer) for gather in gathers)
 
     def _early(self, kernel: tile.KernelOp) -> Iterable[SSAValue]:
         """The reads between which and a use of theirs something may write to the same memory."""
@@ -104,9 +101,23 @@ class MemoryOrder:
         for write in writes:
             if any(loop.is_ancestor(write) for loop in loops) or start < places[write] < stop:
                 return True
-            if write is use and not (isinstance(write, tile.ScatterOp) and write.offsets is read.offsets):
+            if write is use and not (isinstance(write, tile.ScatterOp) and _in_place(read, write)):
                 return True
         return False
+
+
+def _in_place(read: tile.GatherOp, write: tile.ScatterOp) -> bool:
+    """Whether a write goes to where a read was, position by position, each position to a place of its own."""
+    if read.pointer is not write.pointer or read.offsets is not write.offsets:
+        return False
+    neighbours, reach = Neighbours(), 1
+    sizes = tile.tile_type(read.offsets).sizes
+    steps = [(neighbours.step_along(read.offsets, axis), size) for axis, size in enumerate(sizes) if size > 1]
+    for step, size in sorted(steps, key=lambda each: abs(each[0] or 0)):
+        if step is None or abs(step) < reach:
+            return False
+        reach = abs(step) * size
+    return True
 
 
 def _uses(value: SSAValue) -> list[Operation]:

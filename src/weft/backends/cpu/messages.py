@@ -30,12 +30,12 @@ def emit_check(codegen: KernelCodegen, op: written.CheckOp) -> None:
 def emit_print(codegen: KernelCodegen, op: written.PrintOp) -> None:
     """One line for each element, with the program's numbers and the element's index."""
     b = codegen.b
-    dtypes = from_attribute(op.attributes["dtypes"])
+    dtypes, prefix = from_attribute(op.attributes["dtypes"]), op.prefix.data.replace("%", "%%")
     assert isinstance(dtypes, tuple)
     programs = [codegen.scalars[p.out] for p in codegen.kernel.block.ops if isinstance(p, tile.ProgramOp)]
     codegen.prepare(list(op.operands))
     if not op.operands:
-        head = f"pid (%ld, %ld, %ld) {op.prefix.data}\n"
+        head = f"pid (%ld, %ld, %ld) {prefix}\n"
         _printf(codegen, head, programs)
     for number, (value, dtype) in enumerate(zip(op.operands, dtypes, strict=True)):
         sizes = tile.tile_type(value).sizes
@@ -44,7 +44,7 @@ def emit_print(codegen: KernelCodegen, op: written.PrintOp) -> None:
         with every_position(codegen, sizes) as here:
             element = codegen.at(value, here)
             form, shown = _shown(codegen, element, str(dtype), op.hexadecimal is not None)
-            text = f"pid (%ld, %ld, %ld){index} {op.prefix.data}{several} {form}\n"
+            text = f"pid (%ld, %ld, %ld){index} {prefix}{several} {form}\n"
             _printf(codegen, text, [*programs, *here.index, shown])
     b.call("fflush", "i32", V("ptr", "null"))
 

@@ -50,6 +50,8 @@ class Neighbours:
         return self._steps[key]
 
     def _find_step(self, value: SSAValue, axis: int) -> int | None:
+        if tile.tile_type(value).dtype.kind != "int":
+            return None
         match value.op if isinstance(value, OpResult) else None:
             case tile.PositionOp() as op:
                 stride = op.strides.data[axis]
@@ -65,7 +67,8 @@ class Neighbours:
             case tile.MapOp() as op if op.function.data == "cast":
                 source, target = from_attribute(op.attributes["source"]), from_attribute(op.attributes["target"])
                 assert isinstance(source, DType) and isinstance(target, DType)
-                wider = source.is_integer and target.is_integer and target.bits >= source.bits
+                # What is unsigned may have wrapped around on the way.
+                wider = source.kind == "int" and target.kind == "int" and target.bits >= source.bits
                 return self.step_along(op.args[0], axis) if wider else None
             case written.ViewOp() as op:
                 walked = source_axis(op, axis)

@@ -18,7 +18,7 @@ from weft.backends.cpu.clusters import Fill, cost_of, is_scalar
 from weft.backends.cpu.combining import emit_extremum, emit_fold, emit_histogram, emit_order, emit_scan
 from weft.backends.cpu.computed import all_of, at_lane, conjuncts, pointer_address
 from weft.backends.cpu.dot import accumulates_in_place, buffered_operands
-from weft.backends.cpu.memory_order import lazy_closure
+from weft.backends.cpu.memory_order import LAZY
 from weft.backends.cpu.messages import emit_check, emit_print
 from weft.backends.cpu.position import Position
 from weft.backends.llvm.builder import V, mangle
@@ -222,7 +222,7 @@ def _slots_read(codegen: KernelCodegen, value: SSAValue, owner: dict[SSAValue, B
             result[id(slot)] = result.get(id(slot), False) or moved
         elif buffer is None and isinstance(current.owner, Operation):
             through = moved or isinstance(current.owner, written.ViewOp | written.TakeOp)
-            if current in lazy_closure(current) and len(lazy_closure(current)) > 1:
+            if isinstance(current.owner, LAZY):
                 operands = [v for v in current.owner.operands if isinstance(v.type, tile.TileType)]
                 pending += [(operand, through) for operand in operands]
     return result

@@ -9,6 +9,7 @@ was before is put back at the end.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
@@ -58,6 +59,7 @@ class Enabled:
     """`import triton` finds Weft; ends with `disable()` or with the block of a `with`."""
 
     def __init__(self) -> None:
+        _let_inductor_look()
         self._finder = _Finder()
         self._before = _take_modules()
         sys.meta_path.insert(0, self._finder)
@@ -90,6 +92,13 @@ def enable() -> Enabled:
 def _take_modules() -> dict[str, ModuleType]:
     names = [name for name in sys.modules if name == _NAME or name.startswith(f"{_NAME}.")]
     return {name: sys.modules.pop(name) for name in names}
+
+
+def _let_inductor_look() -> None:
+    """Inductor makes code for GPUs by parts of Triton that are not its language: it has to look for them before."""
+    for name in ("torch._inductor.runtime.hints", "torch._inductor.runtime.triton_compat"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def _forget_what_torch_found() -> None:
