@@ -96,6 +96,8 @@ def _take_modules() -> dict[str, ModuleType]:
 
 def _let_inductor_look() -> None:
     """Inductor makes code for GPUs by parts of Triton that are not its language: it has to look for them before."""
+    if _NAME in sys.modules:  # it is there, or on its way: then this is what Inductor finds
+        return
     for name in ("torch._inductor.runtime.hints", "torch._inductor.runtime.triton_compat"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
