@@ -72,7 +72,7 @@ def test_verdicts_are_counted_and_grouped(tmp_path: Path) -> None:
     (folder / "test_language.py").write_text(TEST)
     (folder / "test_broken.py").write_text(textwrap.dedent("import triton.no_such_module"))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    report = run_triton(TritonRun(tmp_path, jobs=1, time_limit=45))
+    report = run_triton(TritonRun(tmp_path, jobs=1, time_limit=20))
     figures = report.to_json()
     assert (figures["passed"], figures["failed"], figures["skipped"]) == (2, 3, 1)
     assert figures["by_cause"] == {"wrong result in test_wrong": 2, "TimeLimitError: took more than # s": 1}

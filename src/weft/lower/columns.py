@@ -290,7 +290,10 @@ def _block_of(size: Size) -> int:
         return _SUMMED_IN_TURN**2
     if size <= _SUMMED_IN_TURN:
         return size
-    return (_SUMMED_IN_TURN**2 if size > _SUMMED_IN_TURN**2 else _SUMMED_IN_TURN) // 2
+    length = _SUMMED_IN_TURN // 2
+    while length * _SUMMED_IN_TURN < size:
+        length *= _SUMMED_IN_TURN // 2
+    return length
 
 
 def _is_long(runs: Sequence[Run]) -> bool:

@@ -56,7 +56,8 @@ def test_padded_rows_are_right_at_both_ends(width: int, low: int) -> None:
 
 
 def test_a_mask_that_is_used_twice_is_computed_on_both_ways() -> None:
-    x, y = RNG.standard_normal((4, 40)).astype(np.float32), RNG.standard_normal((4, 29)).astype(np.float32)
+    # Nothing negative: where an exponential and a number cancel each other, no digits are left to compare.
+    x, y = RNG.standard_normal((4, 40)).astype(np.float32), RNG.random((4, 29)).astype(np.float32)
 
     def body(b: Any, x: Any, y: Any) -> Any:
         joined = b.concat(x, y, dim=1)
@@ -65,7 +66,7 @@ def test_a_mask_that_is_used_twice_is_computed_on_both_ways() -> None:
     trial = lowered([x, y], body)
     (z,) = CpuModule([trial]).run(trial, [x, y])
     padded = np.pad(y, ((0, 0), (40, 0)), constant_values=1).astype(np.float64)
-    np.testing.assert_allclose(z, np.exp(np.concatenate([x, y], 1).astype(np.float64)) + padded, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(z, np.exp(np.concatenate([x, y], 1).astype(np.float64)) + padded, rtol=1e-6)
 
 
 @pytest.mark.parametrize("step", [-1, 2, -2, 3])
