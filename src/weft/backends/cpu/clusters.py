@@ -192,7 +192,6 @@ def _choose_kept(steps: Sequence[Step]) -> None:
             if isinstance(first, Cluster) and first.shape == tile.tile_type(value).sizes:
                 kept.add(value)
                 first.keeps.append(value)
-                continue
 
 
 def _roots(step: Step) -> list[SSAValue]:

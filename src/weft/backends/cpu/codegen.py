@@ -79,8 +79,6 @@ class KernelCodegen:
         self.written = "groups" in kernel.attributes
         self.fixed: dict[SSAValue, V] = {}
         """Tiles without axes: each is computed once, where it stands."""
-        self.unmasked: frozenset[Operation] = frozenset()
-        """Accesses of which the code being made knows that nothing is masked."""
         self.divisors: dict[SSAValue, Divisor] = {}
         """Of quotients whose divisor is the same all along the line that code is being made for."""
 

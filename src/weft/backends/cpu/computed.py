@@ -57,15 +57,14 @@ def emit_gather(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept:
         return _perhaps_whole(codegen, op, here, kept)
     if step is None:
         return _lane_by_lane(codegen, op, codegen.at(op.offsets, here, kept), _mask(codegen, op, here, kept))
-    masked = here.known(op.mask) is None and op not in codegen.unmasked
-    if masked and _moves(codegen, op.mask, inner):
+    if here.known(op.mask) is None and _moves(codegen, op.mask, inner):
         return _partly_masked(codegen, op, here, kept, step)
     start = at_lane(codegen, op.offsets, here, kept, 0)
     return _whole(codegen, op, start, here.lanes, step, _mask(codegen, op, here, kept))
 
 
 def _mask(codegen: KernelCodegen, op: tile.GatherOp, here: Position, kept: set[SSAValue]) -> V | None:
-    if op.mask is None or op in codegen.unmasked or here.known(op.mask):
+    if op.mask is None or here.known(op.mask):
         return None
     return codegen.at(op.mask, here, kept)
 

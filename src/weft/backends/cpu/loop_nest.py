@@ -5,8 +5,8 @@ Where masks are known along a part of the innermost axis, that part has code of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterable
+from contextlib import ExitStack, contextmanager
 from math import prod
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -36,7 +36,6 @@ _DIVIDED = 32
 """Quotients with one divisor from which on its reciprocal is worth making."""
 _FEW_MASKED = 4
 """Masked reads from which on code without masks, for where they hold, is worth its length."""
-_NOTHING: Mapping[SSAValue, V] = {}
 
 
 class LoopNest:
@@ -51,6 +50,8 @@ class LoopNest:
         self.roots = [root for sink in cluster.sinks for root in sink_roots(sink)]
         self.index = [i64(0)] * len(shape)
         self.accumulators: dict[tile.ReduceOp, Accumulator] = {}
+        self.known: dict[SSAValue, V] = {}
+        """Masks of which the code being made knows what they are."""
 
     def emit(self) -> None:
         codegen, cluster, b, inner = self.codegen, self.cluster, self.b, self.inner
@@ -128,10 +129,8 @@ class LoopNest:
             self._whole()
             return
         stop = b.binary("and", part.count, i64(-lanes))
-        known = {mask: const(True, "i1") for mask in part.masks}
-        codegen.unmasked = part.accesses
-        walk_steps(b, i64(0), stop, lanes, lambda start, count: self._turn(start, count, known), self.pause)
-        codegen.unmasked = frozenset()
+        with self._knowing(part.masks):
+            walk_steps(b, i64(0), stop, lanes, self._turn, self.pause)
         walk_rest(b, stop, int(extent.name), lanes, self._turn)
 
     def _in_stretches(self) -> bool:
@@ -142,14 +141,22 @@ class LoopNest:
         values = [sink_value(sink) for sink in self.cluster.sinks]
         pieces = stretches(values, self.inner, int(extent.name))
         for piece in pieces:
-            known = {mask: const(value, "i1") for mask, value in piece.known.items()}
 
-            def step(i: V, lanes: int, start: int = piece.start, known: dict[SSAValue, V] = known) -> None:
-                self._turn(self.b.add(i64(start), i), lanes, known)
+            def step(i: V, lanes: int, start: int = piece.start) -> None:
+                self._turn(self.b.add(i64(start), i), lanes)
 
             length = i64(piece.stop - piece.start)
-            walk(self.b, length, self._lanes(length), step, self.unrolled, self.pause)
+            held = [mask for mask, holds in piece.known.items() if holds]
+            with self._knowing(held, [mask for mask in piece.known if mask not in held]):
+                walk(self.b, length, self._lanes(length), step, self.unrolled, self.pause)
         return bool(pieces)
+
+    @contextmanager
+    def _knowing(self, true: Iterable[SSAValue], false: Iterable[SSAValue] = ()) -> Generator[None]:
+        """Make code for positions at which masks hold, or do not."""
+        self.known = {mask: const(holds, "i1") for masks, holds in ((true, True), (false, False)) for mask in masks}
+        yield
+        self.known = {}
 
     def _masked_or_not(self) -> None:
         """Mostly nothing is masked, as inside an image: then no address has to be chosen."""
@@ -160,10 +167,8 @@ class LoopNest:
             return
         masks = {op.mask: None for op in masked if op.mask is not None}
         every = all_of(b, [codegen.at(mask, self.steady.copy()) for mask in masks])
-        with b.when(every):
-            codegen.unmasked = frozenset(masked)
+        with b.when(every), self._knowing(masks):
             self._whole()
-            codegen.unmasked = frozenset()
         with b.when(b.binary("xor", every, const(True, "i1"))):
             self._whole()
 
@@ -238,11 +243,11 @@ class LoopNest:
 
     # -- one position ----------------------------------------------------------------------------------------------
 
-    def _turn(self, start: V, lanes: int, known: Mapping[SSAValue, V] = _NOTHING) -> None:
+    def _turn(self, start: V, lanes: int) -> None:
         """Compute all sinks at a position, and then write them."""
         place = tuple(start if axis == self.inner else v for axis, v in enumerate(self.index))
         here = self.steady.known_at(place, lanes, self.codegen.neighbours.is_still)
-        here.values.update(known)
+        here.values.update(self.known)
         if lanes == self.codegen.target.lanes:
             for row in self.ahead:
                 row.prefetch(self.b, start)

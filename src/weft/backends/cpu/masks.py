@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.ir import OpResult, SSAValue
 
 from weft.backends.cpu.clusters import Cluster, sink_roots
 from weft.backends.cpu.computed import conjuncts
@@ -26,24 +26,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Unmasked:
-    """The part of an axis where masks are known to hold: how many elements, which accesses, and which masks."""
+    """The part of an axis where masks are known to hold: how many elements from its start on, and which masks."""
 
     count: V
-    accesses: frozenset[Operation]
-    masks: frozenset[SSAValue]
+    masks: tuple[SSAValue, ...]
 
 
 def unmasked_part(codegen: KernelCodegen, cluster: Cluster, start: Position, extent: V) -> Unmasked | None:
     """The elements from the start of the inner axis on that no mask hides."""
     inner = start.inner
     counts: dict[SSAValue, V | None] = {}
-    known: list[Operation] = []
-    for op in _masked(codegen, cluster, inner):
-        assert op.mask is not None
-        if op.mask not in counts:
-            counts[op.mask] = _holds_until(codegen, op.mask, start, extent)
-        if counts[op.mask] is not None:
-            known.append(op)
+    for mask in _masks(codegen, cluster, inner):
+        counts[mask] = _holds_until(codegen, mask, start, extent)
     limits = [count for count in counts.values() if count is not None]
     if not limits:
         return None
@@ -52,21 +46,19 @@ def unmasked_part(codegen: KernelCodegen, cluster: Cluster, start: Position, ext
         least = codegen.b.intrinsic("smin", least, other)
     masks = [mask for mask, count in counts.items() if count is not None]
     parts = [part for mask in masks for part in conjuncts(codegen, mask, inner) or []]
-    return Unmasked(least, frozenset(known), frozenset([*masks, *parts]))
+    return Unmasked(least, tuple(dict.fromkeys([*masks, *parts])))
 
 
-def _masked(codegen: KernelCodegen, cluster: Cluster, inner: int) -> list[tile.GatherOp | tile.ScatterOp]:
-    """The accesses of a loop whose masks change along the axis."""
+def _masks(codegen: KernelCodegen, cluster: Cluster, inner: int) -> list[SSAValue]:
+    """The masks of a loop's accesses that change along the axis."""
     values = {v: None for sink in cluster.sinks for root in sink_roots(sink) for v in lazy_closure(root)}
     reads = [v.op for v in values if isinstance(v, OpResult) and v not in codegen.buffers]
     accesses = [op for op in [*reads, *cluster.sinks] if isinstance(op, tile.GatherOp | tile.ScatterOp)]
-    rank = len(cluster.shape)
+    masks = dict.fromkeys(op.mask for op in accesses if op.mask is not None)
     return [
-        op
-        for op in accesses
-        if op.mask is not None
-        and len(tile.tile_type(op.mask).sizes) == rank
-        and not codegen.neighbours.is_still(op.mask, inner)
+        mask
+        for mask in masks
+        if len(tile.tile_type(mask).sizes) == len(cluster.shape) and not codegen.neighbours.is_still(mask, inner)
     ]
 
 

@@ -99,7 +99,7 @@ def store_unordered(codegen: KernelCodegen, op: tile.ScatterOp, value: V, here: 
         _one_by_one(codegen, op, raw, here, dtype)
         return
     address = pointer_address(codegen, op.pointer, at_lane(codegen, op.offsets, here, set(), 0))
-    if op.mask is None or op in codegen.unmasked:
+    if op.mask is None or here.known(op.mask):
         b.store(raw, address, dtype.bytes)
         return
     if codegen.neighbours.is_still(op.mask, inner):
@@ -130,7 +130,7 @@ def store_unordered(codegen: KernelCodegen, op: tile.ScatterOp, value: V, here: 
 def _one_by_one(codegen: KernelCodegen, op: tile.ScatterOp, raw: V, here: Position, dtype: DType) -> None:
     b, lanes = codegen.b, here.lanes
     offsets = b.splat(codegen.at(op.offsets, here), lanes)
-    mask = None if op.mask is None or op in codegen.unmasked else b.splat(codegen.at(op.mask, here), lanes)
+    mask = None if op.mask is None or here.known(op.mask) else b.splat(codegen.at(op.mask, here), lanes)
     for lane in range(lanes):
         with b.when(b.extract(mask, lane)) if mask is not None else _always():
             b.store(b.extract(raw, lane), pointer_address(codegen, op.pointer, b.extract(offsets, lane)), dtype.bytes)

@@ -151,8 +151,8 @@ class Builder(Protocol):
     ) -> list[Handle]:
         """`for i in range(lower, upper, step)`: `body(i, carried)` makes one turn and gives what is carried on.
 
-        The bounds are scalars of an integer type, `dtype`; what is carried keeps its types. `body` may be called more
-        than once, or never.
+        The bounds are scalars of an integer type, `dtype`, the step is positive; what is carried keeps its types.
+        `body` may be called more than once, or never.
         """
         ...
 

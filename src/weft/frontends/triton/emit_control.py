@@ -28,18 +28,11 @@ class ControlEmitter(MemoryEmitter):
         carried: Sequence[Handle],
         body: Callable[[Handle, list[Handle]], Sequence[Handle]],
     ) -> list[Handle]:
-        known = self.number(step)
-        backwards = isinstance(known, int) and known < 0
-        if backwards:
-            lower, upper, step = upper, lower, self.map("neg", [step], dtype)
-        first, last = self._index(lower, dtype), self._index(upper, dtype)
-        bounds = [first, last, self._index(step, dtype)]
+        bounds = [self._index(bound, dtype) for bound in (lower, upper, step)]
         attribute = tile.Sizes((symbol("d0"), symbol("d1"), symbol("d2")))
 
         def turn(block: Block) -> list[Handle]:
-            counter = [block.args[0], first, last] if backwards else [block.args[0]]
-            place = symbol("d1") + symbol("d2") - symbol("d0") if backwards else symbol("d0")
-            index = self.cast(self.positions((place,), (), (), counter, i64), i64, dtype)
+            index = self.cast(self.positions((symbol("d0"),), (), (), block.args[:1], i64), i64, dtype)
             return list(body(index, self._handles(block.args[1:], carried)))
 
         return self._loop(carried, lambda initial: tile.ForOp.make(attribute, bounds, initial), turn)

@@ -80,17 +80,6 @@ class ValueEmitter:
             self.block = outer
             self._known_ops.pop()
 
-    @contextmanager
-    def speculate(self) -> Generator[None]:
-        """What is made inside vanishes."""
-        block, checks = Block(), len(self.checks)
-        try:
-            with self.inside(block):
-                yield
-        finally:
-            _drop(block)
-            del self.checks[checks:]
-
     def index_as_i32(self, index: SSAValue) -> SSAValue:
         """An index as an i32 scalar."""
         return self.positions((symbol("d0"),), (), (), [index], i32)
@@ -218,10 +207,3 @@ class ValueEmitter:
 
     def rounded(self, value: SSAValue, dtype: DType) -> SSAValue:
         return value if register(dtype) == dtype else self.convert(value, f32, dtype)
-
-
-def _drop(block: Block) -> None:
-    """Take back ops that nothing else uses."""
-    for op in list(block.ops)[::-1]:
-        op.detach()
-        op.erase(safe_erase=False)
