@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from xdsl.dialects.builtin import IntegerAttr, StringAttr
+from xdsl.dialects.builtin import IndexType, IntegerAttr, StringAttr
 from xdsl.dialects.builtin import i64 as i64_attr
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
@@ -66,6 +66,11 @@ class KernelEmitter(Evaluator):
 
     def bounds(self) -> dict[str, Size]:
         return self.domain.bounds | {name: size for name, (_, size) in self.dynamic.items()}
+
+    def program(self, axis: int) -> SSAValue:
+        """This program's number along an axis of the grid."""
+        attributes = {"axis": IntegerAttr(axis, i64_attr)}
+        return self.add(tile.ProgramOp.create(attributes=attributes, result_types=[IndexType()]))
 
     # -- index expressions -----------------------------------------------------------------------------------------
 

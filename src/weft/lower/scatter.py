@@ -30,6 +30,7 @@ from weft.lower.evaluate import Address, AddressRecorder, Source
 from weft.lower.frame import KernelFrame
 from weft.lower.kernels import Kernel, group_symbols, lower_group
 from weft.lower.lowered import Argument, KernelCall, Lowered, anchor_of
+from weft.lower.machine import Machine
 from weft.lower.regroup import new_group, regroup
 from weft.lower.schedule import Schedule, contiguous_bytes, lanes_of
 from weft.ops.base import Scatter
@@ -50,6 +51,7 @@ class _Problem:
     scatter: Scatter
     layouts: dict[SSAValue, Layout]
     output: Layout
+    machine: Machine
 
     @property
     def operands(self) -> list[Source]:
@@ -75,7 +77,9 @@ class _Problem:
         return rule.update(body, index, *self.operands, **self.scatter.params)
 
 
-def lower_scatter(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Lowered:
+def lower_scatter(
+    group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
+) -> Lowered:
     """Lower a group with a scatter, with what is computed from its operands before it."""
     scatter = anchor_of(group)
     assert isinstance(scatter, Scatter)
@@ -83,7 +87,7 @@ def lower_scatter(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: 
         raise LoweringError(f"nothing can be computed after {scatter.name} in its kernel")
     (output,) = outputs
     tensor = tensor_of(scatter.results[0].type)
-    problem = _Problem(group, scatter, dict(zip(group.block.args, inputs, strict=True)), output)
+    problem = _Problem(group, scatter, dict(zip(group.block.args, inputs, strict=True)), output, machine)
     reads = tuple(Argument("input", number) for number in range(len(inputs)))
     result, scratch = Argument("output", 0), Argument("scratch", 0)
     if not (tensor.dtype.is_float and tensor.dtype.bits < 32 and problem.kind in ("add", "mul")):
@@ -92,13 +96,14 @@ def lower_scatter(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: 
         write = KernelCall(_lower_updates(problem, walk, f"{name}_put", tensor.dtype, copies), (*reads, result))
         if copies or in_place_of(group):
             return Lowered((write,))
-        copy = lower_group(_copy_group(problem, None), f"{name}_copy", inputs, outputs)
+        copy = lower_group(_copy_group(problem, None), f"{name}_copy", inputs, outputs, machine=machine)
         return Lowered((KernelCall(copy, (*reads, result)), write))
     wide = Tensor(f32, tensor.shape)
     problem = replace(problem, output=contiguous(wide))
-    copy = lower_group(_copy_group(problem, f32), f"{name}_copy", inputs, [problem.output])
+    copy = lower_group(_copy_group(problem, f32), f"{name}_copy", inputs, [problem.output], machine=machine)
     write = _lower_updates(problem, _Walk.of(problem), f"{name}_put", f32)
-    narrow = lower_group(_cast_group(wide, tensor.dtype), f"{name}_round", [problem.output], outputs)
+    rounding = _cast_group(wide, tensor.dtype)
+    narrow = lower_group(rounding, f"{name}_round", [problem.output], outputs, machine=machine)
     calls = (
         KernelCall(copy, (*reads, scratch)),
         KernelCall(write, (*reads, scratch)),
@@ -189,7 +194,7 @@ class _Walk:
             return Schedule("scatter", "", 1)
         if self.is_computed and isinstance(best.size, int) and _LEAST_ROW <= best.size <= _MOST_ROW:
             return Schedule("scatter", best.name, best.size, "part", _PARTS)
-        return Schedule("scatter", best.name, lanes_of(best.size))
+        return Schedule("scatter", best.name, lanes_of(best.size, self.problem.machine))
 
 
 def _lower_updates(problem: _Problem, walk: _Walk, name: str, dtype: DType, copies: bool = False) -> Kernel:
