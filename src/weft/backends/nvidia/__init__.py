@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: tile kernels → layouts → LLVM's NVPTX → PTX → the driver."""
