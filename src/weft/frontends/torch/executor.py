@@ -39,11 +39,8 @@ class CpuExecutor(PlanExecutor[Executable]):
     def _enter(self, frame: Frame) -> None:
         if frame.arena is not None:
             return
-        planned = frame.binding.arena
-        frame.arena = arena = torch.empty(planned.size + _ALIGNMENT, dtype=torch.uint8)
-        start = arena.data_ptr() + -arena.data_ptr() % _ALIGNMENT
-        for buffer, offset in planned.offsets.items():
-            frame.words[buffer] = start + offset
+        arena = torch.empty(frame.binding.arena.size + _ALIGNMENT, dtype=torch.uint8)
+        frame.place_arena(arena, -(-arena.data_ptr() // _ALIGNMENT) * _ALIGNMENT)
         use_huge_pages(arena.data_ptr(), arena.numel())
 
     def _launch(self, tape: Tape, frame: Frame) -> None:

@@ -20,13 +20,11 @@ import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from weft.frontends.torch.alignment import aligned
 from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.reference import to_array
 from weft.ir.types import dtype_of_numpy
 from weft.runtime.program import Program
-
-ALIGNMENT = 16
-"""Of what a GPU's kernels are given, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def make_set(program: Program, given: Sequence[torch.Tensor], device: torch.devi
     # What is used as it was given stays where it is; the processor prepares the rest.
     plain = {c.buffer: given[c.source] for c in plan.constants if c.packing is None and c.source < len(given)}
     if device.type != "cpu" and len(plain) == len(plan.constants):
-        tensors = {number: _aligned(tensor.detach().to(device)) for number, tensor in plain.items()}
+        tensors = {number: aligned(tensor.detach().to(device)) for number, tensor in plain.items()}
     else:
         arrays = program.constants([to_array(tensor.cpu()) for tensor in given])
         tensors = {number: _tensor_on(array).to(device) for number, array in arrays.items()}
@@ -78,11 +76,6 @@ def make_set(program: Program, given: Sequence[torch.Tensor], device: torch.devi
         np.array(list(tensors), np.int64),
         np.array([tensor.data_ptr() for tensor in tensors.values()], np.int64),
     )
-
-
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, in memory that kernels can read in their widest words."""
-    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
 @lru_cache(maxsize=1)

@@ -37,7 +37,7 @@ class Frame:
     The last word of the table is for the number that says which check has failed, where nobody else takes it.
 
     `inputs` and `results` are those of the program, with the strides of the first and what makes a tensor for the
-    second; `arena` is where temporaries lie, from `start` on, while there is one.
+    second.
     """
 
     binding: Binding
@@ -49,6 +49,16 @@ class Frame:
     arena: torch.Tensor | None = None
     constants: ConstantSet | None = None
     views: dict[Place, torch.Tensor] = field(default_factory=dict[Place, torch.Tensor])
+    base: int = 0
+    """Where in memory the temporaries begin."""
+
+    def place_arena(self, arena: torch.Tensor, base: int) -> None:
+        """Let temporaries lie in this arena, from the address `base` on."""
+        self.arena = arena
+        if base != self.base:
+            offsets = self.binding.arena.offsets
+            self.words[list(offsets)] = base + np.fromiter(offsets.values(), np.int64, len(offsets))
+            self.base = base
 
 
 class PlanExecutor(Generic[ProgramT]):
@@ -84,20 +94,7 @@ class PlanExecutor(Generic[ProgramT]):
             frame = pool.pop()
         except IndexError:
             frame = self._frame(symbols)
-        self._enter(frame)
-        table = frame.table
-        held: dict[int, torch.Tensor] = {}
-        if self.has_constants:
-            constants = self._place_constants(frame, [tensors[place] for place in self.fixed])
-            held.update(constants.tensors)
-            tensors = [tensors[place] for place in self.taken]
-        for (number, strides), tensor in zip(frame.inputs, tensors, strict=True):
-            held[number] = tensor = self._fitting(tensor, strides)
-            table[number] = tensor.data_ptr()
-        for number, make, shape, strides, dtype in frame.results:
-            held[number] = out = make(shape, strides, dtype)
-            table[number] = out.data_ptr()
-        self._run(frame, held)
+        held = self._run(frame, tensors)
         results = [held[number] for number in self.returned]
         for position in self.given:
             results[position] = results[position].clone()
@@ -132,6 +129,10 @@ class PlanExecutor(Generic[ProgramT]):
     def _leave(self, frame: Frame) -> None:
         """Drop what a frame must not keep until the next call."""
 
+    def _input(self, tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+        """An input as the program takes it."""
+        return self._fitting(tensor, strides)
+
     def _launch(self, tape: Tape, frame: Frame) -> None:
         """Run the steps of a tape."""
         raise NotImplementedError
@@ -148,10 +149,28 @@ class PlanExecutor(Generic[ProgramT]):
             frame.constants = constants
         return constants
 
-    def _run(self, frame: Frame, held: dict[int, torch.Tensor]) -> None:
+    def _run(self, frame: Frame, tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Run the program on tensors; returns those of its inputs, constants, results and calls, by their buffers."""
+        self._enter(frame)
+        table = frame.table
+        held: dict[int, torch.Tensor] = {}
+        if self.has_constants:
+            constants = self._place_constants(frame, [tensors[place] for place in self.fixed])
+            held.update(constants.tensors)
+            tensors = [tensors[place] for place in self.taken]
+        for (number, strides), tensor in zip(frame.inputs, tensors, strict=True):
+            held[number] = tensor = self._input(tensor, strides)
+            table[number] = tensor.data_ptr()
+        for number, make, shape, strides, dtype in frame.results:
+            held[number] = out = make(shape, strides, dtype)
+            table[number] = out.data_ptr()
         if (profile := active_profile()) is not None:
             self._run_profiled(profile, frame, held)
-            return
+        else:
+            self._run_segments(frame, held)
+        return held
+
+    def _run_segments(self, frame: Frame, held: dict[int, torch.Tensor]) -> None:
         for step in frame.binding.segments:
             if isinstance(step, Tape):
                 self._launch(step, frame)
