@@ -1,1 +1,1 @@
-"""NVIDIA GPUs: tile kernels → layouts → LLVM's NVPTX → PTX → the driver."""
+"""NVIDIA GPUs: tile kernels → layouts → LLVM NVPTX → PTX → the driver."""
