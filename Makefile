@@ -55,6 +55,7 @@ offline: $(STAMP) ## collect pure-Python dependencies in offline/, for `PYTHONPA
 	  --platform any --implementation py --abi none --python-version 3.12 --only-binary=:all: \
 	  -r requirements/offline.txt
 	cd offline && rm -rf tests docs scripts benchmarks typings bin # xdsl's wheel carries these; they would shadow ours
+	$(BIN)/python requirements/describe_weft.py offline
 	@test -z "$$(find offline -name '*.so')" || { echo "offline/ has machine code:"; find offline -name '*.so'; exit 1; }
 	@du -sm offline | awk '{ print "offline/: " $$1 " MB"; exit $$1 > 25 }'
 
