@@ -5,20 +5,25 @@ A line is kept with its `stamp` (what the results belong to: a commit, a device)
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 
 class Journal:
-    """A file of results. Without `resume` it starts empty."""
+    """A file of results, to which a run adds; several parts of a run may share it, one after the other."""
 
-    def __init__(self, path: Path, stamp: str = "", *, resume: bool = False) -> None:
+    def __init__(self, path: Path, stamp: str = "") -> None:
         self._path, self._stamp = path, stamp
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not resume or not path.exists():
-            path.write_text("")
+        path.touch()
+
+    def forget(self, names: Collection[str]) -> None:
+        """Drop the results of these names: they will be had anew."""
+        kept = [line for line, entry in self._entries() if entry["name"] not in names]
+        self._path.write_text("".join(f"{line}\n" for line in kept))
 
     def add(self, name: str, record: dict[str, Any]) -> None:
         """Write a result at once, so that nothing is lost with the process."""
@@ -27,15 +32,12 @@ class Journal:
 
     def results(self) -> dict[str, dict[str, Any]]:
         """The results by name; the last one where there are several."""
-        found: dict[str, dict[str, Any]] = {}
+        return {entry["name"]: entry["record"] for _, entry in self._entries() if entry["stamp"] == self._stamp}
+
+    def _entries(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for line in self._path.read_text().splitlines():
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError:  # the process was ended while it wrote
-                continue
-            if entry["stamp"] == self._stamp:
-                found[entry["name"]] = entry["record"]
-        return found
+            with contextlib.suppress(json.JSONDecodeError):  # the process was ended while it wrote
+                yield line, json.loads(line)
 
 
 def part(things: Sequence[Any], shard: tuple[int, int] | None) -> list[Any]:
