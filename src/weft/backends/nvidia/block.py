@@ -1,0 +1,132 @@
+"""The threads of a block as LLVM values: who a thread is, where its elements lie, and what passes between threads."""
+
+from __future__ import annotations
+
+from weft.backends.llvm.builder import Function, V
+from weft.backends.nvidia.layouts import WARP, Layout, Mode
+
+SHARED_SYMBOL = "shared"
+
+
+def i32(value: int) -> V:
+    return V("i32", str(value))
+
+
+class Threads:
+    """What a thread knows of itself: its lane, and its warp among those that work together.
+
+    Asked for once, in the first block of what they do. Those that are not the whole block have a barrier of their own.
+    """
+
+    def __init__(self, b: Function, warps: int, lane: V, warp: V, barrier_number: int = 0) -> None:
+        self.b = b
+        self.warps = warps
+        self.lane, self.warp = lane, warp
+        self.barrier_number = barrier_number
+        self._places: dict[tuple[tuple[Mode, ...], tuple[Mode, ...], int], V] = {}
+        self._owners: dict[tuple[tuple[Mode, ...], tuple[Mode, ...]], V | None] = {}
+
+    @classmethod
+    def of_block(cls, b: Function, warps: int) -> Threads:
+        """All threads of a block."""
+        number = b.call("llvm.nvvm.read.ptx.sreg.tid.x", "i32")
+        if warps == 1:
+            return cls(b, warps, number, i32(0))
+        return cls(b, warps, b.binary("and", number, i32(WARP - 1)), b.binary("lshr", number, i32(5)))
+
+    def barrier(self) -> None:
+        """They all wait for each other."""
+        barrier(self.b, self.barrier_number, self.warps * WARP)
+
+    def prepare(self, layouts: list[Layout]) -> None:
+        """Compute what a kernel's layouts need where it is there for all of it."""
+        for layout in layouts:
+            for axis in range(layout.rank):
+                self.place(layout, axis)
+            self.owner(layout)
+
+    def digit(self, number: V, modes: tuple[Mode, ...], position: int) -> V:
+        """Which step of a mode a lane or warp takes."""
+        before = 1
+        for mode in modes[:position]:
+            before *= mode.size
+        size, after = modes[position].size, 1
+        for mode in modes[position + 1 :]:
+            after *= mode.size
+        value = self.b.binary("lshr", number, i32(before.bit_length() - 1)) if before > 1 else number
+        return self.b.binary("and", value, i32(size - 1)) if after > 1 else value
+
+    def place(self, layout: Layout, axis: int) -> V:
+        """Where a thread's first element lies along an axis (i32)."""
+        key = (layout.lanes, layout.warps, axis)
+        if key not in self._places:
+            total = i32(0)
+            for number, modes in ((self.lane, layout.lanes), (self.warp, layout.warps)):
+                for position, mode in enumerate(modes):
+                    if mode.axis == axis and mode.size > 1:
+                        digit = self.digit(number, modes, position)
+                        total = self.b.add(total, self.b.mul(digit, i32(mode.step)))
+            self._places[key] = total
+        return self._places[key]
+
+    def owner(self, layout: Layout) -> V | None:
+        """Whether this thread is the first of those that hold the same elements; None if no two do."""
+        key = (layout.lanes, layout.warps)
+        if key not in self._owners:
+            result: V | None = None
+            for number, modes in ((self.lane, layout.lanes), (self.warp, layout.warps)):
+                for position, mode in enumerate(modes):
+                    if mode.axis is None and mode.size > 1:
+                        first = self.b.icmp("eq", self.digit(number, modes, position), i32(0))
+                        result = first if result is None else self.b.binary("and", result, first)
+            self._owners[key] = result
+        return self._owners[key]
+
+
+def barrier(b: Function, number: int = 0, threads: int = 0) -> None:
+    """The threads of the block wait for each other, or so many of them at a barrier of their own."""
+    which = f"{number}, {threads}" if number else "0"
+    b.do(f'call void asm sideeffect "bar.sync {which};", "~{{memory}}"() #1')
+
+
+def shuffle_xor(b: Function, value: V, mask: int) -> V:
+    """The value of the lane whose number differs in the bits of a mask."""
+    match value.type:
+        case "float":
+            return b.bitcast(shuffle_xor(b, b.bitcast(value, "i32"), mask), "float")
+        case "double":
+            return b.bitcast(shuffle_xor(b, b.bitcast(value, "i64"), mask), "double")
+        case "i64":
+            low = b.convert("trunc", value, "i32")
+            high = b.convert("trunc", b.binary("lshr", value, V("i64", "32")), "i32")
+            low, high = (b.convert("zext", shuffle_xor(b, half, mask), "i64") for half in (low, high))
+            return b.binary("or", low, b.binary("shl", high, V("i64", "32")))
+        case "i32":
+            return b.emit(
+                "i32",
+                f'call i32 asm sideeffect "shfl.sync.bfly.b32 $0, $1, {mask}, 31, -1;", "=r,r"({value}) #1',
+            )
+        case _:
+            return b.convert("trunc", shuffle_xor(b, b.convert("zext", value, "i32"), mask), value.type)
+
+
+def shared_pointer(b: Function, offset: int, index: V, size: int) -> V:
+    """The address of an element of shared memory; `index` counts elements of `size` bytes (i32)."""
+    scaled = b.mul(index, i32(size))
+    place = b.add(scaled, i32(offset))
+    name = b.fresh()
+    b.do(f"{name} = getelementptr i8, ptr addrspace(3) @{SHARED_SYMBOL}, {place}")
+    return V("ptr addrspace(3)", name)
+
+
+def store_shared(b: Function, value: V, offset: int, index: V, size: int) -> None:
+    raw = b.convert("zext", value, f"i{8 * size}") if value.type.startswith("i") else value
+    pointer = shared_pointer(b, offset, index, size)
+    b.do(f"store {raw.type} {raw.name}, {pointer.type} {pointer.name}, align {size}")
+
+
+def load_shared(b: Function, type_: str, offset: int, index: V, size: int) -> V:
+    pointer = shared_pointer(b, offset, index, size)
+    memory = f"i{8 * size}" if type_.startswith("i") else type_
+    value = b.emit(memory, f"load {memory}, {pointer.type} {pointer.name}, align {size}")
+    return b.convert("trunc", value, type_) if type_.startswith("i") else value
