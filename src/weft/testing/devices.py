@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from weft.errors import WeftError
+from weft.errors import NoDeviceError
 
 Call = Callable[[], Any]
 
@@ -29,10 +29,6 @@ LONGEST_WAIT = 20e-3
 
 # Dense bf16 FLOP/s that the makers state, by a part of the device's name.
 NOMINAL_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
-
-
-class NoDeviceError(WeftError):
-    """A device that work was meant for and that is not there."""
 
 
 class Device(Protocol):
