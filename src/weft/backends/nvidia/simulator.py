@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from weft.backends.nvidia.dialect import LAYOUTS, SHARED, WARPS, BarrierOp, ConvertOp, LayoutAttr, integer, layout_of
 from weft.backends.nvidia.layouts import WARP, Layout, Mode
@@ -132,9 +132,7 @@ class _Block:
             case written.IndexOp():
                 self.indices[op.out] = int(self._agreed(op, op.value))
             case written.IfOp():
-                block = op.then.block if self._agreed(op, op.condition) else op.otherwise.block
-                self.run(list(block.ops))
-                self._carry(op.results, self._yielded(block.last_op))
+                self._choose(op)
             case tile.ReturnOp() | tile.YieldOp():
                 pass
             case _:
@@ -366,21 +364,37 @@ class _Block:
         for turn in range(lower, upper, step):
             self.indices[op.block.args[0]] = turn
             self.run(list(op.block.ops))
-            self._carry(carried, self._yielded(op.block.last_op))
-        self._carry(op.results, carried)
+            self._carry(carried, _yielded(op.block), carried)
+        for result, argument in zip(op.results, carried, strict=True):
+            held = self.tiles[argument]
+            self.hold(result, held.layout, held.values, held.defined, held.extents)
 
-    def _yielded(self, op: Operation | None) -> Sequence[SSAValue]:
-        assert op is not None
-        return op.operands
-
-    def _carry(self, targets: Sequence[SSAValue], values: Sequence[SSAValue]) -> None:
-        """Hand values on; what a smaller one lacks is computed along on a GPU, and so it is lost."""
+    def _carry(
+        self, targets: Sequence[SSAValue], values: Sequence[SSAValue], before: Sequence[SSAValue] | None = None
+    ) -> None:
+        """Hand tiles on, which then have their full capacity: what a smaller one lacks stays as it was before."""
         handed: list[tuple[SSAValue, Layout, np.ndarray, np.ndarray]] = []
-        for target, value in zip(targets, values, strict=True):
+        for number, (target, value) in enumerate(zip(targets, values, strict=True)):
             layout = layout_of(target)
-            handed.append((target, layout, *self.picked(value, layout)))
+            picked, defined = self.picked(value, layout)
+            if before is not None:
+                exists, old = holding(layout).existing(self.tiles[value].extents), self.tiles[before[number]]
+                picked, defined = np.where(exists, picked, old.values), np.where(exists, defined, old.defined)
+            handed.append((target, layout, picked, defined))
         for target, layout, picked, defined in handed:
             self.hold(target, layout, picked, defined, layout.shape)
+
+    def _choose(self, op: written.IfOp) -> None:
+        block = op.then.block if self._agreed(op, op.condition) else op.otherwise.block
+        self.run(list(block.ops))
+        for result, value in zip(op.results, _yielded(block), strict=True):
+            layout = layout_of(result)
+            self.hold(result, layout, *self.picked(value, layout), self.tiles[value].extents)
+
+
+def _yielded(block: Block) -> Sequence[SSAValue]:
+    assert block.last_op is not None
+    return block.last_op.operands
 
 
 def _shape(layout: Layout) -> tuple[int, int]:
