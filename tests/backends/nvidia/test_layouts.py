@@ -8,6 +8,8 @@ from math import prod
 
 import numpy as np
 import pytest
+from xdsl.dialects.builtin import StringAttr
+from xdsl.ir import Block, Region
 
 from weft.backends.nvidia.dialect import SHARED, WARPS, ConvertOp, set_integer, set_layouts
 from weft.backends.nvidia.layouts import WARP, Layout, Mode, blocked
@@ -17,8 +19,6 @@ from weft.backends.nvidia.simulator_layouts import CoverageError, holding, picks
 from weft.errors import LoweringError
 from weft.ir.types import DType, bf16, boolean, element_type, f32, f64, i8, i64
 from weft.tile import dialect as tile
-from xdsl.dialects.builtin import StringAttr
-from xdsl.ir import Block, Region
 
 SEEDS = range(40)
 

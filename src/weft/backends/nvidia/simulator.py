@@ -158,6 +158,8 @@ class _Block:
         type_ = tile.tile_type(out)
         if layout.shape != type_.sizes or layout.warp_count != self.warps:
             raise CoverageError(f"{self._name(out)}: {layout} is no layout of {type_} in {self.warps} warps")
+        if any(extent > side for extent, side in zip(extents, layout.shape, strict=True)):
+            raise AccessError(f"{self._name(out)}: {list(extents)} elements in {type_}")
         values = np.where(defined, values.astype(type_.dtype.numpy), _poison(type_.dtype))
         first = holding(layout).first
         same = (values == values.reshape(-1)[first]) & (defined == defined.reshape(-1)[first])

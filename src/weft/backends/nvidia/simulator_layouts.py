@@ -127,6 +127,8 @@ def reduced_registers(layout: Layout, result: Layout, axis: int) -> tuple[int, .
     index = source.index.copy()
     index[axis] = 0
     sides = [1 + max(int(a.max(initial=0)), int(b.max(initial=0))) for a, b in zip(index, target.index, strict=True)]
+    if source.inside.shape[0] != target.inside.shape[0]:
+        raise CoverageError(f"{layout} and {result} have different numbers of threads")
     keys, wanted = _linear(target.index, sides), _linear(index, sides)
     numbers = {int(key): number for number, key in enumerate(keys[0])}
     try:

@@ -86,9 +86,7 @@ class SharedMemory:
     def barrier(self) -> None:
         self._log.barrier()
 
-    def write(
-        self, op: int, threads: np.ndarray, starts: np.ndarray, values: np.ndarray, defined: np.ndarray
-    ) -> None:
+    def write(self, op: int, threads: np.ndarray, starts: np.ndarray, values: np.ndarray, defined: np.ndarray) -> None:
         """Each thread writes a value to the bytes from its start on; all are flat arrays of one length."""
         places = self._places(op, starts, values.dtype.itemsize)
         race = self._log.write(op, np.broadcast_to(threads[:, None], places.shape).reshape(-1), places.reshape(-1))
@@ -97,9 +95,7 @@ class SharedMemory:
         self._bytes[places] = np.ascontiguousarray(values).view(np.uint8).reshape(places.shape)
         self._defined[places] = defined[:, None]
 
-    def read(
-        self, op: int, threads: np.ndarray, starts: np.ndarray, dtype: np.dtype
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def read(self, op: int, threads: np.ndarray, starts: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
         """The values from the starts on, and which of them are defined."""
         places = self._places(op, starts, dtype.itemsize)
         race = self._log.read(op, np.broadcast_to(threads[:, None], places.shape).reshape(-1), places.reshape(-1))
@@ -113,12 +109,16 @@ class SharedMemory:
                 f"{self.names[op]} uses bytes {starts.min()} to {starts.max() + size} of {self.size} of shared memory"
             )
         if (starts % size).any():
-            raise SharedMemoryError(f"{self.names[op]} uses {size} bytes of shared memory at {starts[starts % size != 0][0]}")
+            raise SharedMemoryError(
+                f"{self.names[op]} uses {size} bytes of shared memory at {starts[starts % size != 0][0]}"
+            )
         return starts[:, None] + np.arange(size)
 
     def _message(self, op: int, does: str, race: tuple[int, int]) -> str:
         place, other = race
-        return f"{self.names[op]} {does} byte {place} of shared memory that another thread touches in {self.names[other]}"
+        return (
+            f"{self.names[op]} {does} byte {place} of shared memory that another thread touches in {self.names[other]}"
+        )
 
 
 class GlobalMemory:
@@ -150,4 +150,6 @@ class GlobalMemory:
     def _check(self, op: int, does: str, race: tuple[int, int] | None, who: str) -> None:
         if race is not None:
             place, other = race
-            raise RaceError(f"{self.names[op]} {does} element {place} that another {who} touches in {self.names[other]}")
+            raise RaceError(
+                f"{self.names[op]} {does} element {place} that another {who} touches in {self.names[other]}"
+            )
