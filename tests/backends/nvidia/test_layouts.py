@@ -43,7 +43,9 @@ def places(layout: Layout) -> Counter[tuple[int, ...]]:
 def test_every_element_is_held_as_often_as_every_other(seed: int) -> None:
     layout = random_layout(np.random.default_rng(seed))
     held = places(layout)
-    inside = {place: count for place, count in held.items() if all(i < n for i, n in zip(place, layout.shape))}
+    inside = {
+        place: count for place, count in held.items() if all(i < n for i, n in zip(place, layout.shape, strict=True))
+    }
     repetitions = prod(m.size for m in (*layout.lanes, *layout.warps) if m.axis is None)
     assert len(inside) == prod(layout.shape)
     assert set(inside.values()) == {repetitions}
@@ -76,7 +78,7 @@ def test_threads_hold_what_their_places_say(seed: int) -> None:
         for register in range(layout.count):
             place = layout.place(thread % WARP, thread // WARP, register)
             assert tuple(held.index[:, thread, register]) == place
-            assert held.inside[thread, register] == all(i < n for i, n in zip(place, layout.shape))
+            assert held.inside[thread, register] == all(i < n for i, n in zip(place, layout.shape, strict=True))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -100,7 +102,9 @@ def test_a_broadcast_operand_is_where_it_is_needed(seed: int) -> None:
     for axis, side in enumerate(narrow.shape):
         assert side in (1, layout.shape[axis])
     picked = picks(layout, narrow)  # raises where a thread lacks an element
-    for thread, register in zip(rng.integers(layout.threads, size=50), rng.integers(layout.count, size=50)):
+    for thread, register in zip(
+        rng.integers(layout.threads, size=50), rng.integers(layout.count, size=50), strict=True
+    ):
         lane, warp = int(thread) % WARP, int(thread) // WARP
         place = layout.place(lane, warp, int(register))
         wanted = tuple(0 if narrow.shape[a] == 1 else i for a, i in enumerate(place))
@@ -122,7 +126,9 @@ def test_a_transposed_layout_holds_the_transposed(seed: int) -> None:
     for axis, target in enumerate(to):
         shape[target] = layout.shape[axis]
     moved = layout.moved(shape, lambda axis: int(to[axis]))
-    for thread, register in zip(rng.integers(layout.threads, size=50), rng.integers(layout.count, size=50)):
+    for thread, register in zip(
+        rng.integers(layout.threads, size=50), rng.integers(layout.count, size=50), strict=True
+    ):
         spot = (int(thread) % WARP, int(thread) // WARP, int(register))
         assert tuple(moved.place(*spot)[target] for target in to) == layout.place(*spot)
 

@@ -103,7 +103,7 @@ def test_a_barrier_that_is_taken_away_is_missed() -> None:
     assert barriers
     for op in barriers:
         remove(op)
-    with pytest.raises(RaceError, match="tile.reduce"):
+    with pytest.raises(RaceError, match=r"tile.reduce"):
         kernel.run()
 
 
@@ -111,7 +111,7 @@ def test_places_that_overlap_are_found() -> None:
     kernel = Kernel.of(softmax, (3, 1000))
     first, second = kernel.all(tile.ReduceOp)
     set_integer(second, SHARED, integer(first, SHARED) + 256)
-    with pytest.raises(RaceError, match="bytes? "):
+    with pytest.raises(RaceError, match=r"bytes? "):
         kernel.run()
 
 
@@ -183,7 +183,7 @@ def test_a_conversion_that_is_left_out() -> None:
     (convert,) = kernel.all(ConvertOp)
     convert.out.replace_all_uses_with(convert.value)
     remove(convert)
-    with pytest.raises(CoverageError, match="thread .* needs element"):
+    with pytest.raises(CoverageError, match=r"thread .* needs element"):
         kernel.run()
 
 
@@ -205,7 +205,7 @@ def test_more_than_there_is() -> None:
         kernel.run()
     (load,) = kernel.all(tile.LoadOp)
     load.attributes["extents"] = tile.Sizes((1001,) * len(load.extents.data))
-    with pytest.raises(AccessError, match="1001.* elements"):
+    with pytest.raises(AccessError, match=r"1001.* elements"):
         kernel.run()
 
 
@@ -227,7 +227,7 @@ def test_what_a_loop_was_never_given_is_poison() -> None:
         attributes={"sym_name": StringAttr("carried"), "grid": tile.Sizes((1,))}, regions=[Region(block)]
     )
     annotated, launch = annotate(op, target_named("sm_90a"))
-    with pytest.raises(PoisonError, match="tile.store .* writes what is not defined"):
+    with pytest.raises(PoisonError, match=r"tile.store .* writes what is not defined"):
         simulate(annotated, [np.zeros(8, np.float32), np.zeros(8, np.float32)], [], launch.shared)
 
 
@@ -250,7 +250,7 @@ def test_threads_that_read_what_others_wrote_to_memory() -> None:
     turned = blocked(layout.shape, layout.warp_count, [1, 0] if layout.lanes[0].axis == 0 else [0, 1])
     set_layouts(again, [turned])
     kernel.op.block.insert_op_after(again, store)
-    with pytest.raises(RaceError, match="another thread touches in tile.store"):
+    with pytest.raises(RaceError, match=r"another thread touches in tile.store"):
         kernel.run()
     kernel.op.block.insert_op_after(BarrierOp.create(), store)
     kernel.run()
@@ -275,5 +275,5 @@ def test_threads_that_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the shuffles each lane has the sum of its own elements, where the layout says that all have the same."""
     kernel = Kernel.of(softmax, (3, 1000))
     monkeypatch.setattr("weft.backends.nvidia.simulator.combine_lanes", lambda pairs, layout, axis: pairs)
-    with pytest.raises(DisagreementError, match="tile.reduce .* thread 1 has another element"):
+    with pytest.raises(DisagreementError, match=r"tile.reduce .* thread 1 has another element"):
         kernel.run()

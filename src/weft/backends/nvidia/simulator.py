@@ -57,7 +57,9 @@ def simulate(
     memories: dict[int, GlobalMemory] = {}
     for array in buffers:  # one array may be an input and an output
         memories.setdefault(array.ctypes.data, GlobalMemory(array, names, serial=serial))
-    held = {pointer: memories[array.ctypes.data] for pointer, array in zip(pointers, buffers, strict=True)}
+    held: dict[SSAValue, GlobalMemory] = {
+        pointer: memories[array.ctypes.data] for pointer, array in zip(pointers, buffers, strict=True)
+    }
     with np.errstate(all="ignore"):
         for program, place in enumerate(np.ndindex(*grid)):
             shared = SharedMemory(shared_bytes, names)

@@ -88,8 +88,16 @@ def _check_coverage(layout: Layout, linear: np.ndarray, owner: np.ndarray) -> No
     held = np.bincount(linear[(linear >= 0) & owner], minlength=prod(layout.shape))
     wrong = np.flatnonzero(held != 1)
     if wrong.size:
-        element = tuple(int(n) for n in np.unravel_index(wrong[0], layout.shape))
+        element = _index(int(wrong[0]), layout.shape)
         raise CoverageError(f"element {element} is held {held[wrong[0]]} times by {layout}")
+
+
+def _index(number: int, shape: Sequence[int]) -> tuple[int, ...]:
+    result: list[int] = []
+    for side in reversed(shape):
+        number, place = divmod(number, side)
+        result.insert(0, place)
+    return tuple(result)
 
 
 @lru_cache(1024)

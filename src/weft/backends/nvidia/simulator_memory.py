@@ -101,7 +101,9 @@ class SharedMemory:
         race = self._log.read(op, np.broadcast_to(threads[:, None], places.shape).reshape(-1), places.reshape(-1))
         if race is not None:
             raise RaceError(self._message(op, "reads", race))
-        return np.ascontiguousarray(self._bytes[places]).view(dtype).reshape(-1), self._defined[places].all(1)
+        return np.ascontiguousarray(self._bytes[places]).view(dtype).reshape(-1), np.asarray(
+            self._defined[places].all(1)
+        )
 
     def _places(self, op: int, starts: np.ndarray, size: int) -> np.ndarray:
         if starts.size and (starts.min() < 0 or starts.max() + size > self.size):
