@@ -13,12 +13,16 @@ import weft.ops  # noqa: F401  (fills the registry)
 from weft.errors import LoweringError, ShapeError
 from weft.ir.expr import Size, symbol
 from weft.ir.types import DType, Tensor, bf16, boolean, dtype_of_numpy, f16, f32, f64, i8, i32, i64, tensor_of
+from weft.lower.machine import Machine, gpu_machine
 from weft.ops.base import REGISTRY, Elementwise, Movement, OpSpec, Reduction
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.testing.op_cases import op_cases
 from weft.testing.simulated import run_simulated
 
 WARP_COUNTS = [1, 2, 4, 8, 16, 32]
+GPU = gpu_machine()
+SMALL = Machine(tile_elements=64, row_elements=128, lanes=8, multiprocessors=2)
+"""A GPU on which small tensors are large."""
 
 
 def checked(
@@ -30,17 +34,23 @@ def checked(
     """
     names: dict[int, Size] = {size: symbol(name) for name, size in (symbols or {}).items()}
     tensors = [Tensor(dtype_of_numpy(a.dtype), tuple(names.get(n, n) for n in a.shape)) for a in arrays]
-    trial = Trial.of(group_of(tensors, body), "simulated")
-    found = run_simulated(trial, arrays, symbols, warps=warps)
-    for actual, expected in zip(found, run_interpreted(trial, arrays, symbols), strict=True):
-        if not dtype_of_numpy(actual.dtype).is_float:
-            np.testing.assert_array_equal(actual, expected)
-            continue
-        wide, exact = actual.astype(np.float64), expected.astype(np.float64)
-        epsilon = float(ml_dtypes.finfo(actual.dtype).eps)
-        scale = float(np.abs(exact[np.isfinite(exact)]).max(initial=0))
-        np.testing.assert_allclose(wide, exact, rtol=16 * epsilon, atol=16 * epsilon * scale)
+    found: list[np.ndarray] = []
+    for machine in (SMALL, GPU):
+        trial = Trial.of(group_of(tensors, body), "simulated", machine)
+        found = run_simulated(trial, arrays, symbols, warps=warps)
+        for actual, expected in zip(found, run_interpreted(trial, arrays, symbols), strict=True):
+            agree(actual, expected)
     return found
+
+
+def agree(actual: np.ndarray, expected: np.ndarray) -> None:
+    if not dtype_of_numpy(actual.dtype).is_float:
+        np.testing.assert_array_equal(actual, expected)
+        return
+    wide, exact = actual.astype(np.float64), expected.astype(np.float64)
+    epsilon = float(ml_dtypes.finfo(actual.dtype).eps)
+    scale = float(np.abs(exact[np.isfinite(exact)]).max(initial=0))
+    np.testing.assert_allclose(wide, exact, rtol=16 * epsilon, atol=16 * epsilon * scale)
 
 
 def numbers(shape: Sequence[int], dtype: DType = f32, seed: int = 0) -> np.ndarray:
@@ -198,7 +208,8 @@ def test_ops_mean_as_threads_what_the_graph_says(spec: OpSpec) -> None:
     found: list[str] = []
     for number, case in enumerate(op_cases(spec)):
         warps = [None, 1, 2, 4, 8][number % 5]
-        found.append(case.complaint(run_simulated(case.trial(), case.arrays(), warps=warps)))
+        trial = case.trial(SMALL if number % 3 == 0 else GPU)
+        found.append(case.complaint(run_simulated(trial, case.arrays(), warps=warps)))
     assert not (wrong := [text for text in found if text]), "\n".join(wrong)
 
 
@@ -209,7 +220,7 @@ def test_ops_of_symbolic_sizes_mean_as_threads_what_the_graph_says(spec: OpSpec)
         if case.dtype != case.sample.dtypes[0]:
             continue
         try:
-            trial = case.trial()
+            trial = case.trial(GPU)
         except ShapeError:
             continue  # parameters like the shape of a reshape do not change with the operand's sizes
         found.append(case.complaint(run_simulated(trial, case.arrays(), case.symbols)))
