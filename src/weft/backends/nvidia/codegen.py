@@ -20,6 +20,7 @@ from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import SHARED, BarrierOp, ConvertOp, integer, layout_of
 from weft.backends.nvidia.engine_stores import store_by_engine
+from weft.backends.nvidia.extents import ConvertedLimits
 from weft.backends.nvidia.global_memory import load_chunk, store_chunk
 from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.math import divide_all, emit_map
@@ -31,7 +32,6 @@ from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size
 from weft.ir.types import DType
 from weft.tile import dialect as tile
-from weft.tile.extents import Limits
 from weft.tile.functions import COMBINERS
 
 _MAP = 'ptr byval([128 x i8]) align 64 "nvvm.grid_constant"'
@@ -51,7 +51,7 @@ class KernelCodegen:
         self.slots: dict[SSAValue, V] = {}
         self.maps: list[V] = []
         self.ring: Ring | None = None
-        self.limits = Limits()
+        self.limits = ConvertedLimits()
 
     def emit(self) -> None:
         kernel = self.kernel
@@ -148,13 +148,24 @@ class KernelCodegen:
             self.block(op.block)
             last = op.block.last_op
             assert last is not None
-            yielded = [self.tiles[value] for value in last.operands]
+            pairs = zip(last.operands, op.block.args[1:], strict=True)
+            yielded = [self._kept(value, self.tiles[before]) for value, before in pairs]
             return yielded if ring is None else [*yielded, [ring.stage, ring.phase]]
 
         results = loop_with(self.b, lower, upper, step, initial, body)
         if ring is not None:
             ring.stage, ring.phase = results.pop()
         self.tiles.update(zip(op.results, results, strict=True))
+
+    def _kept(self, value: SSAValue, before: list[V]) -> list[V]:
+        """A tile that a loop carries on: what a smaller one lacks stays as it was."""
+        values, sides = self.tiles[value], tile.tile_type(value).sizes
+        limits = [(size, side) for axis, side in enumerate(sides) for size, _ in self.limits.of(value, axis)]
+        if all(isinstance(size, int) and size >= side for size, side in limits):
+            return values
+        exists = self._existing(value, layout_of(value))
+        rows = zip(exists, values, before, strict=True)
+        return [new if there is None else self.b.select(there, new, old) for there, new, old in rows]
 
     # -- sizes -------------------------------------------------------------------------------------------------------
 
@@ -229,7 +240,7 @@ class KernelCodegen:
                 b.mul(place if place.name.startswith("%") else i64(int(place.name)), self.size(stride, op.indices)),
             )
         origin = b.add(self.pointers[op.pointer], b.mul(base, i64(dtype.bytes)))
-        width = self._chunk_width(op, layout)
+        width = self._chunk_width(op, layout, value)
         chunks: list[tuple[list[int], V, V | None]] = []
         for start in range(0, layout.count, width):
             offset = layout.offsets[start]
@@ -247,7 +258,7 @@ class KernelCodegen:
             limits += [self.size(*limit) for limit in self.limits.of(value, axis)]
         return self._least(limits, layout.shape[axis])
 
-    def _chunk_width(self, op: tile.LoadOp | tile.StoreOp, layout: Layout) -> int:
+    def _chunk_width(self, op: tile.LoadOp | tile.StoreOp, layout: Layout, value: SSAValue | None) -> int:
         """How many neighbours are moved at once: they lie side by side, aligned, and exist together."""
         vector = layout.vector
         if vector.axis is None or op.strides.data[vector.axis] != 1:
@@ -259,6 +270,8 @@ class KernelCodegen:
             for axis, stride in enumerate(op.strides.data)
             if axis != vector.axis and layout.shape[axis] > 1
         ]
+        if value is not None:
+            steps += [divisor_of(size) for size, _ in self.limits.of(value, vector.axis)]
         while any(step % width for step in steps):
             width //= 2
         return width
