@@ -59,6 +59,8 @@ class KernelCodegen:
         params = [(_parameter(argument), f"a{i}") for i, argument in enumerate(arguments)]
         maps = [(_MAP, f"m{i}") for i in range(len(self.launch.maps))]
         attributes = f'nounwind "nvvm.reqntid"="{self.launch.threads}" "nvvm.minctasm"="1"'
+        if self.launch.cluster > 1:
+            attributes += f' "nvvm.cluster_dim"="{self.launch.cluster}"'
         self.b = b = Function(self.module, kernel.sym_name.data, [*params, *maps], "void", attributes, "ptx_kernel")
         self.maps = [b.emit("i64", f"ptrtoint {value} to i64") for value in b.args[len(params) :]]
         for argument, value in zip(arguments, b.args, strict=False):
@@ -70,7 +72,7 @@ class KernelCodegen:
                 case _:
                     self.scalars[argument] = value
         if not any(isinstance(op, RolesOp) for op in kernel.block.ops):
-            self.threads = Threads.of_block(b, self.launch.threads // WARP)
+            self.threads = Threads.of_block(b, self.launch.threads // WARP, self.launch.cluster)
             self.threads.prepare(self.layouts)
             self._place_program()
         self.block(kernel.block)
@@ -82,6 +84,8 @@ class KernelCodegen:
         sizes = [arg for arg in self.kernel.block.args if arg in self.scalars]
         symbols = {name: self.scalars[arg] for name, arg in zip(self.kernel.size_names, sizes, strict=True)}
         rest = b.call("llvm.nvvm.read.ptx.sreg.ctaid.x", "i32")
+        if self.launch.blocks_per_program > 1:
+            rest = b.binary("udiv", rest, i32(self.launch.blocks_per_program))
         numbers: list[V] = []
         grid = self.kernel.grid.data
         for position in range(len(grid) - 1, 0, -1):
