@@ -231,10 +231,9 @@ class KernelCodegen:
 
     def stored(self, op: tile.StoreOp) -> list[V]:
         """The registers of what is written; writing narrows it, so that it need not be narrowed before."""
-        value = op.value.op if isinstance(op.value, OpResult) else None
-        if isinstance(value, tile.MapOp) and narrowed_to(value) == pointer_dtype(op) and len(value.args) == 1:
-            if layout_of(value.args[0]) == layout_of(op.value):
-                return self.tiles[value.args[0]]
+        made = op.value.owner
+        if isinstance(made, tile.MapOp) and narrowed_to(made) == pointer_dtype(op):
+            return self.tiles[made.args[0]]
         return self.tiles[op.value]
 
     def _chunks(
@@ -351,7 +350,8 @@ class KernelCodegen:
         operands = [self._picked(arg, layout) for arg in op.args]
         if self._divides_many(op):
             exact = any(narrowed_to(use.operation) is None for use in op.out.uses)
-            self.tiles[op.out] = self._divided(*operands, exact)
+            dividends, divisors = operands
+            self.tiles[op.out] = self._divided(dividends, divisors, exact)
             return
         known: dict[tuple[str, ...], V] = {}
         results: list[V] = []
