@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from xdsl.ir import BlockArgument, SSAValue
+from xdsl.ir import BlockArgument, OpResult, SSAValue
 
 from weft.ir.expr import Size, ceildiv, coefficient_of, floordiv, minimum, simplify, symbol, symbols_of
 from weft.ir.types import DType, Tensor, i8, tensor_of
@@ -241,6 +241,9 @@ class _DotLowering:
         element = self.emit.at(Source(value, tensor_of(value.type)), index)
         if dtype is not None and dtype.is_integer:
             element = self.emit.cast(element, dtype)
+        elif self.machine.is_gpu and isinstance(value, OpResult):
+            # The tensor cores take what the program multiplies: numbers of the operand's type.
+            element = self.emit.rounded(element, tensor_of(value.type).dtype)
         return self.emit.repeated(element, shape).ssa
 
     def _packed_tile(self) -> SSAValue:

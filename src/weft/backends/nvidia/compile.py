@@ -14,6 +14,7 @@ from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.pipeline_dots import pipeline_dots
 from weft.backends.nvidia.shared_memory import allocate_shared
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
+from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
 from weft.errors import LoweringError
 from weft.tile import dialect as tile
 
@@ -22,6 +23,8 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     """A copy of a kernel with roles, layouts, conversions, shared memory and barriers."""
     copy = kernel.clone()
     pipelined = pipeline_dots(copy, target)
+    if pipelined is None:
+        use_tensor_cores(copy)
     assign_layouts(copy, clusters=target.capability >= 90)
     ring = pipelined.shared if pipelined else 0
     shared = allocate_shared(copy, target.shared_per_block - ring, ring)
