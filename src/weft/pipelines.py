@@ -24,6 +24,7 @@ from weft.lower.plan import Plan, build_plan
 from weft.ops.graph import FuncOp
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
+from weft.passes.compare_places import ComparePlaces
 from weft.passes.convolve_by_products import ConvolveByProducts
 from weft.passes.convolve_trained import ConvolveTrained
 from weft.passes.eliminate_common import EliminateCommon
@@ -33,6 +34,7 @@ from weft.passes.fold_batch_norm import FoldBatchNorm
 from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.hoist_constants import HoistConstants
+from weft.passes.inline_small import InlineSmall
 from weft.passes.quantize_weights import QuantizeWeights
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.simplify import Simplify
@@ -71,10 +73,12 @@ def nvidia_passes(config: Config) -> list[ModulePass]:
         Simplify(),
         EliminateCommon(),
         FoldBatchNorm(),
+        ComparePlaces(),
         SinkReshapes(),
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, all_floats=True),
+        InlineSmall(),
         GroupIntoKernels(),
         ChooseLayouts(),
         UpdateInPlace(),

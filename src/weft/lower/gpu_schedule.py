@@ -66,8 +66,9 @@ def choose_gpu_schedule(
 
 def _pointwise(domain: Domain, addresses: Sequence[Address], machine: Machine) -> Schedule:
     runs = domain.row_runs
-    vector = max(reversed(runs), key=lambda run: contiguous_bytes(run, addresses))
     elements = _elements(addresses, machine)
+    addresses = _widest(runs, addresses)
+    vector = max(reversed(runs), key=lambda run: contiguous_bytes(run, addresses))
     known = _known(run.size for run in runs)
     while known is not None and elements > _LEAST_ELEMENTS and known < elements * machine.multiprocessors * _WAVES:
         elements //= 2
@@ -83,6 +84,13 @@ def _pointwise(domain: Domain, addresses: Sequence[Address], machine: Machine) -
         beside = others[-1]
         return Schedule("pointwise", vector.name, capacity, beside.name, _fitting(beside.size, elements // capacity))
     return Schedule("pointwise", vector.name, capacity)
+
+
+def _widest(runs: Sequence[Run], addresses: Sequence[Address]) -> list[Address]:
+    """The addresses that move along most runs: of what is broadcast there is less, and it stays in the caches."""
+    names = {run.name for run in runs}
+    moves = [len(symbols_of(a.expr) & names) if a.purpose != "position" else -1 for a in addresses]
+    return [address for address, count in zip(addresses, moves, strict=True) if count == max(moves)]
 
 
 def _elements(addresses: Sequence[Address], machine: Machine) -> int:
