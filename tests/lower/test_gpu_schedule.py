@@ -14,7 +14,7 @@ from weft.errors import ShapeError
 from weft.ir.expr import Size, symbol
 from weft.ir.types import Tensor, bf16, dtype_of_numpy, f32
 from weft.lower.machine import Machine, gpu_machine
-from weft.ops.base import REGISTRY, Elementwise, GraphOp, Movement, OpSpec, Reduction, Scan
+from weft.ops.base import REGISTRY, Elementwise, GraphOp, Movement, OpSpec, Reduction, Scan, Scatter
 from weft.ops.graph import GraphBuilder, GroupOp
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.testing.op_cases import judge, op_cases
@@ -23,7 +23,7 @@ GPU = gpu_machine()
 SMALL = Machine(tile_elements=64, row_elements=128, lanes=8, multiprocessors=2)
 """A GPU on which small tensors are large."""
 
-OPS = [spec for spec in REGISTRY if issubclass(spec.cls, Elementwise | Movement | Reduction | Scan)]
+OPS = [spec for spec in REGISTRY if issubclass(spec.cls, Elementwise | Movement | Reduction | Scan | Scatter)]
 DYNAMIC = [
     spec for spec in OPS if not issubclass(spec.cls, Elementwise) or spec.name in ("add", "exp", "where", "cast")
 ]

@@ -12,6 +12,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 
+from weft.backends.cpu.target import CpuTarget, host_target
 from weft.backends.nvidia.target import NvidiaTarget, target_of_capability
 from weft.errors import UnsupportedError
 from weft.frontends.torch.builder import DEVICES
@@ -68,6 +69,11 @@ def nvidia_target(device: torch.device) -> NvidiaTarget:
     """What code is made for on a device that is there."""
     facts = torch.cuda.get_device_properties(device)
     return target_of_capability(facts.major, facts.minor, facts.multi_processor_count)
+
+
+def target_on(device: torch.device) -> CpuTarget | NvidiaTarget:
+    """What code is made for on a device: of a GPU its kind counts, not which of several it is."""
+    return nvidia_target(device) if device.type == "cuda" else host_target()
 
 
 def _tensors(module: fx.GraphModule, node: fx.Node) -> Iterator[torch.Tensor]:
