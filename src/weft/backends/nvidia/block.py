@@ -130,3 +130,22 @@ def load_shared(b: Function, type_: str, offset: int, index: V, size: int) -> V:
     memory = f"i{8 * size}" if type_.startswith("i") else type_
     value = b.emit(memory, f"load {memory}, {pointer.type} {pointer.name}, align {size}")
     return b.convert("trunc", value, type_) if type_.startswith("i") else value
+
+
+def elected(b: Function) -> V:
+    """True in one lane of a warp, always the same: then one thread is known to run what follows."""
+    text = "{ .reg .pred p; elect.sync _|p, -1; selp.u32 $0, 1, 0, p; }"
+    return b.icmp("ne", converged(b, "i32", text, "=r"), i32(0))
+
+
+def converged(b: Function, result: str, text: str, constraints: str, *args: V) -> V:
+    """A piece of PTX that all threads of a warp run together."""
+    operands = ", ".join(map(str, args))
+    return b.emit(result, f'call {result} asm sideeffect "{text}", "{constraints}"({operands}) #1')
+
+
+def do(b: Function, text: str, constraints: str, *args: V) -> None:
+    """A piece of PTX that gives nothing, and stays where it is."""
+    operands = ", ".join(map(str, args))
+    clobber = f"{constraints},~{{memory}}" if constraints else "~{memory}"
+    b.do(f'call void asm sideeffect "{text}", "{clobber}"({operands}) #1')

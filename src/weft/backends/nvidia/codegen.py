@@ -14,14 +14,15 @@ from xdsl.ir import Block, Operation, SSAValue
 from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_type
 from weft.backends.llvm.cast import emit_bitcast, emit_cast, load_convert, register_type, truncate_to
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
-from weft.backends.nvidia.asynchronous import RolesOp
+from weft.backends.nvidia.asynchronous import MAP, RolesOp
 from weft.backends.nvidia.block import Threads, i32, load_shared, store_shared
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import SHARED, BarrierOp, ConvertOp, integer, layout_of
+from weft.backends.nvidia.engine_stores import store_by_engine
 from weft.backends.nvidia.global_memory import load_chunk, store_chunk
 from weft.backends.nvidia.layouts import WARP, Layout
-from weft.backends.nvidia.math import emit_map
+from weft.backends.nvidia.math import divide_all, emit_map
 from weft.backends.nvidia.reduce import Exchange, Parts, reduce_axis
 from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
 from weft.backends.nvidia.shared_memory import register_bytes, row_pitch
@@ -202,6 +203,9 @@ class KernelCodegen:
         return value if value.type == register_type(dtype) else emit_cast(self.b, value, memory, dtype)
 
     def _store(self, op: tile.StoreOp) -> None:
+        if MAP in op.attributes:
+            store_by_engine(self, op)
+            return
         (layout,) = _layouts(op)
         source, values = layout_of(op.value), self.tiles[op.value]
         picks = picked(layout, source)
@@ -320,6 +324,9 @@ class KernelCodegen:
     def _map(self, op: tile.MapOp) -> None:
         layout = layout_of(op.out)
         operands = [self._picked(arg, layout) for arg in op.args]
+        if self._divides_many(op):
+            self.tiles[op.out] = self._divided(*operands)
+            return
         known: dict[tuple[str, ...], V] = {}
         results: list[V] = []
         for args in zip(*operands, strict=True):
@@ -328,6 +335,20 @@ class KernelCodegen:
                 known[key] = self._apply(op, list(args))
             results.append(known[key])
         self.tiles[op.out] = results
+
+    def _divides_many(self, op: tile.MapOp) -> bool:
+        """Whether a thread divides several floats by the same."""
+        if op.function.data != "div" or register_type(tile.tile_type(op.out).dtype) != "float":
+            return False
+        return len(self.tiles[op.args[1]]) * 2 <= layout_of(op.out).count
+
+    def _divided(self, dividends: list[V], divisors: list[V]) -> list[V]:
+        results: dict[int, V] = {}
+        for divisor in dict.fromkeys(divisors):
+            places = [place for place, each in enumerate(divisors) if each == divisor]
+            quotients = divide_all(self.b, [dividends[place] for place in places], divisor)
+            results.update(zip(places, quotients, strict=True))
+        return [results[place] for place in range(len(dividends))]
 
     def _apply(self, op: tile.MapOp, args: list[V]) -> V:
         function = op.function.data
