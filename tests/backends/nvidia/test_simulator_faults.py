@@ -269,6 +269,10 @@ def test_who_touched_what() -> None:
     assert log.write(6, one, place) == (3, 5)
     log.barrier()
     assert log.write(7, np.array([1, 2]), np.array([3, 3])) == (3, 7)
+    log.barrier()
+    assert log.write(8, np.array([1, 2]), np.array([3, 3]), any_order=True) is None
+    assert log.write(9, two, place, any_order=True) is None  # its own
+    assert log.write(10, one, place, any_order=True) == (3, 9)
 
 
 def test_threads_that_disagree(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -283,7 +283,9 @@ class _Block:
         memory = self.memories[pointer]
         self._check_bounds(op, memory, places[exists])
         written_values = values[exists].astype(memory.array.dtype)
-        memory.write(self.numbers[op], self.program, np.nonzero(exists)[0], places[exists], written_values)
+        any_order = isinstance(op, tile.ScatterOp)
+        threads = np.nonzero(exists)[0]
+        memory.write(self.numbers[op], self.program, threads, places[exists], written_values, any_order=any_order)
 
     def _gather(self, op: tile.GatherOp) -> None:
         layout = self._layout(op)
