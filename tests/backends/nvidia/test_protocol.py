@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from weft.backends.nvidia.protocol import (
+from weft.backends.nvidia.protocol import Protocol, check
+from weft.backends.nvidia.protocol_events import (
     Arrive,
     AsyncCopy,
     AsyncRead,
@@ -16,7 +17,6 @@ from weft.backends.nvidia.protocol import (
     Event,
     ExpectTx,
     PhaseError,
-    Protocol,
     ProxyError,
     ProxyFence,
     Read,
@@ -25,7 +25,6 @@ from weft.backends.nvidia.protocol import (
     Wait,
     WaitStores,
     Write,
-    check,
 )
 from weft.backends.nvidia.simulator_memory import RaceError
 

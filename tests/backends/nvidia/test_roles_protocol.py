@@ -8,7 +8,8 @@ from xdsl.ir import Block, Operation, Region
 
 from weft.backends.nvidia.asynchronous import AcquireOp, CommitOp, FillOp, ReleaseOp, RolesOp, WaitOp
 from weft.backends.nvidia.compile import annotate
-from weft.backends.nvidia.protocol import DeadlockError, PhaseError, TransactionError, check
+from weft.backends.nvidia.protocol import check
+from weft.backends.nvidia.protocol_events import DeadlockError, PhaseError, TransactionError
 from weft.backends.nvidia.roles_protocol import protocol_of
 from weft.backends.nvidia.simulator_memory import RaceError
 from weft.backends.nvidia.target import target_named

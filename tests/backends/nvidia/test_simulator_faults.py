@@ -24,9 +24,10 @@ from weft.backends.nvidia.dialect import (
     set_layouts,
 )
 from weft.backends.nvidia.layouts import Layout, Mode, blocked
-from weft.backends.nvidia.simulator import DisagreementError, PoisonError, simulate
+from weft.backends.nvidia.simulator import simulate
 from weft.backends.nvidia.simulator_layouts import CoverageError
 from weft.backends.nvidia.simulator_memory import AccessLog, RaceError, SharedMemoryError
+from weft.backends.nvidia.simulator_values import DisagreementError, PoisonError
 from weft.backends.nvidia.target import target_named
 from weft.backends.reference.tile import AccessError
 from weft.ir.types import Tensor, element_type, f32

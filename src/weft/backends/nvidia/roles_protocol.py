@@ -24,7 +24,8 @@ from weft.backends.nvidia.asynchronous import (
     WgmmaOp,
 )
 from weft.backends.nvidia.dialect import BarrierOp
-from weft.backends.nvidia.protocol import Arrive, AsyncCopy, AsyncRead, Event, ExpectTx, Protocol, Sync, Wait
+from weft.backends.nvidia.protocol import Protocol
+from weft.backends.nvidia.protocol_events import Arrive, AsyncCopy, AsyncRead, Event, ExpectTx, Sync, Wait
 from weft.ir.expr import Size, evaluate
 from weft.tile import dialect as tile
 
