@@ -35,13 +35,14 @@ class TileValue:
 
 @dataclass(frozen=True)
 class Axis:
-    """A run of the domain as an axis of the tiles: elements base .. base+extent, at most `capacity` of them."""
+    """A run of the domain as an axis of the tiles: of `side` elements base .. base+extent, at most `capacity`."""
 
     name: str
     position: int
     base: Size
     capacity: int
     extent: Size
+    side: Size
 
 
 def register_dtype(dtype: DType) -> DType:
@@ -59,6 +60,8 @@ class KernelEmitter(Evaluator):
     scalars: dict[str, SSAValue] = field(default_factory=dict[str, SSAValue])
     axes: dict[str, Axis] = field(default_factory=dict[str, Axis])
     rank: int = 1
+    parts: bool = False
+    """Whether loads say of what whole they are a part: engines that copy tiles need to know."""
 
     def add(self, op: Operation) -> SSAValue:
         self.block.add_op(op)
@@ -95,13 +98,17 @@ class KernelEmitter(Evaluator):
 
     def access(self, offset: Size, strides: Sequence[Size]) -> tuple[dict[str, Attribute], list[SSAValue], list[int]]:
         """Attributes, index operands and shape of a strided access; axes it does not move along have size 1."""
-        shape, extents = [1] * self.rank, [1] * self.rank
+        shape = [1] * self.rank
+        extents, sides, starts = list[Size](shape), list[Size](shape), list[Size]([0] * self.rank)
         for axis in self.axes.values():
             if strides[axis.position] != 0:
                 shape[axis.position] = axis.capacity
-                extents[axis.position] = axis.extent  # type: ignore[assignment]
-        (o, s, e), operands = self.sizes((offset,), strides, extents)
-        return {"offset": o, "strides": s, "extents": e}, operands, shape
+                extents[axis.position] = axis.extent
+                sides[axis.position], starts[axis.position] = axis.side, axis.base
+        whole = {"sides": sides, "starts": starts} if self.parts else {}
+        expressions = {"offset": (offset,), "strides": strides, "extents": extents, **whole}
+        attributes, operands = self.sizes(*expressions.values())
+        return dict(zip(expressions, attributes, strict=True)), operands, shape
 
     def resolve(self, address: Size) -> Size:
         """An address over the domain's variables in terms of runs, simplified."""
@@ -274,7 +281,7 @@ class KernelEmitter(Evaluator):
         """Make a run an axis of the tiles."""
         whole = isinstance(size, int) and size % capacity == 0
         extent = capacity if whole else minimum(capacity, size - base)
-        self.axes[name] = Axis(name, position, base, capacity, extent)
+        self.axes[name] = Axis(name, position, base, capacity, extent, size)
 
 
 def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:

@@ -20,9 +20,11 @@ from math import prod
 
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
-from weft.backends.nvidia.alignment import access_of, pointer_dtype
+from weft.backends.nvidia.alignment import WIDEST, access_of, pointer_dtype
+from weft.backends.nvidia.asynchronous import BlockNumberOp, IndexOp, ReleaseOp, RolesOp, SlotOp, WaitOp, WgmmaOp
 from weft.backends.nvidia.dialect import ARGUMENTS, WARPS, ConvertOp, integer, set_integer, set_layouts
 from weft.backends.nvidia.layouts import WARP, Layout, blocked
+from weft.backends.nvidia.wgmma import accumulator_layout
 from weft.errors import LoweringError
 from weft.tile import dialect as tile
 
@@ -78,8 +80,14 @@ def _anchors(kernel: tile.KernelOp) -> Anchors:
     whole = sorted((s for s in shapes if not any(s != t and _is_part(s, t) for t in shapes)), key=prod, reverse=True)
     warps = integer(kernel, WARPS) or _warps(prod(whole[0]) if whole else 1)
     reduced = {op.axis.value.data for op in kernel.walk() if isinstance(op, tile.ReduceOp)}
-    layouts: dict[tuple[int, ...], Layout] = {}
+    layouts = {
+        tile.tile_type(op.out).sizes: accumulator_layout(tile.tile_type(op.out).sizes, warps // 4)
+        for op in kernel.walk()
+        if isinstance(op, WgmmaOp)
+    }
     for shape in whole:
+        if shape in layouts:
+            continue
         bytes_along: dict[int, int] = {}
         vectors: dict[int, int] = {}
         for op, part in accesses:
@@ -137,7 +145,8 @@ class _Assignment:
             case tile.LoadOp():
                 self.settle(op, [self.anchors.coalesced(op)])
             case tile.StoreOp():
-                whole = self.anchors.coalesced(op)
+                home = self.home.get(op.value)
+                whole = home if home and _is_good(home, op) else self.anchors.coalesced(op)
                 self.take(op, 0, whole.narrowed(tile.tile_type(op.value).sizes))
                 set_layouts(op, [whole])
             case tile.ReduceOp():
@@ -154,6 +163,15 @@ class _Assignment:
             case tile.ForOp():
                 self._loop(op)
             case tile.YieldOp() | tile.ReturnOp() | tile.ProgramOp():
+                pass
+            case RolesOp():
+                self.block(op.consumer.block)
+            case WgmmaOp():
+                layout = self.anchors.of(tile.tile_type(op.out).sizes)
+                if op.accumulator is not None:
+                    self.take(op, 2, layout)
+                self.settle(op, [layout])
+            case BlockNumberOp() | IndexOp() | SlotOp() | WaitOp() | ReleaseOp():
                 pass
             case _ if self.is_free(op):
                 pass
@@ -244,6 +262,19 @@ class _Assignment:
         assert block is not None
         block.insert_op_after(new, value.op)
         return new.results[0]
+
+
+def _is_good(layout: Layout, op: tile.StoreOp) -> bool:
+    """Whether neighbouring lanes write at least 16 bytes side by side: then a conversion would not pay."""
+    shape = covered_shape(op)
+    access = access_of(op, shape)
+    if layout.shape != shape or access.axis is None:
+        return False
+    run = layout.vector.size if layout.vector.axis == access.axis else 1
+    first = layout.lanes[0] if layout.lanes else None
+    if first is not None and first.axis == access.axis and first.step == run:
+        run *= first.size
+    return run * pointer_dtype(op).bytes >= WIDEST and layout.vector.axis in (None, access.axis)
 
 
 def _is_free(op: Operation) -> bool:

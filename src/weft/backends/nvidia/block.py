@@ -13,17 +13,30 @@ def i32(value: int) -> V:
 
 
 class Threads:
-    """What a thread knows of itself; asked for once, in the kernel's first block."""
+    """What a thread knows of itself: its lane, and its warp among those that work together.
 
-    def __init__(self, b: Function, warps: int) -> None:
+    Asked for once, in the first block of what they do. Those that are not the whole block have a barrier of their own.
+    """
+
+    def __init__(self, b: Function, warps: int, lane: V, warp: V, barrier_number: int = 0) -> None:
         self.b = b
         self.warps = warps
-        self.number = b.call("llvm.nvvm.read.ptx.sreg.tid.x", "i32")
-        self.lane = b.binary("and", self.number, i32(WARP - 1)) if warps > 1 else self.number
-        self.warp = b.binary("lshr", self.number, i32(5)) if warps > 1 else i32(0)
+        self.lane, self.warp = lane, warp
+        self.barrier_number = barrier_number
         self._places: dict[tuple[tuple[Mode, ...], tuple[Mode, ...], int], V] = {}
         self._owners: dict[tuple[tuple[Mode, ...], tuple[Mode, ...]], V | None] = {}
-        self._kept: list[str] = []
+
+    @classmethod
+    def of_block(cls, b: Function, warps: int) -> Threads:
+        """All threads of a block."""
+        number = b.call("llvm.nvvm.read.ptx.sreg.tid.x", "i32")
+        if warps == 1:
+            return cls(b, warps, number, i32(0))
+        return cls(b, warps, b.binary("and", number, i32(WARP - 1)), b.binary("lshr", number, i32(5)))
+
+    def barrier(self) -> None:
+        """They all wait for each other."""
+        barrier(self.b, self.barrier_number, self.warps * WARP)
 
     def prepare(self, layouts: list[Layout]) -> None:
         """Compute what a kernel's layouts need where it is there for all of it."""
@@ -70,9 +83,10 @@ class Threads:
         return self._owners[key]
 
 
-def barrier(b: Function) -> None:
-    """All threads of the block wait for each other."""
-    b.do('call void asm sideeffect "bar.sync 0;", "~{memory}"() #1')
+def barrier(b: Function, number: int = 0, threads: int = 0) -> None:
+    """The threads of the block wait for each other, or so many of them at a barrier of their own."""
+    which = f"{number}, {threads}" if number else "0"
+    b.do(f'call void asm sideeffect "bar.sync {which};", "~{{memory}}"() #1')
 
 
 def shuffle_xor(b: Function, value: V, mask: int) -> V:

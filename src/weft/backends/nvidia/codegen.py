@@ -14,13 +14,16 @@ from xdsl.ir import Block, Operation, SSAValue
 from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_type
 from weft.backends.llvm.cast import emit_bitcast, emit_cast, load_convert, register_type, truncate_to
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
-from weft.backends.nvidia.block import Threads, barrier, i32, load_shared, store_shared
+from weft.backends.nvidia.asynchronous import RolesOp
+from weft.backends.nvidia.block import Threads, i32, load_shared, store_shared
+from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import SHARED, BarrierOp, ConvertOp, integer, layout_of
 from weft.backends.nvidia.global_memory import load_chunk, store_chunk
-from weft.backends.nvidia.layouts import Layout
+from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.math import emit_map
 from weft.backends.nvidia.reduce import Exchange, Parts, reduce_axis
+from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
 from weft.backends.nvidia.shared_memory import register_bytes, row_pitch
 from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute
@@ -30,26 +33,34 @@ from weft.tile import dialect as tile
 from weft.tile.extents import Limits
 from weft.tile.functions import COMBINERS
 
+_MAP = 'ptr byval([128 x i8]) align 64 "nvvm.grid_constant"'
+
 
 class KernelCodegen:
     """Makes the function of one kernel."""
 
-    def __init__(self, module: Module, kernel: tile.KernelOp, warps: int) -> None:
+    def __init__(self, module: Module, kernel: tile.KernelOp, launch: Launch) -> None:
         self.module = module
         self.kernel = kernel
-        self.warps = warps
+        self.launch = launch
+        self.layouts = _all_layouts(kernel)
         self.scalars: dict[SSAValue, V] = {}
         self.pointers: dict[SSAValue, V] = {}
         self.tiles: dict[SSAValue, list[V]] = {}
+        self.slots: dict[SSAValue, V] = {}
+        self.maps: list[V] = []
+        self.ring: Ring | None = None
         self.limits = Limits()
 
     def emit(self) -> None:
         kernel = self.kernel
         arguments = kernel.block.args
         params = [(_parameter(argument), f"a{i}") for i, argument in enumerate(arguments)]
-        attributes = f'nounwind "nvvm.reqntid"="{32 * self.warps}"'
-        self.b = b = Function(self.module, kernel.sym_name.data, params, "void", attributes, "ptx_kernel")
-        for argument, value in zip(arguments, b.args, strict=True):
+        maps = [(_MAP, f"m{i}") for i in range(len(self.launch.maps))]
+        attributes = f'nounwind "nvvm.reqntid"="{self.launch.threads}" "nvvm.minctasm"="1"'
+        self.b = b = Function(self.module, kernel.sym_name.data, [*params, *maps], "void", attributes, "ptx_kernel")
+        self.maps = [b.emit("i64", f"ptrtoint {value} to i64") for value in b.args[len(params) :]]
+        for argument, value in zip(arguments, b.args, strict=False):
             match argument.type:
                 case tile.PointerType():
                     self.pointers[argument] = b.emit("i64", f"ptrtoint ptr addrspace(1) {value.name} to i64")
@@ -57,9 +68,10 @@ class KernelCodegen:
                     self.tiles[argument] = [_scalar_argument(b, value, type_.dtype)]
                 case _:
                     self.scalars[argument] = value
-        self.threads = Threads(b, self.warps)
-        self.threads.prepare(_all_layouts(kernel))
-        self._place_program()
+        if not any(isinstance(op, RolesOp) for op in kernel.block.ops):
+            self.threads = Threads.of_block(b, self.launch.threads // WARP)
+            self.threads.prepare(self.layouts)
+            self._place_program()
         self.block(kernel.block)
         b.finish()
 
@@ -111,27 +123,36 @@ class KernelCodegen:
             case ConvertOp():
                 self._convert(op)
             case BarrierOp():
-                barrier(self.b)
+                self.threads.barrier()
             case tile.ForOp():
                 self._loop(op)
             case tile.ProgramOp() | tile.ReturnOp() | tile.YieldOp():
                 pass
             case _:
-                raise LoweringError(f"there is no code for {op.name} on a GPU")
+                emit_asynchronous(self, op)
 
     def _loop(self, op: tile.ForOp) -> None:
         lower, upper, step = (self.size(size, op.indices) for size in op.bounds.data)
         initial = [self.tiles[value] for value in op.initial]
 
+        ring = self.ring if any(isinstance(inner, RING_OPS) for inner in op.walk()) else None
+        if ring is not None:  # where a role is in the ring goes from turn to turn too
+            initial.append([ring.stage, ring.phase])
+
         def body(variable: V, carried: list[list[V]]) -> list[list[V]]:
             self.scalars[op.block.args[0]] = variable
+            if ring is not None:
+                ring.stage, ring.phase = carried.pop()
             self.tiles.update(zip(op.block.args[1:], carried, strict=True))
             self.block(op.block)
             last = op.block.last_op
             assert last is not None
-            return [self.tiles[value] for value in last.operands]
+            yielded = [self.tiles[value] for value in last.operands]
+            return yielded if ring is None else [*yielded, [ring.stage, ring.phase]]
 
         results = loop_with(self.b, lower, upper, step, initial, body)
+        if ring is not None:
+            ring.stage, ring.phase = results.pop()
         self.tiles.update(zip(op.results, results, strict=True))
 
     # -- sizes -------------------------------------------------------------------------------------------------------
@@ -333,7 +354,7 @@ class KernelCodegen:
             else:
                 with b.when(predicate):
                     store_shared(b, value, place, index, size)
-        barrier(b)
+        self.threads.barrier()
         last = 1
         for side in type_.sizes[:-1]:
             last *= side

@@ -10,6 +10,8 @@ from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
 from weft.backends.nvidia.dialect import WARPS, integer
+from weft.backends.nvidia.layouts import WARP
+from weft.backends.nvidia.pipeline_dots import pipeline_dots
 from weft.backends.nvidia.shared_memory import allocate_shared
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
 from weft.errors import LoweringError
@@ -17,11 +19,15 @@ from weft.tile import dialect as tile
 
 
 def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch]:
-    """A copy of a kernel with layouts, conversions, shared memory and barriers."""
+    """A copy of a kernel with roles, layouts, conversions, shared memory and barriers."""
     copy = kernel.clone()
+    pipelined = pipeline_dots(copy, target)
     assign_layouts(copy)
-    shared = allocate_shared(copy, target.shared_per_block)
-    return copy, Launch(threads=32 * integer(copy, WARPS), shared=shared)
+    ring = pipelined.shared if pipelined else 0
+    shared = allocate_shared(copy, target.shared_per_block - ring, ring)
+    if pipelined is None:
+        return copy, Launch(threads=WARP * integer(copy, WARPS), shared=shared)
+    return copy, Launch(pipelined.threads, shared, persistent=True, maps=pipelined.maps)
 
 
 def emit_llvm(kernels: Mapping[str, tile.KernelOp], target: NvidiaTarget) -> tuple[str, dict[str, Launch]]:
@@ -31,7 +37,7 @@ def emit_llvm(kernels: Mapping[str, tile.KernelOp], target: NvidiaTarget) -> tup
     launches: dict[str, Launch] = {}
     for name, kernel in kernels.items():
         annotated, launches[name] = annotate(kernel, target)
-        KernelCodegen(module, annotated, integer(annotated, WARPS)).emit()
+        KernelCodegen(module, annotated, launches[name]).emit()
     missing = [name for name in module.declarations if not name.startswith("llvm.")]
     if missing:
         raise LoweringError(f"a GPU has no library for {', '.join(missing)}")

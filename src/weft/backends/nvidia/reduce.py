@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from weft.backends.llvm.builder import Function, V
-from weft.backends.nvidia.block import Threads, barrier, i32, load_shared, shuffle_xor, store_shared
+from weft.backends.nvidia.block import Threads, i32, load_shared, shuffle_xor, store_shared
 from weft.backends.nvidia.layouts import WARP, Layout, Mode
 
 Parts: TypeAlias = tuple[V, ...]
@@ -81,7 +81,7 @@ def _across_warps(
         for part, size in zip(result, via.sizes, strict=True):
             store_shared(b, part, via.place + start, mine, size)
             start += size * WARP * warps
-    barrier(b)
+    threads.barrier()
     others = b.binary("and", threads.warp, i32(warps - 1 - sum(along)))
     uniform = all(mode.axis in (axis, None) for mode in layout.lanes)
     count = 1 << len(along)

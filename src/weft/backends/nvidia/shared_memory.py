@@ -66,17 +66,17 @@ def row_pitch(side: int, size: int) -> int:
     return side + max(1, 4 // size)
 
 
-def allocate_shared(kernel: tile.KernelOp, limit: int) -> int:
-    """Give every op that needs shared memory a place; returns what the kernel needs."""
+def allocate_shared(kernel: tile.KernelOp, limit: int, start: int = 0) -> int:
+    """Give every op that needs shared memory a place, from `start` on; returns where the kernel's memory ends."""
     users = [(op, size) for op in kernel.walk() if (size := shared_bytes(op))]
     largest = max((_aligned(size) for _, size in users), default=0)
     if largest > limit:
         raise LoweringError(f"a tile needs {largest} bytes of shared memory, a block has {limit}")
     two = largest <= _SMALL and len(users) > 1
     for turn, (op, _) in enumerate(users):
-        set_integer(op, SHARED, largest * (turn % 2) if two else 0)
+        set_integer(op, SHARED, _aligned(start) + (largest * (turn % 2) if two else 0))
     _insert_barriers(kernel.block, frozenset())
-    return largest * (2 if two else 1)
+    return _aligned(start) + largest * (2 if two else 1) if users else start
 
 
 def _aligned(size: int) -> int:
