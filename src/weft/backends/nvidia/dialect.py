@@ -20,6 +20,8 @@ from weft.backends.nvidia.layouts import Layout
 from weft.tile import dialect as tile
 
 LAYOUTS, ARGUMENTS, SHARED, WARPS = "nvidia.layouts", "nvidia.arguments", "nvidia.shared", "nvidia.warps"
+VECTOR = "nvidia.vector"
+"""How many neighbours of a thread an access to computed places moves at once."""
 
 
 @irdl_attr_definition
@@ -77,6 +79,13 @@ def layout_of(value: SSAValue) -> Layout:
     assert parent is not None
     tiles = [argument for argument in block.args if isinstance(argument.type, tile.TileType)]
     return _named(parent.attributes[ARGUMENTS], tiles.index(value))  # type: ignore[arg-type]
+
+
+def layouts_of(op: Operation) -> list[Layout]:
+    """All layouts of an op: of its results, or of what it writes."""
+    attribute = op.attributes[LAYOUTS]
+    assert isinstance(attribute, ArrayAttr)
+    return [_named(attribute, number) for number in range(len(attribute.data))]  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
 
 
 def _named(attribute: Attribute, number: int) -> Layout:
