@@ -20,7 +20,7 @@ from math import prod
 
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
-from weft.backends.nvidia.alignment import WIDEST, access_of, pointer_dtype
+from weft.backends.nvidia.alignment import WIDEST, ComputedAccess, access_of, computed_access, pointer_dtype
 from weft.backends.nvidia.asynchronous import BlockNumberOp, IndexOp, ReleaseOp, RolesOp, SlotOp, WaitOp, WgmmaOp
 from weft.backends.nvidia.dialect import ARGUMENTS, VECTOR, WARPS, ConvertOp, integer, set_integer, set_layouts
 from weft.backends.nvidia.layouts import WARP, Layout, blocked
@@ -44,6 +44,10 @@ def assign_layouts(kernel: tile.KernelOp) -> None:
     set_layouts(kernel, [scalar_layout(anchors.warps)] * len(scalars), ARGUMENTS)
     assignment.home.update(dict.fromkeys(scalars, scalar_layout(anchors.warps)))
     assignment.block(kernel.block)
+    for op in reversed(list(kernel.walk())):  # what was made again elsewhere
+        if _is_free(op) and not any(result.uses for result in op.results):
+            op.detach()
+            op.erase()
     set_integer(kernel, WARPS, anchors.warps)
 
 
@@ -167,10 +171,6 @@ class Assignment:
     def block(self, block: Block) -> None:
         for op in list(block.ops):
             self.visit(op)
-        for op in reversed(list(block.ops)):
-            if _is_free(op) and not any(result.uses for result in op.results):
-                op.detach()
-                op.erase()
 
     def visit(self, op: Operation) -> None:
         match op:
