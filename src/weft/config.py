@@ -32,6 +32,8 @@ class Config:
     """Verify the IR before and after each pass."""
     tune: bool = False
     """Measure schedules of the kernels that take most of the time, and keep the fastest on disk."""
+    cuda_graphs: bool = True
+    """Capture calls on a GPU as CUDA graphs, where sizes do not change and that is quicker."""
     cpu: str = "native"
     """The processor to compile for: `native`, or a name LLVM knows."""
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import operator
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -19,10 +17,11 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from weft.config import Config
-from weft.errors import WeftError
+from weft.errors import ParseError, WeftError
 from weft.forks import COMPILING
 from weft.frontends.torch import caching
 from weft.frontends.torch.checks import failure
+from weft.frontends.torch.collection import without_collection
 from weft.frontends.torch.complex_numbers import as_real
 from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.executor import CpuExecutor
@@ -94,20 +93,8 @@ def compile_graph(
         record.nodes = len(module.graph.nodes)
         record.guards = shape_guards(example_inputs) if is_recording() else []
         frozen = frozen_arguments(module, name, config, traced_inputs)
-        with _without_collection():
+        with without_collection():
             return _callable(module, name, config, frozen, record)
-
-
-@contextmanager
-def _without_collection() -> Generator[None]:
-    """No garbage collection: it would walk all of the user's objects, several times, to find little."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _callable(
@@ -157,6 +144,8 @@ def _loaded(
         return None
     plan, code, calling = stored
     try:
+        if not isinstance(code, bytes):
+            raise ParseError("a program of another device's")
         constants = tuple(operator.attrgetter(path)(module) for path in calling.constants)
         executor = CpuExecutor(Executable(plan, code), OpaqueRuntime({}))
         make_constants(executor, [*map(frozen.get, calling.arguments), *constants])
