@@ -103,7 +103,7 @@ def parse(ptx: str, entry: str) -> tuple[list[Line], dict[str, int], list[tuple[
     body = re.sub(r"//[^\n]*", "", found.group(2))
     body = re.sub(r"\$L__BB\d+_\d+:", lambda m: f"{m.group(0)};", body)
     for text in body.split(";"):
-        text = text.strip().lstrip("{").strip()
+        text = text.strip().lstrip("{}").strip()
         if not text or text.startswith("."):
             continue
         if text.endswith(":"):
@@ -191,7 +191,7 @@ class Machine:
             return np.arange(self.count).astype(U64) if operand == "%tid.x" else np.full(self.count, self.block, U64)
         if operand.startswith("%"):
             return self.registers.get(operand, np.zeros(self.count, U64))
-        if operand == "shared":
+        if operand == "shared" or operand.startswith(("__local_depot", "weft_text")):
             return np.zeros(self.count, U64)
         if operand.startswith(("0f", "0F", "0d", "0D")):
             return np.full(self.count, int(operand[2:], 16), U64)
@@ -238,6 +238,8 @@ class Machine:
         name, parts, operands = line.name, line.parts, line.operands
         if name in ("fence", "membar", "nanosleep", "griddepcontrol"):
             return
+        if name == "call" or (name == "st" and parts[0] in ("param", "local")):
+            return  # what is printed is not looked at
         if name in ("ld", "ldu", "st", "atom", "red"):
             self.access(line, active)
             return
@@ -400,6 +402,9 @@ class Machine:
         space, type_ = spaces[0], parts[-1]
         address = next(o for o in operands if isinstance(o, str) and o.startswith("["))[1:-1]
         base, _, offset = address.partition("+")
+        if space == "param" and base.startswith("retval"):
+            self.write(operands[0], np.zeros(self.count, U64), "b32", active)
+            return
         if space == "param":
             word, bits = self.words[base]
             raw = word & ((1 << 64) - 1) if isinstance(word, int) else int(np.float32(word).view(np.uint32))
