@@ -8,8 +8,9 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CPU_TORCH := https://download.pytorch.org/whl/cpu
-# Pure-Python run-time packages, for a machine that has the rest but no package index.
-PURE := xdsl immutabledict ordered-set typing_extensions typer shellingham annotated-doc rich markdown-it-py mdurl Pygments
+# What the machine with the GPU runs: nothing of the environment above exists there.
+GPU_PYTHON ?= PYTHONPATH=src:offline python3
+SHARD ?= 0/1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-slow lint format offline clean
@@ -48,12 +49,16 @@ format: $(STAMP) ## let ruff format the code and fix what it can
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-offline: $(STAMP) ## collect the pure-Python dependencies in .offline/, to put on PYTHONPATH
-	rm -rf .offline
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-compile --target .offline \
-	  -c requirements/lock.txt $(PURE)
-	cd .offline && rm -rf tests docs scripts benchmarks typings bin # xdsl's wheel carries these; they would shadow ours
+offline: $(STAMP) ## collect pure-Python dependencies in offline/, for `PYTHONPATH=src:offline python3 -m weft`
+	rm -rf offline
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-compile --target offline \
+	  --platform any --implementation py --abi none --python-version 3.12 --only-binary=:all: \
+	  -r requirements/offline.txt
+	cd offline && rm -rf tests docs scripts benchmarks typings bin # xdsl's wheel carries these; they would shadow ours
+	$(BIN)/python requirements/describe_weft.py offline
+	@test -z "$$(find offline -name '*.so')" || { echo "offline/ has machine code:"; find offline -name '*.so'; exit 1; }
+	@du -sm offline | awk '{ print "offline/: " $$1 " MB"; exit $$1 > 25 }'
 
 clean: ## remove caches and reports, keep .venv
-	rm -rf .pytest_cache .ruff_cache .import_linter_cache .coverage .coverage.* .offline reports build dist
+	rm -rf .pytest_cache .ruff_cache .import_linter_cache .coverage .coverage.* offline reports build dist
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -18,7 +18,7 @@ class Config:
     """How to compile. Fields can be given as options, or as environment variables `WEFT_<FIELD>`."""
 
     target: str = "cpu"
-    """`cpu`, or `reference`: NumPy, the meaning of every op."""
+    """`cpu`: machine code, for a GPU where the tensors lie on one; `reference`: NumPy, the meaning of every op."""
     strict: bool = False
     """Neither libraries nor the framework's own kernels: an op that Weft cannot compile is an error."""
     freeze: bool = False

@@ -26,6 +26,7 @@ from weft.lower.emit import TileValue, register_dtype
 from weft.lower.evaluate import AddressRecorder, Dummy, Source
 from weft.lower.kernels import Kernel
 from weft.lower.lowered import Lowered, whole
+from weft.lower.machine import Machine
 from weft.lower.packing import PackedLayout, PackedPanels, weight_of
 from weft.lower.schedule import choose_blocks, given_blocks
 from weft.ops.dot import Dot
@@ -34,11 +35,13 @@ from weft.ops.layouts import Layout
 from weft.tile import dialect as tile
 
 
-def lower_dot(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Lowered:
+def lower_dot(
+    group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
+) -> Lowered:
     """Lower a group that holds one product, with its operands and results in the given layouts."""
     layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
     dot = next(op for op in group.block.ops if isinstance(op, Dot))
-    kernel = _DotLowering(group, name, layouts, outputs, dot).kernel()
+    kernel = _DotLowering(group, name, layouts, outputs, dot, machine).kernel()
     return whole(kernel, len(inputs), len(outputs))
 
 
@@ -64,6 +67,7 @@ class _DotLowering:
     layouts: dict[SSAValue, Layout]
     outputs: Sequence[Layout]
     dot: Dot
+    machine: Machine
 
     def kernel(self) -> Kernel:
         shape = self.result.shape
@@ -95,6 +99,7 @@ class _DotLowering:
             self.panels.NR if self.panels else None,
             in_place=self.panels is not None or self._b_in_place(reads),
             split=as_bytes and self.a_tensor.dtype != i8,
+            machine=self.machine,
         )
         return self._emit(outer)
 

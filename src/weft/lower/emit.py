@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from xdsl.dialects.builtin import IntegerAttr, StringAttr
+from xdsl.dialects.builtin import IndexType, IntegerAttr, StringAttr, UnitAttr
 from xdsl.dialects.builtin import i64 as i64_attr
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
@@ -69,6 +69,11 @@ class KernelEmitter(Evaluator):
 
     def bounds(self) -> dict[str, Size]:
         return self.domain.bounds | {name: size for name, (_, size) in self.dynamic.items()}
+
+    def program(self, axis: int) -> SSAValue:
+        """This program's number along an axis of the grid."""
+        attributes = {"axis": IntegerAttr(axis, i64_attr)}
+        return self.add(tile.ProgramOp.create(attributes=attributes, result_types=[IndexType()]))
 
     # -- index expressions -----------------------------------------------------------------------------------------
 
@@ -149,7 +154,7 @@ class KernelEmitter(Evaluator):
         assert isinstance(value, TileValue)
         affine = self.affine(self.resolve(address))
         if affine is None:
-            self.scatter(value, target, self.index_tile(self.resolve(address)), None, "assign")
+            self.scatter(value, target, self.index_tile(self.resolve(address)), None, "assign", unordered=True)
             return
         attributes, operands, shape = self.access(*affine)
         if shape != list(tile.tile_type(value.ssa).sizes):
@@ -157,11 +162,22 @@ class KernelEmitter(Evaluator):
         op = tile.StoreOp.create(operands=[value.ssa, self.pointers[target], *operands], attributes=attributes)
         self.block.add_op(op)
 
-    def scatter(self, value: TileValue, target: SSAValue, offsets: TileValue, mask: Value | None, kind: str) -> None:
+    def scatter(
+        self,
+        value: TileValue,
+        target: SSAValue,
+        offsets: TileValue,
+        mask: Value | None,
+        kind: str,
+        unordered: bool = False,
+    ) -> None:
         operands = [value.ssa, self.pointers[target], offsets.ssa]
         if isinstance(mask, TileValue):
             operands.append(mask.ssa)
-        self.block.add_op(tile.ScatterOp.create(operands=operands, attributes={"kind": StringAttr(kind)}))
+        attributes: dict[str, Attribute] = {"kind": StringAttr(kind)}
+        if unordered:
+            attributes["unordered"] = UnitAttr()
+        self.block.add_op(tile.ScatterOp.create(operands=operands, attributes=attributes))
 
     def index_tile(self, address: Size) -> TileValue:
         """An index expression (over runs) as a tile of integers."""

@@ -10,7 +10,7 @@ from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.ir import OpResult, SSAValue
 from xdsl.passes import ModulePass
 
-from weft.ir.types import f32, f64, tensor_of
+from weft.ir.types import bf16, f16, f32, f64, tensor_of
 from weft.ops.base import viewed
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp
@@ -37,6 +37,8 @@ class ClaimLibraries(ModulePass):
     name: ClassVar[str] = "claim_libraries"
 
     enabled: bool = True
+    all_floats: bool = False
+    """Whether the library takes products of all floats, whatever their weights are: a GPU's does."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         if not self.enabled:
@@ -45,8 +47,13 @@ class ClaimLibraries(ModulePass):
             if isinstance(function, FuncOp):
                 constants: set[SSAValue] = set(constant_arguments(function))
                 for candidate in function.block.ops:
-                    if isinstance(candidate, Dot) and _is_for_blas(candidate, constants):
+                    if isinstance(candidate, Dot) and self._is_taken(candidate, constants):
                         candidate.attributes[CLAIM] = StringAttr("blas")
+
+    def _is_taken(self, dot: Dot, constants: set[SSAValue]) -> bool:
+        if self.all_floats:
+            return tensor_of(dot.results[0].type).dtype in (f16, bf16, f32, f64)
+        return _is_for_blas(dot, constants)
 
 
 def _is_for_blas(dot: Dot, constants: set[SSAValue]) -> bool:

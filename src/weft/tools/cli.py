@@ -319,3 +319,46 @@ def bench_cpu(
     with terminal.reporting_errors():
         asked = Request(tuple(suite or SUITES), tuple(case or ()), threads, rounds, seconds, repeats, reports, into)
         run(terminal, asked)
+
+
+@bench.command("gpu")
+def bench_gpu(
+    suite: Annotated[
+        list[str] | None,
+        typer.Option(help="memory, gemv, gemm, attention, moe, kernels or models; all if none is named."),
+    ] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Cases by pattern: `softmax_*`.")] = None,
+    shard: Annotated[str | None, typer.Option(help="A part of the cases: 0/4.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the rows of a run that ended early.")] = False,
+    rounds: Annotated[int, typer.Option(help="Rounds of samples, at most.", min=1)] = 60,
+    seconds: Annotated[float, typer.Option(help="How long to measure a case, about.")] = 4.0,
+    budget: Annotated[float, typer.Option(help="Seconds after which no case is begun.")] = 420.0,
+    reports: Annotated[Path, typer.Option(help="Where the journal of rows lies.")] = Path("reports"),
+    results: Annotated[Path, typer.Option(help="Where the files of results go.")] = Path("benchmarks/results"),
+    into: Annotated[Path | None, typer.Option(help="A text with marks: `<!-- bench gpu-memory -->`.")] = None,
+    rehearse: Annotated[bool, typer.Option("--rehearse", help="Small cases on the CPU: times mean nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Weft, libraries, Inductor and Triton on a GPU, with the L2 flushed, and a copy of the same bytes."""
+    from weft.tools.bench_gpu import SUITES, GpuRequest
+    from weft.tools.bench_gpu import bench_gpu as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        chosen = tuple(suite or SUITES), tuple(case or ())
+        asked = GpuRequest(*chosen, shard, resume, rounds, seconds, budget, reports, results, into, rehearse)
+        run(terminal, asked)
+
+
+@bench.command("table")
+def bench_table(
+    files: Annotated[list[Path], typer.Argument(help="Files that `weft bench gpu` wrote; the newest last.")],
+    into: Annotated[Path | None, typer.Option(help="A text with marks: `<!-- bench gpu-memory -->`.")] = None,
+    json: Json = False,
+) -> None:
+    """Tables from files of results."""
+    from weft.tools.bench_gpu import bench_table as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        run(terminal, files, into)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from weft.testing.conformance import ChoiceError, OpinfoReport, run_opinfo
 from weft.testing.opinfo_cases import CaseResult, Status
-from weft.tools.terminal import Terminal, UsageError
+from weft.tools.terminal import Terminal, UsageError, parse_shard
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def opinfo(terminal: Terminal, choice: Choice) -> None:
                 choice.gradients,
                 choice.ops or None,
                 choice.strict,
-                _shard(choice.shard),
+                parse_shard(choice.shard),
                 advance,
                 jobs=choice.jobs,
                 time_limit=choice.time_limit,
@@ -57,15 +57,6 @@ def opinfo(terminal: Terminal, choice: Choice) -> None:
             raise UsageError(error.message, hint=error.hint) from error
     _show(terminal, report)
     terminal.finish({"ok": report.ok, **report.to_json()}, code=0 if report.ok else 1)
-
-
-def _shard(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    index, _, count = text.partition("/")
-    if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
-        raise UsageError(f"{text} is not a part of the operators", hint="2/8 is every eighth from the third on")
-    return int(index), int(count)
 
 
 def _show(terminal: Terminal, report: OpinfoReport) -> None:

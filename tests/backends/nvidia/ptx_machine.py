@@ -215,8 +215,8 @@ class Machine:
                 return value.astype(np.float32).view(np.uint32).astype(U64)
             case "f64":
                 return value.astype(np.float64).view(U64)
-            case "f16":
-                return value.astype(np.float16).view(np.uint16).astype(U64)
+            case "f16" | "bf16":
+                return narrowed(value, type_)
             case _:
                 width = WIDTHS[type_]
                 value = value.astype(np.int64).view(U64) if value.dtype != U64 else value

@@ -22,7 +22,11 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from weft.backends.nvidia.alignment import WIDEST, ComputedAccess, access_of, computed_access, pointer_dtype
 from weft.backends.nvidia.asynchronous import BlockNumberOp, IndexOp, ReleaseOp, RolesOp, SlotOp, WaitOp, WgmmaOp
+<<<<<<< HEAD
 from weft.backends.nvidia.dialect import ARGUMENTS, VECTOR, WARPS, ConvertOp, integer, set_integer, set_layouts
+=======
+from weft.backends.nvidia.dialect import ARGUMENTS, BLOCKS, WARPS, ConvertOp, integer, set_integer, set_layouts
+>>>>>>> main
 from weft.backends.nvidia.layouts import WARP, Layout, blocked
 from weft.backends.nvidia.wgmma import accumulator_layout
 from weft.backends.nvidia.view_layouts import demanded
@@ -31,11 +35,16 @@ from weft.tile import dialect as tile
 from weft.tile import written
 from weft.tile.axis_facts import AxisFacts
 
-_PER_THREAD, _MOST_WARPS, _LARGE = 16, 32, 16384
+_PER_THREAD, _HELD_PER_THREAD = 16, 32
+"""Elements of its largest tile that a thread has: more where they are held from a reduction to what follows it."""
+_MOST_WARPS, _MOST_BLOCKS = 32, 8
+_MOST_OF_BLOCK = 16384
+"""Elements of a tile that one block holds; more are held by a cluster."""
 _WORTH = 8
 """Elements side by side from which on a way through shared memory pays."""
 
 
+<<<<<<< HEAD
 def assign_layouts(kernel: tile.KernelOp) -> None:
     """Annotate a kernel in place."""
     anchors = _anchors(kernel)
@@ -48,7 +57,15 @@ def assign_layouts(kernel: tile.KernelOp) -> None:
         if _is_free(op) and not any(result.uses for result in op.results):
             op.detach()
             op.erase()
+=======
+def assign_layouts(kernel: tile.KernelOp, clusters: bool = False) -> None:
+    """Annotate a kernel in place; its blocks may be `clusters` where the target has such."""
+    anchors = _anchors(kernel, clusters)
+    _Assignment(anchors).block(kernel.block)
+>>>>>>> main
     set_integer(kernel, WARPS, anchors.warps)
+    if anchors.blocks > 1:
+        set_integer(kernel, BLOCKS, anchors.blocks)
 
 
 @dataclass
@@ -56,6 +73,7 @@ class Anchors:
     """The layouts that memory accesses ask for, one for each shape that is not a part of another."""
 
     warps: int
+    blocks: int
     layouts: dict[tuple[int, ...], Layout]
     facts: AxisFacts
 
@@ -64,7 +82,7 @@ class Anchors:
         for whole, layout in self.layouts.items():
             if _is_part(shape, whole):
                 return layout.narrowed(shape)
-        return self.layouts.setdefault(shape, blocked(shape, self.warps, _row_major(shape)))
+        return self.layouts.setdefault(shape, blocked(shape, self.warps, _row_major(shape), blocks=self.blocks))
 
     def coalesced(self, op: tile.LoadOp | tile.StoreOp) -> Layout:
         """The layout of an access: that of its shape, or one of its own where it runs along another axis."""
@@ -74,7 +92,7 @@ class Anchors:
         if access.axis is None or along is None or access.axis == along or shape[access.axis] < _WORTH:
             return layout
         order = [access.axis, *(axis for axis in _row_major(shape) if axis != access.axis)]
-        return blocked(shape, self.warps, order, min(access.vector, _fair(shape, self.warps)))
+        return blocked(shape, self.warps, order, min(access.vector, _fair(shape, self.warps)), blocks=self.blocks)
 
     def computed(self, op: ComputedAccess, shape: tuple[int, ...]) -> Layout:
         """The same for an access to computed places."""
@@ -101,15 +119,21 @@ def _row_major(shape: Sequence[int]) -> list[int]:
     return list(range(len(shape) - 1, -1, -1))
 
 
+<<<<<<< HEAD
 def _anchors(kernel: tile.KernelOp) -> Anchors:
     facts = AxisFacts(kernel)
+=======
+def _anchors(kernel: tile.KernelOp, clusters: bool) -> Anchors:
+>>>>>>> main
     accesses = [(op, covered_shape(op)) for op in kernel.walk() if isinstance(op, tile.LoadOp | tile.StoreOp)]
     computed = [op for op in kernel.walk() if isinstance(op, ComputedAccess)]
     shapes = {tile.tile_type(r).sizes for op in kernel.walk() for r in op.results if isinstance(r.type, tile.TileType)}
     shapes |= {shape for _, shape in accesses}
     whole = sorted((s for s in shapes if not any(s != t and _is_part(s, t) for t in shapes)), key=prod, reverse=True)
-    warps = integer(kernel, WARPS) or _warps(prod(whole[0]) if whole else 1)
     reduced = {op.axis.value.data for op in kernel.walk() if isinstance(op, tile.ReduceOp)}
+    warps, blocks = integer(kernel, WARPS), integer(kernel, BLOCKS, 1)
+    if not warps:
+        warps, blocks = _size_of_program(prod(whole[0]) if whole else 1, bool(reduced), _may_cluster(kernel, clusters))
     layouts = {
         tile.tile_type(op.out).sizes: accumulator_layout(tile.tile_type(op.out).sizes, warps // 4)
         for op in kernel.walk()
@@ -134,8 +158,14 @@ def _anchors(kernel: tile.KernelOp) -> Anchors:
                 vectors[found.axis] = max(vectors.get(found.axis, 1), found.widths[found.axis])
         order = sorted(_row_major(shape), key=lambda axis: -bytes_along.get(axis, 0))
         vector = min(vectors.get(order[0], 1), _fair(shape, warps)) if order else 1
+<<<<<<< HEAD
         layouts[shape] = blocked(shape, warps, order, vector, sorted(order, key=lambda axis: axis in reduced))
     return Anchors(warps, layouts, facts)
+=======
+        warp_order = sorted(order, key=lambda axis: axis in reduced)
+        layouts[shape] = blocked(shape, warps, order, vector, warp_order, blocks)
+    return Anchors(warps, blocks, layouts)
+>>>>>>> main
 
 
 def _fair(shape: Sequence[int], warps: int) -> int:
@@ -144,11 +174,24 @@ def _fair(shape: Sequence[int], warps: int) -> int:
     return 1 << (share.bit_length() - 1)
 
 
-def _warps(elements: int) -> int:
-    """How many warps a program takes whose largest tile has so many elements."""
-    each = _PER_THREAD * (2 if elements >= _LARGE else 1)
-    warps = -(-elements // (each * WARP))
-    return min(_MOST_WARPS, 1 << max(warps - 1, 0).bit_length())
+def _size_of_program(elements: int, reduces: bool, clusters: bool) -> tuple[int, int]:
+    """How many warps a block takes whose program's largest tile has so many elements, and how many blocks."""
+    blocks = min(_MOST_BLOCKS, _power_of_two(-(-elements // _MOST_OF_BLOCK))) if reduces and clusters else 1
+    each = _HELD_PER_THREAD if reduces else _PER_THREAD
+    warps = -(-elements // (each * WARP * blocks))
+    return min(_MOST_WARPS, _power_of_two(warps)), blocks
+
+
+def _may_cluster(kernel: tile.KernelOp, clusters: bool) -> bool:
+    """Whether blocks of a cluster can share a program: nothing in it goes through the memory of one block alone."""
+    simple = (tile.LoadOp, tile.StoreOp, tile.MapOp, tile.ReduceOp, tile.ConstantOp, tile.PositionOp, tile.GatherOp)
+    flat = (*simple, tile.ProgramOp, tile.ReturnOp)
+    return clusters and all(isinstance(op, flat) for op in kernel.block.ops)
+
+
+def _power_of_two(size: int) -> int:
+    """The least power of two that is not below a size."""
+    return 1 << max(size - 1, 0).bit_length()
 
 
 def covered_shape(op: tile.LoadOp | tile.StoreOp) -> tuple[int, ...]:

@@ -14,15 +14,26 @@ from xdsl.ir import Block, Operation, SSAValue
 from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_type
 from weft.backends.llvm.cast import emit_bitcast, emit_cast, load_convert, register_type, truncate_to
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
+<<<<<<< HEAD
 from weft.backends.nvidia.asynchronous import RolesOp
 from weft.backends.nvidia.block import Threads, i32, load_shared, register_bytes, store_shared
+=======
+from weft.backends.nvidia.asynchronous import MAP, RolesOp
+from weft.backends.nvidia.block import Threads, i32, load_shared, store_shared
+>>>>>>> main
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
+<<<<<<< HEAD
 from weft.backends.nvidia.dialect import SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
+=======
+from weft.backends.nvidia.dialect import SHARED, BarrierOp, ConvertOp, integer, layout_of
+from weft.backends.nvidia.engine_stores import store_by_engine
+from weft.backends.nvidia.extents import ConvertedLimits
+>>>>>>> main
 from weft.backends.nvidia.global_memory import load_chunk, store_chunk
 from weft.backends.nvidia.layouts import WARP, Layout
-from weft.backends.nvidia.math import emit_map
+from weft.backends.nvidia.math import divide_all, emit_map
 from weft.backends.nvidia.reduce import Exchange, Parts, reduce_axis
 from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
 from weft.backends.nvidia.shared_memory import row_pitch
@@ -33,7 +44,6 @@ from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size
 from weft.ir.types import DType
 from weft.tile import dialect as tile
-from weft.tile.extents import Limits
 from weft.tile.functions import COMBINERS
 
 _MAP = 'ptr byval([128 x i8]) align 64 "nvvm.grid_constant"'
@@ -53,7 +63,7 @@ class KernelCodegen:
         self.slots: dict[SSAValue, V] = {}
         self.maps: list[V] = []
         self.ring: Ring | None = None
-        self.limits = Limits()
+        self.limits = ConvertedLimits()
 
     def emit(self) -> None:
         kernel = self.kernel
@@ -61,6 +71,8 @@ class KernelCodegen:
         params = [(_parameter(argument), f"a{i}") for i, argument in enumerate(arguments)]
         maps = [(_MAP, f"m{i}") for i in range(len(self.launch.maps))]
         attributes = f'nounwind "nvvm.reqntid"="{self.launch.threads}" "nvvm.minctasm"="1"'
+        if self.launch.cluster > 1:
+            attributes += f' "nvvm.cluster_dim"="{self.launch.cluster}"'
         self.b = b = Function(self.module, kernel.sym_name.data, [*params, *maps], "void", attributes, "ptx_kernel")
         self.maps = [b.emit("i64", f"ptrtoint {value} to i64") for value in b.args[len(params) :]]
         for argument, value in zip(arguments, b.args, strict=False):
@@ -72,7 +84,7 @@ class KernelCodegen:
                 case _:
                     self.scalars[argument] = value
         if not any(isinstance(op, RolesOp) for op in kernel.block.ops):
-            self.threads = Threads.of_block(b, self.launch.threads // WARP)
+            self.threads = Threads.of_block(b, self.launch.threads // WARP, self.launch.cluster)
             self.threads.prepare(self.layouts)
             self._place_program()
         self.block(kernel.block)
@@ -84,6 +96,8 @@ class KernelCodegen:
         sizes = [arg for arg in self.kernel.block.args if arg in self.scalars]
         symbols = {name: self.scalars[arg] for name, arg in zip(self.kernel.size_names, sizes, strict=True)}
         rest = b.call("llvm.nvvm.read.ptx.sreg.ctaid.x", "i32")
+        if self.launch.blocks_per_program > 1:
+            rest = b.binary("udiv", rest, i32(self.launch.blocks_per_program))
         numbers: list[V] = []
         grid = self.kernel.grid.data
         for position in range(len(grid) - 1, 0, -1):
@@ -151,13 +165,24 @@ class KernelCodegen:
             self.block(op.block)
             last = op.block.last_op
             assert last is not None
-            yielded = [self.tiles[value] for value in last.operands]
+            pairs = zip(last.operands, op.block.args[1:], strict=True)
+            yielded = [self._kept(value, self.tiles[before]) for value, before in pairs]
             return yielded if ring is None else [*yielded, [ring.stage, ring.phase]]
 
         results = loop_with(self.b, lower, upper, step, initial, body)
         if ring is not None:
             ring.stage, ring.phase = results.pop()
         self.tiles.update(zip(op.results, results, strict=True))
+
+    def _kept(self, value: SSAValue, before: list[V]) -> list[V]:
+        """A tile that a loop carries on: what a smaller one lacks stays as it was."""
+        values, sides = self.tiles[value], tile.tile_type(value).sizes
+        limits = [(size, side) for axis, side in enumerate(sides) for size, _ in self.limits.of(value, axis)]
+        if all(isinstance(size, int) and size >= side for size, side in limits):
+            return values
+        exists = self._existing(value, layout_of(value))
+        rows = zip(exists, values, before, strict=True)
+        return [new if there is None else self.b.select(there, new, old) for there, new, old in rows]
 
     # -- sizes -------------------------------------------------------------------------------------------------------
 
@@ -206,7 +231,14 @@ class KernelCodegen:
         return value if value.type == register_type(dtype) else emit_cast(self.b, value, memory, dtype)
 
     def _store(self, op: tile.StoreOp) -> None:
+<<<<<<< HEAD
         (layout,) = layouts_of(op)
+=======
+        if MAP in op.attributes:
+            store_by_engine(self, op)
+            return
+        (layout,) = _layouts(op)
+>>>>>>> main
         source, values = layout_of(op.value), self.tiles[op.value]
         picks = picked(layout, source)
         owner = self.threads.owner(layout)
@@ -229,7 +261,7 @@ class KernelCodegen:
                 b.mul(place if place.name.startswith("%") else i64(int(place.name)), self.size(stride, op.indices)),
             )
         origin = b.add(self.pointers[op.pointer], b.mul(base, i64(dtype.bytes)))
-        width = self._chunk_width(op, layout)
+        width = self._chunk_width(op, layout, value)
         chunks: list[tuple[list[int], V, V | None]] = []
         for start in range(0, layout.count, width):
             offset = layout.offsets[start]
@@ -247,7 +279,7 @@ class KernelCodegen:
             limits += [self.size(*limit) for limit in self.limits.of(value, axis)]
         return self._least(limits, layout.shape[axis])
 
-    def _chunk_width(self, op: tile.LoadOp | tile.StoreOp, layout: Layout) -> int:
+    def _chunk_width(self, op: tile.LoadOp | tile.StoreOp, layout: Layout, value: SSAValue | None) -> int:
         """How many neighbours are moved at once: they lie side by side, aligned, and exist together."""
         vector = layout.vector
         if vector.axis is None or op.strides.data[vector.axis] != 1:
@@ -259,6 +291,8 @@ class KernelCodegen:
             for axis, stride in enumerate(op.strides.data)
             if axis != vector.axis and layout.shape[axis] > 1
         ]
+        if value is not None:
+            steps += [divisor_of(size) for size, _ in self.limits.of(value, vector.axis)]
         while any(step % width for step in steps):
             width //= 2
         return width
@@ -297,7 +331,14 @@ class KernelCodegen:
 
     def _map(self, op: tile.MapOp) -> None:
         layout = layout_of(op.out)
+<<<<<<< HEAD
         operands = [self.registers_of(arg, layout) for arg in op.args]
+=======
+        operands = [self._picked(arg, layout) for arg in op.args]
+        if self._divides_many(op):
+            self.tiles[op.out] = self._divided(*operands)
+            return
+>>>>>>> main
         known: dict[tuple[str, ...], V] = {}
         results: list[V] = []
         for args in zip(*operands, strict=True):
@@ -306,6 +347,20 @@ class KernelCodegen:
                 known[key] = self._apply(op, list(args))
             results.append(known[key])
         self.tiles[op.out] = results
+
+    def _divides_many(self, op: tile.MapOp) -> bool:
+        """Whether a thread divides several floats by the same."""
+        if op.function.data != "div" or register_type(tile.tile_type(op.out).dtype) != "float":
+            return False
+        return len(self.tiles[op.args[1]]) * 2 <= layout_of(op.out).count
+
+    def _divided(self, dividends: list[V], divisors: list[V]) -> list[V]:
+        results: dict[int, V] = {}
+        for divisor in dict.fromkeys(divisors):
+            places = [place for place, each in enumerate(divisors) if each == divisor]
+            quotients = divide_all(self.b, [dividends[place] for place in places], divisor)
+            results.update(zip(places, quotients, strict=True))
+        return [results[place] for place in range(len(dividends))]
 
     def _apply(self, op: tile.MapOp, args: list[V]) -> V:
         function = op.function.data

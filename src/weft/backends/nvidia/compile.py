@@ -9,7 +9,7 @@ from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
-from weft.backends.nvidia.dialect import WARPS, integer
+from weft.backends.nvidia.dialect import BLOCKS, WARPS, integer
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.messages import VPRINTF
 from weft.backends.nvidia.order_memory import order_memory
@@ -24,12 +24,17 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     """A copy of a kernel with roles, layouts, conversions, shared memory and barriers."""
     copy = kernel.clone()
     pipelined = pipeline_dots(copy, target)
+<<<<<<< HEAD
     assign_layouts(copy)
     order_memory(copy)
+=======
+    assign_layouts(copy, clusters=target.capability >= 90)
+>>>>>>> main
     ring = pipelined.shared if pipelined else 0
     shared = allocate_shared(copy, target.shared_per_block - ring, ring)
     if pipelined is None:
-        return copy, Launch(threads=WARP * integer(copy, WARPS), shared=shared)
+        blocks = integer(copy, BLOCKS, 1)
+        return copy, Launch(WARP * integer(copy, WARPS), shared, cluster=blocks, blocks_per_program=blocks)
     return copy, Launch(pipelined.threads, shared, persistent=True, maps=pipelined.maps)
 
 

@@ -2,7 +2,8 @@
 
 A kernel for a GPU is the tile kernel it was, and runs on the same NumPy reference; attributes say where things are:
 `nvidia.layouts`, one for each result of an op, `nvidia.arguments`, one for each tile that a block of the op takes,
-`nvidia.shared`, where the shared memory begins that an op uses, and `nvidia.warps` on the kernel.
+`nvidia.shared`, where the shared memory begins that an op uses, and on the kernel `nvidia.warps` and, of a cluster,
+`nvidia.blocks`.
 """
 
 from __future__ import annotations
@@ -19,9 +20,14 @@ from xdsl.printer import Printer
 from weft.backends.nvidia.layouts import Layout
 from weft.tile import dialect as tile
 
+<<<<<<< HEAD
 LAYOUTS, ARGUMENTS, SHARED, WARPS = "nvidia.layouts", "nvidia.arguments", "nvidia.shared", "nvidia.warps"
 VECTOR = "nvidia.vector"
 """How many neighbours of a thread an access to computed places moves at once."""
+=======
+LAYOUTS, ARGUMENTS, SHARED = "nvidia.layouts", "nvidia.arguments", "nvidia.shared"
+WARPS, BLOCKS = "nvidia.warps", "nvidia.blocks"
+>>>>>>> main
 
 
 @irdl_attr_definition

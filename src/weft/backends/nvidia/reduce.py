@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from weft.backends.llvm.builder import Function, V
-from weft.backends.nvidia.block import Threads, i32, load_shared, shuffle_xor, store_shared
+from weft.backends.nvidia.block import (
+    Threads,
+    cluster_barrier,
+    i32,
+    load_of_block,
+    load_shared,
+    shuffle_xor,
+    store_shared,
+)
 from weft.backends.nvidia.layouts import WARP, Layout, Mode
 
 Parts: TypeAlias = tuple[V, ...]
@@ -32,6 +40,8 @@ def reduce_axis(
         results = [combine(r, tuple(shuffle_xor(b, part, mask) for part in r)) for r in results]
     if any(mode.axis == axis for mode in layout.warps):
         results = _across_warps(b, threads, layout, axis, results, combine, via)
+    if any(mode.axis == axis for mode in layout.blocks):
+        results = _across_blocks(b, threads, layout, axis, results, combine, via)
     return results
 
 
@@ -111,7 +121,50 @@ def _across_warps(
     return combined
 
 
+<<<<<<< HEAD
 def bits_at(number: int, masks: Sequence[int]) -> int:
+=======
+def _across_blocks(
+    b: Function,
+    threads: Threads,
+    layout: Layout,
+    axis: int,
+    results: list[Parts],
+    combine: Combine,
+    via: Exchange,
+) -> list[Parts]:
+    """Every thread writes what its block has, and reads what its like in the other blocks wrote.
+
+    They wait for each other twice: until all is written, and until all is read.
+    """
+    if any(mode.axis == axis for mode in layout.warps):
+        threads.barrier()  # what the warps exchanged lies in the same place
+    mine = b.add(b.mul(threads.warp, i32(WARP)), threads.lane)
+    along = _masks(layout.blocks, axis)
+    places: list[int] = []
+    start = via.place
+    for result in results:
+        for part, size in zip(result, via.sizes, strict=True):
+            store_shared(b, part, start, mine, size)
+            places.append(start)
+            start += size * WARP * layout.warp_count
+    cluster_barrier(b)
+    others = b.binary("and", threads.rank, i32(layout.block_count - 1 - sum(along)))
+    combined: list[Parts] = []
+    for number, result in enumerate(results):
+        values: list[Parts] = []
+        for turn in range(1 << len(along)):
+            rank = b.binary("or", others, i32(_chosen(turn, along)))
+            offsets = places[number * len(result) :]
+            parts = zip(result, offsets, via.sizes, strict=False)
+            values.append(tuple(load_of_block(b, part.type, at, mine, size, rank) for part, at, size in parts))
+        combined.append(_tree(values, combine))
+    cluster_barrier(b)
+    return combined
+
+
+def _chosen(number: int, masks: Sequence[int]) -> int:
+>>>>>>> main
     """The bits of a number at the places of masks."""
     return sum(mask for bit, mask in enumerate(masks) if number >> bit & 1)
 

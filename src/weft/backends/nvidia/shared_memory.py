@@ -48,7 +48,7 @@ def shared_bytes(op: Operation) -> int:
 
 def crosses_warps(layout: Layout, axis: int) -> bool:
     """Whether elements along an axis are in different warps."""
-    return any(mode.axis == axis for mode in layout.warps)
+    return any(mode.axis == axis for mode in (*layout.warps, *layout.blocks))
 
 
 def _padded(sizes: Sequence[int], size: int) -> tuple[int, ...]:

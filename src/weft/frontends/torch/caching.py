@@ -55,10 +55,13 @@ def disk_cache() -> DiskCache:
     return DiskCache()
 
 
-def graph_key(module: fx.GraphModule, name: str, config: Config, frozen: Iterable[int] = ()) -> str | None:
+def graph_key(
+    module: fx.GraphModule, name: str, config: Config, frozen: Iterable[int] = (), target: object = None
+) -> str | None:
     """The key of a captured graph, or None where it holds something that has no stable text.
 
-    Which arguments are `frozen` is part of it; their contents are not: no code depends on them.
+    Which arguments are `frozen` is part of it; their contents are not: no code depends on them. `target` is what code
+    is made for, by default this machine.
     """
     lines: list[str] = [name, f"frozen {sorted(frozen)}"]
     for node in module.graph.nodes:
@@ -74,7 +77,7 @@ def graph_key(module: fx.GraphModule, name: str, config: Config, frozen: Iterabl
             f"{node.name} {node.op} {node.target} {node.args} {node.kwargs} {_described(node.meta.get('val'))}"
         )
     lines.extend(size_facts(module))
-    target = cpu_target.host_target()
+    target = target or cpu_target.host_target()
     made_with = (*versions(), torch.__version__)
     return cache_key("torch graph", "\n".join(lines), config.key(), made_with, repr(target), source_digest())
 
@@ -93,7 +96,7 @@ def _constant(module: fx.GraphModule, path: str) -> str | None:
         return None
     # Tracing is still under way, which would make a fake tensor of whatever is computed here.
     with unset_fake_temporarily(), torch.no_grad():
-        content = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        content = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return f"{path} {_described(value)} {hashlib.sha256(content).hexdigest()}"
 
 

@@ -46,6 +46,8 @@ def check_divisor(b: ImportBuilder, divisor: SSAValue) -> None:
 
 
 def _state(b: ImportBuilder, kind: str, message: str, wrong: SSAValue) -> None:
+    if not b.checked:
+        return
     found = b.emit("any", wrong, dims=tuple(range(b.rank(wrong))), keep=False)
     b.checks.append((found, Check(kind, message, user_line(b.location))))
 
