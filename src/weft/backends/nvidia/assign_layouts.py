@@ -22,11 +22,16 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from weft.backends.nvidia.alignment import WIDEST, ComputedAccess, access_of, computed_access, pointer_dtype
 from weft.backends.nvidia.asynchronous import BlockNumberOp, IndexOp, ReleaseOp, RolesOp, SlotOp, WaitOp, WgmmaOp
-<<<<<<< HEAD
-from weft.backends.nvidia.dialect import ARGUMENTS, VECTOR, WARPS, ConvertOp, integer, set_integer, set_layouts
-=======
-from weft.backends.nvidia.dialect import ARGUMENTS, BLOCKS, WARPS, ConvertOp, integer, set_integer, set_layouts
->>>>>>> main
+from weft.backends.nvidia.dialect import (
+    ARGUMENTS,
+    BLOCKS,
+    VECTOR,
+    WARPS,
+    ConvertOp,
+    integer,
+    set_integer,
+    set_layouts,
+)
 from weft.backends.nvidia.layouts import WARP, Layout, blocked
 from weft.backends.nvidia.wgmma import accumulator_layout
 from weft.backends.nvidia.view_layouts import demanded
@@ -44,10 +49,9 @@ _WORTH = 8
 """Elements side by side from which on a way through shared memory pays."""
 
 
-<<<<<<< HEAD
-def assign_layouts(kernel: tile.KernelOp) -> None:
-    """Annotate a kernel in place."""
-    anchors = _anchors(kernel)
+def assign_layouts(kernel: tile.KernelOp, clusters: bool = False) -> None:
+    """Annotate a kernel in place; its blocks may be `clusters` where the target has such."""
+    anchors = _anchors(kernel, clusters)
     assignment = Assignment(anchors)
     scalars = [value for value in kernel.block.args if isinstance(value.type, tile.TileType)]
     set_layouts(kernel, [scalar_layout(anchors.warps)] * len(scalars), ARGUMENTS)
@@ -57,12 +61,6 @@ def assign_layouts(kernel: tile.KernelOp) -> None:
         if _is_free(op) and not any(result.uses for result in op.results):
             op.detach()
             op.erase()
-=======
-def assign_layouts(kernel: tile.KernelOp, clusters: bool = False) -> None:
-    """Annotate a kernel in place; its blocks may be `clusters` where the target has such."""
-    anchors = _anchors(kernel, clusters)
-    _Assignment(anchors).block(kernel.block)
->>>>>>> main
     set_integer(kernel, WARPS, anchors.warps)
     if anchors.blocks > 1:
         set_integer(kernel, BLOCKS, anchors.blocks)
@@ -119,12 +117,8 @@ def _row_major(shape: Sequence[int]) -> list[int]:
     return list(range(len(shape) - 1, -1, -1))
 
 
-<<<<<<< HEAD
-def _anchors(kernel: tile.KernelOp) -> Anchors:
-    facts = AxisFacts(kernel)
-=======
 def _anchors(kernel: tile.KernelOp, clusters: bool) -> Anchors:
->>>>>>> main
+    facts = AxisFacts(kernel)
     accesses = [(op, covered_shape(op)) for op in kernel.walk() if isinstance(op, tile.LoadOp | tile.StoreOp)]
     computed = [op for op in kernel.walk() if isinstance(op, ComputedAccess)]
     shapes = {tile.tile_type(r).sizes for op in kernel.walk() for r in op.results if isinstance(r.type, tile.TileType)}
@@ -158,14 +152,9 @@ def _anchors(kernel: tile.KernelOp, clusters: bool) -> Anchors:
                 vectors[found.axis] = max(vectors.get(found.axis, 1), found.widths[found.axis])
         order = sorted(_row_major(shape), key=lambda axis: -bytes_along.get(axis, 0))
         vector = min(vectors.get(order[0], 1), _fair(shape, warps)) if order else 1
-<<<<<<< HEAD
-        layouts[shape] = blocked(shape, warps, order, vector, sorted(order, key=lambda axis: axis in reduced))
-    return Anchors(warps, layouts, facts)
-=======
         warp_order = sorted(order, key=lambda axis: axis in reduced)
         layouts[shape] = blocked(shape, warps, order, vector, warp_order, blocks)
-    return Anchors(warps, blocks, layouts)
->>>>>>> main
+    return Anchors(warps, blocks, layouts, facts)
 
 
 def _fair(shape: Sequence[int], warps: int) -> int:

@@ -14,23 +14,14 @@ from xdsl.ir import Block, Operation, SSAValue
 from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_type
 from weft.backends.llvm.cast import emit_bitcast, emit_cast, load_convert, register_type, truncate_to
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
-<<<<<<< HEAD
-from weft.backends.nvidia.asynchronous import RolesOp
-from weft.backends.nvidia.block import Threads, i32, load_shared, register_bytes, store_shared
-=======
 from weft.backends.nvidia.asynchronous import MAP, RolesOp
-from weft.backends.nvidia.block import Threads, i32, load_shared, store_shared
->>>>>>> main
+from weft.backends.nvidia.block import Threads, i32, load_shared, register_bytes, store_shared
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
-<<<<<<< HEAD
 from weft.backends.nvidia.dialect import SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
-=======
-from weft.backends.nvidia.dialect import SHARED, BarrierOp, ConvertOp, integer, layout_of
 from weft.backends.nvidia.engine_stores import store_by_engine
 from weft.backends.nvidia.extents import ConvertedLimits
->>>>>>> main
 from weft.backends.nvidia.global_memory import load_chunk, store_chunk
 from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.math import divide_all, emit_map
@@ -180,7 +171,7 @@ class KernelCodegen:
         limits = [(size, side) for axis, side in enumerate(sides) for size, _ in self.limits.of(value, axis)]
         if all(isinstance(size, int) and size >= side for size, side in limits):
             return values
-        exists = self._existing(value, layout_of(value))
+        exists = self.existing(value, layout_of(value))
         rows = zip(exists, values, before, strict=True)
         return [new if there is None else self.b.select(there, new, old) for there, new, old in rows]
 
@@ -231,14 +222,10 @@ class KernelCodegen:
         return value if value.type == register_type(dtype) else emit_cast(self.b, value, memory, dtype)
 
     def _store(self, op: tile.StoreOp) -> None:
-<<<<<<< HEAD
-        (layout,) = layouts_of(op)
-=======
         if MAP in op.attributes:
             store_by_engine(self, op)
             return
-        (layout,) = _layouts(op)
->>>>>>> main
+        (layout,) = layouts_of(op)
         source, values = layout_of(op.value), self.tiles[op.value]
         picks = picked(layout, source)
         owner = self.threads.owner(layout)
@@ -331,14 +318,10 @@ class KernelCodegen:
 
     def _map(self, op: tile.MapOp) -> None:
         layout = layout_of(op.out)
-<<<<<<< HEAD
         operands = [self.registers_of(arg, layout) for arg in op.args]
-=======
-        operands = [self._picked(arg, layout) for arg in op.args]
         if self._divides_many(op):
             self.tiles[op.out] = self._divided(*operands)
             return
->>>>>>> main
         known: dict[tuple[str, ...], V] = {}
         results: list[V] = []
         for args in zip(*operands, strict=True):

@@ -24,12 +24,8 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     """A copy of a kernel with roles, layouts, conversions, shared memory and barriers."""
     copy = kernel.clone()
     pipelined = pipeline_dots(copy, target)
-<<<<<<< HEAD
-    assign_layouts(copy)
-    order_memory(copy)
-=======
     assign_layouts(copy, clusters=target.capability >= 90)
->>>>>>> main
+    order_memory(copy)
     ring = pipelined.shared if pipelined else 0
     shared = allocate_shared(copy, target.shared_per_block - ring, ring)
     if pipelined is None:

@@ -20,14 +20,10 @@ from xdsl.printer import Printer
 from weft.backends.nvidia.layouts import Layout
 from weft.tile import dialect as tile
 
-<<<<<<< HEAD
-LAYOUTS, ARGUMENTS, SHARED, WARPS = "nvidia.layouts", "nvidia.arguments", "nvidia.shared", "nvidia.warps"
-VECTOR = "nvidia.vector"
-"""How many neighbours of a thread an access to computed places moves at once."""
-=======
 LAYOUTS, ARGUMENTS, SHARED = "nvidia.layouts", "nvidia.arguments", "nvidia.shared"
 WARPS, BLOCKS = "nvidia.warps", "nvidia.blocks"
->>>>>>> main
+VECTOR = "nvidia.vector"
+"""How many neighbours of a thread an access to computed places moves at once."""
 
 
 @irdl_attr_definition

@@ -132,16 +132,12 @@ class Layout:
             tuple(mode for mode in self.registers if mode.axis != axis),
             _without(self.lanes, axis),
             _without(self.warps, axis),
-<<<<<<< HEAD
+            _without(self.blocks, axis),
         ).merged()
 
     def merged(self) -> Layout:
         """The same places in as few modes as say so: equal layouts are then equal values."""
-        return Layout(self.shape, _merged(self.registers), _merged(self.lanes), _merged(self.warps))
-=======
-            _without(self.blocks, axis),
-        )
->>>>>>> main
+        return Layout(self.shape, *map(_merged, (self.registers, self.lanes, self.warps, self.blocks)))
 
     def moved(self, shape: Sequence[int], axes: Callable[[int], int]) -> Layout:
         """The same places with the axes renamed: the layout of a transposed tile, or of one with axes put in."""

@@ -121,9 +121,6 @@ def _across_warps(
     return combined
 
 
-<<<<<<< HEAD
-def bits_at(number: int, masks: Sequence[int]) -> int:
-=======
 def _across_blocks(
     b: Function,
     threads: Threads,
@@ -140,7 +137,7 @@ def _across_blocks(
     if any(mode.axis == axis for mode in layout.warps):
         threads.barrier()  # what the warps exchanged lies in the same place
     mine = b.add(b.mul(threads.warp, i32(WARP)), threads.lane)
-    along = _masks(layout.blocks, axis)
+    along = axis_bits(layout.blocks, axis)
     places: list[int] = []
     start = via.place
     for result in results:
@@ -154,7 +151,7 @@ def _across_blocks(
     for number, result in enumerate(results):
         values: list[Parts] = []
         for turn in range(1 << len(along)):
-            rank = b.binary("or", others, i32(_chosen(turn, along)))
+            rank = b.binary("or", others, i32(bits_at(turn, along)))
             offsets = places[number * len(result) :]
             parts = zip(result, offsets, via.sizes, strict=False)
             values.append(tuple(load_of_block(b, part.type, at, mine, size, rank) for part, at, size in parts))
@@ -163,8 +160,7 @@ def _across_blocks(
     return combined
 
 
-def _chosen(number: int, masks: Sequence[int]) -> int:
->>>>>>> main
+def bits_at(number: int, masks: Sequence[int]) -> int:
     """The bits of a number at the places of masks."""
     return sum(mask for bit, mask in enumerate(masks) if number >> bit & 1)
 
