@@ -38,6 +38,7 @@ from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.update_in_place import UpdateInPlace
+from weft.passes.widen_where_read import WidenWhereRead
 from weft.runtime.cache import DiskCache
 from weft.runtime.record import CompilationRecord, compilation, is_recording
 from weft.runtime.tune import Tuner
@@ -75,6 +76,7 @@ def nvidia_passes(config: Config) -> list[ModulePass]:
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, all_floats=True),
+        WidenWhereRead(),
         GroupIntoKernels(),
         ChooseLayouts(),
         UpdateInPlace(),

@@ -25,6 +25,7 @@ from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.update_in_place import UpdateInPlace
+from weft.passes.widen_where_read import WidenWhereRead
 
 PASSES: dict[str, type[ModulePass]] = {
     each.name: each
@@ -44,6 +45,7 @@ PASSES: dict[str, type[ModulePass]] = {
         GroupIntoKernels,
         ChooseLayouts,
         UpdateInPlace,
+        WidenWhereRead,
     )
 }
 

@@ -22,7 +22,7 @@ from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
 from weft.backends.nvidia.engine_stores import store_by_engine
 from weft.backends.nvidia.extents import ConvertedLimits
-from weft.backends.nvidia.global_memory import load_chunk, store_chunk
+from weft.backends.nvidia.global_memory import load_chunk, rounded_to, store_chunk
 from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.math import divide_all, emit_map
 from weft.backends.nvidia.reduce import Exchange, Parts, reduce_axis
@@ -226,12 +226,19 @@ class KernelCodegen:
             store_by_engine(self, op)
             return
         (layout,) = layouts_of(op)
-        source, values = layout_of(op.value), self.tiles[op.value]
+        source, values = layout_of(op.value), self.stored(op)
         picks = picked(layout, source)
         owner = self.threads.owner(layout)
         for registers, address, predicate in self._chunks(op, layout, op.value):
             chunk = [values[picks[register]] for register in registers]
             store_chunk(self.b, address, chunk, pointer_dtype(op), self.both(predicate, owner))
+
+    def stored(self, op: tile.StoreOp) -> list[V]:
+        """The registers of what is written; writing narrows it, so that it need not be narrowed before."""
+        made = op.value.owner
+        if isinstance(made, tile.MapOp) and narrowed_to(made) == pointer_dtype(op):
+            return self.tiles[made.args[0]]
+        return self.tiles[op.value]
 
     def _chunks(
         self, op: tile.LoadOp | tile.StoreOp, layout: Layout, value: SSAValue | None = None
@@ -320,7 +327,9 @@ class KernelCodegen:
         layout = layout_of(op.out)
         operands = [self.registers_of(arg, layout) for arg in op.args]
         if self._divides_many(op):
-            self.tiles[op.out] = self._divided(*operands)
+            exact = any(narrowed_to(use.operation) is None for use in op.out.uses)
+            dividends, divisors = operands
+            self.tiles[op.out] = self._divided(dividends, divisors, exact)
             return
         known: dict[tuple[str, ...], V] = {}
         results: list[V] = []
@@ -337,11 +346,11 @@ class KernelCodegen:
             return False
         return len(self.tiles[op.args[1]]) * 2 <= layout_of(op.out).count
 
-    def _divided(self, dividends: list[V], divisors: list[V]) -> list[V]:
+    def _divided(self, dividends: list[V], divisors: list[V], exact: bool) -> list[V]:
         results: dict[int, V] = {}
         for divisor in dict.fromkeys(divisors):
             places = [place for place, each in enumerate(divisors) if each == divisor]
-            quotients = divide_all(self.b, [dividends[place] for place in places], divisor)
+            quotients = divide_all(self.b, [dividends[place] for place in places], divisor, exact)
             results.update(zip(places, quotients, strict=True))
         return [results[place] for place in range(len(dividends))]
 
@@ -354,6 +363,8 @@ class KernelCodegen:
                 return emit_bitcast(self.b, args[0], source, target)
             if "rounding" in op.attributes and source.is_float and target.is_float:
                 return truncate_to(self.b, args[0], target)
+            if narrowed_to(op) is not None and args[0].type == "float":
+                return rounded_to(self.b, args[0], target)
             return emit_cast(self.b, args[0], source, target)
         return emit_map(self.b, function, args, tile.tile_type(op.args[-1]).dtype)
 
@@ -472,6 +483,15 @@ def loop_with(
         b.lines[position + number] = f"  {name.name} = {text}"
     b.start(after)
     return carried
+
+
+def narrowed_to(op: Operation) -> DType | None:
+    """The type of 16 bits that a cast rounds floats to, if it is such a cast."""
+    if not isinstance(op, tile.MapOp) or op.function.data != "cast" or "rounding" in op.attributes:
+        return None
+    source, target = from_attribute(op.attributes["source"]), from_attribute(op.attributes["target"])
+    assert isinstance(source, DType) and isinstance(target, DType)
+    return target if source.name == "f32" and target.name in ("bf16", "f16") else None
 
 
 @lru_cache(4096)

@@ -10,6 +10,7 @@ from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
 from weft.backends.nvidia.dialect import BLOCKS, WARPS, integer
+from weft.backends.nvidia.fold_views import fold_views
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.messages import VPRINTF
 from weft.backends.nvidia.order_memory import order_memory
@@ -23,6 +24,7 @@ from weft.tile import dialect as tile
 def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch]:
     """A copy of a kernel with roles, layouts, conversions, shared memory and barriers."""
     copy = kernel.clone()
+    fold_views(copy)
     pipelined = pipeline_dots(copy, target)
     assign_layouts(copy, clusters=target.capability >= 90)
     order_memory(copy)
