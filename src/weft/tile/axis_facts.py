@@ -86,7 +86,11 @@ class AxisFacts:
         self._divisors: dict[SSAValue, int] = {}
         self._naturals: set[SSAValue] = set()
         arguments = kernel.block.args
-        divisors = cast("tuple[int, ...]", from_attribute(kernel.attributes[DIVISORS])) if DIVISORS in kernel.attributes else ()
+        divisors = (
+            cast("tuple[int, ...]", from_attribute(kernel.attributes[DIVISORS]))
+            if DIVISORS in kernel.attributes
+            else ()
+        )
         for argument, divisor in zip(arguments, divisors, strict=False):
             if isinstance(argument.type, tile.TileType):
                 self._facts[argument] = Facts((1,), (power_of(divisor),), (1,))
@@ -138,7 +142,11 @@ class AxisFacts:
                     self._facts[op.results[0]] = _hinted(op, found)
 
     def _turns(
-        self, initial: Sequence[SSAValue], arguments: Sequence[SSAValue], blocks: Sequence[Block], results: Sequence[SSAValue]
+        self,
+        initial: Sequence[SSAValue],
+        arguments: Sequence[SSAValue],
+        blocks: Sequence[Block],
+        results: Sequence[SSAValue],
     ) -> None:
         """A loop: what holds at its start and after each turn."""
         carried = [self.of(value) for value in initial]
@@ -188,7 +196,9 @@ class AxisFacts:
         strides = [self._divisor_of(stride, op.indices) for stride in op.strides.data]
         known = [stride if isinstance(stride, int) else None for stride in op.strides.data]
         contiguity = tuple(_run(size) if stride == 1 else 1 for size, stride in zip(sizes, known, strict=True))
-        constancy = tuple(_run(size) if stride == 0 or size == 1 else 1 for size, stride in zip(sizes, known, strict=True))
+        constancy = tuple(
+            _run(size) if stride == 0 or size == 1 else 1 for size, stride in zip(sizes, known, strict=True)
+        )
         divisibility: list[int] = []
         for axis in range(len(sizes)):
             others = [strides[a] for a, size in enumerate(sizes) if a != axis and size > 1]
@@ -238,7 +248,9 @@ class AxisFacts:
             case "add" | "sub" | "mul", [x, y]:
                 return _sum(op.function.data, x, y) if op.function.data != "mul" else _product(x, y)
             case "shl", [x, y] if y.constant is not None and 0 <= y.constant < 30:
-                return _product(x, replace(y, constant=1 << y.constant, divisibility=(1 << y.constant,) * len(constancy)))
+                return _product(
+                    x, replace(y, constant=1 << y.constant, divisibility=(1 << y.constant,) * len(constancy))
+                )
             case "floordiv" | "truncdiv" | "shr", [x, y] if y.constant is not None and y.constant >= 0:
                 divisor = 1 << min(y.constant, 30) if op.function.data == "shr" else y.constant
                 return _quotient(x, divisor, constancy) if op.function.data != "truncdiv" or x.natural else plain
@@ -373,7 +385,9 @@ def _compared(x: Facts, y: Facts, constancy: tuple[int, ...]) -> tuple[int, ...]
 
 def _hinted(op: Operation, facts: Facts) -> Facts:
     """What the author says, besides."""
-    given = {name: cast("tuple[int, ...]", from_attribute(op.attributes[name])) for name in HINTS if name in op.attributes}
+    given = {
+        name: cast("tuple[int, ...]", from_attribute(op.attributes[name])) for name in HINTS if name in op.attributes
+    }
     if not given:
         return facts
     sizes = tile.tile_type(op.results[0]).sizes or (1,)
@@ -402,7 +416,9 @@ class Neighbours:
     """For each axis, how many neighbours lie side by side, aligned, and are all there or none."""
 
 
-def neighbours_of(facts: AxisFacts, pointer: SSAValue, offsets: SSAValue, mask: SSAValue | None, widest: int) -> Neighbours:
+def neighbours_of(
+    facts: AxisFacts, pointer: SSAValue, offsets: SSAValue, mask: SSAValue | None, widest: int
+) -> Neighbours:
     """What an access allows that moves at most `widest` bytes at once."""
     assert isinstance(pointer.type, tile.PointerType)
     size, sizes = pointer.type.dtype.bytes, tile.tile_type(offsets).sizes

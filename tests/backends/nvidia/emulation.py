@@ -7,8 +7,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
-
 from ptx_machine import Memory, run_blocks
+
 from weft.backends.nvidia.target import target_named
 from weft.frontends.triton.compiling import arguments_of, builder_of, name_of
 from weft.frontends.triton.device_compiled import DeviceKernelCode, compile_device_kernel
@@ -40,7 +40,9 @@ def emulate(kernel: JITFunction, *args: Any, grid: Sequence[int] = (1,), arch: s
     given = [addresses.get(w, w) if a.pointer else w for w, a in zip(words, code.arguments, strict=True)]
     x, y, z = (*grid, 1, 1)[:3]
     launch = code.code.launches[code.name]
-    run_blocks(code.code.ptx, code.name, launch.threads, launch.shared, memory, [*given, status, z, y, x], prod((x, y, z)))
+    run_blocks(
+        code.code.ptx, code.name, launch.threads, launch.shared, memory, [*given, status, z, y, x], prod((x, y, z))
+    )
     for array, address in moved:
         array[...] = memory.read(address, array)
     failed = int(memory.read(status, np.zeros(1, np.int64))[0])

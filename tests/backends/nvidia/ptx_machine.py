@@ -97,7 +97,9 @@ def parse(ptx: str, entry: str) -> tuple[list[Line], dict[str, int], list[tuple[
     found = re.search(r"\.entry " + re.escape(entry) + r"\((.*?)\)(.*?)\n\}", ptx, re.S)
     if not found:
         raise MachineError(f"no entry {entry}")
-    params = [(WIDTHS[m.group(1)], m.group(2)) for m in re.finditer(r"\.param \.(\w+)[^,\n]*?(\w+)(?:,|\n|$)", found.group(1))]
+    params = [
+        (WIDTHS[m.group(1)], m.group(2)) for m in re.finditer(r"\.param \.(\w+)[^,\n]*?(\w+)(?:,|\n|$)", found.group(1))
+    ]
     lines: list[Line] = []
     labels: dict[str, int] = {}
     body = re.sub(r"//[^\n]*", "", found.group(2))
@@ -354,7 +356,9 @@ class Machine:
             self.write(line.operands[0], narrowed(value, target), "b16", active)
             return
         if target[0] == "f":
-            if source[0] == "f" and ("rni" in line.parts or "rzi" in line.parts or "rmi" in line.parts or "rpi" in line.parts):
+            if source[0] == "f" and (
+                "rni" in line.parts or "rzi" in line.parts or "rmi" in line.parts or "rpi" in line.parts
+            ):
                 how = next(p for p in line.parts if p in ("rni", "rzi", "rmi", "rpi"))
                 value = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[how](value)
             self.write(line.operands[0], value, target, active)
@@ -366,7 +370,10 @@ class Machine:
             width, signed = WIDTHS[target], target[0] == "s"
             low = -(2 ** (width - 1)) if signed else 0
             high = 2 ** (width - 1) - 1 if signed else 2**width - 1
-            limited = [0 if w != w else min(max(int(w) if abs(w) < 1e30 else (low if w < 0 else high), low), high) for w in wide]
+            limited = [
+                0 if w != w else min(max(int(w) if abs(w) < 1e30 else (low if w < 0 else high), low), high)
+                for w in wide
+            ]
             self.write(line.operands[0], np.array([v & (2**64 - 1) for v in limited], U64), target, active)
             return
         self.write(line.operands[0], value, target, active)
@@ -406,9 +413,11 @@ class Machine:
             self.write(operands[0], np.zeros(self.count, U64), "b32", active)
             return
         if space == "param":
-            word, bits = self.words[base]
+            word, _ = self.words[base]
             raw = word & ((1 << 64) - 1) if isinstance(word, int) else int(np.float32(word).view(np.uint32))
-            self.write(operands[0], np.full(self.count, raw >> (8 * int(offset or 0)), U64), f"b{WIDTHS[type_]}", active)
+            self.write(
+                operands[0], np.full(self.count, raw >> (8 * int(offset or 0)), U64), f"b{WIDTHS[type_]}", active
+            )
             return
         size = WIDTHS[type_] // 8
         places = self.raw(base, "b64").view(np.int64)[active] + int(offset or 0)
@@ -440,7 +449,9 @@ class Machine:
                 raw = self.raw(register, type_)[active].reshape(-1, 1).view(np.uint8)[:, :size]
                 memory[spots] = raw
 
-    def update(self, line: Line, memory: np.ndarray, places: np.ndarray, threads: np.ndarray, size: int, type_: str) -> None:
+    def update(
+        self, line: Line, memory: np.ndarray, places: np.ndarray, threads: np.ndarray, size: int, type_: str
+    ) -> None:
         kind = next(p for p in line.parts if p in ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc"))
         operands = [o for o in line.operands if not (isinstance(o, str) and o.startswith("["))]
         target = operands.pop(0) if line.name == "atom" else "_"
@@ -491,7 +502,11 @@ def typed(raw: np.ndarray, type_: str) -> np.ndarray:
         case "bf16":
             return (raw.astype(np.uint32) << 16).astype(np.uint32).view(np.float32)
         case "s8" | "s16" | "s32":
-            return raw.astype(getattr(np, f"uint{WIDTHS[type_]}")).view(getattr(np, f"int{WIDTHS[type_]}")).astype(np.int64)
+            return (
+                raw.astype(getattr(np, f"uint{WIDTHS[type_]}"))
+                .view(getattr(np, f"int{WIDTHS[type_]}"))
+                .astype(np.int64)
+            )
         case "s64":
             return raw.astype(U64).view(np.int64)
         case _:
@@ -508,7 +523,14 @@ def compare(how: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         plain = how[:-1]
     if how in ("lo", "ls", "hi", "hs"):
         plain = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}[how]
-    names = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
+    names = {
+        "eq": np.equal,
+        "ne": np.not_equal,
+        "lt": np.less,
+        "le": np.less_equal,
+        "gt": np.greater,
+        "ge": np.greater_equal,
+    }
     result = names[plain](x, y)
     if x.dtype.kind == "f":
         unordered = np.isnan(x) | np.isnan(y)

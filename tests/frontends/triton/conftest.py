@@ -16,7 +16,7 @@ from weft.frontends.triton.interpret_launch import interpret_launch
 from weft.frontends.triton.jit import JITFunction
 
 sys.path.append(str(Path(__file__).parents[2] / "backends" / "nvidia"))
-from emulation import emulate  # noqa: E402
+from emulation import emulate
 
 
 def _evaluate(kernel: JITFunction, *args: Any, grid: Sequence[int] = (1,), **keywords: Any) -> None:

@@ -33,8 +33,8 @@ from weft.backends.nvidia.dialect import (
     set_layouts,
 )
 from weft.backends.nvidia.layouts import WARP, Layout, blocked
-from weft.backends.nvidia.wgmma import accumulator_layout
 from weft.backends.nvidia.view_layouts import demanded
+from weft.backends.nvidia.wgmma import accumulator_layout
 from weft.backends.nvidia.written_layouts import assign_written, carried_layouts, is_free_view, scalar_layout
 from weft.tile import dialect as tile
 from weft.tile import written

@@ -30,7 +30,6 @@ from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
 from weft.backends.nvidia.shared_memory import row_pitch
 from weft.backends.nvidia.written import emit_written
 from weft.backends.nvidia.written_layouts import scalar_layout
-from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size
 from weft.ir.types import DType

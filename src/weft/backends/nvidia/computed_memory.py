@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -73,9 +74,13 @@ def _one_by_one(codegen: KernelCodegen, op: tile.ScatterOp) -> None:
         write_registers(codegen, registers, layout, place, bytes_)
     codegen.threads.barrier()
     number = b.add(b.mul(codegen.threads.warp, i32(32)), codegen.threads.lane)
-    with b.when(b.icmp("eq", number, i32(0))), b.loop(i32(0), i32(count), i32(1)) as turn:
+    with ExitStack() as nest:
+        nest.enter_context(b.when(b.icmp("eq", number, i32(0))))
+        turn = nest.enter_context(b.loop(i32(0), i32(count), i32(1)))
         with b.when(load_shared(b, "i1", at_flags, turn, 1)):
-            address = address_of(codegen, codegen.pointers[op.pointer], load_shared(b, "i64", start, turn, 8), dtype.bytes)
+            address = address_of(
+                codegen, codegen.pointers[op.pointer], load_shared(b, "i64", start, turn, 8), dtype.bytes
+            )
             value = load_shared(b, register_type(type_.dtype), at_values, turn, size)
             if op.kind.data != "assign":
                 (old,) = load_chunk(b, address, dtype, 1, None)

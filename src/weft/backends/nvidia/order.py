@@ -95,7 +95,9 @@ class _Network:
     def _exchange(self, keys: list[V], distance: int, stretch: int) -> list[V]:
         if distance < self.registers:
             return self._among_registers(keys, distance, stretch)
-        others = self._of_lanes(keys, distance) if distance < self.registers * self.lanes else self._of_warps(keys, distance)
+        others = (
+            self._of_lanes(keys, distance) if distance < self.registers * self.lanes else self._of_warps(keys, distance)
+        )
         b = self.b
         second = self._bit(distance)
         smaller = b.binary("xor", second, self._forward(stretch))

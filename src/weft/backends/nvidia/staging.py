@@ -1,4 +1,4 @@
-"""Tiles in shared memory, element after element, row by row: how threads write what they hold and read what they need."""
+"""Tiles in shared memory, row by row: how threads write what they hold and read what they need."""
 
 from __future__ import annotations
 

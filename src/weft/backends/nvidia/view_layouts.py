@@ -53,9 +53,7 @@ def kept_registers(op: written.ViewOp, layout: Layout) -> list[int]:
     return numbers
 
 
-def _translated(
-    layout: Layout, strides: Sequence[int], shape: Sequence[int], steps: Sequence[int]
-) -> Layout | None:
+def _translated(layout: Layout, strides: Sequence[int], shape: Sequence[int], steps: Sequence[int]) -> Layout | None:
     """The modes of a layout, whose axes have `strides`, as modes of another shape whose axes take `steps`."""
     lists: list[tuple[Mode, ...]] = []
     for number, modes in enumerate((layout.registers, layout.lanes, layout.warps)):

@@ -115,11 +115,11 @@ def _combine(a: Assignment, op: written.FoldOp | written.ScanOp) -> None:
 
 def is_commutative(op: written.FoldOp) -> bool:
     """Whether two elements may be joined in any order."""
-    block, yielded = op.block, op.yielded.operands
-    if len(yielded) != 1 or not isinstance(yielded[0], OpResult) or not isinstance(yielded[0].op, tile.MapOp):
+    (first, *others) = op.yielded.operands
+    joined = first.op if isinstance(first, OpResult) and not others else None
+    if not isinstance(joined, tile.MapOp):
         return False
-    joined = yielded[0].op
-    return joined.function.data in _COMMUTATIVE and set(joined.args) == set(block.args)
+    return joined.function.data in _COMMUTATIVE and set(joined.args) == set(op.block.args)
 
 
 def _yield(a: Assignment, block: Block, layouts: list[Layout]) -> None:
@@ -148,7 +148,7 @@ def _branch(a: Assignment, op: written.IfOp) -> None:
 
 
 def _while(a: Assignment, op: written.WhileOp) -> None:
-    layouts = carried_layouts(a, op.initial, _yielded(op.body.block))
+    layouts = carried_layouts(a, list(op.initial), _yielded(op.body.block))
     for number, layout in enumerate(layouts):
         a.take(op, number, layout)
     set_layouts(op, layouts, ARGUMENTS)

@@ -29,8 +29,8 @@ from weft.runtime.cubins import load_code
 from weft.runtime.device_program import MOST_BLOCKS, device_launcher, launch_failure
 
 DEFAULT_WARPS = 4
-_BLOCKS, _PROGRAMS = 3, 8
-"""Where on the tape the number of blocks and of programs stand."""
+_BLOCKS = 3
+"""Where on the tape the number of blocks stands."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class DeviceKernel:
         self._pack = struct.Struct("<" + "".join(map(word_form, code.arguments)) + "q" * (1 + len(GRID))).pack_into
         self._frames: list[_Frame] = []
         self._run = device_launcher()
-        self._entry = self._driver.address("cuLaunchKernelEx")
+        self._entries = [self._driver.address(name) for name in ("cuLaunchKernelEx", "cuTensorMapReplaceAddress")]
         torch: Any = sys.modules["torch"]
         self._stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         self._status: Any = torch.zeros(1, dtype=torch.int64, device=f"cuda:{device}") if code.checks else None
@@ -77,8 +77,8 @@ class DeviceKernel:
     def _frame(self) -> _Frame:
         count, launch = len(self.code.arguments) + 1 + len(GRID), self._function.launch
         head = [self._function.handle, 0, launch.threads, launch.shared, launch.cluster, int(launch.programmatic)]
-        tape = np.array([1, count, *head, 0, int(launch.persistent), count, *range(count)], np.int64)
-        return _Frame(tape, np.zeros(2 * count + 1, np.int64))
+        tape = np.array([1, count, *head, count, 0, *range(count)], np.int64)
+        return _Frame(tape, np.zeros(2 * count, np.int64))
 
     def launch(self, grid: tuple[int, int, int], words: Sequence[int | float], threads: int = 1) -> None:
         """Run all programs of a grid; `words` are the arguments, pointers as addresses."""
@@ -93,11 +93,10 @@ class DeviceKernel:
         except IndexError:
             frame = self._frame()
         frame.steps[_BLOCKS] = self._function.programs_launched(count)
-        frame.steps[_PROGRAMS] = count
         self._driver.use(self.device)
         status = 0 if self._status is None else self._status.data_ptr()
         self._pack(frame.buffer, 0, *words, status, z, y, x)
-        result = self._run(frame.tape_address, frame.table_address, self._stream(self.device), self._entry)
+        result = self._run(frame.tape_address, frame.table_address, self._stream(self.device), *self._entries)
         if result:
             raise launch_failure(self._driver, (self.code.name,), result)
         self._driver.launched.append((self.code.name,))
