@@ -95,8 +95,6 @@ def choose_blocks(
     rows are `split` into digits, they are so for every block of columns: few of those, and more blocks of rows.
     """
     if machine.is_gpu:
-        if isinstance(m, int) and m <= FEW_ROWS:
-            return _streamed(m, n, k, _known(batch), machine)
         return Blocks("dot", (_gpu_side(m, 64), _gpu_side(n, 64), _gpu_side(k, 32)))
     few = isinstance(m, int) and m <= _FEW_ROWS
     most = _SPLIT_ROWS if split else _MOST_ROWS
@@ -135,41 +133,6 @@ def choose_attention_blocks(queries: Size, keys: Size, width: Size, out_width: S
     whole = isinstance(out_width, int) and out_width <= _MOST_WIDTH
     across = _rounded(out_width, _WIDTH_UNIT) if whole and isinstance(out_width, int) else _UNKNOWN_WIDTH
     return Blocks("attention", (rows, columns, depth, 1 if out_width == 1 else across))
-
-
-FEW_ROWS = 16
-"""Rows of a product that takes a GPU as long as reading its weights."""
-_STREAMS = 28
-"""Warps of a multiprocessor that read at a time: with more, registers are not enough."""
-_STREAM_DEPTH, _LEAST_STREAMS, _MOST_STREAMS = 64, 4, 16
-"""What a warp reads of a row at a time, and how many warps share a row."""
-
-
-def _streamed(m: int, n: Size, k: Size, batch: int, machine: Machine) -> Blocks:
-    """The tiles of a product of few rows: all multiprocessors have as much to read, and so many warps as it takes.
-
-    A program has 8, 16 or 32 rows of weights, of which its warps share K.
-    """
-    if not isinstance(n, int) or not isinstance(k, int):
-        return Blocks("dot", (m, 16, _STREAM_DEPTH * _LEAST_STREAMS))
-    best: tuple[float, int, int] | None = None
-    for columns in (8, 16, 32):
-        each = batch * -(-n // columns) / machine.multiprocessors
-        warps = _LEAST_STREAMS
-        while warps < _MOST_STREAMS and max(1.0, each) * warps * 2 <= _STREAMS * 8 / 7 and warps * _STREAM_DEPTH < k:
-            warps *= 2
-        waves = max(1, _STREAMS // warps)
-        turns = -(-each // 1) if each <= waves else each + 1 / 2
-        cost = turns / each * max(1.0, 20 / (min(-(-each // 1), waves) * warps)) + (0.02 if columns != 16 else 0)
-        if best is None or cost < best[0]:
-            best = (cost, columns, warps)
-    assert best is not None
-    _, columns, warps = best
-    depth = _STREAM_DEPTH * warps
-    while depth > 16 and depth // 2 >= k:
-        depth //= 2
-    # A side of one element is no axis.
-    return Blocks("dot", (m, 1 if n == 1 else columns, 1 if k == 1 else depth))
 
 
 def _gpu_side(size: Size, most: int) -> int:

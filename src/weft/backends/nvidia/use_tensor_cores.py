@@ -20,7 +20,7 @@ from xdsl.dialects.builtin import IntegerAttr, StringAttr, UnitAttr, i64
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from weft.backends.nvidia.alignment import pointer_dtype
-from weft.backends.nvidia.dialect import WARPS, integer, set_integer, set_layouts
+from weft.backends.nvidia.dialect import RESIDENT, WARPS, integer, set_integer, set_layouts
 from weft.backends.nvidia.layouts import Layout
 from weft.backends.nvidia.mma import AHEAD, COLUMNS, DEPTH, PACKED, ROWS, Fragments, MmaOp, PackOp, SqueezeOp, Warps
 from weft.ir.attributes import from_attribute, to_attribute
@@ -28,8 +28,10 @@ from weft.ir.types import DType, f32
 from weft.tile import dialect as tile
 
 _MOST_WARPS, _WARPS = 16, 4
-_DEPTH_OF_WARP = 64
-"""What a warp takes of K in a turn where warps share it: a line of memory of each row."""
+_READ = 1024
+"""Weights that a warp reads in a turn where warps share K: of 16 rows a line of memory each."""
+_ROOM, _LESS_ROOM, _FEW_PARTS = 28, 20, 4
+"""Warps that a multiprocessor should have room for, and less where lanes hold more than so many parts of the rows."""
 
 
 def use_tensor_cores(kernel: tile.KernelOp) -> None:
@@ -40,6 +42,7 @@ def use_tensor_cores(kernel: tile.KernelOp) -> None:
     warps = integer(kernel, WARPS)
     if len(dots) == 1 and _sides(dots[0])[0] <= ROWS and (loop := _summing(dots[0])) is not False:
         warps = _share_depth(dots[0], loop, warps)
+        set_integer(kernel, RESIDENT, max(1, _room(kernel) // warps))
     else:
         warps = warps or _WARPS
         for dot in dots:
@@ -101,7 +104,8 @@ def _share_depth(dot: tile.DotOp, loop: tile.ForOp | None | bool, warps: int) ->
     """Let warps share K, and sum up what they have when all is multiplied; returns how many they are."""
     m, n, k = _sides(dot)
     along = 1
-    while along < (warps or _MOST_WARPS) and k % (along * 2 * (DEPTH if warps else _DEPTH_OF_WARP)) == 0:
+    least = DEPTH if warps else max(DEPTH * 2, _READ // n)
+    while along < (warps or _MOST_WARPS) and k % (along * 2 * least) == 0:
         along *= 2
     shared = _spread(m, n, along, max(warps // along, 1))
     fragments = Fragments(m, n, k, shared)
@@ -140,6 +144,11 @@ def _share_depth(dot: tile.DotOp, loop: tile.ForOp | None | bool, warps: int) ->
     old.replace_all_uses_with(total)
     _drop([before, *(o.owner for o in dot.operands)] if outer is None else [before])
     return shared.count
+
+
+def _room(kernel: tile.KernelOp) -> int:
+    fragments = next(op.fragments for op in kernel.walk() if isinstance(op, MmaOp))
+    return _ROOM if fragments.halves * fragments.chunks <= _FEW_PARTS else _LESS_ROOM
 
 
 def _turns(loop: tile.ForOp) -> int:
