@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def store_by_engine(codegen: KernelCodegen, op: tile.StoreOp) -> None:
     """Write a tile in the tensor cores' layout, row by row of 64."""
     b, threads, dtype = codegen.b, codegen.threads, pointer_dtype(op)
-    layout, values = layout_of(op.value), codegen.tiles[op.value]
+    layout, values = layout_of(op.value), codegen.stored(op)
     columns = tile.tile_type(op.value).sizes[1]
     coordinates = op.attributes[COORDINATES]
     assert isinstance(coordinates, tile.Sizes)

@@ -101,6 +101,15 @@ def _narrowed(b: Function, value: V, dtype: DType) -> V:
     return store_convert(b, value, dtype)
 
 
+def rounded_to(b: Function, value: V, dtype: DType) -> V:
+    """A float as the nearest one that a type of 16 bits has."""
+    narrow = _narrowed(b, value, dtype)
+    if dtype.name == "f16":
+        return asm(b, "float", "cvt.f32.f16 $0, $1;", "=f,h", narrow)
+    wide = b.binary("shl", b.convert("zext", narrow, "i32"), V("i32", "16"))
+    return b.bitcast(wide, "float")
+
+
 def pair(b: Function, low: V, high: V, dtype: DType) -> V:
     """Two floats narrowed to 16 bits, in one word."""
     return asm(b, "i32", f"cvt.rn.{dtype.name}x2.f32 $0, $1, $2;", "=r,f,f", high, low)

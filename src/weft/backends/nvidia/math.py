@@ -70,8 +70,8 @@ def _tanh(x: E) -> E:
     return magnitude.compare("olt", 0.6).select(small, large)
 
 
-def divide_all(b: Function, dividends: Sequence[V], divisor: V) -> list[V]:
-    """Many f32 by one, each rounded once: a reciprocal for all, and for each a product and what is left of it.
+def divide_all(b: Function, dividends: Sequence[V], divisor: V, exact: bool) -> list[V]:
+    """Many f32 by one: a reciprocal for all, and for each a product and, for an `exact` quotient, what is left of it.
 
     A divisor whose reciprocal would be no normal number is scaled, and so are the quotients.
     """
@@ -87,8 +87,11 @@ def divide_all(b: Function, dividends: Sequence[V], divisor: V) -> list[V]:
     for dividend in dividends:
         a = E(b, dividend)
         quotient = a * reciprocal
-        exact = (-quotient).fma(scaled, a).fma(reciprocal, quotient)
-        results.append((abs(quotient).compare("olt", float("inf")).select(exact, quotient) * scale).v)
+        if not exact:
+            results.append((quotient * scale).v)
+            continue
+        corrected = (-quotient).fma(scaled, a).fma(reciprocal, quotient)
+        results.append((abs(quotient).compare("olt", float("inf")).select(corrected, quotient) * scale).v)
     return results
 
 
