@@ -66,7 +66,7 @@ def cpu_passes(config: Config) -> list[ModulePass]:
     ]
 
 
-def nvidia_passes(config: Config) -> list[ModulePass]:
+def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModulePass]:
     """From an imported function to groups that are kernels of a GPU."""
     return [
         FoldConstants(),
@@ -77,7 +77,7 @@ def nvidia_passes(config: Config) -> list[ModulePass]:
         SinkReshapes(),
         HoistConstants(),
         EliminateDead(),
-        ClaimLibraries(enabled=not config.strict, all_floats=True),
+        ClaimLibraries(enabled=not config.strict, all_floats=True, tensor_cores=tensor_cores),
         InlineSmall(),
         GroupIntoKernels(),
         ChooseLayouts(),
@@ -150,7 +150,7 @@ def compile_nvidia(function: FuncOp, config: Config, target: NvidiaTarget) -> Co
     module = _module_of(function)
     with compilation(function.sym_name.data) as report:
         report.imported(function)
-        run_passes(module, nvidia_passes(config), report, verify=config.verify)
+        run_passes(module, nvidia_passes(config, tensor_cores=target.has_wgmma), report, verify=config.verify)
         report.program("grouped", function)
         report.blocks = list(map(str, repeated_blocks(function))) if is_recording() else []
         start = time.perf_counter()

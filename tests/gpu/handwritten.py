@@ -17,14 +17,14 @@ BLOCKS = -(-SIZE // THREADS)
 _HEAD = ".version 8.0\n.target {target}\n.address_size 64\n"
 
 _SCALE = """
-.visible .entry {name}(.param .u64 x, .param .u64 y{more})
+.visible .entry {name}(.param .u64 x, .param .u64 y)
 {{
   .reg .pred %p, %q; .reg .u32 %r<4>; .reg .u64 %a, %b, %o, %i, %n, %s; .reg .f32 %v;
   {before}
   ld.param.u64 %a, [x]; ld.param.u64 %b, [y];
   mov.u32 %r1, %ctaid.x; mov.u32 %r2, %tid.x; cvt.u64.u32 %i, %r1;
   mov.u32 %r3, %nctaid.x; cvt.u64.u32 %s, %r3;
-  {count}
+  mov.u64 %n, 1000;
 again:
   setp.ge.u64 %q, %i, %n; @%q bra done;
   cvt.u32.u64 %r1, %i; mad.lo.u32 %r1, %r1, 128, %r2;
@@ -60,16 +60,11 @@ done:
 """
 
 
-def _scale(name: str, more: str = "", before: str = "", count: str = "mov.u64 %n, 1000;") -> str:
-    return _SCALE.format(name=name, more=more, before=before, count=count)
+def _scale(name: str, before: str = "") -> str:
+    return _SCALE.format(name=name, before=before)
 
 
-PTX = (
-    _HEAD.format(target="sm_80")
-    + _scale("scale")
-    + _scale("looping", ", .param .u64 programs", count="ld.param.u64 %n, [programs];")
-    + _WILD
-)
+PTX = _HEAD.format(target="sm_80") + _scale("scale") + _scale("looping") + _WILD
 HOPPER_PTX = _HEAD.format(target="sm_90") + _scale("early", before="griddepcontrol.wait;") + _RANK
 
 CODE = DeviceCode(

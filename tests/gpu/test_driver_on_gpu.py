@@ -49,8 +49,8 @@ def test_kernels_run_in_order_on_torchs_memory() -> None:
     assert torch.equal(y, x * 8)
 
 
-def test_kernels_that_loop_take_the_number_of_programs() -> None:
-    run = executor(chain(kernel("looping", 0, 1)))
+def test_kernels_that_loop_fill_the_device() -> None:
+    run = executor(chain(kernel("looping", 0, 1, 10**6)))
     function = run.executable.functions["looping"]
     assert function.resident >= device_facts(0).multiprocessors and function.registers > 0
     x = torch.randn(SIZE, device="cuda")

@@ -194,6 +194,32 @@ def _split(domain: Domain, schedule: Schedule, machine: Machine) -> Schedule:
     return schedule if parts < 2 else replace(schedule, split=longest.name, parts=parts)
 
 
+# -- products --------------------------------------------------------------------------------------------------------
+
+_TILES = ((128, 256), (256, 128), (128, 192), (128, 128), (64, 256), (64, 128), (64, 64))
+"""The sides of a product's tiles: 64 rows for each warp group, or 128 for each of two."""
+_DEPTH = 64
+_MULTIPLIES, _COPIED = 2048, 60
+"""What a multiprocessor multiplies and adds, and the bytes that it gets from the second-level cache, in a cycle."""
+_BETWEEN = 1500
+"""Cycles from one tile to the next."""
+
+
+def choose_product_tiles(m: Size, n: Size, k: Size, batch: Size, machine: Machine) -> tuple[int, int, int]:
+    """The tiles of a product of 16-bit operands for which the model says that it takes the fewest cycles."""
+    rows, columns, depth, count = (_estimate(size) if isinstance(size, int) else 4096 for size in (m, n, k, batch))
+    count = count if isinstance(batch, int) else 1
+
+    def cycles(tile: tuple[int, int]) -> int:
+        bm, bn = tile
+        tiles = -(-rows // bm) * -(-columns // bn) * count
+        waves = -(-tiles // machine.multiprocessors)
+        step = max(bm * bn // _MULTIPLIES, (bm + bn) * 2 // _COPIED)
+        return waves * (step * depth + _BETWEEN)
+
+    return (*min(_TILES, key=cycles), _DEPTH)
+
+
 # -- sizes -----------------------------------------------------------------------------------------------------------
 
 _UNKNOWN = 1 << 20

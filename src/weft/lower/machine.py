@@ -32,4 +32,4 @@ CPU = Machine()
 
 def gpu_machine(multiprocessors: int = 132) -> Machine:
     """A GPU of so many multiprocessors, each with 65,536 registers of 32 bits."""
-    return Machine(tile_elements=4096, row_elements=32768, lanes=128, multiprocessors=multiprocessors)
+    return Machine(tile_elements=4096, row_elements=131072, lanes=128, multiprocessors=multiprocessors)

@@ -7,16 +7,17 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from weft.backends.nvidia.code import DeviceCode, Launch
+from weft.backends.nvidia.code import DeviceCode, Launch, TensorMap
 from weft.backends.nvidia.driver import DeviceFacts, Driver
 from weft.backends.nvidia.modules import LoadedModule, compile_ptx, load_module
 from weft.errors import CompilationError, ParseError, UnsupportedDeviceError
+from weft.ir.types import DTYPES
 from weft.runtime.cache import DiskCache, cache_key
 from weft.runtime.codec import decode, encode, table
 
 log = logging.getLogger("weft")
 
-_CLASSES = table(Launch)
+_CLASSES = table(Launch, TensorMap)
 
 
 def load_code(driver: Driver, facts: DeviceFacts, code: DeviceCode, cache: DiskCache | None) -> LoadedModule:
@@ -65,4 +66,11 @@ def decode_code(meta: Any, blobs: Mapping[str, bytes]) -> DeviceCode:
 
 
 def _is_sound(launch: Launch) -> bool:
-    return min(launch.threads, launch.cluster, launch.blocks_per_program) >= 1 and launch.shared >= 0
+    counts = (launch.threads, launch.cluster, launch.blocks_per_program)
+    return min(counts) >= 1 and launch.shared >= 0 and all(map(_is_sound_map, launch.maps))
+
+
+def _is_sound_map(described: TensorMap) -> bool:
+    rank = len(described.sizes)
+    fits = 1 <= rank <= 5 and len(described.strides) == rank - 1 and len(described.box) == rank
+    return fits and described.argument >= 0 and described.dtype in DTYPES

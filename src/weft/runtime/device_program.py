@@ -16,6 +16,7 @@ from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.driver import FAULTS, Driver, device_facts, driver
 from weft.backends.nvidia.launcher import DEVICE_LAUNCHER, device_launcher_module
 from weft.backends.nvidia.modules import DeviceFunction
+from weft.backends.nvidia.tensor_maps import MAP_ALIGNMENT, MAP_WORDS, encode_map
 from weft.errors import DeviceError, GuardError, LoweringError
 from weft.ir.expr import evaluate
 from weft.lower.plan import CallStep, DotStep, KernelStep, Plan, Step
@@ -29,8 +30,8 @@ MOST_BLOCKS = (1 << 31) - 1
 _MOST_NAMED = 8
 """Kernels that the report of a fault names."""
 
-Launcher: TypeAlias = Callable[[int, int, int, int], int]
-"""The host function: tape, table, stream, and where the driver's `cuLaunchKernelEx` lies."""
+Launcher: TypeAlias = Callable[[int, int, int, int, int], int]
+"""The host function: tape, table, stream, and where two functions of the driver's lie."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,9 @@ class DeviceProgram(Program):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.scratch += 1  # a kernel that loops takes the number of programs, too
         code: DeviceCode = self.code
+        maps = max((len(launch.maps) for launch in code.launches.values()), default=0)
+        self.scratch += maps * (1 + MAP_WORDS) + MAP_ALIGNMENT // 8  # a pointer and 128 aligned bytes for each
         names = {step.function for step in self.plan.steps if isinstance(step, KernelStep)}
         if missing := names - code.launches.keys():
             raise LoweringError(f"a program without its kernels {', '.join(sorted(missing))}")
@@ -62,17 +64,17 @@ class DeviceProgram(Program):
             self._module = load_code(self.driver, self.facts, code, self.cache)
             self.functions = self._module.functions
         self._launcher = device_launcher()
-        self._entry = self.driver.address("cuLaunchKernelEx")
+        self._entries = [self.driver.address(name) for name in ("cuLaunchKernelEx", "cuTensorMapReplaceAddress")]
 
     def is_apart(self, step: Step) -> bool:
         return isinstance(step, CallStep | DotStep)
 
     def write_tape(self, steps: Sequence[Step], sizes: Mapping[str, int]) -> Tape:
-        return write_device_tape(self.plan, steps, sizes, self.functions)
+        return write_device_tape(self.driver, self.plan, steps, sizes, self.functions)
 
     def launch(self, tape: DeviceTape, table: int, stream: int) -> None:
         """Launch the kernels of a tape on a stream of the device; `table` is the table's address."""
-        result = self._launcher(tape.address, table, stream, self._entry)
+        result = self._launcher(tape.address, table, stream, *self._entries)
         if result:
             raise launch_failure(self.driver, tape.kernels, result)
         self.driver.launched.append(tape.kernels)
@@ -99,7 +101,11 @@ def launch_failure(driver: Driver, kernels: Sequence[str], result: int) -> Devic
 
 
 def write_device_tape(
-    plan: Plan, steps: Sequence[Step], sizes: Mapping[str, int], functions: Mapping[str, DeviceFunction]
+    driver: Driver,
+    plan: Plan,
+    steps: Sequence[Step],
+    sizes: Mapping[str, int],
+    functions: Mapping[str, DeviceFunction],
 ) -> DeviceTape:
     """The tape of a run of kernels."""
     written: list[list[int]] = []
@@ -116,7 +122,8 @@ def write_device_tape(
             raise GuardError(f"{step.label or step.function} has {blocks} programs, a GPU takes {MOST_BLOCKS}")
         places = [*step.buffers, *(size_place(plan, name) for name in step.symbols)]
         head = [function.handle, blocks, launch.threads, launch.shared, launch.cluster, int(launch.programmatic)]
-        written.append([*head, programs, int(launch.persistent), len(places), *places])
+        maps = [[step.buffers[each.argument], *encode_map(driver, each, sizes)] for each in launch.maps]
+        written.append([*head, len(places), len(maps), *places, *(word for each in maps for word in each)])
         names.append(step.function)
     words = [len(written), table_words(plan), *(word for each in written for word in each)]
     return DeviceTape(np.array(words, np.int64), tuple(steps), True, tuple(names))
@@ -128,7 +135,7 @@ def device_launcher() -> Launcher:
     target = host_target()
     library = link(compile_object(device_launcher_module(target.triple), target), [DEVICE_LAUNCHER])
     word = ctypes.c_int64
-    function: Any = ctypes.CFUNCTYPE(word, word, word, word, word)(library[DEVICE_LAUNCHER])
+    function: Any = ctypes.CFUNCTYPE(word, word, word, word, word, word)(library[DEVICE_LAUNCHER])
     # The function lives as long as the library that holds it.
     function.library = library
     return function

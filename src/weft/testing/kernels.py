@@ -60,7 +60,7 @@ class Trial:
         inputs = tuple(tensor_of(value.type) for value in group.block.args)
         outputs = tuple(tensor_of(value.type) for value in group.yielded)
         layouts = [[Layout(contiguous_strides(t.shape)) for t in tensors] for tensors in (inputs, outputs)]
-        lowered = lower(group, name, *layouts, machine)
+        lowered = lower(group, name, layouts[0], layouts[1], machine)
         for call in lowered.calls:
             call.kernel.op.verify()
         return cls(lowered, inputs, outputs)

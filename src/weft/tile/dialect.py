@@ -181,7 +181,7 @@ class StoreOp(IRDLOperation):
     """Write a tile to the places that a load with the same attributes would read.
 
     Where the tile has size 1 and the store has more, the one element goes to all places; `spread` holds the capacities
-    of such a store.
+    of such a store. `sides` and `starts` are as in a load.
     """
 
     name = "tile.store"
@@ -192,6 +192,8 @@ class StoreOp(IRDLOperation):
     strides = attr_def(Sizes)
     extents = attr_def(Sizes)
     spread = opt_attr_def(Sizes)
+    sides = opt_attr_def(Sizes)
+    starts = opt_attr_def(Sizes)
 
     def verify_(self) -> None:
         _verify_access(self, tile_type(self.value))

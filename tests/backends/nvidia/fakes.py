@@ -17,6 +17,9 @@ NAMES = {
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 """The type of `cuLaunchKernelEx`."""
 
+REPLACE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+"""The type of `cuTensorMapReplaceAddress`."""
+
 
 def _write(reference: Any, value: Any) -> int:
     reference._obj.value = value
@@ -30,6 +33,7 @@ class FakeLibrary:
         self.version, self.capability, self.results = version, capability, results
         self.calls: list[str] = []
         self.attributes: list[tuple[int, int]] = []
+        self.maps: list[Any] = []
         self.said = b""
         self.cuLaunchKernelEx = LAUNCH(lambda *arguments: 0)
 
@@ -104,3 +108,10 @@ class FakeLibrary:
 
     def do_cuOccupancyMaxActiveClusters(self, out: Any, function: Any, config: Any) -> int:
         return _write(out, 30)
+
+    def do_cuTensorMapEncodeTiled(self, out: Any, dtype: Any, rank: Any, address: Any, *told: Any) -> int:
+        dims, strides, box, *_ = told
+        self.maps.append((dtype.value, rank.value, list(dims), list(strides), list(box)))
+        words = (ctypes.c_int64 * 16).from_address(out.value)
+        words[0], words[1], words[2] = address.value, dtype.value, rank.value
+        return 0

@@ -13,7 +13,7 @@ import torch
 from torch._C._dynamo.guards import _empty_strided_cpu
 from torch._dynamo.backends.common import aot_autograd
 
-from weft.backends.nvidia.code import DeviceCode, Launch
+from weft.backends.nvidia.code import DeviceCode, Launch, TensorMap
 from weft.config import Config
 from weft.errors import DeviceMemoryError, ParseError
 from weft.frontends.torch import cuda_executor, cuda_graphs
@@ -24,6 +24,7 @@ from weft.frontends.torch.cuda_graphs import why_not_captured
 from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.opaque import OpaqueRuntime
+from weft.ir.expr import symbol
 from weft.lower.plan import CallStep, DotStep, Plan, Step
 from weft.pipelines import compile_cpu
 from weft.runtime.cubins import decode_code, encode_code
@@ -355,10 +356,11 @@ def test_calls_that_cannot_be_captured_are_found_ahead(target: str, arguments: A
 
 
 def test_device_code_is_kept_as_plain_data() -> None:
-    code = DeviceCode(
-        "sm_90a", ".version 8.6", {"k": Launch(128, 1024, cluster=2, persistent=True), "l": Launch(32, 0)}
-    )
+    maps = (TensorMap(1, "bf16", (64, symbol("n")), (symbol("n") * 8,), (64, 128)),)
+    launches = {"k": Launch(128, 1024, cluster=2, persistent=True, maps=maps), "l": Launch(32, 0)}
+    code = DeviceCode("sm_90a", ".version 8.6", launches)
     meta, blobs = encode_code(code)
+    meta = json.loads(json.dumps(meta))
     assert decode_code(meta, blobs) == code
     meta["launches"][0][1]["threads"] = -1
     with pytest.raises(ParseError, match="k"):

@@ -20,24 +20,50 @@ from math import prod
 
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
-from weft.backends.nvidia.alignment import WIDEST, access_of, pointer_dtype
+from weft.backends.nvidia.alignment import WIDEST, ComputedAccess, access_of, computed_access, pointer_dtype
 from weft.backends.nvidia.asynchronous import BlockNumberOp, IndexOp, ReleaseOp, RolesOp, SlotOp, WaitOp, WgmmaOp
-from weft.backends.nvidia.dialect import ARGUMENTS, WARPS, ConvertOp, integer, set_integer, set_layouts
+from weft.backends.nvidia.dialect import (
+    ARGUMENTS,
+    BLOCKS,
+    VECTOR,
+    WARPS,
+    ConvertOp,
+    integer,
+    set_integer,
+    set_layouts,
+)
 from weft.backends.nvidia.layouts import WARP, Layout, blocked
+from weft.backends.nvidia.view_layouts import demanded
 from weft.backends.nvidia.wgmma import accumulator_layout
-from weft.errors import LoweringError
+from weft.backends.nvidia.written_layouts import assign_written, carried_layouts, is_free_view, scalar_layout
 from weft.tile import dialect as tile
+from weft.tile import written
+from weft.tile.axis_facts import AxisFacts
 
-_PER_THREAD, _MOST_WARPS, _LARGE = 16, 32, 16384
+_PER_THREAD, _HELD_PER_THREAD = 16, 32
+"""Elements of its largest tile that a thread has: more where they are held from a reduction to what follows it."""
+_MOST_WARPS, _MOST_BLOCKS = 32, 8
+_MOST_OF_BLOCK = 16384
+"""Elements of a tile that one block holds; more are held by a cluster."""
 _WORTH = 8
 """Elements side by side from which on a way through shared memory pays."""
 
 
-def assign_layouts(kernel: tile.KernelOp) -> None:
-    """Annotate a kernel in place."""
-    anchors = _anchors(kernel)
-    _Assignment(anchors).block(kernel.block)
+def assign_layouts(kernel: tile.KernelOp, clusters: bool = False) -> None:
+    """Annotate a kernel in place; its blocks may be `clusters` where the target has such."""
+    anchors = _anchors(kernel, clusters)
+    assignment = Assignment(anchors)
+    scalars = [value for value in kernel.block.args if isinstance(value.type, tile.TileType)]
+    set_layouts(kernel, [scalar_layout(anchors.warps)] * len(scalars), ARGUMENTS)
+    assignment.home.update(dict.fromkeys(scalars, scalar_layout(anchors.warps)))
+    assignment.block(kernel.block)
+    for op in reversed(list(kernel.walk())):  # what was made again elsewhere
+        if _is_free(op) and not any(result.uses for result in op.results):
+            op.detach()
+            op.erase()
     set_integer(kernel, WARPS, anchors.warps)
+    if anchors.blocks > 1:
+        set_integer(kernel, BLOCKS, anchors.blocks)
 
 
 @dataclass
@@ -45,14 +71,16 @@ class Anchors:
     """The layouts that memory accesses ask for, one for each shape that is not a part of another."""
 
     warps: int
+    blocks: int
     layouts: dict[tuple[int, ...], Layout]
+    facts: AxisFacts
 
     def of(self, shape: tuple[int, ...]) -> Layout:
         """The layout of tiles of a shape: that of the largest tile it is broadcast against, or one of its own."""
         for whole, layout in self.layouts.items():
             if _is_part(shape, whole):
                 return layout.narrowed(shape)
-        return self.layouts.setdefault(shape, blocked(shape, self.warps, _row_major(shape)))
+        return self.layouts.setdefault(shape, blocked(shape, self.warps, _row_major(shape), blocks=self.blocks))
 
     def coalesced(self, op: tile.LoadOp | tile.StoreOp) -> Layout:
         """The layout of an access: that of its shape, or one of its own where it runs along another axis."""
@@ -62,7 +90,23 @@ class Anchors:
         if access.axis is None or along is None or access.axis == along or shape[access.axis] < _WORTH:
             return layout
         order = [access.axis, *(axis for axis in _row_major(shape) if axis != access.axis)]
-        return blocked(shape, self.warps, order, min(access.vector, _fair(shape, self.warps)))
+        return blocked(shape, self.warps, order, min(access.vector, _fair(shape, self.warps)), blocks=self.blocks)
+
+    def computed(self, op: ComputedAccess, shape: tuple[int, ...]) -> Layout:
+        """The same for an access to computed places."""
+        layout, access = self.of(shape), computed_access(self.facts, op)
+        along = layout.lanes[0].axis if layout.lanes else None
+        if access.axis is None or along is None or access.axis == along or shape[access.axis] < _WORTH:
+            return layout
+        order = [access.axis, *(axis for axis in _row_major(shape) if axis != access.axis)]
+        return blocked(shape, self.warps, order, min(access.widths[access.axis], _fair(shape, self.warps)))
+
+    def width(self, op: ComputedAccess, layout: Layout) -> int:
+        """How many neighbours of a thread an access to computed places moves at once."""
+        axis = layout.vector.axis
+        if axis is None or isinstance(op, written.AtomicOp):
+            return 1
+        return min(layout.vector.size, computed_access(self.facts, op).widths[axis])
 
 
 def _is_part(shape: Sequence[int], whole: Sequence[int]) -> bool:
@@ -73,13 +117,17 @@ def _row_major(shape: Sequence[int]) -> list[int]:
     return list(range(len(shape) - 1, -1, -1))
 
 
-def _anchors(kernel: tile.KernelOp) -> Anchors:
+def _anchors(kernel: tile.KernelOp, clusters: bool) -> Anchors:
+    facts = AxisFacts(kernel)
     accesses = [(op, covered_shape(op)) for op in kernel.walk() if isinstance(op, tile.LoadOp | tile.StoreOp)]
+    computed = [op for op in kernel.walk() if isinstance(op, ComputedAccess)]
     shapes = {tile.tile_type(r).sizes for op in kernel.walk() for r in op.results if isinstance(r.type, tile.TileType)}
     shapes |= {shape for _, shape in accesses}
     whole = sorted((s for s in shapes if not any(s != t and _is_part(s, t) for t in shapes)), key=prod, reverse=True)
-    warps = integer(kernel, WARPS) or _warps(prod(whole[0]) if whole else 1)
     reduced = {op.axis.value.data for op in kernel.walk() if isinstance(op, tile.ReduceOp)}
+    warps, blocks = integer(kernel, WARPS), integer(kernel, BLOCKS, 1)
+    if not warps:
+        warps, blocks = _size_of_program(prod(whole[0]) if whole else 1, bool(reduced), _may_cluster(kernel, clusters))
     layouts = {
         tile.tile_type(op.out).sizes: accumulator_layout(tile.tile_type(op.out).sizes, warps // 4)
         for op in kernel.walk()
@@ -96,10 +144,17 @@ def _anchors(kernel: tile.KernelOp) -> Anchors:
                 weight = prod(part) * pointer_dtype(op).bytes * min(found.vector, 4)
                 bytes_along[found.axis] = bytes_along.get(found.axis, 0) + weight
                 vectors[found.axis] = max(vectors.get(found.axis, 1), found.vector)
+        for op in computed:
+            part, found = tile.tile_type(op.offsets).sizes, computed_access(facts, op)
+            if found.axis is not None and _is_part(part, shape):
+                weight = prod(part) * pointer_dtype(op).bytes * min(found.widths[found.axis], 4)
+                bytes_along[found.axis] = bytes_along.get(found.axis, 0) + weight
+                vectors[found.axis] = max(vectors.get(found.axis, 1), found.widths[found.axis])
         order = sorted(_row_major(shape), key=lambda axis: -bytes_along.get(axis, 0))
         vector = min(vectors.get(order[0], 1), _fair(shape, warps)) if order else 1
-        layouts[shape] = blocked(shape, warps, order, vector, sorted(order, key=lambda axis: axis in reduced))
-    return Anchors(warps, layouts)
+        warp_order = sorted(order, key=lambda axis: axis in reduced)
+        layouts[shape] = blocked(shape, warps, order, vector, warp_order, blocks)
+    return Anchors(warps, blocks, layouts, facts)
 
 
 def _fair(shape: Sequence[int], warps: int) -> int:
@@ -108,11 +163,24 @@ def _fair(shape: Sequence[int], warps: int) -> int:
     return 1 << (share.bit_length() - 1)
 
 
-def _warps(elements: int) -> int:
-    """How many warps a program takes whose largest tile has so many elements."""
-    each = _PER_THREAD * (2 if elements >= _LARGE else 1)
-    warps = -(-elements // (each * WARP))
-    return min(_MOST_WARPS, 1 << max(warps - 1, 0).bit_length())
+def _size_of_program(elements: int, reduces: bool, clusters: bool) -> tuple[int, int]:
+    """How many warps a block takes whose program's largest tile has so many elements, and how many blocks."""
+    blocks = min(_MOST_BLOCKS, _power_of_two(-(-elements // _MOST_OF_BLOCK))) if reduces and clusters else 1
+    each = _HELD_PER_THREAD if reduces else _PER_THREAD
+    warps = -(-elements // (each * WARP * blocks))
+    return min(_MOST_WARPS, _power_of_two(warps)), blocks
+
+
+def _may_cluster(kernel: tile.KernelOp, clusters: bool) -> bool:
+    """Whether blocks of a cluster can share a program: nothing in it goes through the memory of one block alone."""
+    simple = (tile.LoadOp, tile.StoreOp, tile.MapOp, tile.ReduceOp, tile.ConstantOp, tile.PositionOp, tile.GatherOp)
+    flat = (*simple, tile.ProgramOp, tile.ReturnOp)
+    return clusters and all(isinstance(op, flat) for op in kernel.block.ops)
+
+
+def _power_of_two(size: int) -> int:
+    """The least power of two that is not below a size."""
+    return 1 << max(size - 1, 0).bit_length()
 
 
 def covered_shape(op: tile.LoadOp | tile.StoreOp) -> tuple[int, ...]:
@@ -125,7 +193,7 @@ def covered_shape(op: tile.LoadOp | tile.StoreOp) -> tuple[int, ...]:
 
 
 @dataclass
-class _Assignment:
+class Assignment:
     """The walk through a kernel: `home` is where each value that costs something is."""
 
     anchors: Anchors
@@ -135,10 +203,6 @@ class _Assignment:
     def block(self, block: Block) -> None:
         for op in list(block.ops):
             self.visit(op)
-        for op in reversed(list(block.ops)):
-            if _is_free(op) and not any(result.uses for result in op.results):
-                op.detach()
-                op.erase()
 
     def visit(self, op: Operation) -> None:
         match op:
@@ -153,7 +217,7 @@ class _Assignment:
                 layout = self.natural(op.value)
                 self.take(op, 0, layout)
                 self.settle(op, [layout.sliced(op.axis.value.data)])
-            case tile.GatherOp() | tile.ScatterOp():
+            case tile.GatherOp() | tile.ScatterOp() | written.AtomicOp():
                 self._computed(op)
             case tile.MapOp() if not self.is_free(op):
                 layout = self._of_operands(op)
@@ -176,14 +240,16 @@ class _Assignment:
             case _ if self.is_free(op):
                 pass
             case _:
-                raise LoweringError(f"{op.name} has no layout on a GPU")
+                assign_written(self, op)
 
-    def _computed(self, op: tile.GatherOp | tile.ScatterOp) -> None:
-        """Memory at computed places: as its offsets are, or its value."""
+    def _computed(self, op: ComputedAccess) -> None:
+        """Memory at computed places: as is best for memory where places can be made there, else as its offsets are."""
         operands = [o for o in op.operands if isinstance(o.type, tile.TileType)]
         shape = _broadcast([tile.tile_type(o).sizes for o in operands])
-        layout = next((self.home[o] for o in operands if o in self.home and self.home[o].shape == shape), None)
-        layout = layout or self.anchors.of(shape)
+        layout = self.home.get(op.offsets)
+        if layout is None or layout.shape != shape:
+            layout = self.anchors.computed(op, shape)
+        set_integer(op, VECTOR, self.anchors.width(op, layout))
         for number, operand in enumerate(op.operands):
             if isinstance(operand.type, tile.TileType):
                 self.take(op, number, layout.narrowed(tile.tile_type(operand).sizes))
@@ -200,15 +266,15 @@ class _Assignment:
 
     def _loop(self, op: tile.ForOp) -> None:
         carried = op.block.args[1:]
-        layouts = [self.natural(value) for value in op.initial]
+        last = op.block.last_op
+        assert last is not None
+        layouts = carried_layouts(self, list(op.initial), list(last.operands))
         for number, (argument, layout) in enumerate(zip(carried, layouts, strict=True)):
             self.take(op, len(op.indices) + number, layout)
             self.home[argument] = layout
         set_layouts(op, layouts, ARGUMENTS)
         self.settle(op, layouts)
         self.block(op.block)
-        last = op.block.last_op
-        assert last is not None
         for number, layout in enumerate(layouts):
             self.take(last, number, layout)
 
@@ -216,7 +282,10 @@ class _Assignment:
 
     def is_free(self, op: Operation) -> bool:
         """Whether an op's result costs nothing to make again."""
-        return _is_free(op) and all(o not in self.home for o in op.operands)
+        if isinstance(op, written.ViewOp) and not is_free_view(op):
+            return False
+        # A scalar is in all threads: what is made of it costs nothing to have in any layout.
+        return _is_free(op) and all(o not in self.home or not self.home[o].shape for o in op.operands)
 
     def natural(self, value: SSAValue) -> Layout:
         """Where a value is, or would best be."""
@@ -256,7 +325,12 @@ class _Assignment:
         new = value.op.clone()
         for number, operand in enumerate(value.op.operands):
             if isinstance(operand.type, tile.TileType):
-                new.operands[number] = self.wanted(operand, layout.narrowed(tile.tile_type(operand).sizes))
+                if isinstance(value.op, written.ViewOp):
+                    wanted = demanded(value.op, layout)
+                    assert wanted is not None
+                else:
+                    wanted = layout.narrowed(tile.tile_type(operand).sizes)
+                new.operands[number] = self.wanted(operand, wanted)
         set_layouts(new, [layout])
         block = value.op.parent_block()
         assert block is not None
@@ -278,7 +352,7 @@ def _is_good(layout: Layout, op: tile.StoreOp) -> bool:
 
 
 def _is_free(op: Operation) -> bool:
-    return isinstance(op, tile.ConstantOp | tile.PositionOp | tile.MapOp)
+    return isinstance(op, tile.ConstantOp | tile.PositionOp | tile.MapOp | written.ViewOp)
 
 
 def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

@@ -14,23 +14,26 @@ from xdsl.ir import Block, Operation, SSAValue
 from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_type
 from weft.backends.llvm.cast import emit_bitcast, emit_cast, load_convert, register_type, truncate_to
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
-from weft.backends.nvidia.asynchronous import RolesOp
-from weft.backends.nvidia.block import Threads, i32, load_shared, store_shared
+from weft.backends.nvidia.asynchronous import MAP, RolesOp
+from weft.backends.nvidia.block import Threads, i32, load_shared, register_bytes, store_shared
 from weft.backends.nvidia.code import Launch
+from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
-from weft.backends.nvidia.dialect import SHARED, BarrierOp, ConvertOp, integer, layout_of
-from weft.backends.nvidia.global_memory import load_chunk, store_chunk
+from weft.backends.nvidia.dialect import SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
+from weft.backends.nvidia.engine_stores import store_by_engine
+from weft.backends.nvidia.extents import ConvertedLimits
+from weft.backends.nvidia.global_memory import load_chunk, rounded_to, store_chunk
 from weft.backends.nvidia.layouts import WARP, Layout
-from weft.backends.nvidia.math import emit_map
+from weft.backends.nvidia.math import divide_all, emit_map
 from weft.backends.nvidia.reduce import Exchange, Parts, reduce_axis
 from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
-from weft.backends.nvidia.shared_memory import register_bytes, row_pitch
-from weft.errors import LoweringError
+from weft.backends.nvidia.shared_memory import row_pitch
+from weft.backends.nvidia.written import emit_written
+from weft.backends.nvidia.written_layouts import scalar_layout
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size
 from weft.ir.types import DType
 from weft.tile import dialect as tile
-from weft.tile.extents import Limits
 from weft.tile.functions import COMBINERS
 
 _MAP = 'ptr byval([128 x i8]) align 64 "nvvm.grid_constant"'
@@ -50,7 +53,7 @@ class KernelCodegen:
         self.slots: dict[SSAValue, V] = {}
         self.maps: list[V] = []
         self.ring: Ring | None = None
-        self.limits = Limits()
+        self.limits = ConvertedLimits()
 
     def emit(self) -> None:
         kernel = self.kernel
@@ -58,6 +61,8 @@ class KernelCodegen:
         params = [(_parameter(argument), f"a{i}") for i, argument in enumerate(arguments)]
         maps = [(_MAP, f"m{i}") for i in range(len(self.launch.maps))]
         attributes = f'nounwind "nvvm.reqntid"="{self.launch.threads}" "nvvm.minctasm"="1"'
+        if self.launch.cluster > 1:
+            attributes += f' "nvvm.cluster_dim"="{self.launch.cluster}"'
         self.b = b = Function(self.module, kernel.sym_name.data, [*params, *maps], "void", attributes, "ptx_kernel")
         self.maps = [b.emit("i64", f"ptrtoint {value} to i64") for value in b.args[len(params) :]]
         for argument, value in zip(arguments, b.args, strict=False):
@@ -69,7 +74,7 @@ class KernelCodegen:
                 case _:
                     self.scalars[argument] = value
         if not any(isinstance(op, RolesOp) for op in kernel.block.ops):
-            self.threads = Threads.of_block(b, self.launch.threads // WARP)
+            self.threads = Threads.of_block(b, self.launch.threads // WARP, self.launch.cluster)
             self.threads.prepare(self.layouts)
             self._place_program()
         self.block(kernel.block)
@@ -81,6 +86,8 @@ class KernelCodegen:
         sizes = [arg for arg in self.kernel.block.args if arg in self.scalars]
         symbols = {name: self.scalars[arg] for name, arg in zip(self.kernel.size_names, sizes, strict=True)}
         rest = b.call("llvm.nvvm.read.ptx.sreg.ctaid.x", "i32")
+        if self.launch.blocks_per_program > 1:
+            rest = b.binary("udiv", rest, i32(self.launch.blocks_per_program))
         numbers: list[V] = []
         grid = self.kernel.grid.data
         for position in range(len(grid) - 1, 0, -1):
@@ -113,9 +120,9 @@ class KernelCodegen:
             case tile.StoreOp():
                 self._store(op)
             case tile.GatherOp():
-                self._gather(op)
+                emit_gather(self, op)
             case tile.ScatterOp():
-                self._scatter(op)
+                emit_scatter(self, op)
             case tile.MapOp():
                 self._map(op)
             case tile.ReduceOp():
@@ -129,7 +136,8 @@ class KernelCodegen:
             case tile.ProgramOp() | tile.ReturnOp() | tile.YieldOp():
                 pass
             case _:
-                emit_asynchronous(self, op)
+                if not emit_written(self, op):
+                    emit_asynchronous(self, op)
 
     def _loop(self, op: tile.ForOp) -> None:
         lower, upper, step = (self.size(size, op.indices) for size in op.bounds.data)
@@ -147,13 +155,24 @@ class KernelCodegen:
             self.block(op.block)
             last = op.block.last_op
             assert last is not None
-            yielded = [self.tiles[value] for value in last.operands]
+            pairs = zip(last.operands, op.block.args[1:], strict=True)
+            yielded = [self._kept(value, self.tiles[before]) for value, before in pairs]
             return yielded if ring is None else [*yielded, [ring.stage, ring.phase]]
 
         results = loop_with(self.b, lower, upper, step, initial, body)
         if ring is not None:
             ring.stage, ring.phase = results.pop()
         self.tiles.update(zip(op.results, results, strict=True))
+
+    def _kept(self, value: SSAValue, before: list[V]) -> list[V]:
+        """A tile that a loop carries on: what a smaller one lacks stays as it was."""
+        values, sides = self.tiles[value], tile.tile_type(value).sizes
+        limits = [(size, side) for axis, side in enumerate(sides) for size, _ in self.limits.of(value, axis)]
+        if all(isinstance(size, int) and size >= side for size, side in limits):
+            return values
+        exists = self.existing(value, layout_of(value))
+        rows = zip(exists, values, before, strict=True)
+        return [new if there is None else self.b.select(there, new, old) for there, new, old in rows]
 
     # -- sizes -------------------------------------------------------------------------------------------------------
 
@@ -195,20 +214,30 @@ class KernelCodegen:
         for registers, address, predicate in self._chunks(op, layout):
             loaded = load_chunk(self.b, address, pointer_dtype(op), len(registers), predicate)
             for register, value in zip(registers, loaded, strict=True):
-                values[register] = self._widened(value, pointer_dtype(op), tile.tile_type(op.out).dtype)
+                values[register] = self.widened(value, pointer_dtype(op), tile.tile_type(op.out).dtype)
         self.tiles[op.out] = values
 
-    def _widened(self, value: V, memory: DType, dtype: DType) -> V:
+    def widened(self, value: V, memory: DType, dtype: DType) -> V:
         return value if value.type == register_type(dtype) else emit_cast(self.b, value, memory, dtype)
 
     def _store(self, op: tile.StoreOp) -> None:
-        (layout,) = _layouts(op)
-        source, values = layout_of(op.value), self.tiles[op.value]
+        if MAP in op.attributes:
+            store_by_engine(self, op)
+            return
+        (layout,) = layouts_of(op)
+        source, values = layout_of(op.value), self.stored(op)
         picks = picked(layout, source)
         owner = self.threads.owner(layout)
         for registers, address, predicate in self._chunks(op, layout, op.value):
             chunk = [values[picks[register]] for register in registers]
             store_chunk(self.b, address, chunk, pointer_dtype(op), self.both(predicate, owner))
+
+    def stored(self, op: tile.StoreOp) -> list[V]:
+        """The registers of what is written; writing narrows it, so that it need not be narrowed before."""
+        made = op.value.owner
+        if isinstance(made, tile.MapOp) and narrowed_to(made) == pointer_dtype(op):
+            return self.tiles[made.args[0]]
+        return self.tiles[op.value]
 
     def _chunks(
         self, op: tile.LoadOp | tile.StoreOp, layout: Layout, value: SSAValue | None = None
@@ -225,7 +254,7 @@ class KernelCodegen:
                 b.mul(place if place.name.startswith("%") else i64(int(place.name)), self.size(stride, op.indices)),
             )
         origin = b.add(self.pointers[op.pointer], b.mul(base, i64(dtype.bytes)))
-        width = self._chunk_width(op, layout)
+        width = self._chunk_width(op, layout, value)
         chunks: list[tuple[list[int], V, V | None]] = []
         for start in range(0, layout.count, width):
             offset = layout.offsets[start]
@@ -243,7 +272,7 @@ class KernelCodegen:
             limits += [self.size(*limit) for limit in self.limits.of(value, axis)]
         return self._least(limits, layout.shape[axis])
 
-    def _chunk_width(self, op: tile.LoadOp | tile.StoreOp, layout: Layout) -> int:
+    def _chunk_width(self, op: tile.LoadOp | tile.StoreOp, layout: Layout, value: SSAValue | None) -> int:
         """How many neighbours are moved at once: they lie side by side, aligned, and exist together."""
         vector = layout.vector
         if vector.axis is None or op.strides.data[vector.axis] != 1:
@@ -255,43 +284,19 @@ class KernelCodegen:
             for axis, stride in enumerate(op.strides.data)
             if axis != vector.axis and layout.shape[axis] > 1
         ]
+        if value is not None:
+            steps += [divisor_of(size) for size, _ in self.limits.of(value, vector.axis)]
         while any(step % width for step in steps):
             width //= 2
         return width
 
-    def _gather(self, op: tile.GatherOp) -> None:
-        b, layout, dtype = self.b, layout_of(op.out), pointer_dtype(op)
-        type_ = tile.tile_type(op.out)
-        other = const(from_attribute(op.other), register_type(type_.dtype))  # type: ignore[arg-type]
-        offsets, masks = self._picked(op.offsets, layout), self._picked(op.mask, layout)
-        exists = self._existing(op.out, layout)
-        values: list[V] = []
-        for register in range(layout.count):
-            address = b.add(self.pointers[op.pointer], b.mul(_wide(b, offsets[register]), i64(dtype.bytes)))
-            predicate = self.both(exists[register], masks[register] if masks else None)
-            (value,) = load_chunk(b, address, dtype, 1, predicate)
-            value = self._widened(value, dtype, type_.dtype)
-            values.append(value if predicate is None else b.select(predicate, value, other))
-        self.tiles[op.out] = values
-
-    def _scatter(self, op: tile.ScatterOp) -> None:
-        if op.unordered is None:
-            raise LoweringError("writes to computed places, in order, have no code on a GPU")
-        b, dtype, (layout,) = self.b, pointer_dtype(op), _layouts(op)
-        offsets, values, masks = (self._picked(v, layout) for v in (op.offsets, op.value, op.mask))
-        exists, owner = self._existing(op.offsets, layout), self.threads.owner(layout)
-        for register in range(layout.count):
-            address = b.add(self.pointers[op.pointer], b.mul(_wide(b, offsets[register]), i64(dtype.bytes)))
-            predicate = self.both(exists[register], owner, masks[register] if masks else None)
-            store_chunk(b, address, [values[register]], dtype, predicate)
-
-    def _picked(self, value: SSAValue | None, layout: Layout) -> list[V]:
+    def registers_of(self, value: SSAValue | None, layout: Layout) -> list[V]:
         """A value's registers as those of a layout that it is broadcast to; nothing of nothing."""
         if value is None:
             return []
         return [self.tiles[value][pick] for pick in picked(layout, layout_of(value))]
 
-    def _existing(self, value: SSAValue, layout: Layout) -> list[V | None]:
+    def existing(self, value: SSAValue, layout: Layout) -> list[V | None]:
         """For each register, whether its element exists."""
         own = tile.tile_type(value).sizes
         bounds = [self.extent(value, a) if own[a] == side else i32(side) for a, side in enumerate(layout.shape)]
@@ -319,7 +324,12 @@ class KernelCodegen:
 
     def _map(self, op: tile.MapOp) -> None:
         layout = layout_of(op.out)
-        operands = [self._picked(arg, layout) for arg in op.args]
+        operands = [self.registers_of(arg, layout) for arg in op.args]
+        if self._divides_many(op):
+            exact = any(narrowed_to(use.operation) is None for use in op.out.uses)
+            dividends, divisors = operands
+            self.tiles[op.out] = self._divided(dividends, divisors, exact)
+            return
         known: dict[tuple[str, ...], V] = {}
         results: list[V] = []
         for args in zip(*operands, strict=True):
@@ -328,6 +338,20 @@ class KernelCodegen:
                 known[key] = self._apply(op, list(args))
             results.append(known[key])
         self.tiles[op.out] = results
+
+    def _divides_many(self, op: tile.MapOp) -> bool:
+        """Whether a thread divides several floats by the same."""
+        if op.function.data != "div" or register_type(tile.tile_type(op.out).dtype) != "float":
+            return False
+        return len(self.tiles[op.args[1]]) * 2 <= layout_of(op.out).count
+
+    def _divided(self, dividends: list[V], divisors: list[V], exact: bool) -> list[V]:
+        results: dict[int, V] = {}
+        for divisor in dict.fromkeys(divisors):
+            places = [place for place, each in enumerate(divisors) if each == divisor]
+            quotients = divide_all(self.b, [dividends[place] for place in places], divisor, exact)
+            results.update(zip(places, quotients, strict=True))
+        return [results[place] for place in range(len(dividends))]
 
     def _apply(self, op: tile.MapOp, args: list[V]) -> V:
         function = op.function.data
@@ -338,6 +362,8 @@ class KernelCodegen:
                 return emit_bitcast(self.b, args[0], source, target)
             if "rounding" in op.attributes and source.is_float and target.is_float:
                 return truncate_to(self.b, args[0], target)
+            if narrowed_to(op) is not None and args[0].type == "float":
+                return rounded_to(self.b, args[0], target)
             return emit_cast(self.b, args[0], source, target)
         return emit_map(self.b, function, args, tile.tile_type(op.args[-1]).dtype)
 
@@ -345,9 +371,9 @@ class KernelCodegen:
         b, type_ = self.b, tile.tile_type(op.out)
         source, target = layout_of(op.value), layout_of(op.out)
         size, place = register_bytes(type_.dtype), integer(op, SHARED)
-        exists, owner = self._held(source), self.threads.owner(source)
+        exists, owner = self.held(source), self.threads.owner(source)
         for register, value in enumerate(self.tiles[op.value]):
-            index = self._row_major(source, register, size)
+            index = self.row_major(source, register, size)
             predicate = self.both(exists[register], owner)
             if predicate is None:
                 store_shared(b, value, place, index, size)
@@ -361,20 +387,20 @@ class KernelCodegen:
         last = i32(last * row_pitch(type_.sizes[-1], size) - 1)
         values: list[V] = []
         for register in range(target.count):
-            index = self._row_major(target, register, size)
+            index = self.row_major(target, register, size)
             if any(target.covered(axis) > target.shape[axis] for axis in range(target.rank)):
                 index = b.intrinsic("umin", index, last)  # what does not exist is read from somewhere
             values.append(load_shared(b, register_type(type_.dtype), place, index, size))
         self.tiles[op.out] = values
 
-    def _held(self, layout: Layout) -> list[V | None]:
+    def held(self, layout: Layout) -> list[V | None]:
         """For each register of a layout, whether the tile has such an element."""
         return [
             self.both(*(self.exists(layout, a, offset[a], i32(layout.shape[a])) for a in range(layout.rank)))
             for offset in layout.offsets
         ]
 
-    def _row_major(self, layout: Layout, register: int, size: int) -> V:
+    def row_major(self, layout: Layout, register: int, size: int) -> V:
         """Where a register's element lies in a tile that stands in shared memory row by row."""
         index, pitch = i32(0), 1
         for axis in range(layout.rank - 1, -1, -1):
@@ -458,6 +484,15 @@ def loop_with(
     return carried
 
 
+def narrowed_to(op: Operation) -> DType | None:
+    """The type of 16 bits that a cast rounds floats to, if it is such a cast."""
+    if not isinstance(op, tile.MapOp) or op.function.data != "cast" or "rounding" in op.attributes:
+        return None
+    source, target = from_attribute(op.attributes["source"]), from_attribute(op.attributes["target"])
+    assert isinstance(source, DType) and isinstance(target, DType)
+    return target if source.name == "f32" and target.name in ("bf16", "f16") else None
+
+
 @lru_cache(4096)
 def picked(layout: Layout, operand: Layout) -> tuple[int, ...]:
     """For each register of a layout, which one of an operand that is broadcast to it holds its element."""
@@ -472,16 +507,11 @@ def picked(layout: Layout, operand: Layout) -> tuple[int, ...]:
     return tuple(result)
 
 
-def _layouts(op: Operation) -> list[Layout]:
-    attribute = op.attributes[LAYOUTS_ATTRIBUTE]
-    return [each.data for each in attribute.data]  # type: ignore[attr-defined]
-
-
 def _all_layouts(kernel: tile.KernelOp) -> list[Layout]:
-    found: dict[Layout, None] = {}
+    found: dict[Layout, None] = dict.fromkeys([scalar_layout(integer(kernel, WARPS) or 1)])
     for op in kernel.walk():
         if LAYOUTS_ATTRIBUTE in op.attributes:
-            found.update(dict.fromkeys(_layouts(op)))
+            found.update(dict.fromkeys(layouts_of(op)))
     return list(found)
 
 

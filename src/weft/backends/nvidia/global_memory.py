@@ -79,7 +79,7 @@ def _pieces(b: Function, word: V, bits: int, width: int) -> list[V]:
 def _packed(b: Function, values: Sequence[V], dtype: DType, bits: int, width: int) -> list[V]:
     """Elements as the words that memory holds."""
     if dtype.name in ("bf16", "f16") and width == 32:
-        return [_pair(b, low, high, dtype) for low, high in zip(values[::2], values[1::2], strict=True)]
+        return [pair(b, low, high, dtype) for low, high in zip(values[::2], values[1::2], strict=True)]
     raw = [_narrowed(b, value, dtype) for value in values]
     raw = [b.bitcast(value, f"i{bits}") for value in raw]
     if bits == width:
@@ -101,7 +101,17 @@ def _narrowed(b: Function, value: V, dtype: DType) -> V:
     return store_convert(b, value, dtype)
 
 
-def _pair(b: Function, low: V, high: V, dtype: DType) -> V:
+def rounded_to(b: Function, value: V, dtype: DType) -> V:
+    """A float as the nearest one that a type of 16 bits has."""
+    narrow = _narrowed(b, value, dtype)
+    if dtype.name == "f16":
+        return asm(b, "float", "cvt.f32.f16 $0, $1;", "=f,h", narrow)
+    wide = b.binary("shl", b.convert("zext", narrow, "i32"), V("i32", "16"))
+    return b.bitcast(wide, "float")
+
+
+def pair(b: Function, low: V, high: V, dtype: DType) -> V:
+    """Two floats narrowed to 16 bits, in one word."""
     return asm(b, "i32", f"cvt.rn.{dtype.name}x2.f32 $0, $1, $2;", "=r,f,f", high, low)
 
 

@@ -1,14 +1,15 @@
 """Layouts as values: which thread of a block holds which element of a tile, and in which of its registers.
 
-A layout is a list of modes for registers, for the lanes of a warp and for warps. A mode takes `size` steps of `step`
-elements along one axis of the tile; the first of a list runs fastest. So an element's place along an axis is a sum: one
-part known when the code is made (the register's) and one that a thread knows (its own). Sides need not be powers of
-two: what a layout has beyond a tile's side does not exist. A mode without an axis is a repetition: its threads hold the
-same elements.
+A layout is a list of modes for registers, for the lanes of a warp, for warps and for the blocks of a cluster. A mode
+takes `size` steps of `step` elements along one axis of the tile; the first of a list runs fastest. So an element's
+place along an axis is a sum: one part known when the code is made (the register's) and one that a thread knows (its
+own). Sides need not be powers of two: what a layout has beyond a tile's side does not exist. A mode without an axis is
+a repetition: its threads hold the same elements.
 
     registers 8@1      8 neighbours along axis 1 in one thread: 16 bytes of a 16-bit type
     lanes     32@1*8   a warp side by side along axis 1, 8 elements apart
     warps     4@0      four warps one below the other along axis 0
+    blocks    8@1*4096 eight blocks of a cluster side by side, where one has not registers enough
 """
 
 from __future__ import annotations
@@ -53,10 +54,12 @@ class Layout:
     registers: tuple[Mode, ...]
     lanes: tuple[Mode, ...]
     warps: tuple[Mode, ...]
+    blocks: tuple[Mode, ...] = ()
 
     def __str__(self) -> str:
-        modes = (" ".join(map(str, each)) or "1" for each in (self.registers, self.lanes, self.warps))
-        return f"{'x'.join(map(str, self.shape))}: registers {{}}, lanes {{}}, warps {{}}".format(*modes)
+        names = ("registers", "lanes", "warps", *(("blocks",) if self.blocks else ()))
+        modes = (f"{name} {' '.join(map(str, getattr(self, name))) or '1'}" for name in names)
+        return f"{'x'.join(map(str, self.shape))}: {', '.join(modes)}"
 
     @classmethod
     def parse(cls, text: str) -> Layout:
@@ -81,7 +84,12 @@ class Layout:
         return prod(mode.size for mode in self.warps)
 
     @property
+    def block_count(self) -> int:
+        return prod(mode.size for mode in self.blocks)
+
+    @property
     def threads(self) -> int:
+        """Of a block."""
         return WARP * self.warp_count
 
     @property
@@ -89,9 +97,13 @@ class Layout:
         """For each register, where its element lies from the thread's first."""
         return _offsets(self)
 
+    @property
+    def _modes(self) -> tuple[Mode, ...]:
+        return (*self.registers, *self.lanes, *self.warps, *self.blocks)
+
     def covered(self, axis: int) -> int:
         """How many places a layout has along an axis: the side of the tile, or more."""
-        return 1 + sum((m.size - 1) * m.step for m in (*self.registers, *self.lanes, *self.warps) if m.axis == axis)
+        return 1 + sum((m.size - 1) * m.step for m in self._modes if m.axis == axis)
 
     @property
     def vector(self) -> Mode:
@@ -101,7 +113,7 @@ class Layout:
 
     def has_repetition(self) -> bool:
         """Whether several threads hold the same element."""
-        return any(mode.axis is None and mode.size > 1 for mode in (*self.lanes, *self.warps))
+        return any(mode.axis is None and mode.size > 1 for mode in (*self.lanes, *self.warps, *self.blocks))
 
     def narrowed(self, shape: Sequence[int]) -> Layout:
         """The layout of an operand that is broadcast to this one's shape, so that no element has to move."""
@@ -120,20 +132,25 @@ class Layout:
             tuple(mode for mode in self.registers if mode.axis != axis),
             _without(self.lanes, axis),
             _without(self.warps, axis),
-        )
+            _without(self.blocks, axis),
+        ).merged()
+
+    def merged(self) -> Layout:
+        """The same places in as few modes as say so: equal layouts are then equal values."""
+        return Layout(self.shape, *map(_merged, (self.registers, self.lanes, self.warps, self.blocks)))
 
     def moved(self, shape: Sequence[int], axes: Callable[[int], int]) -> Layout:
         """The same places with the axes renamed: the layout of a transposed tile, or of one with axes put in."""
         lists = (
             tuple(mode if mode.axis is None else replace(mode, axis=axes(mode.axis)) for mode in modes)
-            for modes in (self.registers, self.lanes, self.warps)
+            for modes in (self.registers, self.lanes, self.warps, self.blocks)
         )
         return Layout(tuple(shape), *lists)
 
-    def place(self, lane: int, warp: int, register: int) -> tuple[int, ...]:
+    def place(self, lane: int, warp: int, register: int, block: int = 0) -> tuple[int, ...]:
         """The index of the element that a register of a thread holds."""
         index = list(self.offsets[register])
-        for number, modes in ((lane, self.lanes), (warp, self.warps)):
+        for number, modes in ((lane, self.lanes), (warp, self.warps), (block, self.blocks)):
             for mode in modes:
                 number, digit = divmod(number, mode.size)
                 if mode.axis is not None:
@@ -143,6 +160,19 @@ class Layout:
 
 def _without(modes: Sequence[Mode], axis: int) -> tuple[Mode, ...]:
     return tuple(Mode(mode.size, None) if mode.axis == axis else mode for mode in modes)
+
+
+def _merged(modes: Sequence[Mode]) -> tuple[Mode, ...]:
+    result: list[Mode] = []
+    for mode in modes:
+        if mode.size == 1:
+            continue
+        last = result[-1] if result else None
+        if last and last.axis == mode.axis and (mode.axis is None or mode.step == last.step * last.size):
+            result[-1] = replace(last, size=last.size * mode.size)
+        else:
+            result.append(mode if mode.axis is not None else Mode(mode.size, None))
+    return tuple(result)
 
 
 @lru_cache(4096)
@@ -160,7 +190,12 @@ def _offsets(layout: Layout) -> tuple[tuple[int, ...], ...]:
 
 
 def blocked(
-    shape: Sequence[int], warps: int, order: Sequence[int], vector: int = 1, warp_order: Sequence[int] | None = None
+    shape: Sequence[int],
+    warps: int,
+    order: Sequence[int],
+    vector: int = 1,
+    warp_order: Sequence[int] | None = None,
+    blocks: int = 1,
 ) -> Layout:
     """Neighbours along the first axis of `order` in a thread's registers, then lanes side by side, then warps.
 
@@ -179,7 +214,8 @@ def blocked(
     if order and vector > 1:
         registers.append(cover(order[0], vector))
     lists: list[tuple[Mode, ...]] = []
-    for total, along in ((WARP, order), (warps, warp_order or order)):
+    totals = [(WARP, order), (warps, warp_order or order), *([(blocks, warp_order or order)] if blocks > 1 else [])]
+    for total, along in totals:
         modes: list[Mode] = []
         for axis in along:
             size = min(total, _power_of_two(left[axis]))
@@ -190,7 +226,7 @@ def blocked(
             modes.append(Mode(total, None))
         lists.append(tuple(modes))
     registers += [cover(axis, left[axis]) for axis in order if left[axis] > 1]
-    return Layout(tuple(shape), tuple(registers), *lists)
+    return Layout(tuple(shape), tuple(registers), *lists).merged()
 
 
 def _power_of_two(size: int) -> int:

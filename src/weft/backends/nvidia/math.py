@@ -11,7 +11,7 @@ from math import log, log2
 from weft.backends.llvm.builder import Function, V
 from weft.backends.llvm.math import DOUBLE, SINGLE, emit_function
 from weft.backends.llvm.math_double import DOUBLE_ONLY, SINGLE_THROUGH_DOUBLE
-from weft.backends.llvm.math_expression import E
+from weft.backends.llvm.math_expression import E, horner
 from weft.backends.llvm.math_float import FloatFunction
 from weft.ir.types import DType
 
@@ -39,6 +39,7 @@ def _approximate(instruction: str) -> FloatFunction:
 _ex2 = _approximate("ex2.approx.f32")
 _lg2 = _approximate("lg2.approx.f32")
 _rsqrt = _approximate("rsqrt.approx.f32")
+_rcp = _approximate("rcp.approx.f32")
 
 
 def _exp(x: E) -> E:
@@ -52,7 +53,46 @@ def _exp(x: E) -> E:
 
 
 def _sigmoid(x: E) -> E:
-    return 1.0 / (_exp(-x) + 1.0)
+    return _rcp(_exp(-x) + 1.0)
+
+
+# (tanh(x) / x - 1) / x² in x², up to 0.62
+_TANH = (-0.3333328664302826, 0.13331548869609833, -0.053749121725559235, 0.02067149057984352, -0.0057430146262049675)
+
+
+def _tanh(x: E) -> E:
+    """(1 - e^-2|x|) / (1 + e^-2|x|), and a series where the difference would lose digits."""
+    magnitude = abs(x)
+    power = _ex2(magnitude * (-2 * _LOG2_E))
+    large = ((1.0 - power) * _rcp(power + 1.0)).copysign(x)
+    square = x * x
+    small = (horner(square, _TANH) * square).fma(x, x)
+    return magnitude.compare("olt", 0.6).select(small, large)
+
+
+def divide_all(b: Function, dividends: Sequence[V], divisor: V, exact: bool) -> list[V]:
+    """Many f32 by one: a reciprocal for all, and for each a product and, for an `exact` quotient, what is left of it.
+
+    A divisor whose reciprocal would be no normal number is scaled, and so are the quotients.
+    """
+    d = E(b, divisor)
+    size = abs(d)
+    scale = size.compare("ogt", 2.0**100).select(
+        d.of(2.0**-64), size.compare("olt", 2.0**-100).select(2.0**64, d.of(1.0))
+    )
+    scaled = d * scale
+    reciprocal = 1.0 / scaled
+    scaled = reciprocal.compare("oeq", 0.0).select(0.0, scaled)  # of infinity: nothing is left, whatever is divided
+    results: list[V] = []
+    for dividend in dividends:
+        a = E(b, dividend)
+        quotient = a * reciprocal
+        if not exact:
+            results.append((quotient * scale).v)
+            continue
+        corrected = (-quotient).fma(scaled, a).fma(reciprocal, quotient)
+        results.append((abs(quotient).compare("olt", float("inf")).select(corrected, quotient) * scale).v)
+    return results
 
 
 NVIDIA: Mapping[str, FloatFunction] = {
@@ -60,6 +100,7 @@ NVIDIA: Mapping[str, FloatFunction] = {
     "exp2": _ex2,
     "rsqrt": _rsqrt,
     "sigmoid": _sigmoid,
+    "tanh": _tanh,
 }
 
 

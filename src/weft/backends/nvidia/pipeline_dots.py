@@ -13,15 +13,19 @@ persistent: each walks the programs, in an order that keeps what neighbours shar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects.builtin import IntegerAttr, i64
-from xdsl.ir import Block, BlockArgument, OpResult, SSAValue
+from xdsl.ir import Block, OpResult, SSAValue
 
-from weft.backends.nvidia.alignment import divisor_of, pointer_dtype
+from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.asynchronous import (
+    COORDINATES,
     LINE,
+    MAP,
+    STAGE_BYTES,
+    STAGE_COLUMNS,
+    STAGE_ROWS,
     AcquireOp,
     BlockNumberOp,
     CommitOp,
@@ -35,17 +39,15 @@ from weft.backends.nvidia.asynchronous import (
     WgmmaOp,
 )
 from weft.backends.nvidia.code import TensorMap
-from weft.backends.nvidia.dialect import WARPS, set_integer
+from weft.backends.nvidia.dialect import SHARED, WARPS, set_integer
 from weft.backends.nvidia.target import NvidiaTarget
+from weft.backends.nvidia.tensor_parts import part_of
 from weft.ir.expr import Size, floordiv, minimum, mod, product, substitute, symbol
 from weft.tile import dialect as tile
 
 _MOST_STAGES, _BARRIER_BYTES, _ALIGNMENT = 6, 16, 1024
 _GROUP = 16
 """Neighbouring blocks of rows that are walked together, so that they share columns while these are near."""
-_UNBOUNDED = 1 << 31
-_ENGINE = 16
-"""What the copy engine asks addresses and strides to be multiples of, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class _Copy:
 
 def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, scratch: int = 0) -> Pipelined | None:
     """Rewrite a kernel in place, if it has a loop of products that the tensor cores of Hopper take from slots."""
-    if target.arch != "sm_90a":
+    if not target.has_wgmma:
         return None
     loops = [op for op in kernel.block.ops if isinstance(op, tile.ForOp)]
     if len(loops) != 1 or any(isinstance(op, tile.DotOp) for op in kernel.block.ops):
@@ -85,13 +87,34 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, scratch: int = 0)
     if consumers is None or not all(_fits(dot, consumers) for dot in dots):
         return None
     stage = sum(copy.slot.bytes for copy in copies)
-    stages = min(_MOST_STAGES, (target.shared_per_block - scratch - _ALIGNMENT) // (stage + _BARRIER_BYTES))
+    maps = [copy.map for copy in copies]
+    engines = _give_stores_to_engine(kernel, maps)
+    staging = 4 * consumers * 2 * STAGE_BYTES if engines else 0
+    stages = min(_MOST_STAGES, (target.shared_per_block - scratch - staging - _ALIGNMENT) // (stage + _BARRIER_BYTES))
     if stages < 2:
         return None
+    ring = -(-stages * (stage + _BARRIER_BYTES) // _ALIGNMENT) * _ALIGNMENT
+    for op in engines:
+        set_integer(op, SHARED, ring)
     _split(kernel, loop, copies, stages, consumers)
     set_integer(kernel, WARPS, 4 * consumers)
-    shared = stages * (stage + _BARRIER_BYTES)
-    return Pipelined(128 * (consumers + 1), shared, tuple(copy.map for copy in copies))
+    return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps))
+
+
+def _give_stores_to_engine(kernel: tile.KernelOp, maps: list[TensorMap]) -> list[tile.StoreOp]:
+    """Let the copy engine write results of 16 bits: each warp hands it 16 rows of 64 columns at a time."""
+    found: list[tile.StoreOp] = []
+    for op in kernel.block.ops:
+        if not isinstance(op, tile.StoreOp) or op.spread is not None or pointer_dtype(op).bytes != 2:
+            continue
+        shape = tile.tile_type(op.value).sizes
+        part = part_of(kernel, op, shape)
+        if part is not None and part.inner == 1 and shape[0] % 64 == 0 and shape[1] % STAGE_COLUMNS == 0:
+            set_integer(op, MAP, len(maps))
+            op.attributes[COORDINATES] = tile.Sizes(part.coordinates)
+            maps.append(part.map((STAGE_COLUMNS, STAGE_ROWS)))
+            found.append(op)
+    return found
 
 
 def _fits(dot: tile.DotOp, consumers: int) -> bool:
@@ -126,41 +149,18 @@ def _copies(kernel: tile.KernelOp, dots: list[tile.DotOp]) -> list[_Copy] | None
 
 
 def _as_copy(kernel: tile.KernelOp, op: tile.LoadOp) -> _Copy | None:
-    """A load as a box of a tensor: the part of a whole of two axes, of which one runs through memory."""
-    dtype, shape = pointer_dtype(op), tile.tile_type(op.out).sizes
-    if op.sides is None or op.starts is None or dtype.name not in ("bf16", "f16") or len(shape) != 2:
+    """A load as boxes of a tensor, as wide as a line."""
+    shape, dtype = tile.tile_type(op.out).sizes, pointer_dtype(op)
+    part = part_of(kernel, op, shape)
+    if (
+        part is None
+        or shape[part.inner] * dtype.bytes % LINE
+        or shape[1 - part.inner] > 256
+        or shape[1 - part.inner] % 8
+    ):
         return None
-    strides = op.strides.data
-    inner = next((axis for axis in (1, 0) if strides[axis] == 1), None)
-    if inner is None or shape[inner] * dtype.bytes % LINE or shape[1 - inner] > 256 or shape[1 - inner] % 8:
-        return None
-    names = _names(kernel, op.indices)
-    rest = op.offset.data[0] - sum((s * t for s, t in zip(op.starts.data, strides, strict=True)), start=0)
-    pitch = strides[1 - inner]
-    steps = [divisor_of(pitch), divisor_of(rest)]
-    if any(step * dtype.bytes % _ENGINE for step in steps) or pitch == 0:
-        return None
-    sizes, pitches = [op.sides.data[inner], op.sides.data[1 - inner]], [pitch]
-    coordinates = [op.starts.data[inner], op.starts.data[1 - inner]]
-    box = [LINE // dtype.bytes, shape[1 - inner]]
-    if rest != 0:
-        sizes.append(_UNBOUNDED)
-        pitches.append(divisor_of(rest))
-        coordinates.append(floordiv(rest, divisor_of(rest)))
-        box.append(1)
-    named = [substitute(size, names) for size in (*sizes, *pitches)]
-    if any(not isinstance(size, int) and size.symbols - set(kernel.size_names) for size in named):
-        return None
-    number = list(kernel.block.args).index(op.pointer)  # type: ignore[arg-type]
-    map_ = TensorMap(number, dtype.name, tuple(named[: len(sizes)]), tuple(named[len(sizes) :]), tuple(box))
-    return _Copy(op, map_, SlotType.of(shape, inner, dtype), tuple(coordinates))
-
-
-def _names(kernel: tile.KernelOp, indices: Sequence[SSAValue]) -> dict[str, Size]:
-    """The kernel's sizes among the operands of an op, by the names that its expressions have for them."""
-    sizes = kernel.block.args[len(kernel.block.args) - len(kernel.size_names) :]
-    named = dict(zip(sizes, kernel.size_names, strict=True))
-    return {f"d{i}": symbol(named[o]) for i, o in enumerate(indices) if isinstance(o, BlockArgument) and o in named}
+    box = (LINE // dtype.bytes, shape[1 - part.inner])
+    return _Copy(op, part.map(box), SlotType.of(shape, part.inner, dtype), part.coordinates)
 
 
 def _split(kernel: tile.KernelOp, loop: tile.ForOp, copies: list[_Copy], stages: int, consumers: int) -> None:

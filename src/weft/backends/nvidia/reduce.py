@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from weft.backends.llvm.builder import Function, V
-from weft.backends.nvidia.block import Threads, i32, load_shared, shuffle_xor, store_shared
+from weft.backends.nvidia.block import (
+    Threads,
+    cluster_barrier,
+    i32,
+    load_of_block,
+    load_shared,
+    shuffle_xor,
+    store_shared,
+)
 from weft.backends.nvidia.layouts import WARP, Layout, Mode
 
 Parts: TypeAlias = tuple[V, ...]
@@ -28,10 +36,12 @@ def reduce_axis(
 ) -> list[Parts]:
     """Combine along an axis; the results are in `layout.sliced(axis)`, in every thread along the axis."""
     results = [_tree(group, combine) for group in _groups(layout, axis, parts)]
-    for mask in _masks(layout.lanes, axis):
+    for mask in axis_bits(layout.lanes, axis):
         results = [combine(r, tuple(shuffle_xor(b, part, mask) for part in r)) for r in results]
     if any(mode.axis == axis for mode in layout.warps):
         results = _across_warps(b, threads, layout, axis, results, combine, via)
+    if any(mode.axis == axis for mode in layout.blocks):
+        results = _across_blocks(b, threads, layout, axis, results, combine, via)
     return results
 
 
@@ -51,7 +61,7 @@ def _tree(values: list[Parts], combine: Combine) -> Parts:
     return values[0]
 
 
-def _masks(modes: Sequence[Mode], axis: int) -> list[int]:
+def axis_bits(modes: Sequence[Mode], axis: int) -> list[int]:
     """The lane bits that run along an axis."""
     masks: list[int] = []
     bit = 1
@@ -74,7 +84,7 @@ def _across_warps(
 ) -> list[Parts]:
     """Every warp writes what it has; behind the barrier each reads what the warps along the axis have."""
     warps = layout.warp_count
-    along = _masks(layout.warps, axis)
+    along = axis_bits(layout.warps, axis)
     mine = b.add(b.mul(threads.warp, i32(WARP)), threads.lane)
     start = 0
     for result in results:
@@ -104,14 +114,53 @@ def _across_warps(
             combined.append(value)
         else:
             values = [
-                read(b.add(b.mul(b.binary("or", others, i32(_chosen(turn, along))), i32(WARP)), threads.lane))
+                read(b.add(b.mul(b.binary("or", others, i32(bits_at(turn, along))), i32(WARP)), threads.lane))
                 for turn in range(count)
             ]
             combined.append(_tree(values, combine))
     return combined
 
 
-def _chosen(number: int, masks: Sequence[int]) -> int:
+def _across_blocks(
+    b: Function,
+    threads: Threads,
+    layout: Layout,
+    axis: int,
+    results: list[Parts],
+    combine: Combine,
+    via: Exchange,
+) -> list[Parts]:
+    """Every thread writes what its block has, and reads what its like in the other blocks wrote.
+
+    They wait for each other twice: until all is written, and until all is read.
+    """
+    if any(mode.axis == axis for mode in layout.warps):
+        threads.barrier()  # what the warps exchanged lies in the same place
+    mine = b.add(b.mul(threads.warp, i32(WARP)), threads.lane)
+    along = axis_bits(layout.blocks, axis)
+    places: list[int] = []
+    start = via.place
+    for result in results:
+        for part, size in zip(result, via.sizes, strict=True):
+            store_shared(b, part, start, mine, size)
+            places.append(start)
+            start += size * WARP * layout.warp_count
+    cluster_barrier(b)
+    others = b.binary("and", threads.rank, i32(layout.block_count - 1 - sum(along)))
+    combined: list[Parts] = []
+    for number, result in enumerate(results):
+        values: list[Parts] = []
+        for turn in range(1 << len(along)):
+            rank = b.binary("or", others, i32(bits_at(turn, along)))
+            offsets = places[number * len(result) :]
+            parts = zip(result, offsets, via.sizes, strict=False)
+            values.append(tuple(load_of_block(b, part.type, at, mine, size, rank) for part, at, size in parts))
+        combined.append(_tree(values, combine))
+    cluster_barrier(b)
+    return combined
+
+
+def bits_at(number: int, masks: Sequence[int]) -> int:
     """The bits of a number at the places of masks."""
     return sum(mask for bit, mask in enumerate(masks) if number >> bit & 1)
 

@@ -10,6 +10,7 @@ from xdsl.ir import Operation
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.asynchronous import (
     LINE,
+    MAP,
     AcquireOp,
     BlockNumberOp,
     CommitOp,
@@ -22,8 +23,9 @@ from weft.backends.nvidia.asynchronous import (
     WaitOp,
     WgmmaOp,
 )
-from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, i32
+from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converged, do, elected, i32
 from weft.backends.nvidia.dialect import layout_of
+from weft.backends.nvidia.engine_stores import finish_stores
 from weft.backends.nvidia.wgmma import descriptor, multiply
 from weft.errors import LoweringError
 from weft.tile import dialect as tile
@@ -73,34 +75,36 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     b = codegen.b
     stages, consumers = op.stages.value.data, op.consumers.value.data
     thread = b.call("llvm.nvvm.read.ptx.sreg.tid.x", "i32")
-    warp = _converged(b, "i32", "shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", b.binary("lshr", thread, i32(5)))
+    warp = converged(b, "i32", "shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", b.binary("lshr", thread, i32(5)))
     base = b.emit("i32", f"ptrtoint ptr addrspace(3) @{SHARED_SYMBOL} to i32")
     ring = Ring(stages, tuple(op.slots), base, i32(0), i32(0))
     with b.when(b.icmp("eq", thread, i32(0))):
         for number in range(stages):
             at = Ring(stages, ring.slots, base, i32(number), i32(0))
-            _do(b, "mbarrier.init.shared::cta.b64 [$0], 1;", "r", at.full(b))
-            _do(b, f"mbarrier.init.shared::cta.b64 [$0], {_GROUP_WARPS * consumers};", "r", at.empty(b))
-        _do(b, "fence.mbarrier_init.release.cluster;", "")
+            do(b, "mbarrier.init.shared::cta.b64 [$0], 1;", "r", at.full(b))
+            do(b, f"mbarrier.init.shared::cta.b64 [$0], {_GROUP_WARPS * consumers};", "r", at.empty(b))
+        do(b, "fence.mbarrier_init.release.cluster;", "")
     barrier(b)
     producing, consuming, after = b.label("producer"), b.label("consumer"), b.label("after")
     b.branch_if(b.icmp("ult", warp, i32(_GROUP_WARPS)), producing, consuming)
     fewer, more = _REGISTERS[consumers]
     b.start(producing)
     if consumers > 1:
-        _do(b, f"setmaxnreg.dec.sync.aligned.u32 {fewer};", "")
-    with b.when(b.icmp("eq", warp, i32(0))), b.when(_elected(b)):
+        do(b, f"setmaxnreg.dec.sync.aligned.u32 {fewer};", "")
+    with b.when(b.icmp("eq", warp, i32(0))), b.when(elected(b)):
         codegen.ring = Ring(stages, ring.slots, base, i32(0), i32(0))
         codegen.block(op.producer.block)
     b.branch(after)
     b.start(consuming)
     if consumers > 1:
-        _do(b, f"setmaxnreg.inc.sync.aligned.u32 {more};", "")
+        do(b, f"setmaxnreg.inc.sync.aligned.u32 {more};", "")
     own = b.sub(warp, i32(_GROUP_WARPS))
     codegen.threads = Threads(b, _GROUP_WARPS * consumers, b.binary("and", thread, i32(31)), own, barrier_number=1)
     codegen.threads.prepare(codegen.layouts)
     codegen.ring = ring
     codegen.block(op.consumer.block)
+    if any(MAP in inner.attributes for inner in op.consumer.walk()):
+        finish_stores(codegen)
     b.branch(after)
     b.start(after)
 
@@ -126,7 +130,7 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
     match op:
         case AcquireOp():
             _wait(b, ring.empty(b), b.binary("xor", ring.phase, i32(1)))
-            _do(b, f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {ring.stage_bytes};", "r", ring.full(b))
+            do(b, f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {ring.stage_bytes};", "r", ring.full(b))
         case FillOp():
             _fill(codegen, op, ring)
         case CommitOp():
@@ -136,8 +140,8 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
         case SlotOp():
             codegen.slots[op.out] = ring.slot(b, op.slot.value.data)
         case ReleaseOp():
-            with b.when(_elected(b)):
-                _do(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", "r", ring.empty(b))
+            with b.when(elected(b)):
+                do(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", "r", ring.empty(b))
             ring.advance(b)
         case WgmmaOp():
             _multiply(codegen, op)
@@ -156,7 +160,7 @@ def _fill(codegen: KernelCodegen, op: FillOp, ring: Ring) -> None:
     names = ", ".join(f"${i + 3}" for i in range(rank))
     for block in range(slot.blocks):
         at = [b.add(first, i32(block * LINE // slot.dtype.bytes)), *others]
-        _do(
+        do(
             b,
             f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
             f"[$0], [$1, {{{names}}}], [$2];",
@@ -190,22 +194,4 @@ def _multiply(codegen: KernelCodegen, op: WgmmaOp) -> None:
 def _wait(b: Function, address: V, parity: V) -> None:
     """Until the phase of that parity is complete; a fresh barrier lets parity 1 pass."""
     text = "{ .reg .pred p; W: mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1; @p bra D; bra W; D: }"
-    _do(b, text, "r,r", address, parity)
-
-
-def _elected(b: Function) -> V:
-    """True in one lane of a warp, always the same: then one thread is known to run what follows."""
-    text = "{ .reg .pred p; elect.sync _|p, -1; selp.u32 $0, 1, 0, p; }"
-    return b.icmp("ne", _converged(b, "i32", text, "=r"), i32(0))
-
-
-def _converged(b: Function, result: str, text: str, constraints: str, *args: V) -> V:
-    """A piece of PTX that all threads of a warp run together."""
-    operands = ", ".join(map(str, args))
-    return b.emit(result, f'call {result} asm sideeffect "{text}", "{constraints}"({operands}) #1')
-
-
-def _do(b: Function, text: str, constraints: str, *args: V) -> None:
-    operands = ", ".join(map(str, args))
-    clobber = f"{constraints},~{{memory}}" if constraints else "~{memory}"
-    b.do(f'call void asm sideeffect "{text}", "{clobber}"({operands}) #1')
+    do(b, text, "r,r", address, parity)
