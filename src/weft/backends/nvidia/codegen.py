@@ -24,9 +24,12 @@ from weft.backends.nvidia.extents import ConvertedLimits
 from weft.backends.nvidia.global_memory import load_chunk, rounded_to, store_chunk
 from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.math import divide_all, emit_map
+from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.reduce import Exchange, Parts, reduce_axis
 from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
-from weft.backends.nvidia.shared_memory import register_bytes, row_pitch
+from weft.backends.nvidia.row_roles import emit_streaming
+from weft.backends.nvidia.shared_memory import part_bytes, register_bytes, row_pitch
+from weft.backends.nvidia.streaming import CROSSES, CopyOp, ReadOp, StreamOp, WaitKeptOp
 from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size
@@ -51,6 +54,8 @@ class KernelCodegen:
         self.slots: dict[SSAValue, V] = {}
         self.maps: list[V] = []
         self.ring: Ring | None = None
+        self.kept: Ring | None = None
+        self.crossing: Crossing | None = None
         self.limits = ConvertedLimits()
 
     def emit(self) -> None:
@@ -71,7 +76,7 @@ class KernelCodegen:
                     self.tiles[argument] = [_scalar_argument(b, value, type_.dtype)]
                 case _:
                     self.scalars[argument] = value
-        if not any(isinstance(op, RolesOp) for op in kernel.block.ops):
+        if not any(isinstance(op, RolesOp | StreamOp) for op in kernel.block.ops):
             self.threads = Threads.of_block(b, self.launch.threads // WARP, self.launch.cluster)
             self.threads.prepare(self.layouts)
             self._place_program()
@@ -133,6 +138,8 @@ class KernelCodegen:
                 self._loop(op)
             case tile.ProgramOp() | tile.ReturnOp() | tile.YieldOp():
                 pass
+            case StreamOp() | CopyOp() | ReadOp() | WaitKeptOp():
+                emit_streaming(self, op)
             case _:
                 emit_asynchronous(self, op)
 
@@ -142,23 +149,23 @@ class KernelCodegen:
 
         ring = self.ring if any(isinstance(inner, RING_OPS) for inner in op.walk()) else None
         if ring is not None:  # where a role is in the ring goes from turn to turn too
-            initial.append([ring.stage, ring.phase])
+            initial.append(ring.state)
 
         def body(variable: V, carried: list[list[V]]) -> list[list[V]]:
             self.scalars[op.block.args[0]] = variable
             if ring is not None:
-                ring.stage, ring.phase = carried.pop()
+                ring.state = carried.pop()
             self.tiles.update(zip(op.block.args[1:], carried, strict=True))
             self.block(op.block)
             last = op.block.last_op
             assert last is not None
             pairs = zip(last.operands, op.block.args[1:], strict=True)
             yielded = [self._kept(value, self.tiles[before]) for value, before in pairs]
-            return yielded if ring is None else [*yielded, [ring.stage, ring.phase]]
+            return yielded if ring is None else [*yielded, ring.state]
 
         results = loop_with(self.b, lower, upper, step, initial, body)
         if ring is not None:
-            ring.stage, ring.phase = results.pop()
+            ring.state = results.pop()
         self.tiles.update(zip(op.results, results, strict=True))
 
     def _kept(self, value: SSAValue, before: list[V]) -> list[V]:
@@ -211,10 +218,10 @@ class KernelCodegen:
         for registers, address, predicate in self._chunks(op, layout):
             loaded = load_chunk(self.b, address, pointer_dtype(op), len(registers), predicate)
             for register, value in zip(registers, loaded, strict=True):
-                values[register] = self._widened(value, pointer_dtype(op), tile.tile_type(op.out).dtype)
+                values[register] = self.widened(value, pointer_dtype(op), tile.tile_type(op.out).dtype)
         self.tiles[op.out] = values
 
-    def _widened(self, value: V, memory: DType, dtype: DType) -> V:
+    def widened(self, value: V, memory: DType, dtype: DType) -> V:
         return value if value.type == register_type(dtype) else emit_cast(self.b, value, memory, dtype)
 
     def _store(self, op: tile.StoreOp) -> None:
@@ -298,7 +305,7 @@ class KernelCodegen:
             address = b.add(self.pointers[op.pointer], b.mul(_wide(b, offsets[register]), i64(dtype.bytes)))
             predicate = self.both(exists[register], masks[register] if masks else None)
             (value,) = load_chunk(b, address, dtype, 1, predicate)
-            value = self._widened(value, dtype, type_.dtype)
+            value = self.widened(value, dtype, type_.dtype)
             values.append(value if predicate is None else b.select(predicate, value, other))
         self.tiles[op.out] = values
 
@@ -455,8 +462,7 @@ class KernelCodegen:
                 return first_extremum(b, x, y, "gt" if op.kind.data == "argmax" else "lt", dtype)
             return (emit_map(b, combiner.function, [x[0], y[0]], dtype),)
 
-        sizes = (register_bytes(dtype), 8) if combiner.indexed else (register_bytes(dtype),)
-        via = Exchange(integer(op, SHARED), sizes)
+        via = Exchange(integer(op, SHARED), part_bytes(op), self.crossing if CROSSES in op.attributes else None)
         results = reduce_axis(b, self.threads, layout, axis, parts, combine, via)
         self.tiles[op.out] = [result[-1] for result in results]
 
