@@ -12,11 +12,12 @@ from weft.ir.types import DType
 _WORD = {8: ("i8", "b8", "h"), 16: ("i16", "b16", "h"), 32: ("i32", "b32", "r"), 64: ("i64", "b64", "l")}
 
 
-def load_chunk(b: Function, address: V, dtype: DType, count: int, predicate: V | None) -> list[V]:
+def load_chunk(b: Function, address: V, dtype: DType, count: int, predicate: V | None, space: str = "global") -> list[V]:
     """`count` neighbours as registers hold them; what is not read is arbitrary."""
     bits = max(dtype.bits, 8)
     width, _ = _words(bits, count)
-    raw = [piece for word in _read(b, address, bits, count, predicate) for piece in _pieces(b, word, bits, width)]
+    read = _read(b, address, bits, count, predicate, space)
+    raw = [piece for word in read for piece in _pieces(b, word, bits, width)]
     return [load_convert(b, b.bitcast(value, memory_type(dtype)), dtype) for value in raw]
 
 
@@ -25,7 +26,7 @@ def load_pairs(b: Function, address: V, count: int, predicate: V | None, *, once
 
     What the whole block reads `once` does not stay in its cache.
     """
-    return _read(b, address, 16, count, predicate, ".L1::no_allocate" if once else "")
+    return _read(b, address, 16, count, predicate, "global.L1::no_allocate" if once else "global")
 
 
 def joined(b: Function, low: V, high: V) -> V:
@@ -34,7 +35,7 @@ def joined(b: Function, low: V, high: V) -> V:
     return b.binary("or", b.convert("zext", low, "i32"), wide)
 
 
-def _read(b: Function, address: V, bits: int, count: int, predicate: V | None, hint: str = "") -> list[V]:
+def _read(b: Function, address: V, bits: int, count: int, predicate: V | None, space: str) -> list[V]:
     """Neighbours as the words that memory holds."""
     width, words = _words(bits, count)
     llvm_type, ptx_type, constraint = _WORD[width]
@@ -47,9 +48,9 @@ def _read(b: Function, address: V, bits: int, count: int, predicate: V | None, h
     # What is not read must still be some value: PTX has no undefined ones.
     clear = "".join(f"mov.b{max(width, 16)} ${i}, 0; " for i in range(words)) if predicate is not None else ""
     result = register if words == 1 else "{" + ", ".join([register] * words) + "}"
-    inputs = ",l" + (",b" if predicate is not None else "")
+    inputs = (",l" if space.startswith("global") else ",r") + (",b" if predicate is not None else "")
     args = (address, *(() if predicate is None else (predicate,)))
-    text = f"{clear}{guard}ld.global{hint}{form}.{ptx_type} {braces}, [${words}];"
+    text = f"{clear}{guard}ld.{space}{form}.{ptx_type} {braces}, [${words}];"
     # An output is written before the address is read where there is a clearing move.
     outputs = outputs.replace("=", "=&") if predicate is not None else outputs
     loaded = asm(b, result, text, outputs + inputs, *args, pure=False)
