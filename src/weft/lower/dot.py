@@ -34,7 +34,7 @@ from weft.lower.blocked import BlockedKernel, output_indices, store_outputs
 from weft.lower.domain import Domain, Run, Variable, fused
 from weft.lower.emit import TileValue, register_dtype
 from weft.lower.evaluate import AddressRecorder, Dummy, Source
-from weft.lower.few_rows import FEW_ROWS, choose_streaming_tiles
+from weft.lower.few_rows import choose_streaming_tiles
 from weft.lower.gpu_schedule import choose_product_tiles
 from weft.lower.kernels import Kernel
 from weft.lower.lowered import Lowered, whole
@@ -44,6 +44,7 @@ from weft.lower.schedule import Blocks, choose_blocks, given_blocks
 from weft.ops.dot import Dot
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
+from weft.passes.claim_libraries import FEW_ROWS
 from weft.tile import dialect as tile
 
 

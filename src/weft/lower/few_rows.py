@@ -11,7 +11,6 @@ from math import ceil
 from weft.ir.expr import Size
 from weft.lower.machine import Machine
 
-FEW_ROWS = 16
 _COLUMNS, _WARPS = (16, 8, 32), (4, 8, 16, 2)
 _READ = 1024
 """Weights that a warp reads at a time: of 16 rows a line of memory each."""
