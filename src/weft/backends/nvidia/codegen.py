@@ -356,9 +356,7 @@ class KernelCodegen:
         width = min(vector.size, WIDEST // pointer_dtype(op).bytes)
         sizes = [op.offset.data[0], op.extents.data[vector.axis], layout.shape[vector.axis]]
         sizes += [
-            stride
-            for axis, stride in enumerate(op.strides.data)
-            if axis != vector.axis and layout.shape[axis] > 1
+            stride for axis, stride in enumerate(op.strides.data) if axis != vector.axis and layout.shape[axis] > 1
         ]
         steps = [divisor_of(size, op.indices) for size in sizes]
         if value is not None:
