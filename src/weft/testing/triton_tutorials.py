@@ -87,15 +87,20 @@ def _jits(node: ast.FunctionDef) -> list[ast.expr]:
 
 
 def run_tutorials(
-    checkout: Path, names: tuple[str, ...], advance: Callable[[TutorialResult, int, int], None]
+    checkout: Path,
+    names: tuple[str, ...],
+    advance: Callable[[TutorialResult, int, int], None],
+    device: str = "cpu",
 ) -> list[TutorialResult]:
-    """Run the kernels of all tutorials, or of those whose file names contain one of the names."""
+    """Run the kernels of all tutorials, or of those whose file names contain one of the names, on a device's tensors."""
+    import torch
+
     import weft.triton
     from weft.testing.triton_tutorial_cases import CASES
 
     chosen = {file: case for file, case in CASES.items() if not names or any(name in file for name in names)}
     results: list[TutorialResult] = []
-    with weft.triton.enable():
+    with weft.triton.enable(), torch.device(device):
         for file, case in chosen.items():
             results.append(_result(checkout, file, case))
             advance(results[-1], len(results), len(chosen))

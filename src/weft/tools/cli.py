@@ -235,6 +235,7 @@ def conform_triton(
     jobs: Annotated[int, typer.Option(help="Child processes.")] = 2,
     timeout: Annotated[float, typer.Option(help="Seconds after which a test is ended.")] = 60.0,
     output: Annotated[Path | None, typer.Option(help="Write pytest's own report to this file.")] = None,
+    device: Annotated[str, typer.Option(help="Where the tests put their tensors: cpu or cuda.")] = "cpu",
     json: Json = False,
 ) -> None:
     """Triton's own tests of its language, with `triton` resolved to Weft."""
@@ -243,7 +244,8 @@ def conform_triton(
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
-        run(terminal, TritonRun(checkout, expression, tuple(file or ()), jobs, timeout, interpret, others, output))
+        files = tuple(file or ())
+        run(terminal, TritonRun(checkout, expression, files, jobs, timeout, interpret, others, output, device))
 
 
 @conform.command("tutorials")
@@ -252,6 +254,7 @@ def conform_tutorials(
     name: Annotated[
         list[str] | None, typer.Option(help="Parts of file names; all tutorials if there are none.")
     ] = None,
+    device: Annotated[str, typer.Option(help="Where the tensors are: cpu or cuda.")] = "cpu",
     json: Json = False,
 ) -> None:
     """The kernels of Triton's tutorials, unmodified, judged against torch."""
@@ -259,7 +262,7 @@ def conform_tutorials(
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
-        run(terminal, checkout, tuple(name or ()))
+        run(terminal, checkout, tuple(name or ()), device)
 
 
 class _CommandOrFile(TyperGroup):
