@@ -87,31 +87,30 @@ def _jits(node: ast.FunctionDef) -> list[ast.expr]:
 
 
 def run_tutorials(
-    checkout: Path,
-    names: tuple[str, ...],
-    advance: Callable[[TutorialResult, int, int], None],
-    device: str = "cpu",
+    checkout: Path, names: tuple[str, ...], advance: Callable[[TutorialResult, int, int], None]
 ) -> list[TutorialResult]:
-    """Run the kernels of all tutorials, or of those whose file names contain one of the names, on a device's tensors."""
-    import torch
-
+    """Run the kernels of all tutorials, or of those whose file names contain one of the names."""
     import weft.triton
     from weft.testing.triton_tutorial_cases import CASES
 
     chosen = {file: case for file, case in CASES.items() if not names or any(name in file for name in names)}
     results: list[TutorialResult] = []
-    with weft.triton.enable(), torch.device(device):
+    with weft.triton.enable():
         for file, case in chosen.items():
-            results.append(_result(checkout, file, case))
+            results.append(tutorial_result(checkout, file, case))
             advance(results[-1], len(results), len(chosen))
     return results
 
 
-def _result(checkout: Path, file: str, case: Callable[[Any], None]) -> TutorialResult:
+def tutorial_result(checkout: Path, file: str, case: Callable[[Any], None], device: str = "cpu") -> TutorialResult:
+    """Launch a tutorial's kernels on tensors of a device; `import triton` finds Weft already."""
+    import torch
+
     start = time.perf_counter()
     with kernels_of(checkout, file) as kernels:
         try:
-            case(kernels)
+            with torch.device(device):
+                case(kernels)
         except Exception as error:  # whatever goes wrong in a kernel is its verdict
             return TutorialResult(file, False, f"{type(error).__name__}: {error}", time.perf_counter() - start)
     return TutorialResult(file, True, None, time.perf_counter() - start)

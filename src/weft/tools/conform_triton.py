@@ -34,7 +34,7 @@ def conform_triton(terminal: Terminal, run: TritonRun) -> None:
     terminal.finish({"ok": ok, **report.to_json()}, code=0 if ok else 1)
 
 
-def conform_tutorials(terminal: Terminal, checkout: Path, names: tuple[str, ...], device: str) -> None:
+def conform_tutorials(terminal: Terminal, checkout: Path, names: tuple[str, ...]) -> None:
     """Run the kernels of the tutorials, and exit with 1 if one did not give what torch gives."""
 
     def advance(result: TutorialResult, position: int, total: int) -> None:
@@ -43,7 +43,7 @@ def conform_tutorials(terminal: Terminal, checkout: Path, names: tuple[str, ...]
         if result.error:
             terminal.show(Text(result.error))
 
-    results = run_tutorials(checkout, names, advance, device)
+    results = run_tutorials(checkout, names, advance)
     passed = [result.tutorial for result in results if result.passed]
     failed = {result.tutorial: result.error for result in results if not result.passed}
     terminal.show(Text(f"{len(passed)} of {counted(len(results), 'tutorial')} passed", style="bold"))

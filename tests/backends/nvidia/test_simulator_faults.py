@@ -24,9 +24,10 @@ from weft.backends.nvidia.dialect import (
     set_layouts,
 )
 from weft.backends.nvidia.layouts import Layout, Mode, blocked
-from weft.backends.nvidia.simulator import DisagreementError, PoisonError, simulate
+from weft.backends.nvidia.simulator import simulate
 from weft.backends.nvidia.simulator_layouts import CoverageError
 from weft.backends.nvidia.simulator_memory import AccessLog, RaceError, SharedMemoryError
+from weft.backends.nvidia.simulator_values import DisagreementError, PoisonError
 from weft.backends.nvidia.target import target_named
 from weft.backends.reference.tile import AccessError
 from weft.ir.types import Tensor, element_type, f32
@@ -269,6 +270,10 @@ def test_who_touched_what() -> None:
     assert log.write(6, one, place) == (3, 5)
     log.barrier()
     assert log.write(7, np.array([1, 2]), np.array([3, 3])) == (3, 7)
+    log.barrier()
+    assert log.write(8, np.array([1, 2]), np.array([3, 3]), any_order=True) is None
+    assert log.write(9, two, place, any_order=True) is None  # its own
+    assert log.write(10, one, place, any_order=True) == (3, 9)
 
 
 def test_threads_that_disagree(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,26 +19,26 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from weft.backends.nvidia.dialect import LAYOUTS, SHARED, WARPS, BarrierOp, ConvertOp, LayoutAttr, integer, layout_of
 from weft.backends.nvidia.layouts import WARP, Layout, Mode
-from weft.backends.nvidia.shared_memory import register_bytes, row_pitch
 from weft.backends.nvidia.simulator_layouts import CoverageError, holding, picks
-from weft.backends.nvidia.simulator_memory import GlobalMemory, SharedMemory, SimulationError
+from weft.backends.nvidia.simulator_memory import GlobalMemory, SharedMemory
 from weft.backends.nvidia.simulator_reduce import Pairs, combine_lanes, combine_registers, combine_warps
+from weft.backends.nvidia.simulator_values import (
+    DisagreementError,
+    Held,
+    PoisonError,
+    applied,
+    in_shared_memory,
+    poison,
+    row_major,
+    shape,
+)
 from weft.backends.reference.tile import AccessError
 from weft.errors import UnsupportedError
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, evaluate
-from weft.ir.types import DType
 from weft.tile import dialect as tile
 from weft.tile import written
-from weft.tile.functions import COMBINERS, FUNCTIONS, greatest
-
-
-class PoisonError(SimulationError):
-    """A kernel uses an element that was never defined."""
-
-
-class DisagreementError(SimulationError):
-    """Threads hold different values of one element; where it is a condition, they go different ways."""
+from weft.tile.functions import COMBINERS
 
 
 def simulate(
@@ -73,16 +73,6 @@ def simulate(
             block.barrier()
 
 
-@dataclass(frozen=True, eq=False)
-class Held:
-    """A tile in registers: arrays [threads, registers] of values and of which are defined, and the tile's extents."""
-
-    layout: Layout
-    values: np.ndarray
-    defined: np.ndarray
-    extents: tuple[int, ...]
-
-
 @dataclass
 class _Block:
     """The threads of one program."""
@@ -107,7 +97,7 @@ class _Block:
                 self.indices[op.out] = self.place[op.axis.value.data]
             case tile.ConstantOp():
                 layout = self._layout(op)
-                values = np.full(_shape(layout), cast(Any, from_attribute(op.value)))
+                values = np.full(shape(layout), cast(Any, from_attribute(op.value)))
                 self.hold(op.out, layout, values, holding(layout).inside, layout.shape)
             case tile.PositionOp():
                 layout = self._layout(op)
@@ -150,7 +140,7 @@ class _Block:
     def hold_scalar(self, argument: SSAValue, number: int | float) -> None:
         """An argument of the kernel that all threads are given."""
         layout = Layout((), (), (Mode(WARP, None),), (Mode(self.warps, None),))
-        values = np.full(_shape(layout), number)
+        values = np.full(shape(layout), number)
         self.hold(argument, layout, values, np.ones(values.shape, bool), ())
 
     def hold(
@@ -162,7 +152,7 @@ class _Block:
             raise CoverageError(f"{self._name(out)}: {layout} is no layout of {type_} in {self.warps} warps")
         if any(extent > side for extent, side in zip(extents, layout.shape, strict=True)):
             raise AccessError(f"{self._name(out)}: {list(extents)} elements in {type_}")
-        values = np.where(defined, values.astype(type_.dtype.numpy), _poison(type_.dtype))
+        values = np.where(defined, values.astype(type_.dtype.numpy), poison(type_.dtype))
         first = holding(layout).first
         same = (values == values.reshape(-1)[first]) & (defined == defined.reshape(-1)[first])
         if type_.dtype.is_float:
@@ -212,7 +202,7 @@ class _Block:
         operands = [self.picked(value, layout) for value in op.args]
         args = [values for values, _ in operands]
         defined = np.logical_and.reduce([defined for _, defined in operands])
-        self.hold(op.out, layout, _applied(op, args), defined, self._common(op.args))
+        self.hold(op.out, layout, applied(op, args), defined, self._common(op.args))
 
     # -- sizes and places ------------------------------------------------------------------------------------------
 
@@ -226,7 +216,7 @@ class _Block:
 
     def _places(self, op: tile.LoadOp | tile.StoreOp | tile.PositionOp, layout: Layout) -> np.ndarray:
         (offset,) = self._sizes(op.offset.data, op.indices)
-        places = np.full(_shape(layout), offset, np.int64)
+        places = np.full(shape(layout), offset, np.int64)
         for along, stride in zip(holding(layout).index, self._sizes(op.strides.data, op.indices), strict=True):
             places += along * stride
         return places
@@ -283,7 +273,9 @@ class _Block:
         memory = self.memories[pointer]
         self._check_bounds(op, memory, places[exists])
         written_values = values[exists].astype(memory.array.dtype)
-        memory.write(self.numbers[op], self.program, np.nonzero(exists)[0], places[exists], written_values)
+        any_order = isinstance(op, tile.ScatterOp)
+        threads = np.nonzero(exists)[0]
+        memory.write(self.numbers[op], self.program, threads, places[exists], written_values, any_order=any_order)
 
     def _gather(self, op: tile.GatherOp) -> None:
         layout = self._layout(op)
@@ -327,16 +319,16 @@ class _Block:
 
     def _convert(self, op: ConvertOp) -> None:
         source, target = self.tiles[op.value], self._layout(op)
-        dtype = _in_shared_memory(tile.tile_type(op.out).dtype)
+        dtype = in_shared_memory(tile.tile_type(op.out).dtype)
         number, start = self.numbers[op], integer(op, SHARED)
         held, wanted = holding(source.layout), holding(target)
-        starts = start + dtype.itemsize * _row_major(source.layout, dtype.itemsize)
+        starts = start + dtype.itemsize * row_major(source.layout, dtype.itemsize)
         threads = np.nonzero(held.owner)[0]
         values = source.values[held.owner].astype(dtype)
         self.shared.write(number, threads, starts[held.owner], values, source.defined[held.owner])
         self.barrier()
-        starts = start + dtype.itemsize * _row_major(target, dtype.itemsize)
-        values, defined = np.zeros(_shape(target), dtype), np.zeros(_shape(target), bool)
+        starts = start + dtype.itemsize * row_major(target, dtype.itemsize)
+        values, defined = np.zeros(shape(target), dtype), np.zeros(shape(target), bool)
         threads = np.nonzero(wanted.inside)[0]
         read = self.shared.read(number, threads, starts[wanted.inside], dtype)
         values[wanted.inside], defined[wanted.inside] = read
@@ -352,7 +344,7 @@ class _Block:
         pairs = combine_registers(pairs, source.layout, target, axis)
         pairs = combine_lanes(pairs, source.layout, axis)
         if any(mode.axis == axis for mode in source.layout.warps):
-            size = np.dtype(_in_shared_memory(dtype))
+            size = np.dtype(in_shared_memory(dtype))
             start = integer(op, SHARED)
             pairs = combine_warps(pairs, source.layout, axis, self.shared, self.barrier, self.numbers[op], start, size)
         extents = [1 if a == axis else extent for a, extent in enumerate(source.extents)]
@@ -399,36 +391,3 @@ class _Block:
 def _yielded(block: Block) -> Sequence[SSAValue]:
     assert block.last_op is not None
     return block.last_op.operands
-
-
-def _shape(layout: Layout) -> tuple[int, int]:
-    return layout.threads, layout.count
-
-
-def _poison(dtype: DType) -> np.ndarray:
-    return np.asarray(np.nan if dtype.is_float else greatest(dtype)).astype(dtype.numpy)
-
-
-def _in_shared_memory(dtype: DType) -> np.dtype:
-    """Narrow floats are wide in registers, and in shared memory as well."""
-    return np.dtype(np.float32) if dtype.is_float and register_bytes(dtype) != dtype.bytes else dtype.numpy
-
-
-def _row_major(layout: Layout, size: int) -> np.ndarray:
-    """Where elements lie in a tile that stands in shared memory row by row, the rows a little apart."""
-    result = np.zeros(_shape(layout), np.int64)
-    for axis, along in enumerate(holding(layout).index):
-        side = layout.shape[axis]
-        result = result * (row_pitch(side, size) if axis == layout.rank - 1 else side) + along
-    return result
-
-
-def _applied(op: tile.MapOp, args: Sequence[np.ndarray]) -> np.ndarray:
-    """An elementwise function, as the reference has it."""
-    name = op.function.data
-    function: Any = FUNCTIONS[name].numpy
-    if name not in ("cast", "bitcast"):
-        return np.asarray(function(*args))
-    source, target = from_attribute(op.attributes["source"]), from_attribute(op.attributes["target"])
-    assert isinstance(source, DType) and isinstance(target, DType)
-    return function(args[0].astype(source.numpy) if name == "bitcast" else args[0], target.numpy)

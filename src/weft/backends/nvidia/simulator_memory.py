@@ -51,19 +51,25 @@ class AccessLog:
         self._read[places], self._read_ops[places] = self._epoch, op
         return race
 
-    def write(self, op: int, agents: np.ndarray, places: np.ndarray) -> tuple[int, int] | None:
-        """Note that agents write places; gives a place at which one races and the op it races with."""
+    def write(
+        self, op: int, agents: np.ndarray, places: np.ndarray, *, any_order: bool = False
+    ) -> tuple[int, int] | None:
+        """Note that agents write places; gives a place at which one races and the op it races with.
+
+        With `any_order` the op itself may write a place several times, and any of them is right.
+        """
         for stamps, others, ops in (
             (self._written, self._writers, self._write_ops),
             (self._read, self._readers, self._read_ops),
         ):
             before = np.where(stamps[places] == self._epoch, others[places], NOBODY)
-            race = _first(places, (before != NOBODY) & (before != agents), ops)
+            wrong = (before != NOBODY) & (before != agents)
+            race = _first(places, wrong & (ops[places] != op) if any_order else wrong, ops)
             if race is not None:
                 return race
         self._writers[places] = agents
         self._written[places], self._write_ops[places] = self._epoch, op
-        return _first(places, self._writers[places] != agents, self._write_ops)
+        return None if any_order else _first(places, self._writers[places] != agents, self._write_ops)
 
 
 def _first(places: np.ndarray, wrong: np.ndarray, ops: np.ndarray) -> tuple[int, int] | None:
@@ -142,11 +148,20 @@ class GlobalMemory:
             self._check(op, "reads", self._programs.read(op, programs, places), "program")
         return self.array[places]
 
-    def write(self, op: int, program: int, threads: np.ndarray, places: np.ndarray, values: np.ndarray) -> None:
-        self._check(op, "writes", self._threads.write(op, threads, places), "thread")
+    def write(
+        self,
+        op: int,
+        program: int,
+        threads: np.ndarray,
+        places: np.ndarray,
+        values: np.ndarray,
+        *,
+        any_order: bool = False,
+    ) -> None:
+        self._check(op, "writes", self._threads.write(op, threads, places, any_order=any_order), "thread")
         if self._programs is not None:
             programs = np.full(places.shape, program)
-            self._check(op, "writes", self._programs.write(op, programs, places), "program")
+            self._check(op, "writes", self._programs.write(op, programs, places, any_order=any_order), "program")
         self.array[places] = values
 
     def _check(self, op: int, does: str, race: tuple[int, int] | None, who: str) -> None:
