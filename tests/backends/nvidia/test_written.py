@@ -232,6 +232,20 @@ def test_a_lock_is_taken_by_one_thread_for_all() -> None:
 
 
 @triton.jit
+def wait_for(flag, x, out, N: tl.constexpr):
+    while tl.load(flag) == 0:
+        tl.store(flag, 1)
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(x + i))
+
+
+def test_a_scalar_that_is_waited_for_is_read_by_one_thread() -> None:
+    x, out = RANDOM.integers(0, 99, 64).astype(np.int32), np.zeros(64, np.int32)
+    emulate(wait_for, np.zeros(1, np.int32), x, out, 64)
+    np.testing.assert_array_equal(out, x)
+
+
+@triton.jit
 def counts(x, out, N: tl.constexpr, BINS: tl.constexpr):
     tl.store(out + tl.arange(0, BINS), tl.histogram(tl.load(x + tl.arange(0, N)), BINS))
 
