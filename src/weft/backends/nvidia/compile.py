@@ -18,6 +18,7 @@ from weft.backends.nvidia.pipeline_dots import pipeline_dots
 from weft.backends.nvidia.pipeline_rows import pipeline_rows
 from weft.backends.nvidia.shared_memory import allocate_shared
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
+from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
 from weft.errors import LoweringError
 from weft.tile import dialect as tile
 
@@ -33,6 +34,8 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     copy = kernel.clone()
     fold_views(copy)
     pipelined = pipeline_dots(copy, target)
+    if pipelined is None:
+        use_tensor_cores(copy)
     assign_layouts(copy, clusters=target.capability >= 90)
     order_memory(copy)
     ring = pipelined.shared if pipelined else 0

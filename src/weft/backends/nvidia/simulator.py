@@ -19,8 +19,10 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from weft.backends.nvidia.dialect import LAYOUTS, SHARED, WARPS, BarrierOp, ConvertOp, LayoutAttr, integer, layout_of
 from weft.backends.nvidia.layouts import WARP, Layout, Mode
+from weft.backends.nvidia.mma import MmaOp, PackOp, SqueezeOp
 from weft.backends.nvidia.simulator_layouts import CoverageError, holding, picks
 from weft.backends.nvidia.simulator_memory import GlobalMemory, SharedMemory
+from weft.backends.nvidia.simulator_mma import multiply_fragments
 from weft.backends.nvidia.simulator_reduce import Pairs, combine_lanes, combine_registers, combine_warps
 from weft.backends.nvidia.simulator_values import (
     DisagreementError,
@@ -117,6 +119,14 @@ class _Block:
                 self._reduce(op)
             case ConvertOp():
                 self._convert(op)
+            case PackOp():
+                held = self.tiles[op.value]
+                self.hold(op.out, self._layout(op), held.values, held.defined, held.extents)
+            case MmaOp():
+                self._multiply(op)
+            case SqueezeOp():
+                held = self.tiles[op.value]
+                self.hold(op.out, self._layout(op), held.values, held.defined, held.extents[1:])
             case BarrierOp():
                 self.barrier()
             case tile.ForOp():
@@ -315,6 +325,20 @@ class _Block:
             raise PoisonError(f"{self.names[self.numbers[op]]} goes to a place that is not defined")
         return places.astype(np.int64), chosen, extents
 
+    def _multiply(self, op: MmaOp) -> None:
+        """The tensor cores: warp by warp from packed registers, of which those that do not exist are zero."""
+        layout = self._layout(op)
+        a, b = self.tiles[op.a], self.tiles[op.b]
+        depth = min(a.extents[1], b.extents[0])
+        left, right = (_zeroed(held, axis, depth) for held, axis in ((a, 1), (b, 0)))
+        total = np.zeros(shape(layout), np.float32)
+        if op.accumulator is not None:
+            given = self.tiles[op.accumulator]
+            total = np.where(given.defined, given.values, 0)
+        values = multiply_fragments(op.fragments, left, right, total)
+        extents = [*layout.shape[:-2], a.extents[0], b.extents[1]]
+        self.hold(op.out, layout, values, holding(layout).existing(extents), extents)
+
     # -- shared memory ---------------------------------------------------------------------------------------------
 
     def _convert(self, op: ConvertOp) -> None:
@@ -391,3 +415,9 @@ class _Block:
 def _yielded(block: Block) -> Sequence[SSAValue]:
     assert block.last_op is not None
     return block.last_op.operands
+
+
+def _zeroed(held: Held, axis: int, depth: int) -> np.ndarray:
+    """The registers of an operand, with zeros beyond so many places along K and where there is nothing."""
+    inside = held.defined & (holding(held.layout).index[axis] < depth)
+    return np.where(inside, held.values, 0)
