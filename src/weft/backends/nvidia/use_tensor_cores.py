@@ -81,7 +81,7 @@ def _sides(dot: tile.DotOp) -> tuple[int, int, int]:
 # -- few rows --------------------------------------------------------------------------------------------------------
 
 
-def _summing(dot: tile.DotOp) -> tile.ForOp | None | bool:
+def _summing(dot: tile.DotOp) -> tile.ForOp | bool | None:
     """The loop that does nothing with a product but sum it up, from zero on; None for one that stands alone.
 
     False where it is something else: then all of the sum must be there in every turn.
@@ -100,7 +100,7 @@ def _summing(dot: tile.DotOp) -> tile.ForOp | None | bool:
     return parent if zero and alone else False
 
 
-def _share_depth(dot: tile.DotOp, loop: tile.ForOp | None | bool, warps: int) -> int:
+def _share_depth(dot: tile.DotOp, loop: tile.ForOp | bool | None, warps: int) -> int:
     """Let warps share K, and sum up what they have when all is multiplied; returns how many they are."""
     m, n, k = _sides(dot)
     along = 1
@@ -200,9 +200,7 @@ def _multiply(dot: tile.DotOp, fragments: Fragments, total: SSAValue | None, *, 
     return made
 
 
-def _operand(
-    dot: tile.DotOp, value: SSAValue, axis: int, layout: Layout, dtype: DType, *, ahead: bool
-) -> SSAValue:
+def _operand(dot: tile.DotOp, value: SSAValue, axis: int, layout: Layout, dtype: DType, *, ahead: bool) -> SSAValue:
     """An operand packed: as memory has it, where it runs along K, or else from what threads have."""
     assert isinstance(value, OpResult)
     block = dot.parent_block()
