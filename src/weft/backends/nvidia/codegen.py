@@ -15,7 +15,7 @@ from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_t
 from weft.backends.llvm.cast import emit_bitcast, emit_cast, load_convert, register_type, truncate_to
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
 from weft.backends.nvidia.asynchronous import MAP, RolesOp
-from weft.backends.nvidia.block import Threads, i32, load_shared, register_bytes, store_shared
+from weft.backends.nvidia.block import Threads, do, i32, load_shared, register_bytes, store_shared
 from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
@@ -85,6 +85,9 @@ class KernelCodegen:
             self.threads = Threads.of_block(b, self.launch.threads // WARP, self.launch.cluster)
             self.threads.prepare(self.layouts)
             self._place_program()
+        if self.launch.programmatic:
+            # The next kernel's blocks may come as soon as these leave room; nothing is read before the last one ended.
+            do(b, "griddepcontrol.launch_dependents; griddepcontrol.wait;", "")
         self.block(kernel.block)
         b.finish()
 
