@@ -15,7 +15,8 @@ from weft.backends.cpu.compile import emit_kernels
 from weft.backends.cpu.microkernel import panel_form
 from weft.backends.cpu.target import CpuTarget, compile_object, target_for
 from weft.config import Config
-from weft.lower.plan import Plan, build_plan
+from weft.lower.plan import build_plan
+from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
@@ -28,6 +29,7 @@ from weft.passes.fold_batch_norm import FoldBatchNorm
 from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.hoist_constants import HoistConstants
+from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.simplify import Simplify
@@ -56,6 +58,7 @@ def cpu_passes(config: Config) -> list[ModulePass]:
         GroupIntoKernels(),
         ChooseLayouts(),
         UpdateInPlace(),
+        PlaceLaunches(),
     ]
 
 

@@ -24,13 +24,13 @@ from weft.backends.cpu.target import compile_object, host_target
 from weft.errors import CompilationError
 from weft.forks import COMPILING
 from weft.ir.expr import evaluate
-from weft.lower.plan import CallStep, KernelStep, Plan
+from weft.lower.steps import CallStep, KernelStep, LaunchStep, Plan
 from weft.ops.graph import FuncOp
 from weft.runtime.constants import prepared
 from weft.runtime.memory import Arena, plan_arena
 from weft.runtime.openmp import SYMBOLS, blas_symbols, pool_symbols
 from weft.runtime.record import note_arena
-from weft.runtime.tape import Tape, scratch_words, segments, size_place, table_words, write_tape
+from weft.runtime.tape import Tape, numbers_of, scratch_words, segments, size_place, table_words, write_tape
 
 _counter = 0
 
@@ -50,6 +50,8 @@ class Binding:
     shapes: tuple[tuple[int, ...], ...]
     strides: tuple[tuple[int, ...], ...]
     segments: tuple[Tape | CallStep, ...]
+    numbers: Mapping[int, int]
+    """Numbers that kernels take, by their places in the table: sizes, and what the user's kernels are given."""
 
 
 @dataclass
@@ -62,7 +64,7 @@ class Executable:
     bindings: dict[tuple[int, ...], Binding] = field(default_factory=dict[tuple[int, ...], Binding])
 
     def __post_init__(self) -> None:
-        names = sorted({step.function for step in self.plan.steps if isinstance(step, KernelStep)})
+        names = sorted({step.function for step in self.plan.steps if isinstance(step, KernelStep | LaunchStep)})
         self._library = link(self.code, names) if names else {}
         if names:
             weakref.finalize(self, _unload, self._library).atexit = False
@@ -74,10 +76,6 @@ class Executable:
     def constants(self, given: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
         """The arrays of constant buffers, made of the program's constant arguments."""
         return prepared(self.plan, self.prepare, given)
-
-    def size_place(self, name: str) -> int:
-        """Where in the table a size stands."""
-        return size_place(self.plan, name)
 
     def bind(self, sizes: Mapping[str, int]) -> Binding:
         """The layout of memory for these sizes, planned once for each set of them."""
@@ -94,6 +92,7 @@ class Executable:
                     steps[0] if isinstance(steps[0], CallStep) else write_tape(self.plan, steps, sizes, self.addresses)
                     for steps in segments(self.plan)
                 ),
+                {size_place(self.plan, name): sizes[name] for name in self.plan.symbols} | numbers_of(self.plan, sizes),
             )
             while len(self.bindings) >= _MOST_BINDINGS:
                 self.bindings.pop(next(iter(self.bindings)), None)

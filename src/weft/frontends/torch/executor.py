@@ -16,7 +16,7 @@ from weft.frontends.torch.graph import Number, Output, Passed, Returned
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.outputs import ResultMemory, use_huge_pages
 from weft.ir.expr import Expr, evaluate
-from weft.lower.plan import CallStep, Place
+from weft.lower.steps import CallStep, Place
 from weft.runtime.executable import Binding, Executable
 from weft.runtime.openmp import in_forked_child, pool_symbols
 from weft.runtime.profile import Profile, active_profile
@@ -216,8 +216,8 @@ class CpuExecutor:
         table = np.zeros(self.executable.words + self.executable.scratch + 1, np.int64)  # the last is for a verdict
         for buffer, offset in binding.arena.offsets.items():
             table[buffer] = arena.data_ptr() + start + offset
-        for name in self.symbols:
-            table[self.executable.size_place(name)] = symbols[name]
+        for place, number in binding.numbers.items():
+            table[place] = number
         use_huge_pages(arena.data_ptr(), arena.numel())
         return Frame(
             binding,

@@ -39,12 +39,19 @@ class Heuristics(KernelInterface):
 
     def __init__(self, fn: Any, arg_names: Sequence[str], values: Mapping[str, Callable[..., Any]]) -> None:
         self.fn, self.arg_names, self.values = fn, list(arg_names), dict(values)
+        self.register()
 
     def run(self, *args: Any, grid: Grid, warmup: bool = False, **keywords: Any) -> Any:
         named = dict(zip(self.arg_names, args, strict=False))
+        computed = self.computed({**named, **keywords})
+        return self.fn.run(*args, grid=grid, warmup=warmup, **{**keywords, **computed})
+
+    def computed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters that the others decide."""
+        values: dict[str, Any] = {}
         for name, compute in self.values.items():
-            keywords[name] = compute({**named, **keywords})
-        return self.fn.run(*args, grid=grid, warmup=warmup, **keywords)
+            values[name] = compute({**given, **values})
+        return values
 
 
 def heuristics(values: Mapping[str, Callable[..., Any]]) -> Callable[[Any], Heuristics]:
@@ -98,20 +105,24 @@ class Autotuner(KernelInterface):
         self.dropped: dict[Config, str] = {}
         """Configs that could not be compiled or run, with the reason."""
         self.bench_time = 0.0
+        self.register()
 
     def run(self, *args: Any, grid: Grid, warmup: bool = False, **keywords: Any) -> Any:
         if warmup:
             return self.warmup(*args, grid=grid, **keywords)
-        config = self.configs[0]
-        if len(self.configs) > 1:
-            named = {**dict(zip(self.arg_names, args, strict=False)), **keywords}
-            key = self._key(named)
-            found = self.cache.get(key)
-            config = self._tuned(key, args, named, grid, keywords) if found is None else found
-        self.best_config = config
+        self.best_config = config = self.chosen(args, grid, keywords)
         if config.pre_hook is not None:
             config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **keywords, **config.all_kwargs()})
         return self.fn.run(*args, grid=grid, **{**keywords, **config.all_kwargs()})
+
+    def chosen(self, args: Sequence[Any], grid: Grid, keywords: dict[str, Any]) -> Config:
+        """The config for arguments like these: the best of those measured, now or before."""
+        if len(self.configs) == 1:
+            return self.configs[0]
+        named = {**dict(zip(self.arg_names, args, strict=False)), **keywords}
+        key = self._key(named)
+        found = self.cache.get(key)
+        return self._tuned(key, args, named, grid, keywords) if found is None else found
 
     def warmup(self, *args: Any, grid: Grid, **keywords: Any) -> list[Any]:
         """Compile every config."""

@@ -7,7 +7,7 @@ facts of the arguments, known values, which tensors share memory, Weft's own sou
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -37,7 +37,7 @@ def compile_for(
 ) -> CompiledKernel:
     """The kernel in this process, for arguments like the described."""
     arguments = arguments_of(described, groups)
-    key = _key(function, described, arguments, debug)
+    key = place_of(function, described, arguments, debug)
     cache = disk_cache()
     if key is not None and (entry := cache.get(key)) is not None and (stored := _decode(entry)) is not None:
         return CompiledKernel(stored)
@@ -60,24 +60,23 @@ def arguments_of(described: Sequence[Described], groups: tuple[int, ...] | None)
     return [Argument(word.dtype, word.pointer, next(numbers) if word.pointer else 0) for word in words]
 
 
-class builder_of:
-    """Calls the builder for what a kernel does with its arguments."""
+def builder_of(function: JITFunction, described: Sequence[Described]) -> Callable[[TileBuilder, list[Handle]], None]:
+    """What calls the builder for all that a kernel does with its arguments."""
 
-    def __init__(self, function: JITFunction, described: Sequence[Described]) -> None:
-        self.function, self.described = function, described
-
-    def __call__(self, builder: TileBuilder, handles: list[Handle]) -> None:
+    def build(builder: TileBuilder, handles: list[Handle]) -> None:
         values: dict[str, Any] = {}
         cursor = 0
-        for name, each in zip(self.function.arg_names, self.described, strict=True):
+        for name, each in zip(function.arg_names, described, strict=True):
             values[name], cursor = each.type.unflatten(handles, cursor)
-        build_kernel(self.function, values)
+        build_kernel(function, values)
+
+    return build
 
 
 # -- on disk -------------------------------------------------------------------------------------------------------
 
 
-def _key(
+def place_of(
     function: JITFunction, described: Sequence[Described], arguments: Sequence[Argument], debug: bool
 ) -> str | None:
     """The key on disk, or None where something has no text that is the same in another process."""

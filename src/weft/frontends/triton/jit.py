@@ -59,7 +59,7 @@ python_frames: ContextVar[bool] = ContextVar("python_frames", default=False)
 _looked_at: ContextVar[tuple[JITCallable, ...]] = ContextVar("_looked_at", default=())
 """The functions whose fingerprints are being made here: one that calls itself is met again among them."""
 
-KERNELS: WeakValueDictionary[int, JITFunction] = WeakValueDictionary()
+KERNELS: WeakValueDictionary[int, KernelInterface] = WeakValueDictionary()
 """The kernels of this process, by number: what Dynamo can hold in place of a kernel."""
 
 _numbers = itertools.count()
@@ -119,6 +119,15 @@ def interpret(enabled: bool = True, races: bool = True) -> Generator[None]:
 class KernelInterface:
     """What can be launched over a grid."""
 
+    number: int
+    """Which of this process's kernels it is."""
+
+    def register(self) -> None:
+        """Let the kernel be known by a number."""
+        self.number = next(_numbers)
+        KERNELS[self.number] = self
+        _meet_torch()
+
     def run(self, *args: Any, grid: Grid, warmup: bool = False, **keywords: Any) -> Any:
         """Launch the kernel, or with `warmup` only compile it."""
         raise NotImplementedError
@@ -131,6 +140,10 @@ class KernelInterface:
         """`kernel[grid](...)`: launch so many programs."""
 
         def launch(*args: Any, **keywords: Any) -> Any:
+            if _tracing is not None and _tracing():
+                from weft.frontends.triton.torch_bridge import launch_traced
+
+                return launch_traced(self, grid, args, keywords)
             return self.run(*args, grid=grid, warmup=False, **keywords)
 
         return launch
@@ -248,16 +261,14 @@ class JITFunction(JITCallable, KernelInterface):
         self._by_environment = interpreting()
         self.defaults = {parameter.name: parameter.default for parameter in self.params if parameter.has_default}
         self.constant_names = [parameter.name for parameter in self.params if parameter.is_constexpr]
-        self.number = next(_numbers)
-        KERNELS[self.number] = self
-        _meet_torch()
+        self.register()
 
     def run(self, *args: Any, grid: Grid, warmup: bool = False, **keywords: Any) -> Any:
         for hook in self.pre_run_hooks:
             hook(*args, **keywords)
         if _watcher is not None:
             _watcher(self, args, keywords)
-        if self._is_interpreted():
+        if self.is_interpreted():
             return None if warmup else self.launcher.interpret(args, grid, keywords)
         if warmup:
             return self.launcher.compiled(args, keywords)
@@ -271,13 +282,13 @@ class JITFunction(JITCallable, KernelInterface):
                 from weft.frontends.triton.torch_bridge import launch_traced
 
                 return launch_traced(self, grid, args, keywords)
-            if self.pre_run_hooks or _watcher is not None or self._is_interpreted():
+            if self.pre_run_hooks or _watcher is not None or self.is_interpreted():
                 return self.run(*args, grid=grid, **keywords)
             return self.launcher.launch(grid, args, keywords)
 
         return launch
 
-    def _is_interpreted(self) -> bool:
+    def is_interpreted(self) -> bool:
         """Asked at each launch: the environment is looked at when the kernel is made, `interpret()` now."""
         chosen = _interpreted.get()
         return self._by_environment if chosen is None else chosen

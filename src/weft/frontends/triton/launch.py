@@ -27,6 +27,7 @@ from weft.runtime.openmp import in_forked_child, pool_symbols
 
 if TYPE_CHECKING:
     from weft.frontends.triton.compiled import CompiledKernel
+    from weft.tile.dialect import KernelOp
 
 Key: TypeAlias = "tuple[Hashable, ...]"
 
@@ -42,6 +43,8 @@ class Launcher:
         self.bind = make_bind(function)
         self._classify = make_classify(function)
         self.kernels: dict[Key, CompiledKernel] = {}
+        self.tiles: dict[str, tuple[KernelOp, tuple[tuple[str, str], ...]]] = {}
+        """Tile IR that was made for graphs of torch: the kernel, and the messages of its checks."""
         self._used: list[tuple[Scope, str, Any]] = []
 
     def launch(self, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]) -> CompiledKernel:
