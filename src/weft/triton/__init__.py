@@ -4,6 +4,7 @@
 `import triton` itself find this package.
 """
 
+from weft.frontends.triton.ahead import compile as compile
 from weft.frontends.triton.autotune import autotune as autotune
 from weft.frontends.triton.autotune import heuristics as heuristics
 from weft.frontends.triton.config import Config as Config

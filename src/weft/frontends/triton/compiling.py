@@ -36,16 +36,23 @@ def compile_for(
     function: JITFunction, described: Sequence[Described], groups: tuple[int, ...] | None, debug: bool
 ) -> CompiledKernel:
     """The kernel in this process, for arguments like the described."""
+    return CompiledKernel(kernel_code(function, described, groups, debug))
+
+
+def kernel_code(
+    function: JITFunction, described: Sequence[Described], groups: tuple[int, ...] | None, debug: bool
+) -> KernelCode:
+    """The machine code of a kernel for arguments like the described."""
     arguments = arguments_of(described, groups)
     key = place_of(function, described, arguments, debug)
     cache = disk_cache()
     if key is not None and (entry := cache.get(key)) is not None and (stored := _decode(entry)) is not None:
-        return CompiledKernel(stored)
+        return stored
     with framed(function):
         code = compile_kernel(builder_of(function, described), arguments, name_of(function))
     if key is not None:
         cache.put(key, _encode(code), {_CODE: code.code})
-    return CompiledKernel(code)
+    return code
 
 
 def name_of(function: JITFunction) -> str:

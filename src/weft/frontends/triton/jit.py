@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 from weakref import WeakValueDictionary
 
@@ -52,6 +53,8 @@ OPTIONS = frozenset(
 """Keywords of a launch that tune GPU code: a CPU kernel takes no notice of them, save `debug`."""
 
 _interpreted: ContextVar[bool | None] = ContextVar("_interpreted", default=None)
+interpreted_here = _interpreted.get
+"""What `interpret()` says where the caller is; None where it says nothing."""
 python_frames: ContextVar[bool] = ContextVar("python_frames", default=False)
 """Whether the kernel that is running is the Python function itself, so that its calls are Python's own."""
 
@@ -66,9 +69,6 @@ _numbers = itertools.count()
 
 _tracing: Callable[[], bool] | None = None
 """Whether Dynamo is tracing, where torch is loaded: then a launch becomes an operator of the graph."""
-
-
-_watcher: Callable[[JITFunction, tuple[Any, ...], dict[str, Any]], Any] | None = None
 
 
 def _meet_torch() -> None:
@@ -228,6 +228,9 @@ def _nested(value: Any) -> Fingerprint | None:
 class JITFunction(JITCallable, KernelInterface):
     """A kernel: a Python function in Triton's language."""
 
+    watcher: Callable[[JITFunction, tuple[Any, ...], dict[str, Any]], Any] | None = None
+    """Told of every launch of any kernel."""
+
     def __init__(
         self,
         fn: Callable[..., Any],
@@ -258,7 +261,7 @@ class JITFunction(JITCallable, KernelInterface):
         self.arg_names = [parameter.name for parameter in self.params]
         self.constexprs = [parameter.num for parameter in self.params if parameter.is_constexpr]
         self.pre_run_hooks: list[Callable[..., Any]] = []
-        self._by_environment = interpreting()
+        self.by_environment = interpreting()
         self.defaults = {parameter.name: parameter.default for parameter in self.params if parameter.has_default}
         self.constant_names = [parameter.name for parameter in self.params if parameter.is_constexpr]
         self.register()
@@ -266,32 +269,25 @@ class JITFunction(JITCallable, KernelInterface):
     def run(self, *args: Any, grid: Grid, warmup: bool = False, **keywords: Any) -> Any:
         for hook in self.pre_run_hooks:
             hook(*args, **keywords)
-        if _watcher is not None:
-            _watcher(self, args, keywords)
+        if self.watcher is not None:
+            self.watcher(self, args, keywords)
         if self.is_interpreted():
             return None if warmup else self.launcher.interpret(args, grid, keywords)
         if warmup:
             return self.launcher.compiled(args, keywords)
-        return self.launcher.launch(grid, args, keywords)
+        return self.launcher.run(grid, *args, **keywords)
 
     def __getitem__(self, grid: Grid) -> Callable[..., Any]:
         """`kernel[grid](...)`: launch so many programs."""
 
-        def launch(*args: Any, **keywords: Any) -> Any:
-            if _tracing is not None and _tracing():
-                from weft.frontends.triton.torch_bridge import launch_traced
-
-                return launch_traced(self, grid, args, keywords)
-            if self.pre_run_hooks or _watcher is not None or self.is_interpreted():
-                return self.run(*args, grid=grid, **keywords)
-            return self.launcher.launch(grid, args, keywords)
-
-        return launch
+        if _tracing is not None and _tracing():
+            return super().__getitem__(grid)
+        return partial(self.launcher.launch, grid)
 
     def is_interpreted(self) -> bool:
         """Asked at each launch: the environment is looked at when the kernel is made, `interpret()` now."""
         chosen = _interpreted.get()
-        return self._by_environment if chosen is None else chosen
+        return self.by_environment if chosen is None else chosen
 
     @cached_property
     def launcher(self) -> Launcher:
@@ -309,12 +305,11 @@ class JITFunction(JITCallable, KernelInterface):
     @contextmanager
     def watching(see: Callable[[JITFunction, tuple[Any, ...], dict[str, Any]], Any]) -> Generator[None]:
         """Have a function told of every launch: the kernel, the arguments, the keywords."""
-        global _watcher
-        before, _watcher = _watcher, see
+        before, JITFunction.watcher = JITFunction.watcher, staticmethod(see)
         try:
             yield
         finally:
-            _watcher = before
+            JITFunction.watcher = before
 
     def add_pre_run_hook(self, hook: Callable[..., Any]) -> None:
         """Have a function called with the arguments before each launch."""
