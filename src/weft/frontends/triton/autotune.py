@@ -2,7 +2,7 @@
 
 autotuned kernel[grid](x, n)  ──►  key of the arguments ──► known? ──► kernel with the best config
                                                               │ no
-            configs ──► pruned ──► compiled ──► measured, the worst given up early ──► kept here and on disk
+            configs ──► pruned (cost.py) ──► compiled ──► measured, the worst given up early ──► kept here and on disk
 """
 
 # Arguments and functions are the user's.
@@ -15,6 +15,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -30,6 +31,8 @@ from weft.runtime.sources import source_digest, versions
 
 log = logging.getLogger("weft")
 
+_FEW = 4
+"""So many configs are measured, whatever they seem to cost."""
 _RACE = 4.0
 """A config that takes so many times as long as the best yet in its first run is not measured further."""
 
@@ -104,6 +107,8 @@ class Autotuner(KernelInterface):
         self.configs_timings: dict[Config, Any] = {}
         self.dropped: dict[Config, str] = {}
         """Configs that could not be compiled or run, with the reason."""
+        self.pruned: dict[Config, str] = {}
+        """Configs that were not measured because they seem too costly, with the reason."""
         self.bench_time = 0.0
         self.register()
 
@@ -160,6 +165,24 @@ class Autotuner(KernelInterface):
                 configs = sorted(costs, key=lambda config: costs[config])[: max(count, 1)]
         return list({config.on_cpu(): config for config in reversed(configs)}.values())[::-1]
 
+    def _worth_measuring(self, configs: list[Config], named: Mapping[str, Any], grid: Grid) -> list[Config]:
+        """The configs that do not cost far more than others, by what their tile IR says."""
+        if self.perf_model is not None or len(configs) <= _FEW:
+            return configs
+        from weft.frontends.triton.cost import Cost, cost_of, prune
+
+        costs: dict[Config, Cost] = {}
+        for config in configs:
+            values = {**named, **config.all_kwargs()}
+            if isinstance(self.fn, Heuristics):
+                values |= self.fn.computed(values)
+            with suppress(WeftError):  # measuring finds it out again, and says so
+                costs[config] = cost_of(kernel_of(self.fn), values, grid)
+        self.pruned = prune(costs) if costs else {}
+        for config, reason in self.pruned.items():
+            log.info("%s: config %s is not measured: %s", self.base_fn.__name__, config, reason)
+        return [config for config in configs if config not in self.pruned]
+
     # -- measuring -------------------------------------------------------------------------------------------------
 
     def _tuned(
@@ -172,7 +195,7 @@ class Autotuner(KernelInterface):
                     hint="leave out of the launch what is tuned",
                 )
         start = time.perf_counter()
-        configs = self.prune_configs(named, keywords)
+        configs = self._worth_measuring(self.prune_configs(named, keywords), named, grid)
         place = self._place_on_disk(key, configs)
         config = self._from_disk(place, configs)
         if config is None:
