@@ -15,8 +15,7 @@ import torch
 import weft.triton as triton
 import weft.triton.language as tl
 from weft.frontends.triton.compiling import disk_cache
-from weft.frontends.triton.errors import KernelTypeError, KernelValueError
-from weft.frontends.triton.jit import LaunchError, OptionError
+from weft.frontends.triton.errors import KernelTypeError, KernelValueError, LaunchError, OptionError
 from weft.frontends.triton.specialise import alias_groups
 from weft.frontends.triton.stored import stored_parameters
 

@@ -15,8 +15,8 @@ from weft.frontends.triton.autotune import kernel_of
 from weft.frontends.triton.compiled import CompiledKernel
 from weft.frontends.triton.compiling import kernel_code
 from weft.frontends.triton.constants import constexpr_type, unwrap
-from weft.frontends.triton.errors import KernelTypeError, KernelValueError
-from weft.frontends.triton.jit import ArgumentError, JITFunction
+from weft.frontends.triton.errors import ArgumentError, KernelTypeError, KernelValueError
+from weft.frontends.triton.jit import JITFunction
 from weft.frontends.triton.listing import listing_for
 from weft.frontends.triton.specialise import ANNOTATIONS, Described, Word
 from weft.frontends.triton.types import dtype, pointer_type

@@ -14,7 +14,8 @@ import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from weft.frontends.triton.jit import ArgumentError, JITFunction, interpreted_here
+from weft.frontends.triton.errors import ArgumentError
+from weft.frontends.triton.jit import JITFunction, interpreted_here
 from weft.frontends.triton.specialise import Parameter, Words, alias_groups, constant_key
 
 Bound = tuple[tuple[Any, ...], dict[str, Any]]

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weft.frontends.triton.binding import make_bind, make_classify, make_launch
 from weft.frontends.triton.constants import unwrap
-from weft.frontends.triton.errors import KernelTypeError, KernelValueError
-from weft.frontends.triton.jit import OPTIONS, Grid, JITCallable, JITFunction, OptionError, python_frames
+from weft.frontends.triton.errors import KernelTypeError, KernelValueError, OptionError
+from weft.frontends.triton.jit import OPTIONS, Grid, JITCallable, JITFunction, python_frames
 from weft.frontends.triton.source import Scope
 from weft.frontends.triton.specialise import Described, Words, describe
 from weft.ir.types import DType

@@ -21,7 +21,8 @@ import torch._dynamo
 
 from weft.frontends.triton import jit
 from weft.frontends.triton.autotune import Autotuner, Heuristics, kernel_of
-from weft.frontends.triton.jit import Grid, JITFunction, KernelInterface, LaunchError
+from weft.frontends.triton.errors import LaunchError
+from weft.frontends.triton.jit import Grid, JITFunction, KernelInterface
 from weft.frontends.triton.specialise import alias_groups
 from weft.frontends.triton.stored import stored_parameters
 

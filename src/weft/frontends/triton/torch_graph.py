@@ -27,8 +27,9 @@ from weft.frontends.triton.autotune import Autotuner, Heuristics, kernel_of
 from weft.frontends.triton.compile_function import framed
 from weft.frontends.triton.compiled import build_kernel
 from weft.frontends.triton.compiling import arguments_of, builder_of, name_of, place_of
-from weft.frontends.triton.jit import OPTIONS, JITFunction, MockTensor
+from weft.frontends.triton.jit import OPTIONS, JITFunction
 from weft.frontends.triton.specialise import Described, Words, constant_key, describe
+from weft.frontends.triton.stand_ins import MockTensor
 from weft.frontends.triton.torch_bridge import arguments_in, grid_among, kernel_named, variant_with
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import Expr, Size
