@@ -18,7 +18,7 @@ from xdsl.irdl import (
     var_operand_def,
     var_result_def,
 )
-from xdsl.traits import IsolatedFromAbove, IsTerminator
+from xdsl.traits import IsolatedFromAbove, IsTerminator, NoTerminator
 
 from weft.ir.attributes import Value, from_attribute, to_attribute
 from weft.ir.expr import Size
@@ -152,6 +152,7 @@ class LaunchOp(IRDLOperation):
     tied = attr_def(ArrayAttr)
     grid = attr_def(ArrayAttr)
     body = region_def("single_block")
+    traits = traits_def(NoTerminator(), IsolatedFromAbove())
 
     @classmethod
     def make(
