@@ -18,7 +18,7 @@ class Config:
     """How to compile. Fields can be given as options, or as environment variables `WEFT_<FIELD>`."""
 
     target: str = "cpu"
-    """`cpu`, or `reference`: NumPy, the meaning of every op."""
+    """`cpu`: machine code, for a GPU where the tensors lie on one; `reference`: NumPy, the meaning of every op."""
     strict: bool = False
     """Neither libraries nor the framework's own kernels: an op that Weft cannot compile is an error."""
     freeze: bool = False
@@ -32,6 +32,8 @@ class Config:
     """Verify the IR before and after each pass."""
     tune: bool = False
     """Measure schedules of the kernels that take most of the time, and keep the fastest on disk."""
+    cuda_graphs: bool = True
+    """Capture calls on a GPU as CUDA graphs, where sizes do not change and that is quicker."""
     cpu: str = "native"
     """The processor to compile for: `native`, or a name LLVM knows."""
 

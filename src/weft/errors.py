@@ -52,3 +52,32 @@ class PlaceError(WeftError, IndexError):
 
 class DivisionError(WeftError, RuntimeError):
     """An integer in a program's data that is divided by zero."""
+
+
+class DeviceError(WeftError):
+    """The GPU or its driver failed. `result` and `number` are the driver's name and number of what went wrong."""
+
+    def __init__(self, message: str, *, result: str = "", number: int = 0, hint: str | None = None) -> None:
+        self.result = result
+        self.number = number
+        super().__init__(f"{message} ({result}, {number})" if result else message, hint=hint)
+
+
+class NoDeviceError(DeviceError):
+    """There is no GPU, or no driver for one."""
+
+
+class OldDriverError(DeviceError):
+    """The GPU's driver is older than what the code was made for."""
+
+
+class UnsupportedDeviceError(DeviceError):
+    """The GPU is not one that the code, or Weft, is made for."""
+
+
+class DeviceMemoryError(DeviceError):
+    """The GPU has not enough memory left."""
+
+
+class KernelFaultError(DeviceError):
+    """A kernel did what the GPU does not allow: an illegal access, most often. The process cannot use the GPU again."""

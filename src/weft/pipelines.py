@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Generic, TypeVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
@@ -14,12 +15,17 @@ from xdsl.passes import ModulePass
 from weft.backends.cpu.compile import emit_kernels
 from weft.backends.cpu.microkernel import panel_form
 from weft.backends.cpu.target import CpuTarget, compile_object, target_for
+from weft.backends.nvidia.code import DeviceCode
+from weft.backends.nvidia.compile import emit_llvm
+from weft.backends.nvidia.target import NvidiaTarget, compile_ptx
 from weft.config import Config
+from weft.lower.machine import gpu_machine
 from weft.lower.plan import build_plan
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
+from weft.passes.compare_places import ComparePlaces
 from weft.passes.convolve_by_products import ConvolveByProducts
 from weft.passes.convolve_trained import ConvolveTrained
 from weft.passes.eliminate_common import EliminateCommon
@@ -29,6 +35,7 @@ from weft.passes.fold_batch_norm import FoldBatchNorm
 from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.hoist_constants import HoistConstants
+from weft.passes.inline_small import InlineSmall
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
 from weft.passes.recognize_attention import RecognizeAttention
@@ -62,14 +69,42 @@ def cpu_passes(config: Config) -> list[ModulePass]:
     ]
 
 
+def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModulePass]:
+    """From an imported function to groups that are kernels of a GPU."""
+    return [
+        FoldConstants(),
+        Simplify(),
+        EliminateCommon(),
+        FoldBatchNorm(),
+        ComparePlaces(),
+        SinkReshapes(),
+        HoistConstants(),
+        EliminateDead(),
+        ClaimLibraries(enabled=not config.strict, all_floats=True, tensor_cores=tensor_cores),
+        InlineSmall(),
+        GroupIntoKernels(),
+        ChooseLayouts(),
+        UpdateInPlace(),
+    ]
+
+
+Code = TypeVar("Code", bytes, DeviceCode, covariant=True)
+
+
 @dataclass(frozen=True)
-class Compiled:
-    """A plan with its object code, and the function that prepares its constants, whose text the plan has too."""
+class Compiled(Generic[Code]):
+    """A plan with its object or device code, and the function that prepares its constants, whose text the plan has
+    too."""
 
     plan: Plan
-    code: bytes
+    code: Code
     report: CompilationRecord
     prepare: FuncOp | None = None
+
+
+def _module_of(function: FuncOp) -> ModuleOp:
+    parent = function.parent_op()
+    return parent if isinstance(parent, ModuleOp) else ModuleOp([function])
 
 
 def run_passes(
@@ -87,11 +122,10 @@ def run_passes(
         start = report.measure(each.name, start)
 
 
-def compile_cpu(function: FuncOp, config: Config, target: CpuTarget | None = None) -> Compiled:
+def compile_cpu(function: FuncOp, config: Config, target: CpuTarget | None = None) -> Compiled[bytes]:
     """Compile a function for a processor: passes, plan, LLVM, object code."""
     target = target or target_for(config.cpu)
-    module = function.parent_op() if isinstance(function.parent_op(), ModuleOp) else ModuleOp([function])
-    assert isinstance(module, ModuleOp)
+    module = _module_of(function)
     with compilation(function.sym_name.data) as report:
         report.imported(function)
         run_passes(module, cpu_passes(config), report, verify=config.verify)
@@ -112,3 +146,25 @@ def compile_cpu(function: FuncOp, config: Config, target: CpuTarget | None = Non
         code = compile_object(text, target)
         report.measure("llvm", start)
     return Compiled(planned.plan, code, report, planned.prepare)
+
+
+def compile_nvidia(function: FuncOp, config: Config, target: NvidiaTarget) -> Compiled[DeviceCode]:
+    """Compile a function for a GPU: passes, plan, LLVM, PTX."""
+    module = _module_of(function)
+    with compilation(function.sym_name.data) as report:
+        report.imported(function)
+        run_passes(module, nvidia_passes(config, tensor_cores=target.has_wgmma), report, verify=config.verify)
+        report.program("grouped", function)
+        report.blocks = list(map(str, repeated_blocks(function))) if is_recording() else []
+        start = time.perf_counter()
+        planned = build_plan(function, machine=gpu_machine(target.multiprocessors))
+        start = report.measure("lower_to_tile", start)
+        report.planned(planned.plan, planned.schedules)
+        report.program("tile", planned.kernels.values())
+        text, launches = emit_llvm(planned.kernels, target)
+        start = report.measure("emit_llvm", start)
+        report.program("llvm", text)
+        ptx = compile_ptx(text, target) if launches else ""
+        report.program("ptx", ptx)
+        report.measure("llvm", start)
+    return Compiled(planned.plan, DeviceCode(target.arch, ptx, launches), report, planned.prepare)

@@ -30,6 +30,7 @@ from weft.lower.emit import TileValue, register_dtype
 from weft.lower.evaluate import AddressRecorder, Dummy, Source, broadcast_index
 from weft.lower.kernels import Kernel
 from weft.lower.lowered import Lowered, whole
+from weft.lower.machine import Machine
 from weft.lower.schedule import choose_attention_blocks, given_blocks
 from weft.ops.attention import Attention
 from weft.ops.body import Value
@@ -41,11 +42,13 @@ _LOG2_E = 1.4426950408889634
 """Scores are kept in units in which powers of two are powers of e: those take fewer steps."""
 
 
-def lower_attention(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Lowered:
+def lower_attention(
+    group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
+) -> Lowered:
     """Lower a group that holds one attention, with its operands and results in the given layouts."""
     layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
     op = next(op for op in group.block.ops if isinstance(op, Attention))
-    kernel = _AttentionLowering(group, name, layouts, outputs, op).kernel()
+    kernel = _AttentionLowering(group, name, layouts, outputs, op, machine).kernel()
     return whole(kernel, len(inputs), len(outputs))
 
 
@@ -61,6 +64,7 @@ class _AttentionLowering:
     layouts: dict[SSAValue, Layout]
     outputs: Sequence[Layout]
     op: Attention
+    machine: Machine
 
     def kernel(self) -> Kernel:
         result = tensor_of(self.op.results[0].type)
@@ -82,7 +86,7 @@ class _AttentionLowering:
         domain.row_runs = [*lead, *by_role["i"], *by_role["n"]]
         domain.column_runs = [*by_role["j"], *by_role["e"]]
         self.runs = {letter: runs[0] for letter, runs in by_role.items() if runs}
-        chosen = choose_attention_blocks(result.shape[-2], self.keys, width, out_width)
+        chosen = choose_attention_blocks(result.shape[-2], self.keys, width, out_width, self.machine)
         self.blocks = given_blocks(self.group, "attention") or chosen
         return self._emit(lead)
 

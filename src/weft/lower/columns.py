@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product as every
 from typing import Any, cast
 
-from weft.ir.expr import Size, minimum, product, substitute, symbol
+from weft.ir.expr import Size, ceildiv, minimum, product, substitute, symbol
 from weft.ir.types import DType, f32, f64, i64, tensor_of
 from weft.lower.domain import Run, Variable
 from weft.lower.emit import KernelEmitter, TileValue, register_dtype
@@ -16,8 +16,10 @@ from weft.lower.schedule import Schedule
 from weft.ops.base import Reduction
 from weft.ops.body import Value
 from weft.tile import dialect as tile
-from weft.tile.functions import COMBINERS
+from weft.tile.functions import COMBINERS, greatest
 
+PART = "part"
+"""The number of a program among those that share the columns of its rows."""
 _SUMMED_IN_TURN = 32
 _WORTH_A_SUM = 8
 _MOST_UNROLLED = 16
@@ -70,7 +72,9 @@ class GroupEmitter(KernelEmitter):
         def combine(state: list[TileValue]) -> None:
             for place, each in enumerate(reductions):
                 value = each.element()
-                if self.schedule.mode == "stream":
+                if self.schedule.holds:
+                    value = self._at_every_column(value, [run.name for run in self.blocked])
+                elif self.schedule.mode == "stream":
                     value = self._at_every_column(value, [self.schedule.vector])
                     value = self.reduce_axis(value, each.kind, self.axes[self.schedule.vector].position, value.dtype)
                 state[place] = each.with_another(state[place], value)
@@ -78,7 +82,11 @@ class GroupEmitter(KernelEmitter):
                 also()
 
         carried = [each.start() for each in reductions]
-        if self.schedule.mode == "lanes" and any(each.kind == "sum" and each.dtype.is_float for each in reductions):
+        if self.schedule.holds:
+            with self.columns(carried) as state:
+                combine(state)
+            carried = [self._together(each.kind, held) for each, held in zip(reductions, carried, strict=True)]
+        elif self.schedule.mode == "lanes" and any(each.kind == "sum" and each.dtype.is_float for each in reductions):
             self._in_blocks(self.domain.column_runs, reductions, carried, combine)
         else:
             with self.columns(carried) as state:
@@ -173,10 +181,34 @@ class GroupEmitter(KernelEmitter):
             shape[self.axes[name].position] = self.axes[name].capacity
         return self.repeated(value, shape)
 
+    @property
+    def blocked(self) -> list[Run]:
+        """The column runs that are walked in blocks, which are axes of the tiles."""
+        schedule = self.schedule
+        if not schedule.holds:
+            return [run for run in self.domain.column_runs if schedule.mode == "stream" and run.name == schedule.vector]
+        return [run for run in self.domain.column_runs if schedule.capacity_of(run) is not None]
+
+    def axis_of(self, run: Run) -> int:
+        """The position of a run's axis in the tiles of a schedule with loops."""
+        return self.rank - 1 if run.name == self.schedule.vector else 0
+
+    def _together(self, kind: str, held: TileValue) -> TileValue:
+        """Combine the elements of a tile that loops have carried along their blocks of columns."""
+        for run in self.blocked:
+            held = self.reduce_axis(held, kind, self.axis_of(run), held.dtype)
+        return held
+
     def spread(self, value: Value) -> TileValue:
-        """A scalar as a tile over the row axis, so that it can be carried through loops."""
+        """A scalar as a tile of what loops carry: one over the row axis, or one that holds a block of columns too."""
         source = self._typed(value)
         constant = source.ssa.owner
+        if self.schedule.holds:
+            assert isinstance(constant, tile.ConstantOp)
+            shape = [self.schedule.outer_capacity, self.schedule.capacity][-self.rank :]
+            type_ = tile.TileType.of(shape, tile.tile_type(source.ssa).dtype)
+            held = tile.ConstantOp.create(attributes={"value": constant.value}, result_types=[type_])
+            return TileValue(self.add(held), source.dtype)
         if self.schedule.mode != "lanes" or self.schedule.capacity == 1 or not isinstance(constant, tile.ConstantOp):
             return source
         type_ = tile.TileType.of([self.schedule.capacity], tile.tile_type(source.ssa).dtype)
@@ -188,7 +220,9 @@ class GroupEmitter(KernelEmitter):
         compare = "gt" if function == "max" else "lt"
         carried = [initial, self.spread(self.constant(-1, i64))]
         with self.columns(carried) as state:
-            value = element()
+            value = self._typed(element())
+            if self.schedule.holds:
+                value = self._at_every_column(value, [run.name for run in self.blocked])
             sizes = [variable.size for variable in self.domain.columns]
             position: Size = 0
             for variable, size in zip(self.domain.columns, sizes, strict=True):
@@ -201,7 +235,18 @@ class GroupEmitter(KernelEmitter):
                 better = self.math("or", better, fresh_nan)
             state[0] = self._typed(self.where(better, value, state[0]))
             state[1] = self._typed(self.where(better, self.position(position, i64), state[1]))
-        return carried[1]
+        if not self.schedule.holds or not self.blocked:
+            return carried[1]
+        # Of all that are as good as the best, the first; what was never given a column has no place.
+        found, places = carried
+        best = self._together(function, found)
+        chosen = self.math("eq", found, best)
+        if found.dtype.is_float:
+            chosen = self.math("or", chosen, self.math("isnan", found))
+        chosen = self.math("and", chosen, self.math("ge", places, self.constant(0, i64)))
+        last = self.constant(greatest(i64), i64)
+        first = self._together("min", self._typed(self.where(chosen, places, last)))
+        return self._typed(self.where(self.math("eq", first, last), self.constant(-1, i64), first))
 
     def columns(self, carried: list[TileValue]) -> Any:
         """Loops over all columns; in a stream the innermost goes by blocks, which are an axis of the tiles."""
@@ -215,25 +260,31 @@ class _ColumnLoops:
         self.emit = emit
         self.levels: list[Any] = []
         self.carried = carried
-        self.stream = emit.schedule.vector if emit.schedule.mode == "stream" else ""
+        self.blocked = emit.blocked
 
     def __enter__(self) -> list[TileValue]:
         state = self.carried
-        for run in self.emit.domain.column_runs:
-            blocked = run.name == self.stream
-            capacity = self.emit.schedule.capacity if blocked else 1
+        emit, schedule = self.emit, self.emit.schedule
+        for run in emit.domain.column_runs:
+            blocked = run in self.blocked
+            capacity = (schedule.capacity_of(run) or 1) if blocked else 1
+            if schedule.holds and blocked and run.size == capacity and schedule.split != run.name:
+                emit.tile_axis(run.name, run.size, emit.axis_of(run), 0, capacity)
+                continue
             name = f"{run.name}_start" if blocked else run.name
-            context = self.emit.loop(name, run.size, capacity, state)
+            lower, upper = _share(run, capacity, schedule)
+            context = emit.loop(name, upper, capacity, state, lower=lower)
             self.levels.append(context)
             state = context.__enter__()
             if blocked:
-                self.emit.tile_axis(run.name, run.size, self.emit.rank - 1, symbol(name), capacity)
+                emit.tile_axis(run.name, run.size, emit.axis_of(run), symbol(name), capacity)
         return state
 
     def __exit__(self, *error: object) -> None:
         if error[0] is not None:
             return
-        self.emit.axes.pop(self.stream, None)
+        for run in self.blocked:
+            del self.emit.axes[run.name]
         while self.levels:
             self.levels.pop().__exit__(None, None, None)
 
@@ -282,6 +333,15 @@ class _Combined:
     def finished(self, value: TileValue) -> Value:
         narrowed = self.emit.cast(value, f32) if self.wide and value.dtype == f64 else value
         return finish(self.emit, self.op, narrowed, self.index, self.operands)
+
+
+def _share(run: Run, capacity: int, schedule: Schedule) -> tuple[Size, Size]:
+    """From where to where a program walks a run: all of it, or its part in whole blocks."""
+    if schedule.split != run.name:
+        return 0, run.size
+    share = ceildiv(ceildiv(run.size, capacity), schedule.parts) * capacity
+    first = symbol(PART) * share
+    return first, minimum(first + share, run.size)
 
 
 def _block_of(size: Size) -> int:

@@ -16,12 +16,15 @@ from weft.ir.expr import Size
 from weft.ir.types import tensor_of
 from weft.lower.kernels import lower_group
 from weft.lower.lowered import Argument, KernelCall, Lowered, concat_of
+from weft.lower.machine import Machine
 from weft.lower.regroup import regroup
 from weft.ops.graph import GraphBuilder, GroupOp
 from weft.ops.layouts import Layout
 
 
-def lower_concat(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Lowered:
+def lower_concat(
+    group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
+) -> Lowered:
     """Lower a group that gives a concatenation, with what is computed before it."""
     concat = concat_of(group)
     assert concat is not None
@@ -32,7 +35,7 @@ def lower_concat(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: S
     start: Size = 0
     for number, operand in enumerate(concat.operands):
         part = Layout(output.strides, output.offset + output.strides[dim] * start)
-        kernel = lower_group(_piece(group, number), f"{name}_piece{number}", inputs, [part])
+        kernel = lower_group(_piece(group, number), f"{name}_piece{number}", inputs, [part], machine=machine)
         calls.append(KernelCall(kernel, arguments))
         start = start + tensor_of(operand.type).shape[dim]
     return Lowered(tuple(calls))

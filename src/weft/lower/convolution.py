@@ -23,6 +23,7 @@ from weft.ir.types import Tensor, tensor_of, tensor_type
 from weft.lower.dot import lower_dot
 from weft.lower.kernels import lower_group
 from weft.lower.lowered import Argument, KernelCall, Lowered, whole
+from weft.lower.machine import Machine
 from weft.lower.regroup import regroup
 from weft.ops.base import Movement
 from weft.ops.body import Body, Operand, Value
@@ -85,12 +86,14 @@ def _digits(number: Size, sizes: Sequence[Size]) -> list[Size]:
     return digits
 
 
-def lower_convolution(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Lowered:
+def lower_convolution(
+    group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
+) -> Lowered:
     """Lower a group with a convolution, with what is computed before and after it."""
     convolution = next(op for op in group.block.ops if isinstance(op, Convolution))
-    problem = _Problem(group, convolution, name, inputs, outputs)
+    problem = _Problem(group, convolution, name, inputs, outputs, machine)
     if not problem.is_product():
-        return whole(lower_group(group, name, inputs, outputs), len(inputs), len(outputs))
+        return whole(lower_group(group, name, inputs, outputs, machine=machine), len(inputs), len(outputs))
     return problem.lower()
 
 
@@ -103,6 +106,7 @@ class _Problem:
     name: str
     inputs: Sequence[Layout]
     outputs: Sequence[Layout]
+    machine: Machine
     scratch: list[Tensor] = field(default_factory=list[Tensor])
 
     def __post_init__(self) -> None:
@@ -132,7 +136,7 @@ class _Problem:
         calls: list[KernelCall] = []
 
         def scratch(group: GroupOp, tensor: Tensor, part: str) -> Argument:
-            kernel = lower_group(group, f"{self.name}_{part}", self.inputs, [contiguous(tensor)])
+            kernel = lower_group(group, f"{self.name}_{part}", self.inputs, [contiguous(tensor)], machine=self.machine)
             argument = self._take(tensor)
             calls.append(KernelCall(kernel, (*reads, argument)))
             return argument
@@ -145,14 +149,15 @@ class _Problem:
             wide = Tensor(self.result.dtype, (self.groups, self.outputs_per_group, self.rows * self.columns))
             products = self._take(wide)
             made = self._group(weights, columns, self._wide_product, yields_product=True)
-            (call,) = lower_dot(made, f"{self.name}_dot", layouts, [contiguous(wide)]).calls
+            (call,) = lower_dot(made, f"{self.name}_dot", layouts, [contiguous(wide)], self.machine).calls
             calls.append(KernelCall(call.kernel, (*reads, *held, products)))
             finished = self._group(None, products, self._arranged)
-            kernel = lower_group(finished, f"{self.name}_out", [*self.inputs, contiguous(wide)], self.outputs)
+            read = [*self.inputs, contiguous(wide)]
+            kernel = lower_group(finished, f"{self.name}_out", read, self.outputs, machine=self.machine)
             calls.append(KernelCall(kernel, (*reads, products, *writes)))
         else:
             made = self._group(weights, columns, self._batched_product)
-            (call,) = lower_dot(made, f"{self.name}_dot", layouts, self.outputs).calls
+            (call,) = lower_dot(made, f"{self.name}_dot", layouts, self.outputs, self.machine).calls
             calls.append(KernelCall(call.kernel, (*reads, *held, *writes)))
         return Lowered(tuple(calls), tuple(self.scratch))
 

@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from xdsl.dialects.builtin import IntegerAttr, StringAttr
+from xdsl.dialects.builtin import IndexType, IntegerAttr, StringAttr, UnitAttr
 from xdsl.dialects.builtin import i64 as i64_attr
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
@@ -35,13 +35,14 @@ class TileValue:
 
 @dataclass(frozen=True)
 class Axis:
-    """A run of the domain as an axis of the tiles: elements base .. base+extent, at most `capacity` of them."""
+    """A run of the domain as an axis of the tiles: of `side` elements base .. base+extent, at most `capacity`."""
 
     name: str
     position: int
     base: Size
     capacity: int
     extent: Size
+    side: Size
 
 
 def register_dtype(dtype: DType) -> DType:
@@ -59,6 +60,8 @@ class KernelEmitter(Evaluator):
     scalars: dict[str, SSAValue] = field(default_factory=dict[str, SSAValue])
     axes: dict[str, Axis] = field(default_factory=dict[str, Axis])
     rank: int = 1
+    parts: bool = False
+    """Whether loads say of what whole they are a part: engines that copy tiles need to know."""
 
     def add(self, op: Operation) -> SSAValue:
         self.block.add_op(op)
@@ -66,6 +69,11 @@ class KernelEmitter(Evaluator):
 
     def bounds(self) -> dict[str, Size]:
         return self.domain.bounds | {name: size for name, (_, size) in self.dynamic.items()}
+
+    def program(self, axis: int) -> SSAValue:
+        """This program's number along an axis of the grid."""
+        attributes = {"axis": IntegerAttr(axis, i64_attr)}
+        return self.add(tile.ProgramOp.create(attributes=attributes, result_types=[IndexType()]))
 
     # -- index expressions -----------------------------------------------------------------------------------------
 
@@ -95,13 +103,17 @@ class KernelEmitter(Evaluator):
 
     def access(self, offset: Size, strides: Sequence[Size]) -> tuple[dict[str, Attribute], list[SSAValue], list[int]]:
         """Attributes, index operands and shape of a strided access; axes it does not move along have size 1."""
-        shape, extents = [1] * self.rank, [1] * self.rank
+        shape = [1] * self.rank
+        extents, sides, starts = list[Size](shape), list[Size](shape), list[Size]([0] * self.rank)
         for axis in self.axes.values():
             if strides[axis.position] != 0:
                 shape[axis.position] = axis.capacity
-                extents[axis.position] = axis.extent  # type: ignore[assignment]
-        (o, s, e), operands = self.sizes((offset,), strides, extents)
-        return {"offset": o, "strides": s, "extents": e}, operands, shape
+                extents[axis.position] = axis.extent
+                sides[axis.position], starts[axis.position] = axis.side, axis.base
+        whole = {"sides": sides, "starts": starts} if self.parts else {}
+        expressions = {"offset": (offset,), "strides": strides, "extents": extents, **whole}
+        attributes, operands = self.sizes(*expressions.values())
+        return dict(zip(expressions, attributes, strict=True)), operands, shape
 
     def resolve(self, address: Size) -> Size:
         """An address over the domain's variables in terms of runs, simplified."""
@@ -142,7 +154,7 @@ class KernelEmitter(Evaluator):
         assert isinstance(value, TileValue)
         affine = self.affine(self.resolve(address))
         if affine is None:
-            self.scatter(value, target, self.index_tile(self.resolve(address)), None, "assign")
+            self.scatter(value, target, self.index_tile(self.resolve(address)), None, "assign", unordered=True)
             return
         attributes, operands, shape = self.access(*affine)
         if shape != list(tile.tile_type(value.ssa).sizes):
@@ -150,11 +162,22 @@ class KernelEmitter(Evaluator):
         op = tile.StoreOp.create(operands=[value.ssa, self.pointers[target], *operands], attributes=attributes)
         self.block.add_op(op)
 
-    def scatter(self, value: TileValue, target: SSAValue, offsets: TileValue, mask: Value | None, kind: str) -> None:
+    def scatter(
+        self,
+        value: TileValue,
+        target: SSAValue,
+        offsets: TileValue,
+        mask: Value | None,
+        kind: str,
+        unordered: bool = False,
+    ) -> None:
         operands = [value.ssa, self.pointers[target], offsets.ssa]
         if isinstance(mask, TileValue):
             operands.append(mask.ssa)
-        self.block.add_op(tile.ScatterOp.create(operands=operands, attributes={"kind": StringAttr(kind)}))
+        attributes: dict[str, Attribute] = {"kind": StringAttr(kind)}
+        if unordered:
+            attributes["unordered"] = UnitAttr()
+        self.block.add_op(tile.ScatterOp.create(operands=operands, attributes=attributes))
 
     def index_tile(self, address: Size) -> TileValue:
         """An index expression (over runs) as a tile of integers."""
@@ -274,7 +297,7 @@ class KernelEmitter(Evaluator):
         """Make a run an axis of the tiles."""
         whole = isinstance(size, int) and size % capacity == 0
         extent = capacity if whole else minimum(capacity, size - base)
-        self.axes[name] = Axis(name, position, base, capacity, extent)
+        self.axes[name] = Axis(name, position, base, capacity, extent, size)
 
 
 def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:

@@ -63,6 +63,21 @@ class KernelFrame:
                 base = symbol(name) * capacity
             emit.tile_axis(run.name, run.size, 0, base, capacity)
 
+    def place_axes(self, emit: KernelEmitter, schedule: Schedule) -> None:
+        """Give every row run a program number, or make it an axis of the tiles as the schedule says."""
+        for run in emit.domain.row_runs:
+            capacity = schedule.capacity_of(run)
+            if capacity is None:
+                emit.scalars[run.name] = self.program(run.size)
+                continue
+            base: Size = 0
+            if run.size != capacity:
+                name = f"p{len(self.grid)}"
+                emit.scalars[name] = self.program(ceildiv(run.size, capacity))
+                base = symbol(name) * capacity
+            position = emit.rank - 1 if run.name == schedule.vector else 0
+            emit.tile_axis(run.name, run.size, position, base, capacity)
+
     def finish(self, schedule: Schedule | Blocks, *, serial: bool = False) -> Kernel:
         """End the block and wrap it up."""
         self.block.add_op(tile.ReturnOp.create())

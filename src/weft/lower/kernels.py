@@ -17,16 +17,17 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, cast
 
-from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr
-from xdsl.dialects.builtin import i64 as i64_attr
+from xdsl.dialects.builtin import ArrayAttr, IndexType, StringAttr
 from xdsl.ir import Block, Region, SSAValue
 
 from weft.errors import LoweringError
 from weft.ir.expr import Expr, Size, ceildiv, simplify, symbol, symbols_of
 from weft.ir.types import element_type, tensor_of
-from weft.lower.columns import GroupEmitter
+from weft.lower.columns import PART, GroupEmitter
 from weft.lower.domain import Domain, Run
 from weft.lower.evaluate import Address, AddressRecorder, Layout, Source
+from weft.lower.gpu_schedule import choose_gpu_schedule
+from weft.lower.machine import CPU, Machine
 from weft.lower.schedule import Blocks, Schedule, choose_schedule, contiguous_bytes
 from weft.ops.base import GraphOp, Reduction
 from weft.ops.body import Value
@@ -51,8 +52,25 @@ def lower_group(
     inputs: Sequence[Layout],
     outputs: Sequence[Layout],
     in_place: Mapping[int, int] = MappingProxyType({}),
+    machine: Machine = CPU,
 ) -> Kernel:
-    """Lower a group whose operands and results have the given layouts; `in_place` results are written over operands."""
+    """Lower a group whose operands and results have the given layouts, to one kernel.
+
+    `in_place` results are written over operands.
+    """
+    prepared = prepare_group(group, name, inputs, outputs, in_place, machine)
+    return replace(prepared, schedule=replace(prepared.schedule, split=None, parts=1)).kernel()
+
+
+def prepare_group(
+    group: GroupOp,
+    name: str,
+    inputs: Sequence[Layout],
+    outputs: Sequence[Layout],
+    in_place: Mapping[int, int] = MappingProxyType({}),
+    machine: Machine = CPU,
+) -> GroupLowering:
+    """The domain of a group's kernel and its schedule: all but the code."""
     layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
     reductions = [op for op in group.block.ops if isinstance(op, Reduction)]
     domain = _domain(group, reductions)
@@ -71,10 +89,11 @@ def lower_group(
     if not indexed:  # columns may be combined in any order: those that lie one after the other come last
         domain.column_runs.sort(key=lambda run: contiguous_bytes(run, addresses))
     window = len(reductions) == 1 and not isinstance(reductions[0], DimensionReduction)
-    schedule = choose_schedule(domain, addresses, indexed=indexed, window=window)
+    choose = choose_gpu_schedule if machine.is_gpu else choose_schedule
+    schedule = choose(domain, addresses, machine, indexed=indexed, window=window)
     if schedule.mode == "taps":
         domain.column_runs = [Run((variable,)) for variable in domain.columns]
-    return _Lowering(group, name, layouts, outputs, in_place, domain, indices, reductions, schedule).kernel()
+    return GroupLowering(group, name, layouts, outputs, in_place, domain, indices, reductions, schedule)
 
 
 def _domain(group: GroupOp, reductions: Sequence[Reduction]) -> Domain:
@@ -112,7 +131,8 @@ def _output_index(value: SSAValue, domain: Domain, reductions: Sequence[Reductio
     raise LoweringError(f"an output of shape {shape} does not lie in the group's rows or columns")
 
 
-def _is_full(index: Sequence[Size], domain: Domain) -> bool:
+def is_full(index: Sequence[Size], domain: Domain) -> bool:
+    """Whether an index moves along the columns."""
     columns = {variable.name for variable in domain.columns}
     return any(symbols_of(position) & columns for position in index)
 
@@ -156,7 +176,7 @@ def group_symbols(group: GroupOp, layouts: Sequence[Layout]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _stages(group: GroupOp) -> dict[SSAValue, int]:
+def stages_of(group: GroupOp) -> dict[SSAValue, int]:
     """How many reductions come one after the other before a value is there."""
     stages: dict[SSAValue, int] = dict.fromkeys(group.block.args, 0)
     for op in group.block.ops:
@@ -166,7 +186,7 @@ def _stages(group: GroupOp) -> dict[SSAValue, int]:
 
 
 @dataclass
-class _Lowering:
+class GroupLowering:
     """The construction of one kernel."""
 
     group: GroupOp
@@ -180,7 +200,8 @@ class _Lowering:
     schedule: Schedule
 
     def kernel(self) -> Kernel:
-        names = group_symbols(self.group, [*self.layouts.values(), *self.outputs])
+        found = group_symbols(self.group, [*self.layouts.values(), *self.outputs])
+        names = tuple(name for name in found if name != PART)
         arguments = self.group.block.args
         written = [value for result, value in enumerate(self.group.yielded) if result not in self.in_place]
         values = [*arguments, *written]
@@ -217,24 +238,24 @@ class _Lowering:
     def _place_rows(self) -> list[Size]:
         """Give every row run a program number or an axis; returns the grid."""
         emit, schedule = self.emit, self.schedule
-        emit.rank = 2 if schedule.outer or (schedule.mode == "rows" and len(self.domain.column_runs) == 2) else 1
+        columns = len(self.domain.column_runs) if schedule.mode == "rows" else 1
+        emit.rank = max(columns, 1) + (1 if schedule.outer else 0)
         grid: list[Size] = []
         for run in self.domain.row_runs:
-            capacity = {schedule.vector: schedule.capacity, schedule.outer: schedule.outer_capacity}.get(run.name)
+            capacity = schedule.capacity_of(run)
             if capacity is not None and run.size == capacity:
                 base: Size = 0
             else:
-                program = tile.ProgramOp.create(
-                    attributes={"axis": IntegerAttr(len(grid), i64_attr)}, result_types=[IndexType()]
-                )
-                emit.add(program)
                 scalar = run.name if capacity is None else f"p{len(grid)}"
-                emit.scalars[scalar] = program.out
+                emit.scalars[scalar] = emit.program(len(grid))
                 grid.append(run.size if capacity is None else ceildiv(run.size, capacity))
                 base = symbol(scalar) * (capacity or 1)
             if capacity is not None:
                 position = emit.rank - 1 if run.name == schedule.vector else 0
                 emit.tile_axis(run.name, run.size, position, base, capacity)
+        if schedule.split is not None:
+            emit.scalars[PART] = emit.program(len(grid))
+            grid.append(schedule.parts)
         return grid
 
     def _store(self, results: Sequence[int] | None = None) -> None:
@@ -263,9 +284,9 @@ class _Lowering:
         An output that lies in the columns is written in the loops of the stage for which all that it needs is there,
         or at the end, in loops of its own.
         """
-        stages = _stages(self.group)
+        stages = stages_of(self.group)
         last = max((stages[op.results[0]] for op in self.reductions), default=0)
-        full = [r for r, index in enumerate(self.indices) if _is_full(index, self.domain)]
+        full = [r for r, index in enumerate(self.indices) if is_full(index, self.domain)]
         stage = {r: stages[self.group.yielded[r]] for r in full}
         # What is written over an operand waits until nobody reads that any more.
         latest = max([last - 1, *stage.values()])

@@ -14,7 +14,8 @@ from xdsl.ir import OpResult
 
 from weft.errors import LoweringError
 from weft.ir.types import Tensor
-from weft.lower.kernels import Kernel, lower_group
+from weft.lower.kernels import Kernel, prepare_group
+from weft.lower.machine import CPU, Machine
 from weft.ops.base import GraphOp, Scan, Scatter, Structured
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
@@ -46,7 +47,7 @@ class Lowered:
     scratch: tuple[Tensor, ...] = ()
 
 
-Lowering: TypeAlias = Callable[[GroupOp, str, Sequence[Layout], Sequence[Layout]], Lowered]
+Lowering: TypeAlias = Callable[[GroupOp, str, Sequence[Layout], Sequence[Layout], Machine], Lowered]
 
 
 def anchor_of(group: GroupOp) -> GraphOp | None:
@@ -67,18 +68,24 @@ def concat_of(group: GroupOp) -> Concat | None:
     return value.op if isinstance(value, OpResult) and isinstance(value.op, Concat) else None
 
 
-def lower(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Lowered:
+def lower(
+    group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine = CPU
+) -> Lowered:
     """Lower a group whose operands and results have the given layouts. `name` prefixes its kernels' names."""
     anchor = anchor_of(group)
     if anchor is not None:
-        return _lowering_of(anchor)(group, name, inputs, outputs)
+        return _lowering_of(anchor)(group, name, inputs, outputs, machine)
     if any(op.name == "graph.convolution" for op in group.block.ops):
-        return _lowering_named("convolution")(group, name, inputs, outputs)
+        return _lowering_named("convolution")(group, name, inputs, outputs, machine)
     if concat_of(group) is not None:
-        return _lowering_named("concat")(group, name, inputs, outputs)
+        return _lowering_named("concat")(group, name, inputs, outputs, machine)
     in_place = in_place_of(group)
-    kernel = lower_group(group, name, inputs, outputs, in_place)
-    return whole(kernel, len(inputs), len(outputs), in_place)
+    prepared = prepare_group(group, name, inputs, outputs, in_place, machine)
+    if prepared.schedule.split is not None:
+        from weft.lower.split import lower_split  # it uses the classes above
+
+        return lower_split(prepared, inputs, machine, lower)
+    return whole(prepared.kernel(), len(inputs), len(outputs), in_place)
 
 
 def whole(kernel: Kernel, inputs: int, outputs: int, in_place: Collection[int] = ()) -> Lowered:

@@ -20,6 +20,7 @@ from weft.ir.expr import Size, product, symbols_of
 from weft.ir.types import Tensor, tensor_of
 from weft.lower.constants import Constant, PanelForm, packing_of, preparing
 from weft.lower.lowered import Lowered, lower
+from weft.lower.machine import CPU, Machine
 from weft.lower.packing import PackedLayout
 from weft.lower.steps import Buffer, CallStep, DotStep, KernelStep, LaunchStep, Place, Plan, Step
 from weft.lower.words import word_of
@@ -55,15 +56,16 @@ class Planned:
     prepare: FuncOp | None = None
 
 
-def build_plan(function: FuncOp, panel_form: PanelForm | None = None) -> Planned:
+def build_plan(function: FuncOp, panel_form: PanelForm | None = None, machine: Machine = CPU) -> Planned:
     """Lower every group of a function and lay out its memory. Without `panel_form` no weights are packed."""
-    return _Planner(function, panel_form).run()
+    return _Planner(function, panel_form, machine).run()
 
 
 @dataclass
 class _Planner:
     function: FuncOp
     panel_form: PanelForm | None
+    machine: Machine
     buffers: list[Buffer] = field(default_factory=list[Buffer])
     steps: list[Step] = field(default_factory=list[Step])
     places: dict[SSAValue, Place] = field(default_factory=dict[SSAValue, Place])
@@ -262,7 +264,7 @@ class _Planner:
             text = f"{group_key(op, str)} {in_place} {inputs} {outputs}"
             digest = hashlib.sha256(text.encode()).hexdigest()[:12]
             name = f"{label or 'copy'}_{digest}"
-            lowered = lower(op, name, inputs, outputs)
+            lowered = lower(op, name, inputs, outputs, self.machine)
             for call in lowered.calls:
                 self.kernels[call.kernel.op.sym_name.data] = call.kernel.op
                 self.schedules[call.kernel.op.sym_name.data] = str(call.kernel.schedule)

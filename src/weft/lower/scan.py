@@ -26,6 +26,7 @@ from weft.lower.evaluate import Address, AddressRecorder, Dummy, Source
 from weft.lower.frame import KernelFrame
 from weft.lower.kernels import group_symbols
 from weft.lower.lowered import Lowered, anchor_of, whole
+from weft.lower.machine import Machine
 from weft.lower.schedule import Schedule, contiguous_bytes, lanes_of
 from weft.ops.base import Scan
 from weft.ops.body import Value
@@ -57,7 +58,9 @@ class _Problem:
         return [column if d == self.scan.params["dim"] else next(rows) for d in range(len(self.shape))]
 
 
-def lower_scan(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Lowered:
+def lower_scan(
+    group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
+) -> Lowered:
     """Lower a group with a scan, with what is computed from its operand before and from its results after it."""
     scan = anchor_of(group)
     assert isinstance(scan, Scan)
@@ -72,7 +75,7 @@ def lower_scan(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Seq
         addresses = _record(problem, domain)
     domain.fuse([address.expr for address in addresses])
     in_runs = [replace(a, expr=simplify(domain.in_runs(a.expr), domain.run_bounds)) for a in addresses]
-    schedule = _schedule(domain, in_runs, heavy=scan.KIND == "logaddexp")
+    schedule = _schedule(domain, in_runs, machine, heavy=scan.KIND == "logaddexp")
 
     names = group_symbols(group, [*inputs, *outputs])
     values = [*group.block.args, *group.yielded]
@@ -100,15 +103,15 @@ def _record(problem: _Problem, domain: Domain) -> list[Address]:
     return recorder.addresses
 
 
-def _schedule(domain: Domain, addresses: Sequence[Address], *, heavy: bool) -> Schedule:
+def _schedule(domain: Domain, addresses: Sequence[Address], machine: Machine, *, heavy: bool) -> Schedule:
     if not domain.row_runs:
         return Schedule("scan", "", 1)
     best = max(reversed(domain.row_runs), key=lambda run: contiguous_bytes(run, addresses))
     if contiguous_bytes(best, addresses):
-        return Schedule("scan", best.name, lanes_of(best.size))
+        return Schedule("scan", best.name, lanes_of(best.size, machine))
     if not heavy:
         return Schedule("scan", "", 1)
-    return Schedule("scan", best.name, min(_STRIDED_LANES, lanes_of(best.size)))
+    return Schedule("scan", best.name, min(_STRIDED_LANES, lanes_of(best.size, machine)))
 
 
 def _emit(problem: _Problem, emit: KernelEmitter, targets: Sequence[SSAValue], capacity: int) -> None:

@@ -28,8 +28,10 @@ from weft.lower.domain import Domain
 from weft.lower.emit import KernelEmitter, TileValue
 from weft.lower.evaluate import Address, AddressRecorder, Source
 from weft.lower.frame import KernelFrame
+from weft.lower.gpu_schedule import choose_gpu_schedule
 from weft.lower.kernels import Kernel, group_symbols, lower_group
 from weft.lower.lowered import Argument, KernelCall, Lowered, anchor_of
+from weft.lower.machine import Machine
 from weft.lower.regroup import new_group, regroup
 from weft.lower.schedule import Schedule, contiguous_bytes, lanes_of
 from weft.ops.base import Scatter
@@ -50,6 +52,7 @@ class _Problem:
     scatter: Scatter
     layouts: dict[SSAValue, Layout]
     output: Layout
+    machine: Machine
 
     @property
     def operands(self) -> list[Source]:
@@ -75,7 +78,9 @@ class _Problem:
         return rule.update(body, index, *self.operands, **self.scatter.params)
 
 
-def lower_scatter(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Lowered:
+def lower_scatter(
+    group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
+) -> Lowered:
     """Lower a group with a scatter, with what is computed from its operands before it."""
     scatter = anchor_of(group)
     assert isinstance(scatter, Scatter)
@@ -83,22 +88,29 @@ def lower_scatter(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: 
         raise LoweringError(f"nothing can be computed after {scatter.name} in its kernel")
     (output,) = outputs
     tensor = tensor_of(scatter.results[0].type)
-    problem = _Problem(group, scatter, dict(zip(group.block.args, inputs, strict=True)), output)
+    problem = _Problem(group, scatter, dict(zip(group.block.args, inputs, strict=True)), output, machine)
     reads = tuple(Argument("input", number) for number in range(len(inputs)))
     result, scratch = Argument("output", 0), Argument("scratch", 0)
+    if machine.is_gpu and problem.kind == "assign":
+        write = KernelCall(_lower_unordered(problem, f"{name}_put"), (*reads, result))
+        if in_place_of(group):
+            return Lowered((write,))
+        copy = lower_group(_copy_group(problem, None), f"{name}_copy", inputs, outputs, machine=machine)
+        return Lowered((KernelCall(copy, (*reads, result)), write))
     if not (tensor.dtype.is_float and tensor.dtype.bits < 32 and problem.kind in ("add", "mul")):
         walk = _Walk.of(problem)
         copies = not in_place_of(group) and walk.schedule().outer is not None and walk.rows_along is not None
         write = KernelCall(_lower_updates(problem, walk, f"{name}_put", tensor.dtype, copies), (*reads, result))
         if copies or in_place_of(group):
             return Lowered((write,))
-        copy = lower_group(_copy_group(problem, None), f"{name}_copy", inputs, outputs)
+        copy = lower_group(_copy_group(problem, None), f"{name}_copy", inputs, outputs, machine=machine)
         return Lowered((KernelCall(copy, (*reads, result)), write))
     wide = Tensor(f32, tensor.shape)
     problem = replace(problem, output=contiguous(wide))
-    copy = lower_group(_copy_group(problem, f32), f"{name}_copy", inputs, [problem.output])
+    copy = lower_group(_copy_group(problem, f32), f"{name}_copy", inputs, [problem.output], machine=machine)
     write = _lower_updates(problem, _Walk.of(problem), f"{name}_put", f32)
-    narrow = lower_group(_cast_group(wide, tensor.dtype), f"{name}_round", [problem.output], outputs)
+    rounding = _cast_group(wide, tensor.dtype)
+    narrow = lower_group(rounding, f"{name}_round", [problem.output], outputs, machine=machine)
     calls = (
         KernelCall(copy, (*reads, scratch)),
         KernelCall(write, (*reads, scratch)),
@@ -142,7 +154,8 @@ class _Walk:
     """The result's dimension whose places come from data, if updates cover the others whole, in their order."""
 
     @classmethod
-    def of(cls, problem: _Problem) -> _Walk:
+    def of(cls, problem: _Problem, together: bool = False) -> _Walk:
+        """The walk over the updates; `together`: as if all of them were kept apart."""
         space = problem.space
         plain = Domain(space, ())
         recorder = AddressRecorder(problem.layouts, space=plain.bounds)
@@ -150,6 +163,7 @@ class _Walk:
         own = [simplify(position, recorder.bounds()) for position in target]
         # Two updates that differ in such a dimension differ in where they go.
         apart = frozenset(d for d in range(len(space)) if symbol(f"r{d}") in own)
+        apart = frozenset(range(len(space))) if together else apart
         rows = [size for d, size in enumerate(space) if d in apart]
         columns = [size for d, size in enumerate(space) if d not in apart]
         computed = [d for d, position in enumerate(own) if symbols_of(position) & recorder.dynamic.keys()]
@@ -178,18 +192,21 @@ class _Walk:
         address = simplify(self.problem.output.address(target), recorder.bounds())
         return [*recorder.addresses, Address(address, "store", dtype.bytes)]
 
-    def schedule(self) -> Schedule:
+    def in_runs(self) -> list[Address]:
         domain = self.domain
-        addresses = [
+        return [
             replace(address, expr=simplify(domain.in_runs(address.expr), domain.run_bounds))
             for address in self.record()
         ]
+
+    def schedule(self) -> Schedule:
+        domain, addresses = self.domain, self.in_runs()
         best = max(reversed(domain.row_runs), key=lambda run: contiguous_bytes(run, addresses), default=None)
         if best is None or not contiguous_bytes(best, addresses):
             return Schedule("scatter", "", 1)
         if self.is_computed and isinstance(best.size, int) and _LEAST_ROW <= best.size <= _MOST_ROW:
             return Schedule("scatter", best.name, best.size, "part", _PARTS)
-        return Schedule("scatter", best.name, lanes_of(best.size))
+        return Schedule("scatter", best.name, lanes_of(best.size, self.problem.machine))
 
 
 def _lower_updates(problem: _Problem, walk: _Walk, name: str, dtype: DType, copies: bool = False) -> Kernel:
@@ -229,6 +246,31 @@ def _lower_updates(problem: _Problem, walk: _Walk, name: str, dtype: DType, copi
         assert isinstance(value, TileValue)
         offsets = emit.index_tile(emit.resolve(problem.output.address(target)))
         emit.scatter(value, pointer, offsets, mask, problem.kind)
+    return frame.finish(schedule)
+
+
+def _lower_unordered(problem: _Problem, name: str) -> Kernel:
+    """The kernel of a GPU that writes updates all at once: which of those for one place stays there is not said."""
+    walk = _Walk.of(problem, together=True)
+    schedule = replace(choose_gpu_schedule(walk.domain, walk.in_runs(), problem.machine, indexed=False), mode="scatter")
+    arguments = problem.group.block.args
+    dtype = tensor_of(problem.scatter.results[0].type).dtype
+    names = group_symbols(problem.group, [*problem.layouts.values(), problem.output])
+    frame = KernelFrame.of(name, [*(tensor_of(value.type).dtype for value in arguments), dtype], names)
+    emit = KernelEmitter(problem.layouts, domain=walk.domain, block=frame.block, scalars=frame.scalars)
+    emit.rank = 2 if schedule.outer else 1
+    pointer = frame.pointers[-1]
+    emit.pointers = {**dict(zip(arguments, frame.pointers, strict=False)), pointer: pointer}
+    frame.program(minimum(1, product(tensor_of(problem.scatter.results[0].type).shape)))
+    frame.place_axes(emit, schedule)
+    target = problem.target(emit, walk.index)
+    mask: Value | None = None
+    for position, size in zip(target, problem.operands[0].tensor.shape, strict=True):
+        mask = emit.both(mask, emit.inside(position, size))
+    value = problem.update(emit, walk.index)
+    assert isinstance(value, TileValue)
+    offsets = emit.index_tile(emit.resolve(problem.output.address(target)))
+    emit.scatter(value, pointer, offsets, mask, "assign", unordered=True)
     return frame.finish(schedule)
 
 

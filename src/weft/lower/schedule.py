@@ -14,12 +14,10 @@ from weft.ir.expr import Size, coefficient_of, symbols_of
 from weft.ir.types import DType, i8
 from weft.lower.domain import Domain, Run
 from weft.lower.evaluate import Address
+from weft.lower.machine import CPU, Machine
 from weft.ops.graph import GroupOp
 from weft.passes.build_groups import SCHEDULE
 
-TILE_ELEMENTS = 4096
-ROW_ELEMENTS = 16384
-LANES = 64
 SHORT = 8
 MOST_TAPS = 64
 
@@ -31,6 +29,9 @@ class Schedule:
     `mode` is `pointwise`; `rows`: the columns are tile axes, reduced in one step; `stream`: blocks of the innermost
     columns are loaded in a loop; `lanes`: a row run is the vector axis and all columns are loops; `taps`: the few
     columns of a window are laid out one after the other.
+
+    A schedule that `holds` carries whole tiles through its loops and combines their elements at the end; `outer` is
+    then any run. Of the column run `split`, each of `parts` programs takes a part.
     """
 
     mode: str
@@ -38,10 +39,18 @@ class Schedule:
     capacity: int
     outer: str | None = None
     outer_capacity: int = 1
+    holds: bool = False
+    split: str | None = None
+    parts: int = 1
 
     def __str__(self) -> str:
         outer = f", {self.outer} by {self.outer_capacity}" if self.outer else ""
-        return f"#{self.mode}<{self.vector} by {self.capacity}{outer}>"
+        split = f", {self.split} in {self.parts} parts" if self.split else ""
+        return f"#{self.mode}<{self.vector} by {self.capacity}{outer}{split}>"
+
+    def capacity_of(self, run: Run) -> int | None:
+        """How many elements of a run a tile holds, if it is an axis of the tiles."""
+        return {self.vector: self.capacity, self.outer: self.outer_capacity}.get(run.name)
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,7 @@ def choose_blocks(
     packed: int | None,
     in_place: bool,
     split: bool = False,
+    machine: Machine = CPU,
 ) -> Blocks:
     """The tiles of a product [m, k] x [k, n]; `packed` is the width of b's panels if it lies in such.
 
@@ -84,6 +94,8 @@ def choose_blocks(
     all threads to have some. With few rows b is read once: if it is read `in_place`, then best from end to end. Where
     rows are `split` into digits, they are so for every block of columns: few of those, and more blocks of rows.
     """
+    if machine.is_gpu:
+        return Blocks("dot", (_gpu_side(m, 64), _gpu_side(n, 64), _gpu_side(k, 32)))
     few = isinstance(m, int) and m <= _FEW_ROWS
     most = _SPLIT_ROWS if split else _MOST_ROWS
     rows = min(most, _UNKNOWN_ROWS) if not isinstance(m, int) else _even(m, most, _ROW_UNIT)
@@ -107,8 +119,11 @@ _QUERIES, _KEYS, _KEYS_OF_ONE = 64, 256, 512
 _WIDTH_UNIT, _MOST_WIDTH, _UNKNOWN_WIDTH = 16, 512, 64
 
 
-def choose_attention_blocks(queries: Size, keys: Size, width: Size, out_width: Size) -> Blocks:
+def choose_attention_blocks(queries: Size, keys: Size, width: Size, out_width: Size, machine: Machine = CPU) -> Blocks:
     """The tiles of attention: queries, keys, width of the queries and of the values."""
+    if machine.is_gpu:
+        depth, across = (_gpu_side(size, _MOST_WIDTH // 2) for size in (width, out_width))
+        return Blocks("attention", (_gpu_side(queries, 64), _gpu_side(keys, 64), depth, across))
     rows = _QUERIES if not isinstance(queries, int) else _even(queries, _QUERIES, _ROW_UNIT)
     columns = _KEYS_OF_ONE if rows == 1 else _KEYS
     if isinstance(keys, int):
@@ -118,6 +133,13 @@ def choose_attention_blocks(queries: Size, keys: Size, width: Size, out_width: S
     whole = isinstance(out_width, int) and out_width <= _MOST_WIDTH
     across = _rounded(out_width, _WIDTH_UNIT) if whole and isinstance(out_width, int) else _UNKNOWN_WIDTH
     return Blocks("attention", (rows, columns, depth, 1 if out_width == 1 else across))
+
+
+def _gpu_side(size: Size, most: int) -> int:
+    """A side of a product's tile: whole fragments of the tensor cores, but one of one element is no axis."""
+    if size == 1:
+        return 1
+    return most if not isinstance(size, int) else min(most, _rounded(1 << max(0, size - 1).bit_length(), 16))
 
 
 def _even(size: int, most: int, unit: int) -> int:
@@ -141,8 +163,10 @@ def _known(sizes: Sequence[Size]) -> int:
     return total
 
 
-def choose_schedule(domain: Domain, addresses: Sequence[Address], *, indexed: bool, window: bool = False) -> Schedule:
-    """Pick the schedule of a kernel from its addresses (over runs).
+def choose_schedule(
+    domain: Domain, addresses: Sequence[Address], machine: Machine = CPU, *, indexed: bool, window: bool = False
+) -> Schedule:
+    """Pick the schedule of a processor's kernel from its addresses (over runs).
 
     `indexed` reductions must see one column axis; the columns of others may be those of a `window`.
     """
@@ -152,8 +176,8 @@ def choose_schedule(domain: Domain, addresses: Sequence[Address], *, indexed: bo
     scores = {run.name: contiguous_bytes(run, addresses) for run in runs}
     if not domain.column_runs:
         vector = max(reversed(domain.row_runs), key=lambda run: scores[run.name])
-        return _pointwise(domain, vector)
-    if window and not indexed and (taps := _taps(domain, addresses)) is not None:
+        return _pointwise(domain, vector, machine)
+    if window and not indexed and (taps := _taps(domain, addresses, machine)) is not None:
         return taps
     # What is the same for a whole row is read or written once for all its columns: it does not count.
     columns = {run.name for run in domain.column_runs}
@@ -162,33 +186,32 @@ def choose_schedule(domain: Domain, addresses: Sequence[Address], *, indexed: bo
     innermost = domain.column_runs[-1]
     row = max(reversed(domain.row_runs), key=lambda run: scores[run.name], default=None)
     if row is not None and scores[row.name] > scores[innermost.name]:
-        return Schedule("lanes", row.name, lanes_of(row.size))
+        return Schedule("lanes", row.name, lanes_of(row.size, machine))
     if isinstance(innermost.size, int) and innermost.size <= SHORT:
         # The few columns of a window are no vector: rows that are written side by side are a better one.
         side = max(reversed(domain.row_runs), key=lambda run: contiguous_bytes(run, addresses), default=None)
         if side is not None and contiguous_bytes(side, addresses):
-            return Schedule("lanes", side.name, lanes_of(side.size))
+            return Schedule("lanes", side.name, lanes_of(side.size, machine))
     total = _known_product(domain.column_runs)
-    if total is not None and 0 < total <= ROW_ELEMENTS and len(domain.column_runs) <= (1 if indexed else 2):
+    if total is not None and 0 < total <= machine.row_elements and len(domain.column_runs) <= (1 if indexed else 2):
         assert isinstance(innermost.size, int)
         return Schedule("rows", innermost.name, innermost.size)
     if indexed:
-        return Schedule("lanes", row.name if row else "", lanes_of(row.size) if row else 1)
-    return Schedule("stream", innermost.name, _capacity(innermost.size, TILE_ELEMENTS))
+        return Schedule("lanes", row.name if row else "", lanes_of(row.size, machine) if row else 1)
+    return Schedule("stream", innermost.name, _capacity(innermost.size, machine.tile_elements))
 
 
-def _pointwise(domain: Domain, vector: Run) -> Schedule:
-    capacity = _capacity(vector.size, TILE_ELEMENTS)
+def _pointwise(domain: Domain, vector: Run, machine: Machine) -> Schedule:
+    most = machine.tile_elements
+    capacity = _capacity(vector.size, most)
     others = [run for run in domain.row_runs if run is not vector]
-    if others and isinstance(vector.size, int) and capacity == vector.size and capacity * 2 <= TILE_ELEMENTS:
+    if others and isinstance(vector.size, int) and capacity == vector.size and capacity * 2 <= most:
         outer = others[-1]
-        return Schedule(
-            "pointwise", vector.name, capacity, outer.name, _capacity(outer.size, max(1, TILE_ELEMENTS // capacity))
-        )
+        return Schedule("pointwise", vector.name, capacity, outer.name, _capacity(outer.size, max(1, most // capacity)))
     return Schedule("pointwise", vector.name, capacity)
 
 
-def _taps(domain: Domain, addresses: Sequence[Address]) -> Schedule | None:
+def _taps(domain: Domain, addresses: Sequence[Address], machine: Machine) -> Schedule | None:
     """The schedule of windows over channels that lie side by side, all of which are inside or outside together."""
     total = _known_product(domain.column_runs)
     if total is None or not 0 < total <= MOST_TAPS or not domain.row_runs:
@@ -200,7 +223,7 @@ def _taps(domain: Domain, addresses: Sequence[Address]) -> Schedule | None:
             return None
     if not contiguous_bytes(vector, addresses):
         return None
-    return replace(_pointwise(domain, vector), mode="taps")
+    return replace(_pointwise(domain, vector, machine), mode="taps")
 
 
 def contiguous_bytes(run: Run, addresses: Sequence[Address]) -> int:
@@ -217,13 +240,13 @@ def _capacity(size: Size, limit: int) -> int:
     return min(size, limit) if isinstance(size, int) and size > 0 else limit
 
 
-def lanes_of(size: Size) -> int:
+def lanes_of(size: Size, machine: Machine) -> int:
     """How many rows a program reduces side by side: a divisor of the size where one is near, to do without edges."""
     if not isinstance(size, int):
-        return LANES
-    if size <= LANES:
+        return machine.lanes
+    if size <= machine.lanes:
         return max(size, 1)
-    return next((n for n in range(LANES, 15, -16) if size % n == 0), LANES)
+    return next((n for n in range(machine.lanes, 15, -16) if size % n == 0), machine.lanes)
 
 
 def _known_product(runs: Sequence[Run]) -> int | None:

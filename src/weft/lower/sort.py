@@ -21,6 +21,7 @@ from weft.ir.types import Tensor, i64, tensor_of
 from weft.lower.frame import KernelFrame
 from weft.lower.kernels import Kernel, group_symbols, lower_group
 from weft.lower.lowered import Argument, KernelCall, Lowered, anchor_of
+from weft.lower.machine import Machine
 from weft.lower.regroup import new_group, regroup
 from weft.lower.schedule import Schedule
 from weft.ops.base import GraphOp
@@ -78,7 +79,9 @@ class _Sorting:
         return self.take(tensor)
 
 
-def lower_sort(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Lowered:
+def lower_sort(
+    group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
+) -> Lowered:
     """Lower a group with a sort or a top-k, with what is computed from its operand before it."""
     sort = anchor_of(group)
     assert sort is not None
@@ -89,7 +92,7 @@ def lower_sort(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Seq
     held = [problem.place(0, keys), problem.place(1, positions)]
     arguments = (*held, problem.take(keys), problem.take(positions))
 
-    copied = lower_group(_copy_in(problem), f"{name}_in", inputs, [contiguous(keys)])
+    copied = lower_group(_copy_in(problem), f"{name}_in", inputs, [contiguous(keys)], machine=machine)
     reads = [Argument("input", number) for number in range(len(inputs))]
     calls = [KernelCall(copied, (*reads, held[0])), KernelCall(_sort_kernel(problem, f"{name}_sort"), arguments)]
     # A result that was not sorted in its output is copied there.
@@ -101,7 +104,7 @@ def lower_sort(group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Seq
     if moved:
         made = _copy_out(problem, [tensor for *_, tensor in moved])
         layouts = [contiguous(tensor) for *_, tensor in moved]
-        kernel = lower_group(made, f"{name}_out", layouts, [layout for _, layout, *_ in moved])
+        kernel = lower_group(made, f"{name}_out", layouts, [layout for _, layout, *_ in moved], machine=machine)
         calls.append(KernelCall(kernel, (*(source for _, _, source, _ in moved), *(target for target, *_ in moved))))
     return Lowered(tuple(calls), tuple(problem.scratch))
 

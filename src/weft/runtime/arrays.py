@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.errors import GuardError, UnsupportedError
 from weft.ir.expr import Expr
-from weft.lower.steps import CallStep
+from weft.lower.steps import CallStep, DotStep
 from weft.runtime.executable import Executable
 from weft.runtime.profile import active_profile
 from weft.runtime.tape import Tape
@@ -75,11 +75,11 @@ class ArrayCall:
             profile.run(self.executable, self.binding, launch, _refuse)
             return
         for segment in self.binding.segments:
-            _refuse(segment) if isinstance(segment, CallStep) else launch(segment)
+            launch(segment) if isinstance(segment, Tape) else _refuse(segment)
 
 
-def _refuse(step: CallStep) -> None:
-    raise UnsupportedError(f"{step.target} is a call to the framework that brought it")
+def _refuse(step: CallStep | DotStep) -> None:
+    raise UnsupportedError(f"{step.label} is a call to the framework that brought it")
 
 
 def _strided(shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -1,8 +1,4 @@
-"""A program that can be called: machine code in this process, and its memory.
-
-The framework's front end allocates: inputs and outputs are its tensors, and so are the arenas. This module speaks
-addresses and sizes only.
-"""
+"""A program as machine code in this process, and what links it."""
 
 # llvmlite has no types.
 # pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
@@ -12,93 +8,42 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 import llvmlite.binding as llvm
-import numpy as np
 
 from weft.backends.cpu.launcher import LAUNCHER, launcher_module
 from weft.backends.cpu.target import compile_object, host_target
 from weft.errors import CompilationError
 from weft.forks import COMPILING
-from weft.ir.expr import evaluate
-from weft.lower.steps import CallStep, KernelStep, LaunchStep, Plan
-from weft.ops.graph import FuncOp
-from weft.runtime.constants import prepared
-from weft.runtime.memory import Arena, plan_arena
+from weft.lower.steps import KernelStep, LaunchStep, Step
 from weft.runtime.openmp import SYMBOLS, blas_symbols, pool_symbols
-from weft.runtime.record import note_arena
-from weft.runtime.tape import Tape, numbers_of, scratch_words, segments, size_place, table_words, write_tape
+from weft.runtime.program import Program
+from weft.runtime.tape import Tape, write_tape
 
 _counter = 0
-
-_MOST_BINDINGS = 256
-"""Sets of sizes that a program keeps its layout of memory for."""
 
 Launch: TypeAlias = Callable[[int, int, int], None]
 """The launcher: tape, table, threads."""
 
 
-@dataclass(frozen=True)
-class Binding:
-    """A program with its sizes known: where temporaries lie, the shape and strides of every buffer, and its tapes."""
-
-    sizes: Mapping[str, int]
-    arena: Arena
-    shapes: tuple[tuple[int, ...], ...]
-    strides: tuple[tuple[int, ...], ...]
-    segments: tuple[Tape | CallStep, ...]
-    numbers: Mapping[int, int]
-    """Numbers that kernels take, by their places in the table: sizes, and what the user's kernels are given."""
-
-
 @dataclass
-class Executable:
-    """Loaded code, and a binding for each set of sizes it was called with."""
-
-    plan: Plan
-    code: bytes
-    prepare: FuncOp | None = None
-    bindings: dict[tuple[int, ...], Binding] = field(default_factory=dict[tuple[int, ...], Binding])
+class Executable(Program):
+    """A program for the processor that it runs on."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         names = sorted({step.function for step in self.plan.steps if isinstance(step, KernelStep | LaunchStep)})
         self._library = link(self.code, names) if names else {}
         if names:
             weakref.finalize(self, _unload, self._library).atexit = False
         self.addresses: dict[str, int] = {name: self._library[name] for name in names} | blas_symbols()
         self.launch = launcher()
-        self.words = table_words(self.plan)
-        self.scratch = scratch_words(self.plan)
 
-    def constants(self, given: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
-        """The arrays of constant buffers, made of the program's constant arguments."""
-        return prepared(self.plan, self.prepare, given)
-
-    def bind(self, sizes: Mapping[str, int]) -> Binding:
-        """The layout of memory for these sizes, planned once for each set of them."""
-        key = tuple(sizes[name] for name in self.plan.symbols)
-        binding = self.bindings.get(key)
-        if binding is None:
-            buffers = self.plan.buffers
-            binding = Binding(
-                dict(sizes),
-                plan_arena(self.plan, sizes),
-                tuple(tuple(evaluate(size, sizes) for size in buffer.tensor.shape) for buffer in buffers),
-                tuple(tuple(evaluate(s, sizes) for s in buffer.layout.strides) for buffer in buffers),
-                tuple(
-                    steps[0] if isinstance(steps[0], CallStep) else write_tape(self.plan, steps, sizes, self.addresses)
-                    for steps in segments(self.plan)
-                ),
-                {size_place(self.plan, name): sizes[name] for name in self.plan.symbols} | numbers_of(self.plan, sizes),
-            )
-            while len(self.bindings) >= _MOST_BINDINGS:
-                self.bindings.pop(next(iter(self.bindings)), None)
-            self.bindings[key] = binding
-            note_arena(self.plan, sizes, binding.arena.size)
-        return binding
+    def write_tape(self, steps: Sequence[Step], sizes: Mapping[str, int]) -> Tape:
+        return write_tape(self.plan, steps, sizes, self.addresses)
 
 
 @lru_cache(maxsize=1)

@@ -24,12 +24,12 @@ from weft.errors import WeftError
 from weft.ir.expr import evaluate, product
 from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Plan, Step
 from weft.runtime.record import CompilationRecord, recording
-from weft.runtime.tape import Tape, write_tape
+from weft.runtime.tape import Tape
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from weft.runtime.executable import Binding, Executable
+    from weft.runtime.program import Binding, Program
 
 
 @dataclass(frozen=True)
@@ -106,39 +106,34 @@ class Profile:
     steps: list[StepEvent] = field(default_factory=list[StepEvent])
     calls: list[CallEvent] = field(default_factory=list[CallEvent])
     compilations: list[CompilationRecord] = field(default_factory=list[CompilationRecord])
-    _tapes: dict[int, tuple[Binding, list[tuple[Step, Tape | None]]]] = field(
-        default_factory=dict[int, "tuple[Binding, list[tuple[Step, Tape | None]]]"]
+    _tapes: dict[int, tuple[Binding, list[tuple[Step, Tape | CallStep | DotStep]]]] = field(
+        default_factory=dict[int, "tuple[Binding, list[tuple[Step, Tape | CallStep | DotStep]]]"]
     )
 
     def run(
         self,
-        executable: Executable,
+        program: Program,
         binding: Binding,
         launch: Callable[[Tape], None],
-        call: Callable[[CallStep], None],
+        call: Callable[[CallStep | DotStep], None],
     ) -> None:
         """Run a program step by step and note the times."""
         thread, begun = threading.get_native_id(), time.perf_counter_ns()
-        for step, tape in self._single_steps(executable, binding):
+        for step, segment in self._single_steps(program, binding):
             start = time.perf_counter_ns()
-            if tape is None:
-                assert isinstance(step, CallStep)
-                call(step)
+            if isinstance(segment, Tape):
+                launch(segment)
             else:
-                launch(tape)
-            self.steps.append(StepEvent(step, executable.plan, binding.sizes, thread, start, time.perf_counter_ns()))
-        self.calls.append(CallEvent(executable.plan.name, binding.sizes, thread, begun, time.perf_counter_ns()))
+                call(segment)
+            self.steps.append(StepEvent(step, program.plan, binding.sizes, thread, start, time.perf_counter_ns()))
+        self.calls.append(CallEvent(program.plan.name, binding.sizes, thread, begun, time.perf_counter_ns()))
 
-    def _single_steps(self, executable: Executable, binding: Binding) -> list[tuple[Step, Tape | None]]:
+    def _single_steps(self, program: Program, binding: Binding) -> list[tuple[Step, Tape | CallStep | DotStep]]:
         known = self._tapes.get(id(binding))
         if known is None:
-            plan, sizes, addresses = executable.plan, binding.sizes, executable.addresses
-            tapes = [
-                (step, None if isinstance(step, CallStep) else write_tape(plan, [step], sizes, addresses))
-                for step in plan.steps
-            ]
+            single = [(step, program.segment([step], binding.sizes)) for step in program.plan.steps]
             # The binding is kept with them, so that its id stays its own.
-            known = self._tapes[id(binding)] = (binding, tapes)
+            known = self._tapes[id(binding)] = (binding, single)
         return known[1]
 
     def rows(self) -> list[Row]:

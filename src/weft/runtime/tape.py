@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from weft.backends.cpu.blas import product_words
 from weft.backends.cpu.launcher import ADDRESS, KERNEL
 from weft.forks import cached_property
 from weft.ir.expr import Size, evaluate
-from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Place, Plan, Step
+from weft.lower.steps import DotStep, KernelStep, LaunchStep, Place, Plan, Step
 from weft.lower.words import signed
 
 PARALLEL_FROM_NS = 30_000
@@ -32,12 +32,12 @@ class Tape:
         return self.words.ctypes.data
 
 
-def segments(plan: Plan) -> list[tuple[Step, ...]]:
-    """The plan's steps, cut at calls to the framework: runs of kernels, and calls alone."""
+def segments(plan: Plan, is_apart: Callable[[Step], bool]) -> list[tuple[Step, ...]]:
+    """The plan's steps, cut at those that the framework carries out: runs of kernels, and such steps alone."""
     result: list[tuple[Step, ...]] = []
     run: list[Step] = []
     for step in plan.steps:
-        if not isinstance(step, CallStep):
+        if not is_apart(step):
             run.append(step)
             continue
         if run:

@@ -126,38 +126,54 @@ class CaseResult:
         }
 
 
+@dataclass
+class Started:
+    """Contenders after their first calls: how to call them, what they returned, and seconds inside the backends."""
+
+    race: Race
+    calls: dict[str, Call] = field(default_factory=dict[str, Call])
+    outputs: dict[str, list[Tensor]] = field(default_factory=dict[str, list[Tensor]])
+    backend_seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    def first_call_of(self, contender: Contender, start: Start, progress: Progress | None) -> None:
+        """Let a contender compile and make its first call; a failure is noted in the race."""
+        if progress is not None:
+            progress(f"{contender.name}'s first call")
+
+        def begin() -> None:
+            self.calls[contender.name] = call = start(contender)
+            self.outputs[contender.name] = snapshot(call())
+
+        with compile_clock() as clock:
+            first_call(self.race, contender.name, begin)
+        if clock.graphs:
+            self.backend_seconds[contender.name] = clock.seconds
+
+    @property
+    def able(self) -> dict[str, Call]:
+        """The calls of those that did not fail."""
+        return {name: self.calls[name] for name in self.race.first_calls}
+
+
 def run_case(case: Case, limits: Limits | None = None, progress: Progress | None = None) -> CaseResult:
     """Build the case, let each contender make its first call, compare what they return, and measure them in turns."""
     torch.compiler.reset()
     gc.collect()  # a case holds up to a gigabyte; what the last one held goes first
-    race = Race(peers=case.peers)
-    calls: dict[str, Call] = {}
-    outputs: dict[str, list[Tensor]] = {}
-    backend_seconds: dict[str, float] = {}
+    started = Started(Race(peers=case.peers))
     with torch.set_grad_enabled(case.training), recording() as records:
         start = case.build()
         plain = contenders(frozen=case.frozen, exported=case.exported)
         for contender in quantized_contenders(case.quantize) if case.quantize else plain:
-            if progress is not None:
-                progress(f"{contender.name}'s first call")
-
-            def begin(contender: Contender = contender) -> None:
-                calls[contender.name] = call = start(contender)
-                outputs[contender.name] = _snapshot(call())
-
-            with compile_clock() as clock:
-                first_call(race, contender.name, begin)
-            if clock.graphs:
-                backend_seconds[contender.name] = clock.seconds
-        cosine = _cosine(outputs) if case.quantize else None
-        wrong = _disagreements(outputs)
+            started.first_call_of(contender, start, progress)
+        cosine = _cosine(started.outputs) if case.quantize else None
+        wrong = disagreements(started.outputs)
         if cosine is not None and not cosine >= LEAST_COSINE:
             wrong[WEFT] = f"has a cosine of {cosine:.5f} to f32, which is less than {LEAST_COSINE}"
-        outputs.clear()
-        interleave({name: calls[name] for name in race.first_calls}, limits, progress, race)
+        started.outputs.clear()
+        race = interleave(started.able, limits, progress, started.race)
     uncompiled = next((record.error for record in records if record.error is not None), None)
     fallbacks = sum(len(record.fallbacks) for record in records)
-    return CaseResult(case.suite, case.name, race, backend_seconds, wrong, uncompiled, fallbacks, cosine)
+    return CaseResult(case.suite, case.name, race, started.backend_seconds, wrong, uncompiled, fallbacks, cosine)
 
 
 def _cosine(outputs: dict[str, list[Tensor]]) -> float | None:
@@ -168,24 +184,28 @@ def _cosine(outputs: dict[str, list[Tensor]]) -> float | None:
     return torch.nn.functional.cosine_similarity(mine, theirs, dim=0).item()
 
 
-def _snapshot(output: Any) -> list[Tensor]:
+def snapshot(output: Any) -> list[Tensor]:
+    """Copies of the floating-point tensors that a call returned."""
     leaves = pytree.tree_leaves(output)
     return [leaf.detach().clone() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
-def _disagreements(outputs: dict[str, list[Tensor]]) -> dict[str, str]:
-    expected = outputs.get(EAGER)
+def disagreements(
+    outputs: dict[str, list[Tensor]], allowed: float = ALLOWED_ERROR, judge: str = EAGER
+) -> dict[str, str]:
+    """Who returned something else than the `judge`."""
+    expected = outputs.get(judge)
     if expected is None:
         return {}
     wrong: dict[str, str] = {}
     for name, found in outputs.items():
         if [leaf.shape for leaf in found] != [leaf.shape for leaf in expected]:
-            wrong[name] = "results have other shapes than eager's"
+            wrong[name] = f"results have other shapes than {judge}'s"
             continue
         pairs = zip(found, expected, strict=True)
         error = max((_error(mine, theirs) for mine, theirs in pairs), default=0.0)
-        if not error <= ALLOWED_ERROR:
-            wrong[name] = f"differs from eager by {error:.1e} of the largest value"
+        if not error <= allowed:
+            wrong[name] = f"differs from {judge} by {error:.1e} of the largest value"
     return wrong
 
 

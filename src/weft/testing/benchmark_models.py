@@ -20,7 +20,7 @@ Inputs = Callable[[int], dict[str, Tensor]]
 
 _PEERS = (EAGER, INDUCTOR, ONNX_RUNTIME)
 _DECODES: dict[str, Any] = {"use_cache": False, "attn_implementation": "sdpa"}
-_NO_DROPOUT: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+NO_DROPOUT: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 VIT_SMALL: dict[str, Any] = {
     "hidden_size": 384,
@@ -29,7 +29,7 @@ VIT_SMALL: dict[str, Any] = {
     "num_attention_heads": 6,
     "num_labels": 1000,
     "attn_implementation": "sdpa",
-    **_NO_DROPOUT,
+    **NO_DROPOUT,
 }
 MIXTRAL_TINY: dict[str, Any] = {
     "vocab_size": 8192,

@@ -6,21 +6,24 @@ costs the run one case; each case is judged by `opinfo_cases`.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
+import math
 import queue
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from weft.errors import WeftError
+from weft.testing.journal import part
 from weft.testing.opinfo_cases import Backend, CaseResult, CaseSettings, Status, Unit, judge_unit, operators, units
 from weft.testing.opinfo_worker import OpinfoWorker, operator_names
 
@@ -42,14 +45,16 @@ class OpinfoReport:
     strict: bool
     results: tuple[CaseResult, ...]
     seconds: float
+    not_begun: tuple[str, ...] = ()
+    """Operators for which there was no time."""
 
     def having(self, status: Status) -> tuple[CaseResult, ...]:
         return tuple(result for result in self.results if result.status == status)
 
     @property
     def ok(self) -> bool:
-        """No result was wrong and none failed; a strict backend may refuse."""
-        return not self.having("wrong") and not self.having("error")
+        """No result was wrong, none failed and none is missing; a strict backend may refuse."""
+        return not self.having("wrong") and not self.having("error") and not self.not_begun
 
     @property
     def core_targets(self) -> tuple[str, ...]:
@@ -90,6 +95,7 @@ class OpinfoReport:
             "native_targets": len(self.native_targets),
             "core_targets": len(self.core_targets),
             "seconds": round(self.seconds, 1),
+            "not_begun": list(self.not_begun),
             "not_native": list(self.other_targets),
             "wrong_cases": _with_reasons(self.having("wrong")),
             "error_cases": _with_reasons(self.having("error")),
@@ -117,6 +123,9 @@ def run_opinfo(
     time_limit: float = 120.0,
     recorder: str | None = None,
     log: Path | None = None,
+    device: str = "cpu",
+    budget: float | None = None,
+    resume: bool = False,
 ) -> OpinfoReport:
     """Run `samples` samples of every operator in each dtype through the backend: forward, then gradients if any.
 
@@ -124,19 +133,22 @@ def run_opinfo(
     callable. `strict` reaches it as `options={"strict": True}`. `ops` names operators (`nn.functional.gelu`); `shard` =
     (i, n) takes every n-th from the i-th. A sample that takes longer than `time_limit` seconds is ended. `recorder`
     ("module:attribute") is the backend's `TargetRecorder`. `on_progress` gets each result and at which operator of how
-    many the run is; `log` gets each result as a JSON line.
+    many the run is; `log` gets each result as a JSON line, and with `resume` operators that have their verdicts there
+    are left out. After `budget` seconds no operator is begun.
     """
     if callable(backend) and jobs > 0:
         raise WeftError("a callable cannot be sent to another process", hint="pass the backend's name, or jobs=0")
     start = time.perf_counter()
     name = backend if isinstance(backend, str) else getattr(backend, "__name__", repr(backend))
-    settings = CaseSettings(backend, recorder or RECORDERS.get(name), strict, gradients, samples)
-    choice = _Choice(tuple(dtypes), None if ops is None else tuple(ops), shard)
+    settings = CaseSettings(backend, recorder or RECORDERS.get(name), strict, gradients, samples, device)
+    earlier = _logged(log, samples) if resume and log is not None and log.exists() else []
+    done = frozenset((result.op, result.dtype) for result in earlier)
+    choice = _Choice(tuple(dtypes), None if ops is None else tuple(ops), shard, done, start + (budget or math.inf))
     choice.check_types()
     steps = _in_workers(settings, choice, jobs, time_limit) if jobs > 0 else _in_this_process(settings, choice)
-    results: list[CaseResult] = []
+    results = list(earlier)
     with ExitStack() as stack:
-        sink = None if log is None else stack.enter_context(log.open("w"))
+        sink = None if log is None else stack.enter_context(log.open("a" if resume else "w"))
         for result, position, total in steps:
             results.append(result)
             if sink is not None:
@@ -144,7 +156,18 @@ def run_opinfo(
             if on_progress is not None:
                 on_progress(result, position, total)
     results.sort(key=lambda result: (result.dtype, result.op, result.sample))
-    return OpinfoReport(name, strict, tuple(results), time.perf_counter() - start)
+    return OpinfoReport(name, strict, tuple(results), time.perf_counter() - start, tuple(choice.not_begun))
+
+
+def _logged(log: Path, samples: int) -> list[CaseResult]:
+    """The verdicts of a run that was ended, but for operators that lack some: those are run again."""
+    found: dict[tuple[str, str, int], CaseResult] = {}
+    for line in log.read_text().splitlines():
+        with contextlib.suppress(json.JSONDecodeError):  # the process was ended while it wrote
+            result = CaseResult.from_json(json.loads(line))
+            found[result.op, result.dtype, result.sample] = result
+    counts = Counter((result.op, result.dtype) for result in found.values())
+    return [result for result in found.values() if counts[result.op, result.dtype] >= samples]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +175,9 @@ class _Choice:
     dtypes: tuple[str, ...]
     ops: tuple[str, ...] | None
     shard: tuple[int, int] | None
+    done: frozenset[tuple[str, str]] = frozenset()
+    until: float = math.inf
+    not_begun: list[str] = field(default_factory=list[str])
 
     def check_types(self) -> None:
         for name in self.dtypes:
@@ -168,8 +194,14 @@ class _Choice:
     def of(self, found: list[Unit]) -> list[Unit]:
         if not found:
             raise ChoiceError(f"none of these operators takes {' or '.join(self.dtypes)}")
-        index, count = self.shard or (0, 1)
-        return found[index::count]
+        return [unit for unit in part(found, self.shard) if (unit.op, unit.dtype) not in self.done]
+
+    def begins(self, unit: Unit) -> bool:
+        """Whether there is time for a unit; it is noted where there is not."""
+        if time.perf_counter() < self.until:
+            return True
+        self.not_begun.append(f"{unit.op}[{unit.dtype}]")
+        return False
 
 
 _Step = tuple[CaseResult, int, int]
@@ -180,8 +212,9 @@ def _in_this_process(settings: CaseSettings, choice: _Choice) -> Iterator[_Step]
     choice.check_names(operator_names(operators()))
     chosen = choice.of(units(choice.dtypes, choice.ops))
     for position, unit in enumerate(chosen, 1):
-        for result in judge_unit(unit, settings):
-            yield result, position, len(chosen)
+        if choice.begins(unit):
+            for result in judge_unit(unit, settings):
+                yield result, position, len(chosen)
 
 
 def _in_workers(settings: CaseSettings, choice: _Choice, jobs: int, time_limit: float) -> Iterator[_Step]:
@@ -195,7 +228,7 @@ def _in_workers(settings: CaseSettings, choice: _Choice, jobs: int, time_limit: 
             waiting.put(unit)
         answers: _Answers = queue.SimpleQueue()
         for worker in workers:
-            threading.Thread(target=_drain, args=(worker, waiting, answers), daemon=True).start()
+            threading.Thread(target=_drain, args=(worker, waiting, answers, choice), daemon=True).start()
         busy = jobs
         while busy:
             match answers.get():
@@ -207,12 +240,14 @@ def _in_workers(settings: CaseSettings, choice: _Choice, jobs: int, time_limit: 
                     yield result, len(chosen) - waiting.qsize(), len(chosen)
 
 
-def _drain(worker: OpinfoWorker, waiting: queue.SimpleQueue[Unit], answers: _Answers) -> None:
+def _drain(worker: OpinfoWorker, waiting: queue.SimpleQueue[Unit], answers: _Answers, choice: _Choice) -> None:
     """Let one worker take units until there are none; then put None."""
     try:
         while True:
-            for result in worker.judge(waiting.get_nowait()):
-                answers.put(result)
+            unit = waiting.get_nowait()
+            if choice.begins(unit):
+                for result in worker.judge(unit):
+                    answers.put(result)
     except queue.Empty:
         answers.put(None)
     except Exception as error:  # anything else ends the run, in the caller's thread

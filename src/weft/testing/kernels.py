@@ -27,6 +27,7 @@ from weft.backends.reference.tile import run_kernel
 from weft.ir.expr import evaluate, product
 from weft.ir.types import Tensor, contiguous_strides, tensor_of, tensor_type
 from weft.lower.lowered import KernelCall, Lowered, lower
+from weft.lower.machine import CPU, Machine
 from weft.ops.graph import GraphBuilder, GroupOp, YieldOp
 from weft.ops.layouts import Layout
 
@@ -55,11 +56,11 @@ class Trial:
     outputs: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, group: GroupOp, name: str) -> Trial:
+    def of(cls, group: GroupOp, name: str, machine: Machine = CPU) -> Trial:
         inputs = tuple(tensor_of(value.type) for value in group.block.args)
         outputs = tuple(tensor_of(value.type) for value in group.yielded)
         layouts = [[Layout(contiguous_strides(t.shape)) for t in tensors] for tensors in (inputs, outputs)]
-        lowered = lower(group, name, *layouts)
+        lowered = lower(group, name, layouts[0], layouts[1], machine)
         for call in lowered.calls:
             call.kernel.op.verify()
         return cls(lowered, inputs, outputs)

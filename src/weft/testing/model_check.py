@@ -46,10 +46,18 @@ def compile_with(backend: str | Callable[..., Any], *, fullgraph: bool = True, *
     return lambda module: torch.compile(module, backend=backend, fullgraph=fullgraph, options=options or None)
 
 
-def check_model(case: ModelCase, compiled: Compile, *, training: bool = True, seed: int = 0) -> ModelReport:
-    """Compile the model with `compiled`, run it, and judge outputs, loss, gradients and buffers."""
+def check_model(
+    case: ModelCase,
+    compiled: Compile,
+    *,
+    training: bool = True,
+    seed: int = 0,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> ModelReport:
+    """Compile the model with `compiled`, run it on a device, and judge outputs, loss, gradients and buffers."""
     start = time.perf_counter()
-    module, inputs = case.build(), case.inputs(seed)
+    module, inputs = case.build().to(device, dtype), moved(case.inputs(seed), device, dtype)
     wide, wide_inputs = case.widen(copy.deepcopy(module)), widen(inputs)
     torch.compiler.reset()
     mine = forward(module, compiled, inputs)
@@ -63,6 +71,11 @@ def check_model(case: ModelCase, compiled: Compile, *, training: bool = True, se
             together = kind in ("gradients", "buffers")
             results[kind] = compare(mine[kind], eager[kind], oracle[kind], together=together)
     return ModelReport(case.name, results, time.perf_counter() - start)
+
+
+def moved(inputs: dict[str, Tensor], device: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The inputs on a device, numbers that are not whole in an element type."""
+    return {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in inputs.items()}
 
 
 def forward(module: nn.Module, compiled: Compile, inputs: dict[str, Tensor]) -> dict[str, Tensor]:

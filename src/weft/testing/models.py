@@ -190,7 +190,7 @@ _DECODER: dict[str, Any] = {
 }
 
 
-def _configured(family: str, head: str, settings: Mapping[str, Any]) -> nn.Module:
+def configured(family: str, head: str, settings: Mapping[str, Any]) -> nn.Module:
     """`family` + `head` of transformers with random weights, its configuration changed by `settings`."""
     library: Any = importlib.import_module("transformers")
     return getattr(library, family + head)(getattr(library, family + "Config")(**settings))
@@ -203,12 +203,12 @@ def _pretrained_minilm() -> nn.Module:
 
 
 def _small(family: str, head: str, batch_norm_shift: float = 0.0, **settings: Any) -> Callable[[], nn.Module]:
-    return lambda: seeded(lambda: enlivened(_configured(family, head, settings), batch_norm_shift))
+    return lambda: seeded(lambda: enlivened(configured(family, head, settings), batch_norm_shift))
 
 
 def full_size(family: str, head: str, **settings: Any) -> Callable[[], nn.Module]:
     """Builds `family` + `head` of transformers with the family's own random weights, as a user would meet it."""
-    return lambda: seeded(lambda: _configured(family, head, settings))
+    return lambda: seeded(lambda: configured(family, head, settings))
 
 
 def _registry(*cases: ModelCase) -> Mapping[str, ModelCase]:

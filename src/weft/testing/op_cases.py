@@ -17,6 +17,7 @@ from xdsl.ir import SSAValue
 from weft.errors import DTypeError
 from weft.ir.expr import Size, symbol
 from weft.ir.types import DType, Tensor, dtype_of_numpy, f64
+from weft.lower.machine import CPU, Machine
 from weft.ops.base import OpSpec
 from weft.ops.graph import GraphBuilder
 from weft.ops.samples import Sample
@@ -50,14 +51,14 @@ class OpCase:
     def symbols(self) -> dict[str, int]:
         return {f"s{size}": size for array in self.arrays() for size in array.shape if size > 1} if self.dynamic else {}
 
-    def trial(self) -> Trial:
+    def trial(self, machine: Machine = CPU) -> Trial:
         """The op alone in a group, lowered. Raises what the type rule raises where it needs to know the sizes."""
         tensors = [Tensor(dtype_of_numpy(a.dtype), tuple(map(self._size, a.shape))) for a in self.arrays()]
 
         def body(b: GraphBuilder, *operands: SSAValue) -> Any:
             return b.emit(self.spec.name, *operands, **self.sample.params)
 
-        return Trial.of(group_of(tensors, body), self.name)
+        return Trial.of(group_of(tensors, body), self.name, machine)
 
     def _size(self, size: int) -> Size:
         return symbol(f"s{size}") if self.dynamic and size > 1 else size

@@ -96,6 +96,7 @@ class CaseSettings:
     strict: bool = False
     gradients: bool = True
     samples: int = 2
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +124,13 @@ def operators() -> Sequence[Any]:
     return invocations.op_db
 
 
-def units(dtypes: Sequence[str], names: Sequence[str] | None = None) -> list[Unit]:
-    """The operators that take one of the dtypes, all of them or those named."""
+def units(dtypes: Sequence[str], names: Sequence[str] | None = None, device: str = "cpu") -> list[Unit]:
+    """The operators that take one of the dtypes on a device, all of them or those named."""
     return [
         Unit(index, op.formatted_name, dtype)
         for dtype in dtypes
         for index, op in enumerate(operators())
-        if getattr(torch, dtype) in op.supported_dtypes("cpu")
+        if getattr(torch, dtype) in op.supported_dtypes(device)
         and (names is None or op.name in names or op.formatted_name in names)
     ]
 
@@ -137,9 +138,10 @@ def units(dtypes: Sequence[str], names: Sequence[str] | None = None) -> list[Uni
 def judge_unit(unit: Unit, settings: CaseSettings, first: int = 0) -> Iterator[CaseResult]:
     """Judge the samples of one operator from `first` on, one at a time."""
     op, dtype = operators()[unit.index], getattr(torch, unit.dtype)
-    differentiable = settings.gradients and op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+    place = settings.device
+    differentiable = settings.gradients and op.supports_autograd and dtype in op.supported_backward_dtypes(place)
     try:
-        samples = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=differentiable), settings.samples))
+        samples = list(itertools.islice(op.sample_inputs(place, dtype, requires_grad=differentiable), settings.samples))
     except Exception as error:
         yield CaseResult(unit.op, unit.dtype, 0, "skipped", f"no samples: {_first_line(error)}")
         return
@@ -238,8 +240,8 @@ def _cotangent(like: Tensor, generator: torch.Generator) -> Tensor:
     """Random numbers that every float type holds exactly: the oracle in float64 gets the very same."""
     if like.is_complex():
         pair = torch.randn((*like.shape, 2), generator=generator).bfloat16()
-        return torch.view_as_complex(pair.double()).to(like.dtype)
-    return torch.randn(like.shape, generator=generator).bfloat16().to(like.dtype)
+        return torch.view_as_complex(pair.double()).to(like.device, like.dtype)
+    return torch.randn(like.shape, generator=generator).bfloat16().to(like.device, like.dtype)
 
 
 def _judge(case: _Case, actual: Any, eager: Any, training: bool) -> Comparison:
@@ -276,11 +278,17 @@ def _trusted(close: TensorComparison, wide: TensorComparison) -> bool:
 
 
 def _draws_random_numbers(case: _Case) -> bool:
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng():
         torch.manual_seed(SEED)
-        before = torch.random.get_rng_state()
+        before = _generator_states()
         _run(case, case.arguments, None, {}, False)
-        return not torch.equal(before, torch.random.get_rng_state())
+        return any(not torch.equal(mine, now) for mine, now in zip(before, _generator_states(), strict=True))
+
+
+def _generator_states() -> list[Tensor]:
+    """Of the host, and of the GPU where one is in use."""
+    used = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return [torch.random.get_rng_state(), *([torch.cuda.get_rng_state()] if used else [])]
 
 
 def _backend(settings: CaseSettings) -> Backend:

@@ -157,7 +157,10 @@ class ConstantOp(IRDLOperation):
 
 @irdl_op_definition
 class LoadOp(IRDLOperation):
-    """The elements at `offset + sum(strides[a] * i_a)` for i_a < extents[a]."""
+    """The elements at `offset + sum(strides[a] * i_a)` for i_a < extents[a].
+
+    Where known, `sides` are those of the whole that the tile is a part of, and `starts` where along them it begins.
+    """
 
     name = "tile.load"
     pointer = operand_def(PointerType)
@@ -165,6 +168,8 @@ class LoadOp(IRDLOperation):
     offset = attr_def(Sizes)
     strides = attr_def(Sizes)
     extents = attr_def(Sizes)
+    sides = opt_attr_def(Sizes)
+    starts = opt_attr_def(Sizes)
     out = result_def(TileType)
 
     def verify_(self) -> None:
@@ -176,7 +181,7 @@ class StoreOp(IRDLOperation):
     """Write a tile to the places that a load with the same attributes would read.
 
     Where the tile has size 1 and the store has more, the one element goes to all places; `spread` holds the capacities
-    of such a store.
+    of such a store. `sides` and `starts` are as in a load.
     """
 
     name = "tile.store"
@@ -187,6 +192,8 @@ class StoreOp(IRDLOperation):
     strides = attr_def(Sizes)
     extents = attr_def(Sizes)
     spread = opt_attr_def(Sizes)
+    sides = opt_attr_def(Sizes)
+    starts = opt_attr_def(Sizes)
 
     def verify_(self) -> None:
         _verify_access(self, tile_type(self.value))

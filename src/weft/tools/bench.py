@@ -55,7 +55,7 @@ def bench_cpu(terminal: Terminal, request: Request) -> None:
     unknown = sorted(set(request.suites) - set(SUITES))
     if unknown:
         raise UsageError(f"no suite is called {', '.join(unknown)}", hint=f"there are {', '.join(SUITES)}")
-    with _without_caches():
+    with without_caches():
         # Imported in here: torch reads some of the settings when it is imported.
         import torch
 
@@ -96,18 +96,20 @@ def _keep_to_cores(count: int) -> None:
 
 
 @contextmanager
-def _without_caches() -> Generator[None]:
+def without_caches() -> Generator[Path]:
     """Compile times are those of a first start: caches are off, or in a folder that goes away."""
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder, warnings.catch_warnings():
         settings = {
             "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
             "TORCHINDUCTOR_CACHE_DIR": folder,
+            "TRITON_CACHE_DIR": folder,
+            "CUDA_CACHE_DISABLE": "1",  # the driver's, of what it has compiled from PTX
             "HF_HUB_OFFLINE": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         }
         warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
         with patch.dict(os.environ, settings):
-            yield
+            yield Path(folder)
 
 
 def _chosen(request: Request) -> tuple[list[Case], list[str], list[str]]:
@@ -144,7 +146,7 @@ def _measured(terminal: Terminal, cases: Sequence[Case], request: Request) -> li
     limits = Limits(request.rounds, min(request.rounds, Limits().least), request.seconds)
     results: list[CaseResult] = []
     for number, case in enumerate(cases, 1):
-        with _watching(terminal, f"{number}/{len(cases)} {case.suite} {case.name}") as watcher:
+        with watching(terminal, f"{number}/{len(cases)} {case.suite} {case.name}") as watcher:
             results.append(run_case(case, limits, watcher.say))
             watcher.done(line(results[-1]))
     return results
@@ -156,7 +158,7 @@ def _compiled(terminal: Terminal, models: Sequence[str], request: Request) -> li
 
     results: list[CompileResult] = []
     for number, name in enumerate(models, 1):
-        with _watching(terminal, f"{number}/{len(models)} compile {name}") as watcher:
+        with watching(terminal, f"{number}/{len(models)} compile {name}") as watcher:
             found = measure_model(name, threads=request.threads, repeats=request.repeats, progress=watcher.say)
             results.append(found)
             watcher.done(line(found))
@@ -169,14 +171,14 @@ def _weighed(terminal: Terminal, models: Sequence[str], request: Request) -> lis
 
     results: list[MemoryResult] = []
     for number, name in enumerate(models, 1):
-        with _watching(terminal, f"{number}/{len(models)} memory {name}") as watcher:
+        with watching(terminal, f"{number}/{len(models)} memory {name}") as watcher:
             results.append(measure_memory(name, threads=request.threads, progress=watcher.say))
             watcher.done(line(results[-1]))
     return results
 
 
 @dataclass
-class _Watcher:
+class Watcher:
     """Progress of one case: a line that changes where a person watches, and a line that stays when it is done."""
 
     terminal: Terminal
@@ -194,10 +196,11 @@ class _Watcher:
 
 
 @contextmanager
-def _watching(terminal: Terminal, what: str) -> Generator[_Watcher]:
+def watching(terminal: Terminal, what: str) -> Generator[Watcher]:
+    """Show what is being done; the watcher gets its steps and its end."""
     start = time.perf_counter()
     if not terminal.err.is_terminal:
-        yield _Watcher(terminal, what, start, None)
+        yield Watcher(terminal, what, start, None)
         return
     with terminal.err.status(Text(what)) as status:
-        yield _Watcher(terminal, what, start, status)
+        yield Watcher(terminal, what, start, status)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from weft.testing.conformance import ChoiceError, OpinfoReport, run_opinfo
 from weft.testing.opinfo_cases import CaseResult, Status
-from weft.tools.terminal import Terminal, UsageError
+from weft.tools.terminal import Terminal, UsageError, parse_shard
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,19 @@ class Choice:
     jobs: int
     time_limit: float
     log: Path | None
+    device: str = "cpu"
+    resume: bool = False
+    budget: float | None = None
 
 
 def opinfo(terminal: Terminal, choice: Choice) -> None:
     """Run the database, print what did not pass, and exit with 1 if a result was wrong or failed."""
+    if choice.resume and choice.log is None:
+        raise UsageError("there is nothing to resume without a log", hint="name the file of the run before with --log")
+    if choice.device != "cpu":
+        from weft.testing.devices import device_named
+
+        device_named(choice.device)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     shown = terminal.err.is_terminal and not terminal.json
     with Progress(*columns, console=terminal.err, disable=not shown, transient=True) as progress:
@@ -47,25 +56,19 @@ def opinfo(terminal: Terminal, choice: Choice) -> None:
                 choice.gradients,
                 choice.ops or None,
                 choice.strict,
-                _shard(choice.shard),
+                parse_shard(choice.shard),
                 advance,
                 jobs=choice.jobs,
                 time_limit=choice.time_limit,
                 log=choice.log,
+                device=choice.device,
+                budget=choice.budget,
+                resume=choice.resume,
             )
         except ChoiceError as error:
             raise UsageError(error.message, hint=error.hint) from error
     _show(terminal, report)
     terminal.finish({"ok": report.ok, **report.to_json()}, code=0 if report.ok else 1)
-
-
-def _shard(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    index, _, count = text.partition("/")
-    if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
-        raise UsageError(f"{text} is not a part of the operators", hint="2/8 is every eighth from the third on")
-    return int(index), int(count)
 
 
 def _show(terminal: Terminal, report: OpinfoReport) -> None:
@@ -74,6 +77,8 @@ def _show(terminal: Terminal, report: OpinfoReport) -> None:
         for result in report.having(status):
             color = "yellow" if status == "refused" else "red"
             terminal.show(Text.assemble((status, color), f" {result.name}: {result.reason}"))
+    if report.not_begun:
+        terminal.show(Text(f"no time was left for {len(report.not_begun)} operators: go on with --resume"))
     if report.other_targets:
         terminal.show(Text(f"not native: {', '.join(report.other_targets)}"))
     terminal.show(Text(str(report), style="bold"))

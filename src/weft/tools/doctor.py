@@ -107,6 +107,36 @@ def torch() -> Finding:
     return Finding("torch", "ok", text, "", figures)
 
 
+def gpu() -> Finding:
+    """Which GPUs there are, and whether Weft makes code for them. None at all is no fault."""
+    from weft.backends.nvidia.driver import OLDEST_CAPABILITY, load_driver, version_text
+    from weft.errors import DeviceError, NoDeviceError
+
+    try:
+        driver = load_driver()
+        devices = [driver.facts(number) for number in range(driver.device_count())]
+    except NoDeviceError as error:
+        return Finding(
+            "gpu", "ok", f"none: {error.message}", "" if "is no driver" in error.message else error.hint or ""
+        )
+    except DeviceError as error:
+        return Finding("gpu", "note", error.message, error.hint or "")
+    version = version_text(driver.version)
+    names = [f"{facts.name} ({facts.arch}{'' if facts.is_supported else ', not supported'})" for facts in devices]
+    figures = {
+        "driver": version,
+        "devices": [
+            {"name": facts.name, "arch": facts.arch, "supported": facts.is_supported, "bytes": facts.memory_bytes}
+            for facts in devices
+        ],
+    }
+    text = f"{', '.join(names) or 'none'}, driver of CUDA {version}"
+    if all(facts.is_supported for facts in devices):
+        return Finding("gpu", "ok", text, "", figures)
+    oldest = ".".join(map(str, OLDEST_CAPABILITY))
+    return Finding("gpu", "note", text, f"Weft makes code for compute capability {oldest} and newer", figures)
+
+
 def openmp() -> Finding:
     from weft.runtime.openmp import loaded_libraries, pool_symbols
 
@@ -206,6 +236,7 @@ EXAMINATIONS: dict[str, Callable[[], Finding]] = {
     "processor": processor,
     "llvm": llvm,
     "torch": torch,
+    "gpu": gpu,
     "openmp": openmp,
     "blas": blas,
     "cache": cache,

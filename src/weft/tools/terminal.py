@@ -27,6 +27,18 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def parse_shard(text: str | None) -> tuple[int, int] | None:
+    """A part of a run: `2/8` is every eighth thing from the third on."""
+    if text is None:
+        return None
+    index, _, count = text.partition("/")
+    if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
+        raise UsageError(
+            f"{text} is not a part of a run", hint="2/8 is every eighth from the third on; 0/8 is the first"
+        )
+    return int(index), int(count)
+
+
 class Terminal:
     """The output of one run of a command."""
 

@@ -17,7 +17,6 @@ from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.clusters import Cluster, Fill, Sink, form_steps
 from weft.backends.cpu.computed import emit_gather, emit_scatter
 from weft.backends.cpu.dot import accumulates_in_place, buffered_operands, emit_dot
-from weft.backends.cpu.extents import Limits
 from weft.backends.cpu.loop_nest import LoopNest
 from weft.backends.cpu.memory_order import MemoryOrder, lazy_closure
 from weft.backends.cpu.neighbours import Neighbours
@@ -40,6 +39,7 @@ from weft.ir.expr import Size, constant_term
 from weft.ir.types import DType
 from weft.tile import dialect as tile
 from weft.tile import written
+from weft.tile.extents import Limits
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import operator
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from functorch.compile import make_boxed_func  # pyright: ignore[reportMissingTypeStubs, reportPrivateImportUsage]
@@ -18,13 +16,16 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
+from weft.backends.nvidia.code import DeviceCode
 from weft.config import Config
-from weft.errors import WeftError
+from weft.errors import ParseError, WeftError
 from weft.forks import COMPILING
 from weft.frontends.torch import caching
 from weft.frontends.torch.checks import failure
+from weft.frontends.torch.collection import without_collection
 from weft.frontends.torch.complex_numbers import as_real
 from weft.frontends.torch.decompositions import decompositions
+from weft.frontends.torch.devices import CPU, graph_device, kind_of, nvidia_target, target_on
 from weft.frontends.torch.executor import CpuExecutor
 from weft.frontends.torch.freezing import frozen_arguments, make_constants
 from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed, Viewed
@@ -33,9 +34,14 @@ from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.report import Fallback, note_fallback, note_targets, shape_guards
 from weft.frontends.torch.report import record_targets as record_targets
 from weft.ir.expr import Expr, evaluate
-from weft.pipelines import compile_cpu
+from weft.lower.steps import Plan
+from weft.ops.graph import FuncOp
+from weft.pipelines import Compiled, compile_cpu, compile_nvidia
 from weft.runtime.executable import Executable
 from weft.runtime.record import CompilationRecord, compilation, is_recording
+
+if TYPE_CHECKING:
+    from weft.frontends.torch.cuda_executor import CudaExecutor
 
 log = logging.getLogger("weft")
 
@@ -71,7 +77,7 @@ def weft_backend(
         fw_compiler=compilers["forward"],
         bw_compiler=compilers["backward"],
         inference_compiler=compilers["inference"],
-        decompositions=decompositions(),
+        decompositions=decompositions(kind_of(example_inputs)),
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
@@ -94,37 +100,28 @@ def compile_graph(
         record.nodes = len(module.graph.nodes)
         record.guards = shape_guards(example_inputs) if is_recording() else []
         frozen = frozen_arguments(module, name, config, traced_inputs)
-        with _without_collection():
+        with without_collection():
             return _callable(module, name, config, frozen, record)
-
-
-@contextmanager
-def _without_collection() -> Generator[None]:
-    """No garbage collection: it would walk all of the user's objects, several times, to find little."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _callable(
     module: fx.GraphModule, name: str, config: Config, frozen: Mapping[int, torch.Tensor], record: CompilationRecord
 ) -> Callable[[list[Any]], Sequence[Any]]:
     start = time.perf_counter()
-    key = caching.graph_key(module, name, config, frozen) if config.cache and config.target == "cpu" else None
-    loaded = _loaded(key, module, frozen, record) if key else None
-    if loaded is not None:
-        record.measure("load", start)
-        log.info("loaded %s from the cache in %.3f s", name, time.perf_counter() - start)
-        return loaded.shortest()
-    looked = record.measure("look_up", start)
     try:
-        imported = import_graph(module, name, config, frozen)
+        device = graph_device(module)
+        keeps = config.cache and config.target == "cpu"
+        key = caching.graph_key(module, name, config, frozen, target_on(device)) if keeps else None
+        loaded = _loaded(key, module, frozen, record, config, device) if key else None
+        if loaded is not None:
+            record.measure("load", start)
+            log.info("loaded %s from the cache in %.3f s", name, time.perf_counter() - start)
+            return loaded.shortest()
+        looked = record.measure("look_up", start)
+        tensor_cores = device.type == "cuda" and nvidia_target(device).has_wgmma
+        imported = import_graph(module, name, config, frozen, device.type, tensor_cores)
         record.measure("import", looked)
-        executor = executor_for(imported, config, key, frozen)
+        executor = executor_for(imported, config, key, frozen, device)
     except Exception as error:  # whatever is wrong in the compiler, torch can run the graph
         if record.wants_programs and "import" not in record.seconds:
             record.captured = module
@@ -149,7 +146,12 @@ def _callable(
 
 
 def _loaded(
-    key: str, module: fx.GraphModule, frozen: Mapping[int, torch.Tensor], record: CompilationRecord
+    key: str,
+    module: fx.GraphModule,
+    frozen: Mapping[int, torch.Tensor],
+    record: CompilationRecord,
+    config: Config,
+    device: torch.device,
 ) -> CompiledGraph | None:
     """What the cache holds under a key, ready to be called."""
     stored = caching.load(key)
@@ -157,8 +159,10 @@ def _loaded(
         return None
     plan, code, calling = stored
     try:
+        if isinstance(code, bytes) is not (device.type == "cpu"):
+            raise ParseError("a program of another device's")
         constants = tuple(operator.attrgetter(path)(module) for path in calling.constants)
-        executor = CpuExecutor(Executable(plan, code), OpaqueRuntime({}))
+        executor = _loaded_on(device, plan, code, None, OpaqueRuntime({}), config)
         make_constants(executor, [*map(frozen.get, calling.arguments), *constants])
     except Exception as error:  # an entry is data from elsewhere: whatever is wrong with it, the graph is compiled
         log.warning("a cache entry is not used: %r", error)
@@ -171,8 +175,31 @@ def _loaded(
     return CompiledGraph(calling, constants, executor)
 
 
+def _loaded_on(
+    device: torch.device,
+    plan: Plan,
+    code: bytes | DeviceCode,
+    prepare: FuncOp | None,
+    opaque: OpaqueRuntime,
+    config: Config,
+) -> CpuExecutor | CudaExecutor:
+    """The executor of a compiled program on its device."""
+    if isinstance(code, bytes):
+        return CpuExecutor(Executable(plan, code, prepare), opaque)
+    # What it needs of torch is not there where torch is built without CUDA.
+    from weft.frontends.torch.cuda_executor import CudaExecutor, load_program
+
+    cache = caching.disk_cache() if config.cache else None
+    program = load_program(plan, code, prepare, device=device.index or 0, cache=cache)
+    return CudaExecutor(program, opaque, cuda_graphs=config.cuda_graphs)
+
+
 def executor_for(
-    imported: ImportedGraph, config: Config, key: str | None, frozen: Mapping[int, torch.Tensor]
+    imported: ImportedGraph,
+    config: Config,
+    key: str | None,
+    frozen: Mapping[int, torch.Tensor],
+    device: torch.device = CPU,
 ) -> Executor:
     """The executor for the configured target; a compiled program is kept under the key, if it has one."""
     runtime = OpaqueRuntime(imported.objects)
@@ -180,14 +207,18 @@ def executor_for(
         from weft.frontends.torch.reference import ReferenceExecutor
 
         return ReferenceExecutor(imported.function, runtime)
-    compiled = compile_cpu(imported.function, config)
+    function = imported.function
+    compiled: Compiled[bytes] | Compiled[DeviceCode] = (
+        compile_cpu(function, config)
+        if device.type == "cpu"
+        else compile_nvidia(function, config, nvidia_target(device))
+    )
     start = time.perf_counter()
     if key is not None and imported.cacheable and all(imported.calling.constants):
         caching.store(key, compiled.plan, compiled.code, imported.calling)
         start = compiled.report.measure("store", start)
-    executable = Executable(compiled.plan, compiled.code, compiled.prepare)
+    executor = _loaded_on(device, compiled.plan, compiled.code, compiled.prepare, runtime, config)
     start = compiled.report.measure("link", start)
-    executor = CpuExecutor(executable, runtime)
     make_constants(executor, [*map(frozen.get, imported.calling.arguments), *imported.constants])
     compiled.report.measure("prepare_constants", start)
     log.debug("stages of %s: %s", imported.function.sym_name.data, compiled.report.seconds)

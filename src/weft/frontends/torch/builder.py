@@ -19,6 +19,7 @@ from weft.ir.types import DType, Tensor, boolean, f32, i64
 from weft.ops.graph import GraphBuilder
 from weft.ops.rules import size_value
 
+DEVICES = ("cpu", "cuda")
 _PARTS = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
@@ -28,7 +29,7 @@ def tensor_of_meta(meta: torch.Tensor) -> Tensor:
         raise UnsupportedError(f"a tensor with layout {meta.layout}, quantised: {meta.is_quantized}")
     if meta.is_neg():
         raise UnsupportedError("a tensor that is negated when it is read")
-    if meta.device.type != "cpu":
+    if meta.device.type not in DEVICES:
         raise UnsupportedError(f"a tensor on the device {meta.device}")
     return Tensor(from_torch(_PARTS.get(meta.dtype, meta.dtype)), sizes_of(meta.shape))
 
@@ -50,11 +51,13 @@ def normal_dims(dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
 class ImportBuilder(GraphBuilder):
     """Appends the ops that stand for one node of a captured graph.
 
-    `node` is that node, `results` are the types of its results; `strict` says that nothing may be left to torch.
+    `node` is that node, `results` are the types of its results; `strict` says that nothing may be left to torch, and
+    `checked` that data which makes a call fail is looked for.
     """
 
     node: Any = None
     strict: bool = False
+    checked: bool = True
     results: tuple[Tensor | None, ...] = ()
     has_complex_result: bool = False
     checks: list[tuple[SSAValue, Any]] = field(default_factory=list[tuple[SSAValue, Any]])

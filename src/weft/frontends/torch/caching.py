@@ -21,6 +21,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import weft.backends.cpu.target as cpu_target
+from weft.backends.nvidia.code import DeviceCode
 from weft.config import Config
 from weft.errors import ParseError, WeftError
 from weft.frontends.torch.checks import Check
@@ -38,6 +39,7 @@ from weft.ops.layouts import Layout
 from weft.runtime.cache import DiskCache, cache_key
 from weft.runtime.check_plan import check_plan
 from weft.runtime.codec import decode, encode, table
+from weft.runtime.cubins import decode_code, encode_code
 from weft.runtime.sources import source_digest, versions
 
 log = logging.getLogger("weft")
@@ -53,10 +55,13 @@ def disk_cache() -> DiskCache:
     return DiskCache()
 
 
-def graph_key(module: fx.GraphModule, name: str, config: Config, frozen: Iterable[int] = ()) -> str | None:
+def graph_key(
+    module: fx.GraphModule, name: str, config: Config, frozen: Iterable[int] = (), target: object = None
+) -> str | None:
     """The key of a captured graph, or None where it holds something that has no stable text.
 
-    Which arguments are `frozen` is part of it; their contents are not: no code depends on them.
+    Which arguments are `frozen` is part of it; their contents are not: no code depends on them. `target` is what code
+    is made for, by default this machine.
     """
     lines: list[str] = [name, f"frozen {sorted(frozen)}"]
     for node in module.graph.nodes:
@@ -72,7 +77,7 @@ def graph_key(module: fx.GraphModule, name: str, config: Config, frozen: Iterabl
             f"{node.name} {node.op} {node.target} {node.args} {node.kwargs} {_described(node.meta.get('val'))}"
         )
     lines.extend(size_facts(module))
-    target = cpu_target.host_target()
+    target = target or cpu_target.host_target()
     made_with = (*versions(), torch.__version__)
     return cache_key("torch graph", "\n".join(lines), config.key(), made_with, repr(target), source_digest())
 
@@ -91,7 +96,7 @@ def _constant(module: fx.GraphModule, path: str) -> str | None:
         return None
     # Tracing is still under way, which would make a fake tensor of whatever is computed here.
     with unset_fake_temporarily(), torch.no_grad():
-        content = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        content = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return f"{path} {_described(value)} {hashlib.sha256(content).hexdigest()}"
 
 
@@ -117,7 +122,7 @@ _BAD_ENTRY = (
 )
 
 
-def load(key: str) -> tuple[Plan, bytes, Calling] | None:
+def load(key: str) -> tuple[Plan, bytes | DeviceCode, Calling] | None:
     """A stored graph; what cannot be read, or run, is as good as not stored."""
     entry = disk_cache().get(key)
     if entry is None:
@@ -129,7 +134,10 @@ def load(key: str) -> tuple[Plan, bytes, Calling] | None:
             raise ParseError("an entry without a plan")
         check_plan(plan)
         _check_calling(calling, plan)
-        code = entry.blobs["code"]
+        device = entry.meta.get("device")
+        code = entry.blobs["code"] if device is None else decode_code(device, entry.blobs)
+        if isinstance(code, DeviceCode):
+            _check_kernels(plan, code)
     except _BAD_ENTRY as error:
         log.warning("a cache entry is not used: %s", str(error)[:200] or repr(error))
         return None
@@ -170,6 +178,17 @@ def _check_calling(calling: Calling, plan: Plan) -> None:
                 raise ParseError(f"a stored call of {step.target} without arguments")
 
 
-def store(key: str, plan: Plan, code: bytes, calling: Calling) -> None:
+def _check_kernels(plan: Plan, code: DeviceCode) -> None:
+    names = {step.function for step in plan.steps if isinstance(step, KernelStep)}
+    if missing := names - code.launches.keys():
+        raise ParseError(f"a stored program without its kernels {', '.join(sorted(missing))}")
+
+
+def store(key: str, plan: Plan, code: bytes | DeviceCode, calling: Calling) -> None:
     """Keep a compiled graph for later processes."""
-    disk_cache().put(key, {"plan": encode(plan), "calling": encode(calling)}, {"code": code})
+    meta = {"plan": encode(plan), "calling": encode(calling)}
+    if isinstance(code, DeviceCode):
+        meta["device"], blobs = encode_code(code)
+    else:
+        blobs = {"code": code}
+    disk_cache().put(key, meta, blobs)

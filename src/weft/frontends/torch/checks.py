@@ -58,6 +58,8 @@ def check_zero(b: ImportBuilder, status: SSAValue, number: int, message: str, li
 
 
 def _state(b: ImportBuilder, kind: str, message: str, wrong: SSAValue) -> None:
+    if not b.checked:
+        return
     found = b.emit("any", wrong, dims=tuple(range(b.rank(wrong))), keep=False)
     b.checks.append((found, Check(kind, message, user_line(b.location))))
 

@@ -2,18 +2,24 @@
 
 # Torch's operators have no types that can be followed.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# Torch's classes of operators are only found in a private module.
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import fx
+from xdsl.ir import Operation
 
 from weft.frontends.torch.aten.convolution import convolution_params
 from weft.frontends.torch.builder import tensor_of_meta
+from weft.ops.base import Scan, Scatter, Structured
+from weft.ops.convolution import Convolution
+from weft.passes.claim_libraries import worth_tensor_cores
 from weft.passes.convolve_by_products import geometry_of
 from weft.passes.convolve_trained import is_product
 
@@ -24,11 +30,72 @@ _LIBRARY = {
 }
 
 
-def is_claimed(node: fx.Node) -> bool:
-    """Whether a library takes the call: attention only where its backward needs what torch's kernel keeps."""
+_aten: Any = torch.ops.aten
+_GPU_LIBRARY = {
+    getattr(getattr(_aten, name), overload)
+    for name, overload in (
+        *((name, "default") for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm")),
+        *((name, "default") for name in ("convolution", "convolution_backward", "embedding_dense_backward")),
+        *((name, "default") for name in ("sort", "topk", "kthvalue", "cumsum", "cumprod", "cummax", "cummin")),
+        *(("sort", "stable"), ("logcumsumexp", "default")),
+        *(("scatter_add", "default"), ("scatter_reduce", "two"), ("index_add", "default")),
+    )
+    if overload in getattr(_aten, name).overloads()
+}
+_ATTENTION = ("aten::_scaled_dot_product_", "aten::_flash_attention_", "aten::_efficient_attention_")
+
+
+_PRODUCTS = {_aten.mm.default: 0, _aten.bmm.default: 0, _aten.addmm.default: 1, _aten.baddbmm.default: 1}
+"""Products, and which argument of each is the first factor."""
+_ENGINE_BYTES = 16
+
+
+def is_own_product(node: fx.Node) -> bool:
+    """Whether the tensor cores of a GPU multiply a product's factors in a kernel of Weft's, as they lie in memory."""
+    first = _PRODUCTS.get(node.target)  # type: ignore[arg-type]
+    if first is None or node.kwargs:
+        return False
+    result, *factors = (node.meta["val"], *(each.meta["val"] for each in node.args[first : first + 2]))  # type: ignore[union-attr]
+    if any(isinstance(size, torch.SymInt) for meta in (result, *factors) for size in (*meta.shape, *meta.stride())):
+        return False
+    return all(map(_has_aligned_lines, factors)) and worth_tensor_cores(
+        tensor_of_meta(result).dtype, tuple(result.shape), factors[0].shape[-1]
+    )
+
+
+def _has_aligned_lines(factor: torch.Tensor) -> bool:
+    """Whether one of the last two dimensions runs through memory, and all others in steps that a copy engine takes."""
+    *outer, rows, columns = factor.stride()
+    steps = [*outer, rows if columns == 1 else columns]
+    return 1 in (rows, columns) and all(step * factor.element_size() % _ENGINE_BYTES == 0 for step in steps)
+
+
+def is_claimed(node: fx.Node, device: str = "cpu") -> bool:
+    """Whether a library takes the call: attention only where its backward needs what torch's kernel keeps.
+
+    On a GPU libraries take all attention, and products, convolutions, sorts and scans.
+    """
+    if device == "cuda":
+        name = node.target.name() if isinstance(node.target, torch._ops.OpOverload) else ""
+        return node.target in _GPU_LIBRARY or name.startswith(_ATTENTION)
     if node.target is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
         return any(user.target is operator.getitem and user.args[1] == 1 for user in node.users)
     return node.target in _LIBRARY
+
+
+def needs_library(ops: Iterable[Operation]) -> bool:
+    """Whether among the ops that stand for a call are such as a GPU has no kernel for but a library's.
+
+    Nothing that is generated combines updates of one place in a fixed order; those that overwrite each other are in no
+    order on a GPU anyway.
+    """
+    return any(isinstance(op, Structured | Scan | Convolution) or _combines(op) for op in ops)
+
+
+def _combines(op: Operation) -> bool:
+    return isinstance(op, Scatter) and (
+        op.params.get("kind", "assign") != "assign" or bool(op.params.get("accumulate"))
+    )
 
 
 def is_own_convolution(node: fx.Node, mapped: Callable[[Any], Any], *, frozen: bool, library: bool) -> bool:

@@ -37,13 +37,18 @@ _WHOLE: tuple[Any, ...] = (
 )
 
 
-@lru_cache(maxsize=1)
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """The table for AOTAutograd: torch's to core ATen, less what Weft does better whole; dropout as eager draws it."""
+@lru_cache(maxsize=2)
+def decompositions(device: str = "cpu") -> dict[Any, Callable[..., Any]]:
+    """The table for AOTAutograd: torch's to core ATen, less what Weft does better whole; dropout as eager draws it.
+
+    A GPU's generator gives a kernel other numbers than any other kernel: there dropout stays the call that it is.
+    """
     table = dict(core_aten_decompositions())
     for target in _WHOLE:
         table.pop(target, None)
-    table[_ops.native_dropout.default] = native_dropout
+    table.pop(_ops.native_dropout.default, None)
+    if device == "cpu":
+        table[_ops.native_dropout.default] = native_dropout
     return table
 
 

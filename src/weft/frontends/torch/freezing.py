@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from weft.config import Config
-from weft.frontends.torch.executor import CpuExecutor
+from weft.frontends.torch.plan_executor import PlanExecutor
 
 log = logging.getLogger("weft")
 
@@ -58,10 +58,14 @@ def _is_weight(value: Any) -> bool:
 
 
 def _is_plain(tensor: Any, meta: Any) -> bool:
-    """Whether a tensor is what tracing saw of it, in the memory of this machine."""
+    """Whether a tensor is what tracing saw of it, in the memory of this machine or of its GPU."""
     if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor) or not isinstance(meta, torch.Tensor):
         return False
-    if is_traceable_wrapper_subclass(tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu":
+    if (
+        is_traceable_wrapper_subclass(tensor)
+        or tensor.layout != torch.strided
+        or tensor.device.type not in ("cpu", "cuda")
+    ):
         return False
     if tensor.is_complex() or tensor.is_neg() or tensor.is_quantized:
         return False
@@ -73,7 +77,7 @@ def _is_plain(tensor: Any, meta: Any) -> bool:
     return (tensor.dtype, tensor.shape, tensor.stride()) == (meta.dtype, meta.shape, meta.stride())
 
 
-def make_constants(executor: CpuExecutor, arguments: Sequence[torch.Tensor | None]) -> None:
+def make_constants(executor: PlanExecutor[Any], arguments: Sequence[torch.Tensor | None]) -> None:
     """Prepare and pack the constants of a program now, so that its first call does not have to."""
     given = [arguments[place] for place in executor.fixed]
     known = [tensor for tensor in given if tensor is not None]

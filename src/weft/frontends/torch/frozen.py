@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from weft.frontends.torch.alignment import aligned
 from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.reference import to_array
 from weft.ir.types import dtype_of_numpy
-from weft.runtime.executable import Executable
+from weft.runtime.program import Program
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,17 @@ class ConstantSet:
         return all(t is not None and t.data_ptr() == p for t, p in zip(found, self.pointers, strict=True))
 
 
-def make_set(executable: Executable, given: Sequence[torch.Tensor]) -> ConstantSet:
+def make_set(program: Program, given: Sequence[torch.Tensor], device: torch.device) -> ConstantSet:
     """Prepare and pack weights for a program."""
     _count_fused_steps()
-    arrays = executable.constants([to_array(tensor) for tensor in given])
-    tensors = {number: _tensor_on(array) for number, array in arrays.items()}
+    plan = program.plan
+    # What is used as it was given stays where it is; the processor prepares the rest.
+    plain = {c.buffer: given[c.source] for c in plan.constants if c.packing is None and c.source < len(given)}
+    if device.type != "cpu" and len(plain) == len(plan.constants):
+        tensors = {number: aligned(tensor.detach().to(device)) for number, tensor in plain.items()}
+    else:
+        arrays = program.constants([to_array(tensor.cpu()) for tensor in given])
+        tensors = {number: _tensor_on(array).to(device) for number, array in arrays.items()}
     return ConstantSet(
         tuple(weakref.ref(tensor) for tensor in given),
         tuple(tensor.detach() for tensor in given),

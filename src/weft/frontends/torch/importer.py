@@ -19,7 +19,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from weft.backends.cpu.target import target_for
 from weft.config import Config
@@ -28,9 +28,10 @@ from weft.frontends.torch.aliasing import aliased, memory_owners, replaced, view
 from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
 from weft.frontends.torch.builder import ImportBuilder, tensor_of_meta
 from weft.frontends.torch.checks import combined
-from weft.frontends.torch.claims import is_claimed, is_own_convolution
+from weft.frontends.torch.claims import is_claimed, is_own_convolution, is_own_product, needs_library
 from weft.frontends.torch.complex_numbers import Complex, interleaved_type
 from weft.frontends.torch.decompositions import decomposition_of
+from weft.frontends.torch.devices import copies_away
 from weft.frontends.torch.dtypes import FLOAT8
 from weft.frontends.torch.encoding import NumberArgument, TensorArgument
 from weft.frontends.torch.facts import condition_count, symbols_told
@@ -53,11 +54,20 @@ _GUARDED = {torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_
 
 
 def import_graph(
-    module: fx.GraphModule, name: str, config: Config, frozen: Collection[int] = frozenset()
+    module: fx.GraphModule,
+    name: str,
+    config: Config,
+    frozen: Collection[int] = frozenset(),
+    device: str = "cpu",
+    tensor_cores: bool = False,
 ) -> ImportedGraph:
-    """The function that computes what the captured graph computes; the arguments at `frozen` places are constants."""
+    """The function that computes what the captured graph computes; the arguments at `frozen` places are constants.
+
+    `device` is the kind of device that it runs on; `tensor_cores` says that Weft's kernels multiply as fast there as
+    libraries do.
+    """
     known = condition_count(module)
-    imported = _Importer(module, name, config, frozen).run()
+    imported = _Importer(module, name, config, frozen, device, tensor_cores).run()
     return replace(imported, conditional=condition_count(module) > known)
 
 
@@ -67,6 +77,8 @@ class _Importer:
     name: str
     config: Config
     frozen: Collection[int]
+    device: str
+    tensor_cores: bool
     values: dict[fx.Node, Any] = field(default_factory=dict[fx.Node, Any])
     constants: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     paths: list[str] = field(default_factory=list[str])
@@ -84,7 +96,7 @@ class _Importer:
         tensors = [node for node in placeholders if isinstance(_meta(node), torch.Tensor) and node not in tokens]
         function = FuncOp.make(self.name, {node.name: self._type(_meta(node)) for node in tensors})
         self.block = function.block
-        self.builder = ImportBuilder(self.block, strict=self.config.strict)
+        self.builder = ImportBuilder(self.block, strict=self.config.strict, checked=self.device == "cpu")
         for node, argument in zip(tensors, function.block.args, strict=True):
             self.values[node] = self._incoming(argument, _meta(node))
         self.positions = {node: position for position, node in enumerate(placeholders)}
@@ -210,19 +222,44 @@ class _Importer:
             return None, *outputs
         if not self.config.strict and self._is_claimed(node):
             return self._opaque(node.target, node.args, node.kwargs, _meta(node), "a library claims it", claimed=True)
+        if self.device != "cpu" and copies_away(node):
+            return self._opaque(node.target, node.args, node.kwargs, _meta(node), "it copies to another device")
         last = self.block.last_op
         try:
             value = self._converted(node)
         except WeftError as error:
-            while self.block.last_op is not last:
-                self.block.erase_op(self.block.last_op)  # pyright: ignore[reportArgumentType]
+            self._erase_after(last)
             return self._opaque(as_drawn(node), node.args, node.kwargs, _meta(node), error.message)
+        if (
+            self.device != "cpu"
+            and not self.config.strict
+            and not self._is_own_product(node)
+            and needs_library(self._made_after(last))
+        ):
+            self._erase_after(last)
+            return self._opaque(node.target, node.args, node.kwargs, _meta(node), "a library claims it", claimed=True)
         return value
+
+    def _made_after(self, last: Operation | None) -> list[Operation]:
+        """The ops at the end of the block that are newer than one."""
+        made: list[Operation] = []
+        op = self.block.last_op
+        while op is not None and op is not last:
+            made.append(op)
+            op = op.prev_op
+        return made
+
+    def _erase_after(self, last: Operation | None) -> None:
+        for op in self._made_after(last):
+            self.block.erase_op(op)
+
+    def _is_own_product(self, node: fx.Node) -> bool:
+        return self.tensor_cores and is_own_product(node)
 
     def _is_claimed(self, node: fx.Node) -> bool:
         """Whether a library carries out a call; convolutions are Weft's own where that is faster."""
-        if not is_claimed(node):
-            return False
+        if self.device != "cpu" or not is_claimed(node):
+            return is_claimed(node, self.device) and not self._is_own_product(node)
         frozen = node.target is torch.ops.aten.convolution.default and self._is_constant(node.args[1])
         library = target_for(self.config.cpu).has_library_convolutions
         return not is_own_convolution(node, self._mapped, frozen=frozen, library=library)

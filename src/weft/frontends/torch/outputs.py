@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch._C._dynamo.guards import _empty_strided_cpu  # `torch.empty_strided` in a third of the time
 
+from weft.frontends.torch.alignment import span
+
 LARGE = 1 << 22
 """Bytes from which memory is kept: smaller blocks the allocator hands out again by itself."""
 
@@ -39,11 +41,11 @@ class ResultMemory:
 
     def maker(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Callable[..., torch.Tensor]:
         """What makes tensors of a shape, given that, their strides and their type."""
-        return self.tensor if _span(shape, strides) * dtype.itemsize >= LARGE else _empty_strided_cpu
+        return self.tensor if span(shape, strides) * dtype.itemsize >= LARGE else _empty_strided_cpu
 
     def tensor(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor for a large result; its content is undefined."""
-        size = _span(shape, strides) * dtype.itemsize
+        size = span(shape, strides) * dtype.itemsize
         blocks = self._blocks.setdefault(size, [])
         storage = next(iter(_free(blocks)), None)
         if storage is None:
@@ -95,10 +97,3 @@ def _free(blocks: Sequence[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
         if not block.is_shared() and block.resizable():
             found.append(block)
     return found
-
-
-def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """How many elements lie between the first and the last, both included."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

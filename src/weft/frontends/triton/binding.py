@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from weft.frontends.triton.errors import ArgumentError
-from weft.frontends.triton.jit import JITFunction, interpreted_here
+from weft.frontends.triton.jit import OPTIONS, JITFunction, interpreted_here
 from weft.frontends.triton.specialise import Parameter, Words, alias_groups, constant_key
 
 Bound = tuple[tuple[Any, ...], dict[str, Any]]
@@ -51,13 +51,13 @@ def make_launch(
 ) -> Callable[..., Any]:
     """A function that takes the grid and what the kernel takes, and runs the kernel that there is among `kernels`.
 
-    It leaves the launch to `otherwise` where there is none, where options are given, or one of the names that the
+    It leaves the launch to `otherwise` where there is none, where an option is not known, or one of the names that the
     kernel uses (`used`: scope, name, value) is bound to something else by now. If it is `watched`, it first looks
     whether the kernel is to run as Python, or someone wants to know of the launch.
     """
     head, scope, options = _head(function, "grid_of_the_launch_")
     scope |= {"kernels_": kernels, "used_": used, "triple_": triple, "otherwise_": otherwise}
-    scope |= {"function_": function, "here_": interpreted_here}
+    scope |= {"function_": function, "here_": interpreted_here, "with_warps_": with_warps, "known_": OPTIONS}
     classifying, key = _classifying(function, scope, options)
     given = _tuple(function.arg_names)
     rest = f"otherwise_(grid_of_the_launch_, key_, words_, ({given}), {options})"
@@ -72,8 +72,10 @@ def make_launch(
         *(lines if watched else ()),
         *classifying,
         f"    key_ = {key}",
+        f"    if {options}:",
+        f"        key_ = with_warps_(key_, {options})",
         "    kernel_ = kernels_.get(key_)",
-        f"    if kernel_ is None or {options} or type(grid_of_the_launch_) is not tuple:",
+        f"    if kernel_ is None or type(grid_of_the_launch_) is not tuple or not known_.issuperset({options}):",
         f"        return {rest}",
         "    for scope_, name_, value_ in used_:",
         "        if scope_.get(name_) is not value_:",
@@ -120,7 +122,7 @@ def _classify(parameter: Parameter) -> list[str]:
         f"    s_ = {name}.untyped_storage()",
         "    b_ = s_.data_ptr()",
         "    storages_.append((b_, b_ + s_.nbytes()))",
-        f"    {key} = ({name}.dtype, {aligned} and not a_ & 15, {name}.is_cpu)",
+        f"    {key} = ({name}.dtype, {aligned} and not a_ & 15, {name}.is_cpu or -1 - {name}.get_device())",
     ]
     if parameter.scalar is None and not parameter.do_not_specialize and aligned == "True":
         lines += [
@@ -163,6 +165,12 @@ def _name(function: JITFunction) -> str:
 
 def _tuple(names: list[str]) -> str:
     return "".join(f"{name}, " for name in names)
+
+
+def with_warps(key: tuple[Hashable, ...], options: dict[str, Any]) -> tuple[Hashable, ...]:
+    """How many warps a program has shapes its code on a GPU."""
+    warps = options.get("num_warps")
+    return key if warps is None else (*key[:-1], warps, key[-1])
 
 
 def _passed(function: JITFunction) -> str:

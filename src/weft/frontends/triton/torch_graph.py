@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from weft.frontends.torch.strides import storage_order, unusual_strides
 from weft.frontends.triton.autotune import Autotuner, Heuristics, kernel_of
 from weft.frontends.triton.compile_function import framed
 from weft.frontends.triton.compiled import build_kernel
-from weft.frontends.triton.compiling import arguments_of, builder_of, name_of, place_of
+from weft.frontends.triton.compiling import arguments_of, builder_of, kernel_key, name_of
 from weft.frontends.triton.jit import OPTIONS, JITFunction
 from weft.frontends.triton.specialise import Described, Words, constant_key, describe
 from weft.frontends.triton.stand_ins import MockTensor
@@ -110,8 +111,8 @@ class _Launch:
     def _check_memory(self) -> None:
         storages = [meta.untyped_storage()._cdata for meta in self.metas]
         for place, (value, meta) in enumerate(zip(self.tensors, self.metas, strict=True)):
-            if meta.is_complex():
-                raise UnsupportedError("a kernel on complex numbers")
+            if meta.is_complex() or meta.device.type != "cpu":
+                raise UnsupportedError(f"a kernel on {meta.dtype} on the device {meta.device}")
             if place in self.changed and storages.count(storages[place]) > 1:
                 raise UnsupportedError("a kernel writes to a tensor that shares its memory with another")
             try:
@@ -174,7 +175,7 @@ class _Launch:
                 key = constant_key(value)
             else:
                 key = parameter.classifier(value)(value, numbers, [])
-            described.append(describe(parameter, value, key))
+            described.append(_unaligned(describe(parameter, value, key)))
             kind, place = places.get(parameter.name, ("constant", 0))
             if kind == "tensor":
                 words.append(("tensor", place))
@@ -190,7 +191,7 @@ class _Launch:
         """The kernel as tile IR, made once for all launches that it is the same for."""
         groups = tuple(place for kind, place in words if kind == "tensor")
         arguments = arguments_of(described, groups)
-        key = place_of(self.function, described, arguments, debug)
+        key = kernel_key(self.function, described, arguments, debug, "graph")
         known = self.function.launcher.tiles
         if key is None or key not in known:
             with framed(self.function):
@@ -246,6 +247,12 @@ class _Launch:
             text = f"{name_of(self.function)}: device_assert failed: {message}"
             check_zero(b, made.results[-1], number, text, location)
         return tuple(made.results[: len(self.changed)])
+
+
+def _unaligned(described: Described) -> Described:
+    """Where a tensor begins is not known before a call."""
+    words = tuple(replace(word, divisibility=1) if word.pointer else word for word in described.words)
+    return replace(described, words=words)
 
 
 def _resolved(kernel: Any, given: dict[str, Any], grid: Any) -> dict[str, Any]:

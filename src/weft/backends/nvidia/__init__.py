@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: tile kernels → layouts → LLVM NVPTX → PTX → the driver."""

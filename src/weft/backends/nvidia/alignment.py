@@ -1,0 +1,76 @@
+"""How memory is accessed: along which axis a tile's elements lie side by side, and how many of them at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import TypeAlias
+
+from weft.ir.expr import Atom, Size
+from weft.ir.types import DType
+from weft.tile import dialect as tile
+from weft.tile import written
+from weft.tile.axis_facts import AxisFacts, Neighbours, neighbours_of
+
+WIDEST = 16
+"""The bytes that one access of a thread moves at most."""
+
+
+def divisor_of(size: Size) -> int:
+    """A number that divides an expression whatever its symbols are; 0 is divided by all."""
+    if isinstance(size, int):
+        return abs(size)
+    total = 0
+    for monomial, coefficient in size.terms:
+        factor = abs(coefficient)
+        for atom in monomial:
+            factor *= _atom_divisor(atom)
+        total = gcd(total, factor)
+    return total
+
+
+def _atom_divisor(atom: Atom) -> int:
+    return gcd(*map(divisor_of, atom.args)) or 1 if atom.kind in ("min", "max") else 1
+
+
+@dataclass(frozen=True)
+class Access:
+    """The axis along which an access runs through memory, and how many elements of it may be moved at once."""
+
+    axis: int | None
+    vector: int
+
+
+def access_of(op: tile.LoadOp | tile.StoreOp, shape: tuple[int, ...]) -> Access:
+    """What a strided access allows. Memory begins at a multiple of `WIDEST` bytes."""
+    dtype = pointer_dtype(op)
+    strides = op.strides.data
+    axes = [axis for axis, stride in enumerate(strides) if stride == 1 and shape[axis] > 1]
+    if not axes:
+        return Access(None, 1)
+    axis = max(axes, key=lambda a: shape[a])
+    step = divisor_of(op.offset.data[0])
+    for other, stride in enumerate(strides):
+        if other != axis and shape[other] > 1:
+            step = gcd(step, divisor_of(stride))
+    step = gcd(step, divisor_of(op.extents.data[axis]))
+    return Access(axis, _power(step, WIDEST // dtype.bytes))
+
+
+def _power(step: int, most: int) -> int:
+    """The largest power of two that divides a step, at most `most`."""
+    return min(most, step & -step) if step else most
+
+
+ComputedAccess: TypeAlias = tile.GatherOp | tile.ScatterOp | written.AtomicOp
+
+
+def computed_access(facts: AxisFacts, op: ComputedAccess) -> Neighbours:
+    """What an access to computed places allows."""
+    return neighbours_of(facts, op.pointer, op.offsets, op.mask, WIDEST)
+
+
+def pointer_dtype(op: tile.LoadOp | tile.StoreOp | ComputedAccess) -> DType:
+    type_ = op.pointer.type
+    assert isinstance(type_, tile.PointerType)
+    return type_.dtype

@@ -1,0 +1,120 @@
+"""Global memory: chunks of up to 16 bytes that a thread reads and writes, under a predicate or without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.backends.llvm.builder import Function, V, memory_type
+from weft.backends.llvm.cast import load_convert, store_convert
+from weft.backends.nvidia.math import asm
+from weft.ir.types import DType
+
+_WORD = {8: ("i8", "b8", "h"), 16: ("i16", "b16", "h"), 32: ("i32", "b32", "r"), 64: ("i64", "b64", "l")}
+
+
+def load_chunk(b: Function, address: V, dtype: DType, count: int, predicate: V | None) -> list[V]:
+    """`count` neighbours as registers hold them; what is not read is arbitrary."""
+    bits = max(dtype.bits, 8)
+    width, words = _words(bits, count)
+    llvm_type, ptx_type, constraint = _WORD[width]
+    register = "i16" if width == 8 else llvm_type
+    outputs = ",".join([f"={constraint}"] * words)
+    targets = ", ".join(f"${i}" for i in range(words))
+    form = f".v{words}" if words > 1 else ""
+    braces = f"{{{targets}}}" if words > 1 else targets
+    guard = f"@${words + 1} " if predicate is not None else ""
+    # What is not read must still be some value: PTX has no undefined ones.
+    clear = "".join(f"mov.b{max(width, 16)} ${i}, 0; " for i in range(words)) if predicate is not None else ""
+    result = register if words == 1 else "{" + ", ".join([register] * words) + "}"
+    inputs = ",l" + (",b" if predicate is not None else "")
+    args = (address, *(() if predicate is None else (predicate,)))
+    text = f"{clear}{guard}ld.global{form}.{ptx_type} {braces}, [${words}];"
+    # An output is written before the address is read where there is a clearing move.
+    outputs = outputs.replace("=", "=&") if predicate is not None else outputs
+    loaded = asm(b, result, text, outputs + inputs, *args, pure=False)
+    values = [loaded] if words == 1 else [b.emit(register, f"extractvalue {loaded}, {i}") for i in range(words)]
+    raw = [piece for value in values for piece in _pieces(b, value, bits, width)]
+    return [load_convert(b, b.bitcast(value, memory_type(dtype)), dtype) for value in raw]
+
+
+def store_chunk(b: Function, address: V, values: Sequence[V], dtype: DType, predicate: V | None) -> None:
+    """Write neighbours."""
+    bits = max(dtype.bits, 8)
+    width, words = _words(bits, len(values))
+    _, ptx_type, constraint = _WORD[width]
+    packed = _packed(b, values, dtype, bits, width)
+    sources = ", ".join(f"${i}" for i in range(words))
+    form, braces = (f".v{words}", f"{{{sources}}}") if words > 1 else ("", sources)
+    guard = f"@${words + 1} " if predicate is not None else ""
+    constraints = ",".join([constraint] * words) + ",l" + (",b" if predicate is not None else "")
+    args = (*packed, address, *(() if predicate is None else (predicate,)))
+    asm(
+        b,
+        "void",
+        f"{guard}st.global{form}.{ptx_type} [${words}], {braces};",
+        constraints + ",~{memory}",
+        *args,
+        pure=False,
+    )
+
+
+def _words(bits: int, count: int) -> tuple[int, int]:
+    """The width and number of the words that so many elements make: 32-bit ones where they fill such."""
+    total = bits * count
+    width = bits if bits == 64 else min(32, total)
+    return width, total // width
+
+
+def _pieces(b: Function, word: V, bits: int, width: int) -> list[V]:
+    """The elements of a word, lowest first, as integers or floats of memory."""
+    if bits == 64 or bits == width:
+        return [b.convert("trunc", word, "i8") if bits == 8 else word]
+    pieces: list[V] = []
+    for position in range(width // bits):
+        shifted = b.binary("lshr", word, V(word.type, str(position * bits))) if position else word
+        pieces.append(b.convert("trunc", shifted, f"i{bits}"))
+    return pieces
+
+
+def _packed(b: Function, values: Sequence[V], dtype: DType, bits: int, width: int) -> list[V]:
+    """Elements as the words that memory holds."""
+    if dtype.name in ("bf16", "f16") and width == 32:
+        return [pair(b, low, high, dtype) for low, high in zip(values[::2], values[1::2], strict=True)]
+    raw = [_narrowed(b, value, dtype) for value in values]
+    raw = [b.bitcast(value, f"i{bits}") for value in raw]
+    if bits == width:
+        return [b.convert("zext", value, "i16") if bits == 8 else value for value in raw]
+    words: list[V] = []
+    for start in range(0, len(raw), width // bits):
+        word = b.convert("zext", raw[start], f"i{max(width, 16)}")
+        for position, value in enumerate(raw[start + 1 : start + width // bits], 1):
+            wide = b.convert("zext", value, word.type)
+            word = b.binary("or", word, b.binary("shl", wide, V(word.type, str(position * bits))))
+        words.append(word)
+    return words
+
+
+def _narrowed(b: Function, value: V, dtype: DType) -> V:
+    if dtype.name in ("bf16", "f16"):
+        name = f"cvt.rn.{dtype.name}.f32"
+        return asm(b, "i16", f"{name} $0, $1;", "=h,f", value)
+    return store_convert(b, value, dtype)
+
+
+def rounded_to(b: Function, value: V, dtype: DType) -> V:
+    """A float as the nearest one that a type of 16 bits has."""
+    narrow = _narrowed(b, value, dtype)
+    if dtype.name == "f16":
+        return asm(b, "float", "cvt.f32.f16 $0, $1;", "=f,h", narrow)
+    wide = b.binary("shl", b.convert("zext", narrow, "i32"), V("i32", "16"))
+    return b.bitcast(wide, "float")
+
+
+def pair(b: Function, low: V, high: V, dtype: DType) -> V:
+    """Two floats narrowed to 16 bits, in one word."""
+    return asm(b, "i32", f"cvt.rn.{dtype.name}x2.f32 $0, $1, $2;", "=r,f,f", high, low)
+
+
+def address_of(b: Function, pointer: V, element: int, index: V) -> V:
+    """The address of an element as a number."""
+    return b.add(pointer, b.mul(index, V("i64", str(element))))

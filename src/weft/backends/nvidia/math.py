@@ -1,0 +1,118 @@
+"""Functions of single elements on NVIDIA GPUs: their own instructions where those are exact enough, else as on CPUs.
+
+`ex2.approx` and `lg2.approx` are good to 2 ulp; what is lost before them, in scaling an argument, is carried along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import log, log2
+
+from weft.backends.llvm.builder import Function, V
+from weft.backends.llvm.math import DOUBLE, SINGLE, emit_function
+from weft.backends.llvm.math_double import DOUBLE_ONLY, SINGLE_THROUGH_DOUBLE
+from weft.backends.llvm.math_expression import E, horner
+from weft.backends.llvm.math_float import FloatFunction
+from weft.ir.types import DType
+
+_LOG2_E = 1.4426950216293335  # rounded to f32
+_LOG2_E_REST = log2(2.718281828459045) - _LOG2_E
+_LN_2 = log(2)
+
+
+def asm(b: Function, result: str, text: str, constraints: str, *args: V, pure: bool = True) -> V:
+    """A line of PTX. One that is not `pure` stays where it is."""
+    call = f'call {result} asm {"" if pure else "sideeffect "}"{text}", "{constraints}"({", ".join(map(str, args))})'
+    if result == "void":
+        b.do(call)
+        return V("void", "")
+    return b.emit(result, call)
+
+
+def _approximate(instruction: str) -> FloatFunction:
+    def emit(x: E) -> E:
+        return E(x.b, asm(x.b, "float", f"{instruction} $0, $1;", "=f,f", x.v))
+
+    return emit
+
+
+_ex2 = _approximate("ex2.approx.f32")
+_lg2 = _approximate("lg2.approx.f32")
+_rsqrt = _approximate("rsqrt.approx.f32")
+_rcp = _approximate("rcp.approx.f32")
+
+
+def _exp(x: E) -> E:
+    """2^(h + l) = 2^h + 2^h l ln 2, where h + l is x log2 e to twice a float's digits."""
+    high = x * _LOG2_E
+    low = x.fma(_LOG2_E_REST, x.fma(_LOG2_E, -high))
+    power = _ex2(high)
+    exact = power.fma(low * _LN_2, power)
+    # Where the power is inf, or x is, the rest is no number.
+    return abs(high).compare("olt", 128.0).select(exact, power)
+
+
+def _sigmoid(x: E) -> E:
+    return _rcp(_exp(-x) + 1.0)
+
+
+# (tanh(x) / x - 1) / x² in x², up to 0.62
+_TANH = (-0.3333328664302826, 0.13331548869609833, -0.053749121725559235, 0.02067149057984352, -0.0057430146262049675)
+
+
+def _tanh(x: E) -> E:
+    """(1 - e^-2|x|) / (1 + e^-2|x|), and a series where the difference would lose digits."""
+    magnitude = abs(x)
+    power = _ex2(magnitude * (-2 * _LOG2_E))
+    large = ((1.0 - power) * _rcp(power + 1.0)).copysign(x)
+    square = x * x
+    small = (horner(square, _TANH) * square).fma(x, x)
+    return magnitude.compare("olt", 0.6).select(small, large)
+
+
+def divide_all(b: Function, dividends: Sequence[V], divisor: V, exact: bool) -> list[V]:
+    """Many f32 by one: a reciprocal for all, and for each a product and, for an `exact` quotient, what is left of it.
+
+    A divisor whose reciprocal would be no normal number is scaled, and so are the quotients.
+    """
+    d = E(b, divisor)
+    size = abs(d)
+    scale = size.compare("ogt", 2.0**100).select(
+        d.of(2.0**-64), size.compare("olt", 2.0**-100).select(2.0**64, d.of(1.0))
+    )
+    scaled = d * scale
+    reciprocal = 1.0 / scaled
+    scaled = reciprocal.compare("oeq", 0.0).select(0.0, scaled)  # of infinity: nothing is left, whatever is divided
+    results: list[V] = []
+    for dividend in dividends:
+        a = E(b, dividend)
+        quotient = a * reciprocal
+        if not exact:
+            results.append((quotient * scale).v)
+            continue
+        corrected = (-quotient).fma(scaled, a).fma(reciprocal, quotient)
+        results.append((abs(quotient).compare("olt", float("inf")).select(corrected, quotient) * scale).v)
+    return results
+
+
+NVIDIA: Mapping[str, FloatFunction] = {
+    "exp": _exp,
+    "exp2": _ex2,
+    "rsqrt": _rsqrt,
+    "sigmoid": _sigmoid,
+    "tanh": _tanh,
+}
+
+
+def emit_map(b: Function, name: str, args: Sequence[V], dtype: DType) -> V:
+    """Apply a function to operands of type `dtype`, held as registers hold them."""
+    if dtype.is_float and dtype.bits <= 32 and name in NVIDIA:
+        return NVIDIA[name](*(E(b, arg) for arg in args)).v
+    return emit_function(b, name, args, dtype)
+
+
+def has_code(name: str, dtype: DType) -> bool:
+    """Whether a function of operands of this type needs no library, of which a GPU has none."""
+    if name in SINGLE_THROUGH_DOUBLE or (dtype.is_float and dtype.bits == 64 and name in DOUBLE_ONLY):
+        return name in NVIDIA and dtype.bits <= 32
+    return not dtype.is_float or name in (SINGLE if dtype.bits <= 32 else DOUBLE) or name in NVIDIA

@@ -1,0 +1,175 @@
+"""Reductions over the threads of a block: in registers, then by shuffles in a warp, then through shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from weft.backends.llvm.builder import Function, V
+from weft.backends.nvidia.block import (
+    Threads,
+    cluster_barrier,
+    i32,
+    load_of_block,
+    load_shared,
+    shuffle_xor,
+    store_shared,
+)
+from weft.backends.nvidia.layouts import WARP, Layout, Mode
+
+Parts: TypeAlias = tuple[V, ...]
+"""What is combined: a value, or several that go together."""
+Combine: TypeAlias = Callable[[Parts, Parts], Parts]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a reduction that crosses warps needs: where its shared memory is, and the bytes of each part."""
+
+    place: int
+    sizes: tuple[int, ...]
+
+
+def reduce_axis(
+    b: Function, threads: Threads, layout: Layout, axis: int, parts: Sequence[Parts], combine: Combine, via: Exchange
+) -> list[Parts]:
+    """Combine along an axis; the results are in `layout.sliced(axis)`, in every thread along the axis."""
+    results = [_tree(group, combine) for group in _groups(layout, axis, parts)]
+    for mask in axis_bits(layout.lanes, axis):
+        results = [combine(r, tuple(shuffle_xor(b, part, mask) for part in r)) for r in results]
+    if any(mode.axis == axis for mode in layout.warps):
+        results = _across_warps(b, threads, layout, axis, results, combine, via)
+    if any(mode.axis == axis for mode in layout.blocks):
+        results = _across_blocks(b, threads, layout, axis, results, combine, via)
+    return results
+
+
+def _groups(layout: Layout, axis: int, parts: Sequence[Parts]) -> list[list[Parts]]:
+    """A thread's registers by the result that they go into, which are in the order of the sliced layout's."""
+    groups: dict[tuple[int, ...], list[Parts]] = {offset: [] for offset in layout.sliced(axis).offsets}
+    for offset, part in zip(layout.offsets, parts, strict=True):
+        groups[(*offset[:axis], 0, *offset[axis + 1 :])].append(part)
+    return list(groups.values())
+
+
+def _tree(values: list[Parts], combine: Combine) -> Parts:
+    """Neighbours first, in order: positions stay comparable, and sums are short."""
+    while len(values) > 1:
+        paired = [combine(a, c) for a, c in zip(values[::2], values[1::2], strict=False)]
+        values = paired + values[len(paired) * 2 :]
+    return values[0]
+
+
+def axis_bits(modes: Sequence[Mode], axis: int) -> list[int]:
+    """The lane bits that run along an axis."""
+    masks: list[int] = []
+    bit = 1
+    for mode in modes:
+        for _ in range(mode.size.bit_length() - 1):
+            if mode.axis == axis:
+                masks.append(bit)
+            bit *= 2
+    return masks
+
+
+def _across_warps(
+    b: Function,
+    threads: Threads,
+    layout: Layout,
+    axis: int,
+    results: list[Parts],
+    combine: Combine,
+    via: Exchange,
+) -> list[Parts]:
+    """Every warp writes what it has; behind the barrier each reads what the warps along the axis have."""
+    warps = layout.warp_count
+    along = axis_bits(layout.warps, axis)
+    mine = b.add(b.mul(threads.warp, i32(WARP)), threads.lane)
+    start = 0
+    for result in results:
+        for part, size in zip(result, via.sizes, strict=True):
+            store_shared(b, part, via.place + start, mine, size)
+            start += size * WARP * warps
+    threads.barrier()
+    others = b.binary("and", threads.warp, i32(warps - 1 - sum(along)))
+    uniform = all(mode.axis in (axis, None) for mode in layout.lanes)
+    count = 1 << len(along)
+    start, combined = 0, list[Parts]()
+    for result in results:
+        offsets: list[int] = []
+        for size in via.sizes:
+            offsets.append(via.place + start)
+            start += size * WARP * warps
+
+        def read(index: V, offsets: list[int] = offsets, result: Parts = result) -> Parts:
+            parts = zip(result, offsets, via.sizes, strict=True)
+            return tuple(load_shared(b, part.type, offset, index, size) for part, offset, size in parts)
+
+        if uniform:  # all lanes have the same: lane i reads what the i-th warp has, and shuffles do the rest
+            which = _spread(b, b.binary("and", threads.lane, i32(count - 1)), along)
+            value = read(b.add(b.mul(b.binary("or", others, which), i32(WARP)), threads.lane))
+            for bit in range(len(along)):
+                value = combine(value, tuple(shuffle_xor(b, part, 1 << bit) for part in value))
+            combined.append(value)
+        else:
+            values = [
+                read(b.add(b.mul(b.binary("or", others, i32(bits_at(turn, along))), i32(WARP)), threads.lane))
+                for turn in range(count)
+            ]
+            combined.append(_tree(values, combine))
+    return combined
+
+
+def _across_blocks(
+    b: Function,
+    threads: Threads,
+    layout: Layout,
+    axis: int,
+    results: list[Parts],
+    combine: Combine,
+    via: Exchange,
+) -> list[Parts]:
+    """Every thread writes what its block has, and reads what its like in the other blocks wrote.
+
+    They wait for each other twice: until all is written, and until all is read.
+    """
+    if any(mode.axis == axis for mode in layout.warps):
+        threads.barrier()  # what the warps exchanged lies in the same place
+    mine = b.add(b.mul(threads.warp, i32(WARP)), threads.lane)
+    along = axis_bits(layout.blocks, axis)
+    places: list[int] = []
+    start = via.place
+    for result in results:
+        for part, size in zip(result, via.sizes, strict=True):
+            store_shared(b, part, start, mine, size)
+            places.append(start)
+            start += size * WARP * layout.warp_count
+    cluster_barrier(b)
+    others = b.binary("and", threads.rank, i32(layout.block_count - 1 - sum(along)))
+    combined: list[Parts] = []
+    for number, result in enumerate(results):
+        values: list[Parts] = []
+        for turn in range(1 << len(along)):
+            rank = b.binary("or", others, i32(bits_at(turn, along)))
+            offsets = places[number * len(result) :]
+            parts = zip(result, offsets, via.sizes, strict=False)
+            values.append(tuple(load_of_block(b, part.type, at, mine, size, rank) for part, at, size in parts))
+        combined.append(_tree(values, combine))
+    cluster_barrier(b)
+    return combined
+
+
+def bits_at(number: int, masks: Sequence[int]) -> int:
+    """The bits of a number at the places of masks."""
+    return sum(mask for bit, mask in enumerate(masks) if number >> bit & 1)
+
+
+def _spread(b: Function, value: V, masks: Sequence[int]) -> V:
+    """The same for a value that is not known."""
+    total = i32(0)
+    for bit, mask in enumerate(masks):
+        shift = mask.bit_length() - 1 - bit
+        part = b.binary("and", value, i32(1 << bit))
+        total = b.add(total, b.binary("shl", part, i32(shift)) if shift else part)
+    return total

@@ -1,0 +1,100 @@
+"""Shared memory of a kernel: how much each op needs, where it lies, and where threads must wait for each other.
+
+An op that goes through shared memory writes it, waits for all threads, and reads it. So the next such op may write
+somewhere else at once, but over what the last one reads only behind a barrier. Ops take turns between two places as
+long as both fit, so that most need none.
+
+%a = tile.reduce …      →    %a = tile.reduce … {nvidia.shared = 0}
+%b = tile.reduce …           %b = tile.reduce … {nvidia.shared = 256}
+%c = tile.reduce …           %c = tile.reduce … {nvidia.shared = 0}       // all have passed %b's barrier
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from xdsl.ir import Block, Operation
+
+from weft.backends.nvidia.block import register_bytes
+from weft.backends.nvidia.dialect import SHARED, BarrierOp, ConvertOp, integer, layout_of, set_integer
+from weft.backends.nvidia.layouts import WARP, Layout
+from weft.backends.nvidia.written_shared import written_bytes
+from weft.errors import LoweringError
+from weft.tile import dialect as tile
+from weft.tile import written
+from weft.tile.functions import COMBINERS
+
+_ALIGNMENT = 128
+_SMALL = 4096
+
+
+def shared_bytes(op: Operation) -> int:
+    """The shared memory that an op needs while it runs."""
+    match op:
+        case ConvertOp():
+            type_ = tile.tile_type(op.out)
+            return prod(_padded(type_.sizes, register_bytes(type_.dtype))) * register_bytes(type_.dtype)
+        case tile.ReduceOp():
+            layout = layout_of(op.value)
+            if not crosses_warps(layout, op.axis.value.data):
+                return 0
+            size = register_bytes(tile.tile_type(op.value).dtype)
+            size += 8 if COMBINERS[op.kind.data].indexed else 0
+            return size * WARP * layout.warp_count * layout.sliced(op.axis.value.data).count
+        case _:
+            return written_bytes(op)
+
+
+def crosses_warps(layout: Layout, axis: int) -> bool:
+    """Whether elements along an axis are in different warps."""
+    return any(mode.axis == axis for mode in (*layout.warps, *layout.blocks))
+
+
+def _padded(sizes: Sequence[int], size: int) -> tuple[int, ...]:
+    return (*sizes[:-1], row_pitch(sizes[-1], size)) if sizes else ()
+
+
+def row_pitch(side: int, size: int) -> int:
+    """The elements from one row of a tile in shared memory to the next: one more than it has, so that columns spread
+    over the banks."""
+    return side + max(1, 4 // size)
+
+
+def allocate_shared(kernel: tile.KernelOp, limit: int, start: int = 0) -> int:
+    """Give every op that needs shared memory a place, from `start` on; returns where the kernel's memory ends."""
+    users = [(op, size) for op in kernel.walk() if (size := shared_bytes(op))]
+    largest = max((_aligned(size) for _, size in users), default=0)
+    if largest > limit:
+        raise LoweringError(f"a tile needs {largest} bytes of shared memory, a block has {limit}")
+    two = largest <= _SMALL and len(users) > 1
+    for turn, (op, _) in enumerate(users):
+        set_integer(op, SHARED, _aligned(start) + (largest * (turn % 2) if two else 0))
+    _insert_barriers(kernel.block, frozenset())
+    return _aligned(start) + largest * (2 if two else 1) if users else start
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _insert_barriers(block: Block, reading: frozenset[int], dry: bool = False) -> frozenset[int]:
+    """Put barriers before ops that write what others may still read; `reading` are the places read at the start.
+
+    Returns the places that are being read at the end. `dry` only finds out.
+    """
+    for op in list(block.ops):
+        if isinstance(op, BarrierOp):
+            reading = frozenset()
+        elif shared_bytes(op):
+            place = integer(op, SHARED)
+            if place in reading and not dry:
+                block.insert_op_before(BarrierOp.create(), op)
+            reading = frozenset({place})
+        blocks = [inner for region in op.regions for inner in region.blocks]
+        if isinstance(op, tile.ForOp | written.WhileOp):  # a turn may start where the last one ended
+            for inner in blocks:
+                reading |= _insert_barriers(inner, reading, dry=True)
+        for inner in blocks:
+            reading |= _insert_barriers(inner, reading, dry)
+    return reading

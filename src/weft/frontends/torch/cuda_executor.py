@@ -1,0 +1,110 @@
+"""Runs compiled programs on torch tensors in a GPU's memory, on torch's current stream.
+
+Arenas and results come from torch's caching allocator in every call, which hands the same blocks out again without
+waiting for the GPU: what one program does not need at the moment is there for all others, and for torch.
+"""
+
+# torch leaves what its own compiler uses private.
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportAttributeAccessIssue=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch._C._dynamo.guards import _empty_strided_cuda  # `torch.empty_strided` in a third of the time
+
+from weft.backends.nvidia.code import DeviceCode
+from weft.errors import DeviceMemoryError
+from weft.frontends.torch.alignment import aligned
+from weft.frontends.torch.cuda_graphs import GraphedCalls
+from weft.frontends.torch.opaque import OpaqueRuntime
+from weft.frontends.torch.plan_executor import Frame, PlanExecutor
+from weft.lower.steps import CallStep, DotStep, Plan
+from weft.ops.graph import FuncOp
+from weft.runtime.cache import DiskCache
+from weft.runtime.device_program import DeviceProgram, DeviceTape
+from weft.runtime.tape import Tape
+
+
+def load_program(
+    plan: Plan, code: DeviceCode, prepare: FuncOp | None = None, *, device: int = 0, cache: DiskCache | None = None
+) -> DeviceProgram:
+    """The program on a GPU. Where memory is short, torch is asked for what it keeps in reserve."""
+    with torch.cuda.device(device):
+        torch.cuda.current_stream()  # torch's context is there from now on
+        try:
+            return DeviceProgram(plan, code, prepare, device=device, cache=cache)
+        except DeviceMemoryError:
+            torch.cuda.empty_cache()
+        try:
+            return DeviceProgram(plan, code, prepare, device=device, cache=cache)
+        except DeviceMemoryError as error:
+            raise torch.OutOfMemoryError(str(error)) from error
+
+
+class CudaExecutor(PlanExecutor[DeviceProgram]):
+    """A function compiled for a GPU. With `cuda_graphs`, calls that gain by it are captured and replayed."""
+
+    def __init__(self, executable: DeviceProgram, opaque: OpaqueRuntime, *, cuda_graphs: bool = True) -> None:
+        super().__init__(executable, opaque, torch.device("cuda", executable.device))
+        self.index = executable.device
+        self.graphs = GraphedCalls(self) if cuda_graphs else None
+
+    def __call__(self, tensors: Sequence[torch.Tensor], symbols: Mapping[str, int]) -> list[torch.Tensor]:
+        if torch.cuda.current_device() != self.index:
+            with torch.cuda.device(self.index):
+                return self(tensors, symbols)
+        if self.graphs is not None and not symbols and (results := self.graphs.call(tensors)) is not None:
+            return results
+        return super().__call__(tensors, symbols)
+
+    def release(self) -> None:
+        super().release()
+        if self.graphs is not None:
+            self.graphs.release()
+
+    def stream(self) -> int:
+        """The stream that torch works on now, as the driver knows it."""
+        return torch._C._cuda_getCurrentRawStream(self.index)
+
+    def _is_here(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is in a GPU's memory: then it is in this one's, as tracing has guarded."""
+        return tensor.is_cuda
+
+    def _maker(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+        return _empty_strided_cuda
+
+    def _enter(self, frame: Frame) -> None:
+        if size := frame.binding.arena.size:
+            arena = _empty_strided_cuda((size,), (1,), torch.uint8)
+            frame.place_arena(arena, arena.data_ptr())
+
+    def _leave(self, frame: Frame) -> None:
+        frame.arena = None
+        frame.views.clear()
+
+    def _launch(self, tape: Tape, frame: Frame) -> None:
+        assert isinstance(tape, DeviceTape)
+        try:
+            self.executable.launch(tape, frame.address, self.stream())
+        except DeviceMemoryError as error:
+            raise torch.OutOfMemoryError(str(error)) from error
+
+    def _finish(self) -> None:
+        torch.cuda.synchronize(self.index)
+
+    def _input(self, tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+        # A number in a tensor of the processor's may meet tensors of the GPU's.
+        return self._fitting(tensor if self._is_here(tensor) else tensor.to(self.device), strides)
+
+    def _fitting(self, tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+        return aligned(super()._fitting(tensor, strides))
+
+    def _carry_out(self, step: CallStep | DotStep, frame: Frame, held: dict[int, torch.Tensor]) -> None:
+        super()._carry_out(step, frame, held)
+        if self.graphs is not None and isinstance(step, CallStep):
+            for number in step.results:
+                if not self._is_here(held[number]):
+                    self.graphs.refuse(f"{step.target} gives a tensor in the processor's memory")

@@ -1,0 +1,141 @@
+"""A program on a GPU: its kernels loaded there, its tapes, and the host function that launches them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from weft.backends.cpu.target import compile_object, host_target
+from weft.backends.nvidia.code import DeviceCode
+from weft.backends.nvidia.driver import FAULTS, Driver, device_facts, driver
+from weft.backends.nvidia.launcher import DEVICE_LAUNCHER, device_launcher_module
+from weft.backends.nvidia.modules import DeviceFunction
+from weft.backends.nvidia.tensor_maps import MAP_ALIGNMENT, MAP_WORDS, encode_map
+from weft.errors import DeviceError, GuardError, LoweringError
+from weft.ir.expr import evaluate
+from weft.lower.steps import CallStep, DotStep, KernelStep, Plan, Step
+from weft.runtime.cache import DiskCache
+from weft.runtime.cubins import load_code
+from weft.runtime.executable import link
+from weft.runtime.program import Program
+from weft.runtime.tape import Tape, size_place, table_words
+
+MOST_BLOCKS = (1 << 31) - 1
+_MOST_NAMED = 8
+"""Kernels that the report of a fault names."""
+
+Launcher: TypeAlias = Callable[[int, int, int, int, int], int]
+"""The host function: tape, table, stream, and where two functions of the driver's lie."""
+
+
+@dataclass(frozen=True)
+class DeviceTape(Tape):
+    """Kernels that are launched without Python between them, and their names."""
+
+    kernels: tuple[str, ...] = ()
+
+
+@dataclass
+class DeviceProgram(Program):
+    """A program whose `code` is a `DeviceCode`, loaded on the device of this number."""
+
+    device: int = 0
+    cache: DiskCache | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        code: DeviceCode = self.code
+        maps = max((len(launch.maps) for launch in code.launches.values()), default=0)
+        self.scratch += maps * (1 + MAP_WORDS) + MAP_ALIGNMENT // 8  # a pointer and 128 aligned bytes for each
+        names = {step.function for step in self.plan.steps if isinstance(step, KernelStep)}
+        if missing := names - code.launches.keys():
+            raise LoweringError(f"a program without its kernels {', '.join(sorted(missing))}")
+        self.driver = driver()
+        self.facts = device_facts(self.device)
+        self.driver.use(self.device)
+        self.functions: Mapping[str, DeviceFunction] = {}
+        if names:
+            self._module = load_code(self.driver, self.facts, code, self.cache)
+            self.functions = self._module.functions
+        self._launcher = device_launcher()
+        self._entries = [self.driver.address(name) for name in ("cuLaunchKernelEx", "cuTensorMapReplaceAddress")]
+
+    def is_apart(self, step: Step) -> bool:
+        return isinstance(step, CallStep | DotStep)
+
+    def write_tape(self, steps: Sequence[Step], sizes: Mapping[str, int]) -> Tape:
+        return write_device_tape(self.driver, self.plan, steps, sizes, self.functions)
+
+    def launch(self, tape: DeviceTape, table: int, stream: int) -> None:
+        """Launch the kernels of a tape on a stream of the device; `table` is the table's address."""
+        result = self._launcher(tape.address, table, stream, *self._entries)
+        if result:
+            raise launch_failure(self.driver, tape.kernels, result)
+        self.driver.launched.append(tape.kernels)
+
+
+def launch_failure(driver: Driver, kernels: Sequence[str], result: int) -> DeviceError:
+    """What the launcher's result means for the kernels of a tape."""
+    number, code = result >> 32, result & 0xFFFFFFFF
+    kernel = kernels[number]
+    if code not in FAULTS:
+        return driver.error(code, f"the kernel {kernel} cannot be launched")
+    # A fault shows when something else is launched, unless every launch waits for its kernel.
+    waits = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"
+    earlier = [name for names in (*driver.launched, kernels[:number]) for name in names]
+    names = [kernel] if waits else list(dict.fromkeys(reversed(earlier)))[:_MOST_NAMED]
+    match names:
+        case []:
+            return driver.error(code, f"a kernel that ran before {kernel}, and is not Weft's, failed")
+        case [name]:
+            return driver.error(code, f"the kernel {name} failed")
+        case _:
+            doing = f"a kernel failed; the last ones launched are {', '.join(names)}"
+            return driver.error(code, doing, "set CUDA_LAUNCH_BLOCKING=1 to learn which")
+
+
+def write_device_tape(
+    driver: Driver,
+    plan: Plan,
+    steps: Sequence[Step],
+    sizes: Mapping[str, int],
+    functions: Mapping[str, DeviceFunction],
+) -> DeviceTape:
+    """The tape of a run of kernels."""
+    written: list[list[int]] = []
+    names: list[str] = []
+    for step in steps:
+        assert isinstance(step, KernelStep)
+        programs = evaluate(step.grid, sizes)
+        if programs <= 0:
+            continue
+        function = functions[step.function]
+        launch = function.launch
+        blocks = (1 if step.serial else function.programs_launched(programs)) * launch.blocks_per_program
+        if blocks > MOST_BLOCKS:
+            raise GuardError(f"{step.label or step.function} has {blocks} programs, a GPU takes {MOST_BLOCKS}")
+        places = [*step.buffers, *(size_place(plan, name) for name in step.symbols)]
+        head = [function.handle, blocks, launch.threads, launch.shared, launch.cluster, int(launch.programmatic)]
+        maps = [[step.buffers[each.argument], *encode_map(driver, each, sizes)] for each in launch.maps]
+        written.append([*head, len(places), len(maps), *places, *(word for each in maps for word in each)])
+        names.append(step.function)
+    words = [len(written), table_words(plan), *(word for each in written for word in each)]
+    return DeviceTape(np.array(words, np.int64), tuple(steps), True, tuple(names))
+
+
+@lru_cache(maxsize=1)
+def device_launcher() -> Launcher:
+    """The function that launches tapes, compiled once in a process."""
+    target = host_target()
+    library = link(compile_object(device_launcher_module(target.triple), target), [DEVICE_LAUNCHER])
+    word = ctypes.c_int64
+    function: Any = ctypes.CFUNCTYPE(word, word, word, word, word, word)(library[DEVICE_LAUNCHER])
+    # The function lives as long as the library that holds it.
+    function.library = library
+    return function

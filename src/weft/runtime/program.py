@@ -1,0 +1,91 @@
+"""A program whose code is loaded, on whatever device: its memory's layout for each set of sizes, and its constants.
+
+The framework's front end allocates: inputs and outputs are its tensors, and so are the arenas. This module speaks
+addresses and sizes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from weft.ir.expr import evaluate
+from weft.lower.steps import CallStep, DotStep, Plan, Step
+from weft.ops.graph import FuncOp
+from weft.runtime.constants import prepared
+from weft.runtime.memory import Arena, plan_arena
+from weft.runtime.record import note_arena
+from weft.runtime.tape import Tape, numbers_of, scratch_words, segments, size_place, table_words
+
+_MOST_BINDINGS = 256
+"""Sets of sizes that a program keeps its layout of memory for."""
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A program with its sizes known: where temporaries lie, the shape and strides of every buffer, and its tapes."""
+
+    sizes: Mapping[str, int]
+    arena: Arena
+    shapes: tuple[tuple[int, ...], ...]
+    strides: tuple[tuple[int, ...], ...]
+    segments: tuple[Tape | CallStep | DotStep, ...]
+    numbers: Mapping[int, int]
+    """Numbers that kernels take, by their places in the table: sizes, and what the user's kernels are given."""
+
+
+@dataclass
+class Program:
+    """A plan with its loaded code, and a binding for each set of sizes it was called with."""
+
+    plan: Plan
+    code: Any
+    prepare: FuncOp | None = None
+    bindings: dict[tuple[int, ...], Binding] = field(default_factory=dict[tuple[int, ...], Binding])
+
+    def __post_init__(self) -> None:
+        self.words = table_words(self.plan)
+        self.scratch = scratch_words(self.plan)
+
+    def is_apart(self, step: Step) -> bool:
+        """Whether the framework carries out a step, so that it is in no tape."""
+        return isinstance(step, CallStep)
+
+    def write_tape(self, steps: Sequence[Step], sizes: Mapping[str, int]) -> Tape:
+        """The tape of steps that run without Python between them."""
+        raise NotImplementedError
+
+    def constants(self, given: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
+        """The arrays of constant buffers, made of the program's constant arguments."""
+        return prepared(self.plan, self.prepare, given)
+
+    def segment(self, steps: Sequence[Step], sizes: Mapping[str, int]) -> Tape | CallStep | DotStep:
+        """What carries out steps that follow each other: a tape, or the framework."""
+        first = steps[0]
+        if not self.is_apart(first):
+            return self.write_tape(steps, sizes)
+        assert isinstance(first, CallStep | DotStep)
+        return first
+
+    def bind(self, sizes: Mapping[str, int]) -> Binding:
+        """The layout of memory for these sizes, planned once for each set of them."""
+        key = tuple(sizes[name] for name in self.plan.symbols)
+        binding = self.bindings.get(key)
+        if binding is None:
+            buffers = self.plan.buffers
+            binding = Binding(
+                dict(sizes),
+                plan_arena(self.plan, sizes),
+                tuple(tuple(evaluate(size, sizes) for size in buffer.tensor.shape) for buffer in buffers),
+                tuple(tuple(evaluate(s, sizes) for s in buffer.layout.strides) for buffer in buffers),
+                tuple(self.segment(steps, sizes) for steps in segments(self.plan, self.is_apart)),
+                {size_place(self.plan, name): sizes[name] for name in self.plan.symbols} | numbers_of(self.plan, sizes),
+            )
+            while len(self.bindings) >= _MOST_BINDINGS:
+                self.bindings.pop(next(iter(self.bindings)), None)
+            self.bindings[key] = binding
+            note_arena(self.plan, sizes, binding.arena.size)
+        return binding

@@ -1,0 +1,141 @@
+"""Runs what was compiled for a GPU without one: kernels on the tile interpreter, calls by torch on the processor.
+
+compiled = torch.compile(model, backend=gpu_interpreter(gpu_machine()))
+
+The graph is imported as one of CUDA tensors is, passes and schedules are the GPU's, and every access is checked. It is
+slow, and meant for small tensors.
+"""
+
+# torch leaves some of its functions without types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from xdsl.dialects.builtin import ModuleOp
+
+from weft.backends.reference.tile import run_kernel
+from weft.config import Config
+from weft.errors import UnsupportedError
+from weft.frontends.torch.backend import CompiledGraph
+from weft.frontends.torch.decompositions import decompositions
+from weft.frontends.torch.dtypes import to_torch
+from weft.frontends.torch.importer import import_graph
+from weft.frontends.torch.opaque import OpaqueRuntime
+from weft.frontends.torch.reference import to_array, to_tensor
+from weft.frontends.torch.strides import restrided
+from weft.ir.expr import evaluate
+from weft.lower.machine import Machine
+from weft.lower.plan import Planned, build_plan
+from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Place
+from weft.pipelines import nvidia_passes, run_passes
+from weft.runtime.constants import prepared
+from weft.runtime.record import compilation
+
+
+@dataclass
+class InterpretedExecutor:
+    """A plan whose steps are carried out one by one."""
+
+    planned: Planned
+    opaque: OpaqueRuntime
+
+    def __call__(self, tensors: Sequence[torch.Tensor], symbols: Mapping[str, int]) -> list[torch.Tensor]:
+        plan = self.planned.plan
+        held: dict[int, torch.Tensor] = {}
+        given = iter([tensor for place, tensor in enumerate(tensors) if place not in plan.fixed])
+        fixed = [tensors[place] for place in plan.fixed]
+        for number in plan.inputs:
+            held[number] = self._fitting(number, next(given), symbols)
+        if plan.constants:
+            arrays = prepared(plan, self.planned.prepare, [to_array(tensor) for tensor in fixed])
+            held |= {number: self._fitting(number, to_tensor(array), symbols) for number, array in arrays.items()}
+        for step in plan.steps:
+            match step:
+                case KernelStep():
+                    buffers = [_flat(self._buffer(number, held, symbols)) for number in step.buffers]
+                    sizes = [symbols[name] for name in step.symbols]
+                    run_kernel(self.planned.kernels[step.function], _typed(buffers, plan, step), sizes)
+                case CallStep():
+                    operands = [self._place(place, held, symbols) for place in step.operands]
+                    results = self.opaque.call(step.target, step.arguments, operands, symbols)
+                    for number, result in zip(step.results, results, strict=True):
+                        held[number] = self._fitting(number, result, symbols)
+                case DotStep():
+                    a, b, out = (self._place(place, held, symbols) for place in (step.a, step.b, step.out))
+                    out.copy_(a @ b)
+                case LaunchStep():
+                    raise UnsupportedError(f"{step.label} is a kernel for the processor")
+        results = [held[number] for number in plan.outputs]
+        kept = set(plan.replacing)
+        return [r if n in kept or plan.outputs[n] not in plan.inputs else r.clone() for n, r in enumerate(results)]
+
+    def _buffer(self, number: int, held: dict[int, torch.Tensor], symbols: Mapping[str, int]) -> torch.Tensor:
+        if number not in held:
+            buffer = self.planned.plan.buffers[number]
+            shape, strides = (_values(each, symbols) for each in (buffer.tensor.shape, buffer.layout.strides))
+            held[number] = torch.empty_strided(shape, strides, dtype=to_torch(buffer.tensor.dtype))
+            _flat(held[number])[:] = 0xAB
+        return held[number]
+
+    def _place(self, place: Place, held: dict[int, torch.Tensor], symbols: Mapping[str, int]) -> torch.Tensor:
+        base = self._buffer(place.buffer, held, symbols)
+        shape, strides = (_values(each, symbols) for each in (place.tensor.shape, place.layout.strides))
+        return base.as_strided(shape, strides, base.storage_offset() + evaluate(place.layout.offset, symbols))
+
+    def _fitting(self, number: int, tensor: torch.Tensor, symbols: Mapping[str, int]) -> torch.Tensor:
+        """The tensor as the buffer lies, in memory of its own unless it is written over."""
+        strides = _values(self.planned.plan.buffers[number].layout.strides, symbols)
+        fits = tensor.stride() == tuple(strides) and tensor.storage_offset() == 0
+        return tensor.detach() if fits else restrided(tensor.detach(), strides)
+
+
+def _values(sizes: Sequence[Any], symbols: Mapping[str, int]) -> list[int]:
+    return [evaluate(size, symbols) for size in sizes]
+
+
+def _flat(tensor: torch.Tensor) -> np.ndarray:
+    """All bytes of a tensor's memory."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
+
+
+def _typed(buffers: Sequence[np.ndarray], plan: Any, step: KernelStep) -> list[np.ndarray]:
+    dtypes = [plan.buffers[number].tensor.dtype.numpy for number in step.buffers]
+    return [
+        flat[: flat.size // dtype.itemsize * dtype.itemsize].view(dtype)
+        for flat, dtype in zip(buffers, map(np.dtype, dtypes), strict=True)
+    ]
+
+
+@dataclass
+class GpuInterpreter:
+    """A backend for `torch.compile`; `plans` has what it compiled."""
+
+    machine: Machine
+    plans: list[Planned] = field(default_factory=list[Planned])
+
+    def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        backend: Any = aot_autograd(
+            fw_compiler=self._compile,
+            decompositions=decompositions("cuda"),
+            keep_inference_input_mutations=True,
+        )
+        return backend(module, example_inputs)
+
+    def _compile(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        config = Config(cache=False, verify=True)
+        imported = import_graph(module, "interpreted", config, device="cuda")
+        owner = ModuleOp([imported.function])
+        with compilation("interpreted") as report:
+            run_passes(owner, nvidia_passes(config), report, verify=True)
+        planned = build_plan(imported.function, machine=self.machine)
+        self.plans.append(planned)
+        executor = InterpretedExecutor(planned, OpaqueRuntime(imported.objects))
+        return CompiledGraph(imported.calling, imported.constants, executor)

@@ -1,0 +1,173 @@
+"""What `weft bench gpu` found, as files, tables and Markdown: made of plain rows, so that files make them too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from weft.errors import WeftError
+from weft.testing.benchmark import INDUCTOR, WEFT, geometric_mean
+
+Row = dict[str, Any]
+
+LOST_BELOW = 0.95
+COLUMNS = (
+    "case",
+    "Weft",
+    "best peer",
+    "unit",
+    "Weft / peer (95%)",
+    "share of the limit",
+    "compile: Inductor + Weft, s",
+    "",
+)
+PREFIX = "gpu-"
+"""Of the suites' names where they stand beside those of the CPU."""
+
+
+@dataclass
+class GpuResults:
+    """Rows of one or several suites, and what they belong to: date, commit, GPU, driver, versions."""
+
+    about: dict[str, Any]
+    rows: list[Row] = field(default_factory=list[Row])
+    not_begun: list[str] = field(default_factory=list[str])
+
+    @property
+    def ok(self) -> bool:
+        return all(row["ok"] for row in self.rows)
+
+    def suites(self) -> dict[str, list[Row]]:
+        found: dict[str, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row["suite"], []).append(row)
+        return found
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            **self.about,
+            "suites": {suite: summary(rows) for suite, rows in self.suites().items()},
+            "cases": self.rows,
+            "not_begun": self.not_begun,
+        }
+
+    def tables(self) -> list[RenderableType]:
+        """For people to read."""
+        parts: list[RenderableType] = []
+        for suite, rows in self.suites().items():
+            table = Table(title=f"{suite}: medians, L2 flushed", title_justify="left")
+            for number, column in enumerate(COLUMNS):
+                table.add_column(column, justify="right" if 0 < number < len(COLUMNS) - 1 else "left", overflow="fold")
+            for row in rows:
+                table.add_row(*map(Text, cells(row)))
+            parts += [table, Text(in_words(summary(rows)))]
+        if self.not_begun:
+            parts.append(Text(f"no time was left for {', '.join(self.not_begun)}; go on with --resume"))
+        return [*parts, Text(self.machine, style="dim")]
+
+    @property
+    def machine(self) -> str:
+        known = [self.about.get("gpu"), f"driver {self.about.get('driver')}", f"torch {self.about.get('torch')}"]
+        return "; ".join([*map(str, known), f"commit {self.about.get('commit')}, {self.about.get('date')}"])
+
+    def markdown(self) -> dict[str, str]:
+        """A table for each suite, by the mark that stands for it in a text: `gpu-memory`."""
+        texts: dict[str, str] = {}
+        for suite, rows in self.suites().items():
+            lines = [COLUMNS, ["---", *("---:" for _ in COLUMNS[2:]), "---"], *map(cells, rows)]
+            table = "".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in lines)
+            texts[PREFIX + suite] = f"{table}\n{in_words(summary(rows))}\n\n{self.machine}\n"
+        return texts
+
+    def write(self, folder: Path) -> list[Path]:
+        """A file for each suite: `2026-11-15-0cf814a-gpu-memory.json`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        written: list[Path] = []
+        for suite, rows in self.suites().items():
+            path = folder / f"{self.about['date']}-{self.about['commit']}-{PREFIX}{suite}.json"
+            path.write_text(json.dumps(GpuResults(self.about, rows).figures(), indent=1) + "\n", encoding="utf-8")
+            written.append(path)
+        return written
+
+
+def read_results(path: Path) -> GpuResults:
+    """What `write` wrote."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        rows = found.pop("cases")
+    except (OSError, ValueError, KeyError) as error:
+        raise WeftError(f"{path} holds no results of `weft bench gpu`: {error}") from error
+    about = {name: value for name, value in found.items() if name not in ("ok", "suites", "not_begun")}
+    return GpuResults(about, rows)
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """The geometric mean and the worst of the ratios, the least share of the limit, and compiling against Inductor."""
+    ratios = {row["name"]: row["ratio"] for row in rows if row.get("ratio") is not None}
+    shares = {row["name"]: row["share_of_limit"] for row in rows if row.get("share_of_limit") is not None}
+    worst, least = (min(each, key=each.__getitem__, default=None) for each in (ratios, shares))
+    return {
+        "cases": len(rows),
+        "failed": [row["name"] for row in rows if not row["ok"]],
+        "geomean": geometric_mean(list(ratios.values())) if ratios else None,
+        "worst": ratios[worst] if worst is not None else None,
+        "worst_case": worst,
+        "lost": [row["name"] for row in rows if (row.get("ratio_high") or 1.0) < LOST_BELOW],
+        "least_share": shares[least] if least is not None else None,
+        "least_share_case": least,
+        "compile_ratio": _compile_ratio(rows, "backend_seconds"),
+        "first_call_ratio": _compile_ratio(rows, "first_call"),
+    }
+
+
+def _compile_ratio(rows: Sequence[Row], what: str) -> float | None:
+    """Weft's seconds over Inductor's, summed over the cases that both compiled."""
+    both = [row[what] for row in rows if {INDUCTOR, WEFT} <= row.get(what, {}).keys()]
+    return sum(each[WEFT] for each in both) / sum(each[INDUCTOR] for each in both) if both else None
+
+
+def in_words(figures: Mapping[str, Any]) -> str:
+    said: list[str] = []
+    if figures["geomean"] is not None:
+        said.append(f"geometric mean {figures['geomean']:.2f} × the best peer's speed")
+        said.append(f"worst {figures['worst']:.2f} ({figures['worst_case']})")
+        said.append(f"{len(figures['lost'])} cases surely below {LOST_BELOW}")
+    if figures["least_share"] is not None:
+        said.append(f"least share of the limit {figures['least_share']:.2f} ({figures['least_share_case']})")
+    if figures["compile_ratio"] is not None:
+        said.append(f"compiling inside the backend takes {figures['compile_ratio']:.3f} × Inductor's time")
+    if figures["failed"]:
+        said.append(f"{len(figures['failed'])} failed")
+    return "; ".join(said) or "no case has a peer here"
+
+
+def cells(row: Row) -> list[str]:
+    """A row of a table."""
+    if "error" in row:
+        return [row["name"], "failed", "–", "", "–", "–", "–", row["error"]]
+    low, high = row["ratio_low"], row["ratio_high"]
+    ratio = "–" if row["ratio"] is None else f"{row['ratio']:.2f} ({low:.2f}–{high:.2f})"
+    share = "–" if row["share_of_limit"] is None else f"{row['share_of_limit']:.1%}"
+    peer = "–" if row["peer"] is None else f"{row['peer']:.4g} {row['peer_name']}"
+    took = row["backend_seconds"]
+    compiling = " + ".join("–" if name not in took else f"{took[name]:.2f}" for name in (INDUCTOR, WEFT))
+    mine = "failed" if row["weft"] is None else f"{row['weft']:.4g}"
+    return [row["name"], mine, peer, row["unit"], ratio, share, compiling, trouble(row)]
+
+
+def trouble(row: Row) -> str:
+    """What is to be said beside the figures."""
+    said = [f"{name} failed: {what}" for name, what in row["failures"].items()]
+    said += [f"{name} {what}" for name, what in row["wrong"].items()]
+    said += [f"left to torch: {row['uncompiled']}"] if row["uncompiled"] else []
+    said += [f"by {', '.join(row['claims'])}"] if row["claims"] else []
+    said += [f"fallbacks: {', '.join(row['fallbacks'])}"] if row["fallbacks"] else []
+    return "; ".join([*said, *(f"without {name}: {why}" for name, why in row["left_out"].items())])

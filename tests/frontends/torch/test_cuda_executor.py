@@ -1,0 +1,367 @@
+"""The executor for GPUs, with the processor in a GPU's place: memory, alignment, mutation, and captured calls."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch._C._dynamo.guards import _empty_strided_cpu
+from torch._dynamo.backends.common import aot_autograd
+
+from weft.backends.nvidia.code import DeviceCode, Launch, TensorMap
+from weft.config import Config
+from weft.errors import DeviceMemoryError, ParseError
+from weft.frontends.torch import cuda_executor, cuda_graphs
+from weft.frontends.torch.alignment import aligned, copied_whole
+from weft.frontends.torch.backend import CompiledGraph
+from weft.frontends.torch.cuda_executor import CudaExecutor
+from weft.frontends.torch.cuda_graphs import why_not_captured
+from weft.frontends.torch.decompositions import decompositions
+from weft.frontends.torch.importer import import_graph
+from weft.frontends.torch.opaque import OpaqueRuntime
+from weft.ir.expr import symbol
+from weft.lower.steps import CallStep, DotStep, Plan, Step
+from weft.pipelines import compile_cpu
+from weft.runtime.cubins import decode_code, encode_code
+from weft.runtime.device_program import DeviceTape
+from weft.runtime.executable import Executable, launcher
+
+called = torch.special.airy_ai
+"""A function that torch carries out."""
+
+
+class ProgramHere(Executable):
+    """A program of the processor's that looks like a GPU's."""
+
+    device = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        del self.launch  # the launcher's own; that of the class takes a tape
+
+    def is_apart(self, step: Step) -> bool:
+        return isinstance(step, CallStep | DotStep)
+
+    def write_tape(self, steps: Sequence[Step], sizes: Mapping[str, int]) -> DeviceTape:
+        tape = super().write_tape(steps, sizes)
+        return DeviceTape(tape.words, tape.steps, tape.alone, ("k",) * len(steps))
+
+    def launch(self, tape: DeviceTape, table: int, stream: int) -> None:  # type: ignore[override]
+        launcher()(tape.address, table, 1)
+
+
+class ExecutorHere(CudaExecutor):
+    def __init__(self, executable: Any, opaque: OpaqueRuntime, **options: Any) -> None:
+        super().__init__(executable, opaque, **options)
+        self.device = torch.device("cpu")
+        self.current = 0
+
+    def stream(self) -> int:
+        return self.current
+
+    def _is_here(self, tensor: torch.Tensor) -> bool:
+        return True
+
+
+class GraphHere:
+    """A graph that runs again what ran while it was captured."""
+
+    capturing: GraphHere | None = None
+    captures = 0
+
+    def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+        GraphHere.capturing, self.work = self, []
+        GraphHere.captures += 1
+
+    def capture_end(self) -> None:
+        GraphHere.capturing = None
+
+    def replay(self) -> None:
+        for work in self.work:
+            work()
+
+
+@pytest.fixture(autouse=True)
+def processor_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def nothing(*arguments: Any):
+        yield
+
+    class Stream:
+        def wait_stream(self, other: Any) -> None: ...
+
+    monkeypatch.setattr(cuda_executor, "_empty_strided_cuda", _empty_strided_cpu)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *arguments: Stream())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: GraphHere.capturing is not None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *arguments: None)
+    monkeypatch.setattr(torch.cuda, "stream", nothing)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", GraphHere)
+    monkeypatch.setattr(cuda_graphs, "_side_stream", lambda device: Stream())
+    monkeypatch.setattr(cuda_graphs, "_pool", lambda device, stream: cuda_graphs._Pool(None))
+    run_segments = ExecutorHere._run_segments
+
+    def recorded(self: ExecutorHere, frame: Any, held: dict[int, torch.Tensor]) -> None:
+        graph = GraphHere.capturing
+        if graph is None:
+            run_segments(self, frame, held)
+            return
+        arena, kept, table = frame.arena, dict(held), frame.words
+
+        def again() -> None:
+            frame.arena = arena
+            run_segments(self, frame, held)
+            for number, tensor in kept.items():
+                if held[number] is not tensor:
+                    tensor.copy_(held[number])
+                    held[number] = tensor
+                    table[number] = tensor.data_ptr()
+
+        arguments = {number: tensor.clone() for number, tensor in held.items()}
+        run_segments(self, frame, held)
+        kept.update(held)
+        for number, tensor in arguments.items():  # what is captured is not carried out
+            held[number].copy_(tensor)
+        graph.work.append(again)
+
+    monkeypatch.setattr(ExecutorHere, "_run_segments", recorded)
+    GraphHere.captures = 0
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> tuple[Callable[..., Any], list[ExecutorHere]]:
+    """A function as torch calls it, and the executors that run it."""
+    executors: list[ExecutorHere] = []
+    config = Config(cache=False)
+
+    def compile_graph(module: Any, inputs: Any) -> Any:
+        imported = import_graph(module, "inference", config, {})
+        made = compile_cpu(imported.function, config)
+        program = ProgramHere(made.plan, made.code, made.prepare)
+        executors.append(ExecutorHere(program, OpaqueRuntime(imported.objects), **options))
+        return CompiledGraph(imported.calling, imported.constants, executors[-1])
+
+    torch._dynamo.reset()
+    backend = aot_autograd(
+        fw_compiler=compile_graph, decompositions=decompositions(), keep_inference_input_mutations=True
+    )
+    return torch.compile(function, backend=backend), executors
+
+
+@pytest.fixture
+def worthwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Capture whatever can be captured."""
+    monkeypatch.setattr(cuda_graphs, "_REPLAY_US", -1e9)
+
+
+def test_kernels_and_calls_give_what_eager_gives() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        z = (x * 2 + y).exp()
+        return called(z) + z.sum(), z @ y.T
+
+    run, (*_,) = compiled(f, cuda_graphs=False)
+    x, y = torch.randn(8, 16), torch.randn(8, 16)
+    with torch.no_grad():
+        for _ in range(3):
+            for found, expected in zip(run(x, y), f(x, y), strict=True):
+                torch.testing.assert_close(found, expected)
+
+
+def test_arenas_are_not_kept_between_calls() -> None:
+    run, executors = compiled(lambda x: called(x.exp()).sum(0).softmax(0), cuda_graphs=False)
+    with torch.no_grad():
+        run(torch.randn(64, 64))
+    (frame,) = executors[0].frames[()]
+    assert frame.arena is None and not frame.views
+
+
+def test_inputs_that_are_not_aligned_are_copied() -> None:
+    run, executors = compiled(lambda x: x * 2, cuda_graphs=False)
+    x = torch.randn(65)[1:]
+    assert x.data_ptr() % 16
+    with torch.no_grad():
+        torch.testing.assert_close(run(x), x * 2)
+    fitted = executors[0]._input(x, x.stride())
+    assert fitted.data_ptr() % 16 == 0 and torch.equal(fitted, x)
+
+
+def test_copies_keep_strides_that_overlap_or_leave_gaps() -> None:
+    memory = torch.randn(200)
+    for view in (memory[1:].as_strided((3, 4), (10, 2)), memory[1:9].expand(5, 8), memory[1:1].reshape(0, 3)):
+        copy = copied_whole(view)
+        assert copy.stride() == view.stride() and torch.equal(copy, view)
+    assert aligned(memory) is memory
+
+
+def test_a_mutated_input_that_is_not_aligned_is_written_back() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x.sum()
+
+    run, _ = compiled(f, cuda_graphs=False)
+    with torch.no_grad():
+        x = torch.zeros(65)[1:]
+        total = run(x)
+    assert total == 64 and torch.equal(x, torch.ones(64))
+
+
+def test_memory_that_runs_out_is_torchs_error_and_the_next_call_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = compiled(lambda x: x + 1, cuda_graphs=False)
+    x = torch.ones(8)
+    with torch.no_grad():
+        with monkeypatch.context() as patch:
+
+            def full(*arguments: Any) -> None:
+                raise DeviceMemoryError("the kernel k cannot be launched", result="CUDA_ERROR_OUT_OF_MEMORY", number=2)
+
+            patch.setattr(ProgramHere, "launch", full)
+            with pytest.raises(torch.OutOfMemoryError, match="kernel k"):
+                run(x)
+        assert torch.equal(run(x), x + 1)
+
+
+def test_a_static_call_is_captured_after_the_first(worthwhile: None) -> None:
+    w = torch.nn.Parameter(torch.randn(16, 16))
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = called((x @ w).relu())
+        return y, y.sum(0)
+
+    run, (*_,) = compiled(f)
+    results = []
+    with torch.no_grad():
+        for _ in range(5):
+            x = torch.randn(8, 16)
+            found = run(x)
+            results.append((found, f(x)))
+    assert GraphHere.captures == 1
+    for found, expected in results:  # all of them, at the end: no call may have changed an earlier one's results
+        torch.testing.assert_close(found, expected)
+
+
+def test_parameters_that_move_are_captured_again(worthwhile: None) -> None:
+    w = torch.nn.Parameter(torch.randn(16))
+    run, _ = compiled(lambda x: called(x * w))
+    x = torch.randn(16)
+    with torch.no_grad():
+        for number in range(4):
+            if number == 3:
+                w.data = torch.randn(16)
+            torch.testing.assert_close(run(x), called(x * w))
+    assert GraphHere.captures == 2
+
+
+def test_a_captured_call_writes_over_the_users_memory(worthwhile: None) -> None:
+    def f(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        cache.mul_(2).add_(x)
+        return called(cache + 1)
+
+    run, _ = compiled(f)
+    still, expected = torch.zeros(32), torch.zeros(32)
+    with torch.no_grad():
+        for _ in range(4):  # where it lies, it stays
+            x = torch.randn(32)
+            torch.testing.assert_close(run(still, x), f(expected, x))
+            torch.testing.assert_close(still, expected)
+        for _ in range(3):  # and elsewhere each time
+            moved = torch.randn(64)[:32].clone()
+            copy, x = moved.clone(), torch.randn(32)
+            torch.testing.assert_close(run(moved, x), f(copy, x))
+            torch.testing.assert_close(moved, copy)
+    assert GraphHere.captures == 2
+
+
+def test_streams_have_graphs_of_their_own(worthwhile: None) -> None:
+    run, executors = compiled(lambda x: called(x + 1))
+    x = torch.randn(16)
+    with torch.no_grad():
+        run(x)
+        for stream in (1, 2, 1, 2, 1):
+            executors[0].current = stream
+            torch.testing.assert_close(run(x), called(x + 1))
+    assert GraphHere.captures == 2
+
+
+def test_results_of_inference_mode_do_not_bind_later_calls(worthwhile: None) -> None:
+    run, _ = compiled(lambda x: called(x + 1))
+    for mode in (True, True, True, False, False):
+        with torch.inference_mode(mode), torch.no_grad():
+            x = torch.randn(16)
+            torch.testing.assert_close(run(x), called(x + 1))
+
+
+def test_a_user_who_captures_gets_plain_launches(worthwhile: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    run, _ = compiled(lambda x: called(x + 1))
+    with torch.no_grad():
+        for _ in range(3):
+            run(torch.randn(16))
+    assert GraphHere.captures == 0
+
+
+def test_what_cannot_be_captured_is_logged_and_runs(
+    worthwhile: None, caplog: pytest.LogCaptureFixture, monkeypatch
+) -> None:
+    def refuse(self: Any, **options: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(GraphHere, "capture_begin", refuse)
+    run, executors = compiled(lambda x: called(x + 1))
+    x = torch.randn(16)
+    with torch.no_grad(), caplog.at_level(logging.INFO, logger="weft"):
+        for _ in range(3):
+            torch.testing.assert_close(run(x), called(x + 1))
+    assert "not permitted" in (executors[0].graphs.refusal or "") and "not permitted" in caplog.text
+
+
+def test_one_kernel_with_large_results_is_not_worth_a_graph() -> None:
+    run, executors = compiled(lambda x: x + 1)
+    with torch.no_grad():
+        for _ in range(3):
+            run(torch.randn(1 << 16))
+    assert GraphHere.captures == 0 and "copies" in (executors[0].graphs.refusal or "")
+
+
+def test_many_calls_with_small_results_are_worth_one() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(8):
+            x = called(x * 2 - 1)
+        return x
+
+    run, _ = compiled(f)
+    with torch.no_grad():
+        for _ in range(3):
+            run(torch.randn(64))
+    assert GraphHere.captures == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "reason"),
+    [
+        ("aten::nonzero", ["#0"], "dynamic_output_shape"),
+        ("aten::mul.Scalar", ["#0", {"item": "#1"}], "a number that the GPU computes"),
+        ("aten::_to_copy", [{"device": "cpu"}], "another device"),
+        ("higher_order::cond", [], "may do anything"),
+        ("aten::rand", [[4], {"device": "cuda:0"}], None),
+    ],
+)
+def test_calls_that_cannot_be_captured_are_found_ahead(target: str, arguments: Any, reason: str | None) -> None:
+    text = json.dumps({"args": arguments, "kwargs": {}, "results": [0]})
+    found = why_not_captured(Plan("p", (), (CallStep(target, text, (), (), target),), (), (), ()))
+    assert found is None if reason is None else found is not None and reason in found
+
+
+def test_device_code_is_kept_as_plain_data() -> None:
+    maps = (TensorMap(1, "bf16", (64, symbol("n")), (symbol("n") * 8,), (64, 128)),)
+    launches = {"k": Launch(128, 1024, cluster=2, persistent=True, maps=maps), "l": Launch(32, 0)}
+    code = DeviceCode("sm_90a", ".version 8.6", launches)
+    meta, blobs = encode_code(code)
+    meta = json.loads(json.dumps(meta))
+    assert decode_code(meta, blobs) == code
+    meta["launches"][0][1]["threads"] = -1
+    with pytest.raises(ParseError, match="k"):
+        decode_code(meta, blobs)

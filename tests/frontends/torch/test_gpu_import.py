@@ -1,0 +1,199 @@
+"""From torch to kernels of a GPU, without one: what they compute, what libraries take, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from weft.backends.nvidia.target import target_named
+from weft.config import Config
+from weft.errors import UnsupportedError
+from weft.frontends.torch.decompositions import decompositions
+from weft.frontends.torch.devices import graph_device
+from weft.frontends.torch.importer import import_graph
+from weft.lower.machine import Machine, gpu_machine
+from weft.lower.steps import CallStep, KernelStep
+from weft.pipelines import compile_nvidia
+from weft.testing.comparison import compare
+from weft.testing.interpreted import GpuInterpreter
+
+SMALL = Machine(tile_elements=64, row_elements=128, lanes=8, multiprocessors=2)
+
+
+def check(function: Callable[..., Any], *inputs: torch.Tensor, machine: Machine | None = None) -> GpuInterpreter:
+    """Compare what the GPU's kernels compute with float64."""
+    torch.compiler.reset()
+    backend = GpuInterpreter(machine or gpu_machine())
+    found = torch.compile(function, backend=backend)(*(x.clone() for x in inputs))
+    wide = function(*(x.double() if x.is_floating_point() else x for x in inputs))
+    judged = compare(found, function(*(x.clone() for x in inputs)), wide)
+    assert judged.ok, str(judged)
+    return backend
+
+
+def steps(backend: GpuInterpreter) -> tuple[list[str], int]:
+    made = [step for planned in backend.plans for step in planned.plan.steps]
+    return [s.target for s in made if isinstance(s, CallStep)], sum(isinstance(s, KernelStep) for s in made)
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "gelu": (lambda x: F.gelu(x) + 1, ((33, 70),)),
+    "softmax": (lambda x: F.softmax(x, -1), ((40, 200),)),
+    "softmax_long": (lambda x: F.softmax(x, -1), ((2, 3000),)),
+    "layer_norm": (lambda x, w, b: F.layer_norm(x, (96,), w, b), ((50, 96), (96,), (96,))),
+    "rms_norm": (lambda x, y, w: F.rms_norm(x + y, (96,), w), ((50, 96), (50, 96), (96,))),
+    "swiglu": (lambda x: F.silu(x[:, :64]) * x[:, 64:], ((30, 128),)),
+    "cross_entropy": (lambda x: F.cross_entropy(x, torch.arange(12) * 7 % 50), ((12, 50),)),
+    "batch_norm": (lambda x: F.batch_norm(x, None, None, training=True), ((6, 5, 9, 8),)),
+    "group_norm": (lambda x: F.group_norm(x, 2), ((3, 6, 7, 5),)),
+    "transpose": (lambda x: x.permute(0, 2, 1).contiguous() * 2, ((2, 70, 90),)),
+    "bias_sum": (lambda x: (x * 2, x.sum(0)), ((900, 24),)),
+    "mean_of_all": (lambda x: x.square().mean(), ((300, 70),)),
+    "argmax": (lambda x: x.argmax(-1), ((20, 400),)),
+    "embedding": (lambda w: F.embedding(torch.arange(30).view(5, 6) % 9, w), ((9, 32),)),
+    "concat": (lambda x, y: torch.cat([x.exp(), y], 1), ((9, 12), (9, 30))),
+    "rope": (
+        lambda x, c, s: x * c + torch.cat([-x[..., 16:], x[..., :16]], -1) * s,
+        ((2, 3, 20, 32), (20, 32), (20, 32)),
+    ),
+    "max_pool": (lambda x: F.max_pool2d(x, 3, 2, 1), ((2, 3, 17, 19),)),
+    "avg_pool": (lambda x: F.adaptive_avg_pool2d(x, 1), ((2, 30, 9, 9),)),
+    "index_put": (lambda x, u: x.index_put((torch.tensor([3, 0, 5]),), u), ((8, 40), (3, 40))),
+}
+
+
+@pytest.mark.parametrize("machine", [gpu_machine(), SMALL], ids=["gpu", "small"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_kernels_compute_what_torch_does(name: str, machine: Machine) -> None:
+    function, shapes = FUNCTIONS[name]
+    torch.manual_seed(0)
+    calls, kernels = steps(check(function, *map(torch.randn, shapes), machine=machine))
+    assert not calls and kernels
+
+
+@pytest.mark.parametrize("name", ["softmax", "layer_norm", "bias_sum", "mean_of_all", "transpose"])
+def test_sizes_that_change(name: str) -> None:
+    function, shapes = FUNCTIONS[name]
+    torch.compiler.reset()
+    backend = GpuInterpreter(gpu_machine())
+    compiled = torch.compile(function, backend=backend, dynamic=True)
+    for extra in (0, 3, 40):
+        inputs = [
+            torch.randn(shape[0] + extra, *shape[1:]) if len(shape) > 1 else torch.randn(shape) for shape in shapes
+        ]
+        judged = compare(compiled(*inputs), function(*inputs), function(*(x.double() for x in inputs)))
+        assert judged.ok, str(judged)
+    assert len(backend.plans) == 1
+
+
+def test_libraries_take_products_and_sorts() -> None:
+    calls, kernels = steps(
+        check(lambda x, w, b: F.gelu(F.linear(x, w, b)), *map(torch.randn, ((9, 16), (8, 16), (8,))))
+    )
+    assert calls == ["aten::addmm"] and kernels == 1
+    assert steps(check(lambda x: x.sort(-1)[0] + 1, torch.randn(4, 9)))[0] == ["aten::sort"]
+    assert steps(check(lambda x: x.cumsum(-1) * 2, torch.randn(4, 9)))[0] == ["aten::cumsum"]
+    add = lambda x, u: x.index_put((torch.tensor([3, 3, 5]),), u, accumulate=True)  # noqa: E731
+    assert steps(check(add, torch.randn(8, 4), torch.randn(3, 4)))[0] == ["aten::index_put"]
+
+
+class Block(nn.Module):
+    """A layer of a transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(32, 32)
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.view(2, 10, 4, 8).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(2, 10, 32))
+        return x + self.down(F.gelu(self.up(F.rms_norm(x, (32,)))))
+
+
+class Convolutions(nn.Module):
+    """A residual block of a vision model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.second, self.head = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.norm(self.first(x)))
+        y = F.max_pool2d(F.relu(y + self.second(y)), 2)
+        return self.head(y.mean((2, 3)))
+
+
+@pytest.mark.parametrize(("make", "shape"), [(Block, (2, 10, 32)), (Convolutions, (2, 3, 12, 10))])
+def test_models_train(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    torch.manual_seed(1)
+    model = make()
+    copy = make()
+    copy.load_state_dict(model.state_dict())
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend=GpuInterpreter(gpu_machine()))
+    x = torch.randn(shape)
+    losses = [each(x).square().mean() for each in (compiled, copy)]
+    torch.testing.assert_close(*losses)
+    for loss in losses:
+        loss.backward()
+    for ours, theirs in zip(model.parameters(), copy.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+# -- graphs of CUDA tensors ------------------------------------------------------------------------------------------
+
+
+def traced(function: Callable[..., Any], *metas: tuple[tuple[int, ...], torch.dtype, str]) -> torch.fx.GraphModule:
+    with FakeTensorMode():
+        inputs = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in metas]
+        return make_fx(lambda *given: pack(function(*given)), decomposition_table=decompositions("cuda"))(*inputs)
+
+
+def pack(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def test_a_graph_of_cuda_tensors_becomes_ptx() -> None:
+    def layer(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return F.softmax(F.gelu(torch.addmm(b, x, w)) * scale, -1)
+
+    half = torch.bfloat16
+    module = traced(
+        layer, ((64, 128), half, "cuda"), ((128, 256), half, "cuda"), ((256,), half, "cuda"), ((), torch.float32, "cpu")
+    )
+    device = graph_device(module)
+    assert device == torch.device("cuda", 0)
+    imported = import_graph(module, "layer", Config(), device=device.type)
+    compiled = compile_nvidia(imported.function, Config(verify=True), target_named("sm_90a"))
+    calls = [step.target for step in compiled.plan.steps if isinstance(step, CallStep)]
+    kernels = [step.function for step in compiled.plan.steps if isinstance(step, KernelStep)]
+    assert calls == ["aten::addmm"] and len(kernels) == 1
+    assert kernels == list(compiled.code.launches) and f".entry {kernels[0]}" in compiled.code.ptx
+
+
+def test_dropout_is_drawn_by_torch() -> None:
+    module = traced(lambda x: torch.native_dropout(x, 0.5, True)[0] + 1, ((64, 128), torch.float32, "cuda"))
+    imported = import_graph(module, "dropout", Config(), device="cuda")
+    compiled = compile_nvidia(imported.function, Config(), target_named("sm_90a"))
+    assert [s.target for s in compiled.plan.steps if isinstance(s, CallStep)] == ["aten::native_dropout"]
+
+
+def test_graphs_over_several_devices_are_refused() -> None:
+    plain = ((4, 4), torch.float32, "cpu")
+    module = traced(lambda x, y: x + torch.empty_like(y, device="cuda"), ((4, 4), torch.float32, "cuda"), plain)
+    with pytest.raises(UnsupportedError, match="several devices"):
+        graph_device(module)
+    assert graph_device(traced(lambda x: x + 1, plain)).type == "cpu"
+    assert graph_device(traced(lambda x: (x + 1).cpu(), ((4, 4), torch.float32, "cuda"))).type == "cuda"
+    with pytest.raises(UnsupportedError, match="is a number"):
+        graph_device(traced(lambda x, y: (x + y, y * 2), ((4,), torch.float32, "cuda"), ((), torch.float32, "cpu")))
