@@ -103,7 +103,7 @@ def processor_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "stream", nothing)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", GraphHere)
     monkeypatch.setattr(cuda_graphs, "_side_stream", lambda device: Stream())
-    monkeypatch.setattr(cuda_graphs, "_pool", lambda device, stream: cuda_graphs._Pool(None))
+    monkeypatch.setattr(cuda_graphs, "_pool", lambda device, stream: cuda_graphs._Pool(None, None))
     run_segments = ExecutorHere._run_segments
 
     def recorded(self: ExecutorHere, frame: Any, held: dict[int, torch.Tensor]) -> None:

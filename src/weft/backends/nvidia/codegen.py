@@ -16,6 +16,7 @@ from weft.backends.llvm.cast import emit_bitcast, emit_cast, load_convert, regis
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
 from weft.backends.nvidia.asynchronous import MAP, RolesOp
 from weft.backends.nvidia.block import Threads, i32, load_shared, register_bytes, store_shared
+from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
@@ -27,7 +28,9 @@ from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.math import divide_all, emit_map
 from weft.backends.nvidia.reduce import Exchange, Parts, reduce_axis
 from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
-from weft.backends.nvidia.shared_memory import row_pitch
+from weft.backends.nvidia.row_roles import emit_streaming
+from weft.backends.nvidia.shared_memory import part_bytes, row_pitch
+from weft.backends.nvidia.streaming import CROSSES, CopyOp, ReadOp, StreamOp, WaitKeptOp
 from weft.backends.nvidia.written import emit_written
 from weft.backends.nvidia.written_layouts import scalar_layout
 from weft.ir.attributes import from_attribute
@@ -53,6 +56,8 @@ class KernelCodegen:
         self.slots: dict[SSAValue, V] = {}
         self.maps: list[V] = []
         self.ring: Ring | None = None
+        self.kept: Ring | None = None
+        self.crossing: Crossing | None = None
         self.limits = ConvertedLimits()
 
     def emit(self) -> None:
@@ -73,7 +78,7 @@ class KernelCodegen:
                     self.tiles[argument] = [_scalar_argument(b, value, type_.dtype)]
                 case _:
                     self.scalars[argument] = value
-        if not any(isinstance(op, RolesOp) for op in kernel.block.ops):
+        if not any(isinstance(op, RolesOp | StreamOp) for op in kernel.block.ops):
             self.threads = Threads.of_block(b, self.launch.threads // WARP, self.launch.cluster)
             self.threads.prepare(self.layouts)
             self._place_program()
@@ -135,6 +140,8 @@ class KernelCodegen:
                 self._loop(op)
             case tile.ProgramOp() | tile.ReturnOp() | tile.YieldOp():
                 pass
+            case StreamOp() | CopyOp() | ReadOp() | WaitKeptOp():
+                emit_streaming(self, op)
             case _:
                 if not emit_written(self, op):
                     emit_asynchronous(self, op)
@@ -145,23 +152,23 @@ class KernelCodegen:
 
         ring = self.ring if any(isinstance(inner, RING_OPS) for inner in op.walk()) else None
         if ring is not None:  # where a role is in the ring goes from turn to turn too
-            initial.append([ring.stage, ring.phase])
+            initial.append(ring.state)
 
         def body(variable: V, carried: list[list[V]]) -> list[list[V]]:
             self.scalars[op.block.args[0]] = variable
             if ring is not None:
-                ring.stage, ring.phase = carried.pop()
+                ring.state = carried.pop()
             self.tiles.update(zip(op.block.args[1:], carried, strict=True))
             self.block(op.block)
             last = op.block.last_op
             assert last is not None
             pairs = zip(last.operands, op.block.args[1:], strict=True)
             yielded = [self._kept(value, self.tiles[before]) for value, before in pairs]
-            return yielded if ring is None else [*yielded, [ring.stage, ring.phase]]
+            return yielded if ring is None else [*yielded, ring.state]
 
         results = loop_with(self.b, lower, upper, step, initial, body)
         if ring is not None:
-            ring.stage, ring.phase = results.pop()
+            ring.state = results.pop()
         self.tiles.update(zip(op.results, results, strict=True))
 
     def _kept(self, value: SSAValue, before: list[V]) -> list[V]:
@@ -432,8 +439,7 @@ class KernelCodegen:
                 return first_extremum(b, x, y, "gt" if op.kind.data == "argmax" else "lt", dtype)
             return (emit_map(b, combiner.function, [x[0], y[0]], dtype),)
 
-        sizes = (register_bytes(dtype), 8) if combiner.indexed else (register_bytes(dtype),)
-        via = Exchange(integer(op, SHARED), sizes)
+        via = Exchange(integer(op, SHARED), part_bytes(op), self.crossing if CROSSES in op.attributes else None)
         results = reduce_axis(b, self.threads, layout, axis, parts, combine, via)
         self.tiles[op.out] = [result[-1] for result in results]
 

@@ -15,6 +15,7 @@ from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.messages import VPRINTF
 from weft.backends.nvidia.order_memory import order_memory
 from weft.backends.nvidia.pipeline_dots import pipeline_dots
+from weft.backends.nvidia.pipeline_rows import pipeline_rows
 from weft.backends.nvidia.shared_memory import allocate_shared
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
 from weft.errors import LoweringError
@@ -23,6 +24,12 @@ from weft.tile import dialect as tile
 
 def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch]:
     """A copy of a kernel with roles, layouts, conversions, shared memory and barriers."""
+    streamed = pipeline_rows(kernel, target)
+    if streamed is not None:
+        shared = allocate_shared(streamed.kernel, target.shared_per_block - streamed.shared, streamed.shared)
+        blocks = streamed.cluster
+        launch = Launch(streamed.threads, shared, cluster=blocks, blocks_per_program=blocks, persistent=True)
+        return streamed.kernel, launch
     copy = kernel.clone()
     fold_views(copy)
     pipelined = pipeline_dots(copy, target)

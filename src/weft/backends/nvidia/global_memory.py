@@ -12,7 +12,7 @@ from weft.ir.types import DType
 _WORD = {8: ("i8", "b8", "h"), 16: ("i16", "b16", "h"), 32: ("i32", "b32", "r"), 64: ("i64", "b64", "l")}
 
 
-def load_chunk(b: Function, address: V, dtype: DType, count: int, predicate: V | None) -> list[V]:
+def load_chunk(b: Function, address: V, dtype: DType, count: int, predicate: V | None, space: str = "global") -> list[V]:
     """`count` neighbours as registers hold them; what is not read is arbitrary."""
     bits = max(dtype.bits, 8)
     width, words = _words(bits, count)
@@ -26,9 +26,9 @@ def load_chunk(b: Function, address: V, dtype: DType, count: int, predicate: V |
     # What is not read must still be some value: PTX has no undefined ones.
     clear = "".join(f"mov.b{max(width, 16)} ${i}, 0; " for i in range(words)) if predicate is not None else ""
     result = register if words == 1 else "{" + ", ".join([register] * words) + "}"
-    inputs = ",l" + (",b" if predicate is not None else "")
+    inputs = (",l" if space == "global" else ",r") + (",b" if predicate is not None else "")
     args = (address, *(() if predicate is None else (predicate,)))
-    text = f"{clear}{guard}ld.global{form}.{ptx_type} {braces}, [${words}];"
+    text = f"{clear}{guard}ld.{space}{form}.{ptx_type} {braces}, [${words}];"
     # An output is written before the address is read where there is a clearing move.
     outputs = outputs.replace("=", "=&") if predicate is not None else outputs
     loaded = asm(b, result, text, outputs + inputs, *args, pure=False)
