@@ -75,7 +75,7 @@ def make_launch(
         f"    if {options}:",
         f"        key_ = with_warps_(key_, {options})",
         "    kernel_ = kernels_.get(key_)",
-        f"    if kernel_ is None or type(grid_of_the_launch_) is not tuple or not known_.issuperset({options}):",
+        f"    if kernel_ is None or type_(grid_of_the_launch_) is not tuple_ or not known_.issuperset({options}):",
         f"        return {rest}",
         "    for scope_, name_, value_ in used_:",
         "        if scope_.get(name_) is not value_:",
@@ -97,13 +97,14 @@ def _classifying(function: JITFunction, scope: dict[str, Any], options: str) -> 
         "Tensor_": torch.Tensor if torch is not None else _NoTensor,
         "constant_key_": constant_key,
         "alias_groups_": alias_groups,
+        **{"type_": type, "len_": len, "int_": int, "tuple_": tuple},  # a parameter may be called like these
     }
     lines = ["    words_ = []", "    storages_ = []"]
     for parameter in function.params:
         scope[f"general_{parameter.num}"] = parameter.classifier
         lines += [f"    {line}" for line in _classify(parameter)]
     keys = _tuple([f"k{parameter.num}_" for parameter in function.params])
-    groups = "alias_groups_(storages_) if len(storages_) > 1 else None"
+    groups = "alias_groups_(storages_) if len_(storages_) > 1 else None"
     debug = f"{options}.get('debug') if {options} else None"
     return lines, f"({keys}{debug}, {groups})"
 
@@ -113,10 +114,10 @@ def _classify(parameter: Parameter) -> list[str]:
     name, key = parameter.name, f"k{parameter.num}_"
     general = f"{key} = general_{parameter.num}({name})({name}, words_, storages_)"
     if parameter.is_constexpr:
-        return [f"{key} = {name} if type({name}) is int else constant_key_({name})"]
+        return [f"{key} = {name} if type_({name}) is int_ else constant_key_({name})"]
     aligned = "True" if not parameter.do_not_specialize_on_alignment else "False"
     lines = [
-        f"if type({name}) is Tensor_:",
+        f"if type_({name}) is Tensor_:",
         f"    a_ = {name}.data_ptr()",
         "    words_.append(a_)",
         f"    s_ = {name}.untyped_storage()",
@@ -126,7 +127,7 @@ def _classify(parameter: Parameter) -> list[str]:
     ]
     if parameter.scalar is None and not parameter.do_not_specialize and aligned == "True":
         lines += [
-            f"elif type({name}) is int and -0x80000000 <= {name} <= 0x7FFFFFFF:",
+            f"elif type_({name}) is int_ and -0x80000000 <= {name} <= 0x7FFFFFFF:",
             f"    if {name} == 1:",
             f"        {key} = '1'",
             "    else:",
