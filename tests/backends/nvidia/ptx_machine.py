@@ -288,7 +288,11 @@ class Machine:
                 self.write(operands[0], result, "b32", active)
             elif name == "bfe":
                 x, start, length = (self.raw(o, type_) for o in operands[1:4])
-                self.write(operands[0], (x >> start) & ((U64(1) << length) - U64(1)), type_, active)
+                field = (x >> start) & ((U64(1) << length) - U64(1))
+                if type_.startswith("s"):
+                    sign = (field >> (length - U64(1))) & U64(1)
+                    field = field.view(np.int64) - (sign << length).view(np.int64)
+                self.write(operands[0], field, type_, active)
             elif name == "prmt":
                 self.permute(line, active)
             elif name == "lop3":

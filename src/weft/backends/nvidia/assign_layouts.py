@@ -240,6 +240,13 @@ class Assignment:
                 layout = self.natural(op.value)
                 self.take(op, 0, layout)
                 self.settle(op, [layout.sliced(op.axis.value.data)])
+            case tile.DotOp():
+                for number, operand in enumerate((op.a, op.b)):
+                    self.take(op, number, self.natural(operand))
+                layout = self.anchors.of(tile.tile_type(op.out).sizes)
+                if op.accumulator is not None:
+                    self.take(op, 2, layout)
+                self.settle(op, [layout])
             case tile.GatherOp() | tile.ScatterOp() | written.AtomicOp():
                 self._computed(op)
             case tile.MapOp() if not self.is_free(op):

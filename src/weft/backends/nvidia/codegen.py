@@ -6,7 +6,7 @@ a tile's side, or beyond its extents at run time, is computed along and never wr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 from xdsl.ir import Block, Operation, SSAValue
@@ -25,8 +25,10 @@ from weft.backends.nvidia.engine_stores import store_by_engine
 from weft.backends.nvidia.extents import ConvertedLimits
 from weft.backends.nvidia.global_memory import joined, load_chunk, load_pairs, pair, rounded_to, store_chunk
 from weft.backends.nvidia.layouts import WARP, Layout
+from weft.backends.nvidia.loops import loop_with
 from weft.backends.nvidia.math import divide_all, emit_map
 from weft.backends.nvidia.mma import AHEAD, PACKED, MmaOp, PackOp, SqueezeOp, multiply
+from weft.backends.nvidia.plain_dot import emit_plain_dot
 from weft.backends.nvidia.reduce import Exchange, Parts, reduce_axis
 from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
 from weft.backends.nvidia.row_roles import emit_streaming
@@ -136,6 +138,8 @@ class KernelCodegen:
                 self._map(op)
             case tile.ReduceOp():
                 self._reduce(op)
+            case tile.DotOp():
+                emit_plain_dot(self, op)
             case ConvertOp():
                 self._convert(op)
             case PackOp():
@@ -527,45 +531,6 @@ def first_extremum(b: Function, x: Parts, y: Parts, better: str, dtype: DType) -
     wins = b.binary("or", wins, b.icmp("slt", x[1], i64(0)))
     wins = b.binary("and", wins, b.icmp("sge", y[1], i64(0)))
     return b.select(wins, y[0], x[0]), b.select(wins, y[1], x[1])
-
-
-def loop_with(
-    b: Function,
-    lower: V,
-    upper: V,
-    step: V,
-    initial: Sequence[Sequence[V]],
-    body: Callable[[V, list[list[V]]], list[list[V]]],
-    *,
-    unrolled: bool = True,
-) -> list[list[V]]:
-    """`for (i = lower; i < upper; i += step)` with values carried in registers from turn to turn.
-
-    One that must not be `unrolled` takes no more registers than a turn needs.
-    """
-    before, head, inside, after = b.block, b.label("head"), b.label("body"), b.label("after")
-    b.branch(head)
-    b.start(head)
-    variable = V(lower.type, b.fresh("i"))
-    carried = [[V(value.type, b.fresh()) for value in values] for values in initial]
-    position = len(b.lines)
-    b.lines += [""] * (1 + sum(map(len, carried)))
-    if not unrolled:
-        b.do('call void asm sideeffect ".pragma \\22nounroll\\22;", ""()')
-    b.branch_if(b.icmp("slt", variable, upper), inside, after)
-    b.start(inside)
-    yielded = body(variable, [list(values) for values in carried])
-    following = b.add(variable, step)
-    latch = b.block
-    b.branch(head)
-    phis = [(variable, lower, following)]
-    for names, firsts, nexts in zip(carried, initial, yielded, strict=True):
-        phis += zip(names, firsts, nexts, strict=True)
-    for number, (name, first, next_) in enumerate(phis):
-        text = f"phi {name.type} [ {first.name}, %{before} ], [ {next_.name}, %{latch} ]"
-        b.lines[position + number] = f"  {name.name} = {text}"
-    b.start(after)
-    return carried
 
 
 def narrowed_to(op: Operation) -> DType | None:
