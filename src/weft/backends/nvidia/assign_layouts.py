@@ -118,7 +118,7 @@ def _row_major(shape: Sequence[int]) -> list[int]:
 
 
 def _anchors(kernel: tile.KernelOp, clusters: bool) -> Anchors:
-    facts = AxisFacts(kernel)
+    facts = AxisFacts(kernel, WIDEST if "schedule" in kernel.attributes else 1)
     accesses = [(op, covered_shape(op)) for op in kernel.walk() if isinstance(op, tile.LoadOp | tile.StoreOp)]
     computed = [op for op in kernel.walk() if isinstance(op, ComputedAccess)]
     shapes = {tile.tile_type(r).sizes for op in kernel.walk() for r in op.results if isinstance(r.type, tile.TileType)}

@@ -25,7 +25,7 @@ from weft.backends.nvidia.engine_stores import store_by_engine
 from weft.backends.nvidia.extents import ConvertedLimits
 from weft.backends.nvidia.global_memory import load_chunk, rounded_to, store_chunk
 from weft.backends.nvidia.layouts import WARP, Layout
-from weft.backends.nvidia.math import divide_all, emit_map
+from weft.backends.nvidia.math import divide_all, emit_map, rough_exp
 from weft.backends.nvidia.reduce import Exchange, Parts, reduce_axis
 from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
 from weft.backends.nvidia.row_roles import emit_streaming
@@ -372,6 +372,8 @@ class KernelCodegen:
             if narrowed_to(op) is not None and args[0].type == "float":
                 return rounded_to(self.b, args[0], target)
             return emit_cast(self.b, args[0], source, target)
+        if function == "exp" and args[0].type == "float" and loses_digits(op.out):
+            return rough_exp(self.b, args[0])
         return emit_map(self.b, function, args, tile.tile_type(op.args[-1]).dtype)
 
     def _convert(self, op: ConvertOp) -> None:
@@ -488,6 +490,23 @@ def loop_with(
         b.lines[position + number] = f"  {name.name} = {text}"
     b.start(after)
     return carried
+
+
+def loses_digits(value: SSAValue) -> bool:
+    """Whether all that becomes of a tile of positive numbers is a sum, or is narrowed to 16 bits."""
+    for use in value.uses:
+        match use.operation:
+            case tile.ReduceOp() as op if op.kind.data == "sum":
+                pass
+            case tile.MapOp() as op if narrowed_to(op) is not None:
+                pass
+            case tile.StoreOp() as op if pointer_dtype(op).bytes == 2 and pointer_dtype(op).is_float:
+                pass
+            case tile.MapOp() as op if op.function.data in ("mul", "div") and use.index == 0 and loses_digits(op.out):
+                pass
+            case _:
+                return False
+    return True
 
 
 def narrowed_to(op: Operation) -> DType | None:

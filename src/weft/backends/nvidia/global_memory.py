@@ -12,7 +12,9 @@ from weft.ir.types import DType
 _WORD = {8: ("i8", "b8", "h"), 16: ("i16", "b16", "h"), 32: ("i32", "b32", "r"), 64: ("i64", "b64", "l")}
 
 
-def load_chunk(b: Function, address: V, dtype: DType, count: int, predicate: V | None, space: str = "global") -> list[V]:
+def load_chunk(
+    b: Function, address: V, dtype: DType, count: int, predicate: V | None, space: str = "global"
+) -> list[V]:
     """`count` neighbours as registers hold them; what is not read is arbitrary."""
     bits = max(dtype.bits, 8)
     width, words = _words(bits, count)

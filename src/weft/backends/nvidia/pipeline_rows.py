@@ -66,6 +66,8 @@ def pipeline_rows(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | Non
     """A kernel with layouts and roles, if it is one of rows that are worth it."""
     if target.capability < 90 or not kernel.grid.data or kernel.serial is not None or not _is_flat(kernel):
         return None
+    if _reads_back(kernel):
+        return None
     loads = [op for op in kernel.block.ops if isinstance(op, tile.LoadOp) and _is_piece(op)]
     moving = [op for op in loads if not _is_fixed(op)]
     if not moving:
@@ -106,6 +108,16 @@ def _is_flat(kernel: tile.KernelOp) -> bool:
     ops = list(kernel.block.ops)
     flat = all(isinstance(op, (*simple, tile.ProgramOp, tile.ReturnOp)) for op in ops)
     return flat and any(isinstance(op, tile.ReduceOp) for op in ops)
+
+
+def _reads_back(kernel: tile.KernelOp) -> bool:
+    """Whether something is read after something was written: it must not be brought before."""
+    written = False
+    for op in kernel.block.ops:
+        if written and isinstance(op, tile.LoadOp | tile.GatherOp):
+            return True
+        written = written or isinstance(op, tile.StoreOp)
+    return False
 
 
 def _is_piece(op: tile.LoadOp) -> bool:
