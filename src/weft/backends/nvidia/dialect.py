@@ -24,6 +24,8 @@ LAYOUTS, ARGUMENTS, SHARED = "nvidia.layouts", "nvidia.arguments", "nvidia.share
 WARPS, BLOCKS = "nvidia.warps", "nvidia.blocks"
 VECTOR = "nvidia.vector"
 """How many neighbours of a thread an access to computed places moves at once."""
+RESIDENT = "nvidia.resident"
+"""On a kernel: how many of its blocks a multiprocessor should have registers for."""
 
 
 @irdl_attr_definition
