@@ -120,7 +120,7 @@ def _row_major(shape: Sequence[int]) -> list[int]:
 
 
 def _anchors(kernel: tile.KernelOp, clusters: bool) -> Anchors:
-    facts = AxisFacts(kernel)
+    facts = AxisFacts(kernel, WIDEST if "schedule" in kernel.attributes else 1)
     ops = [op for op in kernel.walk() if PACKED not in op.attributes and not isinstance(op, PackOp)]
     accesses = [(op, covered_shape(op)) for op in ops if isinstance(op, tile.LoadOp | tile.StoreOp)]
     computed = [op for op in ops if isinstance(op, ComputedAccess)]

@@ -26,7 +26,7 @@ from weft.backends.nvidia.extents import ConvertedLimits
 from weft.backends.nvidia.global_memory import joined, load_chunk, load_pairs, pair, rounded_to, store_chunk
 from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.loops import loop_with
-from weft.backends.nvidia.math import divide_all, emit_map
+from weft.backends.nvidia.math import divide_all, emit_map, rough_exp
 from weft.backends.nvidia.mma import AHEAD, PACKED, MmaOp, PackOp, SqueezeOp, multiply
 from weft.backends.nvidia.plain_dot import emit_plain_dot
 from weft.backends.nvidia.reduce import Exchange, Parts, reduce_axis
@@ -447,6 +447,8 @@ class KernelCodegen:
             if narrowed_to(op) is not None and args[0].type == "float":
                 return rounded_to(self.b, args[0], target)
             return emit_cast(self.b, args[0], source, target)
+        if function == "exp" and args[0].type == "float" and loses_digits(op.out):
+            return rough_exp(self.b, args[0])
         return emit_map(self.b, function, args, tile.tile_type(op.args[-1]).dtype)
 
     def _convert(self, op: ConvertOp) -> None:
@@ -531,6 +533,23 @@ def first_extremum(b: Function, x: Parts, y: Parts, better: str, dtype: DType) -
     wins = b.binary("or", wins, b.icmp("slt", x[1], i64(0)))
     wins = b.binary("and", wins, b.icmp("sge", y[1], i64(0)))
     return b.select(wins, y[0], x[0]), b.select(wins, y[1], x[1])
+
+
+def loses_digits(value: SSAValue) -> bool:
+    """Whether all that becomes of a tile of positive numbers is a sum, or is narrowed to 16 bits."""
+    for use in value.uses:
+        match use.operation:
+            case tile.ReduceOp() as op if op.kind.data == "sum":
+                pass
+            case tile.MapOp() as op if narrowed_to(op) is not None:
+                pass
+            case tile.StoreOp() as op if pointer_dtype(op).bytes == 2 and pointer_dtype(op).is_float:
+                pass
+            case tile.MapOp() as op if op.function.data in ("mul", "div") and use.index == 0 and loses_digits(op.out):
+                pass
+            case _:
+                return False
+    return True
 
 
 def narrowed_to(op: Operation) -> DType | None:

@@ -22,9 +22,10 @@ from weft.tile import dialect as tile
 
 LAYOUTS, ARGUMENTS, SHARED = "nvidia.layouts", "nvidia.arguments", "nvidia.shared"
 WARPS, BLOCKS = "nvidia.warps", "nvidia.blocks"
-RESIDENT = "nvidia.resident"
 VECTOR = "nvidia.vector"
 """How many neighbours of a thread an access to computed places moves at once."""
+RESIDENT = "nvidia.resident"
+"""On a kernel: how many of its blocks a multiprocessor should have registers for."""
 
 
 @irdl_attr_definition
