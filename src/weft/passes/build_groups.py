@@ -22,13 +22,15 @@ SCHEDULE = "schedule"
 """The attribute of a group whose tiles have been measured: their sides."""
 WIDENS = "weft.widens"
 """The attribute of a cast that a product does as it reads its weights: memory holds them in the narrow type."""
+INLINED = "weft.inlined"
+"""The attribute of an op that every kernel which reads its result computes by itself."""
 TWO_DIGITS = "weft.two_digits"
 """The attribute of a product with rows of i16 that two digits of 8 bits make: none is above 127 * 257."""
 
 
 def is_free(op: Operation) -> bool:
     """Whether an op is computed wherever it is needed, instead of once."""
-    return isinstance(op, GraphOp) and (op.CHEAP or WIDENS in op.attributes)
+    return isinstance(op, GraphOp) and (op.CHEAP or WIDENS in op.attributes or INLINED in op.attributes)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Every kernel of the ops' samples and of the benchmark's memory-bound suite assembles, without spills, on all targets."""
+"""Kernels of the ops' samples and of the benchmark's memory-bound suite assemble, without spills, on all targets."""
 
 from __future__ import annotations
 

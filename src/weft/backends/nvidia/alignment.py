@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
+from typing import TypeAlias
 
 from weft.ir.expr import Atom, Size
 from weft.ir.types import DType
 from weft.tile import dialect as tile
+from weft.tile import written
+from weft.tile.axis_facts import AxisFacts, Neighbours, neighbours_of
 
 WIDEST = 16
 """The bytes that one access of a thread moves at most."""
@@ -59,7 +62,15 @@ def _power(step: int, most: int) -> int:
     return min(most, step & -step) if step else most
 
 
-def pointer_dtype(op: tile.LoadOp | tile.StoreOp | tile.GatherOp | tile.ScatterOp) -> DType:
+ComputedAccess: TypeAlias = tile.GatherOp | tile.ScatterOp | written.AtomicOp
+
+
+def computed_access(facts: AxisFacts, op: ComputedAccess) -> Neighbours:
+    """What an access to computed places allows."""
+    return neighbours_of(facts, op.pointer, op.offsets, op.mask, WIDEST)
+
+
+def pointer_dtype(op: tile.LoadOp | tile.StoreOp | ComputedAccess) -> DType:
     type_ = op.pointer.type
     assert isinstance(type_, tile.PointerType)
     return type_.dtype

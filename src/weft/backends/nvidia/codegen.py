@@ -15,10 +15,11 @@ from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_t
 from weft.backends.llvm.cast import emit_bitcast, emit_cast, load_convert, register_type, truncate_to
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
 from weft.backends.nvidia.asynchronous import MAP, RolesOp
-from weft.backends.nvidia.block import Threads, i32, load_shared, store_shared
+from weft.backends.nvidia.block import Threads, i32, load_shared, register_bytes, store_shared
 from weft.backends.nvidia.code import Launch
+from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
-from weft.backends.nvidia.dialect import SHARED, BarrierOp, ConvertOp, integer, layout_of
+from weft.backends.nvidia.dialect import SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
 from weft.backends.nvidia.engine_stores import store_by_engine
 from weft.backends.nvidia.extents import ConvertedLimits
 from weft.backends.nvidia.global_memory import load_chunk, rounded_to, store_chunk
@@ -26,8 +27,9 @@ from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.math import divide_all, emit_map
 from weft.backends.nvidia.reduce import Exchange, Parts, reduce_axis
 from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
-from weft.backends.nvidia.shared_memory import register_bytes, row_pitch
-from weft.errors import LoweringError
+from weft.backends.nvidia.shared_memory import row_pitch
+from weft.backends.nvidia.written import emit_written
+from weft.backends.nvidia.written_layouts import scalar_layout
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size
 from weft.ir.types import DType
@@ -118,9 +120,9 @@ class KernelCodegen:
             case tile.StoreOp():
                 self._store(op)
             case tile.GatherOp():
-                self._gather(op)
+                emit_gather(self, op)
             case tile.ScatterOp():
-                self._scatter(op)
+                emit_scatter(self, op)
             case tile.MapOp():
                 self._map(op)
             case tile.ReduceOp():
@@ -134,7 +136,8 @@ class KernelCodegen:
             case tile.ProgramOp() | tile.ReturnOp() | tile.YieldOp():
                 pass
             case _:
-                emit_asynchronous(self, op)
+                if not emit_written(self, op):
+                    emit_asynchronous(self, op)
 
     def _loop(self, op: tile.ForOp) -> None:
         lower, upper, step = (self.size(size, op.indices) for size in op.bounds.data)
@@ -167,7 +170,7 @@ class KernelCodegen:
         limits = [(size, side) for axis, side in enumerate(sides) for size, _ in self.limits.of(value, axis)]
         if all(isinstance(size, int) and size >= side for size, side in limits):
             return values
-        exists = self._existing(value, layout_of(value))
+        exists = self.existing(value, layout_of(value))
         rows = zip(exists, values, before, strict=True)
         return [new if there is None else self.b.select(there, new, old) for there, new, old in rows]
 
@@ -211,17 +214,17 @@ class KernelCodegen:
         for registers, address, predicate in self._chunks(op, layout):
             loaded = load_chunk(self.b, address, pointer_dtype(op), len(registers), predicate)
             for register, value in zip(registers, loaded, strict=True):
-                values[register] = self._widened(value, pointer_dtype(op), tile.tile_type(op.out).dtype)
+                values[register] = self.widened(value, pointer_dtype(op), tile.tile_type(op.out).dtype)
         self.tiles[op.out] = values
 
-    def _widened(self, value: V, memory: DType, dtype: DType) -> V:
+    def widened(self, value: V, memory: DType, dtype: DType) -> V:
         return value if value.type == register_type(dtype) else emit_cast(self.b, value, memory, dtype)
 
     def _store(self, op: tile.StoreOp) -> None:
         if MAP in op.attributes:
             store_by_engine(self, op)
             return
-        (layout,) = _layouts(op)
+        (layout,) = layouts_of(op)
         source, values = layout_of(op.value), self.stored(op)
         picks = picked(layout, source)
         owner = self.threads.owner(layout)
@@ -287,39 +290,13 @@ class KernelCodegen:
             width //= 2
         return width
 
-    def _gather(self, op: tile.GatherOp) -> None:
-        b, layout, dtype = self.b, layout_of(op.out), pointer_dtype(op)
-        type_ = tile.tile_type(op.out)
-        other = const(from_attribute(op.other), register_type(type_.dtype))  # type: ignore[arg-type]
-        offsets, masks = self._picked(op.offsets, layout), self._picked(op.mask, layout)
-        exists = self._existing(op.out, layout)
-        values: list[V] = []
-        for register in range(layout.count):
-            address = b.add(self.pointers[op.pointer], b.mul(_wide(b, offsets[register]), i64(dtype.bytes)))
-            predicate = self.both(exists[register], masks[register] if masks else None)
-            (value,) = load_chunk(b, address, dtype, 1, predicate)
-            value = self._widened(value, dtype, type_.dtype)
-            values.append(value if predicate is None else b.select(predicate, value, other))
-        self.tiles[op.out] = values
-
-    def _scatter(self, op: tile.ScatterOp) -> None:
-        if op.unordered is None:
-            raise LoweringError("writes to computed places, in order, have no code on a GPU")
-        b, dtype, (layout,) = self.b, pointer_dtype(op), _layouts(op)
-        offsets, values, masks = (self._picked(v, layout) for v in (op.offsets, op.value, op.mask))
-        exists, owner = self._existing(op.offsets, layout), self.threads.owner(layout)
-        for register in range(layout.count):
-            address = b.add(self.pointers[op.pointer], b.mul(_wide(b, offsets[register]), i64(dtype.bytes)))
-            predicate = self.both(exists[register], owner, masks[register] if masks else None)
-            store_chunk(b, address, [values[register]], dtype, predicate)
-
-    def _picked(self, value: SSAValue | None, layout: Layout) -> list[V]:
+    def registers_of(self, value: SSAValue | None, layout: Layout) -> list[V]:
         """A value's registers as those of a layout that it is broadcast to; nothing of nothing."""
         if value is None:
             return []
         return [self.tiles[value][pick] for pick in picked(layout, layout_of(value))]
 
-    def _existing(self, value: SSAValue, layout: Layout) -> list[V | None]:
+    def existing(self, value: SSAValue, layout: Layout) -> list[V | None]:
         """For each register, whether its element exists."""
         own = tile.tile_type(value).sizes
         bounds = [self.extent(value, a) if own[a] == side else i32(side) for a, side in enumerate(layout.shape)]
@@ -347,7 +324,7 @@ class KernelCodegen:
 
     def _map(self, op: tile.MapOp) -> None:
         layout = layout_of(op.out)
-        operands = [self._picked(arg, layout) for arg in op.args]
+        operands = [self.registers_of(arg, layout) for arg in op.args]
         if self._divides_many(op):
             exact = any(narrowed_to(use.operation) is None for use in op.out.uses)
             dividends, divisors = operands
@@ -394,9 +371,9 @@ class KernelCodegen:
         b, type_ = self.b, tile.tile_type(op.out)
         source, target = layout_of(op.value), layout_of(op.out)
         size, place = register_bytes(type_.dtype), integer(op, SHARED)
-        exists, owner = self._held(source), self.threads.owner(source)
+        exists, owner = self.held(source), self.threads.owner(source)
         for register, value in enumerate(self.tiles[op.value]):
-            index = self._row_major(source, register, size)
+            index = self.row_major(source, register, size)
             predicate = self.both(exists[register], owner)
             if predicate is None:
                 store_shared(b, value, place, index, size)
@@ -410,20 +387,20 @@ class KernelCodegen:
         last = i32(last * row_pitch(type_.sizes[-1], size) - 1)
         values: list[V] = []
         for register in range(target.count):
-            index = self._row_major(target, register, size)
+            index = self.row_major(target, register, size)
             if any(target.covered(axis) > target.shape[axis] for axis in range(target.rank)):
                 index = b.intrinsic("umin", index, last)  # what does not exist is read from somewhere
             values.append(load_shared(b, register_type(type_.dtype), place, index, size))
         self.tiles[op.out] = values
 
-    def _held(self, layout: Layout) -> list[V | None]:
+    def held(self, layout: Layout) -> list[V | None]:
         """For each register of a layout, whether the tile has such an element."""
         return [
             self.both(*(self.exists(layout, a, offset[a], i32(layout.shape[a])) for a in range(layout.rank)))
             for offset in layout.offsets
         ]
 
-    def _row_major(self, layout: Layout, register: int, size: int) -> V:
+    def row_major(self, layout: Layout, register: int, size: int) -> V:
         """Where a register's element lies in a tile that stands in shared memory row by row."""
         index, pitch = i32(0), 1
         for axis in range(layout.rank - 1, -1, -1):
@@ -530,16 +507,11 @@ def picked(layout: Layout, operand: Layout) -> tuple[int, ...]:
     return tuple(result)
 
 
-def _layouts(op: Operation) -> list[Layout]:
-    attribute = op.attributes[LAYOUTS_ATTRIBUTE]
-    return [each.data for each in attribute.data]  # type: ignore[attr-defined]
-
-
 def _all_layouts(kernel: tile.KernelOp) -> list[Layout]:
-    found: dict[Layout, None] = {}
+    found: dict[Layout, None] = dict.fromkeys([scalar_layout(integer(kernel, WARPS) or 1)])
     for op in kernel.walk():
         if LAYOUTS_ATTRIBUTE in op.attributes:
-            found.update(dict.fromkeys(_layouts(op)))
+            found.update(dict.fromkeys(layouts_of(op)))
     return list(found)
 
 

@@ -10,7 +10,10 @@ from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
 from weft.backends.nvidia.dialect import BLOCKS, WARPS, integer
+from weft.backends.nvidia.fold_views import fold_views
 from weft.backends.nvidia.layouts import WARP
+from weft.backends.nvidia.messages import VPRINTF
+from weft.backends.nvidia.order_memory import order_memory
 from weft.backends.nvidia.pipeline_dots import pipeline_dots
 from weft.backends.nvidia.shared_memory import allocate_shared
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
@@ -21,8 +24,10 @@ from weft.tile import dialect as tile
 def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch]:
     """A copy of a kernel with roles, layouts, conversions, shared memory and barriers."""
     copy = kernel.clone()
+    fold_views(copy)
     pipelined = pipeline_dots(copy, target)
     assign_layouts(copy, clusters=target.capability >= 90)
+    order_memory(copy)
     ring = pipelined.shared if pipelined else 0
     shared = allocate_shared(copy, target.shared_per_block - ring, ring)
     if pipelined is None:
@@ -39,7 +44,7 @@ def emit_llvm(kernels: Mapping[str, tile.KernelOp], target: NvidiaTarget) -> tup
     for name, kernel in kernels.items():
         annotated, launches[name] = annotate(kernel, target)
         KernelCodegen(module, annotated, launches[name]).emit()
-    missing = [name for name in module.declarations if not name.startswith("llvm.")]
+    missing = [name for name in module.declarations if not name.startswith("llvm.") and name != VPRINTF]
     if missing:
         raise LoweringError(f"a GPU has no library for {', '.join(missing)}")
     module.declarations["#1"] = "attributes #1 = { convergent nounwind }"

@@ -22,6 +22,8 @@ from weft.tile import dialect as tile
 
 LAYOUTS, ARGUMENTS, SHARED = "nvidia.layouts", "nvidia.arguments", "nvidia.shared"
 WARPS, BLOCKS = "nvidia.warps", "nvidia.blocks"
+VECTOR = "nvidia.vector"
+"""How many neighbours of a thread an access to computed places moves at once."""
 
 
 @irdl_attr_definition
@@ -79,6 +81,13 @@ def layout_of(value: SSAValue) -> Layout:
     assert parent is not None
     tiles = [argument for argument in block.args if isinstance(argument.type, tile.TileType)]
     return _named(parent.attributes[ARGUMENTS], tiles.index(value))  # type: ignore[arg-type]
+
+
+def layouts_of(op: Operation) -> list[Layout]:
+    """All layouts of an op: of its results, or of what it writes."""
+    attribute = op.attributes[LAYOUTS]
+    assert isinstance(attribute, ArrayAttr)
+    return [_named(attribute, number) for number in range(len(attribute.data))]  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
 
 
 def _named(attribute: Attribute, number: int) -> Layout:

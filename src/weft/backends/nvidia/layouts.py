@@ -133,7 +133,11 @@ class Layout:
             _without(self.lanes, axis),
             _without(self.warps, axis),
             _without(self.blocks, axis),
-        )
+        ).merged()
+
+    def merged(self) -> Layout:
+        """The same places in as few modes as say so: equal layouts are then equal values."""
+        return Layout(self.shape, *map(_merged, (self.registers, self.lanes, self.warps, self.blocks)))
 
     def moved(self, shape: Sequence[int], axes: Callable[[int], int]) -> Layout:
         """The same places with the axes renamed: the layout of a transposed tile, or of one with axes put in."""
@@ -156,6 +160,19 @@ class Layout:
 
 def _without(modes: Sequence[Mode], axis: int) -> tuple[Mode, ...]:
     return tuple(Mode(mode.size, None) if mode.axis == axis else mode for mode in modes)
+
+
+def _merged(modes: Sequence[Mode]) -> tuple[Mode, ...]:
+    result: list[Mode] = []
+    for mode in modes:
+        if mode.size == 1:
+            continue
+        last = result[-1] if result else None
+        if last and last.axis == mode.axis and (mode.axis is None or mode.step == last.step * last.size):
+            result[-1] = replace(last, size=last.size * mode.size)
+        else:
+            result.append(mode if mode.axis is not None else Mode(mode.size, None))
+    return tuple(result)
 
 
 @lru_cache(4096)
@@ -209,7 +226,7 @@ def blocked(
             modes.append(Mode(total, None))
         lists.append(tuple(modes))
     registers += [cover(axis, left[axis]) for axis in order if left[axis] > 1]
-    return Layout(tuple(shape), tuple(registers), *lists)
+    return Layout(tuple(shape), tuple(registers), *lists).merged()
 
 
 def _power_of_two(size: int) -> int:

@@ -71,7 +71,7 @@ class _Copy:
 
 def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, scratch: int = 0) -> Pipelined | None:
     """Rewrite a kernel in place, if it has a loop of products that the tensor cores of Hopper take from slots."""
-    if target.arch != "sm_90a":
+    if not target.has_wgmma:
         return None
     loops = [op for op in kernel.block.ops if isinstance(op, tile.ForOp)]
     if len(loops) != 1 or any(isinstance(op, tile.DotOp) for op in kernel.block.ops):

@@ -36,7 +36,7 @@ def reduce_axis(
 ) -> list[Parts]:
     """Combine along an axis; the results are in `layout.sliced(axis)`, in every thread along the axis."""
     results = [_tree(group, combine) for group in _groups(layout, axis, parts)]
-    for mask in _masks(layout.lanes, axis):
+    for mask in axis_bits(layout.lanes, axis):
         results = [combine(r, tuple(shuffle_xor(b, part, mask) for part in r)) for r in results]
     if any(mode.axis == axis for mode in layout.warps):
         results = _across_warps(b, threads, layout, axis, results, combine, via)
@@ -61,7 +61,7 @@ def _tree(values: list[Parts], combine: Combine) -> Parts:
     return values[0]
 
 
-def _masks(modes: Sequence[Mode], axis: int) -> list[int]:
+def axis_bits(modes: Sequence[Mode], axis: int) -> list[int]:
     """The lane bits that run along an axis."""
     masks: list[int] = []
     bit = 1
@@ -84,7 +84,7 @@ def _across_warps(
 ) -> list[Parts]:
     """Every warp writes what it has; behind the barrier each reads what the warps along the axis have."""
     warps = layout.warp_count
-    along = _masks(layout.warps, axis)
+    along = axis_bits(layout.warps, axis)
     mine = b.add(b.mul(threads.warp, i32(WARP)), threads.lane)
     start = 0
     for result in results:
@@ -114,7 +114,7 @@ def _across_warps(
             combined.append(value)
         else:
             values = [
-                read(b.add(b.mul(b.binary("or", others, i32(_chosen(turn, along))), i32(WARP)), threads.lane))
+                read(b.add(b.mul(b.binary("or", others, i32(bits_at(turn, along))), i32(WARP)), threads.lane))
                 for turn in range(count)
             ]
             combined.append(_tree(values, combine))
@@ -137,7 +137,7 @@ def _across_blocks(
     if any(mode.axis == axis for mode in layout.warps):
         threads.barrier()  # what the warps exchanged lies in the same place
     mine = b.add(b.mul(threads.warp, i32(WARP)), threads.lane)
-    along = _masks(layout.blocks, axis)
+    along = axis_bits(layout.blocks, axis)
     places: list[int] = []
     start = via.place
     for result in results:
@@ -151,7 +151,7 @@ def _across_blocks(
     for number, result in enumerate(results):
         values: list[Parts] = []
         for turn in range(1 << len(along)):
-            rank = b.binary("or", others, i32(_chosen(turn, along)))
+            rank = b.binary("or", others, i32(bits_at(turn, along)))
             offsets = places[number * len(result) :]
             parts = zip(result, offsets, via.sizes, strict=False)
             values.append(tuple(load_of_block(b, part.type, at, mine, size, rank) for part, at, size in parts))
@@ -160,7 +160,7 @@ def _across_blocks(
     return combined
 
 
-def _chosen(number: int, masks: Sequence[int]) -> int:
+def bits_at(number: int, masks: Sequence[int]) -> int:
     """The bits of a number at the places of masks."""
     return sum(mask for bit, mask in enumerate(masks) if number >> bit & 1)
 

@@ -16,22 +16,17 @@ from math import prod
 
 from xdsl.ir import Block, Operation
 
+from weft.backends.nvidia.block import register_bytes
 from weft.backends.nvidia.dialect import SHARED, BarrierOp, ConvertOp, integer, layout_of, set_integer
 from weft.backends.nvidia.layouts import WARP, Layout
+from weft.backends.nvidia.written_shared import written_bytes
 from weft.errors import LoweringError
-from weft.ir.types import DType
 from weft.tile import dialect as tile
+from weft.tile import written
 from weft.tile.functions import COMBINERS
 
 _ALIGNMENT = 128
 _SMALL = 4096
-
-
-def register_bytes(dtype: DType) -> int:
-    """The bytes that a value takes in shared memory: narrow floats are `float` in registers, booleans a byte."""
-    if dtype.is_float:
-        return max(dtype.bytes, 4)
-    return dtype.bytes
 
 
 def shared_bytes(op: Operation) -> int:
@@ -48,7 +43,7 @@ def shared_bytes(op: Operation) -> int:
             size += 8 if COMBINERS[op.kind.data].indexed else 0
             return size * WARP * layout.warp_count * layout.sliced(op.axis.value.data).count
         case _:
-            return 0
+            return written_bytes(op)
 
 
 def crosses_warps(layout: Layout, axis: int) -> bool:
@@ -96,9 +91,10 @@ def _insert_barriers(block: Block, reading: frozenset[int], dry: bool = False) -
             if place in reading and not dry:
                 block.insert_op_before(BarrierOp.create(), op)
             reading = frozenset({place})
-        for region in op.regions:
-            for inner in region.blocks:
-                if isinstance(op, tile.ForOp):  # a turn may start where the last one ended
-                    reading |= _insert_barriers(inner, reading, dry=True)
-                reading |= _insert_barriers(inner, reading, dry)
+        blocks = [inner for region in op.regions for inner in region.blocks]
+        if isinstance(op, tile.ForOp | written.WhileOp):  # a turn may start where the last one ended
+            for inner in blocks:
+                reading |= _insert_barriers(inner, reading, dry=True)
+        for inner in blocks:
+            reading |= _insert_barriers(inner, reading, dry)
     return reading

@@ -34,6 +34,11 @@ class NvidiaTarget:
         assert match is not None
         return int(match.group(1))
 
+    @property
+    def has_wgmma(self) -> bool:
+        """Whether warp groups multiply from shared memory, which a copy engine fills: Hopper alone."""
+        return self.arch == "sm_90a"
+
 
 _TARGETS = {
     target.arch: target

@@ -118,7 +118,8 @@ def _callable(
             log.info("loaded %s from the cache in %.3f s", name, time.perf_counter() - start)
             return loaded.shortest()
         looked = record.measure("look_up", start)
-        imported = import_graph(module, name, config, frozen, device.type)
+        tensor_cores = device.type == "cuda" and nvidia_target(device).has_wgmma
+        imported = import_graph(module, name, config, frozen, device.type, tensor_cores)
         record.measure("import", looked)
         executor = executor_for(imported, config, key, frozen, device)
     except Exception as error:  # whatever is wrong in the compiler, torch can run the graph

@@ -64,7 +64,7 @@ def _classify(parameter: Parameter) -> list[str]:
         f"    s_ = {name}.untyped_storage()",
         "    b_ = s_.data_ptr()",
         "    storages_.append((b_, b_ + s_.nbytes()))",
-        f"    {key} = ({name}.dtype, {aligned} and not a_ & 15, {name}.is_cpu)",
+        f"    {key} = ({name}.dtype, {aligned} and not a_ & 15, {name}.is_cpu or -1 - {name}.get_device())",
     ]
     if parameter.scalar is None and not parameter.do_not_specialize and aligned == "True":
         lines += [

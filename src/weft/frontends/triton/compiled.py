@@ -66,7 +66,7 @@ class CompiledKernel:
         self.code = code
         self._library = link(code.code, [code.name])
         self._address: int = self._library[code.name]
-        self._pack = struct.Struct("<" + "".join(map(_form, code.arguments)) + "q" * (1 + len(GRID))).pack_into
+        self._pack = struct.Struct("<" + "".join(map(word_form, code.arguments)) + "q" * (1 + len(GRID))).pack_into
         self._frames: list[_Frame] = []
         self._run = launcher()
 
@@ -94,7 +94,7 @@ class CompiledKernel:
         self._frames.append(frame)
 
 
-def _form(argument: Argument) -> str:
+def word_form(argument: Argument) -> str:
     """How an argument is written into its word."""
     if argument.pointer:
         return "Q"

@@ -37,7 +37,7 @@ def compile_for(
 ) -> CompiledKernel:
     """The kernel in this process, for arguments like the described."""
     arguments = arguments_of(described, groups)
-    key = _key(function, described, arguments, debug)
+    key = kernel_key(function, described, arguments, debug, repr(host_target()))
     cache = disk_cache()
     if key is not None and (entry := cache.get(key)) is not None and (stored := _decode(entry)) is not None:
         return CompiledKernel(stored)
@@ -57,7 +57,9 @@ def arguments_of(described: Sequence[Described], groups: tuple[int, ...] | None)
     """The words that a kernel takes; pointers into one tensor's memory are of one group."""
     words = [word for each in described for word in each.words]
     numbers = iter(groups if groups is not None else range(len(words)))
-    return [Argument(word.dtype, word.pointer, next(numbers) if word.pointer else 0) for word in words]
+    return [
+        Argument(word.dtype, word.pointer, next(numbers) if word.pointer else 0, word.divisibility) for word in words
+    ]
 
 
 class builder_of:
@@ -77,8 +79,8 @@ class builder_of:
 # -- on disk -------------------------------------------------------------------------------------------------------
 
 
-def _key(
-    function: JITFunction, described: Sequence[Described], arguments: Sequence[Argument], debug: bool
+def kernel_key(
+    function: JITFunction, described: Sequence[Described], arguments: Sequence[Argument], debug: bool, target: str
 ) -> str | None:
     """The key on disk, or None where something has no text that is the same in another process."""
     origin = function.fingerprint()
@@ -88,7 +90,7 @@ def _key(
     facts = [repr(each.words) for each in described]
     places = [str((argument.dtype.name, argument.pointer, argument.group)) for argument in arguments]
     text = "\n".join([origin.digest, *map(str, types), *facts, *places, f"debug {debug}"])
-    return cache_key("triton kernel", text, versions(), repr(host_target()), source_digest())
+    return cache_key("triton kernel", text, versions(), target, source_digest())
 
 
 def _type_text(type_: base_type) -> str | None:

@@ -197,6 +197,7 @@ class NumpyBuilder:
         mask: Handle | None,
         element: DType,
         expected: Handle | None = None,
+        relaxed: bool = False,
     ) -> Handle:
         operand = np.ascontiguousarray(value).reshape(-1)
         wanted = None if expected is None else np.ascontiguousarray(expected).reshape(-1)
@@ -263,6 +264,12 @@ class NumpyBuilder:
             for index in itertools.product(*map(range, numbers.shape)):
                 shown = _shown(numbers[index], hexadecimal)
                 print(f"{program} idx ({', '.join(map(str, index))}){prefix}{operand}{shown}")
+
+    def hint(self, value: Handle, name: str, numbers: Sequence[int]) -> None:
+        return
+
+    def assume(self, condition: Handle) -> None:
+        return
 
     def check(self, condition: Handle, message: str, location: str, mask: Handle | None) -> None:
         holds = np.all(condition if mask is None else condition | ~mask)

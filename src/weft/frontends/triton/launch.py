@@ -21,12 +21,13 @@ from weft.frontends.triton.constants import unwrap
 from weft.frontends.triton.errors import KernelTypeError, KernelValueError
 from weft.frontends.triton.jit import OPTIONS, Grid, JITCallable, JITFunction, OptionError, python_frames
 from weft.frontends.triton.source import Scope
-from weft.frontends.triton.specialise import Described, Words, describe
+from weft.frontends.triton.specialise import Described, Words, describe, device_of
 from weft.ir.types import DType
 from weft.runtime.openmp import in_forked_child, pool_symbols
 
 if TYPE_CHECKING:
     from weft.frontends.triton.compiled import CompiledKernel
+    from weft.frontends.triton.device_compiled import DeviceKernel
 
 Key: TypeAlias = "tuple[Hashable, ...]"
 
@@ -41,10 +42,10 @@ class Launcher:
         self.function = function
         self.bind = make_bind(function)
         self._classify = make_classify(function)
-        self.kernels: dict[Key, CompiledKernel] = {}
+        self.kernels: dict[Key, CompiledKernel | DeviceKernel] = {}
         self._used: list[tuple[Scope, str, Any]] = []
 
-    def launch(self, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]) -> CompiledKernel:
+    def launch(self, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]) -> CompiledKernel | DeviceKernel:
         """Run the kernel over the grid."""
         key, words, values, options = self._classify(*args, **keywords)
         for scope, name, value in self._used:
@@ -53,6 +54,7 @@ class Launcher:
                 break
         if options:
             self._check_options(options)
+            key = _with_warps(key, options)
         kernel = self.kernels.get(key)
         if kernel is None:
             kernel = self._compile(values, options, key)
@@ -65,12 +67,13 @@ class Launcher:
             raise
         return kernel
 
-    def compiled(self, args: Sequence[Any], keywords: dict[str, Any]) -> CompiledKernel:
+    def compiled(self, args: Sequence[Any], keywords: dict[str, Any]) -> CompiledKernel | DeviceKernel:
         """The kernel compiled for arguments like these."""
         key, _, values, options = self._classify(*args, **keywords)
         if any(scope.get(name) is not value for scope, name, value in self._used):
             self._forget()
         self._check_options(options)
+        key = _with_warps(key, options)
         return self.kernels.get(key) or self._compile(values, options, key)
 
     def describe(self, args: Sequence[Any], keywords: dict[str, Any]) -> tuple[list[Described], Any]:
@@ -116,7 +119,7 @@ class Launcher:
                     hint=f"its parameters are {', '.join(self.names)}",
                 )
 
-    def _check_ranges(self, kernel: CompiledKernel, values: Sequence[Any]) -> None:
+    def _check_ranges(self, kernel: CompiledKernel | DeviceKernel, values: Sequence[Any]) -> None:
         """Say which number does not fit into the type of its parameter."""
         arguments = iter(kernel.code.arguments)
         for parameter, value in zip(self.function.params, values, strict=True):
@@ -126,12 +129,18 @@ class Launcher:
                 if not argument.pointer and not _fits(word, argument.dtype):
                     raise KernelTypeError(f"argument {parameter.name}: {word} does not fit into {argument.dtype.name}")
 
-    def _compile(self, values: Sequence[Any], options: dict[str, Any], key: Key) -> CompiledKernel:
-        from weft.frontends.triton.compiling import compile_for
-
+    def _compile(self, values: Sequence[Any], options: dict[str, Any], key: Key) -> CompiledKernel | DeviceKernel:
         groups: Any = key[-1]
         described = self._describe(values, key)
-        kernel = compile_for(self.function, described, groups, bool(options.get("debug", self.function.debug)))
+        device = device_of(key[: len(self.names)])
+        if device is None:
+            from weft.frontends.triton.compiling import compile_for
+
+            kernel = compile_for(self.function, described, groups, bool(options.get("debug", self.function.debug)))
+        else:
+            from weft.frontends.triton.device_compiling import compile_for_device
+
+            kernel = compile_for_device(self.function, described, groups, device, options)
         self.kernels[key] = kernel
         self._watch([self.function, *values])
         return kernel
@@ -149,6 +158,12 @@ class Launcher:
             describe(parameter, value, part)
             for parameter, value, part in zip(self.function.params, values, key, strict=False)
         ]
+
+
+def _with_warps(key: Key, options: dict[str, Any]) -> Key:
+    """How many warps a program has shapes its code on a GPU."""
+    warps = options.get("num_warps")
+    return key if warps is None else (*key[:-1], warps, key[-1])
 
 
 def used_by(values: Sequence[Any]) -> Iterator[tuple[Scope, str, Any]]:
