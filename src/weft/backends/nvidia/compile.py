@@ -37,7 +37,7 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     pipelined = pipeline_dots(copy, target)
     if pipelined is None:
         use_tensor_cores(copy)
-    assign_layouts(copy, clusters=target.capability >= 90)
+    assign_layouts(copy, clusters=target.has_clusters)
     order_memory(copy)
     ring = pipelined.shared if pipelined else 0
     shared = allocate_shared(copy, target.shared_per_block - ring, ring)
