@@ -148,6 +148,8 @@ def explain(
 
             script, _, kernel = file.rpartition(":")
             explain_kernel(terminal, Wanted(Path(script), kernel, tuple(context.args), signature, save))
+        if signature is not None:
+            raise UsageError("a signature is for a kernel", hint=f"name it: {file}:kernel")
         if Path(file).suffix == ".py":
             if not Path(file).is_file():
                 raise UsageError(f"there is no script {file}")

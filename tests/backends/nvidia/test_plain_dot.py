@@ -61,3 +61,11 @@ def test_sums_go_from_turn_to_turn() -> None:
     c = np.full((16, 32), np.nan, np.float32)
     emulate(summed, a, b, c, M=16, N=32, K=16, turns=3, num_warps=4)
     assert np.abs(c - a.astype(np.float64) @ b.astype(np.float64)).max() < 1e-4
+
+
+def test_what_does_not_fit_is_multiplied_in_parts() -> None:
+    random = np.random.default_rng(2)
+    a, b = random.standard_normal((32, 512), np.float32), random.standard_normal((512, 32), np.float32)
+    c = np.full((32, 32), np.nan, np.float32)
+    emulate(product, a, b, c, M=32, N=32, K=512, num_warps=8)
+    assert np.abs(c - a.astype(np.float64) @ b.astype(np.float64)).max() < 1e-3

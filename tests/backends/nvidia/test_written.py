@@ -217,6 +217,19 @@ def test_atomic_updates(kind: str, dtype: Any, arch: str) -> None:
 
 
 @triton.jit
+def claim(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(x + i, tl.atomic_cas(out + i, tl.full([N], 0, x.dtype.element_ty), tl.load(x + i)))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.int32, np.int64])
+def test_exchanges_touch_no_more_than_their_element(dtype: Any) -> None:
+    x, out = np.arange(1, 2).astype(dtype), np.zeros(1, dtype)
+    emulate(claim, x, out, 1)
+    assert (x[0], out[0]) == (0, 1)
+
+
+@triton.jit
 def take_turns(lock, count, N: tl.constexpr):
     while tl.atomic_cas(lock, 0, 1) == 1:
         pass

@@ -25,7 +25,7 @@ from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.ir.expr import symbol
-from weft.lower.plan import CallStep, DotStep, Plan, Step
+from weft.lower.steps import CallStep, DotStep, Plan, Step
 from weft.pipelines import compile_cpu
 from weft.runtime.cubins import decode_code, encode_code
 from weft.runtime.device_program import DeviceTape

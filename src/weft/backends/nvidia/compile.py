@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from weft.backends.llvm.builder import Module
 from weft.backends.nvidia.assign_layouts import assign_layouts
+from weft.backends.nvidia.atomics import NO_BF16_ATOMICS
 from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
@@ -54,7 +55,7 @@ def _starts_early(kernel: tile.KernelOp, target: NvidiaTarget) -> bool:
 
 def emit_llvm(kernels: Mapping[str, tile.KernelOp], target: NvidiaTarget) -> tuple[str, dict[str, Launch]]:
     """Kernels as the text of one LLVM module."""
-    module = Module(TRIPLE)
+    module = Module(TRIPLE, frozenset([NO_BF16_ATOMICS]) if target.capability < 90 else frozenset())
     module.globals[SHARED_SYMBOL] = f"@{SHARED_SYMBOL} = external addrspace(3) global [0 x i8], align 1024"
     launches: dict[str, Launch] = {}
     for name, kernel in kernels.items():

@@ -31,15 +31,25 @@ def sum_type(dtype: DType) -> DType:
     return f32 if dtype.is_float and dtype.bits < 32 else dtype
 
 
+_MOST_BYTES = 65536
+
+
 def dot_bytes(op: tile.DotOp) -> int:
-    """The shared memory for both operands."""
-    return sum(map(prod, _padded(op))) * max(sum_type(tile.tile_type(op.out).dtype).bytes, 1)
+    """The shared memory for a part of both operands."""
+    return sum(map(prod, _padded(op, _depth(op)))) * sum_type(tile.tile_type(op.out).dtype).bytes
 
 
-def _padded(op: tile.DotOp) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The operands' sides, their rows one element apart: columns then lie in different banks."""
-    (m, k), (_, n) = tile.tile_type(op.a).sizes, tile.tile_type(op.b).sizes
-    return (m, k + 1), (k, n + 1)
+def _depth(op: tile.DotOp) -> int:
+    """How much of K is in shared memory at a time."""
+    depth, size = tile.tile_type(op.a).sizes[1], sum_type(tile.tile_type(op.out).dtype).bytes
+    while depth > 1 and sum(map(prod, _padded(op, depth))) * size > _MOST_BYTES:
+        depth = -(-depth // 2)
+    return depth
+
+
+def _padded(op: tile.DotOp, depth: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The sides of the operands' parts, rows one element apart: columns then lie in different banks."""
+    return (tile.tile_type(op.a).sizes[0], depth + 1), (depth, tile.tile_type(op.b).sizes[1] + 1)
 
 
 def emit_plain_dot(codegen: KernelCodegen, op: tile.DotOp) -> None:
@@ -48,16 +58,13 @@ def emit_plain_dot(codegen: KernelCodegen, op: tile.DotOp) -> None:
         raise LoweringError(f"a product of {op.a.type} and {op.b.type} has no code on a GPU")
     b, threads, layout = codegen.b, codegen.threads, layout_of(op.out)
     dtype = sum_type(tile.tile_type(op.out).dtype)
-    size, place = dtype.bytes, integer(op, SHARED)
-    (m, a_pitch), (k, b_pitch) = _padded(op)
+    size, place, depth = dtype.bytes, integer(op, SHARED), _depth(op)
+    (m, a_pitch), (_, b_pitch) = _padded(op, depth)
     b_place = place + m * a_pitch * size
-    _write(codegen, op.a, dtype, place, a_pitch)
-    _write(codegen, op.b, dtype, b_place, b_pitch)
-    threads.barrier()
     if op.accumulator is None:
-        initial = [const(0, register_type(dtype))] * layout.count
+        sums = [const(0, register_type(dtype))] * layout.count
     else:
-        initial = [emit_cast(b, v, tile.tile_type(op.accumulator).dtype, dtype) for v in codegen.tiles[op.accumulator]]
+        sums = [emit_cast(b, v, tile.tile_type(op.accumulator).dtype, dtype) for v in codegen.tiles[op.accumulator]]
     rows, columns = (_places(codegen, layout, axis) for axis in (0, 1))
 
     def body(step: V, carried: list[list[V]]) -> list[list[V]]:
@@ -70,20 +77,32 @@ def emit_plain_dot(codegen: KernelCodegen, op: tile.DotOp) -> None:
             at: load_shared(b, register_type(dtype), b_place, b.add(line, column), size)
             for at, column in columns.items()
         }
-        sums: list[V] = []
+        following: list[V] = []
         for (row, column), total in zip(layout.offsets, carried[0], strict=True):
             if dtype.is_float:
-                sums.append(b.intrinsic("fma", left[row], right[column], total))
+                following.append(b.intrinsic("fma", left[row], right[column], total))
             else:
-                sums.append(emit_map(b, "add", [emit_map(b, "mul", [left[row], right[column]], dtype), total], dtype))
-        return [sums]
+                following.append(
+                    emit_map(b, "add", [emit_map(b, "mul", [left[row], right[column]], dtype), total], dtype)
+                )
+        return [following]
 
-    (results,) = loop_with(b, i32(0), i32(k), i32(1), [initial], body)
-    codegen.tiles[op.out] = [emit_cast(b, value, dtype, tile.tile_type(op.out).dtype) for value in results]
+    whole = tile.tile_type(op.a).sizes[1]
+    for start in range(0, whole, depth):
+        part = range(start, min(start + depth, whole))
+        if start:
+            threads.barrier()  # until all have read the part before
+        _write(codegen, op.a, dtype, place, a_pitch, 1, part)
+        _write(codegen, op.b, dtype, b_place, b_pitch, 0, part)
+        threads.barrier()
+        (sums,) = loop_with(b, i32(0), i32(len(part)), i32(1), [sums], body)
+    codegen.tiles[op.out] = [emit_cast(b, value, dtype, tile.tile_type(op.out).dtype) for value in sums]
 
 
-def _write(codegen: KernelCodegen, value: SSAValue, dtype: DType, place: int, pitch: int) -> None:
-    """An operand, row by row; what it lacks at its edges is zero."""
+def _write(
+    codegen: KernelCodegen, value: SSAValue, dtype: DType, place: int, pitch: int, k_axis: int, part: range
+) -> None:
+    """A part of an operand along K, row by row; what it lacks at its edges is zero."""
     b, layout, own = codegen.b, layout_of(value), tile.tile_type(value)
     zero = const(0, register_type(dtype))
     held, exists = codegen.held(layout), codegen.existing(value, layout)
@@ -92,11 +111,13 @@ def _write(codegen: KernelCodegen, value: SSAValue, dtype: DType, place: int, pi
         element = emit_cast(b, element, own.dtype, dtype)
         there = exists[register]
         element = element if there is None else b.select(there, element, zero)
-        row, column = (
-            b.add(codegen.threads.place(layout, axis), i32(layout.offsets[register][axis])) for axis in (0, 1)
-        )
-        index = b.add(b.mul(row, i32(pitch)), column)
-        predicate = codegen.both(held[register], owner)
+        at = [b.add(codegen.threads.place(layout, axis), i32(layout.offsets[register][axis])) for axis in (0, 1)]
+        inside: V | None = None
+        if len(part) < own.sizes[k_axis]:
+            at[k_axis] = b.sub(at[k_axis], i32(part.start))
+            inside = b.icmp("ult", at[k_axis], i32(len(part)))
+        index = b.add(b.mul(at[0], i32(pitch)), at[1])
+        predicate = codegen.both(held[register], owner, inside)
         if predicate is None:
             store_shared(b, element, place, index, dtype.bytes)
         else:

@@ -34,7 +34,7 @@ from weft.frontends.torch.alignment import copied_whole, span, spanned
 from weft.frontends.torch.collection import without_collection
 from weft.frontends.torch.encoding import operator_named
 from weft.frontends.torch.frozen import ConstantSet
-from weft.lower.plan import CallStep, KernelStep, Plan
+from weft.lower.steps import CallStep, KernelStep, Plan
 from weft.runtime.profile import active_profile
 
 if TYPE_CHECKING:
