@@ -35,6 +35,4 @@ def _instruction(left: np.ndarray, right: np.ndarray) -> np.ndarray:
             a[_GROUP + 8 * half, k] = left[:, half, register]
         b[k, _GROUP] = right[:, register]
     c = a @ b
-    rows = _GROUP[:, None, None] + 8 * np.arange(halves, dtype=np.int64)[:, None]
-    columns = 2 * _MEMBER[:, None, None] + np.arange(2)
-    return c[rows, columns]
+    return np.stack([c[_GROUP + 8 * half][_LANES[:, None], 2 * _MEMBER[:, None] + [0, 1]] for half in range(halves)], 1)

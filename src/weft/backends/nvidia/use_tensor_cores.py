@@ -27,7 +27,7 @@ from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.types import DType, f32
 from weft.tile import dialect as tile
 
-_MOST_WARPS, _WARPS = 16, 4
+_MOST_WARPS, _WARPS, _MOST_COLUMNS = 16, 4, 32
 _READ = 1024
 """Weights that a warp reads in a turn where warps share K: of 16 rows a line of memory each."""
 _ROOM, _LESS_ROOM, _FEW_PARTS = 28, 20, 4
@@ -40,14 +40,22 @@ def use_tensor_cores(kernel: tile.KernelOp) -> None:
     if not dots:
         return
     warps = integer(kernel, WARPS)
-    if len(dots) == 1 and _sides(dots[0])[0] <= ROWS and (loop := _summing(dots[0])) is not False:
-        warps = _share_depth(dots[0], loop, warps)
-        set_integer(kernel, RESIDENT, max(1, _room(kernel) // warps))
+    if len(dots) == 1 and _is_narrow(dots[0]) and (loop := _summing(dots[0])) is not False:
+        count = _share_depth(dots[0], loop, warps)
+        if not warps:
+            set_integer(kernel, RESIDENT, max(1, _room(kernel) // count))
+        warps = count
     else:
         warps = warps or _WARPS
         for dot in dots:
             _replace(dot, warps)
     set_integer(kernel, WARPS, warps)
+
+
+def _is_narrow(dot: tile.DotOp) -> bool:
+    """Whether a product is so small that every warp can hold all of it."""
+    m, n, _ = _sides(dot)
+    return m <= ROWS and n <= _MOST_COLUMNS
 
 
 def narrow_type(dot: tile.DotOp) -> DType | None:
