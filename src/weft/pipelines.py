@@ -157,7 +157,7 @@ def compile_nvidia(function: FuncOp, config: Config, target: NvidiaTarget) -> Co
         report.program("grouped", function)
         report.blocks = list(map(str, repeated_blocks(function))) if is_recording() else []
         start = time.perf_counter()
-        planned = build_plan(function, machine=gpu_machine(target.multiprocessors))
+        planned = build_plan(function, machine=gpu_machine(target.multiprocessors, clusters=target.has_clusters))
         start = report.measure("lower_to_tile", start)
         report.planned(planned.plan, planned.schedules)
         report.program("tile", planned.kernels.values())

@@ -235,7 +235,8 @@ def blocked(
             registers.append(cover(axis, each))
     modes = [cover(axis, size) for axis, size in shares.items() if size > 1]
     modes += [Mode(blocks, None)] if blocks > 1 else []
-    return Layout(tuple(shape), tuple(registers), *lists, tuple(modes)).merged()
+    lanes, of_warps = lists
+    return Layout(tuple(shape), tuple(registers), lanes, of_warps, tuple(modes)).merged()
 
 
 def _power_of_two(size: int) -> int:

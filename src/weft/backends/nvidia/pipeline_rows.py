@@ -13,7 +13,7 @@ to read and there are many programs; rows that are read by all programs alike st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -22,7 +22,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
 from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, IndexOp, ReleaseOp, WaitOp
-from weft.backends.nvidia.dialect import BLOCKS, LAYOUTS, WARPS, layout_of, set_integer
+from weft.backends.nvidia.dialect import BLOCKS, LAYOUTS, RESIDENT, WARPS, layout_of, set_integer
 from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.shared_memory import crossing_bytes
 from weft.backends.nvidia.streaming import ALIGNMENT, CROSSES, CopyOp, PieceType, ReadOp, StreamOp, WaitKeptOp
@@ -32,11 +32,13 @@ from weft.tile import dialect as tile
 
 _LEAST_BYTES = 8192
 """What a stage brings at least: a copy and its barriers cost about as much as so many bytes."""
+_LEAST_ELEMENTS = 16384
+"""Of a program's rows: of shorter ones a multiprocessor holds so many at once that some always wait for memory."""
 _LEAST_TURNS = 3
 """Programs of a block from which on it pays to bring them early."""
 _HELD = 64
 """Elements of its rows that a thread holds at most."""
-_MOST_WARPS, _MOST_BLOCKS = 16, 8
+_MOST_WARPS, _BLOCKS = 8, (1, 2, 4, 8)
 _MOST_STAGES = 4
 _REGISTERS_BESIDE = 40
 """What a thread needs beside the rows it holds."""
@@ -66,33 +68,46 @@ def pipeline_rows(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | Non
     """A kernel with layouts and roles, if it is one of rows that are worth it."""
     if target.capability < 90 or not kernel.grid.data or kernel.serial is not None or not _is_flat(kernel):
         return None
+    if _reads_back(kernel):
+        return None
     loads = [op for op in kernel.block.ops if isinstance(op, tile.LoadOp) and _is_piece(op)]
     moving = [op for op in loads if not _is_fixed(op)]
     if not moving:
         return None
     shape = max((tile.tile_type(op.out).sizes for op in moving), key=prod)
-    warps, blocks = _threads(shape, moving)
-    programs = product(list(kernel.grid.data))
-    if isinstance(programs, int) and programs * blocks < _LEAST_TURNS * target.multiprocessors:
+    if prod(shape) <= _LEAST_ELEMENTS:
         return None
+    programs = product(list(kernel.grid.data))
+    for warps, blocks in _choices(shape, moving):
+        if isinstance(programs, int) and programs * blocks < _LEAST_TURNS * target.multiprocessors:
+            continue
+        found = _streamed(kernel, target, shape, warps, blocks)
+        if found is not None:
+            return found
+    return None
+
+
+def _streamed(
+    kernel: tile.KernelOp, target: NvidiaTarget, shape: Sequence[int], warps: int, blocks: int
+) -> Streamed | None:
+    """The kernel with blocks of so many warps, if its rows fit."""
     copy = kernel.clone()
     set_integer(copy, WARPS, warps)
     set_integer(copy, BLOCKS, blocks)
     assign_layouts(copy)
     rows = [row for op in copy.block.ops if isinstance(op, tile.LoadOp) and (row := _row(op)) is not None]
-    if not _exchange_by_sending(copy, blocks):
-        return None
     moving_bytes = sum(row.piece.bytes for row in rows if not row.kept)
-    if moving_bytes < _LEAST_BYTES:
+    if moving_bytes < _LEAST_BYTES or not _exchange_by_sending(copy, blocks):
         return None
     rows = _that_fit(rows)
     kept_bytes = sum(row.piece.bytes for row in rows if row.kept)
     crossing = max((crossing_bytes(op) for op in copy.walk() if CROSSES in op.attributes), default=0)
     threads = WARP * (warps + 1)
-    stages = _stages(target, threads, shape, warps * blocks, moving_bytes, kept_bytes)
+    resident, stages = _stages(target, threads, shape, warps * blocks, moving_bytes, kept_bytes)
     if stages < 2:
         return None
     _split(copy, rows, stages, blocks, crossing)
+    set_integer(copy, RESIDENT, resident)
     ring = _up(stages * (moving_bytes + 16)) + _up(kept_bytes + 16) + _up(2 * crossing + 16)
     return Streamed(copy, threads, ring, blocks)
 
@@ -106,6 +121,16 @@ def _is_flat(kernel: tile.KernelOp) -> bool:
     ops = list(kernel.block.ops)
     flat = all(isinstance(op, (*simple, tile.ProgramOp, tile.ReturnOp)) for op in ops)
     return flat and any(isinstance(op, tile.ReduceOp) for op in ops)
+
+
+def _reads_back(kernel: tile.KernelOp) -> bool:
+    """Whether something is read after something was written: it must not be brought before."""
+    written = False
+    for op in kernel.block.ops:
+        if written and isinstance(op, tile.LoadOp | tile.GatherOp):
+            return True
+        written = written or isinstance(op, tile.StoreOp)
+    return False
 
 
 def _is_piece(op: tile.LoadOp) -> bool:
@@ -123,19 +148,32 @@ def _is_fixed(op: tile.LoadOp) -> bool:
     return isinstance(op.offset.data[0], int)
 
 
-def _threads(shape: Sequence[int], moving: Sequence[tile.LoadOp]) -> tuple[int, int]:
-    """The warps of a block, and the blocks of a cluster, that hold the rows of a program in registers."""
+def _choices(shape: Sequence[int], moving: Sequence[tile.LoadOp]) -> Iterator[tuple[int, int]]:
+    """The warps of a block and the blocks of a cluster that hold the rows of a program, the fewest blocks first."""
     elements = prod(shape)
-    held = sum(tile.tile_type(op.out).sizes == tuple(shape) for op in moving)
-    most = _HELD // (1 << (held - 1).bit_length())
-    most = max(most, 16)
-    blocks = 1
-    while blocks < _MOST_BLOCKS and elements > blocks * _MOST_WARPS * WARP * most:
-        blocks *= 2
-    # A thread that holds half of what it could leaves room for more blocks, whose waits fall into each other's work.
-    each = most if elements > blocks * _MOST_WARPS * WARP * (most // 2) else most // 2
-    warps = -(-elements // (blocks * WARP * each))
-    return min(_MOST_WARPS, 1 << max(warps - 1, 0).bit_length()), blocks
+    held = max(_held_at_once(moving[0].parent_block(), shape), (len(moving) + 1) // 2)
+    most = max(_HELD >> (held - 1).bit_length(), 16)
+    for most_warps in (_MOST_WARPS, 2 * _MOST_WARPS):
+        for blocks in _BLOCKS:
+            # A thread that holds half of what it could leaves room for more blocks, which work while this one waits.
+            each = most if elements > blocks * most_warps * WARP * (most // 2) else most // 2
+            warps = 1 << max(-(-elements // (blocks * WARP * each)) - 1, 0).bit_length()
+            if warps <= most_warps:
+                yield warps, blocks
+
+
+def _held_at_once(block: Block | None, shape: Sequence[int]) -> int:
+    """How many tiles of a shape are needed after a reduction that were there before it, at most."""
+    assert block is not None
+    ops = list(block.ops)
+    place = {op: number for number, op in enumerate(ops)}
+    most = 1
+    for number, op in enumerate(ops):
+        if isinstance(op, tile.ReduceOp):
+            results = [result for earlier in ops[:number] for result in earlier.results]
+            tiles = [r for r in results if isinstance(r.type, tile.TileType) and r.type.sizes == tuple(shape)]
+            most = max(most, sum(any(place[use.operation] > number for use in r.uses) for r in tiles))
+    return most
 
 
 def _row(op: tile.LoadOp) -> _Row | None:
@@ -195,15 +233,15 @@ def _that_fit(rows: list[_Row]) -> list[_Row]:
 
 def _stages(
     target: NvidiaTarget, threads: int, shape: Sequence[int], warps: int, stage_bytes: int, kept_bytes: int
-) -> int:
-    """As many stages as leave room for the blocks that registers allow."""
+) -> tuple[int, int]:
+    """How many blocks a multiprocessor holds, and the stages of each: registers and shared memory are enough."""
     registers = _REGISTERS_BESIDE + prod(shape) // (warps * WARP)
     blocks = max(1, min(target.registers // (threads * registers), 2048 // threads))
     for resident in range(blocks, 0, -1):
         stages = ((target.shared_per_block - 4096) // resident - kept_bytes - 4096) // (stage_bytes + 16)
         if stages >= min(3, _MOST_STAGES) or (resident == 1 and stages >= 2):
-            return min(_MOST_STAGES, stages)
-    return 0
+            return resident, min(_MOST_STAGES, stages)
+    return 0, 0
 
 
 def _split(kernel: tile.KernelOp, rows: list[_Row], stages: int, blocks: int, crossing: int) -> None:
@@ -228,8 +266,8 @@ def _split(kernel: tile.KernelOp, rows: list[_Row], stages: int, blocks: int, cr
     for op in reversed(original):
         op.detach()
         op.erase(safe_erase=False)
-    pieces = [[row.piece for row in each] for each in (moving, kept)]
-    block.insert_op_after(StreamOp.make(stages, *pieces, crossing, producer, consumer), count)
+    brought, held = ([row.piece for row in each] for each in (moving, kept))
+    block.insert_op_after(StreamOp.make(stages, brought, held, crossing, producer, consumer), count)
 
 
 def _programs(kernel: tile.KernelOp, first: SSAValue, count: SSAValue) -> tuple[tile.ForOp, dict[SSAValue, SSAValue]]:

@@ -51,7 +51,7 @@ class PieceType(ParametrizedAttribute, TypeAttribute):
 
     @classmethod
     def of(cls, whole: int, part: int, room: int, dtype: DType) -> Self:
-        return cls(*(IntegerAttr(n, i64) for n in (whole, part, room)), element_type(dtype))
+        return cls(IntegerAttr(whole, i64), IntegerAttr(part, i64), IntegerAttr(room, i64), element_type(dtype))
 
     @property
     def dtype(self) -> DType:
@@ -121,9 +121,7 @@ class CopyOp(IRDLOperation):
         cls, pointer: SSAValue, indices: Sequence[SSAValue], slot: int, offset: tile.Sizes, kept: bool = False
     ) -> Self:
         attributes: dict[str, Attribute] = {"slot": IntegerAttr(slot, i64), "offset": offset}
-        return cls.create(
-            operands=[pointer, *indices], attributes=attributes | ({"kept": UnitAttr()} if kept else {})
-        )
+        return cls.create(operands=[pointer, *indices], attributes=attributes | ({"kept": UnitAttr()} if kept else {}))
 
 
 @irdl_op_definition

@@ -31,6 +31,7 @@ from weft.runtime.sources import source_digest, versions
 
 log = logging.getLogger("weft")
 
+_ON_GPU = "on a GPU"
 _FEW = 4
 """So many configs are measured, whatever they seem to cost."""
 _RACE = 4.0
@@ -142,7 +143,8 @@ class Autotuner(KernelInterface):
         types = [
             str(value.dtype) for name, value in named.items() if name in self.arg_names and hasattr(value, "dtype")
         ]
-        return (*values, *types)
+        on_gpu = any(getattr(value, "is_cuda", False) for value in named.values())
+        return (*values, *types, *((_ON_GPU,) if on_gpu else ()))
 
     def prune_configs(self, named: Mapping[str, Any], keywords: Mapping[str, Any]) -> list[Config]:
         """The configs that are worth measuring: those the user's functions leave, and one of each that differ here."""
@@ -163,11 +165,12 @@ class Autotuner(KernelInterface):
             if len(configs) > count:
                 costs = {config: model(**{**named, **config.all_kwargs()}) for config in configs}
                 configs = sorted(costs, key=lambda config: costs[config])[: max(count, 1)]
-        return list({config.on_cpu(): config for config in reversed(configs)}.values())[::-1]
+        on_gpu = _is_on_gpu(named)
+        return list({config if on_gpu else config.on_cpu(): config for config in reversed(configs)}.values())[::-1]
 
     def _worth_measuring(self, configs: list[Config], named: Mapping[str, Any], grid: Grid) -> list[Config]:
-        """The configs that do not cost far more than others, by what their tile IR says."""
-        if self.perf_model is not None or len(configs) <= _FEW:
+        """The configs that do not cost far more than others on a processor, by what their tile IR says."""
+        if self.perf_model is not None or len(configs) <= _FEW or _is_on_gpu(named):
             return configs
         from weft.frontends.triton.cost import Cost, cost_of, prune
 
@@ -272,9 +275,12 @@ class Autotuner(KernelInterface):
             return self._do_bench(call, quantiles=(0.5, 0.2, 0.8))
         from weft.frontends.triton.testing import do_bench
 
+        wait = _waiting(named)
         call()
+        wait()
         start = time.perf_counter()
         call()
+        wait()
         first = (time.perf_counter() - start) * 1e3
         if first > _RACE * min((_middle(each) for each in timings.values()), default=math.inf):
             return [first, first, first]
@@ -296,7 +302,7 @@ class Autotuner(KernelInterface):
         if None in texts or not origin.stable or not plain:
             return None
         parts = [origin.digest, repr(key), *map(str, texts)]
-        return cache_key("triton autotune", "\n".join(parts), versions(), repr(host_target()), source_digest())
+        return cache_key("triton autotune", "\n".join(parts), versions(), _machine(key), source_digest())
 
     def _from_disk(self, place: str | None, configs: Sequence[Config]) -> Config | None:
         entry = DiskCache().get(place) if place is not None else None
@@ -306,6 +312,29 @@ class Autotuner(KernelInterface):
     def _to_disk(self, place: str | None, config: Config) -> None:
         if place is not None:
             DiskCache().put(place, {"best": config.text(), "kernel": self.base_fn.__name__}, {})
+
+
+def _is_on_gpu(named: Mapping[str, Any]) -> bool:
+    return any(getattr(value, "is_cuda", False) for value in named.values())
+
+
+def _waiting(named: Mapping[str, Any]) -> Callable[[], None]:
+    """Waits for what was launched on the device of the arguments."""
+    if not any(getattr(value, "is_cuda", False) for value in named.values()):
+        return lambda: None
+    import torch
+
+    return torch.cuda.synchronize
+
+
+def _machine(key: tuple[Any, ...]) -> str:
+    """What measurements depend on."""
+    if _ON_GPU not in key:
+        return repr(host_target())
+    from weft.frontends.triton.device_compiled import device_target
+    from weft.frontends.triton.target import driver
+
+    return repr(device_target(driver.active.get_current_device()))
 
 
 def _middle(timing: Any) -> float:

@@ -21,6 +21,7 @@ from weft.forks import COMPILING
 from weft.frontends.triton.builder import Handle, current
 from weft.frontends.triton.emit import GRID, Argument, TileBuilder
 from weft.frontends.triton.errors import DeviceAssertError
+from weft.frontends.triton.target import Processor, compiled_for
 from weft.runtime.executable import launcher, link
 from weft.runtime.openmp import in_forked_child, pool_symbols
 from weft.tile import dialect as tile
@@ -136,7 +137,11 @@ def compile_kernel(
 ) -> KernelCode:
     """Compile a kernel for this processor."""
     target = target or host_target()
-    with COMPILING:
-        kernel, checks = build_kernel(build, arguments, name)
-        code = compile_object(emit_kernels({name: kernel}, target), target)
+    token = compiled_for.set(Processor())
+    try:
+        with COMPILING:
+            kernel, checks = build_kernel(build, arguments, name)
+            code = compile_object(emit_kernels({name: kernel}, target), target)
+    finally:
+        compiled_for.reset(token)
     return KernelCode(name, tuple(arguments), checks, code)
