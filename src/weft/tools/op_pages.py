@@ -85,14 +85,16 @@ def _operators() -> str:
     """The ATen operators that have converters, with their overloads."""
     from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
 
+    of_torch = {name: converter for name, converter in CONVERTERS.items() if not name.startswith("weft.")}
+
     return f"""\
 ## ATen operators
 
-The {len(CONVERTERS)} overloads that are imported as graph ops, one or a short program of them; where no overload is
+The {len(of_torch)} overloads that are imported as graph ops, one or a short program of them; where no overload is
 given it is `default`. Any other operator is taken apart by torch's decompositions, if all of its parts are here, and
 left to torch if not ([fallbacks](architecture.md#claims-and-fallbacks)).
 
-{_overloads(CONVERTERS)}
+{_overloads(of_torch)}
 
 Those that also take complex tensors, which are imported as real ones with the parts in a last dimension:
 
