@@ -22,7 +22,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
 from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, IndexOp, ReleaseOp, WaitOp
-from weft.backends.nvidia.dialect import BLOCKS, LAYOUTS, RESIDENT, WARPS, layout_of, set_integer
+from weft.backends.nvidia.dialect import BLOCKS, LAYOUTS, RESIDENT, WARPS, ConvertOp, layout_of, set_integer
 from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.shared_memory import crossing_bytes
 from weft.backends.nvidia.streaming import ALIGNMENT, CROSSES, CopyOp, PieceType, ReadOp, StreamOp, WaitKeptOp
@@ -203,7 +203,9 @@ def _room(layout: Layout, strides: Sequence[int]) -> int:
 
 
 def _exchange_by_sending(kernel: tile.KernelOp, blocks: int) -> bool:
-    """Mark the reductions that cross blocks; False if there is one that has more than one result for all of them."""
+    """Mark the reductions that cross blocks; False if they cannot be exchanged so."""
+    if blocks > 1 and any(isinstance(op, ConvertOp) for op in kernel.walk()):
+        return False  # that is through the memory of one block
     for op in kernel.walk():
         if not isinstance(op, tile.ReduceOp) or blocks == 1:
             continue
