@@ -6,7 +6,7 @@ a tile's side, or beyond its extents at run time, is computed along and never wr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 from xdsl.ir import Block, Operation, SSAValue
@@ -15,7 +15,7 @@ from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_t
 from weft.backends.llvm.cast import emit_bitcast, emit_cast, load_convert, register_type, truncate_to
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
 from weft.backends.nvidia.asynchronous import MAP, RolesOp
-from weft.backends.nvidia.block import Threads, i32, load_shared, register_bytes, store_shared
+from weft.backends.nvidia.block import Threads, do, i32, load_shared, register_bytes, store_shared
 from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
@@ -23,9 +23,12 @@ from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
 from weft.backends.nvidia.engine_stores import store_by_engine
 from weft.backends.nvidia.extents import ConvertedLimits
-from weft.backends.nvidia.global_memory import load_chunk, rounded_to, store_chunk
+from weft.backends.nvidia.global_memory import joined, load_chunk, load_pairs, pair, rounded_to, store_chunk
 from weft.backends.nvidia.layouts import WARP, Layout
+from weft.backends.nvidia.loops import loop_with
 from weft.backends.nvidia.math import divide_all, emit_map, rough_exp
+from weft.backends.nvidia.mma import AHEAD, PACKED, MmaOp, PackOp, SqueezeOp, multiply
+from weft.backends.nvidia.plain_dot import emit_plain_dot
 from weft.backends.nvidia.reduce import Exchange, Parts, reduce_axis
 from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
 from weft.backends.nvidia.row_roles import emit_streaming
@@ -82,6 +85,9 @@ class KernelCodegen:
             self.threads = Threads.of_block(b, self.launch.threads // WARP, self.launch.cluster)
             self.threads.prepare(self.layouts)
             self._place_program()
+        if self.launch.programmatic:
+            # The next kernel's blocks may come as soon as these leave room; nothing is read before the last one ended.
+            do(b, "griddepcontrol.launch_dependents; griddepcontrol.wait;", "")
         self.block(kernel.block)
         b.finish()
 
@@ -132,8 +138,20 @@ class KernelCodegen:
                 self._map(op)
             case tile.ReduceOp():
                 self._reduce(op)
+            case tile.DotOp():
+                emit_plain_dot(self, op)
             case ConvertOp():
                 self._convert(op)
+            case PackOp():
+                self._pack(op)
+            case MmaOp():
+                total = op.accumulator
+                zeros = [V("float", "0.0")] * layout_of(op.out).count
+                sums = zeros if total is None else self.tiles[total]
+                operands = self.tiles[op.a], self.tiles[op.b]
+                self.tiles[op.out] = multiply(self.b, op.fragments, *operands, sums, op.dtype.data)
+            case SqueezeOp():
+                self.tiles[op.out] = self.tiles[op.value]
             case BarrierOp():
                 self.threads.barrier()
             case tile.ForOp():
@@ -147,6 +165,9 @@ class KernelCodegen:
                     emit_asynchronous(self, op)
 
     def _loop(self, op: tile.ForOp) -> None:
+        if any(AHEAD in inner.attributes for inner in op.block.ops):
+            self._loop_ahead(op)
+            return
         lower, upper, step = (self.size(size, op.indices) for size in op.bounds.data)
         initial = [self.tiles[value] for value in op.initial]
 
@@ -170,6 +191,40 @@ class KernelCodegen:
         if ring is not None:
             ring.state = results.pop()
         self.tiles.update(zip(op.results, results, strict=True))
+
+    def _loop_ahead(self, op: tile.ForOp) -> None:
+        """A loop that makes some loads for its next turn before it does this one; the last turn follows behind it."""
+        b, variable = self.b, op.block.args[0]
+        lower, upper, step = (size for size in op.bounds.data if isinstance(size, int))
+        last = lower + (upper - 1 - lower) // step * step
+        early = [inner for inner in op.block.ops if AHEAD in inner.attributes]
+
+        def load(number: V) -> list[list[V]]:
+            self.scalars[variable] = number
+            for inner in early:
+                self.visit(inner)
+            return [self.tiles[inner.results[0]] for inner in early]
+
+        def turn(number: V, carried: list[list[V]]) -> list[list[V]]:
+            self.scalars[variable] = number
+            count = len(op.initial)
+            self.tiles.update(zip(op.block.args[1:], carried[:count], strict=True))
+            self.tiles.update(zip((inner.results[0] for inner in early), carried[count:], strict=True))
+            for inner in op.block.ops:
+                if inner not in early:
+                    self.visit(inner)
+            end = op.block.last_op
+            assert end is not None
+            pairs = zip(end.operands, op.block.args[1:], strict=True)
+            return [self._kept(value, self.tiles[before]) for value, before in pairs]
+
+        def body(number: V, carried: list[list[V]]) -> list[list[V]]:
+            following = load(b.add(number, i64(step)))
+            return [*turn(number, carried), *following]
+
+        initial = [*(self.tiles[value] for value in op.initial), *load(i64(lower))]
+        results = loop_with(b, i64(lower), i64(last), i64(step), initial, body, unrolled=False)
+        self.tiles.update(zip(op.results, turn(i64(last), results), strict=True))
 
     def _kept(self, value: SSAValue, before: list[V]) -> list[V]:
         """A tile that a loop carries on: what a smaller one lacks stays as it was."""
@@ -217,12 +272,33 @@ class KernelCodegen:
 
     def _load(self, op: tile.LoadOp) -> None:
         layout = layout_of(op.out)
+        if PACKED in op.attributes:
+            self.tiles[op.out] = self._packed(op, layout)
+            return
         values: list[V] = [V("", "")] * layout.count
         for registers, address, predicate in self._chunks(op, layout):
             loaded = load_chunk(self.b, address, pointer_dtype(op), len(registers), predicate)
             for register, value in zip(registers, loaded, strict=True):
                 values[register] = self.widened(value, pointer_dtype(op), tile.tile_type(op.out).dtype)
         self.tiles[op.out] = values
+
+    def _packed(self, op: tile.LoadOp, layout: Layout) -> list[V]:
+        """The registers of a load that hold two neighbours each."""
+        once = AHEAD in op.attributes
+        words = [
+            word
+            for registers, address, predicate in self._chunks(op, layout)
+            for word in load_pairs(self.b, address, len(registers), predicate, once=once)
+        ]
+        if len(words) * 2 == layout.count:
+            return words
+        return [joined(self.b, low, high) for low, high in zip(words[::2], words[1::2], strict=True)]
+
+    def _pack(self, op: PackOp) -> None:
+        values, exists = self.tiles[op.value], self.existing(op.value, layout_of(op.out))
+        zero, dtype = V("float", "0.0"), op.dtype.data
+        held = [v if e is None else self.b.select(e, v, zero) for v, e in zip(values, exists, strict=True)]
+        self.tiles[op.out] = [pair(self.b, low, high, dtype) for low, high in zip(held[::2], held[1::2], strict=True)]
 
     def widened(self, value: V, memory: DType, dtype: DType) -> V:
         return value if value.type == register_type(dtype) else emit_cast(self.b, value, memory, dtype)
@@ -285,14 +361,13 @@ class KernelCodegen:
         if vector.axis is None or op.strides.data[vector.axis] != 1:
             return 1
         width = min(vector.size, WIDEST // pointer_dtype(op).bytes)
-        steps = [divisor_of(op.offset.data[0]), divisor_of(op.extents.data[vector.axis]), layout.shape[vector.axis]]
-        steps += [
-            divisor_of(stride)
-            for axis, stride in enumerate(op.strides.data)
-            if axis != vector.axis and layout.shape[axis] > 1
+        sizes = [op.offset.data[0], op.extents.data[vector.axis], layout.shape[vector.axis]]
+        sizes += [
+            stride for axis, stride in enumerate(op.strides.data) if axis != vector.axis and layout.shape[axis] > 1
         ]
+        steps = [divisor_of(size, op.indices) for size in sizes]
         if value is not None:
-            steps += [divisor_of(size) for size, _ in self.limits.of(value, vector.axis)]
+            steps += [divisor_of(*limit) for limit in self.limits.of(value, vector.axis)]
         while any(step % width for step in steps):
             width //= 2
         return width
@@ -458,38 +533,6 @@ def first_extremum(b: Function, x: Parts, y: Parts, better: str, dtype: DType) -
     wins = b.binary("or", wins, b.icmp("slt", x[1], i64(0)))
     wins = b.binary("and", wins, b.icmp("sge", y[1], i64(0)))
     return b.select(wins, y[0], x[0]), b.select(wins, y[1], x[1])
-
-
-def loop_with(
-    b: Function,
-    lower: V,
-    upper: V,
-    step: V,
-    initial: Sequence[Sequence[V]],
-    body: Callable[[V, list[list[V]]], list[list[V]]],
-) -> list[list[V]]:
-    """`for (i = lower; i < upper; i += step)` with values carried in registers from turn to turn."""
-    before, head, inside, after = b.block, b.label("head"), b.label("body"), b.label("after")
-    b.branch(head)
-    b.start(head)
-    variable = V(lower.type, b.fresh("i"))
-    carried = [[V(value.type, b.fresh()) for value in values] for values in initial]
-    position = len(b.lines)
-    b.lines += [""] * (1 + sum(map(len, carried)))
-    b.branch_if(b.icmp("slt", variable, upper), inside, after)
-    b.start(inside)
-    yielded = body(variable, [list(values) for values in carried])
-    following = b.add(variable, step)
-    latch = b.block
-    b.branch(head)
-    phis = [(variable, lower, following)]
-    for names, firsts, nexts in zip(carried, initial, yielded, strict=True):
-        phis += zip(names, firsts, nexts, strict=True)
-    for number, (name, first, next_) in enumerate(phis):
-        text = f"phi {name.type} [ {first.name}, %{before} ], [ {next_.name}, %{latch} ]"
-        b.lines[position + number] = f"  {name.name} = {text}"
-    b.start(after)
-    return carried
 
 
 def loses_digits(value: SSAValue) -> bool:

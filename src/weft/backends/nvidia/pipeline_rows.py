@@ -32,6 +32,8 @@ from weft.tile import dialect as tile
 
 _LEAST_BYTES = 8192
 """What a stage brings at least: a copy and its barriers cost about as much as so many bytes."""
+_LEAST_ELEMENTS = 16384
+"""Of a program's rows: of shorter ones a multiprocessor holds so many at once that some always wait for memory."""
 _LEAST_TURNS = 3
 """Programs of a block from which on it pays to bring them early."""
 _HELD = 64
@@ -73,6 +75,8 @@ def pipeline_rows(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | Non
     if not moving:
         return None
     shape = max((tile.tile_type(op.out).sizes for op in moving), key=prod)
+    if prod(shape) <= _LEAST_ELEMENTS:
+        return None
     programs = product(list(kernel.grid.data))
     for warps, blocks in _choices(shape, moving):
         if isinstance(programs, int) and programs * blocks < _LEAST_TURNS * target.multiprocessors:
@@ -262,8 +266,8 @@ def _split(kernel: tile.KernelOp, rows: list[_Row], stages: int, blocks: int, cr
     for op in reversed(original):
         op.detach()
         op.erase(safe_erase=False)
-    slots, filled_once = ([row.piece for row in each] for each in (moving, kept))
-    block.insert_op_after(StreamOp.make(stages, slots, filled_once, crossing, producer, consumer), count)
+    brought, held = ([row.piece for row in each] for each in (moving, kept))
+    block.insert_op_after(StreamOp.make(stages, brought, held, crossing, producer, consumer), count)
 
 
 def _programs(kernel: tile.KernelOp, first: SSAValue, count: SSAValue) -> tuple[tile.ForOp, dict[SSAValue, SSAValue]]:

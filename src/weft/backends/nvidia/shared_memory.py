@@ -19,6 +19,7 @@ from xdsl.ir import Block, Operation
 from weft.backends.nvidia.block import register_bytes
 from weft.backends.nvidia.dialect import SHARED, BarrierOp, ConvertOp, integer, layout_of, set_integer
 from weft.backends.nvidia.layouts import WARP, Layout
+from weft.backends.nvidia.plain_dot import dot_bytes
 from weft.backends.nvidia.streaming import CROSSES
 from weft.backends.nvidia.written_shared import written_bytes
 from weft.errors import LoweringError
@@ -41,6 +42,8 @@ def shared_bytes(op: Operation) -> int:
             if not crosses_warps(layout, op.axis.value.data):
                 return 0
             return sum(part_bytes(op)) * WARP * layout.warp_count * layout.sliced(op.axis.value.data).count
+        case tile.DotOp():
+            return dot_bytes(op)
         case _:
             return written_bytes(op)
 
