@@ -22,7 +22,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
 from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, IndexOp, ReleaseOp, WaitOp
-from weft.backends.nvidia.dialect import BLOCKS, LAYOUTS, RESIDENT, WARPS, layout_of, set_integer
+from weft.backends.nvidia.dialect import BLOCKS, LAYOUTS, RESIDENT, WARPS, ConvertOp, layout_of, set_integer
 from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.shared_memory import crossing_bytes
 from weft.backends.nvidia.streaming import ALIGNMENT, CROSSES, CopyOp, PieceType, ReadOp, StreamOp, WaitKeptOp
@@ -103,7 +103,8 @@ def _streamed(
     kept_bytes = sum(row.piece.bytes for row in rows if row.kept)
     crossing = max((crossing_bytes(op) for op in copy.walk() if CROSSES in op.attributes), default=0)
     threads = WARP * (warps + 1)
-    resident, stages = _stages(target, threads, shape, warps * blocks, moving_bytes, kept_bytes)
+    held = _held_at_once(copy.block, shape, sum(not row.kept for row in rows)) * prod(shape) // (blocks * warps * WARP)
+    resident, stages = _stages(target, threads, held, moving_bytes, kept_bytes)
     if stages < 2:
         return None
     _split(copy, rows, stages, blocks, crossing)
@@ -151,7 +152,7 @@ def _is_fixed(op: tile.LoadOp) -> bool:
 def _choices(shape: Sequence[int], moving: Sequence[tile.LoadOp]) -> Iterator[tuple[int, int]]:
     """The warps of a block and the blocks of a cluster that hold the rows of a program, the fewest blocks first."""
     elements = prod(shape)
-    held = max(_held_at_once(moving[0].parent_block(), shape), (len(moving) + 1) // 2)
+    held = _held_at_once(moving[0].parent_block(), shape, len(moving))
     most = max(_HELD >> (held - 1).bit_length(), 16)
     for most_warps in (_MOST_WARPS, 2 * _MOST_WARPS):
         for blocks in _BLOCKS:
@@ -162,12 +163,12 @@ def _choices(shape: Sequence[int], moving: Sequence[tile.LoadOp]) -> Iterator[tu
                 yield warps, blocks
 
 
-def _held_at_once(block: Block | None, shape: Sequence[int]) -> int:
+def _held_at_once(block: Block | None, shape: Sequence[int], loads: int) -> int:
     """How many tiles of a shape are needed after a reduction that were there before it, at most."""
     assert block is not None
     ops = list(block.ops)
     place = {op: number for number, op in enumerate(ops)}
-    most = 1
+    most = (loads + 1) // 2  # what is read takes half the registers, until it is widened
     for number, op in enumerate(ops):
         if isinstance(op, tile.ReduceOp):
             results = [result for earlier in ops[:number] for result in earlier.results]
@@ -206,7 +207,9 @@ def _room(layout: Layout, strides: Sequence[int]) -> int:
 
 
 def _exchange_by_sending(kernel: tile.KernelOp, blocks: int) -> bool:
-    """Mark the reductions that cross blocks; False if there is one that has more than one result for all of them."""
+    """Mark the reductions that cross blocks; False if they cannot be exchanged so."""
+    if blocks > 1 and any(isinstance(op, ConvertOp) for op in kernel.walk()):
+        return False  # that is through the memory of one block
     for op in kernel.walk():
         if not isinstance(op, tile.ReduceOp) or blocks == 1:
             continue
@@ -231,12 +234,9 @@ def _that_fit(rows: list[_Row]) -> list[_Row]:
     return chosen
 
 
-def _stages(
-    target: NvidiaTarget, threads: int, shape: Sequence[int], warps: int, stage_bytes: int, kept_bytes: int
-) -> tuple[int, int]:
+def _stages(target: NvidiaTarget, threads: int, held: int, stage_bytes: int, kept_bytes: int) -> tuple[int, int]:
     """How many blocks a multiprocessor holds, and the stages of each: registers and shared memory are enough."""
-    registers = _REGISTERS_BESIDE + prod(shape) // (warps * WARP)
-    blocks = max(1, min(target.registers // (threads * registers), 2048 // threads))
+    blocks = max(1, min(target.registers // (threads * (_REGISTERS_BESIDE + held)), 2048 // threads))
     for resident in range(blocks, 0, -1):
         stages = ((target.shared_per_block - 4096) // resident - kept_bytes - 4096) // (stage_bytes + 16)
         if stages >= min(3, _MOST_STAGES) or (resident == 1 and stages >= 2):

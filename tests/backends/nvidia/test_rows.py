@@ -1,0 +1,82 @@
+"""Kernels of whole rows stream them: the next programs' rows come while the last ones are computed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from weft.backends.nvidia.compile import annotate, compile_kernels
+from weft.backends.nvidia.layouts import blocked
+from weft.backends.nvidia.streaming import CROSSES, PieceType, ReadOp, StreamOp
+from weft.backends.nvidia.target import target_named
+from weft.tile import dialect as tile
+
+from .ptxas import assemble, ptxas
+from .row_kernels import row_kernel
+
+needs_ptxas = pytest.mark.skipif(ptxas() is None, reason="no ptxas: pip install nvidia-cuda-nvcc, or put it on PATH")
+TARGET = target_named("sm_90a")
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1)
+
+
+def stream_of(kernel: tile.KernelOp) -> StreamOp:
+    (found,) = [op for op in kernel.block.ops if isinstance(op, StreamOp)]
+    return found
+
+
+def test_rows_of_many_programs_are_streamed() -> None:
+    kernel, launch = annotate(row_kernel(softmax, (8192, 8192)), TARGET)
+    assert launch.persistent and launch.cluster == 1
+    (slot,) = stream_of(kernel).slots
+    assert isinstance(slot, PieceType) and (slot.elements, slot.share, slot.bytes) == (8192, 8192, 16384)
+
+
+def test_few_programs_are_not() -> None:
+    _, launch = annotate(row_kernel(softmax, (64, 8192)), TARGET)
+    assert not launch.persistent
+
+
+def test_rows_that_are_not_whole_pieces_are_not() -> None:
+    _, launch = annotate(row_kernel(softmax, (8192, 8191)), TARGET)
+    assert not launch.persistent
+
+
+def test_long_rows_are_shared_by_a_cluster_whose_blocks_send_each_other_results() -> None:
+    kernel, launch = annotate(row_kernel(softmax, (2048, 128256)), TARGET)
+    assert launch.cluster == launch.blocks_per_program == 8
+    (slot,) = stream_of(kernel).slots
+    assert slot.share == 16384 and slot.elements == 128256  # the last block has less
+    assert all(CROSSES in op.attributes for op in kernel.walk() if isinstance(op, tile.ReduceOp))
+
+
+def test_weights_are_kept_in_shared_memory() -> None:
+    def norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(x, (x.shape[-1],), w, b)
+
+    kernel, _ = annotate(row_kernel(norm, (8192, 8192), (8192,), (8192,)), TARGET)
+    stream = stream_of(kernel)
+    assert [len(stream.slots), len(stream.kept)] == [1, 2]
+    assert sum(op.kept is not None for op in stream.walk() if isinstance(op, ReadOp)) == 2
+
+
+def test_blocks_of_a_cluster_have_a_part_each_in_one_piece() -> None:
+    layout = blocked((32768,), 8, [0], vector=8, blocks=4)
+    for block in range(4):
+        places = {
+            layout.place(lane, warp, register, block)[0]
+            for lane in range(32)
+            for warp in range(8)
+            for register in range(layout.count)
+        }
+        assert places == set(range(8192 * block, 8192 * (block + 1)))
+
+
+@needs_ptxas
+@pytest.mark.parametrize("shape", [(16384, 4096), (8192, 8192), (4096, 32768), (2048, 131072), (2048, 100008)])
+def test_streamed_kernels_assemble_without_spills(shape: tuple[int, int]) -> None:
+    kernel = row_kernel(softmax, shape)
+    found = assemble(compile_kernels({kernel.sym_name.data: kernel}, TARGET).ptx, "sm_90a")
+    assert not found.error and all(not each.spilled for each in found.kernels.values())
