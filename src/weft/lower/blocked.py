@@ -30,6 +30,8 @@ class BlockedKernel:
     layouts: dict[SSAValue, Layout]
     outputs: Sequence[Layout]
     domain: Domain
+    parts: bool = False
+    """Whether accesses say of what whole they are a part."""
 
     def __post_init__(self) -> None:
         arguments = self.group.block.args
@@ -45,6 +47,7 @@ class BlockedKernel:
             pointers=dict(zip(arguments, pointers, strict=False)) | {target: target for target in self.targets},
             scalars=self.frame.scalars,
             rank=2,
+            parts=self.parts,
         )
 
     def program(self, run: Run) -> None:

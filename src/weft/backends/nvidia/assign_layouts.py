@@ -21,7 +21,16 @@ from math import prod
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from weft.backends.nvidia.alignment import WIDEST, access_of, pointer_dtype
-from weft.backends.nvidia.asynchronous import BlockNumberOp, IndexOp, ReleaseOp, RolesOp, SlotOp, WaitOp, WgmmaOp
+from weft.backends.nvidia.asynchronous import (
+    BlockNumberOp,
+    FinishOp,
+    IndexOp,
+    ReleaseOp,
+    RolesOp,
+    SlotOp,
+    WaitOp,
+    WgmmaOp,
+)
 from weft.backends.nvidia.dialect import ARGUMENTS, BLOCKS, WARPS, ConvertOp, integer, set_integer, set_layouts
 from weft.backends.nvidia.layouts import WARP, Layout, blocked
 from weft.backends.nvidia.wgmma import accumulator_layout
@@ -89,10 +98,11 @@ def _anchors(kernel: tile.KernelOp, clusters: bool) -> Anchors:
     warps, blocks = integer(kernel, WARPS), integer(kernel, BLOCKS, 1)
     if not warps:
         warps, blocks = _size_of_program(prod(whole[0]) if whole else 1, bool(reduced), _may_cluster(kernel, clusters))
+    products = [value for op in kernel.walk() if isinstance(op, WgmmaOp) for value in (op.out, op.a)]
     layouts = {
-        tile.tile_type(op.out).sizes: accumulator_layout(tile.tile_type(op.out).sizes, warps // 4)
-        for op in kernel.walk()
-        if isinstance(op, WgmmaOp)
+        tile.tile_type(value).sizes: accumulator_layout(tile.tile_type(value).sizes, warps // 4)
+        for value in products
+        if isinstance(value.type, tile.TileType)
     }
     for shape in whole:
         if shape in layouts:
@@ -191,9 +201,13 @@ class _Assignment:
                 self.block(op.consumer.block)
             case WgmmaOp():
                 layout = self.anchors.of(tile.tile_type(op.out).sizes)
+                if isinstance(op.a.type, tile.TileType):
+                    self.take(op, 0, self.anchors.of(op.a.type.sizes))
                 if op.accumulator is not None:
                     self.take(op, 2, layout)
                 self.settle(op, [layout])
+            case FinishOp():
+                self.settle(op, [self.natural(value) for value in op.values])
             case BlockNumberOp() | IndexOp() | SlotOp() | WaitOp() | ReleaseOp():
                 pass
             case _ if self.is_free(op):

@@ -23,9 +23,9 @@ from weft.backends.nvidia.engine_stores import store_by_engine
 from weft.backends.nvidia.extents import ConvertedLimits
 from weft.backends.nvidia.global_memory import load_chunk, rounded_to, store_chunk
 from weft.backends.nvidia.layouts import WARP, Layout
-from weft.backends.nvidia.math import divide_all, emit_map
+from weft.backends.nvidia.math import divide_all, emit_map, power_of_two
 from weft.backends.nvidia.reduce import Exchange, Parts, reduce_axis
-from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
+from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous, set_places
 from weft.backends.nvidia.shared_memory import register_bytes, row_pitch
 from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute
@@ -50,7 +50,8 @@ class KernelCodegen:
         self.tiles: dict[SSAValue, list[V]] = {}
         self.slots: dict[SSAValue, V] = {}
         self.maps: list[V] = []
-        self.ring: Ring | None = None
+        self.held: dict[SSAValue, list[V]] = {}
+        self.rings: list[Ring] = []
         self.limits = ConvertedLimits()
 
     def emit(self) -> None:
@@ -140,25 +141,24 @@ class KernelCodegen:
         lower, upper, step = (self.size(size, op.indices) for size in op.bounds.data)
         initial = [self.tiles[value] for value in op.initial]
 
-        ring = self.ring if any(isinstance(inner, RING_OPS) for inner in op.walk()) else None
-        if ring is not None:  # where a role is in the ring goes from turn to turn too
-            initial.append([ring.stage, ring.phase])
+        numbers = sorted({inner.ring.value.data for inner in op.walk() if isinstance(inner, RING_OPS)})
+        rings = [self.rings[number] for number in numbers]
+        # Where a role is in its rings goes from turn to turn too.
+        initial.append([each for ring in rings for each in (ring.stage, ring.phase)])
 
         def body(variable: V, carried: list[list[V]]) -> list[list[V]]:
             self.scalars[op.block.args[0]] = variable
-            if ring is not None:
-                ring.stage, ring.phase = carried.pop()
+            set_places(rings, carried.pop())
             self.tiles.update(zip(op.block.args[1:], carried, strict=True))
             self.block(op.block)
             last = op.block.last_op
             assert last is not None
             pairs = zip(last.operands, op.block.args[1:], strict=True)
             yielded = [self._kept(value, self.tiles[before]) for value, before in pairs]
-            return yielded if ring is None else [*yielded, [ring.stage, ring.phase]]
+            return [*yielded, [each for ring in rings for each in (ring.stage, ring.phase)]]
 
         results = loop_with(self.b, lower, upper, step, initial, body)
-        if ring is not None:
-            ring.stage, ring.phase = results.pop()
+        set_places(rings, results.pop())
         self.tiles.update(zip(op.results, results, strict=True))
 
     def _kept(self, value: SSAValue, before: list[V]) -> list[V]:
@@ -347,6 +347,10 @@ class KernelCodegen:
 
     def _map(self, op: tile.MapOp) -> None:
         layout = layout_of(op.out)
+        if (product := contracted(op)) is not None:
+            factors = [self._picked(arg, layout) for arg in (*product.args, op.args[1])]
+            self.tiles[op.out] = [self.b.intrinsic("fma", *args) for args in zip(*factors, strict=True)]
+            return
         operands = [self._picked(arg, layout) for arg in op.args]
         if self._divides_many(op):
             exact = any(narrowed_to(use.operation) is None for use in op.out.uses)
@@ -388,6 +392,8 @@ class KernelCodegen:
             if narrowed_to(op) is not None and args[0].type == "float":
                 return rounded_to(self.b, args[0], target)
             return emit_cast(self.b, args[0], source, target)
+        if function == "exp2" and tile.FLUSHES in op.attributes and args[0].type == "float":
+            return power_of_two(self.b, args[0])
         return emit_map(self.b, function, args, tile.tile_type(op.args[-1]).dtype)
 
     def _convert(self, op: ConvertOp) -> None:
@@ -505,6 +511,14 @@ def loop_with(
         b.lines[position + number] = f"  {name.name} = {text}"
     b.start(after)
     return carried
+
+
+def contracted(op: tile.MapOp) -> tile.MapOp | None:
+    """The product, of floats, that a sum takes as it is, without rounding it first."""
+    first = op.args[0].owner if op.function.data == "add" else None
+    if not isinstance(first, tile.MapOp) or tile.CONTRACTS not in first.attributes:
+        return None
+    return first if register_type(tile.tile_type(op.out).dtype) == "float" else None
 
 
 def narrowed_to(op: Operation) -> DType | None:

@@ -1,8 +1,9 @@
-"""Kernels of roles as LLVM code: the ring of stages, its barriers, the copy engine, and who does what."""
+"""Kernels of roles as LLVM code: the rings of stages, their barriers, the copy engine, and who does what."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from xdsl.ir import Operation
@@ -15,8 +16,10 @@ from weft.backends.nvidia.asynchronous import (
     BlockNumberOp,
     CommitOp,
     FillOp,
+    FinishOp,
     IndexOp,
     ReleaseOp,
+    RingType,
     RolesOp,
     SlotOp,
     SlotType,
@@ -26,7 +29,8 @@ from weft.backends.nvidia.asynchronous import (
 from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converged, do, elected, i32
 from weft.backends.nvidia.dialect import layout_of
 from weft.backends.nvidia.engine_stores import finish_stores
-from weft.backends.nvidia.wgmma import descriptor, multiply
+from weft.backends.nvidia.global_memory import pair
+from weft.backends.nvidia.wgmma import descriptor, multiply, wait
 from weft.errors import LoweringError
 from weft.tile import dialect as tile
 
@@ -34,55 +38,76 @@ if TYPE_CHECKING:
     from weft.backends.nvidia.codegen import KernelCodegen
 
 _GROUP_WARPS = 4
-_REGISTERS = {1: (56, 256), 2: (40, 232), 3: (32, 160)}
+_REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160)}
 """What a thread of the producer and of a consumer may use, by the number of consumers: together what all enter with."""
 RING_OPS = (AcquireOp, CommitOp, WaitOp, ReleaseOp)
+BARRIER_BYTES = 16
+"""Of the two barriers of a stage."""
 
 
 @dataclass
 class Ring:
     """Where the stages and their barriers lie in shared memory, and at which stage and phase a role is."""
 
-    stages: int
-    slots: tuple[SlotType, ...]
-    base: V
+    type: RingType
+    slots: V
+    barriers: V
     stage: V
     phase: V
 
-    @property
-    def stage_bytes(self) -> int:
-        return sum(slot.bytes for slot in self.slots)
-
     def slot(self, b: Function, number: int) -> V:
         """The address of a slot of this stage: slots of all stages lie one after the other."""
-        start = self.stages * sum(slot.bytes for slot in self.slots[:number])
-        return b.add(self.base, b.add(b.mul(self.stage, i32(self.slots[number].bytes)), i32(start)))
+        types = list(self.type.slots)
+        start = self.type.count * sum(slot.bytes for slot in types[:number])
+        return b.add(self.slots, b.add(b.mul(self.stage, i32(types[number].bytes)), i32(start)))
 
     def full(self, b: Function) -> V:
-        return b.add(self.base, b.add(b.mul(self.stage, i32(8)), i32(self.stages * self.stage_bytes)))
+        return b.add(self.barriers, b.mul(self.stage, i32(8)))
 
     def empty(self, b: Function) -> V:
-        return b.add(self.full(b), i32(8 * self.stages))
+        return b.add(self.full(b), i32(8 * self.type.count))
 
     def advance(self, b: Function) -> None:
-        wrap = b.icmp("eq", self.stage, i32(self.stages - 1))
+        if self.type.count == 1:
+            self.phase = b.binary("xor", self.phase, i32(1))
+            return
+        wrap = b.icmp("eq", self.stage, i32(self.type.count - 1))
         self.stage = b.select(wrap, i32(0), b.add(self.stage, i32(1)))
         self.phase = b.binary("xor", self.phase, b.convert("zext", wrap, "i32"))
+
+
+def set_places(rings: Sequence[Ring], places: Sequence[V]) -> None:
+    """Let rings be at stages and phases, given one after the other."""
+    for number, ring in enumerate(rings):
+        ring.stage, ring.phase = places[2 * number : 2 * number + 2]
+
+
+def _rings(b: Function, op: RolesOp) -> list[Ring]:
+    """All slots lie before all barriers."""
+    types = list(op.rings)
+    base = b.emit("i32", f"ptrtoint ptr addrspace(3) @{SHARED_SYMBOL} to i32")
+    rings: list[Ring] = []
+    start, barriers = 0, sum(each.bytes for each in types)
+    for each in types:
+        rings.append(Ring(each, b.add(base, i32(start)), b.add(base, i32(barriers)), i32(0), i32(0)))
+        start += each.bytes
+        barriers += BARRIER_BYTES * each.count
+    return rings
 
 
 def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     """The whole of a kernel: set up the barriers, then each warp takes its role."""
     b = codegen.b
-    stages, consumers = op.stages.value.data, op.consumers.value.data
+    consumers = op.consumers.value.data
     thread = b.call("llvm.nvvm.read.ptx.sreg.tid.x", "i32")
     warp = converged(b, "i32", "shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", b.binary("lshr", thread, i32(5)))
-    base = b.emit("i32", f"ptrtoint ptr addrspace(3) @{SHARED_SYMBOL} to i32")
-    ring = Ring(stages, tuple(op.slots), base, i32(0), i32(0))
+    rings = _rings(b, op)
     with b.when(b.icmp("eq", thread, i32(0))):
-        for number in range(stages):
-            at = Ring(stages, ring.slots, base, i32(number), i32(0))
-            do(b, "mbarrier.init.shared::cta.b64 [$0], 1;", "r", at.full(b))
-            do(b, f"mbarrier.init.shared::cta.b64 [$0], {_GROUP_WARPS * consumers};", "r", at.empty(b))
+        for ring in rings:
+            for number in range(ring.type.count):
+                at = replace(ring, stage=i32(number))
+                do(b, "mbarrier.init.shared::cta.b64 [$0], 1;", "r", at.full(b))
+                do(b, f"mbarrier.init.shared::cta.b64 [$0], {_GROUP_WARPS * consumers};", "r", at.empty(b))
         do(b, "fence.mbarrier_init.release.cluster;", "")
     barrier(b)
     producing, consuming, after = b.label("producer"), b.label("consumer"), b.label("after")
@@ -92,7 +117,7 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     if consumers > 1:
         do(b, f"setmaxnreg.dec.sync.aligned.u32 {fewer};", "")
     with b.when(b.icmp("eq", warp, i32(0))), b.when(elected(b)):
-        codegen.ring = Ring(stages, ring.slots, base, i32(0), i32(0))
+        codegen.rings = [replace(ring) for ring in rings]
         codegen.block(op.producer.block)
     b.branch(after)
     b.start(consuming)
@@ -101,7 +126,7 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     own = b.sub(warp, i32(_GROUP_WARPS))
     codegen.threads = Threads(b, _GROUP_WARPS * consumers, b.binary("and", thread, i32(31)), own, barrier_number=1)
     codegen.threads.prepare(codegen.layouts)
-    codegen.ring = ring
+    codegen.rings = rings
     codegen.block(op.consumer.block)
     if any(MAP in inner.attributes for inner in op.consumer.walk()):
         finish_stores(codegen)
@@ -123,14 +148,21 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
         case RolesOp():
             emit_roles(codegen, op)
             return
+        case WgmmaOp():
+            _multiply(codegen, op)
+            return
+        case FinishOp():
+            _finish(codegen, op)
+            return
+        case AcquireOp() | FillOp() | CommitOp() | WaitOp() | SlotOp() | ReleaseOp():
+            ring = codegen.rings[op.ring.value.data]
         case _:
-            pass
-    ring = codegen.ring
-    assert ring is not None
+            raise LoweringError(f"there is no code for {op.name} on a GPU")
     match op:
         case AcquireOp():
             _wait(b, ring.empty(b), b.binary("xor", ring.phase, i32(1)))
-            do(b, f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {ring.stage_bytes};", "r", ring.full(b))
+            text = f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {ring.type.stage_bytes};"
+            do(b, text, "r", ring.full(b))
         case FillOp():
             _fill(codegen, op, ring)
         case CommitOp():
@@ -140,19 +172,16 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
         case SlotOp():
             codegen.slots[op.out] = ring.slot(b, op.slot.value.data)
         case ReleaseOp():
-            with b.when(elected(b)):
-                do(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", "r", ring.empty(b))
+            # Without a branch: products may be under way.
+            text = "{ .reg .pred p; elect.sync _|p, -1; @p mbarrier.arrive.shared::cta.b64 _, [$0]; }"
+            do(b, text, "r", ring.empty(b))
             ring.advance(b)
-        case WgmmaOp():
-            _multiply(codegen, op)
-        case _:
-            raise LoweringError(f"there is no code for {op.name} on a GPU")
 
 
 def _fill(codegen: KernelCodegen, op: FillOp, ring: Ring) -> None:
     """Boxes of one line's width, block after block."""
     b = codegen.b
-    slot = ring.slots[op.slot.value.data]
+    slot = list(ring.type.slots)[op.slot.value.data]
     map_ = codegen.maps[op.map.value.data]
     place, full = ring.slot(b, op.slot.value.data), ring.full(b)
     first, *others = (b.convert("trunc", codegen.size(c, op.indices), "i32") for c in op.coordinates.data)
@@ -175,20 +204,34 @@ def _fill(codegen: KernelCodegen, op: FillOp, ring: Ring) -> None:
 def _multiply(codegen: KernelCodegen, op: WgmmaOp) -> None:
     b = codegen.b
     a_type, b_type = op.a.type, op.b.type
-    assert isinstance(a_type, SlotType) and isinstance(b_type, SlotType)
+    assert isinstance(b_type, SlotType)
     layout = layout_of(op.out)
     rows = tile.tile_type(op.out).sizes[0] * _GROUP_WARPS // layout.warp_count
-    group = b.binary("lshr", codegen.threads.warp, i32(2))
-    # A warp group's rows: whole lines further on where rows are lines, whole blocks where they are not.
-    apart = rows * LINE if a_type.axis == 1 else rows * a_type.dtype.bytes // LINE * a_type.lines * LINE
-    start = b.add(codegen.slots[op.a], b.mul(group, i32(apart)))
-    left = descriptor(b, start, a_type, 1), a_type
     right = descriptor(b, codegen.slots[op.b], b_type, 0), b_type
-    if op.accumulator is None:
-        total, adding = [V("float", "undef")] * layout.count, i32(0)
+    if isinstance(a_type, SlotType):
+        group = b.binary("lshr", codegen.threads.warp, i32(2))
+        # A warp group's rows: whole lines further on where rows are lines, whole blocks where they are not.
+        apart = rows * LINE if a_type.axis == 1 else rows * a_type.dtype.bytes // LINE * a_type.lines * LINE
+        start = b.add(codegen.slots[op.a], b.mul(group, i32(apart)))
+        left = descriptor(b, start, a_type, 1), a_type
     else:
-        total, adding = codegen.tiles[op.accumulator], i32(1)
-    codegen.tiles[op.out] = multiply(b, left, right, total, rows, adding)
+        # Two neighbouring 8x8 blocks of an accumulator, narrowed, are just what a product reads as its left operand.
+        values = codegen.tiles[op.a]
+        left = [pair(b, low, high, b_type.dtype) for low, high in zip(values[::2], values[1::2], strict=True)]
+        codegen.held[op.out] = left
+    total = None if op.accumulator is None else codegen.tiles[op.accumulator]
+    codegen.tiles[op.out] = multiply(b, left, right, total, rows)
+
+
+def _finish(codegen: KernelCodegen, op: FinishOp) -> None:
+    held = [word for value in op.values for word in codegen.held.get(value, ())]
+    values = [each for value in op.values for each in codegen.tiles[value]]
+    results = wait(codegen.b, values, op.pending.value.data, held)
+    start = 0
+    for value, out in zip(op.values, op.outs, strict=True):
+        count = len(codegen.tiles[value])
+        codegen.tiles[out] = results[start : start + count]
+        start += count
 
 
 def _wait(b: Function, address: V, parity: V) -> None:
