@@ -83,7 +83,7 @@ class FlashLowering(AttentionLowering):
                 self._walk("masked", 1, from_, state, masked=True)
             self._walk("whole", from_, self.visited, state, masked=False)
         _, total, powers, kept = state
-        product = self._summed(powers, kept, 0)
+        product = self._summed(self._weights(powers), kept, 0)
         emit = self.emit
         one, none = emit.constant(1.0, self.dtype), emit.constant(0.0, self.dtype)
         divisor = emit.where(emit.math("eq", total, none), one, total)
@@ -125,8 +125,9 @@ class FlashLowering(AttentionLowering):
         with emit.loop(f"{name}_block", upper, 1, state, lower) as carried:
             start = (self.visited - 1 - symbol(f"{name}_block")) * self.sides["j"]
             greatest, total, powers, kept = carried
+            weights = self._weights(powers)  # before the next scores need registers
             scores = self._scores_at(start)
-            product = self._summed(powers, kept, start + self.sides["j"])
+            product = self._summed(weights, kept, start + self.sides["j"])
             scores = self._marked(scores, start, masked)
             most = self._typed(emit.math("max", greatest, emit.reduce_axis(scores, "max", 1, self.dtype)))
             base = self._base(most, masked)
@@ -142,13 +143,15 @@ class FlashLowering(AttentionLowering):
         keys = self._operand(1, self._k_index(), "ej")
         return TileValue(self._dot(self.query, keys, (self.sides["i"], self.sides["j"])), self.dtype)
 
-    def _summed(self, powers: TileValue, kept: TileValue, start: Size) -> TileValue:
+    def _weights(self, powers: TileValue) -> SSAValue:
+        return self._typed(self.emit.cast(powers, tensor_of(self.op.operands[2].type).dtype)).ssa
+
+    def _summed(self, weights: SSAValue, kept: TileValue, start: Size) -> TileValue:
         """What was kept and, weighted, the values of a block."""
         self.bases["j"] = start
-        weights = self.emit.cast(powers, tensor_of(self.op.operands[2].type).dtype)
         values = self._operand(2, self._v_index(), "jn")
         shape = (self.sides["i"], self.sides["n"])
-        return TileValue(self._dot(self._typed(weights).ssa, values, shape, kept.ssa), self.dtype)
+        return TileValue(self._dot(weights, values, shape, kept.ssa), self.dtype)
 
     # -- softmax -----------------------------------------------------------------------------------------------------
 

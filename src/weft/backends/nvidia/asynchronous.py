@@ -234,9 +234,7 @@ class FinishOp(IRDLOperation):
     @classmethod
     def make(cls, values: Sequence[SSAValue], pending: int) -> Self:
         types = [value.type for value in values]
-        return cls.create(
-            operands=list(values), attributes={"pending": IntegerAttr(pending, i64)}, result_types=types
-        )
+        return cls.create(operands=list(values), attributes={"pending": IntegerAttr(pending, i64)}, result_types=types)
 
 
 @irdl_op_definition

@@ -21,11 +21,11 @@ from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import SHARED, BarrierOp, ConvertOp, integer, layout_of
 from weft.backends.nvidia.engine_stores import store_by_engine
 from weft.backends.nvidia.extents import ConvertedLimits
-from weft.backends.nvidia.global_memory import load_chunk, rounded_to, store_chunk
+from weft.backends.nvidia.global_memory import load_chunk, narrowed_to, rounded_to, store_chunk
 from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.math import divide_all, emit_map, power_of_two
 from weft.backends.nvidia.reduce import Exchange, Parts, reduce_axis
-from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous, set_places
+from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous, packed_for_product, set_places
 from weft.backends.nvidia.shared_memory import register_bytes, row_pitch
 from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute
@@ -50,6 +50,7 @@ class KernelCodegen:
         self.tiles: dict[SSAValue, list[V]] = {}
         self.slots: dict[SSAValue, V] = {}
         self.maps: list[V] = []
+        self.words: dict[SSAValue, list[V]] = {}
         self.held: dict[SSAValue, list[V]] = {}
         self.rings: list[Ring] = []
         self.limits = ConvertedLimits()
@@ -346,6 +347,9 @@ class KernelCodegen:
         self.tiles[op.out] = values
 
     def _map(self, op: tile.MapOp) -> None:
+        if (words := packed_for_product(self, op)) is not None:
+            self.words[op.out] = words
+            return
         layout = layout_of(op.out)
         if (product := contracted(op)) is not None:
             factors = [self._picked(arg, layout) for arg in (*product.args, op.args[1])]
@@ -519,15 +523,6 @@ def contracted(op: tile.MapOp) -> tile.MapOp | None:
     if not isinstance(first, tile.MapOp) or tile.CONTRACTS not in first.attributes:
         return None
     return first if register_type(tile.tile_type(op.out).dtype) == "float" else None
-
-
-def narrowed_to(op: Operation) -> DType | None:
-    """The type of 16 bits that a cast rounds floats to, if it is such a cast."""
-    if not isinstance(op, tile.MapOp) or op.function.data != "cast" or "rounding" in op.attributes:
-        return None
-    source, target = from_attribute(op.attributes["source"]), from_attribute(op.attributes["target"])
-    assert isinstance(source, DType) and isinstance(target, DType)
-    return target if source.name == "f32" and target.name in ("bf16", "f16") else None
 
 
 @lru_cache(4096)

@@ -15,7 +15,7 @@ from xdsl.ir import Block, BlockArgument, OpResult, SSAValue
 from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.asynchronous import LINE, SlotType
 from weft.backends.nvidia.code import TensorMap
-from weft.backends.nvidia.codegen import narrowed_to
+from weft.backends.nvidia.global_memory import narrowed_to
 from weft.backends.nvidia.tensor_parts import part_of
 from weft.ir.expr import Size
 from weft.ir.types import DType
@@ -78,20 +78,19 @@ def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp]) -> Operands |
         return None
     dtype = next(iter(copies.values())).slot.dtype
     for dot in dots:
-        if load_of(dot.b) is None or (load_of(dot.a) is None and narrow_source(dot.a, dtype) is None):
+        if not _is_load(dot.b) or not (_is_load(dot.a) or _is_narrowed(dot.a, dtype)):
             return None
     return _in_rings(_batches(copies))
 
 
-def load_of(value: SSAValue) -> tile.LoadOp | None:
-    return value.op if isinstance(value, OpResult) and isinstance(value.op, tile.LoadOp) else None
+def _is_load(value: SSAValue) -> bool:
+    return isinstance(value, OpResult) and isinstance(value.op, tile.LoadOp)
 
 
-def narrow_source(value: SSAValue, dtype: DType) -> SSAValue | None:
-    """What a tile was before it was rounded to a type of 16 bits, which packing it for a product does as well."""
-    if isinstance(value, OpResult) and isinstance(value.op, tile.MapOp) and narrowed_to(value.op) == dtype:
-        return value.op.args[0]
-    return None
+def _is_narrowed(value: SSAValue, dtype: DType) -> bool:
+    """Whether a tile is rounded to a type of 16 bits for products alone: then it is packed into words, too."""
+    rounds = isinstance(value, OpResult) and narrowed_to(value.op) == dtype
+    return rounds and all(isinstance(use.operation, tile.DotOp) for use in value.uses)
 
 
 def _batches(copies: dict[tile.LoadOp, Copy]) -> list[Batch]:

@@ -42,7 +42,7 @@ from weft.backends.nvidia.asynchronous import (
 )
 from weft.backends.nvidia.code import TensorMap
 from weft.backends.nvidia.dialect import SHARED, WARPS, set_integer
-from weft.backends.nvidia.operand_copies import Batch, Operands, blocks_of, load_of, narrow_source, operands_of
+from weft.backends.nvidia.operand_copies import Batch, Operands, blocks_of, operands_of
 from weft.backends.nvidia.roles import BARRIER_BYTES
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.tensor_parts import part_of
@@ -100,7 +100,8 @@ def _rings(operands: Operands, room: int) -> list[RingType] | None:
     if stages < 2:
         return None
     return [
-        RingType.of(1 if is_held else stages, slots) for slots, is_held in zip(operands.rings, operands.held, strict=True)
+        RingType.of(1 if is_held else stages, slots)
+        for slots, is_held in zip(operands.rings, operands.held, strict=True)
     ]
 
 
@@ -201,7 +202,8 @@ class _Producer:
                 self.mapping[op.block.args[0]] = turns.block.args[0]
                 self.walk(list(op.block.ops), turns.block)
                 turns.block.add_op(tile.YieldOp.create())
-            elif isinstance(op, tile.LoadOp) and (batch := self.operands.batches.get(op)) is not None:
+            elif isinstance(op, tile.LoadOp) and op in self.operands.batches:
+                batch = self.operands.batches[op]
                 if batch.copies[0].load is op:
                     self._bring(batch, block)
 
@@ -266,14 +268,7 @@ class _Consumer:
         for batch in self.operands.of(dot):
             if id(batch) not in self.left:
                 self._take(batch, block)
-        load = load_of(dot.b)
-        assert load is not None
-        operands = list(dot.operands)
-        if load_of(dot.a) is None:
-            source = narrow_source(dot.a, pointer_dtype(load))
-            assert source is not None
-            operands[0] = source
-        begun = WgmmaOp.create(operands=[self.mapping.get(o, o) for o in operands], result_types=[dot.out.type])
+        begun = WgmmaOp.create(operands=[self.mapping.get(o, o) for o in dot.operands], result_types=[dot.out.type])
         block.add_op(begun)
         self.mapping[dot.out] = begun.out
         self.under_way.append(dot)

@@ -29,7 +29,7 @@ from weft.backends.nvidia.asynchronous import (
 from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converged, do, elected, i32
 from weft.backends.nvidia.dialect import layout_of
 from weft.backends.nvidia.engine_stores import finish_stores
-from weft.backends.nvidia.global_memory import pair
+from weft.backends.nvidia.global_memory import narrowed_to, pair
 from weft.backends.nvidia.wgmma import descriptor, multiply, wait
 from weft.errors import LoweringError
 from weft.tile import dialect as tile
@@ -215,12 +215,23 @@ def _multiply(codegen: KernelCodegen, op: WgmmaOp) -> None:
         start = b.add(codegen.slots[op.a], b.mul(group, i32(apart)))
         left = descriptor(b, start, a_type, 1), a_type
     else:
-        # Two neighbouring 8x8 blocks of an accumulator, narrowed, are just what a product reads as its left operand.
-        values = codegen.tiles[op.a]
-        left = [pair(b, low, high, b_type.dtype) for low, high in zip(values[::2], values[1::2], strict=True)]
-        codegen.held[op.out] = left
+        left = codegen.held[op.out] = codegen.words[op.a]
     total = None if op.accumulator is None else codegen.tiles[op.accumulator]
     codegen.tiles[op.out] = multiply(b, left, right, total, rows)
+
+
+def packed_for_product(codegen: KernelCodegen, op: tile.MapOp) -> list[V] | None:
+    """The words of a tile that is narrowed for products alone, which read it from registers.
+
+    Two neighbouring 8x8 blocks of an accumulator, narrowed, are just what a product reads as its left operand. They
+    stay where they are packed: it is one register instead of two.
+    """
+    dtype = narrowed_to(op)
+    if dtype is None or not op.out.uses or not all(isinstance(use.operation, WgmmaOp) for use in op.out.uses):
+        return None
+    values = codegen.tiles[op.args[0]]
+    pairs = zip(values[::2], values[1::2], strict=True)
+    return [pair(codegen.b, low, high, dtype, pure=False) for low, high in pairs]
 
 
 def _finish(codegen: KernelCodegen, op: FinishOp) -> None:

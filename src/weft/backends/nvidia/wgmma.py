@@ -48,7 +48,7 @@ def _step(slot: SlotType, k_axis: int, outer: int, k: int) -> int:
 
 def multiply(
     b: Function,
-    a: tuple[V, SlotType] | Sequence[V],
+    a: tuple[V, SlotType] | list[V],
     c: tuple[V, SlotType],
     accumulators: Sequence[V] | None,
     rows: int,
