@@ -10,13 +10,14 @@ STAMP := $(VENV)/.installed
 CPU_TORCH := https://download.pytorch.org/whl/cpu
 # What the machine with the GPU runs: nothing of the environment above exists there.
 GPU_PYTHON ?= PYTHONPATH=src:offline python3
+GPU_JOBS ?= 16
 SHARD ?= 0/1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow lint format offline clean
+.PHONY: help venv demo test test-slow test-gpu sanitize-gpu conform-gpu lint format offline clean
 
 help: ## list the targets
-	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
 
 venv: $(STAMP) ## create .venv with the pinned versions and this package
 
@@ -38,6 +39,23 @@ test: lint ## lint, then all tests but the slow ones, with coverage
 
 test-slow: $(STAMP) ## the slow tests only
 	$(BIN)/python -m pytest -n $(JOBS) -m slow
+
+# The next three run on a machine with a GPU, with what `make offline` collected: SHARD=i/n takes a part, and a part that
+# is run again goes on where it stopped. They need no environment of their own.
+test-gpu: ## on a machine with a GPU: the tests that need one; SHARD=0/2 is the first half
+	$(GPU_PYTHON) -m pytest -p no:cacheprovider -m gpu -n $(GPU_JOBS) --shard $(SHARD) --resume reports/test-gpu.jsonl tests
+
+sanitize-gpu: ## on a machine with a GPU: compute-sanitizer over the ops' kernels
+	for tool in memcheck racecheck; do \
+	  $(GPU_PYTHON) -m weft.testing.gpu.sanitize --tool $$tool --shard $(SHARD) --jobs $(GPU_JOBS) || exit 1; \
+	done
+
+conform-gpu: ## on a machine with a GPU: OpInfo in f32 and bf16, the model families, training
+	mkdir -p reports
+	$(GPU_PYTHON) -m weft conform opinfo --device cuda --dtype float32 --dtype bfloat16 --jobs $(GPU_JOBS) \
+	  --shard $(SHARD) --log reports/conform-opinfo-$(subst /,-of-,$(SHARD)).jsonl --resume --budget 400
+	$(GPU_PYTHON) -m weft conform models --device cuda --jobs $(GPU_JOBS) --shard $(SHARD) --resume
+	$(GPU_PYTHON) -m weft conform training --device cuda --resume
 
 lint: $(STAMP) ## ruff, pyright and the import layers
 	$(BIN)/ruff check .

@@ -20,10 +20,12 @@ from weft.backends.nvidia.compile import emit_llvm
 from weft.backends.nvidia.target import NvidiaTarget, compile_ptx
 from weft.config import Config
 from weft.lower.machine import gpu_machine
-from weft.lower.plan import Plan, build_plan
+from weft.lower.plan import build_plan
+from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
+from weft.passes.compare_places import ComparePlaces
 from weft.passes.convolve_by_products import ConvolveByProducts
 from weft.passes.convolve_trained import ConvolveTrained
 from weft.passes.eliminate_common import EliminateCommon
@@ -33,12 +35,13 @@ from weft.passes.fold_batch_norm import FoldBatchNorm
 from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.hoist_constants import HoistConstants
+from weft.passes.inline_small import InlineSmall
+from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.update_in_place import UpdateInPlace
-from weft.passes.widen_where_read import WidenWhereRead
 from weft.runtime.cache import DiskCache
 from weft.runtime.record import CompilationRecord, compilation, is_recording
 from weft.runtime.tune import Tuner
@@ -62,21 +65,23 @@ def cpu_passes(config: Config) -> list[ModulePass]:
         GroupIntoKernels(),
         ChooseLayouts(),
         UpdateInPlace(),
+        PlaceLaunches(),
     ]
 
 
-def nvidia_passes(config: Config) -> list[ModulePass]:
+def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModulePass]:
     """From an imported function to groups that are kernels of a GPU."""
     return [
         FoldConstants(),
         Simplify(),
         EliminateCommon(),
         FoldBatchNorm(),
+        ComparePlaces(),
         SinkReshapes(),
         HoistConstants(),
         EliminateDead(),
-        ClaimLibraries(enabled=not config.strict, all_floats=True),
-        WidenWhereRead(),
+        ClaimLibraries(enabled=not config.strict, all_floats=True, tensor_cores=tensor_cores),
+        InlineSmall(),
         GroupIntoKernels(),
         ChooseLayouts(),
         UpdateInPlace(),
@@ -148,11 +153,11 @@ def compile_nvidia(function: FuncOp, config: Config, target: NvidiaTarget) -> Co
     module = _module_of(function)
     with compilation(function.sym_name.data) as report:
         report.imported(function)
-        run_passes(module, nvidia_passes(config), report, verify=config.verify)
+        run_passes(module, nvidia_passes(config, tensor_cores=target.has_wgmma), report, verify=config.verify)
         report.program("grouped", function)
         report.blocks = list(map(str, repeated_blocks(function))) if is_recording() else []
         start = time.perf_counter()
-        planned = build_plan(function, machine=gpu_machine(target.multiprocessors))
+        planned = build_plan(function, machine=gpu_machine(target.multiprocessors, clusters=target.has_clusters))
         start = report.measure("lower_to_tile", start)
         report.planned(planned.plan, planned.schedules)
         report.program("tile", planned.kernels.values())

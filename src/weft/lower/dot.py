@@ -16,22 +16,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from xdsl.ir import BlockArgument, SSAValue
+from xdsl.ir import BlockArgument, OpResult, SSAValue
 
-from weft.ir.expr import Size, ceildiv, coefficient_of, floordiv, minimum, simplify, symbol, symbols_of
+from weft.ir.expr import (
+    Size,
+    ceildiv,
+    coefficient_of,
+    floordiv,
+    minimum,
+    product,
+    simplify,
+    symbol,
+    symbols_of,
+)
 from weft.ir.types import DType, Tensor, i8, tensor_of
 from weft.lower.blocked import BlockedKernel, output_indices, store_outputs
 from weft.lower.domain import Domain, Run, Variable, fused
 from weft.lower.emit import TileValue, register_dtype
 from weft.lower.evaluate import AddressRecorder, Dummy, Source
+from weft.lower.few_rows import choose_streaming_tiles
+from weft.lower.gpu_schedule import choose_product_tiles
 from weft.lower.kernels import Kernel
 from weft.lower.lowered import Lowered, whole
 from weft.lower.machine import Machine
 from weft.lower.packing import PackedLayout, PackedPanels, weight_of
-from weft.lower.schedule import choose_blocks, given_blocks
+from weft.lower.schedule import Blocks, choose_blocks, given_blocks
 from weft.ops.dot import Dot
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
+from weft.passes.claim_libraries import FEW_ROWS
 from weft.tile import dialect as tile
 
 
@@ -88,11 +101,21 @@ class _DotLowering:
         self.n_run = n_runs[-1] if n_runs else None
         self.k_run = domain.column_runs[-1] if domain.column_runs else None
         outer = [run for run in domain.row_runs if run not in (self.m_run, self.n_run)]
+        self.blocks = given_blocks(self.group, "dot") or self._chosen_blocks(outer, reads)
+        return self._emit(outer)
+
+    def _chosen_blocks(self, outer: Sequence[Run], reads: _Reads) -> Blocks:
+        m, n, k = (_size(run) for run in (self.m_run, self.n_run, self.k_run))
+        if self.machine.is_gpu and self.result.dtype.bytes == 2 and self.result.dtype.is_float:
+            batch = product(run.size for run in outer)
+            if isinstance(m, int) and m <= FEW_ROWS:
+                return Blocks("dot", choose_streaming_tiles(m, n, k, batch, self.machine))
+            return Blocks("dot", choose_product_tiles(m, n, k, batch, self.machine))
         as_bytes = self.panels is not None and self.panels.together > 1
-        self.blocks = given_blocks(self.group, "dot") or choose_blocks(
-            _size(self.m_run),
-            _size(self.n_run),
-            _size(self.k_run),
+        return choose_blocks(
+            m,
+            n,
+            k,
             [run.size for run in outer],
             # A block is a quarter as wide in memory where rows are digits of 8 bits.
             i8 if as_bytes else self.result.dtype,
@@ -101,7 +124,6 @@ class _DotLowering:
             split=as_bytes and self.a_tensor.dtype != i8,
             machine=self.machine,
         )
-        return self._emit(outer)
 
     def _b_in_place(self, reads: _Reads) -> bool:
         """Whether b is memory with neighbours along N or K, which is read without a copy."""
@@ -171,7 +193,9 @@ class _DotLowering:
     # -- code ------------------------------------------------------------------------------------------------------
 
     def _emit(self, outer: Sequence[Run]) -> Kernel:
-        kernel = BlockedKernel(self.group, self.name, self.layouts, self.outputs, self.domain)
+        kernel = BlockedKernel(
+            self.group, self.name, self.layouts, self.outputs, self.domain, parts=self.machine.is_gpu
+        )
         self.emit = kernel.emit
         bm, bn, _ = self.blocks.sides
         for run in outer:
@@ -201,6 +225,7 @@ class _DotLowering:
         dtype = register_dtype(self.result.dtype)
         type_ = tile.TileType.of((bm, bn), dtype)
         one_step = self.k_run is None or (isinstance(self.k_run.size, int) and self.k_run.size <= bk)
+        one_step = one_step and not self.machine.is_gpu  # there loops are what copies run ahead in
         outer = self.domain.column_runs[: -1 if one_step else None]
         if self.a_tensor.shape[-1] == 0:
             return emit.add(tile.ConstantOp.make(0.0 if dtype.is_float else 0, type_))
@@ -241,6 +266,9 @@ class _DotLowering:
         element = self.emit.at(Source(value, tensor_of(value.type)), index)
         if dtype is not None and dtype.is_integer:
             element = self.emit.cast(element, dtype)
+        elif self.machine.is_gpu and isinstance(value, OpResult):
+            # The tensor cores take what the program multiplies: numbers of the operand's type.
+            element = self.emit.rounded(element, tensor_of(value.type).dtype)
         return self.emit.repeated(element, shape).ssa
 
     def _packed_tile(self) -> SSAValue:

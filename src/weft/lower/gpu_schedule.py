@@ -66,8 +66,9 @@ def choose_gpu_schedule(
 
 def _pointwise(domain: Domain, addresses: Sequence[Address], machine: Machine) -> Schedule:
     runs = domain.row_runs
-    vector = max(reversed(runs), key=lambda run: contiguous_bytes(run, addresses))
     elements = _elements(addresses, machine)
+    addresses = _widest(runs, addresses)
+    vector = max(reversed(runs), key=lambda run: contiguous_bytes(run, addresses))
     known = _known(run.size for run in runs)
     while known is not None and elements > _LEAST_ELEMENTS and known < elements * machine.multiprocessors * _WAVES:
         elements //= 2
@@ -83,6 +84,13 @@ def _pointwise(domain: Domain, addresses: Sequence[Address], machine: Machine) -
         beside = others[-1]
         return Schedule("pointwise", vector.name, capacity, beside.name, _fitting(beside.size, elements // capacity))
     return Schedule("pointwise", vector.name, capacity)
+
+
+def _widest(runs: Sequence[Run], addresses: Sequence[Address]) -> list[Address]:
+    """The addresses that move along most runs: of what is broadcast there is less, and it stays in the caches."""
+    names = {run.name for run in runs}
+    moves = [len(symbols_of(a.expr) & names) if a.purpose != "position" else -1 for a in addresses]
+    return [address for address, count in zip(addresses, moves, strict=True) if count == max(moves)]
 
 
 def _elements(addresses: Sequence[Address], machine: Machine) -> int:
@@ -184,6 +192,32 @@ def _split(domain: Domain, schedule: Schedule, machine: Machine) -> Schedule:
     worth = turns if others >= turns * _TURNS else turns // _TURNS
     parts = min(wanted, worth, _MOST_PARTS)
     return schedule if parts < 2 else replace(schedule, split=longest.name, parts=parts)
+
+
+# -- products --------------------------------------------------------------------------------------------------------
+
+_TILES = ((128, 256), (256, 128), (128, 192), (128, 128), (64, 256), (64, 128), (64, 64))
+"""The sides of a product's tiles: 64 rows for each warp group, or 128 for each of two."""
+_DEPTH = 64
+_MULTIPLIES, _COPIED = 2048, 60
+"""What a multiprocessor multiplies and adds, and the bytes that it gets from the second-level cache, in a cycle."""
+_BETWEEN = 1500
+"""Cycles from one tile to the next."""
+
+
+def choose_product_tiles(m: Size, n: Size, k: Size, batch: Size, machine: Machine) -> tuple[int, int, int]:
+    """The tiles of a product of 16-bit operands for which the model says that it takes the fewest cycles."""
+    rows, columns, depth, count = (_estimate(size) if isinstance(size, int) else 4096 for size in (m, n, k, batch))
+    count = count if isinstance(batch, int) else 1
+
+    def cycles(tile: tuple[int, int]) -> int:
+        bm, bn = tile
+        tiles = -(-rows // bm) * -(-columns // bn) * count
+        waves = -(-tiles // machine.multiprocessors)
+        step = max(bm * bn // _MULTIPLIES, (bm + bn) * 2 // _COPIED)
+        return waves * (step * depth + _BETWEEN)
+
+    return (*min(_TILES, key=cycles), _DEPTH)
 
 
 # -- sizes -----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +11,8 @@ from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.ir import OpResult, SSAValue
 from xdsl.passes import ModulePass
 
-from weft.ir.types import bf16, f16, f32, f64, tensor_of
+from weft.ir.expr import Size
+from weft.ir.types import DType, bf16, f16, f32, f64, tensor_of
 from weft.ops.base import viewed
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp
@@ -23,6 +25,12 @@ _FEW_ROWS = 128
 """With at most so many rows, packed weights and what follows in one kernel beat a library; with more they do not."""
 _SMALL_SIDE = 64
 """Neither side of weights larger than this: a product is over before a library has set out."""
+
+_TILE, _LEAST_TILES, _LEAST_DEPTH = 128, 96, 128
+"""The side of the tiles that a GPU's multiprocessors multiply, how many keep them all at work, and the least K."""
+
+FEW_ROWS, _LEAST_STREAMED = 16, 128
+"""Rows that a GPU multiplies while it reads weights, and the least sides of weights that are worth a kernel."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,8 @@ class ClaimLibraries(ModulePass):
     enabled: bool = True
     all_floats: bool = False
     """Whether the library takes products of all floats, whatever their weights are: a GPU's does."""
+    tensor_cores: bool = False
+    """Whether generated kernels use a GPU's tensor cores as well as the library does."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         if not self.enabled:
@@ -51,9 +61,39 @@ class ClaimLibraries(ModulePass):
                         candidate.attributes[CLAIM] = StringAttr("blas")
 
     def _is_taken(self, dot: Dot, constants: set[SSAValue]) -> bool:
+        if self.tensor_cores and is_for_tensor_cores(dot):
+            return False
         if self.all_floats:
             return tensor_of(dot.results[0].type).dtype in (f16, bf16, f32, f64)
         return _is_for_blas(dot, constants)
+
+
+def is_for_tensor_cores(dot: Dot) -> bool:
+    """Whether a generated kernel multiplies as fast as the library: 16-bit operands, and work for all of a GPU."""
+    a, b, result = (tensor_of(value.type) for value in (*dot.operands, dot.results[0]))
+    sides = result.dtype, result.shape, a.shape[-1]
+    return a.dtype == b.dtype == result.dtype and (worth_tensor_cores(*sides) or worth_streaming(*sides))
+
+
+def worth_tensor_cores(dtype: DType, shape: Sequence[Size], depth: Size) -> bool:
+    """The same of the type and shape of a product and the length of its sums."""
+    sizes = [size for size in (*shape, depth) if isinstance(size, int)]
+    if dtype not in (f16, bf16) or len(sizes) <= len(shape):
+        return False
+    *batch, m, n, k = sizes
+    tiles = -(-m // _TILE) * -(-n // _TILE)
+    for size in batch:
+        tiles *= size
+    return min(m, n) >= _TILE and k >= _LEAST_DEPTH and tiles >= _LEAST_TILES
+
+
+def worth_streaming(dtype: DType, shape: Sequence[Size], depth: Size) -> bool:
+    """Whether a product has so few rows that it takes as long as reading its weights, which run along K."""
+    if dtype not in (f16, bf16) or len(shape) != 2:
+        return False
+    m, n = shape
+    known = isinstance(m, int) and isinstance(n, int) and isinstance(depth, int)
+    return known and m <= FEW_ROWS and min(n, depth) >= _LEAST_STREAMED  # type: ignore[operator]
 
 
 def _is_for_blas(dot: Dot, constants: set[SSAValue]) -> bool:

@@ -12,6 +12,7 @@ from xdsl.utils.exceptions import ArgSpecParseError
 from weft.errors import ParseError
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
+from weft.passes.compare_places import ComparePlaces
 from weft.passes.convolve_by_products import ConvolveByProducts
 from weft.passes.convolve_trained import ConvolveTrained
 from weft.passes.eliminate_common import EliminateCommon
@@ -20,12 +21,13 @@ from weft.passes.fold_batch_norm import FoldBatchNorm
 from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.hoist_constants import HoistConstants
+from weft.passes.inline_small import InlineSmall
+from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.update_in_place import UpdateInPlace
-from weft.passes.widen_where_read import WidenWhereRead
 
 PASSES: dict[str, type[ModulePass]] = {
     each.name: each
@@ -37,15 +39,17 @@ PASSES: dict[str, type[ModulePass]] = {
         FoldBatchNorm,
         ConvolveByProducts,
         ConvolveTrained,
+        ComparePlaces,
         SinkReshapes,
         QuantizeWeights,
         HoistConstants,
         EliminateDead,
         ClaimLibraries,
+        InlineSmall,
         GroupIntoKernels,
         ChooseLayouts,
         UpdateInPlace,
-        WidenWhereRead,
+        PlaceLaunches,
     )
 }
 

@@ -1,8 +1,8 @@
 """A child process that does risky work on request, and the handle by which the parent drives it.
 
-A back end can abort a process, hang it, or leave a GPU's context beyond repair. So cases run in children; each answer is
-one JSON line on a pipe of its own (standard output belongs to whatever the cases print). A child that has died is started
-anew with the next request. The other side of the pipe is `serve_requests`.
+A back end can abort a process, hang it, or leave a GPU's context beyond repair. So cases run in children; each answer
+is one JSON line on a pipe of its own (standard output belongs to whatever the cases print). A child that has died is
+started anew with the next request. The other side of the pipe is `serve_requests`.
 """
 
 from __future__ import annotations

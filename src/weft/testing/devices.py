@@ -5,7 +5,8 @@ busy until the host has queued it all. `wall_seconds` is what a caller waits, th
 """
 
 # torch leaves some of its arguments without types.
-# pyright: reportUnknownMemberType=false, reportPrivateUsage=false
+# pyright: reportUnknownMemberType=false, reportPrivateUsage=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
 from __future__ import annotations
 

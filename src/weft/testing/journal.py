@@ -1,13 +1,16 @@
 """Results of a long run, a JSON object a line, written as they come: a run that is ended goes on where it stopped.
 
-A line is kept with its `stamp` (what the results belong to: a commit, a device); lines of another stamp are not resumed.
+A line is kept with its `stamp`, which is what results belong to: a commit, a device. Lines of another are not resumed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import subprocess
 from collections.abc import Collection, Iterator, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +47,20 @@ def part(things: Sequence[Any], shard: tuple[int, int] | None) -> list[Any]:
     """Every n-th of the things from the i-th on, for a shard (i, n)."""
     index, count = shard or (0, 1)
     return list(things[index::count])
+
+
+def commit() -> str:
+    """The commit that is measured: from git, or from `WEFT_COMMIT` where the tree travelled without its history."""
+    given = os.environ.get("WEFT_COMMIT")
+    if given:
+        return given
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def stamp() -> dict[str, str]:
+    """What every result file says of itself."""
+    return {"date": str(date.today()), "commit": commit()}

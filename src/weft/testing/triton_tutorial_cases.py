@@ -188,7 +188,7 @@ def block_scaled_matmul(kernels: Kernels) -> None:
         _block_scaled(kernels, form)
 
 
-_FOUR_BITS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+_FOUR_BITS = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
 
 
 def _block_scaled(kernels: Kernels, form: str) -> None:
@@ -204,7 +204,8 @@ def _block_scaled(kernels: Kernels, form: str) -> None:
             x = torch.randn(rows, k).to(torch.float8_e4m3fn)
             return x, x.float()
         x = torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8)
-        halves = _FOUR_BITS[(x & 15).long()], _FOUR_BITS[(x >> 4).long()]
+        values = torch.tensor(_FOUR_BITS)
+        halves = values[(x & 15).long()], values[(x >> 4).long()]
         return x, torch.stack(halves, -1).reshape(rows, k)
 
     def scales(rows: int) -> tuple[T, T]:

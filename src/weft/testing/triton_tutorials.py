@@ -97,16 +97,20 @@ def run_tutorials(
     results: list[TutorialResult] = []
     with weft.triton.enable():
         for file, case in chosen.items():
-            results.append(_result(checkout, file, case))
+            results.append(tutorial_result(checkout, file, case))
             advance(results[-1], len(results), len(chosen))
     return results
 
 
-def _result(checkout: Path, file: str, case: Callable[[Any], None]) -> TutorialResult:
+def tutorial_result(checkout: Path, file: str, case: Callable[[Any], None], device: str = "cpu") -> TutorialResult:
+    """Launch a tutorial's kernels on tensors of a device; `import triton` finds Weft already."""
+    import torch
+
     start = time.perf_counter()
     with kernels_of(checkout, file) as kernels:
         try:
-            case(kernels)
+            with torch.device(device):
+                case(kernels)
         except Exception as error:  # whatever goes wrong in a kernel is its verdict
             return TutorialResult(file, False, f"{type(error).__name__}: {error}", time.perf_counter() - start)
     return TutorialResult(file, True, None, time.perf_counter() - start)

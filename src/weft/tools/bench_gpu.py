@@ -1,7 +1,7 @@
 """`weft bench gpu`: Weft against libraries, Inductor and Triton on a GPU, and against a copy of the same bytes.
 
-The cases are in `weft.testing.gpu`, a file a suite; what is printed and written in `weft.tools.gpu_report`. Each case is
-run in a child process, and its row is written to a journal at once: a run that ends early goes on with `--resume`.
+The cases are in `weft.testing.gpu`, a file a suite; what is printed and written in `weft.tools.gpu_report`. Each case
+is run in a child process, and its row is written to a journal at once: a run that ends early goes on with `--resume`.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def bench_gpu(terminal: Terminal, request: GpuRequest) -> None:
     with without_caches() as folder, patch.dict(os.environ, {"WEFT_CACHE_DIR": str(folder / "weft")}):
         # Imported in here: torch reads some of the settings when it is imported.
         from weft.testing.devices import device_named
-        from weft.testing.gpu.runner import Setting, key, run_cases, stamp
-        from weft.testing.journal import Journal, part
+        from weft.testing.gpu.runner import Setting, key, run_cases
+        from weft.testing.journal import Journal, part, stamp
         from weft.tools.bench_report import insert
         from weft.tools.gpu_report import GpuResults, cells
 

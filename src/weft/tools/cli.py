@@ -1,15 +1,16 @@
-"""The command line: every command and its options on one page; each imports what it needs when it runs."""
+"""The command line: every command and its options; each imports what it needs when it runs. `bench` is beside this."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from weft import __version__
+from weft.tools.cli_bench import bench
+from weft.tools.cli_options import Budget, Device, Json, Resume, Shard
 from weft.tools.terminal import Terminal, UsageError, counted
 
 app = typer.Typer(
@@ -20,8 +21,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the report.")]
 
 
 def main() -> None:
@@ -149,6 +148,8 @@ def explain(
 
             script, _, kernel = file.rpartition(":")
             explain_kernel(terminal, Wanted(Path(script), kernel, tuple(context.args), signature, save))
+        if signature is not None:
+            raise UsageError("a signature is for a kernel", hint=f"name it: {file}:kernel")
         if Path(file).suffix == ".py":
             if not Path(file).is_file():
                 raise UsageError(f"there is no script {file}")
@@ -206,11 +207,14 @@ def conform_opinfo(
     samples: Annotated[int, typer.Option(help="How many samples of each operator.")] = 2,
     gradients: Annotated[bool, typer.Option(help="Check gradients too.")] = True,
     strict: Annotated[bool, typer.Option("--strict", help="Without ATen and libraries.")] = False,
-    shard: Annotated[str | None, typer.Option(help="A part of the operators: 2/8.")] = None,
+    shard: Shard = None,
     jobs: Annotated[int, typer.Option(help="Child processes; 0 for none.")] = 2,
     timeout: Annotated[float, typer.Option(help="Seconds after which a case is ended.")] = 120.0,
     log: Annotated[Path | None, typer.Option(help="Write each result to this file, a JSON object a line.")] = None,
     backend: Annotated[str, typer.Option(help="A backend that `torch.compile` knows.")] = "weft",
+    device: Device = "cpu",
+    resume: Resume = False,
+    budget: Annotated[float | None, typer.Option(help="Seconds after which no operator is begun.")] = None,
     json: Json = False,
 ) -> None:
     """PyTorch's operator database, OpInfo, judged against eager and float64."""
@@ -218,11 +222,54 @@ def conform_opinfo(
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
-        dtypes = tuple(dtype or ["float32"])
-        opinfo(
-            terminal,
-            Choice(backend, dtypes, tuple(ops or ()), samples, gradients, strict, shard, jobs, timeout, log),
-        )
+        chosen = backend, tuple(dtype or ["float32"]), tuple(ops or ())
+        limits = shard, jobs, timeout, log, device, resume, budget
+        opinfo(terminal, Choice(*chosen, samples, gradients, strict, *limits))
+
+
+@conform.command("models")
+def conform_models(
+    names: Annotated[list[str] | None, typer.Argument(help="Models by name; the twelve families if none.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="Element types, as torch names them.")] = None,
+    device: Device = "cpu",
+    shard: Shard = None,
+    resume: Resume = False,
+    jobs: Annotated[int, typer.Option(help="Child processes.", min=1)] = 2,
+    budget: Budget = 420.0,
+    reports: Annotated[Path, typer.Option(help="Where the journal of verdicts lies.")] = Path("reports"),
+    json: Json = False,
+) -> None:
+    """Families of transformers, forward and one training step, judged against eager and float64."""
+    from weft.tools.conform_checks import CheckRequest
+    from weft.tools.conform_checks import conform_models as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        asked = CheckRequest(device, shard, resume, jobs, budget, reports)
+        run(terminal, names or [], dtype or ["float32"], asked)
+
+
+@conform.command("training")
+def conform_training(
+    names: Annotated[list[str] | None, typer.Argument(help="Models by name; gpt2_small if none.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="Element types, as torch names them.")] = None,
+    steps: Annotated[int, typer.Option(help="Steps of AdamW.", min=2)] = 20,
+    device: Device = "cpu",
+    shard: Shard = None,
+    resume: Resume = False,
+    jobs: Annotated[int, typer.Option(help="Child processes.", min=1)] = 1,
+    budget: Budget = 420.0,
+    reports: Annotated[Path, typer.Option(help="Where the journal of verdicts lies.")] = Path("reports"),
+    json: Json = False,
+) -> None:
+    """Steps of training, whose loss must follow eager's."""
+    from weft.tools.conform_checks import CheckRequest
+    from weft.tools.conform_checks import conform_training as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        asked = CheckRequest(device, shard, resume, jobs, budget, reports, steps)
+        run(terminal, names or [], dtype or ["float32"], asked)
 
 
 @conform.command("triton")
@@ -235,6 +282,7 @@ def conform_triton(
     jobs: Annotated[int, typer.Option(help="Child processes.")] = 2,
     timeout: Annotated[float, typer.Option(help="Seconds after which a test is ended.")] = 60.0,
     output: Annotated[Path | None, typer.Option(help="Write pytest's own report to this file.")] = None,
+    device: Annotated[str, typer.Option(help="Where the tests put their tensors: cpu or cuda.")] = "cpu",
     json: Json = False,
 ) -> None:
     """Triton's own tests of its language, with `triton` resolved to Weft."""
@@ -243,7 +291,8 @@ def conform_triton(
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
-        run(terminal, TritonRun(checkout, expression, tuple(file or ()), jobs, timeout, interpret, others, output))
+        files = tuple(file or ())
+        run(terminal, TritonRun(checkout, expression, files, jobs, timeout, interpret, others, output, device))
 
 
 @conform.command("tutorials")
@@ -252,113 +301,24 @@ def conform_tutorials(
     name: Annotated[
         list[str] | None, typer.Option(help="Parts of file names; all tutorials if there are none.")
     ] = None,
+    device: Device = "cpu",
+    shard: Shard = None,
+    resume: Resume = False,
+    jobs: Annotated[int, typer.Option(help="Child processes on a GPU.", min=1)] = 2,
+    budget: Budget = 420.0,
+    reports: Annotated[Path, typer.Option(help="Where the journal of verdicts lies.")] = Path("reports"),
     json: Json = False,
 ) -> None:
     """The kernels of Triton's tutorials, unmodified, judged against torch."""
+    from weft.tools.conform_checks import CheckRequest, conform_tutorials_on
     from weft.tools.conform_triton import conform_tutorials as run
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
-        run(terminal, checkout, tuple(name or ()))
+        if device == "cpu":
+            run(terminal, checkout, tuple(name or ()))
+        asked = CheckRequest(device, shard, resume, jobs, budget, reports, checkout=checkout)
+        conform_tutorials_on(terminal, name or [], asked)
 
 
-class _CommandOrFile(TyperGroup):
-    """`weft bench FILE` is `weft bench file FILE`."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        given = args if not args or args[0] in self.commands else ["file", *args]
-        return super().resolve_command(ctx, given)
-
-
-bench = typer.Typer(
-    cls=_CommandOrFile, help="Weft against its peers, measured in turns; or a file's benchmarks.", no_args_is_help=True
-)
 app.add_typer(bench, name="bench")
-
-
-@bench.callback()
-def _bench_options() -> None:  # pyright: ignore[reportUnusedFunction]  it keeps `cpu` a subcommand
-    pass
-
-
-@bench.command("file")
-def bench_file(
-    file: Annotated[Path, typer.Argument(help="A Python file with `triton.testing.perf_report` functions.")],
-    case: Annotated[list[str] | None, typer.Option(help="Benchmarks by the name of their plot: `softmax*`.")] = None,
-    reports: Annotated[Path, typer.Option(help="Where charts and tables go.")] = Path("reports"),
-    json: Json = False,
-) -> None:
-    """The benchmarks of a file: what `perf_report` marks. `weft bench FILE` is short for this."""
-    from weft.tools.bench_file import bench_file as run
-
-    terminal = Terminal(json=json)
-    with terminal.reporting_errors():
-        run(terminal, file, tuple(case or ()), reports)
-
-
-@bench.command("cpu")
-def bench_cpu(
-    suite: Annotated[
-        list[str] | None,
-        typer.Option(help="small, ops, models, quantized, train, kernels, compile or memory; all if none is named."),
-    ] = None,
-    case: Annotated[list[str] | None, typer.Option(help="Cases by pattern: `softmax.*`, `minilm*`.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads; torch's default if not given.", min=1)] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds of samples, at most.", min=1)] = 40,
-    seconds: Annotated[float, typer.Option(help="How long to measure a case, about.")] = 10.0,
-    repeats: Annotated[int, typer.Option(help="Processes for each compile time.", min=1)] = 1,
-    reports: Annotated[Path, typer.Option(help="Where charts and tables go.")] = Path("reports"),
-    into: Annotated[Path | None, typer.Option(help="A text with marks for tables: `<!-- bench models -->`.")] = None,
-    json: Json = False,
-) -> None:
-    """Eager, Inductor and Weft on operators, models, training steps; and how long compiling takes."""
-    from weft.tools.bench import SUITES, Request
-    from weft.tools.bench import bench_cpu as run
-
-    terminal = Terminal(json=json)
-    with terminal.reporting_errors():
-        asked = Request(tuple(suite or SUITES), tuple(case or ()), threads, rounds, seconds, repeats, reports, into)
-        run(terminal, asked)
-
-
-@bench.command("gpu")
-def bench_gpu(
-    suite: Annotated[
-        list[str] | None,
-        typer.Option(help="memory, gemv, gemm, attention, moe, kernels or models; all if none is named."),
-    ] = None,
-    case: Annotated[list[str] | None, typer.Option(help="Cases by pattern: `softmax_*`.")] = None,
-    shard: Annotated[str | None, typer.Option(help="A part of the cases: 0/4.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep the rows of a run that ended early.")] = False,
-    rounds: Annotated[int, typer.Option(help="Rounds of samples, at most.", min=1)] = 60,
-    seconds: Annotated[float, typer.Option(help="How long to measure a case, about.")] = 4.0,
-    budget: Annotated[float, typer.Option(help="Seconds after which no case is begun.")] = 420.0,
-    reports: Annotated[Path, typer.Option(help="Where the journal of rows lies.")] = Path("reports"),
-    results: Annotated[Path, typer.Option(help="Where the files of results go.")] = Path("benchmarks/results"),
-    into: Annotated[Path | None, typer.Option(help="A text with marks: `<!-- bench gpu-memory -->`.")] = None,
-    rehearse: Annotated[bool, typer.Option("--rehearse", help="Small cases on the CPU: times mean nothing.")] = False,
-    json: Json = False,
-) -> None:
-    """Weft, libraries, Inductor and Triton on a GPU, with the L2 flushed, and a copy of the same bytes."""
-    from weft.tools.bench_gpu import SUITES, GpuRequest
-    from weft.tools.bench_gpu import bench_gpu as run
-
-    terminal = Terminal(json=json)
-    with terminal.reporting_errors():
-        chosen = tuple(suite or SUITES), tuple(case or ())
-        asked = GpuRequest(*chosen, shard, resume, rounds, seconds, budget, reports, results, into, rehearse)
-        run(terminal, asked)
-
-
-@bench.command("table")
-def bench_table(
-    files: Annotated[list[Path], typer.Argument(help="Files that `weft bench gpu` wrote; the newest last.")],
-    into: Annotated[Path | None, typer.Option(help="A text with marks: `<!-- bench gpu-memory -->`.")] = None,
-    json: Json = False,
-) -> None:
-    """Tables from files of results."""
-    from weft.tools.bench_gpu import bench_table as run
-
-    terminal = Terminal(json=json)
-    with terminal.reporting_errors():
-        run(terminal, files, into)

@@ -27,10 +27,19 @@ class Choice:
     jobs: int
     time_limit: float
     log: Path | None
+    device: str = "cpu"
+    resume: bool = False
+    budget: float | None = None
 
 
 def opinfo(terminal: Terminal, choice: Choice) -> None:
     """Run the database, print what did not pass, and exit with 1 if a result was wrong or failed."""
+    if choice.resume and choice.log is None:
+        raise UsageError("there is nothing to resume without a log", hint="name the file of the run before with --log")
+    if choice.device != "cpu":
+        from weft.testing.devices import device_named
+
+        device_named(choice.device)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     shown = terminal.err.is_terminal and not terminal.json
     with Progress(*columns, console=terminal.err, disable=not shown, transient=True) as progress:
@@ -52,6 +61,9 @@ def opinfo(terminal: Terminal, choice: Choice) -> None:
                 jobs=choice.jobs,
                 time_limit=choice.time_limit,
                 log=choice.log,
+                device=choice.device,
+                budget=choice.budget,
+                resume=choice.resume,
             )
         except ChoiceError as error:
             raise UsageError(error.message, hint=error.hint) from error
@@ -65,6 +77,8 @@ def _show(terminal: Terminal, report: OpinfoReport) -> None:
         for result in report.having(status):
             color = "yellow" if status == "refused" else "red"
             terminal.show(Text.assemble((status, color), f" {result.name}: {result.reason}"))
+    if report.not_begun:
+        terminal.show(Text(f"no time was left for {len(report.not_begun)} operators: go on with --resume"))
     if report.other_targets:
         terminal.show(Text(f"not native: {', '.join(report.other_targets)}"))
     terminal.show(Text(str(report), style="bold"))

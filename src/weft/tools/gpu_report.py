@@ -1,4 +1,4 @@
-"""What `weft bench gpu` found, as result files, tables and Markdown: made of plain rows, so that files make them too."""
+"""What `weft bench gpu` found, as files, tables and Markdown: made of plain rows, so that files make them too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,16 @@ from weft.testing.benchmark import INDUCTOR, WEFT, geometric_mean
 Row = dict[str, Any]
 
 LOST_BELOW = 0.95
-COLUMNS = ("case", "Weft", "best peer", "unit", "Weft / peer (95%)", "share of the limit", "compile: Inductor + Weft, s", "")
+COLUMNS = (
+    "case",
+    "Weft",
+    "best peer",
+    "unit",
+    "Weft / peer (95%)",
+    "share of the limit",
+    "compile: Inductor + Weft, s",
+    "",
+)
 PREFIX = "gpu-"
 """Of the suites' names where they stand beside those of the CPU."""
 

@@ -33,7 +33,9 @@ def parse_shard(text: str | None) -> tuple[int, int] | None:
         return None
     index, _, count = text.partition("/")
     if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
-        raise UsageError(f"{text} is not a part of a run", hint="2/8 is every eighth from the third on; 0/8 is the first")
+        raise UsageError(
+            f"{text} is not a part of a run", hint="2/8 is every eighth from the third on; 0/8 is the first"
+        )
     return int(index), int(count)
 
 

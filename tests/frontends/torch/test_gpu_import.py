@@ -19,7 +19,7 @@ from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.devices import graph_device
 from weft.frontends.torch.importer import import_graph
 from weft.lower.machine import Machine, gpu_machine
-from weft.lower.plan import CallStep, KernelStep
+from weft.lower.steps import CallStep, KernelStep
 from weft.pipelines import compile_nvidia
 from weft.testing.comparison import compare
 from weft.testing.interpreted import GpuInterpreter
@@ -197,3 +197,40 @@ def test_graphs_over_several_devices_are_refused() -> None:
     assert graph_device(traced(lambda x: (x + 1).cpu(), ((4, 4), torch.float32, "cuda"))).type == "cuda"
     with pytest.raises(UnsupportedError, match="is a number"):
         graph_device(traced(lambda x, y: (x + y, y * 2), ((4,), torch.float32, "cuda"), ((), torch.float32, "cpu")))
+
+
+# -- on a GPU --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "name", [name for name in FUNCTIONS if name not in ("cross_entropy", "embedding", "index_put")]
+)
+def test_compiled_functions_on_a_gpu(name: str, dtype: torch.dtype) -> None:
+    function, shapes = FUNCTIONS[name]
+    torch.compiler.reset()
+    inputs = [torch.randn(shape, device="cuda", dtype=dtype) for shape in shapes]
+    found = torch.compile(function, backend="weft", options={"cache": False})(*inputs)
+    judged = compare(found, function(*inputs), function(*(x.double() for x in inputs)))
+    assert judged.ok, str(judged)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize(("make", "shape"), [(Block, (2, 10, 32)), (Convolutions, (2, 3, 12, 10))])
+def test_models_train_on_a_gpu(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    torch.manual_seed(1)
+    model, copy = make().cuda(), make().cuda()
+    copy.load_state_dict(model.state_dict())
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="weft", options={"cache": False})
+    for _ in range(3):
+        x = torch.randn(shape, device="cuda")
+        losses = [each(x).square().mean() for each in (compiled, copy)]
+        torch.testing.assert_close(*losses)
+        for loss in losses:
+            loss.backward()
+    for ours, theirs in zip(model.parameters(), copy.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-4)

@@ -15,10 +15,11 @@ from weft.backends.cpu.clusters import Cluster, sink_roots
 from weft.backends.cpu.computed import conjuncts
 from weft.backends.cpu.memory_order import lazy_closure
 from weft.backends.cpu.position import Position
-from weft.backends.cpu.views_axes import axes_of
+from weft.backends.cpu.views import position_in
 from weft.backends.llvm.builder import V, i64
 from weft.tile import dialect as tile
 from weft.tile import written
+from weft.tile.view_axes import axes_of
 
 if TYPE_CHECKING:
     from weft.backends.cpu.codegen import KernelCodegen
@@ -86,7 +87,7 @@ def _limit(codegen: KernelCodegen, part: SSAValue, start: Position) -> V | None:
         axes = axes_of(part.op)
         if axes is None:
             return None
-        part, start = part.op.value, axes.position(start)
+        part, start = part.op.value, position_in(axes, start)
     if not isinstance(part, OpResult) or not isinstance(part.op, tile.MapOp):
         return None
     function = part.op.function.data

@@ -7,15 +7,14 @@ they write; in those that people write, a read that a write overtakes has to hap
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import cast
+from dataclasses import dataclass
 
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from weft.backends.cpu.neighbours import Neighbours
-from weft.ir.attributes import from_attribute
 from weft.tile import dialect as tile
 from weft.tile import written
+from weft.tile.memory_groups import MemoryGroups
 
 LAZY = (tile.ConstantOp, tile.LoadOp, tile.PositionOp, tile.GatherOp, tile.MapOp, written.ViewOp, written.TakeOp)
 """What is computed at a position, where and when something needs it."""
@@ -52,30 +51,16 @@ def same_place_closure(value: SSAValue) -> dict[SSAValue, None]:
 
 
 @dataclass(frozen=True)
-class MemoryOrder:
-    """Which memory pointers point to, and which reads must not be put off.
+class MemoryOrder(MemoryGroups):
+    """Which memory pointers point to, and which reads must not be put off."""
 
-    Pointers of different groups never meet; in a `written` kernel, one that is made from a number (no group) meets all.
-    """
-
-    groups: Mapping[SSAValue, int] = field(default_factory=dict[SSAValue, int])
-    written: bool = False
     early: frozenset[SSAValue] = frozenset()
 
     @classmethod
     def of(cls, kernel: tile.KernelOp) -> MemoryOrder:
-        if "groups" not in kernel.attributes:
-            return cls()
-        numbers = cast(tuple[int, ...], from_attribute(kernel.attributes["groups"]))
-        pairs = zip(kernel.block.args, numbers, strict=False)
-        order = cls({argument: number for argument, number in pairs if number >= 0}, written=True)
-        return cls(order.groups, True, frozenset(order._early(kernel)))
-
-    def meet(self, a: SSAValue, b: SSAValue) -> bool:
-        """Whether two pointers may point to the same memory."""
-        if a is b or not self.written or a not in self.groups or b not in self.groups:
-            return a is b or self.written
-        return self.groups[a] == self.groups[b]
+        found = cls.of_kernel(kernel)
+        order = cls(found.groups, found.written)
+        return cls(found.groups, True, frozenset(order._early(kernel))) if found.written else order
 
     def reads(self, store: tile.ScatterOp, closure: Iterable[SSAValue]) -> bool:
         """Whether computing values reads memory that a store may write."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from xdsl.ir import OpResult, SSAValue
 
-from weft.backends.cpu.views_axes import axes_of
 from weft.ir.attributes import from_attribute
 from weft.ir.types import DType
 from weft.tile import dialect as tile
 from weft.tile import written
+from weft.tile.view_axes import axes_of
 
 
 class Neighbours:

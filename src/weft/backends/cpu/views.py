@@ -13,10 +13,10 @@ from xdsl.ir import OpResult, SSAValue
 from weft.backends.cpu.clusters import cost_of
 from weft.backends.cpu.memory_order import lazy_closure
 from weft.backends.cpu.position import Position, load_strided
-from weft.backends.cpu.views_axes import axes_of
 from weft.backends.llvm.builder import V, i64, vector
 from weft.tile import dialect as tile
 from weft.tile import written
+from weft.tile.view_axes import Axes, axes_of
 
 if TYPE_CHECKING:
     from weft.backends.cpu.codegen import KernelCodegen
@@ -44,11 +44,21 @@ def prepare_views(codegen: KernelCodegen, root: SSAValue) -> None:
                 pass
 
 
+def position_in(axes: Axes, here: Position) -> Position:
+    """Where in a view's operand a position of the view is."""
+    places = zip(axes.walked, axes.fixed, strict=True)
+    index = tuple(i64(at) if axis is None else here.index[axis] for axis, at in places)
+    inner = next((a for a, axis in enumerate(axes.walked) if axis == here.inner), None)
+    if inner is None:  # it does not move along the lanes
+        return here.elsewhere(index, max(len(index) - 1, 0), 1)
+    return here.elsewhere(index, inner, here.lanes)
+
+
 def emit_view(codegen: KernelCodegen, op: written.ViewOp, here: Position, kept: set[SSAValue]) -> V:
     """The elements of a view at a position."""
     axes = axes_of(op)
     if axes is not None:
-        return codegen.at(op.value, axes.position(here), kept)
+        return codegen.at(op.value, position_in(axes, here), kept)
     buffer = codegen.buffers[op.value]
     b, offset = codegen.b, i64(op.offset.value.data)
     for step, index in zip(op.steps, here.index, strict=True):

@@ -20,7 +20,7 @@ from math import prod
 
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
-from weft.backends.nvidia.alignment import WIDEST, access_of, pointer_dtype
+from weft.backends.nvidia.alignment import WIDEST, ComputedAccess, access_of, computed_access, pointer_dtype
 from weft.backends.nvidia.asynchronous import (
     BlockNumberOp,
     FinishOp,
@@ -31,11 +31,25 @@ from weft.backends.nvidia.asynchronous import (
     WaitOp,
     WgmmaOp,
 )
-from weft.backends.nvidia.dialect import ARGUMENTS, BLOCKS, WARPS, ConvertOp, integer, set_integer, set_layouts
+from weft.backends.nvidia.dialect import (
+    ARGUMENTS,
+    BLOCKS,
+    VECTOR,
+    WARPS,
+    ConvertOp,
+    integer,
+    layout_of,
+    set_integer,
+    set_layouts,
+)
 from weft.backends.nvidia.layouts import WARP, Layout, blocked
+from weft.backends.nvidia.mma import PACKED, MmaOp, PackOp, SqueezeOp
+from weft.backends.nvidia.view_layouts import demanded
 from weft.backends.nvidia.wgmma import accumulator_layout
-from weft.errors import LoweringError
+from weft.backends.nvidia.written_layouts import assign_written, carried_layouts, is_free_view, scalar_layout
 from weft.tile import dialect as tile
+from weft.tile import written
+from weft.tile.axis_facts import AxisFacts
 
 _PER_THREAD, _HELD_PER_THREAD = 16, 32
 """Elements of its largest tile that a thread has: more where they are held from a reduction to what follows it."""
@@ -49,7 +63,15 @@ _WORTH = 8
 def assign_layouts(kernel: tile.KernelOp, clusters: bool = False) -> None:
     """Annotate a kernel in place; its blocks may be `clusters` where the target has such."""
     anchors = _anchors(kernel, clusters)
-    _Assignment(anchors).block(kernel.block)
+    assignment = Assignment(anchors)
+    scalars = [value for value in kernel.block.args if isinstance(value.type, tile.TileType)]
+    set_layouts(kernel, [scalar_layout(anchors.warps)] * len(scalars), ARGUMENTS)
+    assignment.home.update(dict.fromkeys(scalars, scalar_layout(anchors.warps)))
+    assignment.block(kernel.block)
+    for op in reversed(list(kernel.walk())):  # what was made again elsewhere
+        if _is_free(op) and not any(result.uses for result in op.results):
+            op.detach()
+            op.erase()
     set_integer(kernel, WARPS, anchors.warps)
     if anchors.blocks > 1:
         set_integer(kernel, BLOCKS, anchors.blocks)
@@ -62,6 +84,7 @@ class Anchors:
     warps: int
     blocks: int
     layouts: dict[tuple[int, ...], Layout]
+    facts: AxisFacts
 
     def of(self, shape: tuple[int, ...]) -> Layout:
         """The layout of tiles of a shape: that of the largest tile it is broadcast against, or one of its own."""
@@ -80,6 +103,22 @@ class Anchors:
         order = [access.axis, *(axis for axis in _row_major(shape) if axis != access.axis)]
         return blocked(shape, self.warps, order, min(access.vector, _fair(shape, self.warps)), blocks=self.blocks)
 
+    def computed(self, op: ComputedAccess, shape: tuple[int, ...]) -> Layout:
+        """The same for an access to computed places."""
+        layout, access = self.of(shape), computed_access(self.facts, op)
+        along = layout.lanes[0].axis if layout.lanes else None
+        if access.axis is None or along is None or access.axis == along or shape[access.axis] < _WORTH:
+            return layout
+        order = [access.axis, *(axis for axis in _row_major(shape) if axis != access.axis)]
+        return blocked(shape, self.warps, order, min(access.widths[access.axis], _fair(shape, self.warps)))
+
+    def width(self, op: ComputedAccess, layout: Layout) -> int:
+        """How many neighbours of a thread an access to computed places moves at once."""
+        axis = layout.vector.axis
+        if axis is None or isinstance(op, written.AtomicOp):
+            return 1
+        return min(layout.vector.size, computed_access(self.facts, op).widths[axis])
+
 
 def _is_part(shape: Sequence[int], whole: Sequence[int]) -> bool:
     return len(shape) == len(whole) and all(n in (1, m) for n, m in zip(shape, whole, strict=True))
@@ -90,8 +129,11 @@ def _row_major(shape: Sequence[int]) -> list[int]:
 
 
 def _anchors(kernel: tile.KernelOp, clusters: bool) -> Anchors:
-    accesses = [(op, covered_shape(op)) for op in kernel.walk() if isinstance(op, tile.LoadOp | tile.StoreOp)]
-    shapes = {tile.tile_type(r).sizes for op in kernel.walk() for r in op.results if isinstance(r.type, tile.TileType)}
+    facts = AxisFacts(kernel, WIDEST if "schedule" in kernel.attributes else 1)
+    ops = [op for op in kernel.walk() if PACKED not in op.attributes and not isinstance(op, PackOp)]
+    accesses = [(op, covered_shape(op)) for op in ops if isinstance(op, tile.LoadOp | tile.StoreOp)]
+    computed = [op for op in ops if isinstance(op, ComputedAccess)]
+    shapes = {tile.tile_type(r).sizes for op in ops for r in op.results if isinstance(r.type, tile.TileType)}
     shapes |= {shape for _, shape in accesses}
     whole = sorted((s for s in shapes if not any(s != t and _is_part(s, t) for t in shapes)), key=prod, reverse=True)
     reduced = {op.axis.value.data for op in kernel.walk() if isinstance(op, tile.ReduceOp)}
@@ -104,6 +146,7 @@ def _anchors(kernel: tile.KernelOp, clusters: bool) -> Anchors:
         for value in products
         if isinstance(value.type, tile.TileType)
     }
+    layouts |= _products(ops)
     for shape in whole:
         if shape in layouts:
             continue
@@ -115,11 +158,34 @@ def _anchors(kernel: tile.KernelOp, clusters: bool) -> Anchors:
                 weight = prod(part) * pointer_dtype(op).bytes * min(found.vector, 4)
                 bytes_along[found.axis] = bytes_along.get(found.axis, 0) + weight
                 vectors[found.axis] = max(vectors.get(found.axis, 1), found.vector)
+        for op in computed:
+            part, found = tile.tile_type(op.offsets).sizes, computed_access(facts, op)
+            if found.axis is not None and _is_part(part, shape):
+                weight = prod(part) * pointer_dtype(op).bytes * min(found.widths[found.axis], 4)
+                bytes_along[found.axis] = bytes_along.get(found.axis, 0) + weight
+                vectors[found.axis] = max(vectors.get(found.axis, 1), found.widths[found.axis])
         order = sorted(_row_major(shape), key=lambda axis: -bytes_along.get(axis, 0))
         vector = min(vectors.get(order[0], 1), _fair(shape, warps)) if order else 1
         warp_order = sorted(order, key=lambda axis: axis in reduced)
         layouts[shape] = blocked(shape, warps, order, vector, warp_order, blocks)
-    return Anchors(warps, blocks, layouts)
+    return Anchors(warps, blocks, layouts, facts)
+
+
+def _products(ops: Sequence[Operation]) -> dict[tuple[int, ...], Layout]:
+    """The layouts that the tensor cores leave products in, and those of the sums over their first axis."""
+    found: dict[tuple[int, ...], Layout] = {}
+    for op in ops:
+        if isinstance(op, MmaOp):
+            layout = layout_of(op.out)
+            found.setdefault(layout.shape, layout)
+            if layout.rank == 3:
+                found.setdefault(layout.shape[1:], squeezed(layout.sliced(0)))
+    return found
+
+
+def squeezed(layout: Layout) -> Layout:
+    """The layout of a tile without its first axis."""
+    return layout.moved(layout.shape[1:], lambda axis: axis - 1)
 
 
 def _fair(shape: Sequence[int], warps: int) -> int:
@@ -158,7 +224,7 @@ def covered_shape(op: tile.LoadOp | tile.StoreOp) -> tuple[int, ...]:
 
 
 @dataclass
-class _Assignment:
+class Assignment:
     """The walk through a kernel: `home` is where each value that costs something is."""
 
     anchors: Anchors
@@ -168,13 +234,11 @@ class _Assignment:
     def block(self, block: Block) -> None:
         for op in list(block.ops):
             self.visit(op)
-        for op in reversed(list(block.ops)):
-            if _is_free(op) and not any(result.uses for result in op.results):
-                op.detach()
-                op.erase()
 
     def visit(self, op: Operation) -> None:
         match op:
+            case tile.LoadOp() if PACKED in op.attributes:
+                self.home[op.out] = layout_of(op.out)
             case tile.LoadOp():
                 self.settle(op, [self.anchors.coalesced(op)])
             case tile.StoreOp():
@@ -186,7 +250,14 @@ class _Assignment:
                 layout = self.natural(op.value)
                 self.take(op, 0, layout)
                 self.settle(op, [layout.sliced(op.axis.value.data)])
-            case tile.GatherOp() | tile.ScatterOp():
+            case tile.DotOp():
+                for number, operand in enumerate((op.a, op.b)):
+                    self.take(op, number, self.natural(operand))
+                layout = self.anchors.of(tile.tile_type(op.out).sizes)
+                if op.accumulator is not None:
+                    self.take(op, 2, layout)
+                self.settle(op, [layout])
+            case tile.GatherOp() | tile.ScatterOp() | written.AtomicOp():
                 self._computed(op)
             case tile.MapOp() if not self.is_free(op):
                 layout = self._of_operands(op)
@@ -208,19 +279,32 @@ class _Assignment:
                 self.settle(op, [layout])
             case FinishOp():
                 self.settle(op, [self.natural(value) for value in op.values])
+            case PackOp():
+                self.home[op.out] = layout_of(op.out)
+                self.take(op, 0, layout_of(op.out))
+            case MmaOp():
+                self.home[op.out] = layout_of(op.out)
+                if op.accumulator is not None:
+                    self.take(op, 2, layout_of(op.out))
+            case SqueezeOp():
+                layout = self.natural(op.value)
+                self.take(op, 0, layout)
+                self.settle(op, [squeezed(layout)])
             case BlockNumberOp() | IndexOp() | SlotOp() | WaitOp() | ReleaseOp():
                 pass
             case _ if self.is_free(op):
                 pass
             case _:
-                raise LoweringError(f"{op.name} has no layout on a GPU")
+                assign_written(self, op)
 
-    def _computed(self, op: tile.GatherOp | tile.ScatterOp) -> None:
-        """Memory at computed places: as its offsets are, or its value."""
+    def _computed(self, op: ComputedAccess) -> None:
+        """Memory at computed places: as is best for memory where places can be made there, else as its offsets are."""
         operands = [o for o in op.operands if isinstance(o.type, tile.TileType)]
         shape = _broadcast([tile.tile_type(o).sizes for o in operands])
-        layout = next((self.home[o] for o in operands if o in self.home and self.home[o].shape == shape), None)
-        layout = layout or self.anchors.of(shape)
+        layout = self.home.get(op.offsets)
+        if layout is None or layout.shape != shape:
+            layout = self.anchors.computed(op, shape)
+        set_integer(op, VECTOR, self.anchors.width(op, layout))
         for number, operand in enumerate(op.operands):
             if isinstance(operand.type, tile.TileType):
                 self.take(op, number, layout.narrowed(tile.tile_type(operand).sizes))
@@ -237,15 +321,15 @@ class _Assignment:
 
     def _loop(self, op: tile.ForOp) -> None:
         carried = op.block.args[1:]
-        layouts = [self.natural(value) for value in op.initial]
+        last = op.block.last_op
+        assert last is not None
+        layouts = carried_layouts(self, list(op.initial), list(last.operands))
         for number, (argument, layout) in enumerate(zip(carried, layouts, strict=True)):
             self.take(op, len(op.indices) + number, layout)
             self.home[argument] = layout
         set_layouts(op, layouts, ARGUMENTS)
         self.settle(op, layouts)
         self.block(op.block)
-        last = op.block.last_op
-        assert last is not None
         for number, layout in enumerate(layouts):
             self.take(last, number, layout)
 
@@ -253,7 +337,10 @@ class _Assignment:
 
     def is_free(self, op: Operation) -> bool:
         """Whether an op's result costs nothing to make again."""
-        return _is_free(op) and all(o not in self.home for o in op.operands)
+        if isinstance(op, written.ViewOp) and not is_free_view(op):
+            return False
+        # A scalar is in all threads: what is made of it costs nothing to have in any layout.
+        return _is_free(op) and all(o not in self.home or not self.home[o].shape for o in op.operands)
 
     def natural(self, value: SSAValue) -> Layout:
         """Where a value is, or would best be."""
@@ -293,7 +380,12 @@ class _Assignment:
         new = value.op.clone()
         for number, operand in enumerate(value.op.operands):
             if isinstance(operand.type, tile.TileType):
-                new.operands[number] = self.wanted(operand, layout.narrowed(tile.tile_type(operand).sizes))
+                if isinstance(value.op, written.ViewOp):
+                    wanted = demanded(value.op, layout)
+                    assert wanted is not None
+                else:
+                    wanted = layout.narrowed(tile.tile_type(operand).sizes)
+                new.operands[number] = self.wanted(operand, wanted)
         set_layouts(new, [layout])
         block = value.op.parent_block()
         assert block is not None
@@ -315,7 +407,7 @@ def _is_good(layout: Layout, op: tile.StoreOp) -> bool:
 
 
 def _is_free(op: Operation) -> bool:
-    return isinstance(op, tile.ConstantOp | tile.PositionOp | tile.MapOp)
+    return isinstance(op, tile.ConstantOp | tile.PositionOp | tile.MapOp | written.ViewOp)
 
 
 def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Self
+from typing import Any, Self
 
 from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr, i64
 from xdsl.ir import Attribute, Block, ParametrizedAttribute, Region, SSAValue, TypeAttribute
@@ -137,7 +137,7 @@ class RolesOp(IRDLOperation):
 
 @irdl_op_definition
 class BlockNumberOp(IRDLOperation):
-    """The number of this block, or how many there are: `kind` is `number` or `count`."""
+    """The number of this block, or how many there are: `kind` is `number` or `count`; or `cluster`, `clusters`."""
 
     name = "nvidia.block"
     kind = attr_def(StringAttr)
@@ -162,8 +162,17 @@ class IndexOp(IRDLOperation):
         return cls.create(operands=list(indices), attributes={"value": value}, result_types=[IndexType()])
 
 
+class _OfRing:
+    """Ops that say nothing but which ring they are about."""
+
+    @classmethod
+    def of(cls, ring: int = 0) -> Self:
+        made: Any = cls
+        return made.create(attributes={"ring": IntegerAttr(ring, i64)})
+
+
 @irdl_op_definition
-class AcquireOp(IRDLOperation):
+class AcquireOp(_OfRing, IRDLOperation):
     """The producer waits until the next stage is empty, and says how many bytes will come."""
 
     name = "nvidia.acquire"
@@ -183,7 +192,7 @@ class FillOp(IRDLOperation):
 
 
 @irdl_op_definition
-class CommitOp(IRDLOperation):
+class CommitOp(_OfRing, IRDLOperation):
     """The producer goes on to the next stage."""
 
     name = "nvidia.commit"
@@ -191,7 +200,7 @@ class CommitOp(IRDLOperation):
 
 
 @irdl_op_definition
-class WaitOp(IRDLOperation):
+class WaitOp(_OfRing, IRDLOperation):
     """A consumer waits until all of the next stage is there."""
 
     name = "nvidia.wait"
@@ -238,7 +247,7 @@ class FinishOp(IRDLOperation):
 
 
 @irdl_op_definition
-class ReleaseOp(IRDLOperation):
+class ReleaseOp(_OfRing, IRDLOperation):
     """A consumer is done with the stage, and goes on to the next."""
 
     name = "nvidia.release"

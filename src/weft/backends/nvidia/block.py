@@ -6,10 +6,18 @@ from typing import TypeAlias
 
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.layouts import WARP, Layout, Mode
+from weft.ir.types import DType
 
 SHARED_SYMBOL = "shared"
 
 Places: TypeAlias = tuple[tuple[Mode, ...], ...]
+
+
+def register_bytes(dtype: DType) -> int:
+    """The bytes that a value takes in shared memory: narrow floats are `float` in registers, booleans a byte."""
+    if dtype.is_float:
+        return max(dtype.bytes, 4)
+    return dtype.bytes
 
 
 def i32(value: int) -> V:
@@ -101,23 +109,28 @@ def barrier(b: Function, number: int = 0, threads: int = 0) -> None:
 
 def shuffle_xor(b: Function, value: V, mask: int) -> V:
     """The value of the lane whose number differs in the bits of a mask."""
+    return shuffle(b, value, "bfly", mask, WARP)
+
+
+def shuffle(b: Function, value: V, kind: str, amount: int, width: int) -> V:
+    """The value of another lane of the same `width` neighbouring ones: `up` and `down` by an amount, `idx` the one of
+    that number, `bfly` the one whose number differs in these bits. Where there is none, it is the lane's own."""
     match value.type:
         case "float":
-            return b.bitcast(shuffle_xor(b, b.bitcast(value, "i32"), mask), "float")
+            return b.bitcast(shuffle(b, b.bitcast(value, "i32"), kind, amount, width), "float")
         case "double":
-            return b.bitcast(shuffle_xor(b, b.bitcast(value, "i64"), mask), "double")
+            return b.bitcast(shuffle(b, b.bitcast(value, "i64"), kind, amount, width), "double")
         case "i64":
             low = b.convert("trunc", value, "i32")
             high = b.convert("trunc", b.binary("lshr", value, V("i64", "32")), "i32")
-            low, high = (b.convert("zext", shuffle_xor(b, half, mask), "i64") for half in (low, high))
+            low, high = (b.convert("zext", shuffle(b, half, kind, amount, width), "i64") for half in (low, high))
             return b.binary("or", low, b.binary("shl", high, V("i64", "32")))
         case "i32":
-            return b.emit(
-                "i32",
-                f'call i32 asm sideeffect "shfl.sync.bfly.b32 $0, $1, {mask}, 31, -1;", "=r,r"({value}) #1',
-            )
+            clamp = (WARP - width) << 8 | (0 if kind == "up" else WARP - 1)
+            text = f"shfl.sync.{kind}.b32 $0, $1, {amount}, {clamp}, -1;"
+            return b.emit("i32", f'call i32 asm sideeffect "{text}", "=r,r"({value}) #1')
         case _:
-            return b.convert("trunc", shuffle_xor(b, b.convert("zext", value, "i32"), mask), value.type)
+            return b.convert("trunc", shuffle(b, b.convert("zext", value, "i32"), kind, amount, width), value.type)
 
 
 def shared_pointer(b: Function, offset: int, index: V, size: int) -> V:

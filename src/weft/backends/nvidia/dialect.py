@@ -3,7 +3,7 @@
 A kernel for a GPU is the tile kernel it was, and runs on the same NumPy reference; attributes say where things are:
 `nvidia.layouts`, one for each result of an op, `nvidia.arguments`, one for each tile that a block of the op takes,
 `nvidia.shared`, where the shared memory begins that an op uses, and on the kernel `nvidia.warps` and, of a cluster,
-`nvidia.blocks`.
+`nvidia.blocks`; `nvidia.resident` is how many blocks a multiprocessor should have registers for.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ from weft.tile import dialect as tile
 
 LAYOUTS, ARGUMENTS, SHARED = "nvidia.layouts", "nvidia.arguments", "nvidia.shared"
 WARPS, BLOCKS = "nvidia.warps", "nvidia.blocks"
+VECTOR = "nvidia.vector"
+"""How many neighbours of a thread an access to computed places moves at once."""
+RESIDENT = "nvidia.resident"
+"""On a kernel: how many of its blocks a multiprocessor should have registers for."""
 
 
 @irdl_attr_definition
@@ -79,6 +83,13 @@ def layout_of(value: SSAValue) -> Layout:
     assert parent is not None
     tiles = [argument for argument in block.args if isinstance(argument.type, tile.TileType)]
     return _named(parent.attributes[ARGUMENTS], tiles.index(value))  # type: ignore[arg-type]
+
+
+def layouts_of(op: Operation) -> list[Layout]:
+    """All layouts of an op: of its results, or of what it writes."""
+    attribute = op.attributes[LAYOUTS]
+    assert isinstance(attribute, ArrayAttr)
+    return [_named(attribute, number) for number in range(len(attribute.data))]  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
 
 
 def _named(attribute: Attribute, number: int) -> Layout:

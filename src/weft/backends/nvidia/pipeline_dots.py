@@ -65,7 +65,7 @@ class Pipelined:
 
 def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, scratch: int = 0) -> Pipelined | None:
     """Rewrite a kernel in place, if it has loops of products that the tensor cores of Hopper take from slots."""
-    if target.arch != "sm_90a":
+    if not target.has_wgmma:
         return None
     blocks = blocks_of(kernel)
     dots = [op for block in blocks or () for op in block.ops if isinstance(op, tile.DotOp)]
@@ -208,13 +208,13 @@ class _Producer:
                     self._bring(batch, block)
 
     def _bring(self, batch: Batch, block: Block) -> None:
-        block.add_op(AcquireOp.create(attributes=_numbered(ring=batch.ring)))
+        block.add_op(AcquireOp.of(batch.ring))
         for number, copy in enumerate(batch.copies):
             attributes = _numbered(ring=batch.ring, slot=number, map=self.maps.index(copy.map))
             attributes["coordinates"] = tile.Sizes(copy.coordinates)
             indices = [self.mapping.get(i, i) for i in copy.load.indices]
             block.add_op(FillOp.create(operands=indices, attributes=attributes))
-        block.add_op(CommitOp.create(attributes=_numbered(ring=batch.ring)))
+        block.add_op(CommitOp.of(batch.ring))
 
 
 @dataclass
@@ -256,7 +256,7 @@ class _Consumer:
         self._release_held({inner for inner in op.block.ops if isinstance(inner, tile.DotOp)}, block)
 
     def _take(self, batch: Batch, block: Block) -> None:
-        block.add_op(WaitOp.create(attributes=_numbered(ring=batch.ring)))
+        block.add_op(WaitOp.of(batch.ring))
         for number, copy in enumerate(batch.copies):
             attributes = _numbered(ring=batch.ring, slot=number)
             slot = SlotOp.create(attributes=attributes, result_types=[copy.slot])
@@ -301,4 +301,4 @@ class _Consumer:
         self.left[id(batch)] -= dots
         if not self.left[id(batch)]:
             del self.left[id(batch)]
-            block.add_op(ReleaseOp.create(attributes=_numbered(ring=batch.ring)))
+            block.add_op(ReleaseOp.of(batch.ring))

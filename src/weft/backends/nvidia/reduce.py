@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,11 +16,8 @@ from weft.backends.nvidia.block import (
     shuffle_xor,
     store_shared,
 )
+from weft.backends.nvidia.cluster_reduce import Combine, Crossing, Parts
 from weft.backends.nvidia.layouts import WARP, Layout, Mode
-
-Parts: TypeAlias = tuple[V, ...]
-"""What is combined: a value, or several that go together."""
-Combine: TypeAlias = Callable[[Parts, Parts], Parts]
 
 
 @dataclass(frozen=True)
@@ -29,6 +26,8 @@ class Exchange:
 
     place: int
     sizes: tuple[int, ...]
+    crossing: Crossing | None = None
+    """How the blocks of a cluster send each other what they have, if they do."""
 
 
 def reduce_axis(
@@ -36,8 +35,10 @@ def reduce_axis(
 ) -> list[Parts]:
     """Combine along an axis; the results are in `layout.sliced(axis)`, in every thread along the axis."""
     results = [_tree(group, combine) for group in _groups(layout, axis, parts)]
-    for mask in _masks(layout.lanes, axis):
+    for mask in axis_bits(layout.lanes, axis):
         results = [combine(r, tuple(shuffle_xor(b, part, mask) for part in r)) for r in results]
+    if via.crossing is not None:
+        return [via.crossing.combined(b, threads, result, combine, via.sizes) for result in results]
     if any(mode.axis == axis for mode in layout.warps):
         results = _across_warps(b, threads, layout, axis, results, combine, via)
     if any(mode.axis == axis for mode in layout.blocks):
@@ -72,7 +73,7 @@ def _tree(values: list[Parts], combine: Combine) -> Parts:
     return combined(nodes[0])
 
 
-def _masks(modes: Sequence[Mode], axis: int) -> list[int]:
+def axis_bits(modes: Sequence[Mode], axis: int) -> list[int]:
     """The lane bits that run along an axis."""
     masks: list[int] = []
     bit = 1
@@ -95,7 +96,7 @@ def _across_warps(
 ) -> list[Parts]:
     """Every warp writes what it has; behind the barrier each reads what the warps along the axis have."""
     warps = layout.warp_count
-    along = _masks(layout.warps, axis)
+    along = axis_bits(layout.warps, axis)
     mine = b.add(b.mul(threads.warp, i32(WARP)), threads.lane)
     start = 0
     for result in results:
@@ -125,7 +126,7 @@ def _across_warps(
             combined.append(value)
         else:
             values = [
-                read(b.add(b.mul(b.binary("or", others, i32(_chosen(turn, along))), i32(WARP)), threads.lane))
+                read(b.add(b.mul(b.binary("or", others, i32(bits_at(turn, along))), i32(WARP)), threads.lane))
                 for turn in range(count)
             ]
             combined.append(_tree(values, combine))
@@ -148,7 +149,7 @@ def _across_blocks(
     if any(mode.axis == axis for mode in layout.warps):
         threads.barrier()  # what the warps exchanged lies in the same place
     mine = b.add(b.mul(threads.warp, i32(WARP)), threads.lane)
-    along = _masks(layout.blocks, axis)
+    along = axis_bits(layout.blocks, axis)
     places: list[int] = []
     start = via.place
     for result in results:
@@ -162,7 +163,7 @@ def _across_blocks(
     for number, result in enumerate(results):
         values: list[Parts] = []
         for turn in range(1 << len(along)):
-            rank = b.binary("or", others, i32(_chosen(turn, along)))
+            rank = b.binary("or", others, i32(bits_at(turn, along)))
             offsets = places[number * len(result) :]
             parts = zip(result, offsets, via.sizes, strict=False)
             values.append(tuple(load_of_block(b, part.type, at, mine, size, rank) for part, at, size in parts))
@@ -171,7 +172,7 @@ def _across_blocks(
     return combined
 
 
-def _chosen(number: int, masks: Sequence[int]) -> int:
+def bits_at(number: int, masks: Sequence[int]) -> int:
     """The bits of a number at the places of masks."""
     return sum(mask for bit, mask in enumerate(masks) if number >> bit & 1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ from weft.backends.nvidia.asynchronous import (
     FinishOp,
     IndexOp,
     ReleaseOp,
-    RingType,
     RolesOp,
     SlotOp,
     SlotType,
@@ -30,6 +28,7 @@ from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converge
 from weft.backends.nvidia.dialect import layout_of
 from weft.backends.nvidia.engine_stores import finish_stores
 from weft.backends.nvidia.global_memory import narrowed_to, pair
+from weft.backends.nvidia.streaming import PieceType
 from weft.backends.nvidia.wgmma import descriptor, multiply, wait
 from weft.errors import LoweringError
 from weft.tile import dialect as tile
@@ -49,37 +48,54 @@ BARRIER_BYTES = 16
 class Ring:
     """Where the stages and their barriers lie in shared memory, and at which stage and phase a role is."""
 
-    type: RingType
-    slots: V
-    barriers: V
+    stages: int
+    slots: tuple[SlotType, ...] | tuple[PieceType, ...]
+    base: V
     stage: V
     phase: V
+    turn: V | None = None
+    """Of blocks in a cluster: how often they have exchanged something."""
+    arriving: V | None = None
+    """The bytes that come for a stage, where they are not known before."""
+    barriers: V | None = None
+    """Where the barriers are, if not behind the slots."""
+
+    @property
+    def state(self) -> list[V]:
+        """What goes on from turn to turn of a loop."""
+        return [*([self.stage] if self.stages > 1 else []), self.phase, *([] if self.turn is None else [self.turn])]
+
+    @state.setter
+    def state(self, values: list[V]) -> None:
+        left = list(values)
+        if self.stages > 1:
+            self.stage = left.pop(0)
+        self.phase = left.pop(0)
+        self.turn = left[0] if left else None
+
+    @property
+    def stage_bytes(self) -> int:
+        return sum(slot.bytes for slot in self.slots)
 
     def slot(self, b: Function, number: int) -> V:
         """The address of a slot of this stage: slots of all stages lie one after the other."""
-        types = list(self.type.slots)
-        start = self.type.count * sum(slot.bytes for slot in types[:number])
-        return b.add(self.slots, b.add(b.mul(self.stage, i32(types[number].bytes)), i32(start)))
+        start = self.stages * sum(slot.bytes for slot in self.slots[:number])
+        return b.add(self.base, b.add(b.mul(self.stage, i32(self.slots[number].bytes)), i32(start)))
 
     def full(self, b: Function) -> V:
-        return b.add(self.barriers, b.mul(self.stage, i32(8)))
+        first = self.barriers or b.add(self.base, i32(self.stages * self.stage_bytes))
+        return b.add(first, b.mul(self.stage, i32(8)))
 
     def empty(self, b: Function) -> V:
-        return b.add(self.full(b), i32(8 * self.type.count))
+        return b.add(self.full(b), i32(8 * self.stages))
 
     def advance(self, b: Function) -> None:
-        if self.type.count == 1:
+        if self.stages == 1:
             self.phase = b.binary("xor", self.phase, i32(1))
             return
-        wrap = b.icmp("eq", self.stage, i32(self.type.count - 1))
+        wrap = b.icmp("eq", self.stage, i32(self.stages - 1))
         self.stage = b.select(wrap, i32(0), b.add(self.stage, i32(1)))
         self.phase = b.binary("xor", self.phase, b.convert("zext", wrap, "i32"))
-
-
-def set_places(rings: Sequence[Ring], places: Sequence[V]) -> None:
-    """Let rings be at stages and phases, given one after the other."""
-    for number, ring in enumerate(rings):
-        ring.stage, ring.phase = places[2 * number : 2 * number + 2]
 
 
 def _rings(b: Function, op: RolesOp) -> list[Ring]:
@@ -89,7 +105,8 @@ def _rings(b: Function, op: RolesOp) -> list[Ring]:
     rings: list[Ring] = []
     start, barriers = 0, sum(each.bytes for each in types)
     for each in types:
-        rings.append(Ring(each, b.add(base, i32(start)), b.add(base, i32(barriers)), i32(0), i32(0)))
+        place, behind = b.add(base, i32(start)), b.add(base, i32(barriers))
+        rings.append(Ring(each.count, tuple(each.slots), place, i32(0), i32(0), barriers=behind))
         start += each.bytes
         barriers += BARRIER_BYTES * each.count
     return rings
@@ -104,7 +121,7 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     rings = _rings(b, op)
     with b.when(b.icmp("eq", thread, i32(0))):
         for ring in rings:
-            for number in range(ring.type.count):
+            for number in range(ring.stages):
                 at = replace(ring, stage=i32(number))
                 do(b, "mbarrier.init.shared::cta.b64 [$0], 1;", "r", at.full(b))
                 do(b, f"mbarrier.init.shared::cta.b64 [$0], {_GROUP_WARPS * consumers};", "r", at.empty(b))
@@ -139,7 +156,8 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
     b = codegen.b
     match op:
         case BlockNumberOp():
-            name = {"number": "ctaid", "count": "nctaid"}[op.kind.data]
+            names = {"number": "ctaid", "count": "nctaid", "cluster": "clusterid", "clusters": "nclusterid"}
+            name = names[op.kind.data]
             codegen.scalars[op.out] = b.convert("zext", b.call(f"llvm.nvvm.read.ptx.sreg.{name}.x", "i32"), "i64")
             return
         case IndexOp():
@@ -160,18 +178,19 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
             raise LoweringError(f"there is no code for {op.name} on a GPU")
     match op:
         case AcquireOp():
-            _wait(b, ring.empty(b), b.binary("xor", ring.phase, i32(1)))
-            text = f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {ring.type.stage_bytes};"
-            do(b, text, "r", ring.full(b))
+            wait_for(b, ring.empty(b), b.binary("xor", ring.phase, i32(1)))
+            expect(b, ring.full(b), ring.arriving or i32(ring.stage_bytes))
         case FillOp():
             _fill(codegen, op, ring)
         case CommitOp():
             ring.advance(b)
         case WaitOp():
-            _wait(b, ring.full(b), ring.phase)
+            wait_for(b, ring.full(b), ring.phase)
         case SlotOp():
             codegen.slots[op.out] = ring.slot(b, op.slot.value.data)
         case ReleaseOp():
+            if isinstance(ring.slots[0], PieceType):  # all lanes have read what they need
+                do(b, "bar.warp.sync -1;", "")
             # Without a branch: products may be under way.
             text = "{ .reg .pred p; elect.sync _|p, -1; @p mbarrier.arrive.shared::cta.b64 _, [$0]; }"
             do(b, text, "r", ring.empty(b))
@@ -181,7 +200,8 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
 def _fill(codegen: KernelCodegen, op: FillOp, ring: Ring) -> None:
     """Boxes of one line's width, block after block."""
     b = codegen.b
-    slot = list(ring.type.slots)[op.slot.value.data]
+    slot = ring.slots[op.slot.value.data]
+    assert isinstance(slot, SlotType)
     map_ = codegen.maps[op.map.value.data]
     place, full = ring.slot(b, op.slot.value.data), ring.full(b)
     first, *others = (b.convert("trunc", codegen.size(c, op.indices), "i32") for c in op.coordinates.data)
@@ -215,7 +235,7 @@ def _multiply(codegen: KernelCodegen, op: WgmmaOp) -> None:
         start = b.add(codegen.slots[op.a], b.mul(group, i32(apart)))
         left = descriptor(b, start, a_type, 1), a_type
     else:
-        left = codegen.held[op.out] = codegen.words[op.a]
+        left = codegen.in_flight[op.out] = codegen.words[op.a]
     total = None if op.accumulator is None else codegen.tiles[op.accumulator]
     codegen.tiles[op.out] = multiply(b, left, right, total, rows)
 
@@ -231,11 +251,11 @@ def packed_for_product(codegen: KernelCodegen, op: tile.MapOp) -> list[V] | None
         return None
     values = codegen.tiles[op.args[0]]
     pairs = zip(values[::2], values[1::2], strict=True)
-    return [pair(codegen.b, low, high, dtype, pure=False) for low, high in pairs]
+    return [pair(codegen.b, low, high, dtype.name, pure=False) for low, high in pairs]
 
 
 def _finish(codegen: KernelCodegen, op: FinishOp) -> None:
-    held = [word for value in op.values for word in codegen.held.get(value, ())]
+    held = [word for value in op.values for word in codegen.in_flight.get(value, ())]
     values = [each for value in op.values for each in codegen.tiles[value]]
     results = wait(codegen.b, values, op.pending.value.data, held)
     start = 0
@@ -245,7 +265,15 @@ def _finish(codegen: KernelCodegen, op: FinishOp) -> None:
         start += count
 
 
-def _wait(b: Function, address: V, parity: V) -> None:
+def expect(b: Function, address: V, size: V) -> None:
+    """Arrive at a barrier that completes when so many bytes have come as well."""
+    if size.name.isdigit():
+        do(b, f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {size.name};", "r", address)
+    else:
+        do(b, "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", "r,r", address, size)
+
+
+def wait_for(b: Function, address: V, parity: V) -> None:
     """Until the phase of that parity is complete; a fresh barrier lets parity 1 pass."""
     text = "{ .reg .pred p; W: mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1; @p bra D; bra W; D: }"
     do(b, text, "r,r", address, parity)

@@ -34,7 +34,7 @@ from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.report import Fallback, note_fallback, note_targets, shape_guards
 from weft.frontends.torch.report import record_targets as record_targets
 from weft.ir.expr import Expr, evaluate
-from weft.lower.plan import Plan
+from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.pipelines import Compiled, compile_cpu, compile_nvidia
 from weft.runtime.executable import Executable
@@ -118,7 +118,8 @@ def _callable(
             log.info("loaded %s from the cache in %.3f s", name, time.perf_counter() - start)
             return loaded.shortest()
         looked = record.measure("look_up", start)
-        imported = import_graph(module, name, config, frozen, device.type)
+        tensor_cores = device.type == "cuda" and nvidia_target(device).has_wgmma
+        imported = import_graph(module, name, config, frozen, device.type, tensor_cores)
         record.measure("import", looked)
         executor = executor_for(imported, config, key, frozen, device)
     except Exception as error:  # whatever is wrong in the compiler, torch can run the graph

@@ -19,6 +19,7 @@ from weft.frontends.torch.aten.convolution import convolution_params
 from weft.frontends.torch.builder import tensor_of_meta
 from weft.ops.base import Scan, Scatter, Structured
 from weft.ops.convolution import Convolution
+from weft.passes.claim_libraries import worth_streaming, worth_tensor_cores
 from weft.passes.convolve_by_products import geometry_of
 from weft.passes.convolve_trained import is_product
 
@@ -42,6 +43,33 @@ _GPU_LIBRARY = {
     if overload in getattr(_aten, name).overloads()
 }
 _ATTENTION = ("aten::_scaled_dot_product_", "aten::_flash_attention_", "aten::_efficient_attention_")
+
+
+_PRODUCTS = {_aten.mm.default: 0, _aten.bmm.default: 0, _aten.addmm.default: 1, _aten.baddbmm.default: 1}
+"""Products, and which argument of each is the first factor."""
+_ENGINE_BYTES = 16
+
+
+def is_own_product(node: fx.Node) -> bool:
+    """Whether the tensor cores of a GPU multiply a product's factors in a kernel of Weft's, as they lie in memory."""
+    first = _PRODUCTS.get(node.target)  # type: ignore[arg-type]
+    if first is None or node.kwargs:
+        return False
+    result, *factors = (node.meta["val"], *(each.meta["val"] for each in node.args[first : first + 2]))  # type: ignore[union-attr]
+    if any(isinstance(size, torch.SymInt) for meta in (result, *factors) for size in (*meta.shape, *meta.stride())):
+        return False
+    sides = tensor_of_meta(result).dtype, tuple(result.shape), factors[0].shape[-1]
+    if not all(map(_has_aligned_lines, factors)):
+        return False
+    along = factors[0].stride(-1) == 1 and factors[1].stride(-2) == 1  # K runs through memory
+    return worth_tensor_cores(*sides) or (along and worth_streaming(*sides))
+
+
+def _has_aligned_lines(factor: torch.Tensor) -> bool:
+    """Whether one of the last two dimensions runs through memory, and all others in steps that a copy engine takes."""
+    *outer, rows, columns = factor.stride()
+    steps = [*outer, rows if columns == 1 else columns]
+    return 1 in (rows, columns) and all(step * factor.element_size() % _ENGINE_BYTES == 0 for step in steps)
 
 
 def is_claimed(node: fx.Node, device: str = "cpu") -> bool:

@@ -28,7 +28,7 @@ from weft.frontends.torch.aliasing import aliased, memory_owners, replaced, view
 from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
 from weft.frontends.torch.builder import ImportBuilder, tensor_of_meta
 from weft.frontends.torch.checks import combined
-from weft.frontends.torch.claims import is_claimed, is_own_convolution, needs_library
+from weft.frontends.torch.claims import is_claimed, is_own_convolution, is_own_product, needs_library
 from weft.frontends.torch.complex_numbers import Complex, interleaved_type
 from weft.frontends.torch.decompositions import decomposition_of
 from weft.frontends.torch.devices import copies_away
@@ -54,14 +54,20 @@ _GUARDED = {torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_
 
 
 def import_graph(
-    module: fx.GraphModule, name: str, config: Config, frozen: Collection[int] = frozenset(), device: str = "cpu"
+    module: fx.GraphModule,
+    name: str,
+    config: Config,
+    frozen: Collection[int] = frozenset(),
+    device: str = "cpu",
+    tensor_cores: bool = False,
 ) -> ImportedGraph:
     """The function that computes what the captured graph computes; the arguments at `frozen` places are constants.
 
-    `device` is the kind of device that it runs on.
+    `device` is the kind of device that it runs on; `tensor_cores` says that Weft's kernels multiply as fast there as
+    libraries do.
     """
     known = condition_count(module)
-    imported = _Importer(module, name, config, frozen, device).run()
+    imported = _Importer(module, name, config, frozen, device, tensor_cores).run()
     return replace(imported, conditional=condition_count(module) > known)
 
 
@@ -72,6 +78,7 @@ class _Importer:
     config: Config
     frozen: Collection[int]
     device: str
+    tensor_cores: bool
     values: dict[fx.Node, Any] = field(default_factory=dict[fx.Node, Any])
     constants: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     paths: list[str] = field(default_factory=list[str])
@@ -223,7 +230,12 @@ class _Importer:
         except WeftError as error:
             self._erase_after(last)
             return self._opaque(as_drawn(node), node.args, node.kwargs, _meta(node), error.message)
-        if self.device != "cpu" and not self.config.strict and needs_library(self._made_after(last)):
+        if (
+            self.device != "cpu"
+            and not self.config.strict
+            and not self._is_own_product(node)
+            and needs_library(self._made_after(last))
+        ):
             self._erase_after(last)
             return self._opaque(node.target, node.args, node.kwargs, _meta(node), "a library claims it", claimed=True)
         return value
@@ -241,10 +253,13 @@ class _Importer:
         for op in self._made_after(last):
             self.block.erase_op(op)
 
+    def _is_own_product(self, node: fx.Node) -> bool:
+        return self.tensor_cores and is_own_product(node)
+
     def _is_claimed(self, node: fx.Node) -> bool:
         """Whether a library carries out a call; convolutions are Weft's own where that is faster."""
         if self.device != "cpu" or not is_claimed(node):
-            return is_claimed(node, self.device)
+            return is_claimed(node, self.device) and not self._is_own_product(node)
         frozen = node.target is torch.ops.aten.convolution.default and self._is_constant(node.args[1])
         library = target_for(self.config.cpu).has_library_convolutions
         return not is_own_convolution(node, self._mapped, frozen=frozen, library=library)

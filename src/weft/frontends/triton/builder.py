@@ -134,8 +134,12 @@ class Builder(Protocol):
         mask: Handle | None,
         element: DType,
         expected: Handle | None = None,
+        relaxed: bool = False,
     ) -> Handle:
-        """Read, combine and write as one step; gives what was there. `kind`: add max min and or xor xchg cas."""
+        """Read, combine and write as one step; gives what was there. `kind`: add max min and or xor xchg cas.
+
+        A `relaxed` one says nothing about when others see what was written before it.
+        """
         ...
 
     # -- control flow ----------------------------------------------------------------------------------------------
@@ -187,6 +191,14 @@ class Builder(Protocol):
 
     def print_values(self, prefix: str, values: Sequence[Handle], dtypes: Sequence[DType], hexadecimal: bool) -> None:
         """`tl.device_print`."""
+        ...
+
+    def hint(self, value: Handle, name: str, numbers: Sequence[int]) -> None:
+        """The author knows of integers: `multiple_of`, `max_contiguous` or `max_constancy`, a number for each axis."""
+        ...
+
+    def assume(self, condition: Handle) -> None:
+        """The author knows that a condition holds."""
         ...
 
     def check(self, condition: Handle, message: str, location: str, mask: Handle | None) -> None:

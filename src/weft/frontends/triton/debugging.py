@@ -31,6 +31,7 @@ def _hint(input: Any, values: Any, name: str) -> tensor:
             raise KernelTypeError(f"values element {i} of tl.{name} must have type `constexpr[int]`, got {number}")
     if len(numbers) != max(1, len(input.sides)):
         raise KernelValueError(f"Shape of input to {name} does not match the length of values: {input}, {numbers}")
+    builder.current.get().hint(input.handle, name, numbers)
     return input
 
 
@@ -51,7 +52,7 @@ def max_constancy(input: Any, values: Any) -> tensor:
 
 def assume(cond: Any) -> None:
     """The author knows that a condition holds."""
-    to_tensor(cond)
+    builder.current.get().assume(to_tensor(cond).handle)
 
 
 def debug_barrier() -> None:

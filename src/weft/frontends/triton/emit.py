@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr, UnitAttr
 from xdsl.dialects.builtin import i64 as i64_attr
-from xdsl.ir import Attribute, Block, Region, SSAValue
+from xdsl.ir import Attribute, Block, OpResult, Region, SSAValue
 
 from weft.frontends.triton.builder import Combine, Handle, Shape
 from weft.frontends.triton.emit_control import ControlEmitter
@@ -18,6 +18,7 @@ from weft.ir.expr import symbol
 from weft.ir.types import DType, i32, i64
 from weft.tile import dialect as tile
 from weft.tile import written
+from weft.tile.axis_facts import DIVISORS
 from weft.tile.functions import COMBINERS
 
 GRID = ("grid2", "grid1", "grid0")
@@ -34,6 +35,8 @@ class Argument:
     dtype: DType
     pointer: bool = False
     group: int = 0
+    divisor: int = 1
+    """The number, or the address, is a multiple of this."""
 
 
 class TileBuilder(ControlEmitter):
@@ -54,6 +57,8 @@ class TileBuilder(ControlEmitter):
             },
             regions=[Region(block)],
         )
+        self._divisors = {number: a.divisor for number, a in enumerate(arguments) if a.divisor > 1}
+        self._argument_count = len(arguments)
         self.arguments: list[Handle] = [
             Pointer(value, self.constant(0, i64, ())) if argument.pointer else value
             for value, argument in zip(block.args, arguments, strict=False)
@@ -67,6 +72,9 @@ class TileBuilder(ControlEmitter):
 
     def finish(self) -> tile.KernelOp:
         self.block.add_op(tile.ReturnOp.create())
+        if self._divisors:
+            divisors = [self._divisors.get(number, 1) for number in range(self._argument_count)]
+            self.kernel.attributes[DIVISORS] = written.numbers(divisors)
         return self.kernel
 
     def program_id(self, axis: int) -> SSAValue:
@@ -172,6 +180,30 @@ class TileBuilder(ControlEmitter):
     def histogram(self, value: SSAValue, dtype: DType, bins: int, mask: SSAValue | None) -> SSAValue:
         operands = [self.cast(value, dtype, i64), *([mask] if mask is not None else [])]
         return self.add(written.HistogramOp.create(operands=operands, result_types=[tile.TileType.of((bins,), i32)]))
+
+    # -- what the author knows ---------------------------------------------------------------------------------------
+
+    def hint(self, value: Handle, name: str, numbers: Sequence[int]) -> None:
+        if isinstance(value, Pointer):
+            return  # an address is a multiple of a number of bytes: nothing is said of the offset
+        if isinstance(value, OpResult):
+            value.op.attributes[name] = to_attribute(tuple(numbers))
+        elif name == "multiple_of" and value in self.kernel.block.args[: self._argument_count]:
+            number = list(self.kernel.block.args).index(value)
+            self._divisors[number] = max(self._divisors.get(number, 1), numbers[0])
+
+    def assume(self, condition: Handle) -> None:
+        """`x % c == 0` says what x is a multiple of."""
+        match condition.op if isinstance(condition, OpResult) else None:
+            case tile.MapOp() as op if op.function.data == "eq" and self.number(op.args[1]) == 0:
+                rest = op.args[0]
+            case _:
+                return
+        if isinstance(rest, OpResult) and isinstance(rest.op, tile.MapOp):
+            value, divisor = rest.op.args[0], self.number(rest.op.args[-1])
+            shape = tile.tile_type(value).sizes
+            if rest.op.function.data in ("fmod", "remainder") and isinstance(divisor, int) and divisor > 0:
+                self.hint(value, "multiple_of", [divisor] * max(1, len(shape)))
 
     # -- the author's eyes -----------------------------------------------------------------------------------------
 

@@ -119,12 +119,14 @@ class MemoryEmitter(ValueEmitter):
         mask: SSAValue | None,
         element: DType,
         expected: SSAValue | None = None,
+        relaxed: bool = False,
     ) -> SSAValue:
         pointer = self._pointing_to(pointer, element)
+        attributes: dict[str, Attribute] = {"kind": StringAttr(kind), **({"relaxed": UnitAttr()} if relaxed else {})}
         return self.add(
             written.AtomicOp.build(
                 operands=[pointer.base, pointer.offsets, value, mask, expected],
-                attributes={"kind": StringAttr(kind)},
+                attributes=attributes,
                 result_types=[tile.TileType.of(tile.tile_type(value).sizes, register(element))],
             )
         )

@@ -197,6 +197,7 @@ class NumpyBuilder:
         mask: Handle | None,
         element: DType,
         expected: Handle | None = None,
+        relaxed: bool = False,
     ) -> Handle:
         operand = np.ascontiguousarray(value).reshape(-1)
         wanted = None if expected is None else np.ascontiguousarray(expected).reshape(-1)
@@ -264,6 +265,12 @@ class NumpyBuilder:
                 shown = _shown(numbers[index], hexadecimal)
                 print(f"{program} idx ({', '.join(map(str, index))}){prefix}{operand}{shown}")
 
+    def hint(self, value: Handle, name: str, numbers: Sequence[int]) -> None:
+        return
+
+    def assume(self, condition: Handle) -> None:
+        return
+
     def check(self, condition: Handle, message: str, location: str, mask: Handle | None) -> None:
         holds = np.all(condition if mask is None else condition | ~mask)
         if not holds:
@@ -285,8 +292,12 @@ def _shown(number: Any, hexadecimal: bool) -> str:
 
 
 def _towards_zero(value: Array, target: DType) -> Array:
-    """A narrower float, rounded towards zero: where rounding to nearest went up, the number before."""
-    nearest = value.astype(target.numpy)
+    """A narrower float, rounded towards zero: where rounding to nearest went up, the number before.
+
+    That of infinity, and of the NaN that is too large a number in a type without infinity, is the largest.
+    """
+    nearest, exact = value.astype(target.numpy), value.astype(np.float64)
     bits = nearest.view(np.dtype(f"u{target.bytes}"))
-    beyond = np.abs(nearest.astype(np.float64)) > np.abs(value.astype(np.float64))
+    rounded = nearest.astype(np.float64)
+    beyond = (np.abs(rounded) > np.abs(exact)) & np.isfinite(exact) | np.isnan(rounded) & np.isfinite(exact)
     return np.where(beyond, bits - 1, bits).astype(bits.dtype).view(target.numpy)

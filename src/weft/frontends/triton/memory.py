@@ -168,7 +168,12 @@ def _atomic(kind: str, pointer: Any, val: Any, mask: Any, sem: Any, scope: Any) 
     value = spread(value, pointer.sides)
     chosen = None if chosen is None else spread(chosen, pointer.sides)
     handle = builder.current.get().atomic(
-        kind, pointer.handle, value.handle, None if chosen is None else chosen.handle, element.stored
+        kind,
+        pointer.handle,
+        value.handle,
+        None if chosen is None else chosen.handle,
+        element.stored,
+        relaxed=unwrap(sem) == "relaxed",
     )
     return like(handle, pointer, element)
 
@@ -225,5 +230,8 @@ def atomic_cas(pointer: Any, cmp: Any, val: Any, sem: Any = None, scope: Any = N
         raise KernelTypeError(f"atomic_cas only supports elements with width {{16, 32, 64}}, got {element}")
     expected = spread(converted(to_tensor(cmp), element, None), pointer.sides)
     value = spread(converted(to_tensor(val), element, None), pointer.sides)
-    handle = builder.current.get().atomic("cas", pointer.handle, value.handle, None, element.stored, expected.handle)
+    relaxed = unwrap(sem) == "relaxed"
+    handle = builder.current.get().atomic(
+        "cas", pointer.handle, value.handle, None, element.stored, expected.handle, relaxed
+    )
     return like(handle, pointer, element)

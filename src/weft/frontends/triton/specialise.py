@@ -10,7 +10,7 @@ words that are handed to it. Only when there is no kernel for a key yet is the a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeAlias
 
@@ -147,7 +147,7 @@ class _Numbers:
         address = value.data_ptr()
         words.append(address)
         storages.append(_range_of_storage(value))
-        return value.dtype, self.align and address % ALIGNMENT == 0, value.is_cpu
+        return value.dtype, self.align and address % ALIGNMENT == 0, _place_of(value)
 
     def array(self, value: np.ndarray, words: Words, storages: Ranges) -> Hashable:
         address: int = value.__array_interface__["data"][0]
@@ -163,7 +163,8 @@ class _Numbers:
         owned = hasattr(base, "untyped_storage")
         # One byte where the size is not known; what stands for a tensor in a warm-up lies nowhere.
         storages.append(_range_of_storage(base) if owned else (address, address + 1 if address else 0))
-        return value.dtype, self.align and address % ALIGNMENT == 0, True
+        place = _place_of(base) if owned else True
+        return value.dtype, self.align and address % ALIGNMENT == 0, place
 
     def items(self, value: tuple[Any, ...], words: Words, storages: Ranges) -> Hashable:
         return type(value), tuple([classifier_of(item, self)(item, words, storages) for item in value])
@@ -172,7 +173,34 @@ class _Numbers:
         base = classifier_of(value.base, self)(value.base, words, storages)
         words.extend(int(size) for size in value.shape)
         words.extend(int(stride) for stride in value.strides)
-        return "descriptor", base, tuple(value.block_shape), value.padding
+        sizes = tuple(not int(number) % ALIGNMENT for number in (*value.shape, *value.strides))
+        return "descriptor", base, tuple(value.block_shape), value.padding, sizes
+
+
+def _place_of(value: Any) -> bool | int:
+    """Where a tensor is: True on the CPU, else -1 for the first GPU, -2 for the next, and so on."""
+    return True if value.is_cpu else -1 - value.get_device()
+
+
+def device_of(key: Hashable) -> int | None:
+    """The number of the GPU that the tensors of a key are on; None where they are on the CPU."""
+    places = set(_places(key))
+    if len(places) > 1:
+        names = sorted("cpu" if place is True else f"cuda:{-1 - place}" for place in places)
+        raise KernelTypeError(f"the tensors are on different devices: {', '.join(names)}", hint="move them to one")
+    place = places.pop() if places else True
+    return None if place is True else -1 - place
+
+
+def _places(key: Hashable) -> Iterator[bool | int]:
+    match key:
+        case (_, bool(), bool() | int() as place):
+            yield place
+        case tuple():
+            for part in key:
+                yield from _places(part)
+        case _:
+            return
 
 
 def _wide(value: int) -> str:
@@ -321,15 +349,16 @@ def _describe(value: Any, key: Hashable, parameter: Parameter) -> Described:
             name, _, aligned = key.partition(":")
             scalar = dtype(ANNOTATIONS[name])
             return Described(scalar, (Word(scalar.stored, divisibility=ALIGNMENT if aligned else 1),))
-        case ("descriptor", _, _, _):
+        case ("descriptor", _, _, _, _):
             return _describe_descriptor(value, key, parameter)
         case (kind, tuple() as keys) if isinstance(kind, type) and isinstance(value, tuple):
             items = [_describe(item, part, parameter) for item, part in zip(value, keys, strict=True)]
             names = getattr(kind, "_fields", None)
             return Described(tuple_type([item.type for item in items], names), sum((i.words for i in items), ()))
-        case (element, bool() as aligned, bool() as on_cpu):
-            if not on_cpu:
-                raise KernelTypeError(f"the tensor is on {value.device}", hint="move it to the CPU: tensor.cpu()")
+        case (element, bool() as aligned, bool() | int() as place):
+            device = getattr(getattr(value, "base", value), "device", None)
+            if place is not True and getattr(device, "type", None) != "cuda":
+                raise KernelTypeError(f"the tensor is on {device}", hint="move it to the CPU: tensor.cpu()")
             language = element_type(element)
             word = Word(language.stored, pointer=True, divisibility=ALIGNMENT if aligned else 1)
             return Described(pointer_type(language, const=parameter.is_const), (word,))
@@ -343,7 +372,9 @@ def _describe_descriptor(value: Any, key: Any, parameter: Parameter) -> Describe
     base = _describe(value.base, key[1], parameter)
     assert isinstance(base.type, pointer_type)
     rank = len(value.block_shape)
-    sizes = [Word(dtype("int32").stored)] * rank + [Word(dtype("int64").stored)] * rank
+    names = ["int32"] * rank + ["int64"] * rank
+    pairs = zip(names, key[4], strict=True)
+    sizes = [Word(dtype(name).stored, divisibility=ALIGNMENT if even else 1) for name, even in pairs]
     made = tensor_descriptor_type(block_type(base.type.element_ty, list(value.block_shape)))
     made.padding = value.padding
     return Described(made, (*base.words, *sizes))

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from weft.testing.benchmark import INDUCTOR, Limits, describe
 from weft.testing.child import Answer, serve_requests
@@ -47,13 +48,17 @@ def _prepare(settings: dict[str, Any]) -> Callable[[dict[str, Any], Answer], Non
     return handle
 
 
+def _line(x: Tensor) -> Tensor:
+    return x * 2 + 1
+
+
 def _warm_up(place: Place) -> None:
     backends = ["weft"] if place.device.name == "cpu" else [INDUCTOR, "weft"]
     x = place.normal(64, 64)
     for backend in backends:
         # Who cannot do even this says so in every case.
         with contextlib.suppress(Exception), torch.no_grad():
-            torch.compile(lambda x: x * 2 + 1, backend=backend)(x)
+            torch.compile(_line, backend=backend)(x)
     torch.compiler.reset()
 
 

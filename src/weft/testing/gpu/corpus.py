@@ -1,10 +1,11 @@
-"""Kernels to try a GPU back end on: those of the ops' samples, and those of the benchmark's suites as they are compiled.
+"""Kernels to try a GPU back end on: those of the ops' samples, and those of the benchmark's suites.
 
 Nothing here needs a GPU: kernels are scheduled for one, and suites are traced with small tensors on the CPU.
 """
 
 # torch leaves what its own compilers use without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateImportUsage=false
 
 from __future__ import annotations
 
@@ -77,9 +78,7 @@ def traced(call: Callable[[Callable[[Callable[..., Any]], Callable[..., Any]]], 
         found.append(import_graph(module, f"graph_{len(found)}", Config(cache=False)).function.clone())
         return make_boxed_func(module.forward)
 
-    backend = aot_autograd(
-        fw_compiler=keep, bw_compiler=keep, inference_compiler=keep, decompositions=decompositions()
-    )
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep, inference_compiler=keep, decompositions=decompositions())
     torch.compiler.reset()
     call(lambda function: torch.compile(function, backend=backend))
     return found

@@ -1,7 +1,7 @@
 """The suite `gemv`: few rows times a matrix, eight distinct matrices in one CUDA graph, against cuBLAS.
 
-Eight matrices are larger than any L2, so that each is read from memory as a decoding model reads it. `WEIGHTS` names the
-forms in which the matrices may lie; each has a row of its own for every shape.
+Eight matrices are larger than any L2, so that each is read from memory as a decoding model reads it. `WEIGHTS` names
+the forms in which the matrices may lie; each has a row of its own for every shape.
 """
 
 # torch leaves some of its arguments without types.

@@ -71,9 +71,7 @@ def bytes_of(tree: Any) -> int:
 Make = Callable[[Place], Sequence[Tensor]]
 
 
-def mapping(
-    function: Callable[..., Any], make: Make, allowed: float | None = BF16_ERROR
-) -> Callable[[Place], Work]:
+def mapping(function: Callable[..., Any], make: Make, allowed: float | None = BF16_ERROR) -> Callable[[Place], Work]:
     """Work that is one call of the function; its bytes are those of its inputs and of what it gives."""
 
     def build(place: Place) -> Work:

@@ -4,7 +4,7 @@ Sides are M×N×K, with B stored as [N, K]. A row counts as generated only where
 """
 
 # torch leaves some of its arguments without types.
-# pyright: reportUnknownMemberType=false, reportPrivateUsage=false
+# pyright: reportUnknownMemberType=false, reportPrivateUsage=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
 
@@ -98,9 +98,7 @@ def gemm_cases() -> list[GpuCase]:
     ]
 
 
-def expert_layer(
-    x: Tensor, router: Tensor, gates_and_ups: Tensor, downs: Tensor, *, chosen: int
-) -> Tensor:
+def expert_layer(x: Tensor, router: Tensor, gates_and_ups: Tensor, downs: Tensor, *, chosen: int) -> Tensor:
     """A layer of experts as torch writes it: route, sort rows by expert, two grouped products, gather by weight."""
     experts = router.shape[0]
     weights, indices = torch.topk(torch.softmax((x @ router.t()).float(), -1), chosen, dim=-1)

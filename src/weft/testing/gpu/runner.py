@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import date
 from typing import Any
 
 from weft.testing.child import START_LIMIT, Child
@@ -45,9 +42,7 @@ def key(case: GpuCase) -> str:
     return f"{case.suite}/{case.name}"
 
 
-def run_cases(
-    cases: Sequence[GpuCase], setting: Setting, journal: Journal, on_row: OnRow | None = None
-) -> Outcome:
+def run_cases(cases: Sequence[GpuCase], setting: Setting, journal: Journal, on_row: OnRow | None = None) -> Outcome:
     """Run the cases that the journal does not have, until the budget is spent."""
     begin = time.perf_counter()
     done = journal.results()
@@ -91,20 +86,3 @@ def _row(child: Child, case: GpuCase, limit: float) -> dict[str, Any]:
         if not timed_out:
             break
     return {"suite": case.suite, "name": case.name, "ok": False, "error": reason}
-
-
-def commit() -> str:
-    """The commit that is measured: from git, or from `WEFT_COMMIT` where the tree travelled without its history."""
-    given = os.environ.get("WEFT_COMMIT")
-    if given:
-        return given
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-
-
-def stamp() -> dict[str, str]:
-    """What every result file says of itself."""
-    return {"date": str(date.today()), "commit": commit()}

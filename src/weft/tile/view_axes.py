@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.backends.cpu.position import Position
-from weft.backends.llvm.builder import i64
 from weft.tile import dialect as tile
 from weft.tile import written
 
@@ -16,15 +14,6 @@ class Axes:
 
     walked: tuple[int | None, ...]
     fixed: tuple[int, ...]
-
-    def position(self, here: Position) -> Position:
-        """Where in the operand a position of the view is."""
-        places = zip(self.walked, self.fixed, strict=True)
-        index = tuple(i64(at) if axis is None else here.index[axis] for axis, at in places)
-        inner = next((a for a, axis in enumerate(self.walked) if axis == here.inner), None)
-        if inner is None:  # it does not move along the lanes
-            return here.elsewhere(index, max(len(index) - 1, 0), 1)
-        return here.elsewhere(index, inner, here.lanes)
 
 
 def axes_of(op: written.ViewOp) -> Axes | None:

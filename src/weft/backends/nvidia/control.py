@@ -1,0 +1,70 @@
+"""Code for branches and loops: all threads of a block take the same way, since scalars are the same in all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xdsl.ir import Block
+
+from weft.backends.llvm.builder import V
+from weft.tile import dialect as tile
+from weft.tile import written
+
+if TYPE_CHECKING:
+    from weft.backends.nvidia.codegen import KernelCodegen
+
+
+def _yielded(codegen: KernelCodegen, block: Block) -> list[list[V]]:
+    codegen.block(block)
+    last = block.last_op
+    assert isinstance(last, tile.YieldOp)
+    return [codegen.tiles[value] for value in last.operands]
+
+
+def emit_branch(codegen: KernelCodegen, op: written.IfOp) -> None:
+    b = codegen.b
+    (condition,) = codegen.tiles[op.condition]
+    yes, no, after = b.label("then"), b.label("else"), b.label("after")
+    b.branch_if(condition, yes, no)
+    ends: list[tuple[str, list[list[V]]]] = []
+    for label, block in ((yes, op.then.block), (no, op.otherwise.block)):
+        b.start(label)
+        values = _yielded(codegen, block)
+        ends.append((b.block, values))
+        b.branch(after)
+    b.start(after)
+    (first, these), (second, those) = ends
+    for result, mine, others in zip(op.results, these, those, strict=True):
+        pairs = zip(mine, others, strict=True)
+        codegen.tiles[result] = [
+            b.emit(x.type, f"phi {x.type} [ {x.name}, %{first} ], [ {y.name}, %{second} ]") for x, y in pairs
+        ]
+
+
+def emit_while(codegen: KernelCodegen, op: written.WhileOp) -> None:
+    b = codegen.b
+    initial = [codegen.tiles[value] for value in op.initial]
+    before, head, inside, after = b.block, b.label("head"), b.label("turn"), b.label("after")
+    b.branch(head)
+    b.start(head)
+    carried = [[V(value.type, b.fresh()) for value in values] for values in initial]
+    position = len(b.lines)
+    b.lines += [""] * sum(map(len, carried))
+    codegen.tiles.update(zip(op.condition.block.args, carried, strict=True))
+    ((condition,),) = _yielded(codegen, op.condition.block)
+    b.branch_if(condition, inside, after)
+    b.start(inside)
+    codegen.tiles.update(zip(op.body.block.args, carried, strict=True))
+    ends = _yielded(codegen, op.body.block)
+    latch = b.block
+    b.branch(head)
+    triples = [
+        each
+        for names, firsts, nexts in zip(carried, initial, ends, strict=True)
+        for each in zip(names, firsts, nexts, strict=True)
+    ]
+    for number, (name, first, following) in enumerate(triples):
+        text = f"phi {name.type} [ {first.name}, %{before} ], [ {following.name}, %{latch} ]"
+        b.lines[position + number] = f"  {name.name} = {text}"
+    b.start(after)
+    codegen.tiles.update(zip(op.results, carried, strict=True))

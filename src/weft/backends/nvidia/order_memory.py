@@ -1,0 +1,88 @@
+"""Let the threads of a block wait for each other where one reads or writes what another has written or read.
+
+tile.scatter %v, %p[%i]                  tile.scatter %v, %p[%i]
+%x = tile.gather %p[%j]           →      nvidia.barrier
+                                         %x = tile.gather %p[%j]
+
+A program of a kernel that people write is one after the other; its threads are not. Where a thread itself wrote what it
+reads (the same places in the same layout), nothing has to be waited for. What a program wrote before an atomic update
+of a scalar is there for those that see the update, so all threads have written by then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.ir import Block, Operation, SSAValue
+
+from weft.backends.nvidia.dialect import BarrierOp, layout_of
+from weft.backends.nvidia.shared_memory import shared_bytes
+from weft.tile import dialect as tile
+from weft.tile import written
+from weft.tile.memory_groups import MemoryGroups
+
+
+@dataclass(frozen=True)
+class _Access:
+    pointer: SSAValue
+    offsets: SSAValue
+    writes: bool
+
+
+def order_memory(kernel: tile.KernelOp) -> None:
+    """Insert barriers in place."""
+    groups = MemoryGroups.of_kernel(kernel)
+    if groups.written:
+        _Order(groups).block(kernel.block, frozenset(), dry=False)
+
+
+@dataclass(frozen=True)
+class _Order:
+    groups: MemoryGroups
+
+    def block(self, block: Block, pending: frozenset[_Access], dry: bool) -> frozenset[_Access]:
+        """`pending` is what other threads may still be doing; returns that at the block's end."""
+        for op in list(block.ops):
+            access = _access(op)
+            if isinstance(op, BarrierOp):
+                pending = frozenset()
+            elif access is not None:
+                if any(self._collide(other, access) for other in pending) or (_is_update(op) and pending):
+                    if not dry:
+                        block.insert_op_before(BarrierOp.create(), op)
+                    pending = frozenset()
+                pending = frozenset() if shared_bytes(op) else pending
+                pending |= {access}
+            elif shared_bytes(op):
+                pending = frozenset()
+            pending = self._inside(op, pending, dry)
+        return pending
+
+    def _inside(self, op: Operation, pending: frozenset[_Access], dry: bool) -> frozenset[_Access]:
+        blocks = [inner for region in op.regions for inner in region.blocks]
+        if isinstance(op, tile.ForOp | written.WhileOp):
+            for inner in blocks:  # a turn may start where the last one ended
+                pending |= self.block(inner, pending, dry=True)
+        for inner in blocks:
+            pending |= self.block(inner, pending, dry)
+        return pending
+
+    def _collide(self, a: _Access, b: _Access) -> bool:
+        if not (a.writes or b.writes) or not self.groups.meet(a.pointer, b.pointer):
+            return False
+        own = a.pointer is b.pointer and a.offsets is b.offsets
+        return not own or layout_of(a.offsets).has_repetition()
+
+
+def _access(op: Operation) -> _Access | None:
+    match op:
+        case tile.GatherOp():
+            return _Access(op.pointer, op.offsets, False)
+        case tile.ScatterOp() | written.AtomicOp():
+            return _Access(op.pointer, op.offsets, True)
+        case _:
+            return None
+
+
+def _is_update(op: Operation) -> bool:
+    return isinstance(op, written.AtomicOp) and not tile.tile_type(op.offsets).sizes and "relaxed" not in op.attributes

@@ -1,0 +1,145 @@
+"""Kernels on a GPU: compiled as device code, loaded on the device of their tensors, launched on torch's stream.
+
+A launch writes the arguments into a table and hands it, with a tape of one step, to the launcher of GPU programs.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from weft.backends.nvidia.code import DeviceCode
+from weft.backends.nvidia.compile import compile_kernels
+from weft.backends.nvidia.dialect import WARPS, set_integer
+from weft.backends.nvidia.driver import device_facts, driver
+from weft.backends.nvidia.target import NvidiaTarget, target_of_capability
+from weft.forks import COMPILING
+from weft.frontends.triton.builder import Handle
+from weft.frontends.triton.compiled import build_kernel, word_form
+from weft.frontends.triton.emit import GRID, Argument, TileBuilder
+from weft.frontends.triton.errors import DeviceAssertError, KernelValueError
+from weft.frontends.triton.target import Cuda, compiled_for
+from weft.runtime.cache import DiskCache
+from weft.runtime.cubins import load_code
+from weft.runtime.device_program import MOST_BLOCKS, device_launcher, launch_failure
+
+DEFAULT_WARPS = 4
+_BLOCKS = 3
+"""Where on the tape the number of blocks stands."""
+
+
+@dataclass(frozen=True)
+class DeviceKernelCode:
+    """What compiling a kernel for a GPU gives: all of it can be stored."""
+
+    name: str
+    arguments: tuple[Argument, ...]
+    checks: tuple[tuple[str, str], ...]
+    code: DeviceCode
+
+
+@dataclass
+class _Frame:
+    """The memory of one launch at a time: the driver has copied the arguments when it returns."""
+
+    tape: np.ndarray
+    table: np.ndarray
+
+    def __post_init__(self) -> None:
+        self.steps: memoryview = self.tape.data
+        self.buffer: memoryview = self.table.data
+        self.tape_address: int = self.tape.ctypes.data
+        self.table_address: int = self.table.ctypes.data
+
+
+class DeviceKernel:
+    """A kernel on one GPU."""
+
+    def __init__(self, code: DeviceKernelCode, device: int, cache: DiskCache | None) -> None:
+        self.code, self.device = code, device
+        self._driver = driver()
+        self._driver.use(device)
+        self._module = load_code(self._driver, device_facts(device), code.code, cache)
+        self._function = self._module.functions[code.name]
+        self._pack = struct.Struct("<" + "".join(map(word_form, code.arguments)) + "q" * (1 + len(GRID))).pack_into
+        self._frames: list[_Frame] = []
+        self._run = device_launcher()
+        self._entries = [self._driver.address(name) for name in ("cuLaunchKernelEx", "cuTensorMapReplaceAddress")]
+        torch: Any = sys.modules["torch"]
+        self._stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+        self._status: Any = torch.zeros(1, dtype=torch.int64, device=f"cuda:{device}") if code.checks else None
+
+    def _frame(self) -> _Frame:
+        count, launch = len(self.code.arguments) + 1 + len(GRID), self._function.launch
+        head = [self._function.handle, 0, launch.threads, launch.shared, launch.cluster, int(launch.programmatic)]
+        tape = np.array([1, count, *head, count, 0, *range(count)], np.int64)
+        return _Frame(tape, np.zeros(2 * count, np.int64))
+
+    def launch(self, grid: tuple[int, int, int], words: Sequence[int | float], threads: int = 1) -> None:
+        """Run all programs of a grid; `words` are the arguments, pointers as addresses."""
+        x, y, z = grid
+        count = x * y * z
+        if not count:
+            return
+        if count > MOST_BLOCKS:
+            raise KernelValueError(f"{self.code.name}: a grid of {count} programs, a GPU takes {MOST_BLOCKS}")
+        try:
+            frame = self._frames.pop()
+        except IndexError:
+            frame = self._frame()
+        frame.steps[_BLOCKS] = self._function.programs_launched(count)
+        self._driver.use(self.device)
+        status = 0 if self._status is None else self._status.data_ptr()
+        self._pack(frame.buffer, 0, *words, status, z, y, x)
+        result = self._run(frame.tape_address, frame.table_address, self._stream(self.device), *self._entries)
+        if result:
+            raise launch_failure(self._driver, (self.code.name,), result)
+        self._driver.launched.append((self.code.name,))
+        self._frames.append(frame)
+        if self._status is not None:
+            self._check()
+
+    def _check(self) -> None:
+        """Wait for the kernel, and say which of its checks failed."""
+        torch: Any = sys.modules["torch"]
+        if torch.cuda.is_current_stream_capturing():
+            return
+        failed = int(self._status.item())
+        if failed:
+            self._status.zero_()
+            message, location = self.code.checks[failed - 1]
+            raise DeviceAssertError(f"{self.code.name}: device_assert failed: {message}", location=location)
+
+
+@lru_cache
+def device_target(device: int) -> NvidiaTarget:
+    """What code for a device is made for."""
+    facts = device_facts(device)
+    return target_of_capability(*facts.capability, facts.multiprocessors)
+
+
+def compile_device_kernel(
+    build: Callable[[TileBuilder, list[Handle]], None],
+    arguments: Sequence[Argument],
+    name: str,
+    target: NvidiaTarget,
+    warps: int = DEFAULT_WARPS,
+) -> DeviceKernelCode:
+    """Compile a kernel for a GPU."""
+    if warps < 1 or warps > 32 or warps & (warps - 1):
+        raise KernelValueError(f"{name}: num_warps is a power of two up to 32, not {warps}")
+    token = compiled_for.set(Cuda(target.capability))
+    try:
+        with COMPILING:
+            kernel, checks = build_kernel(build, arguments, name)
+            set_integer(kernel, WARPS, warps)
+            code = compile_kernels({name: kernel}, target)
+    finally:
+        compiled_for.reset(token)
+    return DeviceKernelCode(name, tuple(arguments), checks, code)

@@ -1,0 +1,73 @@
+"""Let kernels compute the small operands that they broadcast: a launch costs more than computing them again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, UnitAttr
+from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.passes import ModulePass
+
+from weft.ir.expr import product
+from weft.ir.types import tensor_of
+from weft.ops.base import Elementwise, View
+from weft.ops.graph import FuncOp, OpaqueOp
+from weft.passes.build_groups import CLAIM, INLINED, is_free
+
+_CHEAP = frozenset(
+    f"graph.{name}"
+    for name in ("cast", "add", "sub", "mul", "neg", "abs", "maximum", "minimum", "where", "eq", "ne", "lt", "le", "gt")
+)
+_TIMES = 4
+"""How many times the elements of what is computed the smallest kernel that reads it must have."""
+
+
+@dataclass(frozen=True)
+class InlineSmall(ModulePass):
+    """Cheap ops on arguments, all of whose readers broadcast what they give, belong to no kernel of their own.
+
+    %f = graph.cast %w    (4096)                   %f = graph.cast %w {weft.inlined}
+    %y = graph.mul %x, %f (16384 x 4096)     →     %y = graph.mul %x, %f
+    """
+
+    name: ClassVar[str] = "inline_small"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for function in op.body.block.ops:
+            if isinstance(function, FuncOp) and "prepares" not in function.attributes:
+                for candidate in function.block.ops:
+                    if _is_small(candidate):
+                        candidate.attributes[INLINED] = UnitAttr()
+
+
+def _is_small(op: Operation) -> bool:
+    if not isinstance(op, Elementwise) or op.name not in _CHEAP or CLAIM in op.attributes:
+        return False
+    if not all(_is_there(operand) for operand in op.operands):
+        return False
+    size = product(tensor_of(op.results[0].type).shape)
+    readers = list(_readers(op.results[0]))
+    return isinstance(size, int) and bool(readers) and all(_is_larger(reader, size) for reader in readers)
+
+
+def _is_there(value: SSAValue) -> bool:
+    """Whether a value is in memory without a kernel, or computed wherever it is needed."""
+    return not isinstance(value, OpResult) or isinstance(value.op, OpaqueOp) or is_free(value.op)
+
+
+def _readers(value: SSAValue) -> Iterator[Operation]:
+    for use in value.uses:
+        if isinstance(use.operation, View) or is_free(use.operation):
+            yield from _readers(use.operation.results[0])
+        else:
+            yield use.operation
+
+
+def _is_larger(reader: Operation, size: int) -> bool:
+    if not isinstance(reader, Elementwise):
+        return False
+    made = product(tensor_of(reader.results[0].type).shape)
+    return not isinstance(made, int) or made >= _TIMES * size

@@ -1,0 +1,113 @@
+"""The command line of `weft bench`: its commands and their options; each imports what it needs when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from weft.tools.cli_options import Budget, Json, Resume, Shard
+from weft.tools.terminal import Terminal
+
+
+class _CommandOrFile(TyperGroup):
+    """`weft bench FILE` is `weft bench file FILE`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        given = args if not args or args[0] in self.commands else ["file", *args]
+        return super().resolve_command(ctx, given)
+
+
+bench = typer.Typer(
+    cls=_CommandOrFile, help="Weft against its peers, measured in turns; or a file's benchmarks.", no_args_is_help=True
+)
+
+
+@bench.callback()
+def _bench_options() -> None:  # pyright: ignore[reportUnusedFunction]  it keeps `cpu` a subcommand
+    pass
+
+
+@bench.command("file")
+def bench_file(
+    file: Annotated[Path, typer.Argument(help="A Python file with `triton.testing.perf_report` functions.")],
+    case: Annotated[list[str] | None, typer.Option(help="Benchmarks by the name of their plot: `softmax*`.")] = None,
+    reports: Annotated[Path, typer.Option(help="Where charts and tables go.")] = Path("reports"),
+    json: Json = False,
+) -> None:
+    """The benchmarks of a file: what `perf_report` marks. `weft bench FILE` is short for this."""
+    from weft.tools.bench_file import bench_file as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        run(terminal, file, tuple(case or ()), reports)
+
+
+@bench.command("cpu")
+def bench_cpu(
+    suite: Annotated[
+        list[str] | None,
+        typer.Option(help="small, ops, models, quantized, train, kernels, compile or memory; all if none is named."),
+    ] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Cases by pattern: `softmax.*`, `minilm*`.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads; torch's default if not given.", min=1)] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds of samples, at most.", min=1)] = 40,
+    seconds: Annotated[float, typer.Option(help="How long to measure a case, about.")] = 10.0,
+    repeats: Annotated[int, typer.Option(help="Processes for each compile time.", min=1)] = 1,
+    reports: Annotated[Path, typer.Option(help="Where charts and tables go.")] = Path("reports"),
+    into: Annotated[Path | None, typer.Option(help="A text with marks for tables: `<!-- bench models -->`.")] = None,
+    json: Json = False,
+) -> None:
+    """Eager, Inductor and Weft on operators, models, training steps; and how long compiling takes."""
+    from weft.tools.bench import SUITES, Request
+    from weft.tools.bench import bench_cpu as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        asked = Request(tuple(suite or SUITES), tuple(case or ()), threads, rounds, seconds, repeats, reports, into)
+        run(terminal, asked)
+
+
+@bench.command("gpu")
+def bench_gpu(
+    suite: Annotated[
+        list[str] | None,
+        typer.Option(help="memory, gemv, gemm, attention, moe, kernels or models; all if none is named."),
+    ] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Cases by pattern: `softmax_*`.")] = None,
+    shard: Shard = None,
+    resume: Resume = False,
+    rounds: Annotated[int, typer.Option(help="Rounds of samples, at most.", min=1)] = 60,
+    seconds: Annotated[float, typer.Option(help="How long to measure a case, about.")] = 4.0,
+    budget: Budget = 420.0,
+    reports: Annotated[Path, typer.Option(help="Where the journal of rows lies.")] = Path("reports"),
+    results: Annotated[Path, typer.Option(help="Where the files of results go.")] = Path("benchmarks/results"),
+    into: Annotated[Path | None, typer.Option(help="A text with marks: `<!-- bench gpu-memory -->`.")] = None,
+    rehearse: Annotated[bool, typer.Option("--rehearse", help="Small cases on the CPU: times mean nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Weft, libraries, Inductor and Triton on a GPU, with the L2 flushed, and a copy of the same bytes."""
+    from weft.tools.bench_gpu import SUITES, GpuRequest
+    from weft.tools.bench_gpu import bench_gpu as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        chosen = tuple(suite or SUITES), tuple(case or ())
+        asked = GpuRequest(*chosen, shard, resume, rounds, seconds, budget, reports, results, into, rehearse)
+        run(terminal, asked)
+
+
+@bench.command("table")
+def bench_table(
+    files: Annotated[list[Path], typer.Argument(help="Files that `weft bench gpu` wrote; the newest last.")],
+    into: Annotated[Path | None, typer.Option(help="A text with marks: `<!-- bench gpu-memory -->`.")] = None,
+    json: Json = False,
+) -> None:
+    """Tables from files of results."""
+    from weft.tools.bench_gpu import bench_table as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        run(terminal, files, into)

@@ -1,0 +1,68 @@
+"""Parts of a long run: `--shard i/n` takes every n-th test, `--resume FILE` leaves out what has passed already.
+
+pytest -m gpu --shard 0/2 --resume reports/test-gpu.jsonl
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.testing.journal import Journal, commit, part
+
+PASSED = pytest.StashKey[set[str]]()
+JOURNAL = pytest.StashKey[Journal]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("parts of a long run")
+    group.addoption("--shard", default=None, help="every n-th test from the i-th on: i/n")
+    group.addoption("--resume", default=None, type=Path, help="a file that knows which tests have passed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    given: Any = getattr(config, "workerinput", None)
+    if given is not None:  # a worker of xdist: all must choose alike, whatever is written meanwhile
+        config.stash[PASSED] = set(given["weft_passed"])
+        return
+    config.stash[PASSED] = set()
+    file = config.getoption("--resume")
+    if file is not None:
+        config.stash[JOURNAL] = journal = Journal(file, commit())
+        config.stash[PASSED] = set(journal.results())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["weft_passed"] = sorted(node.config.stash[PASSED])
+
+
+@pytest.hookimpl(trylast=True)  # after `-m` and `-k`
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    shard = config.getoption("--shard")
+    passed = config.stash[PASSED]
+    if shard is None and not passed:
+        return
+    index, _, count = (shard or "0/1").partition("/")
+    mine = [item for item in part(items, (int(index), int(count))) if item.nodeid not in passed]
+    config.hook.pytest_deselected(items=[item for item in items if item not in mine])
+    items[:] = mine
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    journal = CONTROLLER.get("journal")
+    if journal is not None and report.when == "call" and report.passed:
+        journal.add(report.nodeid, {"seconds": report.duration})
+
+
+CONTROLLER: dict[str, Journal] = {}
+"""The journal of the process that gathers reports: the hook above is not told of the configuration."""
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    journal = session.config.stash.get(JOURNAL, None)
+    if journal is not None:
+        CONTROLLER["journal"] = journal

@@ -1,0 +1,63 @@
+"""Whole programs on a GPU: model families, training, what the benchmark measures, and tensors past 2³¹ elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from weft.testing.benchmark import Limits
+from weft.testing.devices import device_named
+from weft.testing.gpu.case import GpuCase, Place, run_gpu_case
+from weft.testing.gpu.suites import SUITES
+from weft.testing.model_check import check_model, compile_with
+from weft.testing.models import SMALL
+from weft.testing.training import check_training
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+BRIEF = Limits(rounds=2, least=2, seconds=0.1, sample_seconds=0.0)
+CASES = [case for suite in ("memory", "gemv", "gemm", "attention") for case in SUITES[suite]()]
+
+
+@pytest.fixture(autouse=True)
+def whole_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are held against float64: eager itself must not shorten its operands."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+@pytest.mark.parametrize("name", list(SMALL))
+def test_a_family_computes_what_eager_does(name: str) -> None:
+    report = check_model(SMALL[name], compile_with("weft", cache=False), device="cuda")
+    assert report.ok, str(report)
+
+
+def test_training_follows_eager() -> None:
+    report = check_training(SMALL["gpt2"], compile_with("weft", cache=False), device="cuda")
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_is_measured_is_right(case: GpuCase) -> None:
+    place = Place(device_named("cuda"), 64)
+    row = run_gpu_case(case, place, BRIEF, thorough=False)
+    assert row["ok"], (row["failures"], row["wrong"], row["uncompiled"])
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 + 1
+
+
+def over_rows(x: torch.Tensor) -> torch.Tensor:
+    return F.softmax(x, dim=-1)
+
+
+@pytest.mark.parametrize("function", [double, over_rows])
+def test_more_elements_than_32_bits_count(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    rows, columns = (1 << 31) // 1024 + 3, 1024
+    x = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
+    y = torch.compile(function, backend="weft", options={"cache": False})(x)
+    for some in (slice(0, 4), slice(rows - 4, rows), slice(rows // 2, rows // 2 + 4)):
+        torch.testing.assert_close(y[some], function(x[some]))

@@ -1,0 +1,61 @@
+"""Passes that only a GPU's pipeline has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from xdsl.ir import SSAValue
+
+from weft.ir.expr import Size, symbol
+from weft.ir.types import Tensor, bf16, f32, i64
+from weft.ops.graph import GraphBuilder
+from weft.passes.compare_places import ComparePlaces
+from weft.passes.group_into_kernels import GroupIntoKernels
+from weft.passes.inline_small import InlineSmall
+
+
+@pytest.mark.parametrize("rows", [6, symbol("n")])
+@pytest.mark.parametrize("dtype", [i64])
+def test_one_element_a_line_is_compared(passes: Any, rows: Size, dtype: Any) -> None:
+    def body(b: GraphBuilder, i: SSAValue, u: SSAValue) -> SSAValue:
+        return b.scatter(b.full(value=0.5, shape=(rows, 4), dtype=f32), i, u, dim=1, kind="assign")
+
+    module = passes.built({"i": Tensor(dtype, (rows, 1)), "u": Tensor(f32, (rows, 1))}, body)
+    text = str(passes.apply(ComparePlaces(), module, n=6))
+    assert "graph.where" in text and "graph.scatter" not in text
+
+
+def test_several_updates_a_line_stay_a_scatter(passes: Any) -> None:
+    def body(b: GraphBuilder, x: SSAValue, i: SSAValue, u: SSAValue) -> list[SSAValue]:
+        zeros = b.full(value=0.0, shape=(6, 4), dtype=f32)
+        one = b.slice(i, starts=(0, 0), shape=(6, 1), steps=(1, 1))
+        update = b.slice(u, starts=(0, 0), shape=(6, 1), steps=(1, 1))
+        return [
+            b.scatter(zeros, i, u, dim=1, kind="assign"),
+            b.scatter(zeros, one, update, dim=1, kind="add"),
+            b.scatter(x, one, update, dim=1, kind="assign"),
+        ]
+
+    arguments = {"x": Tensor(f32, (6, 4)), "i": Tensor(i64, (6, 2)), "u": Tensor(f32, (6, 2))}
+    assert str(passes.apply(ComparePlaces(), passes.built(arguments, body))).count("graph.scatter") == 3
+
+
+def scaled(b: GraphBuilder, x: SSAValue, w: SSAValue) -> SSAValue:
+    return b.mul(x, b.cast(w, dtype=f32))
+
+
+@pytest.mark.parametrize(("rows", "groups"), [(64, 1), (2, 2), (symbol("n"), 1)])
+def test_small_operands_are_computed_where_they_are_read(passes: Any, rows: Size, groups: int) -> None:
+    module = passes.built({"x": Tensor(f32, (rows, 32)), "w": Tensor(bf16, (32,))}, scaled)
+    text = str(passes.apply([InlineSmall(), GroupIntoKernels()], module, n=7))
+    assert text.count("graph.group") == groups
+
+
+def test_what_is_a_result_too_is_computed_once(passes: Any) -> None:
+    def body(b: GraphBuilder, x: SSAValue, w: SSAValue) -> list[SSAValue]:
+        wide = b.cast(w, dtype=f32)
+        return [b.mul(x, wide), wide]
+
+    module = passes.built({"x": Tensor(f32, (64, 32)), "w": Tensor(bf16, (32,))}, body)
+    assert "weft.inlined" not in str(passes.apply(InlineSmall(), module))
