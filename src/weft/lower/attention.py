@@ -38,7 +38,7 @@ from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
 from weft.tile import dialect as tile
 
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 """Scores are kept in units in which powers of two are powers of e: those take fewer steps."""
 
 
@@ -48,12 +48,17 @@ def lower_attention(
     """Lower a group that holds one attention, with its operands and results in the given layouts."""
     layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
     op = next(op for op in group.block.ops if isinstance(op, Attention))
-    kernel = _AttentionLowering(group, name, layouts, outputs, op, machine).kernel()
+    construction = AttentionLowering
+    if machine.is_gpu:
+        from weft.lower.flash_attention import FlashLowering, is_flash  # it adds to the class below
+
+        construction = FlashLowering if is_flash(op) else construction
+    kernel = construction(group, name, layouts, outputs, op, machine).kernel()
     return whole(kernel, len(inputs), len(outputs))
 
 
 @dataclass
-class _AttentionLowering:
+class AttentionLowering:
     """The construction of one kernel.
 
     Rows of its domain are the result's dimensions [..., L, V]; its columns are the keys S and the width E.
@@ -183,7 +188,7 @@ class _AttentionLowering:
     def _query(self) -> SSAValue:
         """The queries, or a block of their width, scaled."""
         self._axes("i", "e")
-        scale = self.emit.constant(self.op.params["scale"] * _LOG2_E, self.dtype)
+        scale = self.emit.constant(self.op.params["scale"] * LOG2_E, self.dtype)
         value = self.emit.math("mul", self._float(self.op.operands[0], self._q_index()), scale)
         return self._tile(value, (self.sides["i"], self.sides["e"]))
 
@@ -219,16 +224,22 @@ class _AttentionLowering:
             if tensor.dtype == boolean:
                 scores = emit.where(value, scores, nothing)
             else:
-                value = emit.cast(value, self.dtype)
-                # The lowest number, which often stands for minus infinity, must not become that: a row of it has a sum.
-                lowest = emit.constant(float(np.finfo(self.dtype.numpy).min), self.dtype)
-                added = emit.math("max", emit.math("mul", value, emit.constant(_LOG2_E, self.dtype)), lowest)
-                scores = emit.where(emit.math("eq", value, nothing), nothing, emit.math("add", scores, added))
+                scores = self._added(scores, value)
         if self.causal:
             row = emit.position(self.domain.row_index[-2], i64)
             column = emit.position(self.domain.column_index[0], i64)
             scores = emit.where(emit.math("ge", row, column), scores, nothing)
         return scores
+
+    def _added(self, scores: Value, mask: Value) -> Value:
+        """Scores, in units of powers of two, and a mask of numbers that are added to them in units of powers of e."""
+        emit = self.emit
+        value = emit.cast(mask, self.dtype)
+        nothing = emit.constant(float("-inf"), self.dtype)
+        # The lowest number, which often stands for minus infinity, must not become that: a row of it has a sum.
+        lowest = emit.constant(float(np.finfo(self.dtype.numpy).min), self.dtype)
+        added = emit.math("max", emit.math("mul", value, emit.constant(LOG2_E, self.dtype)), lowest)
+        return emit.where(emit.math("eq", value, nothing), nothing, emit.math("add", scores, added))
 
     # -- tiles -----------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ class BlockedKernel:
     outputs: Sequence[Layout]
     domain: Domain
     parts: bool = False
+    """Whether accesses say of what whole they are a part."""
 
     def __post_init__(self) -> None:
         arguments = self.group.block.args

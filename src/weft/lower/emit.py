@@ -225,9 +225,10 @@ class KernelEmitter(Evaluator):
 
     def math(self, function: str, *values: Value) -> Value:
         dtype = boolean if FUNCTIONS[function].result == "bool" else values[-1].dtype
-        return self._map(function, values, dtype)
+        return self.map(function, values, dtype)
 
-    def _map(self, function: str, values: Sequence[Value], dtype: DType, **extra: Attribute) -> TileValue:
+    def map(self, function: str, values: Sequence[Value], dtype: DType, **extra: Attribute) -> TileValue:
+        """A function of tiles, with attributes that say more of it."""
         operands = [self._typed(value).ssa for value in values]
         shape = tile.tile_type(operands[0]).sizes
         for operand in operands[1:]:
@@ -242,20 +243,33 @@ class KernelEmitter(Evaluator):
         source = self._typed(value)
         if source.dtype == dtype or (dtype == register_dtype(source.dtype)):
             return TileValue(source.ssa, dtype)
-        return self._map("cast", [value], dtype, source=to_attribute(source.dtype), target=to_attribute(dtype))
+        return self.map("cast", [value], dtype, source=to_attribute(source.dtype), target=to_attribute(dtype))
 
     def rounded(self, value: Value, dtype: DType) -> Value:
         """A value that was computed as memory would hold it; what was loaded is so already."""
         if register_dtype(dtype) == dtype or isinstance(self._typed(value).ssa.owner, tile.LoadOp):
             return value
         wide = TileValue(self._typed(value).ssa, register_dtype(dtype))
-        return self._map("cast", [wide], dtype, source=to_attribute(wide.dtype), target=to_attribute(dtype))
+        return self.map("cast", [wide], dtype, source=to_attribute(wide.dtype), target=to_attribute(dtype))
 
     def bitcast(self, value: Value, dtype: DType) -> Value:
-        return self._map("bitcast", [value], dtype, source=to_attribute(value.dtype), target=to_attribute(dtype))
+        return self.map("bitcast", [value], dtype, source=to_attribute(value.dtype), target=to_attribute(dtype))
 
     def position(self, index: Size, dtype: DType) -> Value:
         return self.cast(self.index_tile(self.resolve(index)), dtype)
+
+    def fused(self, a: Value, b: Value, c: Value) -> TileValue:
+        """`a * b + c`, which a machine may round once."""
+        product = self.map("mul", [a, b], a.dtype, **{tile.CONTRACTS: UnitAttr()})
+        return self._typed(self.math("add", product, c))
+
+    def place_tile(self, offset: Size, strides: Sequence[Size], shape: Sequence[int], dtype: DType) -> TileValue:
+        """The integers `offset + sum(strides[a] * i_a)`, for all places of a tile."""
+        (o, s, e), operands = self.sizes((offset,), strides, tuple(shape))
+        attributes = {"offset": o, "strides": s, "extents": e}
+        type_ = tile.TileType.of(shape, dtype)
+        op = tile.PositionOp.create(operands=operands, attributes=attributes, result_types=[type_])
+        return TileValue(self.add(op), dtype)
 
     # -- structure -------------------------------------------------------------------------------------------------
 

@@ -117,10 +117,17 @@ def choose_blocks(
 
 _QUERIES, _KEYS, _KEYS_OF_ONE = 64, 256, 512
 _WIDTH_UNIT, _MOST_WIDTH, _UNKNOWN_WIDTH = 16, 512, 64
+_LINE_ELEMENTS = 64
+"""Elements of 16 bits that the copy engine of a GPU brings side by side."""
+_FLASH_KEYS = {64: 128, 128: 128, 192: 96}
+"""Keys of a block by the width of heads: what registers and two stages of shared memory hold."""
 
 
 def choose_attention_blocks(queries: Size, keys: Size, width: Size, out_width: Size, machine: Machine = CPU) -> Blocks:
     """The tiles of attention: queries, keys, width of the queries and of the values."""
+    if machine.is_gpu and isinstance(width, int) and isinstance(out_width, int):
+        depth, across = (_rounded(size, _LINE_ELEMENTS) for size in (width, out_width))
+        return Blocks("attention", (128, _FLASH_KEYS.get(max(depth, across), 64), depth, across))
     if machine.is_gpu:
         depth, across = (_gpu_side(size, _MOST_WIDTH // 2) for size in (width, out_width))
         return Blocks("attention", (_gpu_side(queries, 64), _gpu_side(keys, 64), depth, across))

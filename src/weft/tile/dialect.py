@@ -251,6 +251,11 @@ class ScatterOp(IRDLOperation):
     unordered = opt_attr_def(builtin.UnitAttr)
 
 
+CONTRACTS, FLUSHES = "contracts", "flushes"
+"""On a map: its product need not be rounded before something is added to it; a result below the normal numbers may be
+zero."""
+
+
 @irdl_op_definition
 class MapOp(IRDLOperation):
     """A function of `weft.tile.functions`, elementwise; axes of size 1 broadcast."""

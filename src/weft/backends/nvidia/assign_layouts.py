@@ -21,7 +21,16 @@ from math import prod
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from weft.backends.nvidia.alignment import WIDEST, ComputedAccess, access_of, computed_access, pointer_dtype
-from weft.backends.nvidia.asynchronous import BlockNumberOp, IndexOp, ReleaseOp, RolesOp, SlotOp, WaitOp, WgmmaOp
+from weft.backends.nvidia.asynchronous import (
+    BlockNumberOp,
+    FinishOp,
+    IndexOp,
+    ReleaseOp,
+    RolesOp,
+    SlotOp,
+    WaitOp,
+    WgmmaOp,
+)
 from weft.backends.nvidia.dialect import (
     ARGUMENTS,
     BLOCKS,
@@ -131,10 +140,11 @@ def _anchors(kernel: tile.KernelOp, clusters: bool) -> Anchors:
     warps, blocks = integer(kernel, WARPS), integer(kernel, BLOCKS, 1)
     if not warps:
         warps, blocks = _size_of_program(prod(whole[0]) if whole else 1, bool(reduced), _may_cluster(kernel, clusters))
+    products = [value for op in kernel.walk() if isinstance(op, WgmmaOp) for value in (op.out, op.a)]
     layouts = {
-        tile.tile_type(op.out).sizes: accumulator_layout(tile.tile_type(op.out).sizes, warps // 4)
-        for op in kernel.walk()
-        if isinstance(op, WgmmaOp)
+        tile.tile_type(value).sizes: accumulator_layout(tile.tile_type(value).sizes, warps // 4)
+        for value in products
+        if isinstance(value.type, tile.TileType)
     }
     layouts |= _products(ops)
     for shape in whole:
@@ -262,9 +272,13 @@ class Assignment:
                 self.block(op.consumer.block)
             case WgmmaOp():
                 layout = self.anchors.of(tile.tile_type(op.out).sizes)
+                if isinstance(op.a.type, tile.TileType):
+                    self.take(op, 0, self.anchors.of(op.a.type.sizes))
                 if op.accumulator is not None:
                     self.take(op, 2, layout)
                 self.settle(op, [layout])
+            case FinishOp():
+                self.settle(op, [self.natural(value) for value in op.values])
             case PackOp():
                 self.home[op.out] = layout_of(op.out)
                 self.take(op, 0, layout_of(op.out))

@@ -1,23 +1,26 @@
-"""Ops of warp-specialised kernels: one warp lets the copy engine fill a ring of slots, warp groups multiply from them.
+"""Ops of warp-specialised kernels: one warp lets the copy engine fill rings of slots, warp groups multiply from them.
 
-    nvidia.roles stages 4, consumers 2 {                       the producer
+    nvidia.roles consumers 2, rings [4 stages of two slots] {  the producer
       tile.for %t … { tile.for %k … {
-        nvidia.acquire ; nvidia.fill 0 [%k, %m] ; nvidia.fill 1 [%k, %n] ; nvidia.commit } }
+        nvidia.acquire 0 ; nvidia.fill 0.0 [%k, %m] ; nvidia.fill 0.1 [%k, %n] ; nvidia.commit 0 } }
     } {                                                        the consumers
       tile.for %t … { %c = tile.for %k … (%acc) {
-        nvidia.wait ; %a = nvidia.slot 0 ; %b = nvidia.slot 1
-        %r = nvidia.wgmma %a, %b, %acc ; nvidia.release ; tile.yield %r } … tile.store %y[…], %c }
+        nvidia.wait 0 ; %a = nvidia.take 0.0 ; %b = nvidia.take 0.1
+        %r = nvidia.wgmma %a, %b, %acc ; %s = nvidia.finish %r ; nvidia.release 0
+        tile.yield %s } … tile.store %y[…], %c }
     }
 
-A stage of the ring has one slot for each load. Its `full` barrier completes when all bytes have arrived, its `empty`
-barrier when all consumers have released it. Both sides keep the stage and its phase, which go on from loop to loop.
+A stage of a ring has a slot for each load that goes with the others. Its `full` barrier completes when all bytes have
+arrived, its `empty` barrier when all consumers have released it. Both sides keep the stage and its phase, which go on
+from loop to loop. Operands that products need at different times have rings of their own, and so has what is brought
+once for all turns of a loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Self
+from typing import Any, Self
 
 from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr, i64
 from xdsl.ir import Attribute, Block, ParametrizedAttribute, Region, SSAValue, TypeAttribute
@@ -31,6 +34,7 @@ from xdsl.irdl import (
     region_def,
     result_def,
     var_operand_def,
+    var_result_def,
 )
 
 from weft.ir.types import DType, dtype_of, element_type
@@ -87,25 +91,46 @@ class SlotType(ParametrizedAttribute, TypeAttribute):
         return self.sizes[self.axis] * self.dtype.bytes // LINE
 
 
+@irdl_attr_definition
+class RingType(ParametrizedAttribute, TypeAttribute):
+    """A ring: `!nvidia.ring<4, [!nvidia.slot<…>, …]>` has 4 stages of such slots."""
+
+    name = "nvidia.ring"
+    stages: IntegerAttr
+    slots: ArrayAttr[SlotType]
+
+    @classmethod
+    def of(cls, stages: int, slots: Sequence[SlotType]) -> Self:
+        return cls(IntegerAttr(stages, i64), ArrayAttr(slots))
+
+    @property
+    def count(self) -> int:
+        return self.stages.value.data
+
+    @property
+    def stage_bytes(self) -> int:
+        return sum(slot.bytes for slot in self.slots)
+
+    @property
+    def bytes(self) -> int:
+        """Of all slots; two barriers of 8 bytes a stage come on top."""
+        return self.count * self.stage_bytes
+
+
 @irdl_op_definition
 class RolesOp(IRDLOperation):
-    """A kernel of two roles. `slots` are the types of a stage's slots."""
+    """A kernel of two roles."""
 
     name = "nvidia.roles"
-    stages = attr_def(IntegerAttr)
     consumers = attr_def(IntegerAttr)
-    slots = attr_def(ArrayAttr[SlotType])
+    rings = attr_def(ArrayAttr[RingType])
     producer = region_def("single_block")
     consumer = region_def("single_block")
 
     @classmethod
-    def make(cls, stages: int, consumers: int, slots: Sequence[SlotType], producer: Block, consumer: Block) -> Self:
+    def make(cls, consumers: int, rings: Sequence[RingType], producer: Block, consumer: Block) -> Self:
         return cls.create(
-            attributes={
-                "stages": IntegerAttr(stages, i64),
-                "consumers": IntegerAttr(consumers, i64),
-                "slots": ArrayAttr(slots),
-            },
+            attributes={"consumers": IntegerAttr(consumers, i64), "rings": ArrayAttr(rings)},
             regions=[Region(producer), Region(consumer)],
         )
 
@@ -137,11 +162,21 @@ class IndexOp(IRDLOperation):
         return cls.create(operands=list(indices), attributes={"value": value}, result_types=[IndexType()])
 
 
+class _OfRing:
+    """Ops that say nothing but which ring they are about."""
+
+    @classmethod
+    def of(cls, ring: int = 0) -> Self:
+        made: Any = cls
+        return made.create(attributes={"ring": IntegerAttr(ring, i64)})
+
+
 @irdl_op_definition
-class AcquireOp(IRDLOperation):
+class AcquireOp(_OfRing, IRDLOperation):
     """The producer waits until the next stage is empty, and says how many bytes will come."""
 
     name = "nvidia.acquire"
+    ring = attr_def(IntegerAttr)
 
 
 @irdl_op_definition
@@ -150,23 +185,26 @@ class FillOp(IRDLOperation):
 
     name = "nvidia.fill"
     indices = var_operand_def(IndexType)
+    ring = attr_def(IntegerAttr)
     slot = attr_def(IntegerAttr)
     map = attr_def(IntegerAttr)
     coordinates = attr_def(tile.Sizes)
 
 
 @irdl_op_definition
-class CommitOp(IRDLOperation):
+class CommitOp(_OfRing, IRDLOperation):
     """The producer goes on to the next stage."""
 
     name = "nvidia.commit"
+    ring = attr_def(IntegerAttr)
 
 
 @irdl_op_definition
-class WaitOp(IRDLOperation):
+class WaitOp(_OfRing, IRDLOperation):
     """A consumer waits until all of the next stage is there."""
 
     name = "nvidia.wait"
+    ring = attr_def(IntegerAttr)
 
 
 @irdl_op_definition
@@ -174,26 +212,46 @@ class SlotOp(IRDLOperation):
     """A slot of the stage that was waited for."""
 
     name = "nvidia.take"
+    ring = attr_def(IntegerAttr)
     slot = attr_def(IntegerAttr)
     out = result_def(SlotType)
 
 
 @irdl_op_definition
 class WgmmaOp(IRDLOperation):
-    """`a @ b` plus the accumulator, by the tensor cores from slots; done when the op is."""
+    """`a @ b` plus the accumulator, by the tensor cores: b from a slot, a from one or, narrowed, from registers.
+
+    It is begun here; only another one may use the result before `nvidia.finish` has it.
+    """
 
     name = "nvidia.wgmma"
-    a = operand_def(SlotType)
+    a = operand_def(SlotType | tile.TileType)
     b = operand_def(SlotType)
     accumulator = opt_operand_def(tile.TileType)
     out = result_def(tile.TileType)
 
 
 @irdl_op_definition
-class ReleaseOp(IRDLOperation):
+class FinishOp(IRDLOperation):
+    """Wait for the products that were begun, but for the last `pending` of them; gives those that it is given."""
+
+    name = "nvidia.finish"
+    values = var_operand_def(tile.TileType)
+    pending = attr_def(IntegerAttr)
+    outs = var_result_def(tile.TileType)
+
+    @classmethod
+    def make(cls, values: Sequence[SSAValue], pending: int) -> Self:
+        types = [value.type for value in values]
+        return cls.create(operands=list(values), attributes={"pending": IntegerAttr(pending, i64)}, result_types=types)
+
+
+@irdl_op_definition
+class ReleaseOp(_OfRing, IRDLOperation):
     """A consumer is done with the stage, and goes on to the next."""
 
     name = "nvidia.release"
+    ring = attr_def(IntegerAttr)
 
 
 OPS: list[type[IRDLOperation]] = [
@@ -206,5 +264,6 @@ OPS: list[type[IRDLOperation]] = [
     WaitOp,
     SlotOp,
     WgmmaOp,
+    FinishOp,
     ReleaseOp,
 ]

@@ -23,14 +23,22 @@ from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
 from weft.backends.nvidia.engine_stores import store_by_engine
 from weft.backends.nvidia.extents import ConvertedLimits
-from weft.backends.nvidia.global_memory import joined, load_chunk, load_pairs, pair, rounded_to, store_chunk
+from weft.backends.nvidia.global_memory import (
+    joined,
+    load_chunk,
+    load_pairs,
+    narrowed_to,
+    pair,
+    rounded_to,
+    store_chunk,
+)
 from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.loops import loop_with
-from weft.backends.nvidia.math import divide_all, emit_map, rough_exp
+from weft.backends.nvidia.math import divide_all, emit_map, power_of_two, rough_exp
 from weft.backends.nvidia.mma import AHEAD, PACKED, MmaOp, PackOp, SqueezeOp, multiply
 from weft.backends.nvidia.plain_dot import emit_plain_dot
 from weft.backends.nvidia.reduce import Exchange, Parts, reduce_axis
-from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
+from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous, packed_for_product
 from weft.backends.nvidia.row_roles import emit_streaming
 from weft.backends.nvidia.shared_memory import part_bytes, row_pitch
 from weft.backends.nvidia.streaming import CROSSES, CopyOp, ReadOp, StreamOp, WaitKeptOp
@@ -58,7 +66,9 @@ class KernelCodegen:
         self.tiles: dict[SSAValue, list[V]] = {}
         self.slots: dict[SSAValue, V] = {}
         self.maps: list[V] = []
-        self.ring: Ring | None = None
+        self.words: dict[SSAValue, list[V]] = {}
+        self.in_flight: dict[SSAValue, list[V]] = {}
+        self.rings: list[Ring] = []
         self.kept: Ring | None = None
         self.crossing: Crossing | None = None
         self.limits = ConvertedLimits()
@@ -171,13 +181,14 @@ class KernelCodegen:
         lower, upper, step = (self.size(size, op.indices) for size in op.bounds.data)
         initial = [self.tiles[value] for value in op.initial]
 
-        ring = self.ring if any(isinstance(inner, RING_OPS) for inner in op.walk()) else None
-        if ring is not None:  # where a role is in the ring goes from turn to turn too
-            initial.append(ring.state)
+        numbers = sorted({inner.ring.value.data for inner in op.walk() if isinstance(inner, RING_OPS)})
+        rings = [self.rings[number] for number in numbers]
+        # Where a role is in its rings goes from turn to turn too.
+        initial += [ring.state for ring in rings]
 
         def body(variable: V, carried: list[list[V]]) -> list[list[V]]:
             self.scalars[op.block.args[0]] = variable
-            if ring is not None:
+            for ring in reversed(rings):
                 ring.state = carried.pop()
             self.tiles.update(zip(op.block.args[1:], carried, strict=True))
             self.block(op.block)
@@ -185,10 +196,10 @@ class KernelCodegen:
             assert last is not None
             pairs = zip(last.operands, op.block.args[1:], strict=True)
             yielded = [self._kept(value, self.tiles[before]) for value, before in pairs]
-            return yielded if ring is None else [*yielded, ring.state]
+            return [*yielded, *(ring.state for ring in rings)]
 
         results = loop_with(self.b, lower, upper, step, initial, body)
-        if ring is not None:
+        for ring in reversed(rings):
             ring.state = results.pop()
         self.tiles.update(zip(op.results, results, strict=True))
 
@@ -405,7 +416,14 @@ class KernelCodegen:
         self.tiles[op.out] = values
 
     def _map(self, op: tile.MapOp) -> None:
+        if (words := packed_for_product(self, op)) is not None:
+            self.words[op.out] = words
+            return
         layout = layout_of(op.out)
+        if (product := contracted(op)) is not None:
+            factors = [self.registers_of(arg, layout) for arg in (*product.args, op.args[1])]
+            self.tiles[op.out] = [self.b.intrinsic("fma", *args) for args in zip(*factors, strict=True)]
+            return
         operands = [self.registers_of(arg, layout) for arg in op.args]
         if self._divides_many(op):
             exact = any(narrowed_to(use.operation) is None for use in op.out.uses)
@@ -447,6 +465,8 @@ class KernelCodegen:
             if narrowed_to(op) is not None and args[0].type == "float":
                 return rounded_to(self.b, args[0], target)
             return emit_cast(self.b, args[0], source, target)
+        if function == "exp2" and tile.FLUSHES in op.attributes and args[0].type == "float":
+            return power_of_two(self.b, args[0])
         if function == "exp" and args[0].type == "float" and loses_digits(op.out):
             return rough_exp(self.b, args[0])
         return emit_map(self.b, function, args, tile.tile_type(op.args[-1]).dtype)
@@ -552,13 +572,12 @@ def loses_digits(value: SSAValue) -> bool:
     return True
 
 
-def narrowed_to(op: Operation) -> DType | None:
-    """The type of 16 bits that a cast rounds floats to, if it is such a cast."""
-    if not isinstance(op, tile.MapOp) or op.function.data != "cast" or "rounding" in op.attributes:
+def contracted(op: tile.MapOp) -> tile.MapOp | None:
+    """The product, of floats, that a sum takes as it is, without rounding it first."""
+    first = op.args[0].owner if op.function.data == "add" else None
+    if not isinstance(first, tile.MapOp) or tile.CONTRACTS not in first.attributes:
         return None
-    source, target = from_attribute(op.attributes["source"]), from_attribute(op.attributes["target"])
-    assert isinstance(source, DType) and isinstance(target, DType)
-    return target if source.name == "f32" and target.name in ("bf16", "f16") else None
+    return first if register_type(tile.tile_type(op.out).dtype) == "float" else None
 
 
 @lru_cache(4096)

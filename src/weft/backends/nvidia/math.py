@@ -75,6 +75,11 @@ def _tanh(x: E) -> E:
     return magnitude.compare("olt", 0.6).select(small, large)
 
 
+def power_of_two(b: Function, x: V) -> V:
+    """2^x of a float, or zero where that is below the normal numbers: one instruction."""
+    return asm(b, "float", "ex2.approx.ftz.f32 $0, $1;", "=f,f", x)
+
+
 def divide_all(b: Function, dividends: Sequence[V], divisor: V, exact: bool) -> list[V]:
     """Many f32 by one: a reciprocal for all, and for each a product and, for an `exact` quotient, what is left of it.
 

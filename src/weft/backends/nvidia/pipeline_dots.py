@@ -3,25 +3,26 @@
 %c = tile.for %k (%acc) {                              nvidia.roles {
   %a = tile.load %x[%m, %k] : 128x64                     … nvidia.acquire ; nvidia.fill 0 [%k, %m] ; nvidia.fill 1 …
   %b = tile.load %w[%k, %n] : 64x256             →     } {
-  tile.yield tile.dot %a, %b, %acc }                     … nvidia.wait ; nvidia.wgmma … ; nvidia.release
+  tile.yield tile.dot %a, %b, %acc }                     … nvidia.wait ; nvidia.wgmma … ; nvidia.finish ; nvidia.release
 tile.store %y[%m, %n], gelu(%c)                          tile.store %y[%m, %n], gelu(%c)
                                                        }
 
-The loads of the loop that only products read are what the producer does; all else stays with the consumers. Blocks are
-persistent: each walks the programs, in an order that keeps what neighbours share in the second-level cache.
+The loads that only products read are what the producer does; all else stays with the consumers. A product is begun
+where it stands and waited for where something else first needs it, so that what stands between runs beside it. Blocks
+are persistent: each walks the programs, in an order that keeps what neighbours share in the second-level cache.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from xdsl.dialects.builtin import IntegerAttr, i64
-from xdsl.ir import Block, OpResult, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.asynchronous import (
     COORDINATES,
-    LINE,
     MAP,
     STAGE_BYTES,
     STAGE_COLUMNS,
@@ -30,22 +31,25 @@ from weft.backends.nvidia.asynchronous import (
     BlockNumberOp,
     CommitOp,
     FillOp,
+    FinishOp,
     IndexOp,
     ReleaseOp,
+    RingType,
     RolesOp,
     SlotOp,
-    SlotType,
     WaitOp,
     WgmmaOp,
 )
 from weft.backends.nvidia.code import TensorMap
 from weft.backends.nvidia.dialect import SHARED, WARPS, set_integer
+from weft.backends.nvidia.operand_copies import Batch, Operands, blocks_of, operands_of
+from weft.backends.nvidia.roles import BARRIER_BYTES
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.tensor_parts import part_of
 from weft.ir.expr import Size, floordiv, minimum, mod, product, substitute, symbol
 from weft.tile import dialect as tile
 
-_MOST_STAGES, _BARRIER_BYTES, _ALIGNMENT = 6, 16, 1024
+_MOST_STAGES, _ALIGNMENT = 6, 1024
 _GROUP = 16
 """Neighbouring blocks of rows that are walked together, so that they share columns while these are near."""
 
@@ -59,46 +63,46 @@ class Pipelined:
     maps: tuple[TensorMap, ...]
 
 
-@dataclass(frozen=True)
-class _Copy:
-    """A load as the copy engine does it."""
-
-    load: tile.LoadOp
-    map: TensorMap
-    slot: SlotType
-    coordinates: tuple[Size, ...]
-
-
 def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, scratch: int = 0) -> Pipelined | None:
-    """Rewrite a kernel in place, if it has a loop of products that the tensor cores of Hopper take from slots."""
+    """Rewrite a kernel in place, if it has loops of products that the tensor cores of Hopper take from slots."""
     if not target.has_wgmma:
         return None
-    loops = [op for op in kernel.block.ops if isinstance(op, tile.ForOp)]
-    if len(loops) != 1 or any(isinstance(op, tile.DotOp) for op in kernel.block.ops):
+    blocks = blocks_of(kernel)
+    dots = [op for block in blocks or () for op in block.ops if isinstance(op, tile.DotOp)]
+    if not dots or all(dot.parent is kernel.block for dot in dots):
         return None
-    (loop,) = loops
-    dots = [op for op in loop.block.ops if isinstance(op, tile.DotOp)]
-    if not dots or any(op.regions for op in loop.block.ops):
-        return None
-    copies = _copies(kernel, dots)
-    if copies is None:
-        return None
+    operands = operands_of(kernel, dots)
     consumers = {64: 1, 128: 2, 192: 3, 256: 2}.get(tile.tile_type(dots[0].out).sizes[0])
-    if consumers is None or not all(_fits(dot, consumers) for dot in dots):
+    if operands is None or consumers is None or not all(_fits(dot, consumers) for dot in dots):
         return None
-    stage = sum(copy.slot.bytes for copy in copies)
-    maps = [copy.map for copy in copies]
+    maps = list(dict.fromkeys(copy.map for batch in operands.batches.values() for copy in batch.copies))
+    inputs = len(maps)
     engines = _give_stores_to_engine(kernel, maps)
     staging = 4 * consumers * 2 * STAGE_BYTES if engines else 0
-    stages = min(_MOST_STAGES, (target.shared_per_block - scratch - staging - _ALIGNMENT) // (stage + _BARRIER_BYTES))
-    if stages < 2:
+    rings = _rings(operands, target.shared_per_block - scratch - staging - _ALIGNMENT)
+    if rings is None:
         return None
-    ring = -(-stages * (stage + _BARRIER_BYTES) // _ALIGNMENT) * _ALIGNMENT
+    ring = sum(each.bytes + each.count * BARRIER_BYTES for each in rings)
+    ring = -(-ring // _ALIGNMENT) * _ALIGNMENT
     for op in engines:
         set_integer(op, SHARED, ring)
-    _split(kernel, loop, copies, stages, consumers)
+    _split(kernel, operands, maps[:inputs], rings, consumers)
     set_integer(kernel, WARPS, 4 * consumers)
     return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps))
+
+
+def _rings(operands: Operands, room: int) -> list[RingType] | None:
+    """As many stages as there is room for, the same number in all rings but those of what is held."""
+    bytes_of = [sum(slot.bytes for slot in slots) + BARRIER_BYTES for slots in operands.rings]
+    held = sum(size for size, is_held in zip(bytes_of, operands.held, strict=True) if is_held)
+    moving = sum(bytes_of) - held
+    stages = min(_MOST_STAGES, (room - held) // moving) if moving else 0
+    if stages < 2:
+        return None
+    return [
+        RingType.of(1 if is_held else stages, slots)
+        for slots, is_held in zip(operands.rings, operands.held, strict=True)
+    ]
 
 
 def _give_stores_to_engine(kernel: tile.KernelOp, maps: list[TensorMap]) -> list[tile.StoreOp]:
@@ -125,63 +129,23 @@ def _fits(dot: tile.DotOp, consumers: int) -> bool:
     )
 
 
-def _copies(kernel: tile.KernelOp, dots: list[tile.DotOp]) -> list[_Copy] | None:
-    copies: dict[SSAValue, _Copy] = {}
-    for dot in dots:
-        for value in (dot.a, dot.b):
-            if value in copies:
-                continue
-            if (
-                not isinstance(value, OpResult)
-                or not isinstance(value.op, tile.LoadOp)
-                or value.op.parent is not dot.parent
-            ):
-                return None
-            if any(not isinstance(use.operation, tile.DotOp) for use in value.uses):
-                return None
-            copy = _as_copy(kernel, value.op)
-            if copy is None:
-                return None
-            copies[value] = copy
-    if len({copy.slot.dtype for copy in copies.values()}) != 1:
-        return None
-    return list(copies.values())
-
-
-def _as_copy(kernel: tile.KernelOp, op: tile.LoadOp) -> _Copy | None:
-    """A load as boxes of a tensor, as wide as a line."""
-    shape, dtype = tile.tile_type(op.out).sizes, pointer_dtype(op)
-    part = part_of(kernel, op, shape)
-    if (
-        part is None
-        or shape[part.inner] * dtype.bytes % LINE
-        or shape[1 - part.inner] > 256
-        or shape[1 - part.inner] % 8
-    ):
-        return None
-    box = (LINE // dtype.bytes, shape[1 - part.inner])
-    return _Copy(op, part.map(box), SlotType.of(shape, part.inner, dtype), part.coordinates)
-
-
-def _split(kernel: tile.KernelOp, loop: tile.ForOp, copies: list[_Copy], stages: int, consumers: int) -> None:
+def _split(
+    kernel: tile.KernelOp, operands: Operands, maps: Sequence[TensorMap], rings: Sequence[RingType], consumers: int
+) -> None:
     block = kernel.block
     original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
     first, count = BlockNumberOp.make("number"), BlockNumberOp.make("count")
     block.insert_ops_before([first, count], original[0])
     roles: list[Block] = []
-    for is_producer in (True, False):
+    for role in (_Producer, _Consumer):
         programs, mapping = _programs(kernel, first.out, count.out)
         roles.append(Block([programs]))
-        for op in original:
-            if op is loop:
-                (_produce if is_producer else _consume)(programs.block, loop, mapping, copies)
-            elif not is_producer and not isinstance(op, tile.ProgramOp):
-                programs.block.add_op(op.clone(mapping))
+        role(operands, maps, mapping).walk(original, programs.block)
         programs.block.add_op(tile.YieldOp.create())
     for op in reversed(original):
         op.detach()
         op.erase(safe_erase=False)
-    block.insert_op_after(RolesOp.make(stages, consumers, [copy.slot for copy in copies], *roles), count)
+    block.insert_op_after(RolesOp.make(consumers, rings, *roles), count)
 
 
 def _programs(kernel: tile.KernelOp, first: SSAValue, count: SSAValue) -> tuple[tile.ForOp, dict[SSAValue, SSAValue]]:
@@ -218,43 +182,123 @@ def _numbers(grid: list[Size]) -> list[Size]:
     return [*numbers, floordiv(inside, height), top + mod(inside, height)]
 
 
-def _produce(block: Block, loop: tile.ForOp, mapping: dict[SSAValue, SSAValue], copies: list[_Copy]) -> None:
-    turns = tile.ForOp.make(loop.bounds, [mapping.get(i, i) for i in loop.indices], [])
-    block.add_op(turns)
-    mapping = mapping | {loop.block.args[0]: turns.block.args[0]}
-    turns.block.add_op(AcquireOp.create())
-    for number, copy in enumerate(copies):
-        attributes = {
-            "slot": IntegerAttr(number, i64),
-            "map": IntegerAttr(number, i64),
-            "coordinates": tile.Sizes(copy.coordinates),
-        }
-        indices = [mapping.get(i, i) for i in copy.load.indices]
-        turns.block.add_op(FillOp.create(operands=indices, attributes=attributes))
-    turns.block.add_ops([CommitOp.create(), tile.YieldOp.create()])
+def _numbered(**numbers: int) -> dict[str, Attribute]:
+    return {name: IntegerAttr(number, i64) for name, number in numbers.items()}
 
 
-def _consume(block: Block, loop: tile.ForOp, mapping: dict[SSAValue, SSAValue], copies: list[_Copy]) -> None:
-    indices = [mapping.get(i, i) for i in loop.indices]
-    turns = tile.ForOp.make(loop.bounds, indices, [mapping.get(v, v) for v in loop.initial])
-    block.add_op(turns)
-    inside = mapping | dict(zip(loop.block.args, turns.block.args, strict=True))
-    turns.block.add_op(WaitOp.create())
-    for number, copy in enumerate(copies):
-        taken = SlotOp.create(attributes={"slot": IntegerAttr(number, i64)}, result_types=[copy.slot])
-        turns.block.add_op(taken)
-        inside[copy.load.out] = taken.out
-    copied = {copy.load for copy in copies}
-    for op in loop.block.ops:
-        match op:
-            case tile.DotOp():
-                product_ = WgmmaOp.create(operands=[inside.get(o, o) for o in op.operands], result_types=[op.out.type])
-                turns.block.add_op(product_)
-                inside[op.out] = product_.out
-            case tile.YieldOp():
-                turns.block.add_ops([ReleaseOp.create(), op.clone(inside)])
-            case tile.LoadOp() if op in copied:
-                pass
-            case _:
-                turns.block.add_op(op.clone(inside))
-    mapping.update(zip(loop.results, turns.results, strict=True))
+@dataclass
+class _Producer:
+    """Brings each batch where the first load of it stands."""
+
+    operands: Operands
+    maps: Sequence[TensorMap]
+    mapping: dict[SSAValue, SSAValue]
+
+    def walk(self, ops: Sequence[Operation], block: Block) -> None:
+        for op in ops:
+            if isinstance(op, tile.ForOp) and any(inner in self.operands.batches for inner in op.block.ops):
+                turns = tile.ForOp.make(op.bounds, [self.mapping.get(i, i) for i in op.indices], [])
+                block.add_op(turns)
+                self.mapping[op.block.args[0]] = turns.block.args[0]
+                self.walk(list(op.block.ops), turns.block)
+                turns.block.add_op(tile.YieldOp.create())
+            elif isinstance(op, tile.LoadOp) and op in self.operands.batches:
+                batch = self.operands.batches[op]
+                if batch.copies[0].load is op:
+                    self._bring(batch, block)
+
+    def _bring(self, batch: Batch, block: Block) -> None:
+        block.add_op(AcquireOp.of(batch.ring))
+        for number, copy in enumerate(batch.copies):
+            attributes = _numbered(ring=batch.ring, slot=number, map=self.maps.index(copy.map))
+            attributes["coordinates"] = tile.Sizes(copy.coordinates)
+            indices = [self.mapping.get(i, i) for i in copy.load.indices]
+            block.add_op(FillOp.create(operands=indices, attributes=attributes))
+        block.add_op(CommitOp.of(batch.ring))
+
+
+@dataclass
+class _Consumer:
+    """Begins products where they stand, and finishes them where something else needs them."""
+
+    operands: Operands
+    maps: Sequence[TensorMap]
+    mapping: dict[SSAValue, SSAValue]
+    under_way: list[tile.DotOp] = field(default_factory=list[tile.DotOp])
+    left: dict[int, set[tile.DotOp]] = field(default_factory=dict[int, "set[tile.DotOp]"])
+
+    def walk(self, ops: Sequence[Operation], block: Block) -> None:
+        for op in ops:
+            match op:
+                case tile.LoadOp() if op in self.operands.batches:
+                    if self.operands.batches[op].held:
+                        self._take(self.operands.batches[op], block)
+                case tile.DotOp():
+                    self._begin(op, block)
+                case tile.ForOp():
+                    self._finish(len(self.under_way), block)
+                    self._loop(op, block)
+                case tile.ProgramOp():
+                    pass
+                case _:
+                    needed = [number for number, dot in enumerate(self.under_way, 1) if dot.out in op.operands]
+                    # Nothing is under way from turn to turn.
+                    self._finish(len(self.under_way) if isinstance(op, tile.YieldOp) else max(needed, default=0), block)
+                    block.add_op(op.clone(self.mapping))
+
+    def _loop(self, op: tile.ForOp, block: Block) -> None:
+        indices, initial = ([self.mapping.get(v, v) for v in values] for values in (op.indices, op.initial))
+        turns = tile.ForOp.make(op.bounds, indices, initial)
+        block.add_op(turns)
+        self.mapping.update(zip(op.block.args, turns.block.args, strict=True))
+        self.walk(list(op.block.ops), turns.block)
+        self.mapping.update(zip(op.results, turns.results, strict=True))
+        self._release_held({inner for inner in op.block.ops if isinstance(inner, tile.DotOp)}, block)
+
+    def _take(self, batch: Batch, block: Block) -> None:
+        block.add_op(WaitOp.of(batch.ring))
+        for number, copy in enumerate(batch.copies):
+            attributes = _numbered(ring=batch.ring, slot=number)
+            slot = SlotOp.create(attributes=attributes, result_types=[copy.slot])
+            block.add_op(slot)
+            self.mapping[copy.load.out] = slot.out
+        self.left[id(batch)] = set(batch.dots)
+
+    def _begin(self, dot: tile.DotOp, block: Block) -> None:
+        for batch in self.operands.of(dot):
+            if id(batch) not in self.left:
+                self._take(batch, block)
+        begun = WgmmaOp.create(operands=[self.mapping.get(o, o) for o in dot.operands], result_types=[dot.out.type])
+        block.add_op(begun)
+        self.mapping[dot.out] = begun.out
+        self.under_way.append(dot)
+
+    def _finish(self, count: int, block: Block) -> None:
+        """Wait for the first so many of the products that are under way, and release what only they read."""
+        done, self.under_way = self.under_way[:count], self.under_way[count:]
+        if not done:
+            return
+        # What only another product was added to is in that one's registers.
+        used = [dot for dot in done if any(not isinstance(use.operation, tile.DotOp) for use in dot.out.uses)]
+        finish = FinishOp.make([self.mapping[dot.out] for dot in used], len(self.under_way))
+        block.add_op(finish)
+        self.mapping.update(zip((dot.out for dot in used), finish.outs, strict=True))
+        for batch in [batch for dot in done for batch in self.operands.of(dot) if not batch.held]:
+            if id(batch) in self.left:
+                self._forget(batch, set(done), block)
+        self._release_held(set(done), block, inside=True)
+
+    def _release_held(self, dots: set[tile.DotOp], block: Block, inside: bool = False) -> None:
+        """What is held is released where it was taken: outside of loops."""
+        for batch in {id(b): b for b in self.operands.batches.values() if b.held}.values():
+            own = dots & batch.dots
+            if inside:
+                own = {dot for dot in own if dot.parent is batch.copies[0].load.parent}
+            if own and id(batch) in self.left:
+                self._forget(batch, own, block)
+
+    def _forget(self, batch: Batch, dots: set[tile.DotOp], block: Block) -> None:
+        self.left[id(batch)] -= dots
+        if not self.left[id(batch)]:
+            del self.left[id(batch)]
+            block.add_op(ReleaseOp.of(batch.ring))

@@ -255,11 +255,11 @@ def _split(kernel: tile.KernelOp, rows: list[_Row], stages: int, blocks: int, cr
     producer = Block(
         [CopyOp.make(row.load.pointer, [], i, row.load.offset, kept=True) for i, row in enumerate(kept)] + [programs]
     )
-    programs.block.add_op(AcquireOp.create())
+    programs.block.add_op(AcquireOp.of())
     for number, row in enumerate(moving):
         indices = [mapping.get(i, i) for i in row.load.indices]
         programs.block.add_op(CopyOp.make(row.load.pointer, indices, number, row.load.offset))
-    programs.block.add_ops([CommitOp.create(), tile.YieldOp.create()])
+    programs.block.add_ops([CommitOp.of(), tile.YieldOp.create()])
     programs, mapping = _programs(kernel, first.out, count.out)
     consumer = Block([*([WaitKeptOp.create()] if kept else []), programs])
     _consume(programs.block, _ordered(original, {row.load for row in rows}), mapping, moving, kept)
@@ -331,7 +331,7 @@ def _consume(
             continue
         number, row = places[op]  # type: ignore[index]
         if not row.kept and len(unread) == len(moving):
-            block.add_op(WaitOp.create())
+            block.add_op(WaitOp.of())
         strides = tile.Sizes(_strides(tile.tile_type(row.load.out).sizes))
         read = ReadOp.make(number, strides, row.load.out.type, row.kept)
         read.attributes[LAYOUTS] = row.load.attributes[LAYOUTS]
@@ -339,5 +339,5 @@ def _consume(
         mapping[row.load.out] = read.out
         unread.discard(row.load)
         if not row.kept and not unread:
-            block.add_op(ReleaseOp.create())
+            block.add_op(ReleaseOp.of())
     block.add_op(tile.YieldOp.create())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.block import (
@@ -53,12 +54,23 @@ def _groups(layout: Layout, axis: int, parts: Sequence[Parts]) -> list[list[Part
     return list(groups.values())
 
 
+_Node: TypeAlias = "int | tuple[_Node, _Node]"
+
+
 def _tree(values: list[Parts], combine: Combine) -> Parts:
-    """Neighbours first, in order: positions stay comparable, and sums are short."""
-    while len(values) > 1:
-        paired = [combine(a, c) for a, c in zip(values[::2], values[1::2], strict=False)]
-        values = paired + values[len(paired) * 2 :]
-    return values[0]
+    """Neighbours first, in order: positions stay comparable, and sums are short.
+
+    A branch is finished before the next is begun: few results on the way are held at the same time.
+    """
+    nodes: list[_Node] = list(range(len(values)))
+    while len(nodes) > 1:
+        paired: list[_Node] = list(zip(nodes[::2], nodes[1::2], strict=False))
+        nodes = paired + nodes[len(paired) * 2 :]
+
+    def combined(node: _Node) -> Parts:
+        return values[node] if isinstance(node, int) else combine(combined(node[0]), combined(node[1]))
+
+    return combined(nodes[0])
 
 
 def axis_bits(modes: Sequence[Mode], axis: int) -> list[int]:

@@ -1,8 +1,8 @@
-"""Kernels of roles as LLVM code: the ring of stages, its barriers, the copy engine, and who does what."""
+"""Kernels of roles as LLVM code: the rings of stages, their barriers, the copy engine, and who does what."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from xdsl.ir import Operation
@@ -15,6 +15,7 @@ from weft.backends.nvidia.asynchronous import (
     BlockNumberOp,
     CommitOp,
     FillOp,
+    FinishOp,
     IndexOp,
     ReleaseOp,
     RolesOp,
@@ -26,8 +27,9 @@ from weft.backends.nvidia.asynchronous import (
 from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converged, do, elected, i32
 from weft.backends.nvidia.dialect import layout_of
 from weft.backends.nvidia.engine_stores import finish_stores
+from weft.backends.nvidia.global_memory import narrowed_to, pair
 from weft.backends.nvidia.streaming import PieceType
-from weft.backends.nvidia.wgmma import descriptor, multiply
+from weft.backends.nvidia.wgmma import descriptor, multiply, wait
 from weft.errors import LoweringError
 from weft.tile import dialect as tile
 
@@ -35,9 +37,11 @@ if TYPE_CHECKING:
     from weft.backends.nvidia.codegen import KernelCodegen
 
 _GROUP_WARPS = 4
-_REGISTERS = {1: (56, 256), 2: (40, 232), 3: (32, 160)}
+_REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160)}
 """What a thread of the producer and of a consumer may use, by the number of consumers: together what all enter with."""
 RING_OPS = (AcquireOp, CommitOp, WaitOp, ReleaseOp)
+BARRIER_BYTES = 16
+"""Of the two barriers of a stage."""
 
 
 @dataclass
@@ -53,16 +57,21 @@ class Ring:
     """Of blocks in a cluster: how often they have exchanged something."""
     arriving: V | None = None
     """The bytes that come for a stage, where they are not known before."""
+    barriers: V | None = None
+    """Where the barriers are, if not behind the slots."""
 
     @property
     def state(self) -> list[V]:
         """What goes on from turn to turn of a loop."""
-        return [self.stage, self.phase, *([] if self.turn is None else [self.turn])]
+        return [*([self.stage] if self.stages > 1 else []), self.phase, *([] if self.turn is None else [self.turn])]
 
     @state.setter
     def state(self, values: list[V]) -> None:
-        self.stage, self.phase, *rest = values
-        self.turn = rest[0] if rest else None
+        left = list(values)
+        if self.stages > 1:
+            self.stage = left.pop(0)
+        self.phase = left.pop(0)
+        self.turn = left[0] if left else None
 
     @property
     def stage_bytes(self) -> int:
@@ -74,30 +83,48 @@ class Ring:
         return b.add(self.base, b.add(b.mul(self.stage, i32(self.slots[number].bytes)), i32(start)))
 
     def full(self, b: Function) -> V:
-        return b.add(self.base, b.add(b.mul(self.stage, i32(8)), i32(self.stages * self.stage_bytes)))
+        first = self.barriers or b.add(self.base, i32(self.stages * self.stage_bytes))
+        return b.add(first, b.mul(self.stage, i32(8)))
 
     def empty(self, b: Function) -> V:
         return b.add(self.full(b), i32(8 * self.stages))
 
     def advance(self, b: Function) -> None:
+        if self.stages == 1:
+            self.phase = b.binary("xor", self.phase, i32(1))
+            return
         wrap = b.icmp("eq", self.stage, i32(self.stages - 1))
         self.stage = b.select(wrap, i32(0), b.add(self.stage, i32(1)))
         self.phase = b.binary("xor", self.phase, b.convert("zext", wrap, "i32"))
 
 
+def _rings(b: Function, op: RolesOp) -> list[Ring]:
+    """All slots lie before all barriers."""
+    types = list(op.rings)
+    base = b.emit("i32", f"ptrtoint ptr addrspace(3) @{SHARED_SYMBOL} to i32")
+    rings: list[Ring] = []
+    start, barriers = 0, sum(each.bytes for each in types)
+    for each in types:
+        place, behind = b.add(base, i32(start)), b.add(base, i32(barriers))
+        rings.append(Ring(each.count, tuple(each.slots), place, i32(0), i32(0), barriers=behind))
+        start += each.bytes
+        barriers += BARRIER_BYTES * each.count
+    return rings
+
+
 def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     """The whole of a kernel: set up the barriers, then each warp takes its role."""
     b = codegen.b
-    stages, consumers = op.stages.value.data, op.consumers.value.data
+    consumers = op.consumers.value.data
     thread = b.call("llvm.nvvm.read.ptx.sreg.tid.x", "i32")
     warp = converged(b, "i32", "shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", b.binary("lshr", thread, i32(5)))
-    base = b.emit("i32", f"ptrtoint ptr addrspace(3) @{SHARED_SYMBOL} to i32")
-    ring = Ring(stages, tuple(op.slots), base, i32(0), i32(0))
+    rings = _rings(b, op)
     with b.when(b.icmp("eq", thread, i32(0))):
-        for number in range(stages):
-            at = Ring(stages, ring.slots, base, i32(number), i32(0))
-            do(b, "mbarrier.init.shared::cta.b64 [$0], 1;", "r", at.full(b))
-            do(b, f"mbarrier.init.shared::cta.b64 [$0], {_GROUP_WARPS * consumers};", "r", at.empty(b))
+        for ring in rings:
+            for number in range(ring.stages):
+                at = replace(ring, stage=i32(number))
+                do(b, "mbarrier.init.shared::cta.b64 [$0], 1;", "r", at.full(b))
+                do(b, f"mbarrier.init.shared::cta.b64 [$0], {_GROUP_WARPS * consumers};", "r", at.empty(b))
         do(b, "fence.mbarrier_init.release.cluster;", "")
     barrier(b)
     producing, consuming, after = b.label("producer"), b.label("consumer"), b.label("after")
@@ -107,7 +134,7 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     if consumers > 1:
         do(b, f"setmaxnreg.dec.sync.aligned.u32 {fewer};", "")
     with b.when(b.icmp("eq", warp, i32(0))), b.when(elected(b)):
-        codegen.ring = Ring(stages, ring.slots, base, i32(0), i32(0))
+        codegen.rings = [replace(ring) for ring in rings]
         codegen.block(op.producer.block)
     b.branch(after)
     b.start(consuming)
@@ -116,7 +143,7 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     own = b.sub(warp, i32(_GROUP_WARPS))
     codegen.threads = Threads(b, _GROUP_WARPS * consumers, b.binary("and", thread, i32(31)), own, barrier_number=1)
     codegen.threads.prepare(codegen.layouts)
-    codegen.ring = ring
+    codegen.rings = rings
     codegen.block(op.consumer.block)
     if any(MAP in inner.attributes for inner in op.consumer.walk()):
         finish_stores(codegen)
@@ -139,10 +166,16 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
         case RolesOp():
             emit_roles(codegen, op)
             return
+        case WgmmaOp():
+            _multiply(codegen, op)
+            return
+        case FinishOp():
+            _finish(codegen, op)
+            return
+        case AcquireOp() | FillOp() | CommitOp() | WaitOp() | SlotOp() | ReleaseOp():
+            ring = codegen.rings[op.ring.value.data]
         case _:
-            pass
-    ring = codegen.ring
-    assert ring is not None
+            raise LoweringError(f"there is no code for {op.name} on a GPU")
     match op:
         case AcquireOp():
             wait_for(b, ring.empty(b), b.binary("xor", ring.phase, i32(1)))
@@ -158,13 +191,10 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
         case ReleaseOp():
             if isinstance(ring.slots[0], PieceType):  # all lanes have read what they need
                 do(b, "bar.warp.sync -1;", "")
-            with b.when(elected(b)):
-                do(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", "r", ring.empty(b))
+            # Without a branch: products may be under way.
+            text = "{ .reg .pred p; elect.sync _|p, -1; @p mbarrier.arrive.shared::cta.b64 _, [$0]; }"
+            do(b, text, "r", ring.empty(b))
             ring.advance(b)
-        case WgmmaOp():
-            _multiply(codegen, op)
-        case _:
-            raise LoweringError(f"there is no code for {op.name} on a GPU")
 
 
 def _fill(codegen: KernelCodegen, op: FillOp, ring: Ring) -> None:
@@ -194,20 +224,45 @@ def _fill(codegen: KernelCodegen, op: FillOp, ring: Ring) -> None:
 def _multiply(codegen: KernelCodegen, op: WgmmaOp) -> None:
     b = codegen.b
     a_type, b_type = op.a.type, op.b.type
-    assert isinstance(a_type, SlotType) and isinstance(b_type, SlotType)
+    assert isinstance(b_type, SlotType)
     layout = layout_of(op.out)
     rows = tile.tile_type(op.out).sizes[0] * _GROUP_WARPS // layout.warp_count
-    group = b.binary("lshr", codegen.threads.warp, i32(2))
-    # A warp group's rows: whole lines further on where rows are lines, whole blocks where they are not.
-    apart = rows * LINE if a_type.axis == 1 else rows * a_type.dtype.bytes // LINE * a_type.lines * LINE
-    start = b.add(codegen.slots[op.a], b.mul(group, i32(apart)))
-    left = descriptor(b, start, a_type, 1), a_type
     right = descriptor(b, codegen.slots[op.b], b_type, 0), b_type
-    if op.accumulator is None:
-        total, adding = [V("float", "undef")] * layout.count, i32(0)
+    if isinstance(a_type, SlotType):
+        group = b.binary("lshr", codegen.threads.warp, i32(2))
+        # A warp group's rows: whole lines further on where rows are lines, whole blocks where they are not.
+        apart = rows * LINE if a_type.axis == 1 else rows * a_type.dtype.bytes // LINE * a_type.lines * LINE
+        start = b.add(codegen.slots[op.a], b.mul(group, i32(apart)))
+        left = descriptor(b, start, a_type, 1), a_type
     else:
-        total, adding = codegen.tiles[op.accumulator], i32(1)
-    codegen.tiles[op.out] = multiply(b, left, right, total, rows, adding)
+        left = codegen.in_flight[op.out] = codegen.words[op.a]
+    total = None if op.accumulator is None else codegen.tiles[op.accumulator]
+    codegen.tiles[op.out] = multiply(b, left, right, total, rows)
+
+
+def packed_for_product(codegen: KernelCodegen, op: tile.MapOp) -> list[V] | None:
+    """The words of a tile that is narrowed for products alone, which read it from registers.
+
+    Two neighbouring 8x8 blocks of an accumulator, narrowed, are just what a product reads as its left operand. They
+    stay where they are packed: it is one register instead of two.
+    """
+    dtype = narrowed_to(op)
+    if dtype is None or not op.out.uses or not all(isinstance(use.operation, WgmmaOp) for use in op.out.uses):
+        return None
+    values = codegen.tiles[op.args[0]]
+    pairs = zip(values[::2], values[1::2], strict=True)
+    return [pair(codegen.b, low, high, dtype.name, pure=False) for low, high in pairs]
+
+
+def _finish(codegen: KernelCodegen, op: FinishOp) -> None:
+    held = [word for value in op.values for word in codegen.in_flight.get(value, ())]
+    values = [each for value in op.values for each in codegen.tiles[value]]
+    results = wait(codegen.b, values, op.pending.value.data, held)
+    start = 0
+    for value, out in zip(op.values, op.outs, strict=True):
+        count = len(codegen.tiles[value])
+        codegen.tiles[out] = results[start : start + count]
+        start += count
 
 
 def expect(b: Function, address: V, size: V) -> None:

@@ -1,13 +1,14 @@
 """The barrier protocol of a kernel with roles, read off its ops: what `protocol.check` runs.
 
-A stage `s` has the barriers `full s` and `empty s` and the slots `(s, 0), (s, 1), …`. The n-th stage that a role uses
-is stage n modulo their number, in phase n over it.
+Stage `s` of ring `r` has the barriers `full r.s` and `empty r.s` and the slots `(r, s, 0), (r, s, 1), …`. The n-th
+stage of a ring that a role uses is stage n modulo their number, in phase n over it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from xdsl.ir import Block, Operation, SSAValue
 
@@ -16,6 +17,7 @@ from weft.backends.nvidia.asynchronous import (
     BlockNumberOp,
     CommitOp,
     FillOp,
+    FinishOp,
     IndexOp,
     ReleaseOp,
     RolesOp,
@@ -30,12 +32,13 @@ from weft.ir.expr import Size, evaluate
 from weft.tile import dialect as tile
 
 _GROUP_WARPS = 4
+RingOp: TypeAlias = AcquireOp | FillOp | CommitOp | WaitOp | SlotOp | ReleaseOp
 
 
 def protocol_of(kernel: tile.KernelOp, sizes: Sequence[int] = (), block: int = 0, blocks: int = 1) -> Protocol:
     """What the roles of one block of the grid do."""
     (roles,) = [op for op in kernel.block.ops if isinstance(op, RolesOp)]
-    stages, consumers = roles.stages.value.data, roles.consumers.value.data
+    consumers = roles.consumers.value.data
     arguments = kernel.block.args[len(kernel.block.args) - len(kernel.size_names) :]
     known: dict[SSAValue, int] = dict(zip(arguments, sizes, strict=True))
     for op in kernel.block.ops:
@@ -44,38 +47,38 @@ def protocol_of(kernel: tile.KernelOp, sizes: Sequence[int] = (), block: int = 0
     agents = {"producer": list(_Role(roles, known, consumers).run(roles.producer.block))}
     for number in range(consumers):
         agents[f"consumer {number}"] = list(_Role(roles, known, consumers).run(roles.consumer.block))
-    barriers = {f"full {stage}": 1 for stage in range(stages)}
-    barriers |= {f"empty {stage}": _GROUP_WARPS * consumers for stage in range(stages)}
+    barriers: dict[str, int] = {}
+    for ring, type_ in enumerate(roles.rings):
+        barriers |= {f"full {ring}.{stage}": 1 for stage in range(type_.count)}
+        barriers |= {f"empty {ring}.{stage}": _GROUP_WARPS * consumers for stage in range(type_.count)}
     return Protocol(agents, barriers)
 
 
 @dataclass
 class _Role:
-    """One agent's way through the ring."""
+    """One agent's way through the rings."""
 
     roles: RolesOp
     known: Mapping[SSAValue, int]
     consumers: int
-    turn: int = 0
 
     def __post_init__(self) -> None:
         self.values = dict(self.known)
-        self.slots: dict[SSAValue, tuple[int, int]] = {}
+        self.slots: dict[SSAValue, tuple[int, int, int]] = {}
+        self.turns = [0] * len(self.roles.rings)
+        self.under_way: list[list[tuple[int, int, int]]] = []
 
-    @property
-    def stage(self) -> int:
-        return self.turn % self.roles.stages.value.data
-
-    @property
-    def phase(self) -> int:
-        return self.turn // self.roles.stages.value.data
+    def _place(self, op: RingOp) -> tuple[int, int, int, str]:
+        """The ring of an op, its stage and phase, and the end of the names of that stage's barriers."""
+        ring = op.ring.value.data
+        phase, stage = divmod(self.turns[ring], list(self.roles.rings)[ring].count)
+        return ring, stage, phase, f"{ring}.{stage}"
 
     def run(self, block: Block) -> Generator[Event]:
         for op in block.ops:
             yield from self._events(op)
 
     def _events(self, op: Operation) -> Generator[Event]:
-        slots = list(self.roles.slots)
         match op:
             case IndexOp():
                 self.values[op.out] = self._size(op.value.data[0], op.indices)
@@ -84,28 +87,39 @@ class _Role:
                 for number in range(lower, upper, step):
                     self.values[op.block.args[0]] = number
                     yield from self.run(op.block)
-            case AcquireOp():
-                yield Wait(f"empty {self.stage}", self.phase - 1)
-                yield ExpectTx(f"full {self.stage}", sum(slot.bytes for slot in slots))
-            case FillOp():
-                number = op.slot.value.data
-                yield AsyncCopy((self.stage, number), slots[number].bytes, f"full {self.stage}")
-            case WaitOp():
-                yield Wait(f"full {self.stage}", self.phase)
-            case SlotOp():
-                self.slots[op.out] = (self.stage, op.slot.value.data)
+            case AcquireOp() | FillOp() | CommitOp() | WaitOp() | SlotOp() | ReleaseOp():
+                yield from self._of_ring(op)
             case WgmmaOp():
-                yield AsyncRead(self.slots[op.a])
-                yield AsyncRead(self.slots[op.b])
-            case ReleaseOp():
-                yield Arrive(f"empty {self.stage}", _GROUP_WARPS)
-                self.turn += 1
-            case CommitOp():
-                self.turn += 1
+                self.under_way.append([self.slots[o] for o in (op.a, op.b) if o in self.slots])
+            case FinishOp():
+                done = len(self.under_way) - op.pending.value.data
+                for slots in self.under_way[:done]:
+                    yield from map(AsyncRead, slots)
+                del self.under_way[:done]
             case BarrierOp():
                 yield Sync(1, self.consumers)
             case _:
                 pass
+
+    def _of_ring(self, op: RingOp) -> Generator[Event]:
+        ring, stage, phase, name = self._place(op)
+        type_ = list(self.roles.rings)[ring]
+        match op:
+            case AcquireOp():
+                yield Wait(f"empty {name}", phase - 1)
+                yield ExpectTx(f"full {name}", type_.stage_bytes)
+            case FillOp():
+                number = op.slot.value.data
+                yield AsyncCopy((ring, stage, number), list(type_.slots)[number].bytes, f"full {name}")
+            case WaitOp():
+                yield Wait(f"full {name}", phase)
+            case SlotOp():
+                self.slots[op.out] = (ring, stage, op.slot.value.data)
+            case ReleaseOp():
+                yield Arrive(f"empty {name}", _GROUP_WARPS)
+                self.turns[ring] += 1
+            case CommitOp():
+                self.turns[ring] += 1
 
     def _size(self, size: Size, operands: Sequence[SSAValue]) -> int:
         return evaluate(size, {f"d{i}": self.values[operand] for i, operand in enumerate(operands)})

@@ -69,14 +69,14 @@ def _emit_roles(codegen: KernelCodegen, op: StreamOp) -> None:
     b.branch_if(b.icmp("eq", warp, i32(warps)), producing, consuming)
     b.start(producing)
     with b.when(elected(b)):
-        codegen.ring = replace(ring, turn=None)
+        codegen.rings = [replace(ring, turn=None)]
         if kept.slots:
             expect(b, kept.full(b), _sum(b, [_bytes(codegen, p) for p in kept.slots if isinstance(p, PieceType)]))
         codegen.block(op.producer.block)
     b.branch(after)
     b.start(consuming)
     codegen.threads.prepare([*codegen.layouts, *(replace(layout, blocks=()) for layout in codegen.layouts)])
-    codegen.ring = ring
+    codegen.rings = [ring]
     codegen.crossing = Crossing(ring, base, crossing_start, op.crossing.value.data, cluster, warps)
     codegen.block(op.consumer.block)
     b.branch(after)
@@ -120,7 +120,7 @@ def _bytes(codegen: KernelCodegen, piece: PieceType) -> V:
 
 def _copy(codegen: KernelCodegen, op: CopyOp) -> None:
     b, number = codegen.b, op.slot.value.data
-    ring = codegen.kept if op.kept is not None else codegen.ring
+    ring = codegen.kept if op.kept is not None else codegen.rings[0]
     assert ring is not None
     piece = ring.slots[number]
     assert isinstance(piece, PieceType)
@@ -141,7 +141,7 @@ def _copy(codegen: KernelCodegen, op: CopyOp) -> None:
 def _read(codegen: KernelCodegen, op: ReadOp) -> None:
     """A slot into registers, up to 16 bytes at a time. What lies beyond a tile's side is read and not used."""
     b, number = codegen.b, op.slot.value.data
-    ring = codegen.kept if op.kept is not None else codegen.ring
+    ring = codegen.kept if op.kept is not None else codegen.rings[0]
     assert ring is not None
     piece = ring.slots[number]
     assert isinstance(piece, PieceType)

@@ -48,46 +48,55 @@ def _step(slot: SlotType, k_axis: int, outer: int, k: int) -> int:
 
 def multiply(
     b: Function,
-    a: tuple[V, SlotType],
+    a: tuple[V, SlotType] | list[V],
     c: tuple[V, SlotType],
-    accumulators: Sequence[V],
+    accumulators: Sequence[V] | None,
     rows: int,
-    adding: V,
 ) -> list[V]:
-    """Add a warp group's rows of a product to its accumulators; where `adding` is 0 they are set.
+    """Begin to add a warp group's rows of a product to its accumulators, or to set these where there are none.
 
-    All instructions are one piece of PTX: LLVM has nothing to move between them. The accumulators go through it and
-    through the wait, so that no use of them can move before either.
+    `a` is a slot, or the words of fragments of it. All instructions are one piece of PTX: LLVM has nothing to move
+    between them. The accumulators go through it and through the wait, so that no use of them can move before either.
     """
-    (a_low, a_slot), (b_low, b_slot) = a, c
-    columns, depth = b_slot.sizes[1], a_slot.sizes[1]
-    count = len(accumulators)
+    b_low, b_slot = c
+    depth, columns = b_slot.sizes
     each = columns // 2
-    dtype = a_slot.dtype.name
-    start = 2 * count
+    count = each * rows // _ROWS
+    dtype = b_slot.dtype.name
+    first = count if accumulators is None else 2 * count  # the number of the first operand that is no accumulator
     lines = ["{ .reg .pred p; .reg .b32 lo; .reg .b64 da, db; wgmma.fence.sync.aligned; "]
-    # A warp group's first row moves the descriptor by a line for each, or by blocks.
+    lines.append(f"setp.ne.b32 p, {int(accumulators is not None)}, 0; ")
     for k in range(0, depth, _DEPTH):
-        lines.append(f"setp.ne.b32 p, ${start + 2}, 0; " if k == 0 else "setp.ne.b32 p, 1, 0; " if k == _DEPTH else "")
-        lines.append(f"add.u32 lo, ${start + 1}, {_step(b_slot, 0, 0, k)}; mov.b64 db, {{lo, {_HIGH}}}; ")
+        lines.append("setp.ne.b32 p, 1, 0; " if k == _DEPTH and accumulators is None else "")
+        lines.append(f"add.u32 lo, ${first}, {_step(b_slot, 0, 0, k)}; mov.b64 db, {{lo, {_HIGH}}}; ")
         for part in range(rows // _ROWS):
             registers = ", ".join(f"${part * each + i}" for i in range(each))
-            lines.append(f"add.u32 lo, ${start}, {_step(a_slot, 1, part * _ROWS, k)}; mov.b64 da, {{lo, {_HIGH}}}; ")
-            majors = f"{int(a_slot.axis == 0)}, {int(b_slot.axis == 1)}"
+            if isinstance(a, tuple):
+                _, slot = a
+                lines.append(f"add.u32 lo, ${first + 1}, {_step(slot, 1, part * _ROWS, k)}; ")
+                lines.append(f"mov.b64 da, {{lo, {_HIGH}}}; ")
+                left, majors = "da", f"{int(slot.axis == 0)}, {int(b_slot.axis == 1)}"
+            else:
+                start = first + 1 + part * depth // 4 + k // 4
+                left, majors = f"{{${start}, ${start + 1}, ${start + 2}, ${start + 3}}}", f"{int(b_slot.axis == 1)}"
             lines.append(
-                f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{dtype}.{dtype} {{{registers}}}, da, db, p, "
+                f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{dtype}.{dtype} {{{registers}}}, {left}, db, p, "
                 f"1, 1, {majors}; "
             )
     lines.append("wgmma.commit_group.sync.aligned; }")
-    results = through(b, "".join(lines), accumulators, [a_low, b_low, adding])
-    return through(b, "wgmma.wait_group.sync.aligned 0;", results, [])
+    return _through(b, "".join(lines), accumulators, count, [b_low, *([a[0]] if isinstance(a, tuple) else a)])
 
 
-def through(b: Function, text: str, values: Sequence[V], others: Sequence[V]) -> list[V]:
-    """A piece of PTX that floats go through: as outputs $0, $1, … and as inputs tied to them."""
-    count = len(values)
-    codes = ["=f"] * count + [str(i) for i in range(count)] + ["r"] * len(others) + ["~{memory}"]
+def wait(b: Function, values: Sequence[V], pending: int, held: Sequence[V]) -> list[V]:
+    """Until all products but the last `pending` are done; what these read in registers stays `held` until then."""
+    return _through(b, f"wgmma.wait_group.sync.aligned {pending};", values, len(values), held)
+
+
+def _through(b: Function, text: str, values: Sequence[V] | None, count: int, others: Sequence[V]) -> list[V]:
+    """A piece of PTX that floats come out of as $0, $1, …, and go into as inputs tied to them where they are given."""
+    given = values or []
+    codes = ["=f"] * count + [str(i) for i in range(len(given))] + ["r"] * len(others) + ["~{memory}"]
     struct = "{ " + ", ".join(["float"] * count) + " }"
-    operands = ", ".join(map(str, [*values, *others]))
+    operands = ", ".join(map(str, [*given, *others]))
     result = b.emit(struct, f'call {struct} asm sideeffect "{text}", "{",".join(codes)}"({operands}) #1')
     return [b.emit("float", f"extractvalue {result}, {i}") for i in range(count)]

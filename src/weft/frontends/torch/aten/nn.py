@@ -211,6 +211,76 @@ def flash_attention(
     return out, composites.logsumexp(b, scores, (b.rank(scores) - 1,), False)
 
 
+@aten("_scaled_dot_product_flash_attention")
+def gpu_flash_attention(
+    b: ImportBuilder,
+    query: SSAValue,
+    key: SSAValue,
+    value: SSAValue,
+    dropout: float = 0.0,
+    causal: bool = False,
+    debug: bool = False,
+    *,
+    scale: float | None = None,
+) -> Many:
+    return _gpu_attention(b, query, key, value, None, dropout, causal, scale, 9)
+
+
+@aten("_scaled_dot_product_cudnn_attention")
+def gpu_cudnn_attention(
+    b: ImportBuilder,
+    query: SSAValue,
+    key: SSAValue,
+    value: SSAValue,
+    bias: SSAValue | None,
+    keeps: bool,
+    dropout: float = 0.0,
+    causal: bool = False,
+    debug: bool = False,
+    *,
+    scale: float | None = None,
+) -> Many:
+    return _gpu_attention(b, query, key, value, bias, dropout, causal, scale, 9)
+
+
+@aten("_scaled_dot_product_efficient_attention")
+def gpu_efficient_attention(
+    b: ImportBuilder,
+    query: SSAValue,
+    key: SSAValue,
+    value: SSAValue,
+    bias: SSAValue | None,
+    keeps: bool,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> Many:
+    return _gpu_attention(b, query, key, value, bias, dropout, causal, scale, 4)
+
+
+def _gpu_attention(
+    b: ImportBuilder,
+    query: SSAValue,
+    key: SSAValue,
+    value: SSAValue,
+    bias: SSAValue | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    results: int,
+) -> Many:
+    """Attention as torch gives it to one of a GPU's libraries; but for the first, its results are for training."""
+    if dropout:
+        raise UnsupportedError("attention with dropout")
+    if any(b.is_used(number) for number in range(1, results)):
+        raise UnsupportedError("attention that is trained: torch's kernel keeps what its backward needs")
+    operands = [query, _heads_like(b, key, query), _heads_like(b, value, query)]
+    operands += [] if bias is None else [b.to(bias, b.dtype(query))]
+    out = b.emit("attention", *operands, causal=causal, scale=_scale(b, query, scale))
+    return out, *(None,) * (results - 1)
+
+
 def _heads_like(b: ImportBuilder, x: SSAValue, query: SSAValue) -> SSAValue:
     """Keys or values with each head repeated for the queries that share it."""
     batch, heads, *rest = b.shape(x)

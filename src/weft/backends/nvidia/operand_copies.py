@@ -1,0 +1,152 @@
+"""The operands of products as the copy engine brings them: which loads come together, and which ring they go through.
+
+Loads that the products of one block read together are a batch: each turn brings all of them to one stage of a ring, and
+batches of the same tensors, in several loops, share a ring. What is loaded outside of the loops that read it is brought
+once for all their turns, through a ring of one stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from xdsl.ir import Block, BlockArgument, OpResult, SSAValue
+
+from weft.backends.nvidia.alignment import pointer_dtype
+from weft.backends.nvidia.asynchronous import LINE, SlotType
+from weft.backends.nvidia.code import TensorMap
+from weft.backends.nvidia.global_memory import narrowed_to
+from weft.backends.nvidia.tensor_parts import part_of
+from weft.ir.expr import Size
+from weft.ir.types import DType
+from weft.tile import dialect as tile
+
+_MOST_LINES = 256
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A load as the copy engine does it."""
+
+    load: tile.LoadOp
+    map: TensorMap
+    slot: SlotType
+    coordinates: tuple[Size, ...]
+
+
+@dataclass
+class Batch:
+    """Copies that come together, for the products that read them; `held` ones come once for several loops."""
+
+    copies: list[Copy]
+    dots: set[tile.DotOp]
+    held: bool
+    ring: int = 0
+
+    @property
+    def contents(self) -> tuple[tuple[TensorMap, SlotType], ...]:
+        return tuple((copy.map, copy.slot) for copy in self.copies)
+
+
+@dataclass
+class Operands:
+    """All batches of a kernel by the loads in them, and the slots of the stages of each ring."""
+
+    batches: dict[tile.LoadOp, Batch] = field(default_factory=dict[tile.LoadOp, Batch])
+    rings: list[tuple[SlotType, ...]] = field(default_factory=list[tuple[SlotType, ...]])
+    held: list[bool] = field(default_factory=list[bool])
+
+    def of(self, dot: tile.DotOp) -> list[Batch]:
+        """The batches that a product reads."""
+        return list({id(batch): batch for batch in self.batches.values() if dot in batch.dots}.values())
+
+
+def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp]) -> Operands | None:
+    """How the operands of products come to slots; None where the copy engine cannot bring them.
+
+    A left operand may also be in registers, if it is narrowed to the type of the right one.
+    """
+    copies: dict[tile.LoadOp, Copy] = {}
+    for dot in dots:
+        for value in (dot.a, dot.b):
+            if isinstance(value, OpResult) and isinstance(value.op, tile.LoadOp) and value.op not in copies:
+                copy = _as_copy(kernel, value.op)
+                if copy is None or any(not isinstance(use.operation, tile.DotOp) for use in value.uses):
+                    return None
+                copies[value.op] = copy
+    if not copies or len({copy.slot.dtype for copy in copies.values()}) != 1:
+        return None
+    dtype = next(iter(copies.values())).slot.dtype
+    for dot in dots:
+        if not _is_load(dot.b) or not (_is_load(dot.a) or _is_narrowed(dot.a, dtype)):
+            return None
+    return _in_rings(_batches(copies))
+
+
+def _is_load(value: SSAValue) -> bool:
+    return isinstance(value, OpResult) and isinstance(value.op, tile.LoadOp)
+
+
+def _is_narrowed(value: SSAValue, dtype: DType) -> bool:
+    """Whether a tile is rounded to a type of 16 bits for products alone: then it is packed into words, too."""
+    rounds = isinstance(value, OpResult) and narrowed_to(value.op) == dtype
+    return rounds and all(isinstance(use.operation, tile.DotOp) for use in value.uses)
+
+
+def _batches(copies: dict[tile.LoadOp, Copy]) -> list[Batch]:
+    batches: list[Batch] = []
+    for load, copy in copies.items():
+        dots = {use.operation for use in load.out.uses if isinstance(use.operation, tile.DotOp)}
+        held = any(dot.parent is not load.parent for dot in dots)
+        together = [b for b in batches if not held and not b.held and b.dots & dots]
+        batch = Batch([copy], dots, held)
+        for other in together:
+            batch = Batch([*other.copies, *batch.copies], other.dots | batch.dots, held)
+            batches.remove(other)
+        batches.append(batch)
+    return batches
+
+
+def _in_rings(batches: Sequence[Batch]) -> Operands:
+    operands = Operands()
+    numbers: dict[object, int] = {}
+    for batch in batches:
+        key = id(batch) if batch.held else batch.contents
+        if key not in numbers:
+            numbers[key] = len(operands.rings)
+            operands.rings.append(tuple(copy.slot for copy in batch.copies))
+            operands.held.append(batch.held)
+        batch.ring = numbers[key]
+        operands.batches.update((copy.load, batch) for copy in batch.copies)
+    return operands
+
+
+def _as_copy(kernel: tile.KernelOp, op: tile.LoadOp) -> Copy | None:
+    """A load as boxes of a tensor, as wide as a line."""
+    shape, dtype = tile.tile_type(op.out).sizes, pointer_dtype(op)
+    part = part_of(kernel, op, shape)
+    if (
+        part is None
+        or shape[part.inner] * dtype.bytes % LINE
+        or shape[1 - part.inner] > _MOST_LINES
+        or shape[1 - part.inner] % 8
+        or not all(_is_known(index) for index in op.indices)
+    ):
+        return None
+    box = (LINE // dtype.bytes, shape[1 - part.inner])
+    return Copy(op, part.map(box), SlotType.of(shape, part.inner, dtype), part.coordinates)
+
+
+def _is_known(index: SSAValue) -> bool:
+    """Whether the producer has an index too: a size, a program's number or a loop's variable."""
+    if isinstance(index, BlockArgument):
+        return True
+    return isinstance(index, OpResult) and isinstance(index.op, tile.ProgramOp)
+
+
+def blocks_of(kernel: tile.KernelOp) -> list[Block] | None:
+    """The kernel's block and those of its loops; None if there is anything within these."""
+    loops = [op for op in kernel.block.ops if op.regions]
+    if any(not isinstance(op, tile.ForOp) or any(inner.regions for inner in op.block.ops) for op in loops):
+        return None
+    return [kernel.block, *(op.block for op in loops if isinstance(op, tile.ForOp))]

@@ -1,0 +1,117 @@
+"""Attention on a GPU: the tile kernel gives the right numbers; what is made of it assembles and keeps its protocol."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from weft.backends.nvidia.asynchronous import FinishOp, RolesOp
+from weft.backends.nvidia.compile import annotate, compile_kernels
+from weft.backends.nvidia.protocol import check
+from weft.backends.nvidia.roles_protocol import protocol_of
+from weft.backends.nvidia.target import target_named
+from weft.ir.attributes import to_attribute
+from weft.ir.types import DType, Tensor, bf16, boolean, f16
+from weft.lower.machine import gpu_machine
+from weft.ops.base import REGISTRY
+from weft.passes.build_groups import SCHEDULE
+from weft.testing.kernels import Trial, group_of, run_interpreted
+
+from .ptxas import assemble, ptxas
+
+needs_ptxas = pytest.mark.skipif(ptxas() is None, reason="no ptxas: pip install nvidia-cuda-nvcc, or put it on PATH")
+TARGET = target_named("sm_90a")
+Shape = tuple[int, ...]
+
+
+def attention(
+    query: Shape,
+    key: Shape,
+    *,
+    causal: bool,
+    dtype: DType = bf16,
+    mask: tuple[DType, Shape] | None = None,
+    blocks: tuple[int, int] | None = None,
+) -> Trial:
+    """Attention of query heads that share key heads, if these are fewer; `blocks` are the rows and keys of tiles."""
+    tensors = [Tensor(dtype, query), Tensor(dtype, key), Tensor(dtype, key), *([Tensor(*mask)] if mask else [])]
+    batch, heads, length, width = key
+    shared = query[1] // heads
+
+    def body(b, *operands):  # type: ignore[no-untyped-def]
+        q, *pair = operands[:3]
+        if shared > 1:
+            split, spread = (batch, heads, 1, length, width), (batch, heads, shared, length, width)
+            whole = (batch, query[1], length, width)
+            pair = [b.reshape(b.emit("broadcast", b.reshape(x, shape=split), shape=spread), shape=whole) for x in pair]
+        return b.attention(q, *pair, *operands[3:], causal=causal, scale=width**-0.5)
+
+    group = group_of(tensors, body)
+    if blocks is not None:
+        group.attributes[SCHEDULE] = to_attribute((*blocks, width, width))
+    return Trial.of(group, "attention", gpu_machine())
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "causal", "dtype", "mask"),
+    [
+        ((1, 2, 128, 64), (1, 2, 128, 64), False, bf16, None),
+        ((1, 2, 300, 64), (1, 2, 333, 64), False, bf16, None),
+        ((1, 2, 300, 64), (1, 2, 333, 64), True, bf16, None),
+        ((1, 2, 333, 128), (1, 2, 200, 128), True, f16, None),
+        ((2, 4, 257, 64), (2, 2, 130, 64), True, bf16, None),
+        ((1, 2, 100, 96), (1, 2, 80, 96), False, bf16, None),
+        ((1, 2, 150, 64), (1, 2, 300, 64), False, bf16, boolean),
+        ((1, 2, 150, 64), (1, 2, 300, 64), True, bf16, bf16),
+    ],
+)
+def test_the_tile_kernel_is_attention(query: Shape, key: Shape, causal: bool, dtype: DType, mask: DType | None) -> None:
+    rng = np.random.default_rng(5)
+    arrays = [rng.standard_normal(shape).astype(dtype.numpy) for shape in (query, key, key)]
+    given = None if mask is None else (mask, (query[2], key[2]))
+    if given is not None:
+        numbers = rng.standard_normal(given[1])
+        arrays.append(numbers > 0 if mask == boolean else numbers.astype(dtype.numpy))
+    (found,) = run_interpreted(attention(query, key, causal=causal, dtype=dtype, mask=given), arrays)
+    wide = [a.astype(np.float64) if a.dtype != np.bool_ else a for a in arrays]
+    wide[1:3] = [np.repeat(a, query[1] // key[1], axis=1) for a in wide[1:3]]
+    expected = REGISTRY["attention"].cls.reference(*wide, causal=causal, scale=key[-1] ** -0.5)
+    error = np.linalg.norm(found.astype(np.float64) - expected) / np.linalg.norm(expected)
+    assert error < (4e-3 if dtype == bf16 else 5e-4)
+
+
+@pytest.mark.parametrize("blocks", [(128, 64), (64, 128), (192, 128)])
+def test_tiles_that_meet_the_diagonal_in_several_blocks(blocks: tuple[int, int]) -> None:
+    rng = np.random.default_rng(6)
+    query, key = (1, 1, 420, 64), (1, 1, 390, 64)
+    arrays = [rng.standard_normal(shape).astype(bf16.numpy) for shape in (query, key, key)]
+    (found,) = run_interpreted(attention(query, key, causal=True, blocks=blocks), arrays)
+    expected = REGISTRY["attention"].cls.reference(*(a.astype(np.float64) for a in arrays), causal=True, scale=0.125)
+    error = np.linalg.norm(found.astype(np.float64) - expected) / np.linalg.norm(expected)
+    assert error < 4e-3
+
+
+@needs_ptxas
+@pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize(("causal", "dtype"), [(False, bf16), (True, f16)])
+def test_attention_assembles_without_spills(width: int, causal: bool, dtype: DType) -> None:
+    shape = (4, 32, 4096, width)
+    (call,) = attention(shape, shape, causal=causal, dtype=dtype).lowered.calls
+    code = compile_kernels({"attention": call.kernel.op}, TARGET)
+    found = assemble(code.ptx, TARGET.arch)
+    assert not found.error and not found.advice
+    assert found.kernels["attention"].spilled == 0
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_product_runs_while_powers_are_raised(causal: bool) -> None:
+    shape = (1, 2, 700, 64)
+    (call,) = attention(shape, shape, causal=causal).lowered.calls
+    kernel, launch = annotate(call.kernel.op, TARGET)
+    assert launch.persistent
+    pending = [op.pending.value.data for op in kernel.walk() if isinstance(op, FinishOp)]
+    assert pending == [0, 1, 0, 0]  # the first scores; scores, then values, of a turn; the last values
+    (roles,) = [op for op in kernel.block.ops if isinstance(op, RolesOp)]
+    assert next(ring.count for ring in roles.rings) == 1  # the queries are brought once
+    for block in range(3):
+        check(protocol_of(kernel, block=block, blocks=3), runs=5)
