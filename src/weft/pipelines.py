@@ -20,7 +20,8 @@ from weft.backends.nvidia.compile import emit_llvm
 from weft.backends.nvidia.target import NvidiaTarget, compile_ptx
 from weft.config import Config
 from weft.lower.machine import gpu_machine
-from weft.lower.plan import Plan, build_plan
+from weft.lower.plan import build_plan
+from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
@@ -35,6 +36,7 @@ from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.hoist_constants import HoistConstants
 from weft.passes.inline_small import InlineSmall
+from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.simplify import Simplify
@@ -63,6 +65,7 @@ def cpu_passes(config: Config) -> list[ModulePass]:
         GroupIntoKernels(),
         ChooseLayouts(),
         UpdateInPlace(),
+        PlaceLaunches(),
     ]
 
 
@@ -154,7 +157,7 @@ def compile_nvidia(function: FuncOp, config: Config, target: NvidiaTarget) -> Co
         report.program("grouped", function)
         report.blocks = list(map(str, repeated_blocks(function))) if is_recording() else []
         start = time.perf_counter()
-        planned = build_plan(function, machine=gpu_machine(target.multiprocessors))
+        planned = build_plan(function, machine=gpu_machine(target.multiprocessors, clusters=target.has_clusters))
         start = report.measure("lower_to_tile", start)
         report.planned(planned.plan, planned.schedules)
         report.program("tile", planned.kernels.values())

@@ -121,7 +121,8 @@ def test_commands_and_their_options_exist(name: str) -> None:
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_environment_variables_exist(name: str) -> None:
-    known = {f"WEFT_{field.name.upper()}" for field in fields(Config)} | {"WEFT_CACHE_DIR", "WEFT_INTERPRET"}
+    known = {f"WEFT_{field.name.upper()}" for field in fields(Config)}
+    known |= {"WEFT_CACHE_DIR", "WEFT_COMMIT", "WEFT_INTERPRET"}
     assert set(re.findall(r"\bWEFT_[A-Z_]*[A-Z]\b", TEXTS[name])) <= known
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.ir.types import Tensor, f32
-from weft.lower.plan import Buffer, CallStep, KernelStep, Place, Plan, Step
+from weft.lower.steps import Buffer, CallStep, KernelStep, Place, Plan, Step
 from weft.ops.layouts import contiguous
 
 SIZE = 1000

@@ -11,7 +11,7 @@ import torch
 from weft.frontends.torch import cuda_graphs
 from weft.frontends.torch.cuda_executor import CudaExecutor, load_program
 from weft.frontends.torch.opaque import OpaqueRuntime
-from weft.lower.plan import Plan
+from weft.lower.steps import Plan
 
 from .handwritten import CODE, SIZE, call, chain, in_place, kernel
 

@@ -18,7 +18,7 @@ from weft.backends.nvidia.driver import device_facts, driver
 from weft.errors import CompilationError, UnsupportedDeviceError
 from weft.frontends.torch.cuda_executor import CudaExecutor, load_program
 from weft.frontends.torch.opaque import OpaqueRuntime
-from weft.lower.plan import Plan
+from weft.lower.steps import Plan
 from weft.runtime import cubins
 from weft.runtime.cache import DiskCache
 

@@ -6,7 +6,8 @@ import pytest
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
-from weft.lower.plan import CallStep, build_plan
+from weft.lower.plan import build_plan
+from weft.lower.steps import CallStep
 from weft.ops.dialect import parse_module
 from weft.ops.graph import FuncOp
 from weft.passes.eliminate_common import EliminateCommon

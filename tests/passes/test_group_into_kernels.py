@@ -12,7 +12,8 @@ from weft.config import Config
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import symbol
 from weft.ir.types import Tensor, bf16, f32, i64
-from weft.lower.plan import DotStep, KernelStep, build_plan
+from weft.lower.plan import build_plan
+from weft.lower.steps import DotStep, KernelStep
 from weft.ops import composites
 from weft.ops.graph import OpaqueOp
 from weft.passes.group_into_kernels import GroupIntoKernels

@@ -9,7 +9,7 @@ import pytest
 from weft.errors import ParseError
 from weft.ir.expr import symbol
 from weft.ir.types import Tensor, f32
-from weft.lower.plan import Buffer, CallStep, DotStep, KernelStep, Place, Plan
+from weft.lower.steps import Buffer, CallStep, DotStep, KernelStep, Place, Plan
 from weft.ops.layouts import Layout
 from weft.runtime.check_plan import check_plan
 from weft.runtime.codec import decode, encode, table

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from weft.testing.charts import has_matplotlib
 from weft.testing.line_charts import Line, LineChart, line_svg
 from weft.testing.perf_report import Benchmark, PerfReportError, perf_report
 
@@ -39,6 +40,8 @@ def test_tables_and_charts_are_written(tmp_path: Path, capsys: pytest.CaptureFix
     root = ElementTree.fromstring((tmp_path / "speed.svg").read_text())
     assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 2
     assert "speed.svg" in (tmp_path / "results.html").read_text()
+    if has_matplotlib():
+        assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_several_names_take_one_value_or_one_each() -> None:

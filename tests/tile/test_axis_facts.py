@@ -53,7 +53,9 @@ class Expression:
     def node(self) -> Any:
         b = self.b
         x, y = self.choose.choice(self.values), self.choose.choice(self.values)
-        name = self.choose.choice(["add", "add", "mul", "sub", "floordiv", "truncdiv", "remainder", "fmod", "min", "max"])
+        name = self.choose.choice(
+            ["add", "add", "mul", "sub", "floordiv", "truncdiv", "remainder", "fmod", "min", "max"]
+        )
         name = self.choose.choice([name, name, name, "select", "shl", "shr"])
         if name in ("floordiv", "truncdiv", "remainder", "fmod"):
             y = b.constant(self.choose.choice([1, 2, 4, 8, 16, 3, 12]), i32, self.shape)
@@ -132,9 +134,7 @@ def block(b: TileBuilder, handles: list[Any], size: int = 64) -> tuple[Any, Any]
     return b.advance(b.view(pointer, (size,), 0, (0,)), offsets, i32, f32), mask
 
 
-@pytest.mark.parametrize(
-    ("aligned", "divisor", "width"), [(16, 16, 4), (16, 1, 1), (1, 16, 1), (16, 2, 2)], ids=str
-)
+@pytest.mark.parametrize(("aligned", "divisor", "width"), [(16, 16, 4), (16, 1, 1), (1, 16, 1), (16, 2, 2)], ids=str)
 def test_a_block_is_read_in_vectors_where_memory_and_size_are_multiples(aligned: int, divisor: int, width: int) -> None:
     found = access(block, [Argument(f32, True, 0, aligned), Argument(i32, divisor=divisor)])
     assert (found.axis, found.widths) == (0, (width,))

@@ -71,3 +71,18 @@ def test_the_benchmarks_of_a_file_are_measured(script: Path, tmp_path: Path) -> 
     (table,) = json.loads(result.output.splitlines()[-1])["benchmarks"]
     assert [row[0] for row in table["rows"]] == [16, 32]
     assert (tmp_path / "reports" / "double.svg").is_file()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "signature", "said"),
+    [
+        (":double", "*fp32", "the signature does not fit"),
+        (":double", "*fp33,i32,BLOCK=32", "fp33 is not a type"),
+        (":double", "*fp32,i32,WIDTH=32", "the signature does not fit"),
+        (":triple", "*fp32,i32,BLOCK=32", "no kernel called triple"),
+        ("", "*fp32,i32,BLOCK=32", "a signature is for a kernel"),
+    ],
+)
+def test_a_wrong_signature_is_a_mistake_of_use(script: Path, kernel: str, signature: str, said: str) -> None:
+    result = CliRunner().invoke(app, ["explain", f"{script}{kernel}", "--signature", signature, "--json"])
+    assert result.exit_code == 2 and said in result.output, result.output

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from xdsl.ir import BlockArgument, SSAValue
+from xdsl.ir import BlockArgument, OpResult, SSAValue
 
 from weft.ir.expr import (
     Size,
@@ -34,6 +34,7 @@ from weft.lower.blocked import BlockedKernel, output_indices, store_outputs
 from weft.lower.domain import Domain, Run, Variable, fused
 from weft.lower.emit import TileValue, register_dtype
 from weft.lower.evaluate import AddressRecorder, Dummy, Source
+from weft.lower.few_rows import choose_streaming_tiles
 from weft.lower.gpu_schedule import choose_product_tiles
 from weft.lower.kernels import Kernel
 from weft.lower.lowered import Lowered, whole
@@ -43,6 +44,7 @@ from weft.lower.schedule import Blocks, choose_blocks, given_blocks
 from weft.ops.dot import Dot
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
+from weft.passes.claim_libraries import FEW_ROWS
 from weft.tile import dialect as tile
 
 
@@ -106,6 +108,8 @@ class _DotLowering:
         m, n, k = (_size(run) for run in (self.m_run, self.n_run, self.k_run))
         if self.machine.is_gpu and self.result.dtype.bytes == 2 and self.result.dtype.is_float:
             batch = product(run.size for run in outer)
+            if isinstance(m, int) and m <= FEW_ROWS:
+                return Blocks("dot", choose_streaming_tiles(m, n, k, batch, self.machine))
             return Blocks("dot", choose_product_tiles(m, n, k, batch, self.machine))
         as_bytes = self.panels is not None and self.panels.together > 1
         return choose_blocks(
@@ -262,6 +266,9 @@ class _DotLowering:
         element = self.emit.at(Source(value, tensor_of(value.type)), index)
         if dtype is not None and dtype.is_integer:
             element = self.emit.cast(element, dtype)
+        elif self.machine.is_gpu and isinstance(value, OpResult):
+            # The tensor cores take what the program multiplies: numbers of the operand's type.
+            element = self.emit.rounded(element, tensor_of(value.type).dtype)
         return self.emit.repeated(element, shape).ssa
 
     def _packed_tile(self) -> SSAValue:

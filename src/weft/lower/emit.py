@@ -244,6 +244,13 @@ class KernelEmitter(Evaluator):
             return TileValue(source.ssa, dtype)
         return self._map("cast", [value], dtype, source=to_attribute(source.dtype), target=to_attribute(dtype))
 
+    def rounded(self, value: Value, dtype: DType) -> Value:
+        """A value that was computed as memory would hold it; what was loaded is so already."""
+        if register_dtype(dtype) == dtype or isinstance(self._typed(value).ssa.owner, tile.LoadOp):
+            return value
+        wide = TileValue(self._typed(value).ssa, register_dtype(dtype))
+        return self._map("cast", [wide], dtype, source=to_attribute(wide.dtype), target=to_attribute(dtype))
+
     def bitcast(self, value: Value, dtype: DType) -> Value:
         return self._map("bitcast", [value], dtype, source=to_attribute(value.dtype), target=to_attribute(dtype))
 

@@ -30,6 +30,7 @@ class Machine:
 CPU = Machine()
 
 
-def gpu_machine(multiprocessors: int = 132) -> Machine:
-    """A GPU of so many multiprocessors, each with 65,536 registers of 32 bits."""
-    return Machine(tile_elements=4096, row_elements=131072, lanes=128, multiprocessors=multiprocessors)
+def gpu_machine(multiprocessors: int = 132, *, clusters: bool = True) -> Machine:
+    """A GPU of so many multiprocessors, each with 65,536 registers of 32 bits; `clusters` of blocks hold longer rows."""
+    row = 131072 if clusters else 32768
+    return Machine(tile_elements=4096, row_elements=row, lanes=128, multiprocessors=multiprocessors)

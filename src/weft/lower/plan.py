@@ -10,7 +10,6 @@ import hashlib
 import logging
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Operation, SSAValue
@@ -23,95 +22,28 @@ from weft.lower.constants import Constant, PanelForm, packing_of, preparing
 from weft.lower.lowered import Lowered, lower
 from weft.lower.machine import CPU, Machine
 from weft.lower.packing import PackedLayout
+from weft.lower.steps import Buffer, CallStep, DotStep, KernelStep, LaunchStep, Place, Plan, Step
+from weft.lower.words import word_of
 from weft.lower.work import work_of
 from weft.ops.base import GraphOp, View
-from weft.ops.graph import FuncOp, GroupOp, OpaqueOp, ReturnOp
+from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, ReturnOp
 from weft.ops.layouts import Layout, contiguous, view_layout
-from weft.passes.build_groups import PARTIAL_SUMS, Target, group_key, is_free, result_targets, split_group, strides_of
+from weft.passes.build_groups import (
+    PARTIAL_SUMS,
+    Target,
+    group_key,
+    is_free,
+    launch_layout,
+    result_targets,
+    split_group,
+    strides_of,
+)
 from weft.passes.constant_values import constant_arguments
+from weft.passes.place_launches import lies_as, wanted_layouts
 from weft.passes.update_in_place import in_place_of
 from weft.tile import dialect as tile
 
 log = logging.getLogger("weft")
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """Memory of a tensor: an `input`, `output` or `temporary` of a call, an `external` result of the framework, or a
-    `constant`, which is the same in every call."""
-
-    role: str
-    tensor: Tensor
-    layout: Layout
-
-
-@dataclass(frozen=True)
-class Place:
-    """A tensor in memory: a buffer seen through a layout."""
-
-    buffer: int
-    tensor: Tensor
-    layout: Layout
-
-
-@dataclass(frozen=True)
-class KernelStep:
-    """Run all programs of a kernel. `work` is the estimated time of one program in nanoseconds."""
-
-    function: str
-    buffers: tuple[int, ...]
-    symbols: tuple[str, ...]
-    grid: Size
-    work: int
-    serial: bool
-    label: str
-
-
-@dataclass(frozen=True)
-class CallStep:
-    """Let the framework carry out a call: one that Weft lacks or, if `claimed`, one that a library does better."""
-
-    target: str
-    arguments: str
-    operands: tuple[Place, ...]
-    results: tuple[int, ...]
-    label: str
-    claimed: bool = False
-
-
-@dataclass(frozen=True)
-class DotStep:
-    """A (batched) matrix product by the BLAS library, whose sums are made of so many partial ones."""
-
-    a: Place
-    b: Place
-    out: Place
-    label: str
-    partial_sums: Size = 1
-
-
-Step: TypeAlias = KernelStep | CallStep | DotStep
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A program: its buffers, its steps, and which buffers are its results.
-
-    `fixed` are the places of the constant arguments among all, which `inputs` leaves out; `prepare` is the text of the
-    function that is run on them when the program is loaded.
-    """
-
-    name: str
-    buffers: tuple[Buffer, ...]
-    steps: tuple[Step, ...]
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    symbols: tuple[str, ...]
-    fixed: tuple[int, ...] = ()
-    constants: tuple[Constant, ...] = ()
-    prepare: str = ""
-    replacing: tuple[int, ...] = ()
-    """The outputs, by position, that are written over the input that they replace."""
 
 
 @dataclass
@@ -160,6 +92,8 @@ class _Planner:
                     self._group(op, outputs)
                 case OpaqueOp():
                     self._call(op)
+                case LaunchOp():
+                    self._launch(op, outputs)
                 case GraphOp() if op.attributes.get("weft.claim") == StringAttr("blas"):
                     self._dot(op, outputs)
                 case View():
@@ -196,6 +130,8 @@ class _Planner:
                     used.update(place.buffer for place in step.operands)
                 case DotStep():
                     used.update((step.a.buffer, step.b.buffer))
+                case LaunchStep():
+                    used.update(place.buffer for place in step.places)
         return tuple(constant for number, constant in self.constants.items() if number in used)
 
     def _collect_symbols(self) -> None:
@@ -353,6 +289,35 @@ class _Planner:
         target = op.target.data
         claimed = "weft.claim" in op.attributes
         self.steps.append(CallStep(target, op.arguments.data, operands, results, target, claimed))
+
+    def _launch(self, op: LaunchOp, outputs: dict[SSAValue, Target]) -> None:
+        operands = [self.places[operand] for operand in op.operands]
+        for operand, place, wanted in zip(op.operands, operands, wanted_layouts(op), strict=True):
+            if not lies_as(operand, place.layout, wanted):
+                raise LoweringError(f"a kernel reads {place.tensor} with the strides {wanted.strides}")
+        for result, start in zip(op.results, op.starts_from, strict=True):
+            if start >= 0:
+                self.places[result] = operands[start]
+                if self.buffers[operands[start].buffer].role == "input":
+                    self.replacing.add(result)
+            else:
+                self.strided[result] = launch_layout(result)
+                self._result(result, outputs)
+        known: dict[str, Sequence[Place]] = {"operand": operands, "result": [self.places[r] for r in op.results]}
+        arguments: list[Place | Size] = []
+        for kind, value in op.words:
+            if kind in known:
+                arguments.append(known[kind][int(value)])
+            else:
+                arguments.append(word := word_of(kind, value))
+                self.symbols |= symbols_of(word)
+        kernel = op.kernel
+        assert isinstance(kernel, tile.KernelOp), "verified"
+        name = kernel.sym_name.data
+        self.kernels.setdefault(name, kernel)
+        self.schedules[name] = "written"
+        label = name.rpartition("_")[0]
+        self.steps.append(LaunchStep(name, tuple(arguments), product(op.sides), self._work(kernel), label))
 
     def _dot(self, op: Operation, outputs: dict[SSAValue, Target]) -> None:
         a, b = (self.places[operand] for operand in op.operands)

@@ -13,11 +13,11 @@ from weft.errors import ParseError
 from weft.ir.attributes import SizeAttr
 from weft.ir.types import SizesAttr
 from weft.ops.base import REGISTRY
-from weft.ops.graph import FuncOp, GroupOp, OpaqueOp, ReturnOp, YieldOp
+from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, ReturnOp, YieldOp
 
 Graph = Dialect(
     "graph",
-    [FuncOp, ReturnOp, GroupOp, YieldOp, OpaqueOp, *REGISTRY.classes()],
+    [FuncOp, ReturnOp, GroupOp, YieldOp, OpaqueOp, LaunchOp, *REGISTRY.classes()],
     [SizesAttr, SizeAttr],
 )
 

@@ -1,10 +1,10 @@
-"""The graph dialect's containers (functions, groups, opaque calls, constants) and the builder that appends ops."""
+"""The graph dialect's containers (functions, groups, calls, launches, constants) and the builder that appends ops."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, LocationAttr, ModuleOp, StringAttr, TensorType
 from xdsl.ir import Block, Operation, Region, SSAValue
@@ -18,8 +18,10 @@ from xdsl.irdl import (
     var_operand_def,
     var_result_def,
 )
-from xdsl.traits import IsolatedFromAbove, IsTerminator
+from xdsl.traits import IsolatedFromAbove, IsTerminator, NoTerminator
 
+from weft.ir.attributes import Value, from_attribute, to_attribute
+from weft.ir.expr import Size
 from weft.ir.types import Tensor, tensor_of, tensor_type
 from weft.ops.base import REGISTRY
 
@@ -132,6 +134,69 @@ class OpaqueOp(IRDLOperation):
             attributes={"target": StringAttr(target), "arguments": StringAttr(arguments)},
             location=location,
         )
+
+
+@irdl_op_definition
+class LaunchOp(IRDLOperation):
+    """A kernel that the user wrote, over a grid: its body holds the `tile.kernel`.
+
+    `arguments` has an entry for each word the kernel takes: an operand or a result (`("operand", 0)`), or a number.
+    `tied` has, for each result, the operand whose contents the kernel starts from, and -1 where it starts from nothing.
+    The kernel was told where elements lie: `arg_strides` and `result_strides` hold that, where it is not row-major.
+    """
+
+    name = "graph.launch"
+    args = var_operand_def(TensorType)
+    outs = var_result_def(TensorType)
+    arguments = attr_def(ArrayAttr)
+    tied = attr_def(ArrayAttr)
+    grid = attr_def(ArrayAttr)
+    body = region_def("single_block")
+    traits = traits_def(NoTerminator(), IsolatedFromAbove())
+
+    @classmethod
+    def make(
+        cls,
+        kernel: Operation,
+        operands: Sequence[SSAValue],
+        results: Sequence[Tensor],
+        arguments: Sequence[tuple[str, Value]],
+        tied: Sequence[int],
+        grid: Sequence[Size],
+        location: LocationAttr | None = None,
+    ) -> Self:
+        return cls.create(
+            operands=operands,
+            result_types=[tensor_type(result) for result in results],
+            attributes={
+                "arguments": to_attribute(tuple(arguments)),
+                "tied": to_attribute(tuple(tied)),
+                "grid": to_attribute(tuple(grid)),
+            },
+            regions=[Region(Block([kernel]))],
+            location=location,
+        )
+
+    @property
+    def kernel(self) -> Operation:
+        first = self.body.block.first_op
+        assert first is not None, "verified"
+        return first
+
+    @property
+    def starts_from(self) -> tuple[int, ...]:
+        """For each result the operand that it is tied to, or -1."""
+        return cast("tuple[int, ...]", from_attribute(self.tied))
+
+    @property
+    def words(self) -> tuple[tuple[str, Any], ...]:
+        """What the kernel takes, in order."""
+        return cast("tuple[tuple[str, Any], ...]", from_attribute(self.arguments))
+
+    @property
+    def sides(self) -> tuple[Size, ...]:
+        """The sides of the grid."""
+        return cast("tuple[Size, ...]", from_attribute(self.grid))
 
 
 @dataclass

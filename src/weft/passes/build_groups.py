@@ -11,7 +11,7 @@ from xdsl.ir import Attribute, Block, Operation, OpResult, Region, SSAValue
 from weft.ir.attributes import from_attribute
 from weft.ir.types import tensor_of
 from weft.ops.base import GraphOp, View
-from weft.ops.graph import FuncOp, GroupOp, OpaqueOp, YieldOp
+from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, YieldOp
 from weft.ops.layouts import Layout, contiguous, source_layout, view_layout
 
 PARTIAL_SUMS = "weft.partial_sums"
@@ -71,6 +71,8 @@ def _written_for(value: SSAValue, layout: Layout) -> tuple[SSAValue, Layout | No
         if below is None:
             return root, None
         root, inner = root.op.operands[0], below
+    if isinstance(root, OpResult) and isinstance(root.op, LaunchOp):
+        return _started_from(root, inner) if root is value else (root, None)
     if not isinstance(root, OpResult) or is_free(root.op) or isinstance(root.op, OpaqueOp):
         return root, None
     tensor = tensor_of(root.type)
@@ -85,20 +87,44 @@ def _written_for(value: SSAValue, layout: Layout) -> tuple[SSAValue, Layout | No
     return root, inner
 
 
+def _started_from(value: OpResult, layout: Layout) -> tuple[SSAValue, Layout | None]:
+    """What a kernel writes its result over, if nothing else reads that: it is made in the result's memory."""
+    current = value
+    while isinstance(launch := current.op, LaunchOp):
+        if layout != launch_layout(current):
+            return value, None
+        place = launch.starts_from[current.index]
+        if place < 0:
+            return current, layout
+        operand = launch.operands[place]
+        if not isinstance(operand, OpResult) or not operand.has_one_use():
+            return value, None
+        current = operand
+    plain = not is_free(current.op) and not isinstance(current.op, OpaqueOp) and CLAIM not in current.op.attributes
+    return (current, layout) if plain else (value, None)
+
+
+def launch_layout(value: SSAValue) -> Layout:
+    """How the result of a launch lies in memory."""
+    assert isinstance(value, OpResult) and isinstance(value.op, LaunchOp)
+    strides = strides_of(value.op, "result_strides", len(value.op.results))[value.index]
+    return Layout(strides) if strides else contiguous(tensor_of(value.type))
+
+
 def fitting_calls(function: FuncOp) -> set[SSAValue]:
-    """The results that a call to the framework gives as they are wanted."""
+    """The results that a call to the framework, or a kernel of the user's, gives as they are wanted."""
     returned = list(function.returned.operands)
     strides = strides_of(function, "result_strides", len(returned))
     return {value for value, wanted in zip(returned, strides, strict=True) if _called_so(value, wanted)}
 
 
 def _called_so(value: SSAValue, wanted: Any) -> bool:
-    if not isinstance(value, OpResult) or not isinstance(call := value.op, OpaqueOp):
+    if not isinstance(value, OpResult) or not isinstance(call := value.op, OpaqueOp | LaunchOp):
         return False
     return strides_of(call, "result_strides", len(call.results))[value.index] == wanted
 
 
-def strides_of(op: FuncOp | GroupOp | OpaqueOp, name: str, count: int) -> Sequence[Any]:
+def strides_of(op: FuncOp | GroupOp | OpaqueOp | LaunchOp, name: str, count: int) -> Sequence[Any]:
     """The strides of the arguments or results of a function, a group or a call, each None where row-major."""
     attribute = op.attributes.get(name)
     return (None,) * count if attribute is None else from_attribute(attribute)  # type: ignore[return-value]
@@ -114,7 +140,7 @@ class ValueLayouts:
         self.known.update((value, Layout(s)) for value, s in zip(arguments, strides, strict=True) if s)
         self.known.update((root, target.layout) for root, target in result_targets(function).items())
         for op in function.block.ops:
-            if isinstance(op, OpaqueOp):
+            if isinstance(op, OpaqueOp | LaunchOp):
                 given = strides_of(op, "result_strides", len(op.results))
                 self.known.update((value, Layout(s)) for value, s in zip(op.results, given, strict=True) if s)
 

@@ -24,11 +24,12 @@ from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, View
 from weft.ops.convolution import Convolution
 from weft.ops.dot import Dot
-from weft.ops.graph import FuncOp, GroupOp, OpaqueOp
+from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp
 from weft.ops.layouts import Layout, contiguous, is_dense, source_layout, view_layout
 from weft.ops.pool import Pool
 from weft.ops.shape import Windows
 from weft.passes.build_groups import result_targets, strides_of
+from weft.passes.place_launches import wanted_layouts
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class _Choice:
 
     def follow_readers(self) -> None:
         """Let groups write what calls and products read as they read it."""
-        readers = [op for op in self.function.block.ops if isinstance(op, OpaqueOp | GroupOp)]
+        readers = [op for op in self.function.block.ops if isinstance(op, OpaqueOp | GroupOp | LaunchOp)]
         self.wanted: dict[Operation, dict[int, Layout]] = {op: _wanted(op) for op in readers}
         for reader, wanted in self.wanted.items():
             for place, layout in wanted.items():
@@ -78,7 +79,7 @@ class _Choice:
     def follow_operands(self) -> None:
         """Let groups write in the order in which they read, where nobody minds."""
         for op in self.function.block.ops:
-            if isinstance(op, OpaqueOp | GroupOp):
+            if isinstance(op, OpaqueOp | GroupOp | LaunchOp):
                 given = strides_of(op, "result_strides", len(op.results))
                 self.strides.update((value, each) for value, each in zip(op.results, given, strict=True) if each)
             if not isinstance(op, GroupOp):
@@ -183,10 +184,12 @@ def wanted_strides(call: OpaqueOp) -> dict[int, tuple[Size, ...]]:
     return {int(place): tuple(map(parse_size, strides)) for place, strides in given.items()}
 
 
-def _wanted(reader: OpaqueOp | GroupOp) -> dict[int, Layout]:
+def _wanted(reader: OpaqueOp | GroupOp | LaunchOp) -> dict[int, Layout]:
     """How a call or a product reads its operands, by their places: what it says of the others, it does not say."""
     if isinstance(reader, OpaqueOp):
         return {place: Layout(strides) for place, strides in wanted_strides(reader).items()}
+    if isinstance(reader, LaunchOp):
+        return dict(enumerate(wanted_layouts(reader)))
     dot = next((op for op in reader.block.ops if isinstance(op, Dot)), None)
     if dot is None:
         return {}

@@ -29,6 +29,9 @@ _SMALL_SIDE = 64
 _TILE, _LEAST_TILES, _LEAST_DEPTH = 128, 96, 128
 """The side of the tiles that a GPU's multiprocessors multiply, how many keep them all at work, and the least K."""
 
+FEW_ROWS, _LEAST_STREAMED = 16, 128
+"""Rows that a GPU multiplies while it reads weights, and the least sides of weights that are worth a kernel."""
+
 
 @dataclass(frozen=True)
 class ClaimLibraries(ModulePass):
@@ -66,9 +69,10 @@ class ClaimLibraries(ModulePass):
 
 
 def is_for_tensor_cores(dot: Dot) -> bool:
-    """Whether a generated kernel multiplies as fast as the library: 16-bit operands, and tiles for all of a GPU."""
+    """Whether a generated kernel multiplies as fast as the library: 16-bit operands, and work for all of a GPU."""
     a, b, result = (tensor_of(value.type) for value in (*dot.operands, dot.results[0]))
-    return a.dtype == b.dtype == result.dtype and worth_tensor_cores(result.dtype, result.shape, a.shape[-1])
+    sides = result.dtype, result.shape, a.shape[-1]
+    return a.dtype == b.dtype == result.dtype and (worth_tensor_cores(*sides) or worth_streaming(*sides))
 
 
 def worth_tensor_cores(dtype: DType, shape: Sequence[Size], depth: Size) -> bool:
@@ -81,6 +85,15 @@ def worth_tensor_cores(dtype: DType, shape: Sequence[Size], depth: Size) -> bool
     for size in batch:
         tiles *= size
     return min(m, n) >= _TILE and k >= _LEAST_DEPTH and tiles >= _LEAST_TILES
+
+
+def worth_streaming(dtype: DType, shape: Sequence[Size], depth: Size) -> bool:
+    """Whether a product has so few rows that it takes as long as reading its weights, which run along K."""
+    if dtype not in (f16, bf16) or len(shape) != 2:
+        return False
+    m, n = shape
+    known = isinstance(m, int) and isinstance(n, int) and isinstance(depth, int)
+    return known and m <= FEW_ROWS and min(n, depth) >= _LEAST_STREAMED  # type: ignore[operator]
 
 
 def _is_for_blas(dot: Dot, constants: set[SSAValue]) -> bool:

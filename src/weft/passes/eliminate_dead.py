@@ -12,7 +12,7 @@ from xdsl.passes import ModulePass
 
 from weft.ir.attributes import to_attribute
 from weft.ops.base import GraphOp
-from weft.ops.graph import FuncOp, GroupOp, OpaqueOp
+from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,6 @@ class EliminateDead(ModulePass):
 
 def is_pure(op: Operation) -> bool:
     """Whether an op does nothing but make its results, the same ones whenever it runs."""
-    if isinstance(op, OpaqueOp):
+    if isinstance(op, OpaqueOp | LaunchOp):
         return op.attributes.get("pure") != to_attribute(False)
     return isinstance(op, GraphOp | GroupOp)

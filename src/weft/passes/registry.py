@@ -22,6 +22,7 @@ from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.hoist_constants import HoistConstants
 from weft.passes.inline_small import InlineSmall
+from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.simplify import Simplify
@@ -48,6 +49,7 @@ PASSES: dict[str, type[ModulePass]] = {
         GroupIntoKernels,
         ChooseLayouts,
         UpdateInPlace,
+        PlaceLaunches,
     )
 }
 

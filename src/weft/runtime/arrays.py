@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.errors import GuardError, UnsupportedError
 from weft.ir.expr import Expr
-from weft.lower.plan import CallStep, DotStep
+from weft.lower.steps import CallStep, DotStep
 from weft.runtime.executable import Executable
 from weft.runtime.profile import active_profile
 from weft.runtime.tape import Tape
@@ -62,8 +62,8 @@ class ArrayCall:
         start = self.arena.ctypes.data + -self.arena.ctypes.data % _ALIGNMENT
         for number, offset in binding.arena.offsets.items():
             self.table[number] = start + offset
-        for name in plan.symbols:
-            self.table[executable.size_place(name)] = bound[name]
+        for place, number in binding.numbers.items():
+            self.table[place] = number
 
     def run(self, threads: int = 1) -> None:
         """Run the program."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from weft.errors import ParseError
 from weft.ir.expr import Size, symbols_of
 from weft.ir.types import Tensor
-from weft.lower.plan import CallStep, DotStep, KernelStep, Place, Plan, Step
+from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Place, Plan, Step
 from weft.ops.layouts import Layout
 
 ROLES = ("input", "output", "temporary", "external", "constant")
@@ -53,6 +53,9 @@ def _check_step(step: Step, symbols: set[str]) -> None:
             _check_places(places, symbols)
             _require(all(place.tensor.rank >= 2 for place in places), "a product of other things than matrices")
             _check_sizes([step.partial_sums], symbols)
+        case LaunchStep():
+            _check_places(step.places, symbols)
+            _check_sizes([step.grid, *(a for a in step.arguments if not isinstance(a, Place))], symbols)
 
 
 def _buffers(step: Step) -> tuple[int, ...]:
@@ -63,6 +66,8 @@ def _buffers(step: Step) -> tuple[int, ...]:
             return (*(place.buffer for place in step.operands), *step.results)
         case DotStep():
             return (step.a.buffer, step.b.buffer, step.out.buffer)
+        case LaunchStep():
+            return tuple(place.buffer for place in step.places)
 
 
 def _check_places(places: Iterable[Place], symbols: set[str]) -> None:

@@ -15,7 +15,7 @@ from weft.backends.reference.graph import run
 from weft.errors import GuardError
 from weft.ir.attributes import from_attribute
 from weft.lower.constants import Constant
-from weft.lower.plan import Plan
+from weft.lower.steps import Plan
 from weft.ops.dialect import parse_module
 from weft.ops.graph import FuncOp
 

@@ -19,7 +19,7 @@ from weft.backends.nvidia.modules import DeviceFunction
 from weft.backends.nvidia.tensor_maps import MAP_ALIGNMENT, MAP_WORDS, encode_map
 from weft.errors import DeviceError, GuardError, LoweringError
 from weft.ir.expr import evaluate
-from weft.lower.plan import CallStep, DotStep, KernelStep, Plan, Step
+from weft.lower.steps import CallStep, DotStep, KernelStep, Plan, Step
 from weft.runtime.cache import DiskCache
 from weft.runtime.cubins import load_code
 from weft.runtime.executable import link

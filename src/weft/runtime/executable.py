@@ -18,7 +18,7 @@ from weft.backends.cpu.launcher import LAUNCHER, launcher_module
 from weft.backends.cpu.target import compile_object, host_target
 from weft.errors import CompilationError
 from weft.forks import COMPILING
-from weft.lower.plan import KernelStep, Step
+from weft.lower.steps import KernelStep, LaunchStep, Step
 from weft.runtime.openmp import SYMBOLS, blas_symbols, pool_symbols
 from weft.runtime.program import Program
 from weft.runtime.tape import Tape, write_tape
@@ -35,7 +35,7 @@ class Executable(Program):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = sorted({step.function for step in self.plan.steps if isinstance(step, KernelStep)})
+        names = sorted({step.function for step in self.plan.steps if isinstance(step, KernelStep | LaunchStep)})
         self._library = link(self.code, names) if names else {}
         if names:
             weakref.finalize(self, _unload, self._library).atexit = False

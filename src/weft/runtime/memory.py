@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from weft.ir.expr import evaluate, product
-from weft.lower.plan import CallStep, DotStep, Plan, Step
+from weft.lower.steps import CallStep, DotStep, LaunchStep, Plan, Step
 
 ALIGNMENT = 64
 
@@ -26,6 +26,8 @@ def buffers_of(step: Step) -> Iterable[int]:
             return (*(place.buffer for place in step.operands), *step.results)
         case DotStep():
             return (step.a.buffer, step.b.buffer, step.out.buffer)
+        case LaunchStep():
+            return (place.buffer for place in step.places)
         case _:
             return step.buffers
 

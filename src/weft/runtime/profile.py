@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import WeftError
 from weft.ir.expr import evaluate, product
-from weft.lower.plan import CallStep, DotStep, KernelStep, Plan, Step
+from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Plan, Step
 from weft.runtime.record import CompilationRecord, recording
 from weft.runtime.tape import Tape
 
@@ -46,7 +46,7 @@ class StepEvent:
     @property
     def name(self) -> str:
         match self.step:
-            case KernelStep():
+            case KernelStep() | LaunchStep():
                 return self.step.label or "copy"
             case DotStep():
                 return f"{self.step.label} (BLAS)"
@@ -58,6 +58,9 @@ class StepEvent:
         match self.step:
             case KernelStep():
                 touched = [self.plan.buffers[number].tensor for number in set(self.step.buffers)]
+                programs = evaluate(self.step.grid, self.sizes)
+            case LaunchStep():
+                touched = [self.plan.buffers[number].tensor for number in {p.buffer for p in self.step.places}]
                 programs = evaluate(self.step.grid, self.sizes)
             case DotStep():
                 touched = [self.step.a.tensor, self.step.b.tensor, self.step.out.tensor]
@@ -169,7 +172,7 @@ class Profile:
         for call in self.calls:
             add(call.name, "call", call.thread, call.start, call.end, call.sizes)
         for event in self.steps:
-            function = {"kernel": event.step.function} if isinstance(event.step, KernelStep) else {}
+            function = {"kernel": event.step.function} if isinstance(event.step, KernelStep | LaunchStep) else {}
             add(event.name, _category(event.step), event.thread, event.start, event.end, {**function, **event.work()})
         for record in self.compilations:
             # Stages follow each other; only the first's beginning is known.
@@ -216,7 +219,7 @@ class Profile:
 
 def _category(step: Step) -> str:
     match step:
-        case KernelStep():
+        case KernelStep() | LaunchStep():
             return "kernel"
         case DotStep():
             return "library"

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from weft.ir.expr import evaluate
-from weft.lower.plan import CallStep, DotStep, Plan, Step
+from weft.lower.steps import CallStep, DotStep, Plan, Step
 from weft.ops.graph import FuncOp
 from weft.runtime.constants import prepared
 from weft.runtime.memory import Arena, plan_arena
 from weft.runtime.record import note_arena
-from weft.runtime.tape import Tape, scratch_words, segments, size_place, table_words
+from weft.runtime.tape import Tape, numbers_of, scratch_words, segments, size_place, table_words
 
 _MOST_BINDINGS = 256
 """Sets of sizes that a program keeps its layout of memory for."""
@@ -33,6 +33,8 @@ class Binding:
     shapes: tuple[tuple[int, ...], ...]
     strides: tuple[tuple[int, ...], ...]
     segments: tuple[Tape | CallStep | DotStep, ...]
+    numbers: Mapping[int, int]
+    """Numbers that kernels take, by their places in the table: sizes, and what the user's kernels are given."""
 
 
 @dataclass
@@ -60,10 +62,6 @@ class Program:
         """The arrays of constant buffers, made of the program's constant arguments."""
         return prepared(self.plan, self.prepare, given)
 
-    def size_place(self, name: str) -> int:
-        """Where in the table a size stands."""
-        return size_place(self.plan, name)
-
     def segment(self, steps: Sequence[Step], sizes: Mapping[str, int]) -> Tape | CallStep | DotStep:
         """What carries out steps that follow each other: a tape, or the framework."""
         first = steps[0]
@@ -84,6 +82,7 @@ class Program:
                 tuple(tuple(evaluate(size, sizes) for size in buffer.tensor.shape) for buffer in buffers),
                 tuple(tuple(evaluate(s, sizes) for s in buffer.layout.strides) for buffer in buffers),
                 tuple(self.segment(steps, sizes) for steps in segments(self.plan, self.is_apart)),
+                {size_place(self.plan, name): sizes[name] for name in self.plan.symbols} | numbers_of(self.plan, sizes),
             )
             while len(self.bindings) >= _MOST_BINDINGS:
                 self.bindings.pop(next(iter(self.bindings)), None)

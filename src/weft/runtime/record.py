@@ -25,7 +25,7 @@ from xdsl.ir import Attribute, Operation
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import symbols_of
 from weft.ir.types import tensor_of
-from weft.lower.plan import CallStep, DotStep, KernelStep, Plan
+from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Plan
 from weft.ops.graph import FuncOp
 
 _INTERNAL = ("captured", "plan", "wants_programs", "schedules", "started", "thread")
@@ -147,12 +147,12 @@ class CompilationRecord:
 
 
 def _steps(plan: Plan, schedules: Mapping[str, str]) -> tuple[list[KernelRecord], list[ClaimRecord]]:
-    uses = Counter(step.function for step in plan.steps if isinstance(step, KernelStep))
+    uses = Counter(step.function for step in plan.steps if isinstance(step, KernelStep | LaunchStep))
     kernels: dict[str, KernelRecord] = {}
     claims: Counter[tuple[str, str, str]] = Counter()
     for step in plan.steps:
         match step:
-            case KernelStep(function=name):
+            case KernelStep(function=name) | LaunchStep(function=name):
                 schedule = schedules.get(name, "")
                 kernels[name] = KernelRecord(name, step.label or "copy", schedule, str(step.grid), uses[name])
             case DotStep():

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.backends.cpu.blas import product_words
-from weft.backends.cpu.launcher import KERNEL
+from weft.backends.cpu.launcher import ADDRESS, KERNEL
 from weft.forks import cached_property
-from weft.ir.expr import evaluate
-from weft.lower.plan import DotStep, KernelStep, Plan, Step
+from weft.ir.expr import Size, evaluate
+from weft.lower.steps import DotStep, KernelStep, LaunchStep, Place, Plan, Step
+from weft.lower.words import signed
 
 PARALLEL_FROM_NS = 30_000
 """Work that takes less than this is not worth waking a thread for."""
@@ -62,6 +63,15 @@ def write_tape(plan: Plan, steps: Sequence[Step], sizes: Mapping[str, int], addr
             case DotStep():
                 alone = False
                 written += product_words(step, sizes, addresses)
+            case LaunchStep():
+                count = evaluate(step.grid, sizes)
+                if count > 0:
+                    parallel = count > 1 and count * step.work > PARALLEL_FROM_NS
+                    alone &= not parallel
+                    own = _own_words(plan)
+                    written += _starts(step, own, sizes)
+                    places = [a.buffer if isinstance(a, Place) and a not in own else own[a] for a in step.arguments]
+                    written.append([KERNEL, addresses[step.function], count, int(parallel), len(places), *places])
             case _:
                 raise TypeError(step)
     words = [len(written), table_words(plan), *(word for each in written for word in each)]
@@ -73,11 +83,43 @@ def size_place(plan: Plan, name: str) -> int:
     return len(plan.buffers) + plan.symbols.index(name)
 
 
+def _own_words(plan: Plan) -> dict[Place | Size, int]:
+    """The words of the table that kernels of the user's take: numbers, and the addresses of parts of buffers."""
+    start = len(plan.buffers) + len(plan.symbols)
+    words: dict[Place | Size, int] = {}
+    for step in plan.steps:
+        if isinstance(step, LaunchStep):
+            for argument in step.arguments:
+                if not isinstance(argument, Place) or argument.layout.offset != 0:
+                    words.setdefault(argument, start + len(words))
+    return words
+
+
+def _starts(step: LaunchStep, own: Mapping[Place | Size, int], sizes: Mapping[str, int]) -> list[list[int]]:
+    """Steps that find out where the parts of buffers begin that a kernel takes."""
+    return [
+        [ADDRESS, own[each], each.buffer, evaluate(each.layout.offset, sizes) * each.tensor.dtype.bytes]
+        for each in dict.fromkeys(step.places)
+        if each in own
+    ]
+
+
+def numbers_of(plan: Plan, sizes: Mapping[str, int]) -> dict[int, int]:
+    """The numbers that kernels of the user's take, by their places in the table."""
+    return {
+        place: signed(evaluate(argument, sizes))
+        for argument, place in _own_words(plan).items()
+        if not isinstance(argument, Place)
+    }
+
+
 def table_words(plan: Plan) -> int:
-    """The length of the table: buffers, then sizes. The launcher's scratch lies behind it."""
-    return len(plan.buffers) + len(plan.symbols)
+    """The length of the table: buffers, sizes, then what users' kernels take. The launcher's scratch lies behind it."""
+    return len(plan.buffers) + len(plan.symbols) + len(_own_words(plan))
 
 
 def scratch_words(plan: Plan) -> int:
     """The most arguments that a kernel of the plan takes."""
-    return max((len(s.buffers) + len(s.symbols) for s in plan.steps if isinstance(s, KernelStep)), default=1)
+    kernels = (len(s.buffers) + len(s.symbols) for s in plan.steps if isinstance(s, KernelStep))
+    launches = (len(s.arguments) for s in plan.steps if isinstance(s, LaunchStep))
+    return max((*kernels, *launches), default=1)

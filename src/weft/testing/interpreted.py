@@ -23,6 +23,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from weft.backends.reference.tile import run_kernel
 from weft.config import Config
+from weft.errors import UnsupportedError
 from weft.frontends.torch.backend import CompiledGraph
 from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.dtypes import to_torch
@@ -31,7 +32,8 @@ from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.reference import to_array, to_tensor
 from weft.ir.expr import evaluate
 from weft.lower.machine import Machine
-from weft.lower.plan import CallStep, DotStep, KernelStep, Place, Planned, build_plan
+from weft.lower.plan import Planned, build_plan
+from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Place
 from weft.pipelines import nvidia_passes, run_passes
 from weft.runtime.constants import prepared
 from weft.runtime.record import compilation
@@ -68,6 +70,8 @@ class InterpretedExecutor:
                 case DotStep():
                     a, b, out = (self._place(place, held, symbols) for place in (step.a, step.b, step.out))
                     out.copy_(a @ b)
+                case LaunchStep():
+                    raise UnsupportedError(f"{step.label} is a kernel for the processor")
         results = [held[number] for number in plan.outputs]
         kept = set(plan.replacing)
         return [r if n in kept or plan.outputs[n] not in plan.inputs else r.clone() for n, r in enumerate(results)]

@@ -116,6 +116,8 @@ class TritonRun:
     """Run the tests that upstream does not mark, too."""
     output: Path | None = None
     """Where pytest's own report goes."""
+    device: str = "cpu"
+    """Where the tests put their tensors: cpu or cuda."""
 
 
 def run_triton(run: TritonRun, on_progress: Progress | None = None) -> TritonReport:
@@ -161,7 +163,7 @@ def _command(run: TritonRun, place: Path, paths: list[Path]) -> list[str]:
         "--rootdir",
         str(run.checkout),
         "--device",
-        "cpu",
+        run.device,
         "-q",
         "--tb=short",
         "--continue-on-collection-errors",

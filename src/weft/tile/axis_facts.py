@@ -81,7 +81,8 @@ def power_of(number: int) -> int:
 class AxisFacts:
     """The facts of all integers and conditions of a kernel."""
 
-    def __init__(self, kernel: tile.KernelOp) -> None:
+    def __init__(self, kernel: tile.KernelOp, aligned: int = 1) -> None:
+        """`aligned` is what memory begins at multiples of where nothing is said of it."""
         self._facts: dict[SSAValue, Facts] = {}
         self._divisors: dict[SSAValue, int] = {}
         self._naturals: set[SSAValue] = set()
@@ -91,6 +92,9 @@ class AxisFacts:
             if DIVISORS in kernel.attributes
             else ()
         )
+        if DIVISORS not in kernel.attributes:
+            pointers = (argument for argument in arguments if isinstance(argument.type, tile.PointerType))
+            self._divisors.update(dict.fromkeys(pointers, aligned))
         for argument, divisor in zip(arguments, divisors, strict=False):
             if isinstance(argument.type, tile.TileType):
                 self._facts[argument] = Facts((1,), (power_of(divisor),), (1,))
@@ -229,8 +233,16 @@ class AxisFacts:
                 divisibility[axis] = _starting(facts, [contiguity[axis]] * len(source))[walked]
         return Facts(tuple(contiguity), tuple(divisibility), tuple(constancy), facts.constant, facts.natural)
 
+    def _spread(self, value: SSAValue, sizes: Sequence[int]) -> Facts:
+        """What is known of a tile that is repeated along the axes on which it has one place."""
+        facts, own = self.of(value), tile.tile_type(value).sizes
+        if len(own) != len(sizes):
+            return facts
+        rows = zip(facts.constancy, own, sizes, strict=True) if sizes else ()
+        return replace(facts, constancy=tuple(_run(n) if side == 1 else c for c, side, n in rows) or facts.constancy)
+
     def _map(self, op: tile.MapOp) -> Facts:
-        args = [self.of(arg) for arg in op.args]
+        args = [self._spread(arg, tile.tile_type(op.out).sizes) for arg in op.args]
         constancy = _least(*(arg.constancy for arg in args))
         plain = replace(Facts.unknown(len(constancy)), constancy=constancy)
         if any(len(arg.constancy) != len(constancy) for arg in args):

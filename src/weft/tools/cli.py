@@ -148,6 +148,8 @@ def explain(
 
             script, _, kernel = file.rpartition(":")
             explain_kernel(terminal, Wanted(Path(script), kernel, tuple(context.args), signature, save))
+        if signature is not None:
+            raise UsageError("a signature is for a kernel", hint=f"name it: {file}:kernel")
         if Path(file).suffix == ".py":
             if not Path(file).is_file():
                 raise UsageError(f"there is no script {file}")
@@ -280,6 +282,7 @@ def conform_triton(
     jobs: Annotated[int, typer.Option(help="Child processes.")] = 2,
     timeout: Annotated[float, typer.Option(help="Seconds after which a test is ended.")] = 60.0,
     output: Annotated[Path | None, typer.Option(help="Write pytest's own report to this file.")] = None,
+    device: Annotated[str, typer.Option(help="Where the tests put their tensors: cpu or cuda.")] = "cpu",
     json: Json = False,
 ) -> None:
     """Triton's own tests of its language, with `triton` resolved to Weft."""
@@ -288,7 +291,8 @@ def conform_triton(
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
-        run(terminal, TritonRun(checkout, expression, tuple(file or ()), jobs, timeout, interpret, others, output))
+        files = tuple(file or ())
+        run(terminal, TritonRun(checkout, expression, files, jobs, timeout, interpret, others, output, device))
 
 
 @conform.command("tutorials")

@@ -23,9 +23,10 @@ from rich.text import Text
 from weft.errors import WeftError
 from weft.frontends.triton.autotune import kernel_of
 from weft.frontends.triton.enable import enable
-from weft.frontends.triton.jit import JITFunction, KernelInterface, MockTensor
+from weft.frontends.triton.jit import JITFunction, KernelInterface
 from weft.frontends.triton.listing import Listing, listing_of
 from weft.frontends.triton.specialise import SHORT_NAMES, element_type
+from weft.frontends.triton.stand_ins import MockTensor
 from weft.tools.terminal import Terminal, UsageError
 
 
@@ -60,7 +61,15 @@ def _listing(wanted: Wanted) -> Listing:
         if not isinstance(found, KernelInterface):
             raise UsageError(f"{wanted.file} has no kernel called {wanted.name}")
         kernel = kernel_of(found)
-        return listing_of(kernel, *_arguments(kernel, wanted.signature))
+        args, keywords = _arguments(kernel, wanted.signature)
+        try:
+            kernel.signature.bind(*args, **keywords)
+        except TypeError as error:
+            raise UsageError(
+                f"the signature does not fit the kernel: {error}",
+                hint=f"its parameters are {', '.join(kernel.arg_names)}",
+            ) from error
+        return listing_of(kernel, args, keywords)
     launches: list[tuple[JITFunction, tuple[Any, ...], dict[str, Any]]] = []
     with JITFunction.watching(lambda kernel, args, keywords: launches.append((kernel, args, keywords))):
         _run(wanted, "__main__")

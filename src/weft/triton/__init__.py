@@ -4,9 +4,11 @@
 `import triton` itself find this package.
 """
 
+from weft.frontends.triton.ahead import compile as compile
 from weft.frontends.triton.autotune import autotune as autotune
 from weft.frontends.triton.autotune import heuristics as heuristics
 from weft.frontends.triton.config import Config as Config
+from weft.frontends.triton.constexpr_function import constexpr_function as constexpr_function
 from weft.frontends.triton.elementwise import must_use_result as must_use_result
 from weft.frontends.triton.enable import enable as enable
 from weft.frontends.triton.errors import CompilationError as CompilationError
@@ -15,16 +17,15 @@ from weft.frontends.triton.errors import OutOfResources as OutOfResources
 from weft.frontends.triton.errors import TritonError as TritonError
 from weft.frontends.triton.jit import JITFunction as JITFunction
 from weft.frontends.triton.jit import KernelInterface as KernelInterface
-from weft.frontends.triton.jit import MockTensor as MockTensor
-from weft.frontends.triton.jit import TensorWrapper as TensorWrapper
-from weft.frontends.triton.jit import constexpr_function as constexpr_function
 from weft.frontends.triton.jit import interpret as interpret
 from weft.frontends.triton.jit import interpreting as _interpreting
 from weft.frontends.triton.jit import jit as jit
-from weft.frontends.triton.jit import reinterpret as reinterpret
 from weft.frontends.triton.sizes import cdiv as cdiv
 from weft.frontends.triton.sizes import next_power_of_2 as next_power_of_2
 from weft.frontends.triton.sizes import set_allocator as set_allocator
+from weft.frontends.triton.stand_ins import MockTensor as MockTensor
+from weft.frontends.triton.stand_ins import TensorWrapper as TensorWrapper
+from weft.frontends.triton.stand_ins import reinterpret as reinterpret
 from weft.frontends.triton.uninitialised import watch as _watch
 from weft.triton import compiler as compiler
 from weft.triton import knobs as knobs

@@ -245,6 +245,9 @@ class Machine:
         if name in ("ld", "ldu", "st", "atom", "red"):
             self.access(line, active)
             return
+        if name == "mma":
+            self.tensor_cores(line, active)
+            return
         if name == "shfl":
             self.shuffle(line, active)
             return
@@ -285,7 +288,11 @@ class Machine:
                 self.write(operands[0], result, "b32", active)
             elif name == "bfe":
                 x, start, length = (self.raw(o, type_) for o in operands[1:4])
-                self.write(operands[0], (x >> start) & ((U64(1) << length) - U64(1)), type_, active)
+                field = (x >> start) & ((U64(1) << length) - U64(1))
+                if type_.startswith("s"):
+                    sign = (field >> (length - U64(1))) & U64(1)
+                    field = field.view(np.int64) - (sign << length).view(np.int64)
+                self.write(operands[0], field, type_, active)
             elif name == "prmt":
                 self.permute(line, active)
             elif name == "lop3":
@@ -400,6 +407,33 @@ class Machine:
                 good = chosen <= last
         chosen = np.where(good, chosen, lane) + (np.arange(self.count) & ~31)
         self.write(target.split("|")[0], value[chosen], "b32", active)
+
+    def tensor_cores(self, line: Line, active: np.ndarray) -> None:
+        """m16n8k16 of 16-bit operands, as the manual lays them out."""
+        if line.parts[2] != "m16n8k16" or not active.reshape(-1, 32).all(1)[active.reshape(-1, 32).any(1)].all():
+            raise MachineError("a product that the machine does not know, or not of all lanes")
+        type_, warps = line.parts[6], self.count // 32
+        target, left, right, sums = line.operands
+        group, member = np.arange(32) // 4, np.arange(32) % 4
+        a, b, c = (np.zeros((warps, *shape), np.float32) for shape in ((16, 16), (16, 8), (16, 8)))
+
+        def halves(register: str) -> list[np.ndarray]:
+            raw = self.raw(register, "b32")
+            return [typed(raw >> U64(16 * half) & U64(0xFFFF), type_).reshape(warps, 32) for half in (0, 1)]
+
+        for number, register in enumerate(left):
+            for half, value in enumerate(halves(register)):
+                a[:, group + 8 * (number % 2), 2 * member + half + 8 * (number // 2)] = value
+        for number, register in enumerate(right):
+            for half, value in enumerate(halves(register)):
+                b[:, 2 * member + half + 8 * number, group] = value
+        for number, register in enumerate(sums):
+            place = group + 8 * (number // 2), 2 * member + number % 2
+            c[:, place[0], place[1]] = self.value(register, "f32").reshape(warps, 32)
+        c = a @ b + c
+        for number, register in enumerate(target):
+            place = group + 8 * (number // 2), 2 * member + number % 2
+            self.write(register, c[:, place[0], place[1]].reshape(-1), "f32", active)
 
     def access(self, line: Line, active: np.ndarray) -> None:
         name, parts, operands = line.name, line.parts, line.operands

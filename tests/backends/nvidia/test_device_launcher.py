@@ -15,7 +15,7 @@ from weft.backends.nvidia.modules import DeviceFunction, LaunchConfig
 from weft.errors import DeviceError, GuardError, KernelFaultError
 from weft.ir.expr import symbol
 from weft.ir.types import Tensor, f32
-from weft.lower.plan import Buffer, KernelStep, Plan
+from weft.lower.steps import Buffer, KernelStep, Plan
 from weft.ops.layouts import contiguous
 from weft.runtime.device_program import DeviceTape, device_launcher, launch_failure, write_device_tape
 

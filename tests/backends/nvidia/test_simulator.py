@@ -231,3 +231,14 @@ def test_what_a_gpu_cannot_do_is_said_when_layouts_are_given() -> None:
     trial = Trial.of(group_of([Tensor(f32, (4, 5))], lambda b, x: b.sort(x, dim=1, descending=False)[0]), "sorted")
     with pytest.raises(LoweringError, match="has no layout on a GPU"):
         run_simulated(trial, [normal((4, 5))])
+
+
+@pytest.mark.parametrize("length", [16385, 40000])
+def test_rows_that_a_cluster_holds(length: int) -> None:
+    for body in (softmax, places_of_extremes):
+        tensors = [Tensor(f32, (2, length))]
+        trial = Trial.of(group_of(tensors, body), "clustered", GPU)
+        x = normal((2, length))
+        x[1, length // 3 :: length // 3] = 9
+        for actual, expected in zip(run_simulated(trial, [x]), run_interpreted(trial, [x]), strict=True):
+            agree(actual, expected)

@@ -26,11 +26,12 @@ from weft.backends.nvidia.dialect import (
 from weft.backends.nvidia.layouts import Layout, Mode, blocked
 from weft.backends.nvidia.simulator import simulate
 from weft.backends.nvidia.simulator_layouts import CoverageError
-from weft.backends.nvidia.simulator_memory import AccessLog, RaceError, SharedMemoryError
+from weft.backends.nvidia.simulator_memory import AccessLog, RaceError, SharedMemory, SharedMemoryError
 from weft.backends.nvidia.simulator_values import DisagreementError, PoisonError
 from weft.backends.nvidia.target import target_named
 from weft.backends.reference.tile import AccessError
 from weft.ir.types import Tensor, element_type, f32
+from weft.lower.machine import gpu_machine
 from weft.testing.kernels import Trial, group_of
 from weft.tile import dialect as tile
 
@@ -282,3 +283,17 @@ def test_threads_that_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.backends.nvidia.simulator.combine_lanes", lambda pairs, layout, axis: pairs)
     with pytest.raises(DisagreementError, match=r"tile.reduce .* thread 1 has another element"):
         kernel.run()
+
+
+def test_blocks_of_a_cluster_that_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A barrier of each block by itself orders nothing between blocks."""
+    shape = (2, 40000)
+    trial = Trial.of(group_of([Tensor(f32, shape)], softmax), "clustered", gpu_machine())
+    (call,) = trial.lowered.calls
+    annotated, launch = annotate(call.kernel.op, target_named("sm_90a"))
+    assert launch.cluster > 1
+    buffers = trial.buffers([np.zeros(shape, np.float32)], {}).of(call)
+    barrier = SharedMemory.barrier
+    monkeypatch.setattr(SharedMemory, "barrier", lambda memory, of_cluster=False: barrier(memory))
+    with pytest.raises(RaceError, match=r"tile.reduce .* reads byte"):
+        simulate(annotated, buffers, [], launch.shared)

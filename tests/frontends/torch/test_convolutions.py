@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from weft.backends.cpu.target import CpuTarget
-from weft.lower.plan import CallStep, Plan
+from weft.lower.steps import CallStep, Plan
 from weft.runtime.record import recording
 from weft.testing.comparison import compare
 

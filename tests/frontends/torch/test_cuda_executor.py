@@ -25,7 +25,7 @@ from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.ir.expr import symbol
-from weft.lower.plan import CallStep, DotStep, Plan, Step
+from weft.lower.steps import CallStep, DotStep, Plan, Step
 from weft.pipelines import compile_cpu
 from weft.runtime.cubins import decode_code, encode_code
 from weft.runtime.device_program import DeviceTape
@@ -103,7 +103,7 @@ def processor_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "stream", nothing)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", GraphHere)
     monkeypatch.setattr(cuda_graphs, "_side_stream", lambda device: Stream())
-    monkeypatch.setattr(cuda_graphs, "_pool", lambda device, stream: cuda_graphs._Pool(None))
+    monkeypatch.setattr(cuda_graphs, "_pool", lambda device, stream: cuda_graphs._Pool(None, None))
     run_segments = ExecutorHere._run_segments
 
     def recorded(self: ExecutorHere, frame: Any, held: dict[int, torch.Tensor]) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from weft.frontends.torch import caching
-from weft.lower.plan import DotStep, KernelStep
+from weft.lower.steps import DotStep, KernelStep
 from weft.runtime.cache import DiskCache
 from weft.runtime.record import CompilationRecord, recording
 

@@ -19,7 +19,7 @@ from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.devices import graph_device
 from weft.frontends.torch.importer import import_graph
 from weft.lower.machine import Machine, gpu_machine
-from weft.lower.plan import CallStep, KernelStep
+from weft.lower.steps import CallStep, KernelStep
 from weft.pipelines import compile_nvidia
 from weft.testing.comparison import compare
 from weft.testing.interpreted import GpuInterpreter

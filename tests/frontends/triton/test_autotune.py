@@ -110,3 +110,31 @@ def test_a_parameter_that_is_tuned_must_not_be_given() -> None:
     tuned = triton.autotune(_configs(32, 64), key=["n"])(_kernel())
     with pytest.raises(AutotunerError, match="BLOCK"):
         tuned[(1,)](torch.zeros(4), torch.zeros(4), 4, BLOCK=32)
+
+
+def test_configs_that_seem_too_costly_are_not_measured() -> None:
+    blocks = (1, 64, 128, 256, 512)
+    tuned = triton.autotune(_configs(*blocks), key=["n"], do_bench=_bench(dict.fromkeys(blocks, 1.0)))(_kernel())
+    _seen.clear()
+    _launch(tuned)
+    (reason,) = tuned.pruned.values()
+    assert "1000 programs" in reason and 1 not in _seen
+    assert [config.kwargs["BLOCK"] for config in tuned.pruned] == [1]
+
+
+def test_configs_whose_tiles_do_not_fit_are_not_measured() -> None:
+    @triton.jit
+    def product(x, y, out, K, B: tl.constexpr):
+        i = tl.arange(0, B)
+        total = tl.zeros((B, B), tl.float32)
+        for k in range(0, K, B):
+            a = tl.load(x + i[:, None] * K + k + i[None, :])
+            total = tl.dot(a, tl.load(y + (k + i[:, None]) * B + i[None, :]), total)
+        tl.store(out + i[:, None] * B + i[None, :], total)
+
+    from weft.frontends.triton.cost import cost_of, prune
+
+    given = {"x": torch.zeros(1), "y": torch.zeros(1), "out": torch.zeros(1), "K": 4096}
+    costs = {side: cost_of(product, {**given, "B": side}, (1,)) for side in (16, 64, 1024)}
+    assert costs[64].footprint == 3 * 64 * 64 * 4 and not costs[64].whole
+    assert list(prune(costs)) == [1024] and "second-level cache" in prune(costs)[1024]

@@ -101,7 +101,9 @@ def test_reads_of_uninitialised_memory() -> None:
 
 
 def test_two_programs_that_write_to_one_place() -> None:
-    with pytest.raises(RaceError, match=r"programs \(0, 0, 0\) and \(1, 0, 0\) both write to `target` at index 0"):
+    with pytest.raises(
+        RaceError, match=r"program \(0, 0, 0\) and program \(1, 0, 0\) both write to `target` at index 0"
+    ):
         launch(write_first, (2,), torch.zeros(4))
 
 
@@ -164,3 +166,63 @@ def test_interpret_watches_what_torch_makes_and_can_allow_races() -> None:
             launch(write_first, (2,), torch.zeros(4))
     with triton.interpret(races=False):
         launch(write_first, (2,), torch.zeros(4))
+
+
+@triton.jit
+def pass_on(x):
+    number = tl.program_id(0)
+    tl.store(x + number + 1, tl.load(x + number) + 1)
+
+
+@triton.jit
+def shift_down(x):
+    number = tl.program_id(0)
+    tl.store(x + number, tl.load(x + number + 1))
+
+
+@triton.jit
+def read_first_of_all(x, out):
+    number = tl.program_id(0)
+    first = tl.load(x)
+    tl.store(out + number, first)
+    tl.store(x + number, first, mask=number == 2)
+
+
+def test_a_program_that_reads_what_another_wrote() -> None:
+    with pytest.raises(RaceError, match=r"program \(1, 0, 0\) reads what program \(0, 0, 0\) wrote to `x` at index 1"):
+        launch(pass_on.fn, (3,), torch.zeros(4))
+
+
+def test_a_program_that_writes_what_another_read() -> None:
+    with pytest.raises(RaceError, match=r"program \(1, 0, 0\) writes what program \(0, 0, 0\) read of `x` at index 1"):
+        launch(shift_down.fn, (3,), torch.zeros(4))
+    launch(read_first_of_all.fn, (3,), torch.zeros(4), torch.zeros(4))  # what all read, nobody writes
+    with triton.interpret(races=False):
+        shift_down[(3,)](torch.zeros(4))
+
+
+@triton.jit
+def show(x):
+    values = tl.load(x + tl.arange(0, 4))
+    print(values)
+    print(f"{values.dtype}")
+
+
+def test_print_shows_values(capsys: pytest.CaptureFixture[str]) -> None:
+    with triton.interpret():
+        show[(1,)](torch.arange(4.0))
+    assert capsys.readouterr().out == "fp32[4]([0. 1. 2. 3.])\nfp32\n"
+
+
+@triton.jit
+def truncate(x, out):
+    r = tl.arange(0, 4)
+    tl.store(out + r, tl.load(x + r).to(tl.float8e4nv, fp_downcast_rounding="rtz").to(tl.float32))
+
+
+def test_what_is_too_large_becomes_the_largest() -> None:
+    x, compiled, interpreted = torch.tensor([1000.0, -460.0, 0.3, 449.0]), torch.zeros(4), torch.zeros(4)
+    truncate[(1,)](x, compiled)
+    with triton.interpret():
+        truncate[(1,)](x, interpreted)
+    assert compiled.tolist() == interpreted.tolist() == [448.0, -448.0, 0.28125, 448.0]

@@ -17,8 +17,7 @@ import weft.triton as triton
 import weft.triton.language as tl
 from weft.frontends.triton.aggregates import aggregate
 from weft.frontends.triton.compiling import disk_cache
-from weft.frontends.triton.errors import KernelTypeError
-from weft.frontends.triton.jit import OptionError
+from weft.frontends.triton.errors import KernelTypeError, OptionError
 
 x: Any = None
 ADDED = tl.constexpr(1)

@@ -15,8 +15,7 @@ import torch
 import weft.triton as triton
 import weft.triton.language as tl
 from weft.frontends.triton.compiling import disk_cache
-from weft.frontends.triton.errors import KernelTypeError, KernelValueError
-from weft.frontends.triton.jit import LaunchError, OptionError
+from weft.frontends.triton.errors import KernelTypeError, KernelValueError, LaunchError, OptionError
 from weft.frontends.triton.specialise import alias_groups
 from weft.frontends.triton.stored import stored_parameters
 
@@ -204,3 +203,15 @@ def test_a_launch_inside_of_torch_compile_breaks_no_graph() -> None:
     for size in (300, 77):
         x, y = torch.randn(size), torch.randn(size)
         torch.testing.assert_close(compiled(x, y), torch.relu(x * 2 + y) + 1)
+
+
+@triton.jit
+def with_names_of_python(len, int, tuple: tl.constexpr, type: tl.constexpr):
+    tl.store(len, int + tuple if type == "sum" else int)
+
+
+def test_a_parameter_may_be_called_like_a_function_of_python() -> None:
+    x = torch.zeros(1)
+    with_names_of_python[(1,)](x, 3, 4, "sum")
+    with_names_of_python[(1,)](x, 5, 4, "sum")
+    assert x.item() == 9

@@ -372,5 +372,5 @@ def check(seed: int, steps: int = 12) -> None:
     code = compile_kernel(lambda b, handles: Program(b, seed, handles).run(steps), ARGUMENTS, f"random{seed}")
     changed = np.zeros(SIZE, np.float32)
     words = [each.ctypes.data for each in (floats, integers, result, changed)]
-    CompiledKernel(code).launch((PROGRAMS, 1, 1), [*words, SIZE], 2)
+    CompiledKernel(code).launch((PROGRAMS, 1, 1), [*words, SIZE])
     np.testing.assert_allclose(result, expected, rtol=2e-4, atol=2e-4, err_msg=f"seed {seed}")

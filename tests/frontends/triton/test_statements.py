@@ -335,3 +335,26 @@ def test_assert_and_print_and_breakpoint_do_no_harm(run: Run, capfd: pytest.Capt
     assert out[0] == 3
     with pytest.raises(KernelError, match="3 must be positive"):
         run(kernel, out, -3)
+
+
+@triton.jit
+def count(out, first, last, step):
+    turns = 0
+    total = 0
+    for i in range(first, last, step):
+        turns += 1
+        total = total * 3 + i
+    tl.store(out, turns)
+    tl.store(out + 1, total)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "step"), [(10, 0, -3), (0, 10, 3), (0, 10, -3), (5, 5, 2), (20, 3, -16), (0, 40, 16)]
+)
+def test_a_step_that_is_not_known_may_be_negative(first: int, last: int, step: int) -> None:
+    out = ints(2)
+    count[(1,)](out, first, last, step)
+    total = 0
+    for i in range(first, last, step):
+        total = total * 3 + i
+    assert out.tolist() == [len(range(first, last, step)), total]

@@ -8,7 +8,7 @@ from weft.backends.cpu.launcher import PRODUCT
 from weft.errors import GuardError
 from weft.ir.expr import Size, evaluate
 from weft.ir.types import f32, f64
-from weft.lower.plan import DotStep, Place
+from weft.lower.steps import DotStep, Place
 from weft.ops.layouts import BLAS_LARGEST
 
 _PLAIN, _TRANSPOSED = 111, 112

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.clusters import Fill
 from weft.backends.cpu.position import Position, lanes_for, walk
-from weft.backends.llvm.builder import V, const, i64, scalar_type, vector
+from weft.backends.llvm.builder import Function, V, const, i64, scalar_type, vector
 from weft.backends.llvm.math import emit_function
+from weft.ir.types import DType
 from weft.tile import dialect as tile
 from weft.tile import written
 
@@ -90,11 +91,7 @@ def emit_extremum(codegen: KernelCodegen, op: tile.ReduceOp) -> None:
         with b.loop(i64(1), i64(source.shape[axis]), i64(1)) as k:
             value = source.read(b, _at(index, axis, k), lanes)
             old = b.load(value.type, best, 1)
-            better = emit_function(b, "gt" if kind == "argmax" else "lt", [value, old], source.dtype)
-            if source.dtype.is_float:
-                nan, known = (emit_function(b, "isnan", [v], source.dtype) for v in (value, old))
-                fresh = b.binary("and", nan, b.binary("xor", known, const(True, known.type)))
-                better = b.binary("or", better, fresh)
+            better = _surpasses(b, "gt" if kind == "argmax" else "lt", value, old, source.dtype)
             before = b.load(vector(place, lanes), position, 1)
             b.store(b.select(better, value, old), best, 1)
             b.store(b.select(better, b.splat(k, lanes), before), position, 1)
@@ -102,6 +99,15 @@ def emit_extremum(codegen: KernelCodegen, op: tile.ReduceOp) -> None:
 
     _lines(codegen, source.shape, axis, 64, line)
     codegen.buffers[op.out] = result
+
+
+def _surpasses(b: Function, comparison: str, value: V, other: V, dtype: DType) -> V:
+    """Whether a comparison holds; NaN surpasses all that is not."""
+    holds = emit_function(b, comparison, [value, other], dtype)
+    if not dtype.is_float:
+        return holds
+    nan, known = (emit_function(b, "isnan", [v], dtype) for v in (value, other))
+    return b.binary("or", holds, b.binary("and", nan, b.binary("xor", known, const(True, known.type))))
 
 
 def emit_scan(codegen: KernelCodegen, op: written.ScanOp) -> None:
@@ -140,10 +146,7 @@ def emit_order(codegen: KernelCodegen, op: written.OrderOp) -> None:
         def exchange(low: V, high: V) -> None:
             a, c = (result.read(b, [*index, place], 1) for place in (low, high))
             first, second = (c, a) if op.descending is not None else (a, c)
-            wrong = emit_function(b, "gt", [first, second], type_.dtype)
-            if type_.dtype.is_float:  # NaN is the greatest
-                nan, other = (emit_function(b, "isnan", [v], type_.dtype) for v in (first, second))
-                wrong = b.binary("or", wrong, b.binary("and", nan, b.binary("xor", other, const(True, "i1"))))
+            wrong = _surpasses(b, "gt", first, second, type_.dtype)
             result.write(b, b.select(wrong, c, a), [*index, low])
             result.write(b, b.select(wrong, a, c), [*index, high])
 

@@ -8,6 +8,7 @@ enough work run on the OpenMP pool that the framework already has; small ones ru
     kernel:  0, function, programs, parallel, n, then n places in the table; the arguments are gathered to `scratch`
     product: 1, routine, wide, m, n, k, transpose a, transpose b, lda, ldb, ldc,
              then place and offset in bytes of a, b and c, then the batch: count, and the steps of a, b and c in bytes
+    address: 2, place, buffer, bytes: the address so far behind a buffer's goes to a place in the table
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from contextlib import contextmanager
 from weft.backends.llvm.builder import Function, Module, V, i64
 
 LAUNCHER = "weft_run"
-KERNEL, PRODUCT = 0, 1
+KERNEL, PRODUCT, ADDRESS = 0, 1, 2
 HEAD_WORDS = 2
-PRODUCT_WORDS = 21
+PRODUCT_WORDS, ADDRESS_WORDS = 21, 4
 _WORKER = "weft_worker"
 _ROW_MAJOR = 101
 
@@ -40,8 +41,12 @@ def launcher_module(triple: str) -> str:
             used = _kernel(b, reader, table, scratch, threads)
             b.store(b.add(reader.start, used), cursor, 8)
             otherwise()
-            _product(b, reader, table)
-            b.store(b.add(reader.start, i64(PRODUCT_WORDS)), cursor, 8)
+            with _either(b, b.icmp("eq", reader.word(0), i64(PRODUCT))) as or_else:
+                _product(b, reader, table)
+                b.store(b.add(reader.start, i64(PRODUCT_WORDS)), cursor, 8)
+                or_else()
+                _address(b, reader, table)
+                b.store(b.add(reader.start, i64(ADDRESS_WORDS)), cursor, 8)
     b.finish()
     _worker(module)
     return str(module)
@@ -121,6 +126,11 @@ def _product(b: Function, step: _Reader, table: V) -> None:
                 b.do(f"call void {routine.name}({', '.join(map(str, arguments))})")
                 if element == "float":
                     otherwise()
+
+
+def _address(b: Function, step: _Reader, table: V) -> None:
+    base = b.load("i64", b.gep(table, step.word(2), "i64"), 8)
+    b.store(b.add(base, step.word(3)), b.gep(table, step.word(1), "i64"), 8)
 
 
 def _worker(module: Module) -> None:

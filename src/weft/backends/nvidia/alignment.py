@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import TypeAlias
+
+from xdsl.ir import BlockArgument, SSAValue
 
 from weft.ir.expr import Atom, Size
 from weft.ir.types import DType
@@ -16,21 +19,33 @@ WIDEST = 16
 """The bytes that one access of a thread moves at most."""
 
 
-def divisor_of(size: Size) -> int:
-    """A number that divides an expression whatever its symbols are; 0 is divided by all."""
+def divisor_of(size: Size, operands: Sequence[SSAValue] = ()) -> int:
+    """A number that divides an expression whatever its symbols are; 0 is divided by all.
+
+    Of `operands`, which d0, d1, ... stand for, the variables of loops go by known steps.
+    """
     if isinstance(size, int):
         return abs(size)
     total = 0
     for monomial, coefficient in size.terms:
         factor = abs(coefficient)
         for atom in monomial:
-            factor *= _atom_divisor(atom)
+            factor *= _atom_divisor(atom, operands)
         total = gcd(total, factor)
     return total
 
 
-def _atom_divisor(atom: Atom) -> int:
-    return gcd(*map(divisor_of, atom.args)) or 1 if atom.kind in ("min", "max") else 1
+def _atom_divisor(atom: Atom, operands: Sequence[SSAValue]) -> int:
+    if atom.kind in ("min", "max"):
+        return gcd(*(divisor_of(arg, operands) for arg in atom.args)) or 1
+    if atom.kind != "symbol" or not operands:
+        return 1
+    value = operands[int(atom.name[1:])]
+    loop = value.owner.parent_op() if isinstance(value, BlockArgument) and value.index == 0 else None
+    if not isinstance(loop, tile.ForOp):
+        return 1
+    lower, _, step = loop.bounds.data
+    return gcd(divisor_of(lower), divisor_of(step)) or 1
 
 
 @dataclass(frozen=True)
@@ -49,11 +64,11 @@ def access_of(op: tile.LoadOp | tile.StoreOp, shape: tuple[int, ...]) -> Access:
     if not axes:
         return Access(None, 1)
     axis = max(axes, key=lambda a: shape[a])
-    step = divisor_of(op.offset.data[0])
+    step = divisor_of(op.offset.data[0], op.indices)
     for other, stride in enumerate(strides):
         if other != axis and shape[other] > 1:
-            step = gcd(step, divisor_of(stride))
-    step = gcd(step, divisor_of(op.extents.data[axis]))
+            step = gcd(step, divisor_of(stride, op.indices))
+    step = gcd(step, divisor_of(op.extents.data[axis], op.indices))
     return Access(axis, _power(step, WIDEST // dtype.bytes))
 
 

@@ -29,10 +29,12 @@ from weft.backends.nvidia.dialect import (
     WARPS,
     ConvertOp,
     integer,
+    layout_of,
     set_integer,
     set_layouts,
 )
 from weft.backends.nvidia.layouts import WARP, Layout, blocked
+from weft.backends.nvidia.mma import PACKED, MmaOp, PackOp, SqueezeOp
 from weft.backends.nvidia.view_layouts import demanded
 from weft.backends.nvidia.wgmma import accumulator_layout
 from weft.backends.nvidia.written_layouts import assign_written, carried_layouts, is_free_view, scalar_layout
@@ -118,10 +120,11 @@ def _row_major(shape: Sequence[int]) -> list[int]:
 
 
 def _anchors(kernel: tile.KernelOp, clusters: bool) -> Anchors:
-    facts = AxisFacts(kernel)
-    accesses = [(op, covered_shape(op)) for op in kernel.walk() if isinstance(op, tile.LoadOp | tile.StoreOp)]
-    computed = [op for op in kernel.walk() if isinstance(op, ComputedAccess)]
-    shapes = {tile.tile_type(r).sizes for op in kernel.walk() for r in op.results if isinstance(r.type, tile.TileType)}
+    facts = AxisFacts(kernel, WIDEST if "schedule" in kernel.attributes else 1)
+    ops = [op for op in kernel.walk() if PACKED not in op.attributes and not isinstance(op, PackOp)]
+    accesses = [(op, covered_shape(op)) for op in ops if isinstance(op, tile.LoadOp | tile.StoreOp)]
+    computed = [op for op in ops if isinstance(op, ComputedAccess)]
+    shapes = {tile.tile_type(r).sizes for op in ops for r in op.results if isinstance(r.type, tile.TileType)}
     shapes |= {shape for _, shape in accesses}
     whole = sorted((s for s in shapes if not any(s != t and _is_part(s, t) for t in shapes)), key=prod, reverse=True)
     reduced = {op.axis.value.data for op in kernel.walk() if isinstance(op, tile.ReduceOp)}
@@ -133,6 +136,7 @@ def _anchors(kernel: tile.KernelOp, clusters: bool) -> Anchors:
         for op in kernel.walk()
         if isinstance(op, WgmmaOp)
     }
+    layouts |= _products(ops)
     for shape in whole:
         if shape in layouts:
             continue
@@ -155,6 +159,23 @@ def _anchors(kernel: tile.KernelOp, clusters: bool) -> Anchors:
         warp_order = sorted(order, key=lambda axis: axis in reduced)
         layouts[shape] = blocked(shape, warps, order, vector, warp_order, blocks)
     return Anchors(warps, blocks, layouts, facts)
+
+
+def _products(ops: Sequence[Operation]) -> dict[tuple[int, ...], Layout]:
+    """The layouts that the tensor cores leave products in, and those of the sums over their first axis."""
+    found: dict[tuple[int, ...], Layout] = {}
+    for op in ops:
+        if isinstance(op, MmaOp):
+            layout = layout_of(op.out)
+            found.setdefault(layout.shape, layout)
+            if layout.rank == 3:
+                found.setdefault(layout.shape[1:], squeezed(layout.sliced(0)))
+    return found
+
+
+def squeezed(layout: Layout) -> Layout:
+    """The layout of a tile without its first axis."""
+    return layout.moved(layout.shape[1:], lambda axis: axis - 1)
 
 
 def _fair(shape: Sequence[int], warps: int) -> int:
@@ -206,6 +227,8 @@ class Assignment:
 
     def visit(self, op: Operation) -> None:
         match op:
+            case tile.LoadOp() if PACKED in op.attributes:
+                self.home[op.out] = layout_of(op.out)
             case tile.LoadOp():
                 self.settle(op, [self.anchors.coalesced(op)])
             case tile.StoreOp():
@@ -217,6 +240,13 @@ class Assignment:
                 layout = self.natural(op.value)
                 self.take(op, 0, layout)
                 self.settle(op, [layout.sliced(op.axis.value.data)])
+            case tile.DotOp():
+                for number, operand in enumerate((op.a, op.b)):
+                    self.take(op, number, self.natural(operand))
+                layout = self.anchors.of(tile.tile_type(op.out).sizes)
+                if op.accumulator is not None:
+                    self.take(op, 2, layout)
+                self.settle(op, [layout])
             case tile.GatherOp() | tile.ScatterOp() | written.AtomicOp():
                 self._computed(op)
             case tile.MapOp() if not self.is_free(op):
@@ -235,6 +265,17 @@ class Assignment:
                 if op.accumulator is not None:
                     self.take(op, 2, layout)
                 self.settle(op, [layout])
+            case PackOp():
+                self.home[op.out] = layout_of(op.out)
+                self.take(op, 0, layout_of(op.out))
+            case MmaOp():
+                self.home[op.out] = layout_of(op.out)
+                if op.accumulator is not None:
+                    self.take(op, 2, layout_of(op.out))
+            case SqueezeOp():
+                layout = self.natural(op.value)
+                self.take(op, 0, layout)
+                self.settle(op, [squeezed(layout)])
             case BlockNumberOp() | IndexOp() | SlotOp() | WaitOp() | ReleaseOp():
                 pass
             case _ if self.is_free(op):

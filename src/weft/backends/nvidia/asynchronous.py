@@ -112,7 +112,7 @@ class RolesOp(IRDLOperation):
 
 @irdl_op_definition
 class BlockNumberOp(IRDLOperation):
-    """The number of this block, or how many there are: `kind` is `number` or `count`."""
+    """The number of this block, or how many there are: `kind` is `number` or `count`; or `cluster`, `clusters`."""
 
     name = "nvidia.block"
     kind = attr_def(StringAttr)

@@ -15,6 +15,7 @@ from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.block import register_bytes
 from weft.backends.nvidia.computed_memory import address_of
 from weft.backends.nvidia.dialect import SHARED, integer, layout_of
+from weft.backends.nvidia.math import asm
 from weft.backends.nvidia.staging import read_tile, write_registers
 from weft.backends.nvidia.written_shared import is_passed_on
 from weft.ir.types import DType, f32
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 _OF_FLOATS = {"max": "fmax", "min": "fmin"}
 _SCOPE = 'syncscope("device")'
+NO_BF16_ATOMICS = "bf16 atomics"
+"""What a module says it lacks whose target adds no bf16 by itself."""
 
 
 def emit_atomic(codegen: KernelCodegen, op: written.AtomicOp) -> None:
@@ -75,7 +78,8 @@ def _guarded(
 def _updated(codegen: KernelCodegen, kind: str, address: V, value: V, expected: V | None, memory: DType) -> V:
     b = codegen.b
     pointer = b.emit("ptr addrspace(1)", f"inttoptr {address} to ptr addrspace(1)")
-    if kind == "add" and memory.name in ("f16", "bf16", "f32", "f64"):
+    native = memory.name in ("f16", "f32", "f64") or (memory.name == "bf16" and NO_BF16_ATOMICS not in b.module.lacks)
+    if kind == "add" and native:
         float_type = {"f16": "half", "bf16": "bfloat", "f32": "float", "f64": "double"}[memory.name]
         added = b.bitcast(store_convert(b, value, memory), float_type)
         old = b.emit(float_type, f"atomicrmw fadd {pointer}, {added} {_SCOPE} monotonic, align {memory.bytes}")
@@ -98,11 +102,17 @@ def _exchanged(codegen: KernelCodegen, kind: str, pointer: V, value: V, expected
         return b.bitcast(store_convert(b, register, memory), type_)
 
     def tried(seen: V, new: V) -> V:
+        """What was there: `new` is written if that is `seen`."""
+        if size == 2:  # LLVM would touch the whole word, and with it what is not the tensor's
+            address = b.emit("i64", f"ptrtoint {pointer} to i64")
+            text = "atom.relaxed.gpu.global.cas.b16 $0, [$1], $2, $3;"
+            return asm(b, "i16", text, "=h,l,h,h,~{memory}", address, seen, new, pure=False)
         order = f"{_SCOPE} monotonic monotonic, align {size}"
-        return b.emit(f"{{ {type_}, i1 }}", f"cmpxchg {pointer}, {seen}, {new} {order}")
+        pair = b.emit(f"{{ {type_}, i1 }}", f"cmpxchg {pointer}, {seen}, {new} {order}")
+        return b.emit(type_, f"extractvalue {pair}, 0")
 
     if expected is not None:
-        found = b.emit(type_, f"extractvalue {tried(bits(expected), bits(value))}, 0")
+        found = tried(bits(expected), bits(value))
         return load_convert(b, b.bitcast(found, memory_type(memory)), memory)
     first = b.emit(type_, f"load atomic {type_}, {pointer} {_SCOPE} monotonic, align {size}")
     before, again, done = b.block, b.label("again"), b.label("done")
@@ -114,9 +124,8 @@ def _exchanged(codegen: KernelCodegen, kind: str, pointer: V, value: V, expected
     function = _OF_FLOATS.get(kind, kind) if memory.is_float else kind
     wide = f32 if memory.is_float and memory.bits < 32 else memory
     new = value if kind == "xchg" else emit_function(b, function, [old, value], wide)
-    pair = tried(seen, bits(new))
-    found = b.emit(type_, f"extractvalue {pair}, 0")
+    found = tried(seen, bits(new))
     b.lines[position] = f"  {seen.name} = phi {type_} [ {first.name}, %{before} ], [ {found.name}, %{b.block} ]"
-    b.branch_if(b.emit("i1", f"extractvalue {pair}, 1"), done, again)
+    b.branch_if(b.icmp("eq", found, seen), done, again)
     b.start(done)
     return old

@@ -6,7 +6,7 @@ a tile's side, or beyond its extents at run time, is computed along and never wr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 from xdsl.ir import Block, Operation, SSAValue
@@ -15,19 +15,25 @@ from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_t
 from weft.backends.llvm.cast import emit_bitcast, emit_cast, load_convert, register_type, truncate_to
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
 from weft.backends.nvidia.asynchronous import MAP, RolesOp
-from weft.backends.nvidia.block import Threads, i32, load_shared, register_bytes, store_shared
+from weft.backends.nvidia.block import Threads, do, i32, load_shared, register_bytes, store_shared
+from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
-from weft.backends.nvidia.dialect import SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
+from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
 from weft.backends.nvidia.engine_stores import store_by_engine
 from weft.backends.nvidia.extents import ConvertedLimits
-from weft.backends.nvidia.global_memory import load_chunk, rounded_to, store_chunk
+from weft.backends.nvidia.global_memory import joined, load_chunk, load_pairs, pair, rounded_to, store_chunk
 from weft.backends.nvidia.layouts import WARP, Layout
-from weft.backends.nvidia.math import divide_all, emit_map
+from weft.backends.nvidia.loops import loop_with
+from weft.backends.nvidia.math import divide_all, emit_map, rough_exp
+from weft.backends.nvidia.mma import AHEAD, PACKED, MmaOp, PackOp, SqueezeOp, multiply
+from weft.backends.nvidia.plain_dot import emit_plain_dot
 from weft.backends.nvidia.reduce import Exchange, Parts, reduce_axis
 from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
-from weft.backends.nvidia.shared_memory import row_pitch
+from weft.backends.nvidia.row_roles import emit_streaming
+from weft.backends.nvidia.shared_memory import part_bytes, row_pitch
+from weft.backends.nvidia.streaming import CROSSES, CopyOp, ReadOp, StreamOp, WaitKeptOp
 from weft.backends.nvidia.written import emit_written
 from weft.backends.nvidia.written_layouts import scalar_layout
 from weft.ir.attributes import from_attribute
@@ -53,6 +59,8 @@ class KernelCodegen:
         self.slots: dict[SSAValue, V] = {}
         self.maps: list[V] = []
         self.ring: Ring | None = None
+        self.kept: Ring | None = None
+        self.crossing: Crossing | None = None
         self.limits = ConvertedLimits()
 
     def emit(self) -> None:
@@ -60,7 +68,7 @@ class KernelCodegen:
         arguments = kernel.block.args
         params = [(_parameter(argument), f"a{i}") for i, argument in enumerate(arguments)]
         maps = [(_MAP, f"m{i}") for i in range(len(self.launch.maps))]
-        attributes = f'nounwind "nvvm.reqntid"="{self.launch.threads}" "nvvm.minctasm"="1"'
+        attributes = f'nounwind "nvvm.reqntid"="{self.launch.threads}" "nvvm.minctasm"="{integer(kernel, RESIDENT, 1)}"'
         if self.launch.cluster > 1:
             attributes += f' "nvvm.cluster_dim"="{self.launch.cluster}"'
         self.b = b = Function(self.module, kernel.sym_name.data, [*params, *maps], "void", attributes, "ptx_kernel")
@@ -73,10 +81,13 @@ class KernelCodegen:
                     self.tiles[argument] = [_scalar_argument(b, value, type_.dtype)]
                 case _:
                     self.scalars[argument] = value
-        if not any(isinstance(op, RolesOp) for op in kernel.block.ops):
+        if not any(isinstance(op, RolesOp | StreamOp) for op in kernel.block.ops):
             self.threads = Threads.of_block(b, self.launch.threads // WARP, self.launch.cluster)
             self.threads.prepare(self.layouts)
             self._place_program()
+        if self.launch.programmatic:
+            # The next kernel's blocks may come as soon as these leave room; nothing is read before the last one ended.
+            do(b, "griddepcontrol.launch_dependents; griddepcontrol.wait;", "")
         self.block(kernel.block)
         b.finish()
 
@@ -127,42 +138,93 @@ class KernelCodegen:
                 self._map(op)
             case tile.ReduceOp():
                 self._reduce(op)
+            case tile.DotOp():
+                emit_plain_dot(self, op)
             case ConvertOp():
                 self._convert(op)
+            case PackOp():
+                self._pack(op)
+            case MmaOp():
+                total = op.accumulator
+                zeros = [V("float", "0.0")] * layout_of(op.out).count
+                sums = zeros if total is None else self.tiles[total]
+                operands = self.tiles[op.a], self.tiles[op.b]
+                self.tiles[op.out] = multiply(self.b, op.fragments, *operands, sums, op.dtype.data)
+            case SqueezeOp():
+                self.tiles[op.out] = self.tiles[op.value]
             case BarrierOp():
                 self.threads.barrier()
             case tile.ForOp():
                 self._loop(op)
             case tile.ProgramOp() | tile.ReturnOp() | tile.YieldOp():
                 pass
+            case StreamOp() | CopyOp() | ReadOp() | WaitKeptOp():
+                emit_streaming(self, op)
             case _:
                 if not emit_written(self, op):
                     emit_asynchronous(self, op)
 
     def _loop(self, op: tile.ForOp) -> None:
+        if any(AHEAD in inner.attributes for inner in op.block.ops):
+            self._loop_ahead(op)
+            return
         lower, upper, step = (self.size(size, op.indices) for size in op.bounds.data)
         initial = [self.tiles[value] for value in op.initial]
 
         ring = self.ring if any(isinstance(inner, RING_OPS) for inner in op.walk()) else None
         if ring is not None:  # where a role is in the ring goes from turn to turn too
-            initial.append([ring.stage, ring.phase])
+            initial.append(ring.state)
 
         def body(variable: V, carried: list[list[V]]) -> list[list[V]]:
             self.scalars[op.block.args[0]] = variable
             if ring is not None:
-                ring.stage, ring.phase = carried.pop()
+                ring.state = carried.pop()
             self.tiles.update(zip(op.block.args[1:], carried, strict=True))
             self.block(op.block)
             last = op.block.last_op
             assert last is not None
             pairs = zip(last.operands, op.block.args[1:], strict=True)
             yielded = [self._kept(value, self.tiles[before]) for value, before in pairs]
-            return yielded if ring is None else [*yielded, [ring.stage, ring.phase]]
+            return yielded if ring is None else [*yielded, ring.state]
 
         results = loop_with(self.b, lower, upper, step, initial, body)
         if ring is not None:
-            ring.stage, ring.phase = results.pop()
+            ring.state = results.pop()
         self.tiles.update(zip(op.results, results, strict=True))
+
+    def _loop_ahead(self, op: tile.ForOp) -> None:
+        """A loop that makes some loads for its next turn before it does this one; the last turn follows behind it."""
+        b, variable = self.b, op.block.args[0]
+        lower, upper, step = (size for size in op.bounds.data if isinstance(size, int))
+        last = lower + (upper - 1 - lower) // step * step
+        early = [inner for inner in op.block.ops if AHEAD in inner.attributes]
+
+        def load(number: V) -> list[list[V]]:
+            self.scalars[variable] = number
+            for inner in early:
+                self.visit(inner)
+            return [self.tiles[inner.results[0]] for inner in early]
+
+        def turn(number: V, carried: list[list[V]]) -> list[list[V]]:
+            self.scalars[variable] = number
+            count = len(op.initial)
+            self.tiles.update(zip(op.block.args[1:], carried[:count], strict=True))
+            self.tiles.update(zip((inner.results[0] for inner in early), carried[count:], strict=True))
+            for inner in op.block.ops:
+                if inner not in early:
+                    self.visit(inner)
+            end = op.block.last_op
+            assert end is not None
+            pairs = zip(end.operands, op.block.args[1:], strict=True)
+            return [self._kept(value, self.tiles[before]) for value, before in pairs]
+
+        def body(number: V, carried: list[list[V]]) -> list[list[V]]:
+            following = load(b.add(number, i64(step)))
+            return [*turn(number, carried), *following]
+
+        initial = [*(self.tiles[value] for value in op.initial), *load(i64(lower))]
+        results = loop_with(b, i64(lower), i64(last), i64(step), initial, body, unrolled=False)
+        self.tiles.update(zip(op.results, turn(i64(last), results), strict=True))
 
     def _kept(self, value: SSAValue, before: list[V]) -> list[V]:
         """A tile that a loop carries on: what a smaller one lacks stays as it was."""
@@ -210,12 +272,33 @@ class KernelCodegen:
 
     def _load(self, op: tile.LoadOp) -> None:
         layout = layout_of(op.out)
+        if PACKED in op.attributes:
+            self.tiles[op.out] = self._packed(op, layout)
+            return
         values: list[V] = [V("", "")] * layout.count
         for registers, address, predicate in self._chunks(op, layout):
             loaded = load_chunk(self.b, address, pointer_dtype(op), len(registers), predicate)
             for register, value in zip(registers, loaded, strict=True):
                 values[register] = self.widened(value, pointer_dtype(op), tile.tile_type(op.out).dtype)
         self.tiles[op.out] = values
+
+    def _packed(self, op: tile.LoadOp, layout: Layout) -> list[V]:
+        """The registers of a load that hold two neighbours each."""
+        once = AHEAD in op.attributes
+        words = [
+            word
+            for registers, address, predicate in self._chunks(op, layout)
+            for word in load_pairs(self.b, address, len(registers), predicate, once=once)
+        ]
+        if len(words) * 2 == layout.count:
+            return words
+        return [joined(self.b, low, high) for low, high in zip(words[::2], words[1::2], strict=True)]
+
+    def _pack(self, op: PackOp) -> None:
+        values, exists = self.tiles[op.value], self.existing(op.value, layout_of(op.out))
+        zero, dtype = V("float", "0.0"), op.dtype.data
+        held = [v if e is None else self.b.select(e, v, zero) for v, e in zip(values, exists, strict=True)]
+        self.tiles[op.out] = [pair(self.b, low, high, dtype) for low, high in zip(held[::2], held[1::2], strict=True)]
 
     def widened(self, value: V, memory: DType, dtype: DType) -> V:
         return value if value.type == register_type(dtype) else emit_cast(self.b, value, memory, dtype)
@@ -278,14 +361,13 @@ class KernelCodegen:
         if vector.axis is None or op.strides.data[vector.axis] != 1:
             return 1
         width = min(vector.size, WIDEST // pointer_dtype(op).bytes)
-        steps = [divisor_of(op.offset.data[0]), divisor_of(op.extents.data[vector.axis]), layout.shape[vector.axis]]
-        steps += [
-            divisor_of(stride)
-            for axis, stride in enumerate(op.strides.data)
-            if axis != vector.axis and layout.shape[axis] > 1
+        sizes = [op.offset.data[0], op.extents.data[vector.axis], layout.shape[vector.axis]]
+        sizes += [
+            stride for axis, stride in enumerate(op.strides.data) if axis != vector.axis and layout.shape[axis] > 1
         ]
+        steps = [divisor_of(size, op.indices) for size in sizes]
         if value is not None:
-            steps += [divisor_of(size) for size, _ in self.limits.of(value, vector.axis)]
+            steps += [divisor_of(*limit) for limit in self.limits.of(value, vector.axis)]
         while any(step % width for step in steps):
             width //= 2
         return width
@@ -365,6 +447,8 @@ class KernelCodegen:
             if narrowed_to(op) is not None and args[0].type == "float":
                 return rounded_to(self.b, args[0], target)
             return emit_cast(self.b, args[0], source, target)
+        if function == "exp" and args[0].type == "float" and loses_digits(op.out):
+            return rough_exp(self.b, args[0])
         return emit_map(self.b, function, args, tile.tile_type(op.args[-1]).dtype)
 
     def _convert(self, op: ConvertOp) -> None:
@@ -432,8 +516,7 @@ class KernelCodegen:
                 return first_extremum(b, x, y, "gt" if op.kind.data == "argmax" else "lt", dtype)
             return (emit_map(b, combiner.function, [x[0], y[0]], dtype),)
 
-        sizes = (register_bytes(dtype), 8) if combiner.indexed else (register_bytes(dtype),)
-        via = Exchange(integer(op, SHARED), sizes)
+        via = Exchange(integer(op, SHARED), part_bytes(op), self.crossing if CROSSES in op.attributes else None)
         results = reduce_axis(b, self.threads, layout, axis, parts, combine, via)
         self.tiles[op.out] = [result[-1] for result in results]
 
@@ -452,36 +535,21 @@ def first_extremum(b: Function, x: Parts, y: Parts, better: str, dtype: DType) -
     return b.select(wins, y[0], x[0]), b.select(wins, y[1], x[1])
 
 
-def loop_with(
-    b: Function,
-    lower: V,
-    upper: V,
-    step: V,
-    initial: Sequence[Sequence[V]],
-    body: Callable[[V, list[list[V]]], list[list[V]]],
-) -> list[list[V]]:
-    """`for (i = lower; i < upper; i += step)` with values carried in registers from turn to turn."""
-    before, head, inside, after = b.block, b.label("head"), b.label("body"), b.label("after")
-    b.branch(head)
-    b.start(head)
-    variable = V(lower.type, b.fresh("i"))
-    carried = [[V(value.type, b.fresh()) for value in values] for values in initial]
-    position = len(b.lines)
-    b.lines += [""] * (1 + sum(map(len, carried)))
-    b.branch_if(b.icmp("slt", variable, upper), inside, after)
-    b.start(inside)
-    yielded = body(variable, [list(values) for values in carried])
-    following = b.add(variable, step)
-    latch = b.block
-    b.branch(head)
-    phis = [(variable, lower, following)]
-    for names, firsts, nexts in zip(carried, initial, yielded, strict=True):
-        phis += zip(names, firsts, nexts, strict=True)
-    for number, (name, first, next_) in enumerate(phis):
-        text = f"phi {name.type} [ {first.name}, %{before} ], [ {next_.name}, %{latch} ]"
-        b.lines[position + number] = f"  {name.name} = {text}"
-    b.start(after)
-    return carried
+def loses_digits(value: SSAValue) -> bool:
+    """Whether all that becomes of a tile of positive numbers is a sum, or is narrowed to 16 bits."""
+    for use in value.uses:
+        match use.operation:
+            case tile.ReduceOp() as op if op.kind.data == "sum":
+                pass
+            case tile.MapOp() as op if narrowed_to(op) is not None:
+                pass
+            case tile.StoreOp() as op if pointer_dtype(op).bytes == 2 and pointer_dtype(op).is_float:
+                pass
+            case tile.MapOp() as op if op.function.data in ("mul", "div") and use.index == 0 and loses_digits(op.out):
+                pass
+            case _:
+                return False
+    return True
 
 
 def narrowed_to(op: Operation) -> DType | None:

@@ -6,39 +6,56 @@ from collections.abc import Mapping
 
 from weft.backends.llvm.builder import Module
 from weft.backends.nvidia.assign_layouts import assign_layouts
+from weft.backends.nvidia.atomics import NO_BF16_ATOMICS
 from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
-from weft.backends.nvidia.dialect import BLOCKS, WARPS, integer
+from weft.backends.nvidia.dialect import BLOCKS, RESIDENT, WARPS, integer
 from weft.backends.nvidia.fold_views import fold_views
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.messages import VPRINTF
 from weft.backends.nvidia.order_memory import order_memory
 from weft.backends.nvidia.pipeline_dots import pipeline_dots
+from weft.backends.nvidia.pipeline_rows import pipeline_rows
 from weft.backends.nvidia.shared_memory import allocate_shared
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
+from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
 from weft.errors import LoweringError
 from weft.tile import dialect as tile
 
 
 def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch]:
     """A copy of a kernel with roles, layouts, conversions, shared memory and barriers."""
+    streamed = pipeline_rows(kernel, target)
+    if streamed is not None:
+        shared = allocate_shared(streamed.kernel, target.shared_per_block - streamed.shared, streamed.shared)
+        blocks = streamed.cluster
+        launch = Launch(streamed.threads, shared, cluster=blocks, blocks_per_program=blocks, persistent=True)
+        return streamed.kernel, launch
     copy = kernel.clone()
     fold_views(copy)
     pipelined = pipeline_dots(copy, target)
-    assign_layouts(copy, clusters=target.capability >= 90)
+    if pipelined is None:
+        use_tensor_cores(copy)
+    assign_layouts(copy, clusters=target.has_clusters)
     order_memory(copy)
     ring = pipelined.shared if pipelined else 0
     shared = allocate_shared(copy, target.shared_per_block - ring, ring)
     if pipelined is None:
         blocks = integer(copy, BLOCKS, 1)
-        return copy, Launch(WARP * integer(copy, WARPS), shared, cluster=blocks, blocks_per_program=blocks)
+        threads, early = WARP * integer(copy, WARPS), _starts_early(copy, target)
+        return copy, Launch(threads, shared, cluster=blocks, blocks_per_program=blocks, programmatic=early)
     return copy, Launch(pipelined.threads, shared, persistent=True, maps=pipelined.maps)
+
+
+def _starts_early(kernel: tile.KernelOp, target: NvidiaTarget) -> bool:
+    """Whether blocks are there before the kernel ahead of them has ended: where they live short, that is time saved."""
+    return RESIDENT in kernel.attributes and target.capability >= 90
 
 
 def emit_llvm(kernels: Mapping[str, tile.KernelOp], target: NvidiaTarget) -> tuple[str, dict[str, Launch]]:
     """Kernels as the text of one LLVM module."""
-    module = Module(TRIPLE)
+    module = Module(TRIPLE, frozenset([NO_BF16_ATOMICS]) if target.capability < 90 else frozenset())
     module.globals[SHARED_SYMBOL] = f"@{SHARED_SYMBOL} = external addrspace(3) global [0 x i8], align 1024"
     launches: dict[str, Launch] = {}
     for name, kernel in kernels.items():

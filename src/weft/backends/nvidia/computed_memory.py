@@ -13,7 +13,8 @@ from weft.backends.nvidia.block import i32, load_shared, register_bytes
 from weft.backends.nvidia.dialect import SHARED, VECTOR, integer, layout_of, layouts_of
 from weft.backends.nvidia.global_memory import load_chunk, store_chunk
 from weft.backends.nvidia.math import emit_map
-from weft.backends.nvidia.staging import write_registers
+from weft.backends.nvidia.staging import read_tile, write_registers
+from weft.backends.nvidia.written_shared import is_awaited
 from weft.ir.attributes import from_attribute
 from weft.tile import dialect as tile
 
@@ -36,6 +37,8 @@ def emit_gather(codegen: KernelCodegen, op: tile.GatherOp) -> None:
     other = const(from_attribute(op.other), register_type(type_.dtype))  # type: ignore[arg-type]
     offsets, masks = codegen.registers_of(op.offsets, layout), codegen.registers_of(op.mask, layout)
     exists = codegen.existing(op.out, layout)
+    if is_awaited(op):
+        exists = [codegen.both(each, codegen.threads.owner(layout)) for each in exists]
     values: list[V] = []
     for first in range(0, layout.count, width):
         address = address_of(codegen, codegen.pointers[op.pointer], offsets[first], dtype.bytes)
@@ -43,6 +46,11 @@ def emit_gather(codegen: KernelCodegen, op: tile.GatherOp) -> None:
         for value in load_chunk(b, address, dtype, width, predicate):
             value = codegen.widened(value, dtype, type_.dtype)
             values.append(value if predicate is None else b.select(predicate, value, other))
+    if is_awaited(op):  # one thread has read it for all
+        start = integer(op, SHARED)
+        write_registers(codegen, values, layout, start, register_bytes(type_.dtype))
+        codegen.threads.barrier()
+        values = read_tile(codegen, op.out, layout, start, ())
     codegen.tiles[op.out] = values
 
 

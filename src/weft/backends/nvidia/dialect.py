@@ -3,7 +3,7 @@
 A kernel for a GPU is the tile kernel it was, and runs on the same NumPy reference; attributes say where things are:
 `nvidia.layouts`, one for each result of an op, `nvidia.arguments`, one for each tile that a block of the op takes,
 `nvidia.shared`, where the shared memory begins that an op uses, and on the kernel `nvidia.warps` and, of a cluster,
-`nvidia.blocks`.
+`nvidia.blocks`; `nvidia.resident` is how many blocks a multiprocessor should have registers for.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ LAYOUTS, ARGUMENTS, SHARED = "nvidia.layouts", "nvidia.arguments", "nvidia.share
 WARPS, BLOCKS = "nvidia.warps", "nvidia.blocks"
 VECTOR = "nvidia.vector"
 """How many neighbours of a thread an access to computed places moves at once."""
+RESIDENT = "nvidia.resident"
+"""On a kernel: how many of its blocks a multiprocessor should have registers for."""
 
 
 @irdl_attr_definition

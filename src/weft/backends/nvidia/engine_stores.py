@@ -46,7 +46,7 @@ def store_by_engine(codegen: KernelCodegen, op: tile.StoreOp) -> None:
             _warp_sync(codegen)
             for quarter in range(STAGE_COLUMNS // 16):
                 at = start + (piece * STAGE_COLUMNS + quarter * 16) // 2
-                registers = [pair(b, values[at + k], values[at + k + 1], dtype) for k in (0, 2, 4, 6)]
+                registers = [pair(b, values[at + k], values[at + k + 1], dtype.name) for k in (0, 2, 4, 6)]
                 address = b.add(slot, b.binary("xor", swizzled, i32(quarter * 32)))
                 text = "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};"
                 do(b, text, "r,r,r,r,r", address, *registers)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from xdsl.ir import OpResult, SSAValue
 
 from weft.backends.nvidia.dialect import ConvertOp
+from weft.backends.nvidia.mma import MmaOp, PackOp, SqueezeOp
+from weft.tile import dialect as tile
 from weft.tile.extents import Limit, Limits
 
 
@@ -12,6 +14,13 @@ class ConvertedLimits(Limits):
     """The limits of tiles, through conversions."""
 
     def _find(self, value: SSAValue, axis: int) -> list[Limit]:
-        if isinstance(value, OpResult) and isinstance(value.op, ConvertOp):
-            return list(self.of(value.op.value, axis))
-        return super()._find(value, axis)
+        match value.op if isinstance(value, OpResult) else None:
+            case ConvertOp() | PackOp() as op:
+                return list(self.of(op.value, axis))
+            case SqueezeOp() as op:
+                return list(self.of(op.value, axis + 1))
+            case MmaOp() as op:
+                first = len(tile.tile_type(op.out).sizes) - 2
+                return [] if axis < first else list(self.of(op.a, 0) if axis == first else self.of(op.b, 1))
+            case _:
+                return super()._find(value, axis)

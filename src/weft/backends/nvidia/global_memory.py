@@ -12,9 +12,33 @@ from weft.ir.types import DType
 _WORD = {8: ("i8", "b8", "h"), 16: ("i16", "b16", "h"), 32: ("i32", "b32", "r"), 64: ("i64", "b64", "l")}
 
 
-def load_chunk(b: Function, address: V, dtype: DType, count: int, predicate: V | None) -> list[V]:
+def load_chunk(
+    b: Function, address: V, dtype: DType, count: int, predicate: V | None, space: str = "global"
+) -> list[V]:
     """`count` neighbours as registers hold them; what is not read is arbitrary."""
     bits = max(dtype.bits, 8)
+    width, _ = _words(bits, count)
+    read = _read(b, address, bits, count, predicate, space)
+    raw = [piece for word in read for piece in _pieces(b, word, bits, width)]
+    return [load_convert(b, b.bitcast(value, memory_type(dtype)), dtype) for value in raw]
+
+
+def load_pairs(b: Function, address: V, count: int, predicate: V | None, *, once: bool) -> list[V]:
+    """`count` neighbours of 16 bits, two in a word, or one alone; what is not read is zero.
+
+    What the whole block reads `once` does not stay in its cache.
+    """
+    return _read(b, address, 16, count, predicate, "global.L1::no_allocate" if once else "global")
+
+
+def joined(b: Function, low: V, high: V) -> V:
+    """Two neighbours of 16 bits in a word."""
+    wide = b.binary("shl", b.convert("zext", high, "i32"), V("i32", "16"))
+    return b.binary("or", b.convert("zext", low, "i32"), wide)
+
+
+def _read(b: Function, address: V, bits: int, count: int, predicate: V | None, space: str) -> list[V]:
+    """Neighbours as the words that memory holds."""
     width, words = _words(bits, count)
     llvm_type, ptx_type, constraint = _WORD[width]
     register = "i16" if width == 8 else llvm_type
@@ -26,15 +50,13 @@ def load_chunk(b: Function, address: V, dtype: DType, count: int, predicate: V |
     # What is not read must still be some value: PTX has no undefined ones.
     clear = "".join(f"mov.b{max(width, 16)} ${i}, 0; " for i in range(words)) if predicate is not None else ""
     result = register if words == 1 else "{" + ", ".join([register] * words) + "}"
-    inputs = ",l" + (",b" if predicate is not None else "")
+    inputs = (",l" if space.startswith("global") else ",r") + (",b" if predicate is not None else "")
     args = (address, *(() if predicate is None else (predicate,)))
-    text = f"{clear}{guard}ld.global{form}.{ptx_type} {braces}, [${words}];"
+    text = f"{clear}{guard}ld.{space}{form}.{ptx_type} {braces}, [${words}];"
     # An output is written before the address is read where there is a clearing move.
     outputs = outputs.replace("=", "=&") if predicate is not None else outputs
     loaded = asm(b, result, text, outputs + inputs, *args, pure=False)
-    values = [loaded] if words == 1 else [b.emit(register, f"extractvalue {loaded}, {i}") for i in range(words)]
-    raw = [piece for value in values for piece in _pieces(b, value, bits, width)]
-    return [load_convert(b, b.bitcast(value, memory_type(dtype)), dtype) for value in raw]
+    return [loaded] if words == 1 else [b.emit(register, f"extractvalue {loaded}, {i}") for i in range(words)]
 
 
 def store_chunk(b: Function, address: V, values: Sequence[V], dtype: DType, predicate: V | None) -> None:
@@ -79,7 +101,7 @@ def _pieces(b: Function, word: V, bits: int, width: int) -> list[V]:
 def _packed(b: Function, values: Sequence[V], dtype: DType, bits: int, width: int) -> list[V]:
     """Elements as the words that memory holds."""
     if dtype.name in ("bf16", "f16") and width == 32:
-        return [pair(b, low, high, dtype) for low, high in zip(values[::2], values[1::2], strict=True)]
+        return [pair(b, low, high, dtype.name) for low, high in zip(values[::2], values[1::2], strict=True)]
     raw = [_narrowed(b, value, dtype) for value in values]
     raw = [b.bitcast(value, f"i{bits}") for value in raw]
     if bits == width:
@@ -110,9 +132,9 @@ def rounded_to(b: Function, value: V, dtype: DType) -> V:
     return b.bitcast(wide, "float")
 
 
-def pair(b: Function, low: V, high: V, dtype: DType) -> V:
+def pair(b: Function, low: V, high: V, dtype: str) -> V:
     """Two floats narrowed to 16 bits, in one word."""
-    return asm(b, "i32", f"cvt.rn.{dtype.name}x2.f32 $0, $1, $2;", "=r,f,f", high, low)
+    return asm(b, "i32", f"cvt.rn.{dtype}x2.f32 $0, $1, $2;", "=r,f,f", high, low)
 
 
 def address_of(b: Function, pointer: V, element: int, index: V) -> V:

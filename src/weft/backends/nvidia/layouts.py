@@ -199,7 +199,8 @@ def blocked(
 ) -> Layout:
     """Neighbours along the first axis of `order` in a thread's registers, then lanes side by side, then warps.
 
-    What is left along an axis is repeated in registers. `warp_order` says along which axes warps stand first.
+    What is left along an axis is repeated in registers. `warp_order` says along which axes warps stand first. Blocks of
+    a cluster have neighbouring parts of the tile, each in one piece.
     """
     left = list(shape)  # what is still to be covered along each axis, in units of `step`
     step = [1] * len(shape)
@@ -214,8 +215,7 @@ def blocked(
     if order and vector > 1:
         registers.append(cover(order[0], vector))
     lists: list[tuple[Mode, ...]] = []
-    totals = [(WARP, order), (warps, warp_order or order), *([(blocks, warp_order or order)] if blocks > 1 else [])]
-    for total, along in totals:
+    for total, along in ((WARP, order), (warps, warp_order or order)):
         modes: list[Mode] = []
         for axis in along:
             size = min(total, _power_of_two(left[axis]))
@@ -225,8 +225,18 @@ def blocked(
         if total > 1:
             modes.append(Mode(total, None))
         lists.append(tuple(modes))
-    registers += [cover(axis, left[axis]) for axis in order if left[axis] > 1]
-    return Layout(tuple(shape), tuple(registers), *lists).merged()
+    shares: dict[int, int] = {}
+    for axis in warp_order or order:
+        shares[axis] = min(blocks, _power_of_two(left[axis]))
+        blocks //= shares[axis]
+    for axis in order:
+        each = -(-left[axis] // shares[axis])
+        if each > 1:
+            registers.append(cover(axis, each))
+    modes = [cover(axis, size) for axis, size in shares.items() if size > 1]
+    modes += [Mode(blocks, None)] if blocks > 1 else []
+    lanes, of_warps = lists
+    return Layout(tuple(shape), tuple(registers), lanes, of_warps, tuple(modes)).merged()
 
 
 def _power_of_two(size: int) -> int:

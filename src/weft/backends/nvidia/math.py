@@ -52,6 +52,11 @@ def _exp(x: E) -> E:
     return abs(high).compare("olt", 128.0).select(exact, power)
 
 
+def rough_exp(b: Function, x: V) -> V:
+    """Good to as many ulp as x has units: for what is summed or narrowed, where small powers count for little."""
+    return _ex2(E(b, x) * _LOG2_E).v
+
+
 def _sigmoid(x: E) -> E:
     return _rcp(_exp(-x) + 1.0)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.block import (
@@ -16,11 +15,8 @@ from weft.backends.nvidia.block import (
     shuffle_xor,
     store_shared,
 )
+from weft.backends.nvidia.cluster_reduce import Combine, Crossing, Parts
 from weft.backends.nvidia.layouts import WARP, Layout, Mode
-
-Parts: TypeAlias = tuple[V, ...]
-"""What is combined: a value, or several that go together."""
-Combine: TypeAlias = Callable[[Parts, Parts], Parts]
 
 
 @dataclass(frozen=True)
@@ -29,6 +25,8 @@ class Exchange:
 
     place: int
     sizes: tuple[int, ...]
+    crossing: Crossing | None = None
+    """How the blocks of a cluster send each other what they have, if they do."""
 
 
 def reduce_axis(
@@ -38,6 +36,8 @@ def reduce_axis(
     results = [_tree(group, combine) for group in _groups(layout, axis, parts)]
     for mask in axis_bits(layout.lanes, axis):
         results = [combine(r, tuple(shuffle_xor(b, part, mask) for part in r)) for r in results]
+    if via.crossing is not None:
+        return [via.crossing.combined(b, threads, result, combine, via.sizes) for result in results]
     if any(mode.axis == axis for mode in layout.warps):
         results = _across_warps(b, threads, layout, axis, results, combine, via)
     if any(mode.axis == axis for mode in layout.blocks):

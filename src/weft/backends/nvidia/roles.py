@@ -26,6 +26,7 @@ from weft.backends.nvidia.asynchronous import (
 from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converged, do, elected, i32
 from weft.backends.nvidia.dialect import layout_of
 from weft.backends.nvidia.engine_stores import finish_stores
+from weft.backends.nvidia.streaming import PieceType
 from weft.backends.nvidia.wgmma import descriptor, multiply
 from weft.errors import LoweringError
 from weft.tile import dialect as tile
@@ -44,10 +45,24 @@ class Ring:
     """Where the stages and their barriers lie in shared memory, and at which stage and phase a role is."""
 
     stages: int
-    slots: tuple[SlotType, ...]
+    slots: tuple[SlotType, ...] | tuple[PieceType, ...]
     base: V
     stage: V
     phase: V
+    turn: V | None = None
+    """Of blocks in a cluster: how often they have exchanged something."""
+    arriving: V | None = None
+    """The bytes that come for a stage, where they are not known before."""
+
+    @property
+    def state(self) -> list[V]:
+        """What goes on from turn to turn of a loop."""
+        return [self.stage, self.phase, *([] if self.turn is None else [self.turn])]
+
+    @state.setter
+    def state(self, values: list[V]) -> None:
+        self.stage, self.phase, *rest = values
+        self.turn = rest[0] if rest else None
 
     @property
     def stage_bytes(self) -> int:
@@ -114,7 +129,8 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
     b = codegen.b
     match op:
         case BlockNumberOp():
-            name = {"number": "ctaid", "count": "nctaid"}[op.kind.data]
+            names = {"number": "ctaid", "count": "nctaid", "cluster": "clusterid", "clusters": "nclusterid"}
+            name = names[op.kind.data]
             codegen.scalars[op.out] = b.convert("zext", b.call(f"llvm.nvvm.read.ptx.sreg.{name}.x", "i32"), "i64")
             return
         case IndexOp():
@@ -129,17 +145,19 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
     assert ring is not None
     match op:
         case AcquireOp():
-            _wait(b, ring.empty(b), b.binary("xor", ring.phase, i32(1)))
-            do(b, f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {ring.stage_bytes};", "r", ring.full(b))
+            wait_for(b, ring.empty(b), b.binary("xor", ring.phase, i32(1)))
+            expect(b, ring.full(b), ring.arriving or i32(ring.stage_bytes))
         case FillOp():
             _fill(codegen, op, ring)
         case CommitOp():
             ring.advance(b)
         case WaitOp():
-            _wait(b, ring.full(b), ring.phase)
+            wait_for(b, ring.full(b), ring.phase)
         case SlotOp():
             codegen.slots[op.out] = ring.slot(b, op.slot.value.data)
         case ReleaseOp():
+            if isinstance(ring.slots[0], PieceType):  # all lanes have read what they need
+                do(b, "bar.warp.sync -1;", "")
             with b.when(elected(b)):
                 do(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", "r", ring.empty(b))
             ring.advance(b)
@@ -153,6 +171,7 @@ def _fill(codegen: KernelCodegen, op: FillOp, ring: Ring) -> None:
     """Boxes of one line's width, block after block."""
     b = codegen.b
     slot = ring.slots[op.slot.value.data]
+    assert isinstance(slot, SlotType)
     map_ = codegen.maps[op.map.value.data]
     place, full = ring.slot(b, op.slot.value.data), ring.full(b)
     first, *others = (b.convert("trunc", codegen.size(c, op.indices), "i32") for c in op.coordinates.data)
@@ -191,7 +210,15 @@ def _multiply(codegen: KernelCodegen, op: WgmmaOp) -> None:
     codegen.tiles[op.out] = multiply(b, left, right, total, rows, adding)
 
 
-def _wait(b: Function, address: V, parity: V) -> None:
+def expect(b: Function, address: V, size: V) -> None:
+    """Arrive at a barrier that completes when so many bytes have come as well."""
+    if size.name.isdigit():
+        do(b, f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {size.name};", "r", address)
+    else:
+        do(b, "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", "r,r", address, size)
+
+
+def wait_for(b: Function, address: V, parity: V) -> None:
     """Until the phase of that parity is complete; a fresh barrier lets parity 1 pass."""
     text = "{ .reg .pred p; W: mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1; @p bra D; bra W; D: }"
     do(b, text, "r,r", address, parity)

@@ -19,6 +19,8 @@ from xdsl.ir import Block, Operation
 from weft.backends.nvidia.block import register_bytes
 from weft.backends.nvidia.dialect import SHARED, BarrierOp, ConvertOp, integer, layout_of, set_integer
 from weft.backends.nvidia.layouts import WARP, Layout
+from weft.backends.nvidia.plain_dot import dot_bytes
+from weft.backends.nvidia.streaming import CROSSES
 from weft.backends.nvidia.written_shared import written_bytes
 from weft.errors import LoweringError
 from weft.tile import dialect as tile
@@ -35,15 +37,33 @@ def shared_bytes(op: Operation) -> int:
         case ConvertOp():
             type_ = tile.tile_type(op.out)
             return prod(_padded(type_.sizes, register_bytes(type_.dtype))) * register_bytes(type_.dtype)
-        case tile.ReduceOp():
+        case tile.ReduceOp() if CROSSES not in op.attributes:
             layout = layout_of(op.value)
             if not crosses_warps(layout, op.axis.value.data):
                 return 0
-            size = register_bytes(tile.tile_type(op.value).dtype)
-            size += 8 if COMBINERS[op.kind.data].indexed else 0
-            return size * WARP * layout.warp_count * layout.sliced(op.axis.value.data).count
+            return sum(part_bytes(op)) * WARP * layout.warp_count * layout.sliced(op.axis.value.data).count
+        case tile.DotOp():
+            return dot_bytes(op)
         case _:
             return written_bytes(op)
+
+
+def crossing_bytes(op: Operation) -> int:
+    """What the blocks of a cluster hold of a reduction at once: a result of each warp of each of them."""
+    assert isinstance(op, tile.ReduceOp)
+    layout = layout_of(op.value)
+    return sum(sent_bytes(size) for size in part_bytes(op)) * layout.block_count * layout.warp_count
+
+
+def part_bytes(op: tile.ReduceOp) -> tuple[int, ...]:
+    """The bytes of what a reduction combines: a value, and its position where that counts."""
+    size = register_bytes(tile.tile_type(op.value).dtype)
+    return (size, 8) if COMBINERS[op.kind.data].indexed else (size,)
+
+
+def sent_bytes(size: int) -> int:
+    """Blocks send each other words of 4 or 8 bytes."""
+    return max(size, 4)
 
 
 def crosses_warps(layout: Layout, axis: int) -> bool:

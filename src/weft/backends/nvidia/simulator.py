@@ -17,11 +17,23 @@ from typing import Any, cast
 import numpy as np
 from xdsl.ir import Block, Operation, SSAValue
 
-from weft.backends.nvidia.dialect import LAYOUTS, SHARED, WARPS, BarrierOp, ConvertOp, LayoutAttr, integer, layout_of
+from weft.backends.nvidia.dialect import (
+    BLOCKS,
+    LAYOUTS,
+    SHARED,
+    WARPS,
+    BarrierOp,
+    ConvertOp,
+    LayoutAttr,
+    integer,
+    layout_of,
+)
 from weft.backends.nvidia.layouts import WARP, Layout, Mode
+from weft.backends.nvidia.mma import MmaOp, PackOp, SqueezeOp
 from weft.backends.nvidia.simulator_layouts import CoverageError, holding, picks
 from weft.backends.nvidia.simulator_memory import GlobalMemory, SharedMemory
-from weft.backends.nvidia.simulator_reduce import Pairs, combine_lanes, combine_registers, combine_warps
+from weft.backends.nvidia.simulator_mma import multiply_fragments
+from weft.backends.nvidia.simulator_reduce import Pairs, combine_blocks, combine_lanes, combine_registers, combine_warps
 from weft.backends.nvidia.simulator_values import (
     DisagreementError,
     Held,
@@ -53,7 +65,7 @@ def simulate(
     operations = list(kernel.walk())
     names = [f"{op.name} (op {number} of {kernel.sym_name.data})" for number, op in enumerate(operations)]
     numbers = {op: number for number, op in enumerate(operations)}
-    warps, serial = integer(kernel, WARPS), kernel.serial is not None
+    warps, blocks, serial = integer(kernel, WARPS), integer(kernel, BLOCKS, 1), kernel.serial is not None
     memories: dict[int, GlobalMemory] = {}
     for array in buffers:  # one array may be an input and an output
         memories.setdefault(array.ctypes.data, GlobalMemory(array, names, serial=serial))
@@ -62,8 +74,8 @@ def simulate(
     }
     with np.errstate(all="ignore"):
         for program, place in enumerate(np.ndindex(*grid)):
-            shared = SharedMemory(shared_bytes, names)
-            block = _Block(names, numbers, program, place, warps, held, shared)
+            shared = SharedMemory(shared_bytes, names, WARP * warps, blocks)
+            block = _Block(names, numbers, program, place, warps, blocks, held, shared)
             for argument, number in zip(others, sizes, strict=True):
                 if isinstance(argument.type, tile.TileType):
                     block.hold_scalar(argument, number)
@@ -75,13 +87,14 @@ def simulate(
 
 @dataclass
 class _Block:
-    """The threads of one program."""
+    """The threads of one program: of a block, or of a cluster of blocks, one after the other."""
 
     names: Sequence[str]
     numbers: dict[Operation, int]
     program: int
     place: tuple[int, ...]
     warps: int
+    blocks: int
     memories: dict[SSAValue, GlobalMemory]
     shared: SharedMemory
     indices: dict[SSAValue, int] = field(default_factory=dict[SSAValue, int])
@@ -117,6 +130,14 @@ class _Block:
                 self._reduce(op)
             case ConvertOp():
                 self._convert(op)
+            case PackOp():
+                held = self.tiles[op.value]
+                self.hold(op.out, self._layout(op), held.values, held.defined, held.extents)
+            case MmaOp():
+                self._multiply(op)
+            case SqueezeOp():
+                held = self.tiles[op.value]
+                self.hold(op.out, self._layout(op), held.values, held.defined, held.extents[1:])
             case BarrierOp():
                 self.barrier()
             case tile.ForOp():
@@ -132,14 +153,14 @@ class _Block:
 
     # -- values ----------------------------------------------------------------------------------------------------
 
-    def barrier(self) -> None:
-        self.shared.barrier()
+    def barrier(self, *, of_cluster: bool = False) -> None:
+        self.shared.barrier(of_cluster=of_cluster)
         for memory in self.memories.values():
             memory.barrier()
 
     def hold_scalar(self, argument: SSAValue, number: int | float) -> None:
         """An argument of the kernel that all threads are given."""
-        layout = Layout((), (), (Mode(WARP, None),), (Mode(self.warps, None),))
+        layout = Layout((), (), (Mode(WARP, None),), (Mode(self.warps, None),), (Mode(self.blocks, None),))
         values = np.full(shape(layout), number)
         self.hold(argument, layout, values, np.ones(values.shape, bool), ())
 
@@ -148,8 +169,9 @@ class _Block:
     ) -> None:
         """Give a value its registers. Threads that hold the same element must have the same of it."""
         type_ = tile.tile_type(out)
-        if layout.shape != type_.sizes or layout.warp_count != self.warps:
-            raise CoverageError(f"{self._name(out)}: {layout} is no layout of {type_} in {self.warps} warps")
+        if (layout.shape, layout.warp_count, layout.block_count) != (type_.sizes, self.warps, self.blocks):
+            size = f"{self.warps} warps and {self.blocks} blocks"
+            raise CoverageError(f"{self._name(out)}: {layout} is no layout of {type_} in {size}")
         if any(extent > side for extent, side in zip(extents, layout.shape, strict=True)):
             raise AccessError(f"{self._name(out)}: {list(extents)} elements in {type_}")
         values = np.where(defined, values.astype(type_.dtype.numpy), poison(type_.dtype))
@@ -234,8 +256,12 @@ class _Block:
         self._check_bounds(op, memory, places[wanted])
         values = np.zeros(places.shape, memory.array.dtype)
         threads = np.nonzero(wanted)[0]
-        values[wanted] = memory.read(self.numbers[op], self.program, threads, places[wanted])
+        values[wanted] = memory.read(self.numbers[op], self._program(threads), threads, places[wanted])
         return values
+
+    def _program(self, threads: np.ndarray) -> np.ndarray:
+        """A number for each block of the grid."""
+        return self.program * self.blocks + threads // (WARP * self.warps)
 
     def _check_bounds(self, op: Operation, memory: GlobalMemory, places: np.ndarray) -> None:
         if places.size and not 0 <= places.min() <= places.max() < memory.array.size:
@@ -275,7 +301,8 @@ class _Block:
         written_values = values[exists].astype(memory.array.dtype)
         any_order = isinstance(op, tile.ScatterOp)
         threads = np.nonzero(exists)[0]
-        memory.write(self.numbers[op], self.program, threads, places[exists], written_values, any_order=any_order)
+        program = self._program(threads)
+        memory.write(self.numbers[op], program, threads, places[exists], written_values, any_order=any_order)
 
     def _gather(self, op: tile.GatherOp) -> None:
         layout = self._layout(op)
@@ -315,6 +342,20 @@ class _Block:
             raise PoisonError(f"{self.names[self.numbers[op]]} goes to a place that is not defined")
         return places.astype(np.int64), chosen, extents
 
+    def _multiply(self, op: MmaOp) -> None:
+        """The tensor cores: warp by warp from packed registers, of which those that do not exist are zero."""
+        layout = self._layout(op)
+        a, b = self.tiles[op.a], self.tiles[op.b]
+        depth = min(a.extents[1], b.extents[0])
+        left, right = (_zeroed(held, axis, depth) for held, axis in ((a, 1), (b, 0)))
+        total = np.zeros(shape(layout), np.float32)
+        if op.accumulator is not None:
+            given = self.tiles[op.accumulator]
+            total = np.where(given.defined, given.values, 0)
+        values = multiply_fragments(op.fragments, left, right, total)
+        extents = [*layout.shape[:-2], a.extents[0], b.extents[1]]
+        self.hold(op.out, layout, values, holding(layout).existing(extents), extents)
+
     # -- shared memory ---------------------------------------------------------------------------------------------
 
     def _convert(self, op: ConvertOp) -> None:
@@ -343,10 +384,11 @@ class _Block:
         pairs = Pairs(combiner, values, np.where(counted, along, -1), source.defined | ~counted)
         pairs = combine_registers(pairs, source.layout, target, axis)
         pairs = combine_lanes(pairs, source.layout, axis)
+        size, start = np.dtype(in_shared_memory(dtype)), integer(op, SHARED)
         if any(mode.axis == axis for mode in source.layout.warps):
-            size = np.dtype(in_shared_memory(dtype))
-            start = integer(op, SHARED)
             pairs = combine_warps(pairs, source.layout, axis, self.shared, self.barrier, self.numbers[op], start, size)
+        if any(mode.axis == axis for mode in source.layout.blocks):
+            pairs = combine_blocks(pairs, source.layout, axis, self.shared, self.barrier, self.numbers[op], start, size)
         extents = [1 if a == axis else extent for a, extent in enumerate(source.extents)]
         values = pairs.positions if combiner.indexed else pairs.values
         self.hold(op.out, target, values, pairs.defined & holding(target).existing(extents), extents)
@@ -391,3 +433,9 @@ class _Block:
 def _yielded(block: Block) -> Sequence[SSAValue]:
     assert block.last_op is not None
     return block.last_op.operands
+
+
+def _zeroed(held: Held, axis: int, depth: int) -> np.ndarray:
+    """The registers of an operand, with zeros beyond so many places along K and where there is nothing."""
+    inside = held.defined & (holding(held.layout).index[axis] < depth)
+    return np.where(inside, held.values, 0)

@@ -1,4 +1,4 @@
-"""What layouts say, for all threads of a block at once: the simulator's own reading of `layouts.py`."""
+"""What layouts say, for all threads of a cluster at once: the simulator's own reading of `layouts.py`."""
 
 from __future__ import annotations
 
@@ -42,13 +42,14 @@ class Holding:
 @lru_cache(512)
 def holding(layout: Layout) -> Holding:
     """Who holds what. Every element must be held, and only modes without an axis may repeat one."""
-    threads, registers = np.arange(layout.threads), np.arange(layout.count)
+    threads, registers = np.arange(layout.threads * layout.block_count), np.arange(layout.count)
     index = np.zeros((layout.rank, threads.size, registers.size), np.int64)
     owner = np.ones((threads.size, registers.size), bool)
     for numbers, modes in (
         (registers[None, :], layout.registers),
         (threads[:, None] % WARP, layout.lanes),
-        (threads[:, None] // WARP, layout.warps),
+        (threads[:, None] // WARP % layout.warp_count, layout.warps),
+        (threads[:, None] // layout.threads, layout.blocks),
     ):
         for mode, digit in zip(modes, digits(numbers, modes), strict=True):
             if mode.axis is None:
@@ -114,7 +115,7 @@ def picks(layout: Layout, operand: Layout) -> np.ndarray:
     if wanted.inside.shape[0] != held.inside.shape[0]:
         raise CoverageError(f"{layout} and {operand} have different numbers of threads")
     sides = [1 + max(int(a.max(initial=0)), int(b.max(initial=0))) for a, b in zip(index, held.index, strict=True)]
-    threads = np.arange(layout.threads)[:, None] * prod(sides)
+    threads = np.arange(layout.threads * layout.block_count)[:, None] * prod(sides)
     keys = (threads + _linear(held.index, sides)).reshape(-1)
     order = np.argsort(keys, kind="stable")
     sought = threads + _linear(index, sides)

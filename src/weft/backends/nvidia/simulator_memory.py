@@ -80,38 +80,45 @@ def _first(places: np.ndarray, wrong: np.ndarray, ops: np.ndarray) -> tuple[int,
 
 
 class SharedMemory:
-    """The bytes that the threads of a block share. What nobody wrote is poison."""
+    """The bytes that the threads of a block share, of all blocks of a cluster. What nobody wrote is poison."""
 
-    def __init__(self, size: int, names: Sequence[str]) -> None:
+    def __init__(self, size: int, names: Sequence[str], threads: int, blocks: int = 1) -> None:
         self.size = size
         self.names = names
-        self._bytes = np.full(size, 0xAB, np.uint8)
-        self._defined = np.zeros(size, bool)
-        self._log = AccessLog(size)
+        self.threads = threads
+        self._bytes = np.full(size * blocks, 0xAB, np.uint8)
+        self._defined = np.zeros(size * blocks, bool)
+        self._log, self._between_blocks = AccessLog(size * blocks), AccessLog(size * blocks)
 
-    def barrier(self) -> None:
+    def barrier(self, *, of_cluster: bool = False) -> None:
         self._log.barrier()
+        if of_cluster:
+            self._between_blocks.barrier()
 
     def write(self, op: int, threads: np.ndarray, starts: np.ndarray, values: np.ndarray, defined: np.ndarray) -> None:
         """Each thread writes a value to the bytes from its start on; all are flat arrays of one length."""
-        places = self._places(op, starts, values.dtype.itemsize)
-        race = self._log.write(op, np.broadcast_to(threads[:, None], places.shape).reshape(-1), places.reshape(-1))
+        places = self._places(op, starts, values.dtype.itemsize, threads // self.threads)
+        agents, flat = np.broadcast_to(threads[:, None], places.shape).reshape(-1), places.reshape(-1)
+        race = self._log.write(op, agents, flat) or self._between_blocks.write(op, agents // self.threads, flat)
         if race is not None:
             raise RaceError(self._message(op, "writes", race))
         self._bytes[places] = np.ascontiguousarray(values).view(np.uint8).reshape(places.shape)
         self._defined[places] = defined[:, None]
 
-    def read(self, op: int, threads: np.ndarray, starts: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-        """The values from the starts on, and which of them are defined."""
-        places = self._places(op, starts, dtype.itemsize)
-        race = self._log.read(op, np.broadcast_to(threads[:, None], places.shape).reshape(-1), places.reshape(-1))
+    def read(
+        self, op: int, threads: np.ndarray, starts: np.ndarray, dtype: np.dtype, blocks: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The values from the starts on, and which are defined; in a thread's own block, or in those that are named."""
+        places = self._places(op, starts, dtype.itemsize, threads // self.threads if blocks is None else blocks)
+        agents, flat = np.broadcast_to(threads[:, None], places.shape).reshape(-1), places.reshape(-1)
+        race = self._log.read(op, agents, flat) or self._between_blocks.read(op, agents // self.threads, flat)
         if race is not None:
             raise RaceError(self._message(op, "reads", race))
         return np.ascontiguousarray(self._bytes[places]).view(dtype).reshape(-1), np.asarray(
             self._defined[places].all(1)
         )
 
-    def _places(self, op: int, starts: np.ndarray, size: int) -> np.ndarray:
+    def _places(self, op: int, starts: np.ndarray, size: int, blocks: np.ndarray) -> np.ndarray:
         if starts.size and (starts.min() < 0 or starts.max() + size > self.size):
             raise SharedMemoryError(
                 f"{self.names[op]} uses bytes {starts.min()} to {starts.max() + size} of {self.size} of shared memory"
@@ -120,17 +127,20 @@ class SharedMemory:
             raise SharedMemoryError(
                 f"{self.names[op]} uses {size} bytes of shared memory at {starts[starts % size != 0][0]}"
             )
-        return starts[:, None] + np.arange(size)
+        return (starts + blocks * self.size)[:, None] + np.arange(size)
 
     def _message(self, op: int, does: str, race: tuple[int, int]) -> str:
-        place, other = race
+        place, other = race[0] % self.size, race[1]
         return (
             f"{self.names[op]} {does} byte {place} of shared memory that another thread touches in {self.names[other]}"
         )
 
 
 class GlobalMemory:
-    """A buffer: its elements, and who touched them among the threads of a block and among the blocks of the grid."""
+    """A buffer: its elements, and who touched them among the threads of a block and among the blocks of the grid.
+
+    `program` tells blocks apart, also those of a cluster.
+    """
 
     def __init__(self, array: np.ndarray, names: Sequence[str], *, serial: bool) -> None:
         self.array = array
@@ -141,17 +151,16 @@ class GlobalMemory:
     def barrier(self) -> None:
         self._threads.barrier()
 
-    def read(self, op: int, program: int, threads: np.ndarray, places: np.ndarray) -> np.ndarray:
+    def read(self, op: int, program: np.ndarray, threads: np.ndarray, places: np.ndarray) -> np.ndarray:
         self._check(op, "reads", self._threads.read(op, threads, places), "thread")
         if self._programs is not None:
-            programs = np.full(places.shape, program)
-            self._check(op, "reads", self._programs.read(op, programs, places), "program")
+            self._check(op, "reads", self._programs.read(op, program, places), "program")
         return self.array[places]
 
     def write(
         self,
         op: int,
-        program: int,
+        program: np.ndarray,
         threads: np.ndarray,
         places: np.ndarray,
         values: np.ndarray,
@@ -160,8 +169,7 @@ class GlobalMemory:
     ) -> None:
         self._check(op, "writes", self._threads.write(op, threads, places, any_order=any_order), "thread")
         if self._programs is not None:
-            programs = np.full(places.shape, program)
-            self._check(op, "writes", self._programs.write(op, programs, places, any_order=any_order), "program")
+            self._check(op, "writes", self._programs.write(op, program, places, any_order=any_order), "program")
         self.array[places] = values
 
     def _check(self, op: int, does: str, race: tuple[int, int] | None, who: str) -> None:

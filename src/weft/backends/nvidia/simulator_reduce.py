@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
+from typing import TypeAlias
 
 import numpy as np
 
-from weft.backends.nvidia.layouts import WARP, Layout
+from weft.backends.nvidia.layouts import WARP, Layout, Mode
 from weft.backends.nvidia.simulator_layouts import digits, reduced_registers
 from weft.backends.nvidia.simulator_memory import SharedMemory
 from weft.tile.functions import FUNCTIONS, Combiner
@@ -75,7 +77,7 @@ def combine_registers(pairs: Pairs, layout: Layout, result: Layout, axis: int) -
 
 def combine_lanes(pairs: Pairs, layout: Layout, axis: int) -> Pairs:
     """Lanes exchange with those whose number differs in a bit that runs along the axis."""
-    threads = np.arange(layout.threads)
+    threads = np.arange(layout.threads * layout.block_count)
     bit = 1
     for mode in layout.lanes:
         for step in range(mode.size.bit_length() - 1):
@@ -97,44 +99,87 @@ def combine_warps(
     dtype: np.dtype,
 ) -> Pairs:
     """Every thread writes what it has, for each register a row of all threads; each reads the warps along the axis."""
-    threads = np.arange(layout.threads)
-    registers = pairs.values.shape[1]
-    parts = [(pairs.values, dtype)]
-    if pairs.combiner.indexed:
-        parts.append((pairs.positions, np.dtype(np.int64)))
-    rows: list[list[int]] = []
-    for register in range(registers):
-        rows.append([])
-        for array, type_ in parts:
-            starts = start + type_.itemsize * threads
-            shared.write(op, threads, starts, array[:, register].astype(type_), pairs.defined[:, register])
-            rows[-1].append(start)
-            start += type_.itemsize * layout.threads
+    threads = np.arange(layout.threads * layout.block_count)
+    rows = _write_rows(pairs, layout, shared, op, start, dtype)
     barrier()
-    others = _warps_along(layout, axis)
     found: list[Pairs] = []
-    for warps in others:
-        columns = [np.zeros_like(pairs.values), pairs.positions.copy()]
-        defined = np.ones(pairs.defined.shape, bool)
-        from_threads = warps[threads // WARP] * WARP + threads % WARP
-        for register, row in enumerate(rows):
-            for number, (place, (_, type_)) in enumerate(zip(row, parts, strict=True)):
-                values, known = shared.read(op, threads, place + type_.itemsize * from_threads, type_)
-                columns[number][:, register] = values.astype(columns[number].dtype)
-                defined[:, register] &= known
-        found.append(Pairs(pairs.combiner, columns[0], columns[1], defined))
+    for warps in _along(layout.warps, axis):
+        sources = warps[threads // WARP % layout.warp_count] * WARP + threads % WARP
+        found.append(_read_rows(pairs, shared, op, rows, sources, threads // layout.threads))
     return _joined(found)
 
 
-def _warps_along(layout: Layout, axis: int) -> list[np.ndarray]:
-    """For each step along an axis, the warp that takes it and is otherwise at a warp's place, for each warp."""
-    numbers = np.arange(layout.warp_count)
-    steps = [range(mode.size) if mode.axis == axis else [None] for mode in layout.warps]
+def combine_blocks(
+    pairs: Pairs,
+    layout: Layout,
+    axis: int,
+    shared: SharedMemory,
+    barrier: Callable[..., None],
+    op: int,
+    start: int,
+    dtype: np.dtype,
+) -> Pairs:
+    """Every thread reads what its like in the other blocks wrote; what warps exchanged may lie in the same place.
+
+    All of the cluster wait for each other until all is written, and again until all is read.
+    """
+    threads = np.arange(layout.threads * layout.block_count)
+    if any(mode.axis == axis for mode in layout.warps):
+        barrier()
+    rows = _write_rows(pairs, layout, shared, op, start, dtype)
+    barrier(of_cluster=True)
+    found: list[Pairs] = []
+    for blocks in _along(layout.blocks, axis):
+        sources = blocks[threads // layout.threads]
+        found.append(_read_rows(pairs, shared, op, rows, threads % layout.threads, sources))
+    barrier(of_cluster=True)
+    return _joined(found)
+
+
+Rows: TypeAlias = list[list[tuple[int, np.dtype]]]
+"""For each register, where the rows of its parts begin, and their types."""
+
+
+def _write_rows(pairs: Pairs, layout: Layout, shared: SharedMemory, op: int, start: int, dtype: np.dtype) -> Rows:
+    threads = np.arange(layout.threads * layout.block_count)
+    parts = [(pairs.values, dtype)]
+    if pairs.combiner.indexed:
+        parts.append((pairs.positions, np.dtype(np.int64)))
+    rows: Rows = []
+    for register in range(pairs.values.shape[1]):
+        rows.append([])
+        for array, type_ in parts:
+            starts = start + type_.itemsize * (threads % layout.threads)
+            shared.write(op, threads, starts, array[:, register].astype(type_), pairs.defined[:, register])
+            rows[-1].append((start, type_))
+            start += type_.itemsize * layout.threads
+    return rows
+
+
+def _read_rows(
+    pairs: Pairs, shared: SharedMemory, op: int, rows: Rows, sources: np.ndarray, blocks: np.ndarray
+) -> Pairs:
+    """What other threads wrote: their numbers in a block, and the block's in the cluster."""
+    threads = np.arange(sources.size)
+    columns = [np.zeros_like(pairs.values), pairs.positions.copy()]
+    defined = np.ones(pairs.defined.shape, bool)
+    for register, row in enumerate(rows):
+        for number, (place, type_) in enumerate(row):
+            values, known = shared.read(op, threads, place + type_.itemsize * sources, type_, blocks)
+            columns[number][:, register] = values.astype(columns[number].dtype)
+            defined[:, register] &= known
+    return Pairs(pairs.combiner, columns[0], columns[1], defined)
+
+
+def _along(modes: Sequence[Mode], axis: int) -> list[np.ndarray]:
+    """For each step along an axis, the warp (or block) that takes it and is otherwise at the place of each."""
+    numbers = np.arange(prod(mode.size for mode in modes))
+    steps = [range(mode.size) if mode.axis == axis else [None] for mode in modes]
     result: list[np.ndarray] = []
     for chosen in product(*steps):
-        warp, unit = np.zeros_like(numbers), 1
-        for mode, digit, step in zip(layout.warps, digits(numbers, layout.warps), chosen, strict=True):
-            warp += unit * (digit if step is None else step)
+        place, unit = np.zeros_like(numbers), 1
+        for mode, digit, step in zip(modes, digits(numbers, modes), chosen, strict=True):
+            place += unit * (digit if step is None else step)
             unit *= mode.size
-        result.append(warp)
+        result.append(place)
     return result

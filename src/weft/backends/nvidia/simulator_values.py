@@ -37,7 +37,7 @@ class Held:
 
 
 def shape(layout: Layout) -> tuple[int, int]:
-    return layout.threads, layout.count
+    return layout.threads * layout.block_count, layout.count
 
 
 def poison(dtype: DType) -> np.ndarray:

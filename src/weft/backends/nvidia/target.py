@@ -35,6 +35,11 @@ class NvidiaTarget:
         return int(match.group(1))
 
     @property
+    def has_clusters(self) -> bool:
+        """Whether blocks work in clusters, whose shared memory all of them reach."""
+        return self.capability >= 90
+
+    @property
     def has_wgmma(self) -> bool:
         """Whether warp groups multiply from shared memory, which a copy engine fills: Hopper alone."""
         return self.arch == "sm_90a"

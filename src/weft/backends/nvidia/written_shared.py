@@ -34,6 +34,8 @@ def written_bytes(op: Operation) -> int:
             return layout.threads * layout.count * max(4, tile.tile_type(op.value).dtype.bytes) if crosses else 0
         case written.HistogramOp():
             return 4 * tile.tile_type(op.out).sizes[0]
+        case tile.GatherOp():
+            return _tile_bytes(op.out) if is_awaited(op) else 0
         case written.AtomicOp():
             return _tile_bytes(op.out) if is_passed_on(op) else 0
         case tile.ScatterOp() if op.unordered is None:
@@ -50,6 +52,15 @@ def stays_in_registers(op: written.ViewOp) -> bool:
 def is_passed_on(op: written.AtomicOp) -> bool:
     """Whether threads that did not update an element have to be told what was there."""
     return bool(op.out.uses) and layout_of(op.out).has_repetition()
+
+
+def is_awaited(op: tile.GatherOp) -> bool:
+    """Whether a program may wait for a scalar that another one writes: threads that read it themselves, one after the
+    other, could go different ways."""
+    parent = op.parent_op()
+    while parent is not None and not isinstance(parent, written.WhileOp):
+        parent = parent.parent_op()
+    return parent is not None and not tile.tile_type(op.out).sizes
 
 
 def _tile_bytes(value: object) -> int:

@@ -8,11 +8,12 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from xdsl.ir import Block, Operation, SSAValue
 
+from weft.backends.reference.launch import run_launch
 from weft.errors import GuardError, UnsupportedError
 from weft.ir.expr import Expr, evaluate, symbols_of
 from weft.ir.types import Tensor, tensor_of
 from weft.ops.base import GraphOp
-from weft.ops.graph import FuncOp, GroupOp, OpaqueOp, ReturnOp, YieldOp
+from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, ReturnOp, YieldOp
 
 Arrays: TypeAlias = list[np.ndarray]
 Opaque: TypeAlias = Callable[[OpaqueOp, Sequence[np.ndarray]], Sequence[np.ndarray]]
@@ -75,6 +76,8 @@ def _run_op(op: Operation, operands: Arrays, symbols: Mapping[str, int], opaque:
             if opaque is None:
                 raise UnsupportedError(f"no one carries out the call of {op.target.data}", hint="pass `opaque` to run")
             return [np.asarray(result) for result in opaque(op, operands)]
+        case LaunchOp():
+            return run_launch(op, operands, symbols)
         case GraphOp():
             reference: Callable[..., np.ndarray | Sequence[np.ndarray]] | None = getattr(type(op), "reference", None)
             if reference is None:

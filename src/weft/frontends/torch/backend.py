@@ -34,7 +34,7 @@ from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.report import Fallback, note_fallback, note_targets, shape_guards
 from weft.frontends.torch.report import record_targets as record_targets
 from weft.ir.expr import Expr, evaluate
-from weft.lower.plan import Plan
+from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.pipelines import Compiled, compile_cpu, compile_nvidia
 from weft.runtime.executable import Executable

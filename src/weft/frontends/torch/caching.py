@@ -34,7 +34,7 @@ from weft.ir.expr import Expr, symbols_of
 from weft.ir.types import Tensor
 from weft.lower.constants import Constant
 from weft.lower.packing import PackedPanels, Packing
-from weft.lower.plan import Buffer, CallStep, DotStep, KernelStep, Place, Plan
+from weft.lower.steps import Buffer, CallStep, DotStep, KernelStep, LaunchStep, Place, Plan
 from weft.ops.layouts import Layout
 from weft.runtime.cache import DiskCache, cache_key
 from weft.runtime.check_plan import check_plan
@@ -45,7 +45,7 @@ from weft.runtime.sources import source_digest, versions
 log = logging.getLogger("weft")
 
 _CLASSES = table(
-    *(Plan, Buffer, Place, KernelStep, CallStep, DotStep, Layout, Tensor, Constant, Packing, PackedPanels),
+    *(Plan, Buffer, Place, KernelStep, CallStep, DotStep, LaunchStep, Layout, Tensor, Constant, Packing, PackedPanels),
     *(Calling, Returned, Viewed, Passed, Number, Check, Fallback, SymbolReader, SymbolRule, Source),
 )
 

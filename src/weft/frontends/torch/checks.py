@@ -14,10 +14,15 @@ from xdsl.ir import SSAValue
 from weft.errors import DivisionError, PlaceError, WeftError
 from weft.frontends.torch.builder import ImportBuilder
 from weft.frontends.torch.locations import user_line
+from weft.frontends.triton.errors import DeviceAssertError
 from weft.ir.expr import Size
 from weft.ir.types import boolean, i64
 
-_KINDS: dict[str, type[WeftError]] = {"place": PlaceError, "division": DivisionError}
+_KINDS: dict[str, type[WeftError]] = {
+    "place": PlaceError,
+    "division": DivisionError,
+    "assert": DeviceAssertError,
+}
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,13 @@ def check_divisor(b: ImportBuilder, divisor: SSAValue) -> None:
     """No element of an integer divisor may be 0."""
     zero = b.emit("eq", divisor, b.number(0, b.dtype(divisor)))
     _state(b, "division", "an integer is divided by zero", zero)
+
+
+def check_zero(b: ImportBuilder, status: SSAValue, number: int, message: str, line: str) -> None:
+    """A kernel's status must not be the number of one of its assertions."""
+    wrong = b.emit("eq", status, b.number(number, i64))
+    found = b.emit("any", wrong, dims=tuple(range(b.rank(wrong))), keep=False)
+    b.checks.append((found, Check("assert", message, line)))
 
 
 def _state(b: ImportBuilder, kind: str, message: str, wrong: SSAValue) -> None:

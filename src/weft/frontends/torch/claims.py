@@ -19,7 +19,7 @@ from weft.frontends.torch.aten.convolution import convolution_params
 from weft.frontends.torch.builder import tensor_of_meta
 from weft.ops.base import Scan, Scatter, Structured
 from weft.ops.convolution import Convolution
-from weft.passes.claim_libraries import worth_tensor_cores
+from weft.passes.claim_libraries import worth_streaming, worth_tensor_cores
 from weft.passes.convolve_by_products import geometry_of
 from weft.passes.convolve_trained import is_product
 
@@ -58,9 +58,11 @@ def is_own_product(node: fx.Node) -> bool:
     result, *factors = (node.meta["val"], *(each.meta["val"] for each in node.args[first : first + 2]))  # type: ignore[union-attr]
     if any(isinstance(size, torch.SymInt) for meta in (result, *factors) for size in (*meta.shape, *meta.stride())):
         return False
-    return all(map(_has_aligned_lines, factors)) and worth_tensor_cores(
-        tensor_of_meta(result).dtype, tuple(result.shape), factors[0].shape[-1]
-    )
+    sides = tensor_of_meta(result).dtype, tuple(result.shape), factors[0].shape[-1]
+    if not all(map(_has_aligned_lines, factors)):
+        return False
+    along = factors[0].stride(-1) == 1 and factors[1].stride(-2) == 1  # K runs through memory
+    return worth_tensor_cores(*sides) or (along and worth_streaming(*sides))
 
 
 def _has_aligned_lines(factor: torch.Tensor) -> bool:

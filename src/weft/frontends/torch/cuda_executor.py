@@ -21,7 +21,7 @@ from weft.frontends.torch.alignment import aligned
 from weft.frontends.torch.cuda_graphs import GraphedCalls
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.plan_executor import Frame, PlanExecutor
-from weft.lower.plan import CallStep, DotStep, Plan
+from weft.lower.steps import CallStep, DotStep, Plan
 from weft.ops.graph import FuncOp
 from weft.runtime.cache import DiskCache
 from weft.runtime.device_program import DeviceProgram, DeviceTape

@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -33,7 +34,7 @@ from weft.frontends.torch.alignment import copied_whole, span, spanned
 from weft.frontends.torch.collection import without_collection
 from weft.frontends.torch.encoding import operator_named
 from weft.frontends.torch.frozen import ConstantSet
-from weft.lower.plan import CallStep, KernelStep, Plan
+from weft.lower.steps import CallStep, KernelStep, Plan
 from weft.runtime.profile import active_profile
 
 if TYPE_CHECKING:
@@ -56,9 +57,13 @@ _UNSAFE_TAGS = ("cudagraph_unsafe", "data_dependent_output", "dynamic_output_sha
 
 @dataclass
 class _Pool:
-    """Memory that the graphs of one stream share; the lock is held while one of them runs and is copied from."""
+    """Memory that the graphs of one stream share; the lock is held while one of them runs and is copied from.
+
+    torch gives a pool back with its last graph, and takes its handle for no other: one of nothing keeps it.
+    """
 
     handle: Any
+    keeper: Any
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -326,4 +331,12 @@ def _side_stream(device: int) -> torch.cuda.Stream:
 @lru_cache
 def _pool(device: int, stream: int) -> _Pool:
     """The memory of all graphs of a stream; graphs of different streams may run at once, so they share none."""
-    return _Pool(torch.cuda.graph_pool_handle())
+    handle, keeper = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
+        with (
+            _CAPTURING,
+            torch.cuda.graph(keeper, pool=handle, stream=_side_stream(device), capture_error_mode="thread_local"),
+        ):
+            pass
+    return _Pool(handle, keeper)

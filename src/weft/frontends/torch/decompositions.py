@@ -49,6 +49,9 @@ def decompositions(device: str = "cpu") -> dict[Any, Callable[..., Any]]:
     table.pop(_ops.native_dropout.default, None)
     if device == "cpu":
         table[_ops.native_dropout.default] = native_dropout
+    else:
+        # In parts, a row's largest and its sum are kept for the backward, and not what they are taken from, in f32.
+        table |= get_decompositions([_ops._log_softmax.default, _ops._softmax.default])
     return table
 
 

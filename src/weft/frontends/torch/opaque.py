@@ -125,7 +125,8 @@ class OpaqueRuntime:
                 *(decode(argument) for argument in call.args),
                 **{key: decode(argument) for key, argument in call.kwargs.items()},
             )
-        outputs = pytree.tree_leaves(returned)
+        # What an operator leaves undefined is None: nobody reads it.
+        outputs = [operands[0].new_empty(0) if each is None else each for each in pytree.tree_leaves(returned)]
         # The memory of operands is used again when they are not needed any more.
         taken = {operand.untyped_storage().data_ptr() for operand in operands}
         results = [as_real(r) if r.is_complex() else r for r in (outputs[position] for position in call.results)]

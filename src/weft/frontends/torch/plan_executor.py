@@ -16,7 +16,7 @@ from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.frozen import ConstantSet, make_set
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.ir.expr import evaluate
-from weft.lower.plan import CallStep, DotStep, Place
+from weft.lower.steps import CallStep, DotStep, Place
 from weft.runtime.profile import Profile, active_profile
 from weft.runtime.program import Binding, Program
 from weft.runtime.tape import Tape
@@ -199,8 +199,8 @@ class PlanExecutor(Generic[ProgramT]):
     def _frame(self, symbols: Mapping[str, int]) -> Frame:
         binding = self.executable.bind(symbols)
         table = np.zeros(self.executable.words + self.executable.scratch + 1, np.int64)  # the last is for a verdict
-        for name in self.symbols:
-            table[self.executable.size_place(name)] = symbols[name]
+        for place, number in binding.numbers.items():
+            table[place] = number
         return Frame(
             binding,
             table,

@@ -2,7 +2,7 @@
 
 autotuned kernel[grid](x, n)  ──►  key of the arguments ──► known? ──► kernel with the best config
                                                               │ no
-            configs ──► pruned ──► compiled ──► measured, the worst given up early ──► kept here and on disk
+            configs ──► pruned (cost.py) ──► compiled ──► measured, the worst given up early ──► kept here and on disk
 """
 
 # Arguments and functions are the user's.
@@ -15,6 +15,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -30,6 +31,9 @@ from weft.runtime.sources import source_digest, versions
 
 log = logging.getLogger("weft")
 
+_ON_GPU = "on a GPU"
+_FEW = 4
+"""So many configs are measured, whatever they seem to cost."""
 _RACE = 4.0
 """A config that takes so many times as long as the best yet in its first run is not measured further."""
 
@@ -39,12 +43,19 @@ class Heuristics(KernelInterface):
 
     def __init__(self, fn: Any, arg_names: Sequence[str], values: Mapping[str, Callable[..., Any]]) -> None:
         self.fn, self.arg_names, self.values = fn, list(arg_names), dict(values)
+        self.register()
 
     def run(self, *args: Any, grid: Grid, warmup: bool = False, **keywords: Any) -> Any:
         named = dict(zip(self.arg_names, args, strict=False))
+        computed = self.computed({**named, **keywords})
+        return self.fn.run(*args, grid=grid, warmup=warmup, **{**keywords, **computed})
+
+    def computed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters that the others decide."""
+        values: dict[str, Any] = {}
         for name, compute in self.values.items():
-            keywords[name] = compute({**named, **keywords})
-        return self.fn.run(*args, grid=grid, warmup=warmup, **keywords)
+            values[name] = compute({**given, **values})
+        return values
 
 
 def heuristics(values: Mapping[str, Callable[..., Any]]) -> Callable[[Any], Heuristics]:
@@ -97,21 +108,27 @@ class Autotuner(KernelInterface):
         self.configs_timings: dict[Config, Any] = {}
         self.dropped: dict[Config, str] = {}
         """Configs that could not be compiled or run, with the reason."""
+        self.pruned: dict[Config, str] = {}
+        """Configs that were not measured because they seem too costly, with the reason."""
         self.bench_time = 0.0
+        self.register()
 
     def run(self, *args: Any, grid: Grid, warmup: bool = False, **keywords: Any) -> Any:
         if warmup:
             return self.warmup(*args, grid=grid, **keywords)
-        config = self.configs[0]
-        if len(self.configs) > 1:
-            named = {**dict(zip(self.arg_names, args, strict=False)), **keywords}
-            key = self._key(named)
-            found = self.cache.get(key)
-            config = self._tuned(key, args, named, grid, keywords) if found is None else found
-        self.best_config = config
+        self.best_config = config = self.chosen(args, grid, keywords)
         if config.pre_hook is not None:
             config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **keywords, **config.all_kwargs()})
         return self.fn.run(*args, grid=grid, **{**keywords, **config.all_kwargs()})
+
+    def chosen(self, args: Sequence[Any], grid: Grid, keywords: dict[str, Any]) -> Config:
+        """The config for arguments like these: the best of those measured, now or before."""
+        if len(self.configs) == 1:
+            return self.configs[0]
+        named = {**dict(zip(self.arg_names, args, strict=False)), **keywords}
+        key = self._key(named)
+        found = self.cache.get(key)
+        return self._tuned(key, args, named, grid, keywords) if found is None else found
 
     def warmup(self, *args: Any, grid: Grid, **keywords: Any) -> list[Any]:
         """Compile every config."""
@@ -126,7 +143,8 @@ class Autotuner(KernelInterface):
         types = [
             str(value.dtype) for name, value in named.items() if name in self.arg_names and hasattr(value, "dtype")
         ]
-        return (*values, *types)
+        on_gpu = any(getattr(value, "is_cuda", False) for value in named.values())
+        return (*values, *types, *((_ON_GPU,) if on_gpu else ()))
 
     def prune_configs(self, named: Mapping[str, Any], keywords: Mapping[str, Any]) -> list[Config]:
         """The configs that are worth measuring: those the user's functions leave, and one of each that differ here."""
@@ -147,7 +165,26 @@ class Autotuner(KernelInterface):
             if len(configs) > count:
                 costs = {config: model(**{**named, **config.all_kwargs()}) for config in configs}
                 configs = sorted(costs, key=lambda config: costs[config])[: max(count, 1)]
-        return list({config.on_cpu(): config for config in reversed(configs)}.values())[::-1]
+        on_gpu = _is_on_gpu(named)
+        return list({config if on_gpu else config.on_cpu(): config for config in reversed(configs)}.values())[::-1]
+
+    def _worth_measuring(self, configs: list[Config], named: Mapping[str, Any], grid: Grid) -> list[Config]:
+        """The configs that do not cost far more than others on a processor, by what their tile IR says."""
+        if self.perf_model is not None or len(configs) <= _FEW or _is_on_gpu(named):
+            return configs
+        from weft.frontends.triton.cost import Cost, cost_of, prune
+
+        costs: dict[Config, Cost] = {}
+        for config in configs:
+            values = {**named, **config.all_kwargs()}
+            if isinstance(self.fn, Heuristics):
+                values |= self.fn.computed(values)
+            with suppress(WeftError):  # measuring finds it out again, and says so
+                costs[config] = cost_of(kernel_of(self.fn), values, grid)
+        self.pruned = prune(costs) if costs else {}
+        for config, reason in self.pruned.items():
+            log.info("%s: config %s is not measured: %s", self.base_fn.__name__, config, reason)
+        return [config for config in configs if config not in self.pruned]
 
     # -- measuring -------------------------------------------------------------------------------------------------
 
@@ -161,7 +198,7 @@ class Autotuner(KernelInterface):
                     hint="leave out of the launch what is tuned",
                 )
         start = time.perf_counter()
-        configs = self.prune_configs(named, keywords)
+        configs = self._worth_measuring(self.prune_configs(named, keywords), named, grid)
         place = self._place_on_disk(key, configs)
         config = self._from_disk(place, configs)
         if config is None:
@@ -238,9 +275,12 @@ class Autotuner(KernelInterface):
             return self._do_bench(call, quantiles=(0.5, 0.2, 0.8))
         from weft.frontends.triton.testing import do_bench
 
+        wait = _waiting(named)
         call()
+        wait()
         start = time.perf_counter()
         call()
+        wait()
         first = (time.perf_counter() - start) * 1e3
         if first > _RACE * min((_middle(each) for each in timings.values()), default=math.inf):
             return [first, first, first]
@@ -262,7 +302,7 @@ class Autotuner(KernelInterface):
         if None in texts or not origin.stable or not plain:
             return None
         parts = [origin.digest, repr(key), *map(str, texts)]
-        return cache_key("triton autotune", "\n".join(parts), versions(), repr(host_target()), source_digest())
+        return cache_key("triton autotune", "\n".join(parts), versions(), _machine(key), source_digest())
 
     def _from_disk(self, place: str | None, configs: Sequence[Config]) -> Config | None:
         entry = DiskCache().get(place) if place is not None else None
@@ -272,6 +312,29 @@ class Autotuner(KernelInterface):
     def _to_disk(self, place: str | None, config: Config) -> None:
         if place is not None:
             DiskCache().put(place, {"best": config.text(), "kernel": self.base_fn.__name__}, {})
+
+
+def _is_on_gpu(named: Mapping[str, Any]) -> bool:
+    return any(getattr(value, "is_cuda", False) for value in named.values())
+
+
+def _waiting(named: Mapping[str, Any]) -> Callable[[], None]:
+    """Waits for what was launched on the device of the arguments."""
+    if not any(getattr(value, "is_cuda", False) for value in named.values()):
+        return lambda: None
+    import torch
+
+    return torch.cuda.synchronize
+
+
+def _machine(key: tuple[Any, ...]) -> str:
+    """What measurements depend on."""
+    if _ON_GPU not in key:
+        return repr(host_target())
+    from weft.frontends.triton.device_compiled import device_target
+    from weft.frontends.triton.target import driver
+
+    return repr(device_target(driver.active.get_current_device()))
 
 
 def _middle(timing: Any) -> float:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from weft.frontends.triton import arithmetic, debugging, elementary, shapes, types, values
 from weft.frontends.triton.constants import base_type, base_value, constexpr, unwrap
+from weft.frontends.triton.constexpr_function import BoundConstexprFunction, ConstexprFunction
 from weft.frontends.triton.errors import KernelTypeError, KernelUnsupportedError
-from weft.frontends.triton.jit import BoundConstexprFunction, ConstexprFunction, JITFunction, KernelInterface
+from weft.frontends.triton.jit import JITFunction, KernelInterface
 from weft.frontends.triton.known import is_known, known
 from weft.frontends.triton.scopes import is_named_tuple
 from weft.frontends.triton.types_only import is_types_only

@@ -5,9 +5,12 @@ A launch writes the arguments into a table and hands it, with a tape of one step
 
 from __future__ import annotations
 
+import os
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +21,9 @@ from weft.forks import COMPILING
 from weft.frontends.triton.builder import Handle, current
 from weft.frontends.triton.emit import GRID, Argument, TileBuilder
 from weft.frontends.triton.errors import DeviceAssertError
+from weft.frontends.triton.target import Processor, compiled_for
 from weft.runtime.executable import launcher, link
+from weft.runtime.openmp import in_forked_child, pool_symbols
 from weft.tile import dialect as tile
 from weft.tile.close_inductions import close_inductions
 
@@ -75,7 +80,7 @@ class CompiledKernel:
         tape = np.array([1, count, KERNEL, self._address, 0, 1, count, *range(count)], np.int64)
         return _Frame(tape, np.zeros(2 * count, np.int64), np.zeros(1, np.int64))
 
-    def launch(self, grid: tuple[int, int, int], words: Sequence[int | float], threads: int) -> None:
+    def launch(self, grid: tuple[int, int, int], words: Sequence[int | float]) -> None:
         """Run all programs of a grid; `words` are the arguments, pointers as addresses."""
         x, y, z = grid
         count = x * y * z
@@ -87,11 +92,19 @@ class CompiledKernel:
             frame = self._frame()
         frame.steps[_COUNT] = count
         self._pack(frame.buffer, 0, *words, frame.status_address, z, y, x)
-        self._run(frame.tape_address, frame.table_address, threads if count > 1 else 1)
+        self._run(frame.tape_address, frame.table_address, threads() if count > 1 else 1)
         if self.code.checks and frame.status[0]:
             message, location = self.code.checks[int(frame.status[0]) - 1]
             raise DeviceAssertError(f"{self.code.name}: device_assert failed: {message}", location=location)
         self._frames.append(frame)
+
+
+def threads() -> int:
+    """How many threads a launch may use: as many as torch does, where it is loaded."""
+    if not pool_symbols() or in_forked_child():
+        return 1
+    torch: Any = sys.modules.get("torch")
+    return torch.get_num_threads() if torch is not None else len(os.sched_getaffinity(0))
 
 
 def word_form(argument: Argument) -> str:
@@ -124,7 +137,11 @@ def compile_kernel(
 ) -> KernelCode:
     """Compile a kernel for this processor."""
     target = target or host_target()
-    with COMPILING:
-        kernel, checks = build_kernel(build, arguments, name)
-        code = compile_object(emit_kernels({name: kernel}, target), target)
+    token = compiled_for.set(Processor())
+    try:
+        with COMPILING:
+            kernel, checks = build_kernel(build, arguments, name)
+            code = compile_object(emit_kernels({name: kernel}, target), target)
+    finally:
+        compiled_for.reset(token)
     return KernelCode(name, tuple(arguments), checks, code)

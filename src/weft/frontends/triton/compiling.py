@@ -7,7 +7,7 @@ facts of the arguments, known values, which tensors share memory, Weft's own sou
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -36,16 +36,23 @@ def compile_for(
     function: JITFunction, described: Sequence[Described], groups: tuple[int, ...] | None, debug: bool
 ) -> CompiledKernel:
     """The kernel in this process, for arguments like the described."""
+    return CompiledKernel(kernel_code(function, described, groups, debug))
+
+
+def kernel_code(
+    function: JITFunction, described: Sequence[Described], groups: tuple[int, ...] | None, debug: bool
+) -> KernelCode:
+    """The machine code of a kernel for arguments like the described."""
     arguments = arguments_of(described, groups)
     key = kernel_key(function, described, arguments, debug, repr(host_target()))
     cache = disk_cache()
     if key is not None and (entry := cache.get(key)) is not None and (stored := _decode(entry)) is not None:
-        return CompiledKernel(stored)
+        return stored
     with framed(function):
         code = compile_kernel(builder_of(function, described), arguments, name_of(function))
     if key is not None:
         cache.put(key, _encode(code), {_CODE: code.code})
-    return CompiledKernel(code)
+    return code
 
 
 def name_of(function: JITFunction) -> str:
@@ -62,18 +69,17 @@ def arguments_of(described: Sequence[Described], groups: tuple[int, ...] | None)
     ]
 
 
-class builder_of:
-    """Calls the builder for what a kernel does with its arguments."""
+def builder_of(function: JITFunction, described: Sequence[Described]) -> Callable[[TileBuilder, list[Handle]], None]:
+    """What calls the builder for all that a kernel does with its arguments."""
 
-    def __init__(self, function: JITFunction, described: Sequence[Described]) -> None:
-        self.function, self.described = function, described
-
-    def __call__(self, builder: TileBuilder, handles: list[Handle]) -> None:
+    def build(builder: TileBuilder, handles: list[Handle]) -> None:
         values: dict[str, Any] = {}
         cursor = 0
-        for name, each in zip(self.function.arg_names, self.described, strict=True):
+        for name, each in zip(function.arg_names, described, strict=True):
             values[name], cursor = each.type.unflatten(handles, cursor)
-        build_kernel(self.function, values)
+        build_kernel(function, values)
+
+    return build
 
 
 # -- on disk -------------------------------------------------------------------------------------------------------

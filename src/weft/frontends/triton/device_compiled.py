@@ -24,6 +24,7 @@ from weft.frontends.triton.builder import Handle
 from weft.frontends.triton.compiled import build_kernel, word_form
 from weft.frontends.triton.emit import GRID, Argument, TileBuilder
 from weft.frontends.triton.errors import DeviceAssertError, KernelValueError
+from weft.frontends.triton.target import Cuda, compiled_for
 from weft.runtime.cache import DiskCache
 from weft.runtime.cubins import load_code
 from weft.runtime.device_program import MOST_BLOCKS, device_launcher, launch_failure
@@ -133,8 +134,12 @@ def compile_device_kernel(
     """Compile a kernel for a GPU."""
     if warps < 1 or warps > 32 or warps & (warps - 1):
         raise KernelValueError(f"{name}: num_warps is a power of two up to 32, not {warps}")
-    with COMPILING:
-        kernel, checks = build_kernel(build, arguments, name)
-        set_integer(kernel, WARPS, warps)
-        code = compile_kernels({name: kernel}, target)
+    token = compiled_for.set(Cuda(target.capability))
+    try:
+        with COMPILING:
+            kernel, checks = build_kernel(build, arguments, name)
+            set_integer(kernel, WARPS, warps)
+            code = compile_kernels({name: kernel}, target)
+    finally:
+        compiled_for.reset(token)
     return DeviceKernelCode(name, tuple(arguments), checks, code)

@@ -111,6 +111,18 @@ class RaceError(KernelError):
     """Two programs that write to the same place, with nothing that says which comes first."""
 
 
+class LaunchError(KernelError, RuntimeError):
+    """A kernel called, or launched, in a way that it cannot be."""
+
+
+class ArgumentError(WeftError, TypeError):
+    """Arguments that do not fit the parameters of a kernel."""
+
+
+class OptionError(WeftError, KeyError):
+    """A keyword of a launch that is neither a parameter nor an option."""
+
+
 class DeviceAssertError(KernelError, AssertionError):
     """A `tl.device_assert` whose condition does not hold."""
 

@@ -292,8 +292,12 @@ def _shown(number: Any, hexadecimal: bool) -> str:
 
 
 def _towards_zero(value: Array, target: DType) -> Array:
-    """A narrower float, rounded towards zero: where rounding to nearest went up, the number before."""
-    nearest = value.astype(target.numpy)
+    """A narrower float, rounded towards zero: where rounding to nearest went up, the number before.
+
+    That of infinity, and of the NaN that is too large a number in a type without infinity, is the largest.
+    """
+    nearest, exact = value.astype(target.numpy), value.astype(np.float64)
     bits = nearest.view(np.dtype(f"u{target.bytes}"))
-    beyond = np.abs(nearest.astype(np.float64)) > np.abs(value.astype(np.float64))
+    rounded = nearest.astype(np.float64)
+    beyond = (np.abs(rounded) > np.abs(exact)) & np.isfinite(exact) | np.isnan(rounded) & np.isfinite(exact)
     return np.where(beyond, bits - 1, bits).astype(bits.dtype).view(target.numpy)

@@ -1,4 +1,4 @@
-"""`@jit`: a Python function as a kernel, and `@constexpr_function`: one that runs while a kernel is compiled.
+"""`@jit`: a Python function as a kernel.
 
 kernel[grid](x, y, n, BLOCK=1024)  ──►  run ──┬─► interpret.py   the Python function itself, a program at a time
                                               └─► launch.py      arguments → key → compiled kernel → threads
@@ -17,16 +17,17 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 from weakref import WeakValueDictionary
 
-from weft.errors import WeftError
 from weft.forks import cached_property
 from weft.frontends.triton import builder
-from weft.frontends.triton.constants import base_value, constexpr, constexpr_type, unwrap
-from weft.frontends.triton.errors import KernelError
+from weft.frontends.triton.constants import constexpr_type, unwrap
+from weft.frontends.triton.errors import LaunchError
 from weft.frontends.triton.source import Fingerprint, Source, fingerprint
 from weft.frontends.triton.specialise import Parameter
+from weft.frontends.triton.stand_ins import MockTensor
 
 if TYPE_CHECKING:
     from weft.frontends.triton.launch import Launcher
@@ -52,6 +53,8 @@ OPTIONS = frozenset(
 """Keywords of a launch that tune GPU code: a CPU kernel takes no notice of them, save `debug`."""
 
 _interpreted: ContextVar[bool | None] = ContextVar("_interpreted", default=None)
+interpreted_here = _interpreted.get
+"""What `interpret()` says where the caller is; None where it says nothing."""
 python_frames: ContextVar[bool] = ContextVar("python_frames", default=False)
 """Whether the kernel that is running is the Python function itself, so that its calls are Python's own."""
 
@@ -59,7 +62,7 @@ python_frames: ContextVar[bool] = ContextVar("python_frames", default=False)
 _looked_at: ContextVar[tuple[JITCallable, ...]] = ContextVar("_looked_at", default=())
 """The functions whose fingerprints are being made here: one that calls itself is met again among them."""
 
-KERNELS: WeakValueDictionary[int, JITFunction] = WeakValueDictionary()
+KERNELS: WeakValueDictionary[int, KernelInterface] = WeakValueDictionary()
 """The kernels of this process, by number: what Dynamo can hold in place of a kernel."""
 
 _numbers = itertools.count()
@@ -68,26 +71,11 @@ _tracing: Callable[[], bool] | None = None
 """Whether Dynamo is tracing, where torch is loaded: then a launch becomes an operator of the graph."""
 
 
-_watcher: Callable[[JITFunction, tuple[Any, ...], dict[str, Any]], Any] | None = None
-
-
 def _meet_torch() -> None:
     """Have launches inside of `torch.compile` seen, once torch is there."""
     global _tracing
     if _tracing is None and (torch := sys.modules.get("torch")) is not None and hasattr(torch, "compiler"):
         _tracing = torch.compiler.is_dynamo_compiling
-
-
-class LaunchError(KernelError, RuntimeError):
-    """A kernel called, or launched, in a way that it cannot be."""
-
-
-class ArgumentError(WeftError, TypeError):
-    """Arguments that do not fit the parameters of a kernel."""
-
-
-class OptionError(WeftError, KeyError):
-    """A keyword of a launch that is neither a parameter nor an option."""
 
 
 def interpreting() -> bool:
@@ -116,8 +104,22 @@ def interpret(enabled: bool = True, races: bool = True) -> Generator[None]:
         watched_memory.races.reset(watched)
 
 
+def is_traced() -> bool:
+    """Whether Dynamo is tracing what runs here."""
+    return _tracing is not None and _tracing()
+
+
 class KernelInterface:
     """What can be launched over a grid."""
+
+    number: int
+    """Which of this process's kernels it is."""
+
+    def register(self) -> None:
+        """Let the kernel be known by a number."""
+        self.number = next(_numbers)
+        KERNELS[self.number] = self
+        _meet_torch()
 
     def run(self, *args: Any, grid: Grid, warmup: bool = False, **keywords: Any) -> Any:
         """Launch the kernel, or with `warmup` only compile it."""
@@ -131,6 +133,10 @@ class KernelInterface:
         """`kernel[grid](...)`: launch so many programs."""
 
         def launch(*args: Any, **keywords: Any) -> Any:
+            if is_traced():
+                from weft.frontends.triton.torch_bridge import launch_traced
+
+                return launch_traced(self, grid, args, keywords)
             return self.run(*args, grid=grid, warmup=False, **keywords)
 
         return launch
@@ -215,6 +221,9 @@ def _nested(value: Any) -> Fingerprint | None:
 class JITFunction(JITCallable, KernelInterface):
     """A kernel: a Python function in Triton's language."""
 
+    watcher: Callable[[JITFunction, tuple[Any, ...], dict[str, Any]], Any] | None = None
+    """Told of every launch of any kernel."""
+
     def __init__(
         self,
         fn: Callable[..., Any],
@@ -245,42 +254,33 @@ class JITFunction(JITCallable, KernelInterface):
         self.arg_names = [parameter.name for parameter in self.params]
         self.constexprs = [parameter.num for parameter in self.params if parameter.is_constexpr]
         self.pre_run_hooks: list[Callable[..., Any]] = []
-        self._by_environment = interpreting()
+        self.by_environment = interpreting()
         self.defaults = {parameter.name: parameter.default for parameter in self.params if parameter.has_default}
         self.constant_names = [parameter.name for parameter in self.params if parameter.is_constexpr]
-        self.number = next(_numbers)
-        KERNELS[self.number] = self
-        _meet_torch()
+        self.register()
 
     def run(self, *args: Any, grid: Grid, warmup: bool = False, **keywords: Any) -> Any:
         for hook in self.pre_run_hooks:
             hook(*args, **keywords)
-        if _watcher is not None:
-            _watcher(self, args, keywords)
-        if self._is_interpreted():
+        if self.watcher is not None:
+            self.watcher(self, args, keywords)
+        if self.is_interpreted():
             return None if warmup else self.launcher.interpret(args, grid, keywords)
         if warmup:
             return self.launcher.compiled(args, keywords)
-        return self.launcher.launch(grid, args, keywords)
+        return self.launcher.run(grid, *args, **keywords)
 
     def __getitem__(self, grid: Grid) -> Callable[..., Any]:
         """`kernel[grid](...)`: launch so many programs."""
 
-        def launch(*args: Any, **keywords: Any) -> Any:
-            if _tracing is not None and _tracing():
-                from weft.frontends.triton.torch_bridge import launch_traced
+        if is_traced():
+            return super().__getitem__(grid)
+        return partial(self.launcher.launch, grid)
 
-                return launch_traced(self, grid, args, keywords)
-            if self.pre_run_hooks or _watcher is not None or self._is_interpreted():
-                return self.run(*args, grid=grid, **keywords)
-            return self.launcher.launch(grid, args, keywords)
-
-        return launch
-
-    def _is_interpreted(self) -> bool:
+    def is_interpreted(self) -> bool:
         """Asked at each launch: the environment is looked at when the kernel is made, `interpret()` now."""
         chosen = _interpreted.get()
-        return self._by_environment if chosen is None else chosen
+        return self.by_environment if chosen is None else chosen
 
     @cached_property
     def launcher(self) -> Launcher:
@@ -298,12 +298,11 @@ class JITFunction(JITCallable, KernelInterface):
     @contextmanager
     def watching(see: Callable[[JITFunction, tuple[Any, ...], dict[str, Any]], Any]) -> Generator[None]:
         """Have a function told of every launch: the kernel, the arguments, the keywords."""
-        global _watcher
-        before, _watcher = _watcher, see
+        before, JITFunction.watcher = JITFunction.watcher, staticmethod(see)
         try:
             yield
         finally:
-            _watcher = before
+            JITFunction.watcher = before
 
     def add_pre_run_hook(self, hook: Callable[..., Any]) -> None:
         """Have a function called with the arguments before each launch."""
@@ -351,103 +350,3 @@ def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
     if fn is None:
         return lambda function: JITFunction(function, **options)
     return JITFunction(fn, **options)
-
-
-class ConstexprFunction(JITCallable):
-    """A function that kernels call while they are compiled: on known values, with a known value as the result."""
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else BoundConstexprFunction(instance, self)
-
-    def __call__(self, *args: Any, **keywords: Any) -> Any:
-        if _tracing is not None and _tracing():
-            return self.fn(*args, **keywords)
-        keywords.pop("_semantic", None)
-        given = {name: unwrap(value) for name, value in keywords.items()}
-        result = self.fn(*map(unwrap, args), **given)
-        inside = builder.current.get(None) is not None and not python_frames.get()
-        return constexpr(result) if inside and not isinstance(result, base_value) else result
-
-
-class BoundConstexprFunction(JITCallable):
-    """A constexpr function that is a method, of an object."""
-
-    def __init__(self, instance: Any, function: ConstexprFunction) -> None:
-        super().__init__(function.fn)
-        self.__self__, self.__func__ = instance, function
-
-    def __call__(self, *args: Any, **keywords: Any) -> Any:
-        return self.__func__(self.__self__, *args, **keywords)
-
-
-def constexpr_function(fn: Callable[..., Any]) -> ConstexprFunction:
-    """Let kernels call a Python function while they are compiled."""
-    return ConstexprFunction(fn)
-
-
-class MockTensor:
-    """Stands for a tensor of an element type where a kernel is only compiled: `kernel.warmup(torch.float32, ...)`."""
-
-    def __init__(self, dtype: Any, shape: list[int] | None = None) -> None:
-        self.dtype = dtype
-        self.shape = shape or [1]
-
-    @staticmethod
-    def wrap_dtype(arg: Any) -> Any:
-        """A torch element type as a tensor of it."""
-        kind = type(arg)
-        return MockTensor(arg) if kind.__name__ == "dtype" and kind.__module__ == "torch" else arg
-
-    def stride(self) -> tuple[int, ...]:
-        strides = [1]
-        for size in reversed(self.shape[1:]):
-            strides.append(strides[-1] * size)
-        return tuple(reversed(strides))
-
-    @staticmethod
-    def data_ptr() -> int:
-        return 0
-
-
-class TensorWrapper:
-    """A tensor whose elements are to be taken as another type of the same width."""
-
-    def __init__(self, base: Any, dtype: Any) -> None:
-        self.base, self.dtype = base, dtype
-        self.data, self.device, self.shape = base.data, base.device, base.shape
-
-    def data_ptr(self) -> int:
-        return self.base.data_ptr()
-
-    def stride(self, *args: Any) -> Any:
-        return self.base.stride(*args)
-
-    def element_size(self) -> int:
-        return self.base.element_size()
-
-    def cpu(self) -> TensorWrapper:
-        return TensorWrapper(self.base.cpu(), self.dtype)
-
-    def copy_(self, other: TensorWrapper) -> None:
-        self.base.copy_(other.base)
-
-    def clone(self) -> TensorWrapper:
-        return TensorWrapper(self.base.clone(), self.dtype)
-
-    def to(self, device: Any) -> TensorWrapper:
-        return TensorWrapper(self.base.to(device), self.dtype)
-
-    def new_empty(self, sizes: Any) -> TensorWrapper:
-        return TensorWrapper(self.base.new_empty(sizes), self.dtype)
-
-    def __str__(self) -> str:
-        return f"TensorWrapper[{self.dtype}]({self.base})"
-
-
-def reinterpret(tensor: Any, dtype: Any) -> Any:
-    """The same memory with elements of another type: unsigned integers, or 8-bit floats that torch does not have."""
-    if isinstance(tensor, TensorWrapper):
-        return tensor.base if dtype == tensor.base.dtype else TensorWrapper(tensor.base, dtype)
-    if hasattr(tensor, "data_ptr"):
-        return TensorWrapper(tensor, dtype)
-    raise ArgumentError(f"a {type(tensor).__qualname__} cannot be reinterpreted", hint="pass a tensor")

@@ -10,24 +10,22 @@ nothing else.
 from __future__ import annotations
 
 import math
-import os
 import struct
-import sys
 from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from weft.frontends.triton.binding import make_bind, make_classify
+from weft.frontends.triton.binding import make_bind, make_classify, make_launch, with_warps
 from weft.frontends.triton.constants import unwrap
-from weft.frontends.triton.errors import KernelTypeError, KernelValueError
-from weft.frontends.triton.jit import OPTIONS, Grid, JITCallable, JITFunction, OptionError, python_frames
+from weft.frontends.triton.errors import KernelTypeError, KernelValueError, OptionError
+from weft.frontends.triton.jit import OPTIONS, Grid, JITCallable, JITFunction, python_frames
 from weft.frontends.triton.source import Scope
 from weft.frontends.triton.specialise import Described, Words, describe, device_of
 from weft.ir.types import DType
-from weft.runtime.openmp import in_forked_child, pool_symbols
 
 if TYPE_CHECKING:
     from weft.frontends.triton.compiled import CompiledKernel
     from weft.frontends.triton.device_compiled import DeviceKernel
+    from weft.tile.dialect import KernelOp
 
 Key: TypeAlias = "tuple[Hashable, ...]"
 
@@ -43,25 +41,27 @@ class Launcher:
         self.bind = make_bind(function)
         self._classify = make_classify(function)
         self.kernels: dict[Key, CompiledKernel | DeviceKernel] = {}
+        self.tiles: dict[str, tuple[KernelOp, tuple[tuple[str, str], ...]]] = {}
+        """Tile IR that was made for graphs of torch: the kernel, and the messages of its checks."""
         self._used: list[tuple[Scope, str, Any]] = []
+        parts = self.kernels, self._used, triple, self._launch
+        self.launch = make_launch(function, *parts, watched=True)
+        """Launch over a grid: takes the grid, then what the kernel takes."""
+        self.run = make_launch(function, *parts, watched=False)
+        """The same where it is known that compiled code is to run."""
 
-    def launch(self, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]) -> CompiledKernel | DeviceKernel:
-        """Run the kernel over the grid."""
-        key, words, values, options = self._classify(*args, **keywords)
-        for scope, name, value in self._used:
-            if scope.get(name) is not value:
-                self._forget()
-                break
-        if options:
-            self._check_options(options)
-            key = _with_warps(key, options)
+    def _launch(
+        self, grid: Grid, key: Key, words: Words, values: Sequence[Any], options: dict[str, Any]
+    ) -> CompiledKernel | DeviceKernel:
+        """A launch that is out of the ordinary: it compiles, or there are options, or a mistake."""
+        if any(scope.get(name) is not value for scope, name, value in self._used):
+            self._forget()
+        self._check_options(options)
         kernel = self.kernels.get(key)
         if kernel is None:
             kernel = self._compile(values, options, key)
-        if type(grid) is not tuple:
-            grid = self._grid(grid, values)
         try:
-            kernel.launch(_triple(grid), words, threads())
+            kernel.launch(self._grid(grid, values), words)
         except (OverflowError, struct.error):
             self._check_ranges(kernel, values)
             raise
@@ -73,7 +73,7 @@ class Launcher:
         if any(scope.get(name) is not value for scope, name, value in self._used):
             self._forget()
         self._check_options(options)
-        key = _with_warps(key, options)
+        key = with_warps(key, options)
         return self.kernels.get(key) or self._compile(values, options, key)
 
     def describe(self, args: Sequence[Any], keywords: dict[str, Any]) -> tuple[list[Described], Any]:
@@ -104,12 +104,12 @@ class Launcher:
     def _forget(self) -> None:
         """A global that the kernel uses has changed: what was compiled does not hold any more."""
         self.kernels.clear()
-        self._used = []
+        self._used.clear()
 
     def _grid(self, grid: Grid, values: Sequence[Any]) -> tuple[int, int, int]:
         if callable(grid):
             grid = grid({name: unwrap(value) for name, value in zip(self.names, values, strict=True)})
-        return _triple(grid)
+        return triple(grid)
 
     def _check_options(self, options: dict[str, Any]) -> None:
         for name in options:
@@ -160,12 +160,6 @@ class Launcher:
         ]
 
 
-def _with_warps(key: Key, options: dict[str, Any]) -> Key:
-    """How many warps a program has shapes its code on a GPU."""
-    warps = options.get("num_warps")
-    return key if warps is None else (*key[:-1], warps, key[-1])
-
-
 def used_by(values: Sequence[Any]) -> Iterator[tuple[Scope, str, Any]]:
     """The names that functions among the values use."""
     for value in map(unwrap, values):
@@ -182,22 +176,15 @@ def _fits(word: float, dtype: DType) -> bool:
     return dtype.bits == 1 or lowest <= word < 1 << bits
 
 
-def threads() -> int:
-    """How many threads a launch may use: as many as torch does, where it is loaded."""
-    if not pool_symbols() or in_forked_child():
-        return 1
-    torch: Any = sys.modules.get("torch")
-    return torch.get_num_threads() if torch is not None else len(os.sched_getaffinity(0))
-
-
-def _triple(grid: Any) -> tuple[int, int, int]:
+def triple(grid: Any) -> tuple[int, int, int]:
+    """The sides of a grid, all three of them."""
     match grid:
-        case (int() as x, int() as y, int() as z) if x >= 0 and y >= 0 and z >= 0:
-            return x, y, z
         case (int() as x,) if x >= 0:
             return x, 1, 1
         case (int() as x, int() as y) if x >= 0 and y >= 0:
             return x, y, 1
+        case (int() as x, int() as y, int() as z) if x >= 0 and y >= 0 and z >= 0:
+            return x, y, z
         case _:
             return _checked(unwrap(grid))
 

@@ -14,6 +14,7 @@ from weft.forks import COMPILING
 from weft.frontends.triton.compiled import build_kernel
 from weft.frontends.triton.compiling import arguments_of, builder_of, name_of
 from weft.frontends.triton.jit import JITFunction
+from weft.frontends.triton.specialise import Described
 from weft.tile.text import print_program
 
 _LOCATION = re.compile(r'\s*loc\("(?P<file>[^"]*)":(?P<line>\d+):(?P<column>\d+)\)\s*$')
@@ -69,7 +70,11 @@ class Listing:
 
 def listing_of(kernel: JITFunction, args: Sequence[Any], keywords: Mapping[str, Any]) -> Listing:
     """The kernel compiled for arguments like these; nothing is run, and nothing is taken from the cache."""
-    described, groups = kernel.launcher.describe(args, dict(keywords))
+    return listing_for(kernel, *kernel.launcher.describe(args, dict(keywords)))
+
+
+def listing_for(kernel: JITFunction, described: Sequence[Described], groups: tuple[int, ...] | None) -> Listing:
+    """The kernel compiled for arguments like the described."""
     arguments, name, target = arguments_of(described, groups), name_of(kernel), host_target()
     with COMPILING:
         op, _ = build_kernel(builder_of(kernel, described), arguments, name)

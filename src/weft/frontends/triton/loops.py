@@ -67,7 +67,7 @@ def for_loop(run: Evaluation, node: ast.For, execute: Execute) -> None:
     if not isinstance(node.target, ast.Name):
         raise KernelUnsupportedError("a loop over a range has one variable", hint="write `for i in range(...)`")
     name = node.target.id
-    lower, upper, step, downwards = _bounds(run, node)
+    lower, upper, step, sign = _bounds(run, node)
     carried = _Carried(run, node, {name})
     with carried.entered():
         run.scope.set(name, tensor(NOTHING, lower.dtype))
@@ -75,14 +75,13 @@ def for_loop(run: Evaluation, node: ast.For, execute: Execute) -> None:
             execute(run, node.body)
         carried.check()
     if not is_types_only():
-        first = lower
-        start: tensor = constant(0, lower.dtype) if downwards else lower
-        end = arithmetic.sub(lower, upper) if downwards else upper
+        start: tensor = lower if sign is None else constant(0, lower.dtype)
+        end: tensor = upper if sign is None else arithmetic.sub(upper, lower) * sign
 
         def body(index: Any, handles: list[Any]) -> list[Any]:
             with carried.entered(handles):
                 counter = tensor(index, lower.dtype)
-                run.scope.set(name, first - counter if downwards else counter)
+                run.scope.set(name, counter if sign is None else lower + counter * sign)
                 execute(run, node.body)
                 return carried.handles()
 
@@ -94,8 +93,11 @@ def for_loop(run: Evaluation, node: ast.For, execute: Execute) -> None:
     carried.forget()
 
 
-def _bounds(run: Evaluation, node: ast.For) -> tuple[tensor, tensor, tensor, bool]:
-    """Lower and upper bound and step as scalars of one integer type, and whether the loop counts downwards."""
+def _bounds(run: Evaluation, node: ast.For) -> tuple[tensor, tensor, tensor, tensor | None]:
+    """Lower and upper bound and step as scalars of one integer type.
+
+    A step that is negative, or may be, comes without its sign, and the sign with it: 1, -1, or 0 for no turns at all.
+    """
     assert isinstance(node.iter, ast.Call)
     if unwrap(run.evaluate(node.iter.func)) is debugging.range:
         iterator = run.evaluate(node.iter)
@@ -121,8 +123,13 @@ def _bounds(run: Evaluation, node: ast.For) -> tuple[tensor, tensor, tensor, boo
             )
             raise run.placed(error, node.iter)
     common = promote_integers(promote_integers(bounds[0].dtype, bounds[1].dtype), bounds[2].dtype)
-    lower, upper, step = (bound.to(common) for bound in bounds)
-    return lower, upper, step, downwards
+    lower, upper, stride = (bound.to(common) for bound in bounds)
+    if downwards:
+        return lower, upper, stride, constant(-1, common)
+    if isinstance(step, int) or not common.is_int_signed():
+        return lower, upper, stride, None
+    sign = (stride > 0).to(common) - (stride < 0).to(common)
+    return lower, upper, arithmetic.maximum(stride * sign, constant(1, common)), sign
 
 
 def while_loop(run: Evaluation, node: ast.While, execute: Execute) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-from weft.frontends.triton.jit import constexpr_function
+from weft.frontends.triton.constexpr_function import constexpr_function
 
 
 @constexpr_function
@@ -33,6 +33,6 @@ class NullAllocator:
     """The allocator where none was set."""
 
     def __call__(self, size: int, alignment: int, stream: int | None) -> Any:
-        from weft.frontends.triton.jit import LaunchError
+        from weft.frontends.triton.errors import LaunchError
 
         raise LaunchError("no allocator was set", hint="call triton.set_allocator")

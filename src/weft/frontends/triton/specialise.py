@@ -173,7 +173,8 @@ class _Numbers:
         base = classifier_of(value.base, self)(value.base, words, storages)
         words.extend(int(size) for size in value.shape)
         words.extend(int(stride) for stride in value.strides)
-        return "descriptor", base, tuple(value.block_shape), value.padding
+        sizes = tuple(not int(number) % ALIGNMENT for number in (*value.shape, *value.strides))
+        return "descriptor", base, tuple(value.block_shape), value.padding, sizes
 
 
 def _place_of(value: Any) -> bool | int:
@@ -348,7 +349,7 @@ def _describe(value: Any, key: Hashable, parameter: Parameter) -> Described:
             name, _, aligned = key.partition(":")
             scalar = dtype(ANNOTATIONS[name])
             return Described(scalar, (Word(scalar.stored, divisibility=ALIGNMENT if aligned else 1),))
-        case ("descriptor", _, _, _):
+        case ("descriptor", _, _, _, _):
             return _describe_descriptor(value, key, parameter)
         case (kind, tuple() as keys) if isinstance(kind, type) and isinstance(value, tuple):
             items = [_describe(item, part, parameter) for item, part in zip(value, keys, strict=True)]
@@ -371,7 +372,9 @@ def _describe_descriptor(value: Any, key: Any, parameter: Parameter) -> Describe
     base = _describe(value.base, key[1], parameter)
     assert isinstance(base.type, pointer_type)
     rank = len(value.block_shape)
-    sizes = [Word(dtype("int32").stored)] * rank + [Word(dtype("int64").stored)] * rank
+    names = ["int32"] * rank + ["int64"] * rank
+    pairs = zip(names, key[4], strict=True)
+    sizes = [Word(dtype(name).stored, divisibility=ALIGNMENT if even else 1) for name, even in pairs]
     made = tensor_descriptor_type(block_type(base.type.element_ty, list(value.block_shape)))
     made.padding = value.padding
     return Described(made, (*base.words, *sizes))

@@ -12,7 +12,8 @@ import inspect
 from typing import Any
 
 from weft.frontends.triton.constants import unwrap
-from weft.frontends.triton.jit import ConstexprFunction, JITCallable, JITFunction
+from weft.frontends.triton.constexpr_function import ConstexprFunction
+from weft.frontends.triton.jit import JITCallable, JITFunction
 from weft.frontends.triton.values import tensor
 
 _WRITES = ("store", "atomic_", "scatter")

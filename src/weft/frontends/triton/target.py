@@ -1,11 +1,15 @@
-"""What kernels are told about the device they run on: the processor, under the names that Triton has for a GPU."""
+"""What kernels are told about their device: a GPU, or the processor under the names that Triton has for one."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
+
+from weft.backends.nvidia.driver import device_facts
 
 
 @dataclass(frozen=True)
@@ -76,19 +80,95 @@ class Processor:
         cache.zero_()
 
 
+class _CudaFacts:
+    """The figures of a GPU, by their names in Triton."""
+
+    @staticmethod
+    def get_device_properties(device: int = 0) -> dict[str, int]:
+        facts = device_facts(device)
+        return {
+            "multiprocessor_count": facts.multiprocessors,
+            "max_shared_mem": facts.shared_per_block,
+            "max_num_regs": 1 << 16,
+            "warpSize": 32,
+            "sm_clock_rate": 0,
+            "mem_clock_rate": 0,
+            "mem_bus_width": 0,
+        }
+
+
+class Cuda:
+    """The device: torch's current GPU."""
+
+    utils = _CudaFacts()
+
+    def __init__(self, capability: int | None = None) -> None:
+        self._torch: Any = sys.modules.get("torch")
+        self._capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        if self._capability is not None:  # of what is being compiled for
+            return GPUTarget("cuda", self._capability, 32)
+        major, minor = device_facts(self.get_current_device()).capability
+        return GPUTarget("cuda", 10 * major + minor, 32)
+
+    def get_current_device(self) -> int:
+        return self._torch.cuda.current_device()
+
+    def set_current_device(self, device: int) -> None:
+        self._torch.cuda.set_device(device)
+
+    def get_current_stream(self, device: Any = None) -> int:
+        return self._torch.cuda.current_stream(device).cuda_stream
+
+    def get_active_torch_device(self) -> Any:
+        return self._torch.device("cuda", self.get_current_device())
+
+    def get_device_interface(self) -> Any:
+        return self._torch.cuda
+
+    def get_benchmarker(self) -> Callable[..., Any]:
+        from weft.frontends.triton.testing import do_bench
+
+        return do_bench
+
+    def get_empty_cache_for_benchmark(self) -> Any:
+        return self._torch.empty(1 << 28, dtype=self._torch.int8, device="cuda")
+
+    def clear_cache(self, cache: Any) -> None:
+        cache.zero_()
+
+
+compiled_for: ContextVar[Any] = ContextVar("compiled_for", default=None)
+"""The device that a kernel is being compiled for."""
+
+
+def cuda_is_there() -> bool:
+    """Whether torch is loaded and finds a GPU."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_available()
+
+
 class _Drivers:
     """Triton's holder of the device's driver."""
 
-    default = Processor()
-
     def __init__(self) -> None:
-        self.active: Any = self.default
+        self._chosen: Any = None
+
+    @property
+    def default(self) -> Any:
+        return Cuda() if cuda_is_there() else Processor()
+
+    @property
+    def active(self) -> Any:
+        """That of the device a kernel is compiled for; else what was set; else a GPU where there is one."""
+        return compiled_for.get() or self._chosen or self.default
 
     def set_active(self, driver: Any) -> None:
-        self.active = driver
+        self._chosen = driver
 
     def reset_active(self) -> None:
-        self.active = self.default
+        self._chosen = None
 
 
 driver = _Drivers()

@@ -116,7 +116,8 @@ class tensor(base_value):
         if number is None:
             what = "a tile" if not single else "a value that is not known at compile time"
             hint = {
-                "bool": "reduce it to one condition (tl.max, tl.sum), or choose by element with tl.where",
+                "bool": "reduce it to one condition (tl.max, tl.sum); by element, write &, |, ~ for and, or, not, each"
+                " comparison in brackets, and tl.where for if",
                 "int": "make the argument a tl.constexpr, or loop with range() and tl.range()",
             }
             raise KernelTypeError(f"{self} is {what}: it cannot serve as a Python {wanted}", hint=hint.get(wanted))
@@ -137,14 +138,17 @@ class tensor(base_value):
     def __float__(self) -> float:
         return float(self._known("float"))
 
-    def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join(map(str, self.sides))}]"
+    def __format__(self, spec: str) -> str:
+        """The type, in the text of a message."""
+        return format(f"{self.dtype}[{', '.join(map(str, self.sides))}]", spec)
 
     def __repr__(self) -> str:
-        """The type and, where it is known already, the value: what a debugger shows."""
+        """The type and, where it is known already, the value: what `print` and a debugger show."""
         running = builder.current.get(None)
         shown = None if running is None else running.show(self.handle)
-        return str(self) if shown is None else f"{self}({shown})"
+        return f"{self}" if shown is None else f"{self}({shown})"
+
+    __str__ = __repr__
 
 
 def type_of_items(values: Sequence[Any], fields: Sequence[str] | None = None) -> tuple_type:

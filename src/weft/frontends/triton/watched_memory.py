@@ -2,7 +2,8 @@
 
 out of bounds    the place lies outside of the tensor's storage
 uninitialised    the place still holds the pattern that `torch.empty` was filled with (see `uninitialised.py`)
-race             another program wrote to the place, and no atomic operation says which of the two came first
+race             another program wrote to the place, or read what is written now, and no atomic operation says which
+                 of the two came first
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from weft.ir.types import DType
 Array = np.ndarray[Any, Any]
 UNKNOWN = -1
 """The region of a pointer that was made from an integer."""
+_SEVERAL = -1
+"""Stands for the readers of an element of which more than one program has read."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Region:
     owner: object = None
     poisoned: bool = False
     writers: Array | None = None
+    readers: Array | None = None
+    """The programs that last wrote to, and that read, each element: 0 for none, else one more than the number."""
     data: Array = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,7 +76,7 @@ def region_of(name: str, value: Any) -> Region:
 
 
 races: ContextVar[bool] = ContextVar("races", default=True)
-"""Whether two programs that write to one place are an error."""
+"""Whether it is an error that two programs use one place, and one of them writes to it."""
 
 
 class Memory:
@@ -106,6 +111,8 @@ class Memory:
         for region, chosen, offset in self._accesses(pointers, mask, stored.itemsize, "load"):
             if region.poisoned:
                 self._check_written(region, offset, stored.itemsize)
+            if self.races:
+                self._note_reads(region, offset)
             result[chosen] = self._read(region, offset, stored)
         result = result.reshape(pointers.address.shape)
         return result != 0 if dtype.kind == "bool" else result
@@ -227,27 +234,43 @@ class Memory:
                 hint="fill it first, or make it with torch.zeros",
             )
 
+    def _note_reads(self, region: Region, offset: Array) -> None:
+        place = offset // region.itemsize
+        if region.writers is not None:
+            self._check_order(region, offset, region.writers[place], "program {here} reads what {there} wrote to")
+        if region.readers is None:
+            region.readers = np.zeros(region.size // region.itemsize + 1, np.int32)
+        before = region.readers[place]
+        region.readers[place] = np.where((before == 0) | (before == self.program + 1), self.program + 1, _SEVERAL)
+
     def _note_writes(self, region: Region, offset: Array) -> None:
+        place = offset // region.itemsize
         if region.writers is None:
             region.writers = np.zeros(region.size // region.itemsize + 1, np.int32)
-        place = offset // region.itemsize
-        previous = region.writers[place]
-        other = (previous != 0) & (previous != self.program + 1)
-        if other.any():
-            known = self._before.get(self.program, set())
-            for lane in np.flatnonzero(other):
-                writer = int(previous[lane]) - 1
-                if writer not in known:
-                    self._report_race(region, int(offset[lane]), writer)
+        self._check_order(region, offset, region.writers[place], "{there} and program {here} both write to")
+        if region.readers is not None:
+            self._check_order(region, offset, region.readers[place], "program {here} writes what {there} read of")
         region.writers[place] = self.program + 1
 
-    def _report_race(self, region: Region, offset: int, writer: int) -> None:
+    def _check_order(self, region: Region, offset: Array, others: Array, what: str) -> None:
+        """Raise if another program was at a place before, and nothing says that it comes first."""
+        suspect = (others != 0) & (others != self.program + 1)
+        if not suspect.any():
+            return
+        known = self._before.get(self.program, set())
+        for lane in np.flatnonzero(suspect):
+            other = int(others[lane]) - 1
+            if other not in known and (other >= 0 or not known):
+                self._report_race(region, int(offset[lane]), other, what)
+
+    def _report_race(self, region: Region, offset: int, other: int, what: str) -> None:
         index = (region.start + offset - region.origin) // region.itemsize
+        there = f"program {self.coordinates(other)}" if other >= 0 else "another program"
+        said = what.format(here=self.coordinates(self.program), there=there)
         raise RaceError(
-            f"programs {self.coordinates(writer)} and {self.coordinates(self.program)} both write to `{region.name}`"
-            f" at index {index}: which of them wins is left to chance",
-            hint="let each program write its own part (tl.program_id), or use an atomic operation; where both write the"
-            " same on purpose, weft.triton.interpret(races=False)",
+            f"{said} `{region.name}` at index {index}: which of them comes first is left to chance",
+            hint="let each program have its own part (tl.program_id), or use an atomic operation; where it makes no"
+            " difference, weft.triton.interpret(races=False)",
         )
 
     def _synchronise(self, addresses: Array) -> None:

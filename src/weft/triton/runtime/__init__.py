@@ -9,7 +9,7 @@ from weft.frontends.triton.errors import InterpreterError as InterpreterError
 from weft.frontends.triton.errors import OutOfResources as OutOfResources
 from weft.frontends.triton.jit import JITFunction as JITFunction
 from weft.frontends.triton.jit import KernelInterface as KernelInterface
-from weft.frontends.triton.jit import MockTensor as MockTensor
-from weft.frontends.triton.jit import TensorWrapper as TensorWrapper
-from weft.frontends.triton.jit import reinterpret as reinterpret
+from weft.frontends.triton.stand_ins import MockTensor as MockTensor
+from weft.frontends.triton.stand_ins import TensorWrapper as TensorWrapper
+from weft.frontends.triton.stand_ins import reinterpret as reinterpret
 from weft.triton.runtime.driver import driver as driver

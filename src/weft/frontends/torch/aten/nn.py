@@ -100,9 +100,15 @@ def _fixed_batch_norm(
     variance: SSAValue,
     eps: float,
 ) -> Many:
-    """The result by running statistics; what training would save is left empty."""
-    empty = [b.zeros(result) for result in b.results[1:3] if result is not None]
-    return composites.batch_norm(b, x, weight, bias, mean, variance, eps), *empty
+    """The result by running statistics; of what training would save torch leaves nothing, but on a GPU these."""
+    wide = composites.widened(b, variance)
+    statistics = (composites.widened(b, mean), b.rsqrt(b.add(wide, b.full_like(wide, eps))))
+    saved = [
+        composites.narrowed(b, value, result.dtype) if result.shape == b.tensor(value).shape else b.zeros(result)
+        for value, result in zip(statistics, b.results[1:3], strict=False)
+        if result is not None
+    ]
+    return composites.batch_norm(b, x, weight, bias, mean, variance, eps), *saved
 
 
 @aten("_native_batch_norm_legit_functional")

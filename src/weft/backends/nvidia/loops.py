@@ -1,0 +1,46 @@
+"""Loops as LLVM code, with what they carry in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from weft.backends.llvm.builder import Function, V
+
+
+def loop_with(
+    b: Function,
+    lower: V,
+    upper: V,
+    step: V,
+    initial: Sequence[Sequence[V]],
+    body: Callable[[V, list[list[V]]], list[list[V]]],
+    *,
+    unrolled: bool = True,
+) -> list[list[V]]:
+    """`for (i = lower; i < upper; i += step)` with values carried in registers from turn to turn.
+
+    One that must not be `unrolled` takes no more registers than a turn needs.
+    """
+    before, head, inside, after = b.block, b.label("head"), b.label("body"), b.label("after")
+    b.branch(head)
+    b.start(head)
+    variable = V(lower.type, b.fresh("i"))
+    carried = [[V(value.type, b.fresh()) for value in values] for values in initial]
+    position = len(b.lines)
+    b.lines += [""] * (1 + sum(map(len, carried)))
+    if not unrolled:
+        b.do('call void asm sideeffect ".pragma \\22nounroll\\22;", ""()')
+    b.branch_if(b.icmp("slt", variable, upper), inside, after)
+    b.start(inside)
+    yielded = body(variable, [list(values) for values in carried])
+    following = b.add(variable, step)
+    latch = b.block
+    b.branch(head)
+    phis = [(variable, lower, following)]
+    for names, firsts, nexts in zip(carried, initial, yielded, strict=True):
+        phis += zip(names, firsts, nexts, strict=True)
+    for number, (name, first, next_) in enumerate(phis):
+        text = f"phi {name.type} [ {first.name}, %{before} ], [ {next_.name}, %{latch} ]"
+        b.lines[position + number] = f"  {name.name} = {text}"
+    b.start(after)
+    return carried

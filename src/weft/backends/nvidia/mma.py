@@ -1,0 +1,213 @@
+"""The tensor cores that every GPU has since Ampere: products of tiles in the registers of a warp (`mma.sync`).
+
+    %c = nvidia.mma %a, %b, %acc         a: 16x16, b: 16x8 and c: 16x8 at a time, in pieces of a warp's registers
+
+An instruction takes two times two neighbours along K of each operand from a lane. Which numbers along K these are is
+the same to the sum as long as both operands agree. So a lane holds 8 neighbours, which one access of memory brings, and
+two instructions take them in turn: operands come straight from memory, and nothing passes between threads.
+
+Operands are *packed*: a register holds two neighbours along K. Where a tile is too small for all warps of a block, they
+share its K, and the product has one more axis in front, along which what they have is then summed up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from xdsl.dialects.builtin import StringAttr
+from xdsl.ir import Attribute, SSAValue
+from xdsl.irdl import IRDLOperation, attr_def, irdl_op_definition, operand_def, opt_operand_def, result_def
+
+from weft.backends.llvm.builder import Function, V
+from weft.backends.nvidia.block import i32
+from weft.backends.nvidia.layouts import Layout, Mode
+from weft.ir.attributes import from_attribute
+from weft.tile import dialect as tile
+
+ROWS, COLUMNS, DEPTH = 16, 8, 16
+"""The sides of an instruction's operands."""
+_HALF = 8
+PACKED, AHEAD = "nvidia.packed", "nvidia.ahead"
+"""On a load: its registers hold two neighbours each; it is made a turn of its loop before its tile is used."""
+
+
+@irdl_op_definition
+class MmaOp(IRDLOperation):
+    """`a @ b` plus the accumulator, by the tensor cores from registers; a and b are packed.
+
+    Where warps share K, the result is [warps along K, M, N]: what each of them has.
+    """
+
+    name = "nvidia.mma"
+    a = operand_def(tile.TileType)
+    b = operand_def(tile.TileType)
+    accumulator = opt_operand_def(tile.TileType)
+    dtype = attr_def(StringAttr)
+    warps = attr_def(Attribute)
+    out = result_def(tile.TileType)
+
+    @property
+    def fragments(self) -> Fragments:
+        """Where its operands and its result are."""
+        (m, k), n = tile.tile_type(self.a).sizes, tile.tile_type(self.b).sizes[1]
+        return Fragments(m, n, k, Warps(*from_attribute(self.warps)))  # type: ignore[misc]
+
+
+@irdl_op_definition
+class PackOp(IRDLOperation):
+    """The same tile packed, as an operand of a product; what does not exist is zero."""
+
+    name = "nvidia.pack"
+    value = operand_def(tile.TileType)
+    dtype = attr_def(StringAttr)
+    out = result_def(tile.TileType)
+
+
+@irdl_op_definition
+class SqueezeOp(IRDLOperation):
+    """A tile without its first axis, which has size 1."""
+
+    name = "nvidia.squeeze"
+    value = operand_def(tile.TileType)
+    out = result_def(tile.TileType)
+
+    @classmethod
+    def make(cls, value: SSAValue) -> Self:
+        type_ = tile.tile_type(value)
+        return cls.create(operands=[value], result_types=[tile.TileType.of(type_.sizes[1:], type_.dtype)])
+
+
+OPS: list[type[IRDLOperation]] = [MmaOp, PackOp, SqueezeOp]
+
+
+@dataclass(frozen=True)
+class Warps:
+    """How the warps of a block share a product: so many along M, N and K, and so many times the same."""
+
+    m: int = 1
+    n: int = 1
+    k: int = 1
+    same: int = 1
+
+    @property
+    def count(self) -> int:
+        return self.m * self.n * self.k * self.same
+
+    def modes(self, *axes: tuple[int | None, int]) -> tuple[Mode, ...]:
+        """The modes of a layout, from an axis and a step along each of M, N and K."""
+        modes = [Mode(size, axis, step) for size, (axis, step) in zip((self.m, self.n, self.k), axes, strict=True)]
+        modes = [mode if mode.axis is not None else Mode(mode.size, None) for mode in (*modes, Mode(self.same, None))]
+        return tuple(mode for mode in modes if mode.size > 1)
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """The layouts of a product [m, k] x [k, n] and its operands."""
+
+    m: int
+    n: int
+    k: int
+    warps: Warps
+
+    @property
+    def halves(self) -> int:
+        """How many of an instruction's two times eight rows there are."""
+        return 2 if self.m > _HALF else 1
+
+    @property
+    def tiles_m(self) -> int:
+        """Instructions along M, for each warp."""
+        return -(-self.m // (ROWS * self.warps.m))
+
+    @property
+    def tiles_n(self) -> int:
+        return -(-self.n // (COLUMNS * self.warps.n))
+
+    @property
+    def depth(self) -> int:
+        """What each warp has of K."""
+        return self.k // self.warps.k
+
+    @property
+    def vector(self) -> int:
+        """Neighbours along K that a lane holds."""
+        return 8 if self.depth % 32 == 0 else 4
+
+    @property
+    def chunks(self) -> int:
+        """How many times a lane has such neighbours."""
+        return self.depth // (4 * self.vector)
+
+    def left(self) -> Layout:
+        registers = (
+            Mode(self.vector, 1),
+            Mode(self.halves, 0, _HALF),
+            Mode(self.tiles_m, 0, ROWS),
+            Mode(self.chunks, 1, 4 * self.vector),
+        )
+        lanes = (Mode(4, 1, self.vector), Mode(8, 0))
+        warps = self.warps.modes((0, ROWS * self.tiles_m), (None, 1), (1, self.depth))
+        return Layout((self.m, self.k), _real(registers), lanes, warps)
+
+    def right(self) -> Layout:
+        registers = (
+            Mode(self.vector, 0),
+            Mode(self.tiles_n, 1, COLUMNS),
+            Mode(self.chunks, 0, 4 * self.vector),
+        )
+        lanes = (Mode(4, 0, self.vector), Mode(8, 1))
+        warps = self.warps.modes((None, 1), (1, COLUMNS * self.tiles_n), (0, self.depth))
+        return Layout((self.k, self.n), _real(registers), lanes, warps)
+
+    def product(self) -> Layout:
+        first = 1 if self.warps.k > 1 else 0
+        rows, columns = first, first + 1
+        registers = (
+            Mode(2, columns),
+            Mode(self.halves, rows, _HALF),
+            Mode(self.tiles_n, columns, COLUMNS),
+            Mode(self.tiles_m, rows, ROWS),
+        )
+        lanes = (Mode(4, columns, 2), Mode(8, rows))
+        warps = self.warps.modes((rows, ROWS * self.tiles_m), (columns, COLUMNS * self.tiles_n), (0, 1))
+        shape = (self.warps.k, self.m, self.n) if first else (self.m, self.n)
+        return Layout(shape, _real(registers), lanes, warps)
+
+
+def _real(modes: Sequence[Mode]) -> tuple[Mode, ...]:
+    return tuple(mode for mode in modes if mode.size > 1)
+
+
+def multiply(
+    b: Function, fragments: Fragments, left: Sequence[V], right: Sequence[V], total: Sequence[V], dtype: str
+) -> list[V]:
+    """Add a product of packed operands to the accumulators of a warp."""
+    halves, words = fragments.halves, fragments.vector // 2
+    zero, nothing = V("float", "0.0"), i32(0)
+    result = list(total)
+    for row in range(fragments.tiles_m):
+        for column in range(fragments.tiles_n):
+            place = 2 * halves * (row * fragments.tiles_n + column)
+            sums = [*result[place : place + 2 * halves], *[zero] * (4 - 2 * halves)]
+            for chunk in range(fragments.chunks):
+                for step in range(0, words, 2):
+                    a: list[V] = []
+                    for word in (step, step + 1):
+                        first = ((chunk * fragments.tiles_m + row) * halves) * words + word
+                        a += [left[first], left[first + words] if halves == 2 else nothing]
+                    first = (chunk * fragments.tiles_n + column) * words + step
+                    sums = _instruction(b, sums, a, right[first : first + 2], dtype)
+            result[place : place + 2 * halves] = sums[: 2 * halves]
+    return result
+
+
+def _instruction(b: Function, sums: Sequence[V], left: Sequence[V], right: Sequence[V], dtype: str) -> list[V]:
+    name = f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32"
+    text = f"{name} {{$0, $1, $2, $3}}, {{$4, $5, $6, $7}}, {{$8, $9}}, {{$10, $11, $12, $13}};"
+    struct = "{ float, float, float, float }"
+    operands = ", ".join(map(str, [*left, *right, *sums]))
+    codes = ",".join(["=f"] * 4 + ["r"] * 6 + ["f"] * 4)
+    made = b.emit(struct, f'call {struct} asm sideeffect "{text}", "{codes}"({operands}) #1')
+    return [b.emit("float", f"extractvalue {made}, {i}") for i in range(4)]

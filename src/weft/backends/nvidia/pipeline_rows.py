@@ -1,0 +1,343 @@
+"""Split a kernel of whole rows into roles: one that brings the rows of the next programs, others that compute.
+
+%x = tile.load %a[%p * 4096] : 4096              nvidia.stream {
+%m = tile.reduce max %x                            tile.for %p … { nvidia.acquire ; nvidia.copy 0 %a[%p * 4096] … }
+%e = tile.map exp(%x - %m)               →       } {
+…                                                  tile.for %p … { nvidia.wait ; %x = nvidia.read 0 ; nvidia.release
+tile.store %y[%p * 4096], …                          %m = tile.reduce max %x ; … ; tile.store %y[%p * 4096], … } }
+
+A block that reads its row, reduces it and writes it leaves memory idle while it computes, and its successor has yet to
+start. Here blocks are persistent, and what they need next is on its way all the time. It pays where a program has much
+to read and there are many programs; rows that are read by all programs alike stay in shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from xdsl.ir import Block, Operation, SSAValue
+
+from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
+from weft.backends.nvidia.assign_layouts import assign_layouts
+from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, IndexOp, ReleaseOp, WaitOp
+from weft.backends.nvidia.dialect import BLOCKS, LAYOUTS, RESIDENT, WARPS, layout_of, set_integer
+from weft.backends.nvidia.layouts import WARP, Layout
+from weft.backends.nvidia.shared_memory import crossing_bytes
+from weft.backends.nvidia.streaming import ALIGNMENT, CROSSES, CopyOp, PieceType, ReadOp, StreamOp, WaitKeptOp
+from weft.backends.nvidia.target import NvidiaTarget
+from weft.ir.expr import Size, floordiv, mod, product, substitute, symbol
+from weft.tile import dialect as tile
+
+_LEAST_BYTES = 8192
+"""What a stage brings at least: a copy and its barriers cost about as much as so many bytes."""
+_LEAST_ELEMENTS = 16384
+"""Of a program's rows: of shorter ones a multiprocessor holds so many at once that some always wait for memory."""
+_LEAST_TURNS = 3
+"""Programs of a block from which on it pays to bring them early."""
+_HELD = 64
+"""Elements of its rows that a thread holds at most."""
+_MOST_WARPS, _BLOCKS = 8, (1, 2, 4, 8)
+_MOST_STAGES = 4
+_REGISTERS_BESIDE = 40
+"""What a thread needs beside the rows it holds."""
+_MOST_KEPT = 65536
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A kernel of roles, and what its launch needs."""
+
+    kernel: tile.KernelOp
+    threads: int
+    shared: int
+    cluster: int
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A load as one piece of memory."""
+
+    load: tile.LoadOp
+    kept: bool
+    piece: PieceType
+
+
+def pipeline_rows(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | None:
+    """A kernel with layouts and roles, if it is one of rows that are worth it."""
+    if target.capability < 90 or not kernel.grid.data or kernel.serial is not None or not _is_flat(kernel):
+        return None
+    if _reads_back(kernel):
+        return None
+    loads = [op for op in kernel.block.ops if isinstance(op, tile.LoadOp) and _is_piece(op)]
+    moving = [op for op in loads if not _is_fixed(op)]
+    if not moving:
+        return None
+    shape = max((tile.tile_type(op.out).sizes for op in moving), key=prod)
+    if prod(shape) <= _LEAST_ELEMENTS:
+        return None
+    programs = product(list(kernel.grid.data))
+    for warps, blocks in _choices(shape, moving):
+        if isinstance(programs, int) and programs * blocks < _LEAST_TURNS * target.multiprocessors:
+            continue
+        found = _streamed(kernel, target, shape, warps, blocks)
+        if found is not None:
+            return found
+    return None
+
+
+def _streamed(
+    kernel: tile.KernelOp, target: NvidiaTarget, shape: Sequence[int], warps: int, blocks: int
+) -> Streamed | None:
+    """The kernel with blocks of so many warps, if its rows fit."""
+    copy = kernel.clone()
+    set_integer(copy, WARPS, warps)
+    set_integer(copy, BLOCKS, blocks)
+    assign_layouts(copy)
+    rows = [row for op in copy.block.ops if isinstance(op, tile.LoadOp) and (row := _row(op)) is not None]
+    moving_bytes = sum(row.piece.bytes for row in rows if not row.kept)
+    if moving_bytes < _LEAST_BYTES or not _exchange_by_sending(copy, blocks):
+        return None
+    rows = _that_fit(rows)
+    kept_bytes = sum(row.piece.bytes for row in rows if row.kept)
+    crossing = max((crossing_bytes(op) for op in copy.walk() if CROSSES in op.attributes), default=0)
+    threads = WARP * (warps + 1)
+    resident, stages = _stages(target, threads, shape, warps * blocks, moving_bytes, kept_bytes)
+    if stages < 2:
+        return None
+    _split(copy, rows, stages, blocks, crossing)
+    set_integer(copy, RESIDENT, resident)
+    ring = _up(stages * (moving_bytes + 16)) + _up(kept_bytes + 16) + _up(2 * crossing + 16)
+    return Streamed(copy, threads, ring, blocks)
+
+
+def _up(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _is_flat(kernel: tile.KernelOp) -> bool:
+    simple = (tile.LoadOp, tile.StoreOp, tile.MapOp, tile.ReduceOp, tile.ConstantOp, tile.PositionOp, tile.GatherOp)
+    ops = list(kernel.block.ops)
+    flat = all(isinstance(op, (*simple, tile.ProgramOp, tile.ReturnOp)) for op in ops)
+    return flat and any(isinstance(op, tile.ReduceOp) for op in ops)
+
+
+def _reads_back(kernel: tile.KernelOp) -> bool:
+    """Whether something is read after something was written: it must not be brought before."""
+    written = False
+    for op in kernel.block.ops:
+        if written and isinstance(op, tile.LoadOp | tile.GatherOp):
+            return True
+        written = written or isinstance(op, tile.StoreOp)
+    return False
+
+
+def _is_piece(op: tile.LoadOp) -> bool:
+    """Whether a load reads one piece of memory, whole, that the copy engine can move."""
+    shape, size = tile.tile_type(op.out).sizes, pointer_dtype(op).bytes
+    pitch = 1
+    for side, stride, extent in zip(shape[::-1], op.strides.data[::-1], op.extents.data[::-1], strict=True):
+        if extent != side or (side > 1 and stride != pitch):
+            return False
+        pitch *= side
+    return pitch > 1 and pitch * size % WIDEST == 0 and divisor_of(op.offset.data[0]) * size % WIDEST == 0
+
+
+def _is_fixed(op: tile.LoadOp) -> bool:
+    return isinstance(op.offset.data[0], int)
+
+
+def _choices(shape: Sequence[int], moving: Sequence[tile.LoadOp]) -> Iterator[tuple[int, int]]:
+    """The warps of a block and the blocks of a cluster that hold the rows of a program, the fewest blocks first."""
+    elements = prod(shape)
+    held = max(_held_at_once(moving[0].parent_block(), shape), (len(moving) + 1) // 2)
+    most = max(_HELD >> (held - 1).bit_length(), 16)
+    for most_warps in (_MOST_WARPS, 2 * _MOST_WARPS):
+        for blocks in _BLOCKS:
+            # A thread that holds half of what it could leaves room for more blocks, which work while this one waits.
+            each = most if elements > blocks * most_warps * WARP * (most // 2) else most // 2
+            warps = 1 << max(-(-elements // (blocks * WARP * each)) - 1, 0).bit_length()
+            if warps <= most_warps:
+                yield warps, blocks
+
+
+def _held_at_once(block: Block | None, shape: Sequence[int]) -> int:
+    """How many tiles of a shape are needed after a reduction that were there before it, at most."""
+    assert block is not None
+    ops = list(block.ops)
+    place = {op: number for number, op in enumerate(ops)}
+    most = 1
+    for number, op in enumerate(ops):
+        if isinstance(op, tile.ReduceOp):
+            results = [result for earlier in ops[:number] for result in earlier.results]
+            tiles = [r for r in results if isinstance(r.type, tile.TileType) and r.type.sizes == tuple(shape)]
+            most = max(most, sum(any(place[use.operation] > number for use in r.uses) for r in tiles))
+    return most
+
+
+def _row(op: tile.LoadOp) -> _Row | None:
+    """A load of an annotated kernel as a piece of which each block has its part."""
+    if not _is_piece(op):
+        return None
+    layout, shape = layout_of(op.out), tile.tile_type(op.out).sizes
+    strides = _strides(shape)
+    part = prod(shape)
+    for mode in layout.blocks:
+        if mode.axis is None:
+            continue
+        if prod(shape[: mode.axis]) != 1 or len([m for m in layout.blocks if m.axis is not None]) != 1:
+            return None
+        part = mode.step * strides[mode.axis]
+    size = pointer_dtype(op).bytes
+    if part * size % WIDEST:
+        return None
+    return _Row(op, _is_fixed(op), PieceType.of(prod(shape), part, _room(layout, strides), pointer_dtype(op)))
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def _room(layout: Layout, strides: Sequence[int]) -> int:
+    """The elements from the first to the last that a block's threads read."""
+    modes = (*layout.registers, *layout.lanes, *layout.warps)
+    return 1 + sum((mode.size - 1) * mode.step * strides[mode.axis] for mode in modes if mode.axis is not None)
+
+
+def _exchange_by_sending(kernel: tile.KernelOp, blocks: int) -> bool:
+    """Mark the reductions that cross blocks; False if there is one that has more than one result for all of them."""
+    for op in kernel.walk():
+        if not isinstance(op, tile.ReduceOp) or blocks == 1:
+            continue
+        layout, axis = layout_of(op.value), op.axis.value.data
+        if not any(mode.axis == axis for mode in layout.blocks):
+            continue
+        lanes = all(mode.axis in (axis, None) for mode in layout.lanes)
+        if not lanes or any(mode.axis != axis for mode in (*layout.warps, *layout.blocks)):
+            return False
+        set_integer(op, CROSSES, 1)
+    return True
+
+
+def _that_fit(rows: list[_Row]) -> list[_Row]:
+    """Without rows that would take more shared memory than can be kept."""
+    room, chosen = _MOST_KEPT, list[_Row]()
+    for row in rows:
+        if row.kept:
+            room -= row.piece.bytes
+        if not row.kept or room >= 0:
+            chosen.append(row)
+    return chosen
+
+
+def _stages(
+    target: NvidiaTarget, threads: int, shape: Sequence[int], warps: int, stage_bytes: int, kept_bytes: int
+) -> tuple[int, int]:
+    """How many blocks a multiprocessor holds, and the stages of each: registers and shared memory are enough."""
+    registers = _REGISTERS_BESIDE + prod(shape) // (warps * WARP)
+    blocks = max(1, min(target.registers // (threads * registers), 2048 // threads))
+    for resident in range(blocks, 0, -1):
+        stages = ((target.shared_per_block - 4096) // resident - kept_bytes - 4096) // (stage_bytes + 16)
+        if stages >= min(3, _MOST_STAGES) or (resident == 1 and stages >= 2):
+            return resident, min(_MOST_STAGES, stages)
+    return 0, 0
+
+
+def _split(kernel: tile.KernelOp, rows: list[_Row], stages: int, blocks: int, crossing: int) -> None:
+    block = kernel.block
+    original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
+    kinds = ("number", "count") if blocks == 1 else ("cluster", "clusters")
+    first, count = (BlockNumberOp.make(kind) for kind in kinds)
+    block.insert_ops_before([first, count], original[0])
+    moving, kept = [row for row in rows if not row.kept], [row for row in rows if row.kept]
+    programs, mapping = _programs(kernel, first.out, count.out)
+    producer = Block(
+        [CopyOp.make(row.load.pointer, [], i, row.load.offset, kept=True) for i, row in enumerate(kept)] + [programs]
+    )
+    programs.block.add_op(AcquireOp.create())
+    for number, row in enumerate(moving):
+        indices = [mapping.get(i, i) for i in row.load.indices]
+        programs.block.add_op(CopyOp.make(row.load.pointer, indices, number, row.load.offset))
+    programs.block.add_ops([CommitOp.create(), tile.YieldOp.create()])
+    programs, mapping = _programs(kernel, first.out, count.out)
+    consumer = Block([*([WaitKeptOp.create()] if kept else []), programs])
+    _consume(programs.block, _ordered(original, {row.load for row in rows}), mapping, moving, kept)
+    for op in reversed(original):
+        op.detach()
+        op.erase(safe_erase=False)
+    brought, held = ([row.piece for row in each] for each in (moving, kept))
+    block.insert_op_after(StreamOp.make(stages, brought, held, crossing, producer, consumer), count)
+
+
+def _programs(kernel: tile.KernelOp, first: SSAValue, count: SSAValue) -> tuple[tile.ForOp, dict[SSAValue, SSAValue]]:
+    """A loop over the programs of this block, and what stands in it for a program's numbers."""
+    sizes = list(kernel.block.args[len(kernel.block.args) - len(kernel.size_names) :])
+    renamed: dict[str, Size] = {name: symbol(f"d{i + 2}") for i, name in enumerate(kernel.size_names)}
+    grid = [substitute(size, renamed) for size in kernel.grid.data]
+    programs = tile.ForOp.make(tile.Sizes((symbol("d0"), product(grid), symbol("d1"))), [first, count, *sizes], [])
+    number = programs.block.args[0]
+    mapping: dict[SSAValue, SSAValue] = {}
+    for op in kernel.block.ops:
+        if isinstance(op, tile.ProgramOp):
+            axis = op.axis.value.data
+            value = floordiv(symbol("d0"), product(grid[axis + 1 :])) if axis + 1 < len(grid) else symbol("d0")
+            value = mod(value, grid[axis]) if axis else value
+            index = IndexOp.make(tile.Sizes((value,)), [number, number, *sizes])
+            programs.block.add_op(index)
+            mapping[op.out] = index.out
+    return programs, mapping
+
+
+def _ordered(ops: list[Operation], rows: set[tile.LoadOp]) -> list[Operation]:
+    """What needs no row comes after the first reduction of one, but for loads: these are then on their way.
+
+    A thread goes on behind a load until it needs what is loaded.
+    """
+    needs_row: set[Operation] = set()
+    for op in ops:
+        if op in rows or any(isinstance(o.owner, Operation) and o.owner in needs_row for o in op.operands):
+            needs_row.add(op)
+    first = next((op for op in ops if isinstance(op, tile.ReduceOp) and op in needs_row), None)
+    if first is None:
+        return ops
+    before = _needed_by(first)
+    loads = [op for op in ops if isinstance(op, tile.LoadOp) and op not in rows]
+    front = [op for op in ops if op in before and op not in loads]
+    return [*loads, *front, *(op for op in ops if op not in before and op not in loads)]
+
+
+def _needed_by(op: Operation) -> set[Operation]:
+    found: set[Operation] = set()
+    waiting = [op]
+    while waiting:
+        op = waiting.pop()
+        if op not in found:
+            found.add(op)
+            waiting += [o.owner for o in op.operands if isinstance(o.owner, Operation)]
+    return found
+
+
+def _consume(
+    block: Block, ops: list[Operation], mapping: dict[SSAValue, SSAValue], moving: list[_Row], kept: list[_Row]
+) -> None:
+    places = {row.load: (number, row) for each in (moving, kept) for number, row in enumerate(each)}
+    unread = {row.load for row in moving}
+    for op in ops:
+        if isinstance(op, tile.ProgramOp):
+            continue
+        if op not in places:
+            block.add_op(op.clone(mapping))
+            continue
+        number, row = places[op]  # type: ignore[index]
+        if not row.kept and len(unread) == len(moving):
+            block.add_op(WaitOp.create())
+        strides = tile.Sizes(_strides(tile.tile_type(row.load.out).sizes))
+        read = ReadOp.make(number, strides, row.load.out.type, row.kept)
+        read.attributes[LAYOUTS] = row.load.attributes[LAYOUTS]
+        block.add_op(read)
+        mapping[row.load.out] = read.out
+        unread.discard(row.load)
+        if not row.kept and not unread:
+            block.add_op(ReleaseOp.create())
+    block.add_op(tile.YieldOp.create())

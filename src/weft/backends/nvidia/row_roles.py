@@ -1,0 +1,175 @@
+"""Kernels that stream rows as LLVM code: who does what, the copies, and reading slots into a layout's registers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from xdsl.ir import Operation
+
+from weft.backends.llvm.builder import Function, V, i64
+from weft.backends.nvidia.alignment import WIDEST
+from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converged, do, elected, i32
+from weft.backends.nvidia.cluster_reduce import Crossing
+from weft.backends.nvidia.dialect import layout_of
+from weft.backends.nvidia.global_memory import load_chunk
+from weft.backends.nvidia.layouts import WARP, Layout
+from weft.backends.nvidia.roles import Ring, expect, wait_for
+from weft.backends.nvidia.streaming import ALIGNMENT, CopyOp, PieceType, ReadOp, StreamOp, WaitKeptOp
+from weft.tile import dialect as tile
+
+if TYPE_CHECKING:
+    from weft.backends.nvidia.codegen import KernelCodegen
+
+
+def emit_streaming(codegen: KernelCodegen, op: Operation) -> None:
+    """An op of a kernel that streams rows."""
+    match op:
+        case StreamOp():
+            _emit_roles(codegen, op)
+        case CopyOp():
+            _copy(codegen, op)
+        case ReadOp():
+            _read(codegen, op)
+        case WaitKeptOp():
+            assert codegen.kept is not None
+            wait_for(codegen.b, codegen.kept.full(codegen.b), i32(0))
+        case _:
+            raise AssertionError(op.name)
+
+
+def _emit_roles(codegen: KernelCodegen, op: StreamOp) -> None:
+    """The whole of a kernel: set up the barriers, then the last warp brings what the others work on."""
+    b, cluster = codegen.b, codegen.launch.cluster
+    warps, stages = codegen.launch.threads // WARP - 1, op.stages.value.data
+    thread = b.call("llvm.nvvm.read.ptx.sreg.tid.x", "i32")
+    warp = converged(b, "i32", "shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", b.binary("lshr", thread, i32(5)))
+    rank = b.call("llvm.nvvm.read.ptx.sreg.cluster.ctarank", "i32") if cluster > 1 else i32(0)
+    base = b.emit("i32", f"ptrtoint ptr addrspace(3) @{SHARED_SYMBOL} to i32")
+    turn = i32(0) if cluster > 1 else None
+    ring = Ring(stages, tuple(op.slots), base, i32(0), i32(0), turn)
+    kept_start = _up(stages * (ring.stage_bytes + 16))
+    kept = Ring(1, tuple(op.kept), b.add(base, i32(kept_start)), i32(0), i32(0))
+    crossing_start = kept_start + _up(kept.stage_bytes + 16)
+    with b.when(b.icmp("eq", thread, i32(0))):
+        for number in range(stages):
+            at = Ring(stages, ring.slots, base, i32(number), i32(0))
+            _start(b, at.full(b), 1)
+            _start(b, at.empty(b), warps)
+        _start(b, kept.full(b), 1)
+        for number in range(2):
+            _start(b, b.add(base, i32(crossing_start + 8 * number)), 1)
+        do(b, "fence.mbarrier_init.release.cluster;", "")
+    _meet(b, cluster)
+    codegen.kept = kept
+    # A copy's bytes depend on the block's place in the cluster: the last one may have less.
+    codegen.threads = Threads(b, warps, b.binary("and", thread, i32(31)), warp, barrier_number=1, rank=rank)
+    ring.arriving = _sum(b, [_bytes(codegen, piece) for piece in ring.slots if isinstance(piece, PieceType)])
+    producing, consuming, after = b.label("producer"), b.label("consumer"), b.label("after")
+    b.branch_if(b.icmp("eq", warp, i32(warps)), producing, consuming)
+    b.start(producing)
+    with b.when(elected(b)):
+        codegen.ring = replace(ring, turn=None)
+        if kept.slots:
+            expect(b, kept.full(b), _sum(b, [_bytes(codegen, p) for p in kept.slots if isinstance(p, PieceType)]))
+        codegen.block(op.producer.block)
+    b.branch(after)
+    b.start(consuming)
+    codegen.threads.prepare([*codegen.layouts, *(replace(layout, blocks=()) for layout in codegen.layouts)])
+    codegen.ring = ring
+    codegen.crossing = Crossing(ring, base, crossing_start, op.crossing.value.data, cluster, warps)
+    codegen.block(op.consumer.block)
+    b.branch(after)
+    b.start(after)
+    if cluster > 1:  # nobody goes while others may still write to its memory
+        _meet(b, cluster)
+
+
+def _up(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _start(b: Function, address: V, count: int) -> None:
+    do(b, f"mbarrier.init.shared::cta.b64 [$0], {count};", "r", address)
+
+
+def _meet(b: Function, cluster: int) -> None:
+    if cluster > 1:
+        do(b, "barrier.cluster.arrive; barrier.cluster.wait;", "")
+    else:
+        barrier(b)
+
+
+def _sum(b: Function, values: list[V]) -> V:
+    total = i32(0)
+    for value in values:
+        total = b.add(total, value)
+    return total
+
+
+def _bytes(codegen: KernelCodegen, piece: PieceType) -> V:
+    """What this block has of a piece."""
+    b, size = codegen.b, piece.dtype.bytes
+    if codegen.launch.cluster == 1 or piece.share >= piece.elements:
+        return i32(min(piece.share, piece.elements) * size)
+    if piece.share * codegen.launch.cluster == piece.elements:
+        return i32(piece.share * size)
+    left = b.sub(i32(piece.elements), b.mul(codegen.threads.rank, i32(piece.share)))
+    return b.mul(b.intrinsic("smax", b.intrinsic("smin", left, i32(piece.share)), i32(0)), i32(size))
+
+
+def _copy(codegen: KernelCodegen, op: CopyOp) -> None:
+    b, number = codegen.b, op.slot.value.data
+    ring = codegen.kept if op.kept is not None else codegen.ring
+    assert ring is not None
+    piece = ring.slots[number]
+    assert isinstance(piece, PieceType)
+    first = codegen.size(op.offset.data[0], op.indices)
+    if piece.share < piece.elements:
+        first = b.add(first, b.mul(b.convert("zext", codegen.threads.rank, "i64"), i64(piece.share)))
+    source = b.add(codegen.pointers[op.pointer], b.mul(first, i64(piece.dtype.bytes)))
+    size = _bytes(codegen, piece)
+    text = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
+    arguments = (ring.slot(b, number), source, size, ring.full(b))
+    if size.name.isdigit():
+        do(b, text, "r,l,r,r", *arguments)
+    else:
+        with b.when(b.icmp("sgt", size, i32(0))):
+            do(b, text, "r,l,r,r", *arguments)
+
+
+def _read(codegen: KernelCodegen, op: ReadOp) -> None:
+    """A slot into registers, up to 16 bytes at a time. What lies beyond a tile's side is read and not used."""
+    b, number = codegen.b, op.slot.value.data
+    ring = codegen.kept if op.kept is not None else codegen.ring
+    assert ring is not None
+    piece = ring.slots[number]
+    assert isinstance(piece, PieceType)
+    dtype, layout = piece.dtype, layout_of(op.out)
+    strides = [int(stride) for stride in op.strides.data if isinstance(stride, int)]
+    own = replace(layout, blocks=())
+    index = i32(0)
+    for axis, stride in enumerate(strides):
+        index = b.add(index, b.mul(codegen.threads.place(own, axis), i32(stride)))
+    start = b.add(ring.slot(b, number), b.mul(index, i32(dtype.bytes)))
+    width = _width(layout, strides, dtype.bytes)
+    values: list[V] = []
+    for register in range(0, layout.count, width):
+        ahead = sum(place * stride for place, stride in zip(layout.offsets[register], strides, strict=True))
+        address = b.add(start, i32(ahead * dtype.bytes))
+        values += load_chunk(b, address, dtype, width, None, space="shared")
+    target = tile.tile_type(op.out).dtype
+    codegen.tiles[op.out] = [codegen.widened(value, dtype, target) for value in values]
+
+
+def _width(layout: Layout, strides: list[int], size: int) -> int:
+    """How many neighbours are read at once: they lie side by side, aligned."""
+    vector = layout.vector
+    if vector.axis is None or strides[vector.axis] != 1:
+        return 1
+    width = min(vector.size, WIDEST // size)
+    modes = (*layout.registers[1:], *layout.lanes, *layout.warps)
+    steps = [mode.step * strides[mode.axis] for mode in modes if mode.axis is not None and mode.size > 1]
+    while any(step % width for step in (*steps, vector.size)):
+        width //= 2
+    return width

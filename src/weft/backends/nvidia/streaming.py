@@ -1,0 +1,150 @@
+"""Ops of kernels that stream rows: one warp lets the copy engine bring the next programs' rows, the others compute.
+
+    nvidia.stream stages 3 {                                   the producer, one thread
+      nvidia.copy 0 %weight[0] kept
+      tile.for %p … { nvidia.acquire ; nvidia.copy 0 %x[%p * 4096] ; nvidia.commit }
+    } {                                                        the other warps
+      tile.for %p … { nvidia.wait ; %x = nvidia.read 0 ; nvidia.release
+                      %w = nvidia.read 0 kept ; … ; tile.store %y[…], … }
+    }
+
+A slot is the memory of a tile as it lies in global memory, in one piece; of a cluster, each block has its part. What no
+program's number changes is brought once and *kept*. The ring's barriers are those of kernels around products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, UnitAttr, i64
+from xdsl.ir import Attribute, Block, ParametrizedAttribute, Region, SSAValue, TypeAttribute
+from xdsl.irdl import (
+    IRDLOperation,
+    attr_def,
+    irdl_attr_definition,
+    irdl_op_definition,
+    operand_def,
+    opt_attr_def,
+    region_def,
+    result_def,
+    var_operand_def,
+)
+
+from weft.ir.types import DType, dtype_of, element_type
+from weft.tile import dialect as tile
+
+ALIGNMENT = 128
+CROSSES = "nvidia.crosses"
+"""On a reduction over the blocks of a cluster: they send each other what they have."""
+
+
+@irdl_attr_definition
+class PieceType(ParametrizedAttribute, TypeAttribute):
+    """`!nvidia.piece<whole, part, room, bf16>`: elements of a program, of a block, and those that threads read."""
+
+    name = "nvidia.piece"
+    whole: IntegerAttr
+    part: IntegerAttr
+    room: IntegerAttr
+    element: Attribute
+
+    @classmethod
+    def of(cls, whole: int, part: int, room: int, dtype: DType) -> Self:
+        return cls(IntegerAttr(whole, i64), IntegerAttr(part, i64), IntegerAttr(room, i64), element_type(dtype))
+
+    @property
+    def dtype(self) -> DType:
+        return dtype_of(self.element)
+
+    @property
+    def elements(self) -> int:
+        return self.whole.value.data
+
+    @property
+    def share(self) -> int:
+        return self.part.value.data
+
+    @property
+    def bytes(self) -> int:
+        """Of a slot: threads may read more than a block has, and do not use it."""
+        return -(-max(self.share, self.room.value.data) * self.dtype.bytes // ALIGNMENT) * ALIGNMENT
+
+
+@irdl_op_definition
+class StreamOp(IRDLOperation):
+    """A kernel that streams rows. `slots` are those of a stage, `kept` those that are filled once."""
+
+    name = "nvidia.stream"
+    stages = attr_def(IntegerAttr)
+    slots = attr_def(ArrayAttr[PieceType])
+    kept = attr_def(ArrayAttr[PieceType])
+    crossing = attr_def(IntegerAttr)
+    """The bytes that the blocks of a cluster exchange at once, at most."""
+    producer = region_def("single_block")
+    consumer = region_def("single_block")
+
+    @classmethod
+    def make(
+        cls,
+        stages: int,
+        slots: Sequence[PieceType],
+        kept: Sequence[PieceType],
+        crossing: int,
+        producer: Block,
+        consumer: Block,
+    ) -> Self:
+        return cls.create(
+            attributes={
+                "stages": IntegerAttr(stages, i64),
+                "slots": ArrayAttr(slots),
+                "kept": ArrayAttr(kept),
+                "crossing": IntegerAttr(crossing, i64),
+            },
+            regions=[Region(producer), Region(consumer)],
+        )
+
+
+@irdl_op_definition
+class CopyOp(IRDLOperation):
+    """Let the copy engine bring a piece of memory to a slot; `offset` is where it begins, in elements."""
+
+    name = "nvidia.copy"
+    pointer = operand_def(tile.PointerType)
+    indices = var_operand_def(IndexType)
+    slot = attr_def(IntegerAttr)
+    offset = attr_def(tile.Sizes)
+    kept = opt_attr_def(UnitAttr)
+
+    @classmethod
+    def make(
+        cls, pointer: SSAValue, indices: Sequence[SSAValue], slot: int, offset: tile.Sizes, kept: bool = False
+    ) -> Self:
+        attributes: dict[str, Attribute] = {"slot": IntegerAttr(slot, i64), "offset": offset}
+        return cls.create(operands=[pointer, *indices], attributes=attributes | ({"kept": UnitAttr()} if kept else {}))
+
+
+@irdl_op_definition
+class ReadOp(IRDLOperation):
+    """A tile out of a slot, in the layout of the op; `strides` are the tile's in it."""
+
+    name = "nvidia.read"
+    slot = attr_def(IntegerAttr)
+    strides = attr_def(tile.Sizes)
+    kept = opt_attr_def(UnitAttr)
+    out = result_def(tile.TileType)
+
+    @classmethod
+    def make(cls, slot: int, strides: tile.Sizes, out: Attribute, kept: bool = False) -> Self:
+        attributes: dict[str, Attribute] = {"slot": IntegerAttr(slot, i64), "strides": strides}
+        return cls.create(attributes=attributes | ({"kept": UnitAttr()} if kept else {}), result_types=[out])
+
+
+@irdl_op_definition
+class WaitKeptOp(IRDLOperation):
+    """Wait until all that is kept is there."""
+
+    name = "nvidia.wait_kept"
+
+
+OPS: list[type[IRDLOperation]] = [StreamOp, CopyOp, ReadOp, WaitKeptOp]

@@ -1,0 +1,226 @@
+"""Let the tensor cores make products whose operands threads read into their own registers.
+
+%c = tile.for %k (%acc) {                              %p = tile.for %k (%acc3) {
+  %a = tile.load %x[%k] : 4x512                          %a = tile.load %x[%k] {nvidia.packed}
+  %b = tile.load %w[%k, %n] : 512x16              →      %b = tile.load %w[%k, %n] {nvidia.packed, nvidia.ahead}
+  tile.yield tile.dot %a, %b, %acc }                     tile.yield nvidia.mma %a, %b, %acc3 }       : 8x4x16
+tile.store %y[%n], gelu(%c)                            %c = nvidia.squeeze (tile.reduce sum %p axis 0)
+                                                       tile.store %y[%n], gelu(%c)
+
+These are the products that `pipeline_dots` leaves: of few rows, of small tiles, of operands that are computed, and all
+of them on GPUs that have no copy engine. Where a product has few rows, all warps share its K, and weights are read a
+turn ahead: then the memory is always busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import IntegerAttr, StringAttr, UnitAttr, i64
+from xdsl.ir import Block, Operation, OpResult, SSAValue
+
+from weft.backends.nvidia.alignment import pointer_dtype
+from weft.backends.nvidia.dialect import RESIDENT, WARPS, integer, set_integer, set_layouts
+from weft.backends.nvidia.layouts import Layout
+from weft.backends.nvidia.mma import AHEAD, COLUMNS, DEPTH, PACKED, ROWS, Fragments, MmaOp, PackOp, SqueezeOp, Warps
+from weft.ir.attributes import from_attribute, to_attribute
+from weft.ir.types import DType, f32
+from weft.tile import dialect as tile
+
+_MOST_WARPS, _WARPS = 16, 4
+_READ = 1024
+"""Weights that a warp reads in a turn where warps share K: of 16 rows a line of memory each."""
+_ROOM, _LESS_ROOM, _FEW_PARTS = 28, 20, 4
+"""Warps that a multiprocessor should have room for, and less where lanes hold more than so many parts of the rows."""
+
+
+def use_tensor_cores(kernel: tile.KernelOp) -> None:
+    """Rewrite the products of a kernel in place that the tensor cores can make."""
+    dots = [op for op in kernel.walk() if isinstance(op, tile.DotOp) and narrow_type(op) is not None]
+    if not dots:
+        return
+    warps = integer(kernel, WARPS)
+    if len(dots) == 1 and _sides(dots[0])[0] <= ROWS and (loop := _summing(dots[0])) is not False:
+        warps = _share_depth(dots[0], loop, warps)
+        set_integer(kernel, RESIDENT, max(1, _room(kernel) // warps))
+    else:
+        warps = warps or _WARPS
+        for dot in dots:
+            _replace(dot, warps)
+    set_integer(kernel, WARPS, warps)
+
+
+def narrow_type(dot: tile.DotOp) -> DType | None:
+    """The type of 16 bits in which both operands of a product of floats can be held as they are."""
+    types = {_narrow(dot.a), _narrow(dot.b)}
+    if len(types) != 1 or tile.tile_type(dot.out).dtype != f32 or len(tile.tile_type(dot.b).sizes) != 2:
+        return None
+    return types.pop() if _sides(dot)[2] % DEPTH == 0 else None
+
+
+def _narrow(value: SSAValue) -> DType | None:
+    if not isinstance(value, OpResult):
+        return None
+    found: DType | None = None
+    match value.op:
+        case tile.LoadOp() as op:
+            found = pointer_dtype(op)
+        case tile.MapOp() as op if op.function.data == "cast":
+            target = from_attribute(op.attributes["target"])
+            found = target if isinstance(target, DType) else None
+        case _:
+            pass
+    return found if found is not None and found.name in ("bf16", "f16") else None
+
+
+def _sides(dot: tile.DotOp) -> tuple[int, int, int]:
+    (m, n), k = tile.tile_type(dot.out).sizes, tile.tile_type(dot.a).sizes[1]
+    return m, n, k
+
+
+# -- few rows --------------------------------------------------------------------------------------------------------
+
+
+def _summing(dot: tile.DotOp) -> tile.ForOp | bool | None:
+    """The loop that does nothing with a product but sum it up, from zero on; None for one that stands alone.
+
+    False where it is something else: then all of the sum must be there in every turn.
+    """
+    parent = dot.parent_op()
+    if dot.accumulator is None:
+        return None if isinstance(parent, tile.KernelOp) else False
+    if not isinstance(parent, tile.ForOp) or not isinstance(parent.parent_op(), tile.KernelOp):
+        return False
+    last = parent.block.last_op
+    if last is None or len(parent.results) != 1 or dot.accumulator is not parent.block.args[1]:
+        return False
+    first = parent.initial[0].owner
+    zero = isinstance(first, tile.ConstantOp) and from_attribute(first.value) == 0
+    alone = dot.accumulator.has_one_use() and dot.out.has_one_use() and last.operands[0] is dot.out
+    return parent if zero and alone else False
+
+
+def _share_depth(dot: tile.DotOp, loop: tile.ForOp | bool | None, warps: int) -> int:
+    """Let warps share K, and sum up what they have when all is multiplied; returns how many they are."""
+    m, n, k = _sides(dot)
+    along = 1
+    least = DEPTH if warps else max(DEPTH * 2, _READ // n)
+    while along < (warps or _MOST_WARPS) and k % (along * 2 * least) == 0:
+        along *= 2
+    shared = _spread(m, n, along, max(warps // along, 1))
+    fragments = Fragments(m, n, k, shared)
+    outer = loop if isinstance(loop, tile.ForOp) else None
+    total: SSAValue | None = None
+    before: Operation = outer or dot
+    block = before.parent_block()
+    assert block is not None
+    if outer is not None:
+        zero = tile.ConstantOp.make(0.0, tile.TileType.of(fragments.product().shape, f32))
+        block.insert_op_before(zero, before)
+        total = zero.out
+        mapping: dict[SSAValue, SSAValue] = {}
+        turns = tile.ForOp.make(outer.bounds, list(outer.indices), [total])
+        mapping.update(zip(outer.block.args, turns.block.args, strict=True))
+        for op in outer.block.ops:
+            turns.block.add_op(op.clone(mapping))
+        block.insert_op_before(turns, before)
+        inner = next(op for op in turns.block.ops if isinstance(op, tile.DotOp))
+        # The copies still say that the product has two axes.
+        made = _multiply(inner, fragments, turns.block.args[1], ahead=_turns(turns) > 1)
+        inner.out.replace_all_uses_with(made.out)
+        _drop([inner, *(o.owner for o in (inner.a, inner.b))])
+        total, old = turns.results[0], outer.results[0]
+    else:
+        made = _multiply(dot, fragments, None)
+        total, old = made.out, dot.out
+    following: list[Operation] = []
+    if along > 1:
+        attributes = {"kind": StringAttr("sum"), "axis": IntegerAttr(0, i64)}
+        type_ = tile.TileType.of((1, m, n), f32)
+        following.append(tile.ReduceOp.create(operands=[total], attributes=attributes, result_types=[type_]))
+        following.append(SqueezeOp.make(following[0].results[0]))
+        block.insert_ops_before(following, before)
+        total = following[-1].results[0]
+    old.replace_all_uses_with(total)
+    _drop([before, *(o.owner for o in dot.operands)] if outer is None else [before])
+    return shared.count
+
+
+def _room(kernel: tile.KernelOp) -> int:
+    fragments = next(op.fragments for op in kernel.walk() if isinstance(op, MmaOp))
+    return _ROOM if fragments.halves * fragments.chunks <= _FEW_PARTS else _LESS_ROOM
+
+
+def _turns(loop: tile.ForOp) -> int:
+    """How often a loop turns, if that is known."""
+    lower, upper, step = loop.bounds.data
+    known = isinstance(lower, int) and isinstance(upper, int) and isinstance(step, int)
+    return -(-(upper - lower) // step) if known else 0  # pyright: ignore[reportReturnType, reportOperatorIssue]
+
+
+# -- any tile --------------------------------------------------------------------------------------------------------
+
+
+def _spread(m: int, n: int, along: int, left: int) -> Warps:
+    """Share M and N between so many warps; the others do the same again."""
+    rows = min(left, _power_below(-(-m // ROWS)))
+    columns = min(left // rows, _power_below(-(-n // COLUMNS)))
+    return Warps(rows, columns, along, left // (rows * columns))
+
+
+def _power_below(number: int) -> int:
+    return 1 << max(0, number.bit_length() - 1)
+
+
+def _replace(dot: tile.DotOp, warps: int) -> None:
+    m, n, k = _sides(dot)
+    made = _multiply(dot, Fragments(m, n, k, _spread(m, n, 1, warps)), dot.accumulator)
+    dot.out.replace_all_uses_with(made.out)
+    _drop([dot, *(o.owner for o in (dot.a, dot.b))])
+
+
+def _multiply(dot: tile.DotOp, fragments: Fragments, total: SSAValue | None, *, ahead: bool = False) -> MmaOp:
+    """Put the product of packed operands before a product."""
+    block = dot.parent_block()
+    assert block is not None
+    dtype = narrow_type(dot)
+    assert dtype is not None
+    a = _operand(dot, dot.a, 1, fragments.left(), dtype, ahead=False)
+    b = _operand(dot, dot.b, 0, fragments.right(), dtype, ahead=ahead)
+    operands = [a, b] if total is None else [a, b, total]
+    layout = fragments.product()
+    made = MmaOp.create(operands=operands, result_types=[tile.TileType.of(layout.shape, f32)])
+    warps = fragments.warps
+    made.attributes |= {
+        "dtype": StringAttr(dtype.name),
+        "warps": to_attribute((warps.m, warps.n, warps.k, warps.same)),
+    }
+    set_layouts(made, [layout])
+    block.insert_op_before(made, dot)
+    return made
+
+
+def _operand(dot: tile.DotOp, value: SSAValue, axis: int, layout: Layout, dtype: DType, *, ahead: bool) -> SSAValue:
+    """An operand packed: as memory has it, where it runs along K, or else from what threads have."""
+    assert isinstance(value, OpResult)
+    block = dot.parent_block()
+    assert block is not None
+    if isinstance(value.op, tile.LoadOp) and value.op.strides.data[axis] == 1 and value.op.parent is block:
+        made: Operation = value.op.clone()
+        made.attributes[PACKED] = UnitAttr()
+        if ahead:
+            made.attributes[AHEAD] = UnitAttr()
+    else:
+        attributes = {"dtype": StringAttr(dtype.name)}
+        made = PackOp.create(operands=[value], attributes=attributes, result_types=[value.type])
+    set_layouts(made, [layout])
+    block.insert_op_before(made, dot)
+    return made.results[0]
+
+
+def _drop(ops: Sequence[Operation | Block]) -> None:
+    """Erase ops whose results nobody reads any more."""
+    for op in dict.fromkeys(ops):
+        if isinstance(op, Operation) and not any(result.uses for result in op.results):
+            op.detach()
+            op.erase()

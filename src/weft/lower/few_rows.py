@@ -1,0 +1,46 @@
+"""Products of few rows on a GPU: they take as long as it takes to read the weights.
+
+A program has 8, 16 or 32 rows of weights [N, K], and its warps share K. All multiprocessors should have as much to read
+as the others, and at any time enough warps that wait for memory.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from weft.ir.expr import Size
+from weft.lower.machine import Machine
+
+_COLUMNS, _WARPS = (16, 8, 32), (4, 8, 16, 2)
+_READ = 1024
+"""Weights that a warp reads at a time: of 16 rows a line of memory each."""
+_ROOM = 28
+"""Warps of such programs that a multiprocessor has room for."""
+_ENOUGH = 16
+"""Warps of a multiprocessor that keep the memory busy."""
+_ROWS_AGAIN = 0.02
+"""What it costs to read 8 rows of the other operand for every 16 of weights, beside reading these."""
+
+
+def choose_streaming_tiles(m: int, n: Size, k: Size, batch: Size, machine: Machine) -> tuple[int, int, int]:
+    """The tiles of a product [m, k] x [k, n] of 16-bit operands."""
+    if not isinstance(n, int) or not isinstance(k, int) or not isinstance(batch, int):
+        columns, warps = _COLUMNS[0], _WARPS[0]
+    else:
+        choices = [(c, w) for w in _WARPS for c in _COLUMNS if w * _READ // c < 2 * k or w == _WARPS[0]]
+        columns, warps = min(choices, key=lambda c: _cost(m, *c, batch * ceil(n / c[0]) / machine.multiprocessors))
+    depth = warps * _READ // columns
+    while isinstance(k, int) and depth > 16 and depth // 2 >= k:
+        depth //= 2
+    # A side of one element is no axis.
+    return m, 1 if n == 1 else columns, 1 if k == 1 else depth
+
+
+def _cost(m: int, columns: int, warps: int, programs: float) -> float:
+    """How long it takes with so many programs a multiprocessor, for each byte that is read."""
+    room = _ROOM // warps
+    # All run at once, or some come when others are done: then the memory has less to do at the end.
+    busiest = ceil(programs) if programs <= room else programs + 0.5
+    waiting = min(ceil(programs), room) * warps
+    again = _ROWS_AGAIN * ceil(m / 8) * 16 / columns
+    return busiest / programs * (max(1.0, _ENOUGH / waiting) + again)

@@ -1,0 +1,3 @@
+"""`triton.language.extra.cuda`: its library of functions, which the CPU has too."""
+
+from weft.triton.language.extra.cuda import libdevice as libdevice

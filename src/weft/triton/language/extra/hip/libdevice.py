@@ -1,0 +1,3 @@
+"""`triton.language.extra.hip.libdevice`: the same functions as without a vendor's name."""
+
+from weft.frontends.triton.libdevice import *  # noqa: F403
