@@ -30,7 +30,6 @@ from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.reference import to_array, to_tensor
-from weft.frontends.torch.strides import restrided
 from weft.ir.expr import evaluate
 from weft.lower.machine import Machine
 from weft.lower.plan import Planned, build_plan
@@ -93,8 +92,9 @@ class InterpretedExecutor:
     def _fitting(self, number: int, tensor: torch.Tensor, symbols: Mapping[str, int]) -> torch.Tensor:
         """The tensor as the buffer lies, in memory of its own unless it is written over."""
         strides = _values(self.planned.plan.buffers[number].layout.strides, symbols)
-        fits = tensor.stride() == tuple(strides) and tensor.storage_offset() == 0
-        return tensor.detach() if fits else restrided(tensor.detach(), strides)
+        if tensor.stride() == tuple(strides) and tensor.storage_offset() == 0:
+            return tensor.detach()
+        return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor.detach())
 
 
 def _values(sizes: Sequence[Any], symbols: Mapping[str, int]) -> list[int]:
