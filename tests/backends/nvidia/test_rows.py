@@ -28,19 +28,24 @@ def stream_of(kernel: tile.KernelOp) -> StreamOp:
 
 
 def test_rows_of_many_programs_are_streamed() -> None:
-    kernel, launch = annotate(row_kernel(softmax, (8192, 8192)), TARGET)
-    assert launch.persistent and launch.cluster == 1
+    kernel, launch = annotate(row_kernel(softmax, (4096, 32768)), TARGET)
+    assert launch.persistent and launch.cluster == 2
     (slot,) = stream_of(kernel).slots
-    assert isinstance(slot, PieceType) and (slot.elements, slot.share, slot.bytes) == (8192, 8192, 16384)
+    assert isinstance(slot, PieceType) and (slot.elements, slot.share, slot.bytes) == (32768, 16384, 32768)
+
+
+def test_short_rows_are_not() -> None:
+    _, launch = annotate(row_kernel(softmax, (8192, 8192)), TARGET)
+    assert not launch.persistent
 
 
 def test_few_programs_are_not() -> None:
-    _, launch = annotate(row_kernel(softmax, (64, 8192)), TARGET)
+    _, launch = annotate(row_kernel(softmax, (64, 32768)), TARGET)
     assert not launch.persistent
 
 
 def test_rows_that_are_not_whole_pieces_are_not() -> None:
-    _, launch = annotate(row_kernel(softmax, (8192, 8191)), TARGET)
+    _, launch = annotate(row_kernel(softmax, (8192, 32767)), TARGET)
     assert not launch.persistent
 
 
@@ -56,7 +61,7 @@ def test_weights_are_kept_in_shared_memory() -> None:
     def norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.layer_norm(x, (x.shape[-1],), w, b)
 
-    kernel, _ = annotate(row_kernel(norm, (8192, 8192), (8192,), (8192,)), TARGET)
+    kernel, _ = annotate(row_kernel(norm, (4096, 32768), (32768,), (32768,)), TARGET)
     stream = stream_of(kernel)
     assert [len(stream.slots), len(stream.kept)] == [1, 2]
     assert sum(op.kept is not None for op in stream.walk() if isinstance(op, ReadOp)) == 2

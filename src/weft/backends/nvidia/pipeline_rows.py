@@ -80,7 +80,7 @@ def pipeline_rows(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | Non
     programs = product(list(kernel.grid.data))
     for warps, blocks in _choices(shape, moving):
         if isinstance(programs, int) and programs * blocks < _LEAST_TURNS * target.multiprocessors:
-            continue
+            return None
         found = _streamed(kernel, target, shape, warps, blocks)
         if found is not None:
             return found
