@@ -31,6 +31,6 @@ CPU = Machine()
 
 
 def gpu_machine(multiprocessors: int = 132, *, clusters: bool = True) -> Machine:
-    """A GPU of so many multiprocessors, with 65,536 registers of 32 bits each; `clusters` of blocks hold longer rows."""
+    """A GPU of so many multiprocessors, of 65,536 registers of 32 bits each; `clusters` of blocks hold longer rows."""
     row = 131072 if clusters else 32768
     return Machine(tile_elements=4096, row_elements=row, lanes=128, multiprocessors=multiprocessors)
