@@ -65,6 +65,40 @@ def is_own_product(node: fx.Node) -> bool:
     return worth_tensor_cores(*sides) or (along and worth_streaming(*sides))
 
 
+_ATTENTIONS: dict[Any, tuple[int | None, int, bool]] = {
+    getattr(_aten, name).default: places
+    for name, places in (
+        ("_scaled_dot_product_flash_attention", (None, 3, False)),
+        ("_scaled_dot_product_efficient_attention", (3, 5, False)),
+        ("_scaled_dot_product_cudnn_attention", (3, 5, True)),
+    )
+    if hasattr(_aten, name)
+}
+"""Forward attention on a GPU: where its mask and its dropout stand (whether it is causal follows), and whether it is
+as fast as Weft's own where heads are narrow or sequences short."""
+_LEAST_LENGTH, _LONG, _WIDE, _WIDEST_HEAD = 512, 4096, 96, 256
+
+
+def is_own_attention(node: fx.Node) -> bool:
+    """Whether attention is a kernel of Weft's on a GPU's tensor cores: where nothing but its result is needed."""
+    places = _ATTENTIONS.get(node.target)
+    if places is None or set(node.kwargs) - {"scale"} or any(user.args[1] != 0 for user in node.users if user.users):
+        return False
+    mask, dropout, is_fast = places
+    options = {number: node.args[number] for number in range(3, len(node.args))}
+    if (mask is not None and options.get(mask) is not None) or options.get(dropout, 0.0) != 0.0:
+        return False
+    query, key, value = (each.meta["val"] for each in node.args[:3])  # type: ignore[union-attr]
+    sizes = [size for meta in (query, key, value) for size in (*meta.shape, *meta.stride())]
+    if any(isinstance(size, torch.SymInt) for size in sizes) or query.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    length, width = min(query.shape[-2], key.shape[-2]), query.shape[-1]
+    fits = width % 16 == 0 and 64 <= width <= _WIDEST_HEAD and value.shape[-1] == width and length >= _LEAST_LENGTH
+    causal = bool(options.get(dropout + 1, False))
+    wins = not is_fast or (width >= _WIDE and (not causal or length >= _LONG))
+    return fits and wins and all(map(_has_aligned_lines, (query, key, value)))
+
+
 def _has_aligned_lines(factor: torch.Tensor) -> bool:
     """Whether one of the last two dimensions runs through memory, and all others in steps that a copy engine takes."""
     *outer, rows, columns = factor.stride()

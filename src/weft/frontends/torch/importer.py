@@ -28,7 +28,7 @@ from weft.frontends.torch.aliasing import aliased, memory_owners, replaced, view
 from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
 from weft.frontends.torch.builder import ImportBuilder, tensor_of_meta
 from weft.frontends.torch.checks import combined
-from weft.frontends.torch.claims import is_claimed, is_own_convolution, is_own_product, needs_library
+from weft.frontends.torch.claims import is_claimed, is_own_attention, is_own_convolution, is_own_product, needs_library
 from weft.frontends.torch.complex_numbers import Complex, interleaved_type
 from weft.frontends.torch.decompositions import decomposition_of
 from weft.frontends.torch.devices import copies_away
@@ -233,7 +233,7 @@ class _Importer:
         if (
             self.device != "cpu"
             and not self.config.strict
-            and not self._is_own_product(node)
+            and not self._is_own_kernel(node)
             and needs_library(self._made_after(last))
         ):
             self._erase_after(last)
@@ -253,13 +253,13 @@ class _Importer:
         for op in self._made_after(last):
             self.block.erase_op(op)
 
-    def _is_own_product(self, node: fx.Node) -> bool:
-        return self.tensor_cores and is_own_product(node)
+    def _is_own_kernel(self, node: fx.Node) -> bool:
+        return self.tensor_cores and (is_own_product(node) or is_own_attention(node))
 
     def _is_claimed(self, node: fx.Node) -> bool:
         """Whether a library carries out a call; convolutions are Weft's own where that is faster."""
         if self.device != "cpu" or not is_claimed(node):
-            return is_claimed(node, self.device) and not self._is_own_product(node)
+            return is_claimed(node, self.device) and not self._is_own_kernel(node)
         frozen = node.target is torch.ops.aten.convolution.default and self._is_constant(node.args[1])
         library = target_for(self.config.cpu).has_library_convolutions
         return not is_own_convolution(node, self._mapped, frozen=frozen, library=library)
