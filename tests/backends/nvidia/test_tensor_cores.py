@@ -80,7 +80,7 @@ def run_as_ptx(trial: Trial, arrays: Sequence[np.ndarray], arch: str) -> np.ndar
 @pytest.mark.parametrize(
     ("shape", "body"),
     [*((shape, linear) for shape in SHAPES), *((shape, body) for shape in SHAPES[2:5] for body in (plain, computed))],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_few_rows(shape: tuple[int, int, int], body: Callable[..., Any]) -> None:
     arrays = operands(*shape, body, bf16)
@@ -116,7 +116,6 @@ def test_weights_are_read_ahead_and_straight_from_memory() -> None:
     kernel, launch = annotate(trial_of(arrays, linear).lowered.calls[0].kernel.op, target_named("sm_90a"))
     text = str(kernel)
     assert "nvidia.ahead" in text and "nvidia.convert" not in text and "nvidia.pack" not in text.replace("packed", "")
-    assert launch.programmatic
     assert len([op for op in kernel.walk() if isinstance(op, MmaOp)]) == 1
 
 

@@ -10,7 +10,7 @@ from weft.backends.nvidia.atomics import NO_BF16_ATOMICS
 from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
-from weft.backends.nvidia.dialect import BLOCKS, RESIDENT, WARPS, integer
+from weft.backends.nvidia.dialect import BLOCKS, WARPS, integer
 from weft.backends.nvidia.fold_views import fold_views
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.messages import VPRINTF
@@ -43,14 +43,8 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     shared = allocate_shared(copy, target.shared_per_block - ring, ring)
     if pipelined is None:
         blocks = integer(copy, BLOCKS, 1)
-        threads, early = WARP * integer(copy, WARPS), _starts_early(copy, target)
-        return copy, Launch(threads, shared, cluster=blocks, blocks_per_program=blocks, programmatic=early)
+        return copy, Launch(WARP * integer(copy, WARPS), shared, cluster=blocks, blocks_per_program=blocks)
     return copy, Launch(pipelined.threads, shared, persistent=True, maps=pipelined.maps)
-
-
-def _starts_early(kernel: tile.KernelOp, target: NvidiaTarget) -> bool:
-    """Whether blocks are there before the kernel ahead of them has ended: where they live short, that is time saved."""
-    return RESIDENT in kernel.attributes and target.capability >= 90
 
 
 def emit_llvm(kernels: Mapping[str, tile.KernelOp], target: NvidiaTarget) -> tuple[str, dict[str, Launch]]:

@@ -108,8 +108,11 @@ class OpaqueRuntime:
 
     def call(
         self, target: str, arguments: str, operands: Sequence[torch.Tensor], symbols: Mapping[str, int]
-    ) -> list[torch.Tensor]:
-        """The tensors that the call returns; none of them shares memory with an operand."""
+    ) -> list[torch.Tensor | None]:
+        """The tensors that the call returns; none of them shares memory with an operand.
+
+        What the operator leaves undefined is None: nobody reads it.
+        """
         call = self._calls.get((target, arguments))
         if call is None:
             call = self._calls[target, arguments] = self._read(target, arguments)
@@ -125,12 +128,12 @@ class OpaqueRuntime:
                 *(decode(argument) for argument in call.args),
                 **{key: decode(argument) for key, argument in call.kwargs.items()},
             )
-        # What an operator leaves undefined is None: nobody reads it.
-        outputs = [operands[0].new_empty(0) if each is None else each for each in pytree.tree_leaves(returned)]
+        outputs = pytree.tree_leaves(returned)
         # The memory of operands is used again when they are not needed any more.
         taken = {operand.untyped_storage().data_ptr() for operand in operands}
-        results = [as_real(r) if r.is_complex() else r for r in (outputs[position] for position in call.results)]
-        return [r.clone() if r.untyped_storage().data_ptr() in taken else r for r in results]
+        found = [outputs[position] for position in call.results]
+        results = [as_real(r) if r is not None and r.is_complex() else r for r in found]
+        return [r.clone() if r is not None and r.untyped_storage().data_ptr() in taken else r for r in results]
 
     def _read(self, target: str, arguments: str) -> _Call:
         text = json.loads(arguments)

@@ -235,6 +235,8 @@ class PlanExecutor(Generic[ProgramT]):
         operands = [self._operand(place, frame, held) for place in step.operands]
         results = self.opaque.call(step.target, step.arguments, operands, frame.binding.sizes)
         for number, result in zip(step.results, results, strict=True):
+            if result is None:
+                continue
             result = self._fitting(result, frame.binding.strides[number])
             held[number] = result
             frame.table[number] = result.data_ptr()

@@ -70,6 +70,6 @@ class ReferenceExecutor:
     ) -> list[np.ndarray]:
         tensors = [to_tensor(array) for array in operands]
         return [
-            to_array(result)
+            to_array(torch.empty(0) if result is None else result)
             for result in self.opaque.call(operation.target.data, operation.arguments.data, tensors, symbols)
         ]
