@@ -17,6 +17,7 @@ from weft.runtime.codec import decode, encode, table
 
 log = logging.getLogger("weft")
 
+_MOVES_REGISTERS = "setmaxnreg"
 _CLASSES = table(Launch, TensorMap)
 
 
@@ -27,6 +28,10 @@ def load_code(driver: Driver, facts: DeviceFacts, code: DeviceCode, cache: DiskC
             f"code for {code.arch} does not run on {facts.name}, which is {facts.arch}",
             hint="compile it for this GPU, without naming an architecture",
         )
+    if _MOVES_REGISTERS in code.ptx:
+        # What the driver links it compiles as if others might call it, and leaves registers where they are: roles then
+        # lack them. What it loads as PTX it compiles whole, and keeps in a cache of its own.
+        return load_module(driver, facts, code.ptx.encode() + b"\0", code.launches)
     key = cubin_key(driver, facts, code)
     entry = cache.get(key) if cache is not None else None
     if entry is not None and "cubin" in entry.blobs:

@@ -44,6 +44,10 @@ def load_program(
             raise torch.OutOfMemoryError(str(error)) from error
 
 
+_CAPTURED: dict[int, DeviceProgram] = {}
+"""Programs that were called while someone captured a CUDA graph: their code stays where it is."""
+
+
 class CudaExecutor(PlanExecutor[DeviceProgram]):
     """A function compiled for a GPU. With `cuda_graphs`, calls that gain by it are captured and replayed."""
 
@@ -58,6 +62,9 @@ class CudaExecutor(PlanExecutor[DeviceProgram]):
                 return self(tensors, symbols)
         if self.graphs is not None and not symbols and (results := self.graphs.call(tensors)) is not None:
             return results
+        if torch.cuda.is_current_stream_capturing():
+            # The user's graph launches these kernels for as long as it lives, whatever becomes of this object.
+            _CAPTURED[id(self.executable)] = self.executable
         return super().__call__(tensors, symbols)
 
     def release(self) -> None:
@@ -106,5 +113,5 @@ class CudaExecutor(PlanExecutor[DeviceProgram]):
         super()._carry_out(step, frame, held)
         if self.graphs is not None and isinstance(step, CallStep):
             for number in step.results:
-                if not self._is_here(held[number]):
+                if number in held and not self._is_here(held[number]):
                     self.graphs.refuse(f"{step.target} gives a tensor in the processor's memory")
