@@ -159,7 +159,7 @@ def test_figures_are_those_of_the_code() -> None:
         for heading in ("How sums are kept accurate", "Threads and forks")
     )
     files = {
-        "lower/schedule.py": r"^ROW_ELEMENTS = (?P<rows>\d+)|^TILE_ELEMENTS = (?P<block>\d+)",
+        "lower/machine.py": r"^    row_elements: int = (?P<rows>\d+)|^    tile_elements: int = (?P<block>\d+)",
         "lower/columns.py": r"^_SUMMED_IN_TURN = (?P<turn>\d+)",
         "backends/cpu/position.py": r"^_STRETCH = (?P<stretch>\d+)",
         "backends/cpu/dot.py": r"^_LONGEST_SUM = (?P<longest>\d+)",

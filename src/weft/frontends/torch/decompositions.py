@@ -37,12 +37,16 @@ _WHOLE: tuple[Any, ...] = (
 )
 
 
-@lru_cache(maxsize=2)
 def decompositions(device: str = "cpu") -> dict[Any, Callable[..., Any]]:
     """The table for AOTAutograd: torch's to core ATen, less what Weft does better whole; dropout as eager draws it.
 
     A GPU's generator gives a kernel other numbers than any other kernel: there dropout stays the call that it is.
     """
+    return _table(device)
+
+
+@lru_cache(maxsize=2)
+def _table(device: str) -> dict[Any, Callable[..., Any]]:
     table = dict(core_aten_decompositions())
     for target in _WHOLE:
         table.pop(target, None)
