@@ -1,7 +1,8 @@
 """Judge a compiled model against eager and float64: one forward pass and one training step of a `ModelCase`.
 
 Every run starts from an equal copy of the module, so what a step changes (batch-norm statistics, gradients) is compared
-too. Outputs and the loss are judged tensor by tensor, gradients and buffers each as one result.
+too. Outputs are judged tensor by tensor, gradients and buffers each as one result, and the loss together with the
+outputs: it is a number made of them, whose rounding errors may cancel in one run and not in another.
 """
 
 # torch leaves some of its arguments without types.
@@ -68,8 +69,9 @@ def check_model(
         eager = training_step(case, module, _eager, inputs)
         oracle = training_step(case, wide, _eager, wide_inputs)
         for kind in mine:
-            together = kind in ("gradients", "buffers")
-            results[kind] = compare(mine[kind], eager[kind], oracle[kind], together=together)
+            parts = ("outputs", kind) if kind == "loss" else (kind,)
+            found = ([step[part] for part in parts] for step in (mine, eager, oracle))
+            results[kind] = compare(*found, together=kind != "outputs")
     return ModelReport(case.name, results, time.perf_counter() - start)
 
 

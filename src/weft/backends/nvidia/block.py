@@ -194,3 +194,24 @@ def load_of_block(b: Function, type_: str, offset: int, index: V, size: int, ran
     if type_.startswith("i"):
         return b.convert("trunc", raw, type_)
     return b.bitcast(raw, type_)
+
+
+def short(b: Function, value: V) -> V:
+    """A number that fits 32 bits."""
+    return b.convert("trunc", value, "i32") if value.name.startswith("%") else V("i32", value.name)
+
+
+def wide(b: Function, value: V) -> V:
+    """A number of 64 bits."""
+    if value.type == "i64":
+        return value
+    return b.convert("sext", value, "i64") if value.name.startswith("%") else V("i64", value.name)
+
+
+def fitted(b: Function, value: V, element: str) -> V:
+    """A 64-bit integer as a number of another type."""
+    if element == "i64":
+        return value
+    if element.startswith("i"):
+        return b.convert("trunc", value, element) if value.name.startswith("%") else V(element, value.name)
+    return b.convert("sitofp", value, element)

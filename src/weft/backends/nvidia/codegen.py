@@ -7,48 +7,38 @@ a tile's side, or beyond its extents at run time, is computed along and never wr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from xdsl.ir import Block, Operation, SSAValue
 
 from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_type
-from weft.backends.llvm.cast import emit_bitcast, emit_cast, load_convert, register_type, truncate_to
-from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
-from weft.backends.nvidia.asynchronous import MAP, RolesOp
-from weft.backends.nvidia.block import Threads, do, i32, load_shared, register_bytes, store_shared
+from weft.backends.llvm.cast import emit_cast, load_convert, register_type
+from weft.backends.nvidia.alignment import pointer_dtype
+from weft.backends.nvidia.asynchronous import RolesOp
+from weft.backends.nvidia.block import Threads, do, i32, load_shared, register_bytes, short, store_shared
 from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
-from weft.backends.nvidia.engine_stores import store_by_engine
+from weft.backends.nvidia.elements import emit_elements, emit_position
 from weft.backends.nvidia.extents import ConvertedLimits
-from weft.backends.nvidia.global_memory import (
-    joined,
-    load_chunk,
-    load_pairs,
-    narrowed_to,
-    pair,
-    rounded_to,
-    store_chunk,
-)
-from weft.backends.nvidia.layouts import WARP, Layout
+from weft.backends.nvidia.global_memory import narrowed_to
+from weft.backends.nvidia.layouts import WARP, Layout, picked
 from weft.backends.nvidia.loops import loop_with
-from weft.backends.nvidia.math import divide_all, emit_map, power_of_two, rough_exp
-from weft.backends.nvidia.mma import AHEAD, PACKED, MmaOp, PackOp, SqueezeOp, multiply
+from weft.backends.nvidia.mma import AHEAD, MmaOp, PackOp, SqueezeOp, multiply
 from weft.backends.nvidia.plain_dot import emit_plain_dot
-from weft.backends.nvidia.reduce import Exchange, Parts, reduce_axis
-from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous, packed_for_product
+from weft.backends.nvidia.reductions import emit_reduce
+from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
 from weft.backends.nvidia.row_roles import emit_streaming
-from weft.backends.nvidia.shared_memory import part_bytes, row_pitch
-from weft.backends.nvidia.streaming import CROSSES, CopyOp, ReadOp, StreamOp, WaitKeptOp
+from weft.backends.nvidia.shared_memory import row_pitch
+from weft.backends.nvidia.streaming import CopyOp, ReadOp, StreamOp, WaitKeptOp
+from weft.backends.nvidia.strided_memory import emit_load, emit_pack, emit_store
 from weft.backends.nvidia.written import emit_written
 from weft.backends.nvidia.written_layouts import scalar_layout
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size
 from weft.ir.types import DType
 from weft.tile import dialect as tile
-from weft.tile.functions import COMBINERS
 
 _MAP = 'ptr byval([128 x i8]) align 64 "nvvm.grid_constant"'
 
@@ -112,7 +102,7 @@ class KernelCodegen:
         numbers: list[V] = []
         grid = self.kernel.grid.data
         for position in range(len(grid) - 1, 0, -1):
-            size = _short(b, b.size(grid[position], symbols))
+            size = short(b, b.size(grid[position], symbols))
             quotient = b.binary("udiv", rest, size)
             numbers.append(b.sub(rest, b.mul(quotient, size)))
             rest = quotient
@@ -135,25 +125,25 @@ class KernelCodegen:
                 value = const(from_attribute(op.value), register_type(type_.dtype))  # type: ignore[arg-type]
                 self.tiles[op.out] = [value] * layout_of(op.out).count
             case tile.PositionOp():
-                self._position(op)
+                emit_position(self, op)
             case tile.LoadOp():
-                self._load(op)
+                emit_load(self, op)
             case tile.StoreOp():
-                self._store(op)
+                emit_store(self, op)
             case tile.GatherOp():
                 emit_gather(self, op)
             case tile.ScatterOp():
                 emit_scatter(self, op)
             case tile.MapOp():
-                self._map(op)
+                emit_elements(self, op)
             case tile.ReduceOp():
-                self._reduce(op)
+                emit_reduce(self, op)
             case tile.DotOp():
                 emit_plain_dot(self, op)
             case ConvertOp():
                 self._convert(op)
             case PackOp():
-                self._pack(op)
+                emit_pack(self, op)
             case MmaOp():
                 total = op.accumulator
                 zeros = [V("float", "0.0")] * layout_of(op.out).count
@@ -255,13 +245,14 @@ class KernelCodegen:
     def extent(self, value: SSAValue, axis: int) -> V:
         """How many elements a tile has along an axis (i32)."""
         limits = [self.size(*limit) for limit in self.limits.of(value, axis)]
-        return self._least(limits, tile.tile_type(value).sizes[axis])
+        return self.least(limits, tile.tile_type(value).sizes[axis])
 
-    def _least(self, limits: Sequence[V], capacity: int) -> V:
+    def least(self, limits: Sequence[V], capacity: int) -> V:
+        """The smallest of several extents and a capacity (i32)."""
         result = i64(capacity)
         for limit in {v.name: v for v in limits if v.name != str(capacity)}.values():
             result = self.b.intrinsic("smin", result, limit)
-        return _short(self.b, result)
+        return short(self.b, result)
 
     def exists(self, layout: Layout, axis: int, offset: int, extent: V) -> V | None:
         """Whether the element of a register lies within an extent along an axis; None if it always does."""
@@ -281,50 +272,8 @@ class KernelCodegen:
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
-    def _load(self, op: tile.LoadOp) -> None:
-        layout = layout_of(op.out)
-        if PACKED in op.attributes:
-            self.tiles[op.out] = self._packed(op, layout)
-            return
-        values: list[V] = [V("", "")] * layout.count
-        for registers, address, predicate in self._chunks(op, layout):
-            loaded = load_chunk(self.b, address, pointer_dtype(op), len(registers), predicate)
-            for register, value in zip(registers, loaded, strict=True):
-                values[register] = self.widened(value, pointer_dtype(op), tile.tile_type(op.out).dtype)
-        self.tiles[op.out] = values
-
-    def _packed(self, op: tile.LoadOp, layout: Layout) -> list[V]:
-        """The registers of a load that hold two neighbours each."""
-        once = AHEAD in op.attributes
-        words = [
-            word
-            for registers, address, predicate in self._chunks(op, layout)
-            for word in load_pairs(self.b, address, len(registers), predicate, once=once)
-        ]
-        if len(words) * 2 == layout.count:
-            return words
-        return [joined(self.b, low, high) for low, high in zip(words[::2], words[1::2], strict=True)]
-
-    def _pack(self, op: PackOp) -> None:
-        values, exists = self.tiles[op.value], self.existing(op.value, layout_of(op.out))
-        zero, dtype = V("float", "0.0"), op.dtype.data
-        held = [v if e is None else self.b.select(e, v, zero) for v, e in zip(values, exists, strict=True)]
-        self.tiles[op.out] = [pair(self.b, low, high, dtype) for low, high in zip(held[::2], held[1::2], strict=True)]
-
     def widened(self, value: V, memory: DType, dtype: DType) -> V:
         return value if value.type == register_type(dtype) else emit_cast(self.b, value, memory, dtype)
-
-    def _store(self, op: tile.StoreOp) -> None:
-        if MAP in op.attributes:
-            store_by_engine(self, op)
-            return
-        (layout,) = layouts_of(op)
-        source, values = layout_of(op.value), self.stored(op)
-        picks = picked(layout, source)
-        owner = self.threads.owner(layout)
-        for registers, address, predicate in self._chunks(op, layout, op.value):
-            chunk = [values[picks[register]] for register in registers]
-            store_chunk(self.b, address, chunk, pointer_dtype(op), self.both(predicate, owner))
 
     def stored(self, op: tile.StoreOp) -> list[V]:
         """The registers of what is written; writing narrows it, so that it need not be narrowed before."""
@@ -332,56 +281,6 @@ class KernelCodegen:
         if isinstance(made, tile.MapOp) and narrowed_to(made) == pointer_dtype(op):
             return self.tiles[made.args[0]]
         return self.tiles[op.value]
-
-    def _chunks(
-        self, op: tile.LoadOp | tile.StoreOp, layout: Layout, value: SSAValue | None = None
-    ) -> list[tuple[list[int], V, V | None]]:
-        """The registers that are moved together, the address of the first, and whether they exist."""
-        b, dtype = self.b, pointer_dtype(op)
-        strides = op.strides.data
-        bounds = [self._bound(op, layout, axis, value) for axis in range(layout.rank)]
-        base = self.size(op.offset.data[0], op.indices)
-        for axis, stride in enumerate(strides):
-            place = b.convert("zext", self.threads.place(layout, axis), "i64")
-            base = b.add(
-                base,
-                b.mul(place if place.name.startswith("%") else i64(int(place.name)), self.size(stride, op.indices)),
-            )
-        origin = b.add(self.pointers[op.pointer], b.mul(base, i64(dtype.bytes)))
-        width = self._chunk_width(op, layout, value)
-        chunks: list[tuple[list[int], V, V | None]] = []
-        for start in range(0, layout.count, width):
-            offset = layout.offsets[start]
-            ahead = i64(0)
-            for axis, stride in enumerate(strides):
-                ahead = b.add(ahead, b.mul(i64(offset[axis]), self.size(stride, op.indices)))
-            address = b.add(origin, b.mul(ahead, i64(dtype.bytes)))
-            conditions = [self.exists(layout, axis, offset[axis], bounds[axis]) for axis in range(layout.rank)]
-            chunks.append((list(range(start, start + width)), address, self.both(*conditions)))
-        return chunks
-
-    def _bound(self, op: tile.LoadOp | tile.StoreOp, layout: Layout, axis: int, value: SSAValue | None) -> V:
-        limits = [self.size(op.extents.data[axis], op.indices)]
-        if value is not None and tile.tile_type(value).sizes[axis] != 1:
-            limits += [self.size(*limit) for limit in self.limits.of(value, axis)]
-        return self._least(limits, layout.shape[axis])
-
-    def _chunk_width(self, op: tile.LoadOp | tile.StoreOp, layout: Layout, value: SSAValue | None) -> int:
-        """How many neighbours are moved at once: they lie side by side, aligned, and exist together."""
-        vector = layout.vector
-        if vector.axis is None or op.strides.data[vector.axis] != 1:
-            return 1
-        width = min(vector.size, WIDEST // pointer_dtype(op).bytes)
-        sizes = [op.offset.data[0], op.extents.data[vector.axis], layout.shape[vector.axis]]
-        sizes += [
-            stride for axis, stride in enumerate(op.strides.data) if axis != vector.axis and layout.shape[axis] > 1
-        ]
-        steps = [divisor_of(size, op.indices) for size in sizes]
-        if value is not None:
-            steps += [divisor_of(*limit) for limit in self.limits.of(value, vector.axis)]
-        while any(step % width for step in steps):
-            width //= 2
-        return width
 
     def registers_of(self, value: SSAValue | None, layout: Layout) -> list[V]:
         """A value's registers as those of a layout that it is broadcast to; nothing of nothing."""
@@ -399,77 +298,6 @@ class KernelCodegen:
         ]
 
     # -- values ------------------------------------------------------------------------------------------------------
-
-    def _position(self, op: tile.PositionOp) -> None:
-        b, layout = self.b, layout_of(op.out)
-        element = register_type(tile.tile_type(op.out).dtype)
-        strides = [self.size(stride, op.indices) for stride in op.strides.data]
-        base = self.size(op.offset.data[0], op.indices)
-        for axis, stride in enumerate(strides):
-            base = b.add(base, b.mul(_wide(b, self.threads.place(layout, axis)), stride))
-        values: list[V] = []
-        for offset in layout.offsets:
-            total = base
-            for axis, stride in enumerate(strides):
-                total = b.add(total, b.mul(i64(offset[axis]), stride))
-            values.append(_fitted(b, total, element))
-        self.tiles[op.out] = values
-
-    def _map(self, op: tile.MapOp) -> None:
-        if (words := packed_for_product(self, op)) is not None:
-            self.words[op.out] = words
-            return
-        layout = layout_of(op.out)
-        if (product := contracted(op)) is not None:
-            factors = [self.registers_of(arg, layout) for arg in (*product.args, op.args[1])]
-            self.tiles[op.out] = [self.b.intrinsic("fma", *args) for args in zip(*factors, strict=True)]
-            return
-        operands = [self.registers_of(arg, layout) for arg in op.args]
-        if self._divides_many(op):
-            exact = any(narrowed_to(use.operation) is None for use in op.out.uses)
-            dividends, divisors = operands
-            self.tiles[op.out] = self._divided(dividends, divisors, exact)
-            return
-        known: dict[tuple[str, ...], V] = {}
-        results: list[V] = []
-        for args in zip(*operands, strict=True):
-            key = tuple(arg.name for arg in args)
-            if key not in known:
-                known[key] = self._apply(op, list(args))
-            results.append(known[key])
-        self.tiles[op.out] = results
-
-    def _divides_many(self, op: tile.MapOp) -> bool:
-        """Whether a thread divides several floats by the same."""
-        if op.function.data != "div" or register_type(tile.tile_type(op.out).dtype) != "float":
-            return False
-        return len(self.tiles[op.args[1]]) * 2 <= layout_of(op.out).count
-
-    def _divided(self, dividends: list[V], divisors: list[V], exact: bool) -> list[V]:
-        results: dict[int, V] = {}
-        for divisor in dict.fromkeys(divisors):
-            places = [place for place, each in enumerate(divisors) if each == divisor]
-            quotients = divide_all(self.b, [dividends[place] for place in places], divisor, exact)
-            results.update(zip(places, quotients, strict=True))
-        return [results[place] for place in range(len(dividends))]
-
-    def _apply(self, op: tile.MapOp, args: list[V]) -> V:
-        function = op.function.data
-        if function in ("cast", "bitcast"):
-            source, target = from_attribute(op.attributes["source"]), from_attribute(op.attributes["target"])
-            assert isinstance(source, DType) and isinstance(target, DType)
-            if function == "bitcast":
-                return emit_bitcast(self.b, args[0], source, target)
-            if "rounding" in op.attributes and source.is_float and target.is_float:
-                return truncate_to(self.b, args[0], target)
-            if narrowed_to(op) is not None and args[0].type == "float":
-                return rounded_to(self.b, args[0], target)
-            return emit_cast(self.b, args[0], source, target)
-        if function == "exp2" and tile.FLUSHES in op.attributes and args[0].type == "float":
-            return power_of_two(self.b, args[0])
-        if function == "exp" and args[0].type == "float" and loses_digits(op.out):
-            return rough_exp(self.b, args[0])
-        return emit_map(self.b, function, args, tile.tile_type(op.args[-1]).dtype)
 
     def _convert(self, op: ConvertOp) -> None:
         b, type_ = self.b, tile.tile_type(op.out)
@@ -513,86 +341,6 @@ class KernelCodegen:
             pitch *= row_pitch(layout.shape[axis], size) if axis == layout.rank - 1 else layout.shape[axis]
         return index
 
-    # -- reductions --------------------------------------------------------------------------------------------------
-
-    def _reduce(self, op: tile.ReduceOp) -> None:
-        b, layout, axis = self.b, layout_of(op.value), op.axis.value.data
-        dtype, combiner = tile.tile_type(op.value).dtype, COMBINERS[op.kind.data]
-        identity = const(combiner.identity(dtype), register_type(dtype))
-        extent = self.extent(op.value, axis) if layout.shape[axis] > 1 else i32(1)
-        parts: list[Parts] = []
-        for offset, value in zip(layout.offsets, self.tiles[op.value], strict=True):
-            there = self.exists(layout, axis, offset[axis], extent)
-            if there is not None:
-                value = b.select(there, value, identity)
-            if not combiner.indexed:
-                parts.append((value,))
-                continue
-            place = _wide(b, b.add(self.threads.place(layout, axis), i32(offset[axis])))
-            parts.append((value, place if there is None else b.select(there, place, i64(-1))))
-
-        def combine(x: Parts, y: Parts) -> Parts:
-            if combiner.indexed:
-                return first_extremum(b, x, y, "gt" if op.kind.data == "argmax" else "lt", dtype)
-            return (emit_map(b, combiner.function, [x[0], y[0]], dtype),)
-
-        via = Exchange(integer(op, SHARED), part_bytes(op), self.crossing if CROSSES in op.attributes else None)
-        results = reduce_axis(b, self.threads, layout, axis, parts, combine, via)
-        self.tiles[op.out] = [result[-1] for result in results]
-
-
-def first_extremum(b: Function, x: Parts, y: Parts, better: str, dtype: DType) -> Parts:
-    """Of two values with positions (-1: none), the better one, NaN before all, and of equal ones the first."""
-    wins = emit_map(b, better, [y[0], x[0]], dtype)
-    same = emit_map(b, "eq", [y[0], x[0]], dtype)
-    if dtype.is_float:
-        nan_x, nan_y = (emit_map(b, "isnan", [value], dtype) for value in (x[0], y[0]))
-        wins = b.binary("or", wins, b.binary("and", nan_y, b.binary("xor", nan_x, const(True, "i1"))))
-        same = b.binary("or", same, b.binary("and", nan_x, nan_y))
-    wins = b.binary("or", wins, b.binary("and", same, b.icmp("ult", y[1], x[1])))  # -1 is the last, unsigned
-    wins = b.binary("or", wins, b.icmp("slt", x[1], i64(0)))
-    wins = b.binary("and", wins, b.icmp("sge", y[1], i64(0)))
-    return b.select(wins, y[0], x[0]), b.select(wins, y[1], x[1])
-
-
-def loses_digits(value: SSAValue) -> bool:
-    """Whether all that becomes of a tile of positive numbers is a sum, or is narrowed to 16 bits."""
-    for use in value.uses:
-        match use.operation:
-            case tile.ReduceOp() as op if op.kind.data == "sum":
-                pass
-            case tile.MapOp() as op if narrowed_to(op) is not None:
-                pass
-            case tile.StoreOp() as op if pointer_dtype(op).bytes == 2 and pointer_dtype(op).is_float:
-                pass
-            case tile.MapOp() as op if op.function.data in ("mul", "div") and use.index == 0 and loses_digits(op.out):
-                pass
-            case _:
-                return False
-    return True
-
-
-def contracted(op: tile.MapOp) -> tile.MapOp | None:
-    """The product, of floats, that a sum takes as it is, without rounding it first."""
-    first = op.args[0].owner if op.function.data == "add" else None
-    if not isinstance(first, tile.MapOp) or tile.CONTRACTS not in first.attributes:
-        return None
-    return first if register_type(tile.tile_type(op.out).dtype) == "float" else None
-
-
-@lru_cache(4096)
-def picked(layout: Layout, operand: Layout) -> tuple[int, ...]:
-    """For each register of a layout, which one of an operand that is broadcast to it holds its element."""
-    places = {offset: number for number, offset in enumerate(operand.offsets)}
-    flat = [axis for axis in range(layout.rank) if operand.shape[axis] == 1]
-    result: list[int] = []
-    for offset in layout.offsets:
-        own = list(offset)
-        for axis in flat:
-            own[axis] = 0
-        result.append(places[tuple(own)])
-    return tuple(result)
-
 
 def _all_layouts(kernel: tile.KernelOp) -> list[Layout]:
     found: dict[Layout, None] = dict.fromkeys([scalar_layout(integer(kernel, WARPS) or 1)])
@@ -614,23 +362,3 @@ def _parameter(argument: SSAValue) -> str:
 
 def _scalar_argument(b: Function, value: V, dtype: DType) -> V:
     return load_convert(b, value, dtype)
-
-
-def _short(b: Function, value: V) -> V:
-    """A number that fits 32 bits."""
-    return b.convert("trunc", value, "i32") if value.name.startswith("%") else V("i32", value.name)
-
-
-def _wide(b: Function, value: V) -> V:
-    if value.type == "i64":
-        return value
-    return b.convert("sext", value, "i64") if value.name.startswith("%") else i64(int(value.name))
-
-
-def _fitted(b: Function, value: V, element: str) -> V:
-    """A 64-bit integer as a number of another type."""
-    if element == "i64":
-        return value
-    if element.startswith("i"):
-        return b.convert("trunc", value, element) if value.name.startswith("%") else V(element, value.name)
-    return b.convert("sitofp", value, element)

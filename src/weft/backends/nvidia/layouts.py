@@ -242,3 +242,17 @@ def blocked(
 def _power_of_two(size: int) -> int:
     """The least power of two that is not below a size."""
     return 1 << max(size - 1, 0).bit_length()
+
+
+@lru_cache(4096)
+def picked(layout: Layout, operand: Layout) -> tuple[int, ...]:
+    """For each register of a layout, which one of an operand that is broadcast to it holds its element."""
+    places = {offset: number for number, offset in enumerate(operand.offsets)}
+    flat = [axis for axis in range(layout.rank) if operand.shape[axis] == 1]
+    result: list[int] = []
+    for offset in layout.offsets:
+        own = list(offset)
+        for axis in flat:
+            own[axis] = 0
+        result.append(places[tuple(own)])
+    return tuple(result)

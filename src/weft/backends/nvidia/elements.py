@@ -1,0 +1,123 @@
+"""What is computed element by element, in the registers of a layout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xdsl.ir import SSAValue
+
+from weft.backends.llvm.builder import V, i64
+from weft.backends.llvm.cast import emit_bitcast, emit_cast, register_type, truncate_to
+from weft.backends.nvidia.alignment import pointer_dtype
+from weft.backends.nvidia.block import fitted, wide
+from weft.backends.nvidia.dialect import layout_of
+from weft.backends.nvidia.global_memory import narrowed_to, rounded_to
+from weft.backends.nvidia.math import divide_all, emit_map, power_of_two, rough_exp
+from weft.backends.nvidia.roles import packed_for_product
+from weft.ir.attributes import from_attribute
+from weft.ir.types import DType
+from weft.tile import dialect as tile
+
+if TYPE_CHECKING:
+    from weft.backends.nvidia.codegen import KernelCodegen
+
+
+def emit_position(codegen: KernelCodegen, op: tile.PositionOp) -> None:
+    b, layout = codegen.b, layout_of(op.out)
+    element = register_type(tile.tile_type(op.out).dtype)
+    strides = [codegen.size(stride, op.indices) for stride in op.strides.data]
+    base = codegen.size(op.offset.data[0], op.indices)
+    for axis, stride in enumerate(strides):
+        base = b.add(base, b.mul(wide(b, codegen.threads.place(layout, axis)), stride))
+    values: list[V] = []
+    for offset in layout.offsets:
+        total = base
+        for axis, stride in enumerate(strides):
+            total = b.add(total, b.mul(i64(offset[axis]), stride))
+        values.append(fitted(b, total, element))
+    codegen.tiles[op.out] = values
+
+
+def emit_elements(codegen: KernelCodegen, op: tile.MapOp) -> None:
+    if (words := packed_for_product(codegen, op)) is not None:
+        codegen.words[op.out] = words
+        return
+    layout = layout_of(op.out)
+    if (product := contracted(op)) is not None:
+        factors = [codegen.registers_of(arg, layout) for arg in (*product.args, op.args[1])]
+        codegen.tiles[op.out] = [codegen.b.intrinsic("fma", *args) for args in zip(*factors, strict=True)]
+        return
+    operands = [codegen.registers_of(arg, layout) for arg in op.args]
+    if _divides_many(codegen, op):
+        exact = any(narrowed_to(use.operation) is None for use in op.out.uses)
+        dividends, divisors = operands
+        codegen.tiles[op.out] = _divided(codegen, dividends, divisors, exact)
+        return
+    known: dict[tuple[str, ...], V] = {}
+    results: list[V] = []
+    for args in zip(*operands, strict=True):
+        key = tuple(arg.name for arg in args)
+        if key not in known:
+            known[key] = _apply(codegen, op, list(args))
+        results.append(known[key])
+    codegen.tiles[op.out] = results
+
+
+def _divides_many(codegen: KernelCodegen, op: tile.MapOp) -> bool:
+    """Whether a thread divides several floats by the same."""
+    if op.function.data != "div" or register_type(tile.tile_type(op.out).dtype) != "float":
+        return False
+    return len(codegen.tiles[op.args[1]]) * 2 <= layout_of(op.out).count
+
+
+def _divided(codegen: KernelCodegen, dividends: list[V], divisors: list[V], exact: bool) -> list[V]:
+    results: dict[int, V] = {}
+    for divisor in dict.fromkeys(divisors):
+        places = [place for place, each in enumerate(divisors) if each == divisor]
+        quotients = divide_all(codegen.b, [dividends[place] for place in places], divisor, exact)
+        results.update(zip(places, quotients, strict=True))
+    return [results[place] for place in range(len(dividends))]
+
+
+def _apply(codegen: KernelCodegen, op: tile.MapOp, args: list[V]) -> V:
+    function = op.function.data
+    if function in ("cast", "bitcast"):
+        source, target = from_attribute(op.attributes["source"]), from_attribute(op.attributes["target"])
+        assert isinstance(source, DType) and isinstance(target, DType)
+        if function == "bitcast":
+            return emit_bitcast(codegen.b, args[0], source, target)
+        if "rounding" in op.attributes and source.is_float and target.is_float:
+            return truncate_to(codegen.b, args[0], target)
+        if narrowed_to(op) is not None and args[0].type == "float":
+            return rounded_to(codegen.b, args[0], target)
+        return emit_cast(codegen.b, args[0], source, target)
+    if function == "exp2" and tile.FLUSHES in op.attributes and args[0].type == "float":
+        return power_of_two(codegen.b, args[0])
+    if function == "exp" and args[0].type == "float" and loses_digits(op.out):
+        return rough_exp(codegen.b, args[0])
+    return emit_map(codegen.b, function, args, tile.tile_type(op.args[-1]).dtype)
+
+
+def loses_digits(value: SSAValue) -> bool:
+    """Whether all that becomes of a tile of positive numbers is a sum, or is narrowed to 16 bits."""
+    for use in value.uses:
+        match use.operation:
+            case tile.ReduceOp() as op if op.kind.data == "sum":
+                pass
+            case tile.MapOp() as op if narrowed_to(op) is not None:
+                pass
+            case tile.StoreOp() as op if pointer_dtype(op).bytes == 2 and pointer_dtype(op).is_float:
+                pass
+            case tile.MapOp() as op if op.function.data in ("mul", "div") and use.index == 0 and loses_digits(op.out):
+                pass
+            case _:
+                return False
+    return True
+
+
+def contracted(op: tile.MapOp) -> tile.MapOp | None:
+    """The product, of floats, that a sum takes as it is, without rounding it first."""
+    first = op.args[0].owner if op.function.data == "add" else None
+    if not isinstance(first, tile.MapOp) or tile.CONTRACTS not in first.attributes:
+        return None
+    return first if register_type(tile.tile_type(op.out).dtype) == "float" else None

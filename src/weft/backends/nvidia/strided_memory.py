@@ -1,0 +1,117 @@
+"""Strided memory: what a thread loads and stores, in chunks of neighbours that lie side by side and exist together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xdsl.ir import SSAValue
+
+from weft.backends.llvm.builder import V, i64
+from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
+from weft.backends.nvidia.asynchronous import MAP
+from weft.backends.nvidia.block import wide
+from weft.backends.nvidia.dialect import layout_of, layouts_of
+from weft.backends.nvidia.engine_stores import store_by_engine
+from weft.backends.nvidia.global_memory import joined, load_chunk, load_pairs, pair, store_chunk
+from weft.backends.nvidia.layouts import Layout, picked
+from weft.backends.nvidia.mma import AHEAD, PACKED, PackOp
+from weft.tile import dialect as tile
+
+if TYPE_CHECKING:
+    from weft.backends.nvidia.codegen import KernelCodegen
+
+
+def emit_load(codegen: KernelCodegen, op: tile.LoadOp) -> None:
+    layout = layout_of(op.out)
+    if PACKED in op.attributes:
+        codegen.tiles[op.out] = _packed(codegen, op, layout)
+        return
+    values: list[V] = [V("", "")] * layout.count
+    for registers, address, predicate in _chunks(codegen, op, layout):
+        loaded = load_chunk(codegen.b, address, pointer_dtype(op), len(registers), predicate)
+        for register, value in zip(registers, loaded, strict=True):
+            values[register] = codegen.widened(value, pointer_dtype(op), tile.tile_type(op.out).dtype)
+    codegen.tiles[op.out] = values
+
+
+def _packed(codegen: KernelCodegen, op: tile.LoadOp, layout: Layout) -> list[V]:
+    """The registers of a load that hold two neighbours each."""
+    once = AHEAD in op.attributes
+    words = [
+        word
+        for registers, address, predicate in _chunks(codegen, op, layout)
+        for word in load_pairs(codegen.b, address, len(registers), predicate, once=once)
+    ]
+    if len(words) * 2 == layout.count:
+        return words
+    return [joined(codegen.b, low, high) for low, high in zip(words[::2], words[1::2], strict=True)]
+
+
+def emit_pack(codegen: KernelCodegen, op: PackOp) -> None:
+    values, exists = codegen.tiles[op.value], codegen.existing(op.value, layout_of(op.out))
+    zero, dtype = V("float", "0.0"), op.dtype.data
+    held = [v if e is None else codegen.b.select(e, v, zero) for v, e in zip(values, exists, strict=True)]
+    codegen.tiles[op.out] = [pair(codegen.b, low, high, dtype) for low, high in zip(held[::2], held[1::2], strict=True)]
+
+
+def emit_store(codegen: KernelCodegen, op: tile.StoreOp) -> None:
+    if MAP in op.attributes:
+        store_by_engine(codegen, op)
+        return
+    (layout,) = layouts_of(op)
+    source, values = layout_of(op.value), codegen.stored(op)
+    picks = picked(layout, source)
+    owner = codegen.threads.owner(layout)
+    for registers, address, predicate in _chunks(codegen, op, layout, op.value):
+        chunk = [values[picks[register]] for register in registers]
+        store_chunk(codegen.b, address, chunk, pointer_dtype(op), codegen.both(predicate, owner))
+
+
+def _chunks(
+    codegen: KernelCodegen, op: tile.LoadOp | tile.StoreOp, layout: Layout, value: SSAValue | None = None
+) -> list[tuple[list[int], V, V | None]]:
+    """The registers that are moved together, the address of the first, and whether they exist."""
+    b, dtype = codegen.b, pointer_dtype(op)
+    strides = op.strides.data
+    bounds = [_bound(codegen, op, layout, axis, value) for axis in range(layout.rank)]
+    base = codegen.size(op.offset.data[0], op.indices)
+    for axis, stride in enumerate(strides):
+        place = wide(b, codegen.threads.place(layout, axis))
+        base = b.add(base, b.mul(place, codegen.size(stride, op.indices)))
+    origin = b.add(codegen.pointers[op.pointer], b.mul(base, i64(dtype.bytes)))
+    width = _chunk_width(codegen, op, layout, value)
+    chunks: list[tuple[list[int], V, V | None]] = []
+    for start in range(0, layout.count, width):
+        offset = layout.offsets[start]
+        ahead = i64(0)
+        for axis, stride in enumerate(strides):
+            ahead = b.add(ahead, b.mul(i64(offset[axis]), codegen.size(stride, op.indices)))
+        address = b.add(origin, b.mul(ahead, i64(dtype.bytes)))
+        conditions = [codegen.exists(layout, axis, offset[axis], bounds[axis]) for axis in range(layout.rank)]
+        chunks.append((list(range(start, start + width)), address, codegen.both(*conditions)))
+    return chunks
+
+
+def _bound(
+    codegen: KernelCodegen, op: tile.LoadOp | tile.StoreOp, layout: Layout, axis: int, value: SSAValue | None
+) -> V:
+    limits = [codegen.size(op.extents.data[axis], op.indices)]
+    if value is not None and tile.tile_type(value).sizes[axis] != 1:
+        limits += [codegen.size(*limit) for limit in codegen.limits.of(value, axis)]
+    return codegen.least(limits, layout.shape[axis])
+
+
+def _chunk_width(codegen: KernelCodegen, op: tile.LoadOp | tile.StoreOp, layout: Layout, value: SSAValue | None) -> int:
+    """How many neighbours are moved at once: they lie side by side, aligned, and exist together."""
+    vector = layout.vector
+    if vector.axis is None or op.strides.data[vector.axis] != 1:
+        return 1
+    width = min(vector.size, WIDEST // pointer_dtype(op).bytes)
+    sizes = [op.offset.data[0], op.extents.data[vector.axis], layout.shape[vector.axis]]
+    sizes += [stride for axis, stride in enumerate(op.strides.data) if axis != vector.axis and layout.shape[axis] > 1]
+    steps = [divisor_of(size, op.indices) for size in sizes]
+    if value is not None:
+        steps += [divisor_of(*limit) for limit in codegen.limits.of(value, vector.axis)]
+    while any(step % width for step in steps):
+        width //= 2
+    return width
