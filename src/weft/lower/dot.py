@@ -108,7 +108,7 @@ class _DotLowering:
         m, n, k = (_size(run) for run in (self.m_run, self.n_run, self.k_run))
         if self.machine.is_gpu and self.result.dtype.bytes == 2 and self.result.dtype.is_float:
             batch = product(run.size for run in outer)
-            if isinstance(m, int) and m <= FEW_ROWS:
+            if isinstance(m, int) and 0 < m <= FEW_ROWS:
                 return Blocks("dot", choose_streaming_tiles(m, n, k, batch, self.machine))
             return Blocks("dot", choose_product_tiles(m, n, k, batch, self.machine))
         as_bytes = self.panels is not None and self.panels.together > 1

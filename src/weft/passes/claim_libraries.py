@@ -93,7 +93,7 @@ def worth_streaming(dtype: DType, shape: Sequence[Size], depth: Size) -> bool:
         return False
     m, n = shape
     known = isinstance(m, int) and isinstance(n, int) and isinstance(depth, int)
-    return known and m <= FEW_ROWS and min(n, depth) >= _LEAST_STREAMED  # type: ignore[operator]
+    return known and 0 < m <= FEW_ROWS and min(n, depth) >= _LEAST_STREAMED  # type: ignore[operator]
 
 
 def _is_for_blas(dot: Dot, constants: set[SSAValue]) -> bool:

@@ -66,7 +66,8 @@ class InterpretedExecutor:
                     operands = [self._place(place, held, symbols) for place in step.operands]
                     results = self.opaque.call(step.target, step.arguments, operands, symbols)
                     for number, result in zip(step.results, results, strict=True):
-                        held[number] = self._fitting(number, result, symbols)
+                        if result is not None:
+                            held[number] = self._fitting(number, result, symbols)
                 case DotStep():
                     a, b, out = (self._place(place, held, symbols) for place in (step.a, step.b, step.out))
                     out.copy_(a @ b)

@@ -15,7 +15,7 @@ layout that someone wants; others are converted where they meet.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from xdsl.ir import Block, Operation, OpResult, SSAValue
@@ -60,9 +60,12 @@ _WORTH = 8
 """Elements side by side from which on a way through shared memory pays."""
 
 
-def assign_layouts(kernel: tile.KernelOp, clusters: bool = False) -> None:
-    """Annotate a kernel in place; its blocks may be `clusters` where the target has such."""
-    anchors = _anchors(kernel, clusters)
+def assign_layouts(kernel: tile.KernelOp, clusters: bool = False, converts: bool = True) -> None:
+    """Annotate a kernel in place; its blocks may be `clusters` where the target has such.
+
+    Without `converts` no access asks for a layout of its own.
+    """
+    anchors = replace(_anchors(kernel, clusters), converts=converts)
     assignment = Assignment(anchors)
     scalars = [value for value in kernel.block.args if isinstance(value.type, tile.TileType)]
     set_layouts(kernel, [scalar_layout(anchors.warps)] * len(scalars), ARGUMENTS)
@@ -85,6 +88,8 @@ class Anchors:
     blocks: int
     layouts: dict[tuple[int, ...], Layout]
     facts: AxisFacts
+    converts: bool = True
+    """Whether tiles may be turned through shared memory, so that each access is coalesced."""
 
     def of(self, shape: tuple[int, ...]) -> Layout:
         """The layout of tiles of a shape: that of the largest tile it is broadcast against, or one of its own."""
@@ -98,7 +103,7 @@ class Anchors:
         shape = covered_shape(op)
         layout, access = self.of(shape), access_of(op, shape)
         along = layout.lanes[0].axis if layout.lanes else None
-        if access.axis is None or along is None or access.axis == along or shape[access.axis] < _WORTH:
+        if not self.converts or access.axis in (None, along) or along is None or shape[access.axis] < _WORTH:
             return layout
         order = [access.axis, *(axis for axis in _row_major(shape) if axis != access.axis)]
         return blocked(shape, self.warps, order, min(access.vector, _fair(shape, self.warps)), blocks=self.blocks)
@@ -243,7 +248,8 @@ class Assignment:
                 self.settle(op, [self.anchors.coalesced(op)])
             case tile.StoreOp():
                 home = self.home.get(op.value)
-                whole = home if home and _is_good(home, op) else self.anchors.coalesced(op)
+                keeps = home is not None and (_is_good(home, op) or not self.anchors.converts)
+                whole = home if home is not None and keeps else self.anchors.coalesced(op)
                 self.take(op, 0, whole.narrowed(tile.tile_type(op.value).sizes))
                 set_layouts(op, [whole])
             case tile.ReduceOp():

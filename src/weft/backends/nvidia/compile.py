@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from weft.backends.llvm.builder import Module
 from weft.backends.nvidia.assign_layouts import assign_layouts
@@ -26,25 +27,48 @@ from weft.tile import dialect as tile
 
 def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch]:
     """A copy of a kernel with roles, layouts, conversions, shared memory and barriers."""
+    for way in (_streamed, _with_roles, _without_conversions):
+        with suppress(LoweringError):  # a conversion may need the memory that copies ahead of time would take
+            if (found := way(kernel, target)) is not None:
+                return found
+    copy = kernel.clone()
+    fold_views(copy)
+    use_tensor_cores(copy)
+    assign_layouts(copy, clusters=target.has_clusters)
+    order_memory(copy)
+    shared, blocks = allocate_shared(copy, target.shared_per_block), integer(copy, BLOCKS, 1)
+    return copy, Launch(WARP * integer(copy, WARPS), shared, cluster=blocks, blocks_per_program=blocks)
+
+
+def _streamed(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
+    """Rows that are brought ahead."""
     streamed = pipeline_rows(kernel, target)
-    if streamed is not None:
-        shared = allocate_shared(streamed.kernel, target.shared_per_block - streamed.shared, streamed.shared)
-        blocks = streamed.cluster
-        launch = Launch(streamed.threads, shared, cluster=blocks, blocks_per_program=blocks, persistent=True)
-        return streamed.kernel, launch
+    if streamed is None:
+        return None
+    shared = allocate_shared(streamed.kernel, target.shared_per_block - streamed.shared, streamed.shared)
+    blocks = streamed.cluster
+    launch = Launch(streamed.threads, shared, cluster=blocks, blocks_per_program=blocks, persistent=True)
+    return streamed.kernel, launch
+
+
+def _with_roles(
+    kernel: tile.KernelOp, target: NvidiaTarget, converts: bool = True
+) -> tuple[tile.KernelOp, Launch] | None:
+    """Products whose operands are brought ahead."""
     copy = kernel.clone()
     fold_views(copy)
     pipelined = pipeline_dots(copy, target)
     if pipelined is None:
-        use_tensor_cores(copy)
-    assign_layouts(copy, clusters=target.has_clusters)
+        return None
+    assign_layouts(copy, converts=converts)
     order_memory(copy)
-    ring = pipelined.shared if pipelined else 0
-    shared = allocate_shared(copy, target.shared_per_block - ring, ring)
-    if pipelined is None:
-        blocks = integer(copy, BLOCKS, 1)
-        return copy, Launch(WARP * integer(copy, WARPS), shared, cluster=blocks, blocks_per_program=blocks)
+    shared = allocate_shared(copy, target.shared_per_block - pipelined.shared, pipelined.shared)
     return copy, Launch(pipelined.threads, shared, persistent=True, maps=pipelined.maps)
+
+
+def _without_conversions(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
+    """The same, with all memory accessed as the tensor cores hold it: there is no room to turn tiles."""
+    return _with_roles(kernel, target, converts=False)
 
 
 def emit_llvm(kernels: Mapping[str, tile.KernelOp], target: NvidiaTarget) -> tuple[str, dict[str, Launch]]:

@@ -93,22 +93,33 @@ def _apply(codegen: KernelCodegen, op: tile.MapOp, args: list[V]) -> V:
         return emit_cast(codegen.b, args[0], source, target)
     if function == "exp2" and tile.FLUSHES in op.attributes and args[0].type == "float":
         return power_of_two(codegen.b, args[0])
-    if function == "exp" and args[0].type == "float" and loses_digits(op.out):
+    if function == "exp" and args[0].type == "float" and loses_digits(op.out, _is_at_most_one(op)):
         return rough_exp(codegen.b, args[0])
     return emit_map(codegen.b, function, args, tile.tile_type(op.args[-1]).dtype)
 
 
-def loses_digits(value: SSAValue) -> bool:
-    """Whether all that becomes of a tile of positive numbers is a sum, or is narrowed to 16 bits."""
+def _is_at_most_one(exp: tile.MapOp) -> bool:
+    """Whether a maximum was subtracted: of the powers the large ones are then those of small arguments, and exact."""
+    shift = exp.args[0].owner
+    if not isinstance(shift, tile.MapOp) or shift.function.data != "sub":
+        return False
+    largest = shift.args[1].owner
+    return isinstance(largest, tile.ReduceOp) and largest.kind.data == "max"
+
+
+def loses_digits(value: SSAValue, summed: bool) -> bool:
+    """Whether all that becomes of a tile of positive numbers is narrowed to 16 bits or, where it may be, `summed`."""
     for use in value.uses:
         match use.operation:
-            case tile.ReduceOp() as op if op.kind.data == "sum":
+            case tile.ReduceOp() as op if summed and op.kind.data == "sum":
                 pass
             case tile.MapOp() as op if narrowed_to(op) is not None:
                 pass
             case tile.StoreOp() as op if pointer_dtype(op).bytes == 2 and pointer_dtype(op).is_float:
                 pass
-            case tile.MapOp() as op if op.function.data in ("mul", "div") and use.index == 0 and loses_digits(op.out):
+            case tile.MapOp() as op if (
+                op.function.data in ("mul", "div") and use.index == 0 and loses_digits(op.out, summed)
+            ):
                 pass
             case _:
                 return False

@@ -63,7 +63,7 @@ class Pipelined:
     maps: tuple[TensorMap, ...]
 
 
-def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, scratch: int = 0) -> Pipelined | None:
+def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | None:
     """Rewrite a kernel in place, if it has loops of products that the tensor cores of Hopper take from slots."""
     if not target.has_wgmma:
         return None
@@ -79,7 +79,7 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, scratch: int = 0)
     inputs = len(maps)
     engines = _give_stores_to_engine(kernel, maps)
     staging = 4 * consumers * 2 * STAGE_BYTES if engines else 0
-    rings = _rings(operands, target.shared_per_block - scratch - staging - _ALIGNMENT)
+    rings = _rings(operands, target.shared_per_block - staging - _ALIGNMENT)
     if rings is None:
         return None
     ring = sum(each.bytes + each.count * BARRIER_BYTES for each in rings)

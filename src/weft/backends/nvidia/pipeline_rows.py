@@ -227,10 +227,10 @@ def _that_fit(rows: list[_Row]) -> list[_Row]:
     """Without rows that would take more shared memory than can be kept."""
     room, chosen = _MOST_KEPT, list[_Row]()
     for row in rows:
-        if row.kept:
-            room -= row.piece.bytes
-        if not row.kept or room >= 0:
-            chosen.append(row)
+        if row.kept and row.piece.bytes > room:
+            continue
+        room -= row.piece.bytes if row.kept else 0
+        chosen.append(row)
     return chosen
 
 

@@ -19,6 +19,7 @@ from weft.backends.nvidia.code import DeviceCode
 from weft.errors import DeviceMemoryError
 from weft.frontends.torch.alignment import aligned
 from weft.frontends.torch.cuda_graphs import GraphedCalls
+from weft.frontends.torch.frozen import ConstantSet
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.plan_executor import Frame, PlanExecutor
 from weft.lower.steps import CallStep, DotStep, Plan
@@ -44,8 +45,8 @@ def load_program(
             raise torch.OutOfMemoryError(str(error)) from error
 
 
-_CAPTURED: dict[int, DeviceProgram] = {}
-"""Programs that were called while someone captured a CUDA graph: their code stays where it is."""
+_CAPTURED: list[tuple[DeviceProgram, list[ConstantSet]]] = []
+"""Programs and constants of calls that someone captured as a CUDA graph: its launches need them where they are."""
 
 
 class CudaExecutor(PlanExecutor[DeviceProgram]):
@@ -62,10 +63,10 @@ class CudaExecutor(PlanExecutor[DeviceProgram]):
                 return self(tensors, symbols)
         if self.graphs is not None and not symbols and (results := self.graphs.call(tensors)) is not None:
             return results
+        results = super().__call__(tensors, symbols)
         if torch.cuda.is_current_stream_capturing():
-            # The user's graph launches these kernels for as long as it lives, whatever becomes of this object.
-            _CAPTURED[id(self.executable)] = self.executable
-        return super().__call__(tensors, symbols)
+            _CAPTURED.append((self.executable, list(self.sets)))
+        return results
 
     def release(self) -> None:
         super().release()

@@ -278,9 +278,8 @@ def _copy_all(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     by_type: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     for target, source in pairs:
         targets, sources = by_type.setdefault(target.dtype, ([], []))
-        is_dense = span(target.shape, target.stride()) == target.numel()
-        targets.append(target if is_dense else spanned(target))
-        sources.append(source if is_dense else spanned(source))
+        targets.append(spanned(target))
+        sources.append(spanned(source))
     for targets, sources in by_type.values():
         torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
 
@@ -296,11 +295,8 @@ def why_not_captured(plan: Plan) -> str | None:
 
 
 def _why_not_called(step: CallStep) -> str | None:
-    namespace = step.target.partition("::")[0]
-    if namespace in ("python", "higher_order"):
+    if step.target.partition("::")[0] not in ("aten", "prims"):
         return "may do anything on the processor"
-    if namespace == "_c10d_functional":
-        return "waits for other processes"
     arguments = json.loads(step.arguments)
     if _mentions(arguments, "item"):
         return "takes a number that the GPU computes"
