@@ -13,9 +13,7 @@ from weft.testing.gpu.corpus import device_code, generated_ops, op_kernels, suit
 from weft.testing.gpu.memory import memory_cases
 from weft.tile.dialect import KernelOp
 
-from .ptxas import Assembly, assemble, parse, ptxas
-
-needs_ptxas = pytest.mark.skipif(ptxas() is None, reason="no ptxas: pip install nvidia-cuda-nvcc, or put it on PATH")
+from .ptxas import Assembly, assemble, needs_ptxas, parse
 
 ARCHES = ("sm_80", "sm_90a")
 OTHER_ARCHES = ("sm_86", "sm_89", "sm_100a", "sm_120a")

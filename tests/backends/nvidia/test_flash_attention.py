@@ -17,9 +17,8 @@ from weft.ops.base import REGISTRY
 from weft.passes.build_groups import SCHEDULE
 from weft.testing.kernels import Trial, group_of, run_interpreted
 
-from .ptxas import assemble, ptxas
+from .ptxas import assemble, needs_ptxas
 
-needs_ptxas = pytest.mark.skipif(ptxas() is None, reason="no ptxas: pip install nvidia-cuda-nvcc, or put it on PATH")
 TARGET = target_named("sm_90a")
 Shape = tuple[int, ...]
 

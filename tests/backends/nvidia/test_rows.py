@@ -11,10 +11,9 @@ from weft.backends.nvidia.streaming import CROSSES, PieceType, ReadOp, StreamOp
 from weft.backends.nvidia.target import target_named
 from weft.tile import dialect as tile
 
-from .ptxas import assemble, ptxas
+from .ptxas import assemble, needs_ptxas
 from .row_kernels import row_kernel
 
-needs_ptxas = pytest.mark.skipif(ptxas() is None, reason="no ptxas: pip install nvidia-cuda-nvcc, or put it on PATH")
 TARGET = target_named("sm_90a")
 
 

@@ -21,7 +21,7 @@ from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.testing.simulated import run_simulated
 
 from .ptx_machine import Memory, run_blocks
-from .ptxas import assemble, ptxas
+from .ptxas import assemble, needs_ptxas
 
 GPU = gpu_machine()
 SHAPES = [(1, 16, 64), (1, 1, 16), (2, 20, 256), (3, 17, 301), (4, 33, 1032), (5, 40, 1000), (8, 16, 513), (9, 8, 2048)]
@@ -119,7 +119,7 @@ def test_weights_are_read_ahead_and_straight_from_memory() -> None:
     assert len([op for op in kernel.walk() if isinstance(op, MmaOp)]) == 1
 
 
-@pytest.mark.skipif(ptxas() is None, reason="no ptxas: pip install nvidia-cuda-nvcc, or put it on PATH")
+@needs_ptxas
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("rows", [1, 4, 8, 16])
 def test_registers_are_enough(rows: int, arch: str) -> None:

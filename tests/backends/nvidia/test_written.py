@@ -20,7 +20,7 @@ from weft.backends.nvidia.dialect import WARPS, set_integer
 from weft.backends.nvidia.target import target_named
 from weft.frontends.triton.errors import DeviceAssertError
 
-from .ptxas import ptxas
+from .ptxas import needs_ptxas, ptxas
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "frontends" / "triton")]
@@ -61,7 +61,7 @@ def test_random_programs_give_what_numpy_gives(chunk: int, monkeypatch: pytest.M
         np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-4, err_msg=f"seed {seed}")
 
 
-@pytest.mark.skipif(ptxas() is None, reason="no ptxas: pip install nvidia-cuda-nvcc, or put it on PATH")
+@needs_ptxas
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_random_programs_assemble_and_abort_nothing(arch: str, tmp_path: Path) -> None:
     script = f"""

@@ -218,7 +218,7 @@ def blocked(
     for total, along in ((WARP, order), (warps, warp_order or order)):
         modes: list[Mode] = []
         for axis in along:
-            size = min(total, _power_of_two(left[axis]))
+            size = min(total, next_power_of_two(left[axis]))
             if size > 1:
                 modes.append(cover(axis, size))
                 total //= size
@@ -227,7 +227,7 @@ def blocked(
         lists.append(tuple(modes))
     shares: dict[int, int] = {}
     for axis in warp_order or order:
-        shares[axis] = min(blocks, _power_of_two(left[axis]))
+        shares[axis] = min(blocks, next_power_of_two(left[axis]))
         blocks //= shares[axis]
     for axis in order:
         each = -(-left[axis] // shares[axis])
@@ -239,7 +239,7 @@ def blocked(
     return Layout(tuple(shape), tuple(registers), lanes, of_warps, tuple(modes)).merged()
 
 
-def _power_of_two(size: int) -> int:
+def next_power_of_two(size: int) -> int:
     """The least power of two that is not below a size."""
     return 1 << max(size - 1, 0).bit_length()
 
