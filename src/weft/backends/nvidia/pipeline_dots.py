@@ -136,12 +136,14 @@ def _split(
     original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
     first, count = BlockNumberOp.make("number"), BlockNumberOp.make("count")
     block.insert_ops_before([first, count], original[0])
+    made = [_programs(kernel, first.out, count.out) for _ in range(2)]
+    (producing, brought), (consuming, used) = made
+    _Producer(operands, maps, brought).walk(original, producing.block)
+    _Consumer(operands, used).walk(original, consuming.block)
     roles: list[Block] = []
-    for role in (_Producer, _Consumer):
-        programs, mapping = _programs(kernel, first.out, count.out)
-        roles.append(Block([programs]))
-        role(operands, maps, mapping).walk(original, programs.block)
+    for programs in (producing, consuming):
         programs.block.add_op(tile.YieldOp.create())
+        roles.append(Block([programs]))
     for op in reversed(original):
         op.detach()
         op.erase(safe_erase=False)
@@ -222,7 +224,6 @@ class _Consumer:
     """Begins products where they stand, and finishes them where something else needs them."""
 
     operands: Operands
-    maps: Sequence[TensorMap]
     mapping: dict[SSAValue, SSAValue]
     under_way: list[tile.DotOp] = field(default_factory=list[tile.DotOp])
     left: dict[int, set[tile.DotOp]] = field(default_factory=dict[int, "set[tile.DotOp]"])
