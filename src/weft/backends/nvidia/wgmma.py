@@ -87,6 +87,11 @@ def multiply(
     return _through(b, "".join(lines), accumulators, count, [b_low, *([a[0]] if isinstance(a, tuple) else a)])
 
 
+def laid_down(b: Function, values: Sequence[V]) -> list[V]:
+    """Floats, each in a register of its own: a product can begin with them while another one is under way."""
+    return _through(b, "", values, len(values), [])
+
+
 def wait(b: Function, values: Sequence[V], pending: int, held: Sequence[V]) -> list[V]:
     """Until all products but the last `pending` are done; what these read in registers stays `held` until then."""
     return _through(b, f"wgmma.wait_group.sync.aligned {pending};", values, len(values), held)

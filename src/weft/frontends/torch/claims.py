@@ -99,6 +99,41 @@ def is_own_attention(node: fx.Node) -> bool:
     return fits and wins and all(map(_has_aligned_lines, (query, key, value)))
 
 
+_ATTENTION_BACKWARDS: dict[Any, tuple[int | None, int, bool]] = {
+    getattr(_aten, name).default: places
+    for name, places in (
+        ("_scaled_dot_product_flash_attention_backward", (None, 10, False)),
+        ("_scaled_dot_product_cudnn_attention_backward", (8, 13, True)),
+    )
+    if hasattr(_aten, name)
+}
+"""The backward of attention on a GPU: the same."""
+_WIDEST_TRAINED_HEAD = 128
+
+
+def is_own_attention_backward(node: fx.Node) -> bool:
+    """Whether the gradients of attention are kernels of Weft's: where those are faster than the library."""
+    places = _ATTENTION_BACKWARDS.get(node.target)
+    if places is None or set(node.kwargs) - {"scale"}:
+        return False
+    mask, dropout, is_fast = places
+    if (mask is not None and node.args[mask] is not None) or node.args[dropout] != 0.0:
+        return False
+    grad, query, key, value, _, kept = (each.meta["val"] for each in node.args[:6])  # type: ignore[union-attr]
+    tensors = grad, query, key, value
+    sizes = [size for meta in (*tensors, kept) for size in (*meta.shape, *meta.stride())]
+    if any(isinstance(size, torch.SymInt) for size in sizes) or query.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    widths, length = (query.shape[-1], value.shape[-1]), min(query.shape[-2], key.shape[-2])
+    fits = all(width % 16 == 0 and width <= _WIDEST_TRAINED_HEAD for width in widths) and length >= _LEAST_LENGTH
+    return fits and not is_fast and kept.numel() * query.shape[-1] == query.numel() and all(map(_has_aligned_lines, tensors))
+
+
+def is_own_on_tensor_cores(node: fx.Node) -> bool:
+    """Whether a call is kernels of Weft's on a GPU's tensor cores."""
+    return is_own_product(node) or is_own_attention(node) or is_own_attention_backward(node)
+
+
 def _has_aligned_lines(factor: torch.Tensor) -> bool:
     """Whether one of the last two dimensions runs through memory, and all others in steps that a copy engine takes."""
     *outer, rows, columns = factor.stride()
