@@ -165,7 +165,7 @@ class AttentionLowering:
         self._axes("i", "n")
         result, *kept = self.op.results
         value = self._typed(emit.math("div", product, divisor))
-        products = {result: TileValue(value.ssa, tensor_of(result.type).dtype)}
+        products: dict[SSAValue, TileValue] = {result: TileValue(value.ssa, tensor_of(result.type).dtype)}
         for lse in kept:
             power = emit.math("add", emit.math("log2", total), most)  # both are -inf in a row without any key
             products[lse] = self._typed(emit.math("mul", power, emit.constant(1 / LOG2_E, self.dtype)))
