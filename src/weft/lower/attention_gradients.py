@@ -10,10 +10,10 @@
         %dk += tile.dot (%p * %d), queries }                %dq += tile.dot %ds, keys }
       tile.store %dk, %dv }                               tile.store %dq }
 
-Both make the weights again, from the scores and what the forward pass has kept of each row. Scores are laid down so that
-the weights come out of one product just as the next one takes them. Each sum has one program, and one order: results
-are the same in every run. Products of a block of keys begin with what is subtracted from them, row by row of the
-queries.
+Both make the weights again, from the scores and what the forward pass has kept of each row. Scores are laid down so
+that the weights come out of one product just as the next one takes them. Each sum has one program, and one order:
+results are the same in every run. For keys, products begin with what is subtracted from them, which a turn reads for
+the next one while its own products run.
 """
 
 from __future__ import annotations
@@ -26,22 +26,25 @@ from xdsl.ir import SSAValue
 
 from weft.errors import LoweringError
 from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, simplify, symbol
-from weft.ir.types import i32, tensor_of
+from weft.ir.types import Tensor, i32, tensor_of
 from weft.lower.attention import LOG2_E
 from weft.lower.blocked import BlockedKernel
 from weft.lower.domain import Domain, Run, fused
 from weft.lower.emit import Axis, TileValue, register_dtype
 from weft.lower.evaluate import AddressRecorder, Source
-from weft.lower.kernels import Kernel
-from weft.lower.lowered import Lowered, whole
+from weft.lower.kernels import Kernel, lower_group
+from weft.lower.lowered import Argument, KernelCall, Lowered
 from weft.lower.machine import Machine
+from weft.lower.regroup import regroup
 from weft.lower.schedule import Blocks, choose_gradient_blocks, given_blocks
 from weft.ops.attention_gradients import AttentionGradients
 from weft.ops.body import Value
-from weft.ops.graph import GroupOp
-from weft.ops.layouts import Layout
+from weft.ops.graph import GraphBuilder, GroupOp
+from weft.ops.layouts import Layout, contiguous
 from weft.tile import dialect as tile
 
+_LONGEST = 128
+"""The longest block of queries."""
 _LETTERS = "ijen"
 """Queries, keys, their width and that of the values: the columns of the domain, in this order."""
 
@@ -54,13 +57,42 @@ def lower_attention_gradients(
     if any(value not in op.results for value in group.yielded):
         raise LoweringError("nothing can be computed after attention_gradients in its kernels")
     layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
-    targets = {value: (number, outputs[number]) for number, value in enumerate(group.yielded)}
-    calls = []
+    rows = [_padded(tensor_of(value.type)) for value in op.operands[4:]]
+    read = [Argument("input", number) for number in range(len(inputs))]
+    beside = [Argument("scratch", number) for number in range(len(rows))]
+    written = [Argument("output", number) for number in range(len(outputs))]
+    made = lower_group(_subtracted(group), f"{name}_rows", inputs, [*map(contiguous, rows)], machine=machine)
+    calls = [KernelCall(made, (*read, *beside))]
     for construction, results in ((_OfKeys, op.results[1:]), (_OfQueries, op.results[:1])):
-        if any(result in targets for result in results):
-            kernel = construction(group, f"{name}_{construction.OF}", layouts, outputs, op, machine).kernel()
-            calls += whole(kernel, len(inputs), len(outputs)).calls
-    return Lowered(tuple(calls))
+        if any(result in group.yielded for result in results):
+            kernel = construction(group, f"{name}_{construction.OF}", layouts, outputs, op, machine, rows).kernel()
+            calls.append(KernelCall(kernel, (*read, *written, *beside)))
+    return Lowered(tuple(calls), tuple(rows))
+
+
+def _padded(rows: Tensor) -> Tensor:
+    """Numbers of rows in memory of their own, where all blocks of them are whole."""
+    *lead, length = rows.shape
+    return Tensor(rows.dtype, (*lead, ceildiv(length, _LONGEST) * _LONGEST))
+
+
+def _subtracted(group: GroupOp) -> GroupOp:
+    """A group that gives what products begin with: less the logarithms of sums, in units of scores, and less the means.
+
+    Of rows that do not exist it is zero: their weights are ones, and what they weigh is nothing.
+    """
+
+    def rows(b: GraphBuilder, made: GroupOp) -> list[SSAValue]:
+        op = next(op for op in made.block.ops if isinstance(op, AttentionGradients))
+        found: list[SSAValue] = []
+        for value, factor in zip(op.operands[4:], (-1 / op.params["scale"], -1.0), strict=True):
+            *lead, length = b.tensor(value).shape
+            high = (*(0 for _ in lead), _padded(b.tensor(value)).shape[-1] - length)
+            scaled = b.mul(value, b.full_like(value, factor))
+            found.append(b.pad(scaled, low=(0,) * len(high), high=high, value=0.0))
+        return found
+
+    return regroup(group, rows)
 
 
 @dataclass
@@ -74,10 +106,11 @@ class _Construction:
     outputs: Sequence[Layout]
     op: AttentionGradients
     machine: Machine
+    rows: Sequence[Tensor]
     bases: dict[str, Size] = field(default_factory=dict[str, Size])
 
     def kernel(self) -> Kernel:
-        grad, q, k, v = (tensor_of(value.type) for value in self.op.operands[:4])
+        q, k, v = (tensor_of(value.type) for value in self.op.operands[1:4])
         self.dtype = register_dtype(q.dtype)
         self.narrow = q.dtype
         self.causal: bool = self.op.params["causal"]
@@ -100,7 +133,9 @@ class _Construction:
         self.blocks: Blocks = given_blocks(self.group, "attention_gradients") or chosen
         self.sides = dict(zip(_LETTERS, self.blocks.sides, strict=True))
         self.bases = {"e": 0, "n": 0}
-        self.frame = BlockedKernel(self.group, self.name, self.layouts, self.outputs, domain, parts=self.machine.is_gpu)
+        self.frame = BlockedKernel(
+            self.group, self.name, self.layouts, self.outputs, domain, parts=self.machine.is_gpu, scratch=self.rows
+        )
         self.emit = self.frame.emit
         self.fill()
         return self.frame.frame.finish(self.blocks)
@@ -115,17 +150,18 @@ class _Construction:
         """Where the element of an operand lies: the gradient, queries, keys, values, or a number of each row."""
         lead, (i, j, e, n) = self.domain.row_index[:-1], self.domain.column_index
         rows = [*lead, self.member, i]
-        return [[*rows, n], [*rows, e], [*lead, j, e], [*lead, j, n], rows, rows][operand]
+        return [[*rows, n], [*rows, e], [*lead, j, e], [*lead, j, n]][operand]
 
     def _addresses(self) -> list[Size]:
         recorder = AddressRecorder(self.layouts, space=self.domain.bounds)
-        for number, value in enumerate(self.op.operands):
+        for number, value in enumerate(self.op.operands[:4]):
             recorder.at(Source(value, tensor_of(value.type)), self._index(number))
         stores = [
             simplify(layout.address(self._index(1 + self.op.results.index(value))), self.domain.bounds)
             for value, layout in zip(self.group.yielded, self.outputs, strict=True)
         ]
-        return [*(address.expr for address in recorder.addresses), *stores]
+        rows = [contiguous(tensor).address([*self.domain.row_index, 0]) for tensor in self.rows]
+        return [*(address.expr for address in recorder.addresses), *stores, *rows]
 
     # -- tiles -----------------------------------------------------------------------------------------------------
 
@@ -148,10 +184,21 @@ class _Construction:
         value = self.op.operands[number]
         return self.emit.at(Source(value, tensor_of(value.type)), self._index(number))
 
-    def _of_rows(self, number: int, factor: float, axis: int) -> Value:
-        """A number of each row, along an axis, times a factor."""
-        value = self.emit.cast(self._at(number, "i " if axis == 0 else " i"), self.dtype)
-        return self.emit.math("mul", value, self.emit.constant(factor, self.dtype))
+    def _of_rows(self, number: int, axis: int) -> TileValue:
+        """What is subtracted from the products of a block of rows, along an axis: whole, as memory holds it."""
+        tensor, side, strides, shape = self.rows[number], self.sides["i"], [0, 0], [1, 1]
+        strides[axis], shape[axis] = 1, side
+        self._axes("")
+        address = self.emit.resolve(contiguous(tensor).address([*self.domain.row_index[:-1], self.member, 0]))
+        attributes, operands = self.emit.sizes((address + self.bases["i"],), strides, shape)
+        load = tile.LoadOp.create(
+            operands=[self.frame.beside[number], *operands],
+            attributes=dict(zip(("offset", "strides", "extents"), attributes, strict=True)),
+            result_types=[tile.TileType.of(shape, tensor.dtype)],
+        )
+        return TileValue(
+            self._tile_of(self.emit.cast(TileValue(self.emit.add(load), tensor.dtype), self.dtype)), self.dtype
+        )
 
     def _axes(self, letters: str) -> None:
         self.emit.axes.clear()
@@ -178,9 +225,11 @@ class _Construction:
 
     def _rounded(self, value: Value) -> SSAValue:
         """A factor of a product, in the type of the other one."""
-        rounded = self.emit.rounded(value, self.narrow)
-        assert isinstance(rounded, TileValue)
-        return rounded.ssa
+        return self._tile_of(self.emit.rounded(value, self.narrow))
+
+    def _tile_of(self, value: Value) -> SSAValue:
+        assert isinstance(value, TileValue)
+        return value.ssa
 
     def _place(self, letter: str, axis: int) -> TileValue:
         """Queries or keys by number."""
@@ -209,47 +258,43 @@ class _OfKeys(_Construction):
             self.frame.program(run)
         self.member = 0
         keys, values = self._operand(2, "je"), self._operand(3, "jn")
-        sums = [self._zeros("je"), self._zeros("jn")]
         first, side = self.bases["j"], self.sides["i"]
-        count = ceildiv(self.queries, side)
+        self.count = ceildiv(self.queries, side)
+        lower = minimum(self.count, floordiv(first, side)) if self.causal else 0
+        upper = maximum(lower, minimum(self.count, ceildiv(first + self.sides["j"] - 1, side))) if self.causal else 0
+        state = [self._zeros("je"), self._zeros("jn"), *self._rows_of(lower, 0)]
         if self.causal:
-            lower = minimum(count, floordiv(first, side))
-            upper = maximum(lower, minimum(count, ceildiv(first + self.sides["j"] - 1, side)))
-            self._walk("masked", lower, upper, sums, keys, values, masked=True)
-            self._walk("whole", upper, count, sums, keys, values, masked=False)
-        else:
-            self._walk("whole", 0, count, sums, keys, values, masked=False)
+            self._walk("masked", lower, upper, state, keys, values, masked=True)
+        self._walk("whole", upper, self.count, state, keys, values, masked=False)
         factor = self.emit.constant(self.op.params["scale"], self.dtype)
-        self._store(1, self.emit.math("mul", sums[0], factor), "je")
-        self._store(2, sums[1], "jn")
+        self._store(1, self.emit.math("mul", state[0], factor), "je")
+        self._store(2, state[1], "jn")
+
+    def _rows_of(self, block: Size, member: Size) -> list[TileValue]:
+        """What is subtracted from the products of a block of queries; of the last one where there are no more."""
+        self.bases["i"], self.member = minimum(block, self.count - 1) * self.sides["i"], member
+        return [self._of_rows(number, 1) for number in range(2)]
 
     def _walk(
         self,
         name: str,
         lower: Size,
         upper: Size,
-        sums: list[TileValue],
+        state: list[TileValue],
         keys: SSAValue,
         values: SSAValue,
         *,
         masked: bool,
     ) -> None:
-        emit, turn, each = self.emit, symbol(f"{name}_block"), upper - lower
-        if each == 0:
-            return
-        if self.members == 1:
-            bounds, self.member, block = (lower, upper), 0, turn
-        else:
-            bounds, self.member, block = (0, each * self.members), floordiv(turn, each), lower + mod(turn, each)
-        with emit.loop(f"{name}_block", bounds[1], 1, sums, bounds[0]) as carried:
-            self.bases["i"] = block * self.sides["i"]
-            on_keys, on_values = carried
+        emit, turn, members = self.emit, symbol(f"{name}_turn"), self.members
+        with emit.loop(f"{name}_turn", (upper - lower) * members, 1, state) as carried:
+            self.bases["i"] = (lower + floordiv(turn, members)) * self.sides["i"]
+            self.member = mod(turn, members)
+            on_keys, on_values, least, means = carried
             nothing = self._zeros("ji")
-            least = emit.math("sub", nothing, self._of_rows(4, LOG2_E / self.unit, 1))
-            means = emit.math("sub", nothing, self._of_rows(5, 1.0, 1))
-            assert isinstance(least, TileValue) and isinstance(means, TileValue)
-            scores = self._dot(keys, self._operand(1, "ei"), "ji", least.ssa)
-            slopes = self._dot(values, self._operand(0, "ni"), "ji", means.ssa)
+            begun = [self._tile_of(emit.math("add", nothing, row)) for row in (least, means)]
+            scores = self._dot(keys, self._operand(1, "ei"), "ji", begun[0])
+            slopes = self._dot(values, self._operand(0, "ni"), "ji", begun[1])
             weights: Value = self._power(emit.math("mul", scores, emit.constant(self.unit, self.dtype)))
             if masked:
                 seen = emit.math("le", self._place("j", 0), self._place("i", 1))
@@ -257,7 +302,8 @@ class _OfKeys(_Construction):
             on_values = self._dot(self._rounded(weights), self._operand(0, "in"), "jn", on_values.ssa)
             on_scores = emit.math("mul", weights, slopes)
             on_keys = self._dot(self._rounded(on_scores), self._operand(1, "ie"), "je", on_keys.ssa)
-            carried[:] = [on_keys, on_values]
+            rows = self._rows_of(lower + floordiv(turn + 1, members), mod(turn + 1, members))
+            carried[:] = [on_keys, on_values, *rows]
 
 
 class _OfQueries(_Construction):
@@ -273,7 +319,8 @@ class _OfQueries(_Construction):
         for run in rest[-1:]:
             self.frame.program(run)
         self.query, self.grad = self._operand(1, "ie"), self._operand(0, "in")
-        self.least, self.means = self._of_rows(4, -LOG2_E, 0), self._of_rows(5, 1.0, 0)
+        unit = self.emit.constant(self.unit, self.dtype)
+        self.least, self.means = self.emit.math("mul", self._of_rows(0, 0), unit), self._of_rows(1, 0)
         sums = [self._zeros("ie")]
         first, side = self.bases["i"], self.sides["j"]
         count, whole = ceildiv(self.keys, side), floordiv(self.keys, side)
@@ -296,7 +343,7 @@ class _OfQueries(_Construction):
             if masked:
                 seen = emit.math("lt", self._place("j", 1), self._limit())
                 weights = emit.where(seen, weights, emit.constant(0.0, self.dtype))
-            on_scores = emit.math("mul", weights, emit.math("sub", slopes, self.means))
+            on_scores = emit.math("mul", weights, emit.math("add", slopes, self.means))
             carried[0] = self._dot(self._rounded(on_scores), self._operand(2, "je"), "ie", carried[0].ssa)
 
     def _limit(self) -> Value:

@@ -150,7 +150,7 @@ def choose_gradient_blocks(of: str, sizes: Sequence[Size], machine: Machine = CP
 
     On a GPU, the registers of two warp groups hold a block's scores twice beside what is summed up.
     """
-    queries, keys, *widths = sizes
+    widths = sizes[2:]
     if not machine.is_gpu:
         across = [_rounded(size, _WIDTH_UNIT) if isinstance(size, int) else _UNKNOWN_WIDTH for size in widths]
         sides = (_GRADIENT_SIDE, _GRADIENT_SIDE, *across)

@@ -1,4 +1,4 @@
-"""The gradients of attention: the tile kernels give the right numbers; what is made of them assembles and synchronises."""
+"""The gradients of attention: the tile kernels give the right numbers; what is made of them assembles."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_machine_code_of_a_processor_gives_the_gradients() -> None:
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize(("causal", "dtype"), [(False, bf16), (True, f16)])
 def test_the_gradients_assemble_without_spills(width: int, causal: bool, dtype: DType) -> None:
-    for call in gradients((4, 8, 4, 4096, width), (4, 8, 4096, width), causal=causal, dtype=dtype).lowered.calls:
+    for call in gradients((4, 8, 4, 4000, width), (4, 8, 4096, width), causal=causal, dtype=dtype).lowered.calls:
         name = call.kernel.op.sym_name.data
         found = assemble(compile_kernels({name: call.kernel.op}, TARGET).ptx, TARGET.arch)
         assert not found.error and not found.advice
@@ -94,7 +94,7 @@ def test_the_gradients_assemble_without_spills(width: int, causal: bool, dtype: 
 @pytest.mark.parametrize(("causal", "members"), [(False, 1), (True, 2)])
 def test_a_block_is_brought_once_for_both_of_its_products(causal: bool, members: int) -> None:
     lowered = gradients((1, 2, members, 700, 64), (1, 2, 700, 64), causal=causal).lowered
-    for call in lowered.calls:
+    for call in lowered.calls[1:]:
         kernel, launch = annotate(call.kernel.op, TARGET)
         assert launch.persistent
         (roles,) = [op for op in kernel.block.ops if isinstance(op, RolesOp)]
@@ -119,4 +119,4 @@ def test_gradients_that_nobody_needs_have_no_kernel() -> None:
         return b.attention_gradients(*operands, causal=False, scale=1.0)[0]
 
     trial = Trial.of(group_of(tensors((1, 8, 4), (8, 4), f32), body), "g", CPU)
-    assert [call.kernel.op.sym_name.data for call in trial.lowered.calls] == ["g_queries"]
+    assert [call.kernel.op.sym_name.data for call in trial.lowered.calls] == ["g_rows", "g_queries"]
