@@ -116,7 +116,9 @@ def _lowering_of(anchor: GraphOp) -> Lowering:
         case Scan():
             name = "scan"
         case _:
-            name = {"graph.topk": "sort"}.get(anchor.name, anchor.name.removeprefix("graph."))
+            name = {"graph.topk": "sort", "graph.attention_with_lse": "attention"}.get(
+                anchor.name, anchor.name.removeprefix("graph.")
+            )
     if name not in ("attention", "dot", "scan", "scatter", "sort"):
         raise LoweringError(f"{anchor.name} has no lowering to tiles")
     return _lowering_named(name)
