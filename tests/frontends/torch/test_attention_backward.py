@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from weft.backends.nvidia.target import target_named
 from weft.config import Config
+from weft.errors import UnsupportedError
 from weft.frontends.torch.importer import import_graph
 from weft.lower.steps import CallStep, KernelStep
 from weft.pipelines import compile_nvidia
@@ -77,4 +78,5 @@ def test_where_asked_for_the_fastest_library_gives_way_too() -> None:
     library = "aten::_scaled_dot_product_cudnn_attention_backward"
     assert steps(library="cudnn") == [library]
     assert steps(library="cudnn", strict=True) == ["cast", "attention", "attention", "attention"]
-    assert steps(library="cudnn", strict=True, mask=True) == [library]
+    with pytest.raises(UnsupportedError, match="with a mask"):
+        steps(library="cudnn", strict=True, mask=True)
