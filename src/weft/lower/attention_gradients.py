@@ -73,7 +73,7 @@ def lower_attention_gradients(
 def _padded(rows: Tensor) -> Tensor:
     """Numbers of rows in memory of their own, where all blocks of them are whole."""
     *lead, length = rows.shape
-    return Tensor(rows.dtype, (*lead, ceildiv(length, _LONGEST) * _LONGEST))
+    return Tensor(rows.dtype, (*lead, (ceildiv(length, _LONGEST) + 1) * _LONGEST))
 
 
 def _subtracted(group: GroupOp) -> GroupOp:
