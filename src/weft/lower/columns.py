@@ -12,6 +12,7 @@ from weft.ir.types import DType, f32, f64, i64, tensor_of
 from weft.lower.domain import Run, Variable
 from weft.lower.emit import KernelEmitter, TileValue, register_dtype
 from weft.lower.evaluate import AddressRecorder, Source, finish
+from weft.lower.online import OnlinePair, combined, start_pair, with_more
 from weft.lower.schedule import Schedule
 from weft.ops.base import Reduction
 from weft.ops.body import Value
@@ -52,22 +53,40 @@ class GroupEmitter(KernelEmitter):
         return each.finished(*self._combined([each]))
 
     def reduce_together(
-        self, reductions: Mapping[Reduction, Sequence[Size]], also: Callable[[], None] | None = None
+        self,
+        reductions: Mapping[Reduction, Sequence[Size]],
+        also: Callable[[], None] | None = None,
+        pairs: Sequence[OnlinePair] = (),
     ) -> None:
-        """Carry out reductions that do not need each other, in the same loops, and in these what else is to be done."""
+        """Carry out reductions that do not need each other, in the same loops, and in these what else is to be done.
+
+        Of `pairs` the sum needs the maximum, but no pass of its own.
+        """
         together: list[_Combined] = []
+        online = {op: pair for pair in pairs for op in (pair.largest, pair.total)}
         for op, index in reductions.items():
+            if op in online:
+                continue
             if COMBINERS[type(op).KIND].indexed:
                 self.at(Source(op.results[0], tensor_of(op.results[0].type)), index)
                 continue
-            together.append(_Combined(self, op, index, [Source(v, tensor_of(v.type)) for v in op.operands]))
+            together.append(_combined_of(self, op, index))
             together[-1].begin()
-        totals = self._combined(together, also)
+        paired = [
+            _Paired(self, pair, *(_combined_of(self, op, reductions[op]) for op in (pair.largest, pair.total)))
+            for pair in pairs
+        ]
+        totals = self._combined(together, also, paired)
         for each, total in zip(together, totals, strict=True):
-            self.know(Source(each.op.results[0], each.tensor), each.index, each.finished(total))
+            each.know(total)
 
-    def _combined(self, reductions: Sequence[_Combined], also: Callable[[], None] | None = None) -> list[TileValue]:
-        """Reductions over all columns."""
+    def _combined(
+        self,
+        reductions: Sequence[_Combined],
+        also: Callable[[], None] | None = None,
+        paired: Sequence[_Paired] = (),
+    ) -> list[TileValue]:
+        """Reductions over all columns; those of pairs are known when it returns."""
 
         def combine(state: list[TileValue]) -> None:
             for place, each in enumerate(reductions):
@@ -78,14 +97,21 @@ class GroupEmitter(KernelEmitter):
                     value = self._at_every_column(value, [self.schedule.vector])
                     value = self.reduce_axis(value, each.kind, self.axes[self.schedule.vector].position, value.dtype)
                 state[place] = each.with_another(state[place], value)
+            for place, pair in enumerate(paired):
+                states = slice(len(reductions) + 2 * place, len(reductions) + 2 * place + 2)
+                state[states] = pair.with_more(state[states])
             if also is not None:
                 also()
 
         carried = [each.start() for each in reductions]
+        carried += [each for pair in paired for each in pair.start()]
         if self.schedule.holds:
             with self.columns(carried) as state:
                 combine(state)
-            carried = [self._together(each.kind, held) for each, held in zip(reductions, carried, strict=True)]
+            for place, pair in enumerate(paired):
+                states = len(reductions) + 2 * place
+                pair.finish(carried[states : states + 2])
+            carried = [self._together(each.kind, held) for each, held in zip(reductions, carried, strict=False)]
         elif self.schedule.mode == "lanes" and any(each.kind == "sum" and each.dtype.is_float for each in reductions):
             self._in_blocks(self.domain.column_runs, reductions, carried, combine)
         else:
@@ -333,6 +359,45 @@ class _Combined:
     def finished(self, value: TileValue) -> Value:
         narrowed = self.emit.cast(value, f32) if self.wide and value.dtype == f64 else value
         return finish(self.emit, self.op, narrowed, self.index, self.operands)
+
+
+    def know(self, total: TileValue) -> None:
+        """Let what needs the reduction find it."""
+        self.emit.know(Source(self.op.results[0], self.tensor), self.index, self.finished(total))
+
+
+def _combined_of(emit: GroupEmitter, op: Reduction, index: Sequence[Size]) -> _Combined:
+    return _Combined(emit, op, index, [Source(value, tensor_of(value.type)) for value in op.operands])
+
+
+@dataclass
+class _Paired:
+    """A maximum and the sum of exponentials below it, at an index."""
+
+    emit: GroupEmitter
+    pair: OnlinePair
+    largest: _Combined
+    total: _Combined
+
+    def start(self) -> list[TileValue]:
+        return start_pair(self.emit, self.emit.schedule.capacity)
+
+    def with_more(self, state: Sequence[TileValue]) -> list[TileValue]:
+        return with_more(self.emit, state, self.largest.element())
+
+    def finish(self, state: Sequence[TileValue]) -> None:
+        emit, base = self.emit, self.pair.base
+        largest, seen_from, total = combined(emit, state)
+        self.largest.know(largest)
+        shift = emit.math("sub", seen_from, emit.at(Source(base, tensor_of(base.type)), self._base_index()))
+        scaled = emit.math("mul", total, emit.math("exp", shift))
+        assert isinstance(scaled, TileValue)
+        self.total.know(scaled)
+
+    def _base_index(self) -> list[Size]:
+        dims, rows = self.pair.largest.params["dims"], iter(self.emit.domain.row_index)
+        rank = len(tensor_of(self.pair.base.type).shape)
+        return [0 if d in dims else next(rows) for d in range(rank)]
 
 
 def _share(run: Run, capacity: int, schedule: Schedule) -> tuple[Size, Size]:

@@ -96,7 +96,7 @@ def anchors_of(kernel: tile.KernelOp, clusters: bool) -> Anchors:
     shapes |= {shape for _, shape in accesses}
     whole = sorted((s for s in shapes if not any(s != t and _is_part(s, t) for t in shapes)), key=prod, reverse=True)
     reduced = {op.axis.value.data for op in kernel.walk() if isinstance(op, tile.ReduceOp)}
-    warps, blocks = integer(kernel, WARPS), integer(kernel, BLOCKS, 1)
+    warps, blocks = _of_pairs(ops) or integer(kernel, WARPS), integer(kernel, BLOCKS, 1)
     if not warps:
         warps, blocks = _size_of_program(prod(whole[0]) if whole else 1, bool(reduced), _may_cluster(kernel, clusters))
     products = [value for op in kernel.walk() if isinstance(op, WgmmaOp) for value in (op.out, op.a)]
@@ -128,6 +128,12 @@ def anchors_of(kernel: tile.KernelOp, clusters: bool) -> Anchors:
         warp_order = sorted(order, key=lambda axis: axis in reduced)
         layouts[shape] = blocked(shape, warps, order, vector, warp_order, blocks)
     return Anchors(warps, blocks, layouts, facts)
+
+
+def _of_pairs(ops: Sequence[Operation]) -> int:
+    """The warps whose threads have one running pair each, where there are such pairs."""
+    counts = [tile.tile_type(op.larger).sizes[0] for op in ops if isinstance(op, tile.AddExponentialsOp)]
+    return counts[0] // WARP if counts else 0
 
 
 def _products(ops: Sequence[Operation]) -> dict[tuple[int, ...], Layout]:

@@ -97,6 +97,11 @@ class Assignment:
                 layout = self.natural(op.value)
                 self.take(op, 0, layout)
                 self.settle(op, [layout.sliced(op.axis.value.data)])
+            case tile.AddExponentialsOp():  # each thread has a pair of its own
+                pairs = self.anchors.of(tile.tile_type(op.largest).sizes)
+                for number, layout in enumerate((pairs, pairs, self.natural(op.value))):
+                    self.take(op, number, layout)
+                self.settle(op, [pairs, pairs])
             case tile.DotOp():
                 for number, operand in enumerate((op.a, op.b)):
                     self.take(op, number, self.natural(operand))

@@ -27,7 +27,7 @@ from weft.backends.nvidia.layouts import WARP, Layout, picked
 from weft.backends.nvidia.loops import loop_with
 from weft.backends.nvidia.mma import AHEAD, MmaOp, PackOp, SqueezeOp, multiply
 from weft.backends.nvidia.plain_dot import emit_plain_dot
-from weft.backends.nvidia.reductions import emit_reduce
+from weft.backends.nvidia.reductions import emit_exponentials, emit_reduce
 from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
 from weft.backends.nvidia.row_roles import emit_streaming
 from weft.backends.nvidia.shared_memory import row_pitch
@@ -138,6 +138,8 @@ class KernelCodegen:
                 emit_elements(self, op)
             case tile.ReduceOp():
                 emit_reduce(self, op)
+            case tile.AddExponentialsOp():
+                emit_exponentials(self, op)
             case tile.DotOp():
                 emit_plain_dot(self, op)
             case ConvertOp():
@@ -249,14 +251,14 @@ class KernelCodegen:
 
     def least(self, limits: Sequence[V], capacity: int) -> V:
         """The smallest of several extents and a capacity (i32)."""
-        result = i64(capacity)
-        for limit in {v.name: v for v in limits if v.name != str(capacity)}.values():
+        result = i64(min([capacity, *(int(limit.name) for limit in limits if limit.name.isdigit())]))
+        for limit in {v.name: v for v in limits if not v.name.isdigit()}.values():
             result = self.b.intrinsic("smin", result, limit)
         return short(self.b, result)
 
     def exists(self, layout: Layout, axis: int, offset: int, extent: V) -> V | None:
         """Whether the element of a register lies within an extent along an axis; None if it always does."""
-        if extent.name.isdigit() and layout.covered(axis) <= int(extent.name):
+        if extent.name.isdigit() and layout.last(axis) + offset < int(extent.name):
             return None
         place = self.b.add(self.threads.place(layout, axis), i32(offset))
         if place.name.isdigit() and extent.name.isdigit():

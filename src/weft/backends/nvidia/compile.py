@@ -18,6 +18,7 @@ from weft.backends.nvidia.messages import VPRINTF
 from weft.backends.nvidia.order_memory import order_memory
 from weft.backends.nvidia.pipeline_dots import pipeline_dots
 from weft.backends.nvidia.pipeline_rows import pipeline_rows
+from weft.backends.nvidia.pipeline_streams import pipeline_streams
 from weft.backends.nvidia.shared_memory import allocate_shared
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
 from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
@@ -41,8 +42,8 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
 
 
 def _streamed(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
-    """Rows that are brought ahead."""
-    streamed = pipeline_rows(kernel, target)
+    """Rows that are brought ahead, whole or in blocks."""
+    streamed = pipeline_rows(kernel, target) or pipeline_streams(kernel, target)
     if streamed is None:
         return None
     shared = allocate_shared(streamed.kernel, target.shared_per_block - streamed.shared, streamed.shared)

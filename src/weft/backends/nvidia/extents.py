@@ -6,6 +6,7 @@ from xdsl.ir import OpResult, SSAValue
 
 from weft.backends.nvidia.dialect import ConvertOp
 from weft.backends.nvidia.mma import MmaOp, PackOp, SqueezeOp
+from weft.backends.nvidia.streaming import ReadOp
 from weft.tile import dialect as tile
 from weft.tile.extents import Limit, Limits
 
@@ -17,6 +18,8 @@ class ConvertedLimits(Limits):
         match value.op if isinstance(value, OpResult) else None:
             case ConvertOp() | PackOp() as op:
                 return list(self.of(op.value, axis))
+            case ReadOp() as op if op.extents is not None:
+                return [(op.extents.data[axis], ())]
             case SqueezeOp() as op:
                 return list(self.of(op.value, axis + 1))
             case MmaOp() as op:

@@ -34,7 +34,7 @@ def reduce_axis(
     b: Function, threads: Threads, layout: Layout, axis: int, parts: Sequence[Parts], combine: Combine, via: Exchange
 ) -> list[Parts]:
     """Combine along an axis; the results are in `layout.sliced(axis)`, in every thread along the axis."""
-    results = [_tree(group, combine) for group in _groups(layout, axis, parts)]
+    results = [tree(group, combine) for group in _groups(layout, axis, parts)]
     for mask in axis_bits(layout.lanes, axis):
         results = [combine(r, tuple(shuffle_xor(b, part, mask) for part in r)) for r in results]
     if via.crossing is not None:
@@ -57,7 +57,7 @@ def _groups(layout: Layout, axis: int, parts: Sequence[Parts]) -> list[list[Part
 _Node: TypeAlias = "int | tuple[_Node, _Node]"
 
 
-def _tree(values: list[Parts], combine: Combine) -> Parts:
+def tree(values: list[Parts], combine: Combine) -> Parts:
     """Neighbours first, in order: positions stay comparable, and sums are short.
 
     A branch is finished before the next is begun: few results on the way are held at the same time.
@@ -129,7 +129,7 @@ def _across_warps(
                 read(b.add(b.mul(b.binary("or", others, i32(bits_at(turn, along))), i32(WARP)), threads.lane))
                 for turn in range(count)
             ]
-            combined.append(_tree(values, combine))
+            combined.append(tree(values, combine))
     return combined
 
 
@@ -167,7 +167,7 @@ def _across_blocks(
             offsets = places[number * len(result) :]
             parts = zip(result, offsets, via.sizes, strict=False)
             values.append(tuple(load_of_block(b, part.type, at, mine, size, rank) for part, at, size in parts))
-        combined.append(_tree(values, combine))
+        combined.append(tree(values, combine))
     cluster_barrier(b)
     return combined
 

@@ -33,7 +33,7 @@ from weft.backends.nvidia.mma import MmaOp, PackOp, SqueezeOp
 from weft.backends.nvidia.simulator_layouts import CoverageError, holding, picks
 from weft.backends.nvidia.simulator_memory import GlobalMemory, SharedMemory
 from weft.backends.nvidia.simulator_mma import multiply_fragments
-from weft.backends.nvidia.simulator_reduce import Pairs, combine_blocks, combine_lanes, combine_registers, combine_warps
+from weft.backends.nvidia.simulator_reduce import Pairs, add_exponentials, combine_blocks, combine_lanes, combine_registers, combine_warps
 from weft.backends.nvidia.simulator_values import (
     DisagreementError,
     Held,
@@ -128,6 +128,13 @@ class _Block:
                 self._map(op)
             case tile.ReduceOp():
                 self._reduce(op)
+            case tile.AddExponentialsOp():
+                source = self.tiles[op.value]
+                values = np.where(holding(source.layout).existing(source.extents), source.values, -np.inf)
+                pairs = (self.tiles[op.largest], self.tiles[op.total])
+                results = add_exponentials(*(pair.values for pair in pairs), values)
+                for out, value in zip(op.results, results, strict=True):
+                    self.hold(out, pairs[0].layout, value, pairs[0].defined, pairs[0].extents)
             case ConvertOp():
                 self._convert(op)
             case PackOp():
