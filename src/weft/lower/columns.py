@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product as every
 from typing import Any, cast
 
 from weft.ir.expr import Size, ceildiv, minimum, product, substitute, symbol
-from weft.ir.types import DType, f32, f64, i64, tensor_of
+from weft.ir.types import f32, f64, i64, tensor_of
+from weft.lower.combined import Combined, Paired
 from weft.lower.domain import Run, Variable
 from weft.lower.emit import KernelEmitter, TileValue, register_dtype
-from weft.lower.evaluate import AddressRecorder, Source, finish
-from weft.lower.online import OnlinePair, combined, start_pair, with_more
+from weft.lower.evaluate import AddressRecorder, Source
+from weft.lower.online import OnlinePair
 from weft.lower.schedule import Schedule
 from weft.ops.base import Reduction
 from weft.ops.body import Value
@@ -34,7 +35,7 @@ class GroupEmitter(KernelEmitter):
     schedule: Schedule = field(default_factory=lambda: Schedule("pointwise", "", 1))
 
     def reduce(self, op: Reduction, index: Sequence[Size], operands: Sequence[Source]) -> Value:
-        each = _Combined(self, op, index, operands)
+        each = Combined(self, op, index, operands)
         if self.schedule.mode == "rows":
             value = self._at_every_column(each.element(), [run.name for run in self.domain.column_runs])
             dtype = each.combiner.result_dtype(value.dtype)
@@ -62,7 +63,7 @@ class GroupEmitter(KernelEmitter):
 
         Of `pairs` the sum needs the maximum, but no pass of its own.
         """
-        together: list[_Combined] = []
+        together: list[Combined] = []
         online = {op: pair for pair in pairs for op in (pair.largest, pair.total)}
         for op, index in reductions.items():
             if op in online:
@@ -70,10 +71,10 @@ class GroupEmitter(KernelEmitter):
             if COMBINERS[type(op).KIND].indexed:
                 self.at(Source(op.results[0], tensor_of(op.results[0].type)), index)
                 continue
-            together.append(_combined_of(self, op, index))
+            together.append(Combined.of(self, op, index))
             together[-1].begin()
         paired = [
-            _Paired(self, pair, *(_combined_of(self, op, reductions[op]) for op in (pair.largest, pair.total)))
+            Paired(self, pair, *(Combined.of(self, op, reductions[op]) for op in (pair.largest, pair.total)))
             for pair in pairs
         ]
         totals = self._combined(together, also, paired)
@@ -82,9 +83,9 @@ class GroupEmitter(KernelEmitter):
 
     def _combined(
         self,
-        reductions: Sequence[_Combined],
+        reductions: Sequence[Combined],
         also: Callable[[], None] | None = None,
-        paired: Sequence[_Paired] = (),
+        paired: Sequence[Paired] = (),
     ) -> list[TileValue]:
         """Reductions over all columns; those of pairs are known when it returns."""
 
@@ -122,7 +123,7 @@ class GroupEmitter(KernelEmitter):
     def _in_blocks(
         self,
         runs: Sequence[Run],
-        reductions: Sequence[_Combined],
+        reductions: Sequence[Combined],
         carried: list[TileValue],
         combine: Callable[[list[TileValue]], None],
     ) -> None:
@@ -151,7 +152,7 @@ class GroupEmitter(KernelEmitter):
         over(0, run.size, run.size, carried)
 
     def _with_more(
-        self, reductions: Sequence[_Combined], state: list[TileValue], combine: Callable[[list[TileValue]], None]
+        self, reductions: Sequence[Combined], state: list[TileValue], combine: Callable[[list[TileValue]], None]
     ) -> None:
         """Combine what has been with what is combined apart from it."""
         partial = [each.start() for each in reductions]
@@ -313,91 +314,6 @@ class _ColumnLoops:
             del self.emit.axes[run.name]
         while self.levels:
             self.levels.pop().__exit__(None, None, None)
-
-
-@dataclass
-class _Combined:
-    """A reduction at an index: what is combined, and what becomes of the total."""
-
-    emit: GroupEmitter
-    op: Reduction
-    index: Sequence[Size]
-    operands: Sequence[Source]
-    dtype: DType = f32
-
-    def __post_init__(self) -> None:
-        self.rule: Any = type(self.op)
-        self.kind: str = self.rule.KIND
-        self.combiner = COMBINERS[self.kind]
-        self.tensor = tensor_of(self.op.results[0].type)
-        # Every factor of a product adds a rounding: those of f32 are made in f64.
-        self.wide = self.kind == "prod" and self.tensor.dtype == f32
-
-    def begin(self) -> None:
-        """Learn the type of what is combined, without making code."""
-        emit = self.emit
-        probe = AddressRecorder(emit.layouts, space=emit.domain.bounds, columns=emit.domain.column_index)
-        probe.dynamic = dict(emit.dynamic)
-        dtype = self.rule.element(probe, self.index, emit.domain.column_index, *self.operands, **self.op.params).dtype
-        self.dtype = f64 if self.wide and dtype == f32 else dtype
-
-    def start(self) -> TileValue:
-        return self.emit.spread(self.emit.constant(self.combiner.identity(self.dtype), self.dtype))
-
-    def element(self) -> TileValue:
-        emit = self.emit
-        value = self.rule.element(emit, self.index, emit.domain.column_index, *self.operands, **self.op.params)
-        made = emit.cast(value, f64) if self.wide and value.dtype == f32 else value
-        assert isinstance(made, TileValue)
-        return made
-
-    def with_another(self, total: TileValue, value: TileValue) -> TileValue:
-        made = self.emit.math(self.combiner.function, total, value)
-        assert isinstance(made, TileValue)
-        return replace(made, dtype=self.dtype)
-
-    def finished(self, value: TileValue) -> Value:
-        narrowed = self.emit.cast(value, f32) if self.wide and value.dtype == f64 else value
-        return finish(self.emit, self.op, narrowed, self.index, self.operands)
-
-
-    def know(self, total: TileValue) -> None:
-        """Let what needs the reduction find it."""
-        self.emit.know(Source(self.op.results[0], self.tensor), self.index, self.finished(total))
-
-
-def _combined_of(emit: GroupEmitter, op: Reduction, index: Sequence[Size]) -> _Combined:
-    return _Combined(emit, op, index, [Source(value, tensor_of(value.type)) for value in op.operands])
-
-
-@dataclass
-class _Paired:
-    """A maximum and the sum of exponentials below it, at an index."""
-
-    emit: GroupEmitter
-    pair: OnlinePair
-    largest: _Combined
-    total: _Combined
-
-    def start(self) -> list[TileValue]:
-        return start_pair(self.emit, self.emit.schedule.capacity)
-
-    def with_more(self, state: Sequence[TileValue]) -> list[TileValue]:
-        return with_more(self.emit, state, self.largest.element())
-
-    def finish(self, state: Sequence[TileValue]) -> None:
-        emit, base = self.emit, self.pair.base
-        largest, seen_from, total = combined(emit, state)
-        self.largest.know(largest)
-        shift = emit.math("sub", seen_from, emit.at(Source(base, tensor_of(base.type)), self._base_index()))
-        scaled = emit.math("mul", total, emit.math("exp", shift))
-        assert isinstance(scaled, TileValue)
-        self.total.know(scaled)
-
-    def _base_index(self) -> list[Size]:
-        dims, rows = self.pair.largest.params["dims"], iter(self.emit.domain.row_index)
-        rank = len(tensor_of(self.pair.base.type).shape)
-        return [0 if d in dims else next(rows) for d in range(rank)]
 
 
 def _share(run: Run, capacity: int, schedule: Schedule) -> tuple[Size, Size]:

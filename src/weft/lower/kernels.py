@@ -102,9 +102,7 @@ def prepare_group(
     return GroupLowering(group, name, layouts, outputs, in_place, domain, indices, reductions, schedule, pairs)
 
 
-def _reads_once(
-    group: GroupOp, pairs: Sequence[OnlinePair], domain: Domain, indices: Sequence[Sequence[Size]]
-) -> bool:
+def _reads_once(group: GroupOp, pairs: Sequence[OnlinePair], domain: Domain, indices: Sequence[Sequence[Size]]) -> bool:
     """Whether nothing needs the columns again behind the first pass over them."""
     stages = stages_of(group, pairs)
     full = [stages[value] for value, index in zip(group.yielded, indices, strict=True) if is_full(index, domain)]

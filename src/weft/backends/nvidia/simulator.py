@@ -33,7 +33,14 @@ from weft.backends.nvidia.mma import MmaOp, PackOp, SqueezeOp
 from weft.backends.nvidia.simulator_layouts import CoverageError, holding, picks
 from weft.backends.nvidia.simulator_memory import GlobalMemory, SharedMemory
 from weft.backends.nvidia.simulator_mma import multiply_fragments
-from weft.backends.nvidia.simulator_reduce import Pairs, add_exponentials, combine_blocks, combine_lanes, combine_registers, combine_warps
+from weft.backends.nvidia.simulator_reduce import (
+    Pairs,
+    add_exponentials,
+    combine_blocks,
+    combine_lanes,
+    combine_registers,
+    combine_warps,
+)
 from weft.backends.nvidia.simulator_values import (
     DisagreementError,
     Held,
