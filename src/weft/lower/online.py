@@ -55,7 +55,8 @@ def online_pairs(group: GroupOp) -> list[OnlinePair]:
             same = largest.operands[0] is value and largest.params["dims"] == total.params["dims"]
             if largest.KIND != "max" or not same or tensor_of(value.type).dtype != f32 or largest in found:
                 continue
-            shape, dims = tensor_of(base.type).shape, largest.params["dims"]
+            shape = tensor_of(base.type).shape
+            dims: tuple[int, ...] = largest.params["dims"]
             of_rows = len(shape) == len(tensor_of(value.type).shape) and all(shape[d] == 1 for d in dims)
             if of_rows and stages[base] == stages[largest.results[0]]:
                 found[largest] = OnlinePair(largest, total, base)

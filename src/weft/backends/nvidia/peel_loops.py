@@ -85,7 +85,7 @@ def _extents(op: Operation) -> Sequence[Size]:
 
 def _first(op: Operation) -> int:
     """The operand that d0 stands for: pointers, and what is written, come before."""
-    return {tile.LoadOp: 1, tile.StoreOp: 2, tile.PositionOp: 0}[type(op)]
+    return 2 if isinstance(op, tile.StoreOp) else 1 if isinstance(op, tile.LoadOp) else 0
 
 
 def _set_variable(op: Operation, variable: SSAValue, value: int) -> None:

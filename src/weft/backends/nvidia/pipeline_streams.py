@@ -102,7 +102,7 @@ def _is_simple(kernel: tile.KernelOp) -> bool:
 def _stages(kernel: tile.KernelOp, peeled: Sequence[Peeled]) -> list[_Stage] | None:
     """What is brought, in order; None if a loop brings nothing, or others something else."""
     found: list[_Stage] = []
-    numbers = {op.out for op in kernel.block.ops if isinstance(op, tile.ProgramOp)}
+    numbers: set[SSAValue] = {op.out for op in kernel.block.ops if isinstance(op, tile.ProgramOp)}
     for each in peeled:
         for loop, ops in ((each.loop, list(each.loop.block.ops)), (None, each.rest)):
             loads = [op for op in ops if isinstance(op, tile.LoadOp) and _is_piece(op, numbers)]

@@ -139,7 +139,7 @@ class _Block:
                 source = self.tiles[op.value]
                 values = np.where(holding(source.layout).existing(source.extents), source.values, -np.inf)
                 pairs = (self.tiles[op.largest], self.tiles[op.total])
-                results = add_exponentials(*(pair.values for pair in pairs), values)
+                results = add_exponentials(pairs[0].values, pairs[1].values, values)
                 for out, value in zip(op.results, results, strict=True):
                     self.hold(out, pairs[0].layout, value, pairs[0].defined, pairs[0].extents)
             case ConvertOp():
