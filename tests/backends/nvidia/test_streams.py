@@ -1,4 +1,4 @@
-"""Rows that are walked in blocks are brought ahead, and what is left behind the last whole block has a size of its own."""
+"""Rows that are walked in blocks are brought ahead; what is left behind the last whole block has its own size."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""`tile.reduce` on a GPU: what exists is combined, and of extrema the first is found; and sums of exponentials."""
+"""`tile.reduce` on a GPU: what exists is combined, and of extrema the first is found."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weft.backends.llvm.builder import Function, V, const, i64
+from weft.backends.llvm.builder import Function, const, i64
 from weft.backends.llvm.cast import register_type
 from weft.backends.nvidia.block import i32, wide
 from weft.backends.nvidia.dialect import SHARED, integer, layout_of
-from weft.backends.nvidia.math import emit_map, rough_exp
-from weft.backends.nvidia.reduce import Exchange, Parts, reduce_axis, tree
+from weft.backends.nvidia.math import emit_map
+from weft.backends.nvidia.reduce import Exchange, Parts, reduce_axis
 from weft.backends.nvidia.shared_memory import part_bytes
 from weft.backends.nvidia.streaming import CROSSES
 from weft.ir.types import DType
@@ -44,33 +44,6 @@ def emit_reduce(codegen: KernelCodegen, op: tile.ReduceOp) -> None:
     via = Exchange(integer(op, SHARED), part_bytes(op), codegen.crossing if CROSSES in op.attributes else None)
     results = reduce_axis(b, codegen.threads, layout, axis, parts, combine, via)
     codegen.tiles[op.out] = [result[-1] for result in results]
-
-
-def emit_exponentials(codegen: KernelCodegen, op: tile.AddExponentialsOp) -> None:
-    """A thread takes what it holds into its pair: one exponential an element, and one for what there was."""
-    b, dtype = codegen.b, tile.tile_type(op.value).dtype
-    (largest,), (total,) = codegen.tiles[op.largest], codegen.tiles[op.total]
-    nothing = const(COMBINERS["max"].identity(dtype), register_type(dtype))
-    exists = codegen.existing(op.value, layout_of(op.value))
-    pairs = zip(exists, codegen.tiles[op.value], strict=True)
-    values = [value if there is None else b.select(there, value, nothing) for there, value in pairs]
-
-    def max_of(x: Parts, y: Parts) -> Parts:
-        return (emit_map(b, "max", [x[0], y[0]], dtype),)
-
-    def sum_of(x: Parts, y: Parts) -> Parts:
-        return (emit_map(b, "add", [x[0], y[0]], dtype),)
-
-    (larger,) = tree([(value,) for value in (largest, *values)], max_of)
-    # Seen from 0, what is -inf counts for nothing, also where there is nothing else yet, and inf for all.
-    base = b.select(emit_map(b, "isinf", [larger], dtype), const(0.0, larger.type), larger)
-
-    def power(value: V) -> V:
-        return rough_exp(b, emit_map(b, "sub", [value, base], dtype))
-
-    (added,) = tree([(power(value),) for value in values], sum_of)
-    codegen.tiles[op.larger] = [larger]
-    codegen.tiles[op.sum] = [b.intrinsic("fma", total, power(largest), added)]
 
 
 def first_extremum(b: Function, x: Parts, y: Parts, better: str, dtype: DType) -> Parts:
