@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ml_dtypes
+import numpy as np
 import pytest
 import torch
 
 from weft.backends.nvidia.asynchronous import AcquireOp, ReleaseOp, WaitOp
 from weft.backends.nvidia.compile import annotate, compile_kernels
 from weft.backends.nvidia.peel_loops import peel_loops
+from weft.backends.nvidia.simulator import simulate
 from weft.backends.nvidia.streaming import CopyOp, ReadOp, StreamOp
 from weft.backends.nvidia.target import target_named
 from weft.tile import dialect as tile
@@ -53,7 +56,7 @@ def test_a_pass_that_writes_reads_the_row_again() -> None:
     assert sum(isinstance(op, CopyOp) for op in stream_of(kernel).producer.walk()) == 2
 
 
-@pytest.mark.parametrize("shape", [(8192, 50257), (300, 128256)], ids=["unaligned", "few"])
+@pytest.mark.parametrize("shape", [(8192, 50257), (600, 128256)], ids=["unaligned", "few"])
 def test_rows_that_the_engine_cannot_bring_or_that_are_few_are_loaded(shape: tuple[int, int]) -> None:
     kernel, launch = annotate(row_kernel(log_sum, shape), TARGET)
     assert not launch.persistent and not any(isinstance(op, StreamOp) for op in kernel.block.ops)
@@ -61,8 +64,21 @@ def test_rows_that_the_engine_cannot_bring_or_that_are_few_are_loaded(shape: tup
 
 def test_loops_of_whole_blocks_have_no_rest() -> None:
     kernel = row_kernel(log_sum, (8192, 131072)).clone()
-    peeled = peel_loops(kernel)
-    assert peeled is not None and [each.rest for each in peeled] == [[]]
+    loops = peel_loops(kernel)
+    assert loops is not None and [loop.bounds.data for loop in loops] == [(0, 131072, 8192)]
+
+
+def test_a_rest_that_lacks_elements_keeps_what_was_summed_before() -> None:
+    kernel = row_kernel(lambda x: x.float().sum(-1), (8192, 128256)).clone()
+    loops = peel_loops(kernel)
+    assert loops is not None and [loop.bounds.data for loop in loops] == [(0, 122880, 8192), (122880, 128256, 8192)]
+    assert list(loops[1].initial) == list(loops[0].results)
+    x = np.random.default_rng(0).standard_normal((1, 128256)).astype(ml_dtypes.bfloat16)
+    kernel.attributes["grid"] = tile.Sizes((1,))
+    total = np.zeros(1, np.float32)
+    annotated, launch = annotate(kernel, TARGET)
+    simulate(annotated, [x.reshape(-1), total], [], launch.shared)
+    np.testing.assert_allclose(total, x.astype(np.float64).sum(1), rtol=1e-4)
 
 
 @needs_ptxas

@@ -20,17 +20,17 @@ from xdsl.ir import Block, SSAValue
 
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
 from weft.backends.nvidia.assign_layouts import assign_layouts
-from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, IndexOp, ReleaseOp, WaitOp
+from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, ReleaseOp, WaitOp
 from weft.backends.nvidia.dialect import LAYOUTS, RESIDENT, WARPS, ConvertOp, integer, set_integer
 from weft.backends.nvidia.layouts import WARP
-from weft.backends.nvidia.peel_loops import Peeled, peel_loops
+from weft.backends.nvidia.peel_loops import peel_loops
 from weft.backends.nvidia.pipeline_rows import Streamed, programs_of
 from weft.backends.nvidia.streaming import ALIGNMENT, CopyOp, PieceType, ReadOp, StreamOp
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.expr import product
 from weft.tile import dialect as tile
 
-_RESIDENT = 3
+_RESIDENT = 4
 """Blocks of a multiprocessor: while one finishes a row, others go on."""
 _MOST_STAGES = 8
 _LEAST_TURNS = 2
@@ -42,9 +42,9 @@ _SIMPLE = (tile.LoadOp, tile.StoreOp, tile.MapOp, tile.ReduceOp, tile.ConstantOp
 
 @dataclass(frozen=True)
 class _Stage:
-    """Loads that come together: those of a turn of a loop, or of the rest behind it."""
+    """Loads that come together: those of a turn of a loop."""
 
-    loop: tile.ForOp | None
+    loop: tile.ForOp
     loads: list[tile.LoadOp]
 
 
@@ -56,8 +56,8 @@ def pipeline_streams(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | 
     if isinstance(programs, int) and programs < _LEAST_TURNS * _RESIDENT * target.multiprocessors:
         return None
     copy = kernel.clone()
-    peeled = peel_loops(copy)
-    stages = None if not peeled else _stages(copy, peeled)
+    loops = peel_loops(copy)
+    stages = None if not loops else _stages(copy, loops)
     if not stages:
         return None
     assign_layouts(copy)
@@ -99,19 +99,15 @@ def _is_simple(kernel: tile.KernelOp) -> bool:
     return not any(op.pointer in written for op in kernel.walk() if isinstance(op, tile.LoadOp | tile.GatherOp))
 
 
-def _stages(kernel: tile.KernelOp, peeled: Sequence[Peeled]) -> list[_Stage] | None:
+def _stages(kernel: tile.KernelOp, loops: Sequence[tile.ForOp]) -> list[_Stage] | None:
     """What is brought, in order; None if a loop brings nothing, or others something else."""
-    found: list[_Stage] = []
     numbers: set[SSAValue] = {op.out for op in kernel.block.ops if isinstance(op, tile.ProgramOp)}
-    for each in peeled:
-        for loop, ops in ((each.loop, list(each.loop.block.ops)), (None, each.rest)):
-            loads = [op for op in ops if isinstance(op, tile.LoadOp) and _is_piece(op, numbers)]
-            if loads:
-                found.append(_Stage(loop, loads))
-            elif ops:
-                return None
+    found = [
+        _Stage(loop, [op for op in loop.block.ops if isinstance(op, tile.LoadOp) and _is_piece(op, numbers)])
+        for loop in loops
+    ]
     kinds = {tuple((_side(op), pointer_dtype(op)) for op in stage.loads) for stage in found}
-    return found if len(kinds) == 1 else None
+    return found if len(kinds) == 1 and found[0].loads else None
 
 
 def _is_piece(op: tile.LoadOp, numbers: set[SSAValue]) -> bool:
@@ -135,8 +131,6 @@ def _split(kernel: tile.KernelOp, stages: Sequence[_Stage], pieces: Sequence[Pie
     for stage in stages:
         _consume(stage)
     programs, mapping = programs_of(kernel, first.out, number.out)
-    # What stood in for loads is among them now.
-    original = [op for op in block.ops if op not in (first, number) and not isinstance(op, tile.ReturnOp)]
     for op in original:
         if not isinstance(op, tile.ProgramOp):
             programs.block.add_op(op.clone(mapping))
@@ -150,26 +144,15 @@ def _split(kernel: tile.KernelOp, stages: Sequence[_Stage], pieces: Sequence[Pie
 def _produce(block: Block, stages: Sequence[_Stage], mapping: dict[SSAValue, SSAValue]) -> None:
     """Bring all stages of a program."""
     for stage in stages:
-        target = block
-        if stage.loop is not None:
-            loop = tile.ForOp.make(stage.loop.bounds, [], [])
-            mapping[stage.loop.block.args[0]] = loop.block.args[0]
-            block.add_op(loop)
-            target = loop.block
-        for index in {value for op in stage.loads for value in op.indices}:
-            if isinstance(index.owner, IndexOp) and index not in mapping:
-                made = index.owner.clone()
-                target.add_op(made)
-                mapping[index] = made.out
-        extents = [_extent(op) for op in stage.loads]
-        moved = sum(extent * pointer_dtype(op).bytes for extent, op in zip(extents, stage.loads, strict=True))
-        target.add_op(AcquireOp.expecting(moved))
-        for number, (op, extent) in enumerate(zip(stage.loads, extents, strict=True)):
+        loop = tile.ForOp.make(stage.loop.bounds, [], [])
+        mapping[stage.loop.block.args[0]] = loop.block.args[0]
+        moved = sum(_extent(op) * pointer_dtype(op).bytes for op in stage.loads)
+        loop.block.add_op(AcquireOp.expecting(moved))
+        for number, op in enumerate(stage.loads):
             indices = [mapping.get(index, index) for index in op.indices]
-            target.add_op(CopyOp.make(op.pointer, indices, number, op.offset, elements=extent))
-        target.add_op(CommitOp.of())
-        if stage.loop is not None:
-            target.add_op(tile.YieldOp.create())
+            loop.block.add_op(CopyOp.make(op.pointer, indices, number, op.offset, elements=_extent(op)))
+        loop.block.add_ops([CommitOp.of(), tile.YieldOp.create()])
+        block.add_op(loop)
     block.add_op(tile.YieldOp.create())
 
 

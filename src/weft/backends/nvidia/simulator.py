@@ -11,7 +11,7 @@ element disagree, where shared memory is not enough, and where something is writ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -31,12 +31,12 @@ from weft.backends.nvidia.dialect import (
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.layouts import WARP, Layout, Mode
 from weft.backends.nvidia.mma import MmaOp, PackOp, SqueezeOp
-from weft.backends.nvidia.simulator_layouts import CoverageError, holding, picks, reduced_registers
+from weft.backends.nvidia.simulator_exponentials import simulate_exponentials
+from weft.backends.nvidia.simulator_layouts import CoverageError, holding, picks
 from weft.backends.nvidia.simulator_memory import GlobalMemory, SharedMemory
 from weft.backends.nvidia.simulator_mma import multiply_fragments
 from weft.backends.nvidia.simulator_reduce import (
     Pairs,
-    add_exponentials,
     combine_blocks,
     combine_lanes,
     combine_registers,
@@ -137,15 +137,8 @@ class _Block:
                 self._map(op)
             case tile.ReduceOp():
                 self._reduce(op)
-            case ExponentialsOp():
-                self._exponentials(op)
-            case tile.AddExponentialsOp():
-                source = self.tiles[op.value]
-                values = np.where(holding(source.layout).existing(source.extents), source.values, -np.inf)
-                pairs = (self.tiles[op.largest], self.tiles[op.total])
-                results = add_exponentials(pairs[0].values, pairs[1].values, values)
-                for out, value in zip(op.results, results, strict=True):
-                    self.hold(out, pairs[0].layout, value, pairs[0].defined, pairs[0].extents)
+            case ExponentialsOp() | tile.AddExponentialsOp():
+                simulate_exponentials(self, op)
             case ConvertOp():
                 self._convert(op)
             case PackOp():
@@ -395,23 +388,10 @@ class _Block:
 
     def _reduce(self, op: tile.ReduceOp) -> None:
         source, axis = self.tiles[op.value], op.axis.value.data
-        pairs = self._combined(op, source, axis, COMBINERS[op.kind.data], integer(op, SHARED))
-        self._hold_reduced(op.out, source, axis, pairs)
+        pairs = self.combined(op, source, axis, COMBINERS[op.kind.data], integer(op, SHARED))
+        self.hold_reduced(op.out, source, axis, pairs)
 
-    def _exponentials(self, op: ExponentialsOp) -> None:
-        """As two reductions, each with a half of the shared memory."""
-        source, axis, start = self.tiles[op.value], op.axis.value.data, integer(op, SHARED)
-        largest = self._combined(op, source, axis, COMBINERS["max"], start)
-        target = source.layout.sliced(axis)
-        spread = largest.values[:, np.asarray(reduced_registers(source.layout, target, axis))]
-        powers = replace(source, values=np.exp(source.values - spread))
-        half = 4 * source.layout.threads * target.count
-        self.hold(op.powers, source.layout, powers.values, source.defined, source.extents)
-        total = self._combined(op, powers, axis, COMBINERS["sum"], start + half)
-        for out, pairs in ((op.largest, largest), (op.sum, total)):
-            self._hold_reduced(out, source, axis, pairs)
-
-    def _combined(self, op: Operation, source: Held, axis: int, combiner: Combiner, start: int) -> Pairs:
+    def combined(self, op: Operation, source: Held, axis: int, combiner: Combiner, start: int) -> Pairs:
         dtype, target = dtype_of_numpy(source.values.dtype), source.layout.sliced(axis)
         along = holding(source.layout).index[axis]
         counted = along < source.extents[axis]
@@ -426,7 +406,7 @@ class _Block:
             pairs = combine_blocks(pairs, source.layout, axis, self.shared, self.barrier, number, start, size)
         return pairs
 
-    def _hold_reduced(self, out: SSAValue, source: Held, axis: int, pairs: Pairs) -> None:
+    def hold_reduced(self, out: SSAValue, source: Held, axis: int, pairs: Pairs) -> None:
         target = source.layout.sliced(axis)
         extents = [1 if a == axis else extent for a, extent in enumerate(source.extents)]
         values = pairs.positions if pairs.combiner.indexed else pairs.values

@@ -183,10 +183,3 @@ def _along(modes: Sequence[Mode], axis: int) -> list[np.ndarray]:
             unit *= mode.size
         result.append(place)
     return result
-
-
-def add_exponentials(largest: np.ndarray, total: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each thread takes all its registers into the pair that it has."""
-    larger = np.maximum(largest, values.max(1, keepdims=True))
-    base = np.where(np.isinf(larger), 0, larger)
-    return larger, total * np.exp(largest - base) + np.exp(values - base).sum(1, keepdims=True)
