@@ -46,7 +46,9 @@ from weft.backends.nvidia.operand_copies import Batch, Operands, blocks_of, oper
 from weft.backends.nvidia.roles import BARRIER_BYTES
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.tensor_parts import part_of
+from weft.backends.nvidia.wgmma import is_multiplied
 from weft.ir.expr import Size, floordiv, minimum, mod, product, substitute, symbol
+from weft.ir.types import DType, bf16, f16, f32, i32
 from weft.tile import dialect as tile
 
 _MOST_STAGES, _ALIGNMENT = 6, 1024
@@ -73,7 +75,7 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
         return None
     operands = operands_of(kernel, dots)
     consumers = {64: 1, 128: 2, 192: 3, 256: 2}.get(tile.tile_type(dots[0].out).sizes[0])
-    if operands is None or consumers is None or not all(_fits(dot, consumers) for dot in dots):
+    if operands is None or consumers is None or not all(_fits(dot, operands.dtype, consumers) for dot in dots):
         return None
     maps = list(dict.fromkeys(copy.map for batch in operands.batches.values() for copy in batch.copies))
     inputs = len(maps)
@@ -109,7 +111,7 @@ def _give_stores_to_engine(kernel: tile.KernelOp, maps: list[TensorMap]) -> list
     """Let the copy engine write results of 16 bits: each warp hands it 16 rows of 64 columns at a time."""
     found: list[tile.StoreOp] = []
     for op in kernel.block.ops:
-        if not isinstance(op, tile.StoreOp) or op.spread is not None or pointer_dtype(op).bytes != 2:
+        if not isinstance(op, tile.StoreOp) or op.spread is not None or pointer_dtype(op) not in (bf16, f16):
             continue
         shape = tile.tile_type(op.value).sizes
         part = part_of(kernel, op, shape)
@@ -121,12 +123,11 @@ def _give_stores_to_engine(kernel: tile.KernelOp, maps: list[TensorMap]) -> list
     return found
 
 
-def _fits(dot: tile.DotOp, consumers: int) -> bool:
+def _fits(dot: tile.DotOp, dtype: DType, consumers: int) -> bool:
     (rows, columns), depth = tile.tile_type(dot.out).sizes, tile.tile_type(dot.a).sizes[1]
     accumulators = rows * columns // (128 * consumers)
-    return (
-        rows % (64 * consumers) == 0 and columns % 8 == 0 and columns <= 256 and depth % 16 == 0 and accumulators <= 128
-    )
+    summed = tile.tile_type(dot.out).dtype == (f32 if dtype.is_float else i32)
+    return summed and rows % (64 * consumers) == 0 and accumulators <= 128 and is_multiplied(dtype, columns, depth)
 
 
 def _split(
