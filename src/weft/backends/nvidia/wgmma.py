@@ -7,6 +7,7 @@ is the same for all slots; the lower one moves along M, N and K by additions.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.asynchronous import LINE, SlotType
@@ -30,6 +31,13 @@ def accumulator_layout(shape: Sequence[int], consumers: int) -> Layout:
     registers += [Mode(each, 0, _ROWS)] if each > 1 else []
     warps = [Mode(4, 0, 16), *([Mode(consumers, 0, _ROWS * each)] if consumers > 1 else [])]
     return Layout((rows, columns), tuple(m for m in registers if m.size > 1), (Mode(4, 1, 2), Mode(8, 0)), tuple(warps))
+
+
+def words_layout(layout: Layout) -> Layout:
+    """Where the words of two neighbours each are of a product that the tensor cores left in a layout."""
+    (rows, columns), (_, *registers), (_, below) = layout.shape, layout.registers, layout.lanes
+    halved = tuple(replace(mode, step=mode.step // 2) if mode.axis == 1 else mode for mode in registers)
+    return Layout((rows, columns // 2), halved, (Mode(4, 1), below), layout.warps)
 
 
 def is_multiplied(dtype: DType, columns: int, depth: int) -> bool:
