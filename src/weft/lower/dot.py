@@ -110,7 +110,7 @@ class _DotLowering:
     def _chosen_blocks(self, outer: Sequence[Run], reads: _Reads) -> Blocks:
         m, n, k = (_size(run) for run in (self.m_run, self.n_run, self.k_run))
         width = self.a_tensor.dtype.bytes
-        if self.machine.is_gpu and self._is_for_tensor_cores(m, n, k):
+        if self.machine.is_gpu and self._is_for_tensor_cores(m, n, k, reads):
             batch = product(run.size for run in outer)
             if isinstance(m, int) and 0 < m <= FEW_ROWS and width == 2:
                 return Blocks("dot", choose_streaming_tiles(m, n, k, batch, self.machine))
@@ -129,13 +129,15 @@ class _DotLowering:
             machine=self.machine,
         )
 
-    def _is_for_tensor_cores(self, m: Size, n: Size, k: Size) -> bool:
-        """Whether tensor cores take the operands: of 8 bits only where whole tiles of them can be copied."""
+    def _is_for_tensor_cores(self, m: Size, n: Size, k: Size, reads: _Reads) -> bool:
+        """Whether tensor cores take the operands: of 8 bits only where these lie along K and tiles can be copied."""
         narrow, wide = self.a_tensor.dtype, self.result.dtype
-        if narrow.bytes == 2:
-            return narrow.is_float
-        known = isinstance(m, int) and isinstance(n, int) and isinstance(k, int)
-        return known and narrow.bytes == 1 and wide.bytes == 4 and min(m, n) >= _SIDE and k % _ALIGNED == 0  # type: ignore[operator, type-var]
+        if narrow.bytes != 1 or wide.bytes != 4:
+            return narrow.bytes == 2 and narrow.is_float
+        if not isinstance(m, int) or not isinstance(n, int) or not isinstance(k, int) or self.k_run is None:
+            return False
+        parts = [coefficient_of(self.domain.in_runs(each), self.k_run.name) for each in (*reads.a, *reads.b)]
+        return min(m, n) >= _SIDE and k % _ALIGNED == 0 and all(part is not None and part[0] == 1 for part in parts)
 
     def _b_in_place(self, reads: _Reads) -> bool:
         """Whether b is memory with neighbours along N or K, which is read without a copy."""

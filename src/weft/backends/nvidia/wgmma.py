@@ -104,7 +104,9 @@ def multiply(
                 left, majors = f"{{${start}, ${start + 1}, ${start + 2}, ${start + 3}}}", f", {int(b_slot.axis == 1)}"
             name, signs = _instruction(a[1].dtype if isinstance(a, tuple) else b_slot.dtype, b_slot.dtype)
             signs += majors if reads_any_way(b_slot.dtype) else ""
-            lines.append(f"wgmma.mma_async.sync.aligned.m64n{columns}k{step}.{name} {{{registers}}}, {left}, db, p{signs}; ")
+            lines.append(
+                f"wgmma.mma_async.sync.aligned.m64n{columns}k{step}.{name} {{{registers}}}, {left}, db, p{signs}; "
+            )
     lines.append("wgmma.commit_group.sync.aligned; }")
     others = [b_low, *([a[0]] if isinstance(a, tuple) else a)]
     return _through(b, "".join(lines), accumulators, count, others, "float" if b_slot.dtype.is_float else "i32")

@@ -27,6 +27,8 @@ _LIBRARY = {
     torch.ops.aten.convolution.default,
     torch.ops.aten.convolution_backward.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    torch.ops.aten._scaled_mm.default,
+    torch.ops.aten._int_mm.default,
 }
 
 

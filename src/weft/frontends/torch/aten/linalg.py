@@ -68,7 +68,12 @@ def scaled_mm(
 ) -> SSAValue:
     """A product of 8-bit floats, by a factor for all of each operand, or for its rows and columns."""
     (rows, _), (_, columns) = b.shape(x), b.shape(y)
-    if b.shape(scale_x) not in ((), (1,), (1, 1), (rows, 1)) or b.shape(scale_y) not in ((), (1,), (1, 1), (1, columns)):
+    if b.shape(scale_x) not in ((), (1,), (1, 1), (rows, 1)) or b.shape(scale_y) not in (
+        (),
+        (1,),
+        (1, 1),
+        (1, columns),
+    ):
         raise UnsupportedError(f"factors of shapes {b.shape(scale_x)} and {b.shape(scale_y)}")
     if scale_result is not None or b.result.dtype.bytes == 1:
         raise UnsupportedError("a product that is rounded to 8 bits")
