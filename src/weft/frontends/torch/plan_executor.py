@@ -14,6 +14,7 @@ import torch
 
 from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.frozen import ConstantSet, make_set
+from weft.frontends.torch.graph import Calling
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.ir.expr import evaluate
 from weft.lower.steps import CallStep, DotStep, Place
@@ -102,6 +103,13 @@ class PlanExecutor(Generic[ProgramT]):
         pool.append(frame)
         return results
 
+    def direct(self, calling: Calling, constants: Sequence[torch.Tensor], otherwise: BoxedCall) -> BoxedCall | None:
+        """A callable that does what `otherwise` does, on a shorter way, for a call whose sizes are known.
+
+        Whatever is out of the ordinary is left to `otherwise`; `constants` are those of the graph.
+        """
+        return None
+
     def release(self) -> None:
         """Give back what is kept between calls."""
         for pool in self.frames.values():
@@ -139,6 +147,11 @@ class PlanExecutor(Generic[ProgramT]):
 
     def _finish(self) -> None:
         """Wait until what was launched has run, for a profile."""
+
+    def _launch_timed(self, tape: Tape, frame: Frame) -> int | None:
+        """Run the steps of a tape to their end; gives the device's nanoseconds where it has a clock of its own."""
+        self._launch(tape, frame)
+        self._finish()
 
     # -- what all do alike -----------------------------------------------------------------------------------------
 
@@ -178,9 +191,8 @@ class PlanExecutor(Generic[ProgramT]):
                 self._carry_out(step, frame, held)
 
     def _run_profiled(self, profile: Profile, frame: Frame, held: dict[int, torch.Tensor]) -> None:
-        def launch(tape: Tape) -> None:
-            self._launch(tape, frame)
-            self._finish()
+        def launch(tape: Tape) -> int | None:
+            return self._launch_timed(tape, frame)
 
         def call(step: CallStep | DotStep) -> None:
             self._carry_out(step, frame, held)
