@@ -1,7 +1,7 @@
 """The programs of a kernel as a persistent block walks them: from its own number in steps of the number of blocks.
 
-The order keeps what neighbours share in the second-level cache: a few blocks of rows are walked through all columns, and
-every other program sums backwards, so that it starts with what the one before has read last.
+The order keeps what neighbours share in the second-level cache: a few blocks of rows are walked through all columns,
+and every other program sums backwards, so that it starts with what the one before has read last.
 """
 
 from __future__ import annotations
