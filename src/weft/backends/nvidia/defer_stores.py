@@ -99,7 +99,7 @@ class _Deferral:
             if op is self.loop:
                 self._multiply(new.block, mapping)
             elif op is self.store:
-                value = mapping[_exact(op)]
+                value = mapping[_exact(self.store)]
                 narrow = NarrowOp.make(value, dtype)
                 new.block.add_ops([narrow, tile.YieldOp.create(operands=[narrow.out])])
             elif not isinstance(op, tile.YieldOp):

@@ -57,7 +57,7 @@ class Programs:
         outside = (1 - minimum(floordiv(place, step), 1)) * _OUTSIDE
         made = [IndexOp.make(tile.Sizes((s,)), [number, self.count]) for s in (maximum(place - step, 0), outside)]
         numbers = _numbered(self.kernel, made[0].out)
-        places = dict(zip(self.axes, (op.out for op in numbers), strict=True))
+        places: dict[SSAValue, SSAValue] = dict(zip(self.axes, (op.out for op in numbers), strict=True))
         return [*made, *numbers], places, made[1].out
 
     def end(self) -> IndexOp:
