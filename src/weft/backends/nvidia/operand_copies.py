@@ -104,8 +104,8 @@ def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp]) -> Operands |
 
 def _runs_along(copies: dict[tile.LoadOp, Copy], value: SSAValue, axis: int) -> bool:
     """Whether an operand in a slot lies there with its elements along an axis side by side."""
-    is_load = isinstance(value, OpResult) and isinstance(value.op, tile.LoadOp)
-    return is_load and copies[value.op].seen[value.op].axis == axis
+    load = value.owner
+    return isinstance(load, tile.LoadOp) and copies[load].seen[load].axis == axis
 
 
 def _is_load(value: SSAValue) -> bool:

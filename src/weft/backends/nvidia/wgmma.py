@@ -120,7 +120,7 @@ def _instruction(a: DType, b: DType) -> tuple[str, str]:
 
 def laid_down(b: Function, values: Sequence[V]) -> list[V]:
     """Floats, each in a register of its own: a product can begin with them while another one is under way."""
-    return _through(b, "", values, len(values), [])
+    return _through(b, "", values, len(values), [], "float")
 
 
 def wait(b: Function, values: Sequence[V], pending: int, held: Sequence[V]) -> list[V]:
