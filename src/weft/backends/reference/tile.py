@@ -20,6 +20,7 @@ from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, evaluate
 from weft.ir.types import DType, dtype_of_numpy
 from weft.ops.numerics import NARROW
+from weft.ops.quantized import dequantized
 from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS, FUNCTIONS, greatest
 
@@ -104,6 +105,8 @@ class Program:
                 self.set(op.out, _reduced(self.tiles[op.value], op.kind.data, op.axis.value.data))
             case tile.DotOp():
                 self._dot(op)
+            case tile.DequantizeOp():
+                self._dequantize(op)
             case tile.SortOp():
                 self._sort(op)
             case tile.ForOp():
@@ -214,6 +217,13 @@ class Program:
             buffer[place : place + 1] = _to_memory(combine(old, np.asarray([update])), dtype)
 
     # -- structured ops --------------------------------------------------------------------------------------------
+
+    def _dequantize(self, op: tile.DequantizeOp) -> None:
+        codes, scales, *zeros = (self.tiles[operand].T for operand in op.operands)
+        dtype = from_attribute(op.dtype)
+        assert isinstance(dtype, DType)
+        values = dequantized(codes, scales, zeros[0] if zeros else None, op.form.data, op.group.value.data)
+        self.set(op.out, values.T.astype(dtype.numpy))
 
     def _dot(self, op: tile.DotOp) -> None:
         a, b = self.tiles[op.a], self.tiles[op.b]
