@@ -38,7 +38,9 @@ from weft.passes.hoist_constants import HoistConstants
 from weft.passes.inline_small import InlineSmall
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
+from weft.passes.read_codes import ReadCodes
 from weft.passes.recognize_attention import RecognizeAttention
+from weft.passes.recognize_codes import RecognizeCodes
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.update_in_place import UpdateInPlace
@@ -78,6 +80,8 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         FoldBatchNorm(),
         ComparePlaces(),
         SinkReshapes(),
+        RecognizeCodes(),
+        ReadCodes(),
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, all_floats=True, tensor_cores=tensor_cores),

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from xdsl.dialects.builtin import IntegerAttr, StringAttr, i64
 from xdsl.ir import OpResult, SSAValue
+from xdsl.rewriter import Rewriter
 
+from weft.errors import LoweringError
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import Size, coefficient_of, floordiv, simplify, symbol
 from weft.ir.types import tensor_of
@@ -43,9 +45,11 @@ class Codes:
             return None
         codes = cls(source.op)
         word = _WORD // codes.form.bits
-        fits = codes.depth % word == 0 and codes.group % word == 0 and codes.group & (codes.group - 1) == 0
-        aligned = [codes._runs_along(value, layouts, domain) for value in source.op.operands]
-        return codes if (fits or codes._per_row) and all(aligned) else None
+        group = codes.group
+        whole = codes.depth % word == 0 and group % word == 0 and group & (group - 1) == 0
+        fits = whole and len(set(codes._counts)) < 2
+        strides = [codes._stride(value, layouts, domain) for value in source.op.operands]
+        return codes if (fits or codes._per_row) and strides[0] == 1 and None not in strides else None
 
     @property
     def form(self) -> Form:
@@ -59,22 +63,27 @@ class Codes:
 
     @property
     def _per_row(self) -> bool:
-        return tensor_of(self.op.operands[1].type).shape[-1] == 1 and self.depth % (_WORD // self.form.bits) == 0
+        return all(count == 1 for count in self._counts) and self.depth % (_WORD // self.form.bits) == 0
 
     @property
     def group(self) -> int:
-        count = tensor_of(self.op.operands[1].type).shape[-1]
+        count = self._counts[0] if self._counts else 1
         assert isinstance(count, int)
         return self.depth // count
 
-    def _runs_along(self, value: SSAValue, layouts: dict[SSAValue, Layout], domain: Domain) -> bool:
-        """Whether an operand lies in memory side by side along K."""
+    @property
+    def _counts(self) -> list[Size]:
+        """How many factors, and zeros, a row has."""
+        return [tensor_of(value.type).shape[-1] for value in self.op.operands[1:]]
+
+    def _stride(self, value: SSAValue, layouts: dict[SSAValue, Layout], domain: Domain) -> Size | None:
+        """How far apart an operand's neighbours along K lie, if that is known."""
         recorder = AddressRecorder(layouts, space=domain.bounds | {_ALONG: tensor_of(value.type).shape[-1]})
         recorder.at(Source(value, tensor_of(value.type)), [domain.row_index[-1], symbol(_ALONG)])
         if len(recorder.addresses) != 1 or recorder.addresses[0].purpose != "load":
-            return False
+            return None
         split = coefficient_of(simplify(recorder.addresses[0].expr, recorder.space), _ALONG)
-        return split is not None and (split[0] == 1 or tensor_of(value.type).shape[-1] == 1)
+        return None if split is None else split[0]
 
     def tile(self, emit: KernelEmitter, turn: Size, columns: Run, start: Size, sides: tuple[int, int]) -> SSAValue:
         """The weights [BK, BN] of a turn of the loop over K, from a column on."""
@@ -88,7 +97,7 @@ class Codes:
             emit.tile_axis(columns.name, columns.size, 1, start, width)
             found = emit.at(Source(value, tensor), [emit.domain.row_index[-1], symbol(_ALONG)])
             assert isinstance(found, TileValue)
-            return found.ssa
+            return _filled(found.ssa, (capacity, width))
 
         codes, *factors = self.op.operands
         together = self.form.together
@@ -109,3 +118,18 @@ class Codes:
                 result_types=[tile.TileType.of(sides, register_dtype(dtype))],
             )
         )
+
+
+def _filled(value: SSAValue, sides: tuple[int, int]) -> SSAValue:
+    """A tile of all sides, where a load has left out those along which it does not move."""
+    load = value.owner
+    if not isinstance(load, tile.LoadOp):
+        raise LoweringError("codes and factors are read as they are")
+    load.extents = tile.Sizes(
+        tuple(
+            own if held == side else side
+            for own, held, side in zip(load.extents.data, tile.tile_type(value).sizes, sides, strict=True)
+        )
+    )
+    type_ = tile.TileType.of(sides, tile.tile_type(value).dtype)
+    return Rewriter.replace_value_with_new_type(value, type_)

@@ -12,7 +12,7 @@ from weft.ir.expr import Size
 from weft.lower.machine import Machine
 
 _COLUMNS, _WARPS = (16, 8, 32), (4, 8, 16, 2)
-READ = {16: 1024, 8: 2048, 4: 2048}
+READ = {16: 1024, 8: 2048, 4: 4096}
 """Weights of so many bits that a warp reads at a time: of 16 rows a line of memory each."""
 _LEAST = 16
 """Bytes of a row that a lane reads at a time."""

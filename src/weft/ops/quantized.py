@@ -39,7 +39,9 @@ SCALES = (f32, f16, bf16, f8e4m3, u8)
 """The types of factors; u8 holds the exponents of powers of two, 127 above the power (e8m0), and 255 for NaN."""
 
 
-def dequantized(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None, form: str, group: int) -> np.ndarray:
+def dequantized(
+    codes: np.ndarray, scales: np.ndarray | None, zeros: np.ndarray | None, form: str, group: int
+) -> np.ndarray:
     """The numbers [..., K] in f32 that codes stand for, with factors [..., K / group]."""
     how = FORMS[form]
     if how.bits == 4:
@@ -51,18 +53,21 @@ def dequantized(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None,
         return np.repeat(each.astype(np.float32), group, -1)[..., :count]
 
     offset = np.float32(how.offset) if zeros is None else spread(zeros)
+    numbers = values.astype(np.float32) - offset
+    if scales is None:
+        return numbers
     factors = scales.view(ml_dtypes.float8_e8m0fnu) if scales.dtype == np.uint8 else scales
     with np.errstate(all="ignore"):
-        return (values.astype(np.float32) - offset) * spread(factors)
+        return numbers * spread(factors)
 
 
-def _sample(form: str, ins: int, group: int, scale: DType, zeros: bool = False, dtype: DType = f32) -> Sample:
+def _sample(form: str, ins: int, group: int, scale: DType, zeros: bool = False) -> Sample:
     how = FORMS[form]
     codes = (-3, 3) if how.dtype == f8e4m3 else (-128, 127) if how.dtype == i8 else (0, 256)
     inputs = [Input((5, ins // how.together), *codes, how.dtype)]
     inputs.append(Input((5, ins // group), *((120, 130) if scale == u8 else (0.25, 2)), scale))
     inputs += [Input((5, ins // group), 0, 16, u8)] if zeros else []
-    return Sample(tuple(inputs), {"form": form, "dtype": dtype})
+    return Sample(tuple(inputs), {"form": form, "dtype": f32})
 
 
 @op(
@@ -74,23 +79,26 @@ def _sample(form: str, ins: int, group: int, scale: DType, zeros: bool = False, 
         _sample("e2m1", 32, 16, f8e4m3),
         _sample("int8", 24, 8, f16),
         _sample("e4m3", 36, 36, f32),
+        Sample((Input((3, 8), -128, 127, i8),), {"form": "int8", "dtype": f32}),
     ],
 )
 class Dequantize(Movement):
     """The weights [..., N, K] that codes [..., N, K * bits / 8] stand for: (code - zero) * scale, rounded once.
 
-    Neighbours along K share a factor and a zero of [..., N, K / group]. The zeros are 8 for `int4` (codes 0 to 15) and
-    0 for `e2m1`, `int8` and `e4m3` where none are given.
+    Neighbours along K share a factor and a zero of [..., N, K / group]. Without factors they are 1. Only `int4` (codes
+    0 to 15) has zeros, and they are 8 where none are given.
     """
 
     @classmethod
     def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
         codes, *factors = tensors
         form, dtype = FORMS[params["form"]], params["dtype"]
-        if codes.dtype != form.dtype or factors[0].dtype not in SCALES or dtype not in (f32, f16, bf16):
-            raise DTypeError(f"dequantize of {codes.dtype} with factors of {factors[0].dtype} to {dtype}")
-        if any(not factor.dtype.is_integer for factor in factors[1:]):
-            raise DTypeError("the zeros of dequantize are integers")
+        if codes.dtype != form.dtype or dtype not in (f32, f16, bf16):
+            raise DTypeError(f"dequantize: {params['form']} of {codes.dtype} to {dtype}")
+        if any(factor.dtype not in SCALES for factor in factors[:1]):
+            raise DTypeError(f"dequantize: factors of {factors[0].dtype}", hint=f"use {', '.join(map(str, SCALES))}")
+        if any(not factor.dtype.is_integer or not form.offset for factor in factors[1:]):
+            raise DTypeError("dequantize: zeros are integers, and of int4")
         ins = codes.shape[-1] * form.together
         if not all(_shares(codes.shape, ins, factor.shape) for factor in factors):
             raise ShapeError(f"dequantize: codes {codes} and factors {', '.join(map(str, factors))} do not fit")
@@ -98,9 +106,9 @@ class Dequantize(Movement):
 
     @staticmethod
     def reference(
-        codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None = None, *, form: str, dtype: DType
+        codes: np.ndarray, scales: np.ndarray | None = None, zeros: np.ndarray | None = None, *, form: str, dtype: DType
     ) -> np.ndarray:
-        group = codes.shape[-1] * FORMS[form].together // max(scales.shape[-1], 1)
+        group = 1 if scales is None else codes.shape[-1] * FORMS[form].together // scales.shape[-1]
         return dequantized(codes, scales, zeros, form, group).astype(dtype.numpy)
 
     @staticmethod
@@ -108,7 +116,7 @@ class Dequantize(Movement):
         body: Body,
         index: Sequence[Size],
         codes: Operand,
-        scales: Operand,
+        scales: Operand | None = None,
         zeros: Operand | None = None,
         *,
         form: str,
@@ -116,14 +124,18 @@ class Dequantize(Movement):
     ) -> Value:
         *lead, place = index
         how = FORMS[form]
-        group = floordiv(codes.tensor.shape[-1] * how.together, scales.tensor.shape[-1])
-        shared = [*lead, floordiv(place, group)]
         value = _number(body, body.at(codes, [*lead, floordiv(place, how.together)]), place, form)
+
+        def shared(operand: Operand) -> Value:
+            group = floordiv(codes.tensor.shape[-1] * how.together, operand.tensor.shape[-1])
+            return body.at(operand, [*lead, floordiv(place, group)])
+
         if zeros is not None:
-            value = body.math("sub", value, body.cast(body.at(zeros, shared), f32))
+            value = body.math("sub", value, body.cast(shared(zeros), f32))
         elif how.offset:
             value = body.math("sub", value, body.constant(float(how.offset), f32))
-        return body.cast(body.math("mul", value, _factor(body, body.at(scales, shared))), dtype)
+        value = value if scales is None else body.math("mul", value, _factor(body, shared(scales)))
+        return body.cast(value, dtype)
 
     @staticmethod
     def batch(b: GraphBuilder, operands: Values, batched: Sequence[bool], **params: Any) -> SSAValue:

@@ -302,8 +302,7 @@ class DequantizeOp(IRDLOperation):
 
     name = "tile.dequantize"
     codes = operand_def(TileType)
-    scales = operand_def(TileType)
-    zeros = opt_operand_def(TileType)
+    factors = var_operand_def(TileType)
     form = attr_def(StringAttr)
     group = attr_def(IntegerAttr)
     dtype = attr_def(Attribute)

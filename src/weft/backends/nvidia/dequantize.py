@@ -50,13 +50,14 @@ class Decoder:
     def __init__(self, codegen: KernelCodegen, op: tile.DequantizeOp) -> None:
         self.codegen, self.op = codegen, op
         dtype = from_attribute(op.dtype)
-        load = op.scales.owner
-        assert isinstance(dtype, DType) and isinstance(load, tile.LoadOp)
-        self.dtype, self.memory = dtype, pointer_dtype(load)
+        assert isinstance(dtype, DType)
+        self.dtype = dtype
+        self.memory = [pointer_dtype(f.owner) for f in op.factors if isinstance(f.owner, tile.LoadOp)]
         narrow = (bf16, f8e4m3, u8) if dtype == bf16 else (f16, f8e4m3)
         # The product of a code and such a factor is rounded once: two at a time, or else each by itself in f32.
-        self.narrow = self.memory in narrow
-        self.places = {offset: number for number, offset in enumerate(layout_of(op.scales).offsets)}
+        self.narrow = self.memory[:1] != [] and self.memory[0] in narrow
+        shared = layout_of(op.factors[0]).offsets if op.factors else ()
+        self.places = {offset: number for number, offset in enumerate(shared)}
         self.known: dict[int, tuple[V, V | None]] = {}
 
     def ordered(self, words: Sequence[V]) -> list[V]:
@@ -78,27 +79,29 @@ class Decoder:
         pairs: list[V] = []
         for number in range(piece * count, (piece + 1) * count):
             k, n = layout.offsets[number * each]
-            factor, zero = self._factor(self.places[k // group, n])
+            factor, zero = self._factor(self.places[k // group, n]) if self.places else (None, None)
             word = _as_it_is(self.codegen.b, self.codegen.tiles[op.codes][number])
             found = _decoded(self.codegen, word, op.form.data, self.dtype.name, zero)
-            pairs += [self._scaled(value, factor) for value in found]
+            pairs += found if factor is None else [self._scaled(value, factor) for value in found]
         return pairs
 
     def _factor(self, place: int) -> tuple[V, V | None]:
         """What numbers are multiplied with, and the pair that is added to codes first where they have zeros."""
         if place not in self.known:
             b, name = self.codegen.b, self.dtype.name
-            raw = self.codegen.tiles[self.op.scales][place]
-            if self.memory == self.dtype:
-                factor = joined(b, raw, raw)
+            raws = [self.codegen.tiles[factor][place] for factor in self.op.factors]
+            if self.memory[0] == self.dtype:
+                factor = joined(b, raws[0], raws[0])
             else:
-                factor = _widened(self.codegen, raw, self.memory)
+                factor = _widened(self.codegen, raws[0], self.memory[0])
                 factor = pair(b, factor, factor, name) if self.narrow else factor
             zero: V | None = None
-            if self.op.zeros is not None:
+            if len(raws) > 1:
                 _, high = _MAGIC[name]
-                raw = b.convert("trunc", self.codegen.tiles[self.op.zeros][place], "i8")
-                number = b.binary("fsub", V("float", str(-high)), b.convert("uitofp", raw, "float"))
+                signed, bits = self.memory[1].kind == "int", self.memory[1].bits
+                raw = raws[1] if bits > 8 else b.convert("trunc", raws[1], "i8")
+                number = b.convert("sitofp" if signed else "uitofp", raw, "float")
+                number = b.binary("fsub", V("float", str(-high)), number)
                 zero = pair(b, number, number, name)
             self.known[place] = factor, zero
         return self.known[place]

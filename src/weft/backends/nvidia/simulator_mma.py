@@ -58,7 +58,8 @@ def dequantize_registers(
         places = picks(layout, held.layout, together)
         taken.append(np.take_along_axis(held.values, places, 1)[..., None])
         defined &= np.take_along_axis(held.defined, places, 1)
-    codes, scales, *zeros = taken
-    values = dequantized(codes, scales, zeros[0] if zeros else None, op.form.data, 8)
+    codes, scales, zeros = (*taken, None, None)[:3]
+    assert codes is not None
+    values = dequantized(codes, scales, zeros, op.form.data, form.together)
     which = holding(layout).index[0] % form.together
     return np.take_along_axis(values, which[..., None], -1)[..., 0].astype(dtype.numpy).astype(np.float32), defined

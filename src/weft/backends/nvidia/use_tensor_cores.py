@@ -175,7 +175,8 @@ def _share_depth(dot: tile.DotOp, loop: tile.ForOp | bool | None, warps: int) ->
 
 def _room(kernel: tile.KernelOp) -> int:
     fragments = next(op.fragments for op in kernel.walk() if isinstance(op, MmaOp))
-    return _ROOM if fragments.halves * fragments.chunks <= _FEW_PARTS else _LESS_ROOM
+    parts = fragments.halves * fragments.chunks * fragments.vector // _VECTOR
+    return _ROOM if parts <= (_FEW_PARTS if fragments.widest == _VECTOR else 2 * _FEW_PARTS) else _LESS_ROOM
 
 
 def _turns(loop: tile.ForOp) -> int:

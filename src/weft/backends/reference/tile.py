@@ -219,10 +219,10 @@ class Program:
     # -- structured ops --------------------------------------------------------------------------------------------
 
     def _dequantize(self, op: tile.DequantizeOp) -> None:
-        codes, scales, *zeros = (self.tiles[operand].T for operand in op.operands)
+        codes, scales, zeros = (*(self.tiles[operand].T for operand in op.operands), None, None)[:3]
         dtype = from_attribute(op.dtype)
-        assert isinstance(dtype, DType)
-        values = dequantized(codes, scales, zeros[0] if zeros else None, op.form.data, op.group.value.data)
+        assert isinstance(dtype, DType) and codes is not None
+        values = dequantized(codes, scales, zeros, op.form.data, op.group.value.data)
         self.set(op.out, values.T.astype(dtype.numpy))
 
     def _dot(self, op: tile.DotOp) -> None:
