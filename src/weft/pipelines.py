@@ -18,13 +18,14 @@ from weft.backends.cpu.target import CpuTarget, compile_object, target_for
 from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.compile import emit_llvm
 from weft.backends.nvidia.target import NvidiaTarget, compile_ptx
-from weft.config import Config
+from weft.config import CODES, Config
 from weft.lower.machine import gpu_machine
 from weft.lower.plan import build_plan
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
+from weft.passes.code_weights import CodeWeights
 from weft.passes.compare_places import ComparePlaces
 from weft.passes.convolve_by_products import ConvolveByProducts
 from weft.passes.convolve_trained import ConvolveTrained
@@ -60,7 +61,7 @@ def cpu_passes(config: Config) -> list[ModulePass]:
         ConvolveByProducts(),
         ConvolveTrained(),
         SinkReshapes(),
-        *([QuantizeWeights(dynamic=config.quantize == "int8_dynamic")] if config.quantize else []),
+        *([QuantizeWeights(dynamic=config.quantize == "int8_dynamic")] if config.quantize.startswith("int8_") else []),
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict),
@@ -81,6 +82,7 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         ComparePlaces(),
         SinkReshapes(),
         RecognizeCodes(),
+        *([CodeWeights(config.quantize)] if config.quantize in CODES else []),
         ReadCodes(),
         HoistConstants(),
         EliminateDead(),
