@@ -224,7 +224,7 @@ def _is_stack(op: GraphOp) -> bool:
     """Whether an op puts two side by side along a dimension of its own."""
     if op.name != "graph.concat":
         return False
-    dim = op.params["dim"]
+    dim: int = op.params["dim"]
     return len(op.operands) == 2 and all(tensor_of(operand.type).shape[dim] == 1 for operand in op.operands)
 
 

@@ -186,7 +186,10 @@ def _of_e4m3(codegen: KernelCodegen, word: V, dtype: str, count: int) -> list[V]
             both = _half_of_e4m3(b, b.convert("zext", low, "i32"))
         else:
             both = asm(b, "i32", "cvt.rn.f16x2.e4m3x2 $0, $1;", "=r,h", low)
-        found.append(both if dtype == "f16" else pair(b, *_floats(b, both, "f16"), dtype))
+        if dtype != "f16":
+            first, second = _floats(b, both, "f16")
+            both = pair(b, first, second, dtype)
+        found.append(both)
     return found
 
 
