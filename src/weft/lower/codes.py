@@ -21,6 +21,7 @@ from weft.lower.evaluate import AddressRecorder, Source
 from weft.ops.dot import Dot
 from weft.ops.layouts import Layout
 from weft.ops.quantized import FORMS, Dequantize, Form
+from weft.passes.constant_values import made_by
 from weft.tile import dialect as tile
 
 _ALONG = "q"
@@ -37,10 +38,8 @@ class Codes:
     @classmethod
     def of(cls, dot: Dot, layouts: dict[SSAValue, Layout], domain: Domain) -> Codes | None:
         """The codes of a product's weights, if a kernel can read them as they are."""
-        view = dot.operands[1].owner
-        if view.name != "graph.permute" or len(dot.operands[1].type.get_shape()) != 2:  # type: ignore[attr-defined]
-            return None
-        source = view.operands[0]  # type: ignore[union-attr]
+        view = made_by(dot.operands[1], "graph.permute")
+        source = view.operands[0] if view is not None and view.params["dims"] == (1, 0) else None
         if not isinstance(source, OpResult) or not isinstance(source.op, Dequantize):
             return None
         codes = cls(source.op)
