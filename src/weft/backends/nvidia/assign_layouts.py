@@ -45,7 +45,7 @@ from weft.backends.nvidia.dialect import (
 )
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.layouts import Layout
-from weft.backends.nvidia.mma import PACKED, MmaOp, PackOp, SqueezeOp
+from weft.backends.nvidia.mma import PACKED, RAW, MmaOp, PackOp, SqueezeOp
 from weft.backends.nvidia.view_layouts import demanded
 from weft.backends.nvidia.wgmma import words_layout
 from weft.backends.nvidia.written_layouts import assign_written, carried_layouts, is_free_view, scalar_layout
@@ -87,7 +87,9 @@ class Assignment:
 
     def visit(self, op: Operation) -> None:
         match op:
-            case tile.LoadOp() if PACKED in op.attributes:
+            case tile.DequantizeOp():
+                self.home[op.out] = layout_of(op.out)
+            case tile.LoadOp() if PACKED in op.attributes or RAW in op.attributes:
                 self.home[op.out] = layout_of(op.out)
             case tile.LoadOp():
                 self.settle(op, [self.anchors.coalesced(op)])
