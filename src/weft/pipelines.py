@@ -167,7 +167,7 @@ def compile_nvidia(function: FuncOp, config: Config, target: NvidiaTarget) -> Co
         start = report.measure("lower_to_tile", start)
         report.planned(planned.plan, planned.schedules)
         report.program("tile", planned.kernels.values())
-        text, launches = emit_llvm(planned.kernels, target)
+        text, launches = emit_llvm(planned.kernels, target, planned.sources)
         start = report.measure("emit_llvm", start)
         report.program("llvm", text)
         code = DeviceCode(target.arch, compile_ptx(text, target) if launches else "", launches)

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from weft.backends.nvidia import compile
 from weft.backends.nvidia.target import target_named
 from weft.config import Config
-from weft.errors import UnsupportedError
+from weft.errors import LoweringError, UnsupportedError
 from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.devices import graph_device
 from weft.frontends.torch.importer import import_graph
@@ -208,6 +211,31 @@ def test_products_of_few_or_unaligned_bytes_are_a_librarys() -> None:
         imported = import_graph(module, "product", Config(), device="cuda", tensor_cores=True)
         plan = compile_nvidia(imported.function, Config(), target_named("sm_90a")).plan
         assert [step.target for step in plan.steps if isinstance(step, CallStep)] == ["aten::_int_mm"]
+
+
+def test_a_kernel_without_code_tells_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(kernel: Any, target: Any) -> Any:
+        raise LoweringError("a tile needs too much shared memory")
+
+    errors: list[LoweringError] = []
+
+    def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        imported = import_graph(module, "inference", Config(), device="cuda")
+        with pytest.raises(LoweringError, match=r"exp_sum.*shared memory") as caught:
+            compile_nvidia(imported.function, Config(), target_named("sm_90a"))
+        errors.append(caught.value)
+        left = import_graph(module, "inference", Config(), device="cuda", left=caught.value.sources)
+        assert [fallback.target for fallback in left.fallbacks] == ["aten.exp.default", "aten.sum.dim_IntList"]
+        return make_boxed_func(module.forward)
+
+    monkeypatch.setattr(compile, "annotate", refused)
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda x: x.exp().sum(-1), backend=aot_autograd(fw_compiler=backend, decompositions=decompositions("cuda"))
+    )
+    with torch.no_grad():
+        compiled(torch.randn(4, 8))
+    assert len(errors) == 1 and errors[0].sources
 
 
 def test_dropout_is_drawn_by_torch() -> None:

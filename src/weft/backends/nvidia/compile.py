@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Set
 from contextlib import suppress
+from types import MappingProxyType
 
 from weft.backends.llvm.builder import Module
 from weft.backends.nvidia.assign_layouts import assign_layouts
@@ -79,14 +80,22 @@ def _without_conversions(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[t
     return _with_roles(kernel, target, converts=False)
 
 
-def emit_llvm(kernels: Mapping[str, tile.KernelOp], target: NvidiaTarget) -> tuple[str, dict[str, Launch]]:
-    """Kernels as the text of one LLVM module."""
+def emit_llvm(
+    kernels: Mapping[str, tile.KernelOp],
+    target: NvidiaTarget,
+    sources: Mapping[str, Set[Hashable]] = MappingProxyType({}),
+) -> tuple[str, dict[str, Launch]]:
+    """Kernels as the text of one LLVM module. `sources` are what each comes from, for the error if it has no code."""
     module = Module(TRIPLE, frozenset(what for what, since in _SINCE.items() if target.capability < since))
     module.globals[SHARED_SYMBOL] = f"@{SHARED_SYMBOL} = external addrspace(3) global [0 x i8], align 1024"
     launches: dict[str, Launch] = {}
     for name, kernel in kernels.items():
-        annotated, launches[name] = annotate(kernel, target)
-        KernelCodegen(module, annotated, launches[name]).emit()
+        try:
+            annotated, launches[name] = annotate(kernel, target)
+            KernelCodegen(module, annotated, launches[name]).emit()
+        except LoweringError as error:
+            known = frozenset(sources.get(name, ()))
+            raise LoweringError(f"{name}: {error.message}", hint=error.hint, sources=known) from error
     missing = [name for name in module.declarations if not name.startswith("llvm.") and name != VPRINTF]
     if missing:
         raise LoweringError(f"a GPU has no library for {', '.join(missing)}")

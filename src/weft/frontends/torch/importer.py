@@ -11,7 +11,7 @@ Weft type: sparse or quantised tensors, sizes that depend on data, symbolic floa
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,14 +60,15 @@ def import_graph(
     frozen: Collection[int] = frozenset(),
     device: str = "cpu",
     tensor_cores: bool = False,
+    left: Collection[Hashable] = frozenset(),
 ) -> ImportedGraph:
     """The function that computes what the captured graph computes; the arguments at `frozen` places are constants.
 
     `device` is the kind of device that it runs on; `tensor_cores` says that Weft's kernels multiply as fast there as
-    libraries do.
+    libraries do. What comes from places of the user's program that are `left` is left to torch.
     """
     known = condition_count(module)
-    imported = _Importer(module, name, config, frozen, device, tensor_cores).run()
+    imported = _Importer(module, name, config, frozen, device, tensor_cores, left).run()
     return replace(imported, conditional=condition_count(module) > known)
 
 
@@ -79,6 +80,7 @@ class _Importer:
     frozen: Collection[int]
     device: str
     tensor_cores: bool
+    left: Collection[Hashable]
     values: dict[fx.Node, Any] = field(default_factory=dict[fx.Node, Any])
     constants: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     paths: list[str] = field(default_factory=list[str])
@@ -225,6 +227,8 @@ class _Importer:
             return self._opaque(node.target, node.args, node.kwargs, _meta(node), "it copies to another device")
         last = self.block.last_op
         try:
+            if self.builder.location in self.left:
+                raise UnsupportedError("no kernel could be made")
             value = self._converted(node)
         except WeftError as error:
             self._erase_after(last)
