@@ -12,12 +12,15 @@ from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
 from weft.backends.nvidia.dialect import BLOCKS, WARPS, integer
+from weft.backends.nvidia.fold_sums import fold_sums
 from weft.backends.nvidia.fold_views import fold_views
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.messages import VPRINTF
 from weft.backends.nvidia.order_memory import order_memory
 from weft.backends.nvidia.pipeline_dots import pipeline_dots
 from weft.backends.nvidia.pipeline_rows import pipeline_rows
+from weft.backends.nvidia.raise_accesses import raise_accesses
+from weft.backends.nvidia.relax_arithmetic import relax_arithmetic
 from weft.backends.nvidia.shared_memory import allocate_shared
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
 from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
@@ -27,6 +30,9 @@ from weft.tile import dialect as tile
 
 def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch]:
     """A copy of a kernel with roles, layouts, conversions, shared memory and barriers."""
+    kernel = kernel.clone()
+    fold_sums(kernel)
+    relax_arithmetic(kernel)
     for way in (_streamed, _with_roles, _without_conversions):
         with suppress(LoweringError):  # a conversion may need the memory that copies ahead of time would take
             if (found := way(kernel, target)) is not None:
@@ -57,6 +63,7 @@ def _with_roles(
     """Products whose operands are brought ahead."""
     copy = kernel.clone()
     fold_views(copy)
+    raise_accesses(copy)
     pipelined = pipeline_dots(copy, target)
     if pipelined is None:
         return None

@@ -42,12 +42,14 @@ from weft.backends.nvidia.asynchronous import (
 )
 from weft.backends.nvidia.code import TensorMap
 from weft.backends.nvidia.dialect import SHARED, WARPS, set_integer
+from weft.backends.nvidia.index_slices import ops_behind
 from weft.backends.nvidia.operand_copies import Batch, Operands, blocks_of, operands_of
 from weft.backends.nvidia.roles import BARRIER_BYTES
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.tensor_parts import part_of
 from weft.ir.expr import Size, floordiv, minimum, mod, product, substitute, symbol
 from weft.tile import dialect as tile
+from weft.tile.memory_groups import MemoryGroups
 
 _MOST_STAGES, _ALIGNMENT = 6, 1024
 _GROUP = 16
@@ -75,6 +77,9 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     consumers = {64: 1, 128: 2, 192: 3, 256: 2}.get(tile.tile_type(dots[0].out).sizes[0])
     if operands is None or consumers is None or not all(_fits(dot, consumers) for dot in dots):
         return None
+    needed = _needed(kernel, operands)
+    if needed is None:
+        return None
     maps = list(dict.fromkeys(copy.map for batch in operands.batches.values() for copy in batch.copies))
     inputs = len(maps)
     engines = _give_stores_to_engine(kernel, maps)
@@ -86,9 +91,15 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     ring = -(-ring // _ALIGNMENT) * _ALIGNMENT
     for op in engines:
         set_integer(op, SHARED, ring)
-    _split(kernel, operands, maps[:inputs], rings, consumers)
+    _split(kernel, _Producer(operands, maps[:inputs], needed), operands, rings, consumers)
     set_integer(kernel, WARPS, 4 * consumers)
     return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps))
+
+
+def _needed(kernel: tile.KernelOp, operands: Operands) -> set[Operation] | None:
+    """The ops that the producer repeats: those that its places and the bounds of its loops are computed by."""
+    loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp) and operands.any_in(op)]
+    return ops_behind(index for op in (*operands.batches, *loops) for index in op.indices)
 
 
 def _rings(operands: Operands, room: int) -> list[RingType] | None:
@@ -108,7 +119,7 @@ def _rings(operands: Operands, room: int) -> list[RingType] | None:
 def _give_stores_to_engine(kernel: tile.KernelOp, maps: list[TensorMap]) -> list[tile.StoreOp]:
     """Let the copy engine write results of 16 bits: each warp hands it 16 rows of 64 columns at a time."""
     found: list[tile.StoreOp] = []
-    for op in kernel.block.ops:
+    for op in kernel.walk():
         if not isinstance(op, tile.StoreOp) or op.spread is not None or pointer_dtype(op).bytes != 2:
             continue
         shape = tile.tile_type(op.value).sizes
@@ -130,15 +141,15 @@ def _fits(dot: tile.DotOp, consumers: int) -> bool:
 
 
 def _split(
-    kernel: tile.KernelOp, operands: Operands, maps: Sequence[TensorMap], rings: Sequence[RingType], consumers: int
+    kernel: tile.KernelOp, producer: _Producer, operands: Operands, rings: Sequence[RingType], consumers: int
 ) -> None:
     block = kernel.block
     original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
     first, count = BlockNumberOp.make("number"), BlockNumberOp.make("count")
     block.insert_ops_before([first, count], original[0])
     made = [_programs(kernel, first.out, count.out) for _ in range(2)]
-    (producing, brought), (consuming, used) = made
-    _Producer(operands, maps, brought).walk(original, producing.block)
+    (producing, producer.mapping), (consuming, used) = made
+    producer.walk(original, producing.block)
     _Consumer(operands, used).walk(original, consuming.block)
     roles: list[Block] = []
     for programs in (producing, consuming):
@@ -158,10 +169,22 @@ def _programs(kernel: tile.KernelOp, first: SSAValue, count: SSAValue) -> tuple[
     bounds = tile.Sizes((symbol("d0"), product(grid), symbol("d1")))
     programs = tile.ForOp.make(bounds, [first, count, *sizes], [])
     number = programs.block.args[0]
-    numbers = [IndexOp.make(tile.Sizes((value,)), [number, number, *sizes]) for value in _numbers(grid)]
+    ordered = _in_order(grid) if MemoryGroups.of_kernel(kernel).written else _numbers(grid)
+    numbers = [IndexOp.make(tile.Sizes((value,)), [number, number, *sizes]) for value in ordered]
     programs.block.add_ops(numbers)
     found = [op for op in kernel.block.ops if isinstance(op, tile.ProgramOp)]
     return programs, {op.out: numbers[op.axis.value.data].out for op in found}
+
+
+def _in_order(grid: list[Size]) -> list[Size]:
+    """The numbers of a program where its author has chosen the order: the last axis is the fastest."""
+    numbers: list[Size] = []
+    rest: Size = symbol("d0")
+    for position in range(1, len(grid)):
+        below = product(grid[position:])
+        numbers.append(floordiv(rest, below))
+        rest = mod(rest, below)
+    return [*numbers, rest]
 
 
 def _numbers(grid: list[Size]) -> list[Size]:
@@ -169,15 +192,10 @@ def _numbers(grid: list[Size]) -> list[Size]:
 
     The last two axes are walked in groups of `_GROUP` along the last one, through all of the other.
     """
-    numbers: list[Size] = []
-    rest: Size = symbol("d0")
-    for position in range(len(grid) - 2):
-        below = product(grid[position + 1 :])
-        numbers.append(floordiv(rest, below))
-        rest = mod(rest, below)
     if len(grid) < 2:
-        return [rest] * len(grid)
+        return _in_order(grid)
     columns, rows = grid[-2:]
+    *numbers, rest = _in_order([*grid[:-2], columns * rows])
     top = floordiv(rest, columns * _GROUP) * _GROUP
     inside = mod(rest, columns * _GROUP)
     height = minimum(_GROUP, rows - top)
@@ -190,23 +208,28 @@ def _numbered(**numbers: int) -> dict[str, Attribute]:
 
 @dataclass
 class _Producer:
-    """Brings each batch where the first load of it stands."""
+    """Brings each batch where the last load of it stands."""
 
     operands: Operands
     maps: Sequence[TensorMap]
-    mapping: dict[SSAValue, SSAValue]
+    needed: set[Operation]
+    mapping: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
+    passed: set[tile.LoadOp] = field(default_factory=set[tile.LoadOp])
 
     def walk(self, ops: Sequence[Operation], block: Block) -> None:
         for op in ops:
-            if isinstance(op, tile.ForOp) and any(inner in self.operands.batches for inner in op.block.ops):
+            if op in self.needed:
+                block.add_op(op.clone(self.mapping))
+            elif isinstance(op, tile.ForOp) and self.operands.any_in(op):
                 turns = tile.ForOp.make(op.bounds, [self.mapping.get(i, i) for i in op.indices], [])
                 block.add_op(turns)
                 self.mapping[op.block.args[0]] = turns.block.args[0]
                 self.walk(list(op.block.ops), turns.block)
                 turns.block.add_op(tile.YieldOp.create())
             elif isinstance(op, tile.LoadOp) and op in self.operands.batches:
+                self.passed.add(op)
                 batch = self.operands.batches[op]
-                if batch.copies[0].load is op:
+                if all(copy.load in self.passed for copy in batch.copies):
                     self._bring(batch, block)
 
     def _bring(self, batch: Batch, block: Block) -> None:
@@ -254,7 +277,7 @@ class _Consumer:
         self.mapping.update(zip(op.block.args, turns.block.args, strict=True))
         self.walk(list(op.block.ops), turns.block)
         self.mapping.update(zip(op.results, turns.results, strict=True))
-        self._release_held({inner for inner in op.block.ops if isinstance(inner, tile.DotOp)}, block)
+        self._release_held({inner for inner in op.walk() if isinstance(inner, tile.DotOp)}, block)
 
     def _take(self, batch: Batch, block: Block) -> None:
         block.add_op(WaitOp.of(batch.ring))
