@@ -63,7 +63,9 @@ def argument_divisor(argument: SSAValue) -> int:
     """What an argument of a written kernel is known to be a multiple of."""
     kernel = _kernel_of(argument)
     assert isinstance(argument, BlockArgument) and kernel is not None
-    divisors = cast("tuple[int, ...]", from_attribute(kernel.attributes[DIVISORS])) if DIVISORS in kernel.attributes else ()
+    divisors = (
+        cast("tuple[int, ...]", from_attribute(kernel.attributes[DIVISORS])) if DIVISORS in kernel.attributes else ()
+    )
     return divisors[argument.index] if argument.index < len(divisors) else 1
 
 

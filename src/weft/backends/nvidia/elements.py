@@ -126,7 +126,7 @@ def loses_digits(value: SSAValue, summed: bool) -> bool:
 
 
 def contracted(op: tile.MapOp) -> int | None:
-    """Which operand of a sum or difference is a product, of floats, that is taken as it is, without rounding it first."""
+    """Which operand of a sum or difference is a product, of floats, that is not rounded first."""
     if op.function.data not in ("add", "sub") or register_type(tile.tile_type(op.out).dtype) != "float":
         return None
     owners = enumerate(arg.owner for arg in op.args)

@@ -111,7 +111,11 @@ class _Raising:
             if isinstance(other, tile.GatherOp | tile.LoadOp | tile.ScatterOp | tile.StoreOp | written.AtomicOp)
             and other is not op
         ]
-        if op.unordered is None or op.pointer.owner is not self.kernel.block or any(self.groups.meet(op.pointer, other.pointer) for other in others):
+        if (
+            op.unordered is None
+            or op.pointer.owner is not self.kernel.block
+            or any(self.groups.meet(op.pointer, other.pointer) for other in others)
+        ):
             return
         places = self._places(op, None) if shape == tile.tile_type(op.offsets).sizes else None
         if places is None:
@@ -262,7 +266,9 @@ def _widened(value: SSAValue) -> tile.MapOp:
 def _turns(op: written.ViewOp) -> bool:
     """Whether a view swaps the axes of a matrix."""
     axes, shape = axes_of(op), tile.tile_type(op.value).sizes
-    return len(shape) == 2 and shape[::-1] == tile.tile_type(op.out).sizes and axes is not None and axes.walked == (1, 0)
+    return (
+        len(shape) == 2 and shape[::-1] == tile.tile_type(op.out).sizes and axes is not None and axes.walked == (1, 0)
+    )
 
 
 def _limits(conditions: Sequence[Condition]) -> dict[int, Size] | None:
