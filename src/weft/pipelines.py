@@ -164,7 +164,7 @@ def compile_nvidia(function: FuncOp, config: Config, target: NvidiaTarget) -> Co
         text, launches = emit_llvm(planned.kernels, target)
         start = report.measure("emit_llvm", start)
         report.program("llvm", text)
-        ptx = compile_ptx(text, target) if launches else ""
-        report.program("ptx", ptx)
+        code = DeviceCode(target.arch, compile_ptx(text, target) if launches else "", launches)
         report.measure("llvm", start)
-    return Compiled(planned.plan, DeviceCode(target.arch, ptx, launches), report, planned.prepare)
+        report.made_for_device(code, planned.kernels)
+    return Compiled(planned.plan, code, report, planned.prepare)

@@ -177,7 +177,7 @@ class _DotLowering:
         return reads
 
     def _output_indices(self) -> list[list[Size]]:
-        return output_indices(self.group, self.dot.results[0], self.domain)
+        return output_indices(self.group, self.dot.results, self.domain)
 
     def _n_runs(self, variables: Sequence[Variable], reads: _Reads) -> list[Run]:
         """The parts of N. Panels cannot be cut, so where parts are not made of whole ones, N stays one run."""
@@ -205,7 +205,7 @@ class _DotLowering:
         self.bases = {"m": m_base, "n": n_base}
         total = self._product()
         self._axes("m", "n")
-        store_outputs(kernel, self.dot.results[0], TileValue(total, self.result.dtype))
+        store_outputs(kernel, {self.dot.results[0]: TileValue(total, self.result.dtype)})
         return kernel.frame.finish(self.blocks)
 
     def _axes(self, first: str, second: str) -> None:

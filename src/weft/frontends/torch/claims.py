@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -65,28 +66,38 @@ def is_own_product(node: fx.Node) -> bool:
     return worth_tensor_cores(*sides) or (along and worth_streaming(*sides))
 
 
-_ATTENTIONS: dict[Any, tuple[int | None, int, bool]] = {
-    getattr(_aten, name).default: places
-    for name, places in (
-        ("_scaled_dot_product_flash_attention", (None, 3, False)),
-        ("_scaled_dot_product_efficient_attention", (3, 5, False)),
-        ("_scaled_dot_product_cudnn_attention", (3, 5, True)),
+@dataclass(frozen=True)
+class _Library:
+    """Forward attention of a library: where its mask and its dropout stand (whether it is causal follows), which of its
+    results a kernel of Weft's gives too, and whether it is as fast where heads are narrow or sequences short."""
+
+    mask: int | None
+    dropout: int
+    results: frozenset[int]
+    is_fast: bool = False
+
+
+_ATTENTIONS: dict[Any, _Library] = {
+    getattr(_aten, name).default: library
+    for name, library in (
+        ("_scaled_dot_product_flash_attention", _Library(None, 3, frozenset({0}))),
+        ("_scaled_dot_product_efficient_attention", _Library(3, 5, frozenset({0}))),
+        ("_scaled_dot_product_cudnn_attention", _Library(3, 5, frozenset({0, 1, 6, 7}), is_fast=True)),
     )
     if hasattr(_aten, name)
 }
-"""Forward attention on a GPU: where its mask and its dropout stand (whether it is causal follows), and whether it is
-as fast as Weft's own where heads are narrow or sequences short."""
 _LEAST_LENGTH, _LONG, _WIDE, _WIDEST_HEAD = 512, 4096, 96, 256
 
 
 def is_own_attention(node: fx.Node) -> bool:
-    """Whether attention is a kernel of Weft's on a GPU's tensor cores: where nothing but its result is needed."""
-    places = _ATTENTIONS.get(node.target)
-    if places is None or set(node.kwargs) - {"scale"} or any(user.args[1] != 0 for user in node.users if user.users):
+    """Whether attention is a kernel of Weft's on a GPU's tensor cores."""
+    library = _ATTENTIONS.get(node.target)
+    if library is None or set(node.kwargs) - {"scale"}:
         return False
-    mask, dropout, is_fast = places
+    if any(user.args[1] not in library.results for user in node.users if user.users):
+        return False
     options = {number: node.args[number] for number in range(3, len(node.args))}
-    if (mask is not None and options.get(mask) is not None) or options.get(dropout, 0.0) != 0.0:
+    if (library.mask is not None and options.get(library.mask) is not None) or options.get(library.dropout, 0.0) != 0.0:
         return False
     query, key, value = (each.meta["val"] for each in node.args[:3])  # type: ignore[union-attr]
     sizes = [size for meta in (query, key, value) for size in (*meta.shape, *meta.stride())]
@@ -94,8 +105,8 @@ def is_own_attention(node: fx.Node) -> bool:
         return False
     length, width = min(query.shape[-2], key.shape[-2]), query.shape[-1]
     fits = width % 16 == 0 and 64 <= width <= _WIDEST_HEAD and value.shape[-1] == width and length >= _LEAST_LENGTH
-    causal = bool(options.get(dropout + 1, False))
-    wins = not is_fast or (width >= _WIDE and (not causal or length >= _LONG))
+    causal = bool(options.get(library.dropout + 1, False))
+    wins = not library.is_fast or (width >= _WIDE and (not causal or length >= _LONG))
     return fits and wins and all(map(_has_aligned_lines, (query, key, value)))
 
 

@@ -103,6 +103,14 @@ class CudaExecutor(PlanExecutor[DeviceProgram]):
     def _finish(self) -> None:
         torch.cuda.synchronize(self.index)
 
+    def _launch_timed(self, tape: Tape, frame: Frame) -> int:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        self._launch(tape, frame)
+        end.record()
+        end.synchronize()
+        return int(begin.elapsed_time(end) * 1e6)
+
     def _input(self, tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
         # A number in a tensor of the processor's may meet tensors of the GPU's.
         return self._fitting(tensor if self._is_here(tensor) else tensor.to(self.device), strides)

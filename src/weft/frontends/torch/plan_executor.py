@@ -140,6 +140,11 @@ class PlanExecutor(Generic[ProgramT]):
     def _finish(self) -> None:
         """Wait until what was launched has run, for a profile."""
 
+    def _launch_timed(self, tape: Tape, frame: Frame) -> int | None:
+        """Run the steps of a tape to their end; gives the device's nanoseconds where it has a clock of its own."""
+        self._launch(tape, frame)
+        self._finish()
+
     # -- what all do alike -----------------------------------------------------------------------------------------
 
     def _place_constants(self, frame: Frame, given: Sequence[torch.Tensor]) -> ConstantSet:
@@ -178,9 +183,8 @@ class PlanExecutor(Generic[ProgramT]):
                 self._carry_out(step, frame, held)
 
     def _run_profiled(self, profile: Profile, frame: Frame, held: dict[int, torch.Tensor]) -> None:
-        def launch(tape: Tape) -> None:
-            self._launch(tape, frame)
-            self._finish()
+        def launch(tape: Tape) -> int | None:
+            return self._launch_timed(tape, frame)
 
         def call(step: CallStep | DotStep) -> None:
             self._carry_out(step, frame, held)
