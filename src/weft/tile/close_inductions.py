@@ -5,7 +5,7 @@
       yield %p + %step                                          }
     }                                                           %r = %start + n * %step
 
-Pointers that a loop moves on are like that. What they point to in each turn, and how neighbouring elements lie, can
+Pointers that a loop moves on are like that. What a loop only hands on is what it was. What they point to in each turn, and how neighbouring elements lie, can
 then be read off, as with pointers that are computed in place.
 """
 
@@ -41,6 +41,11 @@ def _close(loop: tile.ForOp) -> None:
     turn: Size = floordiv(variable - lower, step)
     turns: Size = maximum(0, floordiv(upper - lower + step - 1, step))
     for number, (argument, value) in enumerate(zip(loop.block.args[1:], yielded.operands, strict=True)):
+        if value is argument:
+            argument.replace_all_uses_with(loop.initial[number])
+            loop.results[number].replace_all_uses_with(loop.initial[number])
+            closed.append(number)
+            continue
         added = _added(argument, value)
         if added is None or not tile.tile_type(argument).dtype.is_integer or not _is_invariant(added, loop):
             continue

@@ -195,8 +195,8 @@ class _Raising:
                     followed = [(op.out, axis)]
                 case tile.MapOp() if tile.tile_type(op.out).sizes == tile.tile_type(value).sizes:
                     followed = [(op.out, axis)]
-                case written.ViewOp() if (axes := axes_of(op)) is not None and axes.walked[axis] is not None:
-                    followed = [(op.out, axes.walked[axis])]  # type: ignore[list-item]
+                case written.ViewOp() if (walked := _walked(op, axis)) is not None:
+                    followed = [(op.out, walked)]
                 case tile.ForOp():
                     number = use.index - len(op.indices)
                     followed = [(op.results[number], axis), (op.block.args[1 + number], axis)]
@@ -219,7 +219,7 @@ class _Raising:
     ) -> tuple[list[SSAValue], dict[str, Attribute]]:
         """The index operands and attributes of an access that is to stand before another."""
         used = [places.offset, *places.strides, *places.sides, *places.starts]
-        names = sorted(set().union(*map(symbols_of, used)))
+        names = sorted(set[str]().union(*map(symbols_of, used)))
         operands: list[SSAValue] = []
         made: list[Operation] = []
         for name in names:
@@ -261,6 +261,12 @@ def _widened(value: SSAValue) -> tile.MapOp:
     type_ = tile.tile_type(value)
     attributes = {"function": StringAttr("cast"), "source": to_attribute(type_.dtype), "target": to_attribute(i64)}
     return tile.MapOp.create(operands=[value], attributes=attributes, result_types=[tile.TileType.of((), i64)])
+
+
+def _walked(op: written.ViewOp, axis: int) -> int | None:
+    """The axis of a view that is one of its operand's."""
+    axes = axes_of(op)
+    return None if axes is None else axes.walked[axis]
 
 
 def _turns(op: written.ViewOp) -> bool:
