@@ -5,8 +5,8 @@
       yield %p + %step                                          }
     }                                                           %r = %start + n * %step
 
-Pointers that a loop moves on are like that. What a loop only hands on is what it was. What they point to in each turn, and how neighbouring elements lie, can
-then be read off, as with pointers that are computed in place.
+Pointers that a loop moves on are like that. What they point to in each turn, and how neighbouring elements lie, can
+then be read off, as with pointers that are computed in place. What a loop only hands on is what it was.
 """
 
 from __future__ import annotations

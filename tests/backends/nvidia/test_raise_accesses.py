@@ -15,8 +15,9 @@ import weft.triton as triton
 import weft.triton.language as tl
 from weft.backends.cpu.compile import emit_kernels
 from weft.backends.cpu.target import compile_object, host_target
-from weft.backends.nvidia.asynchronous import RolesOp
+from weft.backends.nvidia.asynchronous import FinishOp, RolesOp
 from weft.backends.nvidia.compile import annotate
+from weft.backends.nvidia.delay_products import delay_products
 from weft.backends.nvidia.dialect import WARPS, set_integer
 from weft.backends.nvidia.protocol import check
 from weft.backends.nvidia.raise_accesses import raise_accesses
@@ -63,9 +64,11 @@ def kinds(kernel: tile.KernelOp) -> tuple[int, int, int, int]:
     return len(loads), len(stores), len(gathers), len(scatters)
 
 
-def run_on_cpu(function: Any, args: Sequence[Any], grid: int, **keywords: Any) -> None:
+def run_on_cpu(function: Any, args: Sequence[Any], grid: int, delays: bool = False, **keywords: Any) -> None:
     """Run the raised kernel."""
     kernel, name, target = raised(function, args, **keywords), name_of(function), host_target()
+    if delays:
+        delay_products(kernel)
     described, groups = function.launcher.describe(args, keywords)
     _, words, _, _ = function.launcher._classify(*args, **keywords)
     code = compile_object(emit_kernels({name: kernel}, target), target)
@@ -231,3 +234,83 @@ def test_products_assemble_without_spills(blocks: tuple[int, int, int]) -> None:
     assert not found.error and not found.advice
     assert found.kernels[code.name].spilled == 0
     assert "wgmma" in code.code.ptx and len(code.code.launches[code.name].maps) == 3
+
+
+@triton.jit
+def one_way(total, sums, most, q, k, v, first, start, stop, scale, rows, MASKED: tl.constexpr, BN: tl.constexpr):
+    for at in range(start, stop, BN):
+        scores = tl.dot(q, k.load([first + at, 0]).T) * scale
+        if MASKED:
+            scores = tl.where(rows[:, None] >= at + tl.arange(0, BN)[None, :], scores, -1.0e6)
+        greater = tl.maximum(most, tl.max(scores, 1))
+        powers, shrink = tl.exp2(scores - greater[:, None]), tl.exp2(most - greater)
+        values = v.load([first + at, 0])
+        sums = tl.dot(powers.to(tl.float16), values, sums * shrink[:, None])
+        total = total * shrink + tl.sum(powers, 1)
+        most = greater
+    return total, sums, most
+
+
+@triton.jit
+def attention(q, k, v, out, scale, L, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr):
+    """Of one head after the other, the blocks before the diagonal and then those on it."""
+    blocks = L // BM
+    first, row = tl.program_id(0) // blocks * L, tl.program_id(0) % blocks * BM
+    rows = row + tl.arange(0, BM)
+    K = tl.make_tensor_descriptor(k, [tl.num_programs(0) * BM, D], [D, 1], [BN, D])
+    V = tl.make_tensor_descriptor(v, [tl.num_programs(0) * BM, D], [D, 1], [BN, D])
+    queries = tl.load(q + (first + rows)[:, None] * D + tl.arange(0, D)[None, :])
+    most, total = tl.full([BM], -float("inf"), tl.float32), tl.zeros([BM], tl.float32)
+    sums = tl.zeros([BM, D], tl.float32)
+    if CAUSAL:
+        total, sums, most = one_way(total, sums, most, queries, K, V, first, 0, row, scale, rows, False, BN)
+        total, sums, most = one_way(total, sums, most, queries, K, V, first, row, row + BM, scale, rows, True, BN)
+    else:
+        total, sums, most = one_way(total, sums, most, queries, K, V, first, 0, L, scale, rows, False, BN)
+    result = (sums / total[:, None]).to(tl.float16)
+    tl.store(out + (first + rows)[:, None] * D + tl.arange(0, D)[None, :], result)
+
+
+def heads(count: int, length: int, width: int) -> tuple[np.ndarray, ...]:
+    return tuple(RANDOM.standard_normal((count, length, width)).astype(np.float16) for _ in range(4))
+
+
+def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -> np.ndarray:
+    scores = q.astype(float) @ k.astype(float).swapaxes(1, 2) * q.shape[-1] ** -0.5
+    if causal:
+        scores[:, *np.triu_indices(scores.shape[-1], 1)] = -np.inf
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True) @ v.astype(float)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_products_that_wait_a_turn(causal: bool) -> None:
+    q, k, v, out = heads(2, 128, 64)
+    if not causal:
+        v[0, 3, 5] = np.inf  # a weight of nothing must not meet it
+    args = (q, k, v, out, 64**-0.5 * 1.4426950408889634, 128)
+    run_on_cpu(attention, args, 4, delays=True, D=64, BM=64, BN=32, CAUSAL=causal)
+    np.testing.assert_allclose(out, attended(q, k, v, causal), rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_product_runs_while_powers_are_raised(causal: bool) -> None:
+    tensors = heads(2, 512, 64)
+    kernel = kernel_for(attention, (*tensors, 0.18, 512), D=64, BM=128, BN=64, CAUSAL=causal)
+    kernel, _ = annotate(kernel, TARGET)
+    pending = [op.pending.value.data for op in kernel.walk() if isinstance(op, FinishOp)]
+    assert pending == [1, 0, 0] * (2 if causal else 1)
+    for block in range(3):
+        check(protocol_of(kernel, (1, 1, 8), block=block, blocks=3, scalars={5: 512}), runs=3)
+
+
+@needs_ptxas
+@pytest.mark.parametrize(("width", "blocks"), [(64, (128, 64)), (128, (128, 64)), (128, (128, 128))])
+def test_attention_assembles_without_spills(width: int, blocks: tuple[int, int]) -> None:
+    args = (*heads(2, 512, width), 0.18, 512)
+    for causal in (False, True):
+        options = {"D": width, "BM": blocks[0], "BN": blocks[1], "CAUSAL": causal}
+        code = compile_like(attention, args, options, TARGET.arch)
+        found = assemble(code.code.ptx, TARGET.arch)
+        assert not found.error and not found.advice
+        assert found.kernels[code.name].spilled == 0 and len(code.code.launches[code.name].maps) == 4

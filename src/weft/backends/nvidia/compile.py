@@ -11,6 +11,7 @@ from weft.backends.nvidia.atomics import NO_BF16_ATOMICS
 from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
+from weft.backends.nvidia.delay_products import delay_products
 from weft.backends.nvidia.dialect import BLOCKS, WARPS, integer
 from weft.backends.nvidia.fold_sums import fold_sums
 from weft.backends.nvidia.fold_views import fold_views
@@ -64,6 +65,7 @@ def _with_roles(
     copy = kernel.clone()
     fold_views(copy)
     raise_accesses(copy)
+    delay_products(copy)
     pipelined = pipeline_dots(copy, target)
     if pipelined is None:
         return None
