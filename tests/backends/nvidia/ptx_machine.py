@@ -55,14 +55,15 @@ class Memory:
         start = address - BASE
         return self.bytes[start : start + like.nbytes].view(like.dtype).reshape(like.shape).copy()
 
-    def check(self, places: np.ndarray, size: int) -> None:
+    def check(self, places: np.ndarray, size: int, alignment: int | None = None) -> None:
+        step = alignment or size
         inside = np.zeros(places.shape, bool)
         for start, stop in self.ranges:
             inside |= (places >= start) & (places + size <= stop)
         if not inside.all():
             raise MachineError(f"access at {places[~inside][:4]} outside of all tensors")
-        if (places % size).any():
-            raise MachineError(f"an access of {size} bytes is not aligned: {places[places % size != 0][:4]}")
+        if (places % step).any():
+            raise MachineError(f"an access of {size} bytes is not aligned: {places[places % step != 0][:4]}")
 
 
 class Races:
@@ -242,6 +243,10 @@ class Machine:
             return
         if name == "call" or (name == "st" and parts[0] in ("param", "local")):
             return  # what is printed is not looked at
+        if line.text.startswith("cp.async.bulk.prefetch.L2.global"):
+            places = self.raw(operands[0][1:-1], "b64").view(np.int64)[active] - BASE
+            self.memory.check(places, int(operands[1]), 16)
+            return
         if name in ("ld", "ldu", "st", "atom", "red"):
             self.access(line, active)
             return

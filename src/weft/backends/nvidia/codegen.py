@@ -20,6 +20,7 @@ from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
+from weft.backends.nvidia.early_start import emit_early_start
 from weft.backends.nvidia.elements import emit_elements, emit_position
 from weft.backends.nvidia.extents import ConvertedLimits
 from weft.backends.nvidia.global_memory import narrowed_to
@@ -86,8 +87,7 @@ class KernelCodegen:
             self.threads.prepare(self.layouts)
             self._place_program()
         if self.launch.programmatic:
-            # The next kernel's blocks may come as soon as these leave room; nothing is read before the last one ended.
-            do(b, "griddepcontrol.launch_dependents; griddepcontrol.wait;", "")
+            emit_early_start(self)
         self.block(kernel.block)
         b.finish()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from weft.backends.llvm.builder import Module
 from weft.backends.nvidia.assign_layouts import assign_layouts
@@ -12,6 +13,7 @@ from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
 from weft.backends.nvidia.dialect import BLOCKS, WARPS, integer
+from weft.backends.nvidia.early_start import ask_early
 from weft.backends.nvidia.fold_views import fold_views
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.messages import VPRINTF
@@ -34,6 +36,7 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     copy = kernel.clone()
     fold_views(copy)
     use_tensor_cores(copy)
+    ask_early(copy, target)
     assign_layouts(copy, clusters=target.has_clusters)
     order_memory(copy)
     shared, blocks = allocate_shared(copy, target.shared_per_block), integer(copy, BLOCKS, 1)
@@ -77,7 +80,8 @@ def emit_llvm(kernels: Mapping[str, tile.KernelOp], target: NvidiaTarget) -> tup
     module.globals[SHARED_SYMBOL] = f"@{SHARED_SYMBOL} = external addrspace(3) global [0 x i8], align 1024"
     launches: dict[str, Launch] = {}
     for name, kernel in kernels.items():
-        annotated, launches[name] = annotate(kernel, target)
+        annotated, launch = annotate(kernel, target)
+        launches[name] = replace(launch, programmatic=target.capability >= 90)
         KernelCodegen(module, annotated, launches[name]).emit()
     missing = [name for name in module.declarations if not name.startswith("llvm.") and name != VPRINTF]
     if missing:
