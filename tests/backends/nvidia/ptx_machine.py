@@ -243,10 +243,6 @@ class Machine:
             return
         if name == "call" or (name == "st" and parts[0] in ("param", "local")):
             return  # what is printed is not looked at
-        if line.text.startswith("cp.async.bulk.prefetch.L2.global"):
-            places = self.raw(operands[0][1:-1], "b64").view(np.int64)[active] - BASE
-            self.memory.check(places, int(operands[1]), 16)
-            return
         if name in ("ld", "ldu", "st", "atom", "red"):
             self.access(line, active)
             return

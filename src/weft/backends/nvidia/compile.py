@@ -13,13 +13,13 @@ from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
 from weft.backends.nvidia.dialect import BLOCKS, WARPS, integer
-from weft.backends.nvidia.early_start import ask_early
 from weft.backends.nvidia.fold_views import fold_views
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.messages import VPRINTF
 from weft.backends.nvidia.order_memory import order_memory
 from weft.backends.nvidia.pipeline_dots import pipeline_dots
 from weft.backends.nvidia.pipeline_rows import pipeline_rows
+from weft.backends.nvidia.pipeline_weights import pipeline_weights
 from weft.backends.nvidia.shared_memory import allocate_shared
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
 from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
@@ -36,7 +36,6 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     copy = kernel.clone()
     fold_views(copy)
     use_tensor_cores(copy)
-    ask_early(copy, target)
     assign_layouts(copy, clusters=target.has_clusters)
     order_memory(copy)
     shared, blocks = allocate_shared(copy, target.shared_per_block), integer(copy, BLOCKS, 1)
@@ -44,8 +43,8 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
 
 
 def _streamed(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
-    """Rows that are brought ahead."""
-    streamed = pipeline_rows(kernel, target)
+    """Rows, or weights, that are brought ahead."""
+    streamed = pipeline_rows(kernel, target) or pipeline_weights(kernel, target)
     if streamed is None:
         return None
     shared = allocate_shared(streamed.kernel, target.shared_per_block - streamed.shared, streamed.shared)

@@ -27,12 +27,13 @@ def load_chunk(
     return [load_convert(b, b.bitcast(value, memory_type(dtype)), dtype) for value in raw]
 
 
-def load_pairs(b: Function, address: V, count: int, predicate: V | None, *, once: bool) -> list[V]:
-    """`count` neighbours of 16 bits, two in a word, or one alone; what is not read is zero.
+ONCE = "global.L1::no_allocate"
+"""Global memory that a block reads once: it does not stay in its cache."""
 
-    What the whole block reads `once` does not stay in its cache.
-    """
-    return _read(b, address, 16, count, predicate, "global.L1::no_allocate" if once else "global")
+
+def load_pairs(b: Function, address: V, count: int, predicate: V | None, space: str = "global") -> list[V]:
+    """`count` neighbours of 16 bits, two in a word, or one alone; what is not read is zero."""
+    return _read(b, address, 16, count, predicate, space)
 
 
 def joined(b: Function, low: V, high: V) -> V:

@@ -251,7 +251,7 @@ def _split(kernel: tile.KernelOp, rows: list[_Row], stages: int, blocks: int, cr
     first, count = (BlockNumberOp.make(kind) for kind in kinds)
     block.insert_ops_before([first, count], original[0])
     moving, kept = [row for row in rows if not row.kept], [row for row in rows if row.kept]
-    programs, mapping = _programs(kernel, first.out, count.out)
+    programs, mapping = programs_of_block(kernel, first.out, count.out)
     producer = Block(
         [CopyOp.make(row.load.pointer, [], i, row.load.offset, kept=True) for i, row in enumerate(kept)] + [programs]
     )
@@ -260,7 +260,7 @@ def _split(kernel: tile.KernelOp, rows: list[_Row], stages: int, blocks: int, cr
         indices = [mapping.get(i, i) for i in row.load.indices]
         programs.block.add_op(CopyOp.make(row.load.pointer, indices, number, row.load.offset))
     programs.block.add_ops([CommitOp.of(), tile.YieldOp.create()])
-    programs, mapping = _programs(kernel, first.out, count.out)
+    programs, mapping = programs_of_block(kernel, first.out, count.out)
     consumer = Block([*([WaitKeptOp.create()] if kept else []), programs])
     _consume(programs.block, _ordered(original, {row.load for row in rows}), mapping, moving, kept)
     for op in reversed(original):
@@ -270,7 +270,9 @@ def _split(kernel: tile.KernelOp, rows: list[_Row], stages: int, blocks: int, cr
     block.insert_op_after(StreamOp.make(stages, brought, held, crossing, producer, consumer), count)
 
 
-def _programs(kernel: tile.KernelOp, first: SSAValue, count: SSAValue) -> tuple[tile.ForOp, dict[SSAValue, SSAValue]]:
+def programs_of_block(
+    kernel: tile.KernelOp, first: SSAValue, count: SSAValue
+) -> tuple[tile.ForOp, dict[SSAValue, SSAValue]]:
     """A loop over the programs of this block, and what stands in it for a program's numbers."""
     sizes = list(kernel.block.args[len(kernel.block.args) - len(kernel.size_names) :])
     renamed: dict[str, Size] = {name: symbol(f"d{i + 2}") for i, name in enumerate(kernel.size_names)}
