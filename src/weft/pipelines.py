@@ -19,13 +19,14 @@ from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.compile import emit_llvm
 from weft.backends.nvidia.early_start import mark_fixed
 from weft.backends.nvidia.target import NvidiaTarget, compile_ptx
-from weft.config import Config
+from weft.config import CODES, Config
 from weft.lower.machine import gpu_machine
 from weft.lower.plan import build_plan
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
+from weft.passes.code_weights import CodeWeights
 from weft.passes.compare_places import ComparePlaces
 from weft.passes.convolve_by_products import ConvolveByProducts
 from weft.passes.convolve_trained import ConvolveTrained
@@ -39,7 +40,9 @@ from weft.passes.hoist_constants import HoistConstants
 from weft.passes.inline_small import InlineSmall
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
+from weft.passes.read_codes import ReadCodes
 from weft.passes.recognize_attention import RecognizeAttention
+from weft.passes.recognize_codes import RecognizeCodes
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.update_in_place import UpdateInPlace
@@ -59,7 +62,7 @@ def cpu_passes(config: Config) -> list[ModulePass]:
         ConvolveByProducts(),
         ConvolveTrained(),
         SinkReshapes(),
-        *([QuantizeWeights(dynamic=config.quantize == "int8_dynamic")] if config.quantize else []),
+        *([QuantizeWeights(dynamic=config.quantize == "int8_dynamic")] if config.quantize.startswith("int8_") else []),
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict),
@@ -79,6 +82,9 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         FoldBatchNorm(),
         ComparePlaces(),
         SinkReshapes(),
+        RecognizeCodes(),
+        *([CodeWeights(config.quantize)] if config.quantize in CODES else []),
+        ReadCodes(),
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, all_floats=True, tensor_cores=tensor_cores),
@@ -166,7 +172,7 @@ def compile_nvidia(function: FuncOp, config: Config, target: NvidiaTarget) -> Co
         text, launches = emit_llvm(planned.kernels, target)
         start = report.measure("emit_llvm", start)
         report.program("llvm", text)
-        ptx = compile_ptx(text, target) if launches else ""
-        report.program("ptx", ptx)
+        code = DeviceCode(target.arch, compile_ptx(text, target) if launches else "", launches)
         report.measure("llvm", start)
-    return Compiled(planned.plan, DeviceCode(target.arch, ptx, launches), report, planned.prepare)
+        report.made_for_device(code, planned.kernels)
+    return Compiled(planned.plan, code, report, planned.prepare)

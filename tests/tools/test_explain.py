@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 import weft as public
+from weft.backends.nvidia.assembler import tool
+from weft.runtime.profile import StepEvent
+from weft.runtime.record import Resources
 from weft.tools.explain import Explanation, explain_program
 from weft.tools.opt import read_source
 
@@ -90,6 +93,38 @@ def test_graph_text(weft, softmax: str) -> None:
     assert graph["name"] == "softmax" and graph["ops"] == 6
     assert [kernel["uses"] for kernel in graph["kernels"]] == [1]
     assert "softmax" in weft("explain", softmax, "--ir").stdout
+
+
+def test_kernels_of_a_gpu_and_what_they_take(weft, softmax: str, tmp_path: Path) -> None:
+    folder = tmp_path / "programs"
+    figures = last_json(weft("explain", softmax, "--target", "sm_90a", "--save", str(folder), "--json"))
+    (kernel,) = figures["graphs"][0]["device_kernels"]
+    assert kernel["bytes"] == 2 * 6 * 33 * 4 and kernel["operations"] >= 5 * 6 * 33
+    assert kernel["threads"] % 32 == 0 and 0 < kernel["limit"] < 1e-6
+    assert kernel["seconds"] is None and kernel["share"] is None
+    if tool("ptxas") is not None:
+        assert kernel["registers"] > 0 and kernel["spilled"] == 0 and 1 <= kernel["blocks"] <= 32
+    assert ".entry" in (folder / "1-softmax-ptx.ptx").read_text()
+    report = weft("explain", softmax, "--target", "sm_90a").stdout
+    assert "On the GPU" in report and "blocks/SM" in report
+
+
+def test_a_gpu_that_there_is_not(weft, softmax: str, script: str) -> None:
+    unknown = weft("explain", softmax, "--target", "sm_10")
+    assert unknown.exit_code == 1 and "sm_90a" in unknown.stderr
+    assert weft("explain", script, "--target", "sm_90a").exit_code == 2
+
+
+def test_times_of_a_gpu_are_set_against_its_limit() -> None:
+    explanation = explain_program(SOFTMAX, "text", programs=False, arch="sm_90a")
+    (record,) = explanation.records
+    assert record.plan is not None
+    record.loaded = {name: Resources(40, 16) for name in record.tiles}
+    steps = [StepEvent(step, record.plan, {}, 0, 0, 2000) for step in record.plan.steps]
+    found = Explanation((record,), steps=steps)
+    (kernel,) = found.device_kernels[1]
+    assert kernel.seconds == 2e-6 and kernel.limit is not None and kernel.share == kernel.limit / 2e-6
+    assert kernel.registers == 40 and "spilled" in str(found) and "2.0 µs" in str(found)
 
 
 def test_a_program_that_fails_is_reported(weft, tmp_path: Path) -> None:

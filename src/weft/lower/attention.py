@@ -32,7 +32,7 @@ from weft.lower.kernels import Kernel
 from weft.lower.lowered import Lowered, whole
 from weft.lower.machine import Machine
 from weft.lower.schedule import choose_attention_blocks, given_blocks
-from weft.ops.attention import Attention
+from weft.ops.attention import AnyAttention
 from weft.ops.body import Value
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
@@ -47,7 +47,7 @@ def lower_attention(
 ) -> Lowered:
     """Lower a group that holds one attention, with its operands and results in the given layouts."""
     layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
-    op = next(op for op in group.block.ops if isinstance(op, Attention))
+    op = next(op for op in group.block.ops if isinstance(op, AnyAttention))
     construction = AttentionLowering
     if machine.is_gpu:
         from weft.lower.flash_attention import FlashLowering, is_flash  # it adds to the class below
@@ -68,7 +68,7 @@ class AttentionLowering:
     name: str
     layouts: dict[SSAValue, Layout]
     outputs: Sequence[Layout]
-    op: Attention
+    op: AnyAttention
     machine: Machine
 
     def kernel(self) -> Kernel:
@@ -118,10 +118,11 @@ class AttentionLowering:
         indices += [self._mask_index(tensor_of(mask.type)) for mask in masks]
         for value, index in zip((q, k, v, *masks), indices, strict=True):
             recorder.at(Source(value, tensor_of(value.type)), index)
-        product = self.op.results[0]
-        recorder.given[product] = (tuple(domain.row_index), Dummy(tensor_of(product.type).dtype))
+        for value in self.op.results:
+            tensor = tensor_of(value.type)
+            recorder.given[value] = (tuple(domain.row_index[: tensor.rank]), Dummy(tensor.dtype))
         stores: list[Size] = []
-        places = output_indices(self.group, product, domain)
+        places = output_indices(self.group, self.op.results, domain)
         for value, layout, index in zip(self.group.yielded, self.outputs, places, strict=True):
             recorder.at(Source(value, tensor_of(value.type)), index)
             stores.append(simplify(layout.address(index), domain.bounds))
@@ -149,13 +150,26 @@ class AttentionLowering:
                 state[:] = self._turn(state)
         else:  # a single key
             carried = self._turn(carried)
-        _, total, product = carried
+        most, total, product = carried
+        self._store(kernel, most, total, product)
+        return kernel.frame.finish(self.blocks)
+
+    def _store(self, kernel: BlockedKernel, most: TileValue, total: TileValue, product: TileValue) -> None:
+        """Write the sums of values, each by the sum of its weights, and the logarithms of these where they are kept.
+
+        The greatest scores are in units of powers of two.
+        """
+        emit = self.emit
         one, none = emit.constant(1.0, self.dtype), emit.constant(0.0, self.dtype)
         divisor = emit.where(emit.math("eq", total, none), one, total)
         self._axes("i", "n")
+        result, *kept = self.op.results
         value = self._typed(emit.math("div", product, divisor))
-        store_outputs(kernel, self.op.results[0], TileValue(value.ssa, tensor_of(self.op.results[0].type).dtype))
-        return kernel.frame.finish(self.blocks)
+        products: dict[SSAValue, TileValue] = {result: TileValue(value.ssa, tensor_of(result.type).dtype)}
+        for lse in kept:
+            power = emit.math("add", emit.math("log2", total), most)  # both are -inf in a row without any key
+            products[lse] = self._typed(emit.math("mul", power, emit.constant(1 / LOG2_E, self.dtype)))
+        store_outputs(kernel, products)
 
     def _turn(self, state: Sequence[TileValue]) -> list[TileValue]:
         """One block of keys: the new maximum, total and sum."""

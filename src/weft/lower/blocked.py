@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
@@ -63,9 +63,13 @@ class BlockedKernel:
         return symbol(name) * capacity
 
 
-def output_indices(group: GroupOp, product: SSAValue, domain: Domain) -> list[list[Size]]:
-    """Where in each output the element lies that the product's element at the domain's row index becomes."""
-    places: dict[SSAValue, list[Size]] = {product: list(domain.row_index)}
+def output_indices(group: GroupOp, products: Sequence[SSAValue], domain: Domain) -> list[list[Size]]:
+    """Where in each output the element lies that a product's element at the domain's row index becomes.
+
+    Of several products the later ones have an element for each row of the first.
+    """
+    product = products[0]
+    places: dict[SSAValue, list[Size]] = {value: _place_in(value, domain) for value in products}
     for op in group.block.ops:
         made = [v for v in op.operands if v in places]
         if not made or not op.results:
@@ -89,11 +93,16 @@ def output_indices(group: GroupOp, product: SSAValue, domain: Domain) -> list[li
     return result
 
 
-def store_outputs(kernel: BlockedKernel, product: SSAValue, value: TileValue) -> None:
-    """Compute what follows the product and write the outputs. The axes must be those of the product's tile."""
+def _place_in(value: SSAValue, domain: Domain) -> list[Size]:
+    return list(domain.row_index[: tensor_of(value.type).rank])
+
+
+def store_outputs(kernel: BlockedKernel, products: Mapping[SSAValue, TileValue]) -> None:
+    """Compute what follows the products and write the outputs. The axes must be those of the first one's tile."""
     emit, group = kernel.emit, kernel.group
-    emit.given[product] = (tuple(kernel.domain.row_index), value)
-    indices = output_indices(group, product, kernel.domain)
+    for product, value in products.items():
+        emit.given[product] = (tuple(_place_in(product, kernel.domain)), value)
+    indices = output_indices(group, list(products), kernel.domain)
     for output, layout, index, target in zip(group.yielded, kernel.outputs, indices, kernel.targets, strict=True):
         element = emit.at(Source(output, tensor_of(output.type)), index)
         emit.store(element, target, layout.address(index))

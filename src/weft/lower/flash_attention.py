@@ -24,19 +24,19 @@ from xdsl.ir import SSAValue
 from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, symbol
 from weft.ir.types import bf16, boolean, f16, i32, tensor_of
 from weft.lower.attention import LOG2_E, AttentionLowering
-from weft.lower.blocked import BlockedKernel, store_outputs
+from weft.lower.blocked import BlockedKernel
 from weft.lower.domain import Run
 from weft.lower.emit import Axis, TileValue
 from weft.lower.evaluate import Source
 from weft.lower.kernels import Kernel
-from weft.ops.attention import Attention
+from weft.ops.attention import AnyAttention
 from weft.ops.body import Value
 from weft.tile import dialect as tile
 
 _MOST_WIDTH = 256
 
 
-def is_flash(op: Attention) -> bool:
+def is_flash(op: AnyAttention) -> bool:
     """Whether tensor cores take the products: of 16-bit operands, in heads that one tile holds."""
     q, k, v = (tensor_of(value.type) for value in op.operands[:3])
     widths = q.shape[-1], v.shape[-1]
@@ -82,14 +82,10 @@ class FlashLowering(AttentionLowering):
             if not once:
                 self._walk("masked", 1, from_, state, masked=True)
             self._walk("whole", from_, self.visited, state, masked=False)
-        _, total, powers, kept = state
+        most, total, powers, kept = state
         product = self._summed(self._weights(powers), kept, 0)
-        emit = self.emit
-        one, none = emit.constant(1.0, self.dtype), emit.constant(0.0, self.dtype)
-        divisor = emit.where(emit.math("eq", total, none), one, total)
-        self._axes("i", "n")
-        value = self._typed(emit.math("div", product, divisor))
-        store_outputs(kernel, self.op.results[0], TileValue(value.ssa, tensor_of(self.op.results[0].type).dtype))
+        scaled = self._typed(self.emit.math("mul", most, self.emit.constant(self.unit, self.dtype)))
+        self._store(kernel, scaled, total, product)
         return kernel.frame.finish(self.blocks)
 
     @property

@@ -38,17 +38,12 @@ def _samples() -> list[Sample]:
     ]
 
 
-@op("attention", onnx="Attention", samples=_samples())
-class Attention(Structured):
-    """`softmax(q kᵀ · scale + mask) v` over q [..., L, E], k [..., S, E] and v [..., S, V].
-
-    An optional fourth operand, broadcast to [..., L, S], is a mask: numbers are added, and where booleans are false the
-    key does not count. If `causal`, row i attends to keys 0 to i. A row without any key is zero. Narrow floats are
-    computed in f32.
-    """
+class AnyAttention(Structured):
+    """Attention, with or without what its gradients are computed from beside its result."""
 
     @classmethod
-    def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
+    def weighted(cls, *tensors: Tensor) -> Tensor:
+        """The type of the sums of values."""
         q, k, v, *masks = tensors
         dtype = same_dtype("attention", (q, k, v))
         lead, rows = q.shape[:-2], q.shape[-2:-1]
@@ -72,21 +67,6 @@ class Attention(Structured):
         return Tensor(dtype, (*lead, *rows, v.shape[-1]))
 
     @staticmethod
-    @rounded_once
-    def reference(
-        q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None = None, *, causal: bool, scale: float
-    ) -> np.ndarray:
-        scores = np.matmul(q, np.swapaxes(k, -1, -2)) * q.dtype.type(scale)
-        if mask is not None:
-            scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask
-        if causal:
-            scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
-        greatest = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
-        powers = np.exp(scores - np.where(greatest == -np.inf, 0, greatest))
-        total = np.sum(powers, axis=-1, keepdims=True)
-        return (np.matmul(powers, v) / np.where(total == 0, 1, total)).astype(q.dtype)
-
-    @staticmethod
     def vjp(b: GraphBuilder, grads: Values, operands: Values, results: Values, causal: bool, scale: float) -> Gradients:
         dtype = b.tensor(operands[0]).dtype
         g, q, k, v = (widened(b, value) for value in (grads[0], *operands[:3]))
@@ -94,6 +74,8 @@ class Attention(Structured):
         on_shares = b.dot(g, transposed(b, v))
         last = (b.tensor(shares).rank - 1,)
         mean = b.sum(b.mul(on_shares, shares), dims=last, keep=True)
+        for on_lse in grads[1:]:
+            mean = b.sub(mean, b.reshape(on_lse, shape=(*b.tensor(on_lse).shape, 1)))
         on_scores = b.mul(shares, b.sub(on_shares, mean))
         scaled = b.mul(on_scores, b.full_like(on_scores, scale))
         found = [b.dot(scaled, k), b.dot(transposed(b, scaled), q), b.dot(transposed(b, shares), g)]
@@ -102,15 +84,76 @@ class Attention(Structured):
             gradients.append(None if b.tensor(mask).dtype == boolean else narrowed(b, on_scores, dtype))
         return tuple(gradients)
 
-    @staticmethod
-    def batch(b: GraphBuilder, operands: Values, batched: Sequence[bool], causal: bool, scale: float) -> SSAValue:
+    @classmethod
+    def batch(cls, b: GraphBuilder, operands: Values, batched: Sequence[bool], causal: bool, scale: float) -> Any:
         size = batch_size(b, operands, batched)
         tensors = [with_batch(b, x, flag, size) for x, flag in zip(operands[:3], batched[:3], strict=True)]
         rank = b.tensor(tensors[0]).rank - 1
         masks = [
             align_batched(b, mask, rank) if flag else mask for mask, flag in zip(operands[3:], batched[3:], strict=True)
         ]
-        return b.attention(*tensors, *masks, causal=causal, scale=scale)
+        return b.emit(cls.name.removeprefix("graph."), *tensors, *masks, causal=causal, scale=scale)
+
+
+@op("attention", onnx="Attention", samples=_samples())
+class Attention(AnyAttention):
+    """`softmax(q kᵀ · scale + mask) v` over q [..., L, E], k [..., S, E] and v [..., S, V].
+
+    An optional fourth operand, broadcast to [..., L, S], is a mask: numbers are added, and where booleans are false the
+    key does not count. If `causal`, row i attends to keys 0 to i. A row without any key is zero. Narrow floats are
+    computed in f32.
+    """
+
+    @classmethod
+    def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
+        return cls.weighted(*tensors)
+
+    @staticmethod
+    @rounded_once
+    def reference(
+        q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None = None, *, causal: bool, scale: float
+    ) -> np.ndarray:
+        return _attended(q, k, v, mask, causal, scale)[0]
+
+
+@op("attention_with_lse", samples=_samples())
+class AttentionWithLse(AnyAttention):
+    """`attention`, and of each row the logarithm of the sum of its scores' exponentials: what gradients begin with.
+
+    That is [..., L], in f32, or f64 where the operands are; -inf in a row without any key.
+    """
+
+    @classmethod
+    def infer(cls, *tensors: Tensor, **params: Any) -> tuple[Tensor, Tensor]:
+        result = cls.weighted(*tensors)
+        return result, Tensor(f64 if result.dtype == f64 else f32, result.shape[:-1])
+
+    @staticmethod
+    def reference(
+        q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None = None, *, causal: bool, scale: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        wide = np.float64 if q.dtype == np.float64 else np.float32
+        given = mask if mask is None or mask.dtype == np.bool_ else mask.astype(wide)
+        out, lse = _attended(q.astype(wide), k.astype(wide), v.astype(wide), given, causal, scale)
+        return out.astype(q.dtype), lse
+
+
+def _attended(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None, causal: bool, scale: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """The sums of values, and the logarithm of the sum of powers of each row."""
+    scores = np.matmul(q, np.swapaxes(k, -1, -2)) * q.dtype.type(scale)
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask
+    if causal:
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+    greatest = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
+    base = np.where(greatest == -np.inf, 0, greatest)
+    powers = np.exp(scores - base)
+    total = np.sum(powers, axis=-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        lse = (np.log(total) + base)[..., 0]
+    return (np.matmul(powers, v) / np.where(total == 0, 1, total)).astype(q.dtype), lse.astype(q.dtype)
 
 
 def _shares(b: GraphBuilder, q: SSAValue, k: SSAValue, masks: Values, causal: bool, scale: float) -> SSAValue:

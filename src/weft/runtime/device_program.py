@@ -24,6 +24,7 @@ from weft.runtime.cache import DiskCache
 from weft.runtime.cubins import load_code
 from weft.runtime.executable import link
 from weft.runtime.program import Program
+from weft.runtime.record import Resources, note_loaded
 from weft.runtime.tape import Tape, size_place, table_words
 
 MOST_BLOCKS = (1 << 31) - 1
@@ -63,6 +64,8 @@ class DeviceProgram(Program):
         if names:
             self._module = load_code(self.driver, self.facts, code, self.cache)
             self.functions = self._module.functions
+            taken = {name: Resources(each.registers, each.local_bytes) for name, each in self.functions.items()}
+            note_loaded(self.plan, taken)
         self._launcher = device_launcher()
         self._entries = [self.driver.address(name) for name in ("cuLaunchKernelEx", "cuTensorMapReplaceAddress")]
 

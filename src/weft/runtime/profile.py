@@ -54,25 +54,27 @@ class StepEvent:
                 return f"{self.step.target} (torch)"
 
     def work(self) -> dict[str, int]:
-        """What is known of the step's size: bytes of the tensors it touches, multiplications and additions."""
-        match self.step:
-            case KernelStep():
-                touched = [self.plan.buffers[number].tensor for number in set(self.step.buffers)]
-                programs = evaluate(self.step.grid, self.sizes)
-            case LaunchStep():
-                touched = [self.plan.buffers[number].tensor for number in {p.buffer for p in self.step.places}]
-                programs = evaluate(self.step.grid, self.sizes)
-            case DotStep():
-                touched = [self.step.a.tensor, self.step.b.tensor, self.step.out.tensor]
-                inner = evaluate(self.step.a.tensor.shape[-1], self.sizes)
-                operations = 2 * inner * evaluate(product(self.step.out.tensor.shape), self.sizes)
-                return {"bytes": self._bytes(touched), "operations": operations}
-            case CallStep():
-                return {}
-        return {"bytes": self._bytes(touched), "programs": programs}
+        return work_of(self.step, self.plan, self.sizes)
 
-    def _bytes(self, tensors: list[Any]) -> int:
-        return sum(evaluate(product(t.shape), self.sizes) * t.dtype.bytes for t in tensors)
+
+def work_of(step: Step, plan: Plan, sizes: Mapping[str, int]) -> dict[str, int]:
+    """What is known of a step's size: bytes of the tensors it touches, multiplications and additions."""
+
+    def bytes_of(tensors: list[Any]) -> int:
+        return sum(evaluate(product(tensor.shape), sizes) * tensor.dtype.bytes for tensor in tensors)
+
+    match step:
+        case KernelStep():
+            touched = [plan.buffers[number].tensor for number in set(step.buffers)]
+        case LaunchStep():
+            touched = [plan.buffers[number].tensor for number in {place.buffer for place in step.places}]
+        case DotStep():
+            inner = evaluate(step.a.tensor.shape[-1], sizes)
+            operations = 2 * inner * evaluate(product(step.out.tensor.shape), sizes)
+            return {"bytes": bytes_of([step.a.tensor, step.b.tensor, step.out.tensor]), "operations": operations}
+        case CallStep():
+            return {}
+    return {"bytes": bytes_of(touched), "programs": evaluate(step.grid, sizes)}
 
 
 @dataclass(frozen=True)
@@ -114,18 +116,19 @@ class Profile:
         self,
         program: Program,
         binding: Binding,
-        launch: Callable[[Tape], None],
+        launch: Callable[[Tape], int | None],
         call: Callable[[CallStep | DotStep], None],
     ) -> None:
-        """Run a program step by step and note the times."""
+        """Run a program step by step and note the times; `launch` may give the device's own, in nanoseconds."""
         thread, begun = threading.get_native_id(), time.perf_counter_ns()
         for step, segment in self._single_steps(program, binding):
-            start = time.perf_counter_ns()
+            start, took = time.perf_counter_ns(), None
             if isinstance(segment, Tape):
-                launch(segment)
+                took = launch(segment)
             else:
                 call(segment)
-            self.steps.append(StepEvent(step, program.plan, binding.sizes, thread, start, time.perf_counter_ns()))
+            end = time.perf_counter_ns() if took is None else start + took
+            self.steps.append(StepEvent(step, program.plan, binding.sizes, thread, start, end))
         self.calls.append(CallEvent(program.plan.name, binding.sizes, thread, begun, time.perf_counter_ns()))
 
     def _single_steps(self, program: Program, binding: Binding) -> list[tuple[Step, Tape | CallStep | DotStep]]:

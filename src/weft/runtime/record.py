@@ -22,13 +22,15 @@ from typing import Any
 
 from xdsl.ir import Attribute, Operation
 
+from weft.backends.nvidia.code import DeviceCode
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import symbols_of
 from weft.ir.types import tensor_of
 from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Plan
 from weft.ops.graph import FuncOp
+from weft.tile.dialect import KernelOp
 
-_INTERNAL = ("captured", "plan", "wants_programs", "schedules", "started", "thread")
+_INTERNAL = ("captured", "plan", "wants_programs", "schedules", "started", "thread", "device", "tiles")
 """Fields of a record that are no figures."""
 
 
@@ -65,6 +67,14 @@ class ClaimRecord:
     uses: int
 
 
+@dataclass(frozen=True)
+class Resources:
+    """What a thread of a kernel takes: registers, and bytes of memory for what did not fit in them."""
+
+    registers: int
+    spilled: int
+
+
 @dataclass
 class CompilationRecord:
     """One compilation. `source` is where the code came from: `compiled`, `cache`, or `torch` for a graph left whole."""
@@ -87,11 +97,19 @@ class CompilationRecord:
     arenas: dict[str, int] = field(default_factory=dict[str, int])
     """Bytes of temporaries for each set of sizes that the program ran with."""
     programs: dict[str, str] = field(default_factory=dict[str, str])
-    """The text at each level: graph, grouped, tile, llvm."""
+    """The text at each level: graph, grouped, tile, llvm, and for a GPU ptx."""
     error: str | None = None
     captured: Any = None
     """The front end's graph, where programs are kept and it could not be imported."""
     plan: Plan | None = None
+    device: DeviceCode | None = None
+    """The code for a GPU, where it is for one."""
+    tiles: Mapping[str, KernelOp] = field(default_factory=dict[str, KernelOp])
+    """The kernels of a GPU's code at the level of tiles."""
+    loaded: dict[str, Resources] = field(default_factory=dict[str, Resources])
+    """What the driver says that kernels take, once it has compiled them."""
+    sizes: dict[str, int] = field(default_factory=dict[str, int])
+    """The symbols as the program ran with them last."""
     started: int = field(default_factory=time.perf_counter_ns)
     thread: int = field(default_factory=threading.get_native_id)
 
@@ -127,6 +145,12 @@ class CompilationRecord:
         self.schedules = dict(schedules)
         self.kernels, self.claims = _steps(plan, schedules)
 
+    def made_for_device(self, code: DeviceCode, tiles: Mapping[str, KernelOp]) -> None:
+        """The code for a GPU that came out, kept where someone may ask what its kernels take."""
+        self.program("ptx", code.ptx)
+        if is_recording():
+            self.device, self.tiles = code, tiles
+
     def program(self, level: str, text: str | Operation | Iterable[Operation]) -> None:
         """Keep the program's text at a level, if someone asked for it."""
         if self.wants_programs:
@@ -143,6 +167,7 @@ class CompilationRecord:
         plain = {key: value for key, value in vars(self).items() if key not in _INTERNAL}
         for key in ("kernels", "claims", "fallbacks"):
             plain[key] = [asdict(each) for each in plain[key]]
+        plain["loaded"] = {name: asdict(each) for name, each in self.loaded.items()}
         return plain
 
 
@@ -222,3 +247,12 @@ def note_arena(plan: Plan, sizes: Mapping[str, int], size: int) -> None:
         for record in each.records:
             if record.plan is plan:
                 record.arenas[", ".join(f"{name}={sizes[name]}" for name in plan.symbols)] = size
+                record.sizes.update(sizes)
+
+
+def note_loaded(plan: Plan, resources: Mapping[str, Resources]) -> None:
+    """The driver has compiled a program's kernels."""
+    for each in _recordings:
+        for record in each.records:
+            if record.plan is plan:
+                record.loaded.update(resources)

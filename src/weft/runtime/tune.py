@@ -29,7 +29,7 @@ from weft.ir.types import DType, Tensor, tensor_of
 from weft.lower.constants import PanelForm
 from weft.lower.lowered import anchor_of
 from weft.lower.plan import build_plan
-from weft.ops.attention import Attention
+from weft.ops.attention import AnyAttention
 from weft.ops.base import View, viewed
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GroupOp, ReturnOp
@@ -244,7 +244,7 @@ def tunable_kernels(function: FuncOp) -> list[_Kernel]:
         if not isinstance(group, GroupOp) or SCHEDULE in group.attributes or in_place_of(group):
             continue
         values = (*group.operands, *group.results)
-        if not isinstance(anchor_of(group), Dot | Attention) or not all(tensor_of(v.type).is_static for v in values):
+        if not isinstance(anchor_of(group), Dot | AnyAttention) or not all(tensor_of(v.type).is_static for v in values):
             continue
         alone = _alone(group, constants)
         kernel = kernels.setdefault(text := str(alone), _Kernel(text, alone))

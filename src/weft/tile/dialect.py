@@ -278,6 +278,21 @@ class ReduceOp(IRDLOperation):
 
 
 @irdl_op_definition
+class AddExponentialsOp(IRDLOperation):
+    """Take floats into running pairs of a maximum m and of the sum of exp(x - m) over all x there were.
+
+    Where m is infinite the sum is that of exp(x). Each element goes to one of the pairs; which is the machine's choice.
+    """
+
+    name = "tile.add_exponentials"
+    largest = operand_def(TileType)
+    total = operand_def(TileType)
+    value = operand_def(TileType)
+    larger = result_def(TileType)
+    sum = result_def(TileType)
+
+
+@irdl_op_definition
 class DotOp(IRDLOperation):
     """`a @ b` on [M, K] and [K, N] tiles, plus the accumulator where one is given.
 
@@ -290,6 +305,22 @@ class DotOp(IRDLOperation):
     a = operand_def(TileType)
     b = operand_def(TileType)
     accumulator = opt_operand_def(TileType)
+    out = result_def(TileType)
+
+
+@irdl_op_definition
+class DequantizeOp(IRDLOperation):
+    """The weights [K, N] that a tile of codes [K * bits / 8, N] stands for, with factors and zeros [K / group, N].
+
+    They are those of `graph.dequantize`, rounded to `dtype`; groups larger than the tile have one factor.
+    """
+
+    name = "tile.dequantize"
+    codes = operand_def(TileType)
+    factors = var_operand_def(TileType)
+    form = attr_def(StringAttr)
+    group = attr_def(IntegerAttr)
+    dtype = attr_def(Attribute)
     out = result_def(TileType)
 
 
@@ -364,7 +395,9 @@ OPS: list[type[IRDLOperation]] = [
     ScatterOp,
     MapOp,
     ReduceOp,
+    AddExponentialsOp,
     DotOp,
+    DequantizeOp,
     SortOp,
     ForOp,
     YieldOp,

@@ -123,12 +123,15 @@ def explain(
     context: typer.Context,
     file: Annotated[str, typer.Argument(help="A Python script, run with the arguments after it, or a graph program.")],
     ir: Annotated[
-        bool, typer.Option("--ir", help="Print the programs at each level: graph, grouped, tile, llvm.")
+        bool, typer.Option("--ir", help="Print the programs at each level: graph, grouped, tile, llvm; ptx, sass.")
     ] = False,
     save: Annotated[Path | None, typer.Option(help="Write the programs at each level to this folder.")] = None,
     cached: Annotated[bool, typer.Option("--cached", help="Use the disk cache, as the script would.")] = False,
     signature: Annotated[
         str | None, typer.Option(help="What to compile `kernel.py:name` for: `*fp32,*fp32,i32,BLOCK=1024`.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Compile a graph program for a GPU, which need not be there: `sm_90a`.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -150,13 +153,16 @@ def explain(
             explain_kernel(terminal, Wanted(Path(script), kernel, tuple(context.args), signature, save))
         if signature is not None:
             raise UsageError("a signature is for a kernel", hint=f"name it: {file}:kernel")
+        if Path(file).suffix == ".py" and target is not None:
+            raise UsageError("a script is compiled for where its tensors are", hint="leave the target out")
         if Path(file).suffix == ".py":
             if not Path(file).is_file():
                 raise UsageError(f"there is no script {file}")
             explanation, code = explain_script(file, context.args, programs=ir or save is not None, cached=cached)
         else:
             with terminal.working(f"compiling {file}"):
-                explanation, code = explain_program(*read_source(file), programs=ir or save is not None), 0
+                programs = ir or save is not None
+                explanation, code = explain_program(*read_source(file), programs=programs, arch=target), 0
         if ir:
             terminal.text(explanation.programs())
         terminal.show(explanation)

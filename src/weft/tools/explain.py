@@ -13,8 +13,10 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,12 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from weft.backends.nvidia.target import target_named
 from weft.config import Config
 from weft.errors import UnsupportedError, WeftError
+from weft.runtime.profile import Profile, StepEvent, profile
 from weft.runtime.record import CompilationRecord, Fallback, recording
+from weft.tools.explain_device import DeviceKernel, device_figures, device_kernels, device_table, sass
 from weft.tools.terminal import counted
 
 
@@ -36,16 +41,30 @@ class Explanation:
     graph_breaks: Mapping[str, int] = field(default_factory=dict[str, int])
     config: Config = field(default_factory=Config)
     seconds: float = 0.0
+    steps: Sequence[StepEvent] = ()
+    """What ran on a GPU, and for how long."""
 
     @property
     def fallbacks(self) -> list[Fallback]:
         """Every call that is left to the framework."""
         return [fallback for record in self.records for fallback in record.fallbacks]
 
+    @cached_property
+    def device_kernels(self) -> dict[int, list[DeviceKernel]]:
+        """The kernels of each graph that is for a GPU, by the graph's number."""
+        return {
+            number: device_kernels(record, self.steps)
+            for number, record in enumerate(self.records, 1)
+            if record.device is not None
+        }
+
     def figures(self) -> dict[str, Any]:
         """The explanation as plain data."""
         return {
-            "graphs": [record.figures() for record in self.records],
+            "graphs": [
+                {**record.figures(), "device_kernels": device_figures(self.device_kernels.get(number, ()))}
+                for number, record in enumerate(self.records, 1)
+            ],
             "graph_breaks": dict(self.graph_breaks),
             "config": vars(self.config),
             "seconds": self.seconds,
@@ -57,9 +76,8 @@ class Explanation:
         folder.mkdir(parents=True, exist_ok=True)
         saved: list[Path] = []
         for number, record in enumerate(self.records, 1):
-            for level, text in record.programs.items():
-                suffix = "ll" if level == "llvm" else "mlir"
-                saved.append(folder / f"{number}-{record.name}-{level}.{suffix}")
+            for level, text in _levels(record).items():
+                saved.append(folder / f"{number}-{record.name}-{level}.{_SUFFIXES.get(level, 'mlir')}")
                 saved[-1].write_text(text)
         return saved
 
@@ -67,7 +85,7 @@ class Explanation:
         """The program of each graph at every level that was kept."""
         parts: list[str] = []
         for number, record in enumerate(self.records, 1):
-            for level, text in record.programs.items():
+            for level, text in _levels(record).items():
                 parts.append(f"// graph {number} ({record.name}) as {level}\n{text}")
         return "\n".join(parts)
 
@@ -99,11 +117,11 @@ def explain(
         return weft_backend(module, example_inputs, options=given)
 
     before, start = _graph_breaks(), time.perf_counter()
-    with recording(programs=True) as records:
+    with recording(programs=True) as records, _timing() as ran:
         compiled: Any = torch.compile(function, backend=backend)  # pyright: ignore[reportUnknownMemberType]
         compiled(*inputs, **named)
     breaks = _graph_breaks() - before
-    return Explanation(tuple(records), breaks, Config.from_options(given), time.perf_counter() - start)
+    return Explanation(tuple(records), breaks, Config.from_options(given), time.perf_counter() - start, ran.steps)
 
 
 def explain_script(path: str, arguments: Sequence[str], *, programs: bool, cached: bool) -> tuple[Explanation, int]:
@@ -115,7 +133,7 @@ def explain_script(path: str, arguments: Sequence[str], *, programs: bool, cache
     before, start, code = _graph_breaks(), time.perf_counter(), 0
     kept = sys.argv, sys.path
     sys.argv, sys.path = [path, *arguments], [str(Path(path).resolve().parent), *sys.path]
-    with recording(programs=programs) as records:
+    with recording(programs=programs) as records, _timing() as ran:
         try:
             runpy.run_path(path, run_name="__main__")
         except SystemExit as stopped:
@@ -127,15 +145,16 @@ def explain_script(path: str, arguments: Sequence[str], *, programs: bool, cache
         finally:
             sys.argv, sys.path = kept
     seconds, breaks = time.perf_counter() - start, _graph_breaks() - before
-    return Explanation(tuple(records), breaks, Config.from_options(), seconds), code
+    return Explanation(tuple(records), breaks, Config.from_options(), seconds, ran.steps), code
 
 
-def explain_program(text: str, name: str, *, programs: bool) -> Explanation:
-    """Compile the functions of a graph program for this processor and explain it."""
-    from weft.pipelines import compile_cpu
+def explain_program(text: str, name: str, *, programs: bool, arch: str | None = None) -> Explanation:
+    """Compile the functions of a graph program, for this processor or a GPU's architecture, and explain it."""
+    from weft.pipelines import compile_cpu, compile_nvidia
     from weft.tile.text import functions_of, parse_program
 
     config, start = Config.from_options(), time.perf_counter()
+    target = target_named(arch) if arch is not None else None
     functions = functions_of(parse_program(text, name))
     if not functions:
         raise UnsupportedError(
@@ -145,11 +164,35 @@ def explain_program(text: str, name: str, *, programs: bool) -> Explanation:
         for function in functions:
             function.detach()
             try:
-                compile_cpu(function, config)
+                if target is None:
+                    compile_cpu(function, config)
+                else:
+                    compile_nvidia(function, config, target)
             except WeftError:
                 if not any(record.error for record in records):
                     raise  # else the record has it
     return Explanation(tuple(records), {}, config, time.perf_counter() - start)
+
+
+_SUFFIXES = {"llvm": "ll", "ptx": "ptx", "sass": "sass"}
+
+
+def _levels(record: CompilationRecord) -> dict[str, str]:
+    """The texts that a record kept; for a GPU also what its own instructions are, where a tool can tell."""
+    instructions = sass(record) if "ptx" in record.programs else None
+    return record.programs if instructions is None else {**record.programs, "sass": instructions}
+
+
+@contextmanager
+def _timing() -> Generator[Profile]:
+    """Times the steps of what runs inside, where there is a GPU; else the profile stays empty."""
+    import torch
+
+    if torch.cuda.is_available():
+        with profile() as ran:
+            yield ran
+    else:
+        yield Profile()
 
 
 def _graph_breaks() -> Counter[str]:
@@ -173,6 +216,8 @@ def _report(explanation: Explanation) -> list[RenderableType]:
         parts.append(_times(records))
     if kernels := _kernels(records):
         parts.append(kernels)
+    if on_device := device_table(explanation.device_kernels):
+        parts.append(on_device)
     if records:
         parts.append(_claims(records))
         parts.append(_fallbacks(explanation.fallbacks))

@@ -31,6 +31,7 @@ def attention(
     dtype: DType = bf16,
     mask: tuple[DType, Shape] | None = None,
     blocks: tuple[int, int] | None = None,
+    op: str = "attention",
 ) -> Trial:
     """Attention of query heads that share key heads, if these are fewer; `blocks` are the rows and keys of tiles."""
     tensors = [Tensor(dtype, query), Tensor(dtype, key), Tensor(dtype, key), *([Tensor(*mask)] if mask else [])]
@@ -43,7 +44,7 @@ def attention(
             split, spread = (batch, heads, 1, length, width), (batch, heads, shared, length, width)
             whole = (batch, query[1], length, width)
             pair = [b.reshape(b.emit("broadcast", b.reshape(x, shape=split), shape=spread), shape=whole) for x in pair]
-        return b.attention(q, *pair, *operands[3:], causal=causal, scale=width**-0.5)
+        return b.emit(op, q, *pair, *operands[3:], causal=causal, scale=width**-0.5)
 
     group = group_of(tensors, body)
     if blocks is not None:
@@ -90,12 +91,31 @@ def test_tiles_that_meet_the_diagonal_in_several_blocks(blocks: tuple[int, int])
     assert error < 4e-3
 
 
+@pytest.mark.parametrize("mask", [None, boolean, bf16])
+def test_the_sums_of_powers_are_kept(mask: DType | None) -> None:
+    rng = np.random.default_rng(7)
+    shape, keys = (1, 2, 150, 64), (1, 2, 200, 64)
+    arrays = [rng.standard_normal(sides).astype(bf16.numpy) for sides in (shape, keys, keys)]
+    given = None if mask is None else (mask, (150, 200))
+    if given is not None:
+        numbers = rng.standard_normal(given[1])
+        arrays.append(numbers > 0 if mask == boolean else numbers.astype(bf16.numpy))
+        arrays[-1][7] = False if mask == boolean else -np.inf  # a row without any key
+    found = run_interpreted(attention(shape, keys, causal=True, mask=given, op="attention_with_lse"), arrays)
+    wide = [a if a.dtype == np.bool_ else a.astype(np.float64) for a in arrays]
+    expected = REGISTRY["attention_with_lse"].cls.reference(*wide, causal=True, scale=0.125)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one.astype(np.float64), other, atol=2e-2)
+    np.testing.assert_allclose(found[1], expected[1], atol=1e-4)
+
+
 @needs_ptxas
 @pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize("op", ["attention", "attention_with_lse"])
 @pytest.mark.parametrize(("causal", "dtype"), [(False, bf16), (True, f16)])
-def test_attention_assembles_without_spills(width: int, causal: bool, dtype: DType) -> None:
+def test_attention_assembles_without_spills(width: int, op: str, causal: bool, dtype: DType) -> None:
     shape = (4, 32, 4096, width)
-    (call,) = attention(shape, shape, causal=causal, dtype=dtype).lowered.calls
+    (call,) = attention(shape, shape, causal=causal, dtype=dtype, op=op).lowered.calls
     code = compile_kernels({"attention": call.kernel.op}, TARGET)
     found = assemble(code.ptx, TARGET.arch)
     assert not found.error and not found.advice

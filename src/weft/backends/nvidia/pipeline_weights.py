@@ -29,7 +29,7 @@ from weft.backends.nvidia.early_start import is_fixed
 from weft.backends.nvidia.fold_views import fold_views
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.mma import PACKED, MmaOp
-from weft.backends.nvidia.pipeline_rows import Streamed, programs_of_block
+from weft.backends.nvidia.pipeline_rows import Streamed, programs_of
 from weft.backends.nvidia.shared_memory import shared_bytes
 from weft.backends.nvidia.streaming import ALIGNMENT, CopyRowsOp, PieceType, ReadOp, StreamOp
 from weft.backends.nvidia.target import NvidiaTarget
@@ -117,10 +117,10 @@ def _split(kernel: tile.KernelOp, weights: _Weights, stages: int) -> None:
     original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
     first, count = (BlockNumberOp.make(kind) for kind in ("number", "count"))
     block.insert_ops_before([first, count], original[0])
-    programs, mapping = programs_of_block(kernel, first.out, count.out)
+    programs, mapping = programs_of(kernel, first.out, count.out)
     programs.block.add_ops([_bring(weights, mapping), tile.YieldOp.create()])
     producer = Block([programs])
-    programs, mapping = programs_of_block(kernel, first.out, count.out)
+    programs, mapping = programs_of(kernel, first.out, count.out)
     # What comes behind the product is asked for before it.
     for op in sorted(original, key=lambda op: not isinstance(op, tile.LoadOp)):
         if not isinstance(op, tile.ProgramOp):

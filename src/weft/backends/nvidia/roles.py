@@ -17,8 +17,10 @@ from weft.backends.nvidia.asynchronous import (
     FillOp,
     FinishOp,
     IndexOp,
+    NarrowOp,
     ReleaseOp,
     RolesOp,
+    SendOp,
     SlotOp,
     SlotType,
     WaitOp,
@@ -26,7 +28,7 @@ from weft.backends.nvidia.asynchronous import (
 )
 from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converged, do, elected, i32
 from weft.backends.nvidia.dialect import layout_of
-from weft.backends.nvidia.engine_stores import finish_stores
+from weft.backends.nvidia.engine_stores import finish_stores, narrow, send
 from weft.backends.nvidia.global_memory import narrowed_to, pair
 from weft.backends.nvidia.streaming import PieceType
 from weft.backends.nvidia.wgmma import descriptor, multiply, wait
@@ -172,6 +174,12 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
         case FinishOp():
             _finish(codegen, op)
             return
+        case NarrowOp():
+            narrow(codegen, op)
+            return
+        case SendOp():
+            send(codegen, op)
+            return
         case AcquireOp() | FillOp() | CommitOp() | WaitOp() | SlotOp() | ReleaseOp():
             ring = codegen.rings[op.ring.value.data]
         case _:
@@ -179,7 +187,8 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
     match op:
         case AcquireOp():
             wait_for(b, ring.empty(b), b.binary("xor", ring.phase, i32(1)))
-            expect(b, ring.full(b), ring.arriving or i32(ring.stage_bytes))
+            known = ring.arriving or i32(ring.stage_bytes)
+            expect(b, ring.full(b), known if op.bytes is None else i32(op.bytes.value.data))
         case FillOp():
             _fill(codegen, op, ring)
         case CommitOp():

@@ -13,7 +13,7 @@ from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converge
 from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.dialect import layout_of
 from weft.backends.nvidia.early_start import wait_for_kernel
-from weft.backends.nvidia.global_memory import load_chunk, load_pairs
+from weft.backends.nvidia.global_memory import load_chunk, load_words
 from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.mma import PACKED
 from weft.backends.nvidia.roles import Ring, expect, wait_for
@@ -137,6 +137,8 @@ def _copy(codegen: KernelCodegen, op: CopyOp) -> None:
         first = b.add(first, b.mul(b.convert("zext", codegen.threads.rank, "i64"), i64(piece.share)))
     source = b.add(codegen.pointers[op.pointer], b.mul(first, i64(piece.dtype.bytes)))
     size = _bytes(codegen, piece)
+    if op.elements is not None:
+        size = i32(op.elements.value.data * piece.dtype.bytes)
     text = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
     arguments = (ring.slot(b, number), source, size, ring.full(b))
     if size.name.isdigit():
@@ -184,7 +186,7 @@ def _read(codegen: KernelCodegen, op: ReadOp) -> None:
         ahead = sum(place * stride for place, stride in zip(layout.offsets[register], strides, strict=True))
         address = b.add(start, i32(ahead * dtype.bytes))
         if PACKED in op.attributes:
-            values += load_pairs(b, address, width, None, space="shared")
+            values += load_words(b, address, dtype.bytes, width, None, "shared")
             continue
         values += load_chunk(b, address, dtype, width, None, space="shared")
     if PACKED in op.attributes:

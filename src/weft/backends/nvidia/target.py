@@ -15,6 +15,9 @@ from weft.errors import CompilationError, WeftError
 from weft.forks import COMPILING
 
 TRIPLE = "nvptx64-nvidia-cuda"
+MOST_BLOCKS = 32
+SYSTEM_SHARED = 1024
+"""Bytes of shared memory that every block has beside its own."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,14 @@ class NvidiaTarget:
     multiprocessors: int = 132
     shared_per_block: int = 232448
     registers: int = 65536
+    threads: int = 2048
+    """That a multiprocessor holds at once."""
+    bandwidth: float = 4.8e12
+    """Bytes a second, as the data sheet of the largest card says; so are the next two."""
+    tensor_flops: float = 989e12
+    """Operations a second of the tensor cores on 16-bit floats."""
+    plain_flops: float = 67e12
+    """Operations a second without them, in f32."""
 
     @property
     def capability(self) -> int:
@@ -33,6 +44,12 @@ class NvidiaTarget:
         match = re.match(r"sm_(\d+)", self.arch)
         assert match is not None
         return int(match.group(1))
+
+    def blocks(self, threads: int, registers: int, shared: int) -> int:
+        """How many blocks a multiprocessor holds at once that take so much each; the system has 1 KiB of each."""
+        by_registers = self.registers // (threads * (-(-registers // 8) * 8)) if registers else MOST_BLOCKS
+        by_shared = (self.shared_per_block + SYSTEM_SHARED) // (shared + SYSTEM_SHARED)
+        return min(MOST_BLOCKS, self.threads // threads, by_registers, by_shared)
 
     @property
     def has_clusters(self) -> bool:
@@ -48,12 +65,12 @@ class NvidiaTarget:
 _TARGETS = {
     target.arch: target
     for target in (
-        NvidiaTarget("sm_80", 80, 108, 166912),
-        NvidiaTarget("sm_86", 80, 84, 101376),
-        NvidiaTarget("sm_89", 81, 128, 101376),
+        NvidiaTarget("sm_80", 80, 108, 166912, bandwidth=2.0e12, tensor_flops=312e12, plain_flops=19.5e12),
+        NvidiaTarget("sm_86", 80, 84, 101376, threads=1536, bandwidth=0.77e12, tensor_flops=155e12, plain_flops=39e12),
+        NvidiaTarget("sm_89", 81, 128, 101376, threads=1536, bandwidth=1e12, tensor_flops=330e12, plain_flops=82e12),
         NvidiaTarget("sm_90a"),
-        NvidiaTarget("sm_100a", 87, 148, 232448),
-        NvidiaTarget("sm_120a", 87, 188, 101376),
+        NvidiaTarget("sm_100a", 87, 148, bandwidth=8e12, tensor_flops=2250e12, plain_flops=80e12),
+        NvidiaTarget("sm_120a", 87, 188, 101376, threads=1536, bandwidth=1.8e12, tensor_flops=5e14, plain_flops=126e12),
     )
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from weft.frontends.torch.aten.convolution import convolution_params
 from weft.frontends.torch.builder import tensor_of_meta
 from weft.ops.base import Scan, Scatter, Structured
 from weft.ops.convolution import Convolution
-from weft.passes.claim_libraries import worth_streaming, worth_tensor_cores
+from weft.passes.claim_libraries import fills_tensor_cores, worth_streaming, worth_tensor_cores
 from weft.passes.convolve_by_products import geometry_of
 from weft.passes.convolve_trained import is_product
 
@@ -27,6 +28,8 @@ _LIBRARY = {
     torch.ops.aten.convolution.default,
     torch.ops.aten.convolution_backward.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    torch.ops.aten._scaled_mm.default,
+    torch.ops.aten._int_mm.default,
 }
 
 
@@ -47,46 +50,62 @@ _ATTENTION = ("aten::_scaled_dot_product_", "aten::_flash_attention_", "aten::_e
 
 _PRODUCTS = {_aten.mm.default: 0, _aten.bmm.default: 0, _aten.addmm.default: 1, _aten.baddbmm.default: 1}
 """Products, and which argument of each is the first factor."""
+_BYTE_PRODUCTS = {_aten._scaled_mm.default, _aten._int_mm.default}
+"""The same of operands of 8 bits, which come first."""
 _ENGINE_BYTES = 16
 
 
 def is_own_product(node: fx.Node) -> bool:
     """Whether the tensor cores of a GPU multiply a product's factors in a kernel of Weft's, as they lie in memory."""
-    first = _PRODUCTS.get(node.target)  # type: ignore[arg-type]
-    if first is None or node.kwargs:
+    of_bytes = node.target in _BYTE_PRODUCTS
+    first = 0 if of_bytes else _PRODUCTS.get(node.target)  # type: ignore[arg-type]
+    if first is None or (node.kwargs and not of_bytes):
         return False
     result, *factors = (node.meta["val"], *(each.meta["val"] for each in node.args[first : first + 2]))  # type: ignore[union-attr]
     if any(isinstance(size, torch.SymInt) for meta in (result, *factors) for size in (*meta.shape, *meta.stride())):
         return False
-    sides = tensor_of_meta(result).dtype, tuple(result.shape), factors[0].shape[-1]
     if not all(map(_has_aligned_lines, factors)):
         return False
     along = factors[0].stride(-1) == 1 and factors[1].stride(-2) == 1  # K runs through memory
-    return worth_tensor_cores(*sides) or (along and worth_streaming(*sides))
+    sides = tuple(result.shape), factors[0].shape[-1]
+    if of_bytes:
+        return along and fills_tensor_cores(*sides)
+    dtype = tensor_of_meta(result).dtype
+    return worth_tensor_cores(dtype, *sides) or (along and worth_streaming(dtype, *sides))
 
 
-_ATTENTIONS: dict[Any, tuple[int | None, int, bool]] = {
-    getattr(_aten, name).default: places
-    for name, places in (
-        ("_scaled_dot_product_flash_attention", (None, 3, False)),
-        ("_scaled_dot_product_efficient_attention", (3, 5, False)),
-        ("_scaled_dot_product_cudnn_attention", (3, 5, True)),
+@dataclass(frozen=True)
+class _Library:
+    """Forward attention of a library: where its mask and its dropout stand (whether it is causal follows), which of its
+    results a kernel of Weft's gives too, and whether it is as fast where heads are narrow or sequences short."""
+
+    mask: int | None
+    dropout: int
+    results: frozenset[int]
+    is_fast: bool = False
+
+
+_ATTENTIONS: dict[Any, _Library] = {
+    getattr(_aten, name).default: library
+    for name, library in (
+        ("_scaled_dot_product_flash_attention", _Library(None, 3, frozenset({0}))),
+        ("_scaled_dot_product_efficient_attention", _Library(3, 5, frozenset({0}))),
+        ("_scaled_dot_product_cudnn_attention", _Library(3, 5, frozenset({0, 1, 6, 7}), is_fast=True)),
     )
     if hasattr(_aten, name)
 }
-"""Forward attention on a GPU: where its mask and its dropout stand (whether it is causal follows), and whether it is
-as fast as Weft's own where heads are narrow or sequences short."""
 _LEAST_LENGTH, _LONG, _WIDE, _WIDEST_HEAD = 512, 4096, 96, 256
 
 
 def is_own_attention(node: fx.Node) -> bool:
-    """Whether attention is a kernel of Weft's on a GPU's tensor cores: where nothing but its result is needed."""
-    places = _ATTENTIONS.get(node.target)
-    if places is None or set(node.kwargs) - {"scale"} or any(user.args[1] != 0 for user in node.users if user.users):
+    """Whether attention is a kernel of Weft's on a GPU's tensor cores."""
+    library = _ATTENTIONS.get(node.target)
+    if library is None or set(node.kwargs) - {"scale"}:
         return False
-    mask, dropout, is_fast = places
+    if any(user.args[1] not in library.results for user in node.users if user.users):
+        return False
     options = {number: node.args[number] for number in range(3, len(node.args))}
-    if (mask is not None and options.get(mask) is not None) or options.get(dropout, 0.0) != 0.0:
+    if (library.mask is not None and options.get(library.mask) is not None) or options.get(library.dropout, 0.0) != 0.0:
         return False
     query, key, value = (each.meta["val"] for each in node.args[:3])  # type: ignore[union-attr]
     sizes = [size for meta in (query, key, value) for size in (*meta.shape, *meta.stride())]
@@ -94,8 +113,8 @@ def is_own_attention(node: fx.Node) -> bool:
         return False
     length, width = min(query.shape[-2], key.shape[-2]), query.shape[-1]
     fits = width % 16 == 0 and 64 <= width <= _WIDEST_HEAD and value.shape[-1] == width and length >= _LEAST_LENGTH
-    causal = bool(options.get(dropout + 1, False))
-    wins = not is_fast or (width >= _WIDE and (not causal or length >= _LONG))
+    causal = bool(options.get(library.dropout + 1, False))
+    wins = not library.is_fast or (width >= _WIDE and (not causal or length >= _LONG))
     return fits and wins and all(map(_has_aligned_lines, (query, key, value)))
 
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from weft.frontends.torch.dtypes import to_torch
-from weft.frontends.torch.frozen import ConstantSet, make_set
+from weft.frontends.torch.frozen import ConstantSet, Preparing, make_set
+from weft.frontends.torch.graph import Calling
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.ir.expr import evaluate
 from weft.lower.steps import CallStep, DotStep, Place
@@ -102,6 +103,13 @@ class PlanExecutor(Generic[ProgramT]):
         pool.append(frame)
         return results
 
+    def direct(self, calling: Calling, constants: Sequence[torch.Tensor], otherwise: BoxedCall) -> BoxedCall | None:
+        """A callable that does what `otherwise` does, on a shorter way, for a call whose sizes are known.
+
+        Whatever is out of the ordinary is left to `otherwise`; `constants` are those of the graph.
+        """
+        return None
+
     def release(self) -> None:
         """Give back what is kept between calls."""
         for pool in self.frames.values():
@@ -112,11 +120,15 @@ class PlanExecutor(Generic[ProgramT]):
         for known in self.sets:
             if known.is_of(given) and known.is_fresh(given):
                 return known
-        made = make_set(self.executable, given, self.device)
+        made = make_set(self.executable, given, self.device, self._preparing())
         self.sets = [known for known in self.sets if known.is_needed() and not known.is_of(given)] + [made]
         return made
 
     # -- what a device does in its own way -------------------------------------------------------------------------
+
+    def _preparing(self) -> Preparing | None:
+        """What computes constants on the device; None where the processor does."""
+        return None
 
     def _maker(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Callable[..., torch.Tensor]:
         """What makes the tensors of a result, given their shape, strides and type."""
@@ -139,6 +151,11 @@ class PlanExecutor(Generic[ProgramT]):
 
     def _finish(self) -> None:
         """Wait until what was launched has run, for a profile."""
+
+    def _launch_timed(self, tape: Tape, frame: Frame) -> int | None:
+        """Run the steps of a tape to their end; gives the device's nanoseconds where it has a clock of its own."""
+        self._launch(tape, frame)
+        self._finish()
 
     # -- what all do alike -----------------------------------------------------------------------------------------
 
@@ -178,9 +195,8 @@ class PlanExecutor(Generic[ProgramT]):
                 self._carry_out(step, frame, held)
 
     def _run_profiled(self, profile: Profile, frame: Frame, held: dict[int, torch.Tensor]) -> None:
-        def launch(tape: Tape) -> None:
-            self._launch(tape, frame)
-            self._finish()
+        def launch(tape: Tape) -> int | None:
+            return self._launch_timed(tape, frame)
 
         def call(step: CallStep | DotStep) -> None:
             self._carry_out(step, frame, held)

@@ -13,7 +13,7 @@ from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.index import at_least_1d
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder, normal_dim
-from weft.ir.expr import Size, floordiv
+from weft.ir.expr import Size, floordiv, product
 from weft.ir.types import boolean, f64
 from weft.ops import composites
 
@@ -223,7 +223,7 @@ def gpu_flash_attention(
     *,
     scale: float | None = None,
 ) -> Many:
-    return _gpu_attention(b, query, key, value, None, dropout, causal, scale, 9)
+    return _gpu_attention(b, query, key, value, None, dropout, causal, scale)
 
 
 @aten("_scaled_dot_product_cudnn_attention")
@@ -240,7 +240,7 @@ def gpu_cudnn_attention(
     *,
     scale: float | None = None,
 ) -> Many:
-    return _gpu_attention(b, query, key, value, bias, dropout, causal, scale, 9)
+    return _gpu_attention(b, query, key, value, bias, dropout, causal, scale)
 
 
 @aten("_scaled_dot_product_efficient_attention")
@@ -256,7 +256,7 @@ def gpu_efficient_attention(
     *,
     scale: float | None = None,
 ) -> Many:
-    return _gpu_attention(b, query, key, value, bias, dropout, causal, scale, 4)
+    return _gpu_attention(b, query, key, value, bias, dropout, causal, scale)
 
 
 def _gpu_attention(
@@ -268,17 +268,28 @@ def _gpu_attention(
     dropout: float,
     causal: bool,
     scale: float | None,
-    results: int,
 ) -> Many:
-    """Attention as torch gives it to one of a GPU's libraries; but for the first, its results are for training."""
+    """Attention as torch gives it to one of a GPU's libraries.
+
+    Of the other results, which are for training, it has sums of powers, and states of a generator that nobody used.
+    """
     if dropout:
         raise UnsupportedError("attention with dropout")
-    if any(b.is_used(number) for number in range(1, results)):
-        raise UnsupportedError("attention that is trained: torch's kernel keeps what its backward needs")
     operands = [query, _heads_like(b, key, query), _heads_like(b, value, query)]
     operands += [] if bias is None else [b.to(bias, b.dtype(query))]
-    out = b.emit("attention", *operands, causal=causal, scale=_scale(b, query, scale))
-    return out, *(None,) * (results - 1)
+    kind = "attention_with_lse" if b.is_used(1) else "attention"
+    made = b.emit(kind, *operands, causal=causal, scale=_scale(b, query, scale))
+    if not b.is_used(1):
+        return made, *(None,) * (len(b.results) - 1)
+    out, sums = made
+    lse = b.results[1]
+    assert lse is not None
+    if product(lse.shape) != product(b.shape(sums)):
+        raise UnsupportedError("sums of powers with room for more rows than there are")
+    states = [
+        b.emit("full", value=0, shape=state.shape, dtype=state.dtype) if state else None for state in b.results[2:]
+    ]
+    return out, b.view(sums, lse.shape), *states
 
 
 def _heads_like(b: ImportBuilder, x: SSAValue, query: SSAValue) -> SSAValue:

@@ -1,0 +1,166 @@
+"""The kernels of a GPU's code in a report: what each takes of a multiprocessor, and how near the roofline it is.
+
+Registers are those of the driver where the program was loaded, else of ptxas where that is installed. The limit of a
+kernel is the time in which the card's memory moves the tensors that it touches, or its units do the arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from weft.backends.nvidia.assembler import Assembly, assemble, disassemble
+from weft.backends.nvidia.target import NvidiaTarget, target_named
+from weft.lower.steps import KernelStep
+from weft.runtime.profile import StepEvent, work_of
+from weft.runtime.record import CompilationRecord, Resources
+from weft.tile.operations import Operations, count_operations
+
+
+@dataclass(frozen=True)
+class DeviceKernel:
+    """One kernel of a GPU's code. What is not known is None: registers without driver and ptxas, work without sizes."""
+
+    name: str
+    label: str
+    uses: int
+    threads: int
+    shared: int
+    cluster: int
+    registers: int | None
+    spilled: int | None
+    blocks: int | None
+    """That a multiprocessor holds at once."""
+    occupancy: float | None
+    """Its threads as a share of those that a multiprocessor holds."""
+    bytes: int | None
+    operations: int | None
+    limit: float | None
+    """Seconds that the card needs for the bytes or the operations, whichever takes longer."""
+    seconds: float | None
+    """Measured, where the kernel ran."""
+
+    @property
+    def share(self) -> float | None:
+        return self.limit / self.seconds if self.limit and self.seconds else None
+
+
+def device_kernels(record: CompilationRecord, events: Iterable[StepEvent] = ()) -> list[DeviceKernel]:
+    """The kernels of a record that has device code, in the order of its steps."""
+    if record.device is None or record.plan is None:
+        return []
+    code, plan, target = record.device, record.plan, target_named(record.device.arch)
+    taken = record.loaded or _assembled(assemble(code.ptx, code.arch))
+    sizes = record.sizes if set(plan.symbols) <= record.sizes.keys() else None
+    times = _times(events, record)
+    uses = {kernel.name: kernel.uses for kernel in record.kernels}
+    steps = {step.function: step for step in plan.steps if isinstance(step, KernelStep)}
+    rows: list[DeviceKernel] = []
+    for name, step in steps.items():
+        launch, each = code.launches[name], taken.get(name)
+        blocks = target.blocks(launch.threads, each.registers, launch.shared) if each else None
+        moved, work = (None, None) if sizes is None else (work_of(step, plan, sizes)["bytes"], _work(record, name))
+        rows.append(
+            DeviceKernel(
+                name,
+                step.label or "copy",
+                uses[name],
+                launch.threads,
+                launch.shared,
+                launch.cluster,
+                each.registers if each else None,
+                each.spilled if each else None,
+                blocks,
+                blocks * launch.threads / target.threads if blocks is not None else None,
+                moved,
+                work.products + work.others if work else None,
+                _limit(target, moved, work) if moved is not None and work else None,
+                times.get(name),
+            )
+        )
+    return rows
+
+
+def _assembled(assembly: Assembly) -> dict[str, Resources]:
+    return {name: Resources(each.registers, each.spilled) for name, each in assembly.kernels.items()}
+
+
+def _times(events: Iterable[StepEvent], record: CompilationRecord) -> dict[str, float]:
+    seconds: dict[str, list[float]] = {}
+    for event in events:
+        if event.plan is record.plan and isinstance(event.step, KernelStep):
+            seconds.setdefault(event.step.function, []).append((event.end - event.start) / 1e9)
+    return {name: median(each) for name, each in seconds.items()}
+
+
+def _work(record: CompilationRecord, name: str) -> Operations:
+    return count_operations(record.tiles[name], record.sizes)
+
+
+def _limit(target: NvidiaTarget, moved: int, work: Operations) -> float:
+    """8-bit products take half the time of 16-bit ones; wider ones are done without tensor cores."""
+    bits = work.dtype.bits if work.dtype is not None else 32
+    rate = target.plain_flops if bits > 16 else target.tensor_flops * 16 / max(bits, 8)
+    return max(moved / target.bandwidth, work.products / rate, work.others / target.plain_flops)
+
+
+def sass(record: CompilationRecord) -> str | None:
+    """The instructions of a record's kernels, where there are an assembler and a disassembler."""
+    if record.device is None or not record.device.ptx:
+        return None
+    cubin = assemble(record.device.ptx, record.device.arch).cubin
+    return disassemble(cubin) if cubin else None
+
+
+def device_figures(kernels: Sequence[DeviceKernel]) -> list[dict[str, Any]]:
+    """The kernels as plain data."""
+    return [{**asdict(kernel), "share": kernel.share} for kernel in kernels]
+
+
+def device_table(kernels: Mapping[int, Sequence[DeviceKernel]]) -> RenderableType | None:
+    """A table of the kernels of each graph, by its number."""
+    taken = ("threads", "registers", "shared", "blocks/SM", "bytes", "FLOP", "limit", "took", "share")
+    table = Table("graph", "kernel", title="On the GPU", title_justify="left")
+    for column in taken:
+        table.add_column(column, overflow="fold", justify="right")
+    for number, rows in kernels.items():
+        for row in rows:
+            threads = f"{row.threads}" if row.cluster == 1 else f"{row.threads} × {row.cluster}"
+            registers = "?" if row.registers is None else f"{row.registers}"
+            if row.spilled:
+                registers += f", {row.spilled} B spilled"
+            blocks = "?" if row.blocks is None or row.occupancy is None else f"{row.blocks} ({row.occupancy:.0%})"
+            table.add_row(
+                str(number),
+                Text(row.label.replace("_", " ")),
+                threads,
+                registers,
+                _scaled(row.shared, "B"),
+                blocks,
+                _scaled(row.bytes, "B"),
+                _scaled(row.operations, ""),
+                _time(row.limit),
+                _time(row.seconds),
+                "" if row.share is None else f"{row.share:.0%}",
+            )
+    return table if table.row_count else None
+
+
+def _scaled(count: float | None, unit: str) -> str:
+    if count is None:
+        return "?"
+    for prefix in ("", "k", "M", "G", "T"):
+        if count < 1000 or prefix == "T":
+            return f"{count:.3g} {prefix}{unit}".strip()
+        count /= 1000
+    raise AssertionError
+
+
+def _time(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e6:.1f} µs"
