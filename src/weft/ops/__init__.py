@@ -3,6 +3,7 @@
 from weft.ops import activation as activation
 from weft.ops import arithmetic as arithmetic
 from weft.ops import attention as attention
+from weft.ops import attention_gradients as attention_gradients
 from weft.ops import bitwise as bitwise
 from weft.ops import cast as cast
 from weft.ops import comparison as comparison

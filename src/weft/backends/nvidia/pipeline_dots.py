@@ -233,10 +233,10 @@ class _Consumer:
     def _take(self, batch: Batch, block: Block) -> None:
         block.add_op(WaitOp.of(batch.ring))
         for number, copy in enumerate(batch.copies):
-            attributes = _numbered(ring=batch.ring, slot=number)
-            slot = SlotOp.create(attributes=attributes, result_types=[copy.slot])
-            block.add_op(slot)
-            self.mapping[copy.load.out] = slot.out
+            for load, type_ in copy.seen.items():
+                slot = SlotOp.create(attributes=_numbered(ring=batch.ring, slot=number), result_types=[type_])
+                block.add_op(slot)
+                self.mapping[load.out] = slot.out
         self.left[id(batch)] = set(batch.dots)
 
     def _begin(self, dot: tile.DotOp, block: Block) -> None:

@@ -265,6 +265,12 @@ def packed_for_product(codegen: KernelCodegen, op: tile.MapOp) -> list[V] | None
     return [pair(codegen.b, low, high, dtype.name, pure=False) for low, high in pairs]
 
 
+def begins_product(op: tile.MapOp) -> bool:
+    """Whether a tile is what products begin with, and nothing else."""
+    uses = list(op.out.uses)
+    return bool(uses) and all(isinstance(use.operation, WgmmaOp) and use.index == 2 for use in uses)
+
+
 def _finish(codegen: KernelCodegen, op: FinishOp) -> None:
     held = [word for value in op.values for word in codegen.in_flight.get(value, ())]
     values = [each for value in op.values for each in codegen.tiles[value]]
