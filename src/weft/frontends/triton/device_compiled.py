@@ -29,7 +29,7 @@ from weft.frontends.triton.target import Cuda, compiled_for
 from weft.ir.expr import symbols_of
 from weft.runtime.cache import DiskCache
 from weft.runtime.cubins import load_code
-from weft.runtime.device_program import MOST_BLOCKS, device_launcher, launch_failure
+from weft.runtime.device_program import MOST_BLOCKS, TapeLauncher, launch_failure
 
 DEFAULT_WARPS = 4
 _BLOCKS = 3
@@ -75,9 +75,9 @@ class DeviceKernel:
         self._sizing = sorted(names[name] for name in set[str]().union(*map(symbols_of, described)))
         """The arguments that say how large tensors are which the copy engine moves."""
         self._frames: dict[tuple[int | float, ...], list[_Frame]] = {}
-        self._run = device_launcher()
-        self._entries = [self._driver.address(name) for name in ("cuLaunchKernelEx", "cuTensorMapReplaceAddress")]
+        self._run = TapeLauncher(self._driver, device)
         torch: Any = sys.modules["torch"]
+        self._current_device: Callable[[], int] = torch._C._cuda_getDevice
         self._stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         self._status: Any = torch.zeros(1, dtype=torch.int64, device=f"cuda:{device}") if code.checks else None
 
@@ -91,6 +91,11 @@ class DeviceKernel:
 
     def launch(self, grid: tuple[int, int, int], words: Sequence[int | float], threads: int = 1) -> None:
         """Run all programs of a grid; `words` are the arguments, pointers as addresses."""
+        if self._current_device() != self.device:
+            torch: Any = sys.modules["torch"]
+            with torch.cuda.device(self.device):
+                self.launch(grid, words)
+            return
         x, y, z = grid
         count = x * y * z
         if not count:
@@ -101,10 +106,9 @@ class DeviceKernel:
         frames = self._frames.setdefault(sizes, [])
         frame = frames.pop() if frames else self._frame(sizes)
         frame.steps[_BLOCKS] = self._function.programs_launched(count)
-        self._driver.use(self.device)
         status = 0 if self._status is None else self._status.data_ptr()
         self._pack(frame.buffer, 0, *words, status, z, y, x)
-        result = self._run(frame.tape_address, frame.table_address, self._stream(self.device), *self._entries)
+        result = self._run(frame.tape_address, frame.table_address, self._stream(self.device))
         if result:
             raise launch_failure(self._driver, (self.code.name,), result)
         self._driver.launched.append((self.code.name,))
