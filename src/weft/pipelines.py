@@ -36,6 +36,7 @@ from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.hoist_constants import HoistConstants
 from weft.passes.inline_small import InlineSmall
+from weft.passes.lay_out_convolutions import LayOutConvolutions
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
 from weft.passes.recognize_attention import RecognizeAttention
@@ -76,8 +77,10 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         Simplify(),
         EliminateCommon(),
         FoldBatchNorm(),
+        ConvolveTrained(pointwise=True),
         ComparePlaces(),
-        SinkReshapes(),
+        LayOutConvolutions(),
+        SinkReshapes(whole=True),
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, all_floats=True, tensor_cores=tensor_cores),

@@ -234,3 +234,21 @@ def test_models_train_on_a_gpu(make: Callable[[], nn.Module], shape: tuple[int, 
             loss.backward()
     for ours, theirs in zip(model.parameters(), copy.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-4)
+
+
+def bottleneck(x: torch.Tensor, into: torch.Tensor, across: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """A residual block: two convolutions of single places around one of windows."""
+    y = F.relu(F.conv2d(x.exp(), into))
+    return F.relu(F.conv2d(F.relu(F.conv2d(y, across, padding=1)), out) + x.exp())
+
+
+def test_convolutions_of_places_are_products_over_channels_innermost() -> None:
+    shapes = [(32, 512, 28, 28), (128, 512, 1, 1), (128, 128, 3, 3), (512, 128, 1, 1)]
+    graph = traced(bottleneck, *((shape, torch.bfloat16, "cuda") for shape in shapes))
+    imported = import_graph(graph, "main", Config(cache=False), device="cuda", tensor_cores=True)
+    plan = compile_nvidia(imported.function, Config(cache=False), target_named("sm_90a")).plan
+    labels = [step.label for step in plan.steps if isinstance(step, KernelStep)]
+    assert [label for label in labels if label.startswith("dot")] == ["dot_relu", "dot_add_relu"]
+    (call,) = [step for step in plan.steps if isinstance(step, CallStep)]
+    assert call.target == "aten::convolution" and call.operands[0].layout.strides == (100352, 1, 3584, 128)
+    assert plan.buffers[call.results[0]].layout.strides == (100352, 1, 3584, 128)

@@ -22,7 +22,7 @@ from weft.ops.base import Scan, Scatter, Structured
 from weft.ops.convolution import Convolution
 from weft.passes.claim_libraries import worth_streaming, worth_tensor_cores
 from weft.passes.convolve_by_products import geometry_of
-from weft.passes.convolve_trained import is_product
+from weft.passes.convolve_trained import is_pointwise, is_product
 
 _LIBRARY = {
     torch.ops.aten.convolution.default,
@@ -64,6 +64,22 @@ def is_own_product(node: fx.Node) -> bool:
         return False
     along = factors[0].stride(-1) == 1 and factors[1].stride(-2) == 1  # K runs through memory
     return worth_tensor_cores(*sides) or (along and worth_streaming(*sides))
+
+
+def is_pointwise_product(node: fx.Node, mapped: Callable[[Any], Any]) -> bool:
+    """Whether a convolution mixes the channels of single places, as a product that the tensor cores are worth."""
+    if node.target is not torch.ops.aten.convolution.default or not isinstance(node.args[1], fx.Node):
+        return False
+    result, (x, weight) = node.meta["val"], (each.meta["val"] for each in node.args[:2])  # type: ignore[union-attr]
+    if x.is_complex() or any(isinstance(size, torch.SymInt) for size in (*result.shape, *weight.shape)):
+        return False
+    tensors = [tensor_of_meta(meta) for meta in (x, weight)]
+    if not is_pointwise(tensors[1], **convolution_params(tensors[0].rank - 2, *map(mapped, node.args[3:9]))):
+        return False
+    outputs, channels = weight.shape[:2]
+    rows = result.numel() // max(outputs, 1)
+    aligned = all(size * x.element_size() % _ENGINE_BYTES == 0 for size in (outputs, channels))
+    return aligned and worth_tensor_cores(tensors[0].dtype, (rows, outputs), channels)
 
 
 @dataclass(frozen=True)
