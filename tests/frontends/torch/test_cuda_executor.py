@@ -103,7 +103,7 @@ def processor_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "stream", nothing)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", GraphHere)
     monkeypatch.setattr(cuda_graphs, "_side_stream", lambda device: Stream())
-    monkeypatch.setattr(cuda_graphs, "_pool", lambda device, stream: cuda_graphs._Pool(None, None))
+    monkeypatch.setattr(cuda_graphs, "_new_memory", lambda device: (object(), None))
     run_segments = ExecutorHere._run_segments
 
     def recorded(self: ExecutorHere, frame: Any, held: dict[int, torch.Tensor]) -> None:
@@ -316,6 +316,35 @@ def test_what_cannot_be_captured_is_logged_and_runs(
         for _ in range(3):
             torch.testing.assert_close(run(x), called(x + 1))
     assert "not permitted" in (executors[0].graphs.refusal or "") and "not permitted" in caplog.text
+
+
+def test_after_an_invalid_capture_torchs_allocator_and_generators_are_as_before(
+    worthwhile: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A capture that goes well ends what torch's generators have begun; that of new memory is such a one."""
+
+    def invalid(self: GraphHere) -> None:
+        GraphHere.capturing = None
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    given_back: list[Any] = []
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *pool: given_back.append(pool), raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda *pool: given_back.append(pool), raising=False)
+    first, executors = compiled(lambda x: called(x + 1))
+    x = torch.randn(16)
+    with torch.no_grad():
+        first(x)
+        (stream,) = executors[0].graphs.streams.values()
+        handle = stream.pool.handle
+        with monkeypatch.context() as patch:
+            patch.setattr(GraphHere, "capture_end", invalid)
+            torch.testing.assert_close(first(x), called(x + 1))
+        assert given_back == [(0, handle)] * 2 and stream.pool.handle is not handle
+        assert "previous error" in (executors[0].graphs.refusal or "")
+        second, executors = compiled(lambda x: called(x + 2))
+        for _ in range(3):
+            torch.testing.assert_close(second(x), called(x + 2))
+    assert executors[0].graphs.refusal is None and GraphHere.captures == 2
 
 
 def test_one_kernel_with_large_results_is_not_worth_a_graph() -> None:

@@ -23,7 +23,8 @@ import json
 import logging
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -55,16 +56,50 @@ _CAPTURING = threading.Lock()
 _UNSAFE_TAGS = ("cudagraph_unsafe", "data_dependent_output", "dynamic_output_shape")
 
 
-@dataclass
 class _Pool:
     """Memory that the graphs of one stream share; the lock is held while one of them runs and is copied from.
 
     torch gives a pool back with its last graph, and takes its handle for no other: one of nothing keeps it.
     """
 
-    handle: Any
-    keeper: Any
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self.lock = threading.Lock()
+        self.handle, self.keeper = _new_memory(device)
+
+    @contextmanager
+    def capture(self, graph: Any) -> Generator[None]:
+        """Let a graph record what is launched on the side stream, with memory of the pool's."""
+        with _CAPTURING, without_collection():
+            torch.cuda.synchronize(self.device)
+            side = _side_stream(self.device)
+            side.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(side):
+                graph.capture_begin(pool=self.handle, capture_error_mode="thread_local")
+                try:
+                    yield
+                finally:
+                    try:
+                        graph.capture_end()
+                    except BaseException:
+                        self._recover(graph)
+                        raise
+
+    def _recover(self, graph: Any) -> None:
+        """Do what torch leaves undone where a capture was invalid: it gives up half-way.
+
+        Its allocator still waits for the capture's memory, and its generators take every random number for one of the
+        capture's. A capture that goes well, as that of new memory, ends this for the generators.
+        """
+        _FAILED.append(graph)  # torch's allocators may still ask it whether a stream is its own
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(self.device, self.handle)
+            torch._C._cuda_releasePool(self.device, self.handle)
+        self.handle, self.keeper = _new_memory(self.device)
+
+
+_FAILED: list[Any] = []
+"""Graphs whose capture was invalid."""
 
 
 @dataclass
@@ -210,17 +245,9 @@ class GraphedCalls:
                 arguments[place] = moving.get(position, fitting[position])
             frame = executor._frame({})
             graph = torch.cuda.CUDAGraph()
-            side, current = _side_stream(executor.index), torch.cuda.current_stream(executor.index)
             try:
-                with _CAPTURING, without_collection():
-                    torch.cuda.synchronize(executor.index)
-                    side.wait_stream(current)
-                    with torch.cuda.stream(side):
-                        graph.capture_begin(pool=stream.pool.handle, capture_error_mode="thread_local")
-                        try:
-                            held = executor._run(frame, arguments)
-                        finally:
-                            graph.capture_end()
+                with stream.pool.capture(graph):
+                    held = executor._run(frame, arguments)
             except Exception as error:  # whatever a library does not allow while it is captured, it does when it runs
                 log.warning("a CUDA graph could not be captured: %r", error)
                 self.refuse(f"{type(error).__name__}: {error}")
@@ -327,12 +354,15 @@ def _side_stream(device: int) -> torch.cuda.Stream:
 @lru_cache
 def _pool(device: int, stream: int) -> _Pool:
     """The memory of all graphs of a stream; graphs of different streams may run at once, so they share none."""
+    with _CAPTURING:
+        return _Pool(device)
+
+
+def _new_memory(device: int) -> tuple[Any, Any]:
+    """The handle of a pool of memory, and the graph of nothing that keeps it."""
     handle, keeper = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
-        with (
-            _CAPTURING,
-            torch.cuda.graph(keeper, pool=handle, stream=_side_stream(device), capture_error_mode="thread_local"),
-        ):
+        with torch.cuda.graph(keeper, pool=handle, stream=_side_stream(device), capture_error_mode="thread_local"):
             pass
-    return _Pool(handle, keeper)
+    return handle, keeper

@@ -132,9 +132,8 @@ class _Importer:
         self.block.add_op(ReturnOp.make([*map(self._outgoing, returned), *([] if code is None else [code])]))
         mutated = tuple((tensors.index(placeholders[position]), returned.index(n)) for position, n in self.mutated)
         own = (len(self.constants), int(code is not None))
-        self.symbols |= annotate(function, tensors, returned, own, mutated, self.symbols)
-        if pairs := replaced(mutated, outputs):
-            function.attributes["replaced"] = to_attribute(pairs)
+        pairs = replaced(mutated, outputs)
+        self.symbols |= annotate(function, tensors, returned, own, mutated, pairs, self.symbols)
         if constants := self._constant_places(tensors):
             function.attributes["constants"] = to_attribute(constants)
         calling = Calling(
