@@ -278,6 +278,21 @@ class ReduceOp(IRDLOperation):
 
 
 @irdl_op_definition
+class AddExponentialsOp(IRDLOperation):
+    """Take floats into running pairs of a maximum m and of the sum of exp(x - m) over all x there were.
+
+    Where m is infinite the sum is that of exp(x). Each element goes to one of the pairs; which is the machine's choice.
+    """
+
+    name = "tile.add_exponentials"
+    largest = operand_def(TileType)
+    total = operand_def(TileType)
+    value = operand_def(TileType)
+    larger = result_def(TileType)
+    sum = result_def(TileType)
+
+
+@irdl_op_definition
 class DotOp(IRDLOperation):
     """`a @ b` on [M, K] and [K, N] tiles, plus the accumulator where one is given.
 
@@ -364,6 +379,7 @@ OPS: list[type[IRDLOperation]] = [
     ScatterOp,
     MapOp,
     ReduceOp,
+    AddExponentialsOp,
     DotOp,
     SortOp,
     ForOp,

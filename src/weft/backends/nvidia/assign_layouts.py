@@ -41,6 +41,7 @@ from weft.backends.nvidia.dialect import (
     set_integer,
     set_layouts,
 )
+from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.layouts import Layout
 from weft.backends.nvidia.mma import PACKED, MmaOp, PackOp, SqueezeOp
 from weft.backends.nvidia.view_layouts import demanded
@@ -97,6 +98,16 @@ class Assignment:
                 layout = self.natural(op.value)
                 self.take(op, 0, layout)
                 self.settle(op, [layout.sliced(op.axis.value.data)])
+            case ExponentialsOp():
+                layout = self.natural(op.value)
+                self.take(op, 0, layout)
+                sliced = layout.sliced(op.axis.value.data)
+                self.settle(op, [layout, sliced, sliced])
+            case tile.AddExponentialsOp():  # each thread has a pair of its own
+                pairs = self.anchors.of(tile.tile_type(op.largest).sizes)
+                for number, layout in enumerate((pairs, pairs, self.natural(op.value))):
+                    self.take(op, number, layout)
+                self.settle(op, [pairs, pairs])
             case tile.DotOp():
                 for number, operand in enumerate((op.a, op.b)):
                     self.take(op, number, self.natural(operand))

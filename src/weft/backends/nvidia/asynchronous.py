@@ -30,6 +30,7 @@ from xdsl.irdl import (
     irdl_attr_definition,
     irdl_op_definition,
     operand_def,
+    opt_attr_def,
     opt_operand_def,
     region_def,
     result_def,
@@ -177,6 +178,12 @@ class AcquireOp(_OfRing, IRDLOperation):
 
     name = "nvidia.acquire"
     ring = attr_def(IntegerAttr)
+    bytes = opt_attr_def(IntegerAttr)
+    """Where it is not all of a stage."""
+
+    @classmethod
+    def expecting(cls, size: int) -> Self:
+        return cls.create(attributes={"ring": IntegerAttr(0, i64), "bytes": IntegerAttr(size, i64)})
 
 
 @irdl_op_definition

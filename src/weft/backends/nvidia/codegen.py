@@ -21,8 +21,10 @@ from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
 from weft.backends.nvidia.elements import emit_elements, emit_position
+from weft.backends.nvidia.exponentials import emit_added_exponentials, emit_exponentials
 from weft.backends.nvidia.extents import ConvertedLimits
 from weft.backends.nvidia.global_memory import narrowed_to
+from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.layouts import WARP, Layout, picked
 from weft.backends.nvidia.loops import loop_with
 from weft.backends.nvidia.mma import AHEAD, MmaOp, PackOp, SqueezeOp, multiply
@@ -138,6 +140,10 @@ class KernelCodegen:
                 emit_elements(self, op)
             case tile.ReduceOp():
                 emit_reduce(self, op)
+            case tile.AddExponentialsOp():
+                emit_added_exponentials(self, op)
+            case ExponentialsOp():
+                emit_exponentials(self, op)
             case tile.DotOp():
                 emit_plain_dot(self, op)
             case ConvertOp():
@@ -249,14 +255,14 @@ class KernelCodegen:
 
     def least(self, limits: Sequence[V], capacity: int) -> V:
         """The smallest of several extents and a capacity (i32)."""
-        result = i64(capacity)
-        for limit in {v.name: v for v in limits if v.name != str(capacity)}.values():
+        result = i64(min([capacity, *(int(limit.name) for limit in limits if limit.name.isdigit())]))
+        for limit in {v.name: v for v in limits if not v.name.isdigit()}.values():
             result = self.b.intrinsic("smin", result, limit)
         return short(self.b, result)
 
     def exists(self, layout: Layout, axis: int, offset: int, extent: V) -> V | None:
         """Whether the element of a register lies within an extent along an axis; None if it always does."""
-        if extent.name.isdigit() and layout.covered(axis) <= int(extent.name):
+        if extent.name.isdigit() and layout.last(axis) + offset < int(extent.name):
             return None
         place = self.b.add(self.threads.place(layout, axis), i32(offset))
         if place.name.isdigit() and extent.name.isdigit():

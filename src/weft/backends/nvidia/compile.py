@@ -13,11 +13,13 @@ from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
 from weft.backends.nvidia.dialect import BLOCKS, WARPS, integer
 from weft.backends.nvidia.fold_views import fold_views
+from weft.backends.nvidia.join_exponentials import join_exponentials
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.messages import VPRINTF
 from weft.backends.nvidia.order_memory import order_memory
 from weft.backends.nvidia.pipeline_dots import pipeline_dots
 from weft.backends.nvidia.pipeline_rows import pipeline_rows
+from weft.backends.nvidia.pipeline_streams import pipeline_streams
 from weft.backends.nvidia.shared_memory import allocate_shared
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
 from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
@@ -27,6 +29,8 @@ from weft.tile import dialect as tile
 
 def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch]:
     """A copy of a kernel with roles, layouts, conversions, shared memory and barriers."""
+    kernel = kernel.clone()
+    join_exponentials(kernel)
     for way in (_streamed, _with_roles, _without_conversions):
         with suppress(LoweringError):  # a conversion may need the memory that copies ahead of time would take
             if (found := way(kernel, target)) is not None:
@@ -41,8 +45,8 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
 
 
 def _streamed(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
-    """Rows that are brought ahead."""
-    streamed = pipeline_rows(kernel, target)
+    """Rows that are brought ahead, whole or in blocks."""
+    streamed = pipeline_rows(kernel, target) or pipeline_streams(kernel, target)
     if streamed is None:
         return None
     shared = allocate_shared(streamed.kernel, target.shared_per_block - streamed.shared, streamed.shared)

@@ -179,7 +179,8 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
     match op:
         case AcquireOp():
             wait_for(b, ring.empty(b), b.binary("xor", ring.phase, i32(1)))
-            expect(b, ring.full(b), ring.arriving or i32(ring.stage_bytes))
+            known = ring.arriving or i32(ring.stage_bytes)
+            expect(b, ring.full(b), known if op.bytes is None else i32(op.bytes.value.data))
         case FillOp():
             _fill(codegen, op, ring)
         case CommitOp():

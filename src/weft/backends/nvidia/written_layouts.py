@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from weft.backends.nvidia.dialect import ARGUMENTS, set_layouts
+from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.layouts import Layout, blocked
 from weft.backends.nvidia.view_layouts import demanded, in_order, renamed
 from weft.errors import LoweringError
@@ -180,6 +181,9 @@ def predicted(a: Assignment, value: SSAValue, depth: int = 64) -> Layout | None:
             source = op.operands[0]
             found = predicted(a, source, depth - 1) or a.anchors.of(tile.tile_type(source).sizes)
             return found.sliced(op.axis.value.data)
+        case ExponentialsOp():
+            found = predicted(a, op.value, depth - 1) or a.anchors.of(tile.tile_type(op.value).sizes)
+            return found if shape == found.shape else found.sliced(op.axis.value.data)
         case written.ScanOp():
             return in_order(shape, op.axis.value.data, a.anchors.warps)
         case written.ViewOp():

@@ -102,6 +102,10 @@ class Program:
                 self.set(op.out, self.apply(op, self._aligned(op.args)))
             case tile.ReduceOp():
                 self.set(op.out, _reduced(self.tiles[op.value], op.kind.data, op.axis.value.data))
+            case tile.AddExponentialsOp():
+                pair = _with_exponentials(*(self.tiles[operand] for operand in op.operands))
+                for out, value in zip(op.results, pair, strict=True):
+                    self.set(out, value)
             case tile.DotOp():
                 self._dot(op)
             case tile.SortOp():
@@ -264,6 +268,17 @@ def _clipped(array: np.ndarray, extents: Sequence[int]) -> np.ndarray:
 
 def _to_memory(value: np.ndarray, dtype: DType) -> np.ndarray:
     return value.astype(dtype.numpy)
+
+
+def _with_exponentials(largest: np.ndarray, total: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Element i goes to pair i modulo their number; from an infinite maximum sums are seen from 0."""
+    count = len(largest)
+    padded = np.full(-(-len(value) // count) * count, -np.inf, value.dtype)
+    padded[: len(value)] = value
+    rows = padded.reshape(-1, count)
+    larger = np.maximum(largest, rows.max(0, initial=-np.inf))
+    base = np.where(np.isinf(larger), 0, larger)
+    return larger, total * np.exp(largest - base) + np.exp(rows - base).sum(0)
 
 
 def _reduced(value: np.ndarray, kind: str, axis: int) -> np.ndarray:

@@ -14,6 +14,7 @@ import torch
 
 from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.frozen import ConstantSet, make_set
+from weft.frontends.torch.graph import Calling
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.ir.expr import evaluate
 from weft.lower.steps import CallStep, DotStep, Place
@@ -101,6 +102,13 @@ class PlanExecutor(Generic[ProgramT]):
         self._leave(frame)
         pool.append(frame)
         return results
+
+    def direct(self, calling: Calling, constants: Sequence[torch.Tensor], otherwise: BoxedCall) -> BoxedCall | None:
+        """A callable that does what `otherwise` does, on a shorter way, for a call whose sizes are known.
+
+        Whatever is out of the ordinary is left to `otherwise`; `constants` are those of the graph.
+        """
+        return None
 
     def release(self) -> None:
         """Give back what is kept between calls."""
