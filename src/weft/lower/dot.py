@@ -47,6 +47,9 @@ from weft.ops.layouts import Layout
 from weft.passes.claim_libraries import FEW_ROWS
 from weft.tile import dialect as tile
 
+_SIDE, _ALIGNED = 64, 16
+"""Of operands of 8 bits, the least sides that are worth a tile, and what K must be a multiple of to be copied."""
+
 
 def lower_dot(
     group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
@@ -106,11 +109,12 @@ class _DotLowering:
 
     def _chosen_blocks(self, outer: Sequence[Run], reads: _Reads) -> Blocks:
         m, n, k = (_size(run) for run in (self.m_run, self.n_run, self.k_run))
-        if self.machine.is_gpu and self.result.dtype.bytes == 2 and self.result.dtype.is_float:
+        width = self.a_tensor.dtype.bytes
+        if self.machine.is_gpu and self._is_for_tensor_cores(m, n, k, reads):
             batch = product(run.size for run in outer)
-            if isinstance(m, int) and 0 < m <= FEW_ROWS:
+            if isinstance(m, int) and 0 < m <= FEW_ROWS and width == 2:
                 return Blocks("dot", choose_streaming_tiles(m, n, k, batch, self.machine))
-            return Blocks("dot", choose_product_tiles(m, n, k, batch, self.machine))
+            return Blocks("dot", choose_product_tiles(m, n, k, batch, self.machine, width, self._in_parts))
         as_bytes = self.panels is not None and self.panels.together > 1
         return choose_blocks(
             m,
@@ -124,6 +128,16 @@ class _DotLowering:
             split=as_bytes and self.a_tensor.dtype != i8,
             machine=self.machine,
         )
+
+    def _is_for_tensor_cores(self, m: Size, n: Size, k: Size, reads: _Reads) -> bool:
+        """Whether tensor cores take the operands: of 8 bits only where these lie along K and tiles can be copied."""
+        narrow, wide = self.a_tensor.dtype, self.result.dtype
+        if narrow.bytes != 1 or wide.bytes != 4:
+            return narrow.bytes == 2 and narrow.is_float
+        if not isinstance(m, int) or not isinstance(n, int) or not isinstance(k, int) or self.k_run is None:
+            return False
+        parts = [coefficient_of(self.domain.in_runs(each), self.k_run.name) for each in (*reads.a, *reads.b)]
+        return min(m, n) >= _SIDE and k % _ALIGNED == 0 and all(part is not None and part[0] == 1 for part in parts)
 
     def _b_in_place(self, reads: _Reads) -> bool:
         """Whether b is memory with neighbours along N or K, which is read without a copy."""
@@ -149,6 +163,12 @@ class _DotLowering:
     def panels(self) -> PackedPanels | None:
         layout = self.layouts.get(weight_of(self.dot))
         return layout.panels if isinstance(layout, PackedLayout) else None
+
+    @property
+    def _in_parts(self) -> bool:
+        """Whether blocks of K are summed up apart: tensor cores keep fewer digits of sums of 8-bit floats."""
+        is_narrow = self.a_tensor.dtype.is_float and self.a_tensor.dtype.bytes == 1
+        return self.machine.is_gpu and is_narrow and not self.dot.params.get("fast")
 
     # -- addresses -------------------------------------------------------------------------------------------------
 
@@ -259,12 +279,18 @@ class _DotLowering:
         right = self.dot.operands[1]
         b = self._packed_tile() if self.panels else self._tile(right, self._b_index(), (bk, bn), type_.dtype)
         self.emit.scopes.pop()
-        operands = [a, b] if total is None else [a, b, total]
-        return self.emit.add(tile.DotOp.create(operands=operands, result_types=[type_]))
+        operands = [a, b] if total is None or self._in_parts else [a, b, total]
+        made = self.emit.add(tile.DotOp.create(operands=operands, result_types=[type_]))
+        if total is None or not self._in_parts:
+            return made
+        dtype = type_.dtype
+        sum_ = self.emit.math("add", TileValue(total, dtype), TileValue(made, dtype))
+        assert isinstance(sum_, TileValue)
+        return sum_.ssa
 
     def _tile(self, value: SSAValue, index: Sequence[Size], shape: tuple[int, int], dtype: DType | None) -> SSAValue:
         element = self.emit.at(Source(value, tensor_of(value.type)), index)
-        if dtype is not None and dtype.is_integer:
+        if dtype is not None and dtype.is_integer and not self.machine.is_gpu:
             element = self.emit.cast(element, dtype)
         elif self.machine.is_gpu and isinstance(value, OpResult):
             # The tensor cores take what the program multiplies: numbers of the operand's type.

@@ -17,6 +17,7 @@ from weft.backends.nvidia.asynchronous import LINE, SlotType
 from weft.backends.nvidia.code import TensorMap
 from weft.backends.nvidia.global_memory import narrowed_to
 from weft.backends.nvidia.tensor_parts import part_of
+from weft.backends.nvidia.wgmma import reads_any_way
 from weft.ir.expr import Size
 from weft.ir.types import DType
 from weft.tile import dialect as tile
@@ -56,6 +57,11 @@ class Operands:
     rings: list[tuple[SlotType, ...]] = field(default_factory=list[tuple[SlotType, ...]])
     held: list[bool] = field(default_factory=list[bool])
 
+    @property
+    def dtype(self) -> DType:
+        """What products read: of 8-bit floats, either kind."""
+        return self.rings[0][0].dtype
+
     def of(self, dot: tile.DotOp) -> list[Batch]:
         """The batches that a product reads."""
         return list({id(batch): batch for batch in self.batches.values() if dot in batch.dots}.values())
@@ -74,13 +80,20 @@ def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp]) -> Operands |
                 if copy is None or any(not isinstance(use.operation, tile.DotOp) for use in value.uses):
                     return None
                 copies[value.op] = copy
-    if not copies or len({copy.slot.dtype for copy in copies.values()}) != 1:
+    if not copies or len({(copy.slot.dtype.bytes, copy.slot.dtype.kind) for copy in copies.values()}) != 1:
         return None
     dtype = next(iter(copies.values())).slot.dtype
     for dot in dots:
         if not _is_load(dot.b) or not (_is_load(dot.a) or _is_narrowed(dot.a, dtype)):
             return None
+        if not (reads_any_way(dtype) or all(_runs_along(copies, value, k) for value, k in ((dot.a, 1), (dot.b, 0)))):
+            return None
     return _in_rings(_batches(copies))
+
+
+def _runs_along(copies: dict[tile.LoadOp, Copy], value: SSAValue, axis: int) -> bool:
+    """Whether an operand in a slot lies there with its elements along an axis side by side."""
+    return isinstance(value, OpResult) and isinstance(value.op, tile.LoadOp) and copies[value.op].slot.axis == axis
 
 
 def _is_load(value: SSAValue) -> bool:

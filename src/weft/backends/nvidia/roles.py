@@ -17,8 +17,10 @@ from weft.backends.nvidia.asynchronous import (
     FillOp,
     FinishOp,
     IndexOp,
+    NarrowOp,
     ReleaseOp,
     RolesOp,
+    SendOp,
     SlotOp,
     SlotType,
     WaitOp,
@@ -26,7 +28,7 @@ from weft.backends.nvidia.asynchronous import (
 )
 from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converged, do, elected, i32
 from weft.backends.nvidia.dialect import layout_of
-from weft.backends.nvidia.engine_stores import finish_stores
+from weft.backends.nvidia.engine_stores import finish_stores, narrow, send
 from weft.backends.nvidia.global_memory import narrowed_to, pair
 from weft.backends.nvidia.streaming import PieceType
 from weft.backends.nvidia.wgmma import descriptor, multiply, wait
@@ -171,6 +173,12 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
             return
         case FinishOp():
             _finish(codegen, op)
+            return
+        case NarrowOp():
+            narrow(codegen, op)
+            return
+        case SendOp():
+            send(codegen, op)
             return
         case AcquireOp() | FillOp() | CommitOp() | WaitOp() | SlotOp() | ReleaseOp():
             ring = codegen.rings[op.ring.value.data]

@@ -20,7 +20,7 @@ from weft.frontends.torch.aten.convolution import convolution_params
 from weft.frontends.torch.builder import tensor_of_meta
 from weft.ops.base import Scan, Scatter, Structured
 from weft.ops.convolution import Convolution
-from weft.passes.claim_libraries import worth_streaming, worth_tensor_cores
+from weft.passes.claim_libraries import fills_tensor_cores, worth_streaming, worth_tensor_cores
 from weft.passes.convolve_by_products import geometry_of
 from weft.passes.convolve_trained import is_pointwise, is_product
 
@@ -28,6 +28,8 @@ _LIBRARY = {
     torch.ops.aten.convolution.default,
     torch.ops.aten.convolution_backward.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    torch.ops.aten._scaled_mm.default,
+    torch.ops.aten._int_mm.default,
 }
 
 
@@ -48,22 +50,28 @@ _ATTENTION = ("aten::_scaled_dot_product_", "aten::_flash_attention_", "aten::_e
 
 _PRODUCTS = {_aten.mm.default: 0, _aten.bmm.default: 0, _aten.addmm.default: 1, _aten.baddbmm.default: 1}
 """Products, and which argument of each is the first factor."""
+_BYTE_PRODUCTS = {_aten._scaled_mm.default, _aten._int_mm.default}
+"""The same of operands of 8 bits, which come first."""
 _ENGINE_BYTES = 16
 
 
 def is_own_product(node: fx.Node) -> bool:
     """Whether the tensor cores of a GPU multiply a product's factors in a kernel of Weft's, as they lie in memory."""
-    first = _PRODUCTS.get(node.target)  # type: ignore[arg-type]
-    if first is None or node.kwargs:
+    of_bytes = node.target in _BYTE_PRODUCTS
+    first = 0 if of_bytes else _PRODUCTS.get(node.target)  # type: ignore[arg-type]
+    if first is None or (node.kwargs and not of_bytes):
         return False
     result, *factors = (node.meta["val"], *(each.meta["val"] for each in node.args[first : first + 2]))  # type: ignore[union-attr]
     if any(isinstance(size, torch.SymInt) for meta in (result, *factors) for size in (*meta.shape, *meta.stride())):
         return False
-    sides = tensor_of_meta(result).dtype, tuple(result.shape), factors[0].shape[-1]
     if not all(map(_has_aligned_lines, factors)):
         return False
     along = factors[0].stride(-1) == 1 and factors[1].stride(-2) == 1  # K runs through memory
-    return worth_tensor_cores(*sides) or (along and worth_streaming(*sides))
+    sides = tuple(result.shape), factors[0].shape[-1]
+    if of_bytes:
+        return along and fills_tensor_cores(*sides)
+    dtype = tensor_of_meta(result).dtype
+    return worth_tensor_cores(dtype, *sides) or (along and worth_streaming(dtype, *sides))
 
 
 def is_pointwise_product(node: fx.Node, mapped: Callable[[Any], Any]) -> bool:
