@@ -76,6 +76,7 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         FoldConstants(),
         Simplify(),
         EliminateCommon(),
+        *([EliminateDead(), RecognizeAttention(narrow=True), Simplify()] if tensor_cores else []),
         FoldBatchNorm(),
         ConvolveTrained(pointwise=True),
         ComparePlaces(),

@@ -48,7 +48,7 @@ class InlineSmall(ModulePass):
 
 def _small(function: FuncOp) -> set[Operation]:
     """The ops that readers compute: of those that are cheap, all with operands that are there and such readers."""
-    found = {op for op in function.block.ops if isinstance(op, Elementwise) and _is_cheap(op)}
+    found: set[Operation] = {op for op in function.block.ops if isinstance(op, Elementwise) and _is_cheap(op)}
     while lacking := {op for op in found if not _is_inlined(op, found)}:
         found -= lacking
     return found

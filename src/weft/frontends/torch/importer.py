@@ -34,6 +34,7 @@ from weft.frontends.torch.claims import (
     is_own_convolution,
     is_own_product,
     is_pointwise_product,
+    may_be_attention,
     needs_library,
 )
 from weft.frontends.torch.complex_numbers import Complex, interleaved_type
@@ -260,8 +261,8 @@ class _Importer:
             self.block.erase_op(op)
 
     def _is_own_kernel(self, node: fx.Node) -> bool:
-        own = is_own_product(node) or is_own_attention(node) or is_pointwise_product(node, self._mapped)
-        return self.tensor_cores and own
+        own = is_own_product(node) or is_own_attention(node) or may_be_attention(node)
+        return self.tensor_cores and (own or is_pointwise_product(node, self._mapped))
 
     def _is_claimed(self, node: fx.Node) -> bool:
         """Whether a library carries out a call; convolutions are Weft's own where that is faster."""
