@@ -17,14 +17,16 @@ from weft.backends.cpu.microkernel import panel_form
 from weft.backends.cpu.target import CpuTarget, compile_object, target_for
 from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.compile import emit_llvm
+from weft.backends.nvidia.early_start import mark_fixed
 from weft.backends.nvidia.target import NvidiaTarget, compile_ptx
-from weft.config import Config
+from weft.config import CODES, Config
 from weft.lower.machine import gpu_machine
 from weft.lower.plan import build_plan
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
+from weft.passes.code_weights import CodeWeights
 from weft.passes.compare_places import ComparePlaces
 from weft.passes.convolve_by_products import ConvolveByProducts
 from weft.passes.convolve_trained import ConvolveTrained
@@ -39,7 +41,9 @@ from weft.passes.inline_small import InlineSmall
 from weft.passes.lay_out_convolutions import LayOutConvolutions
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
+from weft.passes.read_codes import ReadCodes
 from weft.passes.recognize_attention import RecognizeAttention
+from weft.passes.recognize_codes import RecognizeCodes
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.update_in_place import UpdateInPlace
@@ -59,7 +63,7 @@ def cpu_passes(config: Config) -> list[ModulePass]:
         ConvolveByProducts(),
         ConvolveTrained(),
         SinkReshapes(),
-        *([QuantizeWeights(dynamic=config.quantize == "int8_dynamic")] if config.quantize else []),
+        *([QuantizeWeights(dynamic=config.quantize == "int8_dynamic")] if config.quantize.startswith("int8_") else []),
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict),
@@ -82,6 +86,9 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         ComparePlaces(),
         LayOutConvolutions(),
         SinkReshapes(whole=True),
+        RecognizeCodes(),
+        *([CodeWeights(config.quantize)] if config.quantize in CODES else []),
+        ReadCodes(),
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, all_floats=True, tensor_cores=tensor_cores),
@@ -165,6 +172,7 @@ def compile_nvidia(function: FuncOp, config: Config, target: NvidiaTarget) -> Co
         start = report.measure("lower_to_tile", start)
         report.planned(planned.plan, planned.schedules)
         report.program("tile", planned.kernels.values())
+        mark_fixed(planned.plan, planned.kernels)
         text, launches = emit_llvm(planned.kernels, target)
         start = report.measure("emit_llvm", start)
         report.program("llvm", text)

@@ -29,8 +29,9 @@ from weft.ir.expr import (
     symbol,
     symbols_of,
 )
-from weft.ir.types import DType, Tensor, i8, tensor_of
+from weft.ir.types import DType, Tensor, bf16, f16, i8, tensor_of
 from weft.lower.blocked import BlockedKernel, output_indices, store_outputs
+from weft.lower.codes import Codes
 from weft.lower.domain import Domain, Run, Variable, fused
 from weft.lower.emit import TileValue, register_dtype
 from weft.lower.evaluate import AddressRecorder, Dummy, Source
@@ -86,6 +87,24 @@ class _DotLowering:
     machine: Machine
 
     def kernel(self) -> Kernel:
+        self._split_domain(self._codes())
+        if self.codes is not None and (len(self.domain.column_runs) != 1 or len(self.domain.row_runs) > 2):
+            self._split_domain(None)
+        outer = [run for run in self.domain.row_runs if run not in (self.m_run, self.n_run)]
+        self.blocks = given_blocks(self.group, "dot") or self._chosen_blocks(outer, self.reads)
+        return self._emit(outer)
+
+    def _codes(self) -> Codes | None:
+        """The codes that a product of few rows reads its weights from."""
+        shape = self.result.shape
+        few = len(shape) == 2 and isinstance(shape[0], int) and 0 < shape[0] <= FEW_ROWS and shape[1] != 1
+        if not self.machine.is_gpu or not few or self.result.dtype not in (f16, bf16):
+            return None
+        return Codes.of(self.dot, self.layouts, Domain(shape, (self.a_tensor.shape[-1],)))
+
+    def _split_domain(self, codes: Codes | None) -> None:
+        """Find the runs of M, N and K."""
+        self.codes = codes
         shape = self.result.shape
         self.domain = domain = Domain(shape, (self.a_tensor.shape[-1],))
         while domain.split([position for index in self._output_indices() for position in index]):
@@ -103,9 +122,7 @@ class _DotLowering:
             self.m_run = None if self._batch_in(self.m_run) else self.m_run
         self.n_run = n_runs[-1] if n_runs else None
         self.k_run = domain.column_runs[-1] if domain.column_runs else None
-        outer = [run for run in domain.row_runs if run not in (self.m_run, self.n_run)]
-        self.blocks = given_blocks(self.group, "dot") or self._chosen_blocks(outer, reads)
-        return self._emit(outer)
+        self.reads = reads
 
     def _chosen_blocks(self, outer: Sequence[Run], reads: _Reads) -> Blocks:
         m, n, k = (_size(run) for run in (self.m_run, self.n_run, self.k_run))
@@ -113,7 +130,8 @@ class _DotLowering:
         if self.machine.is_gpu and self._is_for_tensor_cores(m, n, k, reads):
             batch = product(run.size for run in outer)
             if isinstance(m, int) and 0 < m <= FEW_ROWS and width == 2:
-                return Blocks("dot", choose_streaming_tiles(m, n, k, batch, self.machine))
+                bits = self.codes.form.bits if self.codes is not None else 16
+                return Blocks("dot", choose_streaming_tiles(m, n, k, batch, self.machine, bits))
             return Blocks("dot", choose_product_tiles(m, n, k, batch, self.machine, width, self._in_parts))
         as_bytes = self.panels is not None and self.panels.together > 1
         return choose_blocks(
@@ -185,7 +203,7 @@ class _DotLowering:
         recorder.at(Source(a, tensor_of(a.type)), self._a_index())
         reads.a = [address.expr for address in recorder.addresses]
         recorder.addresses.clear()
-        if self.panels is None:
+        if self.panels is None and self.codes is None:
             recorder.at(Source(b, tensor_of(b.type)), self._b_index())
         reads.b = [address.expr for address in recorder.addresses]
         recorder.addresses.clear()
@@ -260,6 +278,11 @@ class _DotLowering:
         run, *inner = runs
         blocked = run is self.k_run
         name = f"{run.name}_start" if blocked else run.name
+        if self.codes is not None:  # by turns, of which codes and factors have a known number each
+            with self.emit.loop(name, ceildiv(run.size, self.blocks.sides[2]), 1, carried) as state:
+                self.bases["k"] = symbol(name) * self.blocks.sides[2]
+                state[0] = TileValue(self._step(state[0].ssa, type_, symbol(name)), carried[0].dtype)
+            return
         with self.emit.loop(name, run.size, self.blocks.sides[2] if blocked else 1, carried) as state:
             if inner:
                 self._loops(inner, state, type_)
@@ -267,7 +290,7 @@ class _DotLowering:
                 self.bases["k"] = symbol(name) if blocked else 0
                 state[0] = TileValue(self._step(state[0].ssa, type_), carried[0].dtype)
 
-    def _step(self, total: SSAValue | None, type_: tile.TileType) -> SSAValue:
+    def _step(self, total: SSAValue | None, type_: tile.TileType, turn: Size = 0) -> SSAValue:
         """One block of K."""
         bm, bn, bk = self.blocks.sides
         self.emit.scopes.append({})
@@ -276,8 +299,12 @@ class _DotLowering:
         a = self._tile(self.dot.operands[0], self._a_index(), (bm, bk), None if as_is else type_.dtype)
         self.emit.scopes[-1].clear()
         self._axes("k", "n")
-        right = self.dot.operands[1]
-        b = self._packed_tile() if self.panels else self._tile(right, self._b_index(), (bk, bn), type_.dtype)
+        if self.codes is not None and self.n_run is not None:
+            b = self.codes.tile(self.emit, turn, self.n_run, self.bases["n"], (bk, bn))
+        elif self.panels:
+            b = self._packed_tile()
+        else:
+            b = self._tile(self.dot.operands[1], self._b_index(), (bk, bn), type_.dtype)
         self.emit.scopes.pop()
         operands = [a, b] if total is None or self._in_parts else [a, b, total]
         made = self.emit.add(tile.DotOp.create(operands=operands, result_types=[type_]))

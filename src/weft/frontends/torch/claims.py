@@ -158,6 +158,49 @@ def is_own_attention(node: fx.Node) -> bool:
     return fits and wins and all(map(_has_aligned_lines, (query, key, value)))
 
 
+@dataclass(frozen=True)
+class _Backward:
+    """The backward of a library's attention: where its mask and its dropout stand, and whether it is as fast."""
+
+    mask: int | None
+    dropout: int
+    is_fast: bool = False
+
+
+_BACKWARDS: dict[Any, _Backward] = {
+    getattr(_aten, name).default: library
+    for name, library in (
+        ("_scaled_dot_product_flash_attention_backward", _Backward(None, 10)),
+        ("_scaled_dot_product_cudnn_attention_backward", _Backward(8, 13, is_fast=True)),
+    )
+    if hasattr(_aten, name)
+}
+_WIDEST_TRAINED_HEAD = 128
+
+
+def is_own_backward(node: fx.Node) -> bool:
+    """Whether the gradients of attention are kernels of Weft's: where those are faster than the library."""
+    library = _BACKWARDS.get(node.target)
+    if library is None or set(node.kwargs) - {"scale"} or node.args[library.dropout] != 0.0:
+        return False
+    if library.mask is not None and node.args[library.mask] is not None:
+        return False
+    *tensors, _, kept = (each.meta["val"] for each in node.args[:6])  # type: ignore[union-attr]
+    _, query, key, value = tensors
+    sizes = [size for meta in (*tensors, kept) for size in (*meta.shape, *meta.stride())]
+    if any(isinstance(size, torch.SymInt) for size in sizes) or query.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    widths, length = (query.shape[-1], value.shape[-1]), min(query.shape[-2], key.shape[-2])
+    fits = all(width % 16 == 0 and width <= _WIDEST_TRAINED_HEAD for width in widths) and length >= _LEAST_LENGTH
+    whole = kept.numel() * query.shape[-1] == query.numel()
+    return fits and whole and not library.is_fast and all(map(_has_aligned_lines, tensors))
+
+
+def is_own_on_tensor_cores(node: fx.Node) -> bool:
+    """Whether a call is kernels of Weft's on a GPU's tensor cores."""
+    return is_own_product(node) or is_own_attention(node) or is_own_backward(node)
+
+
 def _has_aligned_lines(factor: torch.Tensor) -> bool:
     """Whether one of the last two dimensions runs through memory, and all others in steps that a copy engine takes."""
     *outer, rows, columns = factor.stride()

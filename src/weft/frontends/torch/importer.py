@@ -30,9 +30,8 @@ from weft.frontends.torch.builder import ImportBuilder, tensor_of_meta
 from weft.frontends.torch.checks import combined
 from weft.frontends.torch.claims import (
     is_claimed,
-    is_own_attention,
     is_own_convolution,
-    is_own_product,
+    is_own_on_tensor_cores,
     is_pointwise_product,
     may_be_attention,
     needs_library,
@@ -261,7 +260,7 @@ class _Importer:
             self.block.erase_op(op)
 
     def _is_own_kernel(self, node: fx.Node) -> bool:
-        own = is_own_product(node) or is_own_attention(node) or may_be_attention(node)
+        own = is_own_on_tensor_cores(node) or may_be_attention(node)
         return self.tensor_cores and (own or is_pointwise_product(node, self._mapped))
 
     def _is_claimed(self, node: fx.Node) -> bool:
