@@ -38,6 +38,7 @@ from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.hoist_constants import HoistConstants
 from weft.passes.inline_small import InlineSmall
+from weft.passes.lay_out_convolutions import LayOutConvolutions
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
 from weft.passes.read_codes import ReadCodes
@@ -79,9 +80,12 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         FoldConstants(),
         Simplify(),
         EliminateCommon(),
+        *([EliminateDead(), RecognizeAttention(narrow=True), Simplify()] if tensor_cores else []),
         FoldBatchNorm(),
+        ConvolveTrained(pointwise=True),
         ComparePlaces(),
-        SinkReshapes(),
+        LayOutConvolutions(),
+        SinkReshapes(whole=True),
         RecognizeCodes(),
         *([CodeWeights(config.quantize)] if config.quantize in CODES else []),
         ReadCodes(),

@@ -28,7 +28,14 @@ from weft.frontends.torch.aliasing import aliased, memory_owners, replaced, view
 from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
 from weft.frontends.torch.builder import ImportBuilder, tensor_of_meta
 from weft.frontends.torch.checks import combined
-from weft.frontends.torch.claims import is_claimed, is_own_convolution, is_own_on_tensor_cores, needs_library
+from weft.frontends.torch.claims import (
+    is_claimed,
+    is_own_convolution,
+    is_own_on_tensor_cores,
+    is_pointwise_product,
+    may_be_attention,
+    needs_library,
+)
 from weft.frontends.torch.complex_numbers import Complex, interleaved_type
 from weft.frontends.torch.decompositions import decomposition_of
 from weft.frontends.torch.devices import copies_away
@@ -257,7 +264,8 @@ class _Importer:
             self.block.erase_op(op)
 
     def _is_own_kernel(self, node: fx.Node) -> bool:
-        return self.tensor_cores and is_own_on_tensor_cores(node)
+        own = is_own_on_tensor_cores(node) or may_be_attention(node)
+        return self.tensor_cores and (own or is_pointwise_product(node, self._mapped))
 
     def _is_claimed(self, node: fx.Node) -> bool:
         """Whether a library carries out a call; convolutions are Weft's own where that is faster."""
