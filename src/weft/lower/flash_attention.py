@@ -2,7 +2,7 @@
 
     %q = tile.load ..                              blocks of keys are walked from the last one back
     %s = tile.dot %q, keys of the last block
-    %m, %l, %p = softmax of %s                     masked: it may reach beyond the diagonal, or the last key
+    %m, %l, %p = softmax of %s, in 16 bits         masked: it may reach beyond the diagonal, or the last key
     tile.for the blocks before it, carrying %m, %l, %p, %kept {
       %s = tile.dot %q, keys of this block
       %o = tile.dot %p, values of the block that was visited before, %kept
@@ -82,8 +82,8 @@ class FlashLowering(AttentionLowering):
             if not once:
                 self._walk("masked", 1, from_, state, masked=True)
             self._walk("whole", from_, self.visited, state, masked=False)
-        most, total, powers, kept = state
-        product = self._summed(self._weights(powers), kept, 0)
+        most, total, weights, kept = state
+        product = self._summed(weights, kept, 0)
         scaled = self._typed(self.emit.math("mul", most, self.emit.constant(self.unit, self.dtype)))
         self._store(kernel, scaled, total, product)
         return kernel.frame.finish(self.blocks)
@@ -114,14 +114,13 @@ class FlashLowering(AttentionLowering):
         most = self.emit.reduce_axis(scores, "max", 1, self.dtype)
         powers = self._powers(scores, self._base(most, masked))
         total = self.emit.reduce_axis(powers, "sum", 1, self.dtype)
-        return [most, total, powers, self._full(0.0, (bi, bn))]
+        return [most, total, self._weights(powers), self._full(0.0, (bi, bn))]
 
     def _walk(self, name: str, lower: Size, upper: Size, state: list[TileValue], *, masked: bool) -> None:
         emit = self.emit
         with emit.loop(f"{name}_block", upper, 1, state, lower) as carried:
             start = (self.visited - 1 - symbol(f"{name}_block")) * self.sides["j"]
-            greatest, total, powers, kept = carried
-            weights = self._weights(powers)  # before the next scores need registers
+            greatest, total, weights, kept = carried
             scores = self._scores_at(start)
             product = self._summed(weights, kept, start + self.sides["j"])
             scores = self._marked(scores, start, masked)
@@ -131,7 +130,8 @@ class FlashLowering(AttentionLowering):
             rescale = self._power(emit.math("mul", emit.math("sub", greatest, base), unit))
             powers = self._powers(scores, base)
             sums = emit.math("add", emit.math("mul", total, rescale), emit.reduce_axis(powers, "sum", 1, self.dtype))
-            carried[:] = [most, self._typed(sums), powers, self._typed(emit.math("mul", product, rescale))]
+            kept = self._typed(emit.math("mul", product, rescale))
+            carried[:] = [most, self._typed(sums), self._weights(powers), kept]
 
     def _scores_at(self, start: Size) -> TileValue:
         """The queries times a block of keys."""
@@ -139,15 +139,15 @@ class FlashLowering(AttentionLowering):
         keys = self._operand(1, self._k_index(), "ej")
         return TileValue(self._dot(self.query, keys, (self.sides["i"], self.sides["j"])), self.dtype)
 
-    def _weights(self, powers: TileValue) -> SSAValue:
-        return self._typed(self.emit.cast(powers, tensor_of(self.op.operands[2].type).dtype)).ssa
+    def _weights(self, powers: TileValue) -> TileValue:
+        return self._typed(self.emit.cast(powers, tensor_of(self.op.operands[2].type).dtype))
 
-    def _summed(self, weights: SSAValue, kept: TileValue, start: Size) -> TileValue:
+    def _summed(self, weights: TileValue, kept: TileValue, start: Size) -> TileValue:
         """What was kept and, weighted, the values of a block."""
         self.bases["j"] = start
         values = self._operand(2, self._v_index(), "jn")
         shape = (self.sides["i"], self.sides["n"])
-        return TileValue(self._dot(weights, values, shape, kept.ssa), self.dtype)
+        return TileValue(self._dot(weights.ssa, values, shape, kept.ssa), self.dtype)
 
     # -- softmax -----------------------------------------------------------------------------------------------------
 

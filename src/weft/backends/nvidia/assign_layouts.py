@@ -28,6 +28,7 @@ from weft.backends.nvidia.asynchronous import (
     ReleaseOp,
     RolesOp,
     SlotOp,
+    TurnOp,
     WaitOp,
     WgmmaOp,
 )
@@ -137,7 +138,7 @@ class Assignment:
                 layout = self.natural(op.value)
                 self.take(op, 0, layout)
                 self.settle(op, [squeezed(layout)])
-            case BlockNumberOp() | IndexOp() | SlotOp() | WaitOp() | ReleaseOp():
+            case BlockNumberOp() | IndexOp() | SlotOp() | WaitOp() | ReleaseOp() | TurnOp():
                 pass
             case _ if self.is_free(op):
                 pass

@@ -254,6 +254,21 @@ class ReleaseOp(_OfRing, IRDLOperation):
     ring = attr_def(IntegerAttr)
 
 
+@irdl_op_definition
+class TurnOp(IRDLOperation):
+    """Consumers begin products in turn: `await` until it is this one's, or `pass` it to the next one.
+
+    While the tensor cores multiply for one, the others compute what comes between products.
+    """
+
+    name = "nvidia.turn"
+    kind = attr_def(StringAttr)
+
+    @classmethod
+    def make(cls, kind: str) -> Self:
+        return cls.create(attributes={"kind": StringAttr(kind)})
+
+
 OPS: list[type[IRDLOperation]] = [
     RolesOp,
     BlockNumberOp,
@@ -266,4 +281,5 @@ OPS: list[type[IRDLOperation]] = [
     WgmmaOp,
     FinishOp,
     ReleaseOp,
+    TurnOp,
 ]

@@ -56,7 +56,6 @@ class KernelCodegen:
         self.tiles: dict[SSAValue, list[V]] = {}
         self.slots: dict[SSAValue, V] = {}
         self.maps: list[V] = []
-        self.words: dict[SSAValue, list[V]] = {}
         self.in_flight: dict[SSAValue, list[V]] = {}
         self.rings: list[Ring] = []
         self.kept: Ring | None = None

@@ -37,6 +37,7 @@ from weft.backends.nvidia.asynchronous import (
     RingType,
     RolesOp,
     SlotOp,
+    TurnOp,
     WaitOp,
     WgmmaOp,
 )
@@ -139,7 +140,7 @@ def _split(
     made = [_programs(kernel, first.out, count.out) for _ in range(2)]
     (producing, brought), (consuming, used) = made
     _Producer(operands, maps, brought).walk(original, producing.block)
-    _Consumer(operands, used).walk(original, consuming.block)
+    _Consumer(operands, used, consumers).walk(original, consuming.block)
     roles: list[Block] = []
     for programs in (producing, consuming):
         programs.block.add_op(tile.YieldOp.create())
@@ -225,6 +226,7 @@ class _Consumer:
 
     operands: Operands
     mapping: dict[SSAValue, SSAValue]
+    count: int
     under_way: list[tile.DotOp] = field(default_factory=list[tile.DotOp])
     left: dict[int, set[tile.DotOp]] = field(default_factory=dict[int, "set[tile.DotOp]"])
 
@@ -253,6 +255,8 @@ class _Consumer:
         block.add_op(turns)
         self.mapping.update(zip(op.block.args, turns.block.args, strict=True))
         self.walk(list(op.block.ops), turns.block)
+        if self.count > 1:
+            _take_turns(turns.block)
         self.mapping.update(zip(op.results, turns.results, strict=True))
         self._release_held({inner for inner in op.block.ops if isinstance(inner, tile.DotOp)}, block)
 
@@ -303,3 +307,13 @@ class _Consumer:
         if not self.left[id(batch)]:
             del self.left[id(batch)]
             block.add_op(ReleaseOp.of(batch.ring))
+
+
+def _take_turns(block: Block) -> None:
+    """Let consumers begin several products, between which they have other work to do, one consumer after the other."""
+    ops = list(block.ops)
+    first = next((number for number, op in enumerate(ops) if isinstance(op, FinishOp)), len(ops))
+    begun = [op for op in ops[:first] if isinstance(op, WgmmaOp)]
+    if len(begun) > 1:
+        block.insert_op_before(TurnOp.make("await"), begun[0])
+        block.insert_op_after(TurnOp.make("pass"), begun[-1])

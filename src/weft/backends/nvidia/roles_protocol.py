@@ -22,6 +22,7 @@ from weft.backends.nvidia.asynchronous import (
     ReleaseOp,
     RolesOp,
     SlotOp,
+    TurnOp,
     WaitOp,
     WgmmaOp,
 )
@@ -31,7 +32,7 @@ from weft.backends.nvidia.protocol_events import Arrive, AsyncCopy, AsyncRead, E
 from weft.ir.expr import Size, evaluate
 from weft.tile import dialect as tile
 
-_GROUP_WARPS = 4
+_GROUP_WARPS, _FIRST_TURN = 4, 2
 RingOp: TypeAlias = AcquireOp | FillOp | CommitOp | WaitOp | SlotOp | ReleaseOp
 
 
@@ -46,7 +47,7 @@ def protocol_of(kernel: tile.KernelOp, sizes: Sequence[int] = (), block: int = 0
             known[op.out] = {"number": block, "count": blocks}[op.kind.data]
     agents = {"producer": list(_Role(roles, known, consumers).run(roles.producer.block))}
     for number in range(consumers):
-        agents[f"consumer {number}"] = list(_Role(roles, known, consumers).run(roles.consumer.block))
+        agents[f"consumer {number}"] = list(_Role(roles, known, consumers, number).consume())
     barriers: dict[str, int] = {}
     for ring, type_ in enumerate(roles.rings):
         barriers |= {f"full {ring}.{stage}": 1 for stage in range(type_.count)}
@@ -61,6 +62,7 @@ class _Role:
     roles: RolesOp
     known: Mapping[SSAValue, int]
     consumers: int
+    number: int = 0
 
     def __post_init__(self) -> None:
         self.values = dict(self.known)
@@ -73,6 +75,13 @@ class _Role:
         ring = op.ring.value.data
         phase, stage = divmod(self.turns[ring], list(self.roles.rings)[ring].count)
         return ring, stage, phase, f"{ring}.{stage}"
+
+    def consume(self) -> Generator[Event]:
+        """A consumer's way: the last one gives the first one its turn."""
+        block = self.roles.consumer.block
+        if self.number == self.consumers - 1 and any(isinstance(op, TurnOp) for op in block.walk()):
+            yield Sync(_FIRST_TURN, 2, wait=False)
+        yield from self.run(block)
 
     def run(self, block: Block) -> Generator[Event]:
         for op in block.ops:
@@ -98,6 +107,10 @@ class _Role:
                 del self.under_way[:done]
             case BarrierOp():
                 yield Sync(1, self.consumers)
+            case TurnOp():
+                passes = op.kind.data == "pass"
+                turn = (self.number + passes) % self.consumers
+                yield Sync(_FIRST_TURN + turn, 2, wait=not passes)
             case _:
                 pass
 
