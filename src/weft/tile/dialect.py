@@ -11,7 +11,7 @@ operands (program numbers, loop variables and symbolic sizes).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 from xdsl.dialects import builtin
 from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr
@@ -200,6 +200,22 @@ class StoreOp(IRDLOperation):
 
 
 @irdl_op_definition
+class NumberOp(IRDLOperation):
+    """The integer at `offset`, as an index: the bound of a loop that is known only when the kernel runs.
+
+    It is counted from `LEAST`, since no index is negative.
+    """
+
+    LEAST: ClassVar[int] = -(1 << 31)
+
+    name = "tile.number"
+    pointer = operand_def(PointerType)
+    indices = var_operand_def(IndexType)
+    offset = attr_def(Sizes)
+    out = result_def(IndexType)
+
+
+@irdl_op_definition
 class PositionOp(IRDLOperation):
     """The integers `offset + sum(strides[a] * i_a)` for i_a < extents[a]."""
 
@@ -355,6 +371,7 @@ class YieldOp(IRDLOperation):
 OPS: list[type[IRDLOperation]] = [
     KernelOp,
     ProgramOp,
+    NumberOp,
     ReturnOp,
     ConstantOp,
     LoadOp,

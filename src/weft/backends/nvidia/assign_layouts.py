@@ -114,7 +114,7 @@ class Assignment:
                 self.settle(op, [layout])
             case tile.ForOp():
                 self._loop(op)
-            case tile.YieldOp() | tile.ReturnOp() | tile.ProgramOp():
+            case tile.YieldOp() | tile.ReturnOp() | tile.ProgramOp() | tile.NumberOp():
                 pass
             case RolesOp():
                 self.block(op.consumer.block)

@@ -18,6 +18,7 @@ from weft.backends.nvidia.block import Threads, do, i32, load_shared, register_b
 from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
+from weft.backends.nvidia.control import emit_number
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
 from weft.backends.nvidia.elements import emit_elements, emit_position
@@ -155,6 +156,8 @@ class KernelCodegen:
                 self.threads.barrier()
             case tile.ForOp():
                 self._loop(op)
+            case tile.NumberOp():
+                emit_number(self, op)
             case tile.ProgramOp() | tile.ReturnOp() | tile.YieldOp():
                 pass
             case StreamOp() | CopyOp() | ReadOp() | WaitKeptOp():

@@ -131,10 +131,10 @@ def _as_copy(kernel: tile.KernelOp, op: tile.LoadOp) -> Copy | None:
 
 
 def _is_known(index: SSAValue) -> bool:
-    """Whether the producer has an index too: a size, a program's number or a loop's variable."""
+    """Whether the producer has an index too: a size, a program's number, a loop's variable or a number in memory."""
     if isinstance(index, BlockArgument):
         return True
-    return isinstance(index, OpResult) and isinstance(index.op, tile.ProgramOp)
+    return isinstance(index, OpResult) and isinstance(index.op, tile.ProgramOp | tile.NumberOp)
 
 
 def blocks_of(kernel: tile.KernelOp) -> list[Block] | None:

@@ -205,6 +205,8 @@ class _Producer:
                 self.mapping[op.block.args[0]] = turns.block.args[0]
                 self.walk(list(op.block.ops), turns.block)
                 turns.block.add_op(tile.YieldOp.create())
+            elif isinstance(op, tile.NumberOp):
+                block.add_op(op.clone(self.mapping))
             elif isinstance(op, tile.LoadOp) and op in self.operands.batches:
                 batch = self.operands.batches[op]
                 if batch.copies[0].load is op:

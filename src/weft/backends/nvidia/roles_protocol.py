@@ -36,8 +36,10 @@ _GROUP_WARPS, _FIRST_TURN = 4, 2
 RingOp: TypeAlias = AcquireOp | FillOp | CommitOp | WaitOp | SlotOp | ReleaseOp
 
 
-def protocol_of(kernel: tile.KernelOp, sizes: Sequence[int] = (), block: int = 0, blocks: int = 1) -> Protocol:
-    """What the roles of one block of the grid do."""
+def protocol_of(
+    kernel: tile.KernelOp, sizes: Sequence[int] = (), block: int = 0, blocks: int = 1, number: int = 0
+) -> Protocol:
+    """What the roles of one block of the grid do; all numbers that they read from memory are `number`."""
     (roles,) = [op for op in kernel.block.ops if isinstance(op, RolesOp)]
     consumers = roles.consumers.value.data
     arguments = kernel.block.args[len(kernel.block.args) - len(kernel.size_names) :]
@@ -45,6 +47,8 @@ def protocol_of(kernel: tile.KernelOp, sizes: Sequence[int] = (), block: int = 0
     for op in kernel.block.ops:
         if isinstance(op, BlockNumberOp):
             known[op.out] = {"number": block, "count": blocks}[op.kind.data]
+    read = [op.out for op in kernel.walk() if isinstance(op, tile.NumberOp)]
+    known.update(dict.fromkeys(read, number))
     agents = {"producer": list(_Role(roles, known, consumers).run(roles.producer.block))}
     for number in range(consumers):
         agents[f"consumer {number}"] = list(_Role(roles, known, consumers, number).consume())
