@@ -75,6 +75,7 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         FoldConstants(),
         Simplify(),
         EliminateCommon(),
+        RecognizeAttention(written_out=False),
         FoldBatchNorm(),
         ComparePlaces(),
         SinkReshapes(),

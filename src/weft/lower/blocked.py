@@ -9,7 +9,7 @@ from xdsl.ir import SSAValue
 
 from weft.errors import LoweringError
 from weft.ir.expr import Size, ceildiv, simplify, symbol
-from weft.ir.types import tensor_of
+from weft.ir.types import DType, tensor_of
 from weft.lower.domain import Domain, Run
 from weft.lower.emit import KernelEmitter, TileValue
 from weft.lower.evaluate import Source
@@ -32,12 +32,14 @@ class BlockedKernel:
     domain: Domain
     parts: bool = False
     """Whether accesses say of what whole they are a part."""
+    written: Sequence[DType] | None = None
+    """The types of what is written, if that is not what the group yields."""
 
     def __post_init__(self) -> None:
         arguments = self.group.block.args
-        values = [*arguments, *self.group.yielded]
+        inputs, outputs = ([tensor_of(value.type).dtype for value in vs] for vs in (arguments, self.group.yielded))
         symbols = group_symbols(self.group, [*self.layouts.values(), *self.outputs])
-        self.frame = KernelFrame.of(self.name, [tensor_of(value.type).dtype for value in values], symbols)
+        self.frame = KernelFrame.of(self.name, [*inputs, *(self.written or outputs)], symbols)
         pointers = self.frame.pointers
         self.targets = pointers[len(arguments) :]
         self.emit = KernelEmitter(

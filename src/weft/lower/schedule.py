@@ -127,7 +127,8 @@ def choose_attention_blocks(queries: Size, keys: Size, width: Size, out_width: S
     """The tiles of attention: queries, keys, width of the queries and of the values."""
     if machine.is_gpu and isinstance(width, int) and isinstance(out_width, int):
         depth, across = (_rounded(size, _LINE_ELEMENTS) for size in (width, out_width))
-        return Blocks("attention", (128, _FLASH_KEYS.get(max(depth, across), 64), depth, across))
+        rows = 64 if isinstance(queries, int) and queries <= 64 else 128
+        return Blocks("attention", (rows, _FLASH_KEYS.get(max(depth, across), 64), depth, across))
     if machine.is_gpu:
         depth, across = (_gpu_side(size, _MOST_WIDTH // 2) for size in (width, out_width))
         return Blocks("attention", (_gpu_side(queries, 64), _gpu_side(keys, 64), depth, across))

@@ -13,6 +13,7 @@ from xdsl.passes import ModulePass
 
 from weft.ir.expr import product
 from weft.ir.types import tensor_of
+from weft.ops.attention import AnyAttention
 from weft.ops.base import Elementwise, View
 from weft.ops.graph import FuncOp, OpaqueOp
 from weft.passes.build_groups import CLAIM, INLINED, is_free
@@ -21,6 +22,11 @@ _CHEAP = frozenset(
     f"graph.{name}"
     for name in ("cast", "add", "sub", "mul", "neg", "abs", "maximum", "minimum", "where", "eq", "ne", "lt", "le", "gt")
 )
+_MASKING = _CHEAP | {
+    f"graph.{name}"
+    for name in ("ge", "bitwise_and", "bitwise_or", "bitwise_not", "logical_and", "logical_or", "logical_not")
+}
+"""What masks of attention are made of, which has the places of rows and keys at hand."""
 _TIMES = 4
 """How many times the elements of what is computed the smallest kernel that reads it must have."""
 
@@ -44,13 +50,25 @@ class InlineSmall(ModulePass):
 
 
 def _is_small(op: Operation) -> bool:
-    if not isinstance(op, Elementwise) or op.name not in _CHEAP or CLAIM in op.attributes:
+    if not isinstance(op, Elementwise) or op.name not in _MASKING or CLAIM in op.attributes:
         return False
     if not all(_is_there(operand) for operand in op.operands):
         return False
     size = product(tensor_of(op.results[0].type).shape)
     readers = list(_readers(op.results[0]))
+    if readers and all(isinstance(reader, AnyAttention) or _masks(reader) for reader in readers):
+        return True
+    if op.name not in _CHEAP:
+        return False
     return isinstance(size, int) and bool(readers) and all(_is_larger(reader, size) for reader in readers)
+
+
+def _masks(op: Operation) -> bool:
+    """Whether all that is made of an op's result masks attention."""
+    if not isinstance(op, Elementwise) or op.name not in _MASKING:
+        return False
+    readers = list(_readers(op.results[0]))
+    return bool(readers) and all(isinstance(reader, AnyAttention) or _masks(reader) for reader in readers)
 
 
 def _is_there(value: SSAValue) -> bool:
