@@ -10,7 +10,8 @@ from xdsl.context import Context
 
 from weft.config import Config
 from weft.ir.attributes import to_attribute
-from weft.ir.types import Tensor, f32, i64
+from weft.ir.types import Tensor, bf16, f32, i64
+from weft.lower.steps import KernelStep
 from weft.ops.graph import FuncOp, GroupOp
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.group_into_kernels import GroupIntoKernels
@@ -89,6 +90,41 @@ def test_a_cache_that_takes_rows(passes: Any) -> None:
     assert marked(passes, body, {"cache": cache, "rows": rows, "at": at}, replaced=((0, 0),)) == [{0: 0}]
 
 
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_a_cache_of_narrow_floats(passes: Any, accumulate: bool) -> None:
+    cache, rows, at = Tensor(bf16, (16, 4)), Tensor(bf16, (2, 4)), Tensor(i64, (2,))
+
+    def body(b: Any, cache: Any, rows: Any, at: Any) -> Any:
+        return b.index_put(cache, at, rows, dims=(0,), position=0, accumulate=accumulate)
+
+    assert marked(passes, body, {"cache": cache, "rows": rows, "at": at}, replaced=((0, 0),)) == [{0: 0}]
+
+
+def test_memory_with_gaps(passes: Any) -> None:
+    gaps = {"arg_strides": ((20, 2), None), "result_strides": ((20, 2),)}
+    assert marked(passes, step, {"p": X, "g": X}, replaced=((0, 0),), **gaps) == [{0: 0}]
+    overlapping = {"arg_strides": ((3, 1), None), "result_strides": ((3, 1),)}
+    assert marked(passes, step, {"p": X, "g": X}, replaced=((0, 0),), **overlapping) == [{}]
+
+
+def test_a_slice_that_is_updated(passes: Any) -> None:
+    def body(b: Any, p: Any, g: Any) -> Any:
+        new = b.mul(g, b.slice(p, starts=(1, 0), shape=(2, 7), steps=(1, 1)))
+        return b.update_slice(p, new, starts=(2, 0), steps=(1, 1))
+
+    arguments = {"p": X, "g": Tensor(f32, (2, 7))}
+    assert marked(passes, body, arguments, replaced=((0, 0),)) == [{}, {0: 0}]
+
+
+@pytest.mark.parametrize("other", ["g", "p"])
+def test_a_slice_that_comes_from_the_argument(passes: Any, other: str) -> None:
+    def body(b: Any, p: Any, g: Any) -> Any:
+        rows = b.slice(p, starts=(0, 0), shape=(2, 7), steps=(1, 1))
+        return b.update_slice(g if other == "g" else p, rows, starts=(2, 0), steps=(1, 1))
+
+    assert not any(marked(passes, body, {"p": X, "g": X}, replaced=((0, 0),)))
+
+
 def test_temporaries_are_written_over(passes: Any) -> None:
     def body(b: Any, x: Any, at: Any, rows: Any) -> Any:
         return b.index_put(b.cumsum(b.exp(x), dim=0), at, rows, dims=(0,), position=0, accumulate=True)
@@ -117,3 +153,20 @@ def test_compiled_programs_compute_the_same(passes: Any) -> None:
         results.append(run_arrays(Executable(compiled.plan, compiled.code, compiled.prepare), arrays))
     for found, expected in zip(*results, strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+def test_only_the_slice_is_written(passes: Any) -> None:
+    def body(b: Any, p: Any, g: Any) -> Any:
+        return b.update_slice(p, g, starts=(3, 1), steps=(-2, 2))
+
+    rng = np.random.default_rng()
+    p, g = rng.standard_normal((5, 7)).astype(np.float32), rng.standard_normal((2, 3)).astype(np.float32)
+    module = passes.built({"p": X, "g": Tensor(f32, (2, 3))}, body)
+    function: FuncOp = passes.function(module)
+    function.attributes["replaced"] = to_attribute(((0, 0),))
+    compiled = compile_cpu(function, Config(cache=False))
+    (step,) = compiled.plan.steps
+    assert compiled.plan.replacing == (0,) and isinstance(step, KernelStep) and step.buffers == (0, 1, 0)
+    (found,) = run_arrays(Executable(compiled.plan, compiled.code, compiled.prepare), [p, g])
+    p[3::-2, 1:7:2] = g
+    np.testing.assert_array_equal(found, p)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product as every
 from typing import Any, cast
 
 from weft.ir.expr import Size, ceildiv, minimum, product, substitute, symbol
-from weft.ir.types import DType, f32, f64, i64, tensor_of
+from weft.ir.types import f32, f64, i64, tensor_of
+from weft.lower.combined import Combined, Paired
 from weft.lower.domain import Run, Variable
 from weft.lower.emit import KernelEmitter, TileValue, register_dtype
-from weft.lower.evaluate import AddressRecorder, Source, finish
+from weft.lower.evaluate import AddressRecorder, Source
+from weft.lower.online import OnlinePair
 from weft.lower.schedule import Schedule
 from weft.ops.base import Reduction
 from weft.ops.body import Value
@@ -33,7 +35,7 @@ class GroupEmitter(KernelEmitter):
     schedule: Schedule = field(default_factory=lambda: Schedule("pointwise", "", 1))
 
     def reduce(self, op: Reduction, index: Sequence[Size], operands: Sequence[Source]) -> Value:
-        each = _Combined(self, op, index, operands)
+        each = Combined(self, op, index, operands)
         if self.schedule.mode == "rows":
             value = self._at_every_column(each.element(), [run.name for run in self.domain.column_runs])
             dtype = each.combiner.result_dtype(value.dtype)
@@ -52,22 +54,40 @@ class GroupEmitter(KernelEmitter):
         return each.finished(*self._combined([each]))
 
     def reduce_together(
-        self, reductions: Mapping[Reduction, Sequence[Size]], also: Callable[[], None] | None = None
+        self,
+        reductions: Mapping[Reduction, Sequence[Size]],
+        also: Callable[[], None] | None = None,
+        pairs: Sequence[OnlinePair] = (),
     ) -> None:
-        """Carry out reductions that do not need each other, in the same loops, and in these what else is to be done."""
-        together: list[_Combined] = []
+        """Carry out reductions that do not need each other, in the same loops, and in these what else is to be done.
+
+        Of `pairs` the sum needs the maximum, but no pass of its own.
+        """
+        together: list[Combined] = []
+        online = {op: pair for pair in pairs for op in (pair.largest, pair.total)}
         for op, index in reductions.items():
+            if op in online:
+                continue
             if COMBINERS[type(op).KIND].indexed:
                 self.at(Source(op.results[0], tensor_of(op.results[0].type)), index)
                 continue
-            together.append(_Combined(self, op, index, [Source(v, tensor_of(v.type)) for v in op.operands]))
+            together.append(Combined.of(self, op, index))
             together[-1].begin()
-        totals = self._combined(together, also)
+        paired = [
+            Paired(self, pair, *(Combined.of(self, op, reductions[op]) for op in (pair.largest, pair.total)))
+            for pair in pairs
+        ]
+        totals = self._combined(together, also, paired)
         for each, total in zip(together, totals, strict=True):
-            self.know(Source(each.op.results[0], each.tensor), each.index, each.finished(total))
+            each.know(total)
 
-    def _combined(self, reductions: Sequence[_Combined], also: Callable[[], None] | None = None) -> list[TileValue]:
-        """Reductions over all columns."""
+    def _combined(
+        self,
+        reductions: Sequence[Combined],
+        also: Callable[[], None] | None = None,
+        paired: Sequence[Paired] = (),
+    ) -> list[TileValue]:
+        """Reductions over all columns; those of pairs are known when it returns."""
 
         def combine(state: list[TileValue]) -> None:
             for place, each in enumerate(reductions):
@@ -78,14 +98,21 @@ class GroupEmitter(KernelEmitter):
                     value = self._at_every_column(value, [self.schedule.vector])
                     value = self.reduce_axis(value, each.kind, self.axes[self.schedule.vector].position, value.dtype)
                 state[place] = each.with_another(state[place], value)
+            for place, pair in enumerate(paired):
+                states = slice(len(reductions) + 2 * place, len(reductions) + 2 * place + 2)
+                state[states] = pair.with_more(state[states])
             if also is not None:
                 also()
 
         carried = [each.start() for each in reductions]
+        carried += [each for pair in paired for each in pair.start()]
         if self.schedule.holds:
             with self.columns(carried) as state:
                 combine(state)
-            carried = [self._together(each.kind, held) for each, held in zip(reductions, carried, strict=True)]
+            for place, pair in enumerate(paired):
+                states = len(reductions) + 2 * place
+                pair.finish(carried[states : states + 2])
+            carried = [self._together(each.kind, held) for each, held in zip(reductions, carried, strict=False)]
         elif self.schedule.mode == "lanes" and any(each.kind == "sum" and each.dtype.is_float for each in reductions):
             self._in_blocks(self.domain.column_runs, reductions, carried, combine)
         else:
@@ -96,7 +123,7 @@ class GroupEmitter(KernelEmitter):
     def _in_blocks(
         self,
         runs: Sequence[Run],
-        reductions: Sequence[_Combined],
+        reductions: Sequence[Combined],
         carried: list[TileValue],
         combine: Callable[[list[TileValue]], None],
     ) -> None:
@@ -125,7 +152,7 @@ class GroupEmitter(KernelEmitter):
         over(0, run.size, run.size, carried)
 
     def _with_more(
-        self, reductions: Sequence[_Combined], state: list[TileValue], combine: Callable[[list[TileValue]], None]
+        self, reductions: Sequence[Combined], state: list[TileValue], combine: Callable[[list[TileValue]], None]
     ) -> None:
         """Combine what has been with what is combined apart from it."""
         partial = [each.start() for each in reductions]
@@ -287,52 +314,6 @@ class _ColumnLoops:
             del self.emit.axes[run.name]
         while self.levels:
             self.levels.pop().__exit__(None, None, None)
-
-
-@dataclass
-class _Combined:
-    """A reduction at an index: what is combined, and what becomes of the total."""
-
-    emit: GroupEmitter
-    op: Reduction
-    index: Sequence[Size]
-    operands: Sequence[Source]
-    dtype: DType = f32
-
-    def __post_init__(self) -> None:
-        self.rule: Any = type(self.op)
-        self.kind: str = self.rule.KIND
-        self.combiner = COMBINERS[self.kind]
-        self.tensor = tensor_of(self.op.results[0].type)
-        # Every factor of a product adds a rounding: those of f32 are made in f64.
-        self.wide = self.kind == "prod" and self.tensor.dtype == f32
-
-    def begin(self) -> None:
-        """Learn the type of what is combined, without making code."""
-        emit = self.emit
-        probe = AddressRecorder(emit.layouts, space=emit.domain.bounds, columns=emit.domain.column_index)
-        probe.dynamic = dict(emit.dynamic)
-        dtype = self.rule.element(probe, self.index, emit.domain.column_index, *self.operands, **self.op.params).dtype
-        self.dtype = f64 if self.wide and dtype == f32 else dtype
-
-    def start(self) -> TileValue:
-        return self.emit.spread(self.emit.constant(self.combiner.identity(self.dtype), self.dtype))
-
-    def element(self) -> TileValue:
-        emit = self.emit
-        value = self.rule.element(emit, self.index, emit.domain.column_index, *self.operands, **self.op.params)
-        made = emit.cast(value, f64) if self.wide and value.dtype == f32 else value
-        assert isinstance(made, TileValue)
-        return made
-
-    def with_another(self, total: TileValue, value: TileValue) -> TileValue:
-        made = self.emit.math(self.combiner.function, total, value)
-        assert isinstance(made, TileValue)
-        return replace(made, dtype=self.dtype)
-
-    def finished(self, value: TileValue) -> Value:
-        narrowed = self.emit.cast(value, f32) if self.wide and value.dtype == f64 else value
-        return finish(self.emit, self.op, narrowed, self.index, self.operands)
 
 
 def _share(run: Run, capacity: int, schedule: Schedule) -> tuple[Size, Size]:

@@ -59,7 +59,8 @@ class FlashLowering(AttentionLowering):
         kernel = BlockedKernel(self.group, self.name, self.layouts, self.outputs, self.domain, parts=True)
         self._place(kernel, lead)
         self._store(kernel, *self._attended())
-        return kernel.frame.finish(self.blocks)
+        rows_apart = len(kernel.frame.grid) == len(lead) + 1
+        return kernel.frame.finish(self.blocks, paired=self.causal and rows_apart)
 
     def _place(self, kernel: BlockedKernel, lead: Sequence[Run]) -> None:
         """Say which rows a program has, and which keys these see."""

@@ -5,6 +5,7 @@ The rules, from the first that fits:
 - no columns: a tile of neighbours; of two axes where the inner run is short, or where some are neighbours along one run
   and some along another (a transpose: 64 x 64, turned on its way);
 - a window of few columns: these one after the other, for a tile of results;
+- long columns that are needed once: blocks in a loop, brought ahead;
 - columns that fit the registers: whole rows, several of them where they are short;
 - longer ones: blocks in a loop that carries a tile of partial results, along the columns if they are neighbours in
   memory, else with so many rows beside each other as a memory access brings;
@@ -33,6 +34,11 @@ _SIDE = 64
 """A side of a tile that is turned: 128 bytes of 16-bit elements."""
 _ACCESS = 32
 """Neighbours that a memory access should bring at least."""
+_HELD_ONCE = 16384
+"""Elements of a row that a block holds at once, even if it needs them once."""
+_STREAM_BYTES = 16384
+"""What a block of a streamed row brings of the widest operand."""
+_LEAST_STREAMED = 1024
 _WAVES = 4
 """Programs for each multiprocessor, so that all have work until the end."""
 _FEW = 16
@@ -42,9 +48,18 @@ _MOST_PARTS = 1024
 
 
 def choose_gpu_schedule(
-    domain: Domain, addresses: Sequence[Address], machine: Machine, *, indexed: bool, window: bool = False
+    domain: Domain,
+    addresses: Sequence[Address],
+    machine: Machine,
+    *,
+    indexed: bool,
+    window: bool = False,
+    once: bool = False,
 ) -> Schedule:
-    """Pick the schedule of a GPU's kernel from its addresses (over runs)."""
+    """Pick the schedule of a GPU's kernel from its addresses (over runs).
+
+    `once`: nothing needs the columns again behind the first pass over them.
+    """
     if not domain.row_runs and not domain.column_runs:
         return Schedule("pointwise", "", 1)
     if not domain.column_runs:
@@ -58,6 +73,8 @@ def choose_gpu_schedule(
             return replace(_pointwise(domain, addresses, machine), mode="taps")
         if domain.row_runs:
             return replace(_pointwise(domain, addresses, machine), mode="lanes", holds=True)
+    if once and not window and (streamed := _streamed(domain, inner, machine)) is not None:
+        return streamed
     return _reduction(domain, inner, machine, indexed=indexed, window=window)
 
 
@@ -132,6 +149,21 @@ def _reduction(domain: Domain, inner: Sequence[Address], machine: Machine, *, in
     return schedule if indexed or window else _split(domain, schedule, machine)
 
 
+def _streamed(domain: Domain, inner: Sequence[Address], machine: Machine) -> Schedule | None:
+    """Long rows that need not be held, in blocks, where there are enough of them for the whole machine."""
+    column = domain.column_runs[-1]
+    along = contiguous_bytes(column, inner)
+    others = any(contiguous_bytes(run, inner) >= along for run in domain.row_runs)
+    rows = _known(run.size for run in domain.row_runs)
+    few = rows is not None and rows < machine.multiprocessors * 2
+    held = min(_HELD_ONCE, machine.row_elements)
+    if len(domain.column_runs) > 1 or not along or others or few or _estimate(column.size) <= held:
+        return None
+    widest = max(address.bytes for address in inner if address.purpose != "position")
+    elements = min(_STREAM_BYTES // max(widest, 2), 2 * machine.tile_elements)
+    return Schedule("stream", column.name, max(elements, _LEAST_STREAMED), holds=True)
+
+
 def _least_rows(size: Size) -> int:
     return min(size, _ACCESS) if isinstance(size, int) else _ACCESS
 
@@ -198,15 +230,23 @@ def _split(domain: Domain, schedule: Schedule, machine: Machine) -> Schedule:
 
 _TILES = ((128, 256), (256, 128), (128, 192), (128, 128), (64, 256), (64, 128), (64, 64))
 """The sides of a product's tiles: 64 rows for each warp group, or 128 for each of two."""
-_DEPTH = 64
-_MULTIPLIES, _COPIED = 2048, 60
-"""What a multiprocessor multiplies and adds, and the bytes that it gets from the second-level cache, in a cycle."""
+_LINE = 128
+"""Bytes of K that come together."""
+_MULTIPLIES, _COPIED = 4096, 60
+"""What a multiprocessor multiplies and adds of bytes, and what it gets of them from the second-level cache, in a
+cycle."""
+_MOST_IN_PARTS = 128 * 192
 _BETWEEN = 1500
 """Cycles from one tile to the next."""
 
 
-def choose_product_tiles(m: Size, n: Size, k: Size, batch: Size, machine: Machine) -> tuple[int, int, int]:
-    """The tiles of a product of 16-bit operands for which the model says that it takes the fewest cycles."""
+def choose_product_tiles(
+    m: Size, n: Size, k: Size, batch: Size, machine: Machine, width: int = 2, in_parts: bool = False
+) -> tuple[int, int, int]:
+    """The tiles of a product for which the model says that it takes the fewest cycles.
+
+    Operands are `width` bytes wide; where they are summed up `in_parts`, tiles must leave room for two sums.
+    """
     rows, columns, depth, count = (_estimate(size) if isinstance(size, int) else 4096 for size in (m, n, k, batch))
     count = count if isinstance(batch, int) else 1
 
@@ -214,10 +254,11 @@ def choose_product_tiles(m: Size, n: Size, k: Size, batch: Size, machine: Machin
         bm, bn = tile
         tiles = -(-rows // bm) * -(-columns // bn) * count
         waves = -(-tiles // machine.multiprocessors)
-        step = max(bm * bn // _MULTIPLIES, (bm + bn) * 2 // _COPIED)
+        step = max(bm * bn * width // _MULTIPLIES, (bm + bn) * width // _COPIED)
         return waves * (step * depth + _BETWEEN)
 
-    return (*min(_TILES, key=cycles), _DEPTH)
+    fitting = [tile for tile in _TILES if not in_parts or tile[0] * tile[1] <= _MOST_IN_PARTS]
+    return (*min(fitting, key=cycles), _LINE // width)
 
 
 # -- sizes -----------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from weft.lower.domain import Domain, Run
 from weft.lower.evaluate import Address, AddressRecorder, Layout, Source
 from weft.lower.gpu_schedule import choose_gpu_schedule
 from weft.lower.machine import CPU, Machine
+from weft.lower.online import OnlinePair, may_run, online_pairs, stages_of
 from weft.lower.schedule import Blocks, Schedule, choose_schedule, contiguous_bytes
 from weft.ops.base import GraphOp, Reduction
 from weft.ops.body import Value
@@ -89,11 +90,24 @@ def prepare_group(
     if not indexed:  # columns may be combined in any order: those that lie one after the other come last
         domain.column_runs.sort(key=lambda run: contiguous_bytes(run, addresses))
     window = len(reductions) == 1 and not isinstance(reductions[0], DimensionReduction)
-    choose = choose_gpu_schedule if machine.is_gpu else choose_schedule
-    schedule = choose(domain, addresses, machine, indexed=indexed, window=window)
+    pairs = online_pairs(group) if machine.is_gpu else []
+    if machine.is_gpu:
+        once = _reads_once(group, pairs, domain, indices)
+        schedule = choose_gpu_schedule(domain, addresses, machine, indexed=indexed, window=window, once=once)
+    else:
+        schedule = choose_schedule(domain, addresses, machine, indexed=indexed, window=window)
     if schedule.mode == "taps":
         domain.column_runs = [Run((variable,)) for variable in domain.columns]
-    return GroupLowering(group, name, layouts, outputs, in_place, domain, indices, reductions, schedule)
+    pairs = pairs if may_run(schedule) else []
+    return GroupLowering(group, name, layouts, outputs, in_place, domain, indices, reductions, schedule, pairs)
+
+
+def _reads_once(group: GroupOp, pairs: Sequence[OnlinePair], domain: Domain, indices: Sequence[Sequence[Size]]) -> bool:
+    """Whether nothing needs the columns again behind the first pass over them."""
+    stages = stages_of(group, pairs)
+    full = [stages[value] for value, index in zip(group.yielded, indices, strict=True) if is_full(index, domain)]
+    reduced = [stages[op.results[0]] for op in group.block.ops if isinstance(op, Reduction)]
+    return max(full, default=0) == 0 and max(reduced, default=0) == 1
 
 
 def _domain(group: GroupOp, reductions: Sequence[Reduction]) -> Domain:
@@ -176,15 +190,6 @@ def group_symbols(group: GroupOp, layouts: Sequence[Layout]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def stages_of(group: GroupOp) -> dict[SSAValue, int]:
-    """How many reductions come one after the other before a value is there."""
-    stages: dict[SSAValue, int] = dict.fromkeys(group.block.args, 0)
-    for op in group.block.ops:
-        needed = max((stages[value] for value in op.operands), default=0)
-        stages.update(dict.fromkeys(op.results, needed + isinstance(op, Reduction)))
-    return stages
-
-
 @dataclass
 class GroupLowering:
     """The construction of one kernel."""
@@ -198,6 +203,7 @@ class GroupLowering:
     indices: Sequence[Sequence[Size]]
     reductions: Sequence[Reduction]
     schedule: Schedule
+    pairs: Sequence[OnlinePair] = ()
 
     def kernel(self) -> Kernel:
         found = group_symbols(self.group, [*self.layouts.values(), *self.outputs])
@@ -284,7 +290,7 @@ class GroupLowering:
         An output that lies in the columns is written in the loops of the stage for which all that it needs is there,
         or at the end, in loops of its own.
         """
-        stages = stages_of(self.group)
+        stages = stages_of(self.group, self.pairs)
         last = max((stages[op.results[0]] for op in self.reductions), default=0)
         full = [r for r, index in enumerate(self.indices) if is_full(index, self.domain)]
         stage = {r: stages[self.group.yielded[r]] for r in full}
@@ -293,9 +299,10 @@ class GroupLowering:
         stage |= {r: latest for r in full if r in self.in_place}
         for number in range(last):
             together = [op for op in self.reductions if stages[op.results[0]] == number + 1]
+            pairs = [pair for pair in self.pairs if pair.largest in together]
             stored = [r for r in full if stage[r] == number]
             self.emit.reduce_together(
-                {op: self._row_index_of(op) for op in together}, lambda stored=stored: self._store(stored)
+                {op: self._row_index_of(op) for op in together}, lambda stored=stored: self._store(stored), pairs
             )
         self._store([r for r in range(len(self.indices)) if r not in full])
         late = [r for r in full if stage[r] >= last]

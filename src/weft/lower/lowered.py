@@ -20,6 +20,7 @@ from weft.ops.base import GraphOp, Scan, Scatter, Structured
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
 from weft.ops.movement import Concat
+from weft.ops.scatter import UpdateSlice
 from weft.passes.update_in_place import in_place_of
 
 
@@ -68,6 +69,17 @@ def concat_of(group: GroupOp) -> Concat | None:
     return value.op if isinstance(value, OpResult) and isinstance(value.op, Concat) else None
 
 
+def slice_written_by(group: GroupOp) -> UpdateSlice | None:
+    """The update of a slice that is all that leaves a group, if it is made in the memory of what it updates."""
+    in_place = in_place_of(group)
+    if len(group.yielded) != 1 or not in_place:
+        return None
+    (value,) = group.yielded
+    if not isinstance(value, OpResult) or not isinstance(update := value.op, UpdateSlice):
+        return None
+    return update if update.operands[0] is group.block.args[in_place[0]] else None
+
+
 def lower(
     group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine = CPU
 ) -> Lowered:
@@ -79,6 +91,8 @@ def lower(
         return _lowering_named("convolution")(group, name, inputs, outputs, machine)
     if concat_of(group) is not None:
         return _lowering_named("concat")(group, name, inputs, outputs, machine)
+    if slice_written_by(group) is not None:
+        return _lowering_named("update")(group, name, inputs, outputs, machine)
     in_place = in_place_of(group)
     prepared = prepare_group(group, name, inputs, outputs, in_place, machine)
     if prepared.schedule.split is not None:
@@ -105,7 +119,7 @@ def _lowering_of(anchor: GraphOp) -> Lowering:
             name = {"graph.topk": "sort", "graph.attention_with_lse": "attention"}.get(
                 anchor.name, anchor.name.removeprefix("graph.")
             )
-    if name not in ("attention", "dot", "scan", "scatter", "sort"):
+    if name not in ("attention", "attention_gradients", "dot", "scan", "scatter", "sort"):
         raise LoweringError(f"{anchor.name} has no lowering to tiles")
     return _lowering_named(name)
 

@@ -18,9 +18,10 @@ from xdsl.ir import SSAValue
 from weft.ir.expr import Size, product, symbol
 from weft.ir.types import DType, Tensor, f32, f64, tensor_of, tensor_type
 from weft.lower.columns import PART
-from weft.lower.kernels import GroupLowering, is_full, lower_group, prepare_group, stages_of
+from weft.lower.kernels import GroupLowering, is_full, lower_group, prepare_group
 from weft.lower.lowered import Argument, KernelCall, Lowered
 from weft.lower.machine import Machine
+from weft.lower.online import stages_of
 from weft.lower.regroup import regroup
 from weft.ops.base import Reduction
 from weft.ops.graph import GraphBuilder, GroupOp

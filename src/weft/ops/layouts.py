@@ -48,11 +48,7 @@ def view_layout(op: GraphOp, layout: Layout) -> Layout | None:
             strides: list[Size] = [0 if size == 1 else stride for size, stride in pairs]
             return Layout((*((0,) * lead), *strides), layout.offset)
         case "graph.slice":
-            steps, starts = params["steps"], params["starts"]
-            offset = layout.offset
-            for start, stride in zip(starts, layout.strides, strict=True):
-                offset = offset + stride * start
-            return Layout(tuple(s * step for s, step in zip(layout.strides, steps, strict=True)), offset)
+            return slice_layout(layout, params["starts"], params["steps"])
         case "graph.windows":
             row, *spatial, channel = layout.strides
             steps = [s * step for s, step in zip(spatial, params["strides"], strict=True)]
@@ -63,6 +59,14 @@ def view_layout(op: GraphOp, layout: Layout) -> Layout | None:
             return None if reshaped is None else Layout(reshaped, layout.offset)
         case _:
             return None
+
+
+def slice_layout(layout: Layout, starts: Sequence[Size], steps: Sequence[int]) -> Layout:
+    """The layout of a slice of a tensor that has the given layout."""
+    offset = layout.offset
+    for start, stride in zip(starts, layout.strides, strict=True):
+        offset = offset + stride * start
+    return Layout(tuple(stride * step for stride, step in zip(layout.strides, steps, strict=True)), offset)
 
 
 def source_layout(op: GraphOp, layout: Layout) -> Layout | None:
@@ -124,3 +128,16 @@ def is_dense(tensor: Tensor, layout: Layout) -> bool:
         left.remove(innermost)
         step = step * innermost[0]
     return layout.offset == 0
+
+
+def lies_apart(tensor: Tensor, layout: Layout) -> bool:
+    """Whether no two elements share memory, as far as can be told: each stride leaves room for all that lies within."""
+    left = [(size, stride) for size, stride in zip(tensor.shape, layout.strides, strict=True) if size != 1]
+    room: Size = 1
+    while left:
+        inner = next((each for each in left if all(is_nonnegative(other[1] - each[1]) for other in left)), None)
+        if inner is None or not is_nonnegative(inner[1] - room):
+            return False
+        left.remove(inner)
+        room = inner[1] * inner[0]
+    return True

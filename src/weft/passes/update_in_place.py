@@ -5,7 +5,7 @@ It runs on grouped functions, after layouts are chosen; planning and lowering re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -18,7 +18,8 @@ from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, Movement, Scatter, View
 from weft.ops.graph import FuncOp, GroupOp, OpaqueOp, YieldOp
-from weft.ops.layouts import Layout, contiguous, is_dense
+from weft.ops.layouts import Layout, contiguous, lies_apart
+from weft.ops.scatter import UpdateSlice
 from weft.passes.build_groups import is_free, result_targets, strides_of
 
 _ATTRIBUTE = "in_place"
@@ -119,7 +120,7 @@ class _Updates:
         if operand is not argument and not is_temporary:
             return False
         layout = self._layout(operand)
-        if layout != self._layout(result) or not is_dense(tensor_of(operand.type), layout):
+        if layout != self._layout(result) or not lies_apart(tensor_of(operand.type), layout):
             return False
         return self._is_last_reader(group, operand) and _overwrites(group, number)
 
@@ -156,11 +157,7 @@ def _overwrites(group: GroupOp, number: int) -> bool:
     computing = [op for op in group.block.ops if not isinstance(op, YieldOp)]
     if any(isinstance(op, Scatter) for op in computing):
         scatter = group.yielded[0].owner
-        dtype = tensor_of(old.type).dtype
-        in_order = not (
-            dtype.is_float and dtype.bits < 32
-        )  # sums of narrow floats are made elsewhere, and rounded once
-        return in_order and isinstance(scatter, Scatter) and scatter.operands[0] is old and old.has_one_use()
+        return isinstance(scatter, Scatter) and scatter.operands[0] is old and old.has_one_use()
     if not all(isinstance(op, Elementwise | Movement) or is_free(op) for op in computing):
         return False
     if any(tensor_of(value.type).shape != shape for value in group.yielded):
@@ -169,7 +166,12 @@ def _overwrites(group: GroupOp, number: int) -> bool:
     for op in computing:
         if not any(operand in touched for operand in op.operands):
             continue
-        if not isinstance(op, Elementwise) or any(tensor_of(result.type).shape != shape for result in op.results):
+        if not _keeps_places(op, touched) or any(tensor_of(result.type).shape != shape for result in op.results):
             return False
         touched.update(op.results)
     return True
+
+
+def _keeps_places(op: Operation, touched: Set[SSAValue]) -> bool:
+    """Whether an op reads these values at the places of its own elements."""
+    return isinstance(op, Elementwise) or (isinstance(op, UpdateSlice) and op.operands[1] not in touched)

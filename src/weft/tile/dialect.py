@@ -104,13 +104,15 @@ class KernelOp(IRDLOperation):
 
     Kernels that people write take scalars too, before the sizes.
 
-    `serial` kernels run their programs one after the other (scatters that may write to one place twice).
+    `serial` kernels run their programs one after the other (scatters that may write to one place twice). In `paired`
+    ones, the work of programs grows or falls along the next to last axis of the grid (or the only one).
     """
 
     name = "tile.kernel"
     sym_name = attr_def(StringAttr)
     grid = attr_def(Sizes)
     serial = opt_attr_def(builtin.UnitAttr)
+    paired = opt_attr_def(builtin.UnitAttr)
     symbols = opt_attr_def(ArrayAttr[StringAttr])
     body = region_def("single_block")
     traits = traits_def(IsolatedFromAbove())
@@ -294,6 +296,21 @@ class ReduceOp(IRDLOperation):
 
 
 @irdl_op_definition
+class AddExponentialsOp(IRDLOperation):
+    """Take floats into running pairs of a maximum m and of the sum of exp(x - m) over all x there were.
+
+    Where m is infinite the sum is that of exp(x). Each element goes to one of the pairs; which is the machine's choice.
+    """
+
+    name = "tile.add_exponentials"
+    largest = operand_def(TileType)
+    total = operand_def(TileType)
+    value = operand_def(TileType)
+    larger = result_def(TileType)
+    sum = result_def(TileType)
+
+
+@irdl_op_definition
 class DotOp(IRDLOperation):
     """`a @ b` on [M, K] and [K, N] tiles, plus the accumulator where one is given.
 
@@ -306,6 +323,22 @@ class DotOp(IRDLOperation):
     a = operand_def(TileType)
     b = operand_def(TileType)
     accumulator = opt_operand_def(TileType)
+    out = result_def(TileType)
+
+
+@irdl_op_definition
+class DequantizeOp(IRDLOperation):
+    """The weights [K, N] that a tile of codes [K * bits / 8, N] stands for, with factors and zeros [K / group, N].
+
+    They are those of `graph.dequantize`, rounded to `dtype`; groups larger than the tile have one factor.
+    """
+
+    name = "tile.dequantize"
+    codes = operand_def(TileType)
+    factors = var_operand_def(TileType)
+    form = attr_def(StringAttr)
+    group = attr_def(IntegerAttr)
+    dtype = attr_def(Attribute)
     out = result_def(TileType)
 
 
@@ -381,7 +414,9 @@ OPS: list[type[IRDLOperation]] = [
     ScatterOp,
     MapOp,
     ReduceOp,
+    AddExponentialsOp,
     DotOp,
+    DequantizeOp,
     SortOp,
     ForOp,
     YieldOp,

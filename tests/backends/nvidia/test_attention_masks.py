@@ -14,10 +14,11 @@ from weft.backends.nvidia.protocol import check
 from weft.backends.nvidia.protocol_events import AsyncCopy
 from weft.backends.nvidia.roles_protocol import protocol_of
 from weft.backends.nvidia.target import target_named
-from weft.ir.types import Tensor, bf16, f32, i64
+from weft.ir.types import Tensor, bf16, f32, i32, i64
 from weft.lower.machine import gpu_machine
 from weft.ops.base import REGISTRY
 from weft.testing.kernels import Trial, group_of, run_interpreted
+from weft.tile import dialect as tile
 
 from .ptxas import assemble, needs_ptxas
 
@@ -120,3 +121,39 @@ def test_masked_attention_assembles_without_spills(name: str, width: int) -> Non
     found = assemble(compile_kernels({"attention": call.kernel.op}, TARGET).ptx, TARGET.arch)
     assert not found.error and not found.advice
     assert found.kernels["attention"].spilled == 0
+
+
+def up_to_positions(rows: int, keys: int, batch: int = 2) -> Trial:
+    """Keys up to a number of each batch, and attention of rows that share them."""
+    query, key = Tensor(bf16, (batch, 1, rows, 64)), Tensor(bf16, (batch, 1, keys, 64))
+
+    def body(b: Any, q: SSAValue, k: SSAValue, v: SSAValue, position: SSAValue) -> SSAValue:
+        places = b.iota(shape=(1, 1, 1, keys), dim=3, dtype=i64)
+        seen = b.le(places, b.cast(b.reshape(position, shape=(batch, 1, 1, 1)), dtype=i64))
+        return b.attention(q, k, v, seen, causal=False, scale=0.125)
+
+    return Trial.of(group_of([query, key, key, Tensor(i32, (batch,))], body), "attention", gpu_machine())
+
+
+@pytest.mark.parametrize("positions", [(0, 700), (127, 128), (-1, 5), (300, 5000)])
+def test_keys_up_to_a_number_in_memory(positions: tuple[int, int]) -> None:
+    rng = np.random.default_rng(10)
+    rows, keys = 4, 701
+    arrays = [rng.standard_normal((2, 1, size, 64)).astype(bf16.numpy) for size in (rows, keys, keys)]
+    (found,) = run_interpreted(up_to_positions(rows, keys), [*arrays, np.array(positions, np.int32)])
+    mask = np.arange(keys)[None, None, None] <= np.array(positions)[:, None, None, None]
+    wide = [a.astype(np.float64) for a in arrays]
+    expected = REGISTRY["attention"].cls.reference(*wide, mask, causal=False, scale=0.125)
+    assert np.linalg.norm(found.astype(np.float64) - expected) < 4e-3 * np.linalg.norm(expected)
+
+
+def test_blocks_behind_a_number_in_memory_are_skipped() -> None:
+    parts, _ = up_to_positions(4, 8192).lowered.calls
+    kernel, _ = annotate(parts.kernel.op, TARGET)
+    brought: list[int] = []
+    for position in (100, 4000, 8191):
+        protocol = protocol_of(kernel, number=position - tile.NumberOp.LEAST)
+        check(protocol, runs=3)
+        brought.append(sum(isinstance(event, AsyncCopy) for event in protocol.agents["producer"]))
+    programs = 2 * 64
+    assert brought == [3 * programs, 3 * programs, 3 * programs]  # one block each

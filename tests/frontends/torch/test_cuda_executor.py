@@ -16,14 +16,16 @@ from torch._dynamo.backends.common import aot_autograd
 from weft.backends.nvidia.code import DeviceCode, Launch, TensorMap
 from weft.config import Config
 from weft.errors import DeviceMemoryError, ParseError
-from weft.frontends.torch import cuda_executor, cuda_graphs
+from weft.frontends.torch import cuda_executor, cuda_graphs, graph_pools
 from weft.frontends.torch.alignment import aligned, copied_whole
 from weft.frontends.torch.backend import CompiledGraph
+from weft.frontends.torch.copies import copy_all
 from weft.frontends.torch.cuda_executor import CudaExecutor
 from weft.frontends.torch.cuda_graphs import why_not_captured
 from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.opaque import OpaqueRuntime
+from weft.frontends.torch.returning import written_inputs
 from weft.ir.expr import symbol
 from weft.lower.steps import CallStep, DotStep, Plan, Step
 from weft.pipelines import compile_cpu
@@ -102,8 +104,8 @@ def processor_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *arguments: None)
     monkeypatch.setattr(torch.cuda, "stream", nothing)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", GraphHere)
-    monkeypatch.setattr(cuda_graphs, "_side_stream", lambda device: Stream())
-    monkeypatch.setattr(cuda_graphs, "_pool", lambda device, stream: cuda_graphs._Pool(None, None))
+    monkeypatch.setattr(graph_pools, "_side_stream", lambda device: Stream())
+    monkeypatch.setattr(graph_pools, "_new_memory", lambda device: (object(), None))
     run_segments = ExecutorHere._run_segments
 
     def recorded(self: ExecutorHere, frame: Any, held: dict[int, torch.Tensor]) -> None:
@@ -129,7 +131,12 @@ def processor_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             held[number].copy_(tensor)
         graph.work.append(again)
 
+    def copied(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        assert GraphHere.capturing is not None
+        GraphHere.capturing.work.append(lambda: copy_all(pairs))
+
     monkeypatch.setattr(ExecutorHere, "_run_segments", recorded)
+    monkeypatch.setattr(cuda_graphs, "copy_all", copied)
     GraphHere.captures = 0
 
 
@@ -142,8 +149,9 @@ def compiled(function: Callable[..., Any], **options: Any) -> tuple[Callable[...
         imported = import_graph(module, "inference", config, {})
         made = compile_cpu(imported.function, config)
         program = ProgramHere(made.plan, made.code, made.prepare)
-        executors.append(ExecutorHere(program, OpaqueRuntime(imported.objects), **options))
-        return CompiledGraph(imported.calling, imported.constants, executors[-1])
+        written = written_inputs(imported.calling)
+        executors.append(ExecutorHere(program, OpaqueRuntime(imported.objects), written=written, **options))
+        return CompiledGraph(imported.calling, imported.constants, executors[-1]).shortest()
 
     torch._dynamo.reset()
     backend = aot_autograd(
@@ -275,6 +283,51 @@ def test_a_captured_call_writes_over_the_users_memory(worthwhile: None) -> None:
     assert GraphHere.captures == 2
 
 
+def test_a_graph_writes_what_replaces_an_input_to_where_it_lies(worthwhile: None) -> None:
+    """Statistics of a batch are not made in place: other programs of their kernel may still read the old ones."""
+
+    def f(mean: torch.Tensor, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        mean.mul_(0.9).add_(called(x).mean(0), alpha=0.1)
+        total.copy_(called(x.sum(0)))
+        return called(x - mean)
+
+    run, executors = compiled(f)
+    kept, expected = [torch.zeros(16), torch.zeros(16)], [torch.zeros(16), torch.zeros(16)]
+    with torch.no_grad():
+        for _ in range(4):
+            x = torch.randn(8, 16)
+            version = kept[1]._version
+            torch.testing.assert_close(run(*kept, x), f(*expected, x))
+            torch.testing.assert_close(kept, expected)
+            assert kept[1]._version > version
+        (stream,) = executors[0].graphs.streams.values()
+        assert executors[0].graphs.written and not stream.captured.changed
+        for _ in range(2):  # and elsewhere
+            kept = [tensor.clone() for tensor in kept]
+            torch.testing.assert_close(run(*kept, x), f(*expected, x))
+            torch.testing.assert_close(kept, expected)
+    assert GraphHere.captures == 2
+
+
+@pytest.mark.parametrize("how", ["expanded", "gaps", "unaligned"])
+def test_inputs_of_any_strides_are_captured(worthwhile: None, how: str) -> None:
+    def given() -> torch.Tensor:
+        match how:
+            case "expanded":
+                return torch.randn(1, 16).expand(8, 16)
+            case "gaps":
+                return torch.randn(8, 32)[:, ::2]
+            case _:
+                return torch.randn(129)[1:].view(8, 16)
+
+    run, _ = compiled(lambda x: (called(x + 1), x.T.exp()))
+    with torch.no_grad():
+        for _ in range(4):
+            x = given()
+            torch.testing.assert_close(run(x), (called(x + 1), x.T.exp()))
+    assert GraphHere.captures >= 1
+
+
 def test_streams_have_graphs_of_their_own(worthwhile: None) -> None:
     run, executors = compiled(lambda x: called(x + 1))
     x = torch.randn(16)
@@ -316,6 +369,35 @@ def test_what_cannot_be_captured_is_logged_and_runs(
         for _ in range(3):
             torch.testing.assert_close(run(x), called(x + 1))
     assert "not permitted" in (executors[0].graphs.refusal or "") and "not permitted" in caplog.text
+
+
+def test_after_an_invalid_capture_torchs_allocator_and_generators_are_as_before(
+    worthwhile: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A capture that goes well ends what torch's generators have begun; that of new memory is such a one."""
+
+    def invalid(self: GraphHere) -> None:
+        GraphHere.capturing = None
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    given_back: list[Any] = []
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *pool: given_back.append(pool), raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda *pool: given_back.append(pool), raising=False)
+    first, executors = compiled(lambda x: called(x + 1))
+    x = torch.randn(16)
+    with torch.no_grad():
+        first(x)
+        (stream,) = executors[0].graphs.streams.values()
+        handle = stream.pool.handle
+        with monkeypatch.context() as patch:
+            patch.setattr(GraphHere, "capture_end", invalid)
+            torch.testing.assert_close(first(x), called(x + 1))
+        assert given_back == [(0, handle)] * 2 and stream.pool.handle is not handle
+        assert "previous error" in (executors[0].graphs.refusal or "")
+        second, executors = compiled(lambda x: called(x + 2))
+        for _ in range(3):
+            torch.testing.assert_close(second(x), called(x + 2))
+    assert executors[0].graphs.refusal is None and GraphHere.captures == 2
 
 
 def test_one_kernel_with_large_results_is_not_worth_a_graph() -> None:

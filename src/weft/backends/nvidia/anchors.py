@@ -18,8 +18,9 @@ from weft.backends.nvidia.dialect import (
     integer,
     layout_of,
 )
+from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.layouts import WARP, Layout, blocked, next_power_of_two
-from weft.backends.nvidia.mma import PACKED, MmaOp, PackOp
+from weft.backends.nvidia.mma import PACKED, RAW, MmaOp, PackOp
 from weft.backends.nvidia.wgmma import accumulator_layout
 from weft.tile import dialect as tile
 from weft.tile import written
@@ -89,14 +90,14 @@ def _row_major(shape: Sequence[int]) -> list[int]:
 
 def anchors_of(kernel: tile.KernelOp, clusters: bool) -> Anchors:
     facts = AxisFacts(kernel, WIDEST if "schedule" in kernel.attributes else 1)
-    ops = [op for op in kernel.walk() if PACKED not in op.attributes and not isinstance(op, PackOp)]
+    ops = [op for op in kernel.walk() if not _is_operand(op)]
     accesses = [(op, covered_shape(op)) for op in ops if isinstance(op, tile.LoadOp | tile.StoreOp)]
     computed = [op for op in ops if isinstance(op, ComputedAccess)]
     shapes = {tile.tile_type(r).sizes for op in ops for r in op.results if isinstance(r.type, tile.TileType)}
     shapes |= {shape for _, shape in accesses}
     whole = sorted((s for s in shapes if not any(s != t and _is_part(s, t) for t in shapes)), key=prod, reverse=True)
-    reduced = {op.axis.value.data for op in kernel.walk() if isinstance(op, tile.ReduceOp)}
-    warps, blocks = integer(kernel, WARPS), integer(kernel, BLOCKS, 1)
+    reduced = {op.axis.value.data for op in kernel.walk() if isinstance(op, tile.ReduceOp | ExponentialsOp)}
+    warps, blocks = _of_pairs(ops) or integer(kernel, WARPS), integer(kernel, BLOCKS, 1)
     if not warps:
         warps, blocks = _size_of_program(prod(whole[0]) if whole else 1, bool(reduced), _may_cluster(kernel, clusters))
     products = [value for op in kernel.walk() if isinstance(op, WgmmaOp) for value in (op.out, op.a)]
@@ -128,6 +129,17 @@ def anchors_of(kernel: tile.KernelOp, clusters: bool) -> Anchors:
         warp_order = sorted(order, key=lambda axis: axis in reduced)
         layouts[shape] = blocked(shape, warps, order, vector, warp_order, blocks)
     return Anchors(warps, blocks, layouts, facts)
+
+
+def _is_operand(op: Operation) -> bool:
+    """Whether an op's result is for the tensor cores alone, which say where it is."""
+    return PACKED in op.attributes or RAW in op.attributes or isinstance(op, PackOp | tile.DequantizeOp)
+
+
+def _of_pairs(ops: Sequence[Operation]) -> int:
+    """The warps whose threads have one running pair each, where there are such pairs."""
+    counts = [tile.tile_type(op.larger).sizes[0] for op in ops if isinstance(op, tile.AddExponentialsOp)]
+    return counts[0] // WARP if counts else 0
 
 
 def _products(ops: Sequence[Operation]) -> dict[tuple[int, ...], Layout]:
@@ -164,7 +176,7 @@ def _size_of_program(elements: int, reduces: bool, clusters: bool) -> tuple[int,
 def _may_cluster(kernel: tile.KernelOp, clusters: bool) -> bool:
     """Whether blocks of a cluster can share a program: nothing in it goes through the memory of one block alone."""
     simple = (tile.LoadOp, tile.StoreOp, tile.MapOp, tile.ReduceOp, tile.ConstantOp, tile.PositionOp, tile.GatherOp)
-    flat = (*simple, tile.ProgramOp, tile.ReturnOp)
+    flat = (*simple, ExponentialsOp, tile.ProgramOp, tile.ReturnOp)
     return clusters and all(isinstance(op, flat) for op in kernel.block.ops)
 
 

@@ -25,8 +25,10 @@ from weft.backends.nvidia.asynchronous import (
     BlockNumberOp,
     FinishOp,
     IndexOp,
+    NarrowOp,
     ReleaseOp,
     RolesOp,
+    SendOp,
     SlotOp,
     TurnOp,
     WaitOp,
@@ -42,9 +44,11 @@ from weft.backends.nvidia.dialect import (
     set_integer,
     set_layouts,
 )
+from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.layouts import Layout
-from weft.backends.nvidia.mma import PACKED, MmaOp, PackOp, SqueezeOp
+from weft.backends.nvidia.mma import PACKED, RAW, MmaOp, PackOp, SqueezeOp
 from weft.backends.nvidia.view_layouts import demanded
+from weft.backends.nvidia.wgmma import words_layout
 from weft.backends.nvidia.written_layouts import assign_written, carried_layouts, is_free_view, scalar_layout
 from weft.tile import dialect as tile
 from weft.tile import written
@@ -84,7 +88,9 @@ class Assignment:
 
     def visit(self, op: Operation) -> None:
         match op:
-            case tile.LoadOp() if PACKED in op.attributes:
+            case tile.DequantizeOp():
+                self.home[op.out] = layout_of(op.out)
+            case tile.LoadOp() if PACKED in op.attributes or RAW in op.attributes:
                 self.home[op.out] = layout_of(op.out)
             case tile.LoadOp():
                 self.settle(op, [self.anchors.coalesced(op)])
@@ -98,6 +104,16 @@ class Assignment:
                 layout = self.natural(op.value)
                 self.take(op, 0, layout)
                 self.settle(op, [layout.sliced(op.axis.value.data)])
+            case ExponentialsOp():
+                layout = self.natural(op.value)
+                self.take(op, 0, layout)
+                sliced = layout.sliced(op.axis.value.data)
+                self.settle(op, [layout, sliced, sliced])
+            case tile.AddExponentialsOp():  # each thread has a pair of its own
+                pairs = self.anchors.of(tile.tile_type(op.largest).sizes)
+                for number, layout in enumerate((pairs, pairs, self.natural(op.value))):
+                    self.take(op, number, layout)
+                self.settle(op, [pairs, pairs])
             case tile.DotOp():
                 for number, operand in enumerate((op.a, op.b)):
                     self.take(op, number, self.natural(operand))
@@ -127,6 +143,12 @@ class Assignment:
                 self.settle(op, [layout])
             case FinishOp():
                 self.settle(op, [self.natural(value) for value in op.values])
+            case NarrowOp():
+                layout = self.anchors.of(tile.tile_type(op.value).sizes)
+                self.take(op, 0, layout)
+                self.settle(op, [words_layout(layout)])
+            case SendOp():
+                pass
             case PackOp():
                 self.home[op.out] = layout_of(op.out)
                 self.take(op, 0, layout_of(op.out))

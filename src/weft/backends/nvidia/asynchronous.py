@@ -30,6 +30,7 @@ from xdsl.irdl import (
     irdl_attr_definition,
     irdl_op_definition,
     operand_def,
+    opt_attr_def,
     opt_operand_def,
     region_def,
     result_def,
@@ -37,7 +38,7 @@ from xdsl.irdl import (
     var_result_def,
 )
 
-from weft.ir.types import DType, dtype_of, element_type
+from weft.ir.types import DType, dtype_of, element_type, i32
 from weft.tile import dialect as tile
 
 LINE = 128
@@ -177,6 +178,12 @@ class AcquireOp(_OfRing, IRDLOperation):
 
     name = "nvidia.acquire"
     ring = attr_def(IntegerAttr)
+    bytes = opt_attr_def(IntegerAttr)
+    """Where it is not all of a stage."""
+
+    @classmethod
+    def expecting(cls, size: int) -> Self:
+        return cls.create(attributes={"ring": IntegerAttr(0, i64), "bytes": IntegerAttr(size, i64)})
 
 
 @irdl_op_definition
@@ -269,6 +276,37 @@ class TurnOp(IRDLOperation):
         return cls.create(attributes={"kind": StringAttr(kind)})
 
 
+@irdl_op_definition
+class NarrowOp(IRDLOperation):
+    """A product's tile as words of two neighbours of 16 bits each, to be written later."""
+
+    name = "nvidia.narrow"
+    value = operand_def(tile.TileType)
+    dtype = attr_def(StringAttr)
+    out = result_def(tile.TileType)
+
+    @classmethod
+    def make(cls, value: SSAValue, dtype: DType) -> Self:
+        attributes = {"dtype": StringAttr(dtype.name)}
+        return cls.create(operands=[value], attributes=attributes, result_types=[narrowed_type(value)])
+
+
+def narrowed_type(value: SSAValue) -> tile.TileType:
+    """The type of a tile's words."""
+    rows, columns = tile.tile_type(value).sizes
+    return tile.TileType.of((rows, columns // 2), i32)
+
+
+@irdl_op_definition
+class SendOp(IRDLOperation):
+    """Let the copy engine write one of the pieces of a narrowed tile: 64 rows of a warp group, 64 columns."""
+
+    name = "nvidia.send"
+    words = operand_def(tile.TileType)
+    indices = var_operand_def(IndexType)
+    piece = attr_def(IntegerAttr)
+
+
 OPS: list[type[IRDLOperation]] = [
     RolesOp,
     BlockNumberOp,
@@ -282,4 +320,6 @@ OPS: list[type[IRDLOperation]] = [
     FinishOp,
     ReleaseOp,
     TurnOp,
+    NarrowOp,
+    SendOp,
 ]

@@ -19,11 +19,14 @@ from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
 from weft.backends.nvidia.control import emit_number
+from weft.backends.nvidia.dequantize import Decoder
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
 from weft.backends.nvidia.elements import emit_elements, emit_position
+from weft.backends.nvidia.exponentials import emit_added_exponentials, emit_exponentials
 from weft.backends.nvidia.extents import ConvertedLimits
 from weft.backends.nvidia.global_memory import narrowed_to
+from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.layouts import WARP, Layout, picked
 from weft.backends.nvidia.loops import loop_with
 from weft.backends.nvidia.mma import AHEAD, MmaOp, PackOp, SqueezeOp, multiply
@@ -138,6 +141,10 @@ class KernelCodegen:
                 emit_elements(self, op)
             case tile.ReduceOp():
                 emit_reduce(self, op)
+            case tile.AddExponentialsOp():
+                emit_added_exponentials(self, op)
+            case ExponentialsOp():
+                emit_exponentials(self, op)
             case tile.DotOp():
                 emit_plain_dot(self, op)
             case ConvertOp():
@@ -145,11 +152,7 @@ class KernelCodegen:
             case PackOp():
                 emit_pack(self, op)
             case MmaOp():
-                total = op.accumulator
-                zeros = [V("float", "0.0")] * layout_of(op.out).count
-                sums = zeros if total is None else self.tiles[total]
-                operands = self.tiles[op.a], self.tiles[op.b]
-                self.tiles[op.out] = multiply(self.b, op.fragments, *operands, sums, op.dtype.data)
+                self._multiply(op)
             case SqueezeOp():
                 self.tiles[op.out] = self.tiles[op.value]
             case BarrierOp():
@@ -158,7 +161,7 @@ class KernelCodegen:
                 self._loop(op)
             case tile.NumberOp():
                 emit_number(self, op)
-            case tile.ProgramOp() | tile.ReturnOp() | tile.YieldOp():
+            case tile.ProgramOp() | tile.ReturnOp() | tile.YieldOp() | tile.DequantizeOp():
                 pass
             case StreamOp() | CopyOp() | ReadOp() | WaitKeptOp():
                 emit_streaming(self, op)
@@ -229,6 +232,22 @@ class KernelCodegen:
         results = loop_with(b, i64(lower), i64(last), i64(step), initial, body, unrolled=False)
         self.tiles.update(zip(op.results, turn(i64(last), results), strict=True))
 
+    def _multiply(self, op: MmaOp) -> None:
+        total, fragments = op.accumulator, op.fragments
+        left, codes = self.tiles[op.a], op.b.owner
+        words, columns = fragments.vector // 2, fragments.tiles_n
+
+        def right(chunk: int, column: int) -> Sequence[V]:
+            first = (chunk * columns + column) * words
+            return self.tiles[op.b][first : first + words]
+
+        if isinstance(codes, tile.DequantizeOp):
+            decoder = Decoder(self, codes)
+            left = decoder.ordered(left)
+            right = lambda chunk, column: decoder.words(chunk * columns + column, fragments.vector)  # noqa: E731
+        sums = [V("float", "0.0")] * layout_of(op.out).count if total is None else self.tiles[total]
+        self.tiles[op.out] = multiply(self.b, fragments, left, right, sums, op.dtype.data)
+
     def _kept(self, value: SSAValue, before: list[V]) -> list[V]:
         """A tile that a loop carries on: what a smaller one lacks stays as it was."""
         values, sides = self.tiles[value], tile.tile_type(value).sizes
@@ -251,14 +270,14 @@ class KernelCodegen:
 
     def least(self, limits: Sequence[V], capacity: int) -> V:
         """The smallest of several extents and a capacity (i32)."""
-        result = i64(capacity)
-        for limit in {v.name: v for v in limits if v.name != str(capacity)}.values():
+        result = i64(min([capacity, *(int(limit.name) for limit in limits if limit.name.isdigit())]))
+        for limit in {v.name: v for v in limits if not v.name.isdigit()}.values():
             result = self.b.intrinsic("smin", result, limit)
         return short(self.b, result)
 
     def exists(self, layout: Layout, axis: int, offset: int, extent: V) -> V | None:
         """Whether the element of a register lies within an extent along an axis; None if it always does."""
-        if extent.name.isdigit() and layout.covered(axis) <= int(extent.name):
+        if extent.name.isdigit() and layout.last(axis) + offset < int(extent.name):
             return None
         place = self.b.add(self.threads.place(layout, axis), i32(offset))
         if place.name.isdigit() and extent.name.isdigit():

@@ -11,22 +11,30 @@ from weft.backends.nvidia.atomics import NO_BF16_ATOMICS
 from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
+from weft.backends.nvidia.dequantize import NO_FP8
 from weft.backends.nvidia.dialect import BLOCKS, WARPS, integer
 from weft.backends.nvidia.fold_views import fold_views
+from weft.backends.nvidia.join_exponentials import join_exponentials
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.messages import VPRINTF
 from weft.backends.nvidia.order_memory import order_memory
 from weft.backends.nvidia.pipeline_dots import pipeline_dots
 from weft.backends.nvidia.pipeline_rows import pipeline_rows
+from weft.backends.nvidia.pipeline_streams import pipeline_streams
 from weft.backends.nvidia.shared_memory import allocate_shared
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
 from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
 from weft.errors import LoweringError
 from weft.tile import dialect as tile
 
+_SINCE = {NO_BF16_ATOMICS: 90, NO_FP8: 89}
+"""The compute capabilities that have instructions."""
+
 
 def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch]:
     """A copy of a kernel with roles, layouts, conversions, shared memory and barriers."""
+    kernel = kernel.clone()
+    join_exponentials(kernel)
     for way in (_streamed, _with_roles, _without_conversions):
         with suppress(LoweringError):  # a conversion may need the memory that copies ahead of time would take
             if (found := way(kernel, target)) is not None:
@@ -41,8 +49,8 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
 
 
 def _streamed(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
-    """Rows that are brought ahead."""
-    streamed = pipeline_rows(kernel, target)
+    """Rows that are brought ahead, whole or in blocks."""
+    streamed = pipeline_rows(kernel, target) or pipeline_streams(kernel, target)
     if streamed is None:
         return None
     shared = allocate_shared(streamed.kernel, target.shared_per_block - streamed.shared, streamed.shared)
@@ -73,7 +81,7 @@ def _without_conversions(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[t
 
 def emit_llvm(kernels: Mapping[str, tile.KernelOp], target: NvidiaTarget) -> tuple[str, dict[str, Launch]]:
     """Kernels as the text of one LLVM module."""
-    module = Module(TRIPLE, frozenset([NO_BF16_ATOMICS]) if target.capability < 90 else frozenset())
+    module = Module(TRIPLE, frozenset(what for what, since in _SINCE.items() if target.capability < since))
     module.globals[SHARED_SYMBOL] = f"@{SHARED_SYMBOL} = external addrspace(3) global [0 x i8], align 1024"
     launches: dict[str, Launch] = {}
     for name, kernel in kernels.items():

@@ -12,8 +12,9 @@ from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.block import fitted, wide
 from weft.backends.nvidia.dialect import layout_of
 from weft.backends.nvidia.global_memory import narrowed_to, rounded_to
-from weft.backends.nvidia.math import divide_all, emit_map, power_of_two, rough_exp
-from weft.backends.nvidia.roles import packed_for_product
+from weft.backends.nvidia.math import divide_all, emit_map, power_of_two, rough_exp, rough_sigmoid
+from weft.backends.nvidia.roles import begins_product, packed_for_product
+from weft.backends.nvidia.wgmma import laid_down
 from weft.ir.attributes import from_attribute
 from weft.ir.types import DType
 from weft.tile import dialect as tile
@@ -60,7 +61,7 @@ def emit_elements(codegen: KernelCodegen, op: tile.MapOp) -> None:
         if key not in known:
             known[key] = _apply(codegen, op, list(args))
         results.append(known[key])
-    codegen.tiles[op.out] = results
+    codegen.tiles[op.out] = laid_down(codegen.b, results) if begins_product(op) else results
 
 
 def _divides_many(codegen: KernelCodegen, op: tile.MapOp) -> bool:
@@ -95,6 +96,8 @@ def _apply(codegen: KernelCodegen, op: tile.MapOp, args: list[V]) -> V:
         return power_of_two(codegen.b, args[0])
     if function == "exp" and args[0].type == "float" and loses_digits(op.out, _is_at_most_one(op)):
         return rough_exp(codegen.b, args[0])
+    if function == "sigmoid" and args[0].type == "float" and loses_digits(op.out, summed=False):
+        return rough_sigmoid(codegen.b, args[0])
     return emit_map(codegen.b, function, args, tile.tile_type(op.args[-1]).dtype)
 
 
@@ -117,13 +120,16 @@ def loses_digits(value: SSAValue, summed: bool) -> bool:
                 pass
             case tile.StoreOp() as op if pointer_dtype(op).bytes == 2 and pointer_dtype(op).is_float:
                 pass
-            case tile.MapOp() as op if (
-                op.function.data in ("mul", "div") and use.index == 0 and loses_digits(op.out, summed)
-            ):
+            case tile.MapOp() as op if _scales(op, use.index) and loses_digits(op.out, summed):
                 pass
             case _:
                 return False
     return True
+
+
+def _scales(op: tile.MapOp, operand: int) -> bool:
+    """Whether a result has as many right digits as an operand."""
+    return op.function.data == "mul" or (op.function.data == "div" and operand == 0)
 
 
 def contracted(op: tile.MapOp) -> tile.MapOp | None:

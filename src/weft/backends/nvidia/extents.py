@@ -5,7 +5,9 @@ from __future__ import annotations
 from xdsl.ir import OpResult, SSAValue
 
 from weft.backends.nvidia.dialect import ConvertOp
+from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.mma import MmaOp, PackOp, SqueezeOp
+from weft.backends.nvidia.streaming import ReadOp
 from weft.tile import dialect as tile
 from weft.tile.extents import Limit, Limits
 
@@ -15,8 +17,10 @@ class ConvertedLimits(Limits):
 
     def _find(self, value: SSAValue, axis: int) -> list[Limit]:
         match value.op if isinstance(value, OpResult) else None:
-            case ConvertOp() | PackOp() as op:
+            case ConvertOp() | PackOp() | ExponentialsOp() as op:
                 return list(self.of(op.value, axis))
+            case ReadOp() as op if op.extents is not None:
+                return [(op.extents.data[axis], ())]
             case SqueezeOp() as op:
                 return list(self.of(op.value, axis + 1))
             case MmaOp() as op:

@@ -105,6 +105,11 @@ class Layout:
         """How many places a layout has along an axis: the side of the tile, or more."""
         return 1 + sum((m.size - 1) * m.step for m in self._modes if m.axis == axis)
 
+    def last(self, axis: int) -> int:
+        """The place along an axis of the first element of the thread that is furthest along it."""
+        threads = (*self.lanes, *self.warps, *self.blocks)
+        return sum((m.size - 1) * m.step for m in threads if m.axis == axis)
+
     @property
     def vector(self) -> Mode:
         """The registers that hold neighbours: the first mode, if it takes single steps."""

@@ -40,6 +40,9 @@ _ex2 = _approximate("ex2.approx.f32")
 _lg2 = _approximate("lg2.approx.f32")
 _rsqrt = _approximate("rsqrt.approx.f32")
 _rcp = _approximate("rcp.approx.f32")
+# Zero where the result is below the normal numbers: without a test for those, one instruction.
+_ex2_normal = _approximate("ex2.approx.ftz.f32")
+_rcp_normal = _approximate("rcp.approx.ftz.f32")
 
 
 def _exp(x: E) -> E:
@@ -54,7 +57,12 @@ def _exp(x: E) -> E:
 
 def rough_exp(b: Function, x: V) -> V:
     """Good to as many ulp as x has units: for what is summed or narrowed, where small powers count for little."""
-    return _ex2(E(b, x) * _LOG2_E).v
+    return _ex2_normal(E(b, x) * _LOG2_E).v
+
+
+def rough_sigmoid(b: Function, x: V) -> V:
+    """The same, for what is narrowed."""
+    return _rcp_normal(_ex2_normal(E(b, x) * -_LOG2_E) + 1.0).v
 
 
 def _sigmoid(x: E) -> E:
@@ -76,8 +84,8 @@ def _tanh(x: E) -> E:
 
 
 def power_of_two(b: Function, x: V) -> V:
-    """2^x of a float, or zero where that is below the normal numbers: one instruction."""
-    return asm(b, "float", "ex2.approx.ftz.f32 $0, $1;", "=f,f", x)
+    """2^x of a float, or zero where that is below the normal numbers."""
+    return _ex2_normal(E(b, x)).v
 
 
 def divide_all(b: Function, dividends: Sequence[V], divisor: V, exact: bool) -> list[V]:

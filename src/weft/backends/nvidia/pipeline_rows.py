@@ -23,6 +23,7 @@ from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
 from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, IndexOp, ReleaseOp, WaitOp
 from weft.backends.nvidia.dialect import BLOCKS, LAYOUTS, RESIDENT, WARPS, ConvertOp, layout_of, set_integer
+from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.shared_memory import crossing_bytes
 from weft.backends.nvidia.streaming import ALIGNMENT, CROSSES, CopyOp, PieceType, ReadOp, StreamOp, WaitKeptOp
@@ -120,8 +121,8 @@ def _up(size: int) -> int:
 def _is_flat(kernel: tile.KernelOp) -> bool:
     simple = (tile.LoadOp, tile.StoreOp, tile.MapOp, tile.ReduceOp, tile.ConstantOp, tile.PositionOp, tile.GatherOp)
     ops = list(kernel.block.ops)
-    flat = all(isinstance(op, (*simple, tile.ProgramOp, tile.ReturnOp)) for op in ops)
-    return flat and any(isinstance(op, tile.ReduceOp) for op in ops)
+    flat = all(isinstance(op, (*simple, ExponentialsOp, tile.ProgramOp, tile.ReturnOp)) for op in ops)
+    return flat and any(isinstance(op, tile.ReduceOp | ExponentialsOp) for op in ops)
 
 
 def _reads_back(kernel: tile.KernelOp) -> bool:
@@ -170,7 +171,7 @@ def _held_at_once(block: Block | None, shape: Sequence[int], loads: int) -> int:
     place = {op: number for number, op in enumerate(ops)}
     most = (loads + 1) // 2  # what is read takes half the registers, until it is widened
     for number, op in enumerate(ops):
-        if isinstance(op, tile.ReduceOp):
+        if isinstance(op, tile.ReduceOp | ExponentialsOp):
             results = [result for earlier in ops[:number] for result in earlier.results]
             tiles = [r for r in results if isinstance(r.type, tile.TileType) and r.type.sizes == tuple(shape)]
             most = max(most, sum(any(place[use.operation] > number for use in r.uses) for r in tiles))
@@ -211,7 +212,7 @@ def _exchange_by_sending(kernel: tile.KernelOp, blocks: int) -> bool:
     if blocks > 1 and any(isinstance(op, ConvertOp) for op in kernel.walk()):
         return False  # that is through the memory of one block
     for op in kernel.walk():
-        if not isinstance(op, tile.ReduceOp) or blocks == 1:
+        if not isinstance(op, tile.ReduceOp | ExponentialsOp) or blocks == 1:
             continue
         layout, axis = layout_of(op.value), op.axis.value.data
         if not any(mode.axis == axis for mode in layout.blocks):
@@ -251,7 +252,7 @@ def _split(kernel: tile.KernelOp, rows: list[_Row], stages: int, blocks: int, cr
     first, count = (BlockNumberOp.make(kind) for kind in kinds)
     block.insert_ops_before([first, count], original[0])
     moving, kept = [row for row in rows if not row.kept], [row for row in rows if row.kept]
-    programs, mapping = _programs(kernel, first.out, count.out)
+    programs, mapping = programs_of(kernel, first.out, count.out)
     producer = Block(
         [CopyOp.make(row.load.pointer, [], i, row.load.offset, kept=True) for i, row in enumerate(kept)] + [programs]
     )
@@ -260,7 +261,7 @@ def _split(kernel: tile.KernelOp, rows: list[_Row], stages: int, blocks: int, cr
         indices = [mapping.get(i, i) for i in row.load.indices]
         programs.block.add_op(CopyOp.make(row.load.pointer, indices, number, row.load.offset))
     programs.block.add_ops([CommitOp.of(), tile.YieldOp.create()])
-    programs, mapping = _programs(kernel, first.out, count.out)
+    programs, mapping = programs_of(kernel, first.out, count.out)
     consumer = Block([*([WaitKeptOp.create()] if kept else []), programs])
     _consume(programs.block, _ordered(original, {row.load for row in rows}), mapping, moving, kept)
     for op in reversed(original):
@@ -270,7 +271,7 @@ def _split(kernel: tile.KernelOp, rows: list[_Row], stages: int, blocks: int, cr
     block.insert_op_after(StreamOp.make(stages, brought, held, crossing, producer, consumer), count)
 
 
-def _programs(kernel: tile.KernelOp, first: SSAValue, count: SSAValue) -> tuple[tile.ForOp, dict[SSAValue, SSAValue]]:
+def programs_of(kernel: tile.KernelOp, first: SSAValue, count: SSAValue) -> tuple[tile.ForOp, dict[SSAValue, SSAValue]]:
     """A loop over the programs of this block, and what stands in it for a program's numbers."""
     sizes = list(kernel.block.args[len(kernel.block.args) - len(kernel.size_names) :])
     renamed: dict[str, Size] = {name: symbol(f"d{i + 2}") for i, name in enumerate(kernel.size_names)}
@@ -298,7 +299,8 @@ def _ordered(ops: list[Operation], rows: set[tile.LoadOp]) -> list[Operation]:
     for op in ops:
         if op in rows or any(isinstance(o.owner, Operation) and o.owner in needs_row for o in op.operands):
             needs_row.add(op)
-    first = next((op for op in ops if isinstance(op, tile.ReduceOp) and op in needs_row), None)
+    reductions = [op for op in ops if isinstance(op, tile.ReduceOp | ExponentialsOp)]
+    first = next((op for op in reductions if op in needs_row), None)
     if first is None:
         return ops
     before = _needed_by(first)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.block import (
@@ -18,6 +18,8 @@ from weft.backends.nvidia.block import (
 )
 from weft.backends.nvidia.cluster_reduce import Combine, Crossing, Parts
 from weft.backends.nvidia.layouts import WARP, Layout, Mode
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ def reduce_axis(
     b: Function, threads: Threads, layout: Layout, axis: int, parts: Sequence[Parts], combine: Combine, via: Exchange
 ) -> list[Parts]:
     """Combine along an axis; the results are in `layout.sliced(axis)`, in every thread along the axis."""
-    results = [_tree(group, combine) for group in _groups(layout, axis, parts)]
+    results = [tree(group, combine) for group in groups(layout, axis, parts)]
     for mask in axis_bits(layout.lanes, axis):
         results = [combine(r, tuple(shuffle_xor(b, part, mask) for part in r)) for r in results]
     if via.crossing is not None:
@@ -46,18 +48,18 @@ def reduce_axis(
     return results
 
 
-def _groups(layout: Layout, axis: int, parts: Sequence[Parts]) -> list[list[Parts]]:
+def groups(layout: Layout, axis: int, parts: Sequence[T]) -> list[list[T]]:
     """A thread's registers by the result that they go into, which are in the order of the sliced layout's."""
-    groups: dict[tuple[int, ...], list[Parts]] = {offset: [] for offset in layout.sliced(axis).offsets}
+    lines: dict[tuple[int, ...], list[T]] = {offset: [] for offset in layout.sliced(axis).offsets}
     for offset, part in zip(layout.offsets, parts, strict=True):
-        groups[(*offset[:axis], 0, *offset[axis + 1 :])].append(part)
-    return list(groups.values())
+        lines[(*offset[:axis], 0, *offset[axis + 1 :])].append(part)
+    return list(lines.values())
 
 
 _Node: TypeAlias = "int | tuple[_Node, _Node]"
 
 
-def _tree(values: list[Parts], combine: Combine) -> Parts:
+def tree(values: list[Parts], combine: Combine) -> Parts:
     """Neighbours first, in order: positions stay comparable, and sums are short.
 
     A branch is finished before the next is begun: few results on the way are held at the same time.
@@ -129,7 +131,7 @@ def _across_warps(
                 read(b.add(b.mul(b.binary("or", others, i32(bits_at(turn, along))), i32(WARP)), threads.lane))
                 for turn in range(count)
             ]
-            combined.append(_tree(values, combine))
+            combined.append(tree(values, combine))
     return combined
 
 
@@ -167,7 +169,7 @@ def _across_blocks(
             offsets = places[number * len(result) :]
             parts = zip(result, offsets, via.sizes, strict=False)
             values.append(tuple(load_of_block(b, part.type, at, mine, size, rank) for part, at, size in parts))
-        combined.append(_tree(values, combine))
+        combined.append(tree(values, combine))
     cluster_barrier(b)
     return combined
 

@@ -17,8 +17,10 @@ from weft.backends.nvidia.asynchronous import (
     FillOp,
     FinishOp,
     IndexOp,
+    NarrowOp,
     ReleaseOp,
     RolesOp,
+    SendOp,
     SlotOp,
     SlotType,
     TurnOp,
@@ -27,7 +29,7 @@ from weft.backends.nvidia.asynchronous import (
 )
 from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converged, do, elected, i32
 from weft.backends.nvidia.dialect import layout_of
-from weft.backends.nvidia.engine_stores import finish_stores
+from weft.backends.nvidia.engine_stores import finish_stores, narrow, send
 from weft.backends.nvidia.global_memory import narrowed_to, pair
 from weft.backends.nvidia.narrowed_factors import narrowed_factor
 from weft.backends.nvidia.streaming import PieceType
@@ -182,6 +184,12 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
         case TurnOp():
             _turn(codegen, op)
             return
+        case NarrowOp():
+            narrow(codegen, op)
+            return
+        case SendOp():
+            send(codegen, op)
+            return
         case AcquireOp() | FillOp() | CommitOp() | WaitOp() | SlotOp() | ReleaseOp():
             ring = codegen.rings[op.ring.value.data]
         case _:
@@ -189,7 +197,8 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
     match op:
         case AcquireOp():
             wait_for(b, ring.empty(b), b.binary("xor", ring.phase, i32(1)))
-            expect(b, ring.full(b), ring.arriving or i32(ring.stage_bytes))
+            known = ring.arriving or i32(ring.stage_bytes)
+            expect(b, ring.full(b), known if op.bytes is None else i32(op.bytes.value.data))
         case FillOp():
             _fill(codegen, op, ring)
         case CommitOp():
@@ -261,6 +270,12 @@ def packed_for_product(codegen: KernelCodegen, op: tile.MapOp) -> list[V] | None
     values = codegen.tiles[op.args[0]]
     pairs = zip(values[::2], values[1::2], strict=True)
     return [pair(codegen.b, low, high, dtype.name, pure=False) for low, high in pairs]
+
+
+def begins_product(op: tile.MapOp) -> bool:
+    """Whether a tile is what products begin with, and nothing else."""
+    uses = list(op.out.uses)
+    return bool(uses) and all(isinstance(use.operation, WgmmaOp) and use.index == 2 for use in uses)
 
 
 def _finish(codegen: KernelCodegen, op: FinishOp) -> None:

@@ -129,6 +129,8 @@ def _copy(codegen: KernelCodegen, op: CopyOp) -> None:
         first = b.add(first, b.mul(b.convert("zext", codegen.threads.rank, "i64"), i64(piece.share)))
     source = b.add(codegen.pointers[op.pointer], b.mul(first, i64(piece.dtype.bytes)))
     size = _bytes(codegen, piece)
+    if op.elements is not None:
+        size = i32(op.elements.value.data * piece.dtype.bytes)
     text = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
     arguments = (ring.slot(b, number), source, size, ring.full(b))
     if size.name.isdigit():

@@ -28,12 +28,20 @@ from weft.backends.nvidia.dialect import (
     integer,
     layout_of,
 )
+from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.layouts import WARP, Layout, Mode
 from weft.backends.nvidia.mma import MmaOp, PackOp, SqueezeOp
+from weft.backends.nvidia.simulator_exponentials import simulate_exponentials
 from weft.backends.nvidia.simulator_layouts import CoverageError, holding, picks
 from weft.backends.nvidia.simulator_memory import GlobalMemory, SharedMemory
-from weft.backends.nvidia.simulator_mma import multiply_fragments
-from weft.backends.nvidia.simulator_reduce import Pairs, combine_blocks, combine_lanes, combine_registers, combine_warps
+from weft.backends.nvidia.simulator_mma import dequantize_registers, multiply_fragments
+from weft.backends.nvidia.simulator_reduce import (
+    Pairs,
+    combine_blocks,
+    combine_lanes,
+    combine_registers,
+    combine_warps,
+)
 from weft.backends.nvidia.simulator_values import (
     DisagreementError,
     Held,
@@ -48,9 +56,10 @@ from weft.backends.reference.tile import AccessError
 from weft.errors import UnsupportedError
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, evaluate
+from weft.ir.types import dtype_of_numpy
 from weft.tile import dialect as tile
 from weft.tile import written
-from weft.tile.functions import COMBINERS
+from weft.tile.functions import COMBINERS, Combiner
 
 
 def simulate(
@@ -128,11 +137,19 @@ class _Block:
                 self._map(op)
             case tile.ReduceOp():
                 self._reduce(op)
+            case ExponentialsOp() | tile.AddExponentialsOp():
+                simulate_exponentials(self, op)
             case ConvertOp():
                 self._convert(op)
             case PackOp():
                 held = self.tiles[op.value]
                 self.hold(op.out, self._layout(op), held.values, held.defined, held.extents)
+            case tile.DequantizeOp():
+                layout = self._layout(op)
+                operands = [self.tiles[operand] for operand in op.operands]
+                values, defined = dequantize_registers(op, layout, operands)
+                extents = (layout.shape[0], operands[0].extents[1])
+                self.hold(op.out, layout, values, defined, extents)
             case MmaOp():
                 self._multiply(op)
             case SqueezeOp():
@@ -376,22 +393,30 @@ class _Block:
         self.hold(op.out, target, values, defined, source.extents)
 
     def _reduce(self, op: tile.ReduceOp) -> None:
-        source, target, axis = self.tiles[op.value], self._layout(op), op.axis.value.data
-        combiner, dtype = COMBINERS[op.kind.data], tile.tile_type(op.value).dtype
+        source, axis = self.tiles[op.value], op.axis.value.data
+        pairs = self.combined(op, source, axis, COMBINERS[op.kind.data], integer(op, SHARED))
+        self.hold_reduced(op.out, source, axis, pairs)
+
+    def combined(self, op: Operation, source: Held, axis: int, combiner: Combiner, start: int) -> Pairs:
+        dtype, target = dtype_of_numpy(source.values.dtype), source.layout.sliced(axis)
         along = holding(source.layout).index[axis]
         counted = along < source.extents[axis]
         values = np.where(counted, source.values, np.asarray(combiner.identity(dtype)).astype(dtype.numpy))
         pairs = Pairs(combiner, values, np.where(counted, along, -1), source.defined | ~counted)
         pairs = combine_registers(pairs, source.layout, target, axis)
         pairs = combine_lanes(pairs, source.layout, axis)
-        size, start = np.dtype(in_shared_memory(dtype)), integer(op, SHARED)
+        size, number = np.dtype(in_shared_memory(dtype)), self.numbers[op]
         if any(mode.axis == axis for mode in source.layout.warps):
-            pairs = combine_warps(pairs, source.layout, axis, self.shared, self.barrier, self.numbers[op], start, size)
+            pairs = combine_warps(pairs, source.layout, axis, self.shared, self.barrier, number, start, size)
         if any(mode.axis == axis for mode in source.layout.blocks):
-            pairs = combine_blocks(pairs, source.layout, axis, self.shared, self.barrier, self.numbers[op], start, size)
+            pairs = combine_blocks(pairs, source.layout, axis, self.shared, self.barrier, number, start, size)
+        return pairs
+
+    def hold_reduced(self, out: SSAValue, source: Held, axis: int, pairs: Pairs) -> None:
+        target = source.layout.sliced(axis)
         extents = [1 if a == axis else extent for a, extent in enumerate(source.extents)]
-        values = pairs.positions if combiner.indexed else pairs.values
-        self.hold(op.out, target, values, pairs.defined & holding(target).existing(extents), extents)
+        values = pairs.positions if pairs.combiner.indexed else pairs.values
+        self.hold(out, target, values, pairs.defined & holding(target).existing(extents), extents)
 
     # -- control flow ----------------------------------------------------------------------------------------------
 

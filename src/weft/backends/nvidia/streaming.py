@@ -107,7 +107,10 @@ class StreamOp(IRDLOperation):
 
 @irdl_op_definition
 class CopyOp(IRDLOperation):
-    """Let the copy engine bring a piece of memory to a slot; `offset` is where it begins, in elements."""
+    """Let the copy engine bring a piece of memory to a slot; `offset` is where it begins, in elements.
+
+    Of the rest of a row there may be fewer `elements` than a slot has.
+    """
 
     name = "nvidia.copy"
     pointer = operand_def(tile.PointerType)
@@ -115,28 +118,42 @@ class CopyOp(IRDLOperation):
     slot = attr_def(IntegerAttr)
     offset = attr_def(tile.Sizes)
     kept = opt_attr_def(UnitAttr)
+    elements = opt_attr_def(IntegerAttr)
 
     @classmethod
     def make(
-        cls, pointer: SSAValue, indices: Sequence[SSAValue], slot: int, offset: tile.Sizes, kept: bool = False
+        cls,
+        pointer: SSAValue,
+        indices: Sequence[SSAValue],
+        slot: int,
+        offset: tile.Sizes,
+        kept: bool = False,
+        elements: int | None = None,
     ) -> Self:
         attributes: dict[str, Attribute] = {"slot": IntegerAttr(slot, i64), "offset": offset}
+        if elements is not None:
+            attributes["elements"] = IntegerAttr(elements, i64)
         return cls.create(operands=[pointer, *indices], attributes=attributes | ({"kept": UnitAttr()} if kept else {}))
 
 
 @irdl_op_definition
 class ReadOp(IRDLOperation):
-    """A tile out of a slot, in the layout of the op; `strides` are the tile's in it."""
+    """A tile out of a slot, in the layout of the op; `strides` are the tile's in it, `extents` what there is of it."""
 
     name = "nvidia.read"
     slot = attr_def(IntegerAttr)
     strides = attr_def(tile.Sizes)
     kept = opt_attr_def(UnitAttr)
+    extents = opt_attr_def(tile.Sizes)
     out = result_def(tile.TileType)
 
     @classmethod
-    def make(cls, slot: int, strides: tile.Sizes, out: Attribute, kept: bool = False) -> Self:
+    def make(
+        cls, slot: int, strides: tile.Sizes, out: Attribute, kept: bool = False, extents: tile.Sizes | None = None
+    ) -> Self:
         attributes: dict[str, Attribute] = {"slot": IntegerAttr(slot, i64), "strides": strides}
+        if extents is not None:
+            attributes["extents"] = extents
         return cls.create(attributes=attributes | ({"kept": UnitAttr()} if kept else {}), result_types=[out])
 
 

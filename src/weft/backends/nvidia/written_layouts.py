@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING
 
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
+from weft.backends.nvidia.asynchronous import NarrowOp
 from weft.backends.nvidia.dialect import ARGUMENTS, set_layouts
+from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.layouts import Layout, blocked
 from weft.backends.nvidia.view_layouts import demanded, in_order, renamed
+from weft.backends.nvidia.wgmma import words_layout
 from weft.errors import LoweringError
 from weft.tile import dialect as tile
 from weft.tile import written
@@ -180,6 +183,9 @@ def predicted(a: Assignment, value: SSAValue, depth: int = 64) -> Layout | None:
             source = op.operands[0]
             found = predicted(a, source, depth - 1) or a.anchors.of(tile.tile_type(source).sizes)
             return found.sliced(op.axis.value.data)
+        case ExponentialsOp():
+            found = predicted(a, op.value, depth - 1) or a.anchors.of(tile.tile_type(op.value).sizes)
+            return found if shape == found.shape else found.sliced(op.axis.value.data)
         case written.ScanOp():
             return in_order(shape, op.axis.value.data, a.anchors.warps)
         case written.ViewOp():
@@ -187,6 +193,8 @@ def predicted(a: Assignment, value: SSAValue, depth: int = 64) -> Layout | None:
             if found is None:
                 return None
             return renamed(op, found) or a.anchors.of(shape)
+        case NarrowOp():
+            return words_layout(a.anchors.of(tile.tile_type(op.value).sizes))
         case tile.MapOp():
             found = [predicted(a, arg, depth - 1) for arg in op.args if tile.tile_type(arg).sizes == shape]
             known = [layout for layout in found if layout is not None]

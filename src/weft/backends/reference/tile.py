@@ -20,6 +20,7 @@ from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, evaluate
 from weft.ir.types import DType, dtype_of_numpy
 from weft.ops.numerics import NARROW
+from weft.ops.quantized import dequantized
 from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS, FUNCTIONS, greatest
 
@@ -106,8 +107,14 @@ class Program:
                 self.set(op.out, self.apply(op, self._aligned(op.args)))
             case tile.ReduceOp():
                 self.set(op.out, _reduced(self.tiles[op.value], op.kind.data, op.axis.value.data))
+            case tile.AddExponentialsOp():
+                pair = _with_exponentials(*(self.tiles[operand] for operand in op.operands))
+                for out, value in zip(op.results, pair, strict=True):
+                    self.set(out, value)
             case tile.DotOp():
                 self._dot(op)
+            case tile.DequantizeOp():
+                self._dequantize(op)
             case tile.SortOp():
                 self._sort(op)
             case tile.ForOp():
@@ -219,6 +226,13 @@ class Program:
 
     # -- structured ops --------------------------------------------------------------------------------------------
 
+    def _dequantize(self, op: tile.DequantizeOp) -> None:
+        codes, scales, zeros = (*(self.tiles[operand].T for operand in op.operands), None, None)[:3]
+        dtype = from_attribute(op.dtype)
+        assert isinstance(dtype, DType) and codes is not None
+        values = dequantized(codes, scales, zeros, op.form.data, op.group.value.data)
+        self.set(op.out, values.T.astype(dtype.numpy))
+
     def _dot(self, op: tile.DotOp) -> None:
         a, b = self.tiles[op.a], self.tiles[op.b]
         type_ = tile.tile_type(op.out)
@@ -268,6 +282,17 @@ def _clipped(array: np.ndarray, extents: Sequence[int]) -> np.ndarray:
 
 def _to_memory(value: np.ndarray, dtype: DType) -> np.ndarray:
     return value.astype(dtype.numpy)
+
+
+def _with_exponentials(largest: np.ndarray, total: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Element i goes to pair i modulo their number; from an infinite maximum sums are seen from 0."""
+    count = len(largest)
+    padded = np.full(-(-len(value) // count) * count, -np.inf, value.dtype)
+    padded[: len(value)] = value
+    rows = padded.reshape(-1, count)
+    larger = np.maximum(largest, rows.max(0, initial=-np.inf))
+    base = np.where(np.isinf(larger), 0, larger)
+    return larger, total * np.exp(largest - base) + np.exp(rows - base).sum(0)
 
 
 def _reduced(value: np.ndarray, kind: str, axis: int) -> np.ndarray:

@@ -28,12 +28,13 @@ from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.devices import CPU, graph_device, kind_of, nvidia_target, target_on
 from weft.frontends.torch.executor import CpuExecutor
 from weft.frontends.torch.freezing import frozen_arguments, make_constants
-from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed, Viewed
+from weft.frontends.torch.graph import Calling, ImportedGraph
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.opaque import OpaqueRuntime
+from weft.frontends.torch.plan_executor import PlanExecutor
 from weft.frontends.torch.report import Fallback, note_fallback, note_targets, shape_guards
 from weft.frontends.torch.report import record_targets as record_targets
-from weft.ir.expr import Expr, evaluate
+from weft.frontends.torch.returning import output_of, write_back, written_inputs
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.pipelines import Compiled, compile_cpu, compile_nvidia
@@ -162,7 +163,7 @@ def _loaded(
         if isinstance(code, bytes) is not (device.type == "cpu"):
             raise ParseError("a program of another device's")
         constants = tuple(operator.attrgetter(path)(module) for path in calling.constants)
-        executor = _loaded_on(device, plan, code, None, OpaqueRuntime({}), config)
+        executor = _loaded_on(device, plan, code, None, OpaqueRuntime({}), config, calling)
         make_constants(executor, [*map(frozen.get, calling.arguments), *constants])
     except Exception as error:  # an entry is data from elsewhere: whatever is wrong with it, the graph is compiled
         log.warning("a cache entry is not used: %r", error)
@@ -182,6 +183,7 @@ def _loaded_on(
     prepare: FuncOp | None,
     opaque: OpaqueRuntime,
     config: Config,
+    calling: Calling,
 ) -> CpuExecutor | CudaExecutor:
     """The executor of a compiled program on its device."""
     if isinstance(code, bytes):
@@ -191,7 +193,10 @@ def _loaded_on(
 
     cache = caching.disk_cache() if config.cache else None
     program = load_program(plan, code, prepare, device=device.index or 0, cache=cache)
-    return CudaExecutor(program, opaque, cuda_graphs=config.cuda_graphs)
+    # The arguments of a backward graph are its own: tracing guards those that the user gives.
+    guarded = plan.name != "backward"
+    written = written_inputs(calling)
+    return CudaExecutor(program, opaque, cuda_graphs=config.cuda_graphs, written=written, guarded=guarded)
 
 
 def executor_for(
@@ -217,7 +222,7 @@ def executor_for(
     if key is not None and imported.cacheable and all(imported.calling.constants):
         caching.store(key, compiled.plan, compiled.code, imported.calling)
         start = compiled.report.measure("store", start)
-    executor = _loaded_on(device, compiled.plan, compiled.code, compiled.prepare, runtime, config)
+    executor = _loaded_on(device, compiled.plan, compiled.code, compiled.prepare, runtime, config, imported.calling)
     start = compiled.report.measure("link", start)
     make_constants(executor, [*map(frozen.get, imported.calling.arguments), *imported.constants])
     compiled.report.measure("prepare_constants", start)
@@ -236,11 +241,10 @@ class CompiledGraph:
 
     def shortest(self) -> Callable[[list[Any]], list[Any]]:
         """The quickest callable: the executor's own, where arguments and results are just the program's."""
-        calling = self.calling
-        given = bool(calling.mutated or calling.complex_arguments or calling.symbols.rules or self.constants)
-        if given or not isinstance(self.executor, CpuExecutor):
+        executor, calling = self.executor, self.calling
+        if not isinstance(executor, PlanExecutor) or calling.complex_arguments or calling.symbols.rules:
             return self
-        return self.executor.direct(calling.arguments, calling.outputs, calling.checks, self) or self
+        return executor.direct(calling, self.constants, self) or self
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
         calling = self.calling
@@ -255,38 +259,5 @@ class CompiledGraph:
         if calling.checks and (code := int(results[-1])):
             raise failure(calling.checks, code)
         if calling.mutated:
-            _write_back([(given[position], results[result]) for position, result in calling.mutated])
-        return [_output(output, given, results, symbols) for output in calling.outputs]
-
-
-def _write_back(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Give arguments their new values, unless the program has written over them: then they only count as changed."""
-    for argument, value in pairs:
-        if value is argument:
-            continue
-        new = torch.view_as_complex(value) if argument.is_complex() else value
-        if argument.shape != new.shape:
-            # Of arguments that overlap torch passes the memory, of which tracing saw what they cover.
-            argument = argument.as_strided(new.shape, new.stride())
-        with torch.no_grad():
-            argument.copy_(new)
-    changed = [argument for argument, value in pairs if value is argument and not argument.is_inference()]
-    if changed:
-        torch.autograd.graph.increment_version(changed)
-
-
-def _output(
-    output: Output, arguments: Sequence[Any], results: Sequence[torch.Tensor], symbols: Mapping[str, int]
-) -> Any:
-    match output:
-        case Passed(argument):
-            return arguments[argument]
-        case Number(value):
-            return evaluate(value, symbols) if isinstance(value, Expr) else value
-        case Viewed(base, shape, strides, offset):
-            memory: torch.Tensor = _output(base, arguments, results, symbols)
-            sizes, steps = ([evaluate(each, symbols) for each in values] for values in (shape, strides))
-            return memory.as_strided(sizes, steps, memory.storage_offset() + evaluate(offset, symbols))
-        case _:
-            result = results[output.result]
-            return torch.view_as_complex(result) if output.is_complex else result
+            write_back([(given[position], results[result]) for position, result in calling.mutated])
+        return [output_of(output, given, results, symbols) for output in calling.outputs]

@@ -11,20 +11,27 @@ waiting for the GPU: what one program does not need at the moment is there for a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch._C._dynamo.guards import _empty_strided_cuda  # `torch.empty_strided` in a third of the time
 
 from weft.backends.nvidia.code import DeviceCode
+from weft.config import Config
 from weft.errors import DeviceMemoryError
 from weft.frontends.torch.alignment import aligned
+from weft.frontends.torch.cuda_direct import direct_call
 from weft.frontends.torch.cuda_graphs import GraphedCalls
-from weft.frontends.torch.frozen import ConstantSet
+from weft.frontends.torch.devices import nvidia_target
+from weft.frontends.torch.frozen import ConstantSet, Preparing
+from weft.frontends.torch.graph import Calling
 from weft.frontends.torch.opaque import OpaqueRuntime
-from weft.frontends.torch.plan_executor import Frame, PlanExecutor
+from weft.frontends.torch.plan_executor import BoxedCall, Frame, PlanExecutor
 from weft.lower.steps import CallStep, DotStep, Plan
 from weft.ops.graph import FuncOp
+from weft.pipelines import compile_nvidia
 from weft.runtime.cache import DiskCache
+from weft.runtime.constants import prepared_by
 from weft.runtime.device_program import DeviceProgram, DeviceTape
 from weft.runtime.tape import Tape
 
@@ -50,28 +57,59 @@ _CAPTURED: list[tuple[DeviceProgram, list[ConstantSet]]] = []
 
 
 class CudaExecutor(PlanExecutor[DeviceProgram]):
-    """A function compiled for a GPU. With `cuda_graphs`, calls that gain by it are captured and replayed."""
+    """A function compiled for a GPU. With `cuda_graphs`, calls that gain by it are captured and replayed.
 
-    def __init__(self, executable: DeviceProgram, opaque: OpaqueRuntime, *, cuda_graphs: bool = True) -> None:
+    `written` and `guarded` are what `GraphedCalls` knows of results and inputs.
+    """
+
+    def __init__(
+        self,
+        executable: DeviceProgram,
+        opaque: OpaqueRuntime,
+        *,
+        cuda_graphs: bool = True,
+        written: Mapping[int, int] = MappingProxyType({}),
+        guarded: bool = False,
+    ) -> None:
         super().__init__(executable, opaque, torch.device("cuda", executable.device))
         self.index = executable.device
-        self.graphs = GraphedCalls(self) if cuda_graphs else None
+        self.graphs = GraphedCalls(self, written, guarded) if cuda_graphs else None
 
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Mapping[str, int]) -> list[torch.Tensor]:
         if torch.cuda.current_device() != self.index:
             with torch.cuda.device(self.index):
                 return self(tensors, symbols)
-        if self.graphs is not None and not symbols and (results := self.graphs.call(tensors)) is not None:
+        if self.graphs is not None and not symbols and (results := self.graphs.call(list(tensors))) is not None:
             return results
+        return self.plain(tensors, symbols)
+
+    def plain(self, tensors: Sequence[torch.Tensor], symbols: Mapping[str, int]) -> list[torch.Tensor]:
+        """A call without a graph of its own."""
         results = super().__call__(tensors, symbols)
         if torch.cuda.is_current_stream_capturing():
             _CAPTURED.append((self.executable, list(self.sets)))
         return results
 
+    def direct(self, calling: Calling, constants: Sequence[torch.Tensor], otherwise: BoxedCall) -> BoxedCall | None:
+        return direct_call(self, calling, constants, otherwise)
+
     def release(self) -> None:
         super().release()
         if self.graphs is not None:
             self.graphs.release()
+
+    def _preparing(self) -> Preparing:
+        return self._prepare
+
+    def _prepare(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Compute constants by kernels made for it: what they are made of may be gigabytes, and is here already."""
+        function = prepared_by(self.executable.plan, self.executable.prepare)
+        assert function is not None
+        function = function.clone()
+        del function.attributes["prepares"]
+        compiled = compile_nvidia(function, Config(), nvidia_target(self.device))
+        program = load_program(compiled.plan, compiled.code, device=self.index)
+        return CudaExecutor(program, OpaqueRuntime({}), cuda_graphs=False)(given, {})
 
     def stream(self) -> int:
         """The stream that torch works on now, as the driver knows it."""
@@ -80,6 +118,10 @@ class CudaExecutor(PlanExecutor[DeviceProgram]):
     def _is_here(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is in a GPU's memory: then it is in this one's, as tracing has guarded."""
         return tensor.is_cuda
+
+    def new_tensor(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor in the GPU's memory; its content is undefined."""
+        return _empty_strided_cuda(shape, strides, dtype)
 
     def _maker(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Callable[..., torch.Tensor]:
         return _empty_strided_cuda

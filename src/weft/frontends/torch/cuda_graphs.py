@@ -21,19 +21,17 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
-import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from weft.frontends.torch.alignment import copied_whole, span, spanned
-from weft.frontends.torch.collection import without_collection
+from weft.frontends.torch.copies import CopiesIn, CopiesOut, copy_all, lies_dense
 from weft.frontends.torch.encoding import operator_named
 from weft.frontends.torch.frozen import ConstantSet
+from weft.frontends.torch.graph_pools import GraphPool, pool_of
 from weft.lower.steps import CallStep, KernelStep, Plan
 from weft.runtime.profile import active_profile
 
@@ -49,52 +47,48 @@ _MOST_CAPTURES = 4
 _KERNEL_US, _CALL_US, _REPLAY_US = 1.0, 12.0, 12.0
 _COPIED_BYTES_PER_US = 1.5e6
 
-_CAPTURING = threading.Lock()
-"""One capture at a time: they share a stream."""
-
 _UNSAFE_TAGS = ("cudagraph_unsafe", "data_dependent_output", "dynamic_output_shape")
 
 
 @dataclass
-class _Pool:
-    """Memory that the graphs of one stream share; the lock is held while one of them runs and is copied from.
-
-    torch gives a pool back with its last graph, and takes its handle for no other: one of nothing keeps it.
-    """
-
-    handle: Any
-    keeper: Any
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
-@dataclass
 class _Captured:
-    """A graph, and the memory it works on."""
+    """A graph, and the memory it works on. `place` is where a tensor stands among the arguments."""
 
     graph: Any
-    weights: tuple[list[int], list[int | None]]
-    """Places of parameters among the arguments, and the addresses of all arguments that are such."""
-    weights_at: frozenset[int]
-    """Their positions among the inputs."""
-    still: list[tuple[int, int]]
-    """Other inputs, by position, that are read where they lie: at these addresses."""
+    places: list[int]
+    """The arguments that are read where they lie,"""
+    addresses: list[int | None]
+    """and the addresses of all arguments that are such."""
+    strides: list[tuple[int, tuple[int, ...]]]
+    """Of those among them that tracing has not guarded, by place."""
     moving: dict[int, torch.Tensor]
-    """Inputs, by position, that are copied to memory of the graph's."""
-    made: list[torch.Tensor | None]
-    """Results in the graph's memory; None where one is an input."""
+    """The graph's memory for inputs that are copied there, by place."""
+    copies_in: CopiesIn
+    """These copies, where no two elements of an input share memory,"""
+    overlapping: list[tuple[int, tuple[int, ...]]]
+    """and the places of the others, with the strides that the program takes them with."""
+    copies_out: CopiesOut
+    """Copies of the results in the graph's memory."""
+    results: list[int | None]
+    """The results in their order: None for one in the graph's memory, or the place of the argument that it is,"""
+    cloned: set[int]
+    """of which such results get copies."""
+    changed: list[int]
+    """Places of moving inputs that get their new values."""
     constants: ConstantSet | None
 
-    def has_weights(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether all parameters are where they were. Those keep shape and strides, which tracing has guarded."""
-        places, addresses = self.weights
-        return _lie_at(list(tensors), addresses, places)
+    def has(self, tensors: list[torch.Tensor]) -> bool:
+        """Whether all inputs that are read where they lie are there, as they were."""
+        return _lie_at(tensors, self.addresses, self.places) and all(
+            tensors[place].stride() == strides for place, strides in self.strides
+        )
 
 
 @dataclass
 class _Stream:
     """What is known of a program's calls on one stream."""
 
-    pool: _Pool
+    pool: GraphPool
     pointers: list[int] | None = None
     """Where the inputs lay in the first call."""
     moving: set[int] = field(default_factory=set[int])
@@ -103,20 +97,32 @@ class _Stream:
 
 
 class GraphedCalls:
-    """The captured calls of one program."""
+    """The captured calls of one program.
 
-    def __init__(self, executor: CudaExecutor) -> None:
+    `written` are the results that replace an argument and are nothing else, with its place: the graph itself copies
+    them there. Where tracing has `guarded` the inputs, they have the same strides in every call.
+    """
+
+    def __init__(self, executor: CudaExecutor, written: Mapping[int, int], guarded: bool) -> None:
         self.executor = executor
+        self.guarded = guarded
         plan = executor.executable.plan
         self.refusal: str | None = None
         self.streams: dict[int, _Stream] = {}
-        self.places = {number: position for position, number in enumerate(plan.inputs)}
-        self.replaced = {plan.outputs[position] for position in plan.replacing}
+        self.positions = {number: position for position, number in enumerate(plan.inputs)}
+        self.replacing = frozenset(plan.replacing)
+        self.given = {n: self.positions[number] for n, number in enumerate(plan.outputs) if number in self.positions}
+        self.written: dict[int, int] = {}
         if (reason := why_not_captured(plan)) is not None:
             self.refuse(reason)
             return
         binding = executor.executable.bind({})
         self.strides = [binding.strides[number] for number in plan.inputs]
+        taken = {place: position for position, place in enumerate(executor.taken)}
+        for result, place in written.items():
+            target, number = plan.inputs[taken[place]], plan.outputs[result]
+            if result not in self.given and binding.shapes[number] == binding.shapes[target]:
+                self.written[result] = taken[place]
 
     def refuse(self, reason: str) -> None:
         """Capture nothing of this program from now on."""
@@ -128,7 +134,7 @@ class GraphedCalls:
         """Drop all graphs and their memory."""
         self.streams = {}
 
-    def call(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+    def call(self, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
         """The results of a replay, or None where the call has to run as usual."""
         if self.refusal is not None or active_profile() is not None or torch.cuda.is_current_stream_capturing():
             return None
@@ -136,133 +142,113 @@ class GraphedCalls:
         handle = executor.stream()
         stream = self.streams.get(handle)
         if stream is None:
-            stream = self.streams.setdefault(handle, _Stream(_pool(executor.index, handle)))
-        with torch.no_grad(), stream.pool.lock:
-            constants = executor.constants([tensors[p] for p in executor.fixed]) if executor.has_constants else None
-            captured = stream.captured
-            if captured is not None and captured.constants is constants and captured.has_weights(tensors):
-                skipped = captured.weights_at
-            else:
-                captured, skipped = None, frozenset[int]()
-            given = [tensors[place] for place in executor.taken]
-            fitting = [
-                tensor if position in skipped else executor._input(tensor, strides)
-                for position, (tensor, strides) in enumerate(zip(given, self.strides, strict=True))
-            ]
-            if stream.pointers is None:
-                stream.pointers = [tensor.data_ptr() for tensor in fitting]
-                return None
-            moved = self._moved(captured, stream.pointers, fitting)
-            if captured is None or moved:
-                stream.moving.update(moved)
-                stream.captured = captured = self._capture_again(stream, tensors, fitting, constants)
-            return None if captured is None else self._replay(captured, given, fitting)
+            stream = self.streams.setdefault(handle, _Stream(pool_of(executor.index, handle)))
+        constants = executor.constants([tensors[p] for p in executor.fixed]) if executor.has_constants else None
+        captured = stream.captured
+        with stream.pool.lock:
+            if captured is None or captured.constants is not constants or not captured.has(tensors):
+                captured = self._captured(stream, tensors, constants)
+            return None if captured is None else self._replay(captured, tensors)
 
-    def _moved(self, captured: _Captured | None, pointers: Sequence[int], fitting: Sequence[torch.Tensor]) -> list[int]:
-        """The inputs that are not where they were at capture or, without one, in the first call."""
-        still = enumerate(pointers) if captured is None else captured.still
-        return [position for position, pointer in still if fitting[position].data_ptr() != pointer]
-
-    def _capture_again(
-        self,
-        stream: _Stream,
-        tensors: Sequence[torch.Tensor],
-        fitting: Sequence[torch.Tensor],
-        constants: ConstantSet | None,
+    def _captured(
+        self, stream: _Stream, tensors: list[torch.Tensor], constants: ConstantSet | None
     ) -> _Captured | None:
-        """A graph for these inputs, if it is worth its while."""
+        """A graph for these inputs, unless it is the first call, or not worth its while."""
+        executor = self.executor
+        given = [tensors[place] for place in executor.taken]
+        with torch.no_grad():
+            fitting = [executor._input(tensor, strides) for tensor, strides in zip(given, self.strides, strict=True)]
+        # What does not fit is copied in every call, to where there is memory.
+        stream.moving |= {n for n, (one, other) in enumerate(zip(given, fitting, strict=True)) if one is not other}
+        known, stream.pointers = stream.pointers, [tensor.data_ptr() for tensor in given]
+        if known is None:
+            return None
+        stream.moving |= {n for n, (one, other) in enumerate(zip(known, stream.pointers, strict=True)) if one != other}
+        stream.captured = None
         if stream.captures >= _MOST_CAPTURES:
             self.refuse(f"its inputs have moved after {stream.captures} captures")
         elif not self._is_worthwhile([fitting[position] for position in stream.moving]):
             self.refuse("copies would take longer than launches")
         else:
             stream.captures += 1
-            return self._capture(stream, tensors, fitting, constants)
-        return None
+            stream.captured = self._capture(stream, tensors, fitting, constants)
+        return stream.captured
 
     def _is_worthwhile(self, moving: Sequence[torch.Tensor]) -> bool:
         """Whether a replay, with its copies, is quicker than the launches that it stands for."""
         executable = self.executor.executable
-        steps = executable.plan.steps
-        kernels = sum(isinstance(step, KernelStep) for step in steps)
-        saved = _KERNEL_US * kernels + _CALL_US * (len(steps) - kernels)
+        plan = executable.plan
+        kernels = sum(isinstance(step, KernelStep) for step in plan.steps)
+        saved = _KERNEL_US * kernels + _CALL_US * (len(plan.steps) - kernels)
         binding = executable.bind({})
-        made = [number for number in executable.plan.outputs if number not in self.places]
-        results = sum(
-            executable.plan.buffers[n].tensor.dtype.bytes * span(binding.shapes[n], binding.strides[n]) for n in made
-        )
+        made = [number for n, number in enumerate(plan.outputs) if n not in self.given and n not in self.written]
+        results = sum(plan.buffers[n].tensor.dtype.bytes * span(binding.shapes[n], binding.strides[n]) for n in made)
         copied = results + sum(span(tensor.shape, tensor.stride()) * tensor.itemsize for tensor in moving)
         return saved > _REPLAY_US + copied / _COPIED_BYTES_PER_US
 
     def _capture(
         self,
         stream: _Stream,
-        tensors: Sequence[torch.Tensor],
+        tensors: list[torch.Tensor],
         fitting: Sequence[torch.Tensor],
         constants: ConstantSet | None,
     ) -> _Captured | None:
         executor = self.executor
         # Memory of inference mode could not be written outside of it, where a later call may be.
         with torch.inference_mode(False), torch.no_grad():
-            moving = {position: copied_whole(fitting[position]) for position in sorted(stream.moving)}
-            arguments = list(tensors)
-            for position, place in enumerate(executor.taken):
-                arguments[place] = moving.get(position, fitting[position])
+            moving = {executor.taken[n]: copied_whole(fitting[n]) for n in sorted(stream.moving)}
+            arguments = [moving.get(place, tensor) for place, tensor in enumerate(tensors)]
             frame = executor._frame({})
             graph = torch.cuda.CUDAGraph()
-            side, current = _side_stream(executor.index), torch.cuda.current_stream(executor.index)
             try:
-                with _CAPTURING, without_collection():
-                    torch.cuda.synchronize(executor.index)
-                    side.wait_stream(current)
-                    with torch.cuda.stream(side):
-                        graph.capture_begin(pool=stream.pool.handle, capture_error_mode="thread_local")
-                        try:
-                            held = executor._run(frame, arguments)
-                        finally:
-                            graph.capture_end()
+                with stream.pool.capture(graph):
+                    held = executor._run(frame, arguments)
+                    made = [held[number] for number in executor.returned]
+                    copy_all([(arguments[executor.taken[n]], made[result]) for result, n in self.written.items()])
             except Exception as error:  # whatever a library does not allow while it is captured, it does when it runs
                 log.warning("a CUDA graph could not be captured: %r", error)
                 self.refuse(f"{type(error).__name__}: {error}")
                 return None
-            made = [None if number in self.places else held[number] for number in executor.returned]
             executor._leave(frame)
-        unmoved = [position for position in range(len(fitting)) if position not in moving]
-        given = [tensors[place] for place in executor.taken]
-        weights = [n for n in unmoved if isinstance(given[n], torch.nn.Parameter) and fitting[n] is given[n]]
-        places = [executor.taken[n] for n in weights]
-        others = [n for n in unmoved if n not in set(weights)]
+        places = [place for place in executor.taken if place not in moving]
+        addresses: list[int | None] = [None] * len(tensors)
+        for place in places:
+            addresses[place] = tensors[place].data_ptr()
+        watched = [] if self.guarded else [p for p in places if not isinstance(tensors[p], torch.nn.Parameter)]
+        dense = {place: static for place, static in moving.items() if lies_dense(static)}
+        sources = {n: executor.taken[position] for n, position in {**self.given, **self.written}.items()}
         return _Captured(
             graph,
-            (places, [tensor.data_ptr() if n in set(places) else None for n, tensor in enumerate(tensors)]),
-            frozenset(weights),
-            [(n, fitting[n].data_ptr()) for n in others],
+            places,
+            addresses,
+            [(place, tensors[place].stride()) for place in watched],
             moving,
-            made,
+            CopiesIn(dense),
+            [(place, static.stride()) for place, static in moving.items() if place not in dense],
+            CopiesOut([value for n, value in enumerate(made) if n not in sources]),
+            [sources.get(n) for n in range(len(made))],
+            self.given.keys() - self.replacing,
+            [place for n, place in sources.items() if place in moving and (n in self.replacing or n in self.written)],
             constants,
         )
 
-    def _replay(
-        self, captured: _Captured, given: Sequence[torch.Tensor], fitting: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        _copy_all([(static, fitting[position]) for position, static in captured.moving.items()])
+    def _replay(self, captured: _Captured, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Run a graph, whose pool's lock is held, on these inputs."""
+        executor = self.executor
+        captured.copies_in(tensors)
+        for place, strides in captured.overlapping:
+            spanned(captured.moving[place]).copy_(spanned(executor._input(tensors[place], strides)))
         captured.graph.replay()
-        results: list[torch.Tensor] = []
-        fresh: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for number, static in zip(self.executor.returned, captured.made, strict=True):
-            if static is not None:
-                result = torch.empty_strided(static.shape, static.stride(), dtype=static.dtype, device=static.device)
-                fresh.append((result, static))
-            elif number in self.replaced:
-                position = self.places[number]
-                result, new = given[position], captured.moving.get(position, fitting[position])
-                if new is not result:
-                    result.copy_(new)
-            else:
-                result = fitting[self.places[number]].clone()
-            results.append(result)
-        _copy_all(fresh)
+        results = captured.copies_out(executor.new_tensor)
+        for n, place in enumerate(captured.results):
+            if place is not None:
+                results.insert(n, tensors[place] if n not in captured.cloned else self._clone(captured, place, tensors))
+        for place in captured.changed:
+            tensors[place].copy_(captured.moving[place])
         return results
+
+    def _clone(self, captured: _Captured, place: int, tensors: list[torch.Tensor]) -> torch.Tensor:
+        return captured.moving.get(place, tensors[place]).clone()
 
 
 def _addresses_equal(tensors: list[torch.Tensor], addresses: list[int | None], places: list[int]) -> bool:
@@ -271,17 +257,6 @@ def _addresses_equal(tensors: list[torch.Tensor], addresses: list[int | None], p
 
 # torch's own is there where it is built for CUDA; it takes a tenth of the time.
 _lie_at: Any = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", _addresses_equal)
-
-
-def _copy_all(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy tensors to others of the same strides, those of one type by one kernel."""
-    by_type: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-    for target, source in pairs:
-        targets, sources = by_type.setdefault(target.dtype, ([], []))
-        targets.append(spanned(target))
-        sources.append(spanned(source))
-    for targets, sources in by_type.values():
-        torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def why_not_captured(plan: Plan) -> str | None:
@@ -317,22 +292,3 @@ def _mentions(value: Any, kind: str) -> list[Any]:
         here = [value[kind]] if kind in value else []
         return here + [found for item in value.values() for found in _mentions(item, kind)]
     return []
-
-
-@lru_cache
-def _side_stream(device: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
-
-
-@lru_cache
-def _pool(device: int, stream: int) -> _Pool:
-    """The memory of all graphs of a stream; graphs of different streams may run at once, so they share none."""
-    handle, keeper = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
-        with (
-            _CAPTURING,
-            torch.cuda.graph(keeper, pool=handle, stream=_side_stream(device), capture_error_mode="thread_local"),
-        ):
-            pass
-    return _Pool(handle, keeper)

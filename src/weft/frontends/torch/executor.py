@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from weft.frontends.torch.checks import Check, failure
-from weft.frontends.torch.graph import Number, Output, Passed, Returned
+from weft.frontends.torch.checks import failure
+from weft.frontends.torch.graph import Calling, Returned
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.outputs import ResultMemory, use_huge_pages
 from weft.frontends.torch.plan_executor import BoxedCall, Frame, PlanExecutor
-from weft.ir.expr import Expr
+from weft.frontends.torch.returning import picked_from
 from weft.runtime.executable import Executable
 from weft.runtime.openmp import in_forked_child, pool_symbols
 from weft.runtime.profile import active_profile
@@ -46,17 +46,15 @@ class CpuExecutor(PlanExecutor[Executable]):
     def _launch(self, tape: Tape, frame: Frame) -> None:
         self.launch(tape.address, frame.address, _threads())
 
-    def direct(
-        self, places: Sequence[int], outputs: tuple[Output, ...], checks: Sequence[Check], otherwise: BoxedCall
-    ) -> BoxedCall | None:
+    def direct(self, calling: Calling, constants: Sequence[torch.Tensor], otherwise: BoxedCall) -> BoxedCall | None:
         """A call of nothing but the launcher, for a program of known sizes that is one tape and gives new tensors.
 
-        What small graphs compute takes less time than the way to it. `places` are those of the inputs among the
-        arguments; whatever is out of the ordinary is left to `otherwise`.
+        What small graphs compute takes less time than the way to it.
         """
+        places, outputs, checks = calling.arguments, calling.outputs, calling.checks
         unique = [number for number, _ in self.allocated] == list(self.returned)
-        picked = [pick for output in outputs if (pick := _picked(output)) is not None]
-        if self.symbols or not unique or len(picked) < len(outputs):
+        picked = [pick for output in outputs if (pick := picked_from(output)) is not None]
+        if self.symbols or calling.mutated or constants or not unique or len(picked) < len(outputs):
             return None
         (tape, *others) = self.executable.bind({}).segments or (None,)
         if others or not isinstance(tape, Tape):
@@ -104,19 +102,6 @@ class CpuExecutor(PlanExecutor[Executable]):
 
         call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
         return call
-
-
-def _picked(output: Output) -> Callable[[Sequence[Any], Sequence[Any]], Any] | None:
-    """What gives an output, of results and arguments, if it is one of them as it is, or always the same."""
-    match output:
-        case Returned(result, False):
-            return lambda results, _: results[result]
-        case Passed(argument):
-            return lambda _, arguments: arguments[argument]
-        case Number(value) if not isinstance(value, Expr):
-            return lambda _, __: value
-        case _:
-            return None
 
 
 def _threads() -> int:

@@ -24,23 +24,30 @@ def annotate(
     results: Sequence[fx.Node],
     own: tuple[int, int],
     mutated: tuple[tuple[int, int], ...],
+    replaced: tuple[tuple[int, int], ...],
     symbols: set[str],
 ) -> set[str]:
     """State on the function what tracing recorded of its arguments and results; gives the symbols in their strides.
 
-    `own` counts the arguments and results that the function has beyond those: constants, and what it checks.
+    `own` counts the arguments and results that the function has beyond those: constants, and what it checks. Results
+    that replace arguments, and are nothing else, lie as these do: they may be made there.
     """
     constants, more = own
     names = [node.name for node in arguments] + [f"constant{position}" for position in range(constants)]
     function.attributes["arg_names"] = to_attribute(tuple(names))
     arg_strides = tuple(unusual_strides(node.meta["val"]) for node in arguments) + (None,) * constants
-    result_strides = tuple(unusual_strides(node.meta["val"], exact=True) for node in results) + (None,) * more
+    wanted = [unusual_strides(node.meta["val"], exact=True) for node in results]
+    for argument, result in replaced:
+        wanted[result] = arg_strides[argument]
+    result_strides = (*wanted, *(None,) * more)
     if any(arg_strides):
         function.attributes["arg_strides"] = to_attribute(arg_strides)
     if any(result_strides):
         function.attributes["result_strides"] = to_attribute(result_strides)
     if mutated:
         function.attributes["mutated"] = to_attribute(mutated)
+    if replaced:
+        function.attributes["replaced"] = to_attribute(replaced)
     found = {name for strides in (*arg_strides, *result_strides) for s in strides or () for name in symbols_of(s)}
     ranges = _ranges(arguments, symbols | found)
     if ranges:

@@ -1,0 +1,97 @@
+"""The shortest way from AOTAutograd's call of a program on a GPU to its launch.
+
+What a small program takes on the GPU is less than what Python needs on the way there, so this looks at nothing that is
+the same in every call, and goes a longer way where something is out of the ordinary.
+"""
+
+# torch leaves some of its functions without types.
+# pyright: reportUnknownMemberType=false, reportPrivateUsage=false, reportUnknownVariableType=false
+# pyright: reportAttributeAccessIssue=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from weft.frontends.torch.alignment import ALIGNMENT
+from weft.frontends.torch.graph import Calling, Returned
+from weft.frontends.torch.plan_executor import BoxedCall
+from weft.frontends.torch.returning import output_of, write_back
+from weft.runtime.device_program import DeviceTape
+from weft.runtime.profile import active_profile
+
+if TYPE_CHECKING:
+    from weft.frontends.torch.cuda_executor import CudaExecutor
+
+Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+
+def direct_call(
+    executor: CudaExecutor, calling: Calling, constants: Sequence[torch.Tensor], otherwise: BoxedCall
+) -> BoxedCall | None:
+    """The call of a program whose sizes are known."""
+    if executor.symbols or calling.checks:
+        return None
+    places, mutated, outputs = calling.arguments, calling.mutated, calling.outputs
+    straight = places == tuple(range(len(places))) and not constants
+    as_made = outputs == tuple(map(Returned, range(len(executor.returned))))
+    graphs, device = executor.graphs, executor.index
+    launch = _one_tape(executor) or partial(executor.plain, symbols={})
+
+    def call(arguments: list[Any]) -> list[Any]:
+        if torch.cuda.current_device() != device:
+            return otherwise(arguments)
+        tensors = arguments[: len(places)] if straight else [*(arguments[place] for place in places), *constants]
+        results = None if graphs is None or graphs.refusal is not None else graphs.call(tensors)
+        if results is None:
+            results = launch(tensors)
+        if mutated:
+            write_back([(arguments[place], results[result]) for place, result in mutated])
+        if not as_made:
+            results = [output_of(output, arguments, results, {}) for output in outputs]
+        arguments.clear()
+        return results
+
+    call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
+    return call
+
+
+def _one_tape(executor: CudaExecutor) -> Run | None:
+    """What launches a program that is a single tape on plain tensors, and makes its results."""
+    unique = [number for number, _ in executor.allocated] == list(executor.returned)
+    (tape, *others) = executor.executable.bind({}).segments or (None,)
+    if others or not isinstance(tape, DeviceTape) or executor.has_constants or not unique:
+        return None
+    frames = executor.frames.setdefault((), [])
+    arena = executor.executable.bind({}).arena.size
+
+    def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        if active_profile() is not None or torch.cuda.is_current_stream_capturing():
+            return executor.plain(tensors, {})
+        try:
+            frame = frames.pop()
+        except IndexError:
+            frame = executor._frame({})
+        table = frame.table
+        for (number, strides), tensor in zip(frame.inputs, tensors, strict=True):
+            address = tensor.data_ptr()
+            if address % ALIGNMENT or tensor.stride() != strides or not executor._is_here(tensor):
+                frames.append(frame)
+                return executor.plain(tensors, {})
+            table[number] = address
+        if arena:
+            executor._enter(frame)
+        results: list[torch.Tensor] = []
+        for number, make, shape, strides, dtype in frame.results:
+            result = make(shape, strides, dtype)
+            table[number] = result.data_ptr()
+            results.append(result)
+        executor._launch(tape, frame)
+        frame.arena = None
+        frames.append(frame)
+        return results
+
+    return run

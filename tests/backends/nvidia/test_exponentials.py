@@ -1,0 +1,62 @@
+"""A row's maximum and the sum of its exponentials are exchanged at once, and say what two reductions would."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from weft.backends.nvidia.compile import annotate, compile_kernels
+from weft.backends.nvidia.join_exponentials import ExponentialsOp
+from weft.backends.nvidia.target import target_named
+from weft.tile import dialect as tile
+
+from .ptx_machine import Memory, run_blocks
+from .row_kernels import row_kernel
+
+TARGET = target_named("sm_90a")
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1)
+
+
+def log_softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.log_softmax(x, -1)
+
+
+def rows(columns: int) -> np.ndarray:
+    x = (np.random.default_rng(3).standard_normal((6, columns)) * 4).astype(ml_dtypes.bfloat16)
+    x[1], x[2, 5], x[3, ::2], x[4, 7] = -np.inf, np.inf, -np.inf, np.nan
+    return x
+
+
+def test_softmax_exchanges_once() -> None:
+    kernel, _ = annotate(row_kernel(softmax, (4096, 4096)), TARGET)
+    assert sum(isinstance(op, ExponentialsOp) for op in kernel.walk()) == 1
+    assert not any(isinstance(op, tile.ReduceOp) for op in kernel.walk())
+
+
+def test_what_else_needs_the_difference_keeps_it() -> None:
+    kernel, _ = annotate(row_kernel(log_softmax, (4096, 4096)), TARGET)
+    assert not any(isinstance(op, ExponentialsOp) for op in kernel.walk())
+
+
+@pytest.mark.parametrize("columns", [7, 100, 1000])
+def test_code_for_rows_with_infinities_and_nan(columns: int) -> None:
+    x = rows(max(columns, 8))[:, :columns].copy()
+    kernel = row_kernel(softmax, x.shape)
+    name = kernel.sym_name.data
+    code = compile_kernels({name: kernel}, TARGET)
+    memory, result = Memory(), np.zeros(x.shape, ml_dtypes.bfloat16)
+    words = [memory.add(x.view(np.uint16)), memory.add(result.view(np.uint16))]
+    launch = code.launches[name]
+    programs = int(np.prod([size for size in kernel.grid.data if isinstance(size, int)]))
+    run_blocks(code.ptx, name, launch.threads, launch.shared, memory, words, programs)
+    found = memory.read(words[1], result.view(np.uint16)).view(ml_dtypes.bfloat16).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        wide = x.astype(np.float64)
+        powers = np.exp(wide - wide.max(1, keepdims=True))
+        expected = powers / powers.sum(1, keepdims=True)
+    np.testing.assert_allclose(found, expected, rtol=2**-8, atol=1e-9)
