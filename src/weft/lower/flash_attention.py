@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import SSAValue
 
-from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, symbol
+from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, product, symbol
 from weft.ir.types import bf16, f16, i32, tensor_of
 from weft.lower.attention import LOG2_E, AttentionLowering
 from weft.lower.blocked import BlockedKernel
@@ -59,8 +59,10 @@ class FlashLowering(AttentionLowering):
         kernel = BlockedKernel(self.group, self.name, self.layouts, self.outputs, self.domain, parts=True)
         self._place(kernel, lead)
         self._store(kernel, *self._attended())
-        rows_apart = len(kernel.frame.grid) == len(lead) + 1
-        return kernel.frame.finish(self.blocks, paired=self.causal and rows_apart)
+        programs = product(kernel.frame.grid)
+        many = not isinstance(programs, int) or programs >= 2 * self.machine.multiprocessors
+        paired = self.causal and many and len(kernel.frame.grid) == len(lead) + 1
+        return kernel.frame.finish(self.blocks, paired=paired)
 
     def _place(self, kernel: BlockedKernel, lead: Sequence[Run]) -> None:
         """Say which rows a program has, and which keys these see."""
@@ -80,6 +82,7 @@ class FlashLowering(AttentionLowering):
         self.range = self.masks.range
         self.lowest = minimum(floordiv(self.range.lower, bj), ceildiv(self.keys, bj) - 1)
         self.visited = maximum(ceildiv(self.range.upper, bj), self.lowest + 1)
+        self.before = minimum(ceildiv(self.range.prefix, bj), self.lowest)
         self.limit: Size = self.keys
 
     def _attended(self) -> tuple[TileValue, TileValue, TileValue]:
@@ -154,9 +157,8 @@ class FlashLowering(AttentionLowering):
 
     def _walk_prefix(self, state: list[TileValue]) -> None:
         """The first keys, which are seen beside a range that does not begin with them."""
-        bj = self.sides["j"]
-        with self.emit.loop("prefix_block", minimum(ceildiv(self.range.prefix, bj), self.lowest), 1, state) as carried:
-            start = symbol("prefix_block") * bj
+        with self.emit.loop("prefix_block", self.before, 1, state) as carried:
+            start = symbol("prefix_block") * self.sides["j"]
             greatest, total, product = carried
             most, total, powers, rescale = self._softened(self._scores_at(start), start, greatest, total, True)
             kept = self._typed(self.emit.math("mul", product, rescale))

@@ -114,6 +114,7 @@ class SplitLowering(FlashLowering):
         self.limit = minimum(self.keys, maximum(0, count - before) * self.keys)
         self.lowest = minimum(begin, self.visited - 1)
         self.visited = minimum(begin + each, self.visited)
+        self.before = self.before * maximum(0, 1 - symbol(_PART))  # the first part has the first keys, too
 
 
 def _joining(op: AnyAttention, scratch: Sequence[Tensor]) -> GroupOp:

@@ -20,6 +20,7 @@ from weft.backends.nvidia.narrowed_factors import narrowed_factor
 from weft.backends.nvidia.tensor_parts import part_of
 from weft.backends.nvidia.wgmma import reads_any_way
 from weft.ir.expr import Size
+from weft.ir.types import DType
 from weft.tile import dialect as tile
 
 _MOST_LINES = 256
