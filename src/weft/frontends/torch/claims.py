@@ -91,7 +91,7 @@ _ATTENTIONS: dict[Any, _Library] = {
     )
     if hasattr(_aten, name)
 }
-_LEAST_LENGTH, _WIDEST_HEAD = 512, 256
+_LEAST_LENGTH, _LONG, _WIDE, _WIDEST_HEAD = 512, 4096, 96, 256
 
 
 def is_own_attention(node: fx.Node) -> bool:
@@ -110,7 +110,11 @@ def is_own_attention(node: fx.Node) -> bool:
         return False
     width = query.shape[-1]
     fits = width % 16 == 0 and 64 <= width <= _WIDEST_HEAD and value.shape[-1] == width
-    return fits and key.shape[-2] >= _LEAST_LENGTH and all(map(_has_aligned_lines, (query, key, value)))
+    causal = bool(options.get(library.dropout + 1, False))
+    plain = not any(isinstance(option, fx.Node) for option in options.values())
+    length = min(query.shape[-2], key.shape[-2])
+    wins = plain and length >= (_LONG if causal else _LEAST_LENGTH) and width >= _WIDE
+    return fits and wins and all(map(_has_aligned_lines, (query, key, value)))
 
 
 @dataclass(frozen=True)
