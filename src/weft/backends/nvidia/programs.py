@@ -14,6 +14,7 @@ from xdsl.ir import SSAValue
 from weft.backends.nvidia.asynchronous import IndexOp
 from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, product, substitute, symbol
 from weft.tile import dialect as tile
+from weft.tile.memory_groups import MemoryGroups
 
 GROUP = 16
 """Neighbouring blocks of rows that are walked together, so that they share columns while these are near."""
@@ -80,8 +81,12 @@ def _grid(kernel: tile.KernelOp) -> list[Size]:
 
 def _numbered(kernel: tile.KernelOp, number: SSAValue, count: SSAValue) -> list[IndexOp]:
     """Each axis's number of a program, from the program's."""
-    numbers = (_paired_numbers if kernel.paired else _numbers)(_grid(kernel))
-    return [IndexOp.make(tile.Sizes((value,)), [number, count, *_sizes(kernel)]) for value in numbers]
+    grid = _grid(kernel)
+    if kernel.paired:
+        values = _paired_numbers(grid)
+    else:
+        values = _in_order(grid) if MemoryGroups.of_kernel(kernel).written else _numbers(grid)
+    return [IndexOp.make(tile.Sizes((value,)), [number, count, *_sizes(kernel)]) for value in values]
 
 
 def _upper(kernel: tile.KernelOp) -> Size:
@@ -119,20 +124,26 @@ def _paired_numbers(grid: list[Size]) -> list[Size]:
     return [*numbers, floordiv(place, height), top + mod(place, height)][: len(grid)]
 
 
+def _in_order(grid: list[Size]) -> list[Size]:
+    """The numbers of a program where its author has chosen the order: the last axis is the fastest."""
+    numbers: list[Size] = []
+    rest: Size = symbol("d0")
+    for position in range(1, len(grid)):
+        below = product(grid[position:])
+        numbers.append(floordiv(rest, below))
+        rest = mod(rest, below)
+    return [*numbers, rest]
+
+
 def _numbers(grid: list[Size]) -> list[Size]:
     """Each axis's number of a program in terms of the program's, d0.
 
     The last two axes are walked in groups of `GROUP` along the last one, through all of the other.
     """
-    numbers: list[Size] = []
-    rest: Size = symbol("d0")
-    for position in range(len(grid) - 2):
-        below = product(grid[position + 1 :])
-        numbers.append(floordiv(rest, below))
-        rest = mod(rest, below)
     if len(grid) < 2:
-        return [rest] * len(grid)
+        return _in_order(grid)
     columns, rows = grid[-2:]
+    *numbers, rest = _in_order([*grid[:-2], columns * rows])
     top = floordiv(rest, columns * GROUP) * GROUP
     inside = mod(rest, columns * GROUP)
     whole = isinstance(rows, int) and rows % GROUP == 0
