@@ -96,7 +96,8 @@ class AttentionLowering:
         domain.row_runs = [*lead, *by_role["i"], *by_role["n"]]
         domain.column_runs = [*by_role["j"], *by_role["e"]]
         self.runs = {letter: runs[0] for letter, runs in by_role.items() if runs}
-        chosen = choose_attention_blocks(result.shape[-2], self.keys, width, out_width, self.machine)
+        sides = result.shape[-2], self.keys, width, out_width
+        chosen = choose_attention_blocks(*sides, self.machine, masked=len(self.op.operands) > 3)
         self.blocks = given_blocks(self.group, "attention") or chosen
         return self._emit(lead)
 

@@ -40,7 +40,8 @@ def parts_of(op: AnyAttention, group: GroupOp, machine: Machine) -> int:
     """Into how many parts keys are best split, for all multiprocessors to have about as much to read."""
     *lead, rows, across = tensor_of(op.results[0].type).shape
     keys, width = tensor_of(op.operands[1].type).shape[-2:]
-    blocks = given_blocks(group, "attention") or choose_attention_blocks(rows, keys, width, across, machine)
+    chosen = choose_attention_blocks(rows, keys, width, across, machine, masked=len(op.operands) > 3)
+    blocks = given_blocks(group, "attention") or chosen
     programs, turns = product(lead) * ceildiv(rows, blocks.sides[0]), ceildiv(keys, blocks.sides[1])
     plain = len(op.results) == 1 and list(group.yielded) == list(op.results)
     if not plain or not isinstance(programs, int) or not isinstance(turns, int):

@@ -131,7 +131,7 @@ _ATTENTIONS: dict[Any, _Library] = {
     )
     if hasattr(_aten, name)
 }
-_LEAST_LENGTH, _LONG, _WIDE, _WIDEST_HEAD = 512, 4096, 96, 256
+_LEAST_LENGTH, _FEW_ROWS, _WIDEST_HEAD = 512, 64, 256
 
 
 def is_own_attention(node: fx.Node) -> bool:
@@ -150,11 +150,26 @@ def is_own_attention(node: fx.Node) -> bool:
         return False
     width = query.shape[-1]
     fits = width % 16 == 0 and 64 <= width <= _WIDEST_HEAD and value.shape[-1] == width
-    causal = bool(options.get(library.dropout + 1, False))
-    plain = not any(isinstance(option, fx.Node) for option in options.values())
-    length = min(query.shape[-2], key.shape[-2])
-    wins = plain and length >= (_LONG if causal else _LEAST_LENGTH) and width >= _WIDE
+    rows, keys = query.shape[-2], key.shape[-2]
+    masks = [option for option in options.values() if isinstance(option, fx.Node)]
+    wins = keys >= _LEAST_LENGTH and (
+        rows <= _FEW_ROWS or all(_is_made_of(mask, 4 * max(rows, keys)) for mask in masks)
+    )
     return fits and wins and all(map(_has_aligned_lines, (query, key, value)))
+
+
+def _is_made_of(mask: fx.Node, most: int) -> bool:
+    """Whether a mask is computed, of tensors of so many elements at most: kernels do that too, and skip blocks."""
+    left, seen = [mask], {mask}
+    while left:
+        node = left.pop()
+        inputs = node.all_input_nodes
+        meta = node.meta.get("val")
+        if not inputs and isinstance(meta, torch.Tensor) and node.op != "call_function" and meta.numel() > most:
+            return False
+        left += [each for each in inputs if each not in seen]
+        seen.update(inputs)
+    return True
 
 
 @dataclass(frozen=True)
