@@ -151,6 +151,21 @@ def _numbers(grid: list[Size]) -> list[Size]:
     return [*numbers, floordiv(inside, height), top + mod(inside, height)]
 
 
+_MANY = 16
+"""Programs of each multiprocessor from which on long and short ones even out."""
+
+
+def worth_one_by_one(kernel: tile.KernelOp, multiprocessors: int) -> bool:
+    """Whether each program is better a block of its own, which the next free multiprocessor takes.
+
+    That costs what a block does before its first product, but few programs of unequal length would not even out.
+    """
+    count = product(kernel.grid.data)
+    loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp)]
+    unequal = any(isinstance(index.owner, tile.ProgramOp) for loop in loops for index in loop.indices)
+    return unequal and isinstance(count, int) and count < _MANY * multiprocessors
+
+
 # -- sums ------------------------------------------------------------------------------------------------------------
 
 
