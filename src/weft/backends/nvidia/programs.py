@@ -158,12 +158,13 @@ _MANY = 16
 def worth_one_by_one(kernel: tile.KernelOp, multiprocessors: int) -> bool:
     """Whether each program is better a block of its own, which the next free multiprocessor takes.
 
-    That costs what a block does before its first product, but few programs of unequal length would not even out.
+    That costs what a block does before its first product, but few programs of unequal length would not even out; pairs
+    of them are of one length.
     """
     count = product(kernel.grid.data)
     loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp)]
     unequal = any(isinstance(index.owner, tile.ProgramOp) for loop in loops for index in loop.indices)
-    return unequal and isinstance(count, int) and count < _MANY * multiprocessors
+    return unequal and not kernel.paired and isinstance(count, int) and count < _MANY * multiprocessors
 
 
 # -- sums ------------------------------------------------------------------------------------------------------------
