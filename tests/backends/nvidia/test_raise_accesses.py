@@ -18,7 +18,7 @@ from weft.backends.cpu.target import compile_object, host_target
 from weft.backends.nvidia.asynchronous import FinishOp, RolesOp
 from weft.backends.nvidia.compile import annotate
 from weft.backends.nvidia.delay_products import delay_products
-from weft.backends.nvidia.dialect import WARPS, set_integer
+from weft.backends.nvidia.dialect import RESIDENT, WARPS, integer, set_integer
 from weft.backends.nvidia.protocol import check
 from weft.backends.nvidia.raise_accesses import raise_accesses
 from weft.backends.nvidia.roles_protocol import protocol_of
@@ -295,8 +295,8 @@ def test_products_that_wait_a_turn(causal: bool) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_product_runs_while_powers_are_raised(causal: bool) -> None:
-    tensors = heads(2, 512, 64)
-    kernel = kernel_for(attention, (*tensors, 0.18, 512), D=64, BM=128, BN=64, CAUSAL=causal)
+    tensors = heads(2, 512, 128)
+    kernel = kernel_for(attention, (*tensors, 0.18, 512), D=128, BM=128, BN=64, CAUSAL=causal)
     kernel, _ = annotate(kernel, TARGET)
     pending = [op.pending.value.data for op in kernel.walk() if isinstance(op, FinishOp)]
     assert pending == [1, 0, 0] * (2 if causal else 1)
@@ -314,3 +314,53 @@ def test_attention_assembles_without_spills(width: int, blocks: tuple[int, int])
         found = assemble(code.code.ptx, TARGET.arch)
         assert not found.error and not found.advice
         assert found.kernels[code.name].spilled == 0 and len(code.code.launches[code.name].maps) == 4
+
+
+def test_two_blocks_are_beside_each_other_where_tiles_are_small() -> None:
+    args = (*heads(2, 512, 64), 0.18, 512)
+    kernel, launch = annotate(kernel_for(attention, args, D=64, BM=128, BN=64, CAUSAL=True), TARGET)
+    assert integer(kernel, RESIDENT) == 2 and 2 * (launch.shared + 1024) <= TARGET.shared_per_block + 1024
+    for block in range(2):
+        check(protocol_of(kernel, (1, 1, 8), block=block, blocks=2, scalars={5: 512}), runs=3)
+
+
+# -- operands that threads copy --------------------------------------------------------------------------------------
+
+
+@triton.jit
+def of_many(addresses, sizes, count, TILES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """Products of matrices whose addresses and sizes are in memory, one after the other."""
+    tile, passed = tl.program_id(0), 0
+    for which in range(count):
+        n = tl.load(sizes + which)
+        a = tl.load(addresses + 3 * which).to(tl.pointer_type(tl.float16))
+        b = tl.load(addresses + 3 * which + 1).to(tl.pointer_type(tl.float16))
+        c = tl.load(addresses + 3 * which + 2).to(tl.pointer_type(tl.float16))
+        here = tl.cdiv(n, BM) * tl.cdiv(n, BN)
+        while tile < passed + here:
+            rows = (tile - passed) // tl.cdiv(n, BN) * BM + tl.arange(0, BM)
+            columns = (tile - passed) % tl.cdiv(n, BN) * BN + tl.arange(0, BN)
+            at_a = a + rows[:, None] * n + tl.arange(0, BK)[None, :]
+            at_b = b + tl.arange(0, BK)[:, None] * n + columns[None, :]
+            total = tl.zeros((BM, BN), tl.float32)
+            for _ in range(0, tl.cdiv(n, BK)):
+                tl.multiple_of(at_a, [16, 16])
+                tl.multiple_of(at_b, [16, 16])
+                total += tl.dot(tl.load(at_a), tl.load(at_b))
+                at_a += BK
+                at_b += BK * n
+            tl.store(c + rows[:, None] * n + columns[None, :], total.to(tl.float16))
+            tile += TILES
+        passed += here
+
+
+@needs_ptxas
+@pytest.mark.parametrize("warps", [4, 8])
+def test_operands_at_addresses_out_of_memory_are_copied_ahead(warps: int) -> None:
+    args = (np.zeros(6, np.int64), np.zeros(2, np.int32), 2)
+    options = {"TILES": 4, "BM": 128, "BN": 128, "BK": 64, "num_warps": warps}
+    code = compile_like(of_many, args, options, TARGET.arch)
+    assert code.code.launches[code.name].threads == 32 * warps
+    assert "cp.async.cg" in code.code.ptx and "wgmma" in code.code.ptx
+    found = assemble(code.code.ptx, TARGET.arch)
+    assert not found.error and not found.advice

@@ -12,7 +12,6 @@ from weft.backends.nvidia.atomics import NO_BF16_ATOMICS
 from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
-from weft.backends.nvidia.delay_products import delay_products
 from weft.backends.nvidia.dequantize import NO_FP8
 from weft.backends.nvidia.dialect import BLOCKS, WARPS, integer
 from weft.backends.nvidia.fold_sums import fold_sums
@@ -21,6 +20,7 @@ from weft.backends.nvidia.join_exponentials import join_exponentials
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.messages import VPRINTF
 from weft.backends.nvidia.order_memory import order_memory
+from weft.backends.nvidia.overlap_products import overlap_products
 from weft.backends.nvidia.pipeline_dots import pipeline_dots
 from weft.backends.nvidia.pipeline_rows import pipeline_rows
 from weft.backends.nvidia.pipeline_streams import pipeline_streams
@@ -28,6 +28,7 @@ from weft.backends.nvidia.pipeline_weights import pipeline_weights
 from weft.backends.nvidia.raise_accesses import raise_accesses
 from weft.backends.nvidia.relax_arithmetic import relax_arithmetic
 from weft.backends.nvidia.shared_memory import allocate_shared
+from weft.backends.nvidia.stage_operands import stage_operands
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
 from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
 from weft.errors import LoweringError
@@ -43,7 +44,7 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     fold_sums(kernel)
     relax_arithmetic(kernel)
     join_exponentials(kernel)
-    for way in (_streamed, _with_roles, _without_conversions):
+    for way in (_streamed, _with_roles, _without_conversions, _with_stages):
         with suppress(LoweringError):  # a conversion may need the memory that copies ahead of time would take
             if (found := way(kernel, target)) is not None:
                 return found
@@ -75,7 +76,7 @@ def _with_roles(
     copy = kernel.clone()
     fold_views(copy)
     raise_accesses(copy)
-    delay_products(copy)
+    overlap_products(copy)
     pipelined = pipeline_dots(copy, target)
     if pipelined is None:
         return None
@@ -88,6 +89,19 @@ def _with_roles(
 def _without_conversions(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
     """The same, with all memory accessed as the tensor cores hold it: there is no room to turn tiles."""
     return _with_roles(kernel, target, converts=False)
+
+
+def _with_stages(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
+    """Products whose operands threads copy ahead."""
+    copy = kernel.clone()
+    fold_views(copy)
+    stages = stage_operands(copy, target)
+    if stages is None:
+        return None
+    assign_layouts(copy)
+    order_memory(copy)
+    shared = allocate_shared(copy, target.shared_per_block - stages, stages)
+    return copy, Launch(WARP * integer(copy, WARPS), shared)
 
 
 def emit_llvm(kernels: Mapping[str, tile.KernelOp], target: NvidiaTarget) -> tuple[str, dict[str, Launch]]:
