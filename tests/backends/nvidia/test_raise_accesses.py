@@ -31,7 +31,7 @@ from weft.tile import dialect as tile
 from .ptxas import assemble, needs_ptxas
 
 sys.path[:0] = [str(Path(__file__).parent)]
-from emulation import compile_like  # noqa: E402
+from emulation import compile_like, emulate  # noqa: E402
 
 TARGET = target_named("sm_90a")
 RANDOM = np.random.default_rng(3)
@@ -153,6 +153,19 @@ def test_rows_that_the_copy_engine_cannot_step_over_stay() -> None:
     apart = np.zeros(64 * 64 + 1, np.float16)[1:].reshape(64, 64)  # memory that begins anywhere
     args = (apart, b, c, 64, 64, 64, 64, 64, 64)
     assert kinds(raised(product, args, ta=False, END="mask", MASKED=True, **BLOCKS)) == (1, 1, 1, 0)
+
+
+@pytest.mark.parametrize(("arch", "turned"), [("sm_80", False), ("sm_90a", True)])
+def test_products_of_rows_anywhere_use_the_tensor_cores(arch: str, turned: bool) -> None:
+    m, n, k = 40, 35, 37
+    a, b, c = (
+        RANDOM.standard_normal(shape).astype(np.float16) for shape in ((m, k), (n, k) if turned else (k, n), (m, n))
+    )
+    options = {"ta": turned, "END": "mask", "MASKED": True, "BM": 32, "BN": 32, "BK": 32}
+    args = (a, b, c, m, n, k, a.shape[1], b.shape[1], c.shape[1])
+    assert "mma.sync" in compile_like(product, args, options, arch).code.ptx
+    emulate(product, *args, grid=(4,), arch=arch, **options)
+    np.testing.assert_allclose(c, a.astype(float) @ (b.T if turned else b).astype(float), rtol=4e-3, atol=4e-3)
 
 
 @triton.jit
