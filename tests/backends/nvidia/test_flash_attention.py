@@ -124,13 +124,48 @@ def test_attention_assembles_without_spills(width: int, op: str, causal: bool, d
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_product_runs_while_powers_are_raised(causal: bool) -> None:
-    shape = (1, 2, 700, 64)
-    (call,) = attention(shape, shape, causal=causal).lowered.calls
+    shape = (1, 2, 700, 128)
+    (call,) = attention(shape, shape, causal=causal, op="attention_with_lse").lowered.calls
     kernel, launch = annotate(call.kernel.op, TARGET)
-    assert launch.persistent
+    assert launch.persistent != causal
     pending = [op.pending.value.data for op in kernel.walk() if isinstance(op, FinishOp)]
     assert pending == [0, 1, 0, 0]  # the first scores; scores, then values, of a turn; the last values
     (roles,) = [op for op in kernel.block.ops if isinstance(op, RolesOp)]
     assert next(ring.count for ring in roles.rings) == 1  # the queries are brought once
     for block in range(3):
         check(protocol_of(kernel, block=block, blocks=3), runs=5)
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "mask"),
+    [
+        ((1, 2, 8, 64), (1, 2, 1000, 64), None),
+        ((2, 1, 1, 128), (2, 1, 513, 128), None),
+        ((1, 2, 4, 64), (1, 2, 700, 64), boolean),
+        ((3, 1, 70, 96), (3, 1, 640, 96), None),
+    ],
+)
+def test_few_rows_are_split_over_keys(query: Shape, key: Shape, mask: DType | None) -> None:
+    rng = np.random.default_rng(9)
+    arrays = [rng.standard_normal(shape).astype(bf16.numpy) for shape in (query, key, key)]
+    given = None if mask is None else (mask, (query[2], key[2]))
+    if given is not None:
+        arrays.append(rng.standard_normal(given[1]) > 0)
+        arrays[-1][1] = False
+    trial = attention(query, key, causal=False, mask=given)
+    assert len(trial.lowered.calls) == 2
+    (found,) = run_interpreted(trial, arrays)
+    wide = [a if a.dtype == np.bool_ else a.astype(np.float64) for a in arrays]
+    expected = REGISTRY["attention"].cls.reference(*wide, causal=False, scale=key[-1] ** -0.5)
+    error = np.linalg.norm(found.astype(np.float64) - expected) / np.linalg.norm(expected)
+    assert error < 4e-3
+
+
+@needs_ptxas
+def test_split_attention_assembles() -> None:
+    trial = attention((8, 8, 8, 128), (8, 8, 8192, 128), causal=False)
+    code = compile_kernels({f"k{n}": call.kernel.op for n, call in enumerate(trial.lowered.calls)}, TARGET)
+    found = assemble(code.ptx, TARGET.arch)
+    assert not found.error and not found.advice
+    assert all(kernel.spilled == 0 for kernel in found.kernels.values())
+    assert code.launches["k0"].persistent and code.launches["k0"].threads == 256

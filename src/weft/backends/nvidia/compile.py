@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Set
 from contextlib import suppress
 from dataclasses import replace
+from types import MappingProxyType
 
 from weft.backends.llvm.builder import Module
 from weft.backends.nvidia.assign_layouts import assign_layouts
@@ -25,6 +26,7 @@ from weft.backends.nvidia.pipeline_dots import pipeline_dots
 from weft.backends.nvidia.pipeline_rows import pipeline_rows
 from weft.backends.nvidia.pipeline_streams import pipeline_streams
 from weft.backends.nvidia.pipeline_weights import pipeline_weights
+from weft.backends.nvidia.programs import worth_one_by_one
 from weft.backends.nvidia.raise_accesses import raise_accesses
 from weft.backends.nvidia.relax_arithmetic import relax_arithmetic
 from weft.backends.nvidia.shared_memory import allocate_shared
@@ -83,7 +85,8 @@ def _with_roles(
     assign_layouts(copy, converts=converts)
     order_memory(copy)
     shared = allocate_shared(copy, target.shared_per_block - pipelined.shared, pipelined.shared)
-    return copy, Launch(pipelined.threads, shared, persistent=True, maps=pipelined.maps)
+    persistent = not worth_one_by_one(kernel, target.multiprocessors)
+    return copy, Launch(pipelined.threads, shared, persistent=persistent, maps=pipelined.maps)
 
 
 def _without_conversions(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
@@ -104,15 +107,23 @@ def _with_stages(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.Kern
     return copy, Launch(WARP * integer(copy, WARPS), shared)
 
 
-def emit_llvm(kernels: Mapping[str, tile.KernelOp], target: NvidiaTarget) -> tuple[str, dict[str, Launch]]:
-    """Kernels as the text of one LLVM module."""
+def emit_llvm(
+    kernels: Mapping[str, tile.KernelOp],
+    target: NvidiaTarget,
+    sources: Mapping[str, Set[Hashable]] = MappingProxyType({}),
+) -> tuple[str, dict[str, Launch]]:
+    """Kernels as the text of one LLVM module. `sources` are what each comes from, for the error if it has no code."""
     module = Module(TRIPLE, frozenset(what for what, since in _SINCE.items() if target.capability < since))
     module.globals[SHARED_SYMBOL] = f"@{SHARED_SYMBOL} = external addrspace(3) global [0 x i8], align 1024"
     launches: dict[str, Launch] = {}
     for name, kernel in kernels.items():
-        annotated, launch = annotate(kernel, target)
-        launches[name] = replace(launch, programmatic=target.capability >= 90)
-        KernelCodegen(module, annotated, launches[name]).emit()
+        try:
+            annotated, launch = annotate(kernel, target)
+            launches[name] = replace(launch, programmatic=target.capability >= 90)
+            KernelCodegen(module, annotated, launches[name]).emit()
+        except LoweringError as error:
+            known = frozenset(sources.get(name, ()))
+            raise LoweringError(f"{name}: {error.message}", hint=error.hint, sources=known) from error
     missing = [name for name in module.declarations if not name.startswith("llvm.") and name != VPRINTF]
     if missing:
         raise LoweringError(f"a GPU has no library for {', '.join(missing)}")
