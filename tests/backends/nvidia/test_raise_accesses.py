@@ -337,7 +337,7 @@ def test_two_blocks_are_beside_each_other_where_tiles_are_small() -> None:
         check(protocol_of(kernel, (1, 1, 8), block=block, blocks=2, scalars={5: 512}), runs=3)
 
 
-# -- operands that threads copy --------------------------------------------------------------------------------------
+# -- operands at addresses out of memory -----------------------------------------------------------------------------
 
 
 @triton.jit
@@ -367,13 +367,10 @@ def of_many(addresses, sizes, count, TILES: tl.constexpr, BM: tl.constexpr, BN: 
         passed += here
 
 
-@needs_ptxas
-@pytest.mark.parametrize("warps", [4, 8])
-def test_operands_at_addresses_out_of_memory_are_copied_ahead(warps: int) -> None:
-    args = (np.zeros(6, np.int64), np.zeros(2, np.int32), 2)
-    options = {"TILES": 4, "BM": 128, "BN": 128, "BK": 64, "num_warps": warps}
-    code = compile_like(of_many, args, options, TARGET.arch)
-    assert code.code.launches[code.name].threads == 32 * warps
-    assert "cp.async.cg" in code.code.ptx and "wgmma" in code.code.ptx
-    found = assemble(code.code.ptx, TARGET.arch)
-    assert not found.error and not found.advice
+def test_operands_at_addresses_out_of_memory_use_the_tensor_cores() -> None:
+    n = 64
+    matrices = [RANDOM.standard_normal((n, n)).astype(np.float16) for _ in range(6)]
+    addresses = np.array([matrix.__array_interface__["data"][0] for matrix in matrices], np.int64)
+    options = {"TILES": 4, "BM": 32, "BN": 32, "BK": 64}
+    ptx = compile_like(of_many, (addresses, np.full(2, n, np.int32), 2), options, TARGET.arch).code.ptx
+    assert "mma.sync" in ptx and "ld.global.v4" in ptx
