@@ -41,6 +41,7 @@ from weft.passes.quantize_weights import QuantizeWeights
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
+from weft.passes.split_products import SplitProducts
 from weft.passes.update_in_place import UpdateInPlace
 from weft.runtime.cache import DiskCache
 from weft.runtime.record import CompilationRecord, compilation, is_recording
@@ -77,12 +78,13 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         EliminateCommon(),
         FoldBatchNorm(),
         ComparePlaces(),
+        *([SplitProducts()] if tensor_cores else []),
         SinkReshapes(),
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, all_floats=True, tensor_cores=tensor_cores),
         InlineSmall(),
-        GroupIntoKernels(),
+        GroupIntoKernels(products=2 if tensor_cores else 1),
         ChooseLayouts(),
         UpdateInPlace(),
     ]

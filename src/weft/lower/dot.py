@@ -54,10 +54,10 @@ _SIDE, _ALIGNED = 64, 16
 def lower_dot(
     group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
 ) -> Lowered:
-    """Lower a group that holds one product, with its operands and results in the given layouts."""
+    """Lower a group that holds a product, or several of the same rows, with all operands and results in layouts."""
     layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
-    dot = next(op for op in group.block.ops if isinstance(op, Dot))
-    kernel = _DotLowering(group, name, layouts, outputs, dot, machine).kernel()
+    dots = [op for op in group.block.ops if isinstance(op, Dot)]
+    kernel = _DotLowering(group, name, layouts, outputs, dots, machine).kernel()
     return whole(kernel, len(inputs), len(outputs))
 
 
@@ -82,8 +82,13 @@ class _DotLowering:
     name: str
     layouts: dict[SSAValue, Layout]
     outputs: Sequence[Layout]
-    dot: Dot
+    dots: Sequence[Dot]
     machine: Machine
+
+    @property
+    def dot(self) -> Dot:
+        """The first of them, which decides: they have the same rows, sides and types."""
+        return self.dots[0]
 
     def kernel(self) -> Kernel:
         shape = self.result.shape
@@ -114,7 +119,9 @@ class _DotLowering:
             batch = product(run.size for run in outer)
             if isinstance(m, int) and 0 < m <= FEW_ROWS and width == 2:
                 return Blocks("dot", choose_streaming_tiles(m, n, k, batch, self.machine))
-            return Blocks("dot", choose_product_tiles(m, n, k, batch, self.machine, width, self._in_parts))
+            return Blocks(
+                "dot", choose_product_tiles(m, n, k, batch, self.machine, width, len(self.dots), self._in_parts)
+            )
         as_bytes = self.panels is not None and self.panels.together > 1
         return choose_blocks(
             m,
@@ -181,15 +188,16 @@ class _DotLowering:
     def _record(self) -> _Reads:
         domain, reads = self.domain, _Reads()
         recorder = AddressRecorder(self.layouts, space=domain.bounds)
-        a, b = self.dot.operands
+        a = self.dot.operands[0]
         recorder.at(Source(a, tensor_of(a.type)), self._a_index())
         reads.a = [address.expr for address in recorder.addresses]
         recorder.addresses.clear()
-        if self.panels is None:
+        for b in [dot.operands[1] for dot in self.dots if self.panels is None]:
             recorder.at(Source(b, tensor_of(b.type)), self._b_index())
         reads.b = [address.expr for address in recorder.addresses]
         recorder.addresses.clear()
-        recorder.given[self.dot.results[0]] = (tuple(domain.row_index), Dummy(self.result.dtype))
+        for dot in self.dots:
+            recorder.given[dot.results[0]] = (tuple(domain.row_index), Dummy(self.result.dtype))
         for value, layout, index in zip(self.group.yielded, self.outputs, self._output_indices(), strict=True):
             recorder.at(Source(value, tensor_of(value.type)), index)
             reads.rest.append(simplify(layout.address(index), domain.bounds))
@@ -197,7 +205,7 @@ class _DotLowering:
         return reads
 
     def _output_indices(self) -> list[list[Size]]:
-        return output_indices(self.group, self.dot.results, self.domain)
+        return output_indices(self.group, [dot.results[0] for dot in self.dots], self.domain)
 
     def _n_runs(self, variables: Sequence[Variable], reads: _Reads) -> list[Run]:
         """The parts of N. Panels cannot be cut, so where parts are not made of whole ones, N stays one run."""
@@ -223,9 +231,10 @@ class _DotLowering:
         n_base = kernel.start_of(self.n_run, bn) if self.n_run else 0
         m_base = kernel.start_of(self.m_run, bm) if self.m_run else 0
         self.bases = {"m": m_base, "n": n_base}
-        total = self._product()
+        totals = self._products()
         self._axes("m", "n")
-        store_outputs(kernel, {self.dot.results[0]: TileValue(total, self.result.dtype)})
+        made = {d.results[0]: TileValue(t, self.result.dtype) for d, t in zip(self.dots, totals, strict=True)}
+        store_outputs(kernel, made)
         return kernel.frame.finish(self.blocks)
 
     def _axes(self, first: str, second: str) -> None:
@@ -238,8 +247,8 @@ class _DotLowering:
             if run is not None:
                 self.emit.tile_axis(run.name, run.size, position, self.bases[letter], sides[letter])
 
-    def _product(self) -> SSAValue:
-        """The sum over all of K: in one step, or in loops that carry it."""
+    def _products(self) -> list[SSAValue]:
+        """The sums over all of K: in one step, or in loops that carry them."""
         emit = self.emit
         bm, bn, bk = self.blocks.sides
         dtype = register_dtype(self.result.dtype)
@@ -247,14 +256,14 @@ class _DotLowering:
         one_step = self.k_run is None or (isinstance(self.k_run.size, int) and self.k_run.size <= bk)
         one_step = one_step and not self.machine.is_gpu  # there loops are what copies run ahead in
         outer = self.domain.column_runs[: -1 if one_step else None]
-        if self.a_tensor.shape[-1] == 0:
-            return emit.add(tile.ConstantOp.make(0.0 if dtype.is_float else 0, type_))
-        if not outer:
+        if self.a_tensor.shape[-1] > 0 and not outer:
             self.bases["k"] = 0
-            return self._step(None, type_)
-        carried = [TileValue(emit.add(tile.ConstantOp.make(0.0 if dtype.is_float else 0, type_)), dtype)]
-        self._loops(list(outer), carried, type_)
-        return carried[0].ssa
+            return self._step([None] * len(self.dots), type_)
+        zero = 0.0 if dtype.is_float else 0
+        carried = [TileValue(emit.add(tile.ConstantOp.make(zero, type_)), dtype) for _ in self.dots]
+        if self.a_tensor.shape[-1] > 0:
+            self._loops(list(outer), carried, type_)
+        return [value.ssa for value in carried]
 
     def _loops(self, runs: list[Run], carried: list[TileValue], type_: tile.TileType) -> None:
         run, *inner = runs
@@ -265,9 +274,10 @@ class _DotLowering:
                 self._loops(inner, state, type_)
             else:
                 self.bases["k"] = symbol(name) if blocked else 0
-                state[0] = TileValue(self._step(state[0].ssa, type_), carried[0].dtype)
+                totals = self._step([value.ssa for value in state], type_)
+                state[:] = [TileValue(total, carried[0].dtype) for total in totals]
 
-    def _step(self, total: SSAValue | None, type_: tile.TileType) -> SSAValue:
+    def _step(self, totals: Sequence[SSAValue | None], type_: tile.TileType) -> list[SSAValue]:
         """One block of K."""
         bm, bn, bk = self.blocks.sides
         self.emit.scopes.append({})
@@ -276,9 +286,15 @@ class _DotLowering:
         a = self._tile(self.dot.operands[0], self._a_index(), (bm, bk), None if as_is else type_.dtype)
         self.emit.scopes[-1].clear()
         self._axes("k", "n")
-        right = self.dot.operands[1]
-        b = self._packed_tile() if self.panels else self._tile(right, self._b_index(), (bk, bn), type_.dtype)
+        rights = [
+            self._packed_tile() if self.panels else self._tile(b, self._b_index(), (bk, bn), type_.dtype)
+            for b in (dot.operands[1] for dot in self.dots)
+        ]
         self.emit.scopes.pop()
+        return [self._added(a, b, total, type_) for b, total in zip(rights, totals, strict=True)]
+
+    def _added(self, a: SSAValue, b: SSAValue, total: SSAValue | None, type_: tile.TileType) -> SSAValue:
+        """A block's product and what was summed before it."""
         operands = [a, b] if total is None or self._in_parts else [a, b, total]
         made = self.emit.add(tile.DotOp.create(operands=operands, result_types=[type_]))
         if total is None or not self._in_parts:

@@ -235,17 +235,18 @@ _LINE = 128
 _MULTIPLIES, _COPIED = 4096, 60
 """What a multiprocessor multiplies and adds of bytes, and what it gets of them from the second-level cache, in a
 cycle."""
-_MOST_IN_PARTS = 128 * 192
+_MOST_SUMS, _MOST_IN_PARTS = 128 * 256, 128 * 192
+"""Elements that two warp groups have registers to sum up, and with another sum beside each."""
 _BETWEEN = 1500
 """Cycles from one tile to the next."""
 
 
 def choose_product_tiles(
-    m: Size, n: Size, k: Size, batch: Size, machine: Machine, width: int = 2, in_parts: bool = False
+    m: Size, n: Size, k: Size, batch: Size, machine: Machine, width: int = 2, products: int = 1, in_parts: bool = False
 ) -> tuple[int, int, int]:
-    """The tiles of a product for which the model says that it takes the fewest cycles.
+    """The tiles of `products` of the same rows for which the model says that they take the fewest cycles.
 
-    Operands are `width` bytes wide; where they are summed up `in_parts`, tiles must leave room for two sums.
+    Operands are `width` bytes wide; where they are summed up `in_parts`, tiles must leave room for two sums of each.
     """
     rows, columns, depth, count = (_estimate(size) if isinstance(size, int) else 4096 for size in (m, n, k, batch))
     count = count if isinstance(batch, int) else 1
@@ -254,10 +255,11 @@ def choose_product_tiles(
         bm, bn = tile
         tiles = -(-rows // bm) * -(-columns // bn) * count
         waves = -(-tiles // machine.multiprocessors)
-        step = max(bm * bn * width // _MULTIPLIES, (bm + bn) * width // _COPIED)
+        step = max(products * bm * bn * width // _MULTIPLIES, (bm + products * bn) * width // _COPIED)
         return waves * (step * depth + _BETWEEN)
 
-    fitting = [tile for tile in _TILES if not in_parts or tile[0] * tile[1] <= _MOST_IN_PARTS]
+    room = _MOST_IN_PARTS if in_parts else _MOST_SUMS
+    fitting = [tile for tile in _TILES if products * tile[0] * tile[1] <= room]
     return (*min(fitting, key=cycles), _LINE // width)
 
 

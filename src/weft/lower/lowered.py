@@ -54,7 +54,7 @@ Lowering: TypeAlias = Callable[[GroupOp, str, Sequence[Layout], Sequence[Layout]
 def anchor_of(group: GroupOp) -> GraphOp | None:
     """The op that decides how a group is lowered: its one structured op, scatter or scan."""
     anchors = [op for op in group.block.ops if isinstance(op, Structured | Scatter | Scan)]
-    if len(anchors) > 1:
+    if len(anchors) > 1 and not all(op.name == "graph.dot" for op in anchors):
         raise LoweringError(
             f"a group holds {' and '.join(op.name for op in anchors)}: at most one can shape the kernel"
         )

@@ -20,6 +20,7 @@ from weft.ir.attributes import to_attribute
 from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, GraphOp, Movement, Reduction, Scan, Scatter, Structured, View, viewed
+from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GroupOp, ReturnOp
 from weft.ops.layouts import blas_takes, contiguous, source_layout
 from weft.ops.reduce import DimensionReduction
@@ -32,6 +33,7 @@ from weft.passes.build_groups import (
     result_targets,
     strides_of,
 )
+from weft.passes.claim_libraries import FEW_ROWS, is_for_tensor_cores
 
 _MOST_OPS = 48
 
@@ -70,18 +72,22 @@ class GroupIntoKernels(ModulePass):
 
     name: ClassVar[str] = "group_into_kernels"
 
+    products: int = 1
+    """How many products of the same rows a kernel may compute: a GPU's tensor cores have registers for two."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:
             # What prepares another function runs once, op by op.
             if isinstance(function, FuncOp) and "prepares" not in function.attributes:
-                _Grouping(function).run()
+                _Grouping(function, self.products).run()
 
 
 class _Grouping:
     """The grouping of one function."""
 
-    def __init__(self, function: FuncOp) -> None:
+    def __init__(self, function: FuncOp, products: int) -> None:
         self.function = function
+        self.products = products
         self.groups: dict[int, Group] = {}
         self.seen_through: dict[SSAValue, tuple[SSAValue, ...]] = {}
         self.group_of: dict[Operation, Group] = {}
@@ -217,7 +223,10 @@ class _Grouping:
         if other.shape != group.shape or len(group.ops) + len(other.ops) > _MOST_OPS:
             return
         kinds = {group.kind, other.kind}
-        if not kinds <= {"pointwise", "rows"} or (len(kinds) == 1 and other.dims != group.dims):
+        if kinds == {"dot"}:
+            if not self._multiply_the_same(group, other):
+                return
+        elif not kinds <= {"pointwise", "rows"} or (len(kinds) == 1 and other.dims != group.dims):
             return
         if group.number in other.before:
             return
@@ -239,6 +248,12 @@ class _Grouping:
                 g.before.discard(other.number)
                 g.before |= {group.number} | group.before
         group.before.discard(group.number)
+
+    def _multiply_the_same(self, group: Group, other: Group) -> bool:
+        """Whether the products of two groups have the same rows to multiply, and one kernel room for them."""
+        dots = [op for each in (group, other) for op in each.ops if isinstance(op, Dot)]
+        fitting = all(is_for_tensor_cores(dot) and tensor_of(dot.results[0].type).shape[-2] > FEW_ROWS for dot in dots)  # type: ignore[operator]
+        return fitting and len(dots) <= self.products and len({dot.operands[0] for dot in dots}) == 1
 
     def _start(self, op: Operation, producers: Iterable[Group]) -> None:
         kind, shape, dims = "alone", (), ()

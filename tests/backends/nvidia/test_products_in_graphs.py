@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 
 from weft.backends.nvidia.asynchronous import IndexOp, NarrowOp, SendOp, WgmmaOp
@@ -15,7 +16,7 @@ from weft.backends.nvidia.target import target_named
 from weft.ir.expr import evaluate
 from weft.ir.types import DType, Tensor, bf16, f8e4m3, f8e5m2, f32, i8, i32
 from weft.lower.machine import gpu_machine
-from weft.testing.kernels import Trial, group_of
+from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.tile.dialect import KernelOp
 
 from .ptxas import assemble, needs_ptxas
@@ -119,3 +120,32 @@ def test_every_other_program_sums_backwards() -> None:
     turns = range(0, 640, 64)
     for back, expected in ((0, list(turns)), (1, list(turns)[::-1])):
         assert [evaluate(place.value.data[0], {"d0": k, "d1": back}) for k in turns] == expected
+
+
+# -- two products of the same rows -----------------------------------------------------------------------------------
+
+
+def gated(b, x, w, v):  # type: ignore[no-untyped-def]
+    return b.mul(b.silu(b.dot(x, b.permute(w, dims=(1, 0)))), b.dot(x, b.permute(v, dims=(1, 0))))
+
+
+@needs_ptxas
+def test_two_products_share_a_kernel_and_its_rows() -> None:
+    found = kernels([(SIDE, SIDE)] * 3, gated)
+    (kernel,) = found.values()
+    annotated, launch = annotate(kernel, TARGET)
+    assert len(launch.maps) == 4 and str(annotated).count("nvidia.fill") == 3
+    assembly = assemble(compile_kernels(found, TARGET).ptx, "sm_90a")
+    assert not assembly.error and not assembly.advice
+    assert not any(each.spilled for each in assembly.kernels.values())
+
+
+def test_two_products_compute_what_they_should() -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape).astype(bf16.numpy) for shape in ((70, 40), (130, 40), (130, 40))]
+    trial = Trial.of(group_of([Tensor(bf16, a.shape) for a in arrays], gated), "gated", gpu_machine())
+    x, w, v = (a.astype(np.float64) for a in arrays)
+    gate = x @ w.T
+    exact = gate / (1 + np.exp(-gate)) * (x @ v.T)
+    (found,) = run_interpreted(trial, arrays)
+    assert np.linalg.norm(found.astype(np.float64) - exact) < 4e-3 * np.linalg.norm(exact)
