@@ -35,11 +35,11 @@ from weft.lower.domain import Domain, Run, Variable, fused
 from weft.lower.emit import TileValue, register_dtype
 from weft.lower.evaluate import AddressRecorder, Dummy, Source
 from weft.lower.few_rows import choose_streaming_tiles
-from weft.lower.gpu_schedule import choose_product_tiles
 from weft.lower.kernels import Kernel
 from weft.lower.lowered import Lowered, whole
 from weft.lower.machine import Machine
 from weft.lower.packing import PackedLayout, PackedPanels, weight_of
+from weft.lower.product_model import Products, estimates, is_in_parts
 from weft.lower.schedule import Blocks, choose_blocks, given_blocks
 from weft.ops.dot import Dot
 from weft.ops.graph import GroupOp
@@ -47,6 +47,8 @@ from weft.ops.layouts import Layout
 from weft.passes.claim_libraries import FEW_ROWS
 from weft.tile import dialect as tile
 
+_UNKNOWN = 4096
+"""What a size is taken for that is not known."""
 _SIDE, _ALIGNED = 64, 16
 """Of operands of 8 bits, the least sides that are worth a tile, and what K must be a multiple of to be copied."""
 
@@ -119,9 +121,10 @@ class _DotLowering:
             batch = product(run.size for run in outer)
             if isinstance(m, int) and 0 < m <= FEW_ROWS and width == 2:
                 return Blocks("dot", choose_streaming_tiles(m, n, k, batch, self.machine))
-            return Blocks(
-                "dot", choose_product_tiles(m, n, k, batch, self.machine, width, len(self.dots), self._in_parts)
-            )
+            sizes = [size if isinstance(size, int) else _UNKNOWN for size in (m, n, k)]
+            times = batch if isinstance(batch, int) else 1
+            best, *_ = estimates(Products(*sizes, times, width, len(self.dots), self._in_parts), self.machine)
+            return Blocks("dot", best.sides, str(best))
         as_bytes = self.panels is not None and self.panels.together > 1
         return choose_blocks(
             m,
@@ -173,9 +176,7 @@ class _DotLowering:
 
     @property
     def _in_parts(self) -> bool:
-        """Whether blocks of K are summed up apart: tensor cores keep fewer digits of sums of 8-bit floats."""
-        is_narrow = self.a_tensor.dtype.is_float and self.a_tensor.dtype.bytes == 1
-        return self.machine.is_gpu and is_narrow and not self.dot.params.get("fast")
+        return self.machine.is_gpu and is_in_parts(self.dot)
 
     # -- addresses -------------------------------------------------------------------------------------------------
 
