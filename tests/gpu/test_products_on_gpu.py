@@ -58,6 +58,21 @@ def test_products_of_8_bit_floats(fast: bool, rows: bool) -> None:
     agree(scaled, a, b, s, t, exact=(a.double() @ b.double().t()) * s.double() * t.double())
 
 
+def test_products_of_8_bit_floats_in_blocks() -> None:
+    m, n, k = 2000, 1536, 1040
+    a, b = normal(m, k, dtype=BYTE), normal(n, k, dtype=BYTE)
+    s, t = torch.rand(9, m, device="cuda").t() + 0.5, torch.rand(12, 9, device="cuda").t() + 0.5
+
+    def scaled(a: Tensor, b: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        return torch._scaled_mm(a, b.t(), s, t, out_dtype=HALF)
+
+    wide = [x.double().repeat_interleave(128, axis) for x, axis in ((s, 1), (t, 0))]
+    columns = wide[1].repeat_interleave(128, 1)[:k, :n]
+    exact = (a.double() * wide[0][:, :k]) @ (b.double().t() * columns)
+    found = compile_with("weft", cache=False)(scaled)(a, b, s, t)
+    assert ((found.double() - exact).norm() / exact.norm()).item() < 2e-3
+
+
 def test_products_of_integers() -> None:
     a, b = (torch.randint(-128, 128, (1536, 1040), device="cuda", dtype=torch.int8) for _ in range(2))
     agree(lambda a, b: torch._int_mm(a, b.t()), a, b, exact=a.double() @ b.double().t())

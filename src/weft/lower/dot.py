@@ -41,7 +41,8 @@ from weft.lower.machine import Machine
 from weft.lower.packing import PackedLayout, PackedPanels, weight_of
 from weft.lower.product_model import Products, estimates, is_in_parts
 from weft.lower.schedule import Blocks, choose_blocks, given_blocks
-from weft.ops.dot import Dot
+from weft.ops.body import Value
+from weft.ops.dot import SCALED_BLOCK, Dot, ScaledDot
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
 from weft.passes.claim_libraries import FEW_ROWS
@@ -58,7 +59,7 @@ def lower_dot(
 ) -> Lowered:
     """Lower a group that holds a product, or several of the same rows, with all operands and results in layouts."""
     layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
-    dots = [op for op in group.block.ops if isinstance(op, Dot)]
+    dots = [op for op in group.block.ops if isinstance(op, Dot | ScaledDot)]
     kernel = _DotLowering(group, name, layouts, outputs, dots, machine).kernel()
     return whole(kernel, len(inputs), len(outputs))
 
@@ -84,16 +85,17 @@ class _DotLowering:
     name: str
     layouts: dict[SSAValue, Layout]
     outputs: Sequence[Layout]
-    dots: Sequence[Dot]
+    dots: Sequence[Dot | ScaledDot]
     machine: Machine
 
     @property
-    def dot(self) -> Dot:
+    def dot(self) -> Dot | ScaledDot:
         """The first of them, which decides: they have the same rows, sides and types."""
         return self.dots[0]
 
     def kernel(self) -> Kernel:
         shape = self.result.shape
+        self.bases: dict[str, Size] = {}
         self.domain = domain = Domain(shape, (self.a_tensor.shape[-1],))
         while domain.split([position for index in self._output_indices() for position in index]):
             pass
@@ -115,14 +117,16 @@ class _DotLowering:
         return self._emit(outer)
 
     def _chosen_blocks(self, outer: Sequence[Run], reads: _Reads) -> Blocks:
+        if isinstance(self.dot, ScaledDot):
+            return Blocks("dot", (SCALED_BLOCK,) * 3)
         m, n, k = (_size(run) for run in (self.m_run, self.n_run, self.k_run))
         width = self.a_tensor.dtype.bytes
         if self.machine.is_gpu and self._is_for_tensor_cores(m, n, k, reads):
             batch = product(run.size for run in outer)
             if isinstance(m, int) and 0 < m <= FEW_ROWS and width == 2:
                 return Blocks("dot", choose_streaming_tiles(m, n, k, batch, self.machine))
-            sizes = [size if isinstance(size, int) else _UNKNOWN for size in (m, n, k)]
-            times = batch if isinstance(batch, int) else 1
+            sizes = [max(1, size) if isinstance(size, int) else _UNKNOWN for size in (m, n, k)]
+            times = max(1, batch) if isinstance(batch, int) else 1
             best, *_ = estimates(Products(*sizes, times, width, len(self.dots), self._in_parts), self.machine)
             return Blocks("dot", best.sides, str(best))
         as_bytes = self.panels is not None and self.panels.together > 1
@@ -199,6 +203,8 @@ class _DotLowering:
         recorder.addresses.clear()
         for dot in self.dots:
             recorder.given[dot.results[0]] = (tuple(domain.row_index), Dummy(self.result.dtype))
+        for factors, index in self._factors(0):
+            recorder.at(factors, index)
         for value, layout, index in zip(self.group.yielded, self.outputs, self._output_indices(), strict=True):
             recorder.at(Source(value, tensor_of(value.type)), index)
             reads.rest.append(simplify(layout.address(index), domain.bounds))
@@ -231,7 +237,7 @@ class _DotLowering:
             kernel.program(run)
         n_base = kernel.start_of(self.n_run, bn) if self.n_run else 0
         m_base = kernel.start_of(self.m_run, bm) if self.m_run else 0
-        self.bases = {"m": m_base, "n": n_base}
+        self.bases |= {"m": m_base, "n": n_base}
         totals = self._products()
         self._axes("m", "n")
         made = {d.results[0]: TileValue(t, self.result.dtype) for d, t in zip(self.dots, totals, strict=True)}
@@ -292,18 +298,33 @@ class _DotLowering:
             for b in (dot.operands[1] for dot in self.dots)
         ]
         self.emit.scopes.pop()
-        return [self._added(a, b, total, type_) for b, total in zip(rights, totals, strict=True)]
+        self._axes("m", "n")
+        factors = [self.emit.at(*place) for place in self._factors(floordiv(self.bases["k"], SCALED_BLOCK))]
+        return [self._added(a, b, total, type_, factors) for b, total in zip(rights, totals, strict=True)]
 
-    def _added(self, a: SSAValue, b: SSAValue, total: SSAValue | None, type_: tile.TileType) -> SSAValue:
-        """A block's product and what was summed before it."""
-        operands = [a, b] if total is None or self._in_parts else [a, b, total]
-        made = self.emit.add(tile.DotOp.create(operands=operands, result_types=[type_]))
-        if total is None or not self._in_parts:
-            return made
-        dtype = type_.dtype
-        sum_ = self.emit.math("add", TileValue(total, dtype), TileValue(made, dtype))
-        assert isinstance(sum_, TileValue)
-        return sum_.ssa
+    def _factors(self, block: Size) -> list[tuple[Source, list[Size]]]:
+        """The factors of a scaled product's operands, and where those of a block of K lie."""
+        if not isinstance(self.dot, ScaledDot):
+            return []
+        _, _, s, t = (Source(value, tensor_of(value.type)) for value in self.dot.operands)
+        (m, n), (row, column) = self.result.shape, self.domain.row_index
+        row = row if s.tensor.shape[0] == m else floordiv(self.bases.get("m", 0), SCALED_BLOCK)
+        column = column if t.tensor.shape[1] == n else floordiv(self.bases.get("n", 0), SCALED_BLOCK)
+        return [(s, [row, block]), (t, [block, column])]
+
+    def _added(
+        self, a: SSAValue, b: SSAValue, total: SSAValue | None, type_: tile.TileType, factors: Sequence[Value]
+    ) -> SSAValue:
+        """A block's product, by its factors where it has such, and what was summed before it."""
+        apart = bool(factors) or self._in_parts
+        operands = [a, b] if total is None or apart else [a, b, total]
+        made: Value = TileValue(self.emit.add(tile.DotOp.create(operands=operands, result_types=[type_])), type_.dtype)
+        for factor in factors:
+            made = self.emit.math("mul", made, factor)
+        if total is not None and apart:
+            made = self.emit.math("add", TileValue(total, type_.dtype), made)
+        assert isinstance(made, TileValue)
+        return made.ssa
 
     def _tile(self, value: SSAValue, index: Sequence[Size], shape: tuple[int, int], dtype: DType | None) -> SSAValue:
         element = self.emit.at(Source(value, tensor_of(value.type)), index)

@@ -116,7 +116,7 @@ def _lowering_of(anchor: GraphOp) -> Lowering:
         case Scan():
             name = "scan"
         case _:
-            name = {"graph.topk": "sort", "graph.attention_with_lse": "attention"}.get(
+            name = {"graph.scaled_dot": "dot", "graph.topk": "sort", "graph.attention_with_lse": "attention"}.get(
                 anchor.name, anchor.name.removeprefix("graph.")
             )
     if name not in ("attention", "dot", "scan", "scatter", "sort"):

@@ -20,7 +20,6 @@ from weft.ir.attributes import to_attribute
 from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, GraphOp, Movement, Reduction, Scan, Scatter, Structured, View, viewed
-from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GroupOp, ReturnOp
 from weft.ops.layouts import blas_takes, contiguous, source_layout
 from weft.ops.reduce import DimensionReduction
@@ -33,7 +32,7 @@ from weft.passes.build_groups import (
     result_targets,
     strides_of,
 )
-from weft.passes.claim_libraries import FEW_ROWS, is_for_tensor_cores
+from weft.passes.split_products import share_rows
 
 _MOST_OPS = 48
 
@@ -224,7 +223,7 @@ class _Grouping:
             return
         kinds = {group.kind, other.kind}
         if kinds == {"dot"}:
-            if not self._multiply_the_same(group, other):
+            if not share_rows([*group.ops, *other.ops], self.products):
                 return
         elif not kinds <= {"pointwise", "rows"} or (len(kinds) == 1 and other.dims != group.dims):
             return
@@ -249,12 +248,6 @@ class _Grouping:
                 g.before |= {group.number} | group.before
         group.before.discard(group.number)
 
-    def _multiply_the_same(self, group: Group, other: Group) -> bool:
-        """Whether the products of two groups have the same rows to multiply, and one kernel room for them."""
-        dots = [op for each in (group, other) for op in each.ops if isinstance(op, Dot)]
-        fitting = all(is_for_tensor_cores(dot) and tensor_of(dot.results[0].type).shape[-2] > FEW_ROWS for dot in dots)  # type: ignore[operator]
-        return fitting and len(dots) <= self.products and len({dot.operands[0] for dot in dots}) == 1
-
     def _start(self, op: Operation, producers: Iterable[Group]) -> None:
         kind, shape, dims = "alone", (), ()
         if isinstance(op, GraphOp) and CLAIM not in op.attributes:
@@ -267,7 +260,7 @@ class _Grouping:
                     kind = "pointwise"
                 case Reduction():
                     kind = "window"
-                case Structured() if op.name == "graph.dot":
+                case Structured() if op.name in ("graph.dot", "graph.scaled_dot"):
                     kind = "dot"
                 case Structured() | Scatter() | Scan():
                     kind = "anchor"

@@ -19,7 +19,7 @@ from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, GraphOp
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GraphBuilder
-from weft.passes.claim_libraries import worth_tensor_cores
+from weft.passes.claim_libraries import FEW_ROWS, is_for_tensor_cores, worth_tensor_cores
 
 _PARTS = 2
 """Products that a kernel has registers for."""
@@ -41,6 +41,14 @@ class SplitProducts(ModulePass):
                 for candidate in list(function.block.ops):
                     if isinstance(candidate, Dot):
                         _split(candidate)
+
+
+def share_rows(ops: Sequence[Operation], most: int) -> bool:
+    """Whether all products among ops have the same rows to multiply, and a kernel of tensor cores room for them."""
+    dots = [op for op in ops if isinstance(op, Dot)]
+    sides = [tensor_of(dot.results[0].type).shape[-2] for dot in dots]
+    fitting = all(is_for_tensor_cores(dot) for dot in dots) and all(isinstance(m, int) and m > FEW_ROWS for m in sides)
+    return fitting and 0 < len(dots) <= most and len({dot.operands[0] for dot in dots}) == 1
 
 
 def _split(dot: Dot) -> None:

@@ -80,6 +80,19 @@ def test_products_of_bytes_assemble(case: str) -> None:
     assert not any(kernel.spilled for kernel in found.kernels.values())
 
 
+@needs_ptxas
+@pytest.mark.parametrize("factors", [((1000, 32), (32, 32)), ((8, 32), (32, SIDE))], ids=["rows", "columns"])
+def test_products_with_a_factor_for_each_block_assemble(factors: Sequence[tuple[int, int]]) -> None:
+    def body(build, x, w, s, t):  # type: ignore[no-untyped-def]
+        return build.cast(build.scaled_dot(x, build.permute(w, dims=(1, 0)), s, t), dtype=bf16)
+
+    types = [f8e4m3, f8e4m3, f32, f32]
+    code = compile_kernels(kernels([(1000, SIDE), (SIDE, SIDE), *factors], body, types), TARGET)
+    found = assemble(code.ptx, "sm_90a")
+    assert "e4m3.e4m3" in code.ptx and not found.error and not found.advice
+    assert not any(kernel.spilled for kernel in found.kernels.values())
+
+
 def test_sums_of_8_bit_floats_are_made_in_parts_unless_they_may_be_fast() -> None:
     for fast in (False, True):
         (kernel,) = scaled(f8e4m3, f8e4m3, fast).values()
