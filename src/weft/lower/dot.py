@@ -48,6 +48,8 @@ from weft.ops.layouts import Layout
 from weft.passes.claim_libraries import FEW_ROWS
 from weft.tile import dialect as tile
 
+_MOST_COLUMNS_IN_PARTS = 128
+"""Columns of a tile that two warp groups have registers for twice, beside what else they hold."""
 _UNKNOWN = 4096
 """What a size is taken for that is not known."""
 _SIDE, _ALIGNED = 64, 16
@@ -130,18 +132,11 @@ class _DotLowering:
             best, *_ = estimates(Products(*sizes, times, width, len(self.dots), self._in_parts), self.machine)
             return Blocks("dot", best.sides, str(best))
         as_bytes = self.panels is not None and self.panels.together > 1
-        return choose_blocks(
-            m,
-            n,
-            k,
-            [run.size for run in outer],
-            # A block is a quarter as wide in memory where rows are digits of 8 bits.
-            i8 if as_bytes else self.result.dtype,
-            self.panels.NR if self.panels else None,
-            in_place=self.panels is not None or self._b_in_place(reads),
-            split=as_bytes and self.a_tensor.dtype != i8,
-            machine=self.machine,
-        )
+        # A block is a quarter as wide in memory where rows are digits of 8 bits.
+        dtype, packed = i8 if as_bytes else self.result.dtype, self.panels.NR if self.panels else None
+        in_place = self.panels is not None or self._b_in_place(reads)
+        split, sizes = as_bytes and self.a_tensor.dtype != i8, [run.size for run in outer]
+        return choose_blocks(m, n, k, sizes, dtype, packed, in_place, split, self.machine)
 
     def _is_for_tensor_cores(self, m: Size, n: Size, k: Size, reads: _Reads) -> bool:
         """Whether tensor cores take the operands: of 8 bits only where these lie along K and tiles can be copied."""
@@ -238,36 +233,50 @@ class _DotLowering:
         n_base = kernel.start_of(self.n_run, bn) if self.n_run else 0
         m_base = kernel.start_of(self.m_run, bm) if self.m_run else 0
         self.bases |= {"m": m_base, "n": n_base}
-        totals = self._products()
-        self._axes("m", "n")
-        made = {d.results[0]: TileValue(t, self.result.dtype) for d, t in zip(self.dots, totals, strict=True)}
-        store_outputs(kernel, made)
+        totals, count = self._products(), len(self.dots)
+        for piece in range(self._pieces):
+            self._axes("m", "n", piece)
+            values = [TileValue(total, self.result.dtype) for total in totals[piece * count :][:count]]
+            self.emit.scopes.append({})
+            store_outputs(kernel, dict(zip((dot.results[0] for dot in self.dots), values, strict=True)))
+            self.emit.scopes.pop()
         return kernel.frame.finish(self.blocks)
 
-    def _axes(self, first: str, second: str) -> None:
-        """Make two of the runs m, n and k the axes of the tiles that follow."""
+    def _axes(self, first: str, second: str, piece: int = 0) -> None:
+        """Make two of the runs m, n and k the axes of the tiles that follow; of n it may be a piece."""
         runs = {"m": self.m_run, "n": self.n_run, "k": self.k_run}
         sides = dict(zip("mnk", self.blocks.sides, strict=True))
         self.emit.axes.clear()
         for position, letter in enumerate((first, second)):
             run = runs[letter]
-            if run is not None:
-                self.emit.tile_axis(run.name, run.size, position, self.bases[letter], sides[letter])
+            if run is None:
+                continue
+            cut = self._pieces if letter == "n" else 1
+            base = self.bases[letter] + piece * (sides[letter] // cut) if cut > 1 else self.bases[letter]
+            self.emit.tile_axis(run.name, run.size, position, base, sides[letter] // cut, cut)
+
+    @property
+    def _pieces(self) -> int:
+        """Into how many pieces the columns of a tile are cut: sums in parts take registers for one piece at a time."""
+        bn = self.blocks.sides[1]
+        return 2 if self._in_parts and bn > _MOST_COLUMNS_IN_PARTS else 1
 
     def _products(self) -> list[SSAValue]:
         """The sums over all of K: in one step, or in loops that carry them."""
         emit = self.emit
         bm, bn, bk = self.blocks.sides
         dtype = register_dtype(self.result.dtype)
-        type_ = tile.TileType.of((bm, bn), dtype)
+        type_ = tile.TileType.of((bm, bn // self._pieces), dtype)
         one_step = self.k_run is None or (isinstance(self.k_run.size, int) and self.k_run.size <= bk)
         one_step = one_step and not self.machine.is_gpu  # there loops are what copies run ahead in
         outer = self.domain.column_runs[: -1 if one_step else None]
         if self.a_tensor.shape[-1] > 0 and not outer:
             self.bases["k"] = 0
-            return self._step([None] * len(self.dots), type_)
+            return self._step([None] * len(self.dots) * self._pieces, type_)
         zero = 0.0 if dtype.is_float else 0
-        carried = [TileValue(emit.add(tile.ConstantOp.make(zero, type_)), dtype) for _ in self.dots]
+        carried = [
+            TileValue(emit.add(tile.ConstantOp.make(zero, type_)), dtype) for _ in range(self._pieces * len(self.dots))
+        ]
         if self.a_tensor.shape[-1] > 0:
             self._loops(list(outer), carried, type_)
         return [value.ssa for value in carried]
@@ -292,11 +301,14 @@ class _DotLowering:
         as_is = self.panels is not None and self.panels.together > 1
         a = self._tile(self.dot.operands[0], self._a_index(), (bm, bk), None if as_is else type_.dtype)
         self.emit.scopes[-1].clear()
-        self._axes("k", "n")
-        rights = [
-            self._packed_tile() if self.panels else self._tile(b, self._b_index(), (bk, bn), type_.dtype)
-            for b in (dot.operands[1] for dot in self.dots)
-        ]
+        rights: list[SSAValue] = []
+        for piece in range(self._pieces):
+            self._axes("k", "n", piece)
+            shape = bk, bn // self._pieces
+            for b in (dot.operands[1] for dot in self.dots):
+                tile_ = self._packed_tile() if self.panels else self._tile(b, self._b_index(), shape, type_.dtype)
+                rights.append(tile_)
+            self.emit.scopes[-1].clear()
         self.emit.scopes.pop()
         self._axes("m", "n")
         factors = [self.emit.at(*place) for place in self._factors(floordiv(self.bases["k"], SCALED_BLOCK))]

@@ -25,12 +25,18 @@ _ROWS = 64
 _MULTIPLIED, _READ, _COPIED = 4096, 128, 60
 """What a multiprocessor multiplies of bytes in a cycle, what it reads of them from shared memory, and what it gets from
 the second-level cache."""
-_BETWEEN = 1500
+_BETWEEN = 800
 """Cycles from one tile to the next."""
 _CLOCK, _MEMORY, _START = 1.5e9, 4.0e12, 3e-6
 """Cycles a second under load, where power sets them; bytes a second of memory; the seconds until all have begun."""
-_MOST_SUMS, _MOST_IN_PARTS = 128 * 256, 128 * 192
-"""Elements that two warp groups have registers to sum up, and with another sum beside each."""
+_BUSY = 0.8
+"""The part of the multiprocessors that must read to keep the memory busy."""
+_MOST_SUMS = 128 * 256
+"""Elements that two warp groups have registers to sum up."""
+_TILES_IN_PARTS = ((128, 256), (128, 128), (64, 128), (64, 64))
+"""Those that leave room for another sum beside each: of the widest, one half at a time."""
+_ODD, _LOST = 192, 1.06
+"""Columns of tiles that are slower than the parts of them, and by how much."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +89,8 @@ def is_in_parts(dot: Dot | ScaledDot) -> bool:
 
 def estimates(products: Products, machine: Machine) -> list[Estimate]:
     """All tiles that there is room for, the fastest first."""
-    room = _MOST_IN_PARTS if products.in_parts else _MOST_SUMS
-    fitting = [tile for tile in _TILES if products.count * tile[0] * tile[1] <= room]
+    tiles = [tile for tile in _TILES if not products.in_parts or tile in _TILES_IN_PARTS]
+    fitting = [tile for tile in tiles if products.count * tile[0] * tile[1] <= _MOST_SUMS]
     return sorted((estimate(products, tile, machine) for tile in fitting), key=lambda each: each.seconds)
 
 
@@ -94,13 +100,15 @@ def estimate(products: Products, tile: Sequence[int], machine: Machine) -> Estim
     rows, columns = ceil(products.m / bm), ceil(products.n / bn)
     waves = ceil(rows * columns * products.batch / machine.multiprocessors)
     depth = products.k * products.width
+    lost = _LOST if bn == _ODD else 1.0
     cycles = {
         "tensor cores": products.count * bm * bn * depth / _MULTIPLIED,
         "shared memory": products.count * ceil(bm / _ROWS) * (_ROWS + bn) * depth / _READ,
         "the second-level cache": (bm + products.count * bn) * depth / _COPIED,
     }
-    seconds = {name: waves * (each + _BETWEEN) / _CLOCK for name, each in cycles.items()}
-    seconds["memory"] = _moved(products, bm, bn, machine) / _MEMORY
+    seconds = {name: waves * (each * lost + _BETWEEN) / _CLOCK for name, each in cycles.items()}
+    busy = min(1.0, rows * columns * products.batch / machine.multiprocessors)
+    seconds["memory"] = _moved(products, bm, bn, machine) / _MEMORY * max(1.0, _BUSY / busy)
     bound = max(seconds, key=seconds.__getitem__)
     return Estimate((bm, bn, _LINE // products.width), seconds[bound] + _START, bound)
 

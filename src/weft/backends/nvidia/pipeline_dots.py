@@ -43,7 +43,7 @@ from weft.backends.nvidia.code import TensorMap
 from weft.backends.nvidia.defer_stores import defer_stores
 from weft.backends.nvidia.dialect import SHARED, WARPS, set_integer
 from weft.backends.nvidia.operand_copies import Batch, Operands, blocks_of, operands_of
-from weft.backends.nvidia.programs import Programs, mirrored_index, only_sums
+from weft.backends.nvidia.programs import Programs
 from weft.backends.nvidia.roles import BARRIER_BYTES
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.tensor_parts import part_of
@@ -138,7 +138,7 @@ def _split(
     first, count = BlockNumberOp.make("number"), BlockNumberOp.make("count")
     block.insert_ops_before([first, count], original[0])
     producing, consuming = Programs.of(kernel, first.out, count.out), Programs.of(kernel, first.out, count.out)
-    _Producer(operands, maps, producing.numbers(), producing).walk(original, producing.loop.block)
+    _Producer(operands, maps, producing.numbers()).walk(original, producing.loop.block)
     _Consumer(operands, consuming.numbers()).walk(original, consuming.loop.block)
     roles: list[Block] = []
     for programs in (producing, consuming):
@@ -162,20 +162,13 @@ class _Producer:
     operands: Operands
     maps: Sequence[TensorMap]
     mapping: dict[SSAValue, SSAValue]
-    programs: Programs
 
     def walk(self, ops: Sequence[Operation], block: Block) -> None:
         for op in ops:
             if isinstance(op, tile.ForOp) and any(inner in self.operands.batches for inner in op.block.ops):
                 turns = tile.ForOp.make(op.bounds, [self.mapping.get(i, i) for i in op.indices], [])
-                place = turns.block.args[0]
-                if only_sums(op):
-                    back = self.programs.is_odd()
-                    block.add_op(back)
-                    turns.block.add_op(mirrored := mirrored_index(turns, back.out))
-                    place = mirrored.out
                 block.add_op(turns)
-                self.mapping[op.block.args[0]] = place
+                self.mapping[op.block.args[0]] = turns.block.args[0]
                 self.walk(list(op.block.ops), turns.block)
                 turns.block.add_op(tile.YieldOp.create())
             elif isinstance(op, tile.LoadOp) and op in self.operands.batches:
