@@ -14,7 +14,9 @@ from weft.backends.nvidia.protocol import check
 from weft.backends.nvidia.roles_protocol import protocol_of
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import DType, Tensor, bf16, f8e4m3, f8e5m2, f32, i8, i32
+from weft.lower import dot
 from weft.lower.machine import gpu_machine
+from weft.lower.product_model import estimate
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.tile.dialect import KernelOp
 
@@ -97,6 +99,21 @@ def test_sums_of_8_bit_floats_are_made_in_parts_unless_they_may_be_fast() -> Non
         (kernel,) = scaled(f8e4m3, f8e4m3, fast).values()
         products = [op for op in annotate(kernel, TARGET)[0].walk() if isinstance(op, WgmmaOp)]
         assert (products[-1].accumulator is not None) is fast
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(70, 384, 160), (130, 300, 144)])
+def test_wide_tiles_are_summed_half_by_half(m: int, n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dot, "estimates", lambda products, machine: [estimate(products, (128, 256), machine)])
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape).astype(f8e4m3.numpy) for shape in ((m, k), (n, k)))
+    s = rng.random((1, n)).astype(np.float32)
+
+    def body(b, x, w, s):  # type: ignore[no-untyped-def]
+        return b.mul(b.dot(x, b.permute(w, dims=(1, 0)), dtype=f32), s)
+
+    tensors = [Tensor(f8e4m3, (m, k)), Tensor(f8e4m3, (n, k)), Tensor(f32, (1, n))]
+    (found,) = run_interpreted(Trial.of(group_of(tensors, body), "halves", gpu_machine()), [x, w, s])
+    np.testing.assert_allclose(found, x.astype(float) @ w.astype(float).T * s, rtol=1e-4, atol=1e-4)
 
 
 def test_bytes_that_do_not_lie_along_k_are_multiplied_otherwise() -> None:
