@@ -17,14 +17,16 @@ from weft.backends.cpu.microkernel import panel_form
 from weft.backends.cpu.target import CpuTarget, compile_object, target_for
 from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.compile import emit_llvm
+from weft.backends.nvidia.early_start import mark_fixed
 from weft.backends.nvidia.target import NvidiaTarget, compile_ptx
-from weft.config import Config
+from weft.config import CODES, Config
 from weft.lower.machine import gpu_machine
 from weft.lower.plan import build_plan
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
+from weft.passes.code_weights import CodeWeights
 from weft.passes.compare_places import ComparePlaces
 from weft.passes.convolve_by_products import ConvolveByProducts
 from weft.passes.convolve_trained import ConvolveTrained
@@ -36,9 +38,12 @@ from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.hoist_constants import HoistConstants
 from weft.passes.inline_small import InlineSmall
+from weft.passes.lay_out_convolutions import LayOutConvolutions
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
+from weft.passes.read_codes import ReadCodes
 from weft.passes.recognize_attention import RecognizeAttention
+from weft.passes.recognize_codes import RecognizeCodes
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.split_products import SplitProducts
@@ -60,7 +65,7 @@ def cpu_passes(config: Config) -> list[ModulePass]:
         ConvolveByProducts(),
         ConvolveTrained(),
         SinkReshapes(),
-        *([QuantizeWeights(dynamic=config.quantize == "int8_dynamic")] if config.quantize else []),
+        *([QuantizeWeights(dynamic=config.quantize == "int8_dynamic")] if config.quantize.startswith("int8_") else []),
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict),
@@ -77,10 +82,16 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         FoldConstants(),
         Simplify(),
         EliminateCommon(),
+        *([EliminateDead(), RecognizeAttention(narrow=True), Simplify()] if tensor_cores else []),
         FoldBatchNorm(),
+        ConvolveTrained(pointwise=True),
         ComparePlaces(),
         *([SplitProducts()] if tensor_cores else []),
-        SinkReshapes(),
+        LayOutConvolutions(),
+        SinkReshapes(whole=True),
+        RecognizeCodes(),
+        *([CodeWeights(config.quantize)] if config.quantize in CODES else []),
+        ReadCodes(),
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, all_floats=True, tensor_cores=tensor_cores),
@@ -171,7 +182,8 @@ def compile_nvidia(
         start = report.measure("lower_to_tile", start)
         report.planned(planned.plan, planned.schedules)
         report.program("tile", planned.kernels.values())
-        text, launches = emit_llvm(planned.kernels, target)
+        mark_fixed(planned.plan, planned.kernels)
+        text, launches = emit_llvm(planned.kernels, target, planned.sources)
         start = report.measure("emit_llvm", start)
         report.program("llvm", text)
         code = DeviceCode(target.arch, compile_ptx(text, target) if launches else "", launches)

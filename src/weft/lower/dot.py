@@ -23,14 +23,14 @@ from weft.ir.expr import (
     ceildiv,
     coefficient_of,
     floordiv,
-    minimum,
     product,
     simplify,
     symbol,
     symbols_of,
 )
-from weft.ir.types import DType, Tensor, i8, tensor_of
+from weft.ir.types import DType, Tensor, bf16, f16, i8, tensor_of
 from weft.lower.blocked import BlockedKernel, output_indices, store_outputs
+from weft.lower.codes import Codes
 from weft.lower.domain import Domain, Run, Variable, fused
 from weft.lower.emit import TileValue, register_dtype
 from weft.lower.evaluate import AddressRecorder, Dummy, Source
@@ -38,6 +38,7 @@ from weft.lower.few_rows import choose_streaming_tiles
 from weft.lower.kernels import Kernel
 from weft.lower.lowered import Lowered, whole
 from weft.lower.machine import Machine
+from weft.lower.packed_tile import packed_tile
 from weft.lower.packing import PackedLayout, PackedPanels, weight_of
 from weft.lower.product_model import Products, estimates, is_in_parts
 from weft.lower.schedule import Blocks, choose_blocks, given_blocks
@@ -96,6 +97,29 @@ class _DotLowering:
         return self.dots[0]
 
     def kernel(self) -> Kernel:
+        self._split_domain(self._codes())
+        if self.codes is not None and (len(self.domain.column_runs) != 1 or len(self.domain.row_runs) > 2):
+            self._split_domain(None)
+        outer = [run for run in self.domain.row_runs if run not in (self.m_run, self.n_run)]
+        self.blocks = given_blocks(self.group, "dot") or self._chosen_blocks(outer, self.reads)
+        return self._emit(outer)
+
+    def _codes(self) -> Codes | None:
+        """The codes that a product of few rows reads its weights from."""
+        shape = self.result.shape
+        few = len(shape) == 2 and isinstance(shape[0], int) and 0 < shape[0] <= FEW_ROWS and shape[1] != 1
+        if (
+            not self.machine.is_gpu
+            or not few
+            or self.result.dtype not in (f16, bf16)
+            or isinstance(self.dot, ScaledDot)
+        ):
+            return None
+        return Codes.of(self.dot, self.layouts, Domain(shape, (self.a_tensor.shape[-1],)))
+
+    def _split_domain(self, codes: Codes | None) -> None:
+        """Find the runs of M, N and K."""
+        self.codes = codes
         shape = self.result.shape
         self.bases: dict[str, Size] = {}
         self.domain = domain = Domain(shape, (self.a_tensor.shape[-1],))
@@ -114,9 +138,7 @@ class _DotLowering:
             self.m_run = None if self._batch_in(self.m_run) else self.m_run
         self.n_run = n_runs[-1] if n_runs else None
         self.k_run = domain.column_runs[-1] if domain.column_runs else None
-        outer = [run for run in domain.row_runs if run not in (self.m_run, self.n_run)]
-        self.blocks = given_blocks(self.group, "dot") or self._chosen_blocks(outer, reads)
-        return self._emit(outer)
+        self.reads = reads
 
     def _chosen_blocks(self, outer: Sequence[Run], reads: _Reads) -> Blocks:
         if isinstance(self.dot, ScaledDot):
@@ -126,10 +148,11 @@ class _DotLowering:
         if self.machine.is_gpu and self._is_for_tensor_cores(m, n, k, reads):
             batch = product(run.size for run in outer)
             if isinstance(m, int) and 0 < m <= FEW_ROWS and width == 2:
-                return Blocks("dot", choose_streaming_tiles(m, n, k, batch, self.machine))
-            sizes = [max(1, size) if isinstance(size, int) else _UNKNOWN for size in (m, n, k)]
+                bits = self.codes.form.bits if self.codes is not None else 16
+                return Blocks("dot", choose_streaming_tiles(m, n, k, batch, self.machine, bits))
+            m, n, k = (max(1, size) if isinstance(size, int) else _UNKNOWN for size in (m, n, k))
             times = max(1, batch) if isinstance(batch, int) else 1
-            best, *_ = estimates(Products(*sizes, times, width, len(self.dots), self._in_parts), self.machine)
+            best, *_ = estimates(Products(m, n, k, times, width, len(self.dots), self._in_parts), self.machine)
             return Blocks("dot", best.sides, str(best))
         as_bytes = self.panels is not None and self.panels.together > 1
         # A block is a quarter as wide in memory where rows are digits of 8 bits.
@@ -192,7 +215,7 @@ class _DotLowering:
         recorder.at(Source(a, tensor_of(a.type)), self._a_index())
         reads.a = [address.expr for address in recorder.addresses]
         recorder.addresses.clear()
-        for b in [dot.operands[1] for dot in self.dots if self.panels is None]:
+        for b in [dot.operands[1] for dot in self.dots if self.panels is None and self.codes is None]:
             recorder.at(Source(b, tensor_of(b.type)), self._b_index())
         reads.b = [address.expr for address in recorder.addresses]
         recorder.addresses.clear()
@@ -270,14 +293,14 @@ class _DotLowering:
         one_step = self.k_run is None or (isinstance(self.k_run.size, int) and self.k_run.size <= bk)
         one_step = one_step and not self.machine.is_gpu  # there loops are what copies run ahead in
         outer = self.domain.column_runs[: -1 if one_step else None]
-        if self.a_tensor.shape[-1] > 0 and not outer:
+        if self.a_tensor.shape[-1] != 0 and not outer:
             self.bases["k"] = 0
             return self._step([None] * len(self.dots) * self._pieces, type_)
         zero = 0.0 if dtype.is_float else 0
         carried = [
             TileValue(emit.add(tile.ConstantOp.make(zero, type_)), dtype) for _ in range(self._pieces * len(self.dots))
         ]
-        if self.a_tensor.shape[-1] > 0:
+        if self.a_tensor.shape[-1] != 0:
             self._loops(list(outer), carried, type_)
         return [value.ssa for value in carried]
 
@@ -285,6 +308,12 @@ class _DotLowering:
         run, *inner = runs
         blocked = run is self.k_run
         name = f"{run.name}_start" if blocked else run.name
+        if self.codes is not None:  # by turns, of which codes and factors have a known number each
+            with self.emit.loop(name, ceildiv(run.size, self.blocks.sides[2]), 1, carried) as state:
+                self.bases["k"] = symbol(name) * self.blocks.sides[2]
+                (total,) = self._step([state[0].ssa], type_, symbol(name))
+                state[0] = TileValue(total, carried[0].dtype)
+            return
         with self.emit.loop(name, run.size, self.blocks.sides[2] if blocked else 1, carried) as state:
             if inner:
                 self._loops(inner, state, type_)
@@ -293,7 +322,7 @@ class _DotLowering:
                 totals = self._step([value.ssa for value in state], type_)
                 state[:] = [TileValue(total, carried[0].dtype) for total in totals]
 
-    def _step(self, totals: Sequence[SSAValue | None], type_: tile.TileType) -> list[SSAValue]:
+    def _step(self, totals: Sequence[SSAValue | None], type_: tile.TileType, turn: Size = 0) -> list[SSAValue]:
         """One block of K."""
         bm, bn, bk = self.blocks.sides
         self.emit.scopes.append({})
@@ -304,15 +333,25 @@ class _DotLowering:
         rights: list[SSAValue] = []
         for piece in range(self._pieces):
             self._axes("k", "n", piece)
-            shape = bk, bn // self._pieces
-            for b in (dot.operands[1] for dot in self.dots):
-                tile_ = self._packed_tile() if self.panels else self._tile(b, self._b_index(), shape, type_.dtype)
-                rights.append(tile_)
+            rights += [self._right(dot, (bk, bn // self._pieces), turn, type_.dtype) for dot in self.dots]
             self.emit.scopes[-1].clear()
         self.emit.scopes.pop()
         self._axes("m", "n")
         factors = [self.emit.at(*place) for place in self._factors(floordiv(self.bases["k"], SCALED_BLOCK))]
         return [self._added(a, b, total, type_, factors) for b, total in zip(rights, totals, strict=True)]
+
+    def _right(self, dot: Dot | ScaledDot, shape: tuple[int, int], turn: Size, dtype: DType) -> SSAValue:
+        """The tile of a product's second operand."""
+        if self.codes is not None and self.n_run is not None:
+            return self.codes.tile(self.emit, turn, self.n_run, self.bases["n"], shape)
+        if self.panels is not None:
+            matrix: Size = 0
+            if self.panels.batch > 1:
+                for size, position in zip(self.result.shape[:-2], self.domain.row_index[:-2], strict=True):
+                    matrix = matrix * size + position
+            place = matrix, self.domain.row_index[-1], self.domain.column_index[0]
+            return packed_tile(self.emit, weight_of(dot), self.panels, place, shape, self.k_run)
+        return self._tile(dot.operands[1], self._b_index(), shape, dtype)
 
     def _factors(self, block: Size) -> list[tuple[Source, list[Size]]]:
         """The factors of a scaled product's operands, and where those of a block of K lie."""
@@ -346,43 +385,6 @@ class _DotLowering:
             # The tensor cores take what the program multiplies: numbers of the operand's type.
             element = self.emit.rounded(element, tensor_of(value.type).dtype)
         return self.emit.repeated(element, shape).ssa
-
-    def _packed_tile(self) -> SSAValue:
-        """The panels of this block: [panels, BK, NR]."""
-        emit, panels, domain = self.emit, self.panels, self.domain
-        assert panels is not None
-        _, bn, bk = self.blocks.sides
-        count, width, together = panels.shape[1], panels.NR, panels.together
-        batch, k_size = panels.batch, panels.shape[2] * together
-        matrix: Size = 0
-        if batch > 1:
-            for size, position in zip(self.result.shape[:-2], domain.row_index[:-2], strict=True):
-                matrix = matrix * size + position
-        n, k, matrix = (self._start(position) for position in (domain.row_index[-1], domain.column_index[0], matrix))
-        first = floordiv(n, width)
-        k_axis = emit.axes.get(self.k_run.name) if self.k_run else None
-        offset = (matrix * count + first) * (k_size * width) + k * width
-        held = bn // width
-        panel_extent = held if count % held == 0 else minimum(held, count - first)
-        k_extent = k_axis.extent if k_axis else 1
-        strides, extents, shape = (k_size * width, width, 1), (panel_extent, k_extent, width), (held, bk, width)
-        if together > 1:
-            strides = (k_size * width, width * together, together, 1)
-            extents = (panel_extent, ceildiv(k_extent, together), width, together)
-            shape = (held, -(-bk // together), width, together)
-        (o, s, e), operands = emit.sizes((offset,), strides, extents)
-        op = tile.LoadOp.create(
-            operands=[emit.pointers[weight_of(self.dot)], *operands],
-            attributes={"offset": o, "strides": s, "extents": e},
-            result_types=[tile.TileType.of(shape, register_dtype(panels.dtype))],
-        )
-        return emit.add(op)
-
-    def _start(self, position: Size) -> Size:
-        """The index of a tile's first element."""
-        affine = self.emit.affine(self.emit.resolve(position))
-        assert affine is not None
-        return affine[0]
 
 
 def _uses(addresses: Sequence[Size], run: Run) -> bool:

@@ -22,7 +22,10 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 from weft.backends.nvidia.alignment import WIDEST, ComputedAccess, access_of, pointer_dtype
 from weft.backends.nvidia.anchors import Anchors, anchors_of, covered_shape, squeezed
 from weft.backends.nvidia.asynchronous import (
+    AcquireOp,
     BlockNumberOp,
+    CommitOp,
+    FillOp,
     FinishOp,
     IndexOp,
     NarrowOp,
@@ -45,7 +48,7 @@ from weft.backends.nvidia.dialect import (
 )
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.layouts import Layout
-from weft.backends.nvidia.mma import PACKED, MmaOp, PackOp, SqueezeOp
+from weft.backends.nvidia.mma import PACKED, RAW, MmaOp, PackOp, SqueezeOp
 from weft.backends.nvidia.view_layouts import demanded
 from weft.backends.nvidia.wgmma import words_layout
 from weft.backends.nvidia.written_layouts import assign_written, carried_layouts, is_free_view, scalar_layout
@@ -87,7 +90,9 @@ class Assignment:
 
     def visit(self, op: Operation) -> None:
         match op:
-            case tile.LoadOp() if PACKED in op.attributes:
+            case tile.DequantizeOp():
+                self.home[op.out] = layout_of(op.out)
+            case tile.LoadOp() if PACKED in op.attributes or RAW in op.attributes:
                 self.home[op.out] = layout_of(op.out)
             case tile.LoadOp():
                 self.settle(op, [self.anchors.coalesced(op)])
@@ -130,6 +135,7 @@ class Assignment:
             case tile.YieldOp() | tile.ReturnOp() | tile.ProgramOp():
                 pass
             case RolesOp():
+                self.block(op.producer.block)
                 self.block(op.consumer.block)
             case WgmmaOp():
                 layout = self.anchors.of(tile.tile_type(op.out).sizes)
@@ -157,7 +163,7 @@ class Assignment:
                 layout = self.natural(op.value)
                 self.take(op, 0, layout)
                 self.settle(op, [squeezed(layout)])
-            case BlockNumberOp() | IndexOp() | SlotOp() | WaitOp() | ReleaseOp():
+            case BlockNumberOp() | IndexOp() | SlotOp() | AcquireOp() | FillOp() | CommitOp() | WaitOp() | ReleaseOp():
                 pass
             case _ if self.is_free(op):
                 pass

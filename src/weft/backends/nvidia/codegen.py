@@ -14,12 +14,14 @@ from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_t
 from weft.backends.llvm.cast import emit_cast, load_convert, register_type
 from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.asynchronous import RolesOp
-from weft.backends.nvidia.block import Threads, do, i32, load_shared, register_bytes, short, store_shared
+from weft.backends.nvidia.block import Threads, i32, load_shared, register_bytes, short, store_shared
 from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
+from weft.backends.nvidia.dequantize import Decoder
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
+from weft.backends.nvidia.early_start import wait_for_kernel
 from weft.backends.nvidia.elements import emit_elements, emit_position
 from weft.backends.nvidia.exponentials import emit_added_exponentials, emit_exponentials
 from weft.backends.nvidia.extents import ConvertedLimits
@@ -33,7 +35,7 @@ from weft.backends.nvidia.reductions import emit_reduce
 from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
 from weft.backends.nvidia.row_roles import emit_streaming
 from weft.backends.nvidia.shared_memory import row_pitch
-from weft.backends.nvidia.streaming import CopyOp, ReadOp, StreamOp, WaitKeptOp
+from weft.backends.nvidia.streaming import CopyOp, CopyRowsOp, ReadOp, StreamOp, WaitKeptOp
 from weft.backends.nvidia.strided_memory import emit_load, emit_pack, emit_store
 from weft.backends.nvidia.written import emit_written
 from weft.backends.nvidia.written_layouts import scalar_layout
@@ -87,9 +89,8 @@ class KernelCodegen:
             self.threads = Threads.of_block(b, self.launch.threads // WARP, self.launch.cluster)
             self.threads.prepare(self.layouts)
             self._place_program()
-        if self.launch.programmatic:
-            # The next kernel's blocks may come as soon as these leave room; nothing is read before the last one ended.
-            do(b, "griddepcontrol.launch_dependents; griddepcontrol.wait;", "")
+        if self.launch.programmatic and not any(isinstance(op, StreamOp) for op in kernel.block.ops):
+            wait_for_kernel(b)
         self.block(kernel.block)
         b.finish()
 
@@ -151,20 +152,16 @@ class KernelCodegen:
             case PackOp():
                 emit_pack(self, op)
             case MmaOp():
-                total = op.accumulator
-                zeros = [V("float", "0.0")] * layout_of(op.out).count
-                sums = zeros if total is None else self.tiles[total]
-                operands = self.tiles[op.a], self.tiles[op.b]
-                self.tiles[op.out] = multiply(self.b, op.fragments, *operands, sums, op.dtype.data)
+                self._multiply(op)
             case SqueezeOp():
                 self.tiles[op.out] = self.tiles[op.value]
             case BarrierOp():
                 self.threads.barrier()
             case tile.ForOp():
                 self._loop(op)
-            case tile.ProgramOp() | tile.ReturnOp() | tile.YieldOp():
+            case tile.ProgramOp() | tile.ReturnOp() | tile.YieldOp() | tile.DequantizeOp():
                 pass
-            case StreamOp() | CopyOp() | ReadOp() | WaitKeptOp():
+            case StreamOp() | CopyOp() | CopyRowsOp() | ReadOp() | WaitKeptOp():
                 emit_streaming(self, op)
             case _:
                 if not emit_written(self, op):
@@ -232,6 +229,22 @@ class KernelCodegen:
         initial = [*(self.tiles[value] for value in op.initial), *load(i64(lower))]
         results = loop_with(b, i64(lower), i64(last), i64(step), initial, body, unrolled=False)
         self.tiles.update(zip(op.results, turn(i64(last), results), strict=True))
+
+    def _multiply(self, op: MmaOp) -> None:
+        total, fragments = op.accumulator, op.fragments
+        left, codes = self.tiles[op.a], op.b.owner
+        words, columns = fragments.vector // 2, fragments.tiles_n
+
+        def right(chunk: int, column: int) -> Sequence[V]:
+            first = (chunk * columns + column) * words
+            return self.tiles[op.b][first : first + words]
+
+        if isinstance(codes, tile.DequantizeOp):
+            decoder = Decoder(self, codes)
+            left = decoder.ordered(left)
+            right = lambda chunk, column: decoder.words(chunk * columns + column, fragments.vector)  # noqa: E731
+        sums = [V("float", "0.0")] * layout_of(op.out).count if total is None else self.tiles[total]
+        self.tiles[op.out] = multiply(self.b, fragments, left, right, sums, op.dtype.data)
 
     def _kept(self, value: SSAValue, before: list[V]) -> list[V]:
         """A tile that a loop carries on: what a smaller one lacks stays as it was."""

@@ -2,7 +2,8 @@
 
 Loads that the products of one block read together are a batch: each turn brings all of them to one stage of a ring, and
 batches of the same tensors, in several loops, share a ring. What is loaded outside of the loops that read it is brought
-once for all their turns, through a ring of one stage.
+once for all their turns, through a ring of one stage. A tile that products read both as it lies and transposed is
+brought once.
 """
 
 from __future__ import annotations
@@ -10,29 +11,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from xdsl.ir import Block, BlockArgument, OpResult, SSAValue
+from xdsl.ir import Block, OpResult, SSAValue
 
 from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.asynchronous import LINE, SlotType
 from weft.backends.nvidia.code import TensorMap
 from weft.backends.nvidia.global_memory import narrowed_to
+from weft.backends.nvidia.index_slices import ops_behind
 from weft.backends.nvidia.tensor_parts import part_of
 from weft.backends.nvidia.wgmma import reads_any_way
 from weft.ir.expr import Size
 from weft.ir.types import DType
 from weft.tile import dialect as tile
+from weft.tile import written
 
 _MOST_LINES = 256
 
 
 @dataclass(frozen=True)
 class Copy:
-    """A load as the copy engine does it."""
+    """A load as the copy engine does it, and the others that it does for."""
 
     load: tile.LoadOp
     map: TensorMap
     slot: SlotType
     coordinates: tuple[Size, ...]
+    seen: dict[tile.LoadOp, SlotType] = field(default_factory=dict[tile.LoadOp, SlotType], compare=False)
+    """All loads that the slot is for, and how each of them sees it."""
+
+    def brings_what(self, other: Copy) -> bool:
+        """Whether another copy would bring the same."""
+        here, there = self.load, other.load
+        same = self.map == other.map and self.coordinates == other.coordinates
+        return same and here.parent is there.parent and tuple(here.indices) == tuple(there.indices)
 
 
 @dataclass
@@ -48,6 +59,10 @@ class Batch:
     def contents(self) -> tuple[tuple[TensorMap, SlotType], ...]:
         return tuple((copy.map, copy.slot) for copy in self.copies)
 
+    @property
+    def loads(self) -> set[tile.LoadOp]:
+        return {copy.load for copy in self.copies}
+
 
 @dataclass
 class Operands:
@@ -61,6 +76,10 @@ class Operands:
     def dtype(self) -> DType:
         """What products read: of 8-bit floats, either kind."""
         return self.rings[0][0].dtype
+
+    def any_in(self, loop: tile.ForOp) -> bool:
+        """Whether a loop brings anything."""
+        return any(op in self.batches for op in loop.walk())
 
     def of(self, dot: tile.DotOp) -> list[Batch]:
         """The batches that a product reads."""
@@ -79,7 +98,9 @@ def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp]) -> Operands |
                 copy = _as_copy(kernel, value.op)
                 if copy is None or any(not isinstance(use.operation, tile.DotOp) for use in value.uses):
                     return None
-                copies[value.op] = copy
+                found = next((each for each in copies.values() if each.brings_what(copy)), copy)
+                found.seen[value.op] = copy.slot
+                copies[value.op] = found
     if not copies or len({(copy.slot.dtype.bytes, copy.slot.dtype.kind) for copy in copies.values()}) != 1:
         return None
     dtype = next(iter(copies.values())).slot.dtype
@@ -88,12 +109,13 @@ def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp]) -> Operands |
             return None
         if not (reads_any_way(dtype) or all(_runs_along(copies, value, k) for value, k in ((dot.a, 1), (dot.b, 0)))):
             return None
-    return _in_rings(_batches(copies))
+    return _in_rings(_batches(list({id(copy): copy for copy in copies.values()}.values())))
 
 
 def _runs_along(copies: dict[tile.LoadOp, Copy], value: SSAValue, axis: int) -> bool:
     """Whether an operand in a slot lies there with its elements along an axis side by side."""
-    return isinstance(value, OpResult) and isinstance(value.op, tile.LoadOp) and copies[value.op].slot.axis == axis
+    load = value.owner
+    return isinstance(load, tile.LoadOp) and copies[load].seen[load].axis == axis
 
 
 def _is_load(value: SSAValue) -> bool:
@@ -106,11 +128,12 @@ def _is_narrowed(value: SSAValue, dtype: DType) -> bool:
     return rounds and all(isinstance(use.operation, tile.DotOp) for use in value.uses)
 
 
-def _batches(copies: dict[tile.LoadOp, Copy]) -> list[Batch]:
+def _batches(copies: Sequence[Copy]) -> list[Batch]:
     batches: list[Batch] = []
-    for load, copy in copies.items():
-        dots = {use.operation for use in load.out.uses if isinstance(use.operation, tile.DotOp)}
-        held = any(dot.parent is not load.parent for dot in dots)
+    for copy in copies:
+        uses = [use.operation for load in copy.seen for use in load.out.uses]
+        dots = {user for user in uses if isinstance(user, tile.DotOp)}
+        held = any(dot.parent is not copy.load.parent for dot in dots)
         together = [b for b in batches if not held and not b.held and b.dots & dots]
         batch = Batch([copy], dots, held)
         for other in together:
@@ -130,7 +153,7 @@ def _in_rings(batches: Sequence[Batch]) -> Operands:
             operands.rings.append(tuple(copy.slot for copy in batch.copies))
             operands.held.append(batch.held)
         batch.ring = numbers[key]
-        operands.batches.update((copy.load, batch) for copy in batch.copies)
+        operands.batches.update((load, batch) for copy in batch.copies for load in copy.seen)
     return operands
 
 
@@ -143,23 +166,15 @@ def _as_copy(kernel: tile.KernelOp, op: tile.LoadOp) -> Copy | None:
         or shape[part.inner] * dtype.bytes % LINE
         or shape[1 - part.inner] > _MOST_LINES
         or shape[1 - part.inner] % 8
-        or not all(_is_known(index) for index in op.indices)
+        or ops_behind(op.indices) is None
     ):
         return None
     box = (LINE // dtype.bytes, shape[1 - part.inner])
     return Copy(op, part.map(box), SlotType.of(shape, part.inner, dtype), part.coordinates)
 
 
-def _is_known(index: SSAValue) -> bool:
-    """Whether the producer has an index too: a size, a program's number or a loop's variable."""
-    if isinstance(index, BlockArgument):
-        return True
-    return isinstance(index, OpResult) and isinstance(index.op, tile.ProgramOp)
-
-
 def blocks_of(kernel: tile.KernelOp) -> list[Block] | None:
-    """The kernel's block and those of its loops; None if there is anything within these."""
-    loops = [op for op in kernel.block.ops if op.regions]
-    if any(not isinstance(op, tile.ForOp) or any(inner.regions for inner in op.block.ops) for op in loops):
+    """The kernel's block and those of its loops; None if anything else decides what runs."""
+    if any(isinstance(op, written.IfOp | written.WhileOp) for op in kernel.walk()):
         return None
-    return [kernel.block, *(op.block for op in loops if isinstance(op, tile.ForOp))]
+    return [kernel.block, *(op.block for op in kernel.walk() if isinstance(op, tile.ForOp))]

@@ -120,6 +120,7 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     consumers = op.consumers.value.data
     thread = b.call("llvm.nvvm.read.ptx.sreg.tid.x", "i32")
     warp = converged(b, "i32", "shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", b.binary("lshr", thread, i32(5)))
+    lane = b.binary("and", thread, i32(31))
     rings = _rings(b, op)
     with b.when(b.icmp("eq", thread, i32(0))):
         for ring in rings:
@@ -137,6 +138,7 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     b.start(producing)
     if consumers > 1:
         do(b, f"setmaxnreg.dec.sync.aligned.u32 {fewer};", "")
+    codegen.threads = Threads(b, _GROUP_WARPS, lane, warp)
     with b.when(b.icmp("eq", warp, i32(0))), b.when(elected(b)):
         codegen.rings = [replace(ring) for ring in rings]
         codegen.block(op.producer.block)
@@ -145,7 +147,7 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     if consumers > 1:
         do(b, f"setmaxnreg.inc.sync.aligned.u32 {more};", "")
     own = b.sub(warp, i32(_GROUP_WARPS))
-    codegen.threads = Threads(b, _GROUP_WARPS * consumers, b.binary("and", thread, i32(31)), own, barrier_number=1)
+    codegen.threads = Threads(b, _GROUP_WARPS * consumers, lane, own, barrier_number=1)
     codegen.threads.prepare(codegen.layouts)
     codegen.rings = rings
     codegen.block(op.consumer.block)
@@ -200,7 +202,9 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
         case SlotOp():
             codegen.slots[op.out] = ring.slot(b, op.slot.value.data)
         case ReleaseOp():
-            if isinstance(ring.slots[0], PieceType):  # all lanes have read what they need
+            if isinstance(ring.slots[0], PieceType):
+                # All lanes have read what they need, before the copy engine overwrites it.
+                do(b, "fence.proxy.async.shared::cta;", "")
                 do(b, "bar.warp.sync -1;", "")
             # Without a branch: products may be under way.
             text = "{ .reg .pred p; elect.sync _|p, -1; @p mbarrier.arrive.shared::cta.b64 _, [$0]; }"
@@ -263,6 +267,12 @@ def packed_for_product(codegen: KernelCodegen, op: tile.MapOp) -> list[V] | None
     values = codegen.tiles[op.args[0]]
     pairs = zip(values[::2], values[1::2], strict=True)
     return [pair(codegen.b, low, high, dtype.name, pure=False) for low, high in pairs]
+
+
+def begins_product(op: tile.MapOp) -> bool:
+    """Whether a tile is what products begin with, and nothing else."""
+    uses = list(op.out.uses)
+    return bool(uses) and all(isinstance(use.operation, WgmmaOp) and use.index == 2 for use in uses)
 
 
 def _finish(codegen: KernelCodegen, op: FinishOp) -> None:

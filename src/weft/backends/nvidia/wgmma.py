@@ -118,6 +118,11 @@ def _instruction(a: DType, b: DType) -> tuple[str, str]:
     return f"{result}.{_NAMES[a.name]}.{_NAMES[b.name]}", signs
 
 
+def laid_down(b: Function, values: Sequence[V]) -> list[V]:
+    """Floats, each in a register of its own: a product can begin with them while another one is under way."""
+    return _through(b, "", values, len(values), [], "float")
+
+
 def wait(b: Function, values: Sequence[V], pending: int, held: Sequence[V]) -> list[V]:
     """Until all products but the last `pending` are done; what these read in registers stays `held` until then."""
     element = values[0].type if values else "float"
