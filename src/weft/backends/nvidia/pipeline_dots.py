@@ -36,6 +36,7 @@ from weft.backends.nvidia.asynchronous import (
     RingType,
     RolesOp,
     SlotOp,
+    TurnOp,
     WaitOp,
     WgmmaOp,
 )
@@ -92,7 +93,7 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     ring = -(-ring // _ALIGNMENT) * _ALIGNMENT
     for op in engines:
         set_integer(op, SHARED, ring)
-    _split(kernel, _Producer(operands, maps[:inputs], needed), _Consumer(operands), rings, consumers)
+    _split(kernel, _Producer(operands, maps[:inputs], needed), _Consumer(operands, consumers), rings, consumers)
     set_integer(kernel, WARPS, 4 * consumers)
     return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps))
 
@@ -208,6 +209,7 @@ class _Consumer:
     """Begins products where they stand, and finishes them where something else needs them."""
 
     operands: Operands
+    count: int
     mapping: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     under_way: list[tile.DotOp] = field(default_factory=list[tile.DotOp])
     left: dict[int, set[tile.DotOp]] = field(default_factory=dict[int, "set[tile.DotOp]"])
@@ -237,6 +239,8 @@ class _Consumer:
         block.add_op(turns)
         self.mapping.update(zip(op.block.args, turns.block.args, strict=True))
         self.walk(list(op.block.ops), turns.block)
+        if self.count > 1:
+            _take_turns(turns.block)
         self.mapping.update(zip(op.results, turns.results, strict=True))
         self._release_held({inner for inner in op.walk() if isinstance(inner, tile.DotOp)}, block)
 
@@ -287,3 +291,13 @@ class _Consumer:
         if not self.left[id(batch)]:
             del self.left[id(batch)]
             block.add_op(ReleaseOp.of(batch.ring))
+
+
+def _take_turns(block: Block) -> None:
+    """Let consumers begin several products, between which they have other work to do, one consumer after the other."""
+    ops = list(block.ops)
+    first = next((number for number, op in enumerate(ops) if isinstance(op, FinishOp)), len(ops))
+    begun = [op for op in ops[:first] if isinstance(op, WgmmaOp)]
+    if len(begun) > 1:
+        block.insert_op_before(TurnOp.make("await"), begun[0])
+        block.insert_op_after(TurnOp.make("pass"), begun[-1])
