@@ -5,17 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.backends.nvidia.asynchronous import FinishOp, RolesOp
+from weft.backends.nvidia.asynchronous import BlockNumberOp, FinishOp, IndexOp, RolesOp
 from weft.backends.nvidia.compile import annotate, compile_kernels
+from weft.backends.nvidia.programs import Programs
 from weft.backends.nvidia.protocol import check
 from weft.backends.nvidia.roles_protocol import protocol_of
 from weft.backends.nvidia.target import target_named
 from weft.ir.attributes import to_attribute
+from weft.ir.expr import evaluate
 from weft.ir.types import DType, Tensor, bf16, boolean, f16
 from weft.lower.machine import gpu_machine
 from weft.ops.base import REGISTRY
 from weft.passes.build_groups import SCHEDULE
 from weft.testing.kernels import Trial, group_of, run_interpreted
+from weft.tile import dialect as tile
 
 from .ptxas import assemble, needs_ptxas
 
@@ -169,3 +172,26 @@ def test_split_attention_assembles() -> None:
     assert not found.error and not found.advice
     assert all(kernel.spilled == 0 for kernel in found.kernels.values())
     assert code.launches["k0"].persistent and code.launches["k0"].threads == 256
+
+
+@pytest.mark.parametrize("grid", [(3, 5, 7), (16, 32), (9,), (4, 1, 40), (1, 33, 5)])
+@pytest.mark.parametrize("blocks", [1, 3, 132])
+def test_pairs_of_programs_are_all_programs(grid: Shape, blocks: int) -> None:
+    (call,) = attention((1, 9, 4224, 128), (1, 9, 4224, 128), causal=True, op="attention_with_lse").lowered.calls
+    kernel = call.kernel.op
+    assert kernel.paired
+    kernel.attributes["grid"] = tile.Sizes(grid)
+    first, count = BlockNumberOp.make("number"), BlockNumberOp.make("count")
+    programs = Programs.of(kernel, first.out, count.out)
+    indices = [op for op in programs.loop.block.ops if isinstance(op, IndexOp)]
+    found: list[Shape] = []
+    work = [0] * blocks
+    for block in range(blocks):
+        bounds = [evaluate(size, {"d0": block, "d1": blocks}) for size in programs.loop.bounds.data]
+        for number in range(*bounds):
+            place = tuple(evaluate(op.value.data[0], {"d0": number, "d1": blocks}) for op in indices)
+            found.append(place)
+            work[block] += place[-2 if len(grid) > 1 else 0] + 1
+    assert set(found) == set(np.ndindex(*grid))
+    if blocks == 3:
+        assert max(work) < 1.25 * sum(work) / blocks

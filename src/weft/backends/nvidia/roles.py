@@ -134,6 +134,8 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
                 do(b, "mbarrier.init.shared::cta.b64 [$0], 1;", "r", at.full(b))
                 do(b, f"mbarrier.init.shared::cta.b64 [$0], {_GROUP_WARPS * consumers};", "r", at.empty(b))
         do(b, "fence.mbarrier_init.release.cluster;", "")
+        for map_ in codegen.maps:  # they lie in memory too
+            do(b, "prefetch.tensormap [$0];", "l", map_)
     barrier(b)
     producing, consuming, after = b.label("producer"), b.label("consumer"), b.label("after")
     b.branch_if(b.icmp("ult", warp, i32(_GROUP_WARPS)), producing, consuming)
