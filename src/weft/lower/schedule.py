@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from xdsl.dialects.builtin import StringAttr
+
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, coefficient_of, symbols_of
 from weft.ir.types import DType, i8
@@ -53,21 +55,28 @@ class Schedule:
         return {self.vector: self.capacity, self.outer: self.outer_capacity}.get(run.name)
 
 
+NOTE = "weft.schedule_note"
+"""The attribute of a group that says what its schedule was measured to do."""
+
+
 @dataclass(frozen=True)
 class Blocks:
     """The schedule of a product: the sides of its tiles."""
 
     mode: str
     sides: tuple[int, ...]
+    note: str = ""
+    """What is expected of it."""
 
     def __str__(self) -> str:
-        return f"#{self.mode}<{'x'.join(map(str, self.sides))}>"
+        return f"#{self.mode}<{'x'.join(map(str, self.sides))}>{self.note and f' {self.note}'}"
 
 
 def given_blocks(group: GroupOp, mode: str) -> Blocks | None:
     """The schedule that a group was given, if it was."""
-    sides = group.attributes.get(SCHEDULE)
-    return None if sides is None else Blocks(mode, from_attribute(sides))  # type: ignore[arg-type]
+    sides, note = group.attributes.get(SCHEDULE), group.attributes.get(NOTE)
+    said = note.data if isinstance(note, StringAttr) else ""
+    return None if sides is None else Blocks(mode, from_attribute(sides), said)  # type: ignore[arg-type]
 
 
 _MOST_ROWS, _UNKNOWN_ROWS, _FEW_ROWS = 132, 96, 8
