@@ -12,10 +12,11 @@ from math import ceil
 from weft.ir.expr import Size
 from weft.lower.machine import Machine
 
-LEAST_BROUGHT = 1 << 19
-"""Weights from which on a copy engine brings them: of fewer, threads have asked for all before it has set out."""
-_PIECE = 8192
-"""Weights that it brings at a time, for eight warps."""
+LEAST_BROUGHT = 1 << 20
+"""Bytes of weights from which on a copy engine brings them: of fewer, threads have asked for all before it has set
+out."""
+_WARPS_BROUGHT, _MOST_DEPTH = 8, 2048
+"""Warps that multiply what it brings, and how much of K at most it brings at a time: threads hold the other operand."""
 _COLUMNS, _WARPS = (16, 8, 32), (4, 8, 16, 2)
 READ = {16: 1024, 8: 2048, 4: 4096}
 """Weights of so many bits that a warp reads at a time: of 16 rows a line of memory each."""
@@ -38,8 +39,8 @@ def choose_streaming_tiles(
     read = READ[bits]
     if not isinstance(n, int) or not isinstance(k, int) or not isinstance(batch, int):
         columns, warps = _COLUMNS[0], _WARPS[0]
-    elif bits == 16 and machine.brings_rows and batch * n * k >= LEAST_BROUGHT and (columns := _columns_brought(m, k)):
-        return m, columns, _PIECE // columns
+    elif machine.brings_rows and batch * n * k * bits >= LEAST_BROUGHT * 8 and (columns := _brought(m, k, bits)):
+        return m, columns, _WARPS_BROUGHT * read // columns
     else:
         choices = [(c, w) for w in _WARPS for c in _COLUMNS if w * read // c < 2 * k or w == _WARPS[0]]
         columns, warps = min(choices, key=lambda c: _cost(m, *c, batch * ceil(n / c[0]) / machine.multiprocessors))
@@ -51,10 +52,14 @@ def choose_streaming_tiles(
     return m, 1 if n == 1 else columns, 1 if k == 1 else depth
 
 
-def _columns_brought(m: int, k: int) -> int:
-    """How many rows of weights a copy engine brings to one program; 0 if it has no whole pieces of them."""
-    least = 8 if m <= 4 else 16 if m <= 8 else 32
-    return next((c for c in (8, 16, 32) if c >= least and k % (_PIECE // c) == 0), 0)
+def _brought(m: int, k: int, bits: int) -> int:
+    """How many rows of weights a copy engine brings to one program; 0 if it has no whole pieces of them.
+
+    The other operand's rows are then at most half as many bytes.
+    """
+    piece = _WARPS_BROUGHT * READ[bits]
+    least = min(max(2 * m * 16 // bits, piece // _MOST_DEPTH), max(_COLUMNS))
+    return next((c for c in sorted(_COLUMNS) if c >= least and k % (piece // c) == 0), 0)
 
 
 def _cost(m: int, columns: int, warps: int, programs: float) -> float:

@@ -32,6 +32,8 @@ _HALF = 8
 PACKED, AHEAD, RAW = "nvidia.packed", "nvidia.ahead", "nvidia.raw"
 """On a load: its registers hold 4 bytes of neighbours each; it is made a turn of its loop before its tile is used; its
 registers hold elements as memory does."""
+AGAIN = "nvidia.again"
+"""On such a load: the block reads the same again, so that it stays in its cache."""
 
 
 @irdl_op_definition

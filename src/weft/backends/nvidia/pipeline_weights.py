@@ -28,7 +28,7 @@ from weft.backends.nvidia.dialect import LAYOUTS, RESIDENT, WARPS, integer, set_
 from weft.backends.nvidia.early_start import is_fixed
 from weft.backends.nvidia.fold_views import fold_views
 from weft.backends.nvidia.layouts import WARP
-from weft.backends.nvidia.mma import PACKED, MmaOp
+from weft.backends.nvidia.mma import AGAIN, AHEAD, PACKED, MmaOp
 from weft.backends.nvidia.pipeline_rows import Streamed, programs_of
 from weft.backends.nvidia.shared_memory import shared_bytes
 from weft.backends.nvidia.streaming import ALIGNMENT, CopyRowsOp, PieceType, ReadOp, StreamOp
@@ -59,11 +59,12 @@ class _Weights:
     pitch: int
 
     @property
-    def count(self) -> int:
-        """The weights of a program."""
+    def bytes(self) -> int:
+        """Of a program."""
         lower, upper, step = self.loop.bounds.data
-        known = isinstance(lower, int) and isinstance(upper, int) and isinstance(step, int)
-        return -(-(upper - lower) // step) * self.rows * self.length if known else 0  # pyright: ignore[reportReturnType, reportOperatorIssue]
+        if not isinstance(lower, int) or not isinstance(upper, int) or not isinstance(step, int):
+            return 0
+        return -(-(upper - lower) // step) * self.piece.elements * self.piece.dtype.bytes
 
 
 def pipeline_weights(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | None:
@@ -75,7 +76,7 @@ def pipeline_weights(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | 
     use_tensor_cores(copy)
     weights = _weights(copy)
     programs = product(list(kernel.grid.data))
-    if weights is None or not isinstance(programs, int) or programs * weights.count < LEAST_BROUGHT:
+    if weights is None or not isinstance(programs, int) or programs * weights.bytes < LEAST_BROUGHT:
         return None
     assign_layouts(copy)
     largest = max(_up(shared_bytes(op)) for op in copy.walk())
@@ -99,8 +100,8 @@ def _weights(kernel: tile.KernelOp) -> _Weights | None:
     products = [op for op in kernel.walk() if isinstance(op, MmaOp)]
     if len(products) != 1 or RESIDENT not in kernel.attributes:
         return None
-    loop, load = products[0].parent_op(), products[0].b.owner
-    if not isinstance(loop, tile.ForOp) or not isinstance(load, tile.LoadOp) or PACKED not in load.attributes:
+    loop, load = products[0].parent_op(), _read_by(products[0])
+    if not isinstance(loop, tile.ForOp) or load is None:
         return None
     (length, rows), size = tile.tile_type(load.out).sizes, pointer_dtype(load).bytes
     steps = [divisor_of(each, load.indices) * size for each in (load.offset.data[0], load.strides.data[1])]
@@ -110,6 +111,13 @@ def _weights(kernel: tile.KernelOp) -> _Weights | None:
     pitch = length + _APART // size
     piece = PieceType.of(length * rows, length * rows, pitch * rows, pointer_dtype(load))
     return _Weights(loop, load, piece, rows, length, pitch)
+
+
+def _read_by(product: MmaOp) -> tile.LoadOp | None:
+    """The load of weights, or of their codes."""
+    made = product.b.owner
+    load = made.codes.owner if isinstance(made, tile.DequantizeOp) else made
+    return load if isinstance(load, tile.LoadOp) and PACKED in load.attributes else None
 
 
 def _split(kernel: tile.KernelOp, weights: _Weights, stages: int) -> None:
@@ -157,14 +165,17 @@ def _bring(weights: _Weights, mapping: dict[SSAValue, SSAValue]) -> tile.ForOp:
 
 
 def _take(programs: Block, weights: _Weights) -> None:
-    """In the consumers' copy of the loop along K, read a slot instead of memory."""
+    """In the consumers' copy of the loop along K, read a slot instead of memory, and the other operand a turn ahead."""
     (multiply,) = [op for op in programs.walk() if isinstance(op, MmaOp)]
-    load = multiply.b.owner
-    assert isinstance(load, tile.LoadOp) and load.parent is not None
+    load = _read_by(multiply)
+    assert load is not None and load.parent is not None
     read = ReadOp.make(0, tile.Sizes((1, weights.pitch)), load.out.type)
     read.attributes |= {LAYOUTS: load.attributes[LAYOUTS], PACKED: UnitAttr()}
-    load.parent.insert_ops_before([WaitOp.of(), read], multiply)
+    load.parent.insert_ops_before([WaitOp.of(), read], load)
     load.parent.insert_op_after(ReleaseOp.of(), multiply)
+    rows = multiply.a.owner
+    if isinstance(rows, tile.LoadOp) and rows.parent is load.parent:
+        rows.attributes |= {AHEAD: UnitAttr(), AGAIN: UnitAttr()}
     load.out.replace_all_uses_with(read.out)
     load.detach()
     load.erase()
