@@ -15,8 +15,8 @@ from weft.lower.machine import Machine
 LEAST_BROUGHT = 1 << 20
 """Bytes of weights from which on a copy engine brings them: of fewer, threads have asked for all before it has set
 out."""
-_WARPS_BROUGHT, _MOST_DEPTH = 8, 2048
-"""Warps that multiply what it brings, and how much of K at most it brings at a time: threads hold the other operand."""
+_BROUGHT, _MOST_DEPTH = {16: 8192, 8: 16384, 4: 16384}, 1024
+"""Weights of so many bits that it brings at a time, and of K at most: threads hold the other operand."""
 _COLUMNS, _WARPS = (16, 8, 32), (4, 8, 16, 2)
 READ = {16: 1024, 8: 2048, 4: 4096}
 """Weights of so many bits that a warp reads at a time: of 16 rows a line of memory each."""
@@ -40,7 +40,7 @@ def choose_streaming_tiles(
     if not isinstance(n, int) or not isinstance(k, int) or not isinstance(batch, int):
         columns, warps = _COLUMNS[0], _WARPS[0]
     elif machine.brings_rows and batch * n * k * bits >= LEAST_BROUGHT * 8 and (columns := _brought(m, k, bits)):
-        return m, columns, _WARPS_BROUGHT * read // columns
+        return m, columns, _BROUGHT[bits] // columns
     else:
         choices = [(c, w) for w in _WARPS for c in _COLUMNS if w * read // c < 2 * k or w == _WARPS[0]]
         columns, warps = min(choices, key=lambda c: _cost(m, *c, batch * ceil(n / c[0]) / machine.multiprocessors))
@@ -57,9 +57,9 @@ def _brought(m: int, k: int, bits: int) -> int:
 
     The other operand's rows are then at most half as many bytes.
     """
-    piece = _WARPS_BROUGHT * READ[bits]
-    least = min(max(2 * m * 16 // bits, piece // _MOST_DEPTH), max(_COLUMNS))
-    return next((c for c in sorted(_COLUMNS) if c >= least and k % (piece // c) == 0), 0)
+    brought = _BROUGHT[bits]
+    least = min(max(2 * m * 16 // bits, brought // _MOST_DEPTH), max(_COLUMNS))
+    return next((c for c in sorted(_COLUMNS) if c >= least and k % (brought // c) == 0), 0)
 
 
 def _cost(m: int, columns: int, warps: int, programs: float) -> float:

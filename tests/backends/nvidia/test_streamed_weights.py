@@ -15,7 +15,7 @@ from weft.backends.nvidia.compile import annotate, compile_kernels
 from weft.backends.nvidia.early_start import mark_fixed
 from weft.backends.nvidia.streaming import StreamOp
 from weft.backends.nvidia.target import target_named
-from weft.ir.types import DType, Tensor, bf16, f16
+from weft.ir.types import DType, Tensor, bf16, f16, f32, u8
 from weft.lower import few_rows
 from weft.lower.few_rows import choose_streaming_tiles
 from weft.lower.machine import gpu_machine
@@ -23,6 +23,7 @@ from weft.lower.steps import KernelStep, Plan
 from weft.testing.kernels import Trial, group_of
 from weft.tile import dialect as tile
 
+from . import test_codes as coded
 from .ptx_machine import Memory
 from .ptx_streams import run_streams
 from .ptxas import assemble, needs_ptxas
@@ -69,6 +70,26 @@ def run(trial: Trial, arrays: list[np.ndarray], blocks: int, seed: int = 0) -> n
 def test_results(shape: tuple[int, int, int], blocks: int, dtype: DType) -> None:
     arrays = operands(*shape, linear, dtype)
     agree(run(trial_of(arrays, linear), arrays, blocks), expected(arrays, linear))
+
+
+@pytest.mark.usefixtures("all_brought")
+@pytest.mark.parametrize(
+    "case",
+    [
+        (1, 40, 4096, "int4", 32, bf16, False, bf16),
+        (3, 33, 2048, "int4", 64, f32, True, bf16),
+        (8, 40, 1024, "e2m1", 32, u8, False, bf16),
+        (1, 16, 2048, "int8", 2048, f32, False, bf16),
+        (4, 24, 1024, "e4m3", 128, f32, False, f16),
+        (16, 64, 1024, "int4", 32, bf16, False, bf16),
+    ],
+    ids=lambda case: "-".join(map(str, case)),
+)
+def test_codes_of_weights(case: tuple[Any, ...]) -> None:
+    *_, form, group, _, _, dtype = case
+    arrays = coded.operands(*case)
+    exact = coded.expected(arrays, form, group, dtype)
+    agree(run(coded.trial_of(arrays, form, dtype), arrays, 1), exact)
 
 
 @pytest.mark.usefixtures("all_brought")

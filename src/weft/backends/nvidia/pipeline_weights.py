@@ -24,7 +24,7 @@ from xdsl.ir import Block, SSAValue
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
 from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, ReleaseOp, WaitOp
-from weft.backends.nvidia.dialect import LAYOUTS, RESIDENT, WARPS, integer, set_integer
+from weft.backends.nvidia.dialect import LAYOUTS, RESIDENT, WARPS, set_integer
 from weft.backends.nvidia.early_start import is_fixed
 from weft.backends.nvidia.fold_views import fold_views
 from weft.backends.nvidia.layouts import WARP
@@ -38,8 +38,8 @@ from weft.ir.expr import product
 from weft.lower.few_rows import LEAST_BROUGHT
 from weft.tile import dialect as tile
 
-_RESIDENT = 2
-"""Blocks of a multiprocessor: one brings and multiplies while the other sums up."""
+_WARPS, _RESIDENT = 8, 2
+"""Warps that multiply, and blocks of a multiprocessor: one goes on while the other sums up."""
 _RESERVED = 1024
 """Shared memory of a block that the system takes."""
 _LEAST_STAGES, _LEAST_BYTES = 3, 4096
@@ -73,6 +73,7 @@ def pipeline_weights(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | 
         return None
     copy = kernel.clone()
     fold_views(copy)
+    set_integer(copy, WARPS, _WARPS)
     use_tensor_cores(copy)
     weights = _weights(copy)
     programs = product(list(kernel.grid.data))
@@ -84,7 +85,7 @@ def pipeline_weights(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | 
     stages = room // (weights.piece.bytes + 16)
     if stages < _LEAST_STAGES:
         return None
-    threads = WARP * (integer(copy, WARPS) + 1)
+    threads = WARP * (_WARPS + 1)
     _split(copy, weights, stages)
     set_integer(copy, RESIDENT, _RESIDENT)
     ring = _up(stages * (weights.piece.bytes + 16)) + 2 * _up(16)
@@ -98,7 +99,7 @@ def _up(size: int) -> int:
 def _weights(kernel: tile.KernelOp) -> _Weights | None:
     """The one load that the copy engine brings instead, if it can."""
     products = [op for op in kernel.walk() if isinstance(op, MmaOp)]
-    if len(products) != 1 or RESIDENT not in kernel.attributes:
+    if len(products) != 1 or products[0].fragments.warps.k != _WARPS:
         return None
     loop, load = products[0].parent_op(), _read_by(products[0])
     if not isinstance(loop, tile.ForOp) or load is None:
