@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from xdsl.dialects.builtin import StringAttr
+from xdsl.dialects.builtin import FileLineColLoc, LocationAttr, StringAttr
 from xdsl.ir import Operation, SSAValue
 
 from weft.errors import LoweringError
@@ -54,6 +54,8 @@ class Planned:
     kernels: dict[str, tile.KernelOp]
     schedules: dict[str, str]
     prepare: FuncOp | None = None
+    sources: Mapping[str, Set[LocationAttr]] = field(default_factory=dict[str, set[LocationAttr]])
+    """Where in the user's program the ops of each kernel come from."""
 
 
 def build_plan(function: FuncOp, panel_form: PanelForm | None = None, machine: Machine = CPU) -> Planned:
@@ -78,6 +80,7 @@ class _Planner:
     replacing: set[SSAValue] = field(default_factory=set[SSAValue])
     constants: dict[int, Constant] = field(default_factory=dict[int, Constant])
     packed: dict[Constant, int] = field(default_factory=dict[Constant, int])
+    sources: dict[str, set[LocationAttr]] = field(default_factory=dict[str, set[LocationAttr]])
 
     def run(self) -> Planned:
         function = self.function
@@ -117,7 +120,7 @@ class _Planner:
             "" if prepare is None else str(prepare),
             tuple(position for position, value in enumerate(returned.operands) if value in self.replacing),
         )
-        return Planned(plan, self.kernels, self.schedules, prepare)
+        return Planned(plan, self.kernels, self.schedules, prepare, self.sources)
 
     def _used_constants(self, results: Sequence[int]) -> tuple[Constant, ...]:
         """Weights that are only read packed, or only to prepare others, need not be there."""
@@ -195,7 +198,7 @@ class _Planner:
             lowered, label = self._lower(op, layouts, targets)
         except LoweringError as error:
             if sum(not is_free(inner) for inner in op.block.ops) <= 2:
-                raise
+                raise LoweringError(error.message, hint=error.hint, sources=_sources(op)) from error
             log.info("a kernel is cut into its ops: %s", error)
             wanted = [(outputs.get(result), self.strided.get(result)) for result in op.results]
             replaced, parts = split_group(op)
@@ -269,6 +272,8 @@ class _Planner:
                 self.kernels[call.kernel.op.sym_name.data] = call.kernel.op
                 self.schedules[call.kernel.op.sym_name.data] = str(call.kernel.schedule)
             self.lowered[key] = lowered
+        for call in self.lowered[key].calls:
+            self.sources.setdefault(call.kernel.op.sym_name.data, set()).update(_sources(op))
         return self.lowered[key], label
 
     def _work(self, kernel: tile.KernelOp) -> int:
@@ -325,3 +330,8 @@ class _Planner:
         told = op.attributes.get(PARTIAL_SUMS)
         count: Size = 1 if told is None else from_attribute(told)  # type: ignore[assignment]
         self.steps.append(DotStep(a, b, self.places[op.results[0]], "dot", count))
+
+
+def _sources(group: GroupOp) -> frozenset[LocationAttr]:
+    """The places in the user's program that the ops of a group come from."""
+    return frozenset(op.location for op in group.block.ops if isinstance(op.location, FileLineColLoc))
