@@ -17,6 +17,8 @@ LEAST_BROUGHT = 1 << 20
 out."""
 _BROUGHT, _MOST_DEPTH = {16: 8192, 8: 16384, 4: 16384}, 1024
 """Weights of so many bits that it brings at a time, and of K at most: threads hold the other operand."""
+_AT_ONCE, _AGAIN = 2, 0.6
+"""Programs that a multiprocessor then has at once, and what reading the other operand costs beside weights."""
 _COLUMNS, _WARPS = (16, 8, 32), (4, 8, 16, 2)
 READ = {16: 1024, 8: 2048, 4: 4096}
 """Weights of so many bits that a warp reads at a time: of 16 rows a line of memory each."""
@@ -39,7 +41,11 @@ def choose_streaming_tiles(
     read = READ[bits]
     if not isinstance(n, int) or not isinstance(k, int) or not isinstance(batch, int):
         columns, warps = _COLUMNS[0], _WARPS[0]
-    elif machine.brings_rows and batch * n * k * bits >= LEAST_BROUGHT * 8 and (columns := _brought(m, k, bits)):
+    elif (
+        machine.brings_rows
+        and batch * n * k * bits >= LEAST_BROUGHT * 8
+        and (columns := _brought(m, n, k, batch, machine, bits))
+    ):
         return m, columns, _BROUGHT[bits] // columns
     else:
         choices = [(c, w) for w in _WARPS for c in _COLUMNS if w * read // c < 2 * k or w == _WARPS[0]]
@@ -52,14 +58,19 @@ def choose_streaming_tiles(
     return m, 1 if n == 1 else columns, 1 if k == 1 else depth
 
 
-def _brought(m: int, k: int, bits: int) -> int:
+def _brought(m: int, n: int, k: int, batch: int, machine: Machine, bits: int) -> int:
     """How many rows of weights a copy engine brings to one program; 0 if it has no whole pieces of them.
 
-    The other operand's rows are then at most half as many bytes.
+    Programs run in waves, and each reads the other operand too: that is from near, and costs less.
     """
-    brought = _BROUGHT[bits]
-    least = min(max(2 * m * 16 // bits, brought // _MOST_DEPTH), max(_COLUMNS))
-    return next((c for c in sorted(_COLUMNS) if c >= least and k % (brought // c) == 0), 0)
+
+    def cost(columns: int) -> float:
+        waves = ceil(batch * ceil(n / columns) / (_AT_ONCE * machine.multiprocessors))
+        return waves * (columns * bits / 16 + _AGAIN * m)
+
+    depths = {columns: _BROUGHT[bits] // columns for columns in sorted(_COLUMNS)}
+    whole = [columns for columns, depth in depths.items() if depth <= _MOST_DEPTH and k % depth == 0]
+    return min(whole, key=cost, default=0)
 
 
 def _cost(m: int, columns: int, warps: int, programs: float) -> float:

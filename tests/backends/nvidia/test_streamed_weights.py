@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import prod
 from typing import Any
 
@@ -11,10 +12,14 @@ import torch
 
 import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.nvidia import pipeline_weights
+from weft.backends.nvidia.asynchronous import RolesOp
 from weft.backends.nvidia.compile import annotate, compile_kernels
 from weft.backends.nvidia.early_start import mark_fixed
+from weft.backends.nvidia.protocol import check
+from weft.backends.nvidia.roles_protocol import protocol_of
 from weft.backends.nvidia.streaming import StreamOp
 from weft.backends.nvidia.target import target_named
+from weft.ir.attributes import to_attribute
 from weft.ir.types import DType, Tensor, bf16, f16, f32, u8
 from weft.lower import few_rows
 from weft.lower.few_rows import choose_streaming_tiles
@@ -104,7 +109,7 @@ def test_copies_may_land_in_any_order() -> None:
 @pytest.mark.parametrize(("n", "k"), [(4096, 4096), (14336, 4096), (4096, 14336), (4096, 11008), (5120, 13824)])
 def test_weights_come_in_whole_pieces(m: int, n: int, k: int) -> None:
     _, columns, depth = choose_streaming_tiles(m, n, k, 1, GPU)
-    assert k % depth == 0 and columns * depth == 8192 and columns >= 2 * m
+    assert k % depth == 0 and columns * depth == 8192 and columns >= m / 2
 
 
 @needs_ptxas
@@ -156,3 +161,19 @@ def test_the_kernel_ahead_is_waited_for_before_the_next_may_come() -> None:
     waits, next_, load = (ptx.index(text) for text in ("griddepcontrol.wait", "launch_dependents", "ld.global"))
     assert waits < next_ < load
     assert "griddepcontrol" not in compile_kernels({"twice": kernel}, target_named("sm_80")).ptx
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_weights_of_more_rows_are_filled_by_a_warp_of_their_own(fixed: bool) -> None:
+    tensors = [Tensor(bf16, shape) for shape in ((64, 1024), (14336, 1024), (14336,))]
+    kernel = Trial.of(group_of(tensors, linear), "product", GPU).lowered.calls[0].kernel.op
+    if fixed:
+        kernel.attributes["nvidia.fixed"] = to_attribute((1,))
+    annotated, _ = annotate(kernel, TARGET)
+    (roles,) = [op for op in annotated.block.ops if isinstance(op, RolesOp)]
+    assert (roles.early is not None, len(roles.rings)) == (fixed, 2 if fixed else 1)
+    check(protocol_of(annotated, block=0, blocks=132), runs=4)
+    ptx = compile_kernels({"product": kernel}, TARGET).ptx
+    brings = [match.start() for match in re.finditer("cp.async.bulk.tensor.2d.shared::cluster", ptx)]
+    waits = [match.start() for match in re.finditer("griddepcontrol.wait", ptx)]
+    assert len(brings) >= 2 and len(waits) == 2 and (brings[0] < waits[0]) == fixed

@@ -125,6 +125,8 @@ class RolesOp(IRDLOperation):
     name = "nvidia.roles"
     consumers = attr_def(IntegerAttr)
     rings = attr_def(ArrayAttr[RingType])
+    early = opt_attr_def(ArrayAttr[IntegerAttr])
+    """The rings of what is there before the kernel ahead of this one has ended: a warp of its own fills them."""
     producer = region_def("single_block")
     consumer = region_def("single_block")
 

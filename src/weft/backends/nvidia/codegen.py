@@ -44,6 +44,7 @@ from weft.ir.expr import Size
 from weft.ir.types import DType
 from weft.tile import dialect as tile
 
+LATE = True
 _MAP = 'ptr byval([128 x i8]) align 64 "nvvm.grid_constant"'
 
 
@@ -63,6 +64,7 @@ class KernelCodegen:
         self.words: dict[SSAValue, list[V]] = {}
         self.in_flight: dict[SSAValue, list[V]] = {}
         self.rings: list[Ring] = []
+        self.filled: set[int] = set()
         self.kept: Ring | None = None
         self.crossing: Crossing | None = None
         self.limits = ConvertedLimits()
@@ -89,8 +91,8 @@ class KernelCodegen:
             self.threads = Threads.of_block(b, self.launch.threads // WARP, self.launch.cluster)
             self.threads.prepare(self.layouts)
             self._place_program()
-        if self.launch.programmatic and not any(isinstance(op, StreamOp) for op in kernel.block.ops):
-            wait_for_kernel(b)
+            if self.launch.programmatic:
+                wait_for_kernel(b)
         self.block(kernel.block)
         b.finish()
 
@@ -229,6 +231,11 @@ class KernelCodegen:
             return [*yielded, *(ring.state for ring in rings)]
 
         def body(number: V, carried: list[list[V]]) -> list[list[V]]:
+            if (
+                rings and LATE
+            ):  # a slot is given back when all that was asked for is there: the next loads come behind that
+                yielded = turn(number, carried)
+                return [*yielded, *load(b.add(number, i64(step)))]
             following = load(b.add(number, i64(step)))
             return [*turn(number, carried), *following]
 

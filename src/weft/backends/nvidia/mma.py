@@ -231,10 +231,13 @@ def multiply(
     """Add a product of packed operands to the accumulators of a warp.
 
     `right` gives the words of the right operand, by chunk along K and by column, and is asked when they are needed.
+    Where there is but one tile, two sums take turns: an instruction does not wait for the one before it.
     """
     halves, words = fragments.halves, fragments.vector // 2
     zero, nothing = V("float", "0.0"), i32(0)
     result = list(total)
+    alone = fragments.tiles_m * fragments.tiles_n == 1 and words > 2
+    beside = [zero] * 4
     for chunk in range(fragments.chunks):
         for column in range(fragments.tiles_n):
             weights = right(chunk, column)
@@ -246,8 +249,13 @@ def multiply(
                     for word in (step, step + 1):
                         first = ((chunk * fragments.tiles_m + row) * halves) * words + word
                         a += [left[first], left[first + words] if halves == 2 else nothing]
-                    sums = _instruction(b, sums, a, weights[step : step + 2], dtype)
+                    if alone and step % 4:
+                        beside = _instruction(b, beside, a, weights[step : step + 2], dtype)
+                    else:
+                        sums = _instruction(b, sums, a, weights[step : step + 2], dtype)
                 result[place : place + 2 * halves] = sums[: 2 * halves]
+    if alone:
+        result = [b.binary("fadd", one, other) for one, other in zip(result, beside, strict=False)]
     return result
 
 

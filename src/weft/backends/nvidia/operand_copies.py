@@ -8,7 +8,7 @@ brought once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.ir import Block, OpResult, SSAValue
@@ -86,10 +86,11 @@ class Operands:
         return list({id(batch): batch for batch in self.batches.values() if dot in batch.dots}.values())
 
 
-def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp]) -> Operands | None:
+def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp], apart: Container[SSAValue] = ()) -> Operands | None:
     """How the operands of products come to slots; None where the copy engine cannot bring them.
 
-    A left operand may also be in registers, if it is narrowed to the type of the right one.
+    A left operand may also be in registers, if it is narrowed to the type of the right one. What comes from the tensors
+    `apart` has rings of its own.
     """
     copies: dict[tile.LoadOp, Copy] = {}
     for dot in dots:
@@ -109,7 +110,7 @@ def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp]) -> Operands |
             return None
         if not (reads_any_way(dtype) or all(_runs_along(copies, value, k) for value, k in ((dot.a, 1), (dot.b, 0)))):
             return None
-    return _in_rings(_batches(list({id(copy): copy for copy in copies.values()}.values())))
+    return _in_rings(_batches(list({id(copy): copy for copy in copies.values()}.values()), apart))
 
 
 def _runs_along(copies: dict[tile.LoadOp, Copy], value: SSAValue, axis: int) -> bool:
@@ -128,13 +129,15 @@ def _is_narrowed(value: SSAValue, dtype: DType) -> bool:
     return rounds and all(isinstance(use.operation, tile.DotOp) for use in value.uses)
 
 
-def _batches(copies: Sequence[Copy]) -> list[Batch]:
+def _batches(copies: Sequence[Copy], apart: Container[SSAValue]) -> list[Batch]:
     batches: list[Batch] = []
     for copy in copies:
         uses = [use.operation for load in copy.seen for use in load.out.uses]
         dots = {user for user in uses if isinstance(user, tile.DotOp)}
         held = any(dot.parent is not copy.load.parent for dot in dots)
-        together = [b for b in batches if not held and not b.held and b.dots & dots]
+        alone = copy.load.pointer in apart
+        others = [b for b in batches if alone == (b.copies[0].load.pointer in apart)]
+        together = [b for b in others if not held and not b.held and b.dots & dots]
         batch = Batch([copy], dots, held)
         for other in together:
             batch = Batch([*other.copies, *batch.copies], other.dots | batch.dots, held)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from xdsl.dialects.builtin import IntegerAttr, i64
+from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from weft.backends.nvidia.alignment import pointer_dtype
@@ -42,6 +42,7 @@ from weft.backends.nvidia.asynchronous import (
 from weft.backends.nvidia.code import TensorMap
 from weft.backends.nvidia.defer_stores import defer_stores
 from weft.backends.nvidia.dialect import SHARED, WARPS, set_integer
+from weft.backends.nvidia.early_start import is_fixed
 from weft.backends.nvidia.index_slices import ops_behind
 from weft.backends.nvidia.operand_copies import Batch, Operands, blocks_of, operands_of
 from weft.backends.nvidia.programs import Programs, mirrored_index, only_sums
@@ -55,6 +56,8 @@ from weft.tile import dialect as tile
 _MOST_STAGES, _ALIGNMENT = 6, 1024
 _MOST_HELD = {1: 200, 2: 200, 3: 120}
 """Registers that a thread may hold of products and of what is still to be written, by the number of consumers."""
+_FEW = 64
+"""Rows with which a product takes as long as reading its weights."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     dots = [op for block in blocks or () for op in block.ops if isinstance(op, tile.DotOp)]
     if not dots or all(dot.parent is kernel.block for dot in dots):
         return None
-    operands = operands_of(kernel, dots)
+    fixed = _fixed_weights(kernel, dots)
+    operands = operands_of(kernel, dots, fixed)
     consumers = {64: 1, 128: 2, 192: 3, 256: 2}.get(tile.tile_type(dots[0].out).sizes[0])
     if operands is None or consumers is None or not all(_fits(dot, operands.dtype, consumers) for dot in dots):
         return None
@@ -92,9 +96,18 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     ring = -(-ring // _ALIGNMENT) * _ALIGNMENT
     for op in engines:
         set_integer(op, SHARED, ring)
-    _split(kernel, _Producer(operands, maps[:inputs], needed), _Consumer(operands), rings, consumers)
+    roles = _split(kernel, _Producer(operands, maps[:inputs], needed), _Consumer(operands), rings, consumers)
+    early = {batch.ring for load, batch in operands.batches.items() if load.pointer in fixed}
+    if early and len(early) < len(rings):
+        roles.early = ArrayAttr(IntegerAttr(number, i64) for number in sorted(early))
     set_integer(kernel, WARPS, 4 * consumers)
     return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps))
+
+
+def _fixed_weights(kernel: tile.KernelOp, dots: Sequence[tile.DotOp]) -> set[SSAValue]:
+    """The weights of products of few rows that may be read before the kernel ahead has ended."""
+    loads = [dot.b.owner for dot in dots if tile.tile_type(dot.out).sizes[0] <= _FEW]
+    return {op.pointer for op in loads if isinstance(op, tile.LoadOp) and is_fixed(kernel, op.pointer)}
 
 
 def _needed(kernel: tile.KernelOp, operands: Operands) -> set[Operation] | None:
@@ -142,7 +155,7 @@ def _fits(dot: tile.DotOp, dtype: DType, consumers: int) -> bool:
 
 def _split(
     kernel: tile.KernelOp, producer: _Producer, consumer: _Consumer, rings: Sequence[RingType], consumers: int
-) -> None:
+) -> RolesOp:
     block = kernel.block
     original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
     first, count = BlockNumberOp.make("number"), BlockNumberOp.make("count")
@@ -158,8 +171,10 @@ def _split(
     for op in reversed(original):
         op.detach()
         op.erase(safe_erase=False)
-    block.insert_op_after(RolesOp.make(consumers, rings, *roles), count)
+    made = RolesOp.make(consumers, rings, *roles)
+    block.insert_op_after(made, count)
     defer_stores(consuming, consumers, _MOST_HELD[consumers])
+    return made
 
 
 def _numbered(**numbers: int) -> dict[str, Attribute]:

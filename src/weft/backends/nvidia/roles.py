@@ -28,6 +28,7 @@ from weft.backends.nvidia.asynchronous import (
 )
 from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converged, do, elected, i32
 from weft.backends.nvidia.dialect import layout_of
+from weft.backends.nvidia.early_start import wait_for_kernel
 from weft.backends.nvidia.engine_stores import finish_stores, narrow, send
 from weft.backends.nvidia.global_memory import narrowed_to, pair
 from weft.backends.nvidia.streaming import PieceType
@@ -136,10 +137,14 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     b.start(producing)
     if consumers > 1:
         do(b, f"setmaxnreg.dec.sync.aligned.u32 {fewer};", "")
-    codegen.threads = Threads(b, _GROUP_WARPS, lane, warp)
-    with b.when(b.icmp("eq", warp, i32(0))), b.when(elected(b)):
-        codegen.rings = [replace(ring) for ring in rings]
-        codegen.block(op.producer.block)
+    for number, (filled, early) in enumerate(_producers(op)):
+        with b.when(b.icmp("eq", warp, i32(number))), b.when(elected(b)):
+            if codegen.launch.programmatic and not early:
+                wait_for_kernel(b)
+            codegen.threads = Threads(b, _GROUP_WARPS, lane, warp)
+            codegen.rings = [replace(ring) for ring in rings]
+            codegen.filled = filled
+            codegen.block(op.producer.block)
     b.branch(after)
     b.start(consuming)
     if consumers > 1:
@@ -148,11 +153,20 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     codegen.threads = Threads(b, _GROUP_WARPS * consumers, lane, own, barrier_number=1)
     codegen.threads.prepare(codegen.layouts)
     codegen.rings = rings
+    if codegen.launch.programmatic:
+        wait_for_kernel(b)
     codegen.block(op.consumer.block)
     if any(MAP in inner.attributes for inner in op.consumer.walk()):
         finish_stores(codegen)
     b.branch(after)
     b.start(after)
+
+
+def _producers(op: RolesOp) -> list[tuple[set[int], bool]]:
+    """The rings that each warp of the producer fills, and whether it does before the kernel ahead has ended."""
+    early = {number.value.data for number in op.early} if op.early is not None else set[int]()
+    others = set(range(len(op.rings))) - early
+    return [(early, True), (others, False)] if early else [(others, False)]
 
 
 def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
@@ -184,6 +198,8 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
             return
         case AcquireOp() | FillOp() | CommitOp() | WaitOp() | SlotOp() | ReleaseOp():
             ring = codegen.rings[op.ring.value.data]
+            if isinstance(op, AcquireOp | FillOp | CommitOp) and op.ring.value.data not in codegen.filled:
+                return
         case _:
             raise LoweringError(f"there is no code for {op.name} on a GPU")
     match op:

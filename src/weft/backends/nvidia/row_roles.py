@@ -75,7 +75,7 @@ def _emit_roles(codegen: KernelCodegen, op: StreamOp) -> None:
     if codegen.launch.programmatic and op.early is None:
         wait_for_kernel(b)
     with b.when(elected(b)):
-        codegen.rings = [replace(ring, turn=None)]
+        codegen.rings, codegen.filled = [replace(ring, turn=None)], {0}
         if kept.slots:
             expect(b, kept.full(b), _sum(b, [_bytes(codegen, p) for p in kept.slots if isinstance(p, PieceType)]))
         codegen.block(op.producer.block)
