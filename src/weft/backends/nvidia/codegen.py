@@ -35,7 +35,7 @@ from weft.backends.nvidia.reductions import emit_reduce
 from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
 from weft.backends.nvidia.row_roles import emit_streaming
 from weft.backends.nvidia.shared_memory import row_pitch
-from weft.backends.nvidia.streaming import CopyOp, CopyRowsOp, ReadOp, StreamOp, WaitKeptOp
+from weft.backends.nvidia.streaming import AskOp, CopyOp, CopyRowsOp, ReadOp, StreamOp, WaitKeptOp
 from weft.backends.nvidia.strided_memory import emit_load, emit_pack, emit_store
 from weft.backends.nvidia.written import emit_written
 from weft.backends.nvidia.written_layouts import scalar_layout
@@ -163,7 +163,7 @@ class KernelCodegen:
                 self._loop(op)
             case tile.ProgramOp() | tile.ReturnOp() | tile.YieldOp() | tile.DequantizeOp():
                 pass
-            case StreamOp() | CopyOp() | CopyRowsOp() | ReadOp() | WaitKeptOp():
+            case StreamOp() | CopyOp() | CopyRowsOp() | AskOp() | ReadOp() | WaitKeptOp():
                 emit_streaming(self, op)
             case _:
                 if not emit_written(self, op):

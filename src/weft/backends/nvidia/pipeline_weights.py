@@ -22,6 +22,7 @@ from xdsl.dialects.builtin import IntegerAttr, UnitAttr, i64
 from xdsl.ir import Block, SSAValue
 
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
+from weft.backends.nvidia.ask_ahead import asked_ahead
 from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, ReleaseOp, WaitOp
 from weft.backends.nvidia.dialect import LAYOUTS, RESIDENT, WARPS, set_integer
@@ -31,7 +32,7 @@ from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.mma import AGAIN, AHEAD, PACKED, MmaOp
 from weft.backends.nvidia.pipeline_rows import Streamed, programs_of
 from weft.backends.nvidia.shared_memory import shared_bytes
-from weft.backends.nvidia.streaming import ALIGNMENT, CopyRowsOp, PieceType, ReadOp, StreamOp
+from weft.backends.nvidia.streaming import ALIGNMENT, AskOp, CopyRowsOp, PieceType, ReadOp, StreamOp
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
 from weft.ir.expr import product
@@ -129,6 +130,8 @@ def _split(kernel: tile.KernelOp, weights: _Weights, stages: int) -> None:
     programs, mapping = programs_of(kernel, first.out, count.out)
     programs.block.add_ops([_bring(weights, mapping), tile.YieldOp.create()])
     producer = Block([programs])
+    if (later := asked_ahead(kernel)) is not None:
+        producer.add_op(AskOp.create(operands=[later[0]], attributes={"bytes": IntegerAttr(later[1], i64)}))
     programs, mapping = programs_of(kernel, first.out, count.out)
     # What comes behind the product is asked for before it.
     for op in sorted(original, key=lambda op: not isinstance(op, tile.LoadOp)):
