@@ -15,7 +15,6 @@ from xdsl.passes import ModulePass
 from weft.backends.cpu.compile import emit_kernels
 from weft.backends.cpu.microkernel import panel_form
 from weft.backends.cpu.target import CpuTarget, compile_object, target_for
-from weft.backends.nvidia.ask_ahead import ask_ahead
 from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.compile import emit_llvm
 from weft.backends.nvidia.early_start import mark_fixed
@@ -174,11 +173,10 @@ def compile_nvidia(function: FuncOp, config: Config, target: NvidiaTarget) -> Co
         report.planned(planned.plan, planned.schedules)
         report.program("tile", planned.kernels.values())
         mark_fixed(planned.plan, planned.kernels)
-        plan = ask_ahead(planned.plan, planned.kernels) if target.capability >= 90 else planned.plan
         text, launches = emit_llvm(planned.kernels, target, planned.sources)
         start = report.measure("emit_llvm", start)
         report.program("llvm", text)
         code = DeviceCode(target.arch, compile_ptx(text, target) if launches else "", launches)
         report.measure("llvm", start)
         report.made_for_device(code, planned.kernels)
-    return Compiled(plan, code, report, planned.prepare)
+    return Compiled(planned.plan, code, report, planned.prepare)

@@ -12,14 +12,14 @@ from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from xdsl.dialects.builtin import FileLineColLoc, LocationAttr, StringAttr
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute, identity_of
 from weft.ir.expr import Size, product, symbols_of
 from weft.ir.types import Tensor, tensor_of
 from weft.lower.constants import Constant, PanelForm, packing_of, preparing
-from weft.lower.lowered import Lowered, lower
+from weft.lower.lowered import Lowered, lower, slice_written_by
 from weft.lower.machine import CPU, Machine
 from weft.lower.packing import PackedLayout
 from weft.lower.steps import Buffer, CallStep, DotStep, KernelStep, LaunchStep, Place, Plan, Step
@@ -27,7 +27,7 @@ from weft.lower.words import word_of
 from weft.lower.work import work_of
 from weft.ops.base import GraphOp, View
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, ReturnOp
-from weft.ops.layouts import Layout, contiguous, view_layout
+from weft.ops.layouts import Layout, contiguous, same_places, slice_layout, view_layout
 from weft.passes.build_groups import (
     PARTIAL_SUMS,
     Target,
@@ -39,8 +39,9 @@ from weft.passes.build_groups import (
     strides_of,
 )
 from weft.passes.constant_values import constant_arguments
+from weft.passes.parts import part_written, views_from
 from weft.passes.place_launches import lies_as, wanted_layouts
-from weft.passes.update_in_place import in_place_of
+from weft.passes.update_in_place import in_place_of, layout_over, layout_through
 from weft.tile import dialect as tile
 
 log = logging.getLogger("weft")
@@ -186,12 +187,20 @@ class _Planner:
 
     def _group(self, op: GroupOp, outputs: dict[SSAValue, Target]) -> None:
         inputs = [self.places[operand] for operand in op.operands]
+        in_place = {result: _over(op, inputs, result, operand) for result, operand in in_place_of(op).items()}
+        if _is_there(op, inputs):
+            self._written_over(op.results[0], in_place[0], outputs)
+            return
         buffers, layouts = self._packed(op, inputs)
         for result, strides in zip(op.results, strides_of(op, "result_strides", len(op.results)), strict=True):
             if strides:
                 self.strided[result] = Layout(strides)
         targets = [
-            outputs[r].layout if r in outputs else self.strided.get(r, contiguous(tensor_of(r.type)))
+            in_place[r.index].layout
+            if r.index in in_place
+            else outputs[r].layout
+            if r in outputs
+            else self.strided.get(r, contiguous(tensor_of(r.type)))
             for r in op.results
         ]
         try:
@@ -210,9 +219,8 @@ class _Planner:
             for part in parts:
                 self._group(part, outputs)
             return
-        in_place = in_place_of(op)
         results = [
-            self._written_over(result, inputs[in_place[result.index]], outputs)
+            self._written_over(result, in_place[result.index], outputs)
             if result.index in in_place
             else self._result(result, outputs)
             for result in op.results
@@ -330,6 +338,28 @@ class _Planner:
         told = op.attributes.get(PARTIAL_SUMS)
         count: Size = 1 if told is None else from_attribute(told)  # type: ignore[assignment]
         self.steps.append(DotStep(a, b, self.places[op.results[0]], "dot", count))
+
+
+def _over(group: GroupOp, inputs: Sequence[Place], result: int, operand: int) -> Place:
+    """Where a result lies that is made in the memory of an operand."""
+    place = inputs[operand]
+    layout = layout_over(group, operand, place.layout)
+    assert layout is not None, "asked when it was decided"
+    return Place(place.buffer, tensor_of(group.results[result].type), layout)
+
+
+def _is_there(group: GroupOp, inputs: Sequence[Place]) -> bool:
+    """Whether a group updates a slice by what was made in the slice's own memory."""
+    update = slice_written_by(group)
+    if update is None:
+        return False
+    source, views = views_from(update.operands[1])
+    if not isinstance(source, BlockArgument):
+        return False
+    new, old = inputs[source.index], inputs[in_place_of(group)[0]]
+    part = part_written(update)
+    there, wanted = layout_through(views, new.layout), slice_layout(old.layout, part.starts, part.steps)
+    return new.buffer == old.buffer and there is not None and same_places(part.shape, there, wanted)
 
 
 def _sources(group: GroupOp) -> frozenset[LocationAttr]:

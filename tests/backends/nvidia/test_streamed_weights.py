@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from math import prod
 from typing import Any
 
@@ -12,15 +11,11 @@ import torch
 
 import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.nvidia import pipeline_weights
-from weft.backends.nvidia.asynchronous import RolesOp
 from weft.backends.nvidia.compile import annotate, compile_kernels
 from weft.backends.nvidia.early_start import mark_fixed
-from weft.backends.nvidia.protocol import check
-from weft.backends.nvidia.roles_protocol import protocol_of
 from weft.backends.nvidia.streaming import StreamOp
 from weft.backends.nvidia.target import target_named
-from weft.ir.attributes import to_attribute
-from weft.ir.types import DType, Tensor, bf16, f16, f32, u8
+from weft.ir.types import DType, Tensor, bf16, f16
 from weft.lower import few_rows
 from weft.lower.few_rows import choose_streaming_tiles
 from weft.lower.machine import gpu_machine
@@ -28,7 +23,6 @@ from weft.lower.steps import KernelStep, Plan
 from weft.testing.kernels import Trial, group_of
 from weft.tile import dialect as tile
 
-from . import test_codes as coded
 from .ptx_machine import Memory
 from .ptx_streams import run_streams
 from .ptxas import assemble, needs_ptxas
@@ -75,26 +69,6 @@ def run(trial: Trial, arrays: list[np.ndarray], blocks: int, seed: int = 0) -> n
 def test_results(shape: tuple[int, int, int], blocks: int, dtype: DType) -> None:
     arrays = operands(*shape, linear, dtype)
     agree(run(trial_of(arrays, linear), arrays, blocks), expected(arrays, linear))
-
-
-@pytest.mark.usefixtures("all_brought")
-@pytest.mark.parametrize(
-    "case",
-    [
-        (1, 40, 4096, "int4", 32, bf16, False, bf16),
-        (3, 33, 2048, "int4", 64, f32, True, bf16),
-        (8, 40, 1024, "e2m1", 32, u8, False, bf16),
-        (1, 16, 2048, "int8", 2048, f32, False, bf16),
-        (4, 24, 1024, "e4m3", 128, f32, False, f16),
-        (16, 64, 1024, "int4", 32, bf16, False, bf16),
-    ],
-    ids=lambda case: "-".join(map(str, case)),
-)
-def test_codes_of_weights(case: tuple[Any, ...]) -> None:
-    *_, form, group, _, _, dtype = case
-    arrays = coded.operands(*case)
-    exact = coded.expected(arrays, form, group, dtype)
-    agree(run(coded.trial_of(arrays, form, dtype), arrays, 1), exact)
 
 
 @pytest.mark.usefixtures("all_brought")
@@ -161,19 +135,3 @@ def test_the_kernel_ahead_is_waited_for_before_the_next_may_come() -> None:
     waits, next_, load = (ptx.index(text) for text in ("griddepcontrol.wait", "launch_dependents", "ld.global"))
     assert waits < next_ < load
     assert "griddepcontrol" not in compile_kernels({"twice": kernel}, target_named("sm_80")).ptx
-
-
-@pytest.mark.parametrize("fixed", [False, True])
-def test_weights_of_more_rows_are_filled_by_a_warp_of_their_own(fixed: bool) -> None:
-    tensors = [Tensor(bf16, shape) for shape in ((64, 1024), (14336, 1024), (14336,))]
-    kernel = Trial.of(group_of(tensors, linear), "product", GPU).lowered.calls[0].kernel.op
-    if fixed:
-        kernel.attributes["nvidia.fixed"] = to_attribute((1,))
-    annotated, _ = annotate(kernel, TARGET)
-    (roles,) = [op for op in annotated.block.ops if isinstance(op, RolesOp)]
-    assert (roles.early is not None, len(roles.rings)) == (fixed, 2 if fixed else 1)
-    check(protocol_of(annotated, block=0, blocks=132), runs=4)
-    ptx = compile_kernels({"product": kernel}, TARGET).ptx
-    brings = [match.start() for match in re.finditer("cp.async.bulk.tensor.2d.shared::cluster", ptx)]
-    waits = [match.start() for match in re.finditer("griddepcontrol.wait", ptx)]
-    assert len(brings) >= 2 and len(waits) == 2 and (brings[0] < waits[0]) == fixed

@@ -110,7 +110,7 @@ def computed_access(facts: AxisFacts, op: ComputedAccess) -> Neighbours:
     return neighbours_of(facts, op.pointer, op.offsets, op.mask, WIDEST)
 
 
-def pointer_dtype(op: tile.LoadOp | tile.StoreOp | ComputedAccess) -> DType:
+def pointer_dtype(op: tile.LoadOp | tile.StoreOp | tile.NumberOp | ComputedAccess) -> DType:
     type_ = op.pointer.type
     assert isinstance(type_, tile.PointerType)
     return type_.dtype

@@ -18,6 +18,7 @@ from weft.backends.nvidia.block import Threads, i32, load_shared, register_bytes
 from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
+from weft.backends.nvidia.control import emit_number
 from weft.backends.nvidia.dequantize import Decoder
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
@@ -35,7 +36,7 @@ from weft.backends.nvidia.reductions import emit_reduce
 from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
 from weft.backends.nvidia.row_roles import emit_streaming
 from weft.backends.nvidia.shared_memory import row_pitch
-from weft.backends.nvidia.streaming import AskOp, CopyOp, CopyRowsOp, ReadOp, StreamOp, WaitKeptOp
+from weft.backends.nvidia.streaming import CopyOp, CopyRowsOp, ReadOp, StreamOp, WaitKeptOp
 from weft.backends.nvidia.strided_memory import emit_load, emit_pack, emit_store
 from weft.backends.nvidia.written import emit_written
 from weft.backends.nvidia.written_layouts import scalar_layout
@@ -44,7 +45,6 @@ from weft.ir.expr import Size
 from weft.ir.types import DType
 from weft.tile import dialect as tile
 
-LATE = True
 _MAP = 'ptr byval([128 x i8]) align 64 "nvvm.grid_constant"'
 
 
@@ -61,10 +61,8 @@ class KernelCodegen:
         self.tiles: dict[SSAValue, list[V]] = {}
         self.slots: dict[SSAValue, V] = {}
         self.maps: list[V] = []
-        self.words: dict[SSAValue, list[V]] = {}
         self.in_flight: dict[SSAValue, list[V]] = {}
         self.rings: list[Ring] = []
-        self.filled: set[int] = set()
         self.kept: Ring | None = None
         self.crossing: Crossing | None = None
         self.limits = ConvertedLimits()
@@ -91,8 +89,8 @@ class KernelCodegen:
             self.threads = Threads.of_block(b, self.launch.threads // WARP, self.launch.cluster)
             self.threads.prepare(self.layouts)
             self._place_program()
-            if self.launch.programmatic:
-                wait_for_kernel(b)
+        if self.launch.programmatic and not any(isinstance(op, StreamOp) for op in kernel.block.ops):
+            wait_for_kernel(b)
         self.block(kernel.block)
         b.finish()
 
@@ -161,9 +159,11 @@ class KernelCodegen:
                 self.threads.barrier()
             case tile.ForOp():
                 self._loop(op)
+            case tile.NumberOp():
+                emit_number(self, op)
             case tile.ProgramOp() | tile.ReturnOp() | tile.YieldOp() | tile.DequantizeOp():
                 pass
-            case StreamOp() | CopyOp() | CopyRowsOp() | AskOp() | ReadOp() | WaitKeptOp():
+            case StreamOp() | CopyOp() | CopyRowsOp() | ReadOp() | WaitKeptOp():
                 emit_streaming(self, op)
             case _:
                 if not emit_written(self, op):
@@ -231,9 +231,7 @@ class KernelCodegen:
             return [*yielded, *(ring.state for ring in rings)]
 
         def body(number: V, carried: list[list[V]]) -> list[list[V]]:
-            if (
-                rings and LATE
-            ):  # a slot is given back when all that was asked for is there: the next loads come behind that
+            if rings:  # a slot is given back when all that was asked for is there: the loads come behind that
                 yielded = turn(number, carried)
                 return [*yielded, *load(b.add(number, i64(step)))]
             following = load(b.add(number, i64(step)))

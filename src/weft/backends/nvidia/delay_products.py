@@ -55,6 +55,8 @@ def _delayed(loop: tile.ForOp, dot: tile.DotOp) -> _Delayed | None:
         return None
     if len(list(dot.a.uses)) > 1 or len(list(dot.b.uses)) > 1 or narrows.parent is not loop.block:
         return None
+    if any(isinstance(op, tile.LoadOp) and op is not load and op.pointer is load.pointer for op in loop.block.ops):
+        return None  # what this turn reads anyway would be brought again in the next
     if any(isinstance(op, tile.ScatterOp | tile.StoreOp | written.AtomicOp) or op.regions for op in loop.block.ops):
         return None
     behind = _behind(loop, [dot.a])
@@ -89,6 +91,8 @@ def _before_it(loop: tile.ForOp, load: tile.LoadOp) -> int | None:
     numbers = [number for number, index in enumerate(load.indices) if index is variable]
     others = ops_behind(index for index in load.indices if index is not variable)
     if len(numbers) != 1 or others is None or any(variable in op.operands for op in others):
+        return None
+    if len(load.indices) + len(loop.indices) == 1:
         return None
     assert load.starts is not None and load.sides is not None
     name = f"d{numbers[0]}"
@@ -127,8 +131,8 @@ def _moved(loop: tile.ForOp, load: tile.LoadOp, last: bool) -> list[Operation]:
     offset = _rest(load) + sum((s * t for s, t in zip(starts, load.strides.data, strict=True)), start=0)
     moved = load.clone(mapping)
     indices = [*moved.indices, *loop.indices]
-    if last:
-        indices[number] = loop.indices[0]
+    if last:  # nothing is left of the loop's variable: any other index may stand there
+        indices[number] = next(index for index in indices if index is not loop.block.args[0])
     moved.operands = [moved.pointer, *indices]
     moved.starts, moved.offset = tile.Sizes(starts), tile.Sizes((offset,))
     moved.extents = tile.Sizes((extent, *load.extents.data[1:]))

@@ -8,7 +8,7 @@ brought once.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from xdsl.ir import Block, OpResult, SSAValue
@@ -16,8 +16,8 @@ from xdsl.ir import Block, OpResult, SSAValue
 from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.asynchronous import LINE, SlotType
 from weft.backends.nvidia.code import TensorMap
-from weft.backends.nvidia.global_memory import narrowed_to
 from weft.backends.nvidia.index_slices import ops_behind
+from weft.backends.nvidia.narrowed_factors import narrowed_factor
 from weft.backends.nvidia.tensor_parts import part_of
 from weft.backends.nvidia.wgmma import reads_any_way
 from weft.ir.expr import Size
@@ -86,11 +86,10 @@ class Operands:
         return list({id(batch): batch for batch in self.batches.values() if dot in batch.dots}.values())
 
 
-def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp], apart: Container[SSAValue] = ()) -> Operands | None:
+def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp]) -> Operands | None:
     """How the operands of products come to slots; None where the copy engine cannot bring them.
 
-    A left operand may also be in registers, if it is narrowed to the type of the right one. What comes from the tensors
-    `apart` has rings of its own.
+    A left operand may also be in registers, if it is narrowed to the type of the right one.
     """
     copies: dict[tile.LoadOp, Copy] = {}
     for dot in dots:
@@ -106,11 +105,11 @@ def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp], apart: Contai
         return None
     dtype = next(iter(copies.values())).slot.dtype
     for dot in dots:
-        if not _is_load(dot.b) or not (_is_load(dot.a) or _is_narrowed(dot.a, dtype)):
+        if not _is_load(dot.b) or not (_is_load(dot.a) or narrowed_factor(dot.a, tile.DotOp) == dtype):
             return None
         if not (reads_any_way(dtype) or all(_runs_along(copies, value, k) for value, k in ((dot.a, 1), (dot.b, 0)))):
             return None
-    return _in_rings(_batches(list({id(copy): copy for copy in copies.values()}.values()), apart))
+    return _in_rings(_batches(list({id(copy): copy for copy in copies.values()}.values())))
 
 
 def _runs_along(copies: dict[tile.LoadOp, Copy], value: SSAValue, axis: int) -> bool:
@@ -123,21 +122,13 @@ def _is_load(value: SSAValue) -> bool:
     return isinstance(value, OpResult) and isinstance(value.op, tile.LoadOp)
 
 
-def _is_narrowed(value: SSAValue, dtype: DType) -> bool:
-    """Whether a tile is rounded to a type of 16 bits for products alone: then it is packed into words, too."""
-    rounds = isinstance(value, OpResult) and narrowed_to(value.op) == dtype
-    return rounds and all(isinstance(use.operation, tile.DotOp) for use in value.uses)
-
-
-def _batches(copies: Sequence[Copy], apart: Container[SSAValue]) -> list[Batch]:
+def _batches(copies: Sequence[Copy]) -> list[Batch]:
     batches: list[Batch] = []
     for copy in copies:
         uses = [use.operation for load in copy.seen for use in load.out.uses]
         dots = {user for user in uses if isinstance(user, tile.DotOp)}
         held = any(dot.parent is not copy.load.parent for dot in dots)
-        alone = copy.load.pointer in apart
-        others = [b for b in batches if alone == (b.copies[0].load.pointer in apart)]
-        together = [b for b in others if not held and not b.held and b.dots & dots]
+        together = [b for b in batches if not held and not b.held and b.dots & dots]
         batch = Batch([copy], dots, held)
         for other in together:
             batch = Batch([*other.copies, *batch.copies], other.dots | batch.dots, held)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, i64
+from xdsl.dialects.builtin import IntegerAttr, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from weft.backends.nvidia.alignment import pointer_dtype
@@ -36,13 +36,13 @@ from weft.backends.nvidia.asynchronous import (
     RingType,
     RolesOp,
     SlotOp,
+    TurnOp,
     WaitOp,
     WgmmaOp,
 )
 from weft.backends.nvidia.code import TensorMap
 from weft.backends.nvidia.defer_stores import defer_stores
 from weft.backends.nvidia.dialect import SHARED, WARPS, set_integer
-from weft.backends.nvidia.early_start import is_fixed
 from weft.backends.nvidia.index_slices import ops_behind
 from weft.backends.nvidia.operand_copies import Batch, Operands, blocks_of, operands_of
 from weft.backends.nvidia.programs import Programs, mirrored_index, only_sums
@@ -56,8 +56,6 @@ from weft.tile import dialect as tile
 _MOST_STAGES, _ALIGNMENT = 6, 1024
 _MOST_HELD = {1: 200, 2: 200, 3: 120}
 """Registers that a thread may hold of products and of what is still to be written, by the number of consumers."""
-_FEW = 64
-"""Rows with which a product takes as long as reading its weights."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +75,7 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     dots = [op for block in blocks or () for op in block.ops if isinstance(op, tile.DotOp)]
     if not dots or all(dot.parent is kernel.block for dot in dots):
         return None
-    fixed = _fixed_weights(kernel, dots)
-    operands = operands_of(kernel, dots, fixed)
+    operands = operands_of(kernel, dots)
     consumers = {64: 1, 128: 2, 192: 3, 256: 2}.get(tile.tile_type(dots[0].out).sizes[0])
     if operands is None or consumers is None or not all(_fits(dot, operands.dtype, consumers) for dot in dots):
         return None
@@ -96,18 +93,9 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     ring = -(-ring // _ALIGNMENT) * _ALIGNMENT
     for op in engines:
         set_integer(op, SHARED, ring)
-    roles = _split(kernel, _Producer(operands, maps[:inputs], needed), _Consumer(operands), rings, consumers)
-    early = {batch.ring for load, batch in operands.batches.items() if load.pointer in fixed}
-    if early and len(early) < len(rings):
-        roles.early = ArrayAttr(IntegerAttr(number, i64) for number in sorted(early))
+    _split(kernel, _Producer(operands, maps[:inputs], needed), _Consumer(operands, consumers), rings, consumers)
     set_integer(kernel, WARPS, 4 * consumers)
     return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps))
-
-
-def _fixed_weights(kernel: tile.KernelOp, dots: Sequence[tile.DotOp]) -> set[SSAValue]:
-    """The weights of products of few rows that may be read before the kernel ahead has ended."""
-    loads = [dot.b.owner for dot in dots if tile.tile_type(dot.out).sizes[0] <= _FEW]
-    return {op.pointer for op in loads if isinstance(op, tile.LoadOp) and is_fixed(kernel, op.pointer)}
 
 
 def _needed(kernel: tile.KernelOp, operands: Operands) -> set[Operation] | None:
@@ -155,7 +143,7 @@ def _fits(dot: tile.DotOp, dtype: DType, consumers: int) -> bool:
 
 def _split(
     kernel: tile.KernelOp, producer: _Producer, consumer: _Consumer, rings: Sequence[RingType], consumers: int
-) -> RolesOp:
+) -> None:
     block = kernel.block
     original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
     first, count = BlockNumberOp.make("number"), BlockNumberOp.make("count")
@@ -171,10 +159,8 @@ def _split(
     for op in reversed(original):
         op.detach()
         op.erase(safe_erase=False)
-    made = RolesOp.make(consumers, rings, *roles)
-    block.insert_op_after(made, count)
+    block.insert_op_after(RolesOp.make(consumers, rings, *roles), count)
     defer_stores(consuming, consumers, _MOST_HELD[consumers])
-    return made
 
 
 def _numbered(**numbers: int) -> dict[str, Attribute]:
@@ -232,6 +218,7 @@ class _Consumer:
     """Begins products where they stand, and finishes them where something else needs them."""
 
     operands: Operands
+    count: int
     mapping: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     under_way: list[tile.DotOp] = field(default_factory=list[tile.DotOp])
     left: dict[int, set[tile.DotOp]] = field(default_factory=dict[int, "set[tile.DotOp]"])
@@ -261,6 +248,8 @@ class _Consumer:
         block.add_op(turns)
         self.mapping.update(zip(op.block.args, turns.block.args, strict=True))
         self.walk(list(op.block.ops), turns.block)
+        if self.count > 1:
+            _take_turns(turns.block)
         self.mapping.update(zip(op.results, turns.results, strict=True))
         self._release_held({inner for inner in op.walk() if isinstance(inner, tile.DotOp)}, block)
 
@@ -311,3 +300,13 @@ class _Consumer:
         if not self.left[id(batch)]:
             del self.left[id(batch)]
             block.add_op(ReleaseOp.of(batch.ring))
+
+
+def _take_turns(block: Block) -> None:
+    """Let consumers begin several products, between which they have other work to do, one consumer after the other."""
+    ops = list(block.ops)
+    first = next((number for number, op in enumerate(ops) if isinstance(op, FinishOp)), len(ops))
+    begun = [op for op in ops[:first] if isinstance(op, WgmmaOp)]
+    if len(begun) > 1:
+        block.insert_op_before(TurnOp.make("await"), begun[0])
+        block.insert_op_after(TurnOp.make("pass"), begun[-1])

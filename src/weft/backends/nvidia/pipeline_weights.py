@@ -22,7 +22,6 @@ from xdsl.dialects.builtin import IntegerAttr, UnitAttr, i64
 from xdsl.ir import Block, SSAValue
 
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
-from weft.backends.nvidia.ask_ahead import asked_ahead
 from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, ReleaseOp, WaitOp
 from weft.backends.nvidia.dialect import LAYOUTS, RESIDENT, WARPS, set_integer
@@ -32,7 +31,7 @@ from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.mma import AGAIN, AHEAD, PACKED, MmaOp
 from weft.backends.nvidia.pipeline_rows import Streamed, programs_of
 from weft.backends.nvidia.shared_memory import shared_bytes
-from weft.backends.nvidia.streaming import ALIGNMENT, AskOp, CopyRowsOp, PieceType, ReadOp, StreamOp
+from weft.backends.nvidia.streaming import ALIGNMENT, CopyRowsOp, PieceType, ReadOp, StreamOp
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
 from weft.ir.expr import product
@@ -102,8 +101,8 @@ def _weights(kernel: tile.KernelOp) -> _Weights | None:
     products = [op for op in kernel.walk() if isinstance(op, MmaOp)]
     if len(products) != 1 or products[0].fragments.warps.k != _WARPS:
         return None
-    loop, load = products[0].parent_op(), _read_by(products[0])
-    if not isinstance(loop, tile.ForOp) or load is None:
+    loop, load = products[0].parent_op(), products[0].b.owner
+    if not isinstance(loop, tile.ForOp) or not isinstance(load, tile.LoadOp) or PACKED not in load.attributes:
         return None
     (length, rows), size = tile.tile_type(load.out).sizes, pointer_dtype(load).bytes
     steps = [divisor_of(each, load.indices) * size for each in (load.offset.data[0], load.strides.data[1])]
@@ -115,13 +114,6 @@ def _weights(kernel: tile.KernelOp) -> _Weights | None:
     return _Weights(loop, load, piece, rows, length, pitch)
 
 
-def _read_by(product: MmaOp) -> tile.LoadOp | None:
-    """The load of weights, or of their codes."""
-    made = product.b.owner
-    load = made.codes.owner if isinstance(made, tile.DequantizeOp) else made
-    return load if isinstance(load, tile.LoadOp) and PACKED in load.attributes else None
-
-
 def _split(kernel: tile.KernelOp, weights: _Weights, stages: int) -> None:
     block = kernel.block
     original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
@@ -130,8 +122,6 @@ def _split(kernel: tile.KernelOp, weights: _Weights, stages: int) -> None:
     programs, mapping = programs_of(kernel, first.out, count.out)
     programs.block.add_ops([_bring(weights, mapping), tile.YieldOp.create()])
     producer = Block([programs])
-    if (later := asked_ahead(kernel)) is not None:
-        producer.add_op(AskOp.create(operands=[later[0]], attributes={"bytes": IntegerAttr(later[1], i64)}))
     programs, mapping = programs_of(kernel, first.out, count.out)
     # What comes behind the product is asked for before it.
     for op in sorted(original, key=lambda op: not isinstance(op, tile.LoadOp)):
@@ -171,8 +161,8 @@ def _bring(weights: _Weights, mapping: dict[SSAValue, SSAValue]) -> tile.ForOp:
 def _take(programs: Block, weights: _Weights) -> None:
     """In the consumers' copy of the loop along K, read a slot instead of memory, and the other operand a turn ahead."""
     (multiply,) = [op for op in programs.walk() if isinstance(op, MmaOp)]
-    load = _read_by(multiply)
-    assert load is not None and load.parent is not None
+    load = multiply.b.owner
+    assert isinstance(load, tile.LoadOp) and load.parent is not None
     read = ReadOp.make(0, tile.Sizes((1, weights.pitch)), load.out.type)
     read.attributes |= {LAYOUTS: load.attributes[LAYOUTS], PACKED: UnitAttr()}
     load.parent.insert_ops_before([WaitOp.of(), read], load)

@@ -23,14 +23,15 @@ from weft.backends.nvidia.asynchronous import (
     SendOp,
     SlotOp,
     SlotType,
+    TurnOp,
     WaitOp,
     WgmmaOp,
 )
 from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converged, do, elected, i32
 from weft.backends.nvidia.dialect import layout_of
-from weft.backends.nvidia.early_start import wait_for_kernel
 from weft.backends.nvidia.engine_stores import finish_stores, narrow, send
 from weft.backends.nvidia.global_memory import narrowed_to, pair
+from weft.backends.nvidia.narrowed_factors import narrowed_factor
 from weft.backends.nvidia.streaming import PieceType
 from weft.backends.nvidia.wgmma import descriptor, multiply, wait
 from weft.errors import LoweringError
@@ -43,6 +44,8 @@ _GROUP_WARPS = 4
 _REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160)}
 """What a thread of the producer and of a consumer may use, by the number of consumers: together what all enter with."""
 RING_OPS = (AcquireOp, CommitOp, WaitOp, ReleaseOp)
+_FIRST_TURN, _GROUP_THREADS = 2, 128
+"""The named barrier of the first consumer's turn; those of the others follow. Who waits and who passes meet there."""
 BARRIER_BYTES = 16
 """Of the two barriers of a stage."""
 
@@ -137,14 +140,10 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     b.start(producing)
     if consumers > 1:
         do(b, f"setmaxnreg.dec.sync.aligned.u32 {fewer};", "")
-    for number, (filled, early) in enumerate(_producers(op)):
-        with b.when(b.icmp("eq", warp, i32(number))), b.when(elected(b)):
-            if codegen.launch.programmatic and not early:
-                wait_for_kernel(b)
-            codegen.threads = Threads(b, _GROUP_WARPS, lane, warp)
-            codegen.rings = [replace(ring) for ring in rings]
-            codegen.filled = filled
-            codegen.block(op.producer.block)
+    codegen.threads = Threads(b, _GROUP_WARPS, lane, warp)
+    with b.when(b.icmp("eq", warp, i32(0))), b.when(elected(b)):
+        codegen.rings = [replace(ring) for ring in rings]
+        codegen.block(op.producer.block)
     b.branch(after)
     b.start(consuming)
     if consumers > 1:
@@ -153,20 +152,14 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     codegen.threads = Threads(b, _GROUP_WARPS * consumers, lane, own, barrier_number=1)
     codegen.threads.prepare(codegen.layouts)
     codegen.rings = rings
-    if codegen.launch.programmatic:
-        wait_for_kernel(b)
+    if any(isinstance(inner, TurnOp) for inner in op.consumer.walk()):  # the first one's turn is passed by the last
+        with b.when(b.icmp("uge", own, i32(_GROUP_WARPS * (consumers - 1)))):
+            do(b, f"bar.arrive {_FIRST_TURN}, {2 * _GROUP_THREADS};", "")
     codegen.block(op.consumer.block)
     if any(MAP in inner.attributes for inner in op.consumer.walk()):
         finish_stores(codegen)
     b.branch(after)
     b.start(after)
-
-
-def _producers(op: RolesOp) -> list[tuple[set[int], bool]]:
-    """The rings that each warp of the producer fills, and whether it does before the kernel ahead has ended."""
-    early = {number.value.data for number in op.early} if op.early is not None else set[int]()
-    others = set(range(len(op.rings))) - early
-    return [(early, True), (others, False)] if early else [(others, False)]
 
 
 def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
@@ -190,6 +183,9 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
         case FinishOp():
             _finish(codegen, op)
             return
+        case TurnOp():
+            _turn(codegen, op)
+            return
         case NarrowOp():
             narrow(codegen, op)
             return
@@ -198,8 +194,6 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
             return
         case AcquireOp() | FillOp() | CommitOp() | WaitOp() | SlotOp() | ReleaseOp():
             ring = codegen.rings[op.ring.value.data]
-            if isinstance(op, AcquireOp | FillOp | CommitOp) and op.ring.value.data not in codegen.filled:
-                return
         case _:
             raise LoweringError(f"there is no code for {op.name} on a GPU")
     match op:
@@ -264,7 +258,7 @@ def _multiply(codegen: KernelCodegen, op: WgmmaOp) -> None:
         start = b.add(codegen.slots[op.a], b.mul(group, i32(apart)))
         left = descriptor(b, start, a_type, 1), a_type
     else:
-        left = codegen.in_flight[op.out] = codegen.words[op.a]
+        left = codegen.in_flight[op.out] = codegen.tiles[op.a]
     total = None if op.accumulator is None else codegen.tiles[op.accumulator]
     codegen.tiles[op.out] = multiply(b, left, right, total, rows)
 
@@ -275,8 +269,7 @@ def packed_for_product(codegen: KernelCodegen, op: tile.MapOp) -> list[V] | None
     Two neighbouring 8x8 blocks of an accumulator, narrowed, are just what a product reads as its left operand. They
     stay where they are packed: it is one register instead of two.
     """
-    dtype = narrowed_to(op)
-    if dtype is None or not op.out.uses or not all(isinstance(use.operation, WgmmaOp) for use in op.out.uses):
+    if narrowed_to(op) is None or not op.out.uses or (dtype := narrowed_factor(op.out, WgmmaOp)) is None:
         return None
     values = codegen.tiles[op.args[0]]
     pairs = zip(values[::2], values[1::2], strict=True)
@@ -298,6 +291,17 @@ def _finish(codegen: KernelCodegen, op: FinishOp) -> None:
         count = len(codegen.tiles[value])
         codegen.tiles[out] = results[start : start + count]
         start += count
+
+
+def _turn(codegen: KernelCodegen, op: TurnOp) -> None:
+    b, consumers = codegen.b, codegen.threads.warps // _GROUP_WARPS
+    group = b.binary("lshr", codegen.threads.warp, i32(2))
+    if op.kind.data == "await":
+        do(b, f"bar.sync $0, {2 * _GROUP_THREADS};", "r", b.add(group, i32(_FIRST_TURN)))
+        return
+    last = b.icmp("eq", group, i32(consumers - 1))
+    following = b.select(last, i32(_FIRST_TURN), b.add(group, i32(_FIRST_TURN + 1)))
+    do(b, f"bar.arrive $0, {2 * _GROUP_THREADS};", "r", following)
 
 
 def expect(b: Function, address: V, size: V) -> None:

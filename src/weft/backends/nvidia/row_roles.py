@@ -17,7 +17,7 @@ from weft.backends.nvidia.global_memory import load_chunk, load_words
 from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.mma import PACKED
 from weft.backends.nvidia.roles import Ring, expect, wait_for
-from weft.backends.nvidia.streaming import ALIGNMENT, AskOp, CopyOp, CopyRowsOp, PieceType, ReadOp, StreamOp, WaitKeptOp
+from weft.backends.nvidia.streaming import ALIGNMENT, CopyOp, CopyRowsOp, PieceType, ReadOp, StreamOp, WaitKeptOp
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ def emit_streaming(codegen: KernelCodegen, op: Operation) -> None:
             _copy(codegen, op)
         case CopyRowsOp():
             _copy_rows(codegen, op)
-        case AskOp():
-            _ask(codegen, op)
         case ReadOp():
             _read(codegen, op)
         case WaitKeptOp():
@@ -77,7 +75,7 @@ def _emit_roles(codegen: KernelCodegen, op: StreamOp) -> None:
     if codegen.launch.programmatic and op.early is None:
         wait_for_kernel(b)
     with b.when(elected(b)):
-        codegen.rings, codegen.filled = [replace(ring, turn=None)], {0}
+        codegen.rings = [replace(ring, turn=None)]
         if kept.slots:
             expect(b, kept.full(b), _sum(b, [_bytes(codegen, p) for p in kept.slots if isinstance(p, PieceType)]))
         codegen.block(op.producer.block)
@@ -166,14 +164,6 @@ def _copy_rows(codegen: KernelCodegen, op: CopyRowsOp) -> None:
         bytes_ = op.length.value.data * size
         target = b.add(place, i32(row * pitch * size))
         do(b, f"{text} [$0], [$1], {bytes_}, [$2], $3;", "r,l,r,l", target, source, full, policy)
-
-
-def _ask(codegen: KernelCodegen, op: AskOp) -> None:
-    b = codegen.b
-    number, count = (b.call(f"llvm.nvvm.read.ptx.sreg.{name}.x", "i32") for name in ("ctaid", "nctaid"))
-    share = b.binary("and", b.binary("udiv", i32(op.bytes.value.data), count), i32(-WIDEST))
-    start = b.add(codegen.pointers[op.pointer], b.convert("zext", b.mul(number, share), "i64"))
-    do(b, "cp.async.bulk.prefetch.L2.global [$0], $1;", "l,r", start, share)
 
 
 def _read(codegen: KernelCodegen, op: ReadOp) -> None:

@@ -155,15 +155,6 @@ class CopyRowsOp(IRDLOperation):
 
 
 @irdl_op_definition
-class AskOp(IRDLOperation):
-    """Let the first so many bytes of a tensor come to the second-level cache: each block asks for its share of them."""
-
-    name = "nvidia.ask"
-    pointer = operand_def(tile.PointerType)
-    bytes = attr_def(IntegerAttr)
-
-
-@irdl_op_definition
 class ReadOp(IRDLOperation):
     """A tile out of a slot, in the layout of the op; `strides` are the tile's in it, `extents` what there is of it."""
 
@@ -191,4 +182,4 @@ class WaitKeptOp(IRDLOperation):
     name = "nvidia.wait_kept"
 
 
-OPS: list[type[IRDLOperation]] = [StreamOp, CopyOp, CopyRowsOp, AskOp, ReadOp, WaitKeptOp]
+OPS: list[type[IRDLOperation]] = [StreamOp, CopyOp, CopyRowsOp, ReadOp, WaitKeptOp]
