@@ -10,7 +10,9 @@ from typing import Any, Self
 from weft.errors import WeftError
 
 TARGETS = ("cpu", "reference")
-QUANTIZATIONS = ("", "int8_weights", "int8_dynamic")
+CODES = ("int4", "int4_64", "int4_32", "int8", "fp8", "mxfp4", "nvfp4")
+"""How a GPU's weights can be held."""
+QUANTIZATIONS = ("", "int8_weights", "int8_dynamic", *CODES)
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,8 @@ class Config:
     """Weights are constants: they may be folded and packed at compile time."""
     quantize: str = ""
     """`int8_weights` holds the frozen weights of products in 8 bits, with a factor for each column; `int8_dynamic`
-    rounds what they are multiplied with to 16 bits, with a factor for each row. Both need `freeze`."""
+    rounds what they are multiplied with to 16 bits, with a factor for each row. Both need `freeze`. On a GPU, `int4`,
+    `int4_64`, `int4_32`, `int8`, `fp8`, `mxfp4` and `nvfp4` hold weights of 16 bits so, and freeze them."""
     cache: bool = True
     """Keep compiled programs on disk."""
     verify: bool = False
@@ -60,7 +63,10 @@ class Config:
             wanted = bool if known[name].type == "bool" else str
             if not isinstance(value, wanted):
                 raise WeftError(f"the option {name} is {value!r}", hint=f"it takes a {wanted.__name__}")
-        config = cls(**values | dict(options or {}))
+        values |= dict(options or {})
+        if values.get("quantize") in CODES:
+            values.setdefault("freeze", True)
+        config = cls(**values)
         if config.target not in TARGETS:
             raise WeftError(f"no target is called {config.target!r}", hint=f"there are {', '.join(TARGETS)}")
         return config

@@ -18,13 +18,14 @@ from weft.backends.cpu.target import CpuTarget, compile_object, target_for
 from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.compile import emit_llvm
 from weft.backends.nvidia.target import NvidiaTarget, compile_ptx
-from weft.config import Config
+from weft.config import CODES, Config
 from weft.lower.machine import gpu_machine
 from weft.lower.plan import build_plan
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
+from weft.passes.code_weights import CodeWeights
 from weft.passes.compare_places import ComparePlaces
 from weft.passes.convolve_by_products import ConvolveByProducts
 from weft.passes.convolve_trained import ConvolveTrained
@@ -38,7 +39,9 @@ from weft.passes.hoist_constants import HoistConstants
 from weft.passes.inline_small import InlineSmall
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
+from weft.passes.read_codes import ReadCodes
 from weft.passes.recognize_attention import RecognizeAttention
+from weft.passes.recognize_codes import RecognizeCodes
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.update_in_place import UpdateInPlace
@@ -58,7 +61,7 @@ def cpu_passes(config: Config) -> list[ModulePass]:
         ConvolveByProducts(),
         ConvolveTrained(),
         SinkReshapes(),
-        *([QuantizeWeights(dynamic=config.quantize == "int8_dynamic")] if config.quantize else []),
+        *([QuantizeWeights(dynamic=config.quantize == "int8_dynamic")] if config.quantize.startswith("int8_") else []),
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict),
@@ -78,6 +81,9 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         FoldBatchNorm(),
         ComparePlaces(),
         SinkReshapes(),
+        RecognizeCodes(),
+        *([CodeWeights(config.quantize)] if config.quantize in CODES else []),
+        ReadCodes(),
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, all_floats=True, tensor_cores=tensor_cores),

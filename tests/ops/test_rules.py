@@ -61,6 +61,9 @@ class ScalarBody:
     def cast(self, value: Scalar, dtype: DType) -> Scalar:
         return Scalar(np.asarray(FUNCTIONS["cast"].numpy(value.array, dtype.numpy)))
 
+    def bitcast(self, value: Scalar, dtype: DType) -> Scalar:
+        return Scalar(np.asarray(FUNCTIONS["bitcast"].numpy(value.array, dtype.numpy)))
+
     def where(self, condition: Scalar, yes: Scalar, no: Scalar) -> Scalar:
         assert yes.dtype == no.dtype
         return yes if condition.array else no

@@ -29,8 +29,9 @@ from weft.ir.expr import (
     symbol,
     symbols_of,
 )
-from weft.ir.types import DType, Tensor, i8, tensor_of
+from weft.ir.types import DType, Tensor, bf16, f16, i8, tensor_of
 from weft.lower.blocked import BlockedKernel, output_indices, store_outputs
+from weft.lower.codes import Codes
 from weft.lower.domain import Domain, Run, Variable, fused
 from weft.lower.emit import TileValue, register_dtype
 from weft.lower.evaluate import AddressRecorder, Dummy, Source
@@ -46,6 +47,9 @@ from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
 from weft.passes.claim_libraries import FEW_ROWS
 from weft.tile import dialect as tile
+
+_SIDE, _ALIGNED = 64, 16
+"""Of operands of 8 bits, the least sides that are worth a tile, and what K must be a multiple of to be copied."""
 
 
 def lower_dot(
@@ -83,6 +87,24 @@ class _DotLowering:
     machine: Machine
 
     def kernel(self) -> Kernel:
+        self._split_domain(self._codes())
+        if self.codes is not None and (len(self.domain.column_runs) != 1 or len(self.domain.row_runs) > 2):
+            self._split_domain(None)
+        outer = [run for run in self.domain.row_runs if run not in (self.m_run, self.n_run)]
+        self.blocks = given_blocks(self.group, "dot") or self._chosen_blocks(outer, self.reads)
+        return self._emit(outer)
+
+    def _codes(self) -> Codes | None:
+        """The codes that a product of few rows reads its weights from."""
+        shape = self.result.shape
+        few = len(shape) == 2 and isinstance(shape[0], int) and 0 < shape[0] <= FEW_ROWS and shape[1] != 1
+        if not self.machine.is_gpu or not few or self.result.dtype not in (f16, bf16):
+            return None
+        return Codes.of(self.dot, self.layouts, Domain(shape, (self.a_tensor.shape[-1],)))
+
+    def _split_domain(self, codes: Codes | None) -> None:
+        """Find the runs of M, N and K."""
+        self.codes = codes
         shape = self.result.shape
         self.domain = domain = Domain(shape, (self.a_tensor.shape[-1],))
         while domain.split([position for index in self._output_indices() for position in index]):
@@ -100,17 +122,17 @@ class _DotLowering:
             self.m_run = None if self._batch_in(self.m_run) else self.m_run
         self.n_run = n_runs[-1] if n_runs else None
         self.k_run = domain.column_runs[-1] if domain.column_runs else None
-        outer = [run for run in domain.row_runs if run not in (self.m_run, self.n_run)]
-        self.blocks = given_blocks(self.group, "dot") or self._chosen_blocks(outer, reads)
-        return self._emit(outer)
+        self.reads = reads
 
     def _chosen_blocks(self, outer: Sequence[Run], reads: _Reads) -> Blocks:
         m, n, k = (_size(run) for run in (self.m_run, self.n_run, self.k_run))
-        if self.machine.is_gpu and self.result.dtype.bytes == 2 and self.result.dtype.is_float:
+        width = self.a_tensor.dtype.bytes
+        if self.machine.is_gpu and self._is_for_tensor_cores(m, n, k, reads):
             batch = product(run.size for run in outer)
-            if isinstance(m, int) and 0 < m <= FEW_ROWS:
-                return Blocks("dot", choose_streaming_tiles(m, n, k, batch, self.machine))
-            return Blocks("dot", choose_product_tiles(m, n, k, batch, self.machine))
+            if isinstance(m, int) and 0 < m <= FEW_ROWS and width == 2:
+                bits = self.codes.form.bits if self.codes is not None else 16
+                return Blocks("dot", choose_streaming_tiles(m, n, k, batch, self.machine, bits))
+            return Blocks("dot", choose_product_tiles(m, n, k, batch, self.machine, width, self._in_parts))
         as_bytes = self.panels is not None and self.panels.together > 1
         return choose_blocks(
             m,
@@ -124,6 +146,16 @@ class _DotLowering:
             split=as_bytes and self.a_tensor.dtype != i8,
             machine=self.machine,
         )
+
+    def _is_for_tensor_cores(self, m: Size, n: Size, k: Size, reads: _Reads) -> bool:
+        """Whether tensor cores take the operands: of 8 bits only where these lie along K and tiles can be copied."""
+        narrow, wide = self.a_tensor.dtype, self.result.dtype
+        if narrow.bytes != 1 or wide.bytes != 4:
+            return narrow.bytes == 2 and narrow.is_float
+        if not isinstance(m, int) or not isinstance(n, int) or not isinstance(k, int) or self.k_run is None:
+            return False
+        parts = [coefficient_of(self.domain.in_runs(each), self.k_run.name) for each in (*reads.a, *reads.b)]
+        return min(m, n) >= _SIDE and k % _ALIGNED == 0 and all(part is not None and part[0] == 1 for part in parts)
 
     def _b_in_place(self, reads: _Reads) -> bool:
         """Whether b is memory with neighbours along N or K, which is read without a copy."""
@@ -150,6 +182,12 @@ class _DotLowering:
         layout = self.layouts.get(weight_of(self.dot))
         return layout.panels if isinstance(layout, PackedLayout) else None
 
+    @property
+    def _in_parts(self) -> bool:
+        """Whether blocks of K are summed up apart: tensor cores keep fewer digits of sums of 8-bit floats."""
+        is_narrow = self.a_tensor.dtype.is_float and self.a_tensor.dtype.bytes == 1
+        return self.machine.is_gpu and is_narrow and not self.dot.params.get("fast")
+
     # -- addresses -------------------------------------------------------------------------------------------------
 
     def _a_index(self) -> list[Size]:
@@ -165,7 +203,7 @@ class _DotLowering:
         recorder.at(Source(a, tensor_of(a.type)), self._a_index())
         reads.a = [address.expr for address in recorder.addresses]
         recorder.addresses.clear()
-        if self.panels is None:
+        if self.panels is None and self.codes is None:
             recorder.at(Source(b, tensor_of(b.type)), self._b_index())
         reads.b = [address.expr for address in recorder.addresses]
         recorder.addresses.clear()
@@ -240,6 +278,11 @@ class _DotLowering:
         run, *inner = runs
         blocked = run is self.k_run
         name = f"{run.name}_start" if blocked else run.name
+        if self.codes is not None:  # by turns, of which codes and factors have a known number each
+            with self.emit.loop(name, ceildiv(run.size, self.blocks.sides[2]), 1, carried) as state:
+                self.bases["k"] = symbol(name) * self.blocks.sides[2]
+                state[0] = TileValue(self._step(state[0].ssa, type_, symbol(name)), carried[0].dtype)
+            return
         with self.emit.loop(name, run.size, self.blocks.sides[2] if blocked else 1, carried) as state:
             if inner:
                 self._loops(inner, state, type_)
@@ -247,7 +290,7 @@ class _DotLowering:
                 self.bases["k"] = symbol(name) if blocked else 0
                 state[0] = TileValue(self._step(state[0].ssa, type_), carried[0].dtype)
 
-    def _step(self, total: SSAValue | None, type_: tile.TileType) -> SSAValue:
+    def _step(self, total: SSAValue | None, type_: tile.TileType, turn: Size = 0) -> SSAValue:
         """One block of K."""
         bm, bn, bk = self.blocks.sides
         self.emit.scopes.append({})
@@ -256,15 +299,25 @@ class _DotLowering:
         a = self._tile(self.dot.operands[0], self._a_index(), (bm, bk), None if as_is else type_.dtype)
         self.emit.scopes[-1].clear()
         self._axes("k", "n")
-        right = self.dot.operands[1]
-        b = self._packed_tile() if self.panels else self._tile(right, self._b_index(), (bk, bn), type_.dtype)
+        if self.codes is not None and self.n_run is not None:
+            b = self.codes.tile(self.emit, turn, self.n_run, self.bases["n"], (bk, bn))
+        elif self.panels:
+            b = self._packed_tile()
+        else:
+            b = self._tile(self.dot.operands[1], self._b_index(), (bk, bn), type_.dtype)
         self.emit.scopes.pop()
-        operands = [a, b] if total is None else [a, b, total]
-        return self.emit.add(tile.DotOp.create(operands=operands, result_types=[type_]))
+        operands = [a, b] if total is None or self._in_parts else [a, b, total]
+        made = self.emit.add(tile.DotOp.create(operands=operands, result_types=[type_]))
+        if total is None or not self._in_parts:
+            return made
+        dtype = type_.dtype
+        sum_ = self.emit.math("add", TileValue(total, dtype), TileValue(made, dtype))
+        assert isinstance(sum_, TileValue)
+        return sum_.ssa
 
     def _tile(self, value: SSAValue, index: Sequence[Size], shape: tuple[int, int], dtype: DType | None) -> SSAValue:
         element = self.emit.at(Source(value, tensor_of(value.type)), index)
-        if dtype is not None and dtype.is_integer:
+        if dtype is not None and dtype.is_integer and not self.machine.is_gpu:
             element = self.emit.cast(element, dtype)
         elif self.machine.is_gpu and isinstance(value, OpResult):
             # The tensor cores take what the program multiplies: numbers of the operand's type.

@@ -12,8 +12,12 @@ from weft.ir.expr import Size
 from weft.lower.machine import Machine
 
 _COLUMNS, _WARPS = (16, 8, 32), (4, 8, 16, 2)
-_READ = 1024
-"""Weights that a warp reads at a time: of 16 rows a line of memory each."""
+READ = {16: 1024, 8: 2048, 4: 4096}
+"""Weights of so many bits that a warp reads at a time: of 16 rows a line of memory each."""
+_LEAST = 16
+"""Bytes of a row that a lane reads at a time."""
+_LANES = 4
+"""Lanes that read a row."""
 _ROOM = 28
 """Warps of such programs that a multiprocessor has room for."""
 _ENOUGH = 16
@@ -22,15 +26,19 @@ _ROWS_AGAIN = 0.02
 """What it costs to read 8 rows of the other operand for every 16 of weights, beside reading these."""
 
 
-def choose_streaming_tiles(m: int, n: Size, k: Size, batch: Size, machine: Machine) -> tuple[int, int, int]:
-    """The tiles of a product [m, k] x [k, n] of 16-bit operands."""
+def choose_streaming_tiles(
+    m: int, n: Size, k: Size, batch: Size, machine: Machine, bits: int = 16
+) -> tuple[int, int, int]:
+    """The tiles of a product [m, k] x [k, n] with weights of so many bits."""
+    read = READ[bits]
     if not isinstance(n, int) or not isinstance(k, int) or not isinstance(batch, int):
         columns, warps = _COLUMNS[0], _WARPS[0]
     else:
-        choices = [(c, w) for w in _WARPS for c in _COLUMNS if w * _READ // c < 2 * k or w == _WARPS[0]]
+        choices = [(c, w) for w in _WARPS for c in _COLUMNS if w * read // c < 2 * k or w == _WARPS[0]]
         columns, warps = min(choices, key=lambda c: _cost(m, *c, batch * ceil(n / c[0]) / machine.multiprocessors))
-    depth = warps * _READ // columns
-    while isinstance(k, int) and depth > 16 and depth // 2 >= k:
+    depth = warps * read // columns
+    least = 16 if bits == 16 else _LANES * _LEAST * 8 // bits
+    while isinstance(k, int) and depth > least and depth // 2 >= k:
         depth //= 2
     # A side of one element is no axis.
     return m, 1 if n == 1 else columns, 1 if k == 1 else depth

@@ -119,7 +119,7 @@ def _lowering_of(anchor: GraphOp) -> Lowering:
             name = {"graph.topk": "sort", "graph.attention_with_lse": "attention"}.get(
                 anchor.name, anchor.name.removeprefix("graph.")
             )
-    if name not in ("attention", "dot", "scan", "scatter", "sort"):
+    if name not in ("attention", "attention_gradients", "dot", "scan", "scatter", "sort"):
         raise LoweringError(f"{anchor.name} has no lowering to tiles")
     return _lowering_named(name)
 

@@ -142,6 +142,24 @@ def choose_attention_blocks(queries: Size, keys: Size, width: Size, out_width: S
     return Blocks("attention", (rows, columns, depth, 1 if out_width == 1 else across))
 
 
+_GRADIENT_SIDE = 64
+
+
+def choose_gradient_blocks(of: str, sizes: Sequence[Size], machine: Machine = CPU) -> Blocks:
+    """The tiles of attention's gradients `of` queries or keys: queries, keys, width of the queries and of the values.
+
+    On a GPU, the registers of two warp groups hold a block's scores twice beside what is summed up.
+    """
+    widths = sizes[2:]
+    if not machine.is_gpu:
+        across = [_rounded(size, _WIDTH_UNIT) if isinstance(size, int) else _UNKNOWN_WIDTH for size in widths]
+        sides = (_GRADIENT_SIDE, _GRADIENT_SIDE, *across)
+        return Blocks("attention_gradients", tuple(1 if s == 1 else n for s, n in zip(sizes, sides, strict=True)))
+    across = [_rounded(size, _LINE_ELEMENTS) if isinstance(size, int) else _UNKNOWN_WIDTH for size in widths]
+    rows = 128 if of == "queries" or sum(across) <= 128 else 64
+    return Blocks("attention_gradients", (rows, 128, *across))
+
+
 def _gpu_side(size: Size, most: int) -> int:
     """A side of a product's tile: whole fragments of the tensor cores, but one of one element is no axis."""
     if size == 1:

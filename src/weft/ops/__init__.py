@@ -3,6 +3,7 @@
 from weft.ops import activation as activation
 from weft.ops import arithmetic as arithmetic
 from weft.ops import attention as attention
+from weft.ops import attention_gradients as attention_gradients
 from weft.ops import bitwise as bitwise
 from weft.ops import cast as cast
 from weft.ops import comparison as comparison
@@ -14,6 +15,7 @@ from weft.ops import grid_sample as grid_sample
 from weft.ops import index as index
 from weft.ops import movement as movement
 from weft.ops import pool as pool
+from weft.ops import quantized as quantized
 from weft.ops import random as random
 from weft.ops import reduce as reduce
 from weft.ops import resize as resize

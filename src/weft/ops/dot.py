@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 from xdsl.ir import SSAValue
 
 from weft.errors import DTypeError, ShapeError, UnsupportedError
-from weft.ir.types import DType, Tensor, i8, i16, i32
+from weft.ir.types import DType, Tensor, f8e4m3, f8e5m2, f32, i8, i16, i32
 from weft.ops.base import Structured, op, same_dtype
 from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import rounded_once
@@ -24,6 +25,11 @@ def transposed(b: GraphBuilder, x: SSAValue) -> SSAValue:
     return b.permute(x, dims=(*range(rank - 2), rank - 1, rank - 2))
 
 
+_FLOAT8 = (f8e4m3, f8e5m2)
+_WIDENED = {i32: {(i8, i8), (i16, i8)}, f32: set(product(_FLOAT8, _FLOAT8))}
+"""Types of operands that are summed in a wider one."""
+
+
 @op(
     "dot",
     aten=("mm.default", "bmm.default"),
@@ -36,13 +42,16 @@ def transposed(b: GraphBuilder, x: SSAValue) -> SSAValue:
         Sample((Input((0, 3, 2)), Input((0, 2, 4))), {}, NUMBERS),
         Sample((Input((2, 3), -(2**30), 2**30), Input((3, 2), -(2**30), 2**30)), {}, (i32,)),
         Sample((Input((5, 67), -128, 127), Input((67, 35), -128, 127)), {"dtype": i32}, (i8,)),
+        Sample((Input((5, 67)), Input((67, 35))), {"dtype": f32}, (f8e4m3, f8e5m2)),
+        Sample((Input((3, 130)), Input((130, 16))), {"dtype": f32, "fast": True}, (f8e4m3,)),
     ],
 )
 class Dot(Structured):
     """The product of matrices [..., M, K] and [..., K, N] with equal leading dimensions.
 
     Narrow floats are accumulated in f32 and rounded once; integers wrap around. With `dtype` i32, x of i8 or
-    i16 and y of i8 are multiplied and summed in that type.
+    i16 and y of i8 are multiplied and summed in that type, and with f32, x and y of 8-bit floats of either kind; with
+    `fast` a machine may sum these in fewer digits.
     """
 
     @classmethod
@@ -51,10 +60,10 @@ class Dot(Structured):
         wide = params.get("dtype")
         if wide is None:
             wide = same_dtype("dot", tensors)
-        elif wide != i32 or x.dtype not in (i8, i16) or y.dtype != i8:
+        elif (x.dtype, y.dtype) not in _WIDENED.get(wide, ()):
             raise DTypeError(
                 f"dot of {x.dtype} and {y.dtype} has no result of {wide}",
-                hint="i8 or i16 and i8 have one of i32; cast the operands",
+                hint="i8 or i16 and i8 have one of i32, floats of 8 bits one of f32; cast the operands",
             )
         if x.rank < 2 or x.rank != y.rank or x.shape[:-2] != y.shape[:-2] or x.shape[-1] != y.shape[-2]:
             raise ShapeError(
@@ -64,14 +73,22 @@ class Dot(Structured):
         return Tensor(wide, (*x.shape[:-1], y.shape[-1]))
 
     @staticmethod
-    @rounded_once
-    def reference(x: np.ndarray, y: np.ndarray, dtype: DType | None = None) -> np.ndarray:
-        return np.matmul(x, y) if dtype is None else np.matmul(x.astype(dtype.numpy), y.astype(dtype.numpy))
+    def reference(x: np.ndarray, y: np.ndarray, dtype: DType | None = None, fast: bool = False) -> np.ndarray:
+        if dtype is None:
+            return rounded_once(np.matmul)(x, y)
+        return np.matmul(x.astype(dtype.numpy), y.astype(dtype.numpy))
 
     @staticmethod
-    def vjp(b: GraphBuilder, grads: Values, operands: Values, results: Values, dtype: DType | None = None) -> Gradients:
+    def vjp(
+        b: GraphBuilder,
+        grads: Values,
+        operands: Values,
+        results: Values,
+        dtype: DType | None = None,
+        fast: bool = False,
+    ) -> Gradients:
         if dtype is not None:
-            raise UnsupportedError("a product of integers has no gradient", hint="cast the operands to floats")
+            raise UnsupportedError("a product that widens has no gradient", hint="cast the operands first")
         x, y = operands
         return b.dot(grads[0], transposed(b, y)), b.dot(transposed(b, x), grads[0])
 

@@ -63,6 +63,8 @@ class ClaimLibraries(ModulePass):
     def _is_taken(self, dot: Dot, constants: set[SSAValue]) -> bool:
         if self.tensor_cores and is_for_tensor_cores(dot):
             return False
+        if tensor_of(dot.operands[0].type).dtype != tensor_of(dot.results[0].type).dtype:
+            return False  # what widens its operands was claimed as the call that it came from, or not at all
         if self.all_floats:
             return tensor_of(dot.results[0].type).dtype in (f16, bf16, f32, f64)
         return _is_for_blas(dot, constants)
@@ -77,8 +79,13 @@ def is_for_tensor_cores(dot: Dot) -> bool:
 
 def worth_tensor_cores(dtype: DType, shape: Sequence[Size], depth: Size) -> bool:
     """The same of the type and shape of a product and the length of its sums."""
+    return dtype in (f16, bf16) and fills_tensor_cores(shape, depth)
+
+
+def fills_tensor_cores(shape: Sequence[Size], depth: Size) -> bool:
+    """Whether a product of such a shape and length of sums is work for all of a GPU."""
     sizes = [size for size in (*shape, depth) if isinstance(size, int)]
-    if dtype not in (f16, bf16) or len(sizes) <= len(shape):
+    if len(sizes) <= len(shape):
         return False
     *batch, m, n, k = sizes
     tiles = -(-m // _TILE) * -(-n // _TILE)

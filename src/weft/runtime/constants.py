@@ -26,8 +26,7 @@ def prepared(plan: Plan, prepare: FuncOp | None, given: Sequence[np.ndarray]) ->
     """The array of every constant buffer, from the constant arguments. `prepare` is read from the plan if not given."""
     if len(given) != len(plan.fixed):
         raise GuardError(f"the program has {len(plan.fixed)} constant arguments, got {len(given)}")
-    if prepare is None and plan.prepare:
-        (prepare,) = (op for op in parse_module(plan.prepare).body.block.ops if isinstance(op, FuncOp))
+    prepare = prepared_by(plan, prepare)
     sources = [*given, *([] if prepare is None else _results(prepare, given))]
 
     def made(constant: Constant) -> np.ndarray:
@@ -37,6 +36,13 @@ def prepared(plan: Plan, prepare: FuncOp | None, given: Sequence[np.ndarray]) ->
     # Packing is copying, which NumPy does without holding the interpreter.
     with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as pool:
         return dict(zip((constant.buffer for constant in plan.constants), pool.map(made, plan.constants), strict=True))
+
+
+def prepared_by(plan: Plan, prepare: FuncOp | None) -> FuncOp | None:
+    """The function that computes a program's constants, which its plan has as text."""
+    if prepare is None and plan.prepare:
+        (prepare,) = (op for op in parse_module(plan.prepare).body.block.ops if isinstance(op, FuncOp))
+    return prepare
 
 
 def _results(prepare: FuncOp, given: Sequence[np.ndarray]) -> list[np.ndarray]:

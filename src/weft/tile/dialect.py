@@ -309,6 +309,22 @@ class DotOp(IRDLOperation):
 
 
 @irdl_op_definition
+class DequantizeOp(IRDLOperation):
+    """The weights [K, N] that a tile of codes [K * bits / 8, N] stands for, with factors and zeros [K / group, N].
+
+    They are those of `graph.dequantize`, rounded to `dtype`; groups larger than the tile have one factor.
+    """
+
+    name = "tile.dequantize"
+    codes = operand_def(TileType)
+    factors = var_operand_def(TileType)
+    form = attr_def(StringAttr)
+    group = attr_def(IntegerAttr)
+    dtype = attr_def(Attribute)
+    out = result_def(TileType)
+
+
+@irdl_op_definition
 class SortOp(IRDLOperation):
     """Sort `count` keys from `offset` on in place, and write to the same places where each of them stood (0, 1, ...).
 
@@ -381,6 +397,7 @@ OPS: list[type[IRDLOperation]] = [
     ReduceOp,
     AddExponentialsOp,
     DotOp,
+    DequantizeOp,
     SortOp,
     ForOp,
     YieldOp,

@@ -34,6 +34,8 @@ class Limits:
             case tile.MapOp() | tile.GatherOp() | tile.ReduceOp() as op:
                 operands = [operand for operand in op.operands if isinstance(operand.type, tile.TileType)]
                 return [limit for operand in operands for limit in self.of(operand, axis)]
+            case tile.DequantizeOp() as op:
+                return list(self.of(op.codes, 1)) if axis else []
             case tile.DotOp() as op if axis == 0:
                 return list(self.of(op.a, 0))
             case tile.DotOp() as op if len(tile.tile_type(op.b).sizes) == 2:

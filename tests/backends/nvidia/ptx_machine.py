@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 BASE = 1 << 20
@@ -297,6 +298,13 @@ class Machine:
                 self.permute(line, active)
             elif name == "lop3":
                 self.lop3(line, active)
+            elif type_ in ("f16x2", "bf16x2"):
+                whole = U64(0)
+                for shift in (U64(0), U64(16)):
+                    halves = [(self.raw(o, "b32") >> shift) & U64(0xFFFF) for o in operands[1:]]
+                    x, *rest = (typed(half, type_[:-2]).astype(np.float64) for half in halves)
+                    whole = whole | (narrowed(OPERATIONS[name](parts, x, *rest), type_[:-2]) << shift)
+                self.write(operands[0], whole, "b32", active)
             elif name in OPERATIONS:
                 values = [self.value(o, type_) for o in operands[1:]]
                 self.write(operands[0], OPERATIONS[name](parts, *values), type_, active)
@@ -354,6 +362,14 @@ class Machine:
     def convert(self, line: Line, active: np.ndarray) -> None:
         types = [p for p in line.parts if p in WIDTHS or p in ("f16x2", "bf16x2")]
         target, source = types[0], types[-1]
+        if line.parts[-1] == "e4m3x2":
+            pair = self.raw(line.operands[1], "b16")
+            halves = [
+                ((pair >> U64(shift)) & U64(0xFF)).astype(np.uint8).view(ml_dtypes.float8_e4m3fn) for shift in (0, 8)
+            ]
+            low, high = (narrowed(half.astype(np.float32), "f16") for half in halves)
+            self.write(line.operands[0], (high << U64(16)) | low, "b32", active)
+            return
         if target in ("f16x2", "bf16x2"):
             high, low = (narrowed(self.value(o, "f32"), target[:-2]) for o in line.operands[1:3])
             self.write(line.operands[0], (high << U64(16)) | low, "b32", active)
@@ -518,8 +534,6 @@ class Machine:
 def narrowed(value: np.ndarray, target: str) -> np.ndarray:
     if target == "f16":
         return value.astype(np.float16).view(np.uint16).astype(U64)
-    import ml_dtypes
-
     return value.astype(np.float32).astype(ml_dtypes.bfloat16).view(np.uint16).astype(U64)
 
 

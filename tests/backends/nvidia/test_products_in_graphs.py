@@ -7,19 +7,27 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from weft.backends.nvidia.asynchronous import IndexOp, NarrowOp, SendOp, WgmmaOp
 from weft.backends.nvidia.compile import annotate, compile_kernels
+from weft.backends.nvidia.protocol import check
+from weft.backends.nvidia.roles_protocol import protocol_of
 from weft.backends.nvidia.target import target_named
-from weft.ir.types import Tensor, bf16
+from weft.ir.expr import evaluate
+from weft.ir.types import DType, Tensor, bf16, f8e4m3, f8e5m2, f32, i8, i32
 from weft.lower.machine import gpu_machine
 from weft.testing.kernels import Trial, group_of
 from weft.tile.dialect import KernelOp
+
+from .ptxas import assemble, needs_ptxas
 
 TARGET = target_named("sm_90a")
 SIDE = 4096
 
 
-def kernels(shapes: Sequence[tuple[int, ...]], body: Callable[..., object]) -> dict[str, KernelOp]:
-    tensors = [Tensor(bf16, shape) for shape in shapes]
+def kernels(
+    shapes: Sequence[tuple[int, ...]], body: Callable[..., object], types: Sequence[DType] = ()
+) -> dict[str, KernelOp]:
+    tensors = [Tensor(dtype, shape) for dtype, shape in zip(types or [bf16] * len(shapes), shapes, strict=True)]
     trial = Trial.of(group_of(tensors, body), "product", gpu_machine())
     return {call.kernel.op.sym_name.data: call.kernel.op for call in trial.lowered.calls}
 
@@ -37,3 +45,77 @@ def test_a_residual_that_lies_the_other_way_is_read_as_the_product_is_held() -> 
 def test_few_rows_and_none(rows: int) -> None:
     found = kernels([(rows, 256), (256, 256)], lambda b, x, w: b.dot(x, b.permute(w, dims=(1, 0))))
     assert compile_kernels(found, TARGET).launches.keys() == found.keys()
+
+
+# -- operands of 8 bits ----------------------------------------------------------------------------------------------
+
+BYTES = {
+    "e4m3": (f8e4m3, f8e4m3, False, "k32.f32.e4m3.e4m3"),
+    "fast": (f8e4m3, f8e4m3, True, "k32.f32.e4m3.e4m3"),
+    "mixed": (f8e5m2, f8e4m3, False, "k32.f32.e5m2.e4m3"),
+    "int8": (i8, i8, False, "k32.s32.s8.s8"),
+}
+
+
+def scaled(a: DType, b: DType, fast: bool, along: bool = True) -> dict[str, KernelOp]:
+    """A product of 8-bit operands with a factor for each row; b lies along K, or not."""
+
+    def body(build, x, w, s):  # type: ignore[no-untyped-def]
+        right = build.permute(w, dims=(1, 0)) if along else w
+        if a == i8:
+            return build.dot(x, right, dtype=i32)
+        return build.cast(build.mul(build.dot(x, right, dtype=f32, fast=fast), s), dtype=bf16)
+
+    return kernels([(1000, SIDE), (SIDE, SIDE), (1000, 1)], body, [a, b, f32])
+
+
+@needs_ptxas
+@pytest.mark.parametrize("case", BYTES)
+def test_products_of_bytes_assemble(case: str) -> None:
+    *types, instruction = BYTES[case]
+    code = compile_kernels(scaled(*types), TARGET)
+    found = assemble(code.ptx, "sm_90a")
+    assert instruction in code.ptx and not found.error and not found.advice
+    assert not any(kernel.spilled for kernel in found.kernels.values())
+
+
+def test_sums_of_8_bit_floats_are_made_in_parts_unless_they_may_be_fast() -> None:
+    for fast in (False, True):
+        (kernel,) = scaled(f8e4m3, f8e4m3, fast).values()
+        products = [op for op in annotate(kernel, TARGET)[0].walk() if isinstance(op, WgmmaOp)]
+        assert (products[-1].accumulator is not None) is fast
+
+
+def test_bytes_that_do_not_lie_along_k_are_multiplied_otherwise() -> None:
+    assert "wgmma" not in compile_kernels(scaled(f8e4m3, f8e4m3, False, along=False), TARGET).ptx
+
+
+# -- the order of programs -------------------------------------------------------------------------------------------
+
+
+def product(m: int, n: int, k: int) -> KernelOp:
+    (kernel,) = kernels([(m, k), (n, k)], lambda b, x, w: b.dot(x, b.permute(w, dims=(1, 0)))).values()
+    return annotate(kernel, TARGET)[0]
+
+
+@pytest.mark.parametrize("blocks", [3, 132])
+def test_a_tile_is_written_while_the_next_is_multiplied(blocks: int) -> None:
+    kernel = product(640, 512, 384)
+    ops = list(kernel.walk())
+    pieces = sum(isinstance(op, SendOp) for op in ops)
+    assert any(isinstance(op, NarrowOp) for op in ops) and pieces % 2 == 0
+    for block in (0, blocks - 1):
+        check(protocol_of(kernel, block=block, blocks=blocks), runs=3)
+
+
+def test_a_short_sum_has_no_turns_to_write_in() -> None:
+    assert not any(isinstance(op, SendOp) for op in product(SIDE, SIDE, 128).walk())
+
+
+def test_every_other_program_sums_backwards() -> None:
+    kernel = product(SIDE, SIDE, 640)
+    mirrored = [op for op in kernel.walk() if isinstance(op, IndexOp) and len(op.indices) == 2]
+    (place,) = [op for op in mirrored if "d0*d1" in str(op.value.data[0])]
+    turns = range(0, 640, 64)
+    for back, expected in ((0, list(turns)), (1, list(turns)[::-1])):
+        assert [evaluate(place.value.data[0], {"d0": k, "d1": back}) for k in turns] == expected

@@ -181,6 +181,35 @@ def test_a_graph_of_cuda_tensors_becomes_ptx() -> None:
     assert kernels == list(compiled.code.launches) and f".entry {kernels[0]}" in compiled.code.ptx
 
 
+FACTORS = {
+    "one": (((), torch.float32, "cuda"), ((), torch.float32, "cuda")),
+    "rows": (((1024, 1), torch.float32, "cuda"), ((1, 2048), torch.float32, "cuda")),
+}
+
+
+@pytest.mark.parametrize("factors", FACTORS)
+def test_scaled_products_are_kernels_on_tensor_cores(factors: str) -> None:
+    def layer(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        return torch._scaled_mm(x, w.t(), a, b, bias=c, out_dtype=torch.bfloat16)
+
+    narrow, half = torch.float8_e4m3fn, torch.bfloat16
+    operands = ((1024, 512), narrow, "cuda"), ((2048, 512), narrow, "cuda")
+    module = traced(layer, *operands, *FACTORS[factors], ((2048,), half, "cuda"))
+    imported = import_graph(module, "layer", Config(), device="cuda", tensor_cores=True)
+    compiled = compile_nvidia(imported.function, Config(verify=True), target_named("sm_90a"))
+    assert [type(step) for step in compiled.plan.steps] == [KernelStep]
+    assert "e4m3.e4m3" in compiled.code.ptx
+
+
+def test_products_of_few_or_unaligned_bytes_are_a_librarys() -> None:
+    for rows, depth in ((32, 512), (1024, 520)):
+        metas = ((rows, depth), torch.int8, "cuda"), ((2048, depth), torch.int8, "cuda")
+        module = traced(lambda x, w: torch._int_mm(x, w.t()), *metas)
+        imported = import_graph(module, "product", Config(), device="cuda", tensor_cores=True)
+        plan = compile_nvidia(imported.function, Config(), target_named("sm_90a")).plan
+        assert [step.target for step in plan.steps if isinstance(step, CallStep)] == ["aten::_int_mm"]
+
+
 def test_dropout_is_drawn_by_torch() -> None:
     module = traced(lambda x: torch.native_dropout(x, 0.5, True)[0] + 1, ((64, 128), torch.float32, "cuda"))
     imported = import_graph(module, "dropout", Config(), device="cuda")

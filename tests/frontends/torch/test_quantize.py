@@ -119,7 +119,7 @@ def test_it_needs_frozen_weights_and_a_name_that_is_known() -> None:
     with pytest.raises(WeftError, match="freeze=True"):
         Config.from_options({"quantize": "int8_weights"})
     with pytest.raises(WeftError, match="int8_weights"):
-        weft.compile(model(), freeze=True, quantize="int4")
+        weft.compile(model(), freeze=True, quantize="int3")
 
 
 def test_the_environment_may_give_a_part(monkeypatch: pytest.MonkeyPatch) -> None:

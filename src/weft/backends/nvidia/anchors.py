@@ -20,7 +20,7 @@ from weft.backends.nvidia.dialect import (
 )
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.layouts import WARP, Layout, blocked, next_power_of_two
-from weft.backends.nvidia.mma import PACKED, MmaOp, PackOp
+from weft.backends.nvidia.mma import PACKED, RAW, MmaOp, PackOp
 from weft.backends.nvidia.wgmma import accumulator_layout
 from weft.tile import dialect as tile
 from weft.tile import written
@@ -90,7 +90,7 @@ def _row_major(shape: Sequence[int]) -> list[int]:
 
 def anchors_of(kernel: tile.KernelOp, clusters: bool) -> Anchors:
     facts = AxisFacts(kernel, WIDEST if "schedule" in kernel.attributes else 1)
-    ops = [op for op in kernel.walk() if PACKED not in op.attributes and not isinstance(op, PackOp)]
+    ops = [op for op in kernel.walk() if not _is_operand(op)]
     accesses = [(op, covered_shape(op)) for op in ops if isinstance(op, tile.LoadOp | tile.StoreOp)]
     computed = [op for op in ops if isinstance(op, ComputedAccess)]
     shapes = {tile.tile_type(r).sizes for op in ops for r in op.results if isinstance(r.type, tile.TileType)}
@@ -129,6 +129,11 @@ def anchors_of(kernel: tile.KernelOp, clusters: bool) -> Anchors:
         warp_order = sorted(order, key=lambda axis: axis in reduced)
         layouts[shape] = blocked(shape, warps, order, vector, warp_order, blocks)
     return Anchors(warps, blocks, layouts, facts)
+
+
+def _is_operand(op: Operation) -> bool:
+    """Whether an op's result is for the tensor cores alone, which say where it is."""
+    return PACKED in op.attributes or RAW in op.attributes or isinstance(op, PackOp | tile.DequantizeOp)
 
 
 def _of_pairs(ops: Sequence[Operation]) -> int:

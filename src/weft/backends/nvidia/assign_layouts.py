@@ -25,8 +25,10 @@ from weft.backends.nvidia.asynchronous import (
     BlockNumberOp,
     FinishOp,
     IndexOp,
+    NarrowOp,
     ReleaseOp,
     RolesOp,
+    SendOp,
     SlotOp,
     WaitOp,
     WgmmaOp,
@@ -43,8 +45,9 @@ from weft.backends.nvidia.dialect import (
 )
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.layouts import Layout
-from weft.backends.nvidia.mma import PACKED, MmaOp, PackOp, SqueezeOp
+from weft.backends.nvidia.mma import PACKED, RAW, MmaOp, PackOp, SqueezeOp
 from weft.backends.nvidia.view_layouts import demanded
+from weft.backends.nvidia.wgmma import words_layout
 from weft.backends.nvidia.written_layouts import assign_written, carried_layouts, is_free_view, scalar_layout
 from weft.tile import dialect as tile
 from weft.tile import written
@@ -84,7 +87,9 @@ class Assignment:
 
     def visit(self, op: Operation) -> None:
         match op:
-            case tile.LoadOp() if PACKED in op.attributes:
+            case tile.DequantizeOp():
+                self.home[op.out] = layout_of(op.out)
+            case tile.LoadOp() if PACKED in op.attributes or RAW in op.attributes:
                 self.home[op.out] = layout_of(op.out)
             case tile.LoadOp():
                 self.settle(op, [self.anchors.coalesced(op)])
@@ -137,6 +142,12 @@ class Assignment:
                 self.settle(op, [layout])
             case FinishOp():
                 self.settle(op, [self.natural(value) for value in op.values])
+            case NarrowOp():
+                layout = self.anchors.of(tile.tile_type(op.value).sizes)
+                self.take(op, 0, layout)
+                self.settle(op, [words_layout(layout)])
+            case SendOp():
+                pass
             case PackOp():
                 self.home[op.out] = layout_of(op.out)
                 self.take(op, 0, layout_of(op.out))

@@ -38,7 +38,7 @@ from xdsl.irdl import (
     var_result_def,
 )
 
-from weft.ir.types import DType, dtype_of, element_type
+from weft.ir.types import DType, dtype_of, element_type, i32
 from weft.tile import dialect as tile
 
 LINE = 128
@@ -261,6 +261,37 @@ class ReleaseOp(_OfRing, IRDLOperation):
     ring = attr_def(IntegerAttr)
 
 
+@irdl_op_definition
+class NarrowOp(IRDLOperation):
+    """A product's tile as words of two neighbours of 16 bits each, to be written later."""
+
+    name = "nvidia.narrow"
+    value = operand_def(tile.TileType)
+    dtype = attr_def(StringAttr)
+    out = result_def(tile.TileType)
+
+    @classmethod
+    def make(cls, value: SSAValue, dtype: DType) -> Self:
+        attributes = {"dtype": StringAttr(dtype.name)}
+        return cls.create(operands=[value], attributes=attributes, result_types=[narrowed_type(value)])
+
+
+def narrowed_type(value: SSAValue) -> tile.TileType:
+    """The type of a tile's words."""
+    rows, columns = tile.tile_type(value).sizes
+    return tile.TileType.of((rows, columns // 2), i32)
+
+
+@irdl_op_definition
+class SendOp(IRDLOperation):
+    """Let the copy engine write one of the pieces of a narrowed tile: 64 rows of a warp group, 64 columns."""
+
+    name = "nvidia.send"
+    words = operand_def(tile.TileType)
+    indices = var_operand_def(IndexType)
+    piece = attr_def(IntegerAttr)
+
+
 OPS: list[type[IRDLOperation]] = [
     RolesOp,
     BlockNumberOp,
@@ -273,4 +304,6 @@ OPS: list[type[IRDLOperation]] = [
     WgmmaOp,
     FinishOp,
     ReleaseOp,
+    NarrowOp,
+    SendOp,
 ]

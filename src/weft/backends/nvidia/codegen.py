@@ -18,6 +18,7 @@ from weft.backends.nvidia.block import Threads, do, i32, load_shared, register_b
 from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
+from weft.backends.nvidia.dequantize import Decoder
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
 from weft.backends.nvidia.elements import emit_elements, emit_position
@@ -151,18 +152,14 @@ class KernelCodegen:
             case PackOp():
                 emit_pack(self, op)
             case MmaOp():
-                total = op.accumulator
-                zeros = [V("float", "0.0")] * layout_of(op.out).count
-                sums = zeros if total is None else self.tiles[total]
-                operands = self.tiles[op.a], self.tiles[op.b]
-                self.tiles[op.out] = multiply(self.b, op.fragments, *operands, sums, op.dtype.data)
+                self._multiply(op)
             case SqueezeOp():
                 self.tiles[op.out] = self.tiles[op.value]
             case BarrierOp():
                 self.threads.barrier()
             case tile.ForOp():
                 self._loop(op)
-            case tile.ProgramOp() | tile.ReturnOp() | tile.YieldOp():
+            case tile.ProgramOp() | tile.ReturnOp() | tile.YieldOp() | tile.DequantizeOp():
                 pass
             case StreamOp() | CopyOp() | ReadOp() | WaitKeptOp():
                 emit_streaming(self, op)
@@ -232,6 +229,22 @@ class KernelCodegen:
         initial = [*(self.tiles[value] for value in op.initial), *load(i64(lower))]
         results = loop_with(b, i64(lower), i64(last), i64(step), initial, body, unrolled=False)
         self.tiles.update(zip(op.results, turn(i64(last), results), strict=True))
+
+    def _multiply(self, op: MmaOp) -> None:
+        total, fragments = op.accumulator, op.fragments
+        left, codes = self.tiles[op.a], op.b.owner
+        words, columns = fragments.vector // 2, fragments.tiles_n
+
+        def right(chunk: int, column: int) -> Sequence[V]:
+            first = (chunk * columns + column) * words
+            return self.tiles[op.b][first : first + words]
+
+        if isinstance(codes, tile.DequantizeOp):
+            decoder = Decoder(self, codes)
+            left = decoder.ordered(left)
+            right = lambda chunk, column: decoder.words(chunk * columns + column, fragments.vector)  # noqa: E731
+        sums = [V("float", "0.0")] * layout_of(op.out).count if total is None else self.tiles[total]
+        self.tiles[op.out] = multiply(self.b, fragments, left, right, sums, op.dtype.data)
 
     def _kept(self, value: SSAValue, before: list[V]) -> list[V]:
         """A tile that a loop carries on: what a smaller one lacks stays as it was."""

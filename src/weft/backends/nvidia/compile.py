@@ -11,6 +11,7 @@ from weft.backends.nvidia.atomics import NO_BF16_ATOMICS
 from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
+from weft.backends.nvidia.dequantize import NO_FP8
 from weft.backends.nvidia.dialect import BLOCKS, WARPS, integer
 from weft.backends.nvidia.fold_views import fold_views
 from weft.backends.nvidia.join_exponentials import join_exponentials
@@ -25,6 +26,9 @@ from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
 from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
 from weft.errors import LoweringError
 from weft.tile import dialect as tile
+
+_SINCE = {NO_BF16_ATOMICS: 90, NO_FP8: 89}
+"""The compute capabilities that have instructions."""
 
 
 def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch]:
@@ -77,7 +81,7 @@ def _without_conversions(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[t
 
 def emit_llvm(kernels: Mapping[str, tile.KernelOp], target: NvidiaTarget) -> tuple[str, dict[str, Launch]]:
     """Kernels as the text of one LLVM module."""
-    module = Module(TRIPLE, frozenset([NO_BF16_ATOMICS]) if target.capability < 90 else frozenset())
+    module = Module(TRIPLE, frozenset(what for what, since in _SINCE.items() if target.capability < since))
     module.globals[SHARED_SYMBOL] = f"@{SHARED_SYMBOL} = external addrspace(3) global [0 x i8], align 1024"
     launches: dict[str, Launch] = {}
     for name, kernel in kernels.items():

@@ -13,7 +13,8 @@ from weft.backends.nvidia.block import fitted, wide
 from weft.backends.nvidia.dialect import layout_of
 from weft.backends.nvidia.global_memory import narrowed_to, rounded_to
 from weft.backends.nvidia.math import divide_all, emit_map, power_of_two, rough_exp, rough_sigmoid
-from weft.backends.nvidia.roles import packed_for_product
+from weft.backends.nvidia.roles import begins_product, packed_for_product
+from weft.backends.nvidia.wgmma import laid_down
 from weft.ir.attributes import from_attribute
 from weft.ir.types import DType
 from weft.tile import dialect as tile
@@ -62,7 +63,7 @@ def emit_elements(codegen: KernelCodegen, op: tile.MapOp) -> None:
         if key not in known:
             known[key] = _apply(codegen, op, list(args))
         results.append(known[key])
-    codegen.tiles[op.out] = results
+    codegen.tiles[op.out] = laid_down(codegen.b, results) if begins_product(op) else results
 
 
 def _shared_bits(op: tile.MapOp) -> int:

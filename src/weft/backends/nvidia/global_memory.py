@@ -27,12 +27,17 @@ def load_chunk(
     return [load_convert(b, b.bitcast(value, memory_type(dtype)), dtype) for value in raw]
 
 
-def load_pairs(b: Function, address: V, count: int, predicate: V | None, *, once: bool) -> list[V]:
-    """`count` neighbours of 16 bits, two in a word, or one alone; what is not read is zero.
+def load_words(b: Function, address: V, size: int, count: int, predicate: V | None, *, once: bool) -> list[V]:
+    """`count` neighbours of so many bytes in words of 32 bits, or fewer bits alone; what is not read is zero.
 
     What the whole block reads `once` does not stay in its cache.
     """
-    return _read(b, address, 16, count, predicate, "global.L1::no_allocate" if once else "global")
+    return _read(b, address, 8 * size, count, predicate, "global.L1::no_allocate" if once else "global")
+
+
+def load_raw(b: Function, address: V, dtype: DType, predicate: V | None) -> V:
+    """An element as memory has it; what is not read is zero. One of 8 bits stands in a word of 16."""
+    return _read(b, address, 8 * dtype.bytes, 1, predicate, "global")[0]
 
 
 def joined(b: Function, low: V, high: V) -> V:

@@ -12,11 +12,11 @@ share its K, and the product has one more axis in front, along which what they h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from xdsl.dialects.builtin import StringAttr
+from xdsl.dialects.builtin import IntegerAttr, StringAttr
 from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import IRDLOperation, attr_def, irdl_op_definition, operand_def, opt_operand_def, result_def
 
@@ -29,8 +29,9 @@ from weft.tile import dialect as tile
 ROWS, COLUMNS, DEPTH = 16, 8, 16
 """The sides of an instruction's operands."""
 _HALF = 8
-PACKED, AHEAD = "nvidia.packed", "nvidia.ahead"
-"""On a load: its registers hold two neighbours each; it is made a turn of its loop before its tile is used."""
+PACKED, AHEAD, RAW = "nvidia.packed", "nvidia.ahead", "nvidia.raw"
+"""On a load: its registers hold 4 bytes of neighbours each; it is made a turn of its loop before its tile is used; its
+registers hold elements as memory does."""
 
 
 @irdl_op_definition
@@ -46,13 +47,14 @@ class MmaOp(IRDLOperation):
     accumulator = opt_operand_def(tile.TileType)
     dtype = attr_def(StringAttr)
     warps = attr_def(Attribute)
+    widest = attr_def(IntegerAttr)
     out = result_def(tile.TileType)
 
     @property
     def fragments(self) -> Fragments:
         """Where its operands and its result are."""
         (m, k), n = tile.tile_type(self.a).sizes, tile.tile_type(self.b).sizes[1]
-        return Fragments(m, n, k, Warps(*from_attribute(self.warps)))  # type: ignore[misc]
+        return Fragments(m, n, k, Warps(*from_attribute(self.warps)), self.widest.value.data)  # type: ignore[misc]
 
 
 @irdl_op_definition
@@ -110,6 +112,8 @@ class Fragments:
     n: int
     k: int
     warps: Warps
+    widest: int = 8
+    """Neighbours along K that a lane should hold: as many as one access of memory brings."""
 
     @property
     def halves(self) -> int:
@@ -133,7 +137,10 @@ class Fragments:
     @property
     def vector(self) -> int:
         """Neighbours along K that a lane holds."""
-        return 8 if self.depth % 32 == 0 else 4
+        vector = self.widest
+        while vector > 4 and self.depth % (4 * vector):
+            vector //= 2
+        return vector
 
     @property
     def chunks(self) -> int:
@@ -161,6 +168,23 @@ class Fragments:
         warps = self.warps.modes((None, 1), (1, COLUMNS * self.tiles_n), (0, self.depth))
         return Layout((self.k, self.n), _real(registers), lanes, warps)
 
+    def codes(self, together: int) -> Layout:
+        """Where elements are that hold so many neighbours along K of the right operand each."""
+        whole = self.right()
+        lists = ((_together(mode, together) for mode in modes) for modes in (whole.registers, whole.lanes, whole.warps))
+        return Layout((self.k // together, self.n), *map(tuple, lists))
+
+    def grouped(self, group: int) -> Layout:
+        """Where that is of which `group` neighbours along K of the right operand, a power of two, share an element."""
+        whole = self.right()
+        rows = -(-self.k // group)
+        lists = [
+            [part for mode in modes for part in _shared(mode, group)]
+            for modes in (whole.registers, whole.lanes, whole.warps)
+        ]
+        registers = [mode for mode in lists[0] if mode.axis is not None]
+        return Layout((rows, self.n), _real(registers), _real(lists[1]), _real(lists[2]))
+
     def product(self) -> Layout:
         first = 1 if self.warps.k > 1 else 0
         rows, columns = first, first + 1
@@ -176,30 +200,52 @@ class Fragments:
         return Layout(shape, _real(registers), lanes, warps)
 
 
+def _together(mode: Mode, count: int) -> Mode:
+    if mode.axis != 0:
+        return mode
+    return Mode(mode.size // count, 0) if mode.step == 1 else Mode(mode.size, 0, mode.step // count)
+
+
+def _shared(mode: Mode, group: int) -> list[Mode]:
+    """A mode along K as one along groups: threads that have the same group repeat it."""
+    if mode.axis != 0:
+        return [mode]
+    alone = min(mode.size, max(1, group // mode.step))
+    return [Mode(alone, None), Mode(mode.size // alone, 0, max(1, mode.step // group))]
+
+
 def _real(modes: Sequence[Mode]) -> tuple[Mode, ...]:
     return tuple(mode for mode in modes if mode.size > 1)
 
 
 def multiply(
-    b: Function, fragments: Fragments, left: Sequence[V], right: Sequence[V], total: Sequence[V], dtype: str
+    b: Function,
+    fragments: Fragments,
+    left: Sequence[V],
+    right: Callable[[int, int], Sequence[V]],
+    total: Sequence[V],
+    dtype: str,
 ) -> list[V]:
-    """Add a product of packed operands to the accumulators of a warp."""
+    """Add a product of packed operands to the accumulators of a warp.
+
+    `right` gives the words of the right operand, by chunk along K and by column, and is asked when they are needed.
+    """
     halves, words = fragments.halves, fragments.vector // 2
     zero, nothing = V("float", "0.0"), i32(0)
     result = list(total)
-    for row in range(fragments.tiles_m):
+    for chunk in range(fragments.chunks):
         for column in range(fragments.tiles_n):
-            place = 2 * halves * (row * fragments.tiles_n + column)
-            sums = [*result[place : place + 2 * halves], *[zero] * (4 - 2 * halves)]
-            for chunk in range(fragments.chunks):
+            weights = right(chunk, column)
+            for row in range(fragments.tiles_m):
+                place = 2 * halves * (row * fragments.tiles_n + column)
+                sums = [*result[place : place + 2 * halves], *[zero] * (4 - 2 * halves)]
                 for step in range(0, words, 2):
                     a: list[V] = []
                     for word in (step, step + 1):
                         first = ((chunk * fragments.tiles_m + row) * halves) * words + word
                         a += [left[first], left[first + words] if halves == 2 else nothing]
-                    first = (chunk * fragments.tiles_n + column) * words + step
-                    sums = _instruction(b, sums, a, right[first : first + 2], dtype)
-            result[place : place + 2 * halves] = sums[: 2 * halves]
+                    sums = _instruction(b, sums, a, weights[step : step + 2], dtype)
+                result[place : place + 2 * halves] = sums[: 2 * halves]
     return result
 
 

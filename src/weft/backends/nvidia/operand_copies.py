@@ -2,7 +2,8 @@
 
 Loads that the products of one block read together are a batch: each turn brings all of them to one stage of a ring, and
 batches of the same tensors, in several loops, share a ring. What is loaded outside of the loops that read it is brought
-once for all their turns, through a ring of one stage.
+once for all their turns, through a ring of one stage. A tile that products read both as it lies and transposed is
+brought once.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from weft.backends.nvidia.asynchronous import LINE, SlotType
 from weft.backends.nvidia.code import TensorMap
 from weft.backends.nvidia.global_memory import narrowed_to
 from weft.backends.nvidia.tensor_parts import part_of
+from weft.backends.nvidia.wgmma import reads_any_way
 from weft.ir.expr import Size
 from weft.ir.types import DType
 from weft.tile import dialect as tile
@@ -26,12 +28,20 @@ _MOST_LINES = 256
 
 @dataclass(frozen=True)
 class Copy:
-    """A load as the copy engine does it."""
+    """A load as the copy engine does it, and the others that it does for."""
 
     load: tile.LoadOp
     map: TensorMap
     slot: SlotType
     coordinates: tuple[Size, ...]
+    seen: dict[tile.LoadOp, SlotType] = field(default_factory=dict[tile.LoadOp, SlotType], compare=False)
+    """All loads that the slot is for, and how each of them sees it."""
+
+    def brings_what(self, other: Copy) -> bool:
+        """Whether another copy would bring the same."""
+        here, there = self.load, other.load
+        same = self.map == other.map and self.coordinates == other.coordinates
+        return same and here.parent is there.parent and tuple(here.indices) == tuple(there.indices)
 
 
 @dataclass
@@ -56,6 +66,11 @@ class Operands:
     rings: list[tuple[SlotType, ...]] = field(default_factory=list[tuple[SlotType, ...]])
     held: list[bool] = field(default_factory=list[bool])
 
+    @property
+    def dtype(self) -> DType:
+        """What products read: of 8-bit floats, either kind."""
+        return self.rings[0][0].dtype
+
     def of(self, dot: tile.DotOp) -> list[Batch]:
         """The batches that a product reads."""
         return list({id(batch): batch for batch in self.batches.values() if dot in batch.dots}.values())
@@ -73,14 +88,24 @@ def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp]) -> Operands |
                 copy = _as_copy(kernel, value.op)
                 if copy is None or any(not isinstance(use.operation, tile.DotOp) for use in value.uses):
                     return None
-                copies[value.op] = copy
-    if not copies or len({copy.slot.dtype for copy in copies.values()}) != 1:
+                found = next((each for each in copies.values() if each.brings_what(copy)), copy)
+                found.seen[value.op] = copy.slot
+                copies[value.op] = found
+    if not copies or len({(copy.slot.dtype.bytes, copy.slot.dtype.kind) for copy in copies.values()}) != 1:
         return None
     dtype = next(iter(copies.values())).slot.dtype
     for dot in dots:
         if not _is_load(dot.b) or not (_is_load(dot.a) or _is_narrowed(dot.a, dtype)):
             return None
-    return _in_rings(_batches(copies))
+        if not (reads_any_way(dtype) or all(_runs_along(copies, value, k) for value, k in ((dot.a, 1), (dot.b, 0)))):
+            return None
+    return _in_rings(_batches(list({id(copy): copy for copy in copies.values()}.values())))
+
+
+def _runs_along(copies: dict[tile.LoadOp, Copy], value: SSAValue, axis: int) -> bool:
+    """Whether an operand in a slot lies there with its elements along an axis side by side."""
+    load = value.owner
+    return isinstance(load, tile.LoadOp) and copies[load].seen[load].axis == axis
 
 
 def _is_load(value: SSAValue) -> bool:
@@ -93,11 +118,12 @@ def _is_narrowed(value: SSAValue, dtype: DType) -> bool:
     return rounds and all(isinstance(use.operation, tile.DotOp) for use in value.uses)
 
 
-def _batches(copies: dict[tile.LoadOp, Copy]) -> list[Batch]:
+def _batches(copies: Sequence[Copy]) -> list[Batch]:
     batches: list[Batch] = []
-    for load, copy in copies.items():
-        dots = {use.operation for use in load.out.uses if isinstance(use.operation, tile.DotOp)}
-        held = any(dot.parent is not load.parent for dot in dots)
+    for copy in copies:
+        uses = [use.operation for load in copy.seen for use in load.out.uses]
+        dots = {user for user in uses if isinstance(user, tile.DotOp)}
+        held = any(dot.parent is not copy.load.parent for dot in dots)
         together = [b for b in batches if not held and not b.held and b.dots & dots]
         batch = Batch([copy], dots, held)
         for other in together:
@@ -117,7 +143,7 @@ def _in_rings(batches: Sequence[Batch]) -> Operands:
             operands.rings.append(tuple(copy.slot for copy in batch.copies))
             operands.held.append(batch.held)
         batch.ring = numbers[key]
-        operands.batches.update((copy.load, batch) for copy in batch.copies)
+        operands.batches.update((load, batch) for copy in batch.copies for load in copy.seen)
     return operands
 
 

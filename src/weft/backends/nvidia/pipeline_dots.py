@@ -32,7 +32,6 @@ from weft.backends.nvidia.asynchronous import (
     CommitOp,
     FillOp,
     FinishOp,
-    IndexOp,
     ReleaseOp,
     RingType,
     RolesOp,
@@ -41,17 +40,20 @@ from weft.backends.nvidia.asynchronous import (
     WgmmaOp,
 )
 from weft.backends.nvidia.code import TensorMap
+from weft.backends.nvidia.defer_stores import defer_stores
 from weft.backends.nvidia.dialect import SHARED, WARPS, set_integer
 from weft.backends.nvidia.operand_copies import Batch, Operands, blocks_of, operands_of
+from weft.backends.nvidia.programs import Programs, mirrored_index, only_sums
 from weft.backends.nvidia.roles import BARRIER_BYTES
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.tensor_parts import part_of
-from weft.ir.expr import Size, floordiv, minimum, mod, product, substitute, symbol
+from weft.backends.nvidia.wgmma import is_multiplied
+from weft.ir.types import DType, bf16, f16, f32, i32
 from weft.tile import dialect as tile
 
 _MOST_STAGES, _ALIGNMENT = 6, 1024
-_GROUP = 16
-"""Neighbouring blocks of rows that are walked together, so that they share columns while these are near."""
+_MOST_HELD = {1: 200, 2: 200, 3: 120}
+"""Registers that a thread may hold of products and of what is still to be written, by the number of consumers."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
         return None
     operands = operands_of(kernel, dots)
     consumers = {64: 1, 128: 2, 192: 3, 256: 2}.get(tile.tile_type(dots[0].out).sizes[0])
-    if operands is None or consumers is None or not all(_fits(dot, consumers) for dot in dots):
+    if operands is None or consumers is None or not all(_fits(dot, operands.dtype, consumers) for dot in dots):
         return None
     maps = list(dict.fromkeys(copy.map for batch in operands.batches.values() for copy in batch.copies))
     inputs = len(maps)
@@ -109,7 +111,7 @@ def _give_stores_to_engine(kernel: tile.KernelOp, maps: list[TensorMap]) -> list
     """Let the copy engine write results of 16 bits: each warp hands it 16 rows of 64 columns at a time."""
     found: list[tile.StoreOp] = []
     for op in kernel.block.ops:
-        if not isinstance(op, tile.StoreOp) or op.spread is not None or pointer_dtype(op).bytes != 2:
+        if not isinstance(op, tile.StoreOp) or op.spread is not None or pointer_dtype(op) not in (bf16, f16):
             continue
         shape = tile.tile_type(op.value).sizes
         part = part_of(kernel, op, shape)
@@ -121,12 +123,11 @@ def _give_stores_to_engine(kernel: tile.KernelOp, maps: list[TensorMap]) -> list
     return found
 
 
-def _fits(dot: tile.DotOp, consumers: int) -> bool:
+def _fits(dot: tile.DotOp, dtype: DType, consumers: int) -> bool:
     (rows, columns), depth = tile.tile_type(dot.out).sizes, tile.tile_type(dot.a).sizes[1]
     accumulators = rows * columns // (128 * consumers)
-    return (
-        rows % (64 * consumers) == 0 and columns % 8 == 0 and columns <= 256 and depth % 16 == 0 and accumulators <= 128
-    )
+    summed = tile.tile_type(dot.out).dtype == (f32 if dtype.is_float else i32)
+    return summed and rows % (64 * consumers) == 0 and accumulators <= 128 and is_multiplied(dtype, columns, depth)
 
 
 def _split(
@@ -136,52 +137,18 @@ def _split(
     original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
     first, count = BlockNumberOp.make("number"), BlockNumberOp.make("count")
     block.insert_ops_before([first, count], original[0])
-    made = [_programs(kernel, first.out, count.out) for _ in range(2)]
-    (producing, brought), (consuming, used) = made
-    _Producer(operands, maps, brought).walk(original, producing.block)
-    _Consumer(operands, used).walk(original, consuming.block)
+    producing, consuming = Programs.of(kernel, first.out, count.out), Programs.of(kernel, first.out, count.out)
+    _Producer(operands, maps, producing.numbers(), producing).walk(original, producing.loop.block)
+    _Consumer(operands, consuming.numbers()).walk(original, consuming.loop.block)
     roles: list[Block] = []
     for programs in (producing, consuming):
-        programs.block.add_op(tile.YieldOp.create())
-        roles.append(Block([programs]))
+        programs.loop.block.add_op(tile.YieldOp.create())
+        roles.append(Block([programs.loop]))
     for op in reversed(original):
         op.detach()
         op.erase(safe_erase=False)
     block.insert_op_after(RolesOp.make(consumers, rings, *roles), count)
-
-
-def _programs(kernel: tile.KernelOp, first: SSAValue, count: SSAValue) -> tuple[tile.ForOp, dict[SSAValue, SSAValue]]:
-    """A loop over this block's programs, and what stands in it for the program's numbers."""
-    sizes = list(kernel.block.args[len(kernel.block.args) - len(kernel.size_names) :])
-    renamed: dict[str, Size] = {name: symbol(f"d{i + 2}") for i, name in enumerate(kernel.size_names)}
-    grid = [substitute(size, renamed) for size in kernel.grid.data]
-    bounds = tile.Sizes((symbol("d0"), product(grid), symbol("d1")))
-    programs = tile.ForOp.make(bounds, [first, count, *sizes], [])
-    number = programs.block.args[0]
-    numbers = [IndexOp.make(tile.Sizes((value,)), [number, number, *sizes]) for value in _numbers(grid)]
-    programs.block.add_ops(numbers)
-    found = [op for op in kernel.block.ops if isinstance(op, tile.ProgramOp)]
-    return programs, {op.out: numbers[op.axis.value.data].out for op in found}
-
-
-def _numbers(grid: list[Size]) -> list[Size]:
-    """Each axis's number of a program in terms of the program's, d0.
-
-    The last two axes are walked in groups of `_GROUP` along the last one, through all of the other.
-    """
-    numbers: list[Size] = []
-    rest: Size = symbol("d0")
-    for position in range(len(grid) - 2):
-        below = product(grid[position + 1 :])
-        numbers.append(floordiv(rest, below))
-        rest = mod(rest, below)
-    if len(grid) < 2:
-        return [rest] * len(grid)
-    columns, rows = grid[-2:]
-    top = floordiv(rest, columns * _GROUP) * _GROUP
-    inside = mod(rest, columns * _GROUP)
-    height = minimum(_GROUP, rows - top)
-    return [*numbers, floordiv(inside, height), top + mod(inside, height)]
+    defer_stores(consuming, consumers, _MOST_HELD[consumers])
 
 
 def _numbered(**numbers: int) -> dict[str, Attribute]:
@@ -195,13 +162,20 @@ class _Producer:
     operands: Operands
     maps: Sequence[TensorMap]
     mapping: dict[SSAValue, SSAValue]
+    programs: Programs
 
     def walk(self, ops: Sequence[Operation], block: Block) -> None:
         for op in ops:
             if isinstance(op, tile.ForOp) and any(inner in self.operands.batches for inner in op.block.ops):
                 turns = tile.ForOp.make(op.bounds, [self.mapping.get(i, i) for i in op.indices], [])
+                place = turns.block.args[0]
+                if only_sums(op):
+                    back = self.programs.is_odd()
+                    block.add_op(back)
+                    turns.block.add_op(mirrored := mirrored_index(turns, back.out))
+                    place = mirrored.out
                 block.add_op(turns)
-                self.mapping[op.block.args[0]] = turns.block.args[0]
+                self.mapping[op.block.args[0]] = place
                 self.walk(list(op.block.ops), turns.block)
                 turns.block.add_op(tile.YieldOp.create())
             elif isinstance(op, tile.LoadOp) and op in self.operands.batches:
@@ -259,10 +233,10 @@ class _Consumer:
     def _take(self, batch: Batch, block: Block) -> None:
         block.add_op(WaitOp.of(batch.ring))
         for number, copy in enumerate(batch.copies):
-            attributes = _numbered(ring=batch.ring, slot=number)
-            slot = SlotOp.create(attributes=attributes, result_types=[copy.slot])
-            block.add_op(slot)
-            self.mapping[copy.load.out] = slot.out
+            for load, type_ in copy.seen.items():
+                slot = SlotOp.create(attributes=_numbered(ring=batch.ring, slot=number), result_types=[type_])
+                block.add_op(slot)
+                self.mapping[load.out] = slot.out
         self.left[id(batch)] = set(batch.dots)
 
     def _begin(self, dot: tile.DotOp, block: Block) -> None:

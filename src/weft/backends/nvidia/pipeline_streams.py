@@ -151,8 +151,9 @@ def _greatest(index: SSAValue) -> int | None:
     if not isinstance(loop, tile.ForOp):
         return None
     lower, upper, step = loop.bounds.data
-    known = isinstance(lower, int) and isinstance(upper, int) and isinstance(step, int)
-    return lower + (upper - 1 - lower) // step * step if known else None
+    if not (isinstance(lower, int) and isinstance(upper, int) and isinstance(step, int)):
+        return None
+    return lower + (upper - 1 - lower) // step * step
 
 
 @dataclass

@@ -17,8 +17,10 @@ from weft.backends.nvidia.asynchronous import (
     FillOp,
     FinishOp,
     IndexOp,
+    NarrowOp,
     ReleaseOp,
     RolesOp,
+    SendOp,
     SlotOp,
     SlotType,
     WaitOp,
@@ -26,7 +28,7 @@ from weft.backends.nvidia.asynchronous import (
 )
 from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converged, do, elected, i32
 from weft.backends.nvidia.dialect import layout_of
-from weft.backends.nvidia.engine_stores import finish_stores
+from weft.backends.nvidia.engine_stores import finish_stores, narrow, send
 from weft.backends.nvidia.global_memory import narrowed_to, pair
 from weft.backends.nvidia.streaming import PieceType
 from weft.backends.nvidia.wgmma import descriptor, multiply, wait
@@ -172,6 +174,12 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
         case FinishOp():
             _finish(codegen, op)
             return
+        case NarrowOp():
+            narrow(codegen, op)
+            return
+        case SendOp():
+            send(codegen, op)
+            return
         case AcquireOp() | FillOp() | CommitOp() | WaitOp() | SlotOp() | ReleaseOp():
             ring = codegen.rings[op.ring.value.data]
         case _:
@@ -253,6 +261,12 @@ def packed_for_product(codegen: KernelCodegen, op: tile.MapOp) -> list[V] | None
     values = codegen.tiles[op.args[0]]
     pairs = zip(values[::2], values[1::2], strict=True)
     return [pair(codegen.b, low, high, dtype.name, pure=False) for low, high in pairs]
+
+
+def begins_product(op: tile.MapOp) -> bool:
+    """Whether a tile is what products begin with, and nothing else."""
+    uses = list(op.out.uses)
+    return bool(uses) and all(isinstance(use.operation, WgmmaOp) and use.index == 2 for use in uses)
 
 
 def _finish(codegen: KernelCodegen, op: FinishOp) -> None:

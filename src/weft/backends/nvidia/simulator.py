@@ -34,7 +34,7 @@ from weft.backends.nvidia.mma import MmaOp, PackOp, SqueezeOp
 from weft.backends.nvidia.simulator_exponentials import simulate_exponentials
 from weft.backends.nvidia.simulator_layouts import CoverageError, holding, picks
 from weft.backends.nvidia.simulator_memory import GlobalMemory, SharedMemory
-from weft.backends.nvidia.simulator_mma import multiply_fragments
+from weft.backends.nvidia.simulator_mma import dequantize_registers, multiply_fragments
 from weft.backends.nvidia.simulator_reduce import (
     Pairs,
     combine_blocks,
@@ -144,6 +144,12 @@ class _Block:
             case PackOp():
                 held = self.tiles[op.value]
                 self.hold(op.out, self._layout(op), held.values, held.defined, held.extents)
+            case tile.DequantizeOp():
+                layout = self._layout(op)
+                operands = [self.tiles[operand] for operand in op.operands]
+                values, defined = dequantize_registers(op, layout, operands)
+                extents = (layout.shape[0], operands[0].extents[1])
+                self.hold(op.out, layout, values, defined, extents)
             case MmaOp():
                 self._multiply(op)
             case SqueezeOp():

@@ -102,13 +102,15 @@ def _index(number: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 @lru_cache(1024)
-def picks(layout: Layout, operand: Layout) -> np.ndarray:
+def picks(layout: Layout, operand: Layout, together: int = 1) -> np.ndarray:
     """For each register of a layout, which of the thread's own registers holds that element of an operand.
 
-    The operand is broadcast: it has one element along axes of size 1. -1 is for what lies outside the tile.
+    The operand is broadcast: it has one element along axes of size 1. So many neighbours along axis 0 are `together` in
+    one of its elements. -1 is for what lies outside the tile.
     """
     wanted, held = holding(layout), holding(operand)
     index = wanted.index.copy()
+    index[:1] //= together
     for axis, side in enumerate(operand.shape):
         if side == 1:
             index[axis] = 0

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from weft.backends.nvidia.layouts import WARP
+from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.mma import Fragments
+from weft.backends.nvidia.simulator_layouts import holding, picks
+from weft.backends.nvidia.simulator_values import Held
+from weft.ir.attributes import from_attribute
+from weft.ir.types import DType
+from weft.ops.quantized import FORMS, dequantized
+from weft.tile import dialect as tile
 
 _LANES = np.arange(WARP)
 _GROUP, _MEMBER = _LANES // 4, _LANES % 4
@@ -36,3 +44,22 @@ def _instruction(left: np.ndarray, right: np.ndarray) -> np.ndarray:
         b[k, _GROUP] = right[:, register]
     c = a @ b
     return np.stack([c[_GROUP + 8 * half][_LANES[:, None], 2 * _MEMBER[:, None] + [0, 1]] for half in range(halves)], 1)
+
+
+def dequantize_registers(
+    op: tile.DequantizeOp, layout: Layout, operands: Sequence[Held]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The registers of weights, from those of codes and factors that the same thread has, and which are defined."""
+    form, dtype = FORMS[op.form.data], from_attribute(op.dtype)
+    assert isinstance(dtype, DType)
+    taken: list[np.ndarray] = []
+    defined = holding(layout).inside.copy()
+    for held, together in zip(operands, (form.together, *[op.group.value.data] * 2), strict=False):
+        places = picks(layout, held.layout, together)
+        taken.append(np.take_along_axis(held.values, places, 1)[..., None])
+        defined &= np.take_along_axis(held.defined, places, 1)
+    codes, scales, zeros = (*taken, None, None)[:3]
+    assert codes is not None
+    values = dequantized(codes, scales, zeros, op.form.data, form.together)
+    which = holding(layout).index[0] % form.together
+    return np.take_along_axis(values, which[..., None], -1)[..., 0].astype(dtype.numpy).astype(np.float32), defined

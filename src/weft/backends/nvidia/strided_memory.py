@@ -12,9 +12,9 @@ from weft.backends.nvidia.asynchronous import MAP
 from weft.backends.nvidia.block import wide
 from weft.backends.nvidia.dialect import layout_of, layouts_of
 from weft.backends.nvidia.engine_stores import store_by_engine
-from weft.backends.nvidia.global_memory import joined, load_chunk, load_pairs, pair, store_chunk
+from weft.backends.nvidia.global_memory import joined, load_chunk, load_raw, load_words, pair, store_chunk
 from weft.backends.nvidia.layouts import Layout, picked
-from weft.backends.nvidia.mma import AHEAD, PACKED, PackOp
+from weft.backends.nvidia.mma import AHEAD, PACKED, RAW, PackOp
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
@@ -26,6 +26,12 @@ def emit_load(codegen: KernelCodegen, op: tile.LoadOp) -> None:
     if PACKED in op.attributes:
         codegen.tiles[op.out] = _packed(codegen, op, layout)
         return
+    if RAW in op.attributes:
+        codegen.tiles[op.out] = [
+            load_raw(codegen.b, address, pointer_dtype(op), predicate)
+            for _, address, predicate in _chunks(codegen, op, layout, width=1)
+        ]
+        return
     values: list[V] = [V("", "")] * layout.count
     for registers, address, predicate in _chunks(codegen, op, layout):
         loaded = load_chunk(codegen.b, address, pointer_dtype(op), len(registers), predicate)
@@ -35,14 +41,14 @@ def emit_load(codegen: KernelCodegen, op: tile.LoadOp) -> None:
 
 
 def _packed(codegen: KernelCodegen, op: tile.LoadOp, layout: Layout) -> list[V]:
-    """The registers of a load that hold two neighbours each."""
-    once = AHEAD in op.attributes
+    """The registers of a load that hold 4 bytes of neighbours each."""
+    once, size = AHEAD in op.attributes, pointer_dtype(op).bytes
     words = [
         word
         for registers, address, predicate in _chunks(codegen, op, layout)
-        for word in load_pairs(codegen.b, address, len(registers), predicate, once=once)
+        for word in load_words(codegen.b, address, size, len(registers), predicate, once=once)
     ]
-    if len(words) * 2 == layout.count:
+    if len(words) * 4 == layout.count * size:
         return words
     return [joined(codegen.b, low, high) for low, high in zip(words[::2], words[1::2], strict=True)]
 
@@ -68,7 +74,11 @@ def emit_store(codegen: KernelCodegen, op: tile.StoreOp) -> None:
 
 
 def _chunks(
-    codegen: KernelCodegen, op: tile.LoadOp | tile.StoreOp, layout: Layout, value: SSAValue | None = None
+    codegen: KernelCodegen,
+    op: tile.LoadOp | tile.StoreOp,
+    layout: Layout,
+    value: SSAValue | None = None,
+    width: int = 0,
 ) -> list[tuple[list[int], V, V | None]]:
     """The registers that are moved together, the address of the first, and whether they exist."""
     b, dtype = codegen.b, pointer_dtype(op)
@@ -79,7 +89,7 @@ def _chunks(
         place = wide(b, codegen.threads.place(layout, axis))
         base = b.add(base, b.mul(place, codegen.size(stride, op.indices)))
     origin = b.add(codegen.pointers[op.pointer], b.mul(base, i64(dtype.bytes)))
-    width = _chunk_width(codegen, op, layout, value)
+    width = width or _chunk_width(codegen, op, layout, value)
     chunks: list[tuple[list[int], V, V | None]] = []
     for start in range(0, layout.count, width):
         offset = layout.offsets[start]

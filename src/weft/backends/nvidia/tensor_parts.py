@@ -38,9 +38,9 @@ class Part:
 
 
 def part_of(kernel: tile.KernelOp, op: tile.LoadOp | tile.StoreOp, shape: Sequence[int]) -> Part | None:
-    """What an access moves, if the copy engine can: 16-bit elements of an aligned tensor whose sides are known."""
+    """What an access moves, if the copy engine can: narrow elements of an aligned tensor whose sides are known."""
     dtype = pointer_dtype(op)
-    if op.sides is None or op.starts is None or dtype.name not in ("bf16", "f16") or len(shape) != 2:
+    if op.sides is None or op.starts is None or dtype.bytes > 2 or dtype.bits < 8 or len(shape) != 2:
         return None
     strides = op.strides.data
     inner = next((axis for axis in (1, 0) if strides[axis] == 1), None)

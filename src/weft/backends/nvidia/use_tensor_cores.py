@@ -22,14 +22,29 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.dialect import RESIDENT, WARPS, integer, set_integer, set_layouts
 from weft.backends.nvidia.layouts import Layout
-from weft.backends.nvidia.mma import AHEAD, COLUMNS, DEPTH, PACKED, ROWS, Fragments, MmaOp, PackOp, SqueezeOp, Warps
+from weft.backends.nvidia.mma import (
+    AHEAD,
+    COLUMNS,
+    DEPTH,
+    PACKED,
+    RAW,
+    ROWS,
+    Fragments,
+    MmaOp,
+    PackOp,
+    SqueezeOp,
+    Warps,
+)
+from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.types import DType, f32
+from weft.lower.few_rows import READ
+from weft.ops.quantized import FORMS
 from weft.tile import dialect as tile
 
 _MOST_WARPS, _WARPS, _MOST_COLUMNS = 16, 4, 32
-_READ = 1024
-"""Weights that a warp reads in a turn where warps share K: of 16 rows a line of memory each."""
+_VECTOR = 8
+"""Neighbours of 16 bits that an access of memory brings."""
 _ROOM, _LESS_ROOM, _FEW_PARTS = 28, 20, 4
 """Warps that a multiprocessor should have room for, and less where lanes hold more than so many parts of the rows."""
 
@@ -73,6 +88,9 @@ def _narrow(value: SSAValue) -> DType | None:
     match value.op:
         case tile.LoadOp() as op:
             found = pointer_dtype(op)
+        case tile.DequantizeOp() as op:
+            dtype = from_attribute(op.dtype)
+            found = dtype if isinstance(dtype, DType) else None
         case tile.MapOp() as op if op.function.data == "cast":
             target = from_attribute(op.attributes["target"])
             found = target if isinstance(target, DType) else None
@@ -112,11 +130,12 @@ def _share_depth(dot: tile.DotOp, loop: tile.ForOp | bool | None, warps: int) ->
     """Let warps share K, and sum up what they have when all is multiplied; returns how many they are."""
     m, n, k = _sides(dot)
     along = 1
-    least = DEPTH if warps else max(DEPTH * 2, _READ // n)
+    widest = _widest(dot)
+    least = DEPTH if warps else max(widest * 4, READ[128 // widest] // n)
     while along < (warps or _MOST_WARPS) and k % (along * 2 * least) == 0:
         along *= 2
     shared = _spread(m, n, along, max(warps // along, 1))
-    fragments = Fragments(m, n, k, shared)
+    fragments = Fragments(m, n, k, shared, widest)
     outer = loop if isinstance(loop, tile.ForOp) else None
     total: SSAValue | None = None
     before: Operation = outer or dot
@@ -136,7 +155,7 @@ def _share_depth(dot: tile.DotOp, loop: tile.ForOp | bool | None, warps: int) ->
         # The copies still say that the product has two axes.
         made = _multiply(inner, fragments, turns.block.args[1], ahead=_turns(turns) > 1)
         inner.out.replace_all_uses_with(made.out)
-        _drop([inner, *(o.owner for o in (inner.a, inner.b))])
+        _drop(_with_operands(inner))
         total, old = turns.results[0], outer.results[0]
     else:
         made = _multiply(dot, fragments, None)
@@ -150,13 +169,14 @@ def _share_depth(dot: tile.DotOp, loop: tile.ForOp | bool | None, warps: int) ->
         block.insert_ops_before(following, before)
         total = following[-1].results[0]
     old.replace_all_uses_with(total)
-    _drop([before, *(o.owner for o in dot.operands)] if outer is None else [before])
+    _drop([before] if outer is not None else _with_operands(dot))
     return shared.count
 
 
 def _room(kernel: tile.KernelOp) -> int:
     fragments = next(op.fragments for op in kernel.walk() if isinstance(op, MmaOp))
-    return _ROOM if fragments.halves * fragments.chunks <= _FEW_PARTS else _LESS_ROOM
+    parts = fragments.halves * fragments.chunks * fragments.vector // _VECTOR
+    return _ROOM if parts <= (_FEW_PARTS if fragments.widest == _VECTOR else 2 * _FEW_PARTS) else _LESS_ROOM
 
 
 def _turns(loop: tile.ForOp) -> int:
@@ -180,11 +200,17 @@ def _power_below(number: int) -> int:
     return 1 << max(0, number.bit_length() - 1)
 
 
+def _widest(dot: tile.DotOp) -> int:
+    """How many neighbours of the right operand an access brings."""
+    made = dot.b.owner
+    return _VECTOR * 16 // FORMS[made.form.data].bits if isinstance(made, tile.DequantizeOp) else _VECTOR
+
+
 def _replace(dot: tile.DotOp, warps: int) -> None:
     m, n, k = _sides(dot)
     made = _multiply(dot, Fragments(m, n, k, _spread(m, n, 1, warps)), dot.accumulator)
     dot.out.replace_all_uses_with(made.out)
-    _drop([dot, *(o.owner for o in (dot.a, dot.b))])
+    _drop(_with_operands(dot))
 
 
 def _multiply(dot: tile.DotOp, fragments: Fragments, total: SSAValue | None, *, ahead: bool = False) -> MmaOp:
@@ -194,7 +220,11 @@ def _multiply(dot: tile.DotOp, fragments: Fragments, total: SSAValue | None, *, 
     dtype = narrow_type(dot)
     assert dtype is not None
     a = _operand(dot, dot.a, 1, fragments.left(), dtype, ahead=False)
-    b = _operand(dot, dot.b, 0, fragments.right(), dtype, ahead=ahead)
+    codes = dot.b.owner
+    if isinstance(codes, tile.DequantizeOp):
+        b = _decoded(dot, codes, fragments, ahead=ahead)
+    else:
+        b = _operand(dot, dot.b, 0, fragments.right(), dtype, ahead=ahead)
     operands = [a, b] if total is None else [a, b, total]
     layout = fragments.product()
     made = MmaOp.create(operands=operands, result_types=[tile.TileType.of(layout.shape, f32)])
@@ -202,6 +232,7 @@ def _multiply(dot: tile.DotOp, fragments: Fragments, total: SSAValue | None, *, 
     made.attributes |= {
         "dtype": StringAttr(dtype.name),
         "warps": to_attribute((warps.m, warps.n, warps.k, warps.same)),
+        "widest": IntegerAttr(fragments.widest, i64),
     }
     set_layouts(made, [layout])
     block.insert_op_before(made, dot)
@@ -224,6 +255,36 @@ def _operand(dot: tile.DotOp, value: SSAValue, axis: int, layout: Layout, dtype:
     set_layouts(made, [layout])
     block.insert_op_before(made, dot)
     return made.results[0]
+
+
+def _decoded(dot: tile.DotOp, op: tile.DequantizeOp, fragments: Fragments, *, ahead: bool) -> SSAValue:
+    """An operand out of codes, which are read as memory has them."""
+    block = dot.parent_block()
+    assert block is not None
+    group = op.group.value.data
+    made = op.clone()
+    codes, *factors = range(len(op.operands))
+    layouts = {codes: fragments.codes(FORMS[op.form.data].together)} | dict.fromkeys(factors, fragments.grouped(group))
+    for number, layout in layouts.items():
+        load = op.operands[number].owner
+        if not isinstance(load, tile.LoadOp):
+            raise LoweringError(f"{op.name} reads what is computed")
+        copy = load.clone()
+        copy.attributes[PACKED if number == codes else RAW] = UnitAttr()
+        if ahead:
+            copy.attributes[AHEAD] = UnitAttr()
+        set_layouts(copy, [layout])
+        block.insert_op_before(copy, dot)
+        made.operands[number] = copy.out
+    set_layouts(made, [fragments.right()])
+    block.insert_op_before(made, dot)
+    return made.out
+
+
+def _with_operands(dot: tile.DotOp) -> list[Operation | Block]:
+    """A product, what its operands are made by, and what these read."""
+    makers = [operand.owner for operand in (dot.a, dot.b)]
+    return [dot, *makers, *(o.owner for op in makers if isinstance(op, tile.DequantizeOp) for o in op.operands)]
 
 
 def _drop(ops: Sequence[Operation | Block]) -> None:

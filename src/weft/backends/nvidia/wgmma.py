@@ -7,13 +7,18 @@ is the same for all slots; the lower one moves along M, N and K by additions.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.asynchronous import LINE, SlotType
 from weft.backends.nvidia.block import i32
 from weft.backends.nvidia.layouts import Layout, Mode
+from weft.ir.types import DType
 
-_ROWS, _DEPTH = 64, 16
+_ROWS = 64
+_DEPTH_BYTES = 32
+"""Of each operand's K, what one instruction takes."""
+_NAMES = {"bf16": "bf16", "f16": "f16", "f8E4M3FN": "e4m3", "f8E5M2": "e5m2", "i8": "s8"}
 _SWIZZLED, _STRIDE = 1 << 30, 1024 >> 4
 _HIGH = _SWIZZLED | _STRIDE
 
@@ -26,6 +31,24 @@ def accumulator_layout(shape: Sequence[int], consumers: int) -> Layout:
     registers += [Mode(each, 0, _ROWS)] if each > 1 else []
     warps = [Mode(4, 0, 16), *([Mode(consumers, 0, _ROWS * each)] if consumers > 1 else [])]
     return Layout((rows, columns), tuple(m for m in registers if m.size > 1), (Mode(4, 1, 2), Mode(8, 0)), tuple(warps))
+
+
+def words_layout(layout: Layout) -> Layout:
+    """Where the words of two neighbours each are of a product that the tensor cores left in a layout."""
+    (rows, columns), (_, *registers), (_, below) = layout.shape, layout.registers, layout.lanes
+    halved = tuple(replace(mode, step=mode.step // 2) if mode.axis == 1 else mode for mode in registers)
+    return Layout((rows, columns // 2), halved, (Mode(4, 1), below), layout.warps)
+
+
+def is_multiplied(dtype: DType, columns: int, depth: int) -> bool:
+    """Whether there are instructions for operands of a type, with so many columns and sums of so many products."""
+    step = 8 if dtype.is_float else 16
+    return dtype.name in _NAMES and columns % step == 0 and columns <= 256 and depth * dtype.bytes % _DEPTH_BYTES == 0
+
+
+def reads_any_way(dtype: DType) -> bool:
+    """Whether an operand may run through memory along M or N; of 8 bits it must along K."""
+    return dtype.bytes == 2
 
 
 def descriptor(b: Function, address: V, slot: SlotType, k_axis: int) -> V:
@@ -62,12 +85,12 @@ def multiply(
     depth, columns = b_slot.sizes
     each = columns // 2
     count = each * rows // _ROWS
-    dtype = b_slot.dtype.name
+    step = _DEPTH_BYTES // b_slot.dtype.bytes
     first = count if accumulators is None else 2 * count  # the number of the first operand that is no accumulator
     lines = ["{ .reg .pred p; .reg .b32 lo; .reg .b64 da, db; wgmma.fence.sync.aligned; "]
     lines.append(f"setp.ne.b32 p, {int(accumulators is not None)}, 0; ")
-    for k in range(0, depth, _DEPTH):
-        lines.append("setp.ne.b32 p, 1, 0; " if k == _DEPTH and accumulators is None else "")
+    for k in range(0, depth, step):
+        lines.append("setp.ne.b32 p, 1, 0; " if k == step and accumulators is None else "")
         lines.append(f"add.u32 lo, ${first}, {_step(b_slot, 0, 0, k)}; mov.b64 db, {{lo, {_HIGH}}}; ")
         for part in range(rows // _ROWS):
             registers = ", ".join(f"${part * each + i}" for i in range(each))
@@ -75,28 +98,45 @@ def multiply(
                 _, slot = a
                 lines.append(f"add.u32 lo, ${first + 1}, {_step(slot, 1, part * _ROWS, k)}; ")
                 lines.append(f"mov.b64 da, {{lo, {_HIGH}}}; ")
-                left, majors = "da", f"{int(slot.axis == 0)}, {int(b_slot.axis == 1)}"
+                left, majors = "da", f", {int(slot.axis == 0)}, {int(b_slot.axis == 1)}"
             else:
                 start = first + 1 + part * depth // 4 + k // 4
-                left, majors = f"{{${start}, ${start + 1}, ${start + 2}, ${start + 3}}}", f"{int(b_slot.axis == 1)}"
+                left, majors = f"{{${start}, ${start + 1}, ${start + 2}, ${start + 3}}}", f", {int(b_slot.axis == 1)}"
+            name, signs = _instruction(a[1].dtype if isinstance(a, tuple) else b_slot.dtype, b_slot.dtype)
+            signs += majors if reads_any_way(b_slot.dtype) else ""
             lines.append(
-                f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{dtype}.{dtype} {{{registers}}}, {left}, db, p, "
-                f"1, 1, {majors}; "
+                f"wgmma.mma_async.sync.aligned.m64n{columns}k{step}.{name} {{{registers}}}, {left}, db, p{signs}; "
             )
     lines.append("wgmma.commit_group.sync.aligned; }")
-    return _through(b, "".join(lines), accumulators, count, [b_low, *([a[0]] if isinstance(a, tuple) else a)])
+    others = [b_low, *([a[0]] if isinstance(a, tuple) else a)]
+    return _through(b, "".join(lines), accumulators, count, others, "float" if b_slot.dtype.is_float else "i32")
+
+
+def _instruction(a: DType, b: DType) -> tuple[str, str]:
+    """The types of an instruction's result and operands, and the signs that it takes floats with."""
+    result, signs = ("f32", ", 1, 1") if a.is_float else ("s32", "")
+    return f"{result}.{_NAMES[a.name]}.{_NAMES[b.name]}", signs
+
+
+def laid_down(b: Function, values: Sequence[V]) -> list[V]:
+    """Floats, each in a register of its own: a product can begin with them while another one is under way."""
+    return _through(b, "", values, len(values), [], "float")
 
 
 def wait(b: Function, values: Sequence[V], pending: int, held: Sequence[V]) -> list[V]:
     """Until all products but the last `pending` are done; what these read in registers stays `held` until then."""
-    return _through(b, f"wgmma.wait_group.sync.aligned {pending};", values, len(values), held)
+    element = values[0].type if values else "float"
+    return _through(b, f"wgmma.wait_group.sync.aligned {pending};", values, len(values), held, element)
 
 
-def _through(b: Function, text: str, values: Sequence[V] | None, count: int, others: Sequence[V]) -> list[V]:
-    """A piece of PTX that floats come out of as $0, $1, …, and go into as inputs tied to them where they are given."""
+def _through(
+    b: Function, text: str, values: Sequence[V] | None, count: int, others: Sequence[V], element: str
+) -> list[V]:
+    """A piece of PTX that sums come out of as $0, $1, …, and go into as inputs tied to them where they are given."""
     given = values or []
-    codes = ["=f"] * count + [str(i) for i in range(len(given))] + ["r"] * len(others) + ["~{memory}"]
-    struct = "{ " + ", ".join(["float"] * count) + " }"
+    code = "=f" if element == "float" else "=r"
+    codes = [code] * count + [str(i) for i in range(len(given))] + ["r"] * len(others) + ["~{memory}"]
+    struct = "{ " + ", ".join([element] * count) + " }"
     operands = ", ".join(map(str, [*given, *others]))
     result = b.emit(struct, f'call {struct} asm sideeffect "{text}", "{",".join(codes)}"({operands}) #1')
-    return [b.emit("float", f"extractvalue {result}, {i}") for i in range(count)]
+    return [b.emit(element, f"extractvalue {result}, {i}") for i in range(count)]

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
+from weft.backends.nvidia.asynchronous import NarrowOp
 from weft.backends.nvidia.dialect import ARGUMENTS, set_layouts
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.layouts import Layout, blocked
 from weft.backends.nvidia.view_layouts import demanded, in_order, renamed
+from weft.backends.nvidia.wgmma import words_layout
 from weft.errors import LoweringError
 from weft.tile import dialect as tile
 from weft.tile import written
@@ -191,6 +193,8 @@ def predicted(a: Assignment, value: SSAValue, depth: int = 64) -> Layout | None:
             if found is None:
                 return None
             return renamed(op, found) or a.anchors.of(shape)
+        case NarrowOp():
+            return words_layout(a.anchors.of(tile.tile_type(op.value).sizes))
         case tile.MapOp():
             found = [predicted(a, arg, depth - 1) for arg in op.args if tile.tile_type(arg).sizes == shape]
             known = [layout for layout in found if layout is not None]

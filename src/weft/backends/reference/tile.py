@@ -20,6 +20,7 @@ from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, evaluate
 from weft.ir.types import DType, dtype_of_numpy
 from weft.ops.numerics import NARROW
+from weft.ops.quantized import dequantized
 from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS, FUNCTIONS, greatest
 
@@ -108,6 +109,8 @@ class Program:
                     self.set(out, value)
             case tile.DotOp():
                 self._dot(op)
+            case tile.DequantizeOp():
+                self._dequantize(op)
             case tile.SortOp():
                 self._sort(op)
             case tile.ForOp():
@@ -218,6 +221,13 @@ class Program:
             buffer[place : place + 1] = _to_memory(combine(old, np.asarray([update])), dtype)
 
     # -- structured ops --------------------------------------------------------------------------------------------
+
+    def _dequantize(self, op: tile.DequantizeOp) -> None:
+        codes, scales, zeros = (*(self.tiles[operand].T for operand in op.operands), None, None)[:3]
+        dtype = from_attribute(op.dtype)
+        assert isinstance(dtype, DType) and codes is not None
+        values = dequantized(codes, scales, zeros, op.form.data, op.group.value.data)
+        self.set(op.out, values.T.astype(dtype.numpy))
 
     def _dot(self, op: tile.DotOp) -> None:
         a, b = self.tiles[op.a], self.tiles[op.b]

@@ -20,7 +20,7 @@ from weft.frontends.torch.aten.convolution import convolution_params
 from weft.frontends.torch.builder import tensor_of_meta
 from weft.ops.base import Scan, Scatter, Structured
 from weft.ops.convolution import Convolution
-from weft.passes.claim_libraries import worth_streaming, worth_tensor_cores
+from weft.passes.claim_libraries import fills_tensor_cores, worth_streaming, worth_tensor_cores
 from weft.passes.convolve_by_products import geometry_of
 from weft.passes.convolve_trained import is_product
 
@@ -28,6 +28,8 @@ _LIBRARY = {
     torch.ops.aten.convolution.default,
     torch.ops.aten.convolution_backward.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    torch.ops.aten._scaled_mm.default,
+    torch.ops.aten._int_mm.default,
 }
 
 
@@ -48,22 +50,28 @@ _ATTENTION = ("aten::_scaled_dot_product_", "aten::_flash_attention_", "aten::_e
 
 _PRODUCTS = {_aten.mm.default: 0, _aten.bmm.default: 0, _aten.addmm.default: 1, _aten.baddbmm.default: 1}
 """Products, and which argument of each is the first factor."""
+_BYTE_PRODUCTS = {_aten._scaled_mm.default, _aten._int_mm.default}
+"""The same of operands of 8 bits, which come first."""
 _ENGINE_BYTES = 16
 
 
 def is_own_product(node: fx.Node) -> bool:
     """Whether the tensor cores of a GPU multiply a product's factors in a kernel of Weft's, as they lie in memory."""
-    first = _PRODUCTS.get(node.target)  # type: ignore[arg-type]
-    if first is None or node.kwargs:
+    of_bytes = node.target in _BYTE_PRODUCTS
+    first = 0 if of_bytes else _PRODUCTS.get(node.target)  # type: ignore[arg-type]
+    if first is None or (node.kwargs and not of_bytes):
         return False
     result, *factors = (node.meta["val"], *(each.meta["val"] for each in node.args[first : first + 2]))  # type: ignore[union-attr]
     if any(isinstance(size, torch.SymInt) for meta in (result, *factors) for size in (*meta.shape, *meta.stride())):
         return False
-    sides = tensor_of_meta(result).dtype, tuple(result.shape), factors[0].shape[-1]
     if not all(map(_has_aligned_lines, factors)):
         return False
     along = factors[0].stride(-1) == 1 and factors[1].stride(-2) == 1  # K runs through memory
-    return worth_tensor_cores(*sides) or (along and worth_streaming(*sides))
+    sides = tuple(result.shape), factors[0].shape[-1]
+    if of_bytes:
+        return along and fills_tensor_cores(*sides)
+    dtype = tensor_of_meta(result).dtype
+    return worth_tensor_cores(dtype, *sides) or (along and worth_streaming(dtype, *sides))
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,49 @@ def is_own_attention(node: fx.Node) -> bool:
     causal = bool(options.get(library.dropout + 1, False))
     wins = not library.is_fast or (width >= _WIDE and (not causal or length >= _LONG))
     return fits and wins and all(map(_has_aligned_lines, (query, key, value)))
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """The backward of a library's attention: where its mask and its dropout stand, and whether it is as fast."""
+
+    mask: int | None
+    dropout: int
+    is_fast: bool = False
+
+
+_BACKWARDS: dict[Any, _Backward] = {
+    getattr(_aten, name).default: library
+    for name, library in (
+        ("_scaled_dot_product_flash_attention_backward", _Backward(None, 10)),
+        ("_scaled_dot_product_cudnn_attention_backward", _Backward(8, 13, is_fast=True)),
+    )
+    if hasattr(_aten, name)
+}
+_WIDEST_TRAINED_HEAD = 128
+
+
+def is_own_backward(node: fx.Node) -> bool:
+    """Whether the gradients of attention are kernels of Weft's: where those are faster than the library."""
+    library = _BACKWARDS.get(node.target)
+    if library is None or set(node.kwargs) - {"scale"} or node.args[library.dropout] != 0.0:
+        return False
+    if library.mask is not None and node.args[library.mask] is not None:
+        return False
+    *tensors, _, kept = (each.meta["val"] for each in node.args[:6])  # type: ignore[union-attr]
+    _, query, key, value = tensors
+    sizes = [size for meta in (*tensors, kept) for size in (*meta.shape, *meta.stride())]
+    if any(isinstance(size, torch.SymInt) for size in sizes) or query.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    widths, length = (query.shape[-1], value.shape[-1]), min(query.shape[-2], key.shape[-2])
+    fits = all(width % 16 == 0 and width <= _WIDEST_TRAINED_HEAD for width in widths) and length >= _LEAST_LENGTH
+    whole = kept.numel() * query.shape[-1] == query.numel()
+    return fits and whole and not library.is_fast and all(map(_has_aligned_lines, tensors))
+
+
+def is_own_on_tensor_cores(node: fx.Node) -> bool:
+    """Whether a call is kernels of Weft's on a GPU's tensor cores."""
+    return is_own_product(node) or is_own_attention(node) or is_own_backward(node)
 
 
 def _has_aligned_lines(factor: torch.Tensor) -> bool:

@@ -17,17 +17,21 @@ import torch
 from torch._C._dynamo.guards import _empty_strided_cuda  # `torch.empty_strided` in a third of the time
 
 from weft.backends.nvidia.code import DeviceCode
+from weft.config import Config
 from weft.errors import DeviceMemoryError
 from weft.frontends.torch.alignment import aligned
 from weft.frontends.torch.cuda_direct import direct_call
 from weft.frontends.torch.cuda_graphs import GraphedCalls
-from weft.frontends.torch.frozen import ConstantSet
+from weft.frontends.torch.devices import nvidia_target
+from weft.frontends.torch.frozen import ConstantSet, Preparing
 from weft.frontends.torch.graph import Calling
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.plan_executor import BoxedCall, Frame, PlanExecutor
 from weft.lower.steps import CallStep, DotStep, Plan
 from weft.ops.graph import FuncOp
+from weft.pipelines import compile_nvidia
 from weft.runtime.cache import DiskCache
+from weft.runtime.constants import prepared_by
 from weft.runtime.device_program import DeviceProgram, DeviceTape
 from weft.runtime.tape import Tape
 
@@ -93,6 +97,19 @@ class CudaExecutor(PlanExecutor[DeviceProgram]):
         super().release()
         if self.graphs is not None:
             self.graphs.release()
+
+    def _preparing(self) -> Preparing:
+        return self._prepare
+
+    def _prepare(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Compute constants by kernels made for it: what they are made of may be gigabytes, and is here already."""
+        function = prepared_by(self.executable.plan, self.executable.prepare)
+        assert function is not None
+        function = function.clone()
+        del function.attributes["prepares"]
+        compiled = compile_nvidia(function, Config(), nvidia_target(self.device))
+        program = load_program(compiled.plan, compiled.code, device=self.index)
+        return CudaExecutor(program, OpaqueRuntime({}), cuda_graphs=False)(given, {})
 
     def stream(self) -> int:
         """The stream that torch works on now, as the driver knows it."""

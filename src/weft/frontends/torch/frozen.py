@@ -11,7 +11,7 @@ the same ones changed in place as torch counts it. What writes past torch (`.dat
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -56,14 +56,20 @@ class ConstantSet:
         return all(t is not None and t.data_ptr() == p for t, p in zip(found, self.pointers, strict=True))
 
 
-def make_set(program: Program, given: Sequence[torch.Tensor], device: torch.device) -> ConstantSet:
-    """Prepare and pack weights for a program."""
+Preparing = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+"""What a program's constants are computed by, on its own device."""
+
+
+def make_set(
+    program: Program, given: Sequence[torch.Tensor], device: torch.device, prepare: Preparing | None = None
+) -> ConstantSet:
+    """Prepare and pack weights for a program: on its device, or by the processor."""
     _count_fused_steps()
     plan = program.plan
-    # What is used as it was given stays where it is; the processor prepares the rest.
-    plain = {c.buffer: given[c.source] for c in plan.constants if c.packing is None and c.source < len(given)}
-    if device.type != "cpu" and len(plain) == len(plan.constants):
-        tensors = {number: aligned(tensor.detach().to(device)) for number, tensor in plain.items()}
+    if prepare is not None and all(constant.packing is None for constant in plan.constants):
+        there = [aligned(tensor.detach().to(device)) for tensor in given]
+        made = prepare(there) if any(c.source >= len(given) for c in plan.constants) else ()
+        tensors = {c.buffer: (*there, *made)[c.source] for c in plan.constants}
     else:
         arrays = program.constants([to_array(tensor.cpu()) for tensor in given])
         tensors = {number: _tensor_on(array).to(device) for number, array in arrays.items()}

@@ -28,7 +28,7 @@ from weft.frontends.torch.aliasing import aliased, memory_owners, replaced, view
 from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
 from weft.frontends.torch.builder import ImportBuilder, tensor_of_meta
 from weft.frontends.torch.checks import combined
-from weft.frontends.torch.claims import is_claimed, is_own_attention, is_own_convolution, is_own_product, needs_library
+from weft.frontends.torch.claims import is_claimed, is_own_convolution, is_own_on_tensor_cores, needs_library
 from weft.frontends.torch.complex_numbers import Complex, interleaved_type
 from weft.frontends.torch.decompositions import decomposition_of
 from weft.frontends.torch.devices import copies_away
@@ -253,7 +253,7 @@ class _Importer:
             self.block.erase_op(op)
 
     def _is_own_kernel(self, node: fx.Node) -> bool:
-        return self.tensor_cores and (is_own_product(node) or is_own_attention(node))
+        return self.tensor_cores and is_own_on_tensor_cores(node)
 
     def _is_claimed(self, node: fx.Node) -> bool:
         """Whether a library carries out a call; convolutions are Weft's own where that is faster."""

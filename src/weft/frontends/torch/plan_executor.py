@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from weft.frontends.torch.dtypes import to_torch
-from weft.frontends.torch.frozen import ConstantSet, make_set
+from weft.frontends.torch.frozen import ConstantSet, Preparing, make_set
 from weft.frontends.torch.graph import Calling
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.ir.expr import evaluate
@@ -120,11 +120,15 @@ class PlanExecutor(Generic[ProgramT]):
         for known in self.sets:
             if known.is_of(given) and known.is_fresh(given):
                 return known
-        made = make_set(self.executable, given, self.device)
+        made = make_set(self.executable, given, self.device, self._preparing())
         self.sets = [known for known in self.sets if known.is_needed() and not known.is_of(given)] + [made]
         return made
 
     # -- what a device does in its own way -------------------------------------------------------------------------
+
+    def _preparing(self) -> Preparing | None:
+        """What computes constants on the device; None where the processor does."""
+        return None
 
     def _maker(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Callable[..., torch.Tensor]:
         """What makes the tensors of a result, given their shape, strides and type."""

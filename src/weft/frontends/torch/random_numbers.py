@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-from weft.frontends.torch.aten.table import aten
-from weft.frontends.torch.builder import ImportBuilder
 from weft.ops.random import Uniform
 
 _MANY = 1 << 20
@@ -37,14 +35,9 @@ _library.impl("uniform", _uniform, "CompositeExplicitAutograd")
 torch.library.register_fake("weft::uniform", _fake)
 
 
-@aten("weft.uniform")
-def uniform(b: ImportBuilder, seed: Any, _size: Any) -> Any:
-    return b.emit("uniform", seed, shape=b.result.shape)
-
-
 def dropout_by_counter(x: torch.Tensor, p: float, train: bool | None) -> Any:
     """Dropout of many elements on a GPU; that of few stays the call that it is."""
-    count = x.numel()
+    count: Any = x.numel()  # or a symbol
     if train is False or p in (0, 1) or not isinstance(count, int) or count < _MANY or not x.is_floating_point():
         return NotImplemented
     operators: Any = torch.ops

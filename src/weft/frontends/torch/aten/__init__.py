@@ -1,5 +1,6 @@
 """Converters from ATen operators to graph ops, a file a family. Importing this package fills `CONVERTERS`."""
 
+from weft.frontends.torch.aten import attention_gradients as attention_gradients
 from weft.frontends.torch.aten import backward as backward
 from weft.frontends.torch.aten import convolution as convolution
 from weft.frontends.torch.aten import create as create
@@ -12,6 +13,7 @@ from weft.frontends.torch.aten import linalg as linalg
 from weft.frontends.torch.aten import nn as nn
 from weft.frontends.torch.aten import pointwise as pointwise
 from weft.frontends.torch.aten import pooling as pooling
+from weft.frontends.torch.aten import random as random
 from weft.frontends.torch.aten import reduction as reduction
 from weft.frontends.torch.aten import sampling as sampling
 from weft.frontends.torch.aten import scatter as scatter

@@ -6,9 +6,11 @@ from typing import Any
 
 from xdsl.ir import SSAValue
 
+from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.pointwise import apply
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder
+from weft.ir.types import f32, i32
 
 
 @aten("mm", "bmm")
@@ -45,6 +47,39 @@ def addmv(b: ImportBuilder, bias: SSAValue, x: SSAValue, y: SSAValue, **scales: 
 @aten("addbmm")
 def addbmm(b: ImportBuilder, bias: SSAValue, x: SSAValue, y: SSAValue, **scales: Any) -> SSAValue:
     return _added(b, bias, b.emit("sum", b.emit("dot", x, y), dims=(0,), keep=False), **scales)
+
+
+@aten("_int_mm")
+def int_mm(b: ImportBuilder, x: SSAValue, y: SSAValue) -> SSAValue:
+    return b.emit("dot", x, y, dtype=i32)
+
+
+@aten("_scaled_mm")
+def scaled_mm(
+    b: ImportBuilder,
+    x: SSAValue,
+    y: SSAValue,
+    scale_x: SSAValue,
+    scale_y: SSAValue,
+    bias: SSAValue | None = None,
+    scale_result: SSAValue | None = None,
+    out_dtype: Any = None,
+    use_fast_accum: bool = False,
+) -> SSAValue:
+    """A product of 8-bit floats, by a factor for all of each operand, or for its rows and columns."""
+    (rows, _), (_, columns) = b.shape(x), b.shape(y)
+    if b.shape(scale_x) not in ((), (1,), (1, 1), (rows, 1)) or b.shape(scale_y) not in (
+        (),
+        (1,),
+        (1, 1),
+        (1, columns),
+    ):
+        raise UnsupportedError(f"factors of shapes {b.shape(scale_x)} and {b.shape(scale_y)}")
+    if scale_result is not None or b.result.dtype.bytes == 1:
+        raise UnsupportedError("a product that is rounded to 8 bits")
+    product = b.emit("dot", x, y, dtype=f32, fast=use_fast_accum)
+    product = b.emit("mul", b.emit("mul", product, scale_x), scale_y)
+    return product if bias is None else b.emit("add", product, b.to(bias, f32))
 
 
 def _added(b: ImportBuilder, bias: SSAValue, product: SSAValue, beta: float = 1, alpha: float = 1) -> SSAValue:

@@ -1,0 +1,180 @@
+"""Write a product's tile while the next one is multiplied.
+
+tile.for %t {                              %l = tile.for %t (%w) {
+  %c = tile.for %k { … wgmma … }             wgmma … ; nvidia.send %w piece 0 at the place of %t - 1 ; finish …
+  tile.store %y[…], gelu(%c)        →        wgmma … ; nvidia.send %w piece 1 … ; finish …
+}                                            %c = tile.for %k … { … wgmma … }
+                                             tile.yield nvidia.narrow gelu(%c) }
+                                           nvidia.send %l piece 0 … ; nvidia.send %l piece 1 …
+
+Narrowed to 16 bits a tile takes half the registers of its accumulators, and there is room for both. The first turns of
+the loop over K are laid out one after the other, with a piece of the tile before in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import IntegerAttr, i64
+from xdsl.ir import Block, Operation, SSAValue
+
+from weft.backends.nvidia.alignment import pointer_dtype
+from weft.backends.nvidia.asynchronous import (
+    COORDINATES,
+    MAP,
+    STAGE_COLUMNS,
+    FinishOp,
+    IndexOp,
+    NarrowOp,
+    SendOp,
+    WgmmaOp,
+    narrowed_type,
+)
+from weft.backends.nvidia.dialect import SHARED
+from weft.backends.nvidia.global_memory import narrowed_to
+from weft.backends.nvidia.programs import Programs
+from weft.ir.attributes import from_attribute
+from weft.ir.expr import symbol
+from weft.tile import dialect as tile
+
+_THREADS = 128
+"""Of a warp group: a piece is 64 rows of it."""
+
+
+def defer_stores(programs: Programs, consumers: int, most: int) -> None:
+    """Rewrite the loop of consumers in place, if it ends in a store by the copy engine and K is long enough.
+
+    `most` is what a thread may hold of accumulators and of words that are to be written.
+    """
+    block = programs.loop.block
+    found = _found(block)
+    if found is None:
+        return
+    loop, store = found
+    rows, columns = tile.tile_type(store.value).sizes
+    pieces = rows * columns // (64 * STAGE_COLUMNS * consumers)
+    lower, upper, step = loop.bounds.data
+    if not isinstance(lower, int) or not isinstance(upper, int) or not isinstance(step, int):
+        return
+    sums = [value for op in loop.block.ops if isinstance(op, WgmmaOp) for value in (op.out, op.accumulator)]
+    held = sum(_registers(v, consumers) for v in {*loop.block.args[1:], *sums} if v is not None and not _is_sum(v))
+    if (upper - lower) // step < pieces or held + _registers(store.value, consumers) // 2 > most:
+        return
+    _Deferral(programs, loop, store, pieces).rewrite()
+
+
+def _found(block: Block) -> tuple[tile.ForOp, tile.StoreOp] | None:
+    """The one loop of products of a block and the store by the engine that it ends with, if it has just these."""
+    loops = [op for op in block.ops if isinstance(op, tile.ForOp)]
+    stores = [op for op in block.ops if MAP in op.attributes]
+    last = block.last_op.prev_op if block.last_op is not None else None
+    if len(loops) != 1 or len(stores) != 1 or stores[0] is not last or not isinstance(last, tile.StoreOp):
+        return None
+    finishes = [op for op in loops[0].block.ops if isinstance(op, FinishOp)]
+    return (loops[0], last) if len(finishes) == 1 else None
+
+
+def _registers(value: SSAValue, consumers: int) -> int:
+    rows, columns = tile.tile_type(value).sizes
+    return rows * columns // (_THREADS * consumers)
+
+
+def _is_sum(value: SSAValue) -> bool:
+    """Whether a product is made in the registers of what it is added to."""
+    return isinstance(value.owner, WgmmaOp) and value.owner.accumulator is not None
+
+
+class _Deferral:
+    def __init__(self, programs: Programs, loop: tile.ForOp, store: tile.StoreOp, pieces: int) -> None:
+        self.programs, self.loop, self.store, self.pieces = programs, loop, store, pieces
+
+    def rewrite(self) -> None:
+        old, dtype = self.programs.loop, pointer_dtype(self.store)
+        outer = old.parent_block()
+        assert outer is not None
+        empty = tile.ConstantOp.make(0, narrowed_type(self.store.value))
+        new = tile.ForOp.make(old.bounds, list(old.indices), [empty.out])
+        mapping: dict[SSAValue, SSAValue] = {old.block.args[0]: new.block.args[0]}
+        for op in old.block.ops:
+            if op is self.loop:
+                self._multiply(new.block, mapping)
+            elif op is self.store:
+                value = mapping[_exact(self.store)]
+                narrow = NarrowOp.make(value, dtype)
+                new.block.add_ops([narrow, tile.YieldOp.create(operands=[narrow.out])])
+            elif not isinstance(op, tile.YieldOp):
+                new.block.add_op(op.clone(mapping))
+        end = self.programs.end()
+        found, indices = self._places(end.out)
+        sent = [self._send(new.results[0], indices, piece) for piece in range(self.pieces)]
+        outer.insert_ops_before([empty, new, end, *found, *sent], old)
+        old.detach()
+        old.erase(safe_erase=False)
+
+    def _multiply(self, block: Block, mapping: dict[SSAValue, SSAValue]) -> None:
+        """The first turns one by one, the others in a loop."""
+        loop = self.loop
+        lower, upper, step = (int(size) for size in loop.bounds.data if isinstance(size, int))
+        carried = [mapping.get(value, value) for value in loop.initial]
+        number, words = block.args
+        found, indices = self._places(number)
+        for piece in range(self.pieces):
+            while_multiplying = [*(() if piece else found), self._send(words, indices, piece)]
+            self._turn(block, mapping, lower + piece * step, carried, while_multiplying)
+        bounds = tile.Sizes((lower + self.pieces * step, upper, step))
+        rest = tile.ForOp.make(bounds, [mapping.get(v, v) for v in loop.indices], carried)
+        inner = mapping | dict(zip(loop.block.args, rest.block.args, strict=True))
+        for op in loop.block.ops:
+            rest.block.add_op(op.clone(inner))
+        block.add_op(rest)
+        mapping.update(zip(loop.results, rest.results, strict=True))
+
+    def _turn(
+        self,
+        block: Block,
+        mapping: dict[SSAValue, SSAValue],
+        place: int,
+        carried: list[SSAValue],
+        while_multiplying: Sequence[Operation],
+    ) -> None:
+        """One turn of the loop; replaces what is carried."""
+        at = IndexOp.make(tile.Sizes((place,)), [])
+        block.add_op(at)
+        inner = mapping | dict(zip(self.loop.block.args, (at.out, *carried), strict=True))
+        for op in self.loop.block.ops:
+            if isinstance(op, FinishOp):
+                block.add_ops(while_multiplying)
+            if isinstance(op, tile.YieldOp):
+                carried[:] = [inner[value] for value in op.operands]
+            elif isinstance(op, WgmmaOp) and op.accumulator is not None and _is_zero(inner[op.accumulator]):
+                begun = WgmmaOp.create(operands=[inner[op.a], inner[op.b]], result_types=[op.out.type])
+                block.add_op(begun)
+                inner[op.out] = begun.out
+            else:
+                block.add_op(op.clone(inner))
+
+    def _places(self, number: SSAValue) -> tuple[list[IndexOp], list[SSAValue]]:
+        """The indices of the store in the program before one, and one more that leads outside if there is none."""
+        found, places, outside = self.programs.before(number)
+        return found, [*(places.get(index, index) for index in self.store.indices), outside]
+
+    def _send(self, words: SSAValue, indices: Sequence[SSAValue], piece: int) -> SendOp:
+        store = self.store
+        coordinates = store.attributes[COORDINATES]
+        assert isinstance(coordinates, tile.Sizes)
+        first, *others = coordinates.data
+        away = symbol(f"d{len(store.indices)}")
+        op = SendOp.create(operands=[words, *indices], attributes={"piece": IntegerAttr(piece, i64)})
+        op.attributes |= {name: store.attributes[name] for name in (MAP, SHARED)}
+        op.attributes[COORDINATES] = tile.Sizes((first + away, *others))
+        return op
+
+
+def _is_zero(value: SSAValue) -> bool:
+    return isinstance(value.owner, tile.ConstantOp) and from_attribute(value.owner.value) == 0
+
+
+def _exact(store: tile.StoreOp) -> SSAValue:
+    """What is written, before it is rounded to the type of memory."""
+    made = store.value.owner
+    return made.args[0] if isinstance(made, tile.MapOp) and narrowed_to(made) == pointer_dtype(store) else store.value

@@ -1,0 +1,138 @@
+"""The programs of a kernel as a persistent block walks them: from its own number in steps of the number of blocks.
+
+The order keeps what neighbours share in the second-level cache: a few blocks of rows are walked through all columns,
+and every other program sums backwards, so that it starts with what the one before has read last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.ir import SSAValue
+
+from weft.backends.nvidia.asynchronous import IndexOp
+from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, product, substitute, symbol
+from weft.tile import dialect as tile
+
+GROUP = 16
+"""Neighbouring blocks of rows that are walked together, so that they share columns while these are near."""
+_OUTSIDE = 1 << 30
+"""A coordinate that no tensor has."""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """A loop over a block's programs, and the program's number along each axis of the grid."""
+
+    kernel: tile.KernelOp
+    first: SSAValue
+    count: SSAValue
+    loop: tile.ForOp
+    axes: tuple[SSAValue, ...]
+
+    @classmethod
+    def of(cls, kernel: tile.KernelOp, first: SSAValue, count: SSAValue) -> Programs:
+        bounds = tile.Sizes((symbol("d0"), product(_grid(kernel)), symbol("d1")))
+        loop = tile.ForOp.make(bounds, [first, count, *_sizes(kernel)], [])
+        numbers = _numbered(kernel, loop.block.args[0])
+        loop.block.add_ops(numbers)
+        return cls(kernel, first, count, loop, tuple(op.out for op in numbers))
+
+    def numbers(self) -> dict[SSAValue, SSAValue]:
+        """What stands in the loop for the kernel's program numbers."""
+        found = [op for op in self.kernel.block.ops if isinstance(op, tile.ProgramOp)]
+        return {op.out: self.axes[op.axis.value.data] for op in found}
+
+    def is_odd(self) -> IndexOp:
+        """1 for every other program of a block, else 0."""
+        turn = floordiv(symbol("d0"), symbol("d1"))
+        return IndexOp.make(tile.Sizes((mod(turn, 2),)), [self.loop.block.args[0], self.count])
+
+    def before(self, number: SSAValue) -> tuple[list[IndexOp], dict[SSAValue, SSAValue], SSAValue]:
+        """Ops that find the program before one: what stands for its numbers, and what is added to a coordinate.
+
+        That leads outside of all tensors if there is no program before.
+        """
+        place, step = symbol("d0"), symbol("d1")
+        outside = (1 - minimum(floordiv(place, step), 1)) * _OUTSIDE
+        made = [IndexOp.make(tile.Sizes((s,)), [number, self.count]) for s in (maximum(place - step, 0), outside)]
+        numbers = _numbered(self.kernel, made[0].out)
+        places: dict[SSAValue, SSAValue] = dict(zip(self.axes, (op.out for op in numbers), strict=True))
+        return [*made, *numbers], places, made[1].out
+
+    def end(self) -> IndexOp:
+        """The number that would follow the last program's."""
+        first, step = symbol("d0"), symbol("d1")
+        turns = ceildiv(maximum(product(_grid(self.kernel)) - first, 0), step)
+        return IndexOp.make(tile.Sizes((first + turns * step,)), [self.first, self.count, *_sizes(self.kernel)])
+
+
+def _sizes(kernel: tile.KernelOp) -> list[SSAValue]:
+    return list(kernel.block.args[len(kernel.block.args) - len(kernel.size_names) :])
+
+
+def _grid(kernel: tile.KernelOp) -> list[Size]:
+    """The sides of the grid, with d2, d3, … for the kernel's sizes."""
+    renamed: dict[str, Size] = {name: symbol(f"d{i + 2}") for i, name in enumerate(kernel.size_names)}
+    return [substitute(size, renamed) for size in kernel.grid.data]
+
+
+def _numbered(kernel: tile.KernelOp, number: SSAValue) -> list[IndexOp]:
+    """Each axis's number of a program, from the program's."""
+    operands = [number, number, *_sizes(kernel)]
+    return [IndexOp.make(tile.Sizes((value,)), operands) for value in _numbers(_grid(kernel))]
+
+
+def _numbers(grid: list[Size]) -> list[Size]:
+    """Each axis's number of a program in terms of the program's, d0.
+
+    The last two axes are walked in groups of `GROUP` along the last one, through all of the other.
+    """
+    numbers: list[Size] = []
+    rest: Size = symbol("d0")
+    for position in range(len(grid) - 2):
+        below = product(grid[position + 1 :])
+        numbers.append(floordiv(rest, below))
+        rest = mod(rest, below)
+    if len(grid) < 2:
+        return [rest] * len(grid)
+    columns, rows = grid[-2:]
+    top = floordiv(rest, columns * GROUP) * GROUP
+    inside = mod(rest, columns * GROUP)
+    whole = isinstance(rows, int) and rows % GROUP == 0
+    height = GROUP if whole else minimum(GROUP, rows - top)
+    return [*numbers, floordiv(inside, height), top + mod(inside, height)]
+
+
+# -- sums ------------------------------------------------------------------------------------------------------------
+
+
+def only_sums(loop: tile.ForOp) -> bool:
+    """Whether a loop does nothing but add up products of what it loads: then its turns may come in any order."""
+    last = loop.block.last_op
+    if last is None or not loop.initial:
+        return False
+    carried = loop.block.args[1:]
+    if not all(isinstance(op, tile.LoadOp | tile.DotOp | tile.MapOp | tile.YieldOp) for op in loop.block.ops):
+        return False
+    for total, following in zip(carried, last.operands, strict=True):
+        made = following.owner
+        match made:
+            case tile.DotOp() if made.accumulator is total and total.has_one_use():
+                pass
+            case tile.MapOp() if made.function.data == "add" and total in made.args and total.has_one_use():
+                pass
+            case _:
+                return False
+    maps = [op for op in loop.block.ops if isinstance(op, tile.MapOp)]
+    return all(op.out in last.operands for op in maps)
+
+
+def mirrored_index(loop: tile.ForOp, back: SSAValue) -> IndexOp:
+    """A loop's variable, or where that is `back` the one that is as far from the end."""
+    renamed: dict[str, Size] = {f"d{i}": symbol(f"d{i + 2}") for i in range(len(loop.indices))}
+    lower, upper, step = (substitute(size, renamed) for size in loop.bounds.data)
+    place, is_back = symbol("d0"), symbol("d1")
+    last = lower + (ceildiv(upper - lower, step) - 1) * step
+    mirrored = place + is_back * (lower + last - place - place)
+    return IndexOp.make(tile.Sizes((mirrored,)), [loop.block.args[0], back, *loop.indices])

@@ -1,0 +1,85 @@
+"""The backward of attention on a GPU, as its libraries are asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.ir import SSAValue
+
+from weft.errors import UnsupportedError
+from weft.frontends.torch.aten.table import aten
+from weft.frontends.torch.builder import ImportBuilder
+from weft.ir.expr import Size, floordiv
+from weft.ir.types import f32
+
+Many = tuple[SSAValue | None, ...]
+
+
+@aten("_scaled_dot_product_flash_attention_backward")
+def gpu_flash_attention_backward(
+    b: ImportBuilder,
+    grad: SSAValue,
+    query: SSAValue,
+    key: SSAValue,
+    value: SSAValue,
+    out: SSAValue,
+    logsumexp: SSAValue,
+    first_queries: SSAValue | None,
+    first_keys: SSAValue | None,
+    longest_query: Size,
+    longest_key: Size,
+    dropout: float,
+    causal: bool,
+    seed: SSAValue | None = None,
+    offset: SSAValue | None = None,
+    *,
+    scale: float | None = None,
+) -> Many:
+    return _gpu_gradients(b, (grad, query, key, value, out, logsumexp), dropout, causal, scale)
+
+
+@aten("_scaled_dot_product_cudnn_attention_backward")
+def gpu_cudnn_attention_backward(
+    b: ImportBuilder,
+    grad: SSAValue,
+    query: SSAValue,
+    key: SSAValue,
+    value: SSAValue,
+    out: SSAValue,
+    logsumexp: SSAValue,
+    seed: SSAValue | None,
+    offset: SSAValue | None,
+    bias: SSAValue | None,
+    first_queries: SSAValue | None,
+    first_keys: SSAValue | None,
+    longest_query: Size,
+    longest_key: Size,
+    dropout: float,
+    causal: bool,
+    *,
+    scale: float | None = None,
+) -> Many:
+    if bias is not None:
+        raise UnsupportedError("the backward of attention with a mask")
+    return _gpu_gradients(b, (grad, query, key, value, out, logsumexp), dropout, causal, scale)
+
+
+def _gpu_gradients(
+    b: ImportBuilder, tensors: Sequence[SSAValue], dropout: float, causal: bool, scale: float | None
+) -> Many:
+    """The gradients of attention from what a GPU's library, or Weft's own kernel, keeps of it."""
+    if dropout:
+        raise UnsupportedError("attention with dropout")
+    grad, query, key, value, out, logsumexp = tensors
+    batch, heads, length, width = b.shape(query)
+    if not isinstance(width, int):
+        raise UnsupportedError("attention over heads of symbolic width")
+    shared = b.shape(key)[1]
+    members = (batch, shared, floordiv(heads, shared), length)
+    product = b.emit("mul", b.to(grad, f32), b.to(out, f32))
+    rows = b.view(b.emit("sum", product, dims=(3,), keep=False), members)
+    grad, query = b.view(grad, (*members, b.shape(grad)[-1])), b.view(query, (*members, width))
+    kept = b.view(logsumexp, members)
+    factor = scale if scale is not None else width**-0.5
+    found = b.emit("attention_gradients", grad, query, key, value, kept, rows, causal=causal, scale=factor)
+    return b.view(found[0], (batch, heads, length, width)), *found[1:]

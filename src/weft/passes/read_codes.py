@@ -1,0 +1,53 @@
+"""Let products of few rows read weights of few bits as they are, and widen them in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, UnitAttr
+from xdsl.ir import Operation, SSAValue
+from xdsl.passes import ModulePass
+
+from weft.ir.types import tensor_of
+from weft.ops.base import View
+from weft.ops.dot import Dot
+from weft.ops.graph import FuncOp
+from weft.ops.quantized import Dequantize
+from weft.passes.build_groups import INLINED
+from weft.passes.claim_libraries import worth_streaming
+
+
+@dataclass(frozen=True)
+class ReadCodes(ModulePass):
+    """%w = graph.dequantize %codes, %scales            %w = graph.dequantize %codes, %scales {weft.inlined}
+    %y = graph.dot %x, (graph.permute %w)      →      %y = graph.dot %x, (graph.permute %w)
+
+    Products of many rows read weights that a kernel has widened, or that were widened once if they are constants.
+    """
+
+    name: ClassVar[str] = "read_codes"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for function in op.body.block.ops:
+            if isinstance(function, FuncOp):
+                for candidate in function.block.ops:
+                    if isinstance(candidate, Dequantize) and all(map(_is_narrow, _readers(candidate.results[0]))):
+                        candidate.attributes[INLINED] = UnitAttr()
+
+
+def _readers(value: SSAValue) -> Iterator[Operation]:
+    for use in value.uses:
+        if isinstance(use.operation, View):
+            yield from _readers(use.operation.results[0])
+        else:
+            yield use.operation
+
+
+def _is_narrow(op: Operation) -> bool:
+    if not isinstance(op, Dot):
+        return False
+    result = tensor_of(op.results[0].type)
+    return worth_streaming(result.dtype, result.shape, tensor_of(op.operands[0].type).shape[-1])

@@ -1,0 +1,235 @@
+"""Find weights that a program widens from few bits before it multiplies with them.
+
+Programs say this in many ways: masks and shifts, stacks, casts, factors that are repeated or broadcast. So what is
+compared is not how they say it but what comes out: the ops between a product and its codes are evaluated at some
+places, for every code, and the result is that of a `graph.dequantize` or it is left alone. All ops but a stack of two
+treat all places alike, so that some places are enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import OpResult, SSAValue
+from xdsl.passes import ModulePass
+
+from weft.errors import WeftError
+from weft.ir.expr import product
+from weft.ir.types import DType, Tensor, bf16, f16, f32, tensor_of
+from weft.ops.base import Elementwise, GraphOp
+from weft.ops.dot import Dot
+from weft.ops.graph import FuncOp, GraphBuilder
+from weft.ops.quantized import FORMS, SCALES, dequantized
+from weft.passes.constant_values import made_by, number_of
+from weft.passes.probe import Probe
+
+_LEAST_GROUP = 16
+_VIEWS = ("graph.reshape", "graph.broadcast", "graph.permute")
+_PLACES = 24
+_CODES = 256
+_TOLERANCE = {bf16: 2.0**-7, f16: 2.0**-10}
+
+
+@dataclass(frozen=True)
+class RecognizeCodes(ModulePass):
+    """%q = graph.bitwise_and … ; %h = graph.shr … ; %w = graph.mul (graph.sub (graph.cast …)), %s
+    %y = graph.dot %x, (graph.permute %w)                 →
+
+    %w = graph.dequantize %codes, %s {form = "int4"}
+    %y = graph.dot %x, (graph.permute %w)
+    """
+
+    name: ClassVar[str] = "recognize_codes"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for function in op.body.block.ops:
+            if isinstance(function, FuncOp):
+                for dot in [each for each in function.block.ops if isinstance(each, Dot)]:
+                    _recognize(function, dot)
+
+
+def _recognize(function: FuncOp, dot: Dot) -> None:
+    view = made_by(dot.operands[1], "graph.permute")
+    if view is None or view.params["dims"] != (1, 0):
+        return
+    weight = view.operands[0]
+    if not isinstance(weight, OpResult) or weight.op.name == "graph.dequantize":
+        return
+    found = _Candidate.of(weight)
+    if found is None:
+        return
+    for form in FORMS:
+        if FORMS[form].dtype == tensor_of(found.codes.type).dtype and found.is_coded(form):
+            b = GraphBuilder(function.block, weight.op.location, before=weight.op)
+            weight.replace_all_uses_with(found.built(b, form))
+            return
+
+
+@dataclass
+class _Candidate:
+    """Weights [N, K], and the tensors that they are made of."""
+
+    weight: SSAValue
+    codes: SSAValue
+    scales: SSAValue | None = None
+    zeros: SSAValue | None = None
+    turned: dict[SSAValue, bool] = field(default_factory=dict[SSAValue, bool])
+    """Whether factors lie as [K / group, N]."""
+
+    @classmethod
+    def of(cls, weight: SSAValue) -> _Candidate | None:
+        tensor = tensor_of(weight.type)
+        if tensor.dtype not in _TOLERANCE or not tensor.is_static or tensor.rank != 2:
+            return None
+        leaves = list(dict.fromkeys(_leaves(weight, _size(weight) // 2)))
+        if None in leaves:
+            return None
+        large = [leaf for leaf in leaves if leaf is not None and _size(leaf) * 2 >= _size(weight)]
+        small = [leaf for leaf in leaves if leaf is not None and leaf not in large]
+        coded = {form.dtype for form in FORMS.values()}
+        if len(large) != 1 or len(small) > 2 or tensor_of(large[0].type).dtype not in coded:
+            return None
+        found = cls(weight, large[0])
+        for leaf in small:
+            if tensor_of(leaf.type).dtype.is_float and found.scales is None:
+                found.scales = leaf
+            elif tensor_of(leaf.type).dtype.is_integer and found.zeros is None:
+                found.zeros = leaf
+            else:
+                return None
+        return found if found.zeros is None or found.scales is not None else None
+
+    @property
+    def tensor(self) -> Tensor:
+        return tensor_of(self.weight.type)
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        n, k = self.tensor.shape
+        assert isinstance(n, int) and isinstance(k, int)
+        return n, k
+
+    def is_coded(self, form: str) -> bool:
+        """Whether the weights are what codes of a form stand for."""
+        n, k = self.sides
+        together = FORMS[form].together
+        if _size(self.codes) * together != n * k or (self.zeros is not None and not FORMS[form].offset):
+            return False
+        factors = [factor for factor in (self.scales, self.zeros) if factor is not None]
+        if not all(self._shares(factor) for factor in factors):
+            return False
+        rng = np.random.default_rng(0)
+        known = {self.codes: np.arange(_CODES, dtype=np.uint8).view(tensor_of(self.codes.type).dtype.numpy)}
+        if self.scales is not None:
+            known[self.scales] = rng.uniform(0.5, 2, _CODES).astype(tensor_of(self.scales.type).dtype.numpy)
+        if self.zeros is not None:
+            known[self.zeros] = rng.integers(0, 16, _CODES).astype(tensor_of(self.zeros.type).dtype.numpy)
+        for row, column in self._places(rng):
+            probe = Probe(known)
+            try:
+                actual = probe.value(self.weight, (row, column))
+            except WeftError:
+                return False
+            if probe.places.get(self.codes) != {row * (k // together) + column // together}:
+                return False
+            if not all(self._is_at(probe.places.get(factor), factor, row, column) for factor in factors):
+                return False
+            parts = [known[factor][:, None] for factor in factors]
+            scales, zeros = (*parts, None, None)[:2]
+            exact = dequantized(known[self.codes][:, None], scales, zeros, form, together)[:, column % together]
+            if not _agree(actual, exact, self.tensor.dtype):
+                return False
+        return True
+
+    def _shares(self, factor: SSAValue) -> bool:
+        n, k = self.sides
+        count = _size(factor)
+        if tensor_of(factor.type).dtype not in SCALES and factor is self.scales:
+            return False
+        if count == 1:
+            return True
+        return count % n == 0 and count > 0 and k % (count // n) == 0 and k // (count // n) >= _LEAST_GROUP
+
+    def _places(self, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
+        n, k = self.sides
+        yield from ((0, 0), (0, 1), (0, k - 1), (n - 1, k - 1), (n - 1, k // 2))
+        for _ in range(_PLACES):
+            yield int(rng.integers(n)), int(rng.integers(k))
+
+    def _is_at(self, places: set[int] | None, factor: SSAValue, row: int, column: int) -> bool:
+        n, k = self.sides
+        if _size(factor) == 1:
+            return places == {0}
+        count = _size(factor) // n
+        shared = column // (k // count)
+        straight, turned = {row * count + shared}, {shared * n + row}
+        if self.turned.get(factor, False) is False and places == straight:
+            if straight != turned:
+                self.turned[factor] = False
+            return True
+        if self.turned.get(factor, True) is True and places == turned:
+            self.turned[factor] = True
+            return True
+        return False
+
+    def built(self, b: GraphBuilder, form: str) -> SSAValue:
+        n, k = self.sides
+        operands = [b.reshape(self.codes, shape=(n, k // FORMS[form].together))]
+        for factor in (self.scales, self.zeros):
+            if factor is not None and _size(factor) == 1:
+                operands.append(b.broadcast(b.reshape(factor, shape=(1, 1)), shape=(n, 1)))
+            elif factor is not None:
+                count = _size(factor) // n
+                turned = self.turned.get(factor, False)
+                flat = b.reshape(factor, shape=(count, n) if turned else (n, count))
+                operands.append(b.permute(flat, dims=(1, 0)) if turned else flat)
+        return b.dequantize(*operands, form=form, dtype=self.tensor.dtype)
+
+
+def _size(value: SSAValue) -> int:
+    size = product(tensor_of(value.type).shape)
+    return size if isinstance(size, int) else 0
+
+
+def _leaves(value: SSAValue, least: int) -> Iterator[SSAValue | None]:
+    """What a value is computed from, through ops that treat all places alike; None where there are others."""
+    if number_of(value) is not None:
+        return
+    op = value.op if isinstance(value, OpResult) and isinstance(value.op, GraphOp) else None
+    if op is None or _size(value) < least:
+        yield _integers(value)
+    elif isinstance(op, Elementwise) or op.name in _VIEWS or _is_stack(op):
+        for operand in op.operands:
+            yield from _leaves(operand, least)
+    else:
+        yield None
+
+
+def _integers(value: SSAValue) -> SSAValue:
+    """The integers that a value is a cast of, seen through views; itself, if it is none."""
+    source = value
+    while (op := made_by(source, *_VIEWS, "graph.cast")) is not None:
+        source = op.operands[0]
+        if tensor_of(source.type).dtype.is_integer and not tensor_of(value.type).dtype.is_integer:
+            return source
+    return value
+
+
+def _is_stack(op: GraphOp) -> bool:
+    """Whether an op puts two side by side along a dimension of its own."""
+    if op.name != "graph.concat":
+        return False
+    dim: int = op.params["dim"]
+    return len(op.operands) == 2 and all(tensor_of(operand.type).shape[dim] == 1 for operand in op.operands)
+
+
+def _agree(actual: np.ndarray, exact: np.ndarray, dtype: DType) -> bool:
+    finite = np.isfinite(exact)
+    most = float(np.abs(exact[finite]).max(initial=0))
+    wide = np.broadcast_to(actual, exact.shape).astype(f32.numpy)
+    return bool((np.abs(wide[finite] - exact[finite]) <= _TOLERANCE[dtype] * most).all())

@@ -1,0 +1,131 @@
+"""Products of few rows with weights of few bits: simulated, as PTX on a machine of NumPy, and assembled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import weft.ops  # noqa: F401  (fills the registry)
+from weft.backends.nvidia.compile import annotate, compile_kernels
+from weft.backends.nvidia.target import target_named
+from weft.ir.types import DType, Tensor, bf16, dtype_of_numpy, f8e4m3, f16, f32, u8
+from weft.lower.machine import gpu_machine
+from weft.ops.quantized import FORMS, dequantized
+from weft.testing.kernels import Trial, group_of, run_interpreted
+from weft.testing.simulated import run_simulated
+
+from .ptxas import assemble, needs_ptxas
+from .test_tensor_cores import agree, run_as_ptx
+
+GPU = gpu_machine()
+CASES = [
+    # rows, columns, depth, form, group, type of factors, zeros, type of the product
+    (1, 24, 512, "int4", 32, bf16, False, bf16),
+    (3, 17, 448, "int4", 64, f32, True, bf16),
+    (16, 16, 1024, "int4", 512, f16, False, f16),
+    (8, 20, 2080, "int4", 16, bf16, True, bf16),
+    (1, 20, 288, "e2m1", 32, u8, False, bf16),
+    (9, 16, 256, "e2m1", 16, f8e4m3, False, bf16),
+    (2, 33, 160, "e2m1", 32, u8, False, f16),
+    (1, 16, 520, "int8", 520, f32, False, bf16),
+    (4, 24, 128, "int8", 32, f16, False, f16),
+    (1, 16, 256, "e4m3", 256, f32, False, bf16),
+    (5, 24, 384, "e4m3", 128, f32, False, f16),
+]
+
+
+def operands(m: int, n: int, k: int, form: str, group: int, scale: DType, zeros: bool, dtype: DType) -> list[Any]:
+    rng = np.random.default_rng(m + n + k)
+    how = FORMS[form]
+    codes = rng.integers(0, 256, (n, k // how.together)).astype(np.uint8).view(how.dtype.numpy)
+    if form == "e4m3":
+        codes = rng.standard_normal((n, k)).astype(how.dtype.numpy)
+    shape = n, k // group
+    scales = rng.integers(118, 124, shape) if scale == u8 else rng.uniform(0.01, 0.1, shape)
+    found = [rng.standard_normal((m, k)).astype(dtype.numpy), codes, scales.astype(scale.numpy)]
+    return [*found, rng.integers(0, 16, shape).astype(np.uint8)] if zeros else found
+
+
+def trial_of(arrays: list[Any], form: str, dtype: DType) -> Trial:
+    def body(b: Any, x: Any, *parts: Any) -> Any:
+        return b.dot(x, b.permute(b.dequantize(*parts, form=form, dtype=dtype), dims=(1, 0)))
+
+    return Trial.of(group_of([Tensor(dtype_of_numpy(a.dtype), a.shape) for a in arrays], body), "product", GPU)
+
+
+def expected(arrays: list[Any], form: str, group: int, dtype: DType) -> np.ndarray:
+    x, codes, scales, *zeros = arrays
+    weights = dequantized(codes, scales, zeros[0] if zeros else None, form, group).astype(dtype.numpy)
+    return x.astype(np.float64) @ weights.astype(np.float64).T
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_codes_are_widened_in_registers(case: tuple[Any, ...]) -> None:
+    *_, form, group, _, _, dtype = case
+    arrays = operands(*case)
+    trial, exact = trial_of(arrays, form, dtype), expected(arrays, form, group, dtype)
+    agree(run_interpreted(trial, arrays)[0], exact)
+    agree(run_simulated(trial, arrays)[0], exact)
+    agree(run_as_ptx(trial, arrays, "sm_90a"), exact)
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[9], CASES[10]], ids=lambda case: case[3])
+def test_codes_on_an_older_gpu(case: tuple[Any, ...]) -> None:
+    *_, form, group, _, _, dtype = case
+    arrays = operands(*case)
+    agree(run_as_ptx(trial_of(arrays, form, dtype), arrays, "sm_80"), expected(arrays, form, group, dtype))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_all_floats_of_8_bits(arch: str) -> None:
+    codes = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    codes[codes & 0x7F == 0x7F] = 0
+    codes[3, :] = 0x7F  # no number
+    codes = codes.view(ml_dtypes.float8_e4m3fn)
+    arrays = [np.eye(16, dtype=ml_dtypes.bfloat16), codes, np.ones((16, 1), np.float32)]
+    actual = run_as_ptx(trial_of(arrays, "e4m3", bf16), arrays, arch)
+    assert np.array_equal(actual.astype(np.float32), codes.astype(np.float32).T, equal_nan=True)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_all_floats_of_4_bits_and_powers_of_two(arch: str) -> None:
+    scales = np.array([0, 1, 2, 3, 100, 126, 127, 128, 129, 200, 250, 255, 0, 5, 6, 7], np.uint8)[:, None]
+    codes = np.tile(np.arange(8, dtype=np.uint8) * 34 + 16, (16, 1))  # 0, 1, 2, ... 15
+    arrays = [np.eye(16, dtype=ml_dtypes.bfloat16), codes, scales]
+    actual = run_as_ptx(trial_of(arrays, "e2m1", bf16), arrays, arch)
+    exact = dequantized(codes, scales, None, "e2m1", 16).astype(ml_dtypes.bfloat16)
+    assert np.array_equal(actual.astype(np.float32), exact.astype(np.float32).T, equal_nan=True)
+
+
+def test_a_group_of_any_length_is_widened_first() -> None:
+    """Five neighbours are no part of a word: the kernel reads weights one by one, and is right."""
+    arrays = operands(2, 20, 40, "int4", 5, f32, False, bf16)
+    trial = trial_of(arrays, "int4", bf16)
+    agree(run_interpreted(trial, arrays)[0], expected(arrays, "int4", 5, bf16))
+
+
+def test_codes_and_factors_are_read_ahead() -> None:
+    arrays = operands(1, 64, 16384, "int4", 32, bf16, False, bf16)
+    kernel, _ = annotate(trial_of(arrays, "int4", bf16).lowered.calls[0].kernel.op, target_named("sm_90a"))
+    assert str(kernel).count("nvidia.ahead") == 2 and "nvidia.convert" not in str(kernel)
+
+
+@needs_ptxas
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("rows", [1, 8, 16])
+@pytest.mark.parametrize(("form", "group", "scale"), [("int4", 32, bf16), ("e2m1", 32, u8), ("e4m3", 4096, f32)])
+def test_registers_are_enough(rows: int, arch: str, form: str, group: int, scale: DType) -> None:
+    for n, k in ((14336, 4096), (4096, 14336)):
+        shapes = [(rows, k), (n, k // FORMS[form].together), (n, k // group if group < 4096 else 1)]
+        tensors = [Tensor(dtype, shape) for dtype, shape in zip((bf16, FORMS[form].dtype, scale), shapes, strict=True)]
+
+        def body(b: Any, x: Any, *parts: Any) -> Any:
+            return b.dot(x, b.permute(b.dequantize(*parts, form=form, dtype=bf16), dims=(1, 0)))
+
+        kernel = Trial.of(group_of(tensors, body), "product", GPU).lowered.calls[0].kernel.op
+        found = assemble(compile_kernels({"product": kernel}, target_named(arch)).ptx, arch)
+        assert not found.error
+        assert all(not each.spilled for each in found.kernels.values()), (n, k, found.kernels)

@@ -1,0 +1,82 @@
+"""Frozen weights in few bits: what a program gives with them, and what its kernels read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+
+from weft.backends.reference.graph import run
+from weft.config import CODES, Config
+from weft.errors import WeftError
+from weft.ir.attributes import to_attribute
+from weft.ir.types import DType, Tensor, bf16, f16, f32, tensor_of
+from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
+from weft.passes.code_weights import CodeWeights
+from weft.pipelines import nvidia_passes
+
+ERRORS = {"int4": 0.14, "int4_64": 0.13, "int4_32": 0.12, "int8": 0.012, "fp8": 0.04, "mxfp4": 0.15, "nvfp4": 0.12}
+"""Of a product with normally distributed weights, in parts of it."""
+
+
+def linear(rows: int, outs: int, ins: int, dtype: DType = bf16) -> FuncOp:
+    function = FuncOp.make("f", {"x": Tensor(dtype, (rows, ins)), "w": Tensor(dtype, (outs, ins))})
+    b = GraphBuilder(function.block)
+    x, w = function.block.args
+    function.block.add_op(ReturnOp.make([b.dot(x, b.permute(w, dims=(1, 0)))]))
+    function.attributes["constants"] = to_attribute((1,))
+    return function
+
+
+def operands(rows: int, outs: int, ins: int, dtype: DType = bf16) -> list[np.ndarray]:
+    rng = np.random.default_rng(outs + ins)
+    return [rng.standard_normal(shape).astype(dtype.numpy) for shape in ((rows, ins), (outs, ins))]
+
+
+def relative(actual: np.ndarray, exact: np.ndarray) -> float:
+    return float(np.linalg.norm(actual.astype(np.float64) - exact) / np.linalg.norm(exact))
+
+
+@pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
+@pytest.mark.parametrize("form", CODES)
+def test_products_are_nearly_the_same(form: str, dtype: DType) -> None:
+    function, (x, w) = linear(3, 160, 256, dtype), operands(3, 160, 256, dtype)
+    w[7] = 0  # has no largest
+    CodeWeights(form).apply(Context(), ModuleOp([function]))
+    function.verify()
+    (actual,) = run(function, [x, w])
+    exact = x.astype(np.float64) @ w.astype(np.float64).T
+    assert 0 < relative(actual, exact) < ERRORS[form]
+    assert not actual[:, 7].any()
+
+
+@pytest.mark.parametrize("shape", [(1, 64, 256), (1, 256, 64), (1, 256, 200)])
+def test_small_weights_and_those_that_groups_do_not_divide_stay(shape: tuple[int, int, int]) -> None:
+    function = linear(*shape)
+    before = str(function)
+    CodeWeights("int4").apply(Context(), ModuleOp([function]))
+    assert str(function) == before
+
+
+def test_weights_of_32_bits_stay() -> None:
+    function = linear(1, 256, 256, f32)
+    before = str(function)
+    CodeWeights("int4").apply(Context(), ModuleOp([function]))
+    assert str(function) == before
+
+
+@pytest.mark.parametrize(("rows", "reads"), [(1, ["ui8", "bf16"]), (64, ["bf16"])])
+def test_few_rows_read_codes_and_many_what_was_widened_once(rows: int, reads: list[str]) -> None:
+    function = linear(rows, 256, 256)
+    module = ModuleOp([function])
+    for each in nvidia_passes(Config(freeze=True, quantize="int4"), tensor_cores=True):
+        each.apply(Context(), module)
+    inputs = [v for op in function.block.ops for v in op.operands if v in function.block.args[2:]]
+    assert [str(tensor_of(value.type).dtype) for value in inputs] == reads
+
+
+def test_coding_freezes() -> None:
+    assert Config.from_options({"quantize": "int4"}).freeze
+    with pytest.raises(WeftError, match="constant"):
+        Config.from_options({"quantize": "int4", "freeze": False})

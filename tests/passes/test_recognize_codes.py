@@ -1,0 +1,143 @@
+"""Programs that widen weights of few bits are found however they say it, and others are left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+
+from weft.backends.reference.graph import run
+from weft.ir.types import Tensor, bf16, f8e4m3, f16, f32, i8, u8
+from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
+from weft.ops.quantized import Dequantize
+from weft.passes.recognize_codes import RecognizeCodes
+
+N, K, G = 48, 128, 32
+
+
+def nibbles(b: GraphBuilder, p: Any, *, order: int = 1, shape: tuple[int, ...] = (N, K)) -> Any:
+    low, high = b.bitwise_and(p, b.full_like(p, 15)), b.shr(p, b.full_like(p, 4))
+    apart = [b.reshape(each, shape=(N, K // 2, 1)) for each in (low, high)[::order]]
+    return b.reshape(b.concat(*apart, dim=2), shape=shape)
+
+
+def grouped(b: GraphBuilder, x: Any, p: Any, s: Any) -> Any:
+    q = b.cast(nibbles(b, p, shape=(N, K // G, G)), dtype=bf16)
+    w = b.mul(b.sub(q, b.full_like(q, 8.0)), b.reshape(s, shape=(N, K // G, 1)))
+    return b.reshape(w, shape=(N, K))
+
+
+def repeated(b: GraphBuilder, x: Any, p: Any, s: Any) -> Any:
+    q = b.cast(nibbles(b, p), dtype=i8)
+    wide = b.cast(b.sub(q, b.full_like(q, 8)), dtype=bf16)
+    spread = b.broadcast(b.reshape(s, shape=(N, K // G, 1)), shape=(N, K // G, G))
+    return b.mul(wide, b.reshape(spread, shape=(N, K)))
+
+
+def with_zeros(b: GraphBuilder, x: Any, p: Any, s: Any, z: Any) -> Any:
+    q = b.cast(nibbles(b, p, shape=(N, K // G, G)), dtype=f32)
+    zeros = b.reshape(b.cast(z, dtype=f32), shape=(N, K // G, 1))
+    w = b.mul(b.sub(q, zeros), b.cast(b.reshape(s, shape=(N, K // G, 1)), dtype=f32))
+    return b.cast(b.reshape(w, shape=(N, K)), dtype=bf16)
+
+
+def turned(b: GraphBuilder, x: Any, p: Any, s: Any) -> Any:
+    q = b.cast(nibbles(b, p, shape=(N, K // G, G)), dtype=bf16)
+    factors = b.permute(b.reshape(s, shape=(K // G, N)), dims=(1, 0))
+    w = b.mul(b.sub(q, b.full_like(q, 8.0)), b.reshape(factors, shape=(N, K // G, 1)))
+    return b.reshape(w, shape=(N, K))
+
+
+def scaled(b: GraphBuilder, x: Any, w: Any, s: Any) -> Any:
+    return b.mul(b.cast(w, dtype=bf16), s)
+
+
+def unscaled(b: GraphBuilder, x: Any, w: Any) -> Any:
+    return b.cast(w, dtype=bf16)
+
+
+def swapped(b: GraphBuilder, x: Any, p: Any, s: Any) -> Any:
+    q = b.cast(nibbles(b, p, order=-1), dtype=bf16)
+    return b.mul(b.sub(q, b.full_like(q, 8.0)), s)
+
+
+def off_by_one(b: GraphBuilder, x: Any, p: Any, s: Any) -> Any:
+    q = b.cast(nibbles(b, p), dtype=bf16)
+    return b.mul(b.sub(q, b.full_like(q, 7.0)), s)
+
+
+def by_place(b: GraphBuilder, x: Any, p: Any, s: Any) -> Any:
+    q = b.cast(nibbles(b, p), dtype=bf16)
+    w = b.mul(b.sub(q, b.full_like(q, 8.0)), s)
+    return b.where(b.eq(b.iota(shape=(N, K), dim=0, dtype=f32), b.full(value=17.0, shape=(), dtype=f32)), b.neg(w), w)
+
+
+def function_of(body: Callable[..., Any], tensors: list[Tensor]) -> FuncOp:
+    names = {"x": Tensor(bf16, (3, K))} | {f"a{n}": tensor for n, tensor in enumerate(tensors)}
+    function = FuncOp.make("f", names)
+    b = GraphBuilder(function.block)
+    weight = body(b, *function.block.args)
+    function.block.add_op(ReturnOp.make([b.dot(function.block.args[0], b.permute(weight, dims=(1, 0)))]))
+    return function
+
+
+def arrays_of(tensors: list[Tensor]) -> list[np.ndarray]:
+    rng = np.random.default_rng(1)
+    found = [rng.standard_normal((3, K)).astype(bf16.numpy)]
+    for tensor in tensors:
+        shape: Any = tensor.shape
+        if tensor.dtype == u8:
+            found.append(rng.integers(0, 256 if shape == (N, K // 2) else 16, shape).astype(np.uint8))
+        elif tensor.dtype == i8:
+            found.append(rng.integers(-128, 128, shape).astype(np.int8))
+        else:
+            found.append(rng.uniform(0.5, 2, shape).astype(tensor.dtype.numpy))
+    return found
+
+
+CODES, FACTORS = Tensor(u8, (N, K // 2)), Tensor(bf16, (N, K // G))
+
+
+@pytest.mark.parametrize(
+    ("body", "tensors", "form"),
+    [
+        (grouped, [CODES, FACTORS], "int4"),
+        (repeated, [CODES, FACTORS], "int4"),
+        (with_zeros, [CODES, Tensor(f16, (N, K // G)), Tensor(u8, (N, K // G))], "int4"),
+        (turned, [CODES, Tensor(bf16, (K // G, N))], "int4"),
+        (scaled, [Tensor(f8e4m3, (N, K)), Tensor(bf16, (N, 1))], "e4m3"),
+        (scaled, [Tensor(f8e4m3, (N, K)), Tensor(bf16, ())], "e4m3"),
+        (scaled, [Tensor(i8, (N, K)), Tensor(bf16, (N, 1))], "int8"),
+        (unscaled, [Tensor(i8, (N, K))], "int8"),
+    ],
+)
+def test_codes_are_found(body: Callable[..., Any], tensors: list[Tensor], form: str) -> None:
+    function, arrays = function_of(body, tensors), arrays_of(tensors)
+    (before,) = run(function, arrays)
+    RecognizeCodes().apply(Context(), ModuleOp([function]))
+    function.verify()
+    (found,) = (op for op in function.block.ops if isinstance(op, Dequantize))
+    assert found.params["form"] == form
+    (after,) = run(function, arrays)
+    before, after = (each.astype(np.float64) for each in (before, after))
+    assert np.linalg.norm(after - before) < 2**-7 * np.linalg.norm(before)
+
+
+@pytest.mark.parametrize(
+    ("body", "tensors"),
+    [
+        (swapped, [CODES, Tensor(bf16, (N, 1))]),
+        (off_by_one, [CODES, Tensor(bf16, (N, 1))]),
+        (by_place, [CODES, Tensor(bf16, (N, 1))]),
+        (scaled, [Tensor(f8e4m3, (N, K)), Tensor(bf16, (1, K))]),
+        (scaled, [Tensor(f8e4m3, (N, K)), Tensor(bf16, (N, K))]),
+    ],
+)
+def test_what_only_looks_like_codes_stays(body: Callable[..., Any], tensors: list[Tensor]) -> None:
+    function = function_of(body, tensors)
+    RecognizeCodes().apply(Context(), ModuleOp([function]))
+    assert not any(isinstance(op, Dequantize) for op in function.block.ops)
