@@ -16,9 +16,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import Block, SSAValue
 
-from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
+from weft.backends.nvidia.alignment import BROUGHT, WIDEST, divisor_of, pointer_dtype
 from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, ReleaseOp, WaitOp
 from weft.backends.nvidia.code import TensorMap
@@ -61,6 +62,8 @@ def pipeline_streams(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | 
     stages = None if not loops else _stages(copy, loops)
     if not stages:
         return None
+    for op in (op for stage in stages for op in stage.loads):
+        op.attributes[BROUGHT] = UnitAttr()
     assign_layouts(copy)
     if any(isinstance(op, ConvertOp) for op in copy.walk()):
         return None
