@@ -59,6 +59,7 @@ class KernelCodegen:
         self.tiles: dict[SSAValue, list[V]] = {}
         self.slots: dict[SSAValue, V] = {}
         self.maps: list[V] = []
+        self.made: set[SSAValue] = set()
         self.words: dict[SSAValue, list[V]] = {}
         self.in_flight: dict[SSAValue, list[V]] = {}
         self.rings: list[Ring] = []

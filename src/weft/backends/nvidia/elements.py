@@ -40,6 +40,8 @@ def emit_position(codegen: KernelCodegen, op: tile.PositionOp) -> None:
 
 
 def emit_elements(codegen: KernelCodegen, op: tile.MapOp) -> None:
+    if op.out in codegen.made:  # along with its operands
+        return
     if (words := packed_for_product(codegen, op)) is not None:
         codegen.words[op.out] = words
         return
