@@ -60,7 +60,7 @@ def test_a_pass_that_writes_reads_the_row_again() -> None:
 def test_rows_that_begin_anywhere_are_brought_in_boxes_of_a_map_of_all() -> None:
     kernel, launch = annotate(row_kernel(log_sum, (8192, 50257)), TARGET)
     (described,) = launch.maps
-    assert (described.sizes, described.box, described.swizzled) == ((8192 * 50257,), (256,), False)
+    assert (described.sizes, described.box, described.swizzled) == ((8192 * 50257, 1), (256, 1), False)
     stream = stream_of(kernel)
     copies = [op for op in stream.producer.walk() if isinstance(op, CopyOp)]
     assert [op.elements.value.data for op in copies if op.elements and op.map is not None] == [8192, 1280]

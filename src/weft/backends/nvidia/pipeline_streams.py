@@ -172,7 +172,7 @@ def _greatest(index: SSAValue) -> int | None:
 
 @dataclass
 class _Maps:
-    """The tensor maps of what does not begin at multiples of 16 bytes: of all memory that is read, in a line."""
+    """The tensor maps of what does not begin at multiples of 16 bytes: of all memory that is read, as one line."""
 
     kernel: tile.KernelOp
     ends: dict[SSAValue, int] = field(default_factory=dict[SSAValue, int])
@@ -189,7 +189,7 @@ class _Maps:
     def made(self) -> tuple[TensorMap, ...]:
         arguments = list(self.kernel.block.args)
         return tuple(
-            TensorMap(arguments.index(pointer), _dtype_of(pointer), (end,), (), (BOX,), swizzled=False)  # type: ignore[arg-type]
+            TensorMap(arguments.index(pointer), _dtype_of(pointer), (end, 1), (end,), (BOX, 1), swizzled=False)  # type: ignore[arg-type]
             for pointer, end in self.ends.items()
         )
 

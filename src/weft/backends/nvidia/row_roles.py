@@ -145,9 +145,9 @@ def _copy(codegen: KernelCodegen, op: CopyOp) -> None:
 
 
 def _copy_boxes(codegen: KernelCodegen, ring: Ring, slot: int, first: V, map_: int, elements: int) -> None:
-    """Boxes of a map of one dimension, the last of which may bring more than is wanted."""
+    """Boxes of a map of one line, the last of which may bring more than is wanted."""
     b, size = codegen.b, ring.slots[slot].dtype.bytes
-    text = "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {$2}], [$3];"
+    text = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {$2, 0}], [$3];"
     place, full, start = ring.slot(b, slot), ring.full(b), b.convert("trunc", first, "i32")
     for box in range(0, elements, BOX):
         target, source = b.add(place, i32(box * size)), b.add(start, i32(box))
