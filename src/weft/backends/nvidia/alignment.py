@@ -17,8 +17,6 @@ from weft.tile.axis_facts import AxisFacts, Neighbours, neighbours_of
 
 WIDEST = 16
 """The bytes that one access of a thread moves at most."""
-BROUGHT = "nvidia.brought"
-"""On a load of what the copy engine brings: it is read from the beginning of a slot, wherever it lies in memory."""
 
 
 def divisor_of(size: Size, operands: Sequence[SSAValue] = ()) -> int:
@@ -66,8 +64,6 @@ def access_of(op: tile.LoadOp | tile.StoreOp, shape: tuple[int, ...]) -> Access:
     if not axes:
         return Access(None, 1)
     axis = max(axes, key=lambda a: shape[a])
-    if BROUGHT in op.attributes:
-        return Access(axis, WIDEST // dtype.bytes)
     step = divisor_of(op.offset.data[0], op.indices)
     for other, stride in enumerate(strides):
         if other != axis and shape[other] > 1:

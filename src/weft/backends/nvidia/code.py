@@ -10,7 +10,7 @@ from weft.ir.expr import Size
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A tensor that the copy engine reads boxes of, into shared memory whose lines of 128 bytes are `swizzled` or not.
+    """A tensor that the copy engine reads boxes of, into shared memory whose lines of 128 bytes are swizzled.
 
     Sizes and strides are over the kernel's symbols, the innermost first, in elements; that one has stride 1.
     """
@@ -21,7 +21,6 @@ class TensorMap:
     sizes: tuple[Size, ...]
     strides: tuple[Size, ...]
     box: tuple[int, ...]
-    swizzled: bool = True
 
 
 @dataclass(frozen=True)

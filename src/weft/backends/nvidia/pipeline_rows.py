@@ -22,7 +22,6 @@ from xdsl.ir import Block, Operation, SSAValue
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
 from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, IndexOp, ReleaseOp, WaitOp
-from weft.backends.nvidia.code import TensorMap
 from weft.backends.nvidia.dialect import BLOCKS, LAYOUTS, RESIDENT, WARPS, ConvertOp, layout_of, set_integer
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.layouts import WARP, Layout
@@ -55,7 +54,6 @@ class Streamed:
     threads: int
     shared: int
     cluster: int
-    maps: tuple[TensorMap, ...] = ()
 
 
 @dataclass(frozen=True)

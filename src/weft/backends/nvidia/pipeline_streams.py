@@ -14,22 +14,20 @@ row's last results are computed; but a row need not be held, so that no cluster 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import Block, SSAValue
 
-from weft.backends.nvidia.alignment import BROUGHT, WIDEST, divisor_of, pointer_dtype
+from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
 from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, ReleaseOp, WaitOp
-from weft.backends.nvidia.code import TensorMap
 from weft.backends.nvidia.dialect import LAYOUTS, RESIDENT, WARPS, ConvertOp, integer, layout_of, set_integer
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.peel_loops import peel_loops
 from weft.backends.nvidia.pipeline_rows import Streamed, programs_of
-from weft.backends.nvidia.streaming import ALIGNMENT, BOX, CopyOp, PieceType, ReadOp, StreamOp
+from weft.backends.nvidia.streaming import ALIGNMENT, CopyOp, PieceType, ReadOp, StreamOp
 from weft.backends.nvidia.target import NvidiaTarget
-from weft.ir.expr import coefficient_of, evaluate, product, symbols_of
+from weft.ir.expr import product
 from weft.tile import dialect as tile
 
 _RESIDENT = 4
@@ -61,8 +59,6 @@ def pipeline_streams(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | 
     stages = None if not loops else _stages(copy, loops)
     if not stages:
         return None
-    for op in (op for stage in stages for op in stage.loads):
-        op.attributes[BROUGHT] = UnitAttr()
     assign_layouts(copy)
     if any(isinstance(op, ConvertOp) for op in copy.walk()):
         return None
@@ -75,11 +71,11 @@ def pipeline_streams(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | 
     count = min(_MOST_STAGES, (target.shared_per_block // resident - _RESERVED) // bytes_of_stage)
     if count < 2:
         return None
-    maps = _split(copy, stages, pieces, count)
+    _split(copy, stages, pieces, count)
     set_integer(copy, RESIDENT, resident)
     threads = WARP * (integer(copy, WARPS) + 1)
     # As `emit_streaming` lays it out: the ring, then barriers for what is kept and what crosses blocks.
-    return Streamed(copy, threads, sum(map(_up, (count * bytes_of_stage, 16, 16))), 1, maps)
+    return Streamed(copy, threads, sum(map(_up, (count * bytes_of_stage, 16, 16))), 1)
 
 
 def _resident(kernel: tile.KernelOp, target: NvidiaTarget) -> int:
@@ -127,94 +123,20 @@ def _stages(kernel: tile.KernelOp, loops: Sequence[tile.ForOp]) -> list[_Stage] 
 
 def _is_piece(op: tile.LoadOp, numbers: set[SSAValue]) -> bool:
     """Whether a load reads one piece of memory that the copy engine can move, another one in each program."""
-    sizes = tile.tile_type(op.out).sizes
+    sizes, size = tile.tile_type(op.out).sizes, pointer_dtype(op).bytes
     if len(sizes) != 1 or sizes[0] == 1 or op.strides.data != (1,) or not numbers & set(op.indices):
         return False
-    return isinstance(op.extents.data[0], int) and (_is_aligned(op) or _end_of(op) is not None)
+    extent, step = op.extents.data[0], divisor_of(op.offset.data[0], op.indices)
+    return isinstance(extent, int) and extent * size % WIDEST == 0 and step * size % WIDEST == 0
 
 
-def _is_aligned(op: tile.LoadOp) -> bool:
-    """Whether a piece begins and ends at multiples of 16 bytes."""
-    size, step = pointer_dtype(op).bytes, divisor_of(op.offset.data[0], op.indices)
-    return _extent(op) * size % WIDEST == 0 and step * size % WIDEST == 0
-
-
-def _end_of(op: tile.LoadOp) -> int | None:
-    """Where the memory ends that all programs read by a load, if the copy engine can count so far and by boxes."""
-    last: dict[str, int] = {}
-    for number, index in enumerate(op.indices):
-        if not symbols_of(op.offset.data[0]) & {f"d{number}"}:
-            continue
-        size = _greatest(index)
-        if size is None or coefficient_of(op.offset.data[0], f"d{number}") is None:
-            return None
-        last[f"d{number}"] = size
-    end = evaluate(op.offset.data[0], last) + _extent(op)
-    return end if end < 1 << 31 and _side(op) % BOX == 0 else None
-
-
-def _greatest(index: SSAValue) -> int | None:
-    """The greatest number that an index takes, if it is known."""
-    owner = index.owner
-    if isinstance(owner, tile.ProgramOp):
-        kernel = owner.parent_op()
-        assert isinstance(kernel, tile.KernelOp)
-        size = kernel.grid.data[owner.axis.value.data]
-        return size - 1 if isinstance(size, int) else None
-    loop = owner.parent_op() if isinstance(owner, Block) else None
-    if not isinstance(loop, tile.ForOp):
-        return None
-    lower, upper, step = loop.bounds.data
-    if not (isinstance(lower, int) and isinstance(upper, int) and isinstance(step, int)):
-        return None
-    return lower + (upper - 1 - lower) // step * step
-
-
-@dataclass
-class _Maps:
-    """The tensor maps of what does not begin at multiples of 16 bytes: of all memory that is read, as one line."""
-
-    kernel: tile.KernelOp
-    ends: dict[SSAValue, int] = field(default_factory=dict[SSAValue, int])
-
-    def number(self, op: tile.LoadOp) -> int | None:
-        """The number of a load's map, if it needs one."""
-        if _is_aligned(op):
-            return None
-        end = _end_of(op)
-        assert end is not None
-        self.ends[op.pointer] = max(end, self.ends.get(op.pointer, 0))
-        return list(self.ends).index(op.pointer)
-
-    def made(self) -> tuple[TensorMap, ...]:
-        arguments = list(self.kernel.block.args)
-        return tuple(
-            TensorMap(arguments.index(pointer), _dtype_of(pointer), (end, 1), (end,), (BOX, 1), swizzled=False)  # type: ignore[arg-type]
-            for pointer, end in self.ends.items()
-        )
-
-
-def _dtype_of(pointer: SSAValue) -> str:
-    assert isinstance(pointer.type, tile.PointerType)
-    return pointer.type.dtype.name
-
-
-def _moved(op: tile.LoadOp) -> int:
-    """The elements that are brought for a load: whole boxes of a map."""
-    return _extent(op) if _is_aligned(op) else -(-_extent(op) // BOX) * BOX
-
-
-def _split(
-    kernel: tile.KernelOp, stages: Sequence[_Stage], pieces: Sequence[PieceType], count: int
-) -> tuple[TensorMap, ...]:
-    """Make the roles; returns the maps that they use."""
+def _split(kernel: tile.KernelOp, stages: Sequence[_Stage], pieces: Sequence[PieceType], count: int) -> None:
     block = kernel.block
     original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
     first, number = BlockNumberOp.make("number"), BlockNumberOp.make("count")
     block.insert_ops_before([first, number], original[0])
     programs, mapping = programs_of(kernel, first.out, number.out)
-    maps = _Maps(kernel)
-    _produce(programs.block, stages, mapping, maps)
+    _produce(programs.block, stages, mapping)
     producer = Block([programs])
     for stage in stages:
         _consume(stage)
@@ -227,19 +149,18 @@ def _split(
         op.detach()
         op.erase(safe_erase=False)
     block.insert_op_after(StreamOp.make(count, pieces, [], 0, producer, Block([programs])), number)
-    return maps.made()
 
 
-def _produce(block: Block, stages: Sequence[_Stage], mapping: dict[SSAValue, SSAValue], maps: _Maps) -> None:
+def _produce(block: Block, stages: Sequence[_Stage], mapping: dict[SSAValue, SSAValue]) -> None:
     """Bring all stages of a program."""
     for stage in stages:
         loop = tile.ForOp.make(stage.loop.bounds, [], [])
         mapping[stage.loop.block.args[0]] = loop.block.args[0]
-        moved = sum(_moved(op) * pointer_dtype(op).bytes for op in stage.loads)
+        moved = sum(_extent(op) * pointer_dtype(op).bytes for op in stage.loads)
         loop.block.add_op(AcquireOp.expecting(moved))
         for number, op in enumerate(stage.loads):
             indices = [mapping.get(index, index) for index in op.indices]
-            made = CopyOp.make(op.pointer, indices, number, op.offset, elements=_moved(op), map_=maps.number(op))
+            made = CopyOp.make(op.pointer, indices, number, op.offset, elements=_extent(op))
             loop.block.add_op(made)
         loop.block.add_ops([CommitOp.of(), tile.YieldOp.create()])
         block.add_op(loop)

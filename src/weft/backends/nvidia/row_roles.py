@@ -15,7 +15,7 @@ from weft.backends.nvidia.dialect import layout_of
 from weft.backends.nvidia.global_memory import load_chunk
 from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.roles import Ring, expect, wait_for
-from weft.backends.nvidia.streaming import ALIGNMENT, BOX, CopyOp, PieceType, ReadOp, StreamOp, WaitKeptOp
+from weft.backends.nvidia.streaming import ALIGNMENT, CopyOp, PieceType, ReadOp, StreamOp, WaitKeptOp
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
@@ -125,10 +125,6 @@ def _copy(codegen: KernelCodegen, op: CopyOp) -> None:
     piece = ring.slots[number]
     assert isinstance(piece, PieceType)
     first = codegen.size(op.offset.data[0], op.indices)
-    if op.map is not None:
-        assert op.elements is not None
-        _copy_boxes(codegen, ring, number, first, op.map.value.data, op.elements.value.data)
-        return
     if piece.share < piece.elements:
         first = b.add(first, b.mul(b.convert("zext", codegen.threads.rank, "i64"), i64(piece.share)))
     source = b.add(codegen.pointers[op.pointer], b.mul(first, i64(piece.dtype.bytes)))
@@ -142,16 +138,6 @@ def _copy(codegen: KernelCodegen, op: CopyOp) -> None:
     else:
         with b.when(b.icmp("sgt", size, i32(0))):
             do(b, text, "r,l,r,r", *arguments)
-
-
-def _copy_boxes(codegen: KernelCodegen, ring: Ring, slot: int, first: V, map_: int, elements: int) -> None:
-    """Boxes of a map of one line, the last of which may bring more than is wanted."""
-    b, size = codegen.b, ring.slots[slot].dtype.bytes
-    text = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {$2, 0}], [$3];"
-    place, full, start = ring.slot(b, slot), ring.full(b), b.convert("trunc", first, "i32")
-    for box in range(0, elements, BOX):
-        target, source = b.add(place, i32(box * size)), b.add(start, i32(box))
-        do(b, text, "r,l,r,r", target, codegen.maps[map_], source, full)
 
 
 def _read(codegen: KernelCodegen, op: ReadOp) -> None:

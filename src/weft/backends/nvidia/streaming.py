@@ -35,8 +35,6 @@ from weft.ir.types import DType, dtype_of, element_type
 from weft.tile import dialect as tile
 
 ALIGNMENT = 128
-BOX = 256
-"""Elements that the copy engine brings at once from anywhere."""
 CROSSES = "nvidia.crosses"
 """On a reduction over the blocks of a cluster: they send each other what they have."""
 
@@ -111,8 +109,7 @@ class StreamOp(IRDLOperation):
 class CopyOp(IRDLOperation):
     """Let the copy engine bring a piece of memory to a slot; `offset` is where it begins, in elements.
 
-    Of the rest of a row there may be fewer `elements` than a slot has. What does not begin at a multiple of 16 bytes is
-    brought in boxes of a tensor `map`.
+    Of the rest of a row there may be fewer `elements` than a slot has.
     """
 
     name = "nvidia.copy"
@@ -122,7 +119,6 @@ class CopyOp(IRDLOperation):
     offset = attr_def(tile.Sizes)
     kept = opt_attr_def(UnitAttr)
     elements = opt_attr_def(IntegerAttr)
-    map = opt_attr_def(IntegerAttr)
 
     @classmethod
     def make(
@@ -133,13 +129,10 @@ class CopyOp(IRDLOperation):
         offset: tile.Sizes,
         kept: bool = False,
         elements: int | None = None,
-        map_: int | None = None,
     ) -> Self:
         attributes: dict[str, Attribute] = {"slot": IntegerAttr(slot, i64), "offset": offset}
         if elements is not None:
             attributes["elements"] = IntegerAttr(elements, i64)
-        if map_ is not None:
-            attributes["map"] = IntegerAttr(map_, i64)
         return cls.create(operands=[pointer, *indices], attributes=attributes | ({"kept": UnitAttr()} if kept else {}))
 
 

@@ -50,7 +50,7 @@ def encode_map(driver: Driver, described: TensorMap, sizes: Mapping[str, int]) -
         (ctypes.c_uint64 * (rank - 1))(*strides),
         (ctypes.c_uint32 * rank)(*described.box),
         (ctypes.c_uint32 * rank)(*[1] * rank),
-        *map(ctypes.c_int, (_NO_INTERLEAVE, _SWIZZLE_128 if described.swizzled else 0, _PROMOTE_256, _FILL_ZERO)),
+        *map(ctypes.c_int, (_NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_256, _FILL_ZERO)),
         doing=f"a tensor of {extents} elements, in boxes of {list(described.box)}, cannot be described to the GPU",
     )
     return list((ctypes.c_int64 * MAP_WORDS).from_address(place))
