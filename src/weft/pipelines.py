@@ -17,6 +17,7 @@ from weft.backends.cpu.microkernel import panel_form
 from weft.backends.cpu.target import CpuTarget, compile_object, target_for
 from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.compile import emit_llvm
+from weft.backends.nvidia.early_start import mark_fixed
 from weft.backends.nvidia.target import NvidiaTarget, compile_ptx
 from weft.config import CODES, Config
 from weft.lower.machine import gpu_machine
@@ -37,6 +38,7 @@ from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.hoist_constants import HoistConstants
 from weft.passes.inline_small import InlineSmall
+from weft.passes.lay_out_convolutions import LayOutConvolutions
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
 from weft.passes.read_codes import ReadCodes
@@ -78,9 +80,12 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         FoldConstants(),
         Simplify(),
         EliminateCommon(),
+        *([EliminateDead(), RecognizeAttention(narrow=True), Simplify()] if tensor_cores else []),
         FoldBatchNorm(),
+        ConvolveTrained(pointwise=True),
         ComparePlaces(),
-        SinkReshapes(),
+        LayOutConvolutions(),
+        SinkReshapes(whole=True),
         RecognizeCodes(),
         *([CodeWeights(config.quantize)] if config.quantize in CODES else []),
         ReadCodes(),
@@ -167,7 +172,8 @@ def compile_nvidia(function: FuncOp, config: Config, target: NvidiaTarget) -> Co
         start = report.measure("lower_to_tile", start)
         report.planned(planned.plan, planned.schedules)
         report.program("tile", planned.kernels.values())
-        text, launches = emit_llvm(planned.kernels, target)
+        mark_fixed(planned.plan, planned.kernels)
+        text, launches = emit_llvm(planned.kernels, target, planned.sources)
         start = report.measure("emit_llvm", start)
         report.program("llvm", text)
         code = DeviceCode(target.arch, compile_ptx(text, target) if launches else "", launches)

@@ -121,13 +121,20 @@ _LINE_ELEMENTS = 64
 """Elements of 16 bits that the copy engine of a GPU brings side by side."""
 _FLASH_KEYS = {64: 128, 128: 128, 192: 96}
 """Keys of a block by the width of heads: what registers and two stages of shared memory hold."""
+_FLASH_ROWS = {64: 192}
+"""Rows of a block by the width of heads, where three warp groups share keys: they have no registers left for masks."""
 
 
-def choose_attention_blocks(queries: Size, keys: Size, width: Size, out_width: Size, machine: Machine = CPU) -> Blocks:
+def choose_attention_blocks(
+    queries: Size, keys: Size, width: Size, out_width: Size, machine: Machine = CPU, *, masked: bool = False
+) -> Blocks:
     """The tiles of attention: queries, keys, width of the queries and of the values."""
     if machine.is_gpu and isinstance(width, int) and isinstance(out_width, int):
         depth, across = (_rounded(size, _LINE_ELEMENTS) for size in (width, out_width))
-        return Blocks("attention", (128, _FLASH_KEYS.get(max(depth, across), 64), depth, across))
+        rows = 128 if masked else _FLASH_ROWS.get(max(depth, across), 128)
+        if isinstance(queries, int):
+            rows = next((side for side in (64, 128) if queries <= side), rows)
+        return Blocks("attention", (rows, _FLASH_KEYS.get(max(depth, across), 64), depth, across))
     if machine.is_gpu:
         depth, across = (_gpu_side(size, _MOST_WIDTH // 2) for size in (width, out_width))
         return Blocks("attention", (_gpu_side(queries, 64), _gpu_side(keys, 64), depth, across))

@@ -16,7 +16,7 @@ from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.driver import FAULTS, Driver, device_facts, driver
 from weft.backends.nvidia.launcher import DEVICE_LAUNCHER, device_launcher_module
 from weft.backends.nvidia.modules import DeviceFunction
-from weft.backends.nvidia.tensor_maps import MAP_ALIGNMENT, MAP_WORDS, encode_map
+from weft.backends.nvidia.tensor_maps import encode_map, scratch_words
 from weft.errors import DeviceError, GuardError, LoweringError
 from weft.ir.expr import evaluate
 from weft.lower.steps import CallStep, DotStep, KernelStep, Plan, Step
@@ -30,6 +30,8 @@ from weft.runtime.tape import Tape, size_place, table_words
 MOST_BLOCKS = (1 << 31) - 1
 _MOST_NAMED = 8
 """Kernels that the report of a fault names."""
+
+_NO_CONTEXT = 201
 
 Launcher: TypeAlias = Callable[[int, int, int, int, int], int]
 """The host function: tape, table, stream, and where two functions of the driver's lie."""
@@ -53,7 +55,7 @@ class DeviceProgram(Program):
         super().__post_init__()
         code: DeviceCode = self.code
         maps = max((len(launch.maps) for launch in code.launches.values()), default=0)
-        self.scratch += maps * (1 + MAP_WORDS) + MAP_ALIGNMENT // 8  # a pointer and 128 aligned bytes for each
+        self.scratch += scratch_words(maps)
         names = {step.function for step in self.plan.steps if isinstance(step, KernelStep)}
         if missing := names - code.launches.keys():
             raise LoweringError(f"a program without its kernels {', '.join(sorted(missing))}")
@@ -66,8 +68,7 @@ class DeviceProgram(Program):
             self.functions = self._module.functions
             taken = {name: Resources(each.registers, each.local_bytes) for name, each in self.functions.items()}
             note_loaded(self.plan, taken)
-        self._launcher = device_launcher()
-        self._entries = [self.driver.address(name) for name in ("cuLaunchKernelEx", "cuTensorMapReplaceAddress")]
+        self._launch_tape = TapeLauncher(self.driver, self.device)
 
     def is_apart(self, step: Step) -> bool:
         return isinstance(step, CallStep | DotStep)
@@ -77,10 +78,28 @@ class DeviceProgram(Program):
 
     def launch(self, tape: DeviceTape, table: int, stream: int) -> None:
         """Launch the kernels of a tape on a stream of the device; `table` is the table's address."""
-        result = self._launcher(tape.address, table, stream, *self._entries)
+        result = self._launch_tape(tape.address, table, stream)
         if result:
             raise launch_failure(self.driver, tape.kernels, result)
         self.driver.launched.append(tape.kernels)
+
+
+class TapeLauncher:
+    """Launches tapes on one device. A thread that has met no CUDA yet gets the device's context."""
+
+    def __init__(self, driver: Driver, device: int) -> None:
+        self._driver, self._device = driver, device
+        self._run = device_launcher()
+        self._entries = [driver.address(name) for name in ("cuLaunchKernelEx", "cuTensorMapReplaceAddress")]
+
+    def __call__(self, tape: int, table: int, stream: int) -> int:
+        """0, or the driver's result for the first kernel that could not be launched, with its number."""
+        launch, replace = self._entries
+        result = self._run(tape, table, stream, launch, replace)
+        if result == _NO_CONTEXT:  # of the first kernel: none has run
+            self._driver.use(self._device)
+            result = self._run(tape, table, stream, launch, replace)
+        return result
 
 
 def launch_failure(driver: Driver, kernels: Sequence[str], result: int) -> DeviceError:

@@ -23,9 +23,11 @@ from weft.frontends.torch.copies import copy_all
 from weft.frontends.torch.cuda_executor import CudaExecutor
 from weft.frontends.torch.cuda_graphs import why_not_captured
 from weft.frontends.torch.decompositions import decompositions
+from weft.frontends.torch.graph import Calling, Returned
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.returning import written_inputs
+from weft.frontends.torch.sizes import SymbolReader
 from weft.ir.expr import symbol
 from weft.lower.steps import CallStep, DotStep, Plan, Step
 from weft.pipelines import compile_cpu
@@ -203,6 +205,25 @@ def test_copies_keep_strides_that_overlap_or_leave_gaps() -> None:
         copy = copied_whole(view)
         assert copy.stride() == view.stride() and torch.equal(copy, view)
     assert aligned(memory) is memory
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_one_kernel_is_launched_without_detours(guarded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, executors = compiled(lambda x, y: (x * y, x - 1), cuda_graphs=False, guarded=guarded)
+    with torch.no_grad():
+        run(torch.randn(8, 16), torch.tensor(2.0))
+        longer: list[int] = []
+        plain = ExecutorHere.plain
+        monkeypatch.setattr(ExecutorHere, "plain", lambda self, *given: (longer.append(1), plain(self, *given))[1])
+        for x in (torch.randn(8, 16), torch.randn(129)[1:].view(8, 16)):
+            torch.testing.assert_close(run(x, torch.tensor(3.0)), (x * 3, x - 1))
+        assert len(longer) == 1  # the one that is not aligned
+        if not guarded:  # as gradients may come: in other strides than were traced
+            calling = Calling((0, 1), (), SymbolReader(()), (Returned(0), Returned(1)), (), ())
+            direct = executors[0].direct(calling, (), longer.append)
+            x = torch.randn(16, 8).T
+            torch.testing.assert_close(direct([x, torch.tensor(3.0)]), [x * 3, x - 1], check_stride=False)
+            assert len(longer) == 2
 
 
 def test_a_mutated_input_that_is_not_aligned_is_written_back() -> None:

@@ -1,6 +1,7 @@
 """The programs of a kernel as a persistent block walks them: from its own number in steps of the number of blocks.
 
-The order keeps what neighbours share in the second-level cache: a few blocks of rows are walked through all columns,
+Where programs at one end of an axis take longer than at the other, a block has one from each in turn. Otherwise the
+order keeps what neighbours share in the second-level cache: a few blocks of rows are walked through all columns,
 and every other program sums backwards, so that it starts with what the one before has read last.
 """
 
@@ -13,6 +14,7 @@ from xdsl.ir import SSAValue
 from weft.backends.nvidia.asynchronous import IndexOp
 from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, product, substitute, symbol
 from weft.tile import dialect as tile
+from weft.tile.memory_groups import MemoryGroups
 
 GROUP = 16
 """Neighbouring blocks of rows that are walked together, so that they share columns while these are near."""
@@ -32,9 +34,9 @@ class Programs:
 
     @classmethod
     def of(cls, kernel: tile.KernelOp, first: SSAValue, count: SSAValue) -> Programs:
-        bounds = tile.Sizes((symbol("d0"), product(_grid(kernel)), symbol("d1")))
+        bounds = tile.Sizes((symbol("d0"), _upper(kernel), symbol("d1")))
         loop = tile.ForOp.make(bounds, [first, count, *_sizes(kernel)], [])
-        numbers = _numbered(kernel, loop.block.args[0])
+        numbers = _numbered(kernel, loop.block.args[0], count)
         loop.block.add_ops(numbers)
         return cls(kernel, first, count, loop, tuple(op.out for op in numbers))
 
@@ -56,14 +58,14 @@ class Programs:
         place, step = symbol("d0"), symbol("d1")
         outside = (1 - minimum(floordiv(place, step), 1)) * _OUTSIDE
         made = [IndexOp.make(tile.Sizes((s,)), [number, self.count]) for s in (maximum(place - step, 0), outside)]
-        numbers = _numbered(self.kernel, made[0].out)
+        numbers = _numbered(self.kernel, made[0].out, self.count)
         places: dict[SSAValue, SSAValue] = dict(zip(self.axes, (op.out for op in numbers), strict=True))
         return [*made, *numbers], places, made[1].out
 
     def end(self) -> IndexOp:
         """The number that would follow the last program's."""
         first, step = symbol("d0"), symbol("d1")
-        turns = ceildiv(maximum(product(_grid(self.kernel)) - first, 0), step)
+        turns = ceildiv(maximum(_upper(self.kernel) - first, 0), step)
         return IndexOp.make(tile.Sizes((first + turns * step,)), [self.first, self.count, *_sizes(self.kernel)])
 
 
@@ -77,10 +79,60 @@ def _grid(kernel: tile.KernelOp) -> list[Size]:
     return [substitute(size, renamed) for size in kernel.grid.data]
 
 
-def _numbered(kernel: tile.KernelOp, number: SSAValue) -> list[IndexOp]:
+def _numbered(kernel: tile.KernelOp, number: SSAValue, count: SSAValue) -> list[IndexOp]:
     """Each axis's number of a program, from the program's."""
-    operands = [number, number, *_sizes(kernel)]
-    return [IndexOp.make(tile.Sizes((value,)), operands) for value in _numbers(_grid(kernel))]
+    grid = _grid(kernel)
+    if kernel.paired:
+        values = _paired_numbers(grid)
+    else:
+        values = _in_order(grid) if MemoryGroups.of_kernel(kernel).written else _numbers(grid)
+    return [IndexOp.make(tile.Sizes((value,)), [number, count, *_sizes(kernel)]) for value in values]
+
+
+def _upper(kernel: tile.KernelOp) -> Size:
+    """Where the numbers of a block end that begin with d0, in steps of d1."""
+    programs = product(_grid(kernel))
+    if not kernel.paired:
+        return programs
+    outer, (rows, columns) = _outer_and_last(_grid(kernel))
+    pairs = product(outer) * ceildiv(rows * columns, 2)
+    return symbol("d0") + 2 * symbol("d1") * ceildiv(maximum(pairs - symbol("d0"), 0), symbol("d1"))
+
+
+def _outer_and_last(grid: list[Size]) -> tuple[list[Size], tuple[Size, Size]]:
+    return (grid[:-2], (grid[-2], grid[-1])) if len(grid) > 1 else ([], (grid[0], 1))
+
+
+def _paired_numbers(grid: list[Size]) -> list[Size]:
+    """The same where programs from both ends of the next to last axis are pairs: a block has both, in turn.
+
+    In a group of `GROUP` along the last axis, the first program and the last one are a pair, and so on inwards.
+    """
+    turn, block = floordiv(symbol("d0"), symbol("d1")), mod(symbol("d0"), symbol("d1"))
+    rest = floordiv(turn, 2) * symbol("d1") + block
+    outer, (rows, columns) = _outer_and_last(grid)
+    each = ceildiv(rows * columns, 2)
+    numbers: list[Size] = []
+    for position in range(len(outer)):
+        below = product(outer[position + 1 :]) * each
+        numbers.append(floordiv(rest, below))
+        rest = mod(rest, below)
+    top = floordiv(rest, rows * (GROUP // 2)) * GROUP
+    inside = mod(rest, rows * (GROUP // 2))
+    height = minimum(GROUP, columns - top)
+    place = inside + mod(turn, 2) * (rows * height - 1 - 2 * inside)
+    return [*numbers, floordiv(place, height), top + mod(place, height)][: len(grid)]
+
+
+def _in_order(grid: list[Size]) -> list[Size]:
+    """The numbers of a program where its author has chosen the order: the last axis is the fastest."""
+    numbers: list[Size] = []
+    rest: Size = symbol("d0")
+    for position in range(1, len(grid)):
+        below = product(grid[position:])
+        numbers.append(floordiv(rest, below))
+        rest = mod(rest, below)
+    return [*numbers, rest]
 
 
 def _numbers(grid: list[Size]) -> list[Size]:
@@ -88,20 +140,31 @@ def _numbers(grid: list[Size]) -> list[Size]:
 
     The last two axes are walked in groups of `GROUP` along the last one, through all of the other.
     """
-    numbers: list[Size] = []
-    rest: Size = symbol("d0")
-    for position in range(len(grid) - 2):
-        below = product(grid[position + 1 :])
-        numbers.append(floordiv(rest, below))
-        rest = mod(rest, below)
     if len(grid) < 2:
-        return [rest] * len(grid)
+        return _in_order(grid)
     columns, rows = grid[-2:]
+    *numbers, rest = _in_order([*grid[:-2], columns * rows])
     top = floordiv(rest, columns * GROUP) * GROUP
     inside = mod(rest, columns * GROUP)
     whole = isinstance(rows, int) and rows % GROUP == 0
     height = GROUP if whole else minimum(GROUP, rows - top)
     return [*numbers, floordiv(inside, height), top + mod(inside, height)]
+
+
+_MANY = 16
+"""Programs of each multiprocessor from which on long and short ones even out."""
+
+
+def worth_one_by_one(kernel: tile.KernelOp, multiprocessors: int) -> bool:
+    """Whether each program is better a block of its own, which the next free multiprocessor takes.
+
+    That costs what a block does before its first product, but few programs of unequal length would not even out; pairs
+    of them are of one length.
+    """
+    count = product(kernel.grid.data)
+    loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp)]
+    unequal = any(isinstance(index.owner, tile.ProgramOp) for loop in loops for index in loop.indices)
+    return unequal and not kernel.paired and isinstance(count, int) and count < _MANY * multiprocessors
 
 
 # -- sums ------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
 from xdsl.ir import Block, Operation, SSAValue
 
 from weft.backends.nvidia.asynchronous import (
@@ -22,31 +23,48 @@ from weft.backends.nvidia.asynchronous import (
     ReleaseOp,
     RolesOp,
     SlotOp,
+    TurnOp,
     WaitOp,
     WgmmaOp,
 )
 from weft.backends.nvidia.dialect import BarrierOp
 from weft.backends.nvidia.protocol import Protocol
 from weft.backends.nvidia.protocol_events import Arrive, AsyncCopy, AsyncRead, Event, ExpectTx, Sync, Wait
+from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, evaluate
 from weft.tile import dialect as tile
+from weft.tile import written
+from weft.tile.functions import FUNCTIONS
 
-_GROUP_WARPS = 4
+_GROUP_WARPS, _FIRST_TURN = 4, 2
 RingOp: TypeAlias = AcquireOp | FillOp | CommitOp | WaitOp | SlotOp | ReleaseOp
 
 
-def protocol_of(kernel: tile.KernelOp, sizes: Sequence[int] = (), block: int = 0, blocks: int = 1) -> Protocol:
-    """What the roles of one block of the grid do."""
+def protocol_of(
+    kernel: tile.KernelOp,
+    sizes: Sequence[int] = (),
+    block: int = 0,
+    blocks: int = 1,
+    scalars: Mapping[int, int] | None = None,
+    number: int = 0,
+) -> Protocol:
+    """What the roles of one block of the grid do.
+
+    `scalars` are the numbers that a kernel takes, by argument; all that it reads from memory are `number`.
+    """
     (roles,) = [op for op in kernel.block.ops if isinstance(op, RolesOp)]
     consumers = roles.consumers.value.data
     arguments = kernel.block.args[len(kernel.block.args) - len(kernel.size_names) :]
     known: dict[SSAValue, int] = dict(zip(arguments, sizes, strict=True))
+    known.update((kernel.block.args[number], value) for number, value in (scalars or {}).items())
     for op in kernel.block.ops:
         if isinstance(op, BlockNumberOp):
             known[op.out] = {"number": block, "count": blocks}[op.kind.data]
+    read = [op.out for op in kernel.walk() if isinstance(op, tile.NumberOp)]
+    known.update(dict.fromkeys(read, number))
     agents = {"producer": list(_Role(roles, known, consumers).run(roles.producer.block))}
     for number in range(consumers):
-        agents[f"consumer {number}"] = list(_Role(roles, known, consumers).run(roles.consumer.block))
+        agents[f"consumer {number}"] = list(_Role(roles, known, consumers, number).consume())
     barriers: dict[str, int] = {}
     for ring, type_ in enumerate(roles.rings):
         barriers |= {f"full {ring}.{stage}": 1 for stage in range(type_.count)}
@@ -61,6 +79,7 @@ class _Role:
     roles: RolesOp
     known: Mapping[SSAValue, int]
     consumers: int
+    number: int = 0
 
     def __post_init__(self) -> None:
         self.values = dict(self.known)
@@ -73,6 +92,13 @@ class _Role:
         ring = op.ring.value.data
         phase, stage = divmod(self.turns[ring], list(self.roles.rings)[ring].count)
         return ring, stage, phase, f"{ring}.{stage}"
+
+    def consume(self) -> Generator[Event]:
+        """A consumer's way: the last one gives the first one its turn."""
+        block = self.roles.consumer.block
+        if self.number == self.consumers - 1 and any(isinstance(op, TurnOp) for op in block.walk()):
+            yield Sync(_FIRST_TURN, 2, wait=False)
+        yield from self.run(block)
 
     def run(self, block: Block) -> Generator[Event]:
         for op in block.ops:
@@ -98,6 +124,30 @@ class _Role:
                 del self.under_way[:done]
             case BarrierOp():
                 yield Sync(1, self.consumers)
+            case TurnOp():
+                passes = op.kind.data == "pass"
+                turn = (self.number + passes) % self.consumers
+                yield Sync(_FIRST_TURN + turn, 2, wait=not passes)
+            case written.IndexOp() if op.value in self.values:
+                self.values[op.out] = self.values[op.value]
+            case tile.ConstantOp() | tile.PositionOp() | tile.MapOp() if not tile.tile_type(op.out).sizes:
+                self._compute(op)
+            case _:
+                pass
+
+    def _compute(self, op: tile.ConstantOp | tile.PositionOp | tile.MapOp) -> None:
+        """A scalar that places or the bounds of loops may come from; others are not known."""
+        match op:
+            case tile.ConstantOp():
+                number = from_attribute(op.value)
+                if isinstance(number, int):
+                    self.values[op.out] = number
+            case tile.PositionOp():
+                self.values[op.out] = self._size(op.offset.data[0], op.indices)
+            case tile.MapOp() if all(arg in self.values for arg in op.args):
+                args = [np.int64(self.values[arg]) for arg in op.args]
+                same = op.function.data == "cast"
+                self.values[op.out] = int(args[0] if same else FUNCTIONS[op.function.data].numpy(*args))
             case _:
                 pass
 

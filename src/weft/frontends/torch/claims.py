@@ -22,7 +22,7 @@ from weft.ops.base import Scan, Scatter, Structured
 from weft.ops.convolution import Convolution
 from weft.passes.claim_libraries import fills_tensor_cores, worth_streaming, worth_tensor_cores
 from weft.passes.convolve_by_products import geometry_of
-from weft.passes.convolve_trained import is_product
+from weft.passes.convolve_trained import is_pointwise, is_product
 
 _LIBRARY = {
     torch.ops.aten.convolution.default,
@@ -74,27 +74,64 @@ def is_own_product(node: fx.Node) -> bool:
     return worth_tensor_cores(dtype, *sides) or (along and worth_streaming(dtype, *sides))
 
 
+_SOFTMAX = (_aten._safe_softmax.default, _aten._softmax.default, _aten.amax.default)
+_POWERS = (_aten.exp.default, *_SOFTMAX)
+_VIEWS = {getattr(_aten, name).default for name in ("view", "_unsafe_view", "reshape", "expand", "clone", "_to_copy")}
+_SCALED = {getattr(getattr(_aten, name), kind) for name in ("add", "mul", "div") for kind in ("Tensor", "Scalar")}
+
+
+def may_be_attention(node: fx.Node) -> bool:
+    """Whether a product of f32 is one of attention that is written out: torch does so with masks no library takes."""
+    if node.target is not _aten.bmm.default or node.meta["val"].dtype != torch.float32:
+        return False
+    weights = node.args[0]
+    while isinstance(weights, fx.Node) and weights.target in {*_VIEWS, *_SCALED, _aten.where.self}:
+        weights = weights.args[2 if weights.target is _aten.where.self else 0]
+    if isinstance(weights, fx.Node) and weights.target in _POWERS:
+        return True
+    scores: fx.Node | None = node
+    while scores is not None:
+        if any(user.target in _SOFTMAX for user in scores.users):
+            return True
+        between = (user for user in scores.users if user.target in {*_VIEWS, *_SCALED, _aten.where.self})
+        scores = next(between, None)
+    return False
+
+
+def is_pointwise_product(node: fx.Node, mapped: Callable[[Any], Any]) -> bool:
+    """Whether a convolution mixes the channels of single places, as a product that the tensor cores are worth."""
+    if node.target is not torch.ops.aten.convolution.default or not isinstance(node.args[1], fx.Node):
+        return False
+    result, (x, weight) = node.meta["val"], (each.meta["val"] for each in node.args[:2])  # type: ignore[union-attr]
+    if x.is_complex() or any(isinstance(size, torch.SymInt) for size in (*result.shape, *weight.shape)):
+        return False
+    tensors = [tensor_of_meta(meta) for meta in (x, weight)]
+    if not is_pointwise(tensors[1], **convolution_params(tensors[0].rank - 2, *map(mapped, node.args[3:9]))):
+        return False
+    outputs, channels = weight.shape[:2]
+    rows = result.numel() // max(outputs, 1)
+    aligned = all(size * x.element_size() % _ENGINE_BYTES == 0 for size in (outputs, channels))
+    return aligned and worth_tensor_cores(tensors[0].dtype, (rows, outputs), channels)
+
+
 @dataclass(frozen=True)
 class _Library:
-    """Forward attention of a library: where its mask and its dropout stand (whether it is causal follows), which of its
-    results a kernel of Weft's gives too, and whether it is as fast where heads are narrow or sequences short."""
+    """Forward attention of a library: where its dropout stands, and which of its results a kernel of Weft's gives."""
 
-    mask: int | None
     dropout: int
     results: frozenset[int]
-    is_fast: bool = False
 
 
 _ATTENTIONS: dict[Any, _Library] = {
     getattr(_aten, name).default: library
     for name, library in (
-        ("_scaled_dot_product_flash_attention", _Library(None, 3, frozenset({0}))),
-        ("_scaled_dot_product_efficient_attention", _Library(3, 5, frozenset({0}))),
-        ("_scaled_dot_product_cudnn_attention", _Library(3, 5, frozenset({0, 1, 6, 7}), is_fast=True)),
+        ("_scaled_dot_product_flash_attention", _Library(3, frozenset({0}))),
+        ("_scaled_dot_product_efficient_attention", _Library(5, frozenset({0}))),
+        ("_scaled_dot_product_cudnn_attention", _Library(5, frozenset({0, 1, 6, 7}))),
     )
     if hasattr(_aten, name)
 }
-_LEAST_LENGTH, _LONG, _WIDE, _WIDEST_HEAD = 512, 4096, 96, 256
+_LEAST_LENGTH, _FEW_ROWS, _WIDEST_HEAD = 512, 64, 256
 
 
 def is_own_attention(node: fx.Node) -> bool:
@@ -105,17 +142,34 @@ def is_own_attention(node: fx.Node) -> bool:
     if any(user.args[1] not in library.results for user in node.users if user.users):
         return False
     options = {number: node.args[number] for number in range(3, len(node.args))}
-    if (library.mask is not None and options.get(library.mask) is not None) or options.get(library.dropout, 0.0) != 0.0:
+    if options.get(library.dropout, 0.0) != 0.0:
         return False
     query, key, value = (each.meta["val"] for each in node.args[:3])  # type: ignore[union-attr]
     sizes = [size for meta in (query, key, value) for size in (*meta.shape, *meta.stride())]
     if any(isinstance(size, torch.SymInt) for size in sizes) or query.dtype not in (torch.float16, torch.bfloat16):
         return False
-    length, width = min(query.shape[-2], key.shape[-2]), query.shape[-1]
-    fits = width % 16 == 0 and 64 <= width <= _WIDEST_HEAD and value.shape[-1] == width and length >= _LEAST_LENGTH
-    causal = bool(options.get(library.dropout + 1, False))
-    wins = not library.is_fast or (width >= _WIDE and (not causal or length >= _LONG))
+    width = query.shape[-1]
+    fits = width % 16 == 0 and 64 <= width <= _WIDEST_HEAD and value.shape[-1] == width
+    rows, keys = query.shape[-2], key.shape[-2]
+    masks = [option for option in options.values() if isinstance(option, fx.Node)]
+    wins = keys >= _LEAST_LENGTH and (
+        rows <= _FEW_ROWS or all(_is_made_of(mask, 4 * max(rows, keys)) for mask in masks)
+    )
     return fits and wins and all(map(_has_aligned_lines, (query, key, value)))
+
+
+def _is_made_of(mask: fx.Node, most: int) -> bool:
+    """Whether a mask is computed, of tensors of so many elements at most: kernels do that too, and skip blocks."""
+    left, seen = [mask], {mask}
+    while left:
+        node = left.pop()
+        inputs = node.all_input_nodes
+        meta = node.meta.get("val")
+        if not inputs and isinstance(meta, torch.Tensor) and node.op != "call_function" and meta.numel() > most:
+            return False
+        left += [each for each in inputs if each not in seen]
+        seen.update(inputs)
+    return True
 
 
 @dataclass(frozen=True)
