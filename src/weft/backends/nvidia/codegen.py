@@ -61,6 +61,7 @@ class KernelCodegen:
         self.tiles: dict[SSAValue, list[V]] = {}
         self.slots: dict[SSAValue, V] = {}
         self.maps: list[V] = []
+        self.made: set[SSAValue] = set()
         self.in_flight: dict[SSAValue, list[V]] = {}
         self.rings: list[Ring] = []
         self.kept: Ring | None = None
