@@ -42,7 +42,7 @@ from weft.backends.nvidia.asynchronous import (
 )
 from weft.backends.nvidia.code import TensorMap
 from weft.backends.nvidia.defer_stores import defer_stores
-from weft.backends.nvidia.dialect import SHARED, WARPS, set_integer
+from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, integer, set_integer
 from weft.backends.nvidia.index_slices import ops_behind
 from weft.backends.nvidia.operand_copies import Batch, Operands, blocks_of, operands_of
 from weft.backends.nvidia.programs import Programs
@@ -86,7 +86,9 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     inputs = len(maps)
     engines = _give_stores_to_engine(kernel, maps)
     staging = 4 * consumers * 2 * STAGE_BYTES if engines else 0
-    rings = _rings(operands, target.shared_per_block - staging - _ALIGNMENT)
+    resident = integer(kernel, RESIDENT, 1) if consumers == 2 else 1
+    set_integer(kernel, RESIDENT, resident)
+    rings = _rings(operands, target.shared_per_block // resident - staging - resident * _ALIGNMENT)
     if rings is None:
         return None
     ring = sum(each.bytes + each.count * BARRIER_BYTES for each in rings)
