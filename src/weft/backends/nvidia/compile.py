@@ -14,7 +14,7 @@ from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
 from weft.backends.nvidia.dequantize import NO_FP8
-from weft.backends.nvidia.dialect import BLOCKS, WARPS, integer
+from weft.backends.nvidia.dialect import BLOCKS, RESIDENT, WARPS, integer
 from weft.backends.nvidia.fold_sums import fold_sums
 from weft.backends.nvidia.fold_views import fold_views
 from weft.backends.nvidia.join_exponentials import join_exponentials
@@ -84,7 +84,7 @@ def _with_roles(
     assign_layouts(copy, converts=converts)
     order_memory(copy)
     shared = allocate_shared(copy, target.shared_per_block - pipelined.shared, pipelined.shared)
-    persistent = not worth_one_by_one(kernel, target.multiprocessors)
+    persistent = not worth_one_by_one(kernel, target.multiprocessors, integer(copy, RESIDENT, 1))
     return copy, Launch(pipelined.threads, shared, persistent=persistent, maps=pipelined.maps)
 
 
