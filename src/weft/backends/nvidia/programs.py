@@ -158,7 +158,7 @@ def worth_one_by_one(kernel: tile.KernelOp, multiprocessors: int, resident: int 
     count = product(kernel.grid.data)
     loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp)]
     unequal = any(_depends_on_program(loop) for loop in loops)
-    few = isinstance(count, int) and count < _MANY * multiprocessors
+    few = isinstance(count, int) and multiprocessors < count < _MANY * multiprocessors
     return unequal and not kernel.paired and (few or resident > 1)
 
 
