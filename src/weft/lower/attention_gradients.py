@@ -43,8 +43,8 @@ from weft.ops.graph import GraphBuilder, GroupOp
 from weft.ops.layouts import Layout, contiguous
 from weft.tile import dialect as tile
 
-_LONGEST = 128
-"""The longest block of queries."""
+_LONGEST, _UNIT = 192, 64
+"""The longest block of queries, and what rows of numbers in memory are aligned to."""
 _LETTERS = "ijen"
 """Queries, keys, their width and that of the values: the columns of the domain, in this order."""
 
@@ -73,7 +73,7 @@ def lower_attention_gradients(
 def _padded(rows: Tensor) -> Tensor:
     """Numbers of rows in memory of their own, where all blocks of them are whole."""
     *lead, length = rows.shape
-    return Tensor(rows.dtype, (*lead, (ceildiv(length, _LONGEST) + 1) * _LONGEST))
+    return Tensor(rows.dtype, (*lead, ceildiv(length, _UNIT) * _UNIT + _LONGEST))
 
 
 def _subtracted(group: GroupOp) -> GroupOp:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from xdsl.dialects.builtin import StringAttr
+
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, coefficient_of, symbols_of
 from weft.ir.types import DType, i8
@@ -53,21 +55,28 @@ class Schedule:
         return {self.vector: self.capacity, self.outer: self.outer_capacity}.get(run.name)
 
 
+NOTE = "weft.schedule_note"
+"""The attribute of a group that says what its schedule was measured to do."""
+
+
 @dataclass(frozen=True)
 class Blocks:
     """The schedule of a product: the sides of its tiles."""
 
     mode: str
     sides: tuple[int, ...]
+    note: str = ""
+    """What is expected of it."""
 
     def __str__(self) -> str:
-        return f"#{self.mode}<{'x'.join(map(str, self.sides))}>"
+        return f"#{self.mode}<{'x'.join(map(str, self.sides))}>{self.note and f' {self.note}'}"
 
 
 def given_blocks(group: GroupOp, mode: str) -> Blocks | None:
     """The schedule that a group was given, if it was."""
-    sides = group.attributes.get(SCHEDULE)
-    return None if sides is None else Blocks(mode, from_attribute(sides))  # type: ignore[arg-type]
+    sides, note = group.attributes.get(SCHEDULE), group.attributes.get(NOTE)
+    said = note.data if isinstance(note, StringAttr) else ""
+    return None if sides is None else Blocks(mode, from_attribute(sides), said)  # type: ignore[arg-type]
 
 
 _MOST_ROWS, _UNKNOWN_ROWS, _FEW_ROWS = 132, 96, 8
@@ -155,7 +164,7 @@ _GRADIENT_SIDE = 64
 def choose_gradient_blocks(of: str, sizes: Sequence[Size], machine: Machine = CPU) -> Blocks:
     """The tiles of attention's gradients `of` queries or keys: queries, keys, width of the queries and of the values.
 
-    On a GPU, the registers of two warp groups hold a block's scores twice beside what is summed up.
+    On a GPU, the registers of two warp groups, or three, hold a block's scores twice beside what is summed up.
     """
     widths = sizes[2:]
     if not machine.is_gpu:
@@ -163,8 +172,9 @@ def choose_gradient_blocks(of: str, sizes: Sequence[Size], machine: Machine = CP
         sides = (_GRADIENT_SIDE, _GRADIENT_SIDE, *across)
         return Blocks("attention_gradients", tuple(1 if s == 1 else n for s, n in zip(sizes, sides, strict=True)))
     across = [_rounded(size, _LINE_ELEMENTS) if isinstance(size, int) else _UNKNOWN_WIDTH for size in widths]
-    rows = 128 if of == "queries" or sum(across) <= 128 else 64
-    return Blocks("attention_gradients", (rows, 128, *across))
+    narrow = sum(across) <= 2 * _LINE_ELEMENTS
+    side = {"queries": (192, 64) if narrow else (128, 128), "keys": (128, 128) if narrow else (64, 128)}
+    return Blocks("attention_gradients", (*side[of], *across))
 
 
 def _gpu_side(size: Size, most: int) -> int:

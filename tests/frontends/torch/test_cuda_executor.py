@@ -277,7 +277,7 @@ def test_parameters_that_move_are_captured_again(worthwhile: None) -> None:
     run, _ = compiled(lambda x: called(x * w))
     x = torch.randn(16)
     with torch.no_grad():
-        for number in range(4):
+        for number in range(5):
             if number == 3:
                 w.data = torch.randn(16)
             torch.testing.assert_close(run(x), called(x * w))
@@ -347,6 +347,22 @@ def test_inputs_of_any_strides_are_captured(worthwhile: None, how: str) -> None:
             x = given()
             torch.testing.assert_close(run(x), (called(x + 1), x.T.exp()))
     assert GraphHere.captures >= 1
+
+
+def test_layers_that_share_a_program_have_graphs_of_their_own(
+    worthwhile: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = [torch.nn.Parameter(torch.randn(16), requires_grad=False) for _ in range(4)]
+    run, executors = compiled(lambda w, x: called(x * w))
+    with torch.no_grad():
+        for _ in range(4):
+            x = torch.randn(16)
+            for w in weights[:3]:
+                torch.testing.assert_close(run(w, x), called(x * w))
+        assert GraphHere.captures == 3 and executors[0].graphs.refusal is None
+        monkeypatch.setattr(cuda_graphs, "_MOST_STREAMS", 3)
+        torch.testing.assert_close(run(weights[3], x), called(x * weights[3]))
+    assert "3 sets of weights" in (executors[0].graphs.refusal or "")
 
 
 def test_streams_have_graphs_of_their_own(worthwhile: None) -> None:

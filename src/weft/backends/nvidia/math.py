@@ -88,6 +88,11 @@ def power_of_two(b: Function, x: V) -> V:
     return _ex2_normal(E(b, x)).v
 
 
+def reciprocal(b: Function, x: V) -> V:
+    """1 / x to 1 ulp, or zero where that is below the normal numbers."""
+    return _rcp_normal(E(b, x)).v
+
+
 def divide_all(b: Function, dividends: Sequence[V], divisor: V, exact: bool) -> list[V]:
     """Many f32 by one: a reciprocal for all, and for each a product and, for an `exact` quotient, what is left of it.
 

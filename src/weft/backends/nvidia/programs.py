@@ -1,8 +1,7 @@
 """The programs of a kernel as a persistent block walks them: from its own number in steps of the number of blocks.
 
 Where programs at one end of an axis take longer than at the other, a block has one from each in turn. Otherwise the
-order keeps what neighbours share in the second-level cache: a few blocks of rows are walked through all columns,
-and every other program sums backwards, so that it starts with what the one before has read last.
+order keeps what neighbours share in the second-level cache: a few blocks of rows are walked through all columns.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, product
 from weft.tile import dialect as tile
 from weft.tile.memory_groups import MemoryGroups
 
-GROUP = 16
+GROUP = 8
 """Neighbouring blocks of rows that are walked together, so that they share columns while these are near."""
 _OUTSIDE = 1 << 30
 """A coordinate that no tensor has."""
@@ -44,11 +43,6 @@ class Programs:
         """What stands in the loop for the kernel's program numbers."""
         found = [op for op in self.kernel.block.ops if isinstance(op, tile.ProgramOp)]
         return {op.out: self.axes[op.axis.value.data] for op in found}
-
-    def is_odd(self) -> IndexOp:
-        """1 for every other program of a block, else 0."""
-        turn = floordiv(symbol("d0"), symbol("d1"))
-        return IndexOp.make(tile.Sizes((mod(turn, 2),)), [self.loop.block.args[0], self.count])
 
     def before(self, number: SSAValue) -> tuple[list[IndexOp], dict[SSAValue, SSAValue], SSAValue]:
         """Ops that find the program before one: what stands for its numbers, and what is added to a coordinate.
@@ -165,37 +159,3 @@ def worth_one_by_one(kernel: tile.KernelOp, multiprocessors: int) -> bool:
     loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp)]
     unequal = any(isinstance(index.owner, tile.ProgramOp) for loop in loops for index in loop.indices)
     return unequal and not kernel.paired and isinstance(count, int) and count < _MANY * multiprocessors
-
-
-# -- sums ------------------------------------------------------------------------------------------------------------
-
-
-def only_sums(loop: tile.ForOp) -> bool:
-    """Whether a loop does nothing but add up products of what it loads: then its turns may come in any order."""
-    last = loop.block.last_op
-    if last is None or not loop.initial:
-        return False
-    carried = loop.block.args[1:]
-    if not all(isinstance(op, tile.LoadOp | tile.DotOp | tile.MapOp | tile.YieldOp) for op in loop.block.ops):
-        return False
-    for total, following in zip(carried, last.operands, strict=True):
-        made = following.owner
-        match made:
-            case tile.DotOp() if made.accumulator is total and total.has_one_use():
-                pass
-            case tile.MapOp() if made.function.data == "add" and total in made.args and total.has_one_use():
-                pass
-            case _:
-                return False
-    maps = [op for op in loop.block.ops if isinstance(op, tile.MapOp)]
-    return all(op.out in last.operands for op in maps)
-
-
-def mirrored_index(loop: tile.ForOp, back: SSAValue) -> IndexOp:
-    """A loop's variable, or where that is `back` the one that is as far from the end."""
-    renamed: dict[str, Size] = {f"d{i}": symbol(f"d{i + 2}") for i in range(len(loop.indices))}
-    lower, upper, step = (substitute(size, renamed) for size in loop.bounds.data)
-    place, is_back = symbol("d0"), symbol("d1")
-    last = lower + (ceildiv(upper - lower, step) - 1) * step
-    mirrored = place + is_back * (lower + last - place - place)
-    return IndexOp.make(tile.Sizes((mirrored,)), [loop.block.args[0], back, *loop.indices])

@@ -28,7 +28,7 @@ from weft.backends.nvidia.asynchronous import (
     WgmmaOp,
 )
 from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converged, do, elected, i32
-from weft.backends.nvidia.dialect import layout_of
+from weft.backends.nvidia.dialect import RESIDENT, integer, layout_of
 from weft.backends.nvidia.engine_stores import finish_stores, narrow, send
 from weft.backends.nvidia.global_memory import narrowed_to, pair
 from weft.backends.nvidia.narrowed_factors import narrowed_factor
@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from weft.backends.nvidia.codegen import KernelCodegen
 
 _GROUP_WARPS = 4
-_REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160)}
-"""What a thread of the producer and of a consumer may use, by the number of consumers: together what all enter with."""
+_REGISTERS = {(1, 1): (56, 256), (2, 1): (24, 240), (3, 1): (32, 160), (2, 2): (24, 104)}
+"""What a thread of the producer and of a consumer may use, by the number of consumers, and of blocks beside each other:
+together what all enter with."""
 RING_OPS = (AcquireOp, CommitOp, WaitOp, ReleaseOp)
 _FIRST_TURN, _GROUP_THREADS = 2, 128
 """The named barrier of the first consumer's turn; those of the others follow. Who waits and who passes meet there."""
@@ -133,10 +134,12 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
                 do(b, "mbarrier.init.shared::cta.b64 [$0], 1;", "r", at.full(b))
                 do(b, f"mbarrier.init.shared::cta.b64 [$0], {_GROUP_WARPS * consumers};", "r", at.empty(b))
         do(b, "fence.mbarrier_init.release.cluster;", "")
+        for map_ in codegen.maps:  # they lie in memory too
+            do(b, "prefetch.tensormap [$0];", "l", map_)
     barrier(b)
     producing, consuming, after = b.label("producer"), b.label("consumer"), b.label("after")
     b.branch_if(b.icmp("ult", warp, i32(_GROUP_WARPS)), producing, consuming)
-    fewer, more = _REGISTERS[consumers]
+    fewer, more = _REGISTERS[consumers, integer(codegen.kernel, RESIDENT, 1)]
     b.start(producing)
     if consumers > 1:
         do(b, f"setmaxnreg.dec.sync.aligned.u32 {fewer};", "")

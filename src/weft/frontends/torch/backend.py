@@ -25,6 +25,7 @@ from weft.frontends.torch.checks import failure
 from weft.frontends.torch.collection import without_collection
 from weft.frontends.torch.complex_numbers import as_real
 from weft.frontends.torch.decompositions import decompositions
+from weft.frontends.torch.device_timing import timer_on
 from weft.frontends.torch.devices import CPU, graph_device, kind_of, nvidia_target, target_on
 from weft.frontends.torch.executor import CpuExecutor
 from weft.frontends.torch.freezing import frozen_arguments, make_constants
@@ -132,6 +133,8 @@ def _callable(
                     raise
                 log.warning("a kernel cannot be made, torch carries out what it was to do: %s", error)
                 left |= error.sources
+    except torch.OutOfMemoryError as error:
+        return LaterCall(module, name, config, frozen, error)
     except Exception as error:  # whatever is wrong in the compiler, torch can run the graph
         if record.wants_programs and "import" not in record.seconds:
             record.captured = module
@@ -153,6 +156,31 @@ def _callable(
         time.perf_counter() - start,
     )
     return CompiledGraph(imported.calling, imported.constants, executor).shortest()
+
+
+@dataclass
+class LaterCall:
+    """A graph for whose program there was no memory: it is compiled when it is called.
+
+    Then the caller gets torch's own error, which tracing would hide, and can free memory and call again.
+    """
+
+    module: fx.GraphModule
+    name: str
+    config: Config
+    frozen: Mapping[int, torch.Tensor]
+    error: torch.OutOfMemoryError
+    compiled: Callable[[list[Any]], Sequence[Any]] | None = None
+    _boxed_call: bool = True
+
+    def __call__(self, arguments: list[Any]) -> Sequence[Any]:
+        if self.compiled is None:
+            with COMPILING, compilation(self.name) as record, without_collection():
+                found = _callable(self.module, self.name, self.config, self.frozen, record)
+            if isinstance(found, LaterCall):
+                raise torch.OutOfMemoryError(str(found.error)) from found.error
+            self.compiled = found
+        return self.compiled(arguments)
 
 
 def _loaded(
@@ -225,7 +253,7 @@ def executor_for(
     compiled: Compiled[bytes] | Compiled[DeviceCode] = (
         compile_cpu(function, config)
         if device.type == "cpu"
-        else compile_nvidia(function, config, nvidia_target(device))
+        else compile_nvidia(function, config, nvidia_target(device), timer_on(device))
     )
     start = time.perf_counter()
     if key is not None and imported.cacheable and all(imported.calling.constants):
