@@ -12,7 +12,6 @@ by itself is done to all of them by broadcasting.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,18 +49,18 @@ class Flex:
     softcap: float
     graph: fx.GraphModule
     sources: list[fx.Node]
-    adds: bool
 
 
 def read_flex(node: fx.Node, owner: fx.GraphModule) -> Flex:
     """What a call says; `owner` has its functions."""
-    query, key, _, score_node, block_mask, scale, _, *buffers = node.args
-    score_mod, mask_mod = (_module(owner, each) for each in (score_node, block_mask[-1]))  # type: ignore[index]
+    call_args: tuple[Any, ...] = node.args
+    query, key, _, score_node, block_mask, scale, _, *buffers = call_args
+    score_mod, mask_mod = (_module(owner, each) for each in (score_node, block_mask[-1]))
     softcap, adds = _form(score_mod)
-    captured = [list(each) for each in (*buffers, (), ())[:2]]
+    captured: list[list[Any]] = [list(each) for each in (*buffers, (), ())[:2]]
     if not all(isinstance(each, fx.Node) for each in (*captured[0], *captured[1])):
         raise UnsupportedError("flex_attention over numbers that change")
-    sources: list[fx.Node] = [query, key, *captured[0], *captured[1]]  # type: ignore[list-item]
+    sources: list[fx.Node] = [query, key, *captured[0], *captured[1]]
     metas = [source.meta["val"] for source in sources]
     modes = [meta.fake_mode for meta in metas if isinstance(meta, FakeTensor)]
     if not modes:
@@ -82,7 +81,7 @@ def read_flex(node: fx.Node, owner: fx.GraphModule) -> Flex:
 
     with modes[0], torch.no_grad():
         graph = make_fx(call, decomposition_table=decompositions())(*metas)
-    return Flex(float(scale), softcap, graph, sources, adds)  # type: ignore[arg-type]
+    return Flex(float(scale), softcap, graph, sources)
 
 
 def _module(owner: fx.GraphModule, node: Any) -> fx.GraphModule:
@@ -114,15 +113,16 @@ def _form(score_mod: fx.GraphModule) -> tuple[float, bool]:
 
 def _under_sum(node: fx.Node, score: fx.Node) -> fx.Node | None:
     """What something that does not depend on the score is added to, or that is hidden in places."""
+    args: tuple[Any, ...] = node.args
     match node.target:
         case _aten.add.Tensor if not node.kwargs:
-            pairs: Sequence[Sequence[Any]] = (node.args, node.args[::-1])
+            pairs = (args, args[::-1])
         case _aten.sub.Tensor if not node.kwargs:
-            pairs = (node.args,)
-        case _aten.where.self if _is_nothing(node.args[2]):
-            pairs = ((node.args[1], node.args[0]),)
-        case _aten.where.ScalarOther if node.args[2] == -math.inf:
-            pairs = ((node.args[1], node.args[0]),)
+            pairs = (args,)
+        case _aten.where.self if _is_nothing(args[2]):
+            pairs = ((args[1], args[0]),)
+        case _aten.where.ScalarOther if args[2] == -math.inf:
+            pairs = ((args[1], args[0]),)
         case _:
             return None
     for inner, other in pairs:
@@ -159,7 +159,7 @@ def _is_nothing(value: Any) -> bool:
     if not isinstance(value, fx.Node):
         return value == -math.inf
     made = {_aten.full.default: 1, _aten.scalar_tensor.default: 0, _aten.full_like.default: 1}.get(value.target)  # type: ignore[arg-type]
-    return made is not None and value.args[made] == -math.inf
+    return made is not None and bool(value.args[made] == -math.inf)
 
 
 def _depends(value: Any, source: fx.Node) -> bool:
