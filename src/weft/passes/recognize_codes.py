@@ -20,7 +20,7 @@ from xdsl.passes import ModulePass
 
 from weft.errors import WeftError
 from weft.ir.expr import product
-from weft.ir.types import DType, Tensor, bf16, f16, f32, tensor_of
+from weft.ir.types import DType, Tensor, bf16, f16, f32, tensor_of, u8
 from weft.ops.base import Elementwise, GraphOp
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GraphBuilder
@@ -66,6 +66,7 @@ def _recognize(function: FuncOp, dot: Dot) -> None:
     for form in FORMS:
         if FORMS[form].dtype == tensor_of(found.codes.type).dtype and found.is_coded(form):
             b = GraphBuilder(function.block, weight.op.location, before=weight.op)
+            found.scales = None if found.scales is None else _exponents(found.scales)
             weight.replace_all_uses_with(found.built(b, form))
             return
 
@@ -201,8 +202,8 @@ def _leaves(value: SSAValue, least: int) -> Iterator[SSAValue | None]:
     if number_of(value) is not None:
         return
     op = value.op if isinstance(value, OpResult) and isinstance(value.op, GraphOp) else None
-    if op is None or _size(value) < least:
-        yield _integers(value)
+    if op is None or (_size(value) < least and least > 1):
+        yield _narrowest(value) if _size(value) > 1 else value
     elif isinstance(op, Elementwise) or op.name in _VIEWS or _is_stack(op):
         for operand in op.operands:
             yield from _leaves(operand, least)
@@ -210,14 +211,34 @@ def _leaves(value: SSAValue, least: int) -> Iterator[SSAValue | None]:
         yield None
 
 
-def _integers(value: SSAValue) -> SSAValue:
-    """The integers that a value is a cast of, seen through views; itself, if it is none."""
-    source = value
-    while (op := made_by(source, *_VIEWS, "graph.cast")) is not None:
+def _narrowest(value: SSAValue) -> SSAValue:
+    """What a value is a widening cast of, seen through views; itself, if it is none."""
+    source = found = value
+    while (op := made_by(source, *_VIEWS, "graph.cast")) is not None and _size(op.operands[0]) == _size(value):
         source = op.operands[0]
-        if tensor_of(source.type).dtype.is_integer and not tensor_of(value.type).dtype.is_integer:
-            return source
-    return value
+        kept, dtype = tensor_of(source.type).dtype, tensor_of(value.type).dtype
+        if kept.is_integer or (kept.is_float and dtype.is_float and kept.bits < dtype.bits):
+            found = source
+    return found
+
+
+def _exponents(scales: SSAValue) -> SSAValue:
+    """The exponents of 8 bits that powers of two are computed from; the powers, if they are not."""
+    leaves = [leaf for leaf in dict.fromkeys(_leaves(scales, 1)) if leaf is not None]
+    if len(leaves) != 1 or tensor_of(leaves[0].type).dtype != u8 or _size(leaves[0]) != _size(scales):
+        return scales
+    known = np.arange(_CODES, dtype=np.uint8)
+    shape = [int(size) for size in tensor_of(scales.type).shape]  # type: ignore[arg-type]
+    for place in {0, _size(scales) // 3, _size(scales) - 1}:
+        probe = Probe({leaves[0]: known})
+        try:
+            powers = probe.value(scales, [int(i) for i in np.unravel_index(place, shape)]).astype(np.float32)
+        except WeftError:
+            return scales
+        normal = slice(1, _CODES - 2)
+        if probe.places != {leaves[0]: {place}} or not (powers[normal] == 2.0 ** (known[normal] - 127.0)).all():
+            return scales
+    return leaves[0]
 
 
 def _is_stack(op: GraphOp) -> bool:

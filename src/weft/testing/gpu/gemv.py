@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -41,7 +42,76 @@ def _bf16(place: Place, outs: int, ins: int) -> tuple[Tensor, ...]:
     return (place.normal(outs, ins, scale=ins**-0.5),)
 
 
-WEIGHTS = {"bf16": Weights(_bf16, linear)}
+def _bytes(place: Place, outs: int, ins: int, most: int = 256) -> Tensor:
+    return torch.randint(most, (outs, ins), dtype=torch.uint8, device=place.device.name)
+
+
+def _scales(place: Place, outs: int, ins: int) -> Tensor:
+    return place.normal(outs, ins, scale=1e-3)
+
+
+def _int4(group: int, zeros: bool = False) -> Weights:
+    """Two weights in a byte, (code - zero) * scale in groups."""
+
+    def make(place: Place, outs: int, ins: int) -> tuple[Tensor, ...]:
+        parts = _bytes(place, outs, ins // 2), _scales(place, outs, ins // group)
+        return (*parts, _bytes(place, outs, ins // group, 16)) if zeros else parts
+
+    def function(x: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Tensor:
+        numbers = _nibbles(codes).to(x.dtype).unflatten(1, (-1, group))
+        offset = 8 if zeros is None else zeros.to(x.dtype)[..., None]
+        return F.linear(x, ((numbers - offset) * scales[..., None]).flatten(1))
+
+    return Weights(make, function)
+
+
+def _fp4(group: int) -> Weights:
+    """Floats of 4 bits: with powers of two for 32 (mxfp4), or floats of 8 bits for 16 and one for all (nvfp4)."""
+
+    def make(place: Place, outs: int, ins: int) -> tuple[Tensor, ...]:
+        codes = _bytes(place, outs, ins // 2)
+        if group == 32:
+            return codes, _bytes(place, outs, ins // group, 8) + 112
+        scales = _scales(place, outs, ins // group).abs() * 1e3
+        return codes, scales.to(torch.float8_e4m3fn), torch.full((), 1e-3, device=place.device.name)
+
+    def function(x: Tensor, codes: Tensor, scales: Tensor, whole: Tensor | None = None) -> Tensor:
+        numbers = _nibbles(codes)
+        sizes = numbers & 7
+        values = torch.where(sizes < 5, sizes * 0.5, torch.where(sizes == 7, 6.0, sizes - 2.0))
+        values = torch.where(numbers > 7, -values, values).to(x.dtype).unflatten(1, (-1, group))
+        factors = torch.exp2(scales.float() - 127).to(x.dtype) if whole is None else scales.to(x.dtype)
+        made = F.linear(x, (values * factors[..., None]).flatten(1))
+        return made if whole is None else (made * whole).to(x.dtype)
+
+    return Weights(make, function)
+
+
+def _nibbles(codes: Tensor) -> Tensor:
+    return torch.stack([codes & 15, codes >> 4], -1).flatten(1)
+
+
+def _of_8_bits(dtype: torch.dtype) -> Weights:
+    """A weight a byte, and a factor a row."""
+
+    def make(place: Place, outs: int, ins: int) -> tuple[Tensor, ...]:
+        return (place.normal(outs, ins) * 16).to(dtype), _scales(place, outs, 1)
+
+    def function(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+        return F.linear(x, codes.to(x.dtype) * scales)
+
+    return Weights(make, function)
+
+
+WEIGHTS = {
+    "bf16": Weights(_bf16, linear),
+    **{f"int4_{group}": _int4(group) for group in (32, 64, 128)},
+    "int4_zeros": _int4(128, zeros=True),
+    "mxfp4": _fp4(32),
+    "nvfp4": _fp4(16),
+    "int8": _of_8_bits(torch.int8),
+    "fp8": _of_8_bits(torch.float8_e4m3fn),
+}
 
 
 def _case(rows: int, outs: int, ins: int, form: str) -> GpuCase:
