@@ -17,6 +17,7 @@ from weft.backends.cpu.microkernel import panel_form
 from weft.backends.cpu.target import CpuTarget, compile_object, target_for
 from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.compile import emit_llvm
+from weft.backends.nvidia.early_start import mark_fixed
 from weft.backends.nvidia.target import NvidiaTarget, compile_ptx
 from weft.config import CODES, Config
 from weft.lower.machine import gpu_machine
@@ -167,6 +168,7 @@ def compile_nvidia(function: FuncOp, config: Config, target: NvidiaTarget) -> Co
         start = report.measure("lower_to_tile", start)
         report.planned(planned.plan, planned.schedules)
         report.program("tile", planned.kernels.values())
+        mark_fixed(planned.plan, planned.kernels)
         text, launches = emit_llvm(planned.kernels, target)
         start = report.measure("emit_llvm", start)
         report.program("llvm", text)

@@ -21,6 +21,8 @@ class Machine:
     lanes: int = 64
     """Rows that are reduced, or scanned, side by side."""
     multiprocessors: int = 0
+    brings_rows: bool = False
+    """Whether a copy engine brings pieces of rows to where threads share them."""
 
     @property
     def is_gpu(self) -> bool:
@@ -31,6 +33,9 @@ CPU = Machine()
 
 
 def gpu_machine(multiprocessors: int = 132, *, clusters: bool = True) -> Machine:
-    """A GPU of so many multiprocessors, of 65,536 registers of 32 bits each; `clusters` of blocks hold longer rows."""
+    """A GPU of so many multiprocessors, of 65,536 registers of 32 bits each; those with `clusters` of
+    blocks hold longer rows, and have a copy engine."""
     row = 131072 if clusters else 32768
-    return Machine(tile_elements=4096, row_elements=row, lanes=128, multiprocessors=multiprocessors)
+    return Machine(
+        tile_elements=4096, row_elements=row, lanes=128, multiprocessors=multiprocessors, brings_rows=clusters
+    )

@@ -31,6 +31,8 @@ MOST_BLOCKS = (1 << 31) - 1
 _MOST_NAMED = 8
 """Kernels that the report of a fault names."""
 
+_NO_CONTEXT = 201
+
 Launcher: TypeAlias = Callable[[int, int, int, int, int], int]
 """The host function: tape, table, stream, and where two functions of the driver's lie."""
 
@@ -66,8 +68,7 @@ class DeviceProgram(Program):
             self.functions = self._module.functions
             taken = {name: Resources(each.registers, each.local_bytes) for name, each in self.functions.items()}
             note_loaded(self.plan, taken)
-        self._launcher = device_launcher()
-        self._entries = [self.driver.address(name) for name in ("cuLaunchKernelEx", "cuTensorMapReplaceAddress")]
+        self._launch_tape = TapeLauncher(self.driver, self.device)
 
     def is_apart(self, step: Step) -> bool:
         return isinstance(step, CallStep | DotStep)
@@ -77,10 +78,28 @@ class DeviceProgram(Program):
 
     def launch(self, tape: DeviceTape, table: int, stream: int) -> None:
         """Launch the kernels of a tape on a stream of the device; `table` is the table's address."""
-        result = self._launcher(tape.address, table, stream, *self._entries)
+        result = self._launch_tape(tape.address, table, stream)
         if result:
             raise launch_failure(self.driver, tape.kernels, result)
         self.driver.launched.append(tape.kernels)
+
+
+class TapeLauncher:
+    """Launches tapes on one device. A thread that has met no CUDA yet gets the device's context."""
+
+    def __init__(self, driver: Driver, device: int) -> None:
+        self._driver, self._device = driver, device
+        self._run = device_launcher()
+        self._entries = [driver.address(name) for name in ("cuLaunchKernelEx", "cuTensorMapReplaceAddress")]
+
+    def __call__(self, tape: int, table: int, stream: int) -> int:
+        """0, or the driver's result for the first kernel that could not be launched, with its number."""
+        launch, replace = self._entries
+        result = self._run(tape, table, stream, launch, replace)
+        if result == _NO_CONTEXT:  # of the first kernel: none has run
+            self._driver.use(self._device)
+            result = self._run(tape, table, stream, launch, replace)
+        return result
 
 
 def launch_failure(driver: Driver, kernels: Sequence[str], result: int) -> DeviceError:

@@ -56,14 +56,15 @@ class Memory:
         start = address - BASE
         return self.bytes[start : start + like.nbytes].view(like.dtype).reshape(like.shape).copy()
 
-    def check(self, places: np.ndarray, size: int) -> None:
+    def check(self, places: np.ndarray, size: int, alignment: int | None = None) -> None:
+        step = alignment or size
         inside = np.zeros(places.shape, bool)
         for start, stop in self.ranges:
             inside |= (places >= start) & (places + size <= stop)
         if not inside.all():
             raise MachineError(f"access at {places[~inside][:4]} outside of all tensors")
-        if (places % size).any():
-            raise MachineError(f"an access of {size} bytes is not aligned: {places[places % size != 0][:4]}")
+        if (places % step).any():
+            raise MachineError(f"an access of {size} bytes is not aligned: {places[places % step != 0][:4]}")
 
 
 class Races:

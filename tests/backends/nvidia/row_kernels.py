@@ -1,4 +1,4 @@
-"""Kernels of functions of bfloat16 rows, as the compiler makes them for a GPU."""
+"""Kernels and plans of functions of bfloat16 rows, as the compiler makes them for a GPU."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ from weft.config import Config
 from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.importer import import_graph
 from weft.lower.machine import gpu_machine
-from weft.lower.plan import build_plan
+from weft.lower.plan import Planned, build_plan
 from weft.pipelines import nvidia_passes
 from weft.tile import dialect as tile
 
 
 def row_kernel(function: Callable[..., Any], *shapes: tuple[int, ...]) -> tile.KernelOp:
-    """The one kernel that a function becomes; its tensors need no memory."""
+    """The one kernel that a function becomes."""
+    (kernel,) = planned(function, *shapes).kernels.values()
+    return kernel
+
+
+def planned(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Planned:
+    """What a function becomes; its tensors need no memory."""
     with FakeTensorMode():
         inputs = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
         graph = make_fx(lambda *args: (function(*args),), decompositions("cuda"))(*inputs)
@@ -29,5 +35,4 @@ def row_kernel(function: Callable[..., Any], *shapes: tuple[int, ...]) -> tile.K
     module = ModuleOp([program])
     for each in nvidia_passes(Config(cache=False), tensor_cores=True):
         each.apply(Context(), module)
-    (kernel,) = build_plan(program, machine=gpu_machine()).kernels.values()
-    return kernel
+    return build_plan(program, machine=gpu_machine())

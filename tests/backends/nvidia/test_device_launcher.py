@@ -17,7 +17,7 @@ from weft.ir.expr import symbol
 from weft.ir.types import Tensor, f32
 from weft.lower.steps import Buffer, KernelStep, Plan
 from weft.ops.layouts import contiguous
-from weft.runtime.device_program import DeviceTape, device_launcher, launch_failure, write_device_tape
+from weft.runtime.device_program import DeviceTape, TapeLauncher, device_launcher, launch_failure, write_device_tape
 
 from .fakes import LAUNCH, REPLACE, FakeLibrary
 
@@ -156,3 +156,17 @@ def test_rows_that_the_copy_engine_cannot_read_are_refused() -> None:
     launch = Launch(128, 0, maps=(TensorMap(0, "bf16", (64, 2), (symbol("n"),), (64, 128)),))
     with pytest.raises(GuardError, match="6 bytes apart"):
         write_device_tape(DRIVER, made, made.steps, {"n": 3}, {"m": function("m", 1, launch)})
+
+
+def test_a_thread_without_a_context_gets_the_devices() -> None:
+    answers = iter((201, 0, 201, 201))
+    library = FakeLibrary()
+    library.cuLaunchKernelEx = LAUNCH(lambda *arguments: next(answers))
+    library.cuTensorMapReplaceAddress = REPLACE(lambda *arguments: 0)
+    run = TapeLauncher(Driver(library), 0)
+    made = plan(step("a", (0,)))
+    tape = write_device_tape(DRIVER, made, made.steps, {"n": 1}, {"a": function("a", 1, Launch(32, 0))})
+    table = np.zeros(64, np.int64)
+    assert run(tape.address, table.ctypes.data, STREAM) == 0
+    assert library.calls.count("cuCtxSetCurrent") == 1
+    assert run(tape.address, table.ctypes.data, STREAM) == 201

@@ -92,6 +92,19 @@ def test_memory_that_runs_out_while_loading_leaves_nothing() -> None:
     assert library.calls[-1] == "cuModuleUnload"
 
 
+def test_a_module_is_unloaded_in_its_own_context() -> None:
+    library = FakeLibrary()
+    driver = Driver(library)
+    loaded = load_module(driver, driver.facts(0), b"cubin", {"k": Launch(128, 0)})
+    del loaded
+    exchange = "cuThreadExchangeStreamCaptureMode"
+    unloading = ["cuCtxPushCurrent_v2", exchange, "cuModuleUnload", exchange, "cuCtxPopCurrent_v2"]
+    assert library.calls[-5:] == unloading
+    library.results["cuCtxPushCurrent_v2"] = 709
+    load_module(driver, driver.facts(0), b"cubin", {"k": Launch(128, 0)})
+    assert library.calls[-1] == "cuCtxPushCurrent_v2"
+
+
 def test_large_shared_memory_and_clusters_are_asked_for() -> None:
     library = FakeLibrary()
     driver = Driver(library)

@@ -112,7 +112,7 @@ def test_tiles_without_a_copy_engine(shape: tuple[int, int, int], body: Callable
 
 
 def test_weights_are_read_ahead_and_straight_from_memory() -> None:
-    arrays = operands(1, 64, 8192, linear, bf16)
+    arrays = operands(1, 64, 4096, linear, bf16)
     kernel, _ = annotate(trial_of(arrays, linear).lowered.calls[0].kernel.op, target_named("sm_90a"))
     text = str(kernel)
     assert "nvidia.ahead" in text and "nvidia.convert" not in text and "nvidia.pack" not in text.replace("packed", "")

@@ -215,3 +215,24 @@ def test_a_parameter_may_be_called_like_a_function_of_python() -> None:
     with_names_of_python[(1,)](x, 3, 4, "sum")
     with_names_of_python[(1,)](x, 5, 4, "sum")
     assert x.item() == 9
+
+
+@triton.jit
+def printing(x_ptr, N: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, N))
+    tl.device_print("value", x)
+    tl.device_print("both:", x, x + 1)
+    tl.device_print("here")
+
+
+def test_values_are_printed_as_triton_prints_them(capfd: pytest.CaptureFixture[str]) -> None:
+    printing[(1,)](torch.tensor([7, 8], dtype=torch.int32), 2)
+    assert capfd.readouterr().out.splitlines() == [
+        "pid (0, 0, 0) idx (0) value: 7",
+        "pid (0, 0, 0) idx (1) value: 8",
+        "pid (0, 0, 0) idx (0) both: (operand 0) 7",
+        "pid (0, 0, 0) idx (1) both: (operand 0) 8",
+        "pid (0, 0, 0) idx (0) both: (operand 1) 8",
+        "pid (0, 0, 0) idx (1) both: (operand 1) 9",
+        "pid (0, 0, 0) here",
+    ]

@@ -35,16 +35,16 @@ def emit_print(codegen: KernelCodegen, op: written.PrintOp) -> None:
     programs = [codegen.scalars[p.out] for p in codegen.kernel.block.ops if isinstance(p, tile.ProgramOp)]
     codegen.prepare(list(op.operands))
     if not op.operands:
-        head = f"pid (%ld, %ld, %ld) {prefix}\n"
+        head = f"pid (%ld, %ld, %ld){prefix}\n"
         _printf(codegen, head, programs)
     for number, (value, dtype) in enumerate(zip(op.operands, dtypes, strict=True)):
         sizes = tile.tile_type(value).sizes
         index = f" idx ({', '.join(['%ld'] * len(sizes))})" if sizes else " idx ()"
-        several = f" (operand {number})" if len(op.operands) > 1 else ""
+        several = f"(operand {number}) " if len(op.operands) > 1 else ""
         with every_position(codegen, sizes) as here:
             element = codegen.at(value, here)
             form, shown = _shown(codegen, element, str(dtype), op.hexadecimal is not None)
-            text = f"pid (%ld, %ld, %ld){index} {prefix}{several} {form}\n"
+            text = f"pid (%ld, %ld, %ld){index}{prefix}{several}{form}\n"
             _printf(codegen, text, [*programs, *here.index, shown])
     b.call("fflush", "i32", V("ptr", "null"))
 

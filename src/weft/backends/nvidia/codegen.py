@@ -14,13 +14,14 @@ from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_t
 from weft.backends.llvm.cast import emit_cast, load_convert, register_type
 from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.asynchronous import RolesOp
-from weft.backends.nvidia.block import Threads, do, i32, load_shared, register_bytes, short, store_shared
+from weft.backends.nvidia.block import Threads, i32, load_shared, register_bytes, short, store_shared
 from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
 from weft.backends.nvidia.dequantize import Decoder
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
+from weft.backends.nvidia.early_start import wait_for_kernel
 from weft.backends.nvidia.elements import emit_elements, emit_position
 from weft.backends.nvidia.exponentials import emit_added_exponentials, emit_exponentials
 from weft.backends.nvidia.extents import ConvertedLimits
@@ -34,7 +35,7 @@ from weft.backends.nvidia.reductions import emit_reduce
 from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
 from weft.backends.nvidia.row_roles import emit_streaming
 from weft.backends.nvidia.shared_memory import row_pitch
-from weft.backends.nvidia.streaming import CopyOp, ReadOp, StreamOp, WaitKeptOp
+from weft.backends.nvidia.streaming import CopyOp, CopyRowsOp, ReadOp, StreamOp, WaitKeptOp
 from weft.backends.nvidia.strided_memory import emit_load, emit_pack, emit_store
 from weft.backends.nvidia.written import emit_written
 from weft.backends.nvidia.written_layouts import scalar_layout
@@ -88,9 +89,8 @@ class KernelCodegen:
             self.threads = Threads.of_block(b, self.launch.threads // WARP, self.launch.cluster)
             self.threads.prepare(self.layouts)
             self._place_program()
-        if self.launch.programmatic:
-            # The next kernel's blocks may come as soon as these leave room; nothing is read before the last one ended.
-            do(b, "griddepcontrol.launch_dependents; griddepcontrol.wait;", "")
+        if self.launch.programmatic and not any(isinstance(op, StreamOp) for op in kernel.block.ops):
+            wait_for_kernel(b)
         self.block(kernel.block)
         b.finish()
 
@@ -161,7 +161,7 @@ class KernelCodegen:
                 self._loop(op)
             case tile.ProgramOp() | tile.ReturnOp() | tile.YieldOp() | tile.DequantizeOp():
                 pass
-            case StreamOp() | CopyOp() | ReadOp() | WaitKeptOp():
+            case StreamOp() | CopyOp() | CopyRowsOp() | ReadOp() | WaitKeptOp():
                 emit_streaming(self, op)
             case _:
                 if not emit_written(self, op):

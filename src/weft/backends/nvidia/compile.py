@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from weft.backends.llvm.builder import Module
 from weft.backends.nvidia.assign_layouts import assign_layouts
@@ -21,6 +22,7 @@ from weft.backends.nvidia.order_memory import order_memory
 from weft.backends.nvidia.pipeline_dots import pipeline_dots
 from weft.backends.nvidia.pipeline_rows import pipeline_rows
 from weft.backends.nvidia.pipeline_streams import pipeline_streams
+from weft.backends.nvidia.pipeline_weights import pipeline_weights
 from weft.backends.nvidia.shared_memory import allocate_shared
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
 from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
@@ -49,8 +51,9 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
 
 
 def _streamed(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
-    """Rows that are brought ahead, whole or in blocks."""
-    streamed = pipeline_rows(kernel, target) or pipeline_streams(kernel, target)
+    """Rows that are brought ahead, whole or in blocks, and weights."""
+    ways = (pipeline_rows, pipeline_streams, pipeline_weights)
+    streamed = next((found for way in ways if (found := way(kernel, target)) is not None), None)
     if streamed is None:
         return None
     shared = allocate_shared(streamed.kernel, target.shared_per_block - streamed.shared, streamed.shared)
@@ -85,7 +88,8 @@ def emit_llvm(kernels: Mapping[str, tile.KernelOp], target: NvidiaTarget) -> tup
     module.globals[SHARED_SYMBOL] = f"@{SHARED_SYMBOL} = external addrspace(3) global [0 x i8], align 1024"
     launches: dict[str, Launch] = {}
     for name, kernel in kernels.items():
-        annotated, launches[name] = annotate(kernel, target)
+        annotated, launch = annotate(kernel, target)
+        launches[name] = replace(launch, programmatic=target.capability >= 90)
         KernelCodegen(module, annotated, launches[name]).emit()
     missing = [name for name in module.declarations if not name.startswith("llvm.") and name != VPRINTF]
     if missing:

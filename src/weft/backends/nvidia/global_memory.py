@@ -27,12 +27,13 @@ def load_chunk(
     return [load_convert(b, b.bitcast(value, memory_type(dtype)), dtype) for value in raw]
 
 
-def load_words(b: Function, address: V, size: int, count: int, predicate: V | None, *, once: bool) -> list[V]:
-    """`count` neighbours of so many bytes in words of 32 bits, or fewer bits alone; what is not read is zero.
+ONCE = "global.L1::no_allocate"
+"""Global memory that a block reads once: it does not stay in its cache."""
 
-    What the whole block reads `once` does not stay in its cache.
-    """
-    return _read(b, address, 8 * size, count, predicate, "global.L1::no_allocate" if once else "global")
+
+def load_words(b: Function, address: V, size: int, count: int, predicate: V | None, space: str = "global") -> list[V]:
+    """`count` neighbours of so many bytes in words of 32 bits, or fewer bits alone; what is not read is zero."""
+    return _read(b, address, 8 * size, count, predicate, space)
 
 
 def load_raw(b: Function, address: V, dtype: DType, predicate: V | None) -> V:

@@ -46,11 +46,11 @@ def emit_print(codegen: KernelCodegen, op: written.PrintOp) -> None:
         first = codegen.threads.owner(codegen.layouts[0])
         assert first is not None
         with b.when(first):
-            _print(codegen, f"pid (%ld, %ld, %ld) {prefix}\n", programs)
+            _print(codegen, f"pid (%ld, %ld, %ld){prefix}\n", programs)
     for number, (value, dtype) in enumerate(zip(op.operands, dtypes, strict=True)):
         layout = layout_of(value)
         index = f" idx ({', '.join(['%d'] * layout.rank)})"
-        several = f" (operand {number})" if len(op.operands) > 1 else ""
+        several = f"(operand {number}) " if len(op.operands) > 1 else ""
         held, owner = codegen.held(layout), codegen.threads.owner(layout)
         for register, element in enumerate(codegen.tiles[value]):
             places = [
@@ -58,7 +58,7 @@ def emit_print(codegen: KernelCodegen, op: written.PrintOp) -> None:
                 for axis, offset in enumerate(layout.offsets[register])
             ]
             form, shown = _shown(codegen, element, str(dtype), op.hexadecimal is not None)
-            text = f"pid (%ld, %ld, %ld){index} {prefix}{several} {form}\n"
+            text = f"pid (%ld, %ld, %ld){index}{prefix}{several}{form}\n"
             with b.when(codegen.both(held[register], owner) or const(True, "i1")):
                 _print(codegen, text, [*programs, *places, shown])
 

@@ -21,6 +21,8 @@ _PORTABLE_CLUSTER = 8
 _DEFAULT_SHARED = 48 << 10
 """Dynamic shared memory that a kernel may have without asking."""
 
+_RELAXED_CAPTURE = 2
+
 _REFUSALS = (200, 218, 221, 300, 301)
 """Results that say that a program is wrong, not that the machine is: invalid image, invalid PTX and the like."""
 
@@ -141,13 +143,25 @@ def load_module(driver: Driver, facts: DeviceFacts, image: bytes, launches: Mapp
         driver.call("cuModuleUnload", module)
         raise
     loaded = LoadedModule(image, functions)
-    weakref.finalize(loaded, _unload, driver, module).atexit = False
+    context = ctypes.c_void_p(driver.handle("cuCtxGetCurrent"))
+    weakref.finalize(loaded, _unload, driver, context, module).atexit = False
     return loaded
 
 
-def _unload(driver: Driver, module: ctypes.c_void_p) -> None:
-    # It may come while another thread, or none, has the context, or after a kernel's fault: there is no one to tell.
-    driver.library.cuModuleUnload(module)
+def _unload(driver: Driver, context: ctypes.c_void_p, module: ctypes.c_void_p) -> None:
+    """Unload a module where it was loaded.
+
+    It may come at any time: in a thread that has another device's context or none, while a stream of the thread's is
+    captured, which an unloading would otherwise end, or after a kernel's fault. There is no one to tell of results.
+    """
+    library = driver.library
+    if library.cuCtxPushCurrent_v2(context):
+        return
+    mode = ctypes.c_int(_RELAXED_CAPTURE)
+    library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    library.cuModuleUnload(module)
+    library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
 
 def _function(driver: Driver, facts: DeviceFacts, module: ctypes.c_void_p, name: str, launch: Launch) -> DeviceFunction:

@@ -198,7 +198,9 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
         case SlotOp():
             codegen.slots[op.out] = ring.slot(b, op.slot.value.data)
         case ReleaseOp():
-            if isinstance(ring.slots[0], PieceType):  # all lanes have read what they need
+            if isinstance(ring.slots[0], PieceType):
+                # All lanes have read what they need, before the copy engine overwrites it.
+                do(b, "fence.proxy.async.shared::cta;", "")
                 do(b, "bar.warp.sync -1;", "")
             # Without a branch: products may be under way.
             text = "{ .reg .pred p; elect.sync _|p, -1; @p mbarrier.arrive.shared::cta.b64 _, [$0]; }"

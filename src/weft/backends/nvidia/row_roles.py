@@ -12,10 +12,12 @@ from weft.backends.nvidia.alignment import WIDEST
 from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converged, do, elected, i32
 from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.dialect import layout_of
-from weft.backends.nvidia.global_memory import load_chunk
+from weft.backends.nvidia.early_start import wait_for_kernel
+from weft.backends.nvidia.global_memory import load_chunk, load_words
 from weft.backends.nvidia.layouts import WARP, Layout
+from weft.backends.nvidia.mma import PACKED
 from weft.backends.nvidia.roles import Ring, expect, wait_for
-from weft.backends.nvidia.streaming import ALIGNMENT, CopyOp, PieceType, ReadOp, StreamOp, WaitKeptOp
+from weft.backends.nvidia.streaming import ALIGNMENT, CopyOp, CopyRowsOp, PieceType, ReadOp, StreamOp, WaitKeptOp
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ def emit_streaming(codegen: KernelCodegen, op: Operation) -> None:
             _emit_roles(codegen, op)
         case CopyOp():
             _copy(codegen, op)
+        case CopyRowsOp():
+            _copy_rows(codegen, op)
         case ReadOp():
             _read(codegen, op)
         case WaitKeptOp():
@@ -68,6 +72,8 @@ def _emit_roles(codegen: KernelCodegen, op: StreamOp) -> None:
     producing, consuming, after = b.label("producer"), b.label("consumer"), b.label("after")
     b.branch_if(b.icmp("eq", warp, i32(warps)), producing, consuming)
     b.start(producing)
+    if codegen.launch.programmatic and op.early is None:
+        wait_for_kernel(b)
     with b.when(elected(b)):
         codegen.rings = [replace(ring, turn=None)]
         if kept.slots:
@@ -75,6 +81,8 @@ def _emit_roles(codegen: KernelCodegen, op: StreamOp) -> None:
         codegen.block(op.producer.block)
     b.branch(after)
     b.start(consuming)
+    if codegen.launch.programmatic:
+        wait_for_kernel(b)
     codegen.threads.prepare([*codegen.layouts, *(replace(layout, blocks=()) for layout in codegen.layouts)])
     codegen.rings = [ring]
     codegen.crossing = Crossing(ring, base, crossing_start, op.crossing.value.data, cluster, warps)
@@ -140,6 +148,24 @@ def _copy(codegen: KernelCodegen, op: CopyOp) -> None:
             do(b, text, "r,l,r,r", *arguments)
 
 
+def _copy_rows(codegen: KernelCodegen, op: CopyRowsOp) -> None:
+    """A copy for each row; weights are read once, so they are the first to leave the second-level cache."""
+    b, ring = codegen.b, codegen.rings[0]
+    piece = ring.slots[0]
+    assert isinstance(piece, PieceType)
+    size, rows, pitch = piece.dtype.bytes, op.rows.value.data, op.pitch.value.data
+    first, apart, extent = (codegen.size(s.data[0], op.indices) for s in (op.offset, op.apart, op.extent))
+    policy = converged(b, "i64", "createpolicy.fractional.L2::evict_first.b64 $0, 1.0;", "=l")
+    place, full = ring.slot(b, 0), ring.full(b)
+    for row in range(rows):
+        there = b.intrinsic("smin", i64(row), b.sub(extent, i64(1)))
+        source = b.add(codegen.pointers[op.pointer], b.mul(b.add(first, b.mul(there, apart)), i64(size)))
+        text = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+        bytes_ = op.length.value.data * size
+        target = b.add(place, i32(row * pitch * size))
+        do(b, f"{text} [$0], [$1], {bytes_}, [$2], $3;", "r,l,r,l", target, source, full, policy)
+
+
 def _read(codegen: KernelCodegen, op: ReadOp) -> None:
     """A slot into registers, up to 16 bytes at a time. What lies beyond a tile's side is read and not used."""
     b, number = codegen.b, op.slot.value.data
@@ -159,7 +185,13 @@ def _read(codegen: KernelCodegen, op: ReadOp) -> None:
     for register in range(0, layout.count, width):
         ahead = sum(place * stride for place, stride in zip(layout.offsets[register], strides, strict=True))
         address = b.add(start, i32(ahead * dtype.bytes))
+        if PACKED in op.attributes:
+            values += load_words(b, address, dtype.bytes, width, None, "shared")
+            continue
         values += load_chunk(b, address, dtype, width, None, space="shared")
+    if PACKED in op.attributes:
+        codegen.tiles[op.out] = values
+        return
     target = tile.tile_type(op.out).dtype
     codegen.tiles[op.out] = [codegen.widened(value, dtype, target) for value in values]
 

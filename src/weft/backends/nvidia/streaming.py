@@ -81,6 +81,8 @@ class StreamOp(IRDLOperation):
     kept = attr_def(ArrayAttr[PieceType])
     crossing = attr_def(IntegerAttr)
     """The bytes that the blocks of a cluster exchange at once, at most."""
+    early = opt_attr_def(UnitAttr)
+    """What it brings is there before the kernel ahead of it has ended."""
     producer = region_def("single_block")
     consumer = region_def("single_block")
 
@@ -137,6 +139,22 @@ class CopyOp(IRDLOperation):
 
 
 @irdl_op_definition
+class CopyRowsOp(IRDLOperation):
+    """Let the copy engine bring pieces of rows to a slot: `length` elements of each of `rows`, `apart` in global memory
+    and `pitch` in the slot. Of rows there are `extent`: in place of others comes the last one again."""
+
+    name = "nvidia.copy_rows"
+    pointer = operand_def(tile.PointerType)
+    indices = var_operand_def(IndexType)
+    offset = attr_def(tile.Sizes)
+    apart = attr_def(tile.Sizes)
+    extent = attr_def(tile.Sizes)
+    rows = attr_def(IntegerAttr)
+    length = attr_def(IntegerAttr)
+    pitch = attr_def(IntegerAttr)
+
+
+@irdl_op_definition
 class ReadOp(IRDLOperation):
     """A tile out of a slot, in the layout of the op; `strides` are the tile's in it, `extents` what there is of it."""
 
@@ -164,4 +182,4 @@ class WaitKeptOp(IRDLOperation):
     name = "nvidia.wait_kept"
 
 
-OPS: list[type[IRDLOperation]] = [StreamOp, CopyOp, ReadOp, WaitKeptOp]
+OPS: list[type[IRDLOperation]] = [StreamOp, CopyOp, CopyRowsOp, ReadOp, WaitKeptOp]

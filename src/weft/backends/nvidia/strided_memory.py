@@ -12,7 +12,7 @@ from weft.backends.nvidia.asynchronous import MAP
 from weft.backends.nvidia.block import wide
 from weft.backends.nvidia.dialect import layout_of, layouts_of
 from weft.backends.nvidia.engine_stores import store_by_engine
-from weft.backends.nvidia.global_memory import joined, load_chunk, load_raw, load_words, pair, store_chunk
+from weft.backends.nvidia.global_memory import ONCE, joined, load_chunk, load_raw, load_words, pair, store_chunk
 from weft.backends.nvidia.layouts import Layout, picked
 from weft.backends.nvidia.mma import AHEAD, PACKED, RAW, PackOp
 from weft.tile import dialect as tile
@@ -42,11 +42,11 @@ def emit_load(codegen: KernelCodegen, op: tile.LoadOp) -> None:
 
 def _packed(codegen: KernelCodegen, op: tile.LoadOp, layout: Layout) -> list[V]:
     """The registers of a load that hold 4 bytes of neighbours each."""
-    once, size = AHEAD in op.attributes, pointer_dtype(op).bytes
+    space, size = ONCE if AHEAD in op.attributes else "global", pointer_dtype(op).bytes
     words = [
         word
         for registers, address, predicate in _chunks(codegen, op, layout)
-        for word in load_words(codegen.b, address, size, len(registers), predicate, once=once)
+        for word in load_words(codegen.b, address, size, len(registers), predicate, space)
     ]
     if len(words) * 4 == layout.count * size:
         return words

@@ -27,7 +27,7 @@ from weft.frontends.triton.errors import DeviceAssertError, KernelValueError
 from weft.frontends.triton.target import Cuda, compiled_for
 from weft.runtime.cache import DiskCache
 from weft.runtime.cubins import load_code
-from weft.runtime.device_program import MOST_BLOCKS, device_launcher, launch_failure
+from weft.runtime.device_program import MOST_BLOCKS, TapeLauncher, launch_failure
 
 DEFAULT_WARPS = 4
 _BLOCKS = 3
@@ -69,9 +69,9 @@ class DeviceKernel:
         self._function = self._module.functions[code.name]
         self._pack = struct.Struct("<" + "".join(map(word_form, code.arguments)) + "q" * (1 + len(GRID))).pack_into
         self._frames: list[_Frame] = []
-        self._run = device_launcher()
-        self._entries = [self._driver.address(name) for name in ("cuLaunchKernelEx", "cuTensorMapReplaceAddress")]
+        self._run = TapeLauncher(self._driver, device)
         torch: Any = sys.modules["torch"]
+        self._current_device: Callable[[], int] = torch._C._cuda_getDevice
         self._stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         self._status: Any = torch.zeros(1, dtype=torch.int64, device=f"cuda:{device}") if code.checks else None
 
@@ -83,6 +83,11 @@ class DeviceKernel:
 
     def launch(self, grid: tuple[int, int, int], words: Sequence[int | float], threads: int = 1) -> None:
         """Run all programs of a grid; `words` are the arguments, pointers as addresses."""
+        if self._current_device() != self.device:
+            torch: Any = sys.modules["torch"]
+            with torch.cuda.device(self.device):
+                self.launch(grid, words)
+            return
         x, y, z = grid
         count = x * y * z
         if not count:
@@ -94,10 +99,9 @@ class DeviceKernel:
         except IndexError:
             frame = self._frame()
         frame.steps[_BLOCKS] = self._function.programs_launched(count)
-        self._driver.use(self.device)
         status = 0 if self._status is None else self._status.data_ptr()
         self._pack(frame.buffer, 0, *words, status, z, y, x)
-        result = self._run(frame.tape_address, frame.table_address, self._stream(self.device), *self._entries)
+        result = self._run(frame.tape_address, frame.table_address, self._stream(self.device))
         if result:
             raise launch_failure(self._driver, (self.code.name,), result)
         self._driver.launched.append((self.code.name,))

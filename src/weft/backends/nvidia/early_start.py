@@ -1,0 +1,78 @@
+"""Kernels that start before the one ahead of them has ended, on Hopper and later.
+
+    griddepcontrol.wait                  the kernel ahead has ended, and what it wrote is there
+    griddepcontrol.launch_dependents     the next kernel's blocks may come as soon as these leave room
+
+They come in this order, so a kernel whose blocks are there knows that all kernels have ended but the one ahead of it.
+What that one does not write may be read before the wait: it is the same as behind it. The weights of a product are
+such memory where no step of a program writes them: the copy engine brings the first of them while the kernel ahead
+still computes what they are multiplied with, and the memory is busy when it would else have nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from xdsl.ir import BlockArgument, SSAValue
+
+from weft.backends.llvm.builder import Function
+from weft.backends.nvidia.block import do
+from weft.ir.attributes import from_attribute, to_attribute
+from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Plan
+from weft.tile import dialect as tile
+
+_FIXED = "nvidia.fixed"
+"""On a kernel: the arguments whose memory no step of the program writes."""
+
+
+def mark_fixed(plan: Plan, kernels: Mapping[str, tile.KernelOp]) -> None:
+    """Say of every kernel which of its arguments it may read before the kernel ahead has ended.
+
+    The first kernel of a program does not know what is ahead of it.
+    """
+    written = _written(plan, kernels)
+    fixed: dict[str, set[int]] = {}
+    launched = False
+    for step in plan.steps:
+        if not isinstance(step, KernelStep):
+            continue
+        given = enumerate(step.buffers if launched else ())
+        found = {i for i, n in given if n not in written and plan.buffers[n].role in ("input", "constant")}
+        fixed[step.function] = fixed.get(step.function, found) & found
+        launched = launched or (isinstance(step.grid, int) and step.grid > 0)
+    for name, arguments in fixed.items():
+        if arguments:
+            kernels[name].attributes[_FIXED] = to_attribute(tuple(sorted(arguments)))
+
+
+def is_fixed(kernel: tile.KernelOp, pointer: SSAValue) -> bool:
+    """Whether an argument's memory is the same before the kernel ahead has ended."""
+    given = from_attribute(kernel.attributes[_FIXED]) if _FIXED in kernel.attributes else ()
+    assert isinstance(given, tuple)
+    return isinstance(pointer, BlockArgument) and pointer.index in given
+
+
+def _written(plan: Plan, kernels: Mapping[str, tile.KernelOp]) -> set[int]:
+    """The buffers that steps may write."""
+    found: set[int] = set()
+    for step in plan.steps:
+        match step:
+            case KernelStep():
+                arguments = zip(kernels[step.function].block.args, step.buffers, strict=False)
+                found.update(number for argument, number in arguments if not _is_only_read(argument))
+            case CallStep():
+                found.update(place.buffer for place in step.operands)
+            case LaunchStep():
+                found.update(place.buffer for place in step.places)
+            case DotStep():
+                found.add(step.out.buffer)
+    return found
+
+
+def _is_only_read(argument: BlockArgument) -> bool:
+    return all(isinstance(use.operation, tile.LoadOp | tile.GatherOp) for use in argument.uses)
+
+
+def wait_for_kernel(b: Function) -> None:
+    """Wait until the kernel ahead has ended, then let the next one come."""
+    do(b, "griddepcontrol.wait; griddepcontrol.launch_dependents;", "")

@@ -1,0 +1,170 @@
+"""Split a product of few rows into roles: one that brings weights, others that multiply.
+
+%p = tile.for %k (%acc) {                       nvidia.stream {
+  %a = tile.load %x[%k] {packed}                  tile.for %t … { tile.for %k … {
+  %b = tile.load %w[%k, %n] {packed}                nvidia.acquire ; nvidia.copy_rows %w[%k, %t] ; nvidia.commit } }
+  tile.yield nvidia.mma %a, %b, %acc }     →    } {
+%c = … tile.reduce sum %p                         tile.for %t … { %p = tile.for %k (%acc) {
+tile.store %y[%n], gelu(%c)                         %a = tile.load … ; nvidia.wait ; %b = nvidia.read
+                                                    %r = nvidia.mma %a, %b, %acc ; nvidia.release ; tile.yield %r }
+                                                    … ; tile.store … } }
+
+Such a product takes as long as it takes to read the weights. Two blocks of a multiprocessor have some 200 KB of them on
+their way at any time, also while they sum up one tile and begin the next: the copy engine goes on from tile to tile.
+Where no step of the program writes the weights, it starts before the kernel ahead has ended (`early_start`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.dialects.builtin import IntegerAttr, UnitAttr, i64
+from xdsl.ir import Block, SSAValue
+
+from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
+from weft.backends.nvidia.assign_layouts import assign_layouts
+from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, ReleaseOp, WaitOp
+from weft.backends.nvidia.dialect import LAYOUTS, RESIDENT, WARPS, integer, set_integer
+from weft.backends.nvidia.early_start import is_fixed
+from weft.backends.nvidia.fold_views import fold_views
+from weft.backends.nvidia.layouts import WARP
+from weft.backends.nvidia.mma import PACKED, MmaOp
+from weft.backends.nvidia.pipeline_rows import Streamed, programs_of
+from weft.backends.nvidia.shared_memory import shared_bytes
+from weft.backends.nvidia.streaming import ALIGNMENT, CopyRowsOp, PieceType, ReadOp, StreamOp
+from weft.backends.nvidia.target import NvidiaTarget
+from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
+from weft.ir.expr import product
+from weft.lower.few_rows import LEAST_BROUGHT
+from weft.tile import dialect as tile
+
+_RESIDENT = 2
+"""Blocks of a multiprocessor: one brings and multiplies while the other sums up."""
+_RESERVED = 1024
+"""Shared memory of a block that the system takes."""
+_LEAST_STAGES, _LEAST_BYTES = 3, 4096
+_APART = 64
+"""Bytes between rows in a slot: so two rows lie in different banks."""
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """The load of weights in a loop along K, and a slot for it."""
+
+    loop: tile.ForOp
+    load: tile.LoadOp
+    piece: PieceType
+    rows: int
+    length: int
+    pitch: int
+
+    @property
+    def count(self) -> int:
+        """The weights of a program."""
+        lower, upper, step = self.loop.bounds.data
+        known = isinstance(lower, int) and isinstance(upper, int) and isinstance(step, int)
+        return -(-(upper - lower) // step) * self.rows * self.length if known else 0  # pyright: ignore[reportReturnType, reportOperatorIssue]
+
+
+def pipeline_weights(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | None:
+    """A kernel with layouts and roles, if it is a product of few rows whose weights come in whole pieces."""
+    if target.capability < 90 or kernel.serial is not None or WARPS in kernel.attributes:
+        return None
+    copy = kernel.clone()
+    fold_views(copy)
+    use_tensor_cores(copy)
+    weights = _weights(copy)
+    programs = product(list(kernel.grid.data))
+    if weights is None or not isinstance(programs, int) or programs * weights.count < LEAST_BROUGHT:
+        return None
+    assign_layouts(copy)
+    largest = max(_up(shared_bytes(op)) for op in copy.walk())
+    room = target.shared_per_block // _RESIDENT - _RESERVED - 2 * largest - 4 * ALIGNMENT
+    stages = room // (weights.piece.bytes + 16)
+    if stages < _LEAST_STAGES:
+        return None
+    threads = WARP * (integer(copy, WARPS) + 1)
+    _split(copy, weights, stages)
+    set_integer(copy, RESIDENT, _RESIDENT)
+    ring = _up(stages * (weights.piece.bytes + 16)) + 2 * _up(16)
+    return Streamed(copy, threads, ring, 1)
+
+
+def _up(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _weights(kernel: tile.KernelOp) -> _Weights | None:
+    """The one load that the copy engine brings instead, if it can."""
+    products = [op for op in kernel.walk() if isinstance(op, MmaOp)]
+    if len(products) != 1 or RESIDENT not in kernel.attributes:
+        return None
+    loop, load = products[0].parent_op(), products[0].b.owner
+    if not isinstance(loop, tile.ForOp) or not isinstance(load, tile.LoadOp) or PACKED not in load.attributes:
+        return None
+    (length, rows), size = tile.tile_type(load.out).sizes, pointer_dtype(load).bytes
+    steps = [divisor_of(each, load.indices) * size for each in (load.offset.data[0], load.strides.data[1])]
+    whole = load.extents.data[0] == length and load.strides.data[0] == 1 and load.out.has_one_use()
+    if not whole or any(step % WIDEST for step in steps) or length * rows * size < _LEAST_BYTES:
+        return None
+    pitch = length + _APART // size
+    piece = PieceType.of(length * rows, length * rows, pitch * rows, pointer_dtype(load))
+    return _Weights(loop, load, piece, rows, length, pitch)
+
+
+def _split(kernel: tile.KernelOp, weights: _Weights, stages: int) -> None:
+    block = kernel.block
+    original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
+    first, count = (BlockNumberOp.make(kind) for kind in ("number", "count"))
+    block.insert_ops_before([first, count], original[0])
+    programs, mapping = programs_of(kernel, first.out, count.out)
+    programs.block.add_ops([_bring(weights, mapping), tile.YieldOp.create()])
+    producer = Block([programs])
+    programs, mapping = programs_of(kernel, first.out, count.out)
+    # What comes behind the product is asked for before it.
+    for op in sorted(original, key=lambda op: not isinstance(op, tile.LoadOp)):
+        if not isinstance(op, tile.ProgramOp):
+            programs.block.add_op(op.clone(mapping))
+    programs.block.add_op(tile.YieldOp.create())
+    _take(programs.block, weights)
+    stream = StreamOp.make(stages, [weights.piece], [], 0, producer, Block([programs]))
+    if is_fixed(kernel, weights.load.pointer):
+        stream.attributes["early"] = UnitAttr()
+    for op in reversed(original):
+        op.detach()
+        op.erase(safe_erase=False)
+    block.insert_op_after(stream, count)
+
+
+def _bring(weights: _Weights, mapping: dict[SSAValue, SSAValue]) -> tile.ForOp:
+    """The producer's loop along K."""
+    load, loop = weights.load, weights.loop
+    turns = tile.ForOp.make(loop.bounds, [mapping.get(i, i) for i in loop.indices], [])
+    known = {**mapping, loop.block.args[0]: turns.block.args[0]}
+    rows = CopyRowsOp.create(
+        operands=[load.pointer, *(known.get(i, i) for i in load.indices)],
+        attributes={
+            "offset": load.offset,
+            "apart": tile.Sizes((load.strides.data[1],)),
+            "extent": tile.Sizes((load.extents.data[1],)),
+            "rows": IntegerAttr(weights.rows, i64),
+            "length": IntegerAttr(weights.length, i64),
+            "pitch": IntegerAttr(weights.pitch, i64),
+        },
+    )
+    turns.block.add_ops([AcquireOp.of(), rows, CommitOp.of(), tile.YieldOp.create()])
+    return turns
+
+
+def _take(programs: Block, weights: _Weights) -> None:
+    """In the consumers' copy of the loop along K, read a slot instead of memory."""
+    (multiply,) = [op for op in programs.walk() if isinstance(op, MmaOp)]
+    load = multiply.b.owner
+    assert isinstance(load, tile.LoadOp) and load.parent is not None
+    read = ReadOp.make(0, tile.Sizes((1, weights.pitch)), load.out.type)
+    read.attributes |= {LAYOUTS: load.attributes[LAYOUTS], PACKED: UnitAttr()}
+    load.parent.insert_ops_before([WaitOp.of(), read], multiply)
+    load.parent.insert_op_after(ReleaseOp.of(), multiply)
+    load.out.replace_all_uses_with(read.out)
+    load.detach()
+    load.erase()
