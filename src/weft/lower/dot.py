@@ -31,6 +31,7 @@ from weft.ir.expr import (
 )
 from weft.ir.types import DType, Tensor, bf16, f16, i8, tensor_of
 from weft.lower.blocked import BlockedKernel, output_indices, store_outputs
+from weft.lower.chosen import Chosen
 from weft.lower.codes import Codes
 from weft.lower.domain import Domain, Run, Variable, fused
 from weft.lower.emit import TileValue, register_dtype
@@ -87,6 +88,7 @@ class _DotLowering:
     machine: Machine
 
     def kernel(self) -> Kernel:
+        self.chosen = Chosen.of(self.dot) if self.machine.is_gpu else None
         self._split_domain(self._codes())
         if self.codes is not None and (len(self.domain.column_runs) != 1 or len(self.domain.row_runs) > 2):
             self._split_domain(None)
@@ -97,10 +99,11 @@ class _DotLowering:
     def _codes(self) -> Codes | None:
         """The codes that a product of few rows reads its weights from."""
         shape = self.result.shape
-        few = len(shape) == 2 and isinstance(shape[0], int) and 0 < shape[0] <= FEW_ROWS and shape[1] != 1
-        if not self.machine.is_gpu or not few or self.result.dtype not in (f16, bf16):
+        rows, columns = shape[-2:]
+        few = len(shape) == (2 if self.chosen is None else 3) and isinstance(rows, int) and 0 < rows <= FEW_ROWS
+        if not self.machine.is_gpu or not few or columns == 1 or self.result.dtype not in (f16, bf16):
             return None
-        return Codes.of(self.dot, self.layouts, Domain(shape, (self.a_tensor.shape[-1],)))
+        return Codes.of(self.dot, self.layouts, Domain(shape, (self.a_tensor.shape[-1],)), self.chosen)
 
     def _split_domain(self, codes: Codes | None) -> None:
         """Find the runs of M, N and K."""
@@ -117,7 +120,8 @@ class _DotLowering:
         row_runs, n_runs = fused(rows, reads.all), self._n_runs(columns, reads)
         domain.row_runs = [*row_runs, *n_runs]
         domain.column_runs = fused(domain.columns, reads.all)
-        self.m_run = row_runs[-1] if row_runs and not _uses(reads.b, row_runs[-1]) else None
+        apart = self.chosen is not None or not row_runs or _uses(reads.b, row_runs[-1])
+        self.m_run = None if apart else row_runs[-1]
         if self.panels is not None and self.m_run is not None and self.panels.batch > 1 and len(row_runs) == 1:
             self.m_run = None if self._batch_in(self.m_run) else self.m_run
         self.n_run = n_runs[-1] if n_runs else None
@@ -194,12 +198,19 @@ class _DotLowering:
         return [*self.domain.row_index[:-1], *self.domain.column_index]
 
     def _b_index(self) -> list[Size]:
+        if self.chosen is not None:
+            return [self.chosen.number, self.domain.row_index[-1], *self.domain.column_index]
         return [*self.domain.row_index[:-2], *self.domain.column_index, self.domain.row_index[-1]]
+
+    @property
+    def _right(self) -> SSAValue:
+        """The weights, or all of those that they are chosen from."""
+        return self.dot.operands[1] if self.chosen is None else self.chosen.weights
 
     def _record(self) -> _Reads:
         domain, reads = self.domain, _Reads()
         recorder = AddressRecorder(self.layouts, space=domain.bounds)
-        a, b = self.dot.operands
+        a, b = self.dot.operands[0], self._right
         recorder.at(Source(a, tensor_of(a.type)), self._a_index())
         reads.a = [address.expr for address in recorder.addresses]
         recorder.addresses.clear()
@@ -236,11 +247,15 @@ class _DotLowering:
         )
         self.emit = kernel.emit
         bm, bn, _ = self.blocks.sides
+        # Rows that read the same weights come one after the other.
+        n_base = kernel.start_of(self.n_run, bn) if self.n_run and self.chosen else 0
         for run in outer:
             kernel.program(run)
-        n_base = kernel.start_of(self.n_run, bn) if self.n_run else 0
+        n_base = kernel.start_of(self.n_run, bn) if self.n_run and not self.chosen else n_base
         m_base = kernel.start_of(self.m_run, bm) if self.m_run else 0
         self.bases = {"m": m_base, "n": n_base}
+        if self.chosen is not None:
+            self.chosen.find(self.emit, self.domain.row_index[0])
         total = self._product()
         self._axes("m", "n")
         store_outputs(kernel, {self.dot.results[0]: TileValue(total, self.result.dtype)})
@@ -304,7 +319,7 @@ class _DotLowering:
         elif self.panels:
             b = self._packed_tile()
         else:
-            b = self._tile(self.dot.operands[1], self._b_index(), (bk, bn), type_.dtype)
+            b = self._tile(self._right, self._b_index(), (bk, bn), type_.dtype)
         self.emit.scopes.pop()
         operands = [a, b] if total is None or self._in_parts else [a, b, total]
         made = self.emit.add(tile.DotOp.create(operands=operands, result_types=[type_]))

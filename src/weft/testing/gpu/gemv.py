@@ -5,7 +5,7 @@ the forms in which the matrices may lie; each has a row of its own for every sha
 """
 
 # torch leaves some of its arguments without types.
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
