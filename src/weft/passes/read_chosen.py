@@ -31,6 +31,15 @@ def chosen_by(dot: Dot) -> Take | None:
     return source.op if fits and one else None
 
 
+def weights_of(dot: Dot) -> SSAValue | None:
+    """The weights [N, K] that a product multiplies with, or [E, N, K] where they are chosen from these."""
+    take = chosen_by(dot)
+    if take is not None:
+        return take.operands[0]
+    view = made_by(dot.operands[1], "graph.permute")
+    return view.operands[0] if view is not None and view.params["dims"] == (1, 0) else None
+
+
 @dataclass(frozen=True)
 class ReadChosen(ModulePass):
     """%c = graph.take %w, %chosen                      %c = graph.take %w, %chosen {weft.inlined}

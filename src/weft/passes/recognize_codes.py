@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import ClassVar
 
 import numpy as np
@@ -27,6 +28,7 @@ from weft.ops.graph import FuncOp, GraphBuilder
 from weft.ops.quantized import FORMS, SCALES, dequantized
 from weft.passes.constant_values import made_by, number_of
 from weft.passes.probe import Probe
+from weft.passes.read_chosen import weights_of
 
 _LEAST_GROUP = 16
 _VIEWS = ("graph.reshape", "graph.broadcast", "graph.permute")
@@ -54,10 +56,7 @@ class RecognizeCodes(ModulePass):
 
 
 def _recognize(function: FuncOp, dot: Dot) -> None:
-    view = made_by(dot.operands[1], "graph.permute")
-    if view is None or view.params["dims"] != (1, 0):
-        return
-    weight = view.operands[0]
+    weight = weights_of(dot)
     if not isinstance(weight, OpResult) or weight.op.name == "graph.dequantize":
         return
     found = _Candidate.of(weight)
@@ -85,7 +84,7 @@ class _Candidate:
     @classmethod
     def of(cls, weight: SSAValue) -> _Candidate | None:
         tensor = tensor_of(weight.type)
-        if tensor.dtype not in _TOLERANCE or not tensor.is_static or tensor.rank != 2:
+        if tensor.dtype not in _TOLERANCE or not tensor.is_static:
             return None
         leaves = list(dict.fromkeys(_leaves(weight, _size(weight) // 2)))
         if None in leaves:
@@ -110,10 +109,14 @@ class _Candidate:
         return tensor_of(self.weight.type)
 
     @property
+    def lead(self) -> tuple[int, ...]:
+        """All sides but K."""
+        return tuple(int(size) for size in self.tensor.shape[:-1])  # type: ignore[arg-type]
+
+    @property
     def sides(self) -> tuple[int, int]:
-        n, k = self.tensor.shape
-        assert isinstance(n, int) and isinstance(k, int)
-        return n, k
+        """How many rows there are, and K."""
+        return prod(self.lead), int(self.tensor.shape[-1])  # type: ignore[arg-type]
 
     def is_coded(self, form: str) -> bool:
         """Whether the weights are what codes of a form stand for."""
@@ -133,7 +136,7 @@ class _Candidate:
         for row, column in self._places(rng):
             probe = Probe(known)
             try:
-                actual = probe.value(self.weight, (row, column))
+                actual = probe.value(self.weight, (*map(int, np.unravel_index(row, self.lead)), column))
             except WeftError:
                 return False
             if probe.places.get(self.codes) != {row * (k // together) + column // together}:
@@ -173,22 +176,24 @@ class _Candidate:
             if straight != turned:
                 self.turned[factor] = False
             return True
-        if self.turned.get(factor, True) is True and places == turned:
+        if self.turned.get(factor, True) is True and places == turned and len(self.lead) == 1:
             self.turned[factor] = True
             return True
         return False
 
     def built(self, b: GraphBuilder, form: str) -> SSAValue:
         n, k = self.sides
-        operands = [b.reshape(self.codes, shape=(n, k // FORMS[form].together))]
+        operands = [b.reshape(self.codes, shape=(*self.lead, k // FORMS[form].together))]
         for factor in (self.scales, self.zeros):
             if factor is not None and _size(factor) == 1:
-                operands.append(b.broadcast(b.reshape(factor, shape=(1, 1)), shape=(n, 1)))
+                one = b.reshape(factor, shape=(1,) * (len(self.lead) + 1))
+                operands.append(b.broadcast(one, shape=(*self.lead, 1)))
             elif factor is not None:
                 count = _size(factor) // n
                 turned = self.turned.get(factor, False)
-                flat = b.reshape(factor, shape=(count, n) if turned else (n, count))
-                operands.append(b.permute(flat, dims=(1, 0)) if turned else flat)
+                flat = b.reshape(factor, shape=(count, n) if turned else (*self.lead, count))
+                flat = b.permute(flat, dims=(1, 0)) if turned else flat
+                operands.append(b.reshape(flat, shape=(*self.lead, count)))
         return b.dequantize(*operands, form=form, dtype=self.tensor.dtype)
 
 
