@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 
 class WeftError(Exception):
     """Base of all of Weft's errors: what happened, where in the user's program, and what to do about it."""
@@ -35,7 +37,21 @@ class UnsupportedError(WeftError):
 
 
 class LoweringError(WeftError):
-    """A kernel could not be made from a group of operations."""
+    """A kernel could not be made from a group of operations.
+
+    `sources` are the places in the user's program that the operations come from, where they are known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        location: str | None = None,
+        hint: str | None = None,
+        sources: frozenset[Hashable] = frozenset(),
+    ) -> None:
+        super().__init__(message, location=location, hint=hint)
+        self.sources = sources
 
 
 class CompilationError(WeftError):

@@ -38,6 +38,7 @@ from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.hoist_constants import HoistConstants
 from weft.passes.inline_small import InlineSmall
+from weft.passes.lay_out_convolutions import LayOutConvolutions
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
 from weft.passes.read_chosen import ReadChosen
@@ -80,9 +81,12 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         FoldConstants(),
         Simplify(),
         EliminateCommon(),
+        *([EliminateDead(), RecognizeAttention(narrow=True), Simplify()] if tensor_cores else []),
         FoldBatchNorm(),
+        ConvolveTrained(pointwise=True),
         ComparePlaces(),
-        SinkReshapes(),
+        LayOutConvolutions(),
+        SinkReshapes(whole=True),
         RecognizeCodes(),
         *([CodeWeights(config.quantize)] if config.quantize in CODES else []),
         ReadChosen(),
@@ -171,7 +175,7 @@ def compile_nvidia(function: FuncOp, config: Config, target: NvidiaTarget) -> Co
         report.planned(planned.plan, planned.schedules)
         report.program("tile", planned.kernels.values())
         mark_fixed(planned.plan, planned.kernels)
-        text, launches = emit_llvm(planned.kernels, target)
+        text, launches = emit_llvm(planned.kernels, target, planned.sources)
         start = report.measure("emit_llvm", start)
         report.program("llvm", text)
         code = DeviceCode(target.arch, compile_ptx(text, target) if launches else "", launches)

@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from weft.runtime.record import CompilationRecord
+
+from .conftest import Check
+
 AT = torch.tensor([3])
 
 
@@ -80,3 +84,65 @@ def test_a_cache_that_attention_reads(change: Callable[[Tensor, Tensor], None], 
             torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=1e-2)
     if how == "gaps":
         assert torch.equal(around[..., :8], before[..., :8]) and torch.equal(around[..., 24:], before[..., 24:])
+
+
+def layers(cache: Tensor, new: Tensor) -> Tensor:
+    results: list[Tensor] = []
+    for number in range(3):
+        cache[number].index_copy_(1, AT, new + number)
+        results.append(F.scaled_dot_product_attention(new, cache[number], cache[number]))
+    return torch.stack(results)
+
+
+def halves(cache: Tensor, new: Tensor) -> Tensor:
+    cache[0, :, 2:4] = new
+    cache[1][:, AT] = new
+    return F.scaled_dot_product_attention(new, cache[0], cache[1])
+
+
+def before_and_after(cache: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    before = cache[1].sin()
+    cache[1].index_copy_(1, AT, new)
+    return F.scaled_dot_product_attention(new, before, cache[1]), cache[1].cos() + before
+
+
+def overlapping(cache: Tensor, new: Tensor) -> Tensor:
+    cache[0:2].index_copy_(2, AT, new.expand(2, 2, 1, 16))
+    first = F.scaled_dot_product_attention(new, cache[1], cache[0])
+    cache[1].index_copy_(1, AT + 1, new * 2)
+    return first + F.scaled_dot_product_attention(new, cache[1], cache[0])
+
+
+def moved_along(cache: Tensor, new: Tensor) -> Tensor:
+    cache[0].copy_(cache[1])
+    cache[1].index_copy_(1, AT, new)
+    return F.scaled_dot_product_attention(new, cache[0], cache[1])
+
+
+def over_again(cache: Tensor, new: Tensor) -> Tensor:
+    cache[2][:, AT] = new
+    first = cache[2].cumsum(1)
+    cache[2][:, AT] = first[:, AT]
+    return first + cache[2]
+
+
+def swapped(cache: Tensor, new: Tensor) -> Tensor:
+    first = cache[0].clone()
+    cache[0] = cache[1]
+    cache[1] = first
+    return cache.sum() + new.sum()
+
+
+@pytest.mark.parametrize(
+    "step", [layers, halves, before_and_after, overlapping, moved_along, over_again, swapped], ids=lambda f: f.__name__
+)
+@torch.no_grad()
+def test_the_caches_of_layers_in_one_tensor(check: Check, step: Callable[..., Tensor]) -> None:
+    check(step, torch.randn(3, 2, 8, 16), torch.randn(2, 1, 16))
+
+
+@torch.no_grad()
+def test_a_layers_cache_is_written_where_it_lies(records: list[CompilationRecord]) -> None:
+    torch.compile(layers, backend="weft")(torch.randn(3, 2, 8, 16), torch.randn(2, 1, 16))
+    (record,) = records
+    assert not [kernel.name for kernel in record.kernels if "copy" in kernel.name or "update_slice" in kernel.name]

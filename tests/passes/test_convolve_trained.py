@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from weft.ir.expr import symbol
-from weft.ir.types import Tensor, f32, i32
+from weft.ir.types import Tensor, bf16, f32, i32
 from weft.ops.convolution import Convolution
 from weft.passes.build_groups import PARTIAL_SUMS
 from weft.passes.convolve_trained import ConvolveTrained, is_product
@@ -73,3 +73,23 @@ def test_what_is_left_to_others(x: Any, w: Any, changed: dict[str, Any]) -> None
     result = Tensor(f32, (x[0], w[0], 3, 3))
     assert not is_product(Tensor(f32, x), Tensor(f32, w), result, **params)
     assert not is_product(Tensor(i32, (1, 8, 5, 5)), Tensor(i32, (8, 8, 3, 3)), result, **PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("w", "changed", "taken"),
+    [
+        ((16, 8, 1, 1), {}, True),
+        ((16, 8, 1, 1), {"strides": (2, 2)}, False),
+        ((16, 8, 1, 1), {"padding": ((1, 1), (0, 0))}, False),
+        ((16, 8, 3, 3), {}, False),
+        ((16, 4, 1, 1), {"groups": 2}, False),
+        ((8, 4, 1, 1), {"transposed": True}, False),
+    ],
+)
+def test_convolutions_of_single_places(passes: Any, w: Any, changed: dict[str, Any], taken: bool) -> None:
+    module = passes.built(
+        {"x": Tensor(bf16, (2, 8, 5, 6)), "w": Tensor(bf16, w)},
+        lambda b, x, w: b.convolution(x, w, **(PLAIN | changed)),
+    )
+    passes.apply(ConvolveTrained(pointwise=True), module, rtol=1e-2)
+    assert ("dot" in names(passes.function(module))) == taken

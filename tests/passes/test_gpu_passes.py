@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import SSAValue
 
 from weft.ir.expr import Size, symbol
 from weft.ir.types import Tensor, bf16, f32, i64
-from weft.ops.graph import GraphBuilder
+from weft.ops.graph import FuncOp, GraphBuilder, OpaqueOp, ReturnOp
+from weft.passes.build_groups import strides_of
+from weft.passes.choose_layouts import wanted_strides
 from weft.passes.compare_places import ComparePlaces
 from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.inline_small import InlineSmall
+from weft.passes.lay_out_convolutions import LayOutConvolutions
 
 
 @pytest.mark.parametrize("rows", [6, symbol("n")])
@@ -59,3 +65,52 @@ def test_what_is_a_result_too_is_computed_once(passes: Any) -> None:
 
     module = passes.built({"x": Tensor(f32, (64, 32)), "w": Tensor(bf16, (32,))}, body)
     assert "weft.inlined" not in str(passes.apply(InlineSmall(), module))
+
+
+def test_what_small_operands_are_made_of_is_computed_with_them(passes: Any) -> None:
+    def body(b: GraphBuilder, x: SSAValue, v: SSAValue, w: SSAValue) -> SSAValue:
+        wide = b.abs(b.cast(v, dtype=f32))
+        return b.mul(x, b.mul(b.rsqrt(b.add(wide, b.full_like(wide, 1e-5))), b.cast(w, dtype=f32)))
+
+    given = {"x": Tensor(f32, (64, 32)), "v": Tensor(bf16, (32,)), "w": Tensor(bf16, (32,))}
+    text = str(passes.apply([InlineSmall(), GroupIntoKernels()], passes.built(given, body), rtol=1e-6))
+    assert text.count("graph.group") == 1
+
+
+def called(arguments: str, shapes: dict[str, Tensor], result: Tensor, target: str = "aten::convolution") -> FuncOp:
+    function = FuncOp.make("f", shapes)
+    call = OpaqueOp.make(target, list(function.block.args), arguments, [result], None)
+    function.block.add_ops([call, ReturnOp.make(call.results)])
+    LayOutConvolutions().apply(Context(), ModuleOp([function]))
+    return function
+
+
+def convolution(groups: int = 1) -> str:
+    args = ["#0", "#1", None, [1, 1], [1, 1], [1, 1], False, [0, 0], groups]
+    return json.dumps({"args": args, "kwargs": {}, "results": [0]})
+
+
+IMAGES = {"x": Tensor(bf16, (2, 8, 5, 6)), "w": Tensor(bf16, (16, 8, 3, 3))}
+RESULT = Tensor(bf16, (2, 16, 5, 6))
+
+
+def test_a_library_convolves_over_channels_innermost() -> None:
+    (call, _) = called(convolution(), IMAGES, RESULT).block.ops
+    assert isinstance(call, OpaqueOp)
+    assert wanted_strides(call) == {0: (240, 1, 48, 8), 1: (72, 1, 24, 8)}
+    assert strides_of(call, "result_strides", 1) == ((480, 1, 96, 16),)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "dtype", "target"),
+    [
+        (convolution(groups=8), bf16, "aten::convolution"),
+        (convolution(), f32, "aten::convolution"),
+        (convolution(), bf16, "aten::linear"),
+    ],
+)
+def test_other_calls_are_left_as_they_are(arguments: str, dtype: Any, target: str) -> None:
+    shapes = {name: Tensor(dtype, tensor.shape) for name, tensor in IMAGES.items()}
+    (call, _) = called(arguments, shapes, Tensor(dtype, RESULT.shape), target).block.ops
+    assert isinstance(call, OpaqueOp)
+    assert wanted_strides(call) == {} and strides_of(call, "result_strides", 1) == (None,)

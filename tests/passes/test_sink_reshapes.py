@@ -117,3 +117,35 @@ def test_reshapes_that_follow_no_product_stay(passes: Any) -> None:
         return b.exp(b.reshape(b.tanh(x), shape=(2, 3, 5)))
 
     passes.rewrites(PASSES, {"x": A}, body, body)
+
+
+def _innermost(b: Any, x: Any) -> Any:
+    """Rows [2 * 3, 4] as images [2, 4, 3]."""
+    return b.permute(b.reshape(x, shape=(2, 3, 4)), dims=(0, 2, 1))
+
+
+def test_permutes_sink_below_vectors(passes: Any) -> None:
+    passes.rewrites(
+        PASSES,
+        {**DOT, "v": Tensor(f32, (4, 1))},
+        lambda b, a, w, v: b.relu(b.mul(_innermost(b, b.dot(a, w)), v)),
+        lambda b, a, w, v: _innermost(b, b.relu(b.mul(b.dot(a, w), b.reshape(v, shape=(1, 4))))),
+    )
+
+
+def test_images_that_are_computed_are_permuted_back(passes: Any) -> None:
+    def body(b: Any, a: Any, w: Any, image: Any) -> Any:
+        return b.add(_innermost(b, b.dot(a, w)), b.exp(image))
+
+    arguments = {**DOT, "image": Tensor(f32, (2, 4, 3))}
+    for whole, last in ((False, "graph.add"), (True, "graph.permute")):
+        module = passes.apply((SinkReshapes(whole=whole), EliminateDead()), passes.built(arguments, body))
+        names = [op.name for op in passes.function(module).block.ops]
+        assert names[-2] == last
+
+
+def test_images_that_are_given_stay(passes: Any) -> None:
+    arguments = {**DOT, "image": Tensor(f32, (2, 4, 3))}
+    module = passes.built(arguments, lambda b, a, w, image: b.add(_innermost(b, b.dot(a, w)), image))
+    passes.apply(SinkReshapes(whole=True), module)
+    assert [op.name for op in passes.function(module).block.ops][-2] == "graph.add"

@@ -10,11 +10,13 @@ from xdsl.context import Context
 
 from weft.config import Config
 from weft.ir.attributes import to_attribute
+from weft.ir.expr import symbol
 from weft.ir.types import Tensor, bf16, f32, i64
 from weft.lower.steps import KernelStep
 from weft.ops.graph import FuncOp, GroupOp
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.group_into_kernels import GroupIntoKernels
+from weft.passes.parts import Part
 from weft.passes.update_in_place import UpdateInPlace, in_place_of
 from weft.pipelines import compile_cpu
 from weft.runtime.arrays import run_arrays
@@ -170,3 +172,13 @@ def test_only_the_slice_is_written(passes: Any) -> None:
     (found,) = run_arrays(Executable(compiled.plan, compiled.code, compiled.prepare), [p, g])
     p[3::-2, 1:7:2] = g
     np.testing.assert_array_equal(found, p)
+
+
+def test_parts_that_have_nothing_in_common() -> None:
+    n = symbol("n")
+    rows = Part((2, 0), (1, 1), (3, 7))
+    assert rows.is_apart_from(Part((5, 0), (1, 1), (1, 7))) and Part((5, 0), (1, 1), (1, 7)).is_apart_from(rows)
+    assert not rows.is_apart_from(Part((4, 0), (1, 1), (2, 7)))
+    assert rows.is_apart_from(Part((1, 0), (-1, 1), (2, 7))) and not rows.is_apart_from(Part((6, 0), (-2, 1), (2, 7)))
+    assert Part((0, 0), (1, 1), (n, 7)).is_apart_from(Part((n, 0), (1, 1), (n, 7)))
+    assert not Part((0, 0), (1, 1), (n, 7)).is_apart_from(rows)

@@ -150,6 +150,11 @@ def as_int(size: Size) -> int | None:
     return size if isinstance(size, int) else None
 
 
+def addends(size: Size) -> tuple[Size, ...]:
+    """The terms that an expression is the sum of."""
+    return tuple(_canonical({monomial: coefficient}) for monomial, coefficient in _terms(size))
+
+
 def product(sizes: Iterable[Size]) -> Size:
     result: Size = 1
     for size in sizes:
@@ -183,7 +188,7 @@ def floordiv(a: Size, b: Size, bounds: Bounds | None = None) -> Size:
         return a
     if a == b:
         return 1
-    quotient, rest = _split_multiple(a, b)
+    quotient, rest = split_multiple(a, b)
     if _within(rest, b, bounds):
         return quotient
     if isinstance(b, int) and isinstance(rest, Expr) and (common := gcd(b, *(c for _, c in rest.terms))) > 1:
@@ -201,7 +206,7 @@ def mod(a: Size, b: Size, bounds: Bounds | None = None) -> Size:
         return a % b
     if b == 1 or a == b:
         return 0
-    _, rest = _split_multiple(a, b)
+    _, rest = split_multiple(a, b)
     if _within(rest, b, bounds):
         return rest
     return _atom("%", rest, b)
@@ -270,7 +275,7 @@ def _within(rest: Size, b: Size, bounds: Bounds | None) -> bool:
     return bool(bounds) and is_nonnegative(rest, bounds) and is_nonnegative(b - 1 - rest, bounds)
 
 
-def _split_multiple(a: Size, b: Size) -> tuple[Size, Size]:
+def split_multiple(a: Size, b: Size) -> tuple[Size, Size]:
     """`(q, r)` with a == q*b + r, where q collects the terms of `a` that `b` divides."""
     if isinstance(b, int):
         quotient: dict[Monomial, int] = {}

@@ -21,6 +21,7 @@ from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
 from weft.ops.movement import Concat
 from weft.ops.scatter import UpdateSlice
+from weft.passes.parts import updated_slice
 from weft.passes.update_in_place import in_place_of
 
 
@@ -71,11 +72,8 @@ def concat_of(group: GroupOp) -> Concat | None:
 
 def slice_written_by(group: GroupOp) -> UpdateSlice | None:
     """The update of a slice that is all that leaves a group, if it is made in the memory of what it updates."""
-    in_place = in_place_of(group)
-    if len(group.yielded) != 1 or not in_place:
-        return None
-    (value,) = group.yielded
-    if not isinstance(value, OpResult) or not isinstance(update := value.op, UpdateSlice):
+    in_place, update = in_place_of(group), updated_slice(group)
+    if update is None or not in_place:
         return None
     return update if update.operands[0] is group.block.args[in_place[0]] else None
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from xdsl.dialects.builtin import StringAttr
-from xdsl.ir import Operation, SSAValue
+from xdsl.dialects.builtin import FileLineColLoc, LocationAttr, StringAttr
+from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute, identity_of
 from weft.ir.expr import Size, product, symbols_of
 from weft.ir.types import Tensor, tensor_of
 from weft.lower.constants import Constant, PanelForm, packing_of, preparing
-from weft.lower.lowered import Lowered, lower
+from weft.lower.lowered import Lowered, lower, slice_written_by
 from weft.lower.machine import CPU, Machine
 from weft.lower.packing import PackedLayout
 from weft.lower.steps import Buffer, CallStep, DotStep, KernelStep, LaunchStep, Place, Plan, Step
@@ -27,7 +27,7 @@ from weft.lower.words import word_of
 from weft.lower.work import work_of
 from weft.ops.base import GraphOp, View
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, ReturnOp
-from weft.ops.layouts import Layout, contiguous, view_layout
+from weft.ops.layouts import Layout, contiguous, same_places, slice_layout, view_layout
 from weft.passes.build_groups import (
     PARTIAL_SUMS,
     Target,
@@ -39,8 +39,9 @@ from weft.passes.build_groups import (
     strides_of,
 )
 from weft.passes.constant_values import constant_arguments
+from weft.passes.parts import part_written, views_from
 from weft.passes.place_launches import lies_as, wanted_layouts
-from weft.passes.update_in_place import in_place_of
+from weft.passes.update_in_place import in_place_of, layout_over, layout_through
 from weft.tile import dialect as tile
 
 log = logging.getLogger("weft")
@@ -54,6 +55,8 @@ class Planned:
     kernels: dict[str, tile.KernelOp]
     schedules: dict[str, str]
     prepare: FuncOp | None = None
+    sources: Mapping[str, Set[LocationAttr]] = field(default_factory=dict[str, set[LocationAttr]])
+    """Where in the user's program the ops of each kernel come from."""
 
 
 def build_plan(function: FuncOp, panel_form: PanelForm | None = None, machine: Machine = CPU) -> Planned:
@@ -78,6 +81,7 @@ class _Planner:
     replacing: set[SSAValue] = field(default_factory=set[SSAValue])
     constants: dict[int, Constant] = field(default_factory=dict[int, Constant])
     packed: dict[Constant, int] = field(default_factory=dict[Constant, int])
+    sources: dict[str, set[LocationAttr]] = field(default_factory=dict[str, set[LocationAttr]])
 
     def run(self) -> Planned:
         function = self.function
@@ -117,7 +121,7 @@ class _Planner:
             "" if prepare is None else str(prepare),
             tuple(position for position, value in enumerate(returned.operands) if value in self.replacing),
         )
-        return Planned(plan, self.kernels, self.schedules, prepare)
+        return Planned(plan, self.kernels, self.schedules, prepare, self.sources)
 
     def _used_constants(self, results: Sequence[int]) -> tuple[Constant, ...]:
         """Weights that are only read packed, or only to prepare others, need not be there."""
@@ -183,19 +187,27 @@ class _Planner:
 
     def _group(self, op: GroupOp, outputs: dict[SSAValue, Target]) -> None:
         inputs = [self.places[operand] for operand in op.operands]
+        in_place = {result: _over(op, inputs, result, operand) for result, operand in in_place_of(op).items()}
+        if _is_there(op, inputs):
+            self._written_over(op.results[0], in_place[0], outputs)
+            return
         buffers, layouts = self._packed(op, inputs)
         for result, strides in zip(op.results, strides_of(op, "result_strides", len(op.results)), strict=True):
             if strides:
                 self.strided[result] = Layout(strides)
         targets = [
-            outputs[r].layout if r in outputs else self.strided.get(r, contiguous(tensor_of(r.type)))
+            in_place[r.index].layout
+            if r.index in in_place
+            else outputs[r].layout
+            if r in outputs
+            else self.strided.get(r, contiguous(tensor_of(r.type)))
             for r in op.results
         ]
         try:
             lowered, label = self._lower(op, layouts, targets)
         except LoweringError as error:
             if sum(not is_free(inner) for inner in op.block.ops) <= 2:
-                raise
+                raise LoweringError(error.message, hint=error.hint, sources=_sources(op)) from error
             log.info("a kernel is cut into its ops: %s", error)
             wanted = [(outputs.get(result), self.strided.get(result)) for result in op.results]
             replaced, parts = split_group(op)
@@ -207,9 +219,8 @@ class _Planner:
             for part in parts:
                 self._group(part, outputs)
             return
-        in_place = in_place_of(op)
         results = [
-            self._written_over(result, inputs[in_place[result.index]], outputs)
+            self._written_over(result, in_place[result.index], outputs)
             if result.index in in_place
             else self._result(result, outputs)
             for result in op.results
@@ -269,6 +280,8 @@ class _Planner:
                 self.kernels[call.kernel.op.sym_name.data] = call.kernel.op
                 self.schedules[call.kernel.op.sym_name.data] = str(call.kernel.schedule)
             self.lowered[key] = lowered
+        for call in self.lowered[key].calls:
+            self.sources.setdefault(call.kernel.op.sym_name.data, set()).update(_sources(op))
         return self.lowered[key], label
 
     def _work(self, kernel: tile.KernelOp) -> int:
@@ -325,3 +338,30 @@ class _Planner:
         told = op.attributes.get(PARTIAL_SUMS)
         count: Size = 1 if told is None else from_attribute(told)  # type: ignore[assignment]
         self.steps.append(DotStep(a, b, self.places[op.results[0]], "dot", count))
+
+
+def _over(group: GroupOp, inputs: Sequence[Place], result: int, operand: int) -> Place:
+    """Where a result lies that is made in the memory of an operand."""
+    place = inputs[operand]
+    layout = layout_over(group, operand, place.layout)
+    assert layout is not None, "asked when it was decided"
+    return Place(place.buffer, tensor_of(group.results[result].type), layout)
+
+
+def _is_there(group: GroupOp, inputs: Sequence[Place]) -> bool:
+    """Whether a group updates a slice by what was made in the slice's own memory."""
+    update = slice_written_by(group)
+    if update is None:
+        return False
+    source, views = views_from(update.operands[1])
+    if not isinstance(source, BlockArgument):
+        return False
+    new, old = inputs[source.index], inputs[in_place_of(group)[0]]
+    part = part_written(update)
+    there, wanted = layout_through(views, new.layout), slice_layout(old.layout, part.starts, part.steps)
+    return new.buffer == old.buffer and there is not None and same_places(part.shape, there, wanted)
+
+
+def _sources(group: GroupOp) -> frozenset[LocationAttr]:
+    """The places in the user's program that the ops of a group come from."""
+    return frozenset(op.location for op in group.block.ops if isinstance(op.location, FileLineColLoc))

@@ -69,6 +69,12 @@ def slice_layout(layout: Layout, starts: Sequence[Size], steps: Sequence[int]) -
     return Layout(tuple(stride * step for stride, step in zip(layout.strides, steps, strict=True)), offset)
 
 
+def same_places(shape: Sequence[Size], one: Layout, other: Layout) -> bool:
+    """Whether two layouts put every element of a shape into the same place."""
+    pairs = zip(shape, one.strides, other.strides, strict=True)
+    return one.offset == other.offset and all(size == 1 or a == b for size, a, b in pairs)
+
+
 def source_layout(op: GraphOp, layout: Layout) -> Layout | None:
     """The layout that a view's operand must have for the view to have the given one; None where none does that."""
     source, result = tensor_of(op.operands[0].type), tensor_of(op.results[0].type)

@@ -129,7 +129,7 @@ def holds(wide: DType, narrow: DType) -> bool:
 
 
 def _power(b: GraphBuilder, op: GraphOp) -> SSAValue | None:
-    """Small whole powers as products: what torch does too."""
+    """Small whole powers as products: what torch does too. Those of narrow floats are rounded once, at the end."""
     x, exponent = op.operands
     result = tensor_of(op.results[0].type)
     power = number_of(exponent)
@@ -137,7 +137,10 @@ def _power(b: GraphBuilder, op: GraphOp) -> SSAValue | None:
         return _spread(b, x, result.shape)
     if power == 2:
         return _spread(b, b.mul(x, x), result.shape)
-    if power == 3 and (result.dtype in (f32, f64) or result.dtype.is_integer):
+    if power == 3 and result.dtype.is_float and result.dtype.bits < 32:
+        wide = b.cast(x, dtype=f32)
+        return _spread(b, b.cast(b.mul(b.mul(wide, wide), wide), dtype=result.dtype), result.shape)
+    if power == 3 and (result.dtype.is_float or result.dtype.is_integer):
         return _spread(b, b.mul(b.mul(x, x), x), result.shape)
     return None
 

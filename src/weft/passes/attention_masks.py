@@ -36,7 +36,7 @@ class Masks:
 
     def add(self, mask: SSAValue) -> bool:
         """Note a tensor that is added to the scores; says whether that can be done."""
-        mask = _unbroadcast(mask)
+        mask = _unwidened(_unbroadcast(mask))
         choice = made_by(mask, "graph.where")
         if choice is not None:
             condition, *values = choice.operands
@@ -137,6 +137,14 @@ def _unbroadcast(value: SSAValue) -> SSAValue:
     while (view := made_by(value, "graph.broadcast")) is not None:
         value = view.operands[0]
     return value
+
+
+def _unwidened(mask: SSAValue) -> SSAValue:
+    """The mask before it was cast to a type that holds all its values."""
+    cast = made_by(mask, "graph.cast")
+    if cast is None or not holds(tensor_of(mask.type).dtype, tensor_of(cast.operands[0].type).dtype):
+        return mask
+    return _unbroadcast(cast.operands[0])
 
 
 def _may_hide(mask: SSAValue) -> bool:

@@ -44,6 +44,13 @@ def is_product(x: Tensor, w: Tensor, result: Tensor, *, groups: Size, transposed
     return not isinstance(count, int) or count * x.dtype.bytes <= _MOST_BYTES
 
 
+def is_pointwise(
+    w: Tensor, *, groups: Size, transposed: bool, strides: Sequence[Size], padding: Sequence[Any], **geometry: Any
+) -> bool:
+    """Whether a convolution mixes the channels of each place by itself: then it is a product as it stands."""
+    return groups == 1 and not transposed and not any(map(any, padding)) and {*w.shape[2:], *strides} == {1}
+
+
 @dataclass(frozen=True)
 class ConvolveTrained(ModulePass):
     """A convolution, its gradient by what it convolves and that by its weights:
@@ -54,22 +61,24 @@ class ConvolveTrained(ModulePass):
     %h = graph.convolution %x, %e                 %h = graph.dot (graph.permute %e), %r
 
     Values are read as rows of channels by permutes and reshapes. Gradients by weights are annotated as such. Groups of
-    channels are a batch of products.
+    channels are a batch of products. `pointwise` takes those alone that mix the channels of single places, in any type.
     """
 
     name: ClassVar[str] = "convolve_trained"
+    pointwise: bool = False
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:
             if isinstance(function, FuncOp) and "prepares" not in function.attributes:
                 for candidate in list(function.block.ops):
-                    if isinstance(candidate, Convolution) and _is_product(candidate):
+                    if isinstance(candidate, Convolution) and self._takes(candidate):
                         _Rewriting(function, candidate).run()
 
-
-def _is_product(op: Convolution) -> bool:
-    x, w, result = (tensor_of(value.type) for value in (*op.operands, op.results[0]))
-    return is_product(x, w, result, **op.params)
+    def _takes(self, op: Convolution) -> bool:
+        x, w, result = (tensor_of(value.type) for value in (*op.operands, op.results[0]))
+        if self.pointwise:
+            return BY_WEIGHTS not in op.attributes and is_pointwise(w, **op.params)
+        return is_product(x, w, result, **op.params)
 
 
 class _Rewriting:

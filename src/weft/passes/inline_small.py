@@ -11,7 +11,7 @@ from xdsl.dialects.builtin import ModuleOp, UnitAttr
 from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.passes import ModulePass
 
-from weft.ir.expr import product
+from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, View
 from weft.ops.graph import FuncOp, OpaqueOp
@@ -19,7 +19,10 @@ from weft.passes.build_groups import CLAIM, INLINED, is_free
 
 _CHEAP = frozenset(
     f"graph.{name}"
-    for name in ("cast", "add", "sub", "mul", "neg", "abs", "maximum", "minimum", "where", "eq", "ne", "lt", "le", "gt")
+    for name in (
+        *("cast", "add", "sub", "mul", "div", "neg", "abs", "sqrt", "rsqrt"),
+        *("maximum", "minimum", "where", "eq", "ne", "lt", "le", "gt"),
+    )
 )
 _TIMES = 4
 """How many times the elements of what is computed the smallest kernel that reads it must have."""
@@ -29,8 +32,9 @@ _TIMES = 4
 class InlineSmall(ModulePass):
     """Cheap ops on arguments, all of whose readers broadcast what they give, belong to no kernel of their own.
 
-    %f = graph.cast %w    (4096)                   %f = graph.cast %w {weft.inlined}
-    %y = graph.mul %x, %f (16384 x 4096)     →     %y = graph.mul %x, %f
+    %v = graph.add %variance, %eps   (512)           %v = graph.add %variance, %eps {weft.inlined}
+    %f = graph.rsqrt %v              (512)     →     %f = graph.rsqrt %v {weft.inlined}
+    %y = graph.mul %x, %f    (25088 x 512)           %y = graph.mul %x, %f
     """
 
     name: ClassVar[str] = "inline_small"
@@ -38,19 +42,28 @@ class InlineSmall(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:
             if isinstance(function, FuncOp) and "prepares" not in function.attributes:
-                for candidate in function.block.ops:
-                    if _is_small(candidate):
-                        candidate.attributes[INLINED] = UnitAttr()
+                for each in _small(function):
+                    each.attributes[INLINED] = UnitAttr()
 
 
-def _is_small(op: Operation) -> bool:
-    if not isinstance(op, Elementwise) or op.name not in _CHEAP or CLAIM in op.attributes:
-        return False
-    if not all(_is_there(operand) for operand in op.operands):
+def _small(function: FuncOp) -> set[Operation]:
+    """The ops that readers compute: of those that are cheap, all with operands that are there and such readers."""
+    found: set[Operation] = {op for op in function.block.ops if isinstance(op, Elementwise) and _is_cheap(op)}
+    while lacking := {op for op in found if not _is_inlined(op, found)}:
+        found -= lacking
+    return found
+
+
+def _is_cheap(op: Elementwise) -> bool:
+    fixed = isinstance(product(tensor_of(op.results[0].type).shape), int)
+    return op.name in _CHEAP and CLAIM not in op.attributes and fixed and bool(op.results[0].uses)
+
+
+def _is_inlined(op: Operation, others: set[Operation]) -> bool:
+    if not all(_is_there(operand) or operand.owner in others for operand in op.operands):
         return False
     size = product(tensor_of(op.results[0].type).shape)
-    readers = list(_readers(op.results[0]))
-    return isinstance(size, int) and bool(readers) and all(_is_larger(reader, size) for reader in readers)
+    return all(reader in others or _is_larger(reader, size) for reader in _readers(op.results[0]))
 
 
 def _is_there(value: SSAValue) -> bool:
@@ -66,8 +79,8 @@ def _readers(value: SSAValue) -> Iterator[Operation]:
             yield use.operation
 
 
-def _is_larger(reader: Operation, size: int) -> bool:
+def _is_larger(reader: Operation, size: Size) -> bool:
     if not isinstance(reader, Elementwise):
         return False
     made = product(tensor_of(reader.results[0].type).shape)
-    return not isinstance(made, int) or made >= _TIMES * size
+    return not isinstance(made, int) or not isinstance(size, int) or made >= _TIMES * size

@@ -14,7 +14,7 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from weft.ir.expr import Size
-from weft.ir.types import tensor_of
+from weft.ir.types import bf16, f16, tensor_of
 from weft.ops.base import GraphOp
 from weft.ops.dot import Dot, transposed
 from weft.ops.graph import FuncOp, GraphBuilder
@@ -32,10 +32,12 @@ class RecognizeAttention(ModulePass):
     %p = graph.div %e, (graph.sum %e)                               {causal = false, scale = 0.125}
     %o = graph.dot %p, %v
 
-    Masks become booleans, and `causal`, where it can be seen that they are.
+    Masks become booleans, and `causal`, where it can be seen that they are. With `narrow`, only attention over 16-bit
+    floats that were widened for it is taken, and computed on these: tensor cores keep sums in f32 anyway.
     """
 
     name: ClassVar[str] = "recognize_attention"
+    narrow: bool = False
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:
@@ -45,7 +47,7 @@ class RecognizeAttention(ModulePass):
                 b = GraphBuilder(function.block, candidate.location, before=candidate)
                 replacement: SSAValue | None = None
                 if isinstance(candidate, Dot):
-                    replacement = _recognized(b, candidate)
+                    replacement = _recognized(b, candidate, narrow=self.narrow)
                 elif candidate.name == "graph.attention" and isinstance(candidate, GraphOp):
                     replacement = _with_better_mask(b, candidate)
                 if replacement is not None:
@@ -71,7 +73,7 @@ class _Softmax:
 _STEPS = ("graph.add", "graph.where", "graph.mul", "graph.div", "graph.cast", "graph.reshape")
 
 
-def _recognized(b: GraphBuilder, product: Dot) -> SSAValue | None:
+def _recognized(b: GraphBuilder, product: Dot, *, narrow: bool) -> SSAValue | None:
     weights, v = product.operands
     ops: list[GraphOp] = [product]
     softmax = _softmax(_through_views(weights, ops))
@@ -102,7 +104,7 @@ def _recognized(b: GraphBuilder, product: Dot) -> SSAValue | None:
     ops.append(value.owner)
     if not _only_read_within(ops):
         return None
-    return _emit(b, product, value.owner, v, masks, scale)
+    return _emit(b, product, value.owner, v, masks, scale, narrow=narrow)
 
 
 def _through_views(value: SSAValue, ops: list[GraphOp]) -> SSAValue:
@@ -143,13 +145,23 @@ def _softmax(value: SSAValue) -> _Softmax | None:
     ops += [quotient, powers, total, shifted, greatest]
     if hidden is None:
         return _Softmax(scores, ops, safe=False)
-    every = made_by(hidden, "graph.all")
-    equal = None if every is None else made_by(every.operands[0], "graph.eq")
-    if every is None or equal is None or every.params != last or number_of(equal.operands[1]) != -float("inf"):
+    every = _every(hidden)
+    equal = None if every is None else made_by(every[-1].operands[0], "graph.eq")
+    if every is None or equal is None or number_of(equal.operands[1]) != -float("inf"):
         return None
-    if _uncast(equal.operands[0]) is not _uncast(scores):
+    if _uncast(equal.operands[0]) is not _uncast(scores) or not any(op.params == last for op in every):
         return None
-    return _Softmax(scores, [*ops, every, equal], safe=True)
+    return _Softmax(scores, [*ops, *every, equal], safe=True)
+
+
+def _every(value: SSAValue) -> list[GraphOp] | None:
+    """The ops that say whether something holds all over, or that it fails nowhere; the last one first."""
+    if (every := made_by(value, "graph.all")) is not None:
+        return [every]
+    never = made_by(value, "graph.logical_not")
+    somewhere = None if never is None else made_by(never.operands[0], "graph.any")
+    fails = None if somewhere is None else made_by(somewhere.operands[0], "graph.logical_not")
+    return None if never is None or somewhere is None or fails is None else [never, somewhere, fails]
 
 
 def _uncast(value: SSAValue) -> SSAValue:
@@ -205,18 +217,27 @@ def _only_read_within(ops: list[GraphOp]) -> bool:
     return all(use.operation in members for op in ops[1:] for result in op.results for use in result.uses)
 
 
-def _emit(b: GraphBuilder, product: Dot, first: Dot, v: SSAValue, masks: Masks, scale: float) -> SSAValue | None:
-    dtype = tensor_of(v.type).dtype
-    if tensor_of(first.results[0].type).dtype != dtype or not dtype.is_float or not masks.fits(dtype):
+def _emit(
+    b: GraphBuilder, product: Dot, first: Dot, v: SSAValue, masks: Masks, scale: float, *, narrow: bool
+) -> SSAValue | None:
+    dtype = wide = tensor_of(v.type).dtype
+    if tensor_of(first.results[0].type).dtype != dtype or not dtype.is_float:
         return None
     lead = masks.shape[:-2]
     q, k, v = (_reshaped(b, x, (*lead, *tensor_of(x.type).shape[-2:])) for x in (*first.operands, v))
     q, by_q = _unscaled(q)
     k, by_k = _unscaled(k)
     k = _transposed(b, k)
+    if narrow:
+        q, k, v = map(_uncast, (q, k, v))
+        dtype = tensor_of(v.type).dtype
+        if {tensor_of(x.type).dtype for x in (q, k, v)} not in ({bf16}, {f16}):
+            return None
+    if not masks.fits(dtype):
+        return None
     mask, causal = masks.combined(b, dtype)
     result: SSAValue = b.attention(q, k, v, *mask, causal=causal, scale=scale * by_q * by_k)
-    result = masks.without_hidden_rows(b, result)
+    result = masks.without_hidden_rows(b, result if dtype == wide else b.cast(result, dtype=wide))
     shape = tensor_of(product.results[0].type).shape
     return result if tensor_of(result.type).shape == shape else b.reshape(result, shape=shape)
 

@@ -5,22 +5,23 @@ It runs on grouped functions, after layouts are chosen; planning and lowering re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 from xdsl.passes import ModulePass
 
 from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.types import tensor_of
-from weft.ops.base import Elementwise, Movement, Scatter, View
+from weft.ops.base import Elementwise, GraphOp, Movement, Scatter
 from weft.ops.graph import FuncOp, GroupOp, OpaqueOp, YieldOp
-from weft.ops.layouts import Layout, contiguous, lies_apart
+from weft.ops.layouts import Layout, contiguous, lies_apart, same_places, slice_layout, view_layout
 from weft.ops.scatter import UpdateSlice
 from weft.passes.build_groups import is_free, result_targets, strides_of
+from weft.passes.parts import part_written, reads_of, updated_slice, views_from
 
 _ATTRIBUTE = "in_place"
 
@@ -34,7 +35,8 @@ class UpdateInPlace(ModulePass):
       graph.return %1
 
     The operand is an argument that the result replaces, or a temporary, and nothing reads it afterwards; the kernel
-    reads each of its elements only to compute the one that takes its place, or is a scatter into it.
+    reads each of its elements only to compute the one that takes its place, or is a scatter into it. A scatter may also
+    write into a slice of the argument, where an update of that slice would only copy its result.
     """
 
     name: ClassVar[str] = "update_in_place"
@@ -92,6 +94,34 @@ class _Updates:
             value = group.operands[operand]
         for group, result, operand in chain:
             self._choose(group, result, operand)
+        for group, _, operand in chain:
+            if (update := updated_slice(group)) is not None:
+                part = part_written(update)
+                others = [updated_slice(other) for other, *_ in chain if other is not group]
+                if all(other is not None and part.is_apart_from(part_written(other)) for other in others):
+                    self._scatter_there(group, update, operand)
+
+    def _scatter_there(self, group: GroupOp, update: UpdateSlice, operand: int) -> None:
+        """Let a scatter into a copy of a slice, which the slice is then replaced by, write into the slice."""
+        old, (given, views) = group.operands[operand], views_from(update.operands[1])
+        made = group.operands[given.index] if isinstance(given, BlockArgument) else given
+        maker = made.owner
+        if not isinstance(maker, GroupOp) or len(maker.results) != 1 or maker in self.chosen or made in self.targets:
+            return
+        number = scattered_over(maker)
+        if number is None or maker.operands[number] is not old or not maker.block.args[number].has_one_use():
+            return
+        layout = self._layout(old)
+        there = layout_through(views, layout_over(maker, number, layout))
+        part = part_written(update)
+        if there is None or not same_places(part.shape, there, slice_layout(layout, part.starts, part.steps)):
+            return
+        for reader, read in reads_of(old):
+            early = self.order.get(reader, len(self.order)) < self.order[maker]
+            if reader not in (maker, group) and not early and (read is None or not part.is_apart_from(read)):
+                return
+        self.chosen[maker] = {0: number}
+        self.taken.add(made)  # its memory is the argument's, to stay
 
     def _best(self, group: GroupOp, value: OpResult, argument: SSAValue) -> int | None:
         candidates = [n for n, operand in enumerate(group.operands) if self._fits(group, value, n, operand, argument)]
@@ -122,7 +152,7 @@ class _Updates:
         layout = self._layout(operand)
         if layout != self._layout(result) or not lies_apart(tensor_of(operand.type), layout):
             return False
-        return self._is_last_reader(group, operand) and _overwrites(group, number)
+        return _overwrites(group, number) and self._is_last_reader(group, operand)
 
     def _layout(self, value: SSAValue) -> Layout:
         if value in self.targets:
@@ -133,21 +163,39 @@ class _Updates:
         return Layout(strides) if strides else contiguous(tensor_of(value.type))
 
     def _is_last_reader(self, group: GroupOp, value: SSAValue) -> bool:
-        for reader in _readers(value):
+        """Whether nobody reads a value, or what the group changes of it, when the group has begun."""
+        update = updated_slice(group)
+        changed = None if update is None else part_written(update)
+        for reader, read in reads_of(value):
             # What the framework gives may lie in the memory of what it took.
-            if isinstance(reader, OpaqueOp):
-                return False
-            if reader is not group and self.order.get(reader, len(self.order)) >= self.order[group]:
+            late = isinstance(reader, OpaqueOp) or self.order.get(reader, len(self.order)) >= self.order[group]
+            if reader is not group and late and not (changed and read and changed.is_apart_from(read)):
                 return False
         return True
 
 
-def _readers(value: SSAValue) -> Iterator[Operation]:
-    """Who reads a value, directly or through views."""
-    for use in value.uses:
-        yield use.operation
-        if isinstance(use.operation, View):
-            yield from _readers(use.operation.results[0])
+def scattered_over(group: GroupOp) -> int | None:
+    """The operand that a group scatters into, or into a view of it."""
+    scatter = group.yielded[0].owner
+    if not isinstance(scatter, Scatter):
+        return None
+    source, _ = views_from(scatter.operands[0])
+    return source.index if isinstance(source, BlockArgument) else None
+
+
+def layout_over(group: GroupOp, operand: int, layout: Layout) -> Layout | None:
+    """How a result lies that is made in the memory of an operand which has the given layout."""
+    if scattered_over(group) != operand:
+        return layout
+    _, views = views_from(cast("Scatter", group.yielded[0].owner).operands[0])
+    return layout_through(views, layout)
+
+
+def layout_through(views: Iterable[GraphOp], layout: Layout | None) -> Layout | None:
+    """The layout of the last of views of each other; None where it takes a copy."""
+    for view in views:
+        layout = None if layout is None else view_layout(view, layout)
+    return layout
 
 
 def _overwrites(group: GroupOp, number: int) -> bool:

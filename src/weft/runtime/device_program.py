@@ -16,7 +16,7 @@ from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.driver import FAULTS, Driver, device_facts, driver
 from weft.backends.nvidia.launcher import DEVICE_LAUNCHER, device_launcher_module
 from weft.backends.nvidia.modules import DeviceFunction
-from weft.backends.nvidia.tensor_maps import MAP_ALIGNMENT, MAP_WORDS, encode_map
+from weft.backends.nvidia.tensor_maps import encode_map, scratch_words
 from weft.errors import DeviceError, GuardError, LoweringError
 from weft.ir.expr import evaluate
 from weft.lower.steps import CallStep, DotStep, KernelStep, Plan, Step
@@ -55,7 +55,7 @@ class DeviceProgram(Program):
         super().__post_init__()
         code: DeviceCode = self.code
         maps = max((len(launch.maps) for launch in code.launches.values()), default=0)
-        self.scratch += maps * (1 + MAP_WORDS) + MAP_ALIGNMENT // 8  # a pointer and 128 aligned bytes for each
+        self.scratch += scratch_words(maps)
         names = {step.function for step in self.plan.steps if isinstance(step, KernelStep)}
         if missing := names - code.launches.keys():
             raise LoweringError(f"a program without its kernels {', '.join(sorted(missing))}")

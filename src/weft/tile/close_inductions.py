@@ -6,7 +6,7 @@
     }                                                           %r = %start + n * %step
 
 Pointers that a loop moves on are like that. What they point to in each turn, and how neighbouring elements lie, can
-then be read off, as with pointers that are computed in place.
+then be read off, as with pointers that are computed in place. What a loop only hands on is what it was.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
-from weft.ir.attributes import to_attribute
+from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.expr import Size, floordiv, maximum, symbol
 from weft.ir.types import DType, i64
 from weft.tile import dialect as tile
@@ -41,6 +41,11 @@ def _close(loop: tile.ForOp) -> None:
     turn: Size = floordiv(variable - lower, step)
     turns: Size = maximum(0, floordiv(upper - lower + step - 1, step))
     for number, (argument, value) in enumerate(zip(loop.block.args[1:], yielded.operands, strict=True)):
+        if value is argument:
+            argument.replace_all_uses_with(loop.initial[number])
+            loop.results[number].replace_all_uses_with(loop.initial[number])
+            closed.append(number)
+            continue
         added = _added(argument, value)
         if added is None or not tile.tile_type(argument).dtype.is_integer or not _is_invariant(added, loop):
             continue
@@ -48,7 +53,10 @@ def _close(loop: tile.ForOp) -> None:
         start = loop.initial[number]
         first, parent = loop.block.first_op, loop.parent_block()
         assert first is not None and parent is not None
-        here = _grown(start, added, turn, [*loop.indices, loop.block.args[0]])
+        times = _times(added, loop)
+        count = turn if times is None else (variable - lower) * times
+        one = added if times is None else None
+        here = _grown(start, one, count, [*loop.indices, loop.block.args[0]])
         loop.block.insert_ops_before(here, first)
         argument.replace_all_uses_with(here[-1].results[0])
         after = _grown(start, added, turns, loop.indices)
@@ -89,8 +97,29 @@ def _hoist(value: SSAValue, loop: tile.ForOp) -> None:
     parent.insert_op_before(value.op, loop)
 
 
-def _grown(start: SSAValue, added: SSAValue, turns: Size, indices: Sequence[SSAValue]) -> list[Operation]:
-    """Ops for `start + turns * added`."""
+def _times(added: SSAValue, loop: tile.ForOp) -> int | None:
+    """How often a known number that is added contains the loop's step: then no turns need be counted."""
+    step, number = loop.bounds.data[2], _number(added)
+    if not isinstance(step, int):
+        source = loop.indices[int(str(step)[1:])] if str(step)[1:].isdigit() else None
+        made = source.op if isinstance(source, OpResult) else None
+        known = _number(made.value) if isinstance(made, written.IndexOp) else None
+        if known is None:
+            return None
+        step = known
+    return number // step if number is not None and step > 0 and number % step == 0 else None
+
+
+def _number(value: SSAValue) -> int | None:
+    """The integer that a tile is full of."""
+    if isinstance(value, OpResult) and isinstance(value.op, tile.ConstantOp):
+        number = from_attribute(value.op.value)
+        return number if isinstance(number, int) else None
+    return None
+
+
+def _grown(start: SSAValue, added: SSAValue | None, turns: Size, indices: Sequence[SSAValue]) -> list[Operation]:
+    """Ops for `start + turns * added`, or for `start + turns`."""
     type_ = tile.tile_type(start)
     count = tile.PositionOp.create(
         operands=list(indices),
@@ -102,7 +131,8 @@ def _grown(start: SSAValue, added: SSAValue, turns: Size, indices: Sequence[SSAV
         ops.append(_map("cast", ops[-1].results, type_.dtype, source=i64, target=type_.dtype))
     if type_.sizes:
         ops.append(written.ViewOp.make(ops[-1].results[0], type_.sizes, 0, (0,) * len(type_.sizes)))
-    ops.append(_map("mul", [ops[-1].results[0], added], type_.dtype))
+    if added is not None:
+        ops.append(_map("mul", [ops[-1].results[0], added], type_.dtype))
     ops.append(_map("add", [start, ops[-1].results[0]], type_.dtype))
     return ops
 

@@ -96,7 +96,7 @@ def test_a_block_is_brought_once_for_both_of_its_products(causal: bool, members:
     lowered = gradients((1, 2, members, 700, 64), (1, 2, 700, 64), causal=causal).lowered
     for call in lowered.calls[1:]:
         kernel, launch = annotate(call.kernel.op, TARGET)
-        assert launch.persistent
+        assert launch.persistent != causal  # few programs of unequal length go to whichever multiprocessor is free
         (roles,) = [op for op in kernel.block.ops if isinstance(op, RolesOp)]
         # Two tiles are held, two are brought each turn, though they are factors of three products or four.
         assert sorted(ring.count > 1 for ring in roles.rings) == [False, False, True, True]

@@ -8,18 +8,22 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from weft.backends.nvidia import compile
 from weft.backends.nvidia.target import target_named
 from weft.config import Config
-from weft.errors import UnsupportedError
+from weft.errors import LoweringError, UnsupportedError
 from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.devices import graph_device
 from weft.frontends.torch.importer import import_graph
 from weft.lower.machine import Machine, gpu_machine
-from weft.lower.steps import CallStep, KernelStep
+from weft.lower.steps import CallStep, DotStep, KernelStep
 from weft.pipelines import compile_nvidia
 from weft.testing.comparison import compare
 from weft.testing.interpreted import GpuInterpreter
@@ -210,6 +214,31 @@ def test_products_of_few_or_unaligned_bytes_are_a_librarys() -> None:
         assert [step.target for step in plan.steps if isinstance(step, CallStep)] == ["aten::_int_mm"]
 
 
+def test_a_kernel_without_code_tells_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(kernel: Any, target: Any) -> Any:
+        raise LoweringError("a tile needs too much shared memory")
+
+    errors: list[LoweringError] = []
+
+    def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        imported = import_graph(module, "inference", Config(), device="cuda")
+        with pytest.raises(LoweringError, match=r"exp_sum.*shared memory") as caught:
+            compile_nvidia(imported.function, Config(), target_named("sm_90a"))
+        errors.append(caught.value)
+        left = import_graph(module, "inference", Config(), device="cuda", left=caught.value.sources)
+        assert [fallback.target for fallback in left.fallbacks] == ["aten.exp.default", "aten.sum.dim_IntList"]
+        return make_boxed_func(module.forward)
+
+    monkeypatch.setattr(compile, "annotate", refused)
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda x: x.exp().sum(-1), backend=aot_autograd(fw_compiler=backend, decompositions=decompositions("cuda"))
+    )
+    with torch.no_grad():
+        compiled(torch.randn(4, 8))
+    assert len(errors) == 1 and errors[0].sources
+
+
 def test_dropout_is_drawn_by_torch() -> None:
     module = traced(lambda x: torch.native_dropout(x, 0.5, True)[0] + 1, ((64, 128), torch.float32, "cuda"))
     imported = import_graph(module, "dropout", Config(), device="cuda")
@@ -263,3 +292,49 @@ def test_models_train_on_a_gpu(make: Callable[[], nn.Module], shape: tuple[int, 
             loss.backward()
     for ours, theirs in zip(model.parameters(), copy.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-4)
+
+
+def bottleneck(x: torch.Tensor, into: torch.Tensor, across: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """A residual block: two convolutions of single places around one of windows."""
+    y = F.relu(F.conv2d(x.exp(), into))
+    return F.relu(F.conv2d(F.relu(F.conv2d(y, across, padding=1)), out) + x.exp())
+
+
+def test_convolutions_of_places_are_products_over_channels_innermost() -> None:
+    shapes = [(32, 512, 28, 28), (128, 512, 1, 1), (128, 128, 3, 3), (512, 128, 1, 1)]
+    graph = traced(bottleneck, *((shape, torch.bfloat16, "cuda") for shape in shapes))
+    imported = import_graph(graph, "main", Config(cache=False), device="cuda", tensor_cores=True)
+    plan = compile_nvidia(imported.function, Config(cache=False), target_named("sm_90a")).plan
+    labels = [step.label for step in plan.steps if isinstance(step, KernelStep)]
+    assert [label for label in labels if label.startswith("dot")] == ["dot_relu", "dot_add_relu"]
+    (call,) = [step for step in plan.steps if isinstance(step, CallStep)]
+    assert call.target == "aten::convolution" and call.operands[0].layout.strides == (100352, 1, 3584, 128)
+    assert plan.buffers[call.results[0]].layout.strides == (100352, 1, 3584, 128)
+
+
+def test_attention_that_torch_writes_out_is_one_kernel() -> None:
+    """With a mask that hides nothing, and widened to f32: what no library takes."""
+
+    def attention(x: torch.Tensor) -> torch.Tensor:
+        q, k, v = x.view(4, 197, 3, 12, 64).permute(2, 0, 3, 1, 4).unbind(0)
+        mask = (torch.arange(197, device=x.device) >= 0).expand(1, 1, 197, 197)
+        with sdpa_kernel(SDPBackend.MATH):
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return out.transpose(1, 2).reshape(4, 197, 768)
+
+    graph = traced(attention, ((4, 197, 2304), torch.bfloat16, "cuda"))
+    imported = import_graph(graph, "main", Config(cache=False), device="cuda", tensor_cores=True)
+    plan = compile_nvidia(imported.function, Config(cache=False), target_named("sm_90a")).plan
+    assert [step.label for step in plan.steps if isinstance(step, KernelStep)] == ["attention"]
+    assert len(plan.steps) == 1
+
+
+def test_products_around_a_softmax_of_f32_stay_the_librarys() -> None:
+    def weighted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(F.softmax(torch.bmm(x, y), -1), x)
+
+    shapes = [(4, 64, 64), (4, 64, 64)]
+    graph = traced(weighted, *((shape, torch.float32, "cuda") for shape in shapes))
+    imported = import_graph(graph, "main", Config(cache=False), device="cuda", tensor_cores=True)
+    plan = compile_nvidia(imported.function, Config(cache=False), target_named("sm_90a")).plan
+    assert len([step for step in plan.steps if isinstance(step, DotStep)]) == 2

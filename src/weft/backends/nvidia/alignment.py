@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
-from xdsl.ir import BlockArgument, SSAValue
+from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 
+from weft.ir.attributes import from_attribute
 from weft.ir.expr import Atom, Size
 from weft.ir.types import DType
 from weft.tile import dialect as tile
 from weft.tile import written
-from weft.tile.axis_facts import AxisFacts, Neighbours, neighbours_of
+from weft.tile.axis_facts import DIVISORS, AxisFacts, Neighbours, neighbours_of
 
 WIDEST = 16
 """The bytes that one access of a thread moves at most."""
@@ -41,11 +42,35 @@ def _atom_divisor(atom: Atom, operands: Sequence[SSAValue]) -> int:
     if atom.kind != "symbol" or not operands:
         return 1
     value = operands[int(atom.name[1:])]
+    if (argument := argument_of(value)) is not None:
+        return argument_divisor(argument)
     loop = value.owner.parent_op() if isinstance(value, BlockArgument) and value.index == 0 else None
     if not isinstance(loop, tile.ForOp):
         return 1
     lower, _, step = loop.bounds.data
     return gcd(divisor_of(lower), divisor_of(step)) or 1
+
+
+def argument_of(index: SSAValue) -> BlockArgument | None:
+    """The scalar of a written kernel that an index is."""
+    value = index.op.value if isinstance(index, OpResult) and isinstance(index.op, written.IndexOp) else None
+    if isinstance(value, OpResult) and isinstance(value.op, tile.MapOp) and value.op.function.data == "cast":
+        value = value.op.args[0]
+    return value if isinstance(value, BlockArgument) and isinstance(_kernel_of(value), tile.KernelOp) else None
+
+
+def argument_divisor(argument: SSAValue) -> int:
+    """What an argument of a written kernel is known to be a multiple of."""
+    kernel = _kernel_of(argument)
+    assert isinstance(argument, BlockArgument) and kernel is not None
+    divisors = (
+        cast("tuple[int, ...]", from_attribute(kernel.attributes[DIVISORS])) if DIVISORS in kernel.attributes else ()
+    )
+    return divisors[argument.index] if argument.index < len(divisors) else 1
+
+
+def _kernel_of(argument: SSAValue) -> Operation | None:
+    return argument.owner.parent_op() if isinstance(argument, BlockArgument) else None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,10 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 from weft.backends.nvidia.alignment import WIDEST, ComputedAccess, access_of, pointer_dtype
 from weft.backends.nvidia.anchors import Anchors, anchors_of, covered_shape, squeezed
 from weft.backends.nvidia.asynchronous import (
+    AcquireOp,
     BlockNumberOp,
+    CommitOp,
+    FillOp,
     FinishOp,
     IndexOp,
     NarrowOp,
@@ -132,6 +135,7 @@ class Assignment:
             case tile.YieldOp() | tile.ReturnOp() | tile.ProgramOp():
                 pass
             case RolesOp():
+                self.block(op.producer.block)
                 self.block(op.consumer.block)
             case WgmmaOp():
                 layout = self.anchors.of(tile.tile_type(op.out).sizes)
@@ -159,7 +163,7 @@ class Assignment:
                 layout = self.natural(op.value)
                 self.take(op, 0, layout)
                 self.settle(op, [squeezed(layout)])
-            case BlockNumberOp() | IndexOp() | SlotOp() | WaitOp() | ReleaseOp():
+            case BlockNumberOp() | IndexOp() | SlotOp() | AcquireOp() | FillOp() | CommitOp() | WaitOp() | ReleaseOp():
                 pass
             case _ if self.is_free(op):
                 pass

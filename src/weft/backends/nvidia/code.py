@@ -12,7 +12,8 @@ from weft.ir.expr import Size
 class TensorMap:
     """A tensor that the copy engine reads boxes of, into shared memory whose lines of 128 bytes are swizzled.
 
-    Sizes and strides are over the kernel's symbols, the innermost first, in elements; that one has stride 1.
+    Sizes and strides are over the kernel's symbols and its scalars (`argument_name`), the innermost first, in elements;
+    that one has stride 1.
     """
 
     argument: int
@@ -21,6 +22,11 @@ class TensorMap:
     sizes: tuple[Size, ...]
     strides: tuple[Size, ...]
     box: tuple[int, ...]
+
+
+def argument_name(number: int) -> str:
+    """The symbol that stands for a scalar that a kernel takes."""
+    return f"argument{number}"
 
 
 @dataclass(frozen=True)

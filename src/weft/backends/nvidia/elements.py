@@ -44,9 +44,8 @@ def emit_elements(codegen: KernelCodegen, op: tile.MapOp) -> None:
         codegen.words[op.out] = words
         return
     layout = layout_of(op.out)
-    if (product := contracted(op)) is not None:
-        factors = [codegen.registers_of(arg, layout) for arg in (*product.args, op.args[1])]
-        codegen.tiles[op.out] = [codegen.b.intrinsic("fma", *args) for args in zip(*factors, strict=True)]
+    if (number := contracted(op)) is not None:
+        codegen.tiles[op.out] = _contracted(codegen, op, number)
         return
     operands = [codegen.registers_of(arg, layout) for arg in op.args]
     if _divides_many(codegen, op):
@@ -132,9 +131,20 @@ def _scales(op: tile.MapOp, operand: int) -> bool:
     return op.function.data == "mul" or (op.function.data == "div" and operand == 0)
 
 
-def contracted(op: tile.MapOp) -> tile.MapOp | None:
-    """The product, of floats, that a sum takes as it is, without rounding it first."""
-    first = op.args[0].owner if op.function.data == "add" else None
-    if not isinstance(first, tile.MapOp) or tile.CONTRACTS not in first.attributes:
+def contracted(op: tile.MapOp) -> int | None:
+    """Which operand of a sum or difference is a product, of floats, that is not rounded first."""
+    if op.function.data not in ("add", "sub") or register_type(tile.tile_type(op.out).dtype) != "float":
         return None
-    return first if register_type(tile.tile_type(op.out).dtype) == "float" else None
+    owners = enumerate(arg.owner for arg in op.args)
+    return next((n for n, o in owners if isinstance(o, tile.MapOp) and tile.CONTRACTS in o.attributes), None)
+
+
+def _contracted(codegen: KernelCodegen, op: tile.MapOp, number: int) -> list[V]:
+    """a * b + c, a * b - c or c - a * b."""
+    b, layout, product = codegen.b, layout_of(op.out), op.args[number].owner
+    assert isinstance(product, tile.MapOp)
+    factors = [codegen.registers_of(arg, layout) for arg in (*product.args, op.args[1 - number])]
+    if op.function.data == "sub":
+        turned = 0 if number else 2
+        factors[turned] = [b.emit("float", f"fneg {value}") for value in factors[turned]]
+    return [b.intrinsic("fma", *args) for args in zip(*factors, strict=True)]

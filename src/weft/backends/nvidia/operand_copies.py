@@ -11,17 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from xdsl.ir import Block, BlockArgument, OpResult, SSAValue
+from xdsl.ir import Block, OpResult, SSAValue
 
 from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.asynchronous import LINE, SlotType
 from weft.backends.nvidia.code import TensorMap
 from weft.backends.nvidia.global_memory import narrowed_to
+from weft.backends.nvidia.index_slices import ops_behind
 from weft.backends.nvidia.tensor_parts import part_of
 from weft.backends.nvidia.wgmma import reads_any_way
 from weft.ir.expr import Size
 from weft.ir.types import DType
 from weft.tile import dialect as tile
+from weft.tile import written
 
 _MOST_LINES = 256
 
@@ -57,6 +59,10 @@ class Batch:
     def contents(self) -> tuple[tuple[TensorMap, SlotType], ...]:
         return tuple((copy.map, copy.slot) for copy in self.copies)
 
+    @property
+    def loads(self) -> set[tile.LoadOp]:
+        return {copy.load for copy in self.copies}
+
 
 @dataclass
 class Operands:
@@ -70,6 +76,10 @@ class Operands:
     def dtype(self) -> DType:
         """What products read: of 8-bit floats, either kind."""
         return self.rings[0][0].dtype
+
+    def any_in(self, loop: tile.ForOp) -> bool:
+        """Whether a loop brings anything."""
+        return any(op in self.batches for op in loop.walk())
 
     def of(self, dot: tile.DotOp) -> list[Batch]:
         """The batches that a product reads."""
@@ -156,23 +166,15 @@ def _as_copy(kernel: tile.KernelOp, op: tile.LoadOp) -> Copy | None:
         or shape[part.inner] * dtype.bytes % LINE
         or shape[1 - part.inner] > _MOST_LINES
         or shape[1 - part.inner] % 8
-        or not all(_is_known(index) for index in op.indices)
+        or ops_behind(op.indices) is None
     ):
         return None
     box = (LINE // dtype.bytes, shape[1 - part.inner])
     return Copy(op, part.map(box), SlotType.of(shape, part.inner, dtype), part.coordinates)
 
 
-def _is_known(index: SSAValue) -> bool:
-    """Whether the producer has an index too: a size, a program's number or a loop's variable."""
-    if isinstance(index, BlockArgument):
-        return True
-    return isinstance(index, OpResult) and isinstance(index.op, tile.ProgramOp)
-
-
 def blocks_of(kernel: tile.KernelOp) -> list[Block] | None:
-    """The kernel's block and those of its loops; None if there is anything within these."""
-    loops = [op for op in kernel.block.ops if op.regions]
-    if any(not isinstance(op, tile.ForOp) or any(inner.regions for inner in op.block.ops) for op in loops):
+    """The kernel's block and those of its loops; None if anything else decides what runs."""
+    if any(isinstance(op, written.IfOp | written.WhileOp) for op in kernel.walk()):
         return None
-    return [kernel.block, *(op.block for op in loops if isinstance(op, tile.ForOp))]
+    return [kernel.block, *(op.block for op in kernel.walk() if isinstance(op, tile.ForOp))]

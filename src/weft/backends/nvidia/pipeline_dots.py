@@ -42,6 +42,7 @@ from weft.backends.nvidia.asynchronous import (
 from weft.backends.nvidia.code import TensorMap
 from weft.backends.nvidia.defer_stores import defer_stores
 from weft.backends.nvidia.dialect import SHARED, WARPS, set_integer
+from weft.backends.nvidia.index_slices import ops_behind
 from weft.backends.nvidia.operand_copies import Batch, Operands, blocks_of, operands_of
 from weft.backends.nvidia.programs import Programs, mirrored_index, only_sums
 from weft.backends.nvidia.roles import BARRIER_BYTES
@@ -77,6 +78,9 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     consumers = {64: 1, 128: 2, 192: 3, 256: 2}.get(tile.tile_type(dots[0].out).sizes[0])
     if operands is None or consumers is None or not all(_fits(dot, operands.dtype, consumers) for dot in dots):
         return None
+    needed = _needed(kernel, operands)
+    if needed is None:
+        return None
     maps = list(dict.fromkeys(copy.map for batch in operands.batches.values() for copy in batch.copies))
     inputs = len(maps)
     engines = _give_stores_to_engine(kernel, maps)
@@ -88,9 +92,15 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     ring = -(-ring // _ALIGNMENT) * _ALIGNMENT
     for op in engines:
         set_integer(op, SHARED, ring)
-    _split(kernel, operands, maps[:inputs], rings, consumers)
+    _split(kernel, _Producer(operands, maps[:inputs], needed), _Consumer(operands), rings, consumers)
     set_integer(kernel, WARPS, 4 * consumers)
     return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps))
+
+
+def _needed(kernel: tile.KernelOp, operands: Operands) -> set[Operation] | None:
+    """The ops that the producer repeats: those that its places and the bounds of its loops are computed by."""
+    loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp) and operands.any_in(op)]
+    return ops_behind(index for op in (*operands.batches, *loops) for index in op.indices)
 
 
 def _rings(operands: Operands, room: int) -> list[RingType] | None:
@@ -110,7 +120,7 @@ def _rings(operands: Operands, room: int) -> list[RingType] | None:
 def _give_stores_to_engine(kernel: tile.KernelOp, maps: list[TensorMap]) -> list[tile.StoreOp]:
     """Let the copy engine write results of 16 bits: each warp hands it 16 rows of 64 columns at a time."""
     found: list[tile.StoreOp] = []
-    for op in kernel.block.ops:
+    for op in kernel.walk():
         if not isinstance(op, tile.StoreOp) or op.spread is not None or pointer_dtype(op) not in (bf16, f16):
             continue
         shape = tile.tile_type(op.value).sizes
@@ -131,15 +141,16 @@ def _fits(dot: tile.DotOp, dtype: DType, consumers: int) -> bool:
 
 
 def _split(
-    kernel: tile.KernelOp, operands: Operands, maps: Sequence[TensorMap], rings: Sequence[RingType], consumers: int
+    kernel: tile.KernelOp, producer: _Producer, consumer: _Consumer, rings: Sequence[RingType], consumers: int
 ) -> None:
     block = kernel.block
     original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
     first, count = BlockNumberOp.make("number"), BlockNumberOp.make("count")
     block.insert_ops_before([first, count], original[0])
     producing, consuming = Programs.of(kernel, first.out, count.out), Programs.of(kernel, first.out, count.out)
-    _Producer(operands, maps, producing.numbers(), producing).walk(original, producing.loop.block)
-    _Consumer(operands, consuming.numbers()).walk(original, consuming.loop.block)
+    producer.begin(original, producing)
+    consumer.mapping = consuming.numbers()
+    consumer.walk(original, consuming.loop.block)
     roles: list[Block] = []
     for programs in (producing, consuming):
         programs.loop.block.add_op(tile.YieldOp.create())
@@ -157,30 +168,38 @@ def _numbered(**numbers: int) -> dict[str, Attribute]:
 
 @dataclass
 class _Producer:
-    """Brings each batch where the first load of it stands."""
+    """Brings each batch where the last load of it stands."""
 
     operands: Operands
     maps: Sequence[TensorMap]
-    mapping: dict[SSAValue, SSAValue]
-    programs: Programs
+    needed: set[Operation]
+    mapping: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
+    passed: set[tile.LoadOp] = field(default_factory=set[tile.LoadOp])
 
-    def walk(self, ops: Sequence[Operation], block: Block) -> None:
+    def begin(self, ops: Sequence[Operation], programs: Programs) -> None:
+        self.mapping = programs.numbers()
+        self.walk(ops, programs.loop.block, programs)
+
+    def walk(self, ops: Sequence[Operation], block: Block, programs: Programs) -> None:
         for op in ops:
-            if isinstance(op, tile.ForOp) and any(inner in self.operands.batches for inner in op.block.ops):
+            if op in self.needed:
+                block.add_op(op.clone(self.mapping))
+            elif isinstance(op, tile.ForOp) and self.operands.any_in(op):
                 turns = tile.ForOp.make(op.bounds, [self.mapping.get(i, i) for i in op.indices], [])
                 place = turns.block.args[0]
                 if only_sums(op):
-                    back = self.programs.is_odd()
+                    back = programs.is_odd()
                     block.add_op(back)
                     turns.block.add_op(mirrored := mirrored_index(turns, back.out))
                     place = mirrored.out
                 block.add_op(turns)
                 self.mapping[op.block.args[0]] = place
-                self.walk(list(op.block.ops), turns.block)
+                self.walk(list(op.block.ops), turns.block, programs)
                 turns.block.add_op(tile.YieldOp.create())
             elif isinstance(op, tile.LoadOp) and op in self.operands.batches:
+                self.passed.add(op)
                 batch = self.operands.batches[op]
-                if batch.copies[0].load is op:
+                if op in batch.loads and batch.loads <= self.passed:
                     self._bring(batch, block)
 
     def _bring(self, batch: Batch, block: Block) -> None:
@@ -198,7 +217,7 @@ class _Consumer:
     """Begins products where they stand, and finishes them where something else needs them."""
 
     operands: Operands
-    mapping: dict[SSAValue, SSAValue]
+    mapping: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     under_way: list[tile.DotOp] = field(default_factory=list[tile.DotOp])
     left: dict[int, set[tile.DotOp]] = field(default_factory=dict[int, "set[tile.DotOp]"])
 
@@ -228,7 +247,7 @@ class _Consumer:
         self.mapping.update(zip(op.block.args, turns.block.args, strict=True))
         self.walk(list(op.block.ops), turns.block)
         self.mapping.update(zip(op.results, turns.results, strict=True))
-        self._release_held({inner for inner in op.block.ops if isinstance(inner, tile.DotOp)}, block)
+        self._release_held({inner for inner in op.walk() if isinstance(inner, tile.DotOp)}, block)
 
     def _take(self, batch: Batch, block: Block) -> None:
         block.add_op(WaitOp.of(batch.ring))

@@ -13,6 +13,7 @@ from xdsl.ir import SSAValue
 from weft.backends.nvidia.asynchronous import IndexOp
 from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, product, substitute, symbol
 from weft.tile import dialect as tile
+from weft.tile.memory_groups import MemoryGroups
 
 GROUP = 16
 """Neighbouring blocks of rows that are walked together, so that they share columns while these are near."""
@@ -79,8 +80,20 @@ def _grid(kernel: tile.KernelOp) -> list[Size]:
 
 def _numbered(kernel: tile.KernelOp, number: SSAValue) -> list[IndexOp]:
     """Each axis's number of a program, from the program's."""
-    operands = [number, number, *_sizes(kernel)]
-    return [IndexOp.make(tile.Sizes((value,)), operands) for value in _numbers(_grid(kernel))]
+    operands, grid = [number, number, *_sizes(kernel)], _grid(kernel)
+    values = _in_order(grid) if MemoryGroups.of_kernel(kernel).written else _numbers(grid)
+    return [IndexOp.make(tile.Sizes((value,)), operands) for value in values]
+
+
+def _in_order(grid: list[Size]) -> list[Size]:
+    """The numbers of a program where its author has chosen the order: the last axis is the fastest."""
+    numbers: list[Size] = []
+    rest: Size = symbol("d0")
+    for position in range(1, len(grid)):
+        below = product(grid[position:])
+        numbers.append(floordiv(rest, below))
+        rest = mod(rest, below)
+    return [*numbers, rest]
 
 
 def _numbers(grid: list[Size]) -> list[Size]:
@@ -88,20 +101,30 @@ def _numbers(grid: list[Size]) -> list[Size]:
 
     The last two axes are walked in groups of `GROUP` along the last one, through all of the other.
     """
-    numbers: list[Size] = []
-    rest: Size = symbol("d0")
-    for position in range(len(grid) - 2):
-        below = product(grid[position + 1 :])
-        numbers.append(floordiv(rest, below))
-        rest = mod(rest, below)
     if len(grid) < 2:
-        return [rest] * len(grid)
+        return _in_order(grid)
     columns, rows = grid[-2:]
+    *numbers, rest = _in_order([*grid[:-2], columns * rows])
     top = floordiv(rest, columns * GROUP) * GROUP
     inside = mod(rest, columns * GROUP)
     whole = isinstance(rows, int) and rows % GROUP == 0
     height = GROUP if whole else minimum(GROUP, rows - top)
     return [*numbers, floordiv(inside, height), top + mod(inside, height)]
+
+
+_MANY = 16
+"""Programs of each multiprocessor from which on long and short ones even out."""
+
+
+def worth_one_by_one(kernel: tile.KernelOp, multiprocessors: int) -> bool:
+    """Whether each program is better a block of its own, which the next free multiprocessor takes.
+
+    That costs what a block does before its first product, but few programs of unequal length would not even out.
+    """
+    count = product(kernel.grid.data)
+    loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp)]
+    unequal = any(isinstance(index.owner, tile.ProgramOp) for loop in loops for index in loop.indices)
+    return unequal and isinstance(count, int) and count < _MANY * multiprocessors
 
 
 # -- sums ------------------------------------------------------------------------------------------------------------

@@ -120,6 +120,7 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     consumers = op.consumers.value.data
     thread = b.call("llvm.nvvm.read.ptx.sreg.tid.x", "i32")
     warp = converged(b, "i32", "shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", b.binary("lshr", thread, i32(5)))
+    lane = b.binary("and", thread, i32(31))
     rings = _rings(b, op)
     with b.when(b.icmp("eq", thread, i32(0))):
         for ring in rings:
@@ -135,6 +136,7 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     b.start(producing)
     if consumers > 1:
         do(b, f"setmaxnreg.dec.sync.aligned.u32 {fewer};", "")
+    codegen.threads = Threads(b, _GROUP_WARPS, lane, warp)
     with b.when(b.icmp("eq", warp, i32(0))), b.when(elected(b)):
         codegen.rings = [replace(ring) for ring in rings]
         codegen.block(op.producer.block)
@@ -143,7 +145,7 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     if consumers > 1:
         do(b, f"setmaxnreg.inc.sync.aligned.u32 {more};", "")
     own = b.sub(warp, i32(_GROUP_WARPS))
-    codegen.threads = Threads(b, _GROUP_WARPS * consumers, b.binary("and", thread, i32(31)), own, barrier_number=1)
+    codegen.threads = Threads(b, _GROUP_WARPS * consumers, lane, own, barrier_number=1)
     codegen.threads.prepare(codegen.layouts)
     codegen.rings = rings
     codegen.block(op.consumer.block)

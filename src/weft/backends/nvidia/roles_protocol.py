@@ -10,6 +10,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
 from xdsl.ir import Block, Operation, SSAValue
 
 from weft.backends.nvidia.asynchronous import (
@@ -28,19 +29,29 @@ from weft.backends.nvidia.asynchronous import (
 from weft.backends.nvidia.dialect import BarrierOp
 from weft.backends.nvidia.protocol import Protocol
 from weft.backends.nvidia.protocol_events import Arrive, AsyncCopy, AsyncRead, Event, ExpectTx, Sync, Wait
+from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, evaluate
 from weft.tile import dialect as tile
+from weft.tile import written
+from weft.tile.functions import FUNCTIONS
 
 _GROUP_WARPS = 4
 RingOp: TypeAlias = AcquireOp | FillOp | CommitOp | WaitOp | SlotOp | ReleaseOp
 
 
-def protocol_of(kernel: tile.KernelOp, sizes: Sequence[int] = (), block: int = 0, blocks: int = 1) -> Protocol:
-    """What the roles of one block of the grid do."""
+def protocol_of(
+    kernel: tile.KernelOp,
+    sizes: Sequence[int] = (),
+    block: int = 0,
+    blocks: int = 1,
+    scalars: Mapping[int, int] | None = None,
+) -> Protocol:
+    """What the roles of one block of the grid do; `scalars` are the numbers that a kernel takes, by argument."""
     (roles,) = [op for op in kernel.block.ops if isinstance(op, RolesOp)]
     consumers = roles.consumers.value.data
     arguments = kernel.block.args[len(kernel.block.args) - len(kernel.size_names) :]
     known: dict[SSAValue, int] = dict(zip(arguments, sizes, strict=True))
+    known.update((kernel.block.args[number], value) for number, value in (scalars or {}).items())
     for op in kernel.block.ops:
         if isinstance(op, BlockNumberOp):
             known[op.out] = {"number": block, "count": blocks}[op.kind.data]
@@ -98,6 +109,26 @@ class _Role:
                 del self.under_way[:done]
             case BarrierOp():
                 yield Sync(1, self.consumers)
+            case written.IndexOp() if op.value in self.values:
+                self.values[op.out] = self.values[op.value]
+            case tile.ConstantOp() | tile.PositionOp() | tile.MapOp() if not tile.tile_type(op.out).sizes:
+                self._compute(op)
+            case _:
+                pass
+
+    def _compute(self, op: tile.ConstantOp | tile.PositionOp | tile.MapOp) -> None:
+        """A scalar that places or the bounds of loops may come from; others are not known."""
+        match op:
+            case tile.ConstantOp():
+                number = from_attribute(op.value)
+                if isinstance(number, int):
+                    self.values[op.out] = number
+            case tile.PositionOp():
+                self.values[op.out] = self._size(op.offset.data[0], op.indices)
+            case tile.MapOp() if all(arg in self.values for arg in op.args):
+                args = [np.int64(self.values[arg]) for arg in op.args]
+                same = op.function.data == "cast"
+                self.values[op.out] = int(args[0] if same else FUNCTIONS[op.function.data].numpy(*args))
             case _:
                 pass
 

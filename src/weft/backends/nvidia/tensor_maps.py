@@ -24,6 +24,11 @@ _STRIDE_BYTES = 16
 _ANYWHERE = 1 << 20
 
 
+def scratch_words(maps: int) -> int:
+    """What a launch needs for descriptions: a pointer and 128 aligned bytes for each."""
+    return maps * (1 + MAP_WORDS) + MAP_ALIGNMENT // 8
+
+
 def encode_map(driver: Driver, described: TensorMap, sizes: Mapping[str, int]) -> list[int]:
     """The words of a description, with a place for the address."""
     dtype = DTYPES[described.dtype]

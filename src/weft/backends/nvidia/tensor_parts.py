@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 from xdsl.ir import BlockArgument, SSAValue
 
-from weft.backends.nvidia.alignment import divisor_of, pointer_dtype
-from weft.backends.nvidia.code import TensorMap
+from weft.backends.nvidia.alignment import argument_divisor, argument_of, divisor_of, pointer_dtype
+from weft.backends.nvidia.code import TensorMap, argument_name
 from weft.ir.expr import Size, floordiv, substitute, symbol
 from weft.tile import dialect as tile
+from weft.tile.axis_facts import DIVISORS
 
 _ENGINE = 16
 """What the copy engine asks addresses and strides to be multiples of, in bytes."""
-_UNBOUNDED = 1 << 31
+UNBOUNDED = 1 << 31
+"""The side of what has no bounds."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +50,22 @@ def part_of(kernel: tile.KernelOp, op: tile.LoadOp | tile.StoreOp, shape: Sequen
         return None
     rest = op.offset.data[0] - sum((s * t for s, t in zip(op.starts.data, strides, strict=True)), start=0)
     pitch = strides[1 - inner]
-    if any(divisor_of(step) * dtype.bytes % _ENGINE for step in (pitch, rest)):
+    if any(divisor_of(step, op.indices) * dtype.bytes % _ENGINE for step in (pitch, rest)):
+        return None
+    if DIVISORS in kernel.attributes and argument_divisor(op.pointer) % _ENGINE:
         return None
     sizes, pitches = [op.sides.data[inner], op.sides.data[1 - inner]], [pitch]
     coordinates = [op.starts.data[inner], op.starts.data[1 - inner]]
     if rest != 0:  # which matrix of several
-        sizes.append(_UNBOUNDED)
-        pitches.append(divisor_of(rest))
-        coordinates.append(floordiv(rest, divisor_of(rest)))
+        sizes.append(UNBOUNDED)
+        apart = divisor_of(rest)
+        apart = apart if apart * dtype.bytes % _ENGINE == 0 else _ENGINE // dtype.bytes
+        pitches.append(apart)
+        coordinates.append(floordiv(rest, apart))
     names = _names(kernel, op.indices)
     named = [substitute(size, names) for size in (*sizes, *pitches)]
-    if any(not isinstance(size, int) and size.symbols - set(kernel.size_names) for size in named):
+    known = {*kernel.size_names, *(argument_name(number) for number in range(len(kernel.block.args)))}
+    if any(not isinstance(size, int) and size.symbols - known for size in named):
         return None
     return Part(
         list(kernel.block.args).index(op.pointer),  # type: ignore[arg-type]
@@ -71,7 +78,13 @@ def part_of(kernel: tile.KernelOp, op: tile.LoadOp | tile.StoreOp, shape: Sequen
 
 
 def _names(kernel: tile.KernelOp, indices: Sequence[SSAValue]) -> dict[str, Size]:
-    """The kernel's sizes among the operands of an op, by the names that its expressions have for them."""
+    """What is known at launch among the operands of an op, by the names that its expressions have for it."""
     sizes = kernel.block.args[len(kernel.block.args) - len(kernel.size_names) :]
     named = dict(zip(sizes, kernel.size_names, strict=True))
-    return {f"d{i}": symbol(named[o]) for i, o in enumerate(indices) if isinstance(o, BlockArgument) and o in named}
+    names: dict[str, Size] = {}
+    for number, operand in enumerate(indices):
+        if isinstance(operand, BlockArgument) and operand in named:
+            names[f"d{number}"] = symbol(named[operand])
+        elif (argument := argument_of(operand)) is not None:
+            names[f"d{number}"] = symbol(argument_name(argument.index))
+    return names

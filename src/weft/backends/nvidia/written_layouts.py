@@ -190,7 +190,7 @@ def predicted(a: Assignment, value: SSAValue, depth: int = 64) -> Layout | None:
             return in_order(shape, op.axis.value.data, a.anchors.warps)
         case written.ViewOp():
             found = predicted(a, op.value, depth - 1)
-            if found is None:
+            if found is None or not found.shape:  # what is made of a scalar is wherever it is wanted
                 return None
             return renamed(op, found) or a.anchors.of(shape)
         case NarrowOp():

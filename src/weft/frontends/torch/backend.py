@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,7 +18,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from weft.backends.nvidia.code import DeviceCode
 from weft.config import Config
-from weft.errors import ParseError, WeftError
+from weft.errors import LoweringError, ParseError, WeftError
 from weft.forks import COMPILING
 from weft.frontends.torch import caching
 from weft.frontends.torch.checks import failure
@@ -120,9 +120,18 @@ def _callable(
             return loaded.shortest()
         looked = record.measure("look_up", start)
         tensor_cores = device.type == "cuda" and nvidia_target(device).has_wgmma
-        imported = import_graph(module, name, config, frozen, device.type, tensor_cores)
-        record.measure("import", looked)
-        executor = executor_for(imported, config, key, frozen, device)
+        left: frozenset[Hashable] = frozenset()
+        while True:
+            imported = import_graph(module, name, config, frozen, device.type, tensor_cores, left)
+            record.measure("import", looked)
+            try:
+                executor = executor_for(imported, config, key, frozen, device)
+                break
+            except LoweringError as error:  # torch has code for what this kernel was to do
+                if config.strict or error.sources <= left:
+                    raise
+                log.warning("a kernel cannot be made, torch carries out what it was to do: %s", error)
+                left |= error.sources
     except Exception as error:  # whatever is wrong in the compiler, torch can run the graph
         if record.wants_programs and "import" not in record.seconds:
             record.captured = module

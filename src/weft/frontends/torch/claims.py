@@ -22,7 +22,7 @@ from weft.ops.base import Scan, Scatter, Structured
 from weft.ops.convolution import Convolution
 from weft.passes.claim_libraries import fills_tensor_cores, worth_streaming, worth_tensor_cores
 from weft.passes.convolve_by_products import geometry_of
-from weft.passes.convolve_trained import is_product
+from weft.passes.convolve_trained import is_pointwise, is_product
 
 _LIBRARY = {
     torch.ops.aten.convolution.default,
@@ -72,6 +72,46 @@ def is_own_product(node: fx.Node) -> bool:
         return along and fills_tensor_cores(*sides)
     dtype = tensor_of_meta(result).dtype
     return worth_tensor_cores(dtype, *sides) or (along and worth_streaming(dtype, *sides))
+
+
+_SOFTMAX = (_aten._safe_softmax.default, _aten._softmax.default, _aten.amax.default)
+_POWERS = (_aten.exp.default, *_SOFTMAX)
+_VIEWS = {getattr(_aten, name).default for name in ("view", "_unsafe_view", "reshape", "expand", "clone", "_to_copy")}
+_SCALED = {getattr(getattr(_aten, name), kind) for name in ("add", "mul", "div") for kind in ("Tensor", "Scalar")}
+
+
+def may_be_attention(node: fx.Node) -> bool:
+    """Whether a product of f32 is one of attention that is written out: torch does so with masks no library takes."""
+    if node.target is not _aten.bmm.default or node.meta["val"].dtype != torch.float32:
+        return False
+    weights = node.args[0]
+    while isinstance(weights, fx.Node) and weights.target in {*_VIEWS, *_SCALED, _aten.where.self}:
+        weights = weights.args[2 if weights.target is _aten.where.self else 0]
+    if isinstance(weights, fx.Node) and weights.target in _POWERS:
+        return True
+    scores: fx.Node | None = node
+    while scores is not None:
+        if any(user.target in _SOFTMAX for user in scores.users):
+            return True
+        between = (user for user in scores.users if user.target in {*_VIEWS, *_SCALED, _aten.where.self})
+        scores = next(between, None)
+    return False
+
+
+def is_pointwise_product(node: fx.Node, mapped: Callable[[Any], Any]) -> bool:
+    """Whether a convolution mixes the channels of single places, as a product that the tensor cores are worth."""
+    if node.target is not torch.ops.aten.convolution.default or not isinstance(node.args[1], fx.Node):
+        return False
+    result, (x, weight) = node.meta["val"], (each.meta["val"] for each in node.args[:2])  # type: ignore[union-attr]
+    if x.is_complex() or any(isinstance(size, torch.SymInt) for size in (*result.shape, *weight.shape)):
+        return False
+    tensors = [tensor_of_meta(meta) for meta in (x, weight)]
+    if not is_pointwise(tensors[1], **convolution_params(tensors[0].rank - 2, *map(mapped, node.args[3:9]))):
+        return False
+    outputs, channels = weight.shape[:2]
+    rows = result.numel() // max(outputs, 1)
+    aligned = all(size * x.element_size() % _ENGINE_BYTES == 0 for size in (outputs, channels))
+    return aligned and worth_tensor_cores(tensors[0].dtype, (rows, outputs), channels)
 
 
 @dataclass(frozen=True)

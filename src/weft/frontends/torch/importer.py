@@ -11,7 +11,7 @@ Weft type: sparse or quantised tensors, sizes that depend on data, symbolic floa
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +28,14 @@ from weft.frontends.torch.aliasing import aliased, memory_owners, replaced, view
 from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
 from weft.frontends.torch.builder import ImportBuilder, tensor_of_meta
 from weft.frontends.torch.checks import combined
-from weft.frontends.torch.claims import is_claimed, is_own_convolution, is_own_on_tensor_cores, needs_library
+from weft.frontends.torch.claims import (
+    is_claimed,
+    is_own_convolution,
+    is_own_on_tensor_cores,
+    is_pointwise_product,
+    may_be_attention,
+    needs_library,
+)
 from weft.frontends.torch.complex_numbers import Complex, interleaved_type
 from weft.frontends.torch.decompositions import decomposition_of
 from weft.frontends.torch.devices import copies_away
@@ -60,14 +67,15 @@ def import_graph(
     frozen: Collection[int] = frozenset(),
     device: str = "cpu",
     tensor_cores: bool = False,
+    left: Collection[Hashable] = frozenset(),
 ) -> ImportedGraph:
     """The function that computes what the captured graph computes; the arguments at `frozen` places are constants.
 
     `device` is the kind of device that it runs on; `tensor_cores` says that Weft's kernels multiply as fast there as
-    libraries do.
+    libraries do. What comes from places of the user's program that are `left` is left to torch.
     """
     known = condition_count(module)
-    imported = _Importer(module, name, config, frozen, device, tensor_cores).run()
+    imported = _Importer(module, name, config, frozen, device, tensor_cores, left).run()
     return replace(imported, conditional=condition_count(module) > known)
 
 
@@ -79,6 +87,7 @@ class _Importer:
     frozen: Collection[int]
     device: str
     tensor_cores: bool
+    left: Collection[Hashable]
     values: dict[fx.Node, Any] = field(default_factory=dict[fx.Node, Any])
     constants: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     paths: list[str] = field(default_factory=list[str])
@@ -225,6 +234,8 @@ class _Importer:
             return self._opaque(node.target, node.args, node.kwargs, _meta(node), "it copies to another device")
         last = self.block.last_op
         try:
+            if self.builder.location in self.left:
+                raise UnsupportedError("no kernel could be made")
             value = self._converted(node)
         except WeftError as error:
             self._erase_after(last)
@@ -253,7 +264,8 @@ class _Importer:
             self.block.erase_op(op)
 
     def _is_own_kernel(self, node: fx.Node) -> bool:
-        return self.tensor_cores and is_own_on_tensor_cores(node)
+        own = is_own_on_tensor_cores(node) or may_be_attention(node)
+        return self.tensor_cores and (own or is_pointwise_product(node, self._mapped))
 
     def _is_claimed(self, node: fx.Node) -> bool:
         """Whether a library carries out a call; convolutions are Weft's own where that is faster."""

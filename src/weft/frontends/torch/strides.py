@@ -42,10 +42,13 @@ def dense_strides(meta: Any) -> tuple[Size, ...] | None:
 
 
 def restrided(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """The tensor with these strides: itself where it has them already, else a copy."""
+    """The tensor with these strides: itself where it has them already, a view where only such as lead nowhere differ,
+    else a copy."""
     if tensor.stride() == tuple(strides):
         return tensor
     shape = tensor.shape
+    if all(size == 1 or a == b for size, a, b in zip(shape, tensor.stride(), strides, strict=True)):
+        return tensor.as_strided(shape, strides)
     repeated = [d for d, (size, stride) in enumerate(zip(shape, strides, strict=True)) if stride == 0 and size > 1]
     once = tensor
     for d in repeated:

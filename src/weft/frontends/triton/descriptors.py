@@ -22,7 +22,7 @@ from weft.frontends.triton.memory import (
     one_of,
     store,
 )
-from weft.frontends.triton.promotion import to_tensor
+from weft.frontends.triton.promotion import constant, to_tensor
 from weft.frontends.triton.shapes import expand_dims
 from weft.frontends.triton.types import block_type, check_shape, pointer_type
 from weft.frontends.triton.values import tensor, tuple
@@ -55,7 +55,8 @@ class tensor_descriptor_type(base_type):
         rank = len(self.block_type.shape)
         base = tensor(handles[cursor], pointer_type(self.block_type.element_ty))
         shape = [tensor(handle, types.int32) for handle in handles[cursor + 1 : cursor + 1 + rank]]
-        strides = [tensor(handle, types.int64) for handle in handles[cursor + 1 + rank : cursor + 1 + 2 * rank]]
+        strides = [tensor(handle, types.int64) for handle in handles[cursor + 1 + rank : cursor + 2 * rank]]
+        strides.append(constant(1, types.int64))  # as every descriptor has it
         value = tensor_descriptor(base, shape, strides, self.block_type, self.padding)
         return value, cursor + 1 + 2 * rank
 

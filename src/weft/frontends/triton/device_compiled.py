@@ -14,17 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from weft.backends.nvidia.code import DeviceCode
+from weft.backends.nvidia.code import DeviceCode, argument_name
 from weft.backends.nvidia.compile import compile_kernels
 from weft.backends.nvidia.dialect import WARPS, set_integer
 from weft.backends.nvidia.driver import device_facts, driver
 from weft.backends.nvidia.target import NvidiaTarget, target_of_capability
+from weft.backends.nvidia.tensor_maps import encode_map, scratch_words
 from weft.forks import COMPILING
 from weft.frontends.triton.builder import Handle
 from weft.frontends.triton.compiled import build_kernel, word_form
 from weft.frontends.triton.emit import GRID, Argument, TileBuilder
 from weft.frontends.triton.errors import DeviceAssertError, KernelValueError
 from weft.frontends.triton.target import Cuda, compiled_for
+from weft.ir.expr import symbols_of
 from weft.runtime.cache import DiskCache
 from weft.runtime.cubins import load_code
 from weft.runtime.device_program import MOST_BLOCKS, TapeLauncher, launch_failure
@@ -68,18 +70,24 @@ class DeviceKernel:
         self._module = load_code(self._driver, device_facts(device), code.code, cache)
         self._function = self._module.functions[code.name]
         self._pack = struct.Struct("<" + "".join(map(word_form, code.arguments)) + "q" * (1 + len(GRID))).pack_into
-        self._frames: list[_Frame] = []
+        names = {argument_name(number): number for number in range(len(code.arguments))}
+        described = [size for each in self._function.launch.maps for size in (*each.sizes, *each.strides)]
+        self._sizing = sorted(names[name] for name in set[str]().union(*map(symbols_of, described)))
+        """The arguments that say how large tensors are which the copy engine moves."""
+        self._frames: dict[tuple[int | float, ...], list[_Frame]] = {}
         self._run = TapeLauncher(self._driver, device)
         torch: Any = sys.modules["torch"]
         self._current_device: Callable[[], int] = torch._C._cuda_getDevice
         self._stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         self._status: Any = torch.zeros(1, dtype=torch.int64, device=f"cuda:{device}") if code.checks else None
 
-    def _frame(self) -> _Frame:
+    def _frame(self, sizes: Sequence[int | float]) -> _Frame:
         count, launch = len(self.code.arguments) + 1 + len(GRID), self._function.launch
         head = [self._function.handle, 0, launch.threads, launch.shared, launch.cluster, int(launch.programmatic)]
-        tape = np.array([1, count, *head, count, 0, *range(count)], np.int64)
-        return _Frame(tape, np.zeros(2 * count, np.int64))
+        known = {argument_name(number): int(size) for number, size in zip(self._sizing, sizes, strict=True)}
+        maps = [word for each in launch.maps for word in (each.argument, *encode_map(self._driver, each, known))]
+        tape = np.array([1, count, *head, count, len(launch.maps), *range(count), *maps], np.int64)
+        return _Frame(tape, np.zeros(2 * count + scratch_words(len(launch.maps)), np.int64))
 
     def launch(self, grid: tuple[int, int, int], words: Sequence[int | float], threads: int = 1) -> None:
         """Run all programs of a grid; `words` are the arguments, pointers as addresses."""
@@ -94,10 +102,9 @@ class DeviceKernel:
             return
         if count > MOST_BLOCKS:
             raise KernelValueError(f"{self.code.name}: a grid of {count} programs, a GPU takes {MOST_BLOCKS}")
-        try:
-            frame = self._frames.pop()
-        except IndexError:
-            frame = self._frame()
+        sizes = tuple(words[number] for number in self._sizing)
+        frames = self._frames.setdefault(sizes, [])
+        frame = frames.pop() if frames else self._frame(sizes)
         frame.steps[_BLOCKS] = self._function.programs_launched(count)
         status = 0 if self._status is None else self._status.data_ptr()
         self._pack(frame.buffer, 0, *words, status, z, y, x)
@@ -105,7 +112,7 @@ class DeviceKernel:
         if result:
             raise launch_failure(self._driver, (self.code.name,), result)
         self._driver.launched.append((self.code.name,))
-        self._frames.append(frame)
+        frames.append(frame)
         if self._status is not None:
             self._check()
 

@@ -72,9 +72,8 @@ class TileBuilder(ControlEmitter):
 
     def finish(self) -> tile.KernelOp:
         self.block.add_op(tile.ReturnOp.create())
-        if self._divisors:
-            divisors = [self._divisors.get(number, 1) for number in range(self._argument_count)]
-            self.kernel.attributes[DIVISORS] = written.numbers(divisors)
+        divisors = [self._divisors.get(number, 1) for number in range(self._argument_count)]
+        self.kernel.attributes[DIVISORS] = written.numbers(divisors)
         return self.kernel
 
     def program_id(self, axis: int) -> SSAValue:

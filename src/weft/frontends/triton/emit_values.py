@@ -155,8 +155,9 @@ class ValueEmitter:
         if source == target or target == register(source):
             return value
         known = self.number(value)
-        if known is not None and not source.is_float and not target.is_float:
-            number = np.array(known).astype(source.numpy).astype(target.numpy).item()
+        integers = not source.is_float and not target.is_float
+        if known is not None and rounding is None and (integers or (known == 0 and target.is_float)):
+            number = np.array(known).astype(source.numpy).astype(target.numpy).item() if integers else known
             return self.constant(number, target, tile.tile_type(value).sizes)
         return self.convert(value, source, target, rounding)
 

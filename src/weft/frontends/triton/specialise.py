@@ -372,9 +372,11 @@ def _describe_descriptor(value: Any, key: Any, parameter: Parameter) -> Describe
     base = _describe(value.base, key[1], parameter)
     assert isinstance(base.type, pointer_type)
     rank = len(value.block_shape)
-    names = ["int32"] * rank + ["int64"] * rank
-    pairs = zip(names, key[4], strict=True)
-    sizes = [Word(dtype(name).stored, divisibility=ALIGNMENT if even else 1) for name, even in pairs]
+    # Rows of what a descriptor is made of are a multiple of 16 bytes apart.
+    apart = max(1, ALIGNMENT // base.type.element_ty.stored.bytes)
+    kinds = [("int32", 1)] * rank + [("int64", apart)] * (rank - 1) + [("int64", 1)]
+    pairs = zip(kinds, key[4], strict=True)
+    sizes = [Word(dtype(name).stored, divisibility=ALIGNMENT if even else least) for (name, least), even in pairs]
     made = tensor_descriptor_type(block_type(base.type.element_ty, list(value.block_shape)))
     made.padding = value.padding
     return Described(made, (*base.words, *sizes))

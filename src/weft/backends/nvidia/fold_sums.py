@@ -1,0 +1,34 @@
+"""Sums of a tile and a product are products with an accumulator.
+
+%p = tile.dot %a, %b
+%s = tile.map add(%total, %p)      →      %s = tile.dot %a, %b, %total
+"""
+
+from __future__ import annotations
+
+from xdsl.ir import OpResult
+
+from weft.tile import dialect as tile
+
+
+def fold_sums(kernel: tile.KernelOp) -> None:
+    """Rewrite a kernel in place."""
+    for op in list(kernel.walk()):
+        if not isinstance(op, tile.MapOp) or op.function.data != "add":
+            continue
+        for number, value in enumerate(op.args):
+            dot = value.op if isinstance(value, OpResult) else None
+            total = op.args[1 - number]
+            if not isinstance(dot, tile.DotOp) or dot.accumulator is not None or value.type != op.out.type:
+                continue
+            if len(list(value.uses)) > 1 or total.type != value.type or dot.parent is not op.parent:
+                continue
+            block = op.parent_block()
+            assert block is not None
+            folded = tile.DotOp.create(operands=[dot.a, dot.b, total], result_types=[op.out.type])
+            block.insert_op_before(folded, op)
+            op.out.replace_all_uses_with(folded.out)
+            for old in (op, dot):
+                old.detach()
+                old.erase()
+            break

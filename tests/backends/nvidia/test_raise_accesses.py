@@ -1,0 +1,316 @@
+"""Pointers and masks raised to parts of tensors: what is raised, that it means the same (run as code for a CPU, which
+takes both forms), and that the roles made of it keep their protocol and assemble."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft.triton as triton
+import weft.triton.language as tl
+from weft.backends.cpu.compile import emit_kernels
+from weft.backends.cpu.target import compile_object, host_target
+from weft.backends.nvidia.asynchronous import FinishOp, RolesOp
+from weft.backends.nvidia.compile import annotate
+from weft.backends.nvidia.delay_products import delay_products
+from weft.backends.nvidia.dialect import WARPS, set_integer
+from weft.backends.nvidia.protocol import check
+from weft.backends.nvidia.raise_accesses import raise_accesses
+from weft.backends.nvidia.roles_protocol import protocol_of
+from weft.backends.nvidia.target import target_named
+from weft.frontends.triton.compiled import CompiledKernel, KernelCode, build_kernel
+from weft.frontends.triton.compiling import arguments_of, builder_of, name_of
+from weft.frontends.triton.target import Cuda, compiled_for
+from weft.tile import dialect as tile
+
+from .ptxas import assemble, needs_ptxas
+
+sys.path[:0] = [str(Path(__file__).parent)]
+from emulation import compile_like  # noqa: E402
+
+TARGET = target_named("sm_90a")
+RANDOM = np.random.default_rng(3)
+
+
+def kernel_for(function: Any, args: Sequence[Any], **keywords: Any) -> tile.KernelOp:
+    described, groups = function.launcher.describe(args, keywords)
+    token = compiled_for.set(Cuda(TARGET.capability))
+    try:
+        kernel, _ = build_kernel(builder_of(function, described), arguments_of(described, groups), name_of(function))
+    finally:
+        compiled_for.reset(token)
+    set_integer(kernel, WARPS, 8)
+    return kernel
+
+
+def raised(function: Any, args: Sequence[Any], **keywords: Any) -> tile.KernelOp:
+    kernel = kernel_for(function, args, **keywords)
+    raise_accesses(kernel)
+    return kernel
+
+
+def kinds(kernel: tile.KernelOp) -> tuple[int, int, int, int]:
+    """How many loads, stores, gathers of tiles and scatters a kernel has."""
+    ops = list(kernel.walk())
+    gathers = [op for op in ops if isinstance(op, tile.GatherOp) and tile.tile_type(op.out).sizes]
+    loads, stores, scatters = (
+        [op for op in ops if isinstance(op, kind)] for kind in (tile.LoadOp, tile.StoreOp, tile.ScatterOp)
+    )
+    return len(loads), len(stores), len(gathers), len(scatters)
+
+
+def run_on_cpu(function: Any, args: Sequence[Any], grid: int, delays: bool = False, **keywords: Any) -> None:
+    """Run the raised kernel."""
+    kernel, name, target = raised(function, args, **keywords), name_of(function), host_target()
+    if delays:
+        delay_products(kernel)
+    described, groups = function.launcher.describe(args, keywords)
+    _, words, _, _ = function.launcher._classify(*args, **keywords)
+    code = compile_object(emit_kernels({name: kernel}, target), target)
+    CompiledKernel(KernelCode(name, tuple(arguments_of(described, groups)), (), code)).launch((grid, 1, 1), words)
+
+
+@triton.jit
+def product(
+    a, b, c, M, N, K, sa, sb, sc, ta: tl.constexpr, END: tl.constexpr, MASKED: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr
+):  # fmt: skip
+    tiles = tl.cdiv(N, BN)
+    top, left = tl.program_id(0) // tiles * BM, tl.program_id(0) % tiles * BN
+    rows, columns, depth = top + tl.arange(0, BM), left + tl.arange(0, BN), tl.arange(0, BK)
+    if END == "wraps":
+        m, n = rows % M, columns % N
+    elif END == "zero":
+        m, n = tl.where(rows < M, rows, 0), tl.where(columns < N, columns, 0)
+    else:
+        m, n = rows, columns
+    at_a = a + m[:, None] * sa + depth[None, :]
+    at_b = b + (n[None, :] * sb + depth[:, None] if ta else depth[:, None] * sb + n[None, :])
+    total = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, tl.cdiv(K, BK)):
+        left_mask, right_mask = depth[None, :] < K - k * BK, depth[:, None] < K - k * BK
+        if END == "mask":
+            left_mask, right_mask = left_mask & (rows[:, None] < M), right_mask & (columns[None, :] < N)
+        total += tl.dot(tl.load(at_a, mask=left_mask, other=0.0), tl.load(at_b, mask=right_mask, other=0.0))
+        at_a += BK
+        at_b += BK if ta else BK * sb
+    places = c + rows[:, None] * sc + columns[None, :]
+    if MASKED:
+        tl.store(places, total.to(tl.float16), mask=(rows[:, None] < M) & (columns[None, :] < N))
+    else:
+        tl.store(places, total.to(tl.float16))
+
+
+def matrices(m: int, n: int, k: int, turned: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of rows that are a multiple of 16 bytes apart, with what must not be read behind them."""
+    pads = [(m, k), (n, k) if turned else (k, n), (m, n)]
+    a, b, c = (np.full((rows, -(-columns // 16) * 16 + 16), np.nan, np.float16) for rows, columns in pads)
+    for array, (_, columns) in zip((a, b), pads[:2], strict=True):
+        array[:, :columns] = RANDOM.standard_normal((array.shape[0], columns)) / 4
+    return a, b, c
+
+
+BLOCKS = {"BM": 64, "BN": 64, "BK": 64}
+
+
+@pytest.mark.parametrize("end", ["wraps", "zero", "mask"])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("shape", [(64, 64, 64), (100, 70, 90), (130, 64, 200)])
+def test_a_product_written_with_pointers(end: str, turned: bool, shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    a, b, c = matrices(m, n, k, turned)
+    args = (a, b, c, m, n, k, a.shape[1], b.shape[1], c.shape[1])
+    options = {"ta": turned, "END": end, "MASKED": True, **BLOCKS}
+    assert kinds(raised(product, args, **options)) == (2, 1, 0, 0)
+    run_on_cpu(product, args, -(-m // 64) * -(-n // 64), **options)
+    right = b[:, :k].T if turned else b[:, :n]
+    np.testing.assert_allclose(c[:, :n], a[:, :k].astype(float) @ right.astype(float), rtol=2e-3, atol=2e-3)
+    assert np.isnan(c[:, n:]).all()
+
+
+def test_rows_from_elsewhere_stay_where_they_are_written() -> None:
+    a, b, c = matrices(128, 128, 128)
+    args = (a, b, c, 128, 128, 128, a.shape[1], b.shape[1], c.shape[1])
+    kernel = raised(product, args, ta=False, END="wraps", MASKED=False, **BLOCKS)
+    assert kinds(kernel) == (0, 1, 2, 0)
+
+
+def test_memory_that_is_written_too_is_not_brought_ahead() -> None:
+    a, b, _ = matrices(128, 128, 128)
+    args = (a, b, a, 128, 128, 128, a.shape[1], b.shape[1], a.shape[1])
+    assert kinds(raised(product, args, ta=False, END="mask", MASKED=True, **BLOCKS)) == (1, 0, 1, 1)
+
+
+def test_rows_that_the_copy_engine_cannot_step_over_stay() -> None:
+    a, b, c = np.zeros((64, 65), np.float16), np.zeros((64, 64), np.float16), np.zeros((64, 64), np.float16)
+    args = (a, b, c, 64, 64, 64, 65, 64, 64)
+    assert kinds(raised(product, args, ta=False, END="mask", MASKED=True, **BLOCKS)) == (1, 1, 1, 0)
+    apart = np.zeros(64 * 64 + 1, np.float16)[1:].reshape(64, 64)  # memory that begins anywhere
+    args = (apart, b, c, 64, 64, 64, 64, 64, 64)
+    assert kinds(raised(product, args, ta=False, END="mask", MASKED=True, **BLOCKS)) == (1, 1, 1, 0)
+
+
+@triton.jit
+def by_blocks(a, b, c, M, N, K, sa, sb, sc, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    tiles = tl.cdiv(N, BN)
+    top, left = tl.program_id(0) // tiles * BM, tl.program_id(0) % tiles * BN
+    at_a = tl.make_block_ptr(a, (M, K), (sa, 1), (top, 0), (BM, BK), (1, 0))
+    at_b = tl.make_tensor_descriptor(b, [K, N], [sb, 1], [BK, BN])
+    total = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        total = tl.dot(tl.load(at_a, boundary_check=(0, 1), padding_option="zero"), at_b.load([k, left]), total)
+        at_a = tl.advance(at_a, (0, BK))
+    tl.make_tensor_descriptor(c, [M, N], [sc, 1], [BM, BN]).store([top, left], total.to(tl.float16))
+
+
+@pytest.mark.parametrize("shape", [(64, 64, 64), (100, 70, 90)])
+def test_block_pointers_and_descriptors(shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    a, b, c = matrices(m, n, k)
+    args = (a, b, c, m, n, k, a.shape[1], b.shape[1], c.shape[1])
+    assert kinds(raised(by_blocks, args, **BLOCKS)) == (2, 1, 0, 0)
+    run_on_cpu(by_blocks, args, -(-m // 64) * -(-n // 64), **BLOCKS)
+    np.testing.assert_allclose(c[:, :n], a[:, :k].astype(float) @ b[:, :n].astype(float), rtol=2e-3, atol=2e-3)
+
+
+@triton.jit
+def up_to(a, b, c, counts, K, BM: tl.constexpr, BK: tl.constexpr):
+    rows, depth = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BK)
+    inside = rows[:, None] < tl.load(counts)
+    total = tl.zeros((BM, BM), tl.float32)
+    for k in range(0, K, BK):
+        x = tl.load(a + rows[:, None] * K + (k + depth)[None, :], mask=inside, other=0.0)
+        total = tl.dot(x, tl.load(b + (k + depth)[:, None] * BM + tl.arange(0, BM)[None, :]), total)
+    tl.store(c + rows[:, None] * BM + tl.arange(0, BM)[None, :], total, mask=inside)
+
+
+def test_a_size_that_was_read_leaves_its_access_as_it_is() -> None:
+    a, b, c = np.zeros((128, 64), np.float16), np.zeros((64, 64), np.float16), np.zeros((128, 64), np.float16)
+    kernel = raised(up_to, (a, b, c, np.array([70], np.int32), 64), BM=64, BK=64)
+    assert kinds(kernel) == (1, 0, 1, 1)
+
+
+@triton.jit
+def persistent(a, b, c, M, N, K, sa, sb, sc, COUNT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    tiles = tl.cdiv(N, BN)
+    for number in range(tl.program_id(0), tl.cdiv(M, BM) * tiles, COUNT):
+        rows = number // tiles * BM + tl.arange(0, BM)
+        columns = number % tiles * BN + tl.arange(0, BN)
+        total = tl.zeros((BM, BN), tl.float32)
+        for k in range(0, K, BK):
+            depth = k + tl.arange(0, BK)
+            x = tl.load(a + (rows % M)[:, None] * sa + depth[None, :], mask=depth[None, :] < K, other=0.0)
+            y = tl.load(b + depth[:, None] * sb + (columns % N)[None, :], mask=depth[:, None] < K, other=0.0)
+            total = tl.dot(x, y, total)
+        inside = (rows[:, None] < M) & (columns[None, :] < N)
+        tl.store(c + rows[:, None] * sc + columns[None, :], total.to(tl.float16), mask=inside)
+
+
+def test_roles_of_a_written_kernel_keep_their_protocol() -> None:
+    a, b, c = matrices(300, 300, 300)
+    strides = (a.shape[1], b.shape[1], c.shape[1])
+    sizes = (300, 300, 300, *strides)
+    for function, extra in ((product, {"ta": False, "END": "wraps", "MASKED": True}), (persistent, {"COUNT": 2})):
+        kernel, launch = annotate(kernel_for(function, (a, b, c, *sizes), **extra, BM=128, BN=128, BK=64), TARGET)
+        assert launch.persistent and any(isinstance(op, RolesOp) for op in kernel.walk())
+        for block in range(2):
+            known = dict(enumerate(sizes, 3))
+            check(protocol_of(kernel, (1, 1, 9), block=block, blocks=2, scalars=known), runs=3)
+
+
+@needs_ptxas
+@pytest.mark.parametrize("blocks", [(128, 256, 64), (64, 256, 64), (256, 128, 64), (128, 128, 128)])
+def test_products_assemble_without_spills(blocks: tuple[int, int, int]) -> None:
+    sides = dict(zip(("BM", "BN", "BK"), blocks, strict=True))
+    args = (*matrices(512, 512, 512), 512, 512, 512, 528, 528, 528)
+    options = {"ta": False, "END": "wraps", "MASKED": True, **sides}
+    code = compile_like(product, args, options, TARGET.arch)
+    found = assemble(code.code.ptx, TARGET.arch)
+    assert not found.error and not found.advice
+    assert found.kernels[code.name].spilled == 0
+    assert "wgmma" in code.code.ptx and len(code.code.launches[code.name].maps) == 3
+
+
+@triton.jit
+def one_way(total, sums, most, q, k, v, first, start, stop, scale, rows, MASKED: tl.constexpr, BN: tl.constexpr):
+    for at in range(start, stop, BN):
+        scores = tl.dot(q, k.load([first + at, 0]).T) * scale
+        if MASKED:
+            scores = tl.where(rows[:, None] >= at + tl.arange(0, BN)[None, :], scores, -1.0e6)
+        greater = tl.maximum(most, tl.max(scores, 1))
+        powers, shrink = tl.exp2(scores - greater[:, None]), tl.exp2(most - greater)
+        values = v.load([first + at, 0])
+        sums = tl.dot(powers.to(tl.float16), values, sums * shrink[:, None])
+        total = total * shrink + tl.sum(powers, 1)
+        most = greater
+    return total, sums, most
+
+
+@triton.jit
+def attention(q, k, v, out, scale, L, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr):
+    """Of one head after the other, the blocks before the diagonal and then those on it."""
+    blocks = L // BM
+    first, row = tl.program_id(0) // blocks * L, tl.program_id(0) % blocks * BM
+    rows = row + tl.arange(0, BM)
+    K = tl.make_tensor_descriptor(k, [tl.num_programs(0) * BM, D], [D, 1], [BN, D])
+    V = tl.make_tensor_descriptor(v, [tl.num_programs(0) * BM, D], [D, 1], [BN, D])
+    queries = tl.load(q + (first + rows)[:, None] * D + tl.arange(0, D)[None, :])
+    most, total = tl.full([BM], -float("inf"), tl.float32), tl.zeros([BM], tl.float32)
+    sums = tl.zeros([BM, D], tl.float32)
+    if CAUSAL:
+        total, sums, most = one_way(total, sums, most, queries, K, V, first, 0, row, scale, rows, False, BN)
+        total, sums, most = one_way(total, sums, most, queries, K, V, first, row, row + BM, scale, rows, True, BN)
+    else:
+        total, sums, most = one_way(total, sums, most, queries, K, V, first, 0, L, scale, rows, False, BN)
+    result = (sums / total[:, None]).to(tl.float16)
+    tl.store(out + (first + rows)[:, None] * D + tl.arange(0, D)[None, :], result)
+
+
+def heads(count: int, length: int, width: int) -> tuple[np.ndarray, ...]:
+    return tuple(RANDOM.standard_normal((count, length, width)).astype(np.float16) for _ in range(4))
+
+
+def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -> np.ndarray:
+    scores = q.astype(float) @ k.astype(float).swapaxes(1, 2) * q.shape[-1] ** -0.5
+    if causal:
+        scores[:, *np.triu_indices(scores.shape[-1], 1)] = -np.inf
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True) @ v.astype(float)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_products_that_wait_a_turn(causal: bool) -> None:
+    q, k, v, out = heads(2, 128, 64)
+    if not causal:
+        v[0, 3, 5] = np.inf  # a weight of nothing must not meet it
+    args = (q, k, v, out, 64**-0.5 * 1.4426950408889634, 128)
+    run_on_cpu(attention, args, 4, delays=True, D=64, BM=64, BN=32, CAUSAL=causal)
+    np.testing.assert_allclose(out, attended(q, k, v, causal), rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_product_runs_while_powers_are_raised(causal: bool) -> None:
+    tensors = heads(2, 512, 64)
+    kernel = kernel_for(attention, (*tensors, 0.18, 512), D=64, BM=128, BN=64, CAUSAL=causal)
+    kernel, _ = annotate(kernel, TARGET)
+    pending = [op.pending.value.data for op in kernel.walk() if isinstance(op, FinishOp)]
+    assert pending == [1, 0, 0] * (2 if causal else 1)
+    for block in range(3):
+        check(protocol_of(kernel, (1, 1, 8), block=block, blocks=3, scalars={5: 512}), runs=3)
+
+
+@needs_ptxas
+@pytest.mark.parametrize(("width", "blocks"), [(64, (128, 64)), (128, (128, 64)), (128, (128, 128))])
+def test_attention_assembles_without_spills(width: int, blocks: tuple[int, int]) -> None:
+    args = (*heads(2, 512, width), 0.18, 512)
+    for causal in (False, True):
+        options = {"D": width, "BM": blocks[0], "BN": blocks[1], "CAUSAL": causal}
+        code = compile_like(attention, args, options, TARGET.arch)
+        found = assemble(code.code.ptx, TARGET.arch)
+        assert not found.error and not found.advice
+        assert found.kernels[code.name].spilled == 0 and len(code.code.launches[code.name].maps) == 4
