@@ -6,14 +6,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import weft.ops  # noqa: F401  (fills the registry)
+from weft.backends.reference.graph import run
+from weft.config import Config
+from weft.frontends.torch.importer import import_graph
 from weft.ir.types import DType, Tensor, bf16, dtype_of_numpy, u8
 from weft.lower.machine import gpu_machine
+from weft.lower.steps import CallStep, KernelStep
 from weft.ops.quantized import dequantized
+from weft.testing.gpu.products import expert_layer
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.testing.simulated import run_simulated
 
+from .row_kernels import planned
 from .test_streamed_weights import all_brought as all_brought
 from .test_streamed_weights import run as run_streamed
 from .test_tensor_cores import agree, run_as_ptx
@@ -65,5 +74,34 @@ def test_every_row_is_multiplied_with_its_matrix(n: int, k: int, form: str, scal
 @pytest.mark.usefixtures("all_brought")
 @pytest.mark.parametrize(("form", "scale"), CASES)
 def test_the_copy_engine_brings_the_chosen(form: str, scale: DType) -> None:
-    arrays = operands(24, 4096, form, scale)
+    arrays = operands(24, 2048, form, scale)
     agree(run_streamed(trial_of(arrays, form), arrays, 2), expected(arrays, form))
+
+
+def experts(x: torch.Tensor, router: torch.Tensor, gates_and_ups: torch.Tensor, downs: torch.Tensor) -> torch.Tensor:
+    return expert_layer(x, router, gates_and_ups, downs, chosen=2)
+
+
+@pytest.mark.parametrize(("tokens", "own"), [(1, 2), (32, 2), (33, 0)])
+def test_few_tokens_read_their_experts_themselves(tokens: int, own: int) -> None:
+    plan = planned(experts, (tokens, 256), (8, 256), (8, 1024, 256), (8, 256, 512)).plan
+    products = [step for step in plan.steps if isinstance(step, KernelStep) and "take_dot" in step.function]
+    calls = [step for step in plan.steps if isinstance(step, CallStep) and "_grouped_mm" in step.target]
+    assert (len(products), len(calls)) == (own, 2 - own)
+
+
+def test_rows_in_groups_are_multiplied_with_the_matrix_of_their_group() -> None:
+    """Groups may be empty."""
+
+    def grouped(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> tuple[torch.Tensor]:
+        return (torch._grouped_mm(x, weights.transpose(1, 2), offs=ends),)
+
+    with FakeTensorMode():
+        shapes = ((6, 128), torch.bfloat16), ((4, 160, 128), torch.bfloat16), ((4,), torch.int32)
+        graph = make_fx(grouped)(*(torch.empty(shape, dtype=dtype) for shape, dtype in shapes))
+    function = import_graph(graph, "main", Config(cache=False), device="cuda", tensor_cores=True).function
+    rng = np.random.default_rng(0)
+    x, weights = (rng.standard_normal(shape).astype(bf16.numpy) for shape in ((6, 128), (4, 160, 128)))
+    (found,) = run(function, [x, weights, np.array([2, 2, 5, 6], np.int32)])
+    wide = weights.astype(np.float64)[[0, 0, 2, 2, 2, 3]]
+    agree(found, np.einsum("rk,rnk->rn", x.astype(np.float64), wide))

@@ -138,6 +138,7 @@ def test_codes_are_brought_by_the_copy_engine(case: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize("rows", [1, 8, 16])
 @pytest.mark.parametrize(("form", "group", "scale"), [("int4", 32, bf16), ("e2m1", 32, u8), ("e4m3", 4096, f32)])
 def test_registers_are_enough(rows: int, arch: str, form: str, group: int, scale: DType) -> None:
+    machine = gpu_machine(clusters=arch == "sm_90a")
     for n, k in ((14336, 4096), (4096, 14336)):
         shapes = [(rows, k), (n, k // FORMS[form].together), (n, k // group if group < 4096 else 1)]
         tensors = [Tensor(dtype, shape) for dtype, shape in zip((bf16, FORMS[form].dtype, scale), shapes, strict=True)]
@@ -145,7 +146,7 @@ def test_registers_are_enough(rows: int, arch: str, form: str, group: int, scale
         def body(b: Any, x: Any, *parts: Any) -> Any:
             return b.dot(x, b.permute(b.dequantize(*parts, form=form, dtype=bf16), dims=(1, 0)))
 
-        kernel = Trial.of(group_of(tensors, body), "product", GPU).lowered.calls[0].kernel.op
+        kernel = Trial.of(group_of(tensors, body), "product", machine).lowered.calls[0].kernel.op
         found = assemble(compile_kernels({"product": kernel}, target_named(arch)).ptx, arch)
         assert not found.error
         assert all(not each.spilled for each in found.kernels.values()), (n, k, found.kernels)

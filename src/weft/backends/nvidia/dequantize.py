@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from xdsl.dialects.builtin import ArrayAttr, StringAttr
 
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.alignment import pointer_dtype
@@ -24,7 +23,7 @@ from weft.backends.nvidia.block import i32
 from weft.backends.nvidia.dialect import layout_of
 from weft.backends.nvidia.global_memory import joined, pair
 from weft.backends.nvidia.math import asm
-from weft.ir.attributes import from_attribute
+from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.types import DTYPES, DType, bf16, f8e4m3, f16, u8
 from weft.ops.quantized import FORMS
 from weft.tile import dialect as tile
@@ -48,14 +47,14 @@ _TWO_23 = 0x4B000000
 
 def set_factor_types(op: tile.DequantizeOp, loads: Sequence[tile.LoadOp]) -> None:
     """Note what factors are in memory: whoever reads them, they stay so."""
-    op.attributes[_FACTORS] = ArrayAttr([StringAttr(pointer_dtype(load).name) for load in loads])
+    op.attributes[_FACTORS] = to_attribute(tuple(pointer_dtype(load).name for load in loads))
 
 
 def factor_types(op: tile.DequantizeOp) -> list[DType]:
     """What factors are in memory."""
-    names = op.attributes[_FACTORS]
-    assert isinstance(names, ArrayAttr)
-    return [DTYPES[name.data] for name in names if isinstance(name, StringAttr)]
+    names = from_attribute(op.attributes[_FACTORS])
+    assert isinstance(names, tuple)
+    return [DTYPES[str(name)] for name in names]
 
 
 class Decoder:

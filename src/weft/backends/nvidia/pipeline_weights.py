@@ -220,7 +220,7 @@ def _take(programs: Block, weights: _Weights) -> None:
     loads = [operand.owner for operand in made.operands] if coded else [made]
     before = made if coded else multiply
     block.insert_op_before(WaitOp.of(), before)
-    taken = {each.load: each for each in weights.brought}
+    taken: dict[Operation | Block, _Brought] = {each.load: each for each in weights.brought}
     for load, original in zip(loads, _loads(weights), strict=True):
         assert isinstance(load, tile.LoadOp)
         load.attributes.pop(AHEAD, None)

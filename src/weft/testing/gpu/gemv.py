@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from weft.testing.benchmark import Call, Contender, own_code
 from weft.testing.gpu.case import GpuCase, Place, Work
+from weft.testing.gpu.narrow import fp4_values, mxfp4, nibbles
 from weft.testing.gpu.peers import CUBLAS, eager
 
 MATRICES = 8
@@ -58,7 +59,7 @@ def _int4(group: int, zeros: bool = False) -> Weights:
         return (*parts, _bytes(place, outs, ins // group, 16)) if zeros else parts
 
     def function(x: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Tensor:
-        numbers = _nibbles(codes).to(x.dtype).unflatten(1, (-1, group))
+        numbers = nibbles(codes).to(x.dtype).unflatten(1, (-1, group))
         offset = 8 if zeros is None else zeros.to(x.dtype)[..., None]
         return F.linear(x, ((numbers - offset) * scales[..., None]).flatten(1))
 
@@ -76,19 +77,12 @@ def _fp4(group: int) -> Weights:
         return codes, scales.to(torch.float8_e4m3fn), torch.full((), 1e-3, device=place.device.name)
 
     def function(x: Tensor, codes: Tensor, scales: Tensor, whole: Tensor | None = None) -> Tensor:
-        numbers = _nibbles(codes)
-        sizes = numbers & 7
-        values = torch.where(sizes < 5, sizes * 0.5, torch.where(sizes == 7, 6.0, sizes - 2.0))
-        values = torch.where(numbers > 7, -values, values).to(x.dtype).unflatten(1, (-1, group))
-        factors = torch.exp2(scales.float() - 127).to(x.dtype) if whole is None else scales.to(x.dtype)
-        made = F.linear(x, (values * factors[..., None]).flatten(1))
-        return made if whole is None else (made * whole).to(x.dtype)
+        if whole is None:
+            return F.linear(x, mxfp4(codes, scales, x.dtype))
+        values = fp4_values(codes, x.dtype).unflatten(1, (-1, group))
+        return (F.linear(x, (values * scales.to(x.dtype)[..., None]).flatten(1)) * whole).to(x.dtype)
 
     return Weights(make, function)
-
-
-def _nibbles(codes: Tensor) -> Tensor:
-    return torch.stack([codes & 15, codes >> 4], -1).flatten(1)
 
 
 def _of_8_bits(dtype: torch.dtype) -> Weights:
