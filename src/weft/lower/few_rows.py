@@ -16,7 +16,6 @@ LEAST_BROUGHT = 1 << 19
 """Weights from which on a copy engine brings them: of fewer, threads have asked for all before it has set out."""
 _PIECE = 8192
 """Weights that it brings at a time, for eight warps."""
-_CODED_COLUMNS = 16
 _COLUMNS, _WARPS = (16, 8, 32), (4, 8, 16, 2)
 READ = {16: 1024, 8: 2048, 4: 4096}
 """Weights of so many bits that a warp reads at a time: of 16 rows a line of memory each."""
@@ -39,8 +38,8 @@ def choose_streaming_tiles(
     read, rows = READ[bits], ceil(m / 8) * 16 / bits
     if not isinstance(n, int) or not isinstance(k, int) or not isinstance(batch, int):
         columns, warps = _COLUMNS[0], _WARPS[0]
-    elif machine.brings_rows and batch * n * k >= LEAST_BROUGHT and (columns := _columns_brought(m, k, bits)):
-        return m, columns, _PIECE * 16 // (bits * columns)
+    elif bits == 16 and machine.brings_rows and batch * n * k >= LEAST_BROUGHT and (columns := _columns_brought(m, k)):
+        return m, columns, _PIECE // columns
     else:
         choices = [(c, w) for w in _WARPS for c in _COLUMNS if w * read // c < 2 * k or w == _WARPS[0]]
         columns, warps = min(choices, key=lambda c: _cost(rows, *c, batch * ceil(n / c[0]) / machine.multiprocessors))
@@ -52,12 +51,10 @@ def choose_streaming_tiles(
     return m, 1 if n == 1 else columns, 1 if k == 1 else depth
 
 
-def _columns_brought(m: int, k: int, bits: int) -> int:
+def _columns_brought(m: int, k: int) -> int:
     """How many rows of weights a copy engine brings to one program; 0 if it has no whole pieces of them."""
     least = 8 if m <= 4 else 16 if m <= 8 else 32
-    if bits < 16:  # codes are read once for many rows, so that the other operand is not put in their order too often
-        least = max(least, _CODED_COLUMNS)
-    return next((c for c in (8, 16, 32) if c >= least and k % (_PIECE * 16 // (bits * c)) == 0), 0)
+    return next((c for c in (8, 16, 32) if c >= least and k % (_PIECE // c) == 0), 0)
 
 
 def _cost(rows: float, columns: int, warps: int, programs: float) -> float:

@@ -72,10 +72,9 @@ def test_every_row_is_multiplied_with_its_matrix(n: int, k: int, form: str, scal
 
 
 @pytest.mark.usefixtures("all_brought")
-@pytest.mark.parametrize(("form", "scale"), CASES)
-def test_the_copy_engine_brings_the_chosen(form: str, scale: DType) -> None:
-    arrays = operands(24, 2048, form, scale)
-    agree(run_streamed(trial_of(arrays, form), arrays, 2), expected(arrays, form))
+def test_the_copy_engine_brings_the_chosen() -> None:
+    arrays = operands(24, 2048)
+    agree(run_streamed(trial_of(arrays), arrays, 2), expected(arrays))
 
 
 def experts(x: torch.Tensor, router: torch.Tensor, gates_and_ups: torch.Tensor, downs: torch.Tensor) -> torch.Tensor:

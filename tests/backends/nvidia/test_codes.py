@@ -18,8 +18,6 @@ from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.testing.simulated import run_simulated
 
 from .ptxas import assemble, needs_ptxas
-from .test_streamed_weights import all_brought as all_brought
-from .test_streamed_weights import run as run_streamed
 from .test_tensor_cores import agree, run_as_ptx
 
 GPU = gpu_machine()
@@ -113,24 +111,6 @@ def test_codes_and_factors_are_read_ahead() -> None:
     arrays = operands(1, 16, 16384, "int4", 32, bf16, False, bf16)
     kernel, _ = annotate(trial_of(arrays, "int4", bf16).lowered.calls[0].kernel.op, target_named("sm_90a"))
     assert str(kernel).count("nvidia.ahead") == 2 and "nvidia.convert" not in str(kernel)
-
-
-STREAMED = [
-    (1, 40, 4096, "int4", 32, bf16, False, bf16),  # a ring goes round
-    (3, 20, 2048, "int4", 128, bf16, True, bf16),  # zeros are too few to be copied
-    (2, 33, 4096, "e2m1", 32, u8, False, bf16),
-    (1, 24, 2048, "e2m1", 16, f8e4m3, False, bf16),
-    (16, 70, 2048, "int8", 2048, f32, False, bf16),
-    (5, 33, 1024, "e4m3", 64, f32, False, f16),
-]
-
-
-@pytest.mark.usefixtures("all_brought")
-@pytest.mark.parametrize("case", STREAMED, ids=lambda case: "-".join(map(str, case)))
-def test_codes_are_brought_by_the_copy_engine(case: tuple[Any, ...]) -> None:
-    *_, form, group, _, _, dtype = case
-    arrays = operands(*case)
-    agree(run_streamed(trial_of(arrays, form, dtype), arrays, 2), expected(arrays, form, group, dtype))
 
 
 @needs_ptxas

@@ -23,8 +23,8 @@ from weft.backends.nvidia.block import i32
 from weft.backends.nvidia.dialect import layout_of
 from weft.backends.nvidia.global_memory import joined, pair
 from weft.backends.nvidia.math import asm
-from weft.ir.attributes import from_attribute, to_attribute
-from weft.ir.types import DTYPES, DType, bf16, f8e4m3, f16, u8
+from weft.ir.attributes import from_attribute
+from weft.ir.types import DType, bf16, f8e4m3, f16, u8
 from weft.ops.quantized import FORMS
 from weft.tile import dialect as tile
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 NO_FP8 = "fp8"
 """What GPUs lack that have no instruction to widen floats of 8 bits."""
-_FACTORS = "nvidia.factors"
 _APART = 4
 _ONE = {"bf16": 0x3F80, "f16": 0x3C00}
 _MAGIC = {"bf16": (0x4300, 128.0), "f16": (0x6400, 1024.0)}
@@ -45,18 +44,6 @@ _LIFT = {"bf16": 0x7E80, "f16": 0x7400}
 _TWO_23 = 0x4B000000
 
 
-def set_factor_types(op: tile.DequantizeOp, loads: Sequence[tile.LoadOp]) -> None:
-    """Note what factors are in memory: whoever reads them, they stay so."""
-    op.attributes[_FACTORS] = to_attribute(tuple(pointer_dtype(load).name for load in loads))
-
-
-def factor_types(op: tile.DequantizeOp) -> list[DType]:
-    """What factors are in memory."""
-    names = from_attribute(op.attributes[_FACTORS])
-    assert isinstance(names, tuple)
-    return [DTYPES[str(name)] for name in names]
-
-
 class Decoder:
     """The packed operand of a product, out of words of codes and raw factors: made piece by piece, as it is used."""
 
@@ -65,7 +52,7 @@ class Decoder:
         dtype = from_attribute(op.dtype)
         assert isinstance(dtype, DType)
         self.dtype = dtype
-        self.memory = factor_types(op)
+        self.memory = [pointer_dtype(f.owner) for f in op.factors if isinstance(f.owner, tile.LoadOp)]
         narrow = (bf16, f8e4m3, u8) if dtype == bf16 else (f16, f8e4m3)
         # The product of a code and such a factor is rounded once: two at a time, or else each by itself in f32.
         self.narrow = self.memory[:1] != [] and self.memory[0] in narrow

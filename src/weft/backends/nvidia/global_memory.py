@@ -36,9 +36,9 @@ def load_words(b: Function, address: V, size: int, count: int, predicate: V | No
     return _read(b, address, 8 * size, count, predicate, space)
 
 
-def load_raw(b: Function, address: V, dtype: DType, predicate: V | None, space: str = "global") -> V:
+def load_raw(b: Function, address: V, dtype: DType, predicate: V | None) -> V:
     """An element as memory has it; what is not read is zero. One of 8 bits stands in a word of 16."""
-    return _read(b, address, 8 * dtype.bytes, 1, predicate, space)[0]
+    return _read(b, address, 8 * dtype.bytes, 1, predicate, "global")[0]
 
 
 def joined(b: Function, low: V, high: V) -> V:

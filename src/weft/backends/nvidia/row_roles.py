@@ -13,9 +13,9 @@ from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converge
 from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.dialect import layout_of
 from weft.backends.nvidia.early_start import wait_for_kernel
-from weft.backends.nvidia.global_memory import load_chunk, load_raw, load_words
+from weft.backends.nvidia.global_memory import load_chunk, load_words
 from weft.backends.nvidia.layouts import WARP, Layout
-from weft.backends.nvidia.mma import PACKED, RAW
+from weft.backends.nvidia.mma import PACKED
 from weft.backends.nvidia.roles import Ring, expect, wait_for
 from weft.backends.nvidia.streaming import ALIGNMENT, CopyOp, CopyRowsOp, PieceType, ReadOp, StreamOp, WaitKeptOp
 from weft.tile import dialect as tile
@@ -150,13 +150,13 @@ def _copy(codegen: KernelCodegen, op: CopyOp) -> None:
 
 def _copy_rows(codegen: KernelCodegen, op: CopyRowsOp) -> None:
     """A copy for each row; weights are read once, so they are the first to leave the second-level cache."""
-    b, ring, number = codegen.b, codegen.rings[0], op.slot.value.data
-    piece = ring.slots[number]
+    b, ring = codegen.b, codegen.rings[0]
+    piece = ring.slots[0]
     assert isinstance(piece, PieceType)
     size, rows, pitch = piece.dtype.bytes, op.rows.value.data, op.pitch.value.data
     first, apart, extent = (codegen.size(s.data[0], op.indices) for s in (op.offset, op.apart, op.extent))
     policy = converged(b, "i64", "createpolicy.fractional.L2::evict_first.b64 $0, 1.0;", "=l")
-    place, full = ring.slot(b, number), ring.full(b)
+    place, full = ring.slot(b, 0), ring.full(b)
     for row in range(rows):
         there = b.intrinsic("smin", i64(row), b.sub(extent, i64(1)))
         source = b.add(codegen.pointers[op.pointer], b.mul(b.add(first, b.mul(there, apart)), i64(size)))
@@ -180,7 +180,7 @@ def _read(codegen: KernelCodegen, op: ReadOp) -> None:
     for axis, stride in enumerate(strides):
         index = b.add(index, b.mul(codegen.threads.place(own, axis), i32(stride)))
     start = b.add(ring.slot(b, number), b.mul(index, i32(dtype.bytes)))
-    width = 1 if RAW in op.attributes else _width(layout, strides, dtype.bytes)
+    width = _width(layout, strides, dtype.bytes)
     values: list[V] = []
     for register in range(0, layout.count, width):
         ahead = sum(place * stride for place, stride in zip(layout.offsets[register], strides, strict=True))
@@ -188,11 +188,8 @@ def _read(codegen: KernelCodegen, op: ReadOp) -> None:
         if PACKED in op.attributes:
             values += load_words(b, address, dtype.bytes, width, None, "shared")
             continue
-        if RAW in op.attributes:
-            values.append(load_raw(b, address, dtype, None, "shared"))
-            continue
         values += load_chunk(b, address, dtype, width, None, space="shared")
-    if PACKED in op.attributes or RAW in op.attributes:
+    if PACKED in op.attributes:
         codegen.tiles[op.out] = values
         return
     target = tile.tile_type(op.out).dtype

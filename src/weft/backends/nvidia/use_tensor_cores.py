@@ -20,7 +20,6 @@ from xdsl.dialects.builtin import IntegerAttr, StringAttr, UnitAttr, i64
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from weft.backends.nvidia.alignment import pointer_dtype
-from weft.backends.nvidia.dequantize import set_factor_types
 from weft.backends.nvidia.dialect import RESIDENT, WARPS, integer, set_integer, set_layouts
 from weft.backends.nvidia.layouts import Layout
 from weft.backends.nvidia.mma import (
@@ -266,10 +265,8 @@ def _decoded(dot: tile.DotOp, op: tile.DequantizeOp, fragments: Fragments, *, ah
     made = op.clone()
     codes, *factors = range(len(op.operands))
     layouts = {codes: fragments.codes(FORMS[op.form.data].together)} | dict.fromkeys(factors, fragments.grouped(group))
-    loads = [operand.owner for operand in op.operands]
-    set_factor_types(made, [load for load in loads[1:] if isinstance(load, tile.LoadOp)])
     for number, layout in layouts.items():
-        load = loads[number]
+        load = op.operands[number].owner
         if not isinstance(load, tile.LoadOp):
             raise LoweringError(f"{op.name} reads what is computed")
         copy = load.clone()
