@@ -47,10 +47,12 @@ from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.recognize_codes import RecognizeCodes
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
+from weft.passes.split_products import SplitProducts
 from weft.passes.update_in_place import UpdateInPlace
 from weft.runtime.cache import DiskCache
 from weft.runtime.record import CompilationRecord, compilation, is_recording
 from weft.runtime.tune import Tuner
+from weft.runtime.tune_device import DeviceTimer, DeviceTuner
 
 
 def cpu_passes(config: Config) -> list[ModulePass]:
@@ -85,6 +87,7 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         FoldBatchNorm(),
         ConvolveTrained(pointwise=True),
         ComparePlaces(),
+        *([SplitProducts()] if tensor_cores else []),
         LayOutConvolutions(),
         SinkReshapes(whole=True),
         RecognizeCodes(),
@@ -95,7 +98,7 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, all_floats=True, tensor_cores=tensor_cores),
         InlineSmall(),
-        GroupIntoKernels(),
+        GroupIntoKernels(products=2 if tensor_cores else 1),
         ChooseLayouts(),
         UpdateInPlace(),
     ]
@@ -161,16 +164,23 @@ def compile_cpu(function: FuncOp, config: Config, target: CpuTarget | None = Non
     return Compiled(planned.plan, code, report, planned.prepare)
 
 
-def compile_nvidia(function: FuncOp, config: Config, target: NvidiaTarget) -> Compiled[DeviceCode]:
-    """Compile a function for a GPU: passes, plan, LLVM, PTX."""
+def compile_nvidia(
+    function: FuncOp, config: Config, target: NvidiaTarget, timer: DeviceTimer | None = None
+) -> Compiled[DeviceCode]:
+    """Compile a function for a GPU: passes, plan, LLVM, PTX. Where schedules are measured, `timer` does it."""
     module = _module_of(function)
+    machine = gpu_machine(target.multiprocessors, clusters=target.has_clusters)
     with compilation(function.sym_name.data) as report:
         report.imported(function)
         run_passes(module, nvidia_passes(config, tensor_cores=target.has_wgmma), report, verify=config.verify)
+        if config.tune and timer is not None and target.has_wgmma:
+            start = time.perf_counter()
+            DeviceTuner(target, machine, timer, cache=DiskCache() if config.cache else None).tune(function)
+            report.measure("tune", start)
         report.program("grouped", function)
         report.blocks = list(map(str, repeated_blocks(function))) if is_recording() else []
         start = time.perf_counter()
-        planned = build_plan(function, machine=gpu_machine(target.multiprocessors, clusters=target.has_clusters))
+        planned = build_plan(function, machine=machine)
         start = report.measure("lower_to_tile", start)
         report.planned(planned.plan, planned.schedules)
         report.program("tile", planned.kernels.values())

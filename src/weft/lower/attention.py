@@ -50,9 +50,14 @@ def lower_attention(
     op = next(op for op in group.block.ops if isinstance(op, AnyAttention))
     construction = AttentionLowering
     if machine.is_gpu:
-        from weft.lower.flash_attention import FlashLowering, is_flash  # it adds to the class below
+        from weft.lower.flash_attention import FlashLowering, is_flash  # these add to the class below
+        from weft.lower.split_attention import SplitLowering, parts_of
 
-        construction = FlashLowering if is_flash(op) else construction
+        if is_flash(op):
+            construction = FlashLowering
+            parts = parts_of(op, group, machine)
+            if parts > 1 or tensor_of(op.results[0].type).shape[-2] == 1:
+                return SplitLowering(group, name, layouts, outputs, op, machine, parts).lowered(inputs)
     kernel = construction(group, name, layouts, outputs, op, machine).kernel()
     return whole(kernel, len(inputs), len(outputs))
 
@@ -91,7 +96,8 @@ class AttentionLowering:
         domain.row_runs = [*lead, *by_role["i"], *by_role["n"]]
         domain.column_runs = [*by_role["j"], *by_role["e"]]
         self.runs = {letter: runs[0] for letter, runs in by_role.items() if runs}
-        chosen = choose_attention_blocks(result.shape[-2], self.keys, width, out_width, self.machine)
+        sides = result.shape[-2], self.keys, width, out_width
+        chosen = choose_attention_blocks(*sides, self.machine, masked=len(self.op.operands) > 3)
         self.blocks = given_blocks(self.group, "attention") or chosen
         return self._emit(lead)
 
@@ -155,7 +161,15 @@ class AttentionLowering:
         return kernel.frame.finish(self.blocks)
 
     def _store(self, kernel: BlockedKernel, most: TileValue, total: TileValue, product: TileValue) -> None:
-        """Write the sums of values, each by the sum of its weights, and the logarithms of these where they are kept.
+        """Write the results."""
+        value, lse = self._quotients(most, total, product)
+        result, *kept = self.op.results
+        products: dict[SSAValue, TileValue] = {result: TileValue(value.ssa, tensor_of(result.type).dtype)}
+        products.update((each, lse) for each in kept)
+        store_outputs(kernel, products)
+
+    def _quotients(self, most: TileValue, total: TileValue, product: TileValue) -> tuple[TileValue, TileValue]:
+        """The sums of values, each by the sum of its weights, and the logarithms of these sums.
 
         The greatest scores are in units of powers of two.
         """
@@ -163,13 +177,9 @@ class AttentionLowering:
         one, none = emit.constant(1.0, self.dtype), emit.constant(0.0, self.dtype)
         divisor = emit.where(emit.math("eq", total, none), one, total)
         self._axes("i", "n")
-        result, *kept = self.op.results
         value = self._typed(emit.math("div", product, divisor))
-        products: dict[SSAValue, TileValue] = {result: TileValue(value.ssa, tensor_of(result.type).dtype)}
-        for lse in kept:
-            power = emit.math("add", emit.math("log2", total), most)  # both are -inf in a row without any key
-            products[lse] = self._typed(emit.math("mul", power, emit.constant(1 / LOG2_E, self.dtype)))
-        store_outputs(kernel, products)
+        power = emit.math("add", emit.math("log2", total), most)  # both are -inf in a row without any key
+        return value, self._typed(emit.math("mul", power, emit.constant(1 / LOG2_E, self.dtype)))
 
     def _turn(self, state: Sequence[TileValue]) -> list[TileValue]:
         """One block of keys: the new maximum, total and sum."""

@@ -9,7 +9,7 @@ from xdsl.ir import SSAValue
 
 from weft.errors import LoweringError
 from weft.ir.expr import Size, ceildiv, simplify, symbol
-from weft.ir.types import Tensor, tensor_of
+from weft.ir.types import DType, Tensor, tensor_of
 from weft.lower.domain import Domain, Run
 from weft.lower.emit import KernelEmitter, TileValue
 from weft.lower.evaluate import Source
@@ -32,17 +32,21 @@ class BlockedKernel:
     domain: Domain
     parts: bool = False
     """Whether accesses say of what whole they are a part."""
+    written: Sequence[DType] | None = None
+    """The types of what is written, if that is not what the group yields."""
     scratch: Sequence[Tensor] = ()
     """Tensors that the kernel reads or writes beside those of the group."""
 
     def __post_init__(self) -> None:
         arguments = self.group.block.args
-        values = [*arguments, *self.group.yielded]
+        inputs, outputs = ([tensor_of(value.type).dtype for value in vs] for vs in (arguments, self.group.yielded))
         symbols = group_symbols(self.group, [*self.layouts.values(), *self.outputs])
-        dtypes = [*(tensor_of(value.type).dtype for value in values), *(tensor.dtype for tensor in self.scratch)]
+        written = self.written or outputs
+        dtypes = [*inputs, *written, *(tensor.dtype for tensor in self.scratch)]
         self.frame = KernelFrame.of(self.name, dtypes, symbols)
         pointers = self.frame.pointers
-        self.targets, self.beside = pointers[len(arguments) : len(values)], pointers[len(values) :]
+        last = len(inputs) + len(written)
+        self.targets, self.beside = pointers[len(inputs) : last], pointers[last:]
         self.emit = KernelEmitter(
             self.layouts,
             domain=self.domain,

@@ -23,13 +23,12 @@ from weft.ir.expr import (
     ceildiv,
     coefficient_of,
     floordiv,
-    minimum,
     product,
     simplify,
     symbol,
     symbols_of,
 )
-from weft.ir.types import DType, Tensor, bf16, f16, i8, tensor_of
+from weft.ir.types import DType, Tensor, i8, tensor_of
 from weft.lower.blocked import BlockedKernel, output_indices, store_outputs
 from weft.lower.chosen import Chosen
 from weft.lower.codes import Codes
@@ -37,18 +36,24 @@ from weft.lower.domain import Domain, Run, Variable, fused
 from weft.lower.emit import TileValue, register_dtype
 from weft.lower.evaluate import AddressRecorder, Dummy, Source
 from weft.lower.few_rows import choose_streaming_tiles
-from weft.lower.gpu_schedule import choose_product_tiles
 from weft.lower.kernels import Kernel
 from weft.lower.lowered import Lowered, whole
 from weft.lower.machine import Machine
+from weft.lower.packed_tile import packed_tile
 from weft.lower.packing import PackedLayout, PackedPanels, weight_of
+from weft.lower.product_model import Products, estimates, is_in_parts
 from weft.lower.schedule import Blocks, choose_blocks, given_blocks
-from weft.ops.dot import Dot
+from weft.ops.body import Value
+from weft.ops.dot import SCALED_BLOCK, Dot, ScaledDot
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
 from weft.passes.claim_libraries import FEW_ROWS
 from weft.tile import dialect as tile
 
+_MOST_COLUMNS_IN_PARTS = 128
+"""Columns of a tile that two warp groups have registers for twice, beside what else they hold."""
+_UNKNOWN = 4096
+"""What a size is taken for that is not known."""
 _SIDE, _ALIGNED = 64, 16
 """Of operands of 8 bits, the least sides that are worth a tile, and what K must be a multiple of to be copied."""
 
@@ -56,10 +61,10 @@ _SIDE, _ALIGNED = 64, 16
 def lower_dot(
     group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
 ) -> Lowered:
-    """Lower a group that holds one product, with its operands and results in the given layouts."""
+    """Lower a group that holds a product, or several of the same rows, with all operands and results in layouts."""
     layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
-    dot = next(op for op in group.block.ops if isinstance(op, Dot))
-    kernel = _DotLowering(group, name, layouts, outputs, dot, machine).kernel()
+    dots = [op for op in group.block.ops if isinstance(op, Dot | ScaledDot)]
+    kernel = _DotLowering(group, name, layouts, outputs, dots, machine).kernel()
     return whole(kernel, len(inputs), len(outputs))
 
 
@@ -84,31 +89,29 @@ class _DotLowering:
     name: str
     layouts: dict[SSAValue, Layout]
     outputs: Sequence[Layout]
-    dot: Dot
+    dots: Sequence[Dot | ScaledDot]
     machine: Machine
 
+    @property
+    def dot(self) -> Dot | ScaledDot:
+        """The first of them, which decides: they have the same rows, sides and types."""
+        return self.dots[0]
+
     def kernel(self) -> Kernel:
-        self.chosen = Chosen.of(self.dot) if self.machine.is_gpu else None
-        self._split_domain(self._codes())
+        alone = self.dot if self.machine.is_gpu and len(self.dots) == 1 else None
+        self.chosen = Chosen.of(alone) if isinstance(alone, Dot) else None
+        self._split_domain(Codes.of(alone, self.layouts, self.chosen) if isinstance(alone, Dot) else None)
         if self.codes is not None and (len(self.domain.column_runs) != 1 or len(self.domain.row_runs) > 2):
             self._split_domain(None)
         outer = [run for run in self.domain.row_runs if run not in (self.m_run, self.n_run)]
         self.blocks = given_blocks(self.group, "dot") or self._chosen_blocks(outer, self.reads)
         return self._emit(outer)
 
-    def _codes(self) -> Codes | None:
-        """The codes that a product of few rows reads its weights from."""
-        shape = self.result.shape
-        rows, columns = shape[-2:]
-        few = len(shape) == (2 if self.chosen is None else 3) and isinstance(rows, int) and 0 < rows <= FEW_ROWS
-        if not self.machine.is_gpu or not few or columns == 1 or self.result.dtype not in (f16, bf16):
-            return None
-        return Codes.of(self.dot, self.layouts, Domain(shape, (self.a_tensor.shape[-1],)), self.chosen)
-
     def _split_domain(self, codes: Codes | None) -> None:
         """Find the runs of M, N and K."""
         self.codes = codes
         shape = self.result.shape
+        self.bases: dict[str, Size] = {}
         self.domain = domain = Domain(shape, (self.a_tensor.shape[-1],))
         while domain.split([position for index in self._output_indices() for position in index]):
             pass
@@ -129,6 +132,8 @@ class _DotLowering:
         self.reads = reads
 
     def _chosen_blocks(self, outer: Sequence[Run], reads: _Reads) -> Blocks:
+        if isinstance(self.dot, ScaledDot):
+            return Blocks("dot", (SCALED_BLOCK,) * 3)
         m, n, k = (_size(run) for run in (self.m_run, self.n_run, self.k_run))
         width = self.a_tensor.dtype.bytes
         if self.machine.is_gpu and self._is_for_tensor_cores(m, n, k, reads):
@@ -136,20 +141,16 @@ class _DotLowering:
             if isinstance(m, int) and 0 < m <= FEW_ROWS and width == 2:
                 bits = self.codes.form.bits if self.codes is not None else 16
                 return Blocks("dot", choose_streaming_tiles(m, n, k, batch, self.machine, bits))
-            return Blocks("dot", choose_product_tiles(m, n, k, batch, self.machine, width, self._in_parts))
+            m, n, k = (max(1, size) if isinstance(size, int) else _UNKNOWN for size in (m, n, k))
+            times = max(1, batch) if isinstance(batch, int) else 1
+            best, *_ = estimates(Products(m, n, k, times, width, len(self.dots), self._in_parts), self.machine)
+            return Blocks("dot", best.sides, str(best))
         as_bytes = self.panels is not None and self.panels.together > 1
-        return choose_blocks(
-            m,
-            n,
-            k,
-            [run.size for run in outer],
-            # A block is a quarter as wide in memory where rows are digits of 8 bits.
-            i8 if as_bytes else self.result.dtype,
-            self.panels.NR if self.panels else None,
-            in_place=self.panels is not None or self._b_in_place(reads),
-            split=as_bytes and self.a_tensor.dtype != i8,
-            machine=self.machine,
-        )
+        # A block is a quarter as wide in memory where rows are digits of 8 bits.
+        dtype, packed = i8 if as_bytes else self.result.dtype, self.panels.NR if self.panels else None
+        in_place = self.panels is not None or self._b_in_place(reads)
+        split, sizes = as_bytes and self.a_tensor.dtype != i8, [run.size for run in outer]
+        return choose_blocks(m, n, k, sizes, dtype, packed, in_place, split, self.machine)
 
     def _is_for_tensor_cores(self, m: Size, n: Size, k: Size, reads: _Reads) -> bool:
         """Whether tensor cores take the operands: of 8 bits only where these lie along K and tiles can be copied."""
@@ -188,9 +189,7 @@ class _DotLowering:
 
     @property
     def _in_parts(self) -> bool:
-        """Whether blocks of K are summed up apart: tensor cores keep fewer digits of sums of 8-bit floats."""
-        is_narrow = self.a_tensor.dtype.is_float and self.a_tensor.dtype.bytes == 1
-        return self.machine.is_gpu and is_narrow and not self.dot.params.get("fast")
+        return self.machine.is_gpu and is_in_parts(self.dot)
 
     # -- addresses -------------------------------------------------------------------------------------------------
 
@@ -202,23 +201,25 @@ class _DotLowering:
             return [self.chosen.number, self.domain.row_index[-1], *self.domain.column_index]
         return [*self.domain.row_index[:-2], *self.domain.column_index, self.domain.row_index[-1]]
 
-    @property
-    def _right(self) -> SSAValue:
-        """The weights, or all of those that they are chosen from."""
-        return self.dot.operands[1] if self.chosen is None else self.chosen.weights
+    def _weights(self, dot: Dot | ScaledDot) -> SSAValue:
+        """A product's weights, or all of those that they are chosen from."""
+        return dot.operands[1] if self.chosen is None else self.chosen.weights
 
     def _record(self) -> _Reads:
         domain, reads = self.domain, _Reads()
         recorder = AddressRecorder(self.layouts, space=domain.bounds)
-        a, b = self.dot.operands[0], self._right
+        a = self.dot.operands[0]
         recorder.at(Source(a, tensor_of(a.type)), self._a_index())
         reads.a = [address.expr for address in recorder.addresses]
         recorder.addresses.clear()
-        if self.panels is None and self.codes is None:
+        for b in [self._weights(dot) for dot in self.dots if self.panels is None and self.codes is None]:
             recorder.at(Source(b, tensor_of(b.type)), self._b_index())
         reads.b = [address.expr for address in recorder.addresses]
         recorder.addresses.clear()
-        recorder.given[self.dot.results[0]] = (tuple(domain.row_index), Dummy(self.result.dtype))
+        for dot in self.dots:
+            recorder.given[dot.results[0]] = (tuple(domain.row_index), Dummy(self.result.dtype))
+        for factors, index in self._factors(0):
+            recorder.at(factors, index)
         for value, layout, index in zip(self.group.yielded, self.outputs, self._output_indices(), strict=True):
             recorder.at(Source(value, tensor_of(value.type)), index)
             reads.rest.append(simplify(layout.address(index), domain.bounds))
@@ -226,7 +227,7 @@ class _DotLowering:
         return reads
 
     def _output_indices(self) -> list[list[Size]]:
-        return output_indices(self.group, self.dot.results, self.domain)
+        return output_indices(self.group, [dot.results[0] for dot in self.dots], self.domain)
 
     def _n_runs(self, variables: Sequence[Variable], reads: _Reads) -> list[Run]:
         """The parts of N. Panels cannot be cut, so where parts are not made of whole ones, N stays one run."""
@@ -247,47 +248,62 @@ class _DotLowering:
         )
         self.emit = kernel.emit
         bm, bn, _ = self.blocks.sides
-        # Rows that read the same weights come one after the other.
+        # Rows with the same weights come one after the other.
         n_base = kernel.start_of(self.n_run, bn) if self.n_run and self.chosen else 0
         for run in outer:
             kernel.program(run)
         n_base = kernel.start_of(self.n_run, bn) if self.n_run and not self.chosen else n_base
         m_base = kernel.start_of(self.m_run, bm) if self.m_run else 0
-        self.bases = {"m": m_base, "n": n_base}
+        self.bases |= {"m": m_base, "n": n_base}
         if self.chosen is not None:
             self.chosen.find(self.emit, self.domain.row_index[0])
-        total = self._product()
-        self._axes("m", "n")
-        store_outputs(kernel, {self.dot.results[0]: TileValue(total, self.result.dtype)})
+        totals, count = self._products(), len(self.dots)
+        for piece in range(self._pieces):
+            self._axes("m", "n", piece)
+            values = [TileValue(total, self.result.dtype) for total in totals[piece * count :][:count]]
+            self.emit.scopes.append({})
+            store_outputs(kernel, dict(zip((dot.results[0] for dot in self.dots), values, strict=True)))
+            self.emit.scopes.pop()
         return kernel.frame.finish(self.blocks)
 
-    def _axes(self, first: str, second: str) -> None:
-        """Make two of the runs m, n and k the axes of the tiles that follow."""
+    def _axes(self, first: str, second: str, piece: int = 0) -> None:
+        """Make two of the runs m, n and k the axes of the tiles that follow; of n it may be a piece."""
         runs = {"m": self.m_run, "n": self.n_run, "k": self.k_run}
         sides = dict(zip("mnk", self.blocks.sides, strict=True))
         self.emit.axes.clear()
         for position, letter in enumerate((first, second)):
             run = runs[letter]
-            if run is not None:
-                self.emit.tile_axis(run.name, run.size, position, self.bases[letter], sides[letter])
+            if run is None:
+                continue
+            cut = self._pieces if letter == "n" else 1
+            base = self.bases[letter] + piece * (sides[letter] // cut) if cut > 1 else self.bases[letter]
+            self.emit.tile_axis(run.name, run.size, position, base, sides[letter] // cut, cut)
 
-    def _product(self) -> SSAValue:
-        """The sum over all of K: in one step, or in loops that carry it."""
+    @property
+    def _pieces(self) -> int:
+        """Into how many pieces the columns of a tile are cut: sums in parts take registers for one piece at a time."""
+        bn = self.blocks.sides[1]
+        return 2 if self._in_parts and bn > _MOST_COLUMNS_IN_PARTS else 1
+
+    def _products(self) -> list[SSAValue]:
+        """The sums over all of K: in one step, or in loops that carry them."""
         emit = self.emit
         bm, bn, bk = self.blocks.sides
         dtype = register_dtype(self.result.dtype)
-        type_ = tile.TileType.of((bm, bn), dtype)
+        type_ = tile.TileType.of((bm, bn // self._pieces), dtype)
         one_step = self.k_run is None or (isinstance(self.k_run.size, int) and self.k_run.size <= bk)
         one_step = one_step and not self.machine.is_gpu  # there loops are what copies run ahead in
         outer = self.domain.column_runs[: -1 if one_step else None]
-        if self.a_tensor.shape[-1] == 0:
-            return emit.add(tile.ConstantOp.make(0.0 if dtype.is_float else 0, type_))
-        if not outer:
+        if self.a_tensor.shape[-1] != 0 and not outer:
             self.bases["k"] = 0
-            return self._step(None, type_)
-        carried = [TileValue(emit.add(tile.ConstantOp.make(0.0 if dtype.is_float else 0, type_)), dtype)]
-        self._loops(list(outer), carried, type_)
-        return carried[0].ssa
+            return self._step([None] * len(self.dots) * self._pieces, type_)
+        zero = 0.0 if dtype.is_float else 0
+        carried = [
+            TileValue(emit.add(tile.ConstantOp.make(zero, type_)), dtype) for _ in range(self._pieces * len(self.dots))
+        ]
+        if self.a_tensor.shape[-1] != 0:
+            self._loops(list(outer), carried, type_)
+        return [value.ssa for value in carried]
 
     def _loops(self, runs: list[Run], carried: list[TileValue], type_: tile.TileType) -> None:
         run, *inner = runs
@@ -296,16 +312,18 @@ class _DotLowering:
         if self.codes is not None:  # by turns, of which codes and factors have a known number each
             with self.emit.loop(name, ceildiv(run.size, self.blocks.sides[2]), 1, carried) as state:
                 self.bases["k"] = symbol(name) * self.blocks.sides[2]
-                state[0] = TileValue(self._step(state[0].ssa, type_, symbol(name)), carried[0].dtype)
+                (total,) = self._step([state[0].ssa], type_, symbol(name))
+                state[0] = TileValue(total, carried[0].dtype)
             return
         with self.emit.loop(name, run.size, self.blocks.sides[2] if blocked else 1, carried) as state:
             if inner:
                 self._loops(inner, state, type_)
             else:
                 self.bases["k"] = symbol(name) if blocked else 0
-                state[0] = TileValue(self._step(state[0].ssa, type_), carried[0].dtype)
+                totals = self._step([value.ssa for value in state], type_)
+                state[:] = [TileValue(total, carried[0].dtype) for total in totals]
 
-    def _step(self, total: SSAValue | None, type_: tile.TileType, turn: Size = 0) -> SSAValue:
+    def _step(self, totals: Sequence[SSAValue | None], type_: tile.TileType, turn: Size = 0) -> list[SSAValue]:
         """One block of K."""
         bm, bn, bk = self.blocks.sides
         self.emit.scopes.append({})
@@ -313,22 +331,52 @@ class _DotLowering:
         as_is = self.panels is not None and self.panels.together > 1
         a = self._tile(self.dot.operands[0], self._a_index(), (bm, bk), None if as_is else type_.dtype)
         self.emit.scopes[-1].clear()
-        self._axes("k", "n")
-        if self.codes is not None and self.n_run is not None:
-            b = self.codes.tile(self.emit, turn, self.n_run, self.bases["n"], (bk, bn))
-        elif self.panels:
-            b = self._packed_tile()
-        else:
-            b = self._tile(self._right, self._b_index(), (bk, bn), type_.dtype)
+        rights: list[SSAValue] = []
+        for piece in range(self._pieces):
+            self._axes("k", "n", piece)
+            rights += [self._right(dot, (bk, bn // self._pieces), turn, type_.dtype) for dot in self.dots]
+            self.emit.scopes[-1].clear()
         self.emit.scopes.pop()
-        operands = [a, b] if total is None or self._in_parts else [a, b, total]
-        made = self.emit.add(tile.DotOp.create(operands=operands, result_types=[type_]))
-        if total is None or not self._in_parts:
-            return made
-        dtype = type_.dtype
-        sum_ = self.emit.math("add", TileValue(total, dtype), TileValue(made, dtype))
-        assert isinstance(sum_, TileValue)
-        return sum_.ssa
+        self._axes("m", "n")
+        factors = [self.emit.at(*place) for place in self._factors(floordiv(self.bases["k"], SCALED_BLOCK))]
+        return [self._added(a, b, total, type_, factors) for b, total in zip(rights, totals, strict=True)]
+
+    def _right(self, dot: Dot | ScaledDot, shape: tuple[int, int], turn: Size, dtype: DType) -> SSAValue:
+        """The tile of a product's second operand."""
+        if self.codes is not None and self.n_run is not None:
+            return self.codes.tile(self.emit, turn, self.n_run, self.bases["n"], shape)
+        if self.panels is not None:
+            matrix: Size = 0
+            if self.panels.batch > 1:
+                for size, position in zip(self.result.shape[:-2], self.domain.row_index[:-2], strict=True):
+                    matrix = matrix * size + position
+            place = matrix, self.domain.row_index[-1], self.domain.column_index[0]
+            return packed_tile(self.emit, weight_of(dot), self.panels, place, shape, self.k_run)
+        return self._tile(self._weights(dot), self._b_index(), shape, dtype)
+
+    def _factors(self, block: Size) -> list[tuple[Source, list[Size]]]:
+        """The factors of a scaled product's operands, and where those of a block of K lie."""
+        if not isinstance(self.dot, ScaledDot):
+            return []
+        _, _, s, t = (Source(value, tensor_of(value.type)) for value in self.dot.operands)
+        (m, n), (row, column) = self.result.shape, self.domain.row_index
+        row = row if s.tensor.shape[0] == m else floordiv(self.bases.get("m", 0), SCALED_BLOCK)
+        column = column if t.tensor.shape[1] == n else floordiv(self.bases.get("n", 0), SCALED_BLOCK)
+        return [(s, [row, block]), (t, [block, column])]
+
+    def _added(
+        self, a: SSAValue, b: SSAValue, total: SSAValue | None, type_: tile.TileType, factors: Sequence[Value]
+    ) -> SSAValue:
+        """A block's product, by its factors where it has such, and what was summed before it."""
+        apart = bool(factors) or self._in_parts
+        operands = [a, b] if total is None or apart else [a, b, total]
+        made: Value = TileValue(self.emit.add(tile.DotOp.create(operands=operands, result_types=[type_])), type_.dtype)
+        for factor in factors:
+            made = self.emit.math("mul", made, factor)
+        if total is not None and apart:
+            made = self.emit.math("add", TileValue(total, type_.dtype), made)
+        assert isinstance(made, TileValue)
+        return made.ssa
 
     def _tile(self, value: SSAValue, index: Sequence[Size], shape: tuple[int, int], dtype: DType | None) -> SSAValue:
         element = self.emit.at(Source(value, tensor_of(value.type)), index)
@@ -338,43 +386,6 @@ class _DotLowering:
             # The tensor cores take what the program multiplies: numbers of the operand's type.
             element = self.emit.rounded(element, tensor_of(value.type).dtype)
         return self.emit.repeated(element, shape).ssa
-
-    def _packed_tile(self) -> SSAValue:
-        """The panels of this block: [panels, BK, NR]."""
-        emit, panels, domain = self.emit, self.panels, self.domain
-        assert panels is not None
-        _, bn, bk = self.blocks.sides
-        count, width, together = panels.shape[1], panels.NR, panels.together
-        batch, k_size = panels.batch, panels.shape[2] * together
-        matrix: Size = 0
-        if batch > 1:
-            for size, position in zip(self.result.shape[:-2], domain.row_index[:-2], strict=True):
-                matrix = matrix * size + position
-        n, k, matrix = (self._start(position) for position in (domain.row_index[-1], domain.column_index[0], matrix))
-        first = floordiv(n, width)
-        k_axis = emit.axes.get(self.k_run.name) if self.k_run else None
-        offset = (matrix * count + first) * (k_size * width) + k * width
-        held = bn // width
-        panel_extent = held if count % held == 0 else minimum(held, count - first)
-        k_extent = k_axis.extent if k_axis else 1
-        strides, extents, shape = (k_size * width, width, 1), (panel_extent, k_extent, width), (held, bk, width)
-        if together > 1:
-            strides = (k_size * width, width * together, together, 1)
-            extents = (panel_extent, ceildiv(k_extent, together), width, together)
-            shape = (held, -(-bk // together), width, together)
-        (o, s, e), operands = emit.sizes((offset,), strides, extents)
-        op = tile.LoadOp.create(
-            operands=[emit.pointers[weight_of(self.dot)], *operands],
-            attributes={"offset": o, "strides": s, "extents": e},
-            result_types=[tile.TileType.of(shape, register_dtype(panels.dtype))],
-        )
-        return emit.add(op)
-
-    def _start(self, position: Size) -> Size:
-        """The index of a tile's first element."""
-        affine = self.emit.affine(self.emit.resolve(position))
-        assert affine is not None
-        return affine[0]
 
 
 def _uses(addresses: Sequence[Size], run: Run) -> bool:

@@ -314,9 +314,9 @@ class KernelEmitter(Evaluator):
                 result = self._typed(self.where(self.math("lt", place, self.constant(0, i64)), result, result))
         return result
 
-    def tile_axis(self, name: str, size: Size, position: int, base: Size, capacity: int) -> None:
-        """Make a run an axis of the tiles."""
-        whole = isinstance(size, int) and size % capacity == 0
+    def tile_axis(self, name: str, size: Size, position: int, base: Size, capacity: int, pieces: int = 1) -> None:
+        """Make a run an axis of the tiles; a program may have several pieces of it."""
+        whole = isinstance(size, int) and size % (capacity * pieces) == 0
         extent = capacity if whole else minimum(capacity, size - base)
         self.axes[name] = Axis(name, position, base, capacity, extent, size)
 

@@ -2,7 +2,7 @@
 
     %q = tile.load ..                              blocks of keys are walked from the last one back
     %s = tile.dot %q, keys of the last block
-    %m, %l, %p = softmax of %s                     masked: it may reach beyond the diagonal, or the last key
+    %m, %l, %p = softmax of %s, in 16 bits         masked: it may reach beyond the diagonal, or the last key
     tile.for the blocks before it, carrying %m, %l, %p, %kept {
       %s = tile.dot %q, keys of this block
       %o = tile.dot %p, values of the block that was visited before, %kept
@@ -21,14 +21,16 @@ from dataclasses import dataclass
 from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import SSAValue
 
-from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, symbol
-from weft.ir.types import bf16, boolean, f16, i32, tensor_of
+from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, product, symbol
+from weft.ir.types import bf16, f16, i32, tensor_of
 from weft.lower.attention import LOG2_E, AttentionLowering
 from weft.lower.blocked import BlockedKernel
 from weft.lower.domain import Run
 from weft.lower.emit import Axis, TileValue
 from weft.lower.evaluate import Source
 from weft.lower.kernels import Kernel
+from weft.lower.key_ranges import AtMost, Condition, Rows, bound_of
+from weft.lower.mask_reading import read_masks
 from weft.ops.attention import AnyAttention
 from weft.ops.body import Value
 from weft.tile import dialect as tile
@@ -43,7 +45,7 @@ def is_flash(op: AnyAttention) -> bool:
     return (
         q.dtype in (bf16, f16)
         and all(isinstance(width, int) and 8 <= width <= _MOST_WIDTH and width % 8 == 0 for width in widths)
-        and q.shape[-2] != 1
+        and (q.shape[-2] != 1 or len(op.results) == 1)
         and k.shape[-2] not in (0, 1)
         and op.params["scale"] > 0
     )
@@ -55,6 +57,15 @@ class FlashLowering(AttentionLowering):
 
     def _emit(self, lead: Sequence[Run]) -> Kernel:
         kernel = BlockedKernel(self.group, self.name, self.layouts, self.outputs, self.domain, parts=True)
+        self._place(kernel, lead)
+        self._store(kernel, *self._attended())
+        programs = product(kernel.frame.grid)
+        many = not isinstance(programs, int) or programs >= 2 * self.machine.multiprocessors
+        paired = self.causal and many and len(kernel.frame.grid) == len(lead) + 1
+        return kernel.frame.finish(self.blocks, paired=paired)
+
+    def _place(self, kernel: BlockedKernel, lead: Sequence[Run]) -> None:
+        """Say which rows a program has, and which keys these see."""
         self.emit = kernel.emit
         self.sides = dict(zip("ijen", self.blocks.sides, strict=True))
         for run in lead[:-1]:
@@ -62,39 +73,56 @@ class FlashLowering(AttentionLowering):
         first = self._first_row(kernel)
         for run in lead[-1:]:  # the innermost: programs of a few heads and neighbouring rows run at the same time
             kernel.program(run)
-        bi, bj = self.sides["i"], self.sides["j"]
         self.bases = {"i": first, "e": 0, "n": 0}
-        self.visited = ceildiv(self.keys, bj)
-        whole = floordiv(self.keys, bj)
-        if self.causal:
-            self.visited = minimum(self.visited, ceildiv(first + bi, bj))
-            whole = minimum(whole, floordiv(first + 1, bj))
-        masks = self.op.operands[3:]
-        self.unit = 1.0 if any(tensor_of(mask.type).dtype != boolean for mask in masks) else self._scale
+        bi, bj = self.sides["i"], self.sides["j"]
+        row = self.runs["i"].name if "i" in self.runs else ""
+        self.rows = Rows(row, self.runs["j"].name, first, bi, self.keys)
+        self.masks = read_masks(self)
+        self.unit = 1.0 if self.masks.added else self._scale
+        self.range = self.masks.range
+        self.lowest = minimum(floordiv(self.range.lower, bj), ceildiv(self.keys, bj) - 1)
+        self.visited = maximum(ceildiv(self.range.upper, bj), self.lowest + 1)
+        self.before = minimum(ceildiv(self.range.prefix, bj), self.lowest)
+        self.limit: Size = self.keys
+
+    def _attended(self) -> tuple[TileValue, TileValue, TileValue]:
+        """The greatest scores in units of powers of two, the sums of powers, and of values weighted by them."""
+        bi, bj = self.sides["i"], self.sides["j"]
         self.query = self._operand(0, self._q_index(), "ie")
         state = self._first()
-        if masks:
-            self._walk("masked", 1, self.visited, state, masked=True)
+        count = self.visited - self.lowest
+        start, stop = (floordiv(key, bj) for key in (self.range.every[0] + bj - 1, self.range.every[1]))
+        whole = minimum(count, maximum(1, self.visited - stop))
+        # A tile of rows that lies within one block of keys meets the diagonal, or the last key, in one block only.
+        if not self.masks.kept and (not self.causal or bj % bi == 0):
+            whole = 1
+        if self.masks.certain:
+            edge = count if start == 0 else minimum(count, maximum(whole, self.visited - start))
+            if whole != 1:
+                self._walk("upper", 1, whole, state, masked=True)
+            self._walk("whole", whole, edge, state, masked=False)
+            if start != 0:
+                self._walk("lower", edge, count, state, masked=True)
         else:
-            # A tile of rows that lies within one block of keys meets the diagonal, or the last key, in one block only.
-            once = not self.causal or bj % bi == 0
-            from_ = 1 if once else maximum(1, self.visited - whole)
-            if not once:
-                self._walk("masked", 1, from_, state, masked=True)
-            self._walk("whole", from_, self.visited, state, masked=False)
-        most, total, powers, kept = state
-        product = self._summed(self._weights(powers), kept, 0)
-        scaled = self._typed(self.emit.math("mul", most, self.emit.constant(self.unit, self.dtype)))
-        self._store(kernel, scaled, total, product)
-        return kernel.frame.finish(self.blocks)
+            self._walk("masked", 1, count, state, masked=True)
+        most, total, weights, kept = state
+        found = [most, total, self._summed(weights, kept, self.lowest * bj)]
+        if self.range.prefix != 0:
+            self._walk_prefix(found)
+        most, total, product = found
+        return self._typed(self.emit.math("mul", most, self._constant(self.unit))), total, product
 
     @property
     def _scale(self) -> float:
         return self.op.params["scale"] * LOG2_E
 
+    def _constant(self, number: float) -> Value:
+        return self.emit.constant(number, self.dtype)
+
     def _first_row(self, kernel: BlockedKernel) -> Size:
         """The first row of this program's tile; where later rows see more keys, the longest programs come first."""
-        size, side = self.runs["i"].size, self.sides["i"]
+        size = self.runs["i"].size if "i" in self.runs else 1
+        side = self.sides["i"]
         count = ceildiv(size, side)
         if count == 1:
             return 0
@@ -108,30 +136,46 @@ class FlashLowering(AttentionLowering):
         """The block that is visited first: nothing is summed up yet."""
         bi, bn = self.sides["i"], self.sides["n"]
         bj = self.sides["j"]
-        masked = self.causal or len(self.op.operands) > 3 or not (isinstance(self.keys, int) and self.keys % bj == 0)
+        cut = self.limit is not self.keys or not (isinstance(self.keys, int) and self.keys % bj == 0)
+        masked = self.causal or cut or bool(self.masks.kept)
         start = (self.visited - 1) * bj
         scores = self._marked(self._scores_at(start), start, masked)
         most = self.emit.reduce_axis(scores, "max", 1, self.dtype)
         powers = self._powers(scores, self._base(most, masked))
         total = self.emit.reduce_axis(powers, "sum", 1, self.dtype)
-        return [most, total, powers, self._full(0.0, (bi, bn))]
+        return [most, total, self._weights(powers), self._full(0.0, (bi, bn))]
 
     def _walk(self, name: str, lower: Size, upper: Size, state: list[TileValue], *, masked: bool) -> None:
-        emit = self.emit
-        with emit.loop(f"{name}_block", upper, 1, state, lower) as carried:
+        with self.emit.loop(f"{name}_block", upper, 1, state, lower) as carried:
             start = (self.visited - 1 - symbol(f"{name}_block")) * self.sides["j"]
-            greatest, total, powers, kept = carried
-            weights = self._weights(powers)  # before the next scores need registers
+            greatest, total, weights, kept = carried
             scores = self._scores_at(start)
             product = self._summed(weights, kept, start + self.sides["j"])
-            scores = self._marked(scores, start, masked)
-            most = self._typed(emit.math("max", greatest, emit.reduce_axis(scores, "max", 1, self.dtype)))
-            base = self._base(most, masked)
-            unit = emit.constant(self.unit, self.dtype)
-            rescale = self._power(emit.math("mul", emit.math("sub", greatest, base), unit))
-            powers = self._powers(scores, base)
-            sums = emit.math("add", emit.math("mul", total, rescale), emit.reduce_axis(powers, "sum", 1, self.dtype))
-            carried[:] = [most, self._typed(sums), powers, self._typed(emit.math("mul", product, rescale))]
+            most, total, powers, rescale = self._softened(scores, start, greatest, total, masked)
+            kept = self._typed(self.emit.math("mul", product, rescale))
+            carried[:] = [most, total, self._weights(powers), kept]
+
+    def _walk_prefix(self, state: list[TileValue]) -> None:
+        """The first keys, which are seen beside a range that does not begin with them."""
+        with self.emit.loop("prefix_block", self.before, 1, state) as carried:
+            start = symbol("prefix_block") * self.sides["j"]
+            greatest, total, product = carried
+            most, total, powers, rescale = self._softened(self._scores_at(start), start, greatest, total, True)
+            kept = self._typed(self.emit.math("mul", product, rescale))
+            carried[:] = [most, total, self._summed(self._weights(powers), kept, start)]
+
+    def _softened(
+        self, scores: Value, start: Size, greatest: TileValue, total: TileValue, masked: bool
+    ) -> tuple[TileValue, TileValue, TileValue, TileValue]:
+        """The greatest scores, the sums of powers, the powers of a block, and what earlier sums are to be scaled by."""
+        emit = self.emit
+        scores = self._marked(scores, start, masked)
+        most = self._typed(emit.math("max", greatest, emit.reduce_axis(scores, "max", 1, self.dtype)))
+        base = self._base(most, masked)
+        rescale = self._power(emit.math("mul", emit.math("sub", greatest, base), self._constant(self.unit)))
+        powers = self._powers(scores, base)
+        sums = emit.math("add", emit.math("mul", total, rescale), emit.reduce_axis(powers, "sum", 1, self.dtype))
+        return most, self._typed(sums), powers, rescale
 
     def _scores_at(self, start: Size) -> TileValue:
         """The queries times a block of keys."""
@@ -139,29 +183,28 @@ class FlashLowering(AttentionLowering):
         keys = self._operand(1, self._k_index(), "ej")
         return TileValue(self._dot(self.query, keys, (self.sides["i"], self.sides["j"])), self.dtype)
 
-    def _weights(self, powers: TileValue) -> SSAValue:
-        return self._typed(self.emit.cast(powers, tensor_of(self.op.operands[2].type).dtype)).ssa
+    def _weights(self, powers: TileValue) -> TileValue:
+        return self._typed(self.emit.cast(powers, tensor_of(self.op.operands[2].type).dtype))
 
-    def _summed(self, weights: SSAValue, kept: TileValue, start: Size) -> TileValue:
+    def _summed(self, weights: TileValue, kept: TileValue, start: Size) -> TileValue:
         """What was kept and, weighted, the values of a block."""
         self.bases["j"] = start
         values = self._operand(2, self._v_index(), "jn")
         shape = (self.sides["i"], self.sides["n"])
-        return TileValue(self._dot(weights, values, shape, kept.ssa), self.dtype)
+        return TileValue(self._dot(weights.ssa, values, shape, kept.ssa), self.dtype)
 
     # -- softmax -----------------------------------------------------------------------------------------------------
 
     def _base(self, most: TileValue, masked: bool) -> Value:
         """What is subtracted: the greatest score, or nothing in a row that has seen no key."""
-        if not masked:
+        if not masked and not self.masks.added:
             return most
         emit = self.emit
-        nothing, none = emit.constant(float("-inf"), self.dtype), emit.constant(0.0, self.dtype)
-        return emit.where(emit.math("eq", most, nothing), none, most)
+        return emit.where(emit.math("eq", most, self._constant(float("-inf"))), self._constant(0.0), most)
 
     def _powers(self, scores: Value, base: Value) -> TileValue:
         emit = self.emit
-        unit = emit.constant(self.unit, self.dtype)
+        unit = self._constant(self.unit)
         return self._power(emit.fused(scores, unit, emit.math("neg", emit.math("mul", base, unit))))
 
     def _power(self, value: Value) -> TileValue:
@@ -169,27 +212,49 @@ class FlashLowering(AttentionLowering):
 
     def _marked(self, scores: Value, start: Size, masked: bool) -> Value:
         """Scores in units of `unit`, with nothing where a key does not count."""
+        emit = self.emit
+        self.bases["j"] = start
+        for mask in self.masks.added:
+            scores = self._added(emit.math("mul", scores, self._constant(self._scale)), self._mask_tile(mask))
         if not masked:
             return scores
+        nothing = self._constant(float("-inf"))
+        for mask, condition in self.masks.kept:
+            holds = self._mask_tile(mask) if condition is None else self._holds(condition)
+            scores = emit.where(holds, scores, nothing)
+        return emit.where(emit.math("lt", self._places("j", 0), self._limit()), scores, nothing)
+
+    def _mask_tile(self, mask: SSAValue) -> Value:
+        tensor = tensor_of(mask.type)
+        self._axes("i", "j")
+        return self.emit.at(Source(mask, tensor), self._mask_index(tensor))
+
+    def _holds(self, condition: Condition) -> Value:
+        """A condition on places, which the rows and keys of a tile are compared by."""
         emit = self.emit
-        nothing = emit.constant(float("-inf"), self.dtype)
-        self.bases["j"] = start
-        for mask in self.op.operands[3:]:
-            tensor = tensor_of(mask.type)
-            self._axes("i", "j")
-            value = emit.at(Source(mask, tensor), self._mask_index(tensor))
-            if tensor.dtype == boolean:
-                scores = emit.where(value, scores, nothing)
-            else:
-                scores = self._added(emit.math("mul", scores, emit.constant(self._scale, self.dtype)), value)
-        return emit.where(emit.math("lt", self._place("j", 0), self._limit()), scores, nothing)
+        if not isinstance(condition, AtMost):
+            one, *others = map(self._holds, condition.conditions)
+            for other in others:
+                one = emit.math(condition.kind, one, other)
+            return one
+        bound = bound_of(condition.expr, self.rows)
+        assert bound is not None
+        limit = emit.place_tile(
+            bound.limit + bound.slope * self.rows.first,
+            [bound.slope, 0],
+            [self.sides["i"] if bound.slope else 1, 1],
+            i32,
+        )
+        if bound.step == 0:
+            return emit.math("le", limit, emit.constant(0, i32))
+        return emit.math("le" if bound.step > 0 else "ge", self._places("j", 0), limit)
 
     def _limit(self) -> Value:
         """The first key, for each row, that does not count any more."""
-        last = self.emit.place_tile(self.keys, [0, 0], [1, 1], i32)
-        return self.emit.math("min", self._place("i", 1), last) if self.causal else last
+        last = self.emit.place_tile(self.limit, [0, 0], [1, 1], i32)
+        return self.emit.math("min", self._places("i", 1), last) if self.causal else last
 
-    def _place(self, letter: str, ahead: int) -> TileValue:
+    def _places(self, letter: str, ahead: int) -> TileValue:
         """Rows or keys by number: of all places of a tile, those beyond the last one too."""
         axis = "ij".index(letter)
         strides, shape = [0, 0], [1, 1]
@@ -210,6 +275,8 @@ class FlashLowering(AttentionLowering):
         for scope in self.emit.scopes:  # what was read of another block of keys is none of this one
             scope.clear()
         for position, letter in enumerate((first, second)):
+            if letter not in self.runs:  # a single row
+                continue
             run, base, side = self.runs[letter], self.bases[letter], self.sides[letter]
             whole = isinstance(run.size, int) and run.size % side == 0
             extent = side if whole else minimum(side, run.size - base)

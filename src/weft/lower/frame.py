@@ -78,7 +78,7 @@ class KernelFrame:
             position = emit.rank - 1 if run.name == schedule.vector else 0
             emit.tile_axis(run.name, run.size, position, base, capacity)
 
-    def finish(self, schedule: Schedule | Blocks, *, serial: bool = False) -> Kernel:
+    def finish(self, schedule: Schedule | Blocks, *, serial: bool = False, paired: bool = False) -> Kernel:
         """End the block and wrap it up."""
         self.block.add_op(tile.ReturnOp.create())
         attributes: dict[str, Attribute] = {
@@ -87,6 +87,5 @@ class KernelFrame:
             "symbols": ArrayAttr(StringAttr(name) for name in self.symbols),
             "schedule": StringAttr(str(schedule)),
         }
-        if serial:
-            attributes["serial"] = UnitAttr()
+        attributes.update((name, UnitAttr()) for name, holds in (("serial", serial), ("paired", paired)) if holds)
         return Kernel(tile.KernelOp.create(attributes=attributes, regions=[Region(self.block)]), self.symbols, schedule)

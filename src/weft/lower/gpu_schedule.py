@@ -226,41 +226,6 @@ def _split(domain: Domain, schedule: Schedule, machine: Machine) -> Schedule:
     return schedule if parts < 2 else replace(schedule, split=longest.name, parts=parts)
 
 
-# -- products --------------------------------------------------------------------------------------------------------
-
-_TILES = ((128, 256), (256, 128), (128, 192), (128, 128), (64, 256), (64, 128), (64, 64))
-"""The sides of a product's tiles: 64 rows for each warp group, or 128 for each of two."""
-_LINE = 128
-"""Bytes of K that come together."""
-_MULTIPLIES, _COPIED = 4096, 60
-"""What a multiprocessor multiplies and adds of bytes, and what it gets of them from the second-level cache, in a
-cycle."""
-_MOST_IN_PARTS = 128 * 192
-_BETWEEN = 1500
-"""Cycles from one tile to the next."""
-
-
-def choose_product_tiles(
-    m: Size, n: Size, k: Size, batch: Size, machine: Machine, width: int = 2, in_parts: bool = False
-) -> tuple[int, int, int]:
-    """The tiles of a product for which the model says that it takes the fewest cycles.
-
-    Operands are `width` bytes wide; where they are summed up `in_parts`, tiles must leave room for two sums.
-    """
-    rows, columns, depth, count = (_estimate(size) if isinstance(size, int) else 4096 for size in (m, n, k, batch))
-    count = count if isinstance(batch, int) else 1
-
-    def cycles(tile: tuple[int, int]) -> int:
-        bm, bn = tile
-        tiles = -(-rows // bm) * -(-columns // bn) * count
-        waves = -(-tiles // machine.multiprocessors)
-        step = max(bm * bn * width // _MULTIPLIES, (bm + bn) * width // _COPIED)
-        return waves * (step * depth + _BETWEEN)
-
-    fitting = [tile for tile in _TILES if not in_parts or tile[0] * tile[1] <= _MOST_IN_PARTS]
-    return (*min(fitting, key=cycles), _LINE // width)
-
-
 # -- sizes -----------------------------------------------------------------------------------------------------------
 
 _UNKNOWN = 1 << 20

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from xdsl.dialects.builtin import StringAttr
+
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, coefficient_of, symbols_of
 from weft.ir.types import DType, i8
@@ -53,21 +55,28 @@ class Schedule:
         return {self.vector: self.capacity, self.outer: self.outer_capacity}.get(run.name)
 
 
+NOTE = "weft.schedule_note"
+"""The attribute of a group that says what its schedule was measured to do."""
+
+
 @dataclass(frozen=True)
 class Blocks:
     """The schedule of a product: the sides of its tiles."""
 
     mode: str
     sides: tuple[int, ...]
+    note: str = ""
+    """What is expected of it."""
 
     def __str__(self) -> str:
-        return f"#{self.mode}<{'x'.join(map(str, self.sides))}>"
+        return f"#{self.mode}<{'x'.join(map(str, self.sides))}>{self.note and f' {self.note}'}"
 
 
 def given_blocks(group: GroupOp, mode: str) -> Blocks | None:
     """The schedule that a group was given, if it was."""
-    sides = group.attributes.get(SCHEDULE)
-    return None if sides is None else Blocks(mode, from_attribute(sides))  # type: ignore[arg-type]
+    sides, note = group.attributes.get(SCHEDULE), group.attributes.get(NOTE)
+    said = note.data if isinstance(note, StringAttr) else ""
+    return None if sides is None else Blocks(mode, from_attribute(sides), said)  # type: ignore[arg-type]
 
 
 _MOST_ROWS, _UNKNOWN_ROWS, _FEW_ROWS = 132, 96, 8
@@ -121,13 +130,20 @@ _LINE_ELEMENTS = 64
 """Elements of 16 bits that the copy engine of a GPU brings side by side."""
 _FLASH_KEYS = {64: 128, 128: 128, 192: 96}
 """Keys of a block by the width of heads: what registers and two stages of shared memory hold."""
+_FLASH_ROWS = {64: 192}
+"""Rows of a block by the width of heads, where three warp groups share keys: they have no registers left for masks."""
 
 
-def choose_attention_blocks(queries: Size, keys: Size, width: Size, out_width: Size, machine: Machine = CPU) -> Blocks:
+def choose_attention_blocks(
+    queries: Size, keys: Size, width: Size, out_width: Size, machine: Machine = CPU, *, masked: bool = False
+) -> Blocks:
     """The tiles of attention: queries, keys, width of the queries and of the values."""
     if machine.is_gpu and isinstance(width, int) and isinstance(out_width, int):
         depth, across = (_rounded(size, _LINE_ELEMENTS) for size in (width, out_width))
-        return Blocks("attention", (128, _FLASH_KEYS.get(max(depth, across), 64), depth, across))
+        rows = 128 if masked else _FLASH_ROWS.get(max(depth, across), 128)
+        if isinstance(queries, int):
+            rows = next((side for side in (64, 128) if queries <= side), rows)
+        return Blocks("attention", (rows, _FLASH_KEYS.get(max(depth, across), 64), depth, across))
     if machine.is_gpu:
         depth, across = (_gpu_side(size, _MOST_WIDTH // 2) for size in (width, out_width))
         return Blocks("attention", (_gpu_side(queries, 64), _gpu_side(keys, 64), depth, across))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from xdsl.ir import SSAValue
 
 from weft.errors import DTypeError, ShapeError, UnsupportedError
+from weft.ir.expr import ceildiv
 from weft.ir.types import DType, Tensor, f8e4m3, f8e5m2, f32, i8, i16, i32
 from weft.ops.base import Structured, op, same_dtype
 from weft.ops.graph import GraphBuilder
@@ -101,3 +103,41 @@ class Dot(Structured):
             tall = b.dot(b.reshape(x, shape=(size * rows, inner)), y, **params)
             return b.reshape(tall, shape=(size, rows, b.tensor(y).shape[1]))
         return b.dot(*all_batched(b, operands, batched), **params)
+
+
+SCALED_BLOCK = 128
+"""The side of the blocks that have a factor each."""
+_BY_ROW = (Input((5, 200)), Input((200, 35)), Input((5, 2), 0.5, 2.0, f32), Input((2, 1), 0.5, 2.0, f32))
+_BY_BLOCK = (Input((130, 128)), Input((128, 300)), Input((2, 1), 0.5, 2.0, f32), Input((1, 300), 0.5, 2.0, f32))
+
+
+@op("scaled_dot", samples=[Sample(_BY_ROW, {}, (f8e4m3, f8e5m2)), Sample(_BY_BLOCK, {}, (f8e4m3,))])
+class ScaledDot(Structured):
+    """The product in f32 of matrices [M, K] and [K, N] of 8-bit floats with a factor for each 128 of K.
+
+    The factors of x are [M, K / 128], or [M / 128, K / 128] for blocks of rows, and those of y [K / 128, N] or
+    [K / 128, N / 128]; the last block may be short.
+    """
+
+    @classmethod
+    def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
+        x, y, s, t = tensors
+        if x.dtype not in _FLOAT8 or y.dtype not in _FLOAT8 or (s.dtype, t.dtype) != (f32, f32):
+            raise DTypeError(f"scaled_dot of {x}, {y}, {s} and {t}", hint="it takes 8-bit floats, and factors of f32")
+        if any(each.rank != 2 for each in tensors) or x.shape[1] != y.shape[0]:
+            raise ShapeError(f"scaled_dot: {x} and {y} do not fit", hint="it takes [M, K] and [K, N]")
+        (m, k), n, size = x.shape, y.shape[1], partial(ceildiv, b=SCALED_BLOCK)
+        if s.shape not in ((m, size(k)), (size(m), size(k))) or t.shape not in ((size(k), n), (size(k), size(n))):
+            raise ShapeError(f"scaled_dot: factors {s} and {t} are not those of {x} and {y}", hint="one for 128 of K")
+        return Tensor(f32, (m, n))
+
+    @staticmethod
+    def reference(x: np.ndarray, y: np.ndarray, s: np.ndarray, t: np.ndarray) -> np.ndarray:
+        def repeated(factors: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+            for axis, size in enumerate(shape):
+                if factors.shape[axis] != size:
+                    factors = np.repeat(factors, SCALED_BLOCK, axis).take(range(size), axis)
+            return factors
+
+        wide_x, wide_y = x.astype(np.float32), y.astype(np.float32)
+        return np.matmul(wide_x * repeated(s, x.shape), wide_y * repeated(t, y.shape))

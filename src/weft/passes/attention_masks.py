@@ -133,10 +133,19 @@ def _joined(b: GraphBuilder, name: str, values: list[SSAValue]) -> SSAValue | No
 
 
 def _unbroadcast(value: SSAValue) -> SSAValue:
-    """The mask before it was repeated: the op repeats it itself."""
-    while (view := made_by(value, "graph.broadcast")) is not None:
+    """The mask before it was repeated, or got dimensions of 1 in front: the op repeats it itself."""
+    while (view := made_by(value, "graph.broadcast", "graph.reshape")) is not None:
+        source, shape = (tensor_of(each.type).shape for each in (view.operands[0], value))
+        if view.name == "graph.reshape" and _without_ones(source) != _without_ones(shape):
+            return value
         value = view.operands[0]
     return value
+
+
+def _without_ones(shape: tuple[Size, ...]) -> tuple[Size, ...]:
+    """A shape without the dimensions of 1 that it begins with."""
+    first = next((d for d, size in enumerate(shape) if size != 1), len(shape))
+    return shape[first:]
 
 
 def _unwidened(mask: SSAValue) -> SSAValue:

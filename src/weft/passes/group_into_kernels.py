@@ -32,6 +32,7 @@ from weft.passes.build_groups import (
     result_targets,
     strides_of,
 )
+from weft.passes.split_products import share_rows
 
 _MOST_OPS = 48
 
@@ -70,18 +71,22 @@ class GroupIntoKernels(ModulePass):
 
     name: ClassVar[str] = "group_into_kernels"
 
+    products: int = 1
+    """How many products of the same rows a kernel may compute: a GPU's tensor cores have registers for two."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:
             # What prepares another function runs once, op by op.
             if isinstance(function, FuncOp) and "prepares" not in function.attributes:
-                _Grouping(function).run()
+                _Grouping(function, self.products).run()
 
 
 class _Grouping:
     """The grouping of one function."""
 
-    def __init__(self, function: FuncOp) -> None:
+    def __init__(self, function: FuncOp, products: int) -> None:
         self.function = function
+        self.products = products
         self.groups: dict[int, Group] = {}
         self.seen_through: dict[SSAValue, tuple[SSAValue, ...]] = {}
         self.group_of: dict[Operation, Group] = {}
@@ -217,7 +222,10 @@ class _Grouping:
         if other.shape != group.shape or len(group.ops) + len(other.ops) > _MOST_OPS:
             return
         kinds = {group.kind, other.kind}
-        if not kinds <= {"pointwise", "rows"} or (len(kinds) == 1 and other.dims != group.dims):
+        if kinds == {"dot"}:
+            if not share_rows([*group.ops, *other.ops], self.products):
+                return
+        elif not kinds <= {"pointwise", "rows"} or (len(kinds) == 1 and other.dims != group.dims):
             return
         if group.number in other.before:
             return
@@ -252,7 +260,7 @@ class _Grouping:
                     kind = "pointwise"
                 case Reduction():
                     kind = "window"
-                case Structured() if op.name == "graph.dot":
+                case Structured() if op.name in ("graph.dot", "graph.scaled_dot"):
                     kind = "dot"
                 case Structured() | Scatter() | Scan():
                     kind = "anchor"

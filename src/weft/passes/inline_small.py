@@ -13,6 +13,7 @@ from xdsl.passes import ModulePass
 
 from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
+from weft.ops.attention import AnyAttention
 from weft.ops.base import Elementwise, View
 from weft.ops.graph import FuncOp, OpaqueOp
 from weft.passes.build_groups import CLAIM, INLINED, is_free
@@ -24,6 +25,11 @@ _CHEAP = frozenset(
         *("maximum", "minimum", "where", "eq", "ne", "lt", "le", "gt"),
     )
 )
+_MASKING = _CHEAP | {
+    f"graph.{name}"
+    for name in ("ge", "bitwise_and", "bitwise_or", "bitwise_not", "logical_and", "logical_or", "logical_not")
+}
+"""What masks of attention are made of, which has the places of rows and keys at hand."""
 _TIMES = 4
 """How many times the elements of what is computed the smallest kernel that reads it must have."""
 
@@ -56,14 +62,23 @@ def _small(function: FuncOp) -> set[Operation]:
 
 def _is_cheap(op: Elementwise) -> bool:
     fixed = isinstance(product(tensor_of(op.results[0].type).shape), int)
-    return op.name in _CHEAP and CLAIM not in op.attributes and fixed and bool(op.results[0].uses)
+    cheap = op.name in _CHEAP or _masks(op)
+    return cheap and CLAIM not in op.attributes and fixed and bool(op.results[0].uses)
 
 
 def _is_inlined(op: Operation, others: set[Operation]) -> bool:
     if not all(_is_there(operand) or operand.owner in others for operand in op.operands):
         return False
     size = product(tensor_of(op.results[0].type).shape)
-    return all(reader in others or _is_larger(reader, size) for reader in _readers(op.results[0]))
+    return all(reader in others or _is_larger(reader, size) or _masks(op) for reader in _readers(op.results[0]))
+
+
+def _masks(op: Operation) -> bool:
+    """Whether all that is made of an op's result masks attention."""
+    if not isinstance(op, Elementwise) or op.name not in _MASKING:
+        return False
+    readers = list(_readers(op.results[0]))
+    return bool(readers) and all(isinstance(reader, AnyAttention) or _masks(reader) for reader in readers)
 
 
 def _is_there(value: SSAValue) -> bool:

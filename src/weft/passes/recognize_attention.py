@@ -5,6 +5,7 @@ The scores between the two products never exist in memory then: the op's kernel 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,6 +16,7 @@ from xdsl.passes import ModulePass
 
 from weft.ir.expr import Size
 from weft.ir.types import bf16, f16, tensor_of
+from weft.ops.attention import AnyAttention
 from weft.ops.base import GraphOp
 from weft.ops.dot import Dot, transposed
 from weft.ops.graph import FuncOp, GraphBuilder
@@ -45,13 +47,15 @@ class RecognizeAttention(ModulePass):
                 continue
             for candidate in list(function.block.ops):
                 b = GraphBuilder(function.block, candidate.location, before=candidate)
-                replacement: SSAValue | None = None
+                replacement: Sequence[SSAValue] = ()
                 if isinstance(candidate, Dot):
-                    replacement = _recognized(b, candidate, narrow=self.narrow)
-                elif candidate.name == "graph.attention" and isinstance(candidate, GraphOp):
+                    found = _recognized(b, candidate, narrow=self.narrow)
+                    replacement = () if found is None else (found,)
+                elif isinstance(candidate, AnyAttention):
                     replacement = _with_better_mask(b, candidate)
-                if replacement is not None:
-                    candidate.results[0].replace_all_uses_with(replacement)
+                if replacement:
+                    for old, new in zip(candidate.results, replacement, strict=True):
+                        old.replace_all_uses_with(new)
                     _erase(candidate)
 
 
@@ -265,18 +269,20 @@ def _transposed(b: GraphBuilder, x: SSAValue) -> SSAValue:
     return transposed(b, x)
 
 
-def _with_better_mask(b: GraphBuilder, op: GraphOp) -> SSAValue | None:
-    """An attention op whose mask says the same with less."""
+def _with_better_mask(b: GraphBuilder, op: AnyAttention) -> Sequence[SSAValue]:
+    """The results of an attention op whose mask says the same with less; none where there is none."""
     q, k, v, *mask = op.operands
     if not mask:
-        return None
+        return ()
     shape = (*tensor_of(q.type).shape[:-1], tensor_of(k.type).shape[-2])
     masks = Masks(shape, safe=True, causal=op.params["causal"])
     dtype = tensor_of(q.type).dtype
     known = masks.keep(mask[0]) if not tensor_of(mask[0].type).dtype.is_float else masks.add(mask[0])
     if not known:
-        return None
+        return ()
     better, causal = masks.combined(b, dtype)
     if list(better) == mask and causal == op.params["causal"]:
-        return None
-    return b.attention(q, k, v, *better, causal=causal, scale=op.params["scale"])
+        return ()
+    made = type(op).make(q, k, v, *better, location=b.location, causal=causal, scale=op.params["scale"])
+    b.insert(made)
+    return made.results

@@ -27,6 +27,7 @@ from weft.passes.quantize_weights import QuantizeWeights
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
+from weft.passes.split_products import SplitProducts
 from weft.passes.update_in_place import UpdateInPlace
 
 PASSES: dict[str, type[ModulePass]] = {
@@ -40,6 +41,7 @@ PASSES: dict[str, type[ModulePass]] = {
         ConvolveByProducts,
         ConvolveTrained,
         ComparePlaces,
+        SplitProducts,
         SinkReshapes,
         QuantizeWeights,
         HoistConstants,

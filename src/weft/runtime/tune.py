@@ -98,7 +98,7 @@ class Tuned:
 
 
 @dataclass
-class _Kernel:
+class TunedKernel:
     """Equal groups of a program, and what stands for them: a function of one group."""
 
     text: str
@@ -133,7 +133,7 @@ class Tuner:
             self.progress(f"nothing is tuned: the program is for {self.target.cpu}, not for this processor")
             return []
         found: list[Tuned] = []
-        unknown: list[_Kernel] = []
+        unknown: list[TunedKernel] = []
         for kernel in tunable_kernels(function):
             kernel.own = _own_sides(kernel, self._panel_form)
             if not kernel.own:
@@ -152,17 +152,17 @@ class Tuner:
             self.progress(f"tuning {number} of {len(heaviest)}, {kernel.mode} ×{len(kernel.groups)}: {gain}")
         return found
 
-    def _heaviest(self, kernels: Sequence[_Kernel]) -> list[_Kernel]:
+    def _heaviest(self, kernels: Sequence[TunedKernel]) -> list[TunedKernel]:
         times = {kernel.text: kernel.seconds * len(kernel.groups) for kernel in kernels}
         ordered = sorted(kernels, key=lambda kernel: -times[kernel.text])
-        chosen: list[_Kernel] = []
+        chosen: list[TunedKernel] = []
         while len(chosen) < min(len(ordered), _MOST_KERNELS):
             if sum(times[kernel.text] for kernel in chosen) >= _SHARE * sum(times.values()) and chosen:
                 break
             chosen.append(ordered[len(chosen)])
         return chosen
 
-    def _tune(self, kernel: _Kernel) -> Tuned:
+    def _tune(self, kernel: TunedKernel) -> Tuned:
         """Change one side at a time; the kernel's own choice comes first, and stays unless another is faster."""
         best = kernel.own
         for axis, unit in enumerate(_UNITS[kernel.mode]):
@@ -174,7 +174,7 @@ class Tuner:
             self.cache.put(self._key(kernel), {"sides": list(chosen)}, {})
         return Tuned(kernel.mode, len(kernel.groups), chosen, before, after)
 
-    def _fastest(self, kernel: _Kernel, options: Sequence[Sides]) -> tuple[Sides, float, float]:
+    def _fastest(self, kernel: TunedKernel, options: Sequence[Sides]) -> tuple[Sides, float, float]:
         """The first of several sides or one that is surely faster; its time comes after that of the first."""
         calls: dict[Sides, Call] = {}
         for sides in dict.fromkeys(options):
@@ -189,7 +189,7 @@ class Tuner:
         best = min(seconds, key=seconds.__getitem__)
         return (best, first, seconds[best]) if seconds[best] < _GAIN * first else (options[0], first, first)
 
-    def _choose(self, kernel: _Kernel, tuned: Tuned) -> Tuned:
+    def _choose(self, kernel: TunedKernel, tuned: Tuned) -> Tuned:
         if tuned.sides:
             for group in kernel.groups:
                 group.attributes[SCHEDULE] = to_attribute(tuned.sides)
@@ -197,10 +197,10 @@ class Tuner:
 
     # -- what is known -----------------------------------------------------------------------------------------------
 
-    def _key(self, kernel: _Kernel) -> str:
+    def _key(self, kernel: TunedKernel) -> str:
         return cache_key("schedule", kernel.text, repr(self.target), self.threads)
 
-    def _known(self, kernel: _Kernel) -> Sides | None:
+    def _known(self, kernel: TunedKernel) -> Sides | None:
         """What was chosen before; () where nothing is better than the kernel's own choice."""
         entry = self.cache.get(self._key(kernel)) if self.cache is not None else None
         sides = entry.meta.get("sides") if entry is not None else None
@@ -213,7 +213,7 @@ class Tuner:
     def _panel_form(self, dtype: DType, memory: DType) -> tuple[int, int]:
         return panel_form(self.target, dtype, memory)
 
-    def _call(self, kernel: _Kernel, sides: Sides) -> Call:
+    def _call(self, kernel: TunedKernel, sides: Sides) -> Call:
         """The kernel by itself, compiled with the given sides, or its own, on memory of its own."""
         function = kernel.alone.clone()
         for group in function.block.ops:
@@ -236,10 +236,10 @@ def candidates(sides: Sides, axis: int, unit: int) -> Iterator[Sides]:
             yield changed
 
 
-def tunable_kernels(function: FuncOp) -> list[_Kernel]:
+def tunable_kernels(function: FuncOp) -> list[TunedKernel]:
     """The distinct products and attentions of a function whose sizes are all known."""
     constants: set[SSAValue] = set(constant_arguments(function))
-    kernels: dict[str, _Kernel] = {}
+    kernels: dict[str, TunedKernel] = {}
     for group in function.block.ops:
         if not isinstance(group, GroupOp) or SCHEDULE in group.attributes or in_place_of(group):
             continue
@@ -247,7 +247,7 @@ def tunable_kernels(function: FuncOp) -> list[_Kernel]:
         if not isinstance(anchor_of(group), Dot | AnyAttention) or not all(tensor_of(v.type).is_static for v in values):
             continue
         alone = _alone(group, constants)
-        kernel = kernels.setdefault(text := str(alone), _Kernel(text, alone))
+        kernel = kernels.setdefault(text := str(alone), TunedKernel(text, alone))
         kernel.groups.append(group)
     return list(kernels.values())
 
@@ -286,7 +286,7 @@ def _alone(group: GroupOp, constants: set[SSAValue]) -> FuncOp:
     return function
 
 
-def _own_sides(kernel: _Kernel, form: PanelForm) -> Sides:
+def _own_sides(kernel: TunedKernel, form: PanelForm) -> Sides:
     """The sides that the lowering chooses by itself; none where it takes several kernels to do it."""
     planned = build_plan(kernel.alone.clone(), form)
     schedules = list(planned.schedules.values())

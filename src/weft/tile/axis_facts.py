@@ -25,6 +25,8 @@ from weft.tile import written
 from weft.tile.view_axes import axes_of
 
 DIVISORS = "divisors"
+ALIGNED = "aligned"
+"""On an access: its author knows that each run of places begins at a multiple of so many bytes."""
 HINTS = ("multiple_of", "max_contiguous", "max_constancy")
 MOST = 1 << 30
 """What 0 is divided by."""
@@ -429,16 +431,17 @@ class Neighbours:
 
 
 def neighbours_of(
-    facts: AxisFacts, pointer: SSAValue, offsets: SSAValue, mask: SSAValue | None, widest: int
+    facts: AxisFacts, pointer: SSAValue, offsets: SSAValue, mask: SSAValue | None, widest: int, told: int = 1
 ) -> Neighbours:
-    """What an access allows that moves at most `widest` bytes at once."""
+    """What an access allows that moves at most `widest` bytes at once; `told` is what addresses are multiples of."""
     assert isinstance(pointer.type, tile.PointerType)
     size, sizes = pointer.type.dtype.bytes, tile.tile_type(offsets).sizes
     found = facts.of(offsets)
     aligned = max(1, facts.divisor(pointer) // size)
     widths: list[int] = []
     for axis in range(len(sizes)):
-        width = min(found.contiguity[axis], found.divisibility[axis], aligned, max(1, widest // size))
+        known = max(min(found.divisibility[axis], aligned), min(found.contiguity[axis], told // size))
+        width = min(found.contiguity[axis], known, max(1, widest // size))
         widths.append(min(width, facts.of(mask).constancy[axis]) if mask is not None else width)
     runs = [(found.contiguity[axis], axis) for axis in range(len(sizes)) if found.contiguity[axis] > 1]
     return Neighbours(max(runs)[1] if runs else None, tuple(widths))

@@ -11,7 +11,7 @@ operands (program numbers, loop variables and symbolic sizes).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 from xdsl.dialects import builtin
 from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr
@@ -104,13 +104,15 @@ class KernelOp(IRDLOperation):
 
     Kernels that people write take scalars too, before the sizes.
 
-    `serial` kernels run their programs one after the other (scatters that may write to one place twice).
+    `serial` kernels run their programs one after the other (scatters that may write to one place twice). In `paired`
+    ones, the work of programs grows or falls along the next to last axis of the grid (or the only one).
     """
 
     name = "tile.kernel"
     sym_name = attr_def(StringAttr)
     grid = attr_def(Sizes)
     serial = opt_attr_def(builtin.UnitAttr)
+    paired = opt_attr_def(builtin.UnitAttr)
     symbols = opt_attr_def(ArrayAttr[StringAttr])
     body = region_def("single_block")
     traits = traits_def(IsolatedFromAbove())
@@ -197,6 +199,22 @@ class StoreOp(IRDLOperation):
 
     def verify_(self) -> None:
         _verify_access(self, tile_type(self.value))
+
+
+@irdl_op_definition
+class NumberOp(IRDLOperation):
+    """The integer at `offset`, as an index: the bound of a loop that is known only when the kernel runs.
+
+    It is counted from `LEAST`, since no index is negative.
+    """
+
+    LEAST: ClassVar[int] = -(1 << 31)
+
+    name = "tile.number"
+    pointer = operand_def(PointerType)
+    indices = var_operand_def(IndexType)
+    offset = attr_def(Sizes)
+    out = result_def(IndexType)
 
 
 @irdl_op_definition
@@ -386,6 +404,7 @@ class YieldOp(IRDLOperation):
 OPS: list[type[IRDLOperation]] = [
     KernelOp,
     ProgramOp,
+    NumberOp,
     ReturnOp,
     ConstantOp,
     LoadOp,

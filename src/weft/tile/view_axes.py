@@ -33,3 +33,10 @@ def axes_of(op: written.ViewOp) -> Axes | None:
             return None
         walked[source] = axis
     return Axes(tuple(walked), tuple(fixed))
+
+
+def turns_matrix(op: written.ViewOp) -> bool:
+    """Whether a view swaps the axes of a matrix."""
+    axes, shape = axes_of(op), tile.tile_type(op.value).sizes
+    same = len(shape) == 2 and shape[::-1] == tile.tile_type(op.out).sizes
+    return same and axes is not None and axes.walked == (1, 0)

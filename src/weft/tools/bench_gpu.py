@@ -40,6 +40,7 @@ class GpuRequest:
     results: Path = Path("benchmarks/results")
     into: Path | None = None
     rehearse: bool = False
+    search: bool = True
 
     def wants(self, name: str) -> bool:
         return not self.cases or any(fnmatchcase(name, pattern) for pattern in self.cases)
@@ -62,7 +63,7 @@ def bench_gpu(terminal: Terminal, request: GpuRequest) -> None:
         device = "cpu" if request.rehearse else "cuda"
         device_named(device)  # says so at once where there is none
         shrink = REHEARSAL_SHRINK if request.rehearse else 1
-        setting = Setting(device, shrink, request.rounds, request.seconds, request.budget)
+        setting = Setting(device, shrink, request.rounds, request.seconds, request.budget, search=request.search)
         cases = _chosen(request)
         mine = part(cases, shard)
         when = stamp()

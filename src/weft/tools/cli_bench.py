@@ -86,6 +86,7 @@ def bench_gpu(
     results: Annotated[Path, typer.Option(help="Where the files of results go.")] = Path("benchmarks/results"),
     into: Annotated[Path | None, typer.Option(help="A text with marks: `<!-- bench gpu-memory -->`.")] = None,
     rehearse: Annotated[bool, typer.Option("--rehearse", help="Small cases on the CPU: times mean nothing.")] = False,
+    search: Annotated[bool, typer.Option(help="With peers that try many kernels, which takes them minutes.")] = True,
     json: Json = False,
 ) -> None:
     """Weft, libraries, Inductor and Triton on a GPU, with the L2 flushed, and a copy of the same bytes."""
@@ -95,7 +96,7 @@ def bench_gpu(
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
         chosen = tuple(suite or SUITES), tuple(case or ())
-        asked = GpuRequest(*chosen, shard, resume, rounds, seconds, budget, reports, results, into, rehearse)
+        asked = GpuRequest(*chosen, shard, resume, rounds, seconds, budget, reports, results, into, rehearse, search)
         run(terminal, asked)
 
 

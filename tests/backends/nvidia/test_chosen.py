@@ -62,9 +62,8 @@ CASES = [("", bf16), ("int4", bf16), ("e2m1", u8)]
 
 
 @pytest.mark.parametrize(("form", "scale"), CASES)
-@pytest.mark.parametrize(("n", "k"), [(20, 288), (33, 1024)])
-def test_every_row_is_multiplied_with_its_matrix(n: int, k: int, form: str, scale: DType) -> None:
-    arrays = operands(n, k, form, scale)
+def test_every_row_is_multiplied_with_its_matrix(form: str, scale: DType) -> None:
+    arrays = operands(20, 288, form, scale)
     trial, exact = trial_of(arrays, form), expected(arrays, form)
     agree(run_interpreted(trial, arrays)[0], exact)
     agree(run_simulated(trial, arrays)[0], exact)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.backends.nvidia.asynchronous import FinishOp, RolesOp
+from weft.backends.nvidia.asynchronous import BlockNumberOp, FinishOp, IndexOp, RolesOp
 from weft.backends.nvidia.compile import annotate, compile_kernels
+from weft.backends.nvidia.programs import Programs
 from weft.backends.nvidia.protocol import check
 from weft.backends.nvidia.roles_protocol import protocol_of
 from weft.backends.nvidia.target import target_named
 from weft.ir.attributes import to_attribute
+from weft.ir.expr import evaluate
 from weft.ir.types import DType, Tensor, bf16, boolean, f16
 from weft.lower.machine import gpu_machine
 from weft.ops.base import REGISTRY
 from weft.passes.build_groups import SCHEDULE
 from weft.testing.kernels import Trial, group_of, run_interpreted
+from weft.tile import dialect as tile
 
 from .ptxas import assemble, needs_ptxas
 
@@ -124,8 +127,8 @@ def test_attention_assembles_without_spills(width: int, op: str, causal: bool, d
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_product_runs_while_powers_are_raised(causal: bool) -> None:
-    shape = (1, 2, 700, 64)
-    (call,) = attention(shape, shape, causal=causal).lowered.calls
+    shape = (1, 2, 700, 128)
+    (call,) = attention(shape, shape, causal=causal, op="attention_with_lse").lowered.calls
     kernel, launch = annotate(call.kernel.op, TARGET)
     assert launch.persistent != causal
     pending = [op.pending.value.data for op in kernel.walk() if isinstance(op, FinishOp)]
@@ -134,3 +137,61 @@ def test_a_product_runs_while_powers_are_raised(causal: bool) -> None:
     assert next(ring.count for ring in roles.rings) == 1  # the queries are brought once
     for block in range(3):
         check(protocol_of(kernel, block=block, blocks=3), runs=5)
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "mask"),
+    [
+        ((1, 2, 8, 64), (1, 2, 1000, 64), None),
+        ((2, 1, 1, 128), (2, 1, 513, 128), None),
+        ((1, 2, 4, 64), (1, 2, 700, 64), boolean),
+        ((3, 1, 70, 96), (3, 1, 640, 96), None),
+    ],
+)
+def test_few_rows_are_split_over_keys(query: Shape, key: Shape, mask: DType | None) -> None:
+    rng = np.random.default_rng(9)
+    arrays = [rng.standard_normal(shape).astype(bf16.numpy) for shape in (query, key, key)]
+    given = None if mask is None else (mask, (query[2], key[2]))
+    if given is not None:
+        arrays.append(rng.standard_normal(given[1]) > 0)
+        arrays[-1][1] = False
+    trial = attention(query, key, causal=False, mask=given)
+    assert len(trial.lowered.calls) == 2
+    (found,) = run_interpreted(trial, arrays)
+    wide = [a if a.dtype == np.bool_ else a.astype(np.float64) for a in arrays]
+    expected = REGISTRY["attention"].cls.reference(*wide, causal=False, scale=key[-1] ** -0.5)
+    error = np.linalg.norm(found.astype(np.float64) - expected) / np.linalg.norm(expected)
+    assert error < 4e-3
+
+
+@needs_ptxas
+def test_split_attention_assembles() -> None:
+    trial = attention((8, 8, 8, 128), (8, 8, 8192, 128), causal=False)
+    code = compile_kernels({f"k{n}": call.kernel.op for n, call in enumerate(trial.lowered.calls)}, TARGET)
+    found = assemble(code.ptx, TARGET.arch)
+    assert not found.error and not found.advice
+    assert all(kernel.spilled == 0 for kernel in found.kernels.values())
+    assert code.launches["k0"].persistent and code.launches["k0"].threads == 256
+
+
+@pytest.mark.parametrize("grid", [(3, 5, 7), (16, 32), (9,), (4, 1, 40), (1, 33, 5)])
+@pytest.mark.parametrize("blocks", [1, 3, 132])
+def test_pairs_of_programs_are_all_programs(grid: Shape, blocks: int) -> None:
+    (call,) = attention((1, 9, 4224, 128), (1, 9, 4224, 128), causal=True, op="attention_with_lse").lowered.calls
+    kernel = call.kernel.op
+    assert kernel.paired
+    kernel.attributes["grid"] = tile.Sizes(grid)
+    first, count = BlockNumberOp.make("number"), BlockNumberOp.make("count")
+    programs = Programs.of(kernel, first.out, count.out)
+    indices = [op for op in programs.loop.block.ops if isinstance(op, IndexOp)]
+    found: list[Shape] = []
+    work = [0] * blocks
+    for block in range(blocks):
+        bounds = [evaluate(size, {"d0": block, "d1": blocks}) for size in programs.loop.bounds.data]
+        for number in range(*bounds):
+            place = tuple(evaluate(op.value.data[0], {"d0": number, "d1": blocks}) for op in indices)
+            found.append(place)
+            work[block] += place[-2 if len(grid) > 1 else 0] + 1
+    assert set(found) == set(np.ndindex(*grid))
+    if blocks == 3:
+        assert max(work) < 1.25 * sum(work) / blocks

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 
-from weft.backends.nvidia.asynchronous import IndexOp, NarrowOp, SendOp, WgmmaOp
+from weft.backends.nvidia.asynchronous import NarrowOp, SendOp, WgmmaOp
 from weft.backends.nvidia.compile import annotate, compile_kernels
 from weft.backends.nvidia.protocol import check
 from weft.backends.nvidia.roles_protocol import protocol_of
 from weft.backends.nvidia.target import target_named
-from weft.ir.expr import evaluate
 from weft.ir.types import DType, Tensor, bf16, f8e4m3, f8e5m2, f32, i8, i32
+from weft.lower import dot
 from weft.lower.machine import gpu_machine
-from weft.testing.kernels import Trial, group_of
+from weft.lower.product_model import estimate
+from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.tile.dialect import KernelOp
 
 from .ptxas import assemble, needs_ptxas
@@ -79,11 +81,39 @@ def test_products_of_bytes_assemble(case: str) -> None:
     assert not any(kernel.spilled for kernel in found.kernels.values())
 
 
+@needs_ptxas
+@pytest.mark.parametrize("factors", [((1000, 32), (32, 32)), ((8, 32), (32, SIDE))], ids=["rows", "columns"])
+def test_products_with_a_factor_for_each_block_assemble(factors: Sequence[tuple[int, int]]) -> None:
+    def body(build, x, w, s, t):  # type: ignore[no-untyped-def]
+        return build.cast(build.scaled_dot(x, build.permute(w, dims=(1, 0)), s, t), dtype=bf16)
+
+    types = [f8e4m3, f8e4m3, f32, f32]
+    code = compile_kernels(kernels([(1000, SIDE), (SIDE, SIDE), *factors], body, types), TARGET)
+    found = assemble(code.ptx, "sm_90a")
+    assert "e4m3.e4m3" in code.ptx and not found.error and not found.advice
+    assert not any(kernel.spilled for kernel in found.kernels.values())
+
+
 def test_sums_of_8_bit_floats_are_made_in_parts_unless_they_may_be_fast() -> None:
     for fast in (False, True):
         (kernel,) = scaled(f8e4m3, f8e4m3, fast).values()
         products = [op for op in annotate(kernel, TARGET)[0].walk() if isinstance(op, WgmmaOp)]
         assert (products[-1].accumulator is not None) is fast
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(70, 384, 160), (130, 300, 144)])
+def test_wide_tiles_are_summed_half_by_half(m: int, n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dot, "estimates", lambda products, machine: [estimate(products, (128, 256), machine)])
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape).astype(f8e4m3.numpy) for shape in ((m, k), (n, k)))
+    s = rng.random((1, n)).astype(np.float32)
+
+    def body(b, x, w, s):  # type: ignore[no-untyped-def]
+        return b.mul(b.dot(x, b.permute(w, dims=(1, 0)), dtype=f32), s)
+
+    tensors = [Tensor(f8e4m3, (m, k)), Tensor(f8e4m3, (n, k)), Tensor(f32, (1, n))]
+    (found,) = run_interpreted(Trial.of(group_of(tensors, body), "halves", gpu_machine()), [x, w, s])
+    np.testing.assert_allclose(found, x.astype(float) @ w.astype(float).T * s, rtol=1e-4, atol=1e-4)
 
 
 def test_bytes_that_do_not_lie_along_k_are_multiplied_otherwise() -> None:
@@ -112,10 +142,30 @@ def test_a_short_sum_has_no_turns_to_write_in() -> None:
     assert not any(isinstance(op, SendOp) for op in product(SIDE, SIDE, 128).walk())
 
 
-def test_every_other_program_sums_backwards() -> None:
-    kernel = product(SIDE, SIDE, 640)
-    mirrored = [op for op in kernel.walk() if isinstance(op, IndexOp) and len(op.indices) == 2]
-    (place,) = [op for op in mirrored if "d0*d1" in str(op.value.data[0])]
-    turns = range(0, 640, 64)
-    for back, expected in ((0, list(turns)), (1, list(turns)[::-1])):
-        assert [evaluate(place.value.data[0], {"d0": k, "d1": back}) for k in turns] == expected
+# -- two products of the same rows -----------------------------------------------------------------------------------
+
+
+def gated(b, x, w, v):  # type: ignore[no-untyped-def]
+    return b.mul(b.silu(b.dot(x, b.permute(w, dims=(1, 0)))), b.dot(x, b.permute(v, dims=(1, 0))))
+
+
+@needs_ptxas
+def test_two_products_share_a_kernel_and_its_rows() -> None:
+    found = kernels([(SIDE, SIDE)] * 3, gated)
+    (kernel,) = found.values()
+    annotated, launch = annotate(kernel, TARGET)
+    assert len(launch.maps) == 4 and str(annotated).count("nvidia.fill") == 3
+    assembly = assemble(compile_kernels(found, TARGET).ptx, "sm_90a")
+    assert not assembly.error and not assembly.advice
+    assert not any(each.spilled for each in assembly.kernels.values())
+
+
+def test_two_products_compute_what_they_should() -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape).astype(bf16.numpy) for shape in ((70, 40), (130, 40), (130, 40))]
+    trial = Trial.of(group_of([Tensor(bf16, a.shape) for a in arrays], gated), "gated", gpu_machine())
+    x, w, v = (a.astype(np.float64) for a in arrays)
+    gate = x @ w.T
+    exact = gate / (1 + np.exp(-gate)) * (x @ v.T)
+    (found,) = run_interpreted(trial, arrays)
+    assert np.linalg.norm(found.astype(np.float64) - exact) < 4e-3 * np.linalg.norm(exact)

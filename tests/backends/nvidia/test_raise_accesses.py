@@ -18,7 +18,7 @@ from weft.backends.cpu.target import compile_object, host_target
 from weft.backends.nvidia.asynchronous import FinishOp, RolesOp
 from weft.backends.nvidia.compile import annotate
 from weft.backends.nvidia.delay_products import delay_products
-from weft.backends.nvidia.dialect import WARPS, set_integer
+from weft.backends.nvidia.dialect import RESIDENT, WARPS, integer, set_integer
 from weft.backends.nvidia.protocol import check
 from weft.backends.nvidia.raise_accesses import raise_accesses
 from weft.backends.nvidia.roles_protocol import protocol_of
@@ -31,7 +31,7 @@ from weft.tile import dialect as tile
 from .ptxas import assemble, needs_ptxas
 
 sys.path[:0] = [str(Path(__file__).parent)]
-from emulation import compile_like  # noqa: E402
+from emulation import compile_like, emulate  # noqa: E402
 
 TARGET = target_named("sm_90a")
 RANDOM = np.random.default_rng(3)
@@ -153,6 +153,19 @@ def test_rows_that_the_copy_engine_cannot_step_over_stay() -> None:
     apart = np.zeros(64 * 64 + 1, np.float16)[1:].reshape(64, 64)  # memory that begins anywhere
     args = (apart, b, c, 64, 64, 64, 64, 64, 64)
     assert kinds(raised(product, args, ta=False, END="mask", MASKED=True, **BLOCKS)) == (1, 1, 1, 0)
+
+
+@pytest.mark.parametrize(("arch", "turned"), [("sm_80", False), ("sm_90a", True)])
+def test_products_of_rows_anywhere_use_the_tensor_cores(arch: str, turned: bool) -> None:
+    m, n, k = 40, 35, 37
+    a, b, c = (
+        RANDOM.standard_normal(shape).astype(np.float16) for shape in ((m, k), (n, k) if turned else (k, n), (m, n))
+    )
+    options = {"ta": turned, "END": "mask", "MASKED": True, "BM": 32, "BN": 32, "BK": 32}
+    args = (a, b, c, m, n, k, a.shape[1], b.shape[1], c.shape[1])
+    assert "mma.sync" in compile_like(product, args, options, arch).code.ptx
+    emulate(product, *args, grid=(4,), arch=arch, **options)
+    np.testing.assert_allclose(c, a.astype(float) @ (b.T if turned else b).astype(float), rtol=4e-3, atol=4e-3)
 
 
 @triton.jit
@@ -295,8 +308,8 @@ def test_products_that_wait_a_turn(causal: bool) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_product_runs_while_powers_are_raised(causal: bool) -> None:
-    tensors = heads(2, 512, 64)
-    kernel = kernel_for(attention, (*tensors, 0.18, 512), D=64, BM=128, BN=64, CAUSAL=causal)
+    tensors = heads(2, 512, 128)
+    kernel = kernel_for(attention, (*tensors, 0.18, 512), D=128, BM=128, BN=64, CAUSAL=causal)
     kernel, _ = annotate(kernel, TARGET)
     pending = [op.pending.value.data for op in kernel.walk() if isinstance(op, FinishOp)]
     assert pending == [1, 0, 0] * (2 if causal else 1)
@@ -314,3 +327,50 @@ def test_attention_assembles_without_spills(width: int, blocks: tuple[int, int])
         found = assemble(code.code.ptx, TARGET.arch)
         assert not found.error and not found.advice
         assert found.kernels[code.name].spilled == 0 and len(code.code.launches[code.name].maps) == 4
+
+
+def test_two_blocks_are_beside_each_other_where_tiles_are_small() -> None:
+    args = (*heads(2, 512, 64), 0.18, 512)
+    kernel, launch = annotate(kernel_for(attention, args, D=64, BM=128, BN=64, CAUSAL=True), TARGET)
+    assert integer(kernel, RESIDENT) == 2 and 2 * (launch.shared + 1024) <= TARGET.shared_per_block + 1024
+    for block in range(2):
+        check(protocol_of(kernel, (1, 1, 8), block=block, blocks=2, scalars={5: 512}), runs=3)
+
+
+# -- operands at addresses out of memory -----------------------------------------------------------------------------
+
+
+@triton.jit
+def of_many(addresses, sizes, count, TILES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """Products of matrices whose addresses and sizes are in memory, one after the other."""
+    tile, passed = tl.program_id(0), 0
+    for which in range(count):
+        n = tl.load(sizes + which)
+        a = tl.load(addresses + 3 * which).to(tl.pointer_type(tl.float16))
+        b = tl.load(addresses + 3 * which + 1).to(tl.pointer_type(tl.float16))
+        c = tl.load(addresses + 3 * which + 2).to(tl.pointer_type(tl.float16))
+        here = tl.cdiv(n, BM) * tl.cdiv(n, BN)
+        while tile < passed + here:
+            rows = (tile - passed) // tl.cdiv(n, BN) * BM + tl.arange(0, BM)
+            columns = (tile - passed) % tl.cdiv(n, BN) * BN + tl.arange(0, BN)
+            at_a = a + rows[:, None] * n + tl.arange(0, BK)[None, :]
+            at_b = b + tl.arange(0, BK)[:, None] * n + columns[None, :]
+            total = tl.zeros((BM, BN), tl.float32)
+            for _ in range(0, tl.cdiv(n, BK)):
+                tl.multiple_of(at_a, [16, 16])
+                tl.multiple_of(at_b, [16, 16])
+                total += tl.dot(tl.load(at_a), tl.load(at_b))
+                at_a += BK
+                at_b += BK * n
+            tl.store(c + rows[:, None] * n + columns[None, :], total.to(tl.float16))
+            tile += TILES
+        passed += here
+
+
+def test_operands_at_addresses_out_of_memory_use_the_tensor_cores() -> None:
+    n = 64
+    matrices = [RANDOM.standard_normal((n, n)).astype(np.float16) for _ in range(6)]
+    addresses = np.array([matrix.__array_interface__["data"][0] for matrix in matrices], np.int64)
+    options = {"TILES": 4, "BM": 32, "BN": 32, "BK": 64}
+    ptx = compile_like(of_many, (addresses, np.full(2, n, np.int32), 2), options, TARGET.arch).code.ptx
+    assert "mma.sync" in ptx and "ld.global.v4" in ptx

@@ -23,9 +23,11 @@ from weft.frontends.torch.copies import copy_all
 from weft.frontends.torch.cuda_executor import CudaExecutor
 from weft.frontends.torch.cuda_graphs import why_not_captured
 from weft.frontends.torch.decompositions import decompositions
+from weft.frontends.torch.graph import Calling, Returned
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.returning import written_inputs
+from weft.frontends.torch.sizes import SymbolReader
 from weft.ir.expr import symbol
 from weft.lower.steps import CallStep, DotStep, Plan, Step
 from weft.pipelines import compile_cpu
@@ -205,6 +207,25 @@ def test_copies_keep_strides_that_overlap_or_leave_gaps() -> None:
     assert aligned(memory) is memory
 
 
+@pytest.mark.parametrize("guarded", [True, False])
+def test_one_kernel_is_launched_without_detours(guarded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, executors = compiled(lambda x, y: (x * y, x - 1), cuda_graphs=False, guarded=guarded)
+    with torch.no_grad():
+        run(torch.randn(8, 16), torch.tensor(2.0))
+        longer: list[int] = []
+        plain = ExecutorHere.plain
+        monkeypatch.setattr(ExecutorHere, "plain", lambda self, *given: (longer.append(1), plain(self, *given))[1])
+        for x in (torch.randn(8, 16), torch.randn(129)[1:].view(8, 16)):
+            torch.testing.assert_close(run(x, torch.tensor(3.0)), (x * 3, x - 1))
+        assert len(longer) == 1  # the one that is not aligned
+        if not guarded:  # as gradients may come: in other strides than were traced
+            calling = Calling((0, 1), (), SymbolReader(()), (Returned(0), Returned(1)), (), ())
+            direct = executors[0].direct(calling, (), longer.append)
+            x = torch.randn(16, 8).T
+            torch.testing.assert_close(direct([x, torch.tensor(3.0)]), [x * 3, x - 1], check_stride=False)
+            assert len(longer) == 2
+
+
 def test_a_mutated_input_that_is_not_aligned_is_written_back() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         x.add_(1)
@@ -256,7 +277,7 @@ def test_parameters_that_move_are_captured_again(worthwhile: None) -> None:
     run, _ = compiled(lambda x: called(x * w))
     x = torch.randn(16)
     with torch.no_grad():
-        for number in range(4):
+        for number in range(5):
             if number == 3:
                 w.data = torch.randn(16)
             torch.testing.assert_close(run(x), called(x * w))
@@ -326,6 +347,22 @@ def test_inputs_of_any_strides_are_captured(worthwhile: None, how: str) -> None:
             x = given()
             torch.testing.assert_close(run(x), (called(x + 1), x.T.exp()))
     assert GraphHere.captures >= 1
+
+
+def test_layers_that_share_a_program_have_graphs_of_their_own(
+    worthwhile: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = [torch.nn.Parameter(torch.randn(16), requires_grad=False) for _ in range(4)]
+    run, executors = compiled(lambda w, x: called(x * w))
+    with torch.no_grad():
+        for _ in range(4):
+            x = torch.randn(16)
+            for w in weights[:3]:
+                torch.testing.assert_close(run(w, x), called(x * w))
+        assert GraphHere.captures == 3 and executors[0].graphs.refusal is None
+        monkeypatch.setattr(cuda_graphs, "_MOST_STREAMS", 3)
+        torch.testing.assert_close(run(weights[3], x), called(x * weights[3]))
+    assert "3 sets of weights" in (executors[0].graphs.refusal or "")
 
 
 def test_streams_have_graphs_of_their_own(worthwhile: None) -> None:

@@ -17,7 +17,7 @@ from weft.lower.steps import KernelStep
 from weft.pipelines import compile_nvidia
 
 _aten: Any = torch.ops.aten
-LONG = (1, 2, 4096, 128)
+LONG = (1, 32, 4096, 128)
 
 
 def kernels(function: Callable[..., Any], *shapes: tuple[int, ...]) -> list[str]:

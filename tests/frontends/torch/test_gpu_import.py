@@ -188,6 +188,7 @@ def test_a_graph_of_cuda_tensors_becomes_ptx() -> None:
 FACTORS = {
     "one": (((), torch.float32, "cuda"), ((), torch.float32, "cuda")),
     "rows": (((1024, 1), torch.float32, "cuda"), ((1, 2048), torch.float32, "cuda")),
+    "blocks": (((1024, 4), torch.float32, "cuda"), ((4, 16), torch.float32, "cuda")),
 }
 
 

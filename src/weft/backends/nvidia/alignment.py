@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import TypeAlias, cast
 
+from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 
 from weft.ir.attributes import from_attribute
@@ -14,7 +15,7 @@ from weft.ir.expr import Atom, Size
 from weft.ir.types import DType
 from weft.tile import dialect as tile
 from weft.tile import written
-from weft.tile.axis_facts import DIVISORS, AxisFacts, Neighbours, neighbours_of
+from weft.tile.axis_facts import ALIGNED, DIVISORS, AxisFacts, Neighbours, neighbours_of
 
 WIDEST = 16
 """The bytes that one access of a thread moves at most."""
@@ -107,10 +108,12 @@ ComputedAccess: TypeAlias = tile.GatherOp | tile.ScatterOp | written.AtomicOp
 
 def computed_access(facts: AxisFacts, op: ComputedAccess) -> Neighbours:
     """What an access to computed places allows."""
-    return neighbours_of(facts, op.pointer, op.offsets, op.mask, WIDEST)
+    told = op.attributes.get(ALIGNED)
+    aligned = told.value.data if isinstance(told, IntegerAttr) else 1
+    return neighbours_of(facts, op.pointer, op.offsets, op.mask, WIDEST, aligned)
 
 
-def pointer_dtype(op: tile.LoadOp | tile.StoreOp | ComputedAccess) -> DType:
+def pointer_dtype(op: tile.LoadOp | tile.StoreOp | tile.NumberOp | ComputedAccess) -> DType:
     type_ = op.pointer.type
     assert isinstance(type_, tile.PointerType)
     return type_.dtype

@@ -33,6 +33,7 @@ from weft.backends.nvidia.asynchronous import (
     RolesOp,
     SendOp,
     SlotOp,
+    TurnOp,
     WaitOp,
     WgmmaOp,
 )
@@ -132,7 +133,7 @@ class Assignment:
                 self.settle(op, [layout])
             case tile.ForOp():
                 self._loop(op)
-            case tile.YieldOp() | tile.ReturnOp() | tile.ProgramOp():
+            case tile.YieldOp() | tile.ReturnOp() | tile.ProgramOp() | tile.NumberOp():
                 pass
             case RolesOp():
                 self.block(op.producer.block)
@@ -164,6 +165,8 @@ class Assignment:
                 self.take(op, 0, layout)
                 self.settle(op, [squeezed(layout)])
             case BlockNumberOp() | IndexOp() | SlotOp() | AcquireOp() | FillOp() | CommitOp() | WaitOp() | ReleaseOp():
+                pass
+            case TurnOp():
                 pass
             case _ if self.is_free(op):
                 pass

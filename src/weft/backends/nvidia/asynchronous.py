@@ -262,6 +262,21 @@ class ReleaseOp(_OfRing, IRDLOperation):
 
 
 @irdl_op_definition
+class TurnOp(IRDLOperation):
+    """Consumers begin products in turn: `await` until it is this one's, or `pass` it to the next one.
+
+    While the tensor cores multiply for one, the others compute what comes between products.
+    """
+
+    name = "nvidia.turn"
+    kind = attr_def(StringAttr)
+
+    @classmethod
+    def make(cls, kind: str) -> Self:
+        return cls.create(attributes={"kind": StringAttr(kind)})
+
+
+@irdl_op_definition
 class NarrowOp(IRDLOperation):
     """A product's tile as words of two neighbours of 16 bits each, to be written later."""
 
@@ -304,6 +319,7 @@ OPS: list[type[IRDLOperation]] = [
     WgmmaOp,
     FinishOp,
     ReleaseOp,
+    TurnOp,
     NarrowOp,
     SendOp,
 ]

@@ -18,6 +18,7 @@ from weft.backends.nvidia.block import Threads, i32, load_shared, register_bytes
 from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
+from weft.backends.nvidia.control import emit_number
 from weft.backends.nvidia.dequantize import Decoder
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
@@ -60,7 +61,6 @@ class KernelCodegen:
         self.tiles: dict[SSAValue, list[V]] = {}
         self.slots: dict[SSAValue, V] = {}
         self.maps: list[V] = []
-        self.words: dict[SSAValue, list[V]] = {}
         self.in_flight: dict[SSAValue, list[V]] = {}
         self.rings: list[Ring] = []
         self.kept: Ring | None = None
@@ -159,6 +159,8 @@ class KernelCodegen:
                 self.threads.barrier()
             case tile.ForOp():
                 self._loop(op)
+            case tile.NumberOp():
+                emit_number(self, op)
             case tile.ProgramOp() | tile.ReturnOp() | tile.YieldOp() | tile.DequantizeOp():
                 pass
             case StreamOp() | CopyOp() | CopyRowsOp() | ReadOp() | WaitKeptOp():

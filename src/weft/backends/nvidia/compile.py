@@ -13,7 +13,6 @@ from weft.backends.nvidia.atomics import NO_BF16_ATOMICS
 from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
-from weft.backends.nvidia.delay_products import delay_products
 from weft.backends.nvidia.dequantize import NO_FP8
 from weft.backends.nvidia.dialect import BLOCKS, WARPS, integer
 from weft.backends.nvidia.fold_sums import fold_sums
@@ -22,6 +21,7 @@ from weft.backends.nvidia.join_exponentials import join_exponentials
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.messages import VPRINTF
 from weft.backends.nvidia.order_memory import order_memory
+from weft.backends.nvidia.overlap_products import overlap_products
 from weft.backends.nvidia.pipeline_dots import pipeline_dots
 from weft.backends.nvidia.pipeline_rows import pipeline_rows
 from weft.backends.nvidia.pipeline_streams import pipeline_streams
@@ -77,7 +77,7 @@ def _with_roles(
     copy = kernel.clone()
     fold_views(copy)
     raise_accesses(copy)
-    delay_products(copy)
+    overlap_products(copy)
     pipelined = pipeline_dots(copy, target)
     if pipelined is None:
         return None

@@ -1,4 +1,4 @@
-"""Code for branches and loops: all threads of a block take the same way, since scalars are the same in all."""
+"""Code for branches, loops and their bounds: all threads of a block go the same way, as scalars are the same in all."""
 
 from __future__ import annotations
 
@@ -7,11 +7,23 @@ from typing import TYPE_CHECKING
 from xdsl.ir import Block
 
 from weft.backends.llvm.builder import V
+from weft.backends.llvm.builder import i64 as i64_of
+from weft.backends.llvm.cast import emit_cast
+from weft.backends.nvidia.alignment import pointer_dtype
+from weft.backends.nvidia.global_memory import address_of, load_chunk
+from weft.ir.types import i64
 from weft.tile import dialect as tile
 from weft.tile import written
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.codegen import KernelCodegen
+
+
+def emit_number(codegen: KernelCodegen, op: tile.NumberOp) -> None:
+    b, dtype = codegen.b, pointer_dtype(op)
+    place = codegen.size(op.offset.data[0], op.indices)
+    (value,) = load_chunk(b, address_of(b, codegen.pointers[op.pointer], dtype.bytes, place), dtype, 1, None)
+    codegen.scalars[op.out] = b.sub(emit_cast(b, value, dtype, i64), i64_of(op.LEAST))
 
 
 def _yielded(codegen: KernelCodegen, block: Block) -> list[list[V]]:

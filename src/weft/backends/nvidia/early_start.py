@@ -70,7 +70,7 @@ def _written(plan: Plan, kernels: Mapping[str, tile.KernelOp]) -> set[int]:
 
 
 def _is_only_read(argument: BlockArgument) -> bool:
-    return all(isinstance(use.operation, tile.LoadOp | tile.GatherOp) for use in argument.uses)
+    return all(isinstance(use.operation, tile.LoadOp | tile.GatherOp | tile.NumberOp) for use in argument.uses)
 
 
 def wait_for_kernel(b: Function) -> None:

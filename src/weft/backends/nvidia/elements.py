@@ -41,7 +41,7 @@ def emit_position(codegen: KernelCodegen, op: tile.PositionOp) -> None:
 
 def emit_elements(codegen: KernelCodegen, op: tile.MapOp) -> None:
     if (words := packed_for_product(codegen, op)) is not None:
-        codegen.words[op.out] = words
+        codegen.tiles[op.out] = words
         return
     layout = layout_of(op.out)
     if (number := contracted(op)) is not None:

@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
-from xdsl.ir import OpResult
+from xdsl.ir import OpResult, SSAValue
 
+from weft.backends.nvidia.alignment import pointer_dtype
 from weft.tile import dialect as tile
 
 
@@ -21,6 +22,8 @@ def fold_sums(kernel: tile.KernelOp) -> None:
             total = op.args[1 - number]
             if not isinstance(dot, tile.DotOp) or dot.accumulator is not None or value.type != op.out.type:
                 continue
+            if _is_byte(dot.a) or _is_byte(dot.b):
+                continue  # the tensor cores keep fewer digits of what they sum themselves
             if len(list(value.uses)) > 1 or total.type != value.type or dot.parent is not op.parent:
                 continue
             block = op.parent_block()
@@ -32,3 +35,11 @@ def fold_sums(kernel: tile.KernelOp) -> None:
                 old.detach()
                 old.erase()
             break
+
+
+def _is_byte(value: SSAValue) -> bool:
+    """Whether a tile is read from memory of 8-bit floats."""
+    if not isinstance(value, OpResult) or not isinstance(value.op, tile.LoadOp):
+        return False
+    dtype = pointer_dtype(value.op)
+    return dtype.is_float and dtype.bytes == 1

@@ -9,7 +9,7 @@ from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 from weft.tile import dialect as tile
 from weft.tile import written
 
-_SCALAR = (tile.ConstantOp, tile.PositionOp, tile.MapOp, written.ViewOp, written.IndexOp)
+_SCALAR = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.NumberOp, written.ViewOp, written.IndexOp)
 
 
 def ops_behind(values: Iterable[SSAValue]) -> set[Operation] | None:

@@ -16,8 +16,8 @@ from xdsl.ir import Block, OpResult, SSAValue
 from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.asynchronous import LINE, SlotType
 from weft.backends.nvidia.code import TensorMap
-from weft.backends.nvidia.global_memory import narrowed_to
 from weft.backends.nvidia.index_slices import ops_behind
+from weft.backends.nvidia.narrowed_factors import narrowed_factor
 from weft.backends.nvidia.tensor_parts import part_of
 from weft.backends.nvidia.wgmma import reads_any_way
 from weft.ir.expr import Size
@@ -105,7 +105,7 @@ def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp]) -> Operands |
         return None
     dtype = next(iter(copies.values())).slot.dtype
     for dot in dots:
-        if not _is_load(dot.b) or not (_is_load(dot.a) or _is_narrowed(dot.a, dtype)):
+        if not _is_load(dot.b) or not (_is_load(dot.a) or narrowed_factor(dot.a, tile.DotOp) == dtype):
             return None
         if not (reads_any_way(dtype) or all(_runs_along(copies, value, k) for value, k in ((dot.a, 1), (dot.b, 0)))):
             return None
@@ -120,12 +120,6 @@ def _runs_along(copies: dict[tile.LoadOp, Copy], value: SSAValue, axis: int) -> 
 
 def _is_load(value: SSAValue) -> bool:
     return isinstance(value, OpResult) and isinstance(value.op, tile.LoadOp)
-
-
-def _is_narrowed(value: SSAValue, dtype: DType) -> bool:
-    """Whether a tile is rounded to a type of 16 bits for products alone: then it is packed into words, too."""
-    rounds = isinstance(value, OpResult) and narrowed_to(value.op) == dtype
-    return rounds and all(isinstance(use.operation, tile.DotOp) for use in value.uses)
 
 
 def _batches(copies: Sequence[Copy]) -> list[Batch]:

@@ -36,15 +36,16 @@ from weft.backends.nvidia.asynchronous import (
     RingType,
     RolesOp,
     SlotOp,
+    TurnOp,
     WaitOp,
     WgmmaOp,
 )
 from weft.backends.nvidia.code import TensorMap
 from weft.backends.nvidia.defer_stores import defer_stores
-from weft.backends.nvidia.dialect import SHARED, WARPS, set_integer
+from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, integer, set_integer
 from weft.backends.nvidia.index_slices import ops_behind
 from weft.backends.nvidia.operand_copies import Batch, Operands, blocks_of, operands_of
-from weft.backends.nvidia.programs import Programs, mirrored_index, only_sums
+from weft.backends.nvidia.programs import Programs
 from weft.backends.nvidia.roles import BARRIER_BYTES
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.tensor_parts import part_of
@@ -85,14 +86,16 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     inputs = len(maps)
     engines = _give_stores_to_engine(kernel, maps)
     staging = 4 * consumers * 2 * STAGE_BYTES if engines else 0
-    rings = _rings(operands, target.shared_per_block - staging - _ALIGNMENT)
+    resident = integer(kernel, RESIDENT, 1) if consumers == 2 else 1
+    set_integer(kernel, RESIDENT, resident)
+    rings = _rings(operands, target.shared_per_block // resident - staging - resident * _ALIGNMENT)
     if rings is None:
         return None
     ring = sum(each.bytes + each.count * BARRIER_BYTES for each in rings)
     ring = -(-ring // _ALIGNMENT) * _ALIGNMENT
     for op in engines:
         set_integer(op, SHARED, ring)
-    _split(kernel, _Producer(operands, maps[:inputs], needed), _Consumer(operands), rings, consumers)
+    _split(kernel, _Producer(operands, maps[:inputs], needed), _Consumer(operands, consumers), rings, consumers)
     set_integer(kernel, WARPS, 4 * consumers)
     return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps))
 
@@ -148,7 +151,8 @@ def _split(
     first, count = BlockNumberOp.make("number"), BlockNumberOp.make("count")
     block.insert_ops_before([first, count], original[0])
     producing, consuming = Programs.of(kernel, first.out, count.out), Programs.of(kernel, first.out, count.out)
-    producer.begin(original, producing)
+    producer.mapping = producing.numbers()
+    producer.walk(original, producing.loop.block)
     consumer.mapping = consuming.numbers()
     consumer.walk(original, consuming.loop.block)
     roles: list[Block] = []
@@ -176,25 +180,15 @@ class _Producer:
     mapping: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     passed: set[tile.LoadOp] = field(default_factory=set[tile.LoadOp])
 
-    def begin(self, ops: Sequence[Operation], programs: Programs) -> None:
-        self.mapping = programs.numbers()
-        self.walk(ops, programs.loop.block, programs)
-
-    def walk(self, ops: Sequence[Operation], block: Block, programs: Programs) -> None:
+    def walk(self, ops: Sequence[Operation], block: Block) -> None:
         for op in ops:
             if op in self.needed:
                 block.add_op(op.clone(self.mapping))
             elif isinstance(op, tile.ForOp) and self.operands.any_in(op):
                 turns = tile.ForOp.make(op.bounds, [self.mapping.get(i, i) for i in op.indices], [])
-                place = turns.block.args[0]
-                if only_sums(op):
-                    back = programs.is_odd()
-                    block.add_op(back)
-                    turns.block.add_op(mirrored := mirrored_index(turns, back.out))
-                    place = mirrored.out
                 block.add_op(turns)
-                self.mapping[op.block.args[0]] = place
-                self.walk(list(op.block.ops), turns.block, programs)
+                self.mapping[op.block.args[0]] = turns.block.args[0]
+                self.walk(list(op.block.ops), turns.block)
                 turns.block.add_op(tile.YieldOp.create())
             elif isinstance(op, tile.LoadOp) and op in self.operands.batches:
                 self.passed.add(op)
@@ -217,6 +211,7 @@ class _Consumer:
     """Begins products where they stand, and finishes them where something else needs them."""
 
     operands: Operands
+    count: int
     mapping: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     under_way: list[tile.DotOp] = field(default_factory=list[tile.DotOp])
     left: dict[int, set[tile.DotOp]] = field(default_factory=dict[int, "set[tile.DotOp]"])
@@ -246,6 +241,8 @@ class _Consumer:
         block.add_op(turns)
         self.mapping.update(zip(op.block.args, turns.block.args, strict=True))
         self.walk(list(op.block.ops), turns.block)
+        if self.count > 1:
+            _take_turns(turns.block)
         self.mapping.update(zip(op.results, turns.results, strict=True))
         self._release_held({inner for inner in op.walk() if isinstance(inner, tile.DotOp)}, block)
 
@@ -296,3 +293,13 @@ class _Consumer:
         if not self.left[id(batch)]:
             del self.left[id(batch)]
             block.add_op(ReleaseOp.of(batch.ring))
+
+
+def _take_turns(block: Block) -> None:
+    """Let consumers begin several products, between which they have other work to do, one consumer after the other."""
+    ops = list(block.ops)
+    first = next((number for number, op in enumerate(ops) if isinstance(op, FinishOp)), len(ops))
+    begun = [op for op in ops[:first] if isinstance(op, WgmmaOp)]
+    if len(begun) > 1:
+        block.insert_op_before(TurnOp.make("await"), begun[0])
+        block.insert_op_after(TurnOp.make("pass"), begun[-1])

@@ -1,7 +1,7 @@
 """The programs of a kernel as a persistent block walks them: from its own number in steps of the number of blocks.
 
-The order keeps what neighbours share in the second-level cache: a few blocks of rows are walked through all columns,
-and every other program sums backwards, so that it starts with what the one before has read last.
+Where programs at one end of an axis take longer than at the other, a block has one from each in turn. Otherwise the
+order keeps what neighbours share in the second-level cache: a few blocks of rows are walked through all columns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, product
 from weft.tile import dialect as tile
 from weft.tile.memory_groups import MemoryGroups
 
-GROUP = 16
+GROUP = 8
 """Neighbouring blocks of rows that are walked together, so that they share columns while these are near."""
 _OUTSIDE = 1 << 30
 """A coordinate that no tensor has."""
@@ -33,9 +33,9 @@ class Programs:
 
     @classmethod
     def of(cls, kernel: tile.KernelOp, first: SSAValue, count: SSAValue) -> Programs:
-        bounds = tile.Sizes((symbol("d0"), product(_grid(kernel)), symbol("d1")))
+        bounds = tile.Sizes((symbol("d0"), _upper(kernel), symbol("d1")))
         loop = tile.ForOp.make(bounds, [first, count, *_sizes(kernel)], [])
-        numbers = _numbered(kernel, loop.block.args[0])
+        numbers = _numbered(kernel, loop.block.args[0], count)
         loop.block.add_ops(numbers)
         return cls(kernel, first, count, loop, tuple(op.out for op in numbers))
 
@@ -43,11 +43,6 @@ class Programs:
         """What stands in the loop for the kernel's program numbers."""
         found = [op for op in self.kernel.block.ops if isinstance(op, tile.ProgramOp)]
         return {op.out: self.axes[op.axis.value.data] for op in found}
-
-    def is_odd(self) -> IndexOp:
-        """1 for every other program of a block, else 0."""
-        turn = floordiv(symbol("d0"), symbol("d1"))
-        return IndexOp.make(tile.Sizes((mod(turn, 2),)), [self.loop.block.args[0], self.count])
 
     def before(self, number: SSAValue) -> tuple[list[IndexOp], dict[SSAValue, SSAValue], SSAValue]:
         """Ops that find the program before one: what stands for its numbers, and what is added to a coordinate.
@@ -57,14 +52,14 @@ class Programs:
         place, step = symbol("d0"), symbol("d1")
         outside = (1 - minimum(floordiv(place, step), 1)) * _OUTSIDE
         made = [IndexOp.make(tile.Sizes((s,)), [number, self.count]) for s in (maximum(place - step, 0), outside)]
-        numbers = _numbered(self.kernel, made[0].out)
+        numbers = _numbered(self.kernel, made[0].out, self.count)
         places: dict[SSAValue, SSAValue] = dict(zip(self.axes, (op.out for op in numbers), strict=True))
         return [*made, *numbers], places, made[1].out
 
     def end(self) -> IndexOp:
         """The number that would follow the last program's."""
         first, step = symbol("d0"), symbol("d1")
-        turns = ceildiv(maximum(product(_grid(self.kernel)) - first, 0), step)
+        turns = ceildiv(maximum(_upper(self.kernel) - first, 0), step)
         return IndexOp.make(tile.Sizes((first + turns * step,)), [self.first, self.count, *_sizes(self.kernel)])
 
 
@@ -78,11 +73,49 @@ def _grid(kernel: tile.KernelOp) -> list[Size]:
     return [substitute(size, renamed) for size in kernel.grid.data]
 
 
-def _numbered(kernel: tile.KernelOp, number: SSAValue) -> list[IndexOp]:
+def _numbered(kernel: tile.KernelOp, number: SSAValue, count: SSAValue) -> list[IndexOp]:
     """Each axis's number of a program, from the program's."""
-    operands, grid = [number, number, *_sizes(kernel)], _grid(kernel)
-    values = _in_order(grid) if MemoryGroups.of_kernel(kernel).written else _numbers(grid)
-    return [IndexOp.make(tile.Sizes((value,)), operands) for value in values]
+    grid = _grid(kernel)
+    if kernel.paired:
+        values = _paired_numbers(grid)
+    else:
+        values = _in_order(grid) if MemoryGroups.of_kernel(kernel).written else _numbers(grid)
+    return [IndexOp.make(tile.Sizes((value,)), [number, count, *_sizes(kernel)]) for value in values]
+
+
+def _upper(kernel: tile.KernelOp) -> Size:
+    """Where the numbers of a block end that begin with d0, in steps of d1."""
+    programs = product(_grid(kernel))
+    if not kernel.paired:
+        return programs
+    outer, (rows, columns) = _outer_and_last(_grid(kernel))
+    pairs = product(outer) * ceildiv(rows * columns, 2)
+    return symbol("d0") + 2 * symbol("d1") * ceildiv(maximum(pairs - symbol("d0"), 0), symbol("d1"))
+
+
+def _outer_and_last(grid: list[Size]) -> tuple[list[Size], tuple[Size, Size]]:
+    return (grid[:-2], (grid[-2], grid[-1])) if len(grid) > 1 else ([], (grid[0], 1))
+
+
+def _paired_numbers(grid: list[Size]) -> list[Size]:
+    """The same where programs from both ends of the next to last axis are pairs: a block has both, in turn.
+
+    In a group of `GROUP` along the last axis, the first program and the last one are a pair, and so on inwards.
+    """
+    turn, block = floordiv(symbol("d0"), symbol("d1")), mod(symbol("d0"), symbol("d1"))
+    rest = floordiv(turn, 2) * symbol("d1") + block
+    outer, (rows, columns) = _outer_and_last(grid)
+    each = ceildiv(rows * columns, 2)
+    numbers: list[Size] = []
+    for position in range(len(outer)):
+        below = product(outer[position + 1 :]) * each
+        numbers.append(floordiv(rest, below))
+        rest = mod(rest, below)
+    top = floordiv(rest, rows * (GROUP // 2)) * GROUP
+    inside = mod(rest, rows * (GROUP // 2))
+    height = minimum(GROUP, columns - top)
+    place = inside + mod(turn, 2) * (rows * height - 1 - 2 * inside)
+    return [*numbers, floordiv(place, height), top + mod(place, height)][: len(grid)]
 
 
 def _in_order(grid: list[Size]) -> list[Size]:
@@ -119,43 +152,10 @@ _MANY = 16
 def worth_one_by_one(kernel: tile.KernelOp, multiprocessors: int) -> bool:
     """Whether each program is better a block of its own, which the next free multiprocessor takes.
 
-    That costs what a block does before its first product, but few programs of unequal length would not even out.
+    That costs what a block does before its first product, but few programs of unequal length would not even out; pairs
+    of them are of one length.
     """
     count = product(kernel.grid.data)
     loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp)]
     unequal = any(isinstance(index.owner, tile.ProgramOp) for loop in loops for index in loop.indices)
-    return unequal and isinstance(count, int) and count < _MANY * multiprocessors
-
-
-# -- sums ------------------------------------------------------------------------------------------------------------
-
-
-def only_sums(loop: tile.ForOp) -> bool:
-    """Whether a loop does nothing but add up products of what it loads: then its turns may come in any order."""
-    last = loop.block.last_op
-    if last is None or not loop.initial:
-        return False
-    carried = loop.block.args[1:]
-    if not all(isinstance(op, tile.LoadOp | tile.DotOp | tile.MapOp | tile.YieldOp) for op in loop.block.ops):
-        return False
-    for total, following in zip(carried, last.operands, strict=True):
-        made = following.owner
-        match made:
-            case tile.DotOp() if made.accumulator is total and total.has_one_use():
-                pass
-            case tile.MapOp() if made.function.data == "add" and total in made.args and total.has_one_use():
-                pass
-            case _:
-                return False
-    maps = [op for op in loop.block.ops if isinstance(op, tile.MapOp)]
-    return all(op.out in last.operands for op in maps)
-
-
-def mirrored_index(loop: tile.ForOp, back: SSAValue) -> IndexOp:
-    """A loop's variable, or where that is `back` the one that is as far from the end."""
-    renamed: dict[str, Size] = {f"d{i}": symbol(f"d{i + 2}") for i in range(len(loop.indices))}
-    lower, upper, step = (substitute(size, renamed) for size in loop.bounds.data)
-    place, is_back = symbol("d0"), symbol("d1")
-    last = lower + (ceildiv(upper - lower, step) - 1) * step
-    mirrored = place + is_back * (lower + last - place - place)
-    return IndexOp.make(tile.Sizes((mirrored,)), [loop.block.args[0], back, *loop.indices])
+    return unequal and not kernel.paired and isinstance(count, int) and count < _MANY * multiprocessors

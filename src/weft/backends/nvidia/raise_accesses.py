@@ -26,7 +26,7 @@ from weft.tile import dialect as tile
 from weft.tile import written
 from weft.tile.affine import Affine, Affines, Condition
 from weft.tile.memory_groups import MemoryGroups
-from weft.tile.view_axes import axes_of
+from weft.tile.view_axes import axes_of, turns_matrix
 
 _PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.GatherOp, written.ViewOp, written.IndexOp)
 
@@ -71,7 +71,7 @@ class _Raising:
     def operand(self, dot: tile.DotOp, number: int) -> None:
         """What a product reads: a gather, or one that is turned."""
         value, turned = dot.operands[number], False
-        if isinstance(value, OpResult) and isinstance(value.op, written.ViewOp) and _turns(value.op):
+        if isinstance(value, OpResult) and isinstance(value.op, written.ViewOp) and turns_matrix(value.op):
             value, turned = value.op.value, True
         gather = value.op if isinstance(value, OpResult) else None
         if not isinstance(gather, tile.GatherOp) or not self._is_only_read(gather.pointer):
@@ -267,14 +267,6 @@ def _walked(op: written.ViewOp, axis: int) -> int | None:
     """The axis of a view that is one of its operand's."""
     axes = axes_of(op)
     return None if axes is None else axes.walked[axis]
-
-
-def _turns(op: written.ViewOp) -> bool:
-    """Whether a view swaps the axes of a matrix."""
-    axes, shape = axes_of(op), tile.tile_type(op.value).sizes
-    return (
-        len(shape) == 2 and shape[::-1] == tile.tile_type(op.out).sizes and axes is not None and axes.walked == (1, 0)
-    )
 
 
 def _limits(conditions: Sequence[Condition]) -> dict[int, Size] | None:

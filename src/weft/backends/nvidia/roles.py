@@ -23,13 +23,15 @@ from weft.backends.nvidia.asynchronous import (
     SendOp,
     SlotOp,
     SlotType,
+    TurnOp,
     WaitOp,
     WgmmaOp,
 )
 from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converged, do, elected, i32
-from weft.backends.nvidia.dialect import layout_of
+from weft.backends.nvidia.dialect import RESIDENT, integer, layout_of
 from weft.backends.nvidia.engine_stores import finish_stores, narrow, send
 from weft.backends.nvidia.global_memory import narrowed_to, pair
+from weft.backends.nvidia.narrowed_factors import narrowed_factor
 from weft.backends.nvidia.streaming import PieceType
 from weft.backends.nvidia.wgmma import descriptor, multiply, wait
 from weft.errors import LoweringError
@@ -39,9 +41,12 @@ if TYPE_CHECKING:
     from weft.backends.nvidia.codegen import KernelCodegen
 
 _GROUP_WARPS = 4
-_REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160)}
-"""What a thread of the producer and of a consumer may use, by the number of consumers: together what all enter with."""
+_REGISTERS = {(1, 1): (56, 256), (2, 1): (24, 240), (3, 1): (32, 160), (2, 2): (24, 104)}
+"""What a thread of the producer and of a consumer may use, by the number of consumers, and of blocks beside each other:
+together what all enter with."""
 RING_OPS = (AcquireOp, CommitOp, WaitOp, ReleaseOp)
+_FIRST_TURN, _GROUP_THREADS = 2, 128
+"""The named barrier of the first consumer's turn; those of the others follow. Who waits and who passes meet there."""
 BARRIER_BYTES = 16
 """Of the two barriers of a stage."""
 
@@ -129,10 +134,12 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
                 do(b, "mbarrier.init.shared::cta.b64 [$0], 1;", "r", at.full(b))
                 do(b, f"mbarrier.init.shared::cta.b64 [$0], {_GROUP_WARPS * consumers};", "r", at.empty(b))
         do(b, "fence.mbarrier_init.release.cluster;", "")
+        for map_ in codegen.maps:  # they lie in memory too
+            do(b, "prefetch.tensormap [$0];", "l", map_)
     barrier(b)
     producing, consuming, after = b.label("producer"), b.label("consumer"), b.label("after")
     b.branch_if(b.icmp("ult", warp, i32(_GROUP_WARPS)), producing, consuming)
-    fewer, more = _REGISTERS[consumers]
+    fewer, more = _REGISTERS[consumers, integer(codegen.kernel, RESIDENT, 1)]
     b.start(producing)
     if consumers > 1:
         do(b, f"setmaxnreg.dec.sync.aligned.u32 {fewer};", "")
@@ -148,6 +155,9 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     codegen.threads = Threads(b, _GROUP_WARPS * consumers, lane, own, barrier_number=1)
     codegen.threads.prepare(codegen.layouts)
     codegen.rings = rings
+    if any(isinstance(inner, TurnOp) for inner in op.consumer.walk()):  # the first one's turn is passed by the last
+        with b.when(b.icmp("uge", own, i32(_GROUP_WARPS * (consumers - 1)))):
+            do(b, f"bar.arrive {_FIRST_TURN}, {2 * _GROUP_THREADS};", "")
     codegen.block(op.consumer.block)
     if any(MAP in inner.attributes for inner in op.consumer.walk()):
         finish_stores(codegen)
@@ -175,6 +185,9 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
             return
         case FinishOp():
             _finish(codegen, op)
+            return
+        case TurnOp():
+            _turn(codegen, op)
             return
         case NarrowOp():
             narrow(codegen, op)
@@ -248,7 +261,7 @@ def _multiply(codegen: KernelCodegen, op: WgmmaOp) -> None:
         start = b.add(codegen.slots[op.a], b.mul(group, i32(apart)))
         left = descriptor(b, start, a_type, 1), a_type
     else:
-        left = codegen.in_flight[op.out] = codegen.words[op.a]
+        left = codegen.in_flight[op.out] = codegen.tiles[op.a]
     total = None if op.accumulator is None else codegen.tiles[op.accumulator]
     codegen.tiles[op.out] = multiply(b, left, right, total, rows)
 
@@ -259,8 +272,7 @@ def packed_for_product(codegen: KernelCodegen, op: tile.MapOp) -> list[V] | None
     Two neighbouring 8x8 blocks of an accumulator, narrowed, are just what a product reads as its left operand. They
     stay where they are packed: it is one register instead of two.
     """
-    dtype = narrowed_to(op)
-    if dtype is None or not op.out.uses or not all(isinstance(use.operation, WgmmaOp) for use in op.out.uses):
+    if narrowed_to(op) is None or not op.out.uses or (dtype := narrowed_factor(op.out, WgmmaOp)) is None:
         return None
     values = codegen.tiles[op.args[0]]
     pairs = zip(values[::2], values[1::2], strict=True)
@@ -282,6 +294,17 @@ def _finish(codegen: KernelCodegen, op: FinishOp) -> None:
         count = len(codegen.tiles[value])
         codegen.tiles[out] = results[start : start + count]
         start += count
+
+
+def _turn(codegen: KernelCodegen, op: TurnOp) -> None:
+    b, consumers = codegen.b, codegen.threads.warps // _GROUP_WARPS
+    group = b.binary("lshr", codegen.threads.warp, i32(2))
+    if op.kind.data == "await":
+        do(b, f"bar.sync $0, {2 * _GROUP_THREADS};", "r", b.add(group, i32(_FIRST_TURN)))
+        return
+    last = b.icmp("eq", group, i32(consumers - 1))
+    following = b.select(last, i32(_FIRST_TURN), b.add(group, i32(_FIRST_TURN + 1)))
+    do(b, f"bar.arrive $0, {2 * _GROUP_THREADS};", "r", following)
 
 
 def expect(b: Function, address: V, size: V) -> None:

@@ -23,6 +23,7 @@ from weft.backends.nvidia.asynchronous import (
     ReleaseOp,
     RolesOp,
     SlotOp,
+    TurnOp,
     WaitOp,
     WgmmaOp,
 )
@@ -35,7 +36,7 @@ from weft.tile import dialect as tile
 from weft.tile import written
 from weft.tile.functions import FUNCTIONS
 
-_GROUP_WARPS = 4
+_GROUP_WARPS, _FIRST_TURN = 4, 2
 RingOp: TypeAlias = AcquireOp | FillOp | CommitOp | WaitOp | SlotOp | ReleaseOp
 
 
@@ -45,8 +46,12 @@ def protocol_of(
     block: int = 0,
     blocks: int = 1,
     scalars: Mapping[int, int] | None = None,
+    number: int = 0,
 ) -> Protocol:
-    """What the roles of one block of the grid do; `scalars` are the numbers that a kernel takes, by argument."""
+    """What the roles of one block of the grid do.
+
+    `scalars` are the numbers that a kernel takes, by argument; all that it reads from memory are `number`.
+    """
     (roles,) = [op for op in kernel.block.ops if isinstance(op, RolesOp)]
     consumers = roles.consumers.value.data
     arguments = kernel.block.args[len(kernel.block.args) - len(kernel.size_names) :]
@@ -55,9 +60,11 @@ def protocol_of(
     for op in kernel.block.ops:
         if isinstance(op, BlockNumberOp):
             known[op.out] = {"number": block, "count": blocks}[op.kind.data]
+    read = [op.out for op in kernel.walk() if isinstance(op, tile.NumberOp)]
+    known.update(dict.fromkeys(read, number))
     agents = {"producer": list(_Role(roles, known, consumers).run(roles.producer.block))}
     for number in range(consumers):
-        agents[f"consumer {number}"] = list(_Role(roles, known, consumers).run(roles.consumer.block))
+        agents[f"consumer {number}"] = list(_Role(roles, known, consumers, number).consume())
     barriers: dict[str, int] = {}
     for ring, type_ in enumerate(roles.rings):
         barriers |= {f"full {ring}.{stage}": 1 for stage in range(type_.count)}
@@ -72,6 +79,7 @@ class _Role:
     roles: RolesOp
     known: Mapping[SSAValue, int]
     consumers: int
+    number: int = 0
 
     def __post_init__(self) -> None:
         self.values = dict(self.known)
@@ -84,6 +92,13 @@ class _Role:
         ring = op.ring.value.data
         phase, stage = divmod(self.turns[ring], list(self.roles.rings)[ring].count)
         return ring, stage, phase, f"{ring}.{stage}"
+
+    def consume(self) -> Generator[Event]:
+        """A consumer's way: the last one gives the first one its turn."""
+        block = self.roles.consumer.block
+        if self.number == self.consumers - 1 and any(isinstance(op, TurnOp) for op in block.walk()):
+            yield Sync(_FIRST_TURN, 2, wait=False)
+        yield from self.run(block)
 
     def run(self, block: Block) -> Generator[Event]:
         for op in block.ops:
@@ -109,6 +124,10 @@ class _Role:
                 del self.under_way[:done]
             case BarrierOp():
                 yield Sync(1, self.consumers)
+            case TurnOp():
+                passes = op.kind.data == "pass"
+                turn = (self.number + passes) % self.consumers
+                yield Sync(_FIRST_TURN + turn, 2, wait=not passes)
             case written.IndexOp() if op.value in self.values:
                 self.values[op.out] = self.values[op.value]
             case tile.ConstantOp() | tile.PositionOp() | tile.MapOp() if not tile.tile_type(op.out).sizes:

@@ -41,6 +41,7 @@ from weft.ir.types import DType, f32
 from weft.lower.few_rows import READ
 from weft.ops.quantized import FORMS
 from weft.tile import dialect as tile
+from weft.tile import written
 
 _MOST_WARPS, _WARPS, _MOST_COLUMNS = 16, 4, 32
 _VECTOR = 8
@@ -86,8 +87,10 @@ def _narrow(value: SSAValue) -> DType | None:
         return None
     found: DType | None = None
     match value.op:
-        case tile.LoadOp() as op:
+        case tile.LoadOp() | tile.GatherOp() as op:
             found = pointer_dtype(op)
+        case written.ViewOp() as op:
+            found = _narrow(op.value)
         case tile.DequantizeOp() as op:
             dtype = from_attribute(op.dtype)
             found = dtype if isinstance(dtype, DType) else None

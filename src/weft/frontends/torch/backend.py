@@ -25,6 +25,7 @@ from weft.frontends.torch.checks import failure
 from weft.frontends.torch.collection import without_collection
 from weft.frontends.torch.complex_numbers import as_real
 from weft.frontends.torch.decompositions import decompositions
+from weft.frontends.torch.device_timing import timer_on
 from weft.frontends.torch.devices import CPU, graph_device, kind_of, nvidia_target, target_on
 from weft.frontends.torch.executor import CpuExecutor
 from weft.frontends.torch.freezing import frozen_arguments, make_constants
@@ -225,7 +226,7 @@ def executor_for(
     compiled: Compiled[bytes] | Compiled[DeviceCode] = (
         compile_cpu(function, config)
         if device.type == "cpu"
-        else compile_nvidia(function, config, nvidia_target(device))
+        else compile_nvidia(function, config, nvidia_target(device), timer_on(device))
     )
     start = time.perf_counter()
     if key is not None and imported.cacheable and all(imported.calling.constants):

@@ -116,25 +116,22 @@ def is_pointwise_product(node: fx.Node, mapped: Callable[[Any], Any]) -> bool:
 
 @dataclass(frozen=True)
 class _Library:
-    """Forward attention of a library: where its mask and its dropout stand (whether it is causal follows), which of its
-    results a kernel of Weft's gives too, and whether it is as fast where heads are narrow or sequences short."""
+    """Forward attention of a library: where its dropout stands, and which of its results a kernel of Weft's gives."""
 
-    mask: int | None
     dropout: int
     results: frozenset[int]
-    is_fast: bool = False
 
 
 _ATTENTIONS: dict[Any, _Library] = {
     getattr(_aten, name).default: library
     for name, library in (
-        ("_scaled_dot_product_flash_attention", _Library(None, 3, frozenset({0}))),
-        ("_scaled_dot_product_efficient_attention", _Library(3, 5, frozenset({0}))),
-        ("_scaled_dot_product_cudnn_attention", _Library(3, 5, frozenset({0, 1, 6, 7}), is_fast=True)),
+        ("_scaled_dot_product_flash_attention", _Library(3, frozenset({0}))),
+        ("_scaled_dot_product_efficient_attention", _Library(5, frozenset({0}))),
+        ("_scaled_dot_product_cudnn_attention", _Library(5, frozenset({0, 1, 6, 7}))),
     )
     if hasattr(_aten, name)
 }
-_LEAST_LENGTH, _LONG, _WIDE, _WIDEST_HEAD = 512, 4096, 96, 256
+_LEAST_LENGTH, _FEW_ROWS, _WIDEST_HEAD = 512, 64, 256
 
 
 def is_own_attention(node: fx.Node) -> bool:
@@ -145,17 +142,34 @@ def is_own_attention(node: fx.Node) -> bool:
     if any(user.args[1] not in library.results for user in node.users if user.users):
         return False
     options = {number: node.args[number] for number in range(3, len(node.args))}
-    if (library.mask is not None and options.get(library.mask) is not None) or options.get(library.dropout, 0.0) != 0.0:
+    if options.get(library.dropout, 0.0) != 0.0:
         return False
     query, key, value = (each.meta["val"] for each in node.args[:3])  # type: ignore[union-attr]
     sizes = [size for meta in (query, key, value) for size in (*meta.shape, *meta.stride())]
     if any(isinstance(size, torch.SymInt) for size in sizes) or query.dtype not in (torch.float16, torch.bfloat16):
         return False
-    length, width = min(query.shape[-2], key.shape[-2]), query.shape[-1]
-    fits = width % 16 == 0 and 64 <= width <= _WIDEST_HEAD and value.shape[-1] == width and length >= _LEAST_LENGTH
-    causal = bool(options.get(library.dropout + 1, False))
-    wins = not library.is_fast or (width >= _WIDE and (not causal or length >= _LONG))
+    width = query.shape[-1]
+    fits = width % 16 == 0 and 64 <= width <= _WIDEST_HEAD and value.shape[-1] == width
+    rows, keys = query.shape[-2], key.shape[-2]
+    masks = [option for option in options.values() if isinstance(option, fx.Node)]
+    wins = keys >= _LEAST_LENGTH and (
+        rows <= _FEW_ROWS or all(_is_made_of(mask, 4 * max(rows, keys)) for mask in masks)
+    )
     return fits and wins and all(map(_has_aligned_lines, (query, key, value)))
+
+
+def _is_made_of(mask: fx.Node, most: int) -> bool:
+    """Whether a mask is computed, of tensors of so many elements at most: kernels do that too, and skip blocks."""
+    left, seen = [mask], {mask}
+    while left:
+        node = left.pop()
+        inputs = node.all_input_nodes
+        meta = node.meta.get("val")
+        if not inputs and isinstance(meta, torch.Tensor) and node.op != "call_function" and meta.numel() > most:
+            return False
+        left += [each for each in inputs if each not in seen]
+        seen.update(inputs)
+    return True
 
 
 @dataclass(frozen=True)

@@ -62,28 +62,34 @@ def direct_call(
 def _one_tape(executor: CudaExecutor) -> Run | None:
     """What launches a program that is a single tape on plain tensors, and makes its results."""
     unique = [number for number, _ in executor.allocated] == list(executor.returned)
-    (tape, *others) = executor.executable.bind({}).segments or (None,)
+    binding = executor.executable.bind({})
+    (tape, *others) = binding.segments or (None,)
     if others or not isinstance(tape, DeviceTape) or executor.has_constants or not unique:
         return None
     frames = executor.frames.setdefault((), [])
-    arena = executor.executable.bind({}).arena.size
+    numbers = executor.inputs
+    # Of what tracing has guarded only numbers may lie elsewhere.
+    numerals = [place for place, number in enumerate(numbers) if not executor.guarded or not binding.shapes[number]]
+    watched = [] if executor.guarded else [(place, binding.strides[number]) for place, number in enumerate(numbers)]
 
     def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         if active_profile() is not None or torch.cuda.is_current_stream_capturing():
+            return executor.plain(tensors, {})
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        if (
+            any([address % ALIGNMENT for address in addresses])
+            or any([tensors[place].stride() != strides for place, strides in watched])
+            or not all([executor._is_here(tensors[place]) for place in numerals])
+        ):
             return executor.plain(tensors, {})
         try:
             frame = frames.pop()
         except IndexError:
             frame = executor._frame({})
         table = frame.table
-        for (number, strides), tensor in zip(frame.inputs, tensors, strict=True):
-            address = tensor.data_ptr()
-            if address % ALIGNMENT or tensor.stride() != strides or not executor._is_here(tensor):
-                frames.append(frame)
-                return executor.plain(tensors, {})
+        for number, address in zip(numbers, addresses, strict=True):
             table[number] = address
-        if arena:
-            executor._enter(frame)
+        executor._enter(frame)
         results: list[torch.Tensor] = []
         for number, make, shape, strides, dtype in frame.results:
             result = make(shape, strides, dtype)

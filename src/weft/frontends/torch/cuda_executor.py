@@ -72,7 +72,7 @@ class CudaExecutor(PlanExecutor[DeviceProgram]):
         guarded: bool = False,
     ) -> None:
         super().__init__(executable, opaque, torch.device("cuda", executable.device))
-        self.index = executable.device
+        self.index, self.guarded = executable.device, guarded
         self.graphs = GraphedCalls(self, written, guarded) if cuda_graphs else None
 
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Mapping[str, int]) -> list[torch.Tensor]:

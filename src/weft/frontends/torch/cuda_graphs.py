@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("weft")
 
 _MOST_CAPTURES = 4
-"""Captures of one program on one stream: after that, too many of its inputs move."""
+"""Captures of one program on one stream with one set of weights: after that, too many of its inputs move."""
+_MOST_STREAMS = 256
+"""Streams, and sets of weights, that a program is captured for."""
 
 # What launches take on the processor and copies on the GPU, in microseconds: of the order of what an H200 shows.
 _KERNEL_US, _CALL_US, _REPLAY_US = 1.0, 12.0, 12.0
@@ -86,7 +88,7 @@ class _Captured:
 
 @dataclass
 class _Stream:
-    """What is known of a program's calls on one stream."""
+    """What is known of a program's calls on one stream, with one set of weights."""
 
     pool: GraphPool
     pointers: list[int] | None = None
@@ -108,7 +110,9 @@ class GraphedCalls:
         self.guarded = guarded
         plan = executor.executable.plan
         self.refusal: str | None = None
-        self.streams: dict[int, _Stream] = {}
+        self.streams: dict[tuple[int, int], _Stream] = {}
+        """By the stream, and where the first weight lies: layers of a model may share the program."""
+        self.weight: int | None = None
         self.positions = {number: position for position, number in enumerate(plan.inputs)}
         self.replacing = frozenset(plan.replacing)
         self.given = {n: self.positions[number] for n, number in enumerate(plan.outputs) if number in self.positions}
@@ -140,9 +144,17 @@ class GraphedCalls:
             return None
         executor = self.executor
         handle = executor.stream()
-        stream = self.streams.get(handle)
+        if self.weight is None:
+            self.weight = next(
+                (place for place in executor.taken if isinstance(tensors[place], torch.nn.Parameter)), -1
+            )
+        key = handle, tensors[self.weight].data_ptr() if self.weight >= 0 else 0
+        stream = self.streams.get(key)
         if stream is None:
-            stream = self.streams.setdefault(handle, _Stream(pool_of(executor.index, handle)))
+            if len(self.streams) >= _MOST_STREAMS:
+                self.refuse(f"it is called with {len(self.streams)} sets of weights")
+                return None
+            stream = self.streams.setdefault(key, _Stream(pool_of(executor.index, handle)))
         constants = executor.constants([tensors[p] for p in executor.fixed]) if executor.has_constants else None
         captured = stream.captured
         with stream.pool.lock:

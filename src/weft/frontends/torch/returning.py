@@ -19,8 +19,10 @@ from weft.ir.expr import Expr, evaluate
 def write_back(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Give arguments their new values, unless the program has written over them: then they only count as changed."""
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    changed: list[torch.Tensor] = []
     for argument, value in pairs:
         if value is argument:
+            changed.append(argument)
             continue
         new = torch.view_as_complex(value) if argument.is_complex() else value
         if argument.shape != new.shape:
@@ -30,9 +32,8 @@ def write_back(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     if copies:
         with torch.no_grad():
             copy_all(copies)
-    changed = [argument for argument, value in pairs if value is argument and not argument.is_inference()]
     if changed:
-        torch.autograd.graph.increment_version(changed)
+        torch.autograd.graph.increment_version(changed)  # which leaves out what has no version
 
 
 def written_inputs(calling: Calling) -> dict[int, int]:

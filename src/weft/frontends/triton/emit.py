@@ -184,7 +184,9 @@ class TileBuilder(ControlEmitter):
 
     def hint(self, value: Handle, name: str, numbers: Sequence[int]) -> None:
         if isinstance(value, Pointer):
-            return  # an address is a multiple of a number of bytes: nothing is said of the offset
+            if name == "multiple_of":  # of bytes: it is the access that may use it
+                self.aligned[value.offsets] = min(numbers)
+            return
         if isinstance(value, OpResult):
             value.op.attributes[name] = to_attribute(tuple(numbers))
         elif name == "multiple_of" and value in self.kernel.block.args[: self._argument_count]:

@@ -6,7 +6,8 @@ stages see what memory is meant and how neighbouring elements lie.
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import StringAttr, UnitAttr
+from xdsl.dialects.builtin import IntegerAttr, StringAttr, UnitAttr
+from xdsl.dialects.builtin import i64 as i64_attr
 from xdsl.ir import Attribute, Block, SSAValue
 
 from weft.frontends.triton.emit_values import Pointer, ValueEmitter, register
@@ -14,6 +15,7 @@ from weft.ir.attributes import to_attribute
 from weft.ir.types import DType, boolean, i64
 from weft.tile import dialect as tile
 from weft.tile import written
+from weft.tile.axis_facts import ALIGNED
 
 
 def pointer_type(element: DType) -> tile.PointerType:
@@ -27,6 +29,8 @@ class MemoryEmitter(ValueEmitter):
         super().__init__(block)
         self._start = block
         self._null: dict[DType, SSAValue] = {}
+        self.aligned: dict[SSAValue, int] = {}
+        """What the author knows addresses to be multiples of, by their offsets."""
 
     def advance(self, pointer: Pointer, offset: SSAValue, offset_dtype: DType, element: DType) -> Pointer:
         return Pointer(pointer.base, self.map("add", [pointer.offsets, self.cast(offset, offset_dtype, i64)], i64))
@@ -95,7 +99,7 @@ class MemoryEmitter(ValueEmitter):
         gathered = self.add(
             tile.GatherOp.create(
                 operands=operands,
-                attributes={"other": to_attribute(number)},
+                attributes={"other": to_attribute(number), **self._told(pointer)},
                 result_types=[tile.TileType.of(shape, register(element))],
             )
         )
@@ -103,12 +107,20 @@ class MemoryEmitter(ValueEmitter):
             return gathered
         return self.apply("select", [mask, gathered, other], register(element))
 
+    def _told(self, pointer: Pointer) -> dict[str, Attribute]:
+        bytes_ = self.aligned.get(pointer.offsets)
+        return {} if bytes_ is None else {ALIGNED: IntegerAttr(bytes_ & -bytes_, i64_attr)}
+
     def store(self, pointer: Pointer, value: SSAValue, mask: SSAValue | None, element: DType) -> None:
         pointer = self._pointing_to(pointer, element)
         if mask is not None and self.number(mask) is True:
             mask = None
         operands = [value, pointer.base, pointer.offsets, *([mask] if mask is not None else [])]
-        attributes: dict[str, Attribute] = {"kind": StringAttr("assign"), "unordered": UnitAttr()}
+        attributes: dict[str, Attribute] = {
+            "kind": StringAttr("assign"),
+            "unordered": UnitAttr(),
+            **self._told(pointer),
+        }
         self.add(tile.ScatterOp.create(operands=operands, attributes=attributes))
 
     def atomic(

@@ -19,7 +19,8 @@ OnRow = Callable[[dict[str, Any], int, int], None]
 
 @dataclass(frozen=True)
 class Setting:
-    """How cases run: where, how much smaller, how long. `budget` is the time after which no case is begun."""
+    """How cases run: where, how much smaller, how long. `budget` is the time after which no case is begun; without
+    `search`, peers that try many kernels are left out."""
 
     device: str = "cuda"
     shrink: int = 1
@@ -27,6 +28,7 @@ class Setting:
     seconds: float = 4.0
     budget: float = 420.0
     case_limit: float = CASE_LIMIT
+    search: bool = True
 
 
 @dataclass
@@ -60,7 +62,7 @@ def run_cases(cases: Sequence[GpuCase], setting: Setting, journal: Journal, on_r
             if time.perf_counter() - begin > setting.budget:
                 outcome.not_begun = [key(each) for each in waiting[number - 1 :]]
                 break
-            row = _row(child, case, setting.case_limit)
+            row = _row(child, case, setting)
             journal.add(key(case), row)
             outcome.rows.append(row)
             if on_row is not None:
@@ -74,10 +76,10 @@ def _about(child: Child) -> dict[str, Any]:
     return {} if answer is None else answer["about"]
 
 
-def _row(child: Child, case: GpuCase, limit: float) -> dict[str, Any]:
+def _row(child: Child, case: GpuCase, setting: Setting) -> dict[str, Any]:
     """The row of a case; one that takes too long is run again without the peers that try many kernels."""
-    reason = ""
-    for thorough in (True, False):
+    reason, limit = "", setting.case_limit
+    for thorough in (True, False) if setting.search else (False,):
         child.send({"suite": case.suite, "case": case.name, "thorough": thorough})
         answer = child.receive(limit)
         if answer is not None:

@@ -80,19 +80,16 @@ def scaled_mm(
     out_dtype: Any = None,
     use_fast_accum: bool = False,
 ) -> SSAValue:
-    """A product of 8-bit floats, by a factor for all of each operand, or for its rows and columns."""
+    """A product of 8-bit floats, by a factor for all of each operand, for its rows and columns, or for its blocks."""
+    if scale_result is not None or b.result.dtype.bytes == 1 or b.dtype(scale_x) != f32:
+        raise UnsupportedError("a product that is rounded to 8 bits, or has factors that are")
     (rows, _), (_, columns) = b.shape(x), b.shape(y)
-    if b.shape(scale_x) not in ((), (1,), (1, 1), (rows, 1)) or b.shape(scale_y) not in (
-        (),
-        (1,),
-        (1, 1),
-        (1, columns),
-    ):
-        raise UnsupportedError(f"factors of shapes {b.shape(scale_x)} and {b.shape(scale_y)}")
-    if scale_result is not None or b.result.dtype.bytes == 1:
-        raise UnsupportedError("a product that is rounded to 8 bits")
-    product = b.emit("dot", x, y, dtype=f32, fast=use_fast_accum)
-    product = b.emit("mul", b.emit("mul", product, scale_x), scale_y)
+    one = ((), (1,), (1, 1))
+    if b.shape(scale_x) in (*one, (rows, 1)) and b.shape(scale_y) in (*one, (1, columns)):
+        product = b.emit("dot", x, y, dtype=f32, fast=use_fast_accum)
+        product = b.emit("mul", b.emit("mul", product, scale_x), scale_y)
+    else:
+        product = b.emit("scaled_dot", x, y, scale_x, scale_y)
     return product if bias is None else b.emit("add", product, b.to(bias, f32))
 
 

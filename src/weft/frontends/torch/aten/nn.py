@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from xdsl.ir import SSAValue
+from xdsl.ir import OpResult, SSAValue
 
 from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.index import at_least_1d
@@ -275,10 +275,18 @@ def _gpu_attention(
     """
     if dropout:
         raise UnsupportedError("attention with dropout")
+    factor = _scale(b, query, scale)
+    mask = None if bias is None else b.to(bias, b.dtype(query))
+    if not b.is_used(1):
+        grouped = _grouped(b, query, key, mask) if b.shape(query)[-2] == 1 and not causal else None
+        if grouped is not None:
+            rows, *masks = grouped
+            made = b.emit("attention", rows, key, value, *masks, causal=False, scale=factor)
+            return b.view(made, (*b.shape(query)[:-1], b.shape(value)[-1])), *(None,) * (len(b.results) - 1)
     operands = [query, _heads_like(b, key, query), _heads_like(b, value, query)]
-    operands += [] if bias is None else [b.to(bias, b.dtype(query))]
+    operands += [] if mask is None else [mask]
     kind = "attention_with_lse" if b.is_used(1) else "attention"
-    made = b.emit(kind, *operands, causal=causal, scale=_scale(b, query, scale))
+    made = b.emit(kind, *operands, causal=causal, scale=factor)
     if not b.is_used(1):
         return made, *(None,) * (len(b.results) - 1)
     out, sums = made
@@ -290,6 +298,24 @@ def _gpu_attention(
         b.emit("full", value=0, shape=state.shape, dtype=state.dtype) if state else None for state in b.results[2:]
     ]
     return out, b.view(sums, lse.shape), *states
+
+
+def _grouped(b: ImportBuilder, query: SSAValue, key: SSAValue, mask: SSAValue | None) -> list[SSAValue] | None:
+    """Single queries of heads that share keys as rows of one head, and their mask; None if each has keys of its own."""
+    batch, heads, _, width = b.shape(query)
+    shared = b.shape(key)[1]
+    if shared == heads:
+        return None
+    group = floordiv(heads, shared)
+    rows = b.view(query, (batch, shared, group, width))
+    if mask is None:
+        return [rows]
+    while isinstance(mask, OpResult) and mask.op.name == "graph.broadcast":
+        mask = mask.op.operands[0]
+    own = (*(1,) * (4 - b.rank(mask)), *b.shape(mask))
+    if own[1] == 1:
+        return [rows, b.view(mask, own)]
+    return [rows, b.view(mask, (own[0], shared, group, own[3]))]
 
 
 def _heads_like(b: ImportBuilder, x: SSAValue, query: SSAValue) -> SSAValue:

@@ -1,0 +1,124 @@
+"""The masks of an attention op as its kernel applies them: what is added to scores, and which keys count."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from xdsl.dialects.builtin import IndexType
+from xdsl.ir import OpResult, SSAValue
+
+from weft.ir.expr import Size, symbols_of
+from weft.ir.types import boolean, tensor_of
+from weft.lower.evaluate import Source
+from weft.lower.key_ranges import (
+    AtMost,
+    Condition,
+    Joined,
+    KeyRange,
+    MaskReader,
+    bound_of,
+    narrowed_range,
+    whole_range,
+)
+from weft.ops.base import GraphOp
+from weft.tile import dialect as tile
+
+if TYPE_CHECKING:
+    from weft.lower.flash_attention import FlashLowering
+
+
+@dataclass(frozen=True)
+class Masks:
+    """What is added to scores, the conditions under which keys count, and the keys that do so.
+
+    A condition on places is there as such; others are computed. `certain` says that all are on places.
+    """
+
+    added: tuple[SSAValue, ...]
+    kept: tuple[tuple[SSAValue, Condition | None], ...]
+    range: KeyRange
+    certain: bool
+
+
+def read_masks(lowering: FlashLowering) -> Masks:
+    """Learn what the masks say of the program's rows; numbers in memory that bound them are read first."""
+    reader = MaskReader(lowering.layouts, space=lowering.domain.bounds)
+    added: list[SSAValue] = []
+    kept: list[tuple[SSAValue, Condition | None]] = []
+    for mask in lowering.op.operands[3:]:
+        condition, numbers = _parts(mask)
+        added += numbers
+        for value in condition:
+            kept.append((value, _condition(lowering, reader, value)))
+    found = whole_range(lowering.rows, lowering.causal)
+    certain = True
+    for _, condition in kept:
+        narrowed = None if condition is None else narrowed_range(found, condition, lowering.rows)
+        certain &= narrowed is not None
+        found = narrowed or found
+    return Masks(tuple(added), tuple(kept), found, certain)
+
+
+def _parts(mask: SSAValue) -> tuple[list[SSAValue], list[SSAValue]]:
+    """The conditions of a mask, and what it adds."""
+    if tensor_of(mask.type).dtype == boolean:
+        return list(_conjuncts(mask)), []
+    if isinstance(mask, OpResult) and mask.op.name == "graph.where":
+        condition, yes, no = mask.op.operands
+        if _number(no) == -math.inf:
+            return list(_conjuncts(condition)), [] if _number(yes) == 0 else [yes]
+    return [], [mask]
+
+
+def _conjuncts(value: SSAValue) -> Iterator[SSAValue]:
+    if isinstance(value, OpResult) and value.op.name in ("graph.bitwise_and", "graph.logical_and"):
+        for operand in value.op.operands:
+            yield from _conjuncts(operand)
+    else:
+        yield value
+
+
+def _number(value: SSAValue) -> float | None:
+    if isinstance(value, OpResult) and isinstance(value.op, GraphOp) and value.op.name == "graph.full":
+        return value.op.params["value"]
+    return None
+
+
+def _condition(lowering: FlashLowering, reader: MaskReader, value: SSAValue) -> Condition | None:
+    """A mask as a condition on rows and keys, if it is one."""
+    tensor = tensor_of(value.type)
+    found = reader.at(Source(value, tensor), lowering._mask_index(tensor))  # pyright: ignore[reportPrivateUsage]
+    return _over_runs(lowering, reader, found) if isinstance(found, AtMost | Joined) else None
+
+
+def _over_runs(lowering: FlashLowering, reader: MaskReader, condition: Condition) -> Condition | None:
+    """A condition over what the kernel has: its runs and the numbers that it reads."""
+    if isinstance(condition, Joined):
+        parts = [_over_runs(lowering, reader, each) for each in condition.conditions]
+        known = tuple(part for part in parts if part is not None)
+        return replace(condition, conditions=known) if len(known) == len(parts) else None
+    expr: Size = lowering.emit.resolve(condition.expr)
+    bound = bound_of(expr, lowering.rows)
+    if bound is None:
+        return None
+    for name in symbols_of(bound.limit) & reader.numbers.keys():
+        if name not in lowering.emit.scalars:
+            _read_number(lowering, name, *reader.numbers[name])
+    return AtMost(expr) if symbols_of(bound.limit) <= lowering.emit.scalars.keys() else None
+
+
+def _read_number(lowering: FlashLowering, name: str, value: SSAValue, address: Size) -> None:
+    """Let the kernel read a number that is the same for all its rows and keys."""
+    emit = lowering.emit
+    place = emit.resolve(address)
+    if symbols_of(place) <= emit.scalars.keys():
+        (offset,), operands = emit.sizes((place,))
+        op = tile.NumberOp.create(
+            operands=[emit.pointers[value], *operands],
+            attributes={"offset": offset},
+            result_types=[IndexType()],
+        )
+        emit.scalars[name] = emit.add(op)

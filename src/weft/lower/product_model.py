@@ -1,0 +1,125 @@
+"""How long a product takes on a GPU's tensor cores with tiles of given sides: what schedules are chosen and judged by.
+
+A multiprocessor multiplies, its shared memory feeds the tensor cores, the second-level cache feeds that, and memory
+feeds all: the slowest of them sets the pace. The last wave of tiles takes as long as a full one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, sqrt
+
+from weft.ir.expr import product
+from weft.ir.types import tensor_of
+from weft.lower.machine import Machine
+from weft.ops.dot import Dot, ScaledDot
+from weft.passes.claim_libraries import FEW_ROWS
+
+_TILES = ((128, 256), (256, 128), (128, 192), (128, 128), (64, 256), (64, 128), (64, 64))
+"""The sides of a product's tiles: 64 rows for each warp group, or 128 for each of two."""
+_LINE = 128
+"""Bytes of K that come together."""
+_ROWS = 64
+"""Of a warp group's instruction, which reads them and all columns from shared memory."""
+_MULTIPLIED, _READ, _COPIED = 4096, 128, 60
+"""What a multiprocessor multiplies of bytes in a cycle, what it reads of them from shared memory, and what it gets from
+the second-level cache."""
+_BETWEEN = 800
+"""Cycles from one tile to the next."""
+_CLOCK, _MEMORY, _START = 1.5e9, 4.0e12, 3e-6
+"""Cycles a second under load, where power sets them; bytes a second of memory; the seconds until all have begun."""
+_BUSY = 0.8
+"""The part of the multiprocessors that must read to keep the memory busy."""
+_MOST_SUMS = 128 * 256
+"""Elements that two warp groups have registers to sum up."""
+_TILES_IN_PARTS = ((128, 256), (128, 128), (64, 128), (64, 64))
+"""Those that leave room for another sum beside each: of the widest, one half at a time."""
+_ODD, _LOST = 192, 1.06
+"""Columns of tiles that are slower than the parts of them, and by how much."""
+
+
+@dataclass(frozen=True)
+class Products:
+    """Products of the same [m, k] with `count` of [k, n], `batch` times, of operands `width` bytes wide.
+
+    Where they are summed up `in_parts`, each takes registers twice.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    width: int = 2
+    count: int = 1
+    in_parts: bool = False
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Tiles, the seconds that they should take, and what these are spent on."""
+
+    sides: tuple[int, int, int]
+    seconds: float
+    bound: str
+
+    def __str__(self) -> str:
+        return f"{self.seconds * 1e6:.3g} µs predicted, by {self.bound}"
+
+
+def products_of(dots: Sequence[Dot]) -> Products | None:
+    """The products of a group, if they are such as the tensor cores take in tiles and their sizes are known."""
+    if not dots:
+        return None
+    (*leading, m, k), result = tensor_of(dots[0].operands[0].type).shape, tensor_of(dots[0].results[0].type)
+    n, dtype = result.shape[-1], tensor_of(dots[0].operands[0].type).dtype
+    batch = product(leading)
+    if not (isinstance(m, int) and isinstance(n, int) and isinstance(k, int) and isinstance(batch, int)):
+        return None
+    if not (dtype.is_float and dtype.bytes == 2) and not (dtype.bytes == 1 and result.dtype.bytes == 4):
+        return None
+    return Products(m, n, k, batch, dtype.bytes, len(dots), is_in_parts(dots[0])) if m > FEW_ROWS else None
+
+
+def is_in_parts(dot: Dot | ScaledDot) -> bool:
+    """Whether blocks of K are summed up apart: tensor cores keep fewer digits of sums of 8-bit floats."""
+    dtype = tensor_of(dot.operands[0].type).dtype
+    return dtype.is_float and dtype.bytes == 1 and not dot.params.get("fast")
+
+
+def estimates(products: Products, machine: Machine) -> list[Estimate]:
+    """All tiles that there is room for, the fastest first."""
+    tiles = [tile for tile in _TILES if not products.in_parts or tile in _TILES_IN_PARTS]
+    fitting = [tile for tile in tiles if products.count * tile[0] * tile[1] <= _MOST_SUMS]
+    return sorted((estimate(products, tile, machine) for tile in fitting), key=lambda each: each.seconds)
+
+
+def estimate(products: Products, tile: Sequence[int], machine: Machine) -> Estimate:
+    """What the model says of tiles of these rows and columns."""
+    bm, bn = tile[:2]
+    rows, columns = ceil(products.m / bm), ceil(products.n / bn)
+    waves = ceil(rows * columns * products.batch / machine.multiprocessors)
+    depth = products.k * products.width
+    lost = _LOST if bn == _ODD else 1.0
+    cycles = {
+        "tensor cores": products.count * bm * bn * depth / _MULTIPLIED,
+        "shared memory": products.count * ceil(bm / _ROWS) * (_ROWS + bn) * depth / _READ,
+        "the second-level cache": (bm + products.count * bn) * depth / _COPIED,
+    }
+    seconds = {name: waves * (each * lost + _BETWEEN) / _CLOCK for name, each in cycles.items()}
+    busy = min(1.0, rows * columns * products.batch / machine.multiprocessors)
+    seconds["memory"] = _moved(products, bm, bn, machine) / _MEMORY * max(1.0, _BUSY / busy)
+    bound = max(seconds, key=seconds.__getitem__)
+    return Estimate((bm, bn, _LINE // products.width), seconds[bound] + _START, bound)
+
+
+def _moved(products: Products, bm: int, bn: int, machine: Machine) -> float:
+    """Bytes that memory moves: what a wave of tiles shares is read once, and results are written once."""
+    rows, columns = ceil(products.m / bm), ceil(products.n / bn)
+    at_once = min(machine.multiprocessors, rows * columns)
+    down = min(rows, max(1, round(sqrt(at_once * products.count * bn / bm))), at_once)
+    across = min(columns, at_once / down)
+    waves = rows * columns / (down * across)
+    operands = waves * (down * bm + across * products.count * bn) * products.k * products.width
+    least = (products.m + products.count * products.n) * products.k * products.width
+    return products.batch * (max(least, operands) + 2 * products.m * products.n)

@@ -1,0 +1,118 @@
+"""Products whose columns are read in parts that meet again become a product for each part.
+
+Models compute a gate and what it opens as one product and cut that in halves. As two products of the same rows they
+fit one kernel, which multiplies both into its registers and never writes either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation, SSAValue
+from xdsl.passes import ModulePass
+
+from weft.ir.types import tensor_of
+from weft.ops.base import Elementwise, GraphOp
+from weft.ops.dot import Dot
+from weft.ops.graph import FuncOp, GraphBuilder
+from weft.passes.claim_libraries import FEW_ROWS, is_for_tensor_cores, worth_tensor_cores
+
+_PARTS = 2
+"""Products that a kernel has registers for."""
+
+
+@dataclass(frozen=True)
+class SplitProducts(ModulePass):
+    """%y = graph.dot %x, %w : 64x256                    %u = graph.slice %w to 128 columns ; %v = graph.slice %w …
+    %g = graph.slice %y from 0 : 64x128                  %g = graph.dot %x, %u : 64x128
+    %u = graph.slice %y from 128 : 64x128         →      %u = graph.dot %x, %v : 64x128
+    %z = graph.mul (graph.silu %g), %u                   %z = graph.mul (graph.silu %g), %u
+    """
+
+    name: ClassVar[str] = "split_products"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for function in op.body.block.ops:
+            if isinstance(function, FuncOp) and "prepares" not in function.attributes:
+                for candidate in list(function.block.ops):
+                    if isinstance(candidate, Dot):
+                        _split(candidate)
+
+
+def share_rows(ops: Sequence[Operation], most: int) -> bool:
+    """Whether all products among ops have the same rows to multiply, and a kernel of tensor cores room for them."""
+    dots = [op for op in ops if isinstance(op, Dot)]
+    sides = [tensor_of(dot.results[0].type).shape[-2] for dot in dots]
+    fitting = all(is_for_tensor_cores(dot) for dot in dots) and all(isinstance(m, int) and m > FEW_ROWS for m in sides)
+    return fitting and 0 < len(dots) <= most and len({dot.operands[0] for dot in dots}) == 1
+
+
+def _split(dot: Dot) -> None:
+    slices = _slices(dot.results[0])
+    result, depth = tensor_of(dot.results[0].type), tensor_of(dot.operands[0].type).shape[-1]
+    if slices is None or len(slices) != _PARTS or result.rank != 2:
+        return
+    parts = [(op.params["starts"][-1], op.params["shape"][-1]) for op in slices]
+    (first, width), (second, other) = sorted(parts)
+    if (
+        width != other
+        or first + width > second
+        or not worth_tensor_cores(result.dtype, (result.shape[0], width), depth)
+    ):
+        return
+    if not set(_elementwise_after(slices[0])) & set(_elementwise_after(slices[1])):
+        return
+    for op, (start, size) in zip(slices, parts, strict=True):
+        _replace(dot, op, start, size)
+
+
+def _slices(value: SSAValue) -> list[GraphOp] | None:
+    """The cuts along the last dimension that are all that is read of a value, or of reshapes that keep its rows."""
+    found: list[GraphOp] = []
+    columns = tensor_of(value.type).shape[-1]
+    for use in value.uses:
+        op = use.operation
+        if not isinstance(op, GraphOp) or tensor_of(op.results[0].type).rank == 0:
+            return None
+        if op.name == "graph.reshape" and tensor_of(op.results[0].type).shape[-1] == columns:
+            inner = _slices(op.results[0])
+            if inner is None:
+                return None
+            found += inner
+        elif op.name == "graph.slice" and _cuts_columns(op, tensor_of(value.type).shape):
+            found.append(op)
+        else:
+            return None
+    return found
+
+
+def _cuts_columns(op: GraphOp, shape: Sequence[object]) -> bool:
+    starts, sizes, steps = (op.params[name] for name in ("starts", "shape", "steps"))
+    known = isinstance(starts[-1], int) and isinstance(sizes[-1], int)
+    whole = tuple(sizes[:-1]) == tuple(shape[:-1]) and not any(starts[:-1])
+    return known and whole and all(step == 1 for step in steps)
+
+
+def _elementwise_after(op: Operation) -> Iterator[Operation]:
+    """What is computed of a value element by element."""
+    for use in op.results[0].uses:
+        if isinstance(use.operation, Elementwise):
+            yield use.operation
+            yield from _elementwise_after(use.operation)
+
+
+def _replace(dot: Dot, cut: GraphOp, start: int, width: int) -> None:
+    block = cut.parent_block()
+    assert block is not None
+    b = GraphBuilder(block, cut.location, before=cut)  # type: ignore[arg-type]
+    x, w = dot.operands
+    depth, _ = tensor_of(w.type).shape
+    part = b.slice(w, starts=(0, start), shape=(depth, width), steps=(1, 1))
+    made = b.dot(x, part, **dot.params)
+    shape = tensor_of(cut.results[0].type).shape
+    made = b.reshape(made, shape=shape) if shape != b.tensor(made).shape else made
+    cut.results[0].replace_all_uses_with(made)  # what nobody reads any more is eliminated later
