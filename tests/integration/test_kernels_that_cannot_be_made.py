@@ -1,4 +1,5 @@
-"""Where no kernel can be made for an op, torch carries out that op, and Weft the rest."""
+"""Where no kernel can be made for an op, torch carries out that op, and Weft the rest; where there is no memory to load
+kernels, the caller hears of it."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from weft.errors import LoweringError
+from weft.frontends.torch import backend
 from weft.lower import scan
 from weft.runtime.record import CompilationRecord
 
@@ -41,3 +43,43 @@ def test_strict_wants_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = torch.compile(function, backend="weft", options={"strict": True})
     with torch.no_grad(), pytest.raises(Exception, match="no scans today"):
         compiled(torch.randn(4, 9))
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether there is no memory to load programs."""
+    executor_for, full = backend.executor_for, [True]
+
+    def loaded(*arguments: Any) -> Any:
+        if full[0]:
+            raise torch.OutOfMemoryError("no memory for code")
+        return executor_for(*arguments)
+
+    monkeypatch.setattr(backend, "executor_for", loaded)
+    return full
+
+
+def test_memory_that_runs_out_while_compiling_is_told_to_the_caller_and_the_next_call_works(
+    full: list[bool], records: list[CompilationRecord]
+) -> None:
+    compiled = torch.compile(function, backend="weft")
+    x = torch.randn(4, 9)
+    with torch.no_grad():
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError, match="no memory for code"):
+                compiled(x)
+        full[0] = False
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), function(x))
+    assert records[-1].source != "torch" and not records[-1].error
+
+
+def test_gradients_after_memory_ran_out_while_compiling(full: list[bool]) -> None:
+    compiled = torch.compile(function, backend="weft")
+    x = torch.randn(4, 9, requires_grad=True)
+    with pytest.raises(torch.OutOfMemoryError):
+        compiled(x)
+    full[0] = False
+    (found,) = torch.autograd.grad(compiled(x).sum(), x)
+    (expected,) = torch.autograd.grad(function(x).sum(), x)
+    torch.testing.assert_close(found, expected)

@@ -8,7 +8,7 @@ from itertools import product as every
 from typing import Any, cast
 
 from weft.ir.expr import Size, ceildiv, minimum, product, substitute, symbol
-from weft.ir.types import f32, f64, i64, tensor_of
+from weft.ir.types import DType, f32, f64, i32, i64, tensor_of
 from weft.lower.combined import Combined, Paired
 from weft.lower.domain import Run, Variable
 from weft.lower.emit import KernelEmitter, TileValue, register_dtype
@@ -77,6 +77,8 @@ class GroupEmitter(KernelEmitter):
             Paired(self, pair, *(Combined.of(self, op, reductions[op]) for op in (pair.largest, pair.total)))
             for pair in pairs
         ]
+        if not together and not paired and also is None:
+            return
         totals = self._combined(together, also, paired)
         for each, total in zip(together, totals, strict=True):
             each.know(total)
@@ -243,37 +245,45 @@ class GroupEmitter(KernelEmitter):
         return TileValue(self.add(wide), source.dtype)
 
     def _arg_reduce(self, function: str, element: Any, initial: TileValue) -> TileValue:
-        """The position of the first extremum, by comparing one column after the other; NaN beats all."""
-        compare = "gt" if function == "max" else "lt"
-        carried = [initial, self.spread(self.constant(-1, i64))]
+        """The position of the first extremum, by comparing one column after the other; NaN beats all.
+
+        Where tiles are held, what nothing beats is left at the last place, and all at the first if that is so for all.
+        """
+        held = self.schedule.holds and bool(self.blocked)
+        dtype = self._position_dtype() if held else i64
+        last = greatest(dtype)
+        carried = [initial, self.spread(self.constant(last if held else -1, dtype))]
         with self.columns(carried) as state:
             value = self._typed(element())
             if self.schedule.holds:
                 value = self._at_every_column(value, [run.name for run in self.blocked])
-            sizes = [variable.size for variable in self.domain.columns]
             position: Size = 0
-            for variable, size in zip(self.domain.columns, sizes, strict=True):
-                position = position * size + variable.expr
-            better = self.math(compare, value, state[0])
-            first = self.math("lt", state[1], self.constant(0, i64))
-            better = self.math("or", better, first)
+            for variable in self.domain.columns:
+                position = position * variable.size + variable.expr
+            better = self.math("gt" if function == "max" else "lt", value, state[0])
+            if not held:
+                better = self.math("or", better, self.math("lt", state[1], self.constant(0, i64)))
             if value.dtype.is_float:
                 fresh_nan = self.math("and", self.math("isnan", value), self.math("not", self.math("isnan", state[0])))
                 better = self.math("or", better, fresh_nan)
             state[0] = self._typed(self.where(better, value, state[0]))
-            state[1] = self._typed(self.where(better, self.position(position, i64), state[1]))
-        if not self.schedule.holds or not self.blocked:
-            return carried[1]
-        # Of all that are as good as the best, the first; what was never given a column has no place.
+            state[1] = self._typed(self.where(better, self.position(position, dtype), state[1]))
         found, places = carried
+        if not held:
+            return places
         best = self._together(function, found)
         chosen = self.math("eq", found, best)
         if found.dtype.is_float:
             chosen = self.math("or", chosen, self.math("isnan", found))
-        chosen = self.math("and", chosen, self.math("ge", places, self.constant(0, i64)))
-        last = self.constant(greatest(i64), i64)
-        first = self._together("min", self._typed(self.where(chosen, places, last)))
-        return self._typed(self.where(self.math("eq", first, last), self.constant(-1, i64), first))
+        none = self.constant(last, dtype)
+        first = self._together("min", self._typed(self.where(chosen, places, none)))
+        first = self.where(self.math("eq", first, none), self.constant(0, dtype), first)
+        return self._typed(self.cast(first, i64))
+
+    def _position_dtype(self) -> DType:
+        """The type of positions among all columns."""
+        count = product(variable.size for variable in self.domain.columns)
+        return i32 if isinstance(count, int) and count <= greatest(i32) else i64
 
     def columns(self, carried: list[TileValue]) -> Any:
         """Loops over all columns; in a stream the innermost goes by blocks, which are an axis of the tiles."""

@@ -18,17 +18,9 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import BlockArgument, OpResult, SSAValue
 
-from weft.ir.expr import (
-    Size,
-    ceildiv,
-    coefficient_of,
-    floordiv,
-    product,
-    simplify,
-    symbol,
-    symbols_of,
-)
+from weft.ir.expr import Size, ceildiv, coefficient_of, floordiv, mod, product, simplify, symbol, symbols_of
 from weft.ir.types import DType, Tensor, i8, tensor_of
+from weft.lower.block_factors import BlockFactors, scaled
 from weft.lower.blocked import BlockedKernel, output_indices, store_outputs
 from weft.lower.chosen import Chosen
 from weft.lower.codes import Codes
@@ -112,6 +104,7 @@ class _DotLowering:
         self.codes = codes
         shape = self.result.shape
         self.bases: dict[str, Size] = {}
+        self.factors = BlockFactors.of(self.dot)
         self.domain = domain = Domain(shape, (self.a_tensor.shape[-1],))
         while domain.split([position for index in self._output_indices() for position in index]):
             pass
@@ -134,7 +127,7 @@ class _DotLowering:
     def _chosen_blocks(self, outer: Sequence[Run], reads: _Reads) -> Blocks:
         if isinstance(self.dot, ScaledDot):
             return Blocks("dot", (SCALED_BLOCK,) * 3)
-        m, n, k = (_size(run) for run in (self.m_run, self.n_run, self.k_run))
+        m, n, k = (run.size if run is not None else 1 for run in (self.m_run, self.n_run, self.k_run))
         width = self.a_tensor.dtype.bytes
         if self.machine.is_gpu and self._is_for_tensor_cores(m, n, k, reads):
             batch = product(run.size for run in outer)
@@ -218,8 +211,8 @@ class _DotLowering:
         recorder.addresses.clear()
         for dot in self.dots:
             recorder.given[dot.results[0]] = (tuple(domain.row_index), Dummy(self.result.dtype))
-        for factors, index in self._factors(0):
-            recorder.at(factors, index)
+        for place in self.factors.places(domain.row_index, {}, 0) if self.factors is not None else ():
+            recorder.at(*place)
         for value, layout, index in zip(self.group.yielded, self.outputs, self._output_indices(), strict=True):
             recorder.at(Source(value, tensor_of(value.type)), index)
             reads.rest.append(simplify(layout.address(index), domain.bounds))
@@ -232,7 +225,7 @@ class _DotLowering:
     def _n_runs(self, variables: Sequence[Variable], reads: _Reads) -> list[Run]:
         """The parts of N. Panels cannot be cut, so where parts are not made of whole ones, N stays one run."""
         runs = fused(variables, reads.all)
-        if self.panels is not None and len(runs) > 1 and not _divides(self.panels.NR, runs[-1].size):
+        if self.panels is not None and len(runs) > 1 and mod(runs[-1].size, self.panels.NR) != 0:
             return [Run(tuple(variables))]
         return runs
 
@@ -294,16 +287,26 @@ class _DotLowering:
         one_step = self.k_run is None or (isinstance(self.k_run.size, int) and self.k_run.size <= bk)
         one_step = one_step and not self.machine.is_gpu  # there loops are what copies run ahead in
         outer = self.domain.column_runs[: -1 if one_step else None]
+        self.bases["k"] = 0
+        factors = self._factors()
         if self.a_tensor.shape[-1] != 0 and not outer:
-            self.bases["k"] = 0
-            return self._step([None] * len(self.dots) * self._pieces, type_)
+            return self._step([None] * len(self.dots) * self._pieces, type_, factors)
         zero = 0.0 if dtype.is_float else 0
-        carried = [
-            TileValue(emit.add(tile.ConstantOp.make(zero, type_)), dtype) for _ in range(self._pieces * len(self.dots))
-        ]
+        count = self._pieces * len(self.dots)
+        carried = [TileValue(emit.add(tile.ConstantOp.make(zero, type_)), dtype) for _ in range(count)]
+        carried += factors if self.factors is not None and self.factors.come_ahead else []
         if self.a_tensor.shape[-1] != 0:
             self._loops(list(outer), carried, type_)
-        return [value.ssa for value in carried]
+        return [value.ssa for value in carried[:count]]
+
+    def _factors(self, ahead: int = 0) -> list[TileValue]:
+        """The factors of this block of K, or of one ahead; none where there are no such."""
+        if self.factors is None:
+            return []
+        self._axes("m", "n")
+        block = floordiv(self.bases["k"], SCALED_BLOCK) + ahead
+        found = self.factors.tiles(self.emit, self.domain.row_index, self.bases, block)
+        return [each for each in found if isinstance(each, TileValue)]
 
     def _loops(self, runs: list[Run], carried: list[TileValue], type_: tile.TileType) -> None:
         run, *inner = runs
@@ -312,7 +315,7 @@ class _DotLowering:
         if self.codes is not None:  # by turns, of which codes and factors have a known number each
             with self.emit.loop(name, ceildiv(run.size, self.blocks.sides[2]), 1, carried) as state:
                 self.bases["k"] = symbol(name) * self.blocks.sides[2]
-                (total,) = self._step([state[0].ssa], type_, symbol(name))
+                (total,) = self._step([state[0].ssa], type_, turn=symbol(name))
                 state[0] = TileValue(total, carried[0].dtype)
             return
         with self.emit.loop(name, run.size, self.blocks.sides[2] if blocked else 1, carried) as state:
@@ -320,10 +323,18 @@ class _DotLowering:
                 self._loops(inner, state, type_)
             else:
                 self.bases["k"] = symbol(name) if blocked else 0
-                totals = self._step([value.ssa for value in state], type_)
-                state[:] = [TileValue(total, carried[0].dtype) for total in totals]
+                count = self._pieces * len(self.dots)
+                following = self._factors(ahead=1) if len(state) > count else []
+                totals = self._step([each.ssa for each in state[:count]], type_, state[count:] or self._factors())
+                state[:] = [*(TileValue(total, carried[0].dtype) for total in totals), *following]
 
-    def _step(self, totals: Sequence[SSAValue | None], type_: tile.TileType, turn: Size = 0) -> list[SSAValue]:
+    def _step(
+        self,
+        totals: Sequence[SSAValue | None],
+        type_: tile.TileType,
+        factors: Sequence[TileValue] = (),
+        turn: Size = 0,
+    ) -> list[SSAValue]:
         """One block of K."""
         bm, bn, bk = self.blocks.sides
         self.emit.scopes.append({})
@@ -337,8 +348,6 @@ class _DotLowering:
             rights += [self._right(dot, (bk, bn // self._pieces), turn, type_.dtype) for dot in self.dots]
             self.emit.scopes[-1].clear()
         self.emit.scopes.pop()
-        self._axes("m", "n")
-        factors = [self.emit.at(*place) for place in self._factors(floordiv(self.bases["k"], SCALED_BLOCK))]
         return [self._added(a, b, total, type_, factors) for b, total in zip(rights, totals, strict=True)]
 
     def _right(self, dot: Dot | ScaledDot, shape: tuple[int, int], turn: Size, dtype: DType) -> SSAValue:
@@ -354,27 +363,17 @@ class _DotLowering:
             return packed_tile(self.emit, weight_of(dot), self.panels, place, shape, self.k_run)
         return self._tile(self._weights(dot), self._b_index(), shape, dtype)
 
-    def _factors(self, block: Size) -> list[tuple[Source, list[Size]]]:
-        """The factors of a scaled product's operands, and where those of a block of K lie."""
-        if not isinstance(self.dot, ScaledDot):
-            return []
-        _, _, s, t = (Source(value, tensor_of(value.type)) for value in self.dot.operands)
-        (m, n), (row, column) = self.result.shape, self.domain.row_index
-        row = row if s.tensor.shape[0] == m else floordiv(self.bases.get("m", 0), SCALED_BLOCK)
-        column = column if t.tensor.shape[1] == n else floordiv(self.bases.get("n", 0), SCALED_BLOCK)
-        return [(s, [row, block]), (t, [block, column])]
-
     def _added(
         self, a: SSAValue, b: SSAValue, total: SSAValue | None, type_: tile.TileType, factors: Sequence[Value]
     ) -> SSAValue:
         """A block's product, by its factors where it has such, and what was summed before it."""
-        apart = bool(factors) or self._in_parts
-        operands = [a, b] if total is None or apart else [a, b, total]
+        operands = [a, b] if total is None or self._in_parts or factors else [a, b, total]
         made: Value = TileValue(self.emit.add(tile.DotOp.create(operands=operands, result_types=[type_])), type_.dtype)
-        for factor in factors:
-            made = self.emit.math("mul", made, factor)
-        if total is not None and apart:
-            made = self.emit.math("add", TileValue(total, type_.dtype), made)
+        before = None if total is None else TileValue(total, type_.dtype)
+        if factors:
+            made = scaled(self.emit, made, factors, before)
+        elif before is not None and self._in_parts:
+            made = self.emit.math("add", before, made)
         assert isinstance(made, TileValue)
         return made.ssa
 
@@ -391,11 +390,3 @@ class _DotLowering:
 def _uses(addresses: Sequence[Size], run: Run) -> bool:
     names = {variable.name for variable in run.variables}
     return any(symbols_of(address) & names for address in addresses)
-
-
-def _size(run: Run | None) -> Size:
-    return run.size if run is not None else 1
-
-
-def _divides(divisor: int, size: Size) -> bool:
-    return isinstance(size, int) and size % divisor == 0

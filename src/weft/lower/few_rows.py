@@ -12,10 +12,13 @@ from math import ceil
 from weft.ir.expr import Size
 from weft.lower.machine import Machine
 
-LEAST_BROUGHT = 1 << 19
-"""Weights from which on a copy engine brings them: of fewer, threads have asked for all before it has set out."""
+LEAST_BROUGHT = 1 << 20
+"""Bytes of weights from which on a copy engine brings them: of fewer, threads have asked for all before it has set
+out."""
 _PIECE = 8192
 """Weights that it brings at a time, for eight warps."""
+_AT_ONCE, _AGAIN = 2, 0.6
+"""Programs that a multiprocessor then has at once, and what a row of the other operand costs beside one of weights."""
 _COLUMNS, _WARPS = (16, 8, 32), (4, 8, 16, 2)
 READ = {16: 1024, 8: 2048, 4: 4096}
 """Weights of so many bits that a warp reads at a time: of 16 rows a line of memory each."""
@@ -38,7 +41,7 @@ def choose_streaming_tiles(
     read, rows = READ[bits], ceil(m / 8) * 16 / bits
     if not isinstance(n, int) or not isinstance(k, int) or not isinstance(batch, int):
         columns, warps = _COLUMNS[0], _WARPS[0]
-    elif bits == 16 and machine.brings_rows and batch * n * k >= LEAST_BROUGHT and (columns := _columns_brought(m, k)):
+    elif bits == 16 and machine.brings_rows and (columns := _brought(m, n, k, batch, machine)):
         return m, columns, _PIECE // columns
     else:
         choices = [(c, w) for w in _WARPS for c in _COLUMNS if w * read // c < 2 * k or w == _WARPS[0]]
@@ -51,10 +54,18 @@ def choose_streaming_tiles(
     return m, 1 if n == 1 else columns, 1 if k == 1 else depth
 
 
-def _columns_brought(m: int, k: int) -> int:
-    """How many rows of weights a copy engine brings to one program; 0 if it has no whole pieces of them."""
-    least = 8 if m <= 4 else 16 if m <= 8 else 32
-    return next((c for c in (8, 16, 32) if c >= least and k % (_PIECE // c) == 0), 0)
+def _brought(m: int, n: int, k: int, batch: int, machine: Machine) -> int:
+    """How many rows of weights a copy engine brings to one program; 0 if it has no whole pieces of them, or too few.
+
+    Programs run in waves, and each reads the other operand too: from near, and one row of it stays nearest.
+    """
+
+    def cost(columns: int) -> float:
+        waves = ceil(batch * ceil(n / columns) / (_AT_ONCE * machine.multiprocessors))
+        return waves * (columns + _AGAIN * (m - 1))
+
+    whole = [columns for columns in sorted(_COLUMNS) if k % (_PIECE // columns) == 0]
+    return min(whole, key=cost, default=0) if batch * n * k * 2 >= LEAST_BROUGHT else 0
 
 
 def _cost(rows: float, columns: int, warps: int, programs: float) -> float:

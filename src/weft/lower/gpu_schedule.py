@@ -112,7 +112,7 @@ def _widest(runs: Sequence[Run], addresses: Sequence[Address]) -> list[Address]:
 
 def _elements(addresses: Sequence[Address], machine: Machine) -> int:
     """Elements of a tile: less of wide ones, and where many are read at once."""
-    memory = [address for address in addresses if address.purpose != "position"]
+    memory = [address for address in addresses if address.purpose != "position" and symbols_of(address.expr)]
     widest = max((address.bytes for address in memory), default=4)
     reads = len({address.expr for address in memory if address.purpose == "load"})
     elements = max(_LEAST_ELEMENTS, min(machine.tile_elements, _TILE_BYTES // widest))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -301,9 +302,8 @@ class GroupLowering:
             together = [op for op in self.reductions if stages[op.results[0]] == number + 1]
             pairs = [pair for pair in self.pairs if pair.largest in together]
             stored = [r for r in full if stage[r] == number]
-            self.emit.reduce_together(
-                {op: self._row_index_of(op) for op in together}, lambda stored=stored: self._store(stored), pairs
-            )
+            also = partial(self._store, stored) if stored else None
+            self.emit.reduce_together({op: self._row_index_of(op) for op in together}, also, pairs)
         self._store([r for r in range(len(self.indices)) if r not in full])
         late = [r for r in full if stage[r] >= last]
         if late:

@@ -164,7 +164,7 @@ _GRADIENT_SIDE = 64
 def choose_gradient_blocks(of: str, sizes: Sequence[Size], machine: Machine = CPU) -> Blocks:
     """The tiles of attention's gradients `of` queries or keys: queries, keys, width of the queries and of the values.
 
-    On a GPU, the registers of two warp groups hold a block's scores twice beside what is summed up.
+    On a GPU, the registers of two warp groups, or three, hold a block's scores twice beside what is summed up.
     """
     widths = sizes[2:]
     if not machine.is_gpu:
@@ -172,8 +172,9 @@ def choose_gradient_blocks(of: str, sizes: Sequence[Size], machine: Machine = CP
         sides = (_GRADIENT_SIDE, _GRADIENT_SIDE, *across)
         return Blocks("attention_gradients", tuple(1 if s == 1 else n for s, n in zip(sizes, sides, strict=True)))
     across = [_rounded(size, _LINE_ELEMENTS) if isinstance(size, int) else _UNKNOWN_WIDTH for size in widths]
-    rows = 128 if of == "queries" or sum(across) <= 128 else 64
-    return Blocks("attention_gradients", (rows, 128, *across))
+    narrow = sum(across) <= 2 * _LINE_ELEMENTS
+    side = {"queries": (192, 64) if narrow else (128, 128), "keys": (128, 128) if narrow else (64, 128)}
+    return Blocks("attention_gradients", (*side[of], *across))
 
 
 def _gpu_side(size: Size, most: int) -> int:

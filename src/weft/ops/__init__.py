@@ -16,6 +16,7 @@ from weft.ops import index as index
 from weft.ops import movement as movement
 from weft.ops import pool as pool
 from weft.ops import quantized as quantized
+from weft.ops import random as random
 from weft.ops import reduce as reduce
 from weft.ops import resize as resize
 from weft.ops import rounding as rounding

@@ -43,9 +43,9 @@ def test_what_else_needs_the_difference_keeps_it() -> None:
     assert not any(isinstance(op, ExponentialsOp) for op in kernel.walk())
 
 
-@pytest.mark.parametrize("columns", [7, 100, 1000])
+@pytest.mark.parametrize("columns", [515, 1000, 2049])
 def test_code_for_rows_with_infinities_and_nan(columns: int) -> None:
-    x = rows(max(columns, 8))[:, :columns].copy()
+    x = rows(columns)
     kernel = row_kernel(softmax, x.shape)
     name = kernel.sym_name.data
     code = compile_kernels({name: kernel}, TARGET)

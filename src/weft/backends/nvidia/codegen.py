@@ -61,6 +61,7 @@ class KernelCodegen:
         self.tiles: dict[SSAValue, list[V]] = {}
         self.slots: dict[SSAValue, V] = {}
         self.maps: list[V] = []
+        self.made: set[SSAValue] = set()
         self.in_flight: dict[SSAValue, list[V]] = {}
         self.rings: list[Ring] = []
         self.kept: Ring | None = None
@@ -175,10 +176,7 @@ class KernelCodegen:
             return
         lower, upper, step = (self.size(size, op.indices) for size in op.bounds.data)
         initial = [self.tiles[value] for value in op.initial]
-
-        numbers = sorted({inner.ring.value.data for inner in op.walk() if isinstance(inner, RING_OPS)})
-        rings = [self.rings[number] for number in numbers]
-        # Where a role is in its rings goes from turn to turn too.
+        rings = self._rings_of(op)
         initial += [ring.state for ring in rings]
 
         def body(variable: V, carried: list[list[V]]) -> list[list[V]]:
@@ -198,12 +196,19 @@ class KernelCodegen:
             ring.state = results.pop()
         self.tiles.update(zip(op.results, results, strict=True))
 
+    def _rings_of(self, op: tile.ForOp) -> list[Ring]:
+        """The rings of a loop: where a role is in them goes from turn to turn too."""
+        numbers = sorted({inner.ring.value.data for inner in op.walk() if isinstance(inner, RING_OPS)})
+        return [self.rings[number] for number in numbers]
+
     def _loop_ahead(self, op: tile.ForOp) -> None:
         """A loop that makes some loads for its next turn before it does this one; the last turn follows behind it."""
         b, variable = self.b, op.block.args[0]
         lower, upper, step = (size for size in op.bounds.data if isinstance(size, int))
         last = lower + (upper - 1 - lower) // step * step
         early = [inner for inner in op.block.ops if AHEAD in inner.attributes]
+        count, rings = len(op.initial), self._rings_of(op)
+        behind = count + len(rings)
 
         def load(number: V) -> list[list[V]]:
             self.scalars[variable] = number
@@ -213,24 +218,29 @@ class KernelCodegen:
 
         def turn(number: V, carried: list[list[V]]) -> list[list[V]]:
             self.scalars[variable] = number
-            count = len(op.initial)
             self.tiles.update(zip(op.block.args[1:], carried[:count], strict=True))
-            self.tiles.update(zip((inner.results[0] for inner in early), carried[count:], strict=True))
+            for ring, state in zip(rings, carried[count:behind], strict=True):
+                ring.state = state
+            self.tiles.update(zip((inner.results[0] for inner in early), carried[behind:], strict=True))
             for inner in op.block.ops:
                 if inner not in early:
                     self.visit(inner)
             end = op.block.last_op
             assert end is not None
             pairs = zip(end.operands, op.block.args[1:], strict=True)
-            return [self._kept(value, self.tiles[before]) for value, before in pairs]
+            yielded = [self._kept(value, self.tiles[before]) for value, before in pairs]
+            return [*yielded, *(ring.state for ring in rings)]
 
         def body(number: V, carried: list[list[V]]) -> list[list[V]]:
+            if rings:  # a slot is given back when all that was asked for is there: the loads come behind that
+                yielded = turn(number, carried)
+                return [*yielded, *load(b.add(number, i64(step)))]
             following = load(b.add(number, i64(step)))
             return [*turn(number, carried), *following]
 
-        initial = [*(self.tiles[value] for value in op.initial), *load(i64(lower))]
+        initial = [*(self.tiles[value] for value in op.initial), *(ring.state for ring in rings), *load(i64(lower))]
         results = loop_with(b, i64(lower), i64(last), i64(step), initial, body, unrolled=False)
-        self.tiles.update(zip(op.results, turn(i64(last), results), strict=True))
+        self.tiles.update(zip(op.results, turn(i64(last), results)[:count], strict=True))
 
     def _multiply(self, op: MmaOp) -> None:
         total, fragments = op.accumulator, op.fragments

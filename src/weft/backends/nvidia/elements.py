@@ -8,7 +8,7 @@ from xdsl.ir import SSAValue
 
 from weft.backends.llvm.builder import V, i64
 from weft.backends.llvm.cast import emit_bitcast, emit_cast, register_type, truncate_to
-from weft.backends.nvidia.alignment import pointer_dtype
+from weft.backends.nvidia.alignment import divisor_of, pointer_dtype
 from weft.backends.nvidia.block import fitted, wide
 from weft.backends.nvidia.dialect import layout_of
 from weft.backends.nvidia.global_memory import narrowed_to, rounded_to
@@ -40,6 +40,8 @@ def emit_position(codegen: KernelCodegen, op: tile.PositionOp) -> None:
 
 
 def emit_elements(codegen: KernelCodegen, op: tile.MapOp) -> None:
+    if op.out in codegen.made:  # along with its operands
+        return
     if (words := packed_for_product(codegen, op)) is not None:
         codegen.tiles[op.out] = words
         return
@@ -48,6 +50,8 @@ def emit_elements(codegen: KernelCodegen, op: tile.MapOp) -> None:
         codegen.tiles[op.out] = _contracted(codegen, op, number)
         return
     operands = [codegen.registers_of(arg, layout) for arg in op.args]
+    if (bits := _shared_bits(op)) and (groups := _shared_by_neighbours(op.args[0], bits)) is not None:
+        operands = [[values[first] for first in groups] for values in operands]
     if _divides_many(codegen, op):
         exact = any(narrowed_to(use.operation) is None for use in op.out.uses)
         dividends, divisors = operands
@@ -61,6 +65,32 @@ def emit_elements(codegen: KernelCodegen, op: tile.MapOp) -> None:
             known[key] = _apply(codegen, op, list(args))
         results.append(known[key])
     codegen.tiles[op.out] = laid_down(codegen.b, results) if begins_product(op) else results
+
+
+def _shared_bits(op: tile.MapOp) -> int:
+    """How many bits of a position a shift drops."""
+    amount = op.args[1].owner if op.function.data == "shr" else None
+    if not isinstance(amount, tile.ConstantOp) or not isinstance(op.args[0].owner, tile.PositionOp):
+        return 0
+    value = from_attribute(amount.value)
+    return value if isinstance(value, int) else 0
+
+
+def _shared_by_neighbours(value: SSAValue, bits: int) -> list[int] | None:
+    """For each register of a tile of positions, the first that is the same without its last bits.
+
+    None if which these are depends on the thread. What is computed of the same registers is computed once.
+    """
+    op, layout, unit = value.owner, layout_of(value), 1 << bits
+    assert isinstance(op, tile.PositionOp)
+    strides = [stride for stride in op.strides.data if isinstance(stride, int)]
+    modes = [mode for mode in (*layout.lanes, *layout.warps, *layout.blocks) if mode.axis is not None]
+    if len(strides) != layout.rank or divisor_of(op.offset.data[0], op.indices) % unit:
+        return None
+    if any(mode.step * strides[mode.axis] % unit for mode in modes if mode.axis is not None):
+        return None
+    places = [sum(o * s for o, s in zip(offset, strides, strict=True)) >> bits for offset in layout.offsets]
+    return [places.index(place) for place in places]
 
 
 def _divides_many(codegen: KernelCodegen, op: tile.MapOp) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import e, log2
 from typing import TYPE_CHECKING
 
 from xdsl.ir import SSAValue
@@ -11,7 +12,7 @@ from weft.backends.llvm.builder import Function, V, const
 from weft.backends.nvidia.dialect import SHARED, integer, layout_of
 from weft.backends.nvidia.elements import loses_digits
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
-from weft.backends.nvidia.math import emit_map, rough_exp
+from weft.backends.nvidia.math import emit_map, power_of_two, reciprocal, rough_exp
 from weft.backends.nvidia.reduce import Exchange, Parts, groups, reduce_axis, tree
 from weft.backends.nvidia.shared_memory import part_bytes
 from weft.backends.nvidia.streaming import CROSSES
@@ -38,6 +39,16 @@ class _Floats:
     def power(self, value: V, base: V) -> V:
         shift = self.of("sub", value, base)
         return self.of("exp", shift) if self.exact else rough_exp(self.b, shift)
+
+    def powers(self, values: list[V], base: V) -> list[V]:
+        """Of many from the same base; where digits are lost, in one multiplication and addition each."""
+        if self.exact:
+            return [self.power(value, base) for value in values]
+        # What is so large that its product would overflow differs by nothing, or by so much that nothing is left.
+        huge = self.b.fcmp("ogt", self.of("abs", base), const(2.0**120, "float"))
+        factor = self.b.select(huge, const(log2(e) / 16, "float"), const(log2(e), "float"))
+        shift = self.of("neg", self.of("mul", base, factor))
+        return [power_of_two(self.b, self.b.intrinsic("fma", value, factor, shift)) for value in values]
 
     def base(self, largest: V) -> V:
         """What sums are seen from: from 0, -inf counts for nothing, also where there is nothing else, and inf for
@@ -83,20 +94,38 @@ def emit_exponentials(codegen: KernelCodegen, op: ExponentialsOp) -> None:
     mine: list[Parts] = []
     for line in lines:
         (largest,) = tree([(values[r],) for r in line], floats.larger)
-        base = floats.base(largest)
-        powers |= {r: floats.power(values[r], base) for r in line}
+        powers |= dict(zip(line, floats.powers([values[r] for r in line], floats.base(largest)), strict=True))
         (total,) = tree([(powers[r],) for r in line], floats.added)
         mine.append((largest, total))
     alone = replace(layout, registers=tuple(mode for mode in layout.registers if mode.axis != axis))
     via = Exchange(integer(op, SHARED), part_bytes(op), codegen.crossing if CROSSES in op.attributes else None)
     whole = reduce_axis(b, codegen.threads, alone, axis, mine, floats.joined, via)
-    for line, (own, _), (largest, _) in zip(lines, mine, whole, strict=True):
-        scale = floats.power(floats.seen(own), largest)
-        powers |= {r: floats.of("mul", powers[r], scale) for r in line}
-    codegen.tiles[op.powers] = [powers[r] for r in range(layout.count)]
-    codegen.tiles[op.largest] = [largest for largest, _ in whole]
     nan = const(float("nan"), "float")
-    codegen.tiles[op.sum] = [b.select(floats.of("isinf", largest), nan, total) for largest, total in whole]
+    totals = [b.select(floats.of("isinf", largest), nan, total) for largest, total in whole]
+    scales = [floats.power(floats.seen(own), largest) for (own, _), (largest, _) in zip(mine, whole, strict=True)]
+    codegen.tiles[op.largest] = [largest for largest, _ in whole]
+    codegen.tiles[op.sum] = totals
+    shares = [] if floats.exact else _shares(op)
+    if shares:  # one factor for all that a thread has of a row
+        scales = [floats.of("mul", scale, reciprocal(b, total)) for scale, total in zip(scales, totals, strict=True)]
+    for line, scale in zip(lines, scales, strict=True):
+        powers |= {r: floats.of("mul", powers[r], scale) for r in line}
+    codegen.made.update(shares)
+    for out in shares or [op.powers]:
+        codegen.tiles[out] = [powers[r] for r in range(layout.count)]
+
+
+def _shares(op: ExponentialsOp) -> list[SSAValue]:
+    """The quotients of exponentials and their sum, if there is nothing else that needs the exponentials."""
+    quotients: list[SSAValue] = []
+    for use in op.powers.uses:
+        user = use.operation
+        if not isinstance(user, tile.MapOp) or user.function.data != "div" or list(user.args) != [op.powers, op.sum]:
+            return []
+        if layout_of(user.out) != layout_of(op.powers):
+            return []
+        quotients.append(user.out)
+    return quotients
 
 
 def _existing(codegen: KernelCodegen, value: SSAValue) -> list[V]:

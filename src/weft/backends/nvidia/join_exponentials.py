@@ -20,6 +20,9 @@ from xdsl.irdl import IRDLOperation, attr_def, irdl_op_definition, operand_def, 
 from weft.ir.types import f32
 from weft.tile import dialect as tile
 
+_LEAST = 512
+"""Elements of a row from which on threads have so many of it that the few exponentials more count for nothing."""
+
 
 @irdl_op_definition
 class ExponentialsOp(IRDLOperation):
@@ -50,7 +53,8 @@ def join_exponentials(kernel: tile.KernelOp) -> None:
 
 def _parts(largest: tile.ReduceOp) -> tuple[tile.MapOp, tile.MapOp, tile.ReduceOp] | None:
     """The difference, its exponentials and their sum."""
-    if tile.tile_type(largest.value).dtype != f32:
+    type_ = tile.tile_type(largest.value)
+    if type_.dtype != f32 or type_.sizes[largest.axis.value.data] < _LEAST:
         return None
     for shift in _users(largest.out):
         if not isinstance(shift, tile.MapOp) or shift.function.data != "sub" or list(shift.args) != _pair(largest):

@@ -32,6 +32,8 @@ _HALF = 8
 PACKED, AHEAD, RAW = "nvidia.packed", "nvidia.ahead", "nvidia.raw"
 """On a load: its registers hold 4 bytes of neighbours each; it is made a turn of its loop before its tile is used; its
 registers hold elements as memory does."""
+AGAIN = "nvidia.again"
+"""On such a load: the block reads the same again, so that it stays in its cache."""
 
 
 @irdl_op_definition
@@ -229,10 +231,13 @@ def multiply(
     """Add a product of packed operands to the accumulators of a warp.
 
     `right` gives the words of the right operand, by chunk along K and by column, and is asked when they are needed.
+    Where there is but one tile, two sums take turns: an instruction does not wait for the one before it.
     """
     halves, words = fragments.halves, fragments.vector // 2
     zero, nothing = V("float", "0.0"), i32(0)
     result = list(total)
+    alone = fragments.tiles_m * fragments.tiles_n == 1 and words > 2
+    beside = [zero] * 4
     for chunk in range(fragments.chunks):
         for column in range(fragments.tiles_n):
             weights = right(chunk, column)
@@ -244,8 +249,13 @@ def multiply(
                     for word in (step, step + 1):
                         first = ((chunk * fragments.tiles_m + row) * halves) * words + word
                         a += [left[first], left[first + words] if halves == 2 else nothing]
-                    sums = _instruction(b, sums, a, weights[step : step + 2], dtype)
+                    if alone and step % 4:
+                        beside = _instruction(b, beside, a, weights[step : step + 2], dtype)
+                    else:
+                        sums = _instruction(b, sums, a, weights[step : step + 2], dtype)
                 result[place : place + 2 * halves] = sums[: 2 * halves]
+    if alone:
+        result = [b.binary("fadd", one, other) for one, other in zip(result, beside, strict=False)]
     return result
 
 

@@ -21,7 +21,7 @@ from xdsl.ir import Block, SSAValue
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
 from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, ReleaseOp, WaitOp
-from weft.backends.nvidia.dialect import LAYOUTS, RESIDENT, WARPS, ConvertOp, integer, set_integer
+from weft.backends.nvidia.dialect import LAYOUTS, RESIDENT, WARPS, ConvertOp, integer, layout_of, set_integer
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.peel_loops import peel_loops
 from weft.backends.nvidia.pipeline_rows import Streamed, programs_of
@@ -31,7 +31,9 @@ from weft.ir.expr import product
 from weft.tile import dialect as tile
 
 _RESIDENT = 4
-"""Blocks of a multiprocessor: while one finishes a row, others go on."""
+"""Blocks of a multiprocessor at most: while one finishes a row, others go on."""
+_REGISTERS_BESIDE = 24
+"""What a thread needs beside what its loops carry."""
 _MOST_STAGES = 8
 _LEAST_TURNS = 2
 """Programs of a block from which on it pays to stay."""
@@ -52,9 +54,6 @@ def pipeline_streams(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | 
     """A kernel with layouts and roles, if it is one of blocks of columns in loops."""
     if target.capability < 90 or not kernel.grid.data or kernel.serial is not None or not _is_simple(kernel):
         return None
-    programs = product(list(kernel.grid.data))
-    if isinstance(programs, int) and programs < _LEAST_TURNS * _RESIDENT * target.multiprocessors:
-        return None
     copy = kernel.clone()
     loops = peel_loops(copy)
     stages = None if not loops else _stages(copy, loops)
@@ -63,16 +62,28 @@ def pipeline_streams(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | 
     assign_layouts(copy)
     if any(isinstance(op, ConvertOp) for op in copy.walk()):
         return None
+    resident = _resident(copy, target)
+    programs = product(list(kernel.grid.data))
+    if isinstance(programs, int) and programs < _LEAST_TURNS * resident * target.multiprocessors:
+        return None
     pieces = [PieceType.of(size, size, size, pointer_dtype(op)) for op in stages[0].loads for size in [_side(op)]]
     bytes_of_stage = sum(piece.bytes for piece in pieces) + 16
-    count = min(_MOST_STAGES, (target.shared_per_block // _RESIDENT - _RESERVED) // bytes_of_stage)
+    count = min(_MOST_STAGES, (target.shared_per_block // resident - _RESERVED) // bytes_of_stage)
     if count < 2:
         return None
     _split(copy, stages, pieces, count)
-    set_integer(copy, RESIDENT, _RESIDENT)
+    set_integer(copy, RESIDENT, resident)
     threads = WARP * (integer(copy, WARPS) + 1)
     # As `emit_streaming` lays it out: the ring, then barriers for what is kept and what crosses blocks.
     return Streamed(copy, threads, sum(map(_up, (count * bytes_of_stage, 16, 16))), 1)
+
+
+def _resident(kernel: tile.KernelOp, target: NvidiaTarget) -> int:
+    """How many blocks a multiprocessor has registers for."""
+    loops = [op for op in kernel.block.ops if isinstance(op, tile.ForOp)]
+    carried = max(sum(layout_of(value).count for value in loop.results) for loop in loops)
+    threads = WARP * (integer(kernel, WARPS) + 1)
+    return max(1, min(_RESIDENT, target.registers // (threads * (carried + _REGISTERS_BESIDE))))
 
 
 def _up(size: int) -> int:
@@ -112,12 +123,11 @@ def _stages(kernel: tile.KernelOp, loops: Sequence[tile.ForOp]) -> list[_Stage] 
 
 def _is_piece(op: tile.LoadOp, numbers: set[SSAValue]) -> bool:
     """Whether a load reads one piece of memory that the copy engine can move, another one in each program."""
-    sizes, dtype = tile.tile_type(op.out).sizes, pointer_dtype(op)
+    sizes, size = tile.tile_type(op.out).sizes, pointer_dtype(op).bytes
     if len(sizes) != 1 or sizes[0] == 1 or op.strides.data != (1,) or not numbers & set(op.indices):
         return False
-    extent = op.extents.data[0]
-    step = divisor_of(op.offset.data[0], op.indices)
-    return isinstance(extent, int) and extent * dtype.bytes % WIDEST == 0 and step * dtype.bytes % WIDEST == 0
+    extent, step = op.extents.data[0], divisor_of(op.offset.data[0], op.indices)
+    return isinstance(extent, int) and extent * size % WIDEST == 0 and step * size % WIDEST == 0
 
 
 def _split(kernel: tile.KernelOp, stages: Sequence[_Stage], pieces: Sequence[PieceType], count: int) -> None:
@@ -150,7 +160,8 @@ def _produce(block: Block, stages: Sequence[_Stage], mapping: dict[SSAValue, SSA
         loop.block.add_op(AcquireOp.expecting(moved))
         for number, op in enumerate(stage.loads):
             indices = [mapping.get(index, index) for index in op.indices]
-            loop.block.add_op(CopyOp.make(op.pointer, indices, number, op.offset, elements=_extent(op)))
+            made = CopyOp.make(op.pointer, indices, number, op.offset, elements=_extent(op))
+            loop.block.add_op(made)
         loop.block.add_ops([CommitOp.of(), tile.YieldOp.create()])
         block.add_op(loop)
     block.add_op(tile.YieldOp.create())

@@ -24,11 +24,11 @@ from xdsl.ir import Block, Operation, SSAValue
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
 from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, ReleaseOp, WaitOp
-from weft.backends.nvidia.dialect import LAYOUTS, RESIDENT, WARPS, integer, set_integer
+from weft.backends.nvidia.dialect import LAYOUTS, RESIDENT, WARPS, set_integer
 from weft.backends.nvidia.early_start import is_fixed
 from weft.backends.nvidia.fold_views import fold_views
 from weft.backends.nvidia.layouts import WARP
-from weft.backends.nvidia.mma import PACKED, MmaOp
+from weft.backends.nvidia.mma import AGAIN, AHEAD, PACKED, MmaOp
 from weft.backends.nvidia.pipeline_rows import Streamed, programs_of
 from weft.backends.nvidia.shared_memory import shared_bytes
 from weft.backends.nvidia.streaming import ALIGNMENT, CopyRowsOp, PieceType, ReadOp, StreamOp
@@ -38,8 +38,8 @@ from weft.ir.expr import product
 from weft.lower.few_rows import LEAST_BROUGHT
 from weft.tile import dialect as tile
 
-_RESIDENT = 2
-"""Blocks of a multiprocessor: one brings and multiplies while the other sums up."""
+_WARPS, _RESIDENT = 8, 2
+"""Warps that multiply, and blocks of a multiprocessor: one goes on while the other sums up."""
 _RESERVED = 1024
 """Shared memory of a block that the system takes."""
 _LEAST_STAGES, _LEAST_BYTES = 3, 4096
@@ -59,11 +59,12 @@ class _Weights:
     pitch: int
 
     @property
-    def count(self) -> int:
-        """The weights of a program."""
+    def bytes(self) -> int:
+        """Of a program."""
         lower, upper, step = self.loop.bounds.data
-        known = isinstance(lower, int) and isinstance(upper, int) and isinstance(step, int)
-        return -(-(upper - lower) // step) * self.rows * self.length if known else 0  # pyright: ignore[reportReturnType, reportOperatorIssue]
+        if not isinstance(lower, int) or not isinstance(upper, int) or not isinstance(step, int):
+            return 0
+        return -(-(upper - lower) // step) * self.piece.elements * self.piece.dtype.bytes
 
 
 def pipeline_weights(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | None:
@@ -72,10 +73,11 @@ def pipeline_weights(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | 
         return None
     copy = kernel.clone()
     fold_views(copy)
+    set_integer(copy, WARPS, _WARPS)
     use_tensor_cores(copy)
     weights = _weights(copy)
     programs = product(list(kernel.grid.data))
-    if weights is None or not isinstance(programs, int) or programs * weights.count < LEAST_BROUGHT:
+    if weights is None or not isinstance(programs, int) or programs * weights.bytes < LEAST_BROUGHT:
         return None
     assign_layouts(copy)
     largest = max(_up(shared_bytes(op)) for op in copy.walk())
@@ -83,7 +85,7 @@ def pipeline_weights(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | 
     stages = room // (weights.piece.bytes + 16)
     if stages < _LEAST_STAGES:
         return None
-    threads = WARP * (integer(copy, WARPS) + 1)
+    threads = WARP * (_WARPS + 1)
     _split(copy, weights, stages)
     set_integer(copy, RESIDENT, _RESIDENT)
     ring = _up(stages * (weights.piece.bytes + 16)) + 2 * _up(16)
@@ -97,7 +99,7 @@ def _up(size: int) -> int:
 def _weights(kernel: tile.KernelOp) -> _Weights | None:
     """The one load that the copy engine brings instead, if it can."""
     products = [op for op in kernel.walk() if isinstance(op, MmaOp)]
-    if len(products) != 1 or RESIDENT not in kernel.attributes:
+    if len(products) != 1 or products[0].fragments.warps.k != _WARPS:
         return None
     loop, load = products[0].parent_op(), products[0].b.owner
     if not isinstance(loop, tile.ForOp) or not isinstance(load, tile.LoadOp) or PACKED not in load.attributes:
@@ -174,14 +176,17 @@ def _bring(weights: _Weights, mapping: dict[SSAValue, SSAValue]) -> tile.ForOp:
 
 
 def _take(programs: Block, weights: _Weights) -> None:
-    """In the consumers' copy of the loop along K, read a slot instead of memory."""
+    """In the consumers' copy of the loop along K, read a slot instead of memory, and the other operand a turn ahead."""
     (multiply,) = [op for op in programs.walk() if isinstance(op, MmaOp)]
     load = multiply.b.owner
     assert isinstance(load, tile.LoadOp) and load.parent is not None
     read = ReadOp.make(0, tile.Sizes((1, weights.pitch)), load.out.type)
     read.attributes |= {LAYOUTS: load.attributes[LAYOUTS], PACKED: UnitAttr()}
-    load.parent.insert_ops_before([WaitOp.of(), read], multiply)
+    load.parent.insert_ops_before([WaitOp.of(), read], load)
     load.parent.insert_op_after(ReleaseOp.of(), multiply)
+    rows = multiply.a.owner
+    if isinstance(rows, tile.LoadOp) and rows.parent is load.parent:
+        rows.attributes |= {AHEAD: UnitAttr(), AGAIN: UnitAttr()}
     load.out.replace_all_uses_with(read.out)
     load.detach()
     load.erase()

@@ -14,7 +14,7 @@ from weft.backends.nvidia.dialect import layout_of, layouts_of
 from weft.backends.nvidia.engine_stores import store_by_engine
 from weft.backends.nvidia.global_memory import ONCE, joined, load_chunk, load_raw, load_words, pair, store_chunk
 from weft.backends.nvidia.layouts import Layout, picked
-from weft.backends.nvidia.mma import AHEAD, PACKED, RAW, PackOp
+from weft.backends.nvidia.mma import AGAIN, AHEAD, PACKED, RAW, PackOp
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def emit_load(codegen: KernelCodegen, op: tile.LoadOp) -> None:
 
 def _packed(codegen: KernelCodegen, op: tile.LoadOp, layout: Layout) -> list[V]:
     """The registers of a load that hold 4 bytes of neighbours each."""
-    space, size = ONCE if AHEAD in op.attributes else "global", pointer_dtype(op).bytes
+    space, size = ONCE if AHEAD in op.attributes and AGAIN not in op.attributes else "global", pointer_dtype(op).bytes
     words = [
         word
         for registers, address, predicate in _chunks(codegen, op, layout)

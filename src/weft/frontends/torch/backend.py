@@ -133,6 +133,8 @@ def _callable(
                     raise
                 log.warning("a kernel cannot be made, torch carries out what it was to do: %s", error)
                 left |= error.sources
+    except torch.OutOfMemoryError as error:
+        return LaterCall(module, name, config, frozen, error)
     except Exception as error:  # whatever is wrong in the compiler, torch can run the graph
         if record.wants_programs and "import" not in record.seconds:
             record.captured = module
@@ -154,6 +156,31 @@ def _callable(
         time.perf_counter() - start,
     )
     return CompiledGraph(imported.calling, imported.constants, executor).shortest()
+
+
+@dataclass
+class LaterCall:
+    """A graph for whose program there was no memory: it is compiled when it is called.
+
+    Then the caller gets torch's own error, which tracing would hide, and can free memory and call again.
+    """
+
+    module: fx.GraphModule
+    name: str
+    config: Config
+    frozen: Mapping[int, torch.Tensor]
+    error: torch.OutOfMemoryError
+    compiled: Callable[[list[Any]], Sequence[Any]] | None = None
+    _boxed_call: bool = True
+
+    def __call__(self, arguments: list[Any]) -> Sequence[Any]:
+        if self.compiled is None:
+            with COMPILING, compilation(self.name) as record, without_collection():
+                found = _callable(self.module, self.name, self.config, self.frozen, record)
+            if isinstance(found, LaterCall):
+                raise torch.OutOfMemoryError(str(found.error)) from found.error
+            self.compiled = found
+        return self.compiled(arguments)
 
 
 def _loaded(

@@ -174,7 +174,8 @@ def _is_made_of(mask: fx.Node, most: int) -> bool:
 
 @dataclass(frozen=True)
 class _Backward:
-    """The backward of a library's attention: where its mask and its dropout stand, and whether it is as fast."""
+    """The backward of a library's attention: where its mask and its dropout stand (whether it is causal follows), and
+    whether it is as fast where all keys count or sequences are short."""
 
     mask: int | None
     dropout: int
@@ -189,7 +190,7 @@ _BACKWARDS: dict[Any, _Backward] = {
     )
     if hasattr(_aten, name)
 }
-_WIDEST_TRAINED_HEAD = 128
+_WIDEST_TRAINED_HEAD, _LONG_ENOUGH_TO_TRAIN = 128, 1024
 
 
 def is_own_backward(node: fx.Node) -> bool:
@@ -207,7 +208,8 @@ def is_own_backward(node: fx.Node) -> bool:
     widths, length = (query.shape[-1], value.shape[-1]), min(query.shape[-2], key.shape[-2])
     fits = all(width % 16 == 0 and width <= _WIDEST_TRAINED_HEAD for width in widths) and length >= _LEAST_LENGTH
     whole = kept.numel() * query.shape[-1] == query.numel()
-    return fits and whole and not library.is_fast and all(map(_has_aligned_lines, tensors))
+    wins = not library.is_fast or (node.args[library.dropout + 1] is True and length >= _LONG_ENOUGH_TO_TRAIN)
+    return fits and whole and wins and all(map(_has_aligned_lines, tensors))
 
 
 _MOST_CHOSEN = 64

@@ -208,11 +208,11 @@ class GraphedCalls:
         executor = self.executor
         # Memory of inference mode could not be written outside of it, where a later call may be.
         with torch.inference_mode(False), torch.no_grad():
-            moving = {executor.taken[n]: copied_whole(fitting[n]) for n in sorted(stream.moving)}
-            arguments = [moving.get(place, tensor) for place, tensor in enumerate(tensors)]
             frame = executor._frame({})
             graph = torch.cuda.CUDAGraph()
             try:
+                moving = {executor.taken[n]: copied_whole(fitting[n]) for n in sorted(stream.moving)}
+                arguments = [moving.get(place, tensor) for place, tensor in enumerate(tensors)]
                 with stream.pool.capture(graph):
                     held = executor._run(frame, arguments)
                     made = [held[number] for number in executor.returned]

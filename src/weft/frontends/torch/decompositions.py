@@ -18,6 +18,8 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._decomp import decomposition_table as all_decompositions
 
+from weft.frontends.torch.random_numbers import dropout_by_counter
+
 _ops: Any = torch.ops.aten
 
 # Left whole for the converters in `aten/`; the partitioner may compute all but the products and norms again.
@@ -41,7 +43,8 @@ _WHOLE: tuple[Any, ...] = (
 def decompositions(device: str = "cpu") -> dict[Any, Callable[..., Any]]:
     """The table for AOTAutograd: torch's to core ATen, less what Weft does better whole; dropout as eager draws it.
 
-    A GPU's generator gives a kernel other numbers than any other kernel: there dropout stays the call that it is.
+    A GPU's generator gives a kernel other numbers than any other kernel: there dropout stays the call that it is, or
+    makes its own numbers where they are many.
     """
     return _table(device)
 
@@ -57,6 +60,7 @@ def _table(device: str) -> dict[Any, Callable[..., Any]]:
     else:
         # In parts, a row's largest and its sum are kept for the backward, and not what they are taken from, in f32.
         table |= get_decompositions([_ops._log_softmax.default, _ops._softmax.default])
+        table[_ops.native_dropout.default] = dropout_by_counter
     return table
 
 
