@@ -158,4 +158,5 @@ def worth_one_by_one(kernel: tile.KernelOp, multiprocessors: int) -> bool:
     count = product(kernel.grid.data)
     loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp)]
     unequal = any(isinstance(index.owner, tile.ProgramOp) for loop in loops for index in loop.indices)
-    return unequal and not kernel.paired and isinstance(count, int) and count < _MANY * multiprocessors
+    few = isinstance(count, int) and multiprocessors < count < _MANY * multiprocessors
+    return unequal and not kernel.paired and few
