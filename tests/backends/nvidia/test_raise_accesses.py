@@ -32,6 +32,8 @@ from .ptxas import assemble, needs_ptxas
 
 sys.path[:0] = [str(Path(__file__).parent)]
 from emulation import compile_like, emulate  # noqa: E402
+from ptx_machine import Memory  # noqa: E402
+from ptx_products import run_products  # noqa: E402
 
 TARGET = target_named("sm_90a")
 RANDOM = np.random.default_rng(3)
@@ -333,6 +335,7 @@ def test_two_blocks_are_beside_each_other_where_tiles_are_small() -> None:
     args = (*heads(2, 512, 64), 0.18, 512)
     kernel, launch = annotate(kernel_for(attention, args, D=64, BM=128, BN=64, CAUSAL=True), TARGET)
     assert integer(kernel, RESIDENT) == 2 and 2 * (launch.shared + 1024) <= TARGET.shared_per_block + 1024
+    assert not launch.persistent  # programs are of unequal length
     for block in range(2):
         check(protocol_of(kernel, (1, 1, 8), block=block, blocks=2, scalars={5: 512}), runs=3)
 
@@ -367,10 +370,36 @@ def of_many(addresses, sizes, count, TILES: tl.constexpr, BM: tl.constexpr, BN: 
         passed += here
 
 
-def test_operands_at_addresses_out_of_memory_use_the_tensor_cores() -> None:
-    n = 64
-    matrices = [RANDOM.standard_normal((n, n)).astype(np.float16) for _ in range(6)]
-    addresses = np.array([matrix.__array_interface__["data"][0] for matrix in matrices], np.int64)
-    options = {"TILES": 4, "BM": 32, "BN": 32, "BK": 64}
-    ptx = compile_like(of_many, (addresses, np.full(2, n, np.int32), 2), options, TARGET.arch).code.ptx
-    assert "mma.sync" in ptx and "ld.global.v4" in ptx
+def run_of_many(matrices: list[np.ndarray], n: int, programs: int, **options: Any) -> str:
+    """Launch it on a machine with the tensor cores of Hopper; gives its PTX."""
+    memory = Memory()
+    places = [memory.add(matrix) for matrix in matrices]
+    addresses, sizes = np.array(places, np.int64), np.full(len(matrices) // 3, n, np.int32)
+    code = compile_like(of_many, (addresses, sizes, len(sizes)), options, TARGET.arch)
+    given = [memory.add(addresses), memory.add(sizes), len(sizes), memory.add(np.zeros(1, np.int64)), 1, 1, programs]
+    launch = code.code.launches[code.name]
+    run_products(code.code.ptx, code.name, launch.threads, launch.shared, memory, given, programs)
+    for matrix, place in zip(matrices, places, strict=True):
+        matrix[...] = memory.read(place, matrix)
+    return code.code.ptx
+
+
+@pytest.mark.parametrize(("blocks", "warps"), [((64, 64, 64), 4), ((128, 64, 64), 8), ((128, 128, 64), 4)])
+def test_operands_at_addresses_out_of_memory_are_copied_ahead(blocks: tuple[int, int, int], warps: int) -> None:
+    n = 384
+    matrices = [(RANDOM.standard_normal((n, n)) / 8).astype(np.float16) for _ in range(6)]
+    sides = dict(zip(("BM", "BN", "BK"), blocks, strict=True))
+    ptx = run_of_many(matrices, n, 5, TILES=5, **sides, num_warps=warps)
+    assert "cp.async.cg" in ptx and "wgmma" in ptx
+    for a, b, c in (matrices[:3], matrices[3:]):
+        np.testing.assert_allclose(c, a.astype(float) @ b.astype(float), rtol=3e-3, atol=3e-3)
+
+
+@needs_ptxas
+@pytest.mark.parametrize("warps", [4, 8])
+def test_copies_of_threads_assemble(warps: int) -> None:
+    args = (np.zeros(6, np.int64), np.zeros(2, np.int32), 2)
+    options = {"TILES": 4, "BM": 128, "BN": 128, "BK": 64, "num_warps": warps}
+    code = compile_like(of_many, args, options, TARGET.arch)
+    found = assemble(code.code.ptx, TARGET.arch)
+    assert not found.error and not found.advice

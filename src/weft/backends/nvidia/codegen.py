@@ -36,6 +36,7 @@ from weft.backends.nvidia.reductions import emit_reduce
 from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
 from weft.backends.nvidia.row_roles import emit_streaming
 from weft.backends.nvidia.shared_memory import row_pitch
+from weft.backends.nvidia.staged_copies import emit_staged
 from weft.backends.nvidia.streaming import CopyOp, CopyRowsOp, ReadOp, StreamOp, WaitKeptOp
 from weft.backends.nvidia.strided_memory import emit_load, emit_pack, emit_store
 from weft.backends.nvidia.written import emit_written
@@ -169,7 +170,7 @@ class KernelCodegen:
             case StreamOp() | CopyOp() | CopyRowsOp() | ReadOp() | WaitKeptOp():
                 emit_streaming(self, op)
             case _:
-                if not emit_written(self, op):
+                if not emit_written(self, op) and not emit_staged(self, op):
                     emit_asynchronous(self, op)
 
     def _loop(self, op: tile.ForOp) -> None:
