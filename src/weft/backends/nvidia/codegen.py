@@ -22,7 +22,7 @@ from weft.backends.nvidia.control import emit_number
 from weft.backends.nvidia.dequantize import Decoder
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
-from weft.backends.nvidia.early_start import wait_for_kernel
+from weft.backends.nvidia.early_start import loop_that_asks_early, wait_for_kernel
 from weft.backends.nvidia.elements import emit_elements, emit_position
 from weft.backends.nvidia.exponentials import emit_added_exponentials, emit_exponentials
 from weft.backends.nvidia.extents import ConvertedLimits
@@ -91,7 +91,9 @@ class KernelCodegen:
             self.threads = Threads.of_block(b, self.launch.threads // WARP, self.launch.cluster)
             self.threads.prepare(self.layouts)
             self._place_program()
-        if self.launch.programmatic and not any(isinstance(op, StreamOp) for op in kernel.block.ops):
+        self.early = loop_that_asks_early(kernel) if self.launch.programmatic else None
+        streams = any(isinstance(op, StreamOp) for op in kernel.block.ops)
+        if self.launch.programmatic and not streams and self.early is None:
             wait_for_kernel(b)
         self.block(kernel.block)
         b.finish()
@@ -240,6 +242,8 @@ class KernelCodegen:
             return [*turn(number, carried), *following]
 
         initial = [*(self.tiles[value] for value in op.initial), *(ring.state for ring in rings), *load(i64(lower))]
+        if op is self.early:
+            wait_for_kernel(b)
         results = loop_with(b, i64(lower), i64(last), i64(step), initial, body, unrolled=False)
         self.tiles.update(zip(op.results, turn(i64(last), results)[:count], strict=True))
 
