@@ -1,5 +1,6 @@
-"""Products as people write kernels of them: with pointers, block pointers and descriptors, in loops of their own, and of
-matrices whose addresses are in memory."""
+"""Kernels of products: with pointers, block pointers and descriptors, in loops of their own, and of matrices whose
+addresses are in memory.
+"""
 
 # Kernels have no types.
 
