@@ -41,6 +41,7 @@ from weft.passes.inline_small import InlineSmall
 from weft.passes.lay_out_convolutions import LayOutConvolutions
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
+from weft.passes.read_chosen import ReadChosen
 from weft.passes.read_codes import ReadCodes
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.recognize_codes import RecognizeCodes
@@ -91,6 +92,7 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         SinkReshapes(whole=True),
         RecognizeCodes(),
         *([CodeWeights(config.quantize)] if config.quantize in CODES else []),
+        ReadChosen(),
         ReadCodes(),
         HoistConstants(),
         EliminateDead(),

@@ -21,6 +21,10 @@ def function(x: torch.Tensor) -> torch.Tensor:
     return z.sin() + y
 
 
+def assert_right(found: torch.Tensor, x: torch.Tensor) -> None:
+    torch.testing.assert_close(found.double(), function(x.double()), rtol=1e-4, atol=1e-4)
+
+
 def refuse(*arguments: Any) -> Any:
     raise LoweringError("no scans today")
 
@@ -32,7 +36,7 @@ def test_torch_carries_out_one_op(
     x = torch.randn(4, 9)
     with torch.no_grad(), caplog.at_level(logging.WARNING, logger="weft"):
         found = torch.compile(function, backend="weft")(x)
-    torch.testing.assert_close(found, function(x))
+    assert_right(found, x)
     (record,) = records
     assert record.source != "torch" and "no scans today" in caplog.text
     assert [fallback.target for fallback in record.fallbacks] == ["aten.cumsum.default"]
@@ -70,7 +74,7 @@ def test_memory_that_runs_out_while_compiling_is_told_to_the_caller_and_the_next
                 compiled(x)
         full[0] = False
         for _ in range(2):
-            torch.testing.assert_close(compiled(x), function(x))
+            assert_right(compiled(x), x)
     assert records[-1].source != "torch" and not records[-1].error
 
 
@@ -81,5 +85,6 @@ def test_gradients_after_memory_ran_out_while_compiling(full: list[bool]) -> Non
         compiled(x)
     full[0] = False
     (found,) = torch.autograd.grad(compiled(x).sum(), x)
-    (expected,) = torch.autograd.grad(function(x).sum(), x)
-    torch.testing.assert_close(found, expected)
+    wide = x.detach().double().requires_grad_()
+    (expected,) = torch.autograd.grad(function(wide).sum(), wide)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-3)

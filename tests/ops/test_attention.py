@@ -9,7 +9,8 @@ import pytest
 
 import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.reference.graph import run
-from weft.ir.types import Tensor, dtype_of_numpy
+from weft.errors import DTypeError, ShapeError
+from weft.ir.types import Tensor, dtype_of_numpy, f32, i64
 from weft.ops.base import REGISTRY
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 
@@ -77,3 +78,13 @@ def test_a_row_that_is_masked_by_the_lowest_number_has_the_mean(lowest: float) -
     found = run(q, k, v, mask)
     torch.testing.assert_close(found[:, :, 1], v.mean(-2))
     torch.testing.assert_close(found, torch.nn.functional.scaled_dot_product_attention(q, k, v, mask))
+
+
+def test_gradients_say_what_they_take() -> None:
+    rule: Any = REGISTRY["attention_gradients"].cls
+    q, k, rows = Tensor(f32, (2, 3, 5, 4)), Tensor(f32, (2, 7, 4)), Tensor(f32, (2, 3, 5))
+    assert rule.infer(q, q, k, k, rows, rows) == (q, k, k)
+    with pytest.raises(ShapeError, match="do not fit"):
+        rule.infer(q, q, q, q, rows, rows)
+    with pytest.raises(DTypeError, match="takes floats"):
+        rule.infer(q, q, k, k, Tensor(i64, (2, 3, 5)), rows)

@@ -11,7 +11,7 @@ from weft.backends.reference.graph import run
 from weft.config import CODES, Config
 from weft.errors import WeftError
 from weft.ir.attributes import to_attribute
-from weft.ir.types import DType, Tensor, bf16, f16, f32, tensor_of
+from weft.ir.types import DType, Tensor, bf16, f16, f32, i32, tensor_of
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 from weft.passes.code_weights import CodeWeights
 from weft.pipelines import nvidia_passes
@@ -80,3 +80,23 @@ def test_coding_freezes() -> None:
     assert Config.from_options({"quantize": "int4"}).freeze
     with pytest.raises(WeftError, match="constant"):
         Config.from_options({"quantize": "int4", "freeze": False})
+
+
+@pytest.mark.parametrize("form", CODES)
+def test_matrices_that_are_chosen_for_rows_are_coded_too(form: str) -> None:
+    tensors = {"x": Tensor(bf16, (3, 1, 128)), "w": Tensor(bf16, (4, 160, 128)), "chosen": Tensor(i32, (3,))}
+    function = FuncOp.make("f", tensors)
+    b = GraphBuilder(function.block)
+    x, w, chosen = function.block.args
+    product = b.dot(x, b.permute(b.take(w, chosen, dim=0), dims=(0, 2, 1)))
+    function.block.add_op(ReturnOp.make([product]))
+    function.attributes["constants"] = to_attribute((1,))
+    CodeWeights(form).apply(Context(), ModuleOp([function]))
+    function.verify()
+    assert sum(op.name == "graph.dequantize" for op in function.block.ops) == 1
+    rng = np.random.default_rng(0)
+    rows, weights = (rng.standard_normal(shape).astype(bf16.numpy) for shape in ((3, 1, 128), (4, 160, 128)))
+    places = np.array([3, 0, 3], np.int32)
+    (actual,) = run(function, [rows, weights, places])
+    exact = np.matmul(rows.astype(np.float64), weights.astype(np.float64)[places].transpose(0, 2, 1))
+    assert relative(actual, exact) < ERRORS[form]

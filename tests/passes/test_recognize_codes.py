@@ -52,6 +52,18 @@ def turned(b: GraphBuilder, x: Any, p: Any, s: Any) -> Any:
     return b.reshape(w, shape=(N, K))
 
 
+def of_floats(b: GraphBuilder, x: Any, p: Any, s: Any) -> Any:
+    q = nibbles(b, p, shape=(N, K // G, G))
+    sizes = b.bitwise_and(q, b.full_like(q, 7))
+    wide = b.cast(sizes, dtype=f32)
+    large = b.where(b.eq(sizes, b.full_like(sizes, 7)), b.full_like(wide, 6.0), b.sub(wide, b.full_like(wide, 2.0)))
+    value = b.where(b.lt(sizes, b.full_like(sizes, 5)), b.mul(wide, b.full_like(wide, 0.5)), large)
+    value = b.cast(b.where(b.gt(q, b.full_like(q, 7)), b.neg(value), value), dtype=bf16)
+    exponents = b.cast(s, dtype=f32)
+    powers = b.cast(b.exp2(b.sub(exponents, b.full_like(exponents, 127.0))), dtype=bf16)
+    return b.reshape(b.mul(value, b.reshape(powers, shape=(N, K // G, 1))), shape=(N, K))
+
+
 def scaled(b: GraphBuilder, x: Any, w: Any, s: Any) -> Any:
     return b.mul(b.cast(w, dtype=bf16), s)
 
@@ -113,6 +125,7 @@ CODES, FACTORS = Tensor(u8, (N, K // 2)), Tensor(bf16, (N, K // G))
         (scaled, [Tensor(f8e4m3, (N, K)), Tensor(bf16, ())], "e4m3"),
         (scaled, [Tensor(i8, (N, K)), Tensor(bf16, (N, 1))], "int8"),
         (unscaled, [Tensor(i8, (N, K))], "int8"),
+        (of_floats, [CODES, Tensor(u8, (N, K // G))], "e2m1"),
     ],
 )
 def test_codes_are_found(body: Callable[..., Any], tensors: list[Tensor], form: str) -> None:

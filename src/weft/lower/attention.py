@@ -241,6 +241,7 @@ class AttentionLowering:
 
     def _masked(self, scores: Value, masks: Sequence[SSAValue]) -> Value:
         emit = self.emit
+        scores = self._capped(scores)
         nothing = emit.constant(float("-inf"), self.dtype)
         for mask in masks:
             tensor = tensor_of(mask.type)
@@ -254,6 +255,19 @@ class AttentionLowering:
             column = emit.position(self.domain.column_index[0], i64)
             scores = emit.where(emit.math("ge", row, column), scores, nothing)
         return scores
+
+    def _capped(self, scores: Value) -> Value:
+        """Scores in units of powers of two that approach a limit, if they have one."""
+        cap: float = self.op.params.get("softcap", 0.0) * LOG2_E
+        if not cap:
+            return scores
+        emit = self.emit
+        # tanh(x) = 1 - 2 / (e^2x + 1)
+        power = emit.math("exp2", emit.math("mul", scores, emit.constant(2 * LOG2_E / cap, self.dtype)))
+        part = emit.math(
+            "div", emit.constant(2 * cap, self.dtype), emit.math("add", power, emit.constant(1.0, self.dtype))
+        )
+        return emit.math("sub", emit.constant(cap, self.dtype), part)
 
     def _added(self, scores: Value, mask: Value) -> Value:
         """Scores, in units of powers of two, and a mask of numbers that are added to them in units of powers of e."""

@@ -29,7 +29,7 @@ from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, simplif
 from weft.ir.types import Tensor, i32, tensor_of
 from weft.lower.attention import LOG2_E
 from weft.lower.blocked import BlockedKernel
-from weft.lower.domain import Domain, Run, fused
+from weft.lower.domain import Domain, Run, Variable, fused
 from weft.lower.emit import Axis, TileValue, register_dtype
 from weft.lower.evaluate import AddressRecorder, Source
 from weft.lower.kernels import Kernel, lower_group
@@ -120,11 +120,10 @@ class _Construction:
         self.member: Size = domain.row_index[-1]
         while domain.split(addresses := self._addresses()):
             self.member = domain.row_index[-1]
-        runs: dict[str, list[Run]] = {}
-        for number, letter in enumerate(_LETTERS):
-            parts = [variable for variable in domain.columns if variable.name.rstrip("hl") == f"c{number}"]
-            runs[letter] = [Run(tuple(parts))] if parts else []
-        self.runs = {letter: found[0] for letter, found in runs.items() if found}
+        parts: dict[str, list[Variable]] = {}
+        for variable in domain.columns:
+            parts.setdefault(_LETTERS[int(variable.name.strip("chl"))], []).append(variable)
+        self.runs = {letter: Run(tuple(variables)) for letter, variables in parts.items()}
         last = f"r{q.rank - 3}"
         self.lead = fused([variable for variable in domain.rows if variable.name.rstrip("hl") != last], addresses)
         self.within = [Run((variable,)) for variable in domain.rows if variable.name.rstrip("hl") == last]
@@ -147,7 +146,7 @@ class _Construction:
     # -- addresses -------------------------------------------------------------------------------------------------
 
     def _index(self, operand: int) -> list[Size]:
-        """Where the element of an operand lies: the gradient, queries, keys, values, or a number of each row."""
+        """Where the element of an operand lies: of the gradient, the queries, the keys or the values."""
         lead, (i, j, e, n) = self.domain.row_index[:-1], self.domain.column_index
         rows = [*lead, self.member, i]
         return [[*rows, n], [*rows, e], [*lead, j, e], [*lead, j, n]][operand]
@@ -196,9 +195,8 @@ class _Construction:
             attributes=dict(zip(("offset", "strides", "extents"), attributes, strict=True)),
             result_types=[tile.TileType.of(shape, tensor.dtype)],
         )
-        return TileValue(
-            self._tile_of(self.emit.cast(TileValue(self.emit.add(load), tensor.dtype), self.dtype)), self.dtype
-        )
+        loaded = TileValue(self.emit.add(load), tensor.dtype)
+        return TileValue(self._tile_of(self.emit.cast(loaded, self.dtype)), self.dtype)
 
     def _axes(self, letters: str) -> None:
         self.emit.axes.clear()

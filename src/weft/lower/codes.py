@@ -14,13 +14,15 @@ from xdsl.rewriter import Rewriter
 from weft.errors import LoweringError
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import Size, coefficient_of, floordiv, simplify, symbol
-from weft.ir.types import tensor_of
+from weft.ir.types import bf16, f16, tensor_of
+from weft.lower.chosen import Chosen
 from weft.lower.domain import Domain, Run
 from weft.lower.emit import KernelEmitter, TileValue, register_dtype
 from weft.lower.evaluate import AddressRecorder, Source
 from weft.ops.dot import Dot
 from weft.ops.layouts import Layout
 from weft.ops.quantized import FORMS, Dequantize, Form
+from weft.passes.claim_libraries import FEW_ROWS
 from weft.passes.constant_values import made_by
 from weft.tile import dialect as tile
 
@@ -34,15 +36,24 @@ class Codes:
     """What a product's weights [K, N] are made of: the op that widens codes [N, K * bits / 8]."""
 
     op: Dequantize
+    lead: tuple[Size, ...] = ()
+    """Where in codes the matrix stands, if they are those of many."""
 
     @classmethod
-    def of(cls, dot: Dot, layouts: dict[SSAValue, Layout], domain: Domain) -> Codes | None:
-        """The codes of a product's weights, if a kernel can read them as they are."""
+    def of(cls, dot: Dot, layouts: dict[SSAValue, Layout], chosen: Chosen | None = None) -> Codes | None:
+        """The codes of the weights of a product of few rows, if a GPU's kernel can read them as they are."""
+        result = tensor_of(dot.results[0].type)
+        *lead, rows, columns = result.shape
+        few = len(lead) == (chosen is not None) and isinstance(rows, int) and 0 < rows <= FEW_ROWS and columns != 1
+        if not few or result.dtype not in (f16, bf16):
+            return None
+        domain = Domain(result.shape, (tensor_of(dot.operands[0].type).shape[-1],))
         view = made_by(dot.operands[1], "graph.permute")
         source = view.operands[0] if view is not None and view.params["dims"] == (1, 0) else None
+        source = source if chosen is None else chosen.weights
         if not isinstance(source, OpResult) or not isinstance(source.op, Dequantize):
             return None
-        codes = cls(source.op)
+        codes = cls(source.op, () if chosen is None else (chosen.number,))
         word = _WORD // codes.form.bits
         group = codes.group
         whole = codes.depth % word == 0 and group % word == 0 and group & (group - 1) == 0
@@ -78,7 +89,7 @@ class Codes:
     def _stride(self, value: SSAValue, layouts: dict[SSAValue, Layout], domain: Domain) -> Size | None:
         """How far apart an operand's neighbours along K lie, if that is known."""
         recorder = AddressRecorder(layouts, space=domain.bounds | {_ALONG: tensor_of(value.type).shape[-1]})
-        recorder.at(Source(value, tensor_of(value.type)), [domain.row_index[-1], symbol(_ALONG)])
+        recorder.at(Source(value, tensor_of(value.type)), [*self.lead, domain.row_index[-1], symbol(_ALONG)])
         if len(recorder.addresses) != 1 or recorder.addresses[0].purpose != "load":
             return None
         split = coefficient_of(simplify(recorder.addresses[0].expr, recorder.space), _ALONG)
@@ -94,7 +105,7 @@ class Codes:
             emit.axes.clear()
             emit.tile_axis(_ALONG, tensor.shape[-1], 0, base, capacity)
             emit.tile_axis(columns.name, columns.size, 1, start, width)
-            found = emit.at(Source(value, tensor), [emit.domain.row_index[-1], symbol(_ALONG)])
+            found = emit.at(Source(value, tensor), [*self.lead, emit.domain.row_index[-1], symbol(_ALONG)])
             assert isinstance(found, TileValue)
             return _filled(found.ssa, (capacity, width))
 

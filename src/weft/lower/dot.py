@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from xdsl.ir import BlockArgument, OpResult, SSAValue
 
 from weft.ir.expr import Size, ceildiv, coefficient_of, floordiv, mod, product, simplify, symbol, symbols_of
-from weft.ir.types import DType, Tensor, bf16, f16, i8, tensor_of
+from weft.ir.types import DType, Tensor, i8, tensor_of
 from weft.lower.block_factors import BlockFactors, scaled
 from weft.lower.blocked import BlockedKernel, output_indices, store_outputs
+from weft.lower.chosen import Chosen
 from weft.lower.codes import Codes
 from weft.lower.domain import Domain, Run, Variable, fused
 from weft.lower.emit import TileValue, register_dtype
@@ -89,25 +90,14 @@ class _DotLowering:
         return self.dots[0]
 
     def kernel(self) -> Kernel:
-        self._split_domain(self._codes())
+        alone = self.dot if self.machine.is_gpu and len(self.dots) == 1 else None
+        self.chosen = Chosen.of(alone) if isinstance(alone, Dot) else None
+        self._split_domain(Codes.of(alone, self.layouts, self.chosen) if isinstance(alone, Dot) else None)
         if self.codes is not None and (len(self.domain.column_runs) != 1 or len(self.domain.row_runs) > 2):
             self._split_domain(None)
         outer = [run for run in self.domain.row_runs if run not in (self.m_run, self.n_run)]
         self.blocks = given_blocks(self.group, "dot") or self._chosen_blocks(outer, self.reads)
         return self._emit(outer)
-
-    def _codes(self) -> Codes | None:
-        """The codes that a product of few rows reads its weights from."""
-        shape = self.result.shape
-        few = len(shape) == 2 and isinstance(shape[0], int) and 0 < shape[0] <= FEW_ROWS and shape[1] != 1
-        if (
-            not self.machine.is_gpu
-            or not few
-            or self.result.dtype not in (f16, bf16)
-            or isinstance(self.dot, ScaledDot)
-        ):
-            return None
-        return Codes.of(self.dot, self.layouts, Domain(shape, (self.a_tensor.shape[-1],)))
 
     def _split_domain(self, codes: Codes | None) -> None:
         """Find the runs of M, N and K."""
@@ -126,7 +116,8 @@ class _DotLowering:
         row_runs, n_runs = fused(rows, reads.all), self._n_runs(columns, reads)
         domain.row_runs = [*row_runs, *n_runs]
         domain.column_runs = fused(domain.columns, reads.all)
-        self.m_run = row_runs[-1] if row_runs and not _uses(reads.b, row_runs[-1]) else None
+        apart = self.chosen is not None or not row_runs or _uses(reads.b, row_runs[-1])
+        self.m_run = None if apart else row_runs[-1]
         if self.panels is not None and self.m_run is not None and self.panels.batch > 1 and len(row_runs) == 1:
             self.m_run = None if self._batch_in(self.m_run) else self.m_run
         self.n_run = n_runs[-1] if n_runs else None
@@ -199,7 +190,13 @@ class _DotLowering:
         return [*self.domain.row_index[:-1], *self.domain.column_index]
 
     def _b_index(self) -> list[Size]:
+        if self.chosen is not None:
+            return [self.chosen.number, self.domain.row_index[-1], *self.domain.column_index]
         return [*self.domain.row_index[:-2], *self.domain.column_index, self.domain.row_index[-1]]
+
+    def _weights(self, dot: Dot | ScaledDot) -> SSAValue:
+        """A product's weights, or all of those that they are chosen from."""
+        return dot.operands[1] if self.chosen is None else self.chosen.weights
 
     def _record(self) -> _Reads:
         domain, reads = self.domain, _Reads()
@@ -208,7 +205,7 @@ class _DotLowering:
         recorder.at(Source(a, tensor_of(a.type)), self._a_index())
         reads.a = [address.expr for address in recorder.addresses]
         recorder.addresses.clear()
-        for b in [dot.operands[1] for dot in self.dots if self.panels is None and self.codes is None]:
+        for b in [self._weights(dot) for dot in self.dots if self.panels is None and self.codes is None]:
             recorder.at(Source(b, tensor_of(b.type)), self._b_index())
         reads.b = [address.expr for address in recorder.addresses]
         recorder.addresses.clear()
@@ -244,11 +241,15 @@ class _DotLowering:
         )
         self.emit = kernel.emit
         bm, bn, _ = self.blocks.sides
+        # Rows with the same weights come one after the other.
+        n_base = kernel.start_of(self.n_run, bn) if self.n_run and self.chosen else 0
         for run in outer:
             kernel.program(run)
-        n_base = kernel.start_of(self.n_run, bn) if self.n_run else 0
+        n_base = kernel.start_of(self.n_run, bn) if self.n_run and not self.chosen else n_base
         m_base = kernel.start_of(self.m_run, bm) if self.m_run else 0
         self.bases |= {"m": m_base, "n": n_base}
+        if self.chosen is not None:
+            self.chosen.find(self.emit, self.domain.row_index[0])
         totals, count = self._products(), len(self.dots)
         for piece in range(self._pieces):
             self._axes("m", "n", piece)
@@ -360,7 +361,7 @@ class _DotLowering:
                     matrix = matrix * size + position
             place = matrix, self.domain.row_index[-1], self.domain.column_index[0]
             return packed_tile(self.emit, weight_of(dot), self.panels, place, shape, self.k_run)
-        return self._tile(dot.operands[1], self._b_index(), shape, dtype)
+        return self._tile(self._weights(dot), self._b_index(), shape, dtype)
 
     def _added(
         self, a: SSAValue, b: SSAValue, total: SSAValue | None, type_: tile.TileType, factors: Sequence[Value]

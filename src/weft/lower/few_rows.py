@@ -38,14 +38,14 @@ def choose_streaming_tiles(
     m: int, n: Size, k: Size, batch: Size, machine: Machine, bits: int = 16
 ) -> tuple[int, int, int]:
     """The tiles of a product [m, k] x [k, n] with weights of so many bits."""
-    read = READ[bits]
+    read, rows = READ[bits], ceil(m / 8) * 16 / bits
     if not isinstance(n, int) or not isinstance(k, int) or not isinstance(batch, int):
         columns, warps = _COLUMNS[0], _WARPS[0]
     elif bits == 16 and machine.brings_rows and (columns := _brought(m, n, k, batch, machine)):
         return m, columns, _PIECE // columns
     else:
         choices = [(c, w) for w in _WARPS for c in _COLUMNS if w * read // c < 2 * k or w == _WARPS[0]]
-        columns, warps = min(choices, key=lambda c: _cost(m, *c, batch * ceil(n / c[0]) / machine.multiprocessors))
+        columns, warps = min(choices, key=lambda c: _cost(rows, *c, batch * ceil(n / c[0]) / machine.multiprocessors))
     depth = warps * read // columns
     least = 16 if bits == 16 else _LANES * _LEAST * 8 // bits
     while isinstance(k, int) and depth > least and depth // 2 >= k:
@@ -68,11 +68,14 @@ def _brought(m: int, n: int, k: int, batch: int, machine: Machine) -> int:
     return min(whole, key=cost, default=0) if batch * n * k * 2 >= LEAST_BROUGHT else 0
 
 
-def _cost(m: int, columns: int, warps: int, programs: float) -> float:
-    """How long it takes with so many programs a multiprocessor, for each byte that is read."""
+def _cost(rows: float, columns: int, warps: int, programs: float) -> float:
+    """How long it takes with so many programs a multiprocessor, for each byte that is read.
+
+    The other operand has `rows` times 8 rows of as many bytes as weights have.
+    """
     room = _ROOM // warps
     # All run at once, or some come when others are done: then the memory has less to do at the end.
     busiest = ceil(programs) if programs <= room else programs + 0.5
     waiting = min(ceil(programs), room) * warps
-    again = _ROWS_AGAIN * ceil(m / 8) * 16 / columns
+    again = _ROWS_AGAIN * rows * 16 / columns
     return busiest / programs * (max(1.0, _ENOUGH / waiting) + again)

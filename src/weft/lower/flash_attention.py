@@ -78,7 +78,8 @@ class FlashLowering(AttentionLowering):
         row = self.runs["i"].name if "i" in self.runs else ""
         self.rows = Rows(row, self.runs["j"].name, first, bi, self.keys)
         self.masks = read_masks(self)
-        self.unit = 1.0 if self.masks.added else self._scale
+        self.capped = bool(self.op.params.get("softcap"))
+        self.unit = 1.0 if self.masks.added or self.capped else self._scale
         self.range = self.masks.range
         self.lowest = minimum(floordiv(self.range.lower, bj), ceildiv(self.keys, bj) - 1)
         self.visited = maximum(ceildiv(self.range.upper, bj), self.lowest + 1)
@@ -214,8 +215,10 @@ class FlashLowering(AttentionLowering):
         """Scores in units of `unit`, with nothing where a key does not count."""
         emit = self.emit
         self.bases["j"] = start
+        if self.unit == 1.0:
+            scores = self._capped(emit.math("mul", scores, self._constant(self._scale)))
         for mask in self.masks.added:
-            scores = self._added(emit.math("mul", scores, self._constant(self._scale)), self._mask_tile(mask))
+            scores = self._added(scores, self._mask_tile(mask))
         if not masked:
             return scores
         nothing = self._constant(float("-inf"))

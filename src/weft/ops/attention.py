@@ -34,6 +34,8 @@ def _samples() -> list[Sample]:
         Sample((*small, Input((5, 7))), {"causal": False, "scale": 0.5}, _DTYPES),
         Sample((*small, Input((2, 1, 1, 7), dtype=boolean)), {"causal": False, "scale": 0.5}, _DTYPES),
         Sample((*small, Input((3, 5, 7), dtype=boolean)), {"causal": True, "scale": 0.5}, _DTYPES),
+        Sample((*small, Input((5, 7))), {"causal": False, "scale": 0.5, "softcap": 1.5}, _DTYPES),
+        Sample(wide, {"causal": True, "scale": 0.3, "softcap": 2.0}, _DTYPES),
         Sample(inputs((2, 0), 3, 4, 2, 2), {"causal": False, "scale": 0.5}, _DTYPES),
     ]
 
@@ -62,15 +64,23 @@ class AnyAttention(Structured):
             )
         for mask in masks:
             scores = (*lead, *rows, k.shape[-2])
-            if mask.dtype not in (boolean, dtype) or broadcast_shapes(mask.shape, scores) != scores:
-                raise ShapeError(f"attention: the mask {mask} does not broadcast to {scores}, or is not {dtype}")
+            if mask.dtype not in (boolean, dtype, f32) or broadcast_shapes(mask.shape, scores) != scores:
+                raise ShapeError(f"attention: the mask {mask} does not broadcast to {scores}, or is not {dtype} or f32")
         return Tensor(dtype, (*lead, *rows, v.shape[-1]))
 
     @staticmethod
-    def vjp(b: GraphBuilder, grads: Values, operands: Values, results: Values, causal: bool, scale: float) -> Gradients:
+    def vjp(
+        b: GraphBuilder,
+        grads: Values,
+        operands: Values,
+        results: Values,
+        causal: bool,
+        scale: float,
+        softcap: float = 0.0,
+    ) -> Gradients:
         dtype = b.tensor(operands[0]).dtype
         g, q, k, v = (widened(b, value) for value in (grads[0], *operands[:3]))
-        shares = _shares(b, q, k, operands[3:], causal, scale)
+        capped, shares = _shares(b, q, k, operands[3:], causal, scale, softcap)
         on_shares = b.dot(g, transposed(b, v))
         last = (b.tensor(shares).rank - 1,)
         mean = b.sum(b.mul(on_shares, shares), dims=last, keep=True)
@@ -78,21 +88,25 @@ class AnyAttention(Structured):
             mean = b.sub(mean, b.reshape(on_lse, shape=(*b.tensor(on_lse).shape, 1)))
         on_scores = b.mul(shares, b.sub(on_shares, mean))
         scaled = b.mul(on_scores, b.full_like(on_scores, scale))
+        if softcap:  # the derivative of a tanh is 1 - tanh²
+            share = b.div(capped, b.full_like(capped, softcap))
+            scaled = b.mul(scaled, b.sub(b.full_like(share, 1), b.mul(share, share)))
         found = [b.dot(scaled, k), b.dot(transposed(b, scaled), q), b.dot(transposed(b, shares), g)]
         gradients: list[SSAValue | None] = [narrowed(b, value, dtype) for value in found]
         for mask in operands[3:]:
-            gradients.append(None if b.tensor(mask).dtype == boolean else narrowed(b, on_scores, dtype))
+            kind = b.tensor(mask).dtype
+            gradients.append(None if kind == boolean else narrowed(b, on_scores, kind))
         return tuple(gradients)
 
     @classmethod
-    def batch(cls, b: GraphBuilder, operands: Values, batched: Sequence[bool], causal: bool, scale: float) -> Any:
+    def batch(cls, b: GraphBuilder, operands: Values, batched: Sequence[bool], **params: Any) -> Any:
         size = batch_size(b, operands, batched)
         tensors = [with_batch(b, x, flag, size) for x, flag in zip(operands[:3], batched[:3], strict=True)]
         rank = b.tensor(tensors[0]).rank - 1
         masks = [
             align_batched(b, mask, rank) if flag else mask for mask, flag in zip(operands[3:], batched[3:], strict=True)
         ]
-        return b.emit(cls.name.removeprefix("graph."), *tensors, *masks, causal=causal, scale=scale)
+        return b.emit(cls.name.removeprefix("graph."), *tensors, *masks, **params)
 
 
 @op("attention", onnx="Attention", samples=_samples())
@@ -101,7 +115,7 @@ class Attention(AnyAttention):
 
     An optional fourth operand, broadcast to [..., L, S], is a mask: numbers are added, and where booleans are false the
     key does not count. If `causal`, row i attends to keys 0 to i. A row without any key is zero. Narrow floats are
-    computed in f32.
+    computed in f32. With a `softcap` c, scores are c · tanh(score / c) before they are masked.
     """
 
     @classmethod
@@ -111,9 +125,9 @@ class Attention(AnyAttention):
     @staticmethod
     @rounded_once
     def reference(
-        q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None = None, *, causal: bool, scale: float
+        q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None = None, **params: Any
     ) -> np.ndarray:
-        return _attended(q, k, v, mask, causal, scale)[0]
+        return _attended(q, k, v, mask, **params)[0]
 
 
 @op("attention_with_lse", samples=_samples())
@@ -130,19 +144,27 @@ class AttentionWithLse(AnyAttention):
 
     @staticmethod
     def reference(
-        q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None = None, *, causal: bool, scale: float
+        q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None = None, **params: Any
     ) -> tuple[np.ndarray, np.ndarray]:
         wide = np.float64 if q.dtype == np.float64 else np.float32
         given = mask if mask is None or mask.dtype == np.bool_ else mask.astype(wide)
-        out, lse = _attended(q.astype(wide), k.astype(wide), v.astype(wide), given, causal, scale)
+        out, lse = _attended(q.astype(wide), k.astype(wide), v.astype(wide), given, **params)
         return out.astype(q.dtype), lse
 
 
 def _attended(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None, causal: bool, scale: float
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    mask: np.ndarray | None,
+    causal: bool,
+    scale: float,
+    softcap: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The sums of values, and the logarithm of the sum of powers of each row."""
     scores = np.matmul(q, np.swapaxes(k, -1, -2)) * q.dtype.type(scale)
+    if softcap:
+        scores = np.tanh(scores / q.dtype.type(softcap)) * q.dtype.type(softcap)
     if mask is not None:
         scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask
     if causal:
@@ -156,16 +178,23 @@ def _attended(
     return (np.matmul(powers, v) / np.where(total == 0, 1, total)).astype(q.dtype), lse.astype(q.dtype)
 
 
-def _shares(b: GraphBuilder, q: SSAValue, k: SSAValue, masks: Values, causal: bool, scale: float) -> SSAValue:
-    """The weights of the values: the softmax of the scores, zero in a row without any key."""
+def _shares(
+    b: GraphBuilder, q: SSAValue, k: SSAValue, masks: Values, causal: bool, scale: float, softcap: float
+) -> tuple[SSAValue, SSAValue]:
+    """The scores before they are masked, and the weights of values: their softmax, zero in a row without any key."""
     scores = b.dot(q, transposed(b, k))
     scores = b.mul(scores, b.full_like(scores, scale))
+    if softcap:
+        cap = b.full_like(scores, softcap)
+        scores = b.mul(b.tanh(b.div(scores, cap)), cap)
+    unmasked = scores
     nothing = b.full_like(scores, float("-inf"))
     for mask in masks:
         if b.tensor(mask).dtype == boolean:
             scores = b.where(mask, scores, nothing)
         else:
-            scores = b.add(scores, widened(b, mask))
+            wide = b.tensor(scores).dtype
+            scores = b.add(scores, mask if b.tensor(mask).dtype == wide else b.cast(mask, dtype=wide))
     *_, rows, columns = b.tensor(scores).shape
     if causal:
         row = b.iota(shape=(rows, 1), dim=0, dtype=i64)
@@ -175,4 +204,4 @@ def _shares(b: GraphBuilder, q: SSAValue, k: SSAValue, masks: Values, causal: bo
     zero, one = b.full_like(scores, 0), b.full_like(scores, 1)
     powers = b.exp(b.sub(scores, b.where(b.eq(greatest, nothing), zero, greatest)))
     total = b.sum(powers, dims=last, keep=True)
-    return b.div(powers, b.where(b.eq(total, zero), one, total))
+    return unmasked, b.div(powers, b.where(b.eq(total, zero), one, total))

@@ -17,7 +17,7 @@ from weft.ops.base import viewed
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp
 from weft.ops.layouts import BLAS_LARGEST
-from weft.passes.build_groups import CLAIM, WIDENS
+from weft.passes.build_groups import CLAIM, INLINED, WIDENS
 from weft.passes.constant_values import constant_arguments
 from weft.passes.convolve_by_products import ROWS_OF_WINDOWS
 
@@ -74,7 +74,14 @@ def is_for_tensor_cores(dot: Dot) -> bool:
     """Whether a generated kernel multiplies as fast as the library: 16-bit operands, and work for all of a GPU."""
     a, b, result = (tensor_of(value.type) for value in (*dot.operands, dot.results[0]))
     sides = result.dtype, result.shape, a.shape[-1]
-    return a.dtype == b.dtype == result.dtype and (worth_tensor_cores(*sides) or worth_streaming(*sides))
+    own = worth_tensor_cores(*sides) or worth_streaming(*sides) or _reads_chosen(dot)
+    return a.dtype == b.dtype == result.dtype and own
+
+
+def _reads_chosen(dot: Dot) -> bool:
+    """Whether a product reads matrices where they lie that are chosen for its rows (`read_chosen`)."""
+    weights = viewed(dot.operands[1])
+    return isinstance(weights, OpResult) and weights.op.name == "graph.take" and INLINED in weights.op.attributes
 
 
 def worth_tensor_cores(dtype: DType, shape: Sequence[Size], depth: Size) -> bool:

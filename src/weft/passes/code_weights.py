@@ -10,7 +10,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 from xdsl.context import Context
@@ -21,7 +23,9 @@ from xdsl.passes import ModulePass
 from weft.ir.types import bf16, f8e4m3, f16, f32, i8, i32, tensor_of, u8
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GraphBuilder
-from weft.passes.constant_values import fixed_values, made_by
+from weft.ops.index import Take
+from weft.passes.constant_values import fixed_values
+from weft.passes.read_chosen import chosen_by, weights_of
 
 _LEAST_SIDE = 128
 """Smaller weights take little memory, and their products little time."""
@@ -53,27 +57,38 @@ class CodeWeights(ModulePass):
                     self._rewrite(function, dot, fixed, known)
 
     def _rewrite(self, function: FuncOp, dot: Dot, fixed: set[SSAValue], known: dict[SSAValue, _Coded]) -> None:
-        x, right = dot.operands
-        view = made_by(right, "graph.permute")
-        if right not in fixed or x in fixed or view is None or view.params["dims"] != (1, 0):
+        weight = weights_of(dot)
+        if weight is None or weight not in fixed or dot.operands[0] in fixed or not _reads_argument(weight):
             return
-        weight = view.operands[0]
         tensor = tensor_of(weight.type)
-        n, k = tensor.shape
-        if tensor.dtype not in (bf16, f16) or not _reads_argument(weight):
+        *lead, k = (size for size in tensor.shape if isinstance(size, int))
+        if tensor.dtype not in (bf16, f16) or len(lead) + 1 != tensor.rank:
             return
-        if not isinstance(n, int) or not isinstance(k, int) or min(n, k) < _LEAST_SIDE or k % _GROUPS.get(self.form, 8):
+        if min(lead[-1], k) < _LEAST_SIDE or k % _GROUPS.get(self.form, 8):
             return
         b = GraphBuilder(function.block, dot.location, before=dot)
         if weight not in known:
-            known[weight] = _coded(b, weight, self.form, n, k)
-        coded = known[weight]
-        made = b.dot(x, b.permute(coded.weights, dims=(1, 0)))
+            known[weight] = _coded(b, weight, self.form, tuple(lead), k)
+        coded, take = known[weight], chosen_by(dot)
+        if take is None:
+            made = b.dot(dot.operands[0], b.permute(coded.weights, dims=(1, 0)))
+        else:
+            chosen = b.take(coded.weights, take.operands[1], dim=0)
+            made = b.dot(dot.operands[0], b.permute(chosen, dims=(0, 2, 1)))
         if coded.factor is not None:
-            made = b.cast(b.mul(b.cast(made, dtype=f32), coded.factor), dtype=tensor.dtype)
+            made = b.cast(b.mul(b.cast(made, dtype=f32), _factor(b, coded.factor, take)), dtype=tensor.dtype)
         dot.results[0].replace_all_uses_with(made)
         dot.detach()
         dot.erase()
+
+
+def _factor(b: GraphBuilder, factor: SSAValue, take: Take | None) -> SSAValue:
+    """What a product is multiplied by: of many matrices, the factors of those that are chosen for its rows."""
+    if take is None or not b.tensor(factor).rank:
+        return factor
+    found = b.take(factor, take.operands[1], dim=0)
+    rows, columns = b.tensor(found).shape
+    return b.reshape(found, shape=(rows, 1, columns))
 
 
 @dataclass(frozen=True)
@@ -84,14 +99,21 @@ class _Coded:
     factor: SSAValue | None = None
 
 
-def _coded(b: GraphBuilder, weight: SSAValue, form: str, n: int, k: int) -> _Coded:
-    dtype, wide = tensor_of(weight.type).dtype, b.cast(weight, dtype=f32)
+def _coded(b: GraphBuilder, weight: SSAValue, form: str, lead: tuple[int, ...], k: int) -> _Coded:
+    n = prod(lead)
+    dtype, wide = tensor_of(weight.type).dtype, b.cast(b.reshape(weight, shape=(n, k)), dtype=f32)
+
+    def whole(parts: Sequence[SSAValue], kind: str) -> SSAValue:
+        """The weights that codes, and factors, stand for, in all their dimensions."""
+        shaped = [b.reshape(part, shape=(*lead, b.tensor(part).shape[-1])) for part in parts]
+        return b.dequantize(*shaped, form=kind, dtype=dtype)
+
     if form in ("int8", "fp8"):
         scales = _scales(b, wide, _LARGEST[form])
         scaled = b.div(wide, scales)
         codes = b.cast(b.round(scaled), dtype=i8) if form == "int8" else b.cast(scaled, dtype=f8e4m3)
         kind = "int8" if form == "int8" else "e4m3"
-        return _Coded(b.dequantize(codes, form=kind, dtype=dtype), b.reshape(scales, shape=(n,)))
+        return _Coded(whole([codes], kind), b.reshape(scales, shape=lead))
     groups = b.reshape(wide, shape=(n, k // _GROUPS[form], _GROUPS[form]))
     flat = (n, k // _GROUPS[form])
     if form.startswith("int4"):
@@ -99,15 +121,14 @@ def _coded(b: GraphBuilder, weight: SSAValue, form: str, n: int, k: int) -> _Cod
         scaled = b.round(b.div(groups, b.cast(scales, dtype=f32)))
         limited = b.maximum(b.minimum(scaled, b.full_like(scaled, 7.0)), b.full_like(scaled, -8.0))
         codes = b.cast(b.add(limited, b.full_like(limited, 8.0)), dtype=u8)
-        parts = _two_in_a_byte(b, codes, n, k), b.reshape(scales, shape=flat)
-        return _Coded(b.dequantize(*parts, form="int4", dtype=dtype))
+        return _Coded(whole([_two_in_a_byte(b, codes, n, k), b.reshape(scales, shape=flat)], "int4"))
     factor: SSAValue | None = None
     if form == "mxfp4":
         scales, spread = _powers(b, groups)
     else:
         scales, spread, factor = _two_levels(b, wide, groups)
     codes = _two_in_a_byte(b, _nearest_e2m1(b, b.div(groups, spread)), n, k)
-    return _Coded(b.dequantize(codes, b.reshape(scales, shape=flat), form="e2m1", dtype=dtype), factor)
+    return _Coded(whole([codes, b.reshape(scales, shape=flat)], "e2m1"), factor)
 
 
 def _scales(b: GraphBuilder, value: SSAValue, most: float) -> SSAValue:

@@ -42,7 +42,8 @@ class Probe:
 
     def value(self, value: SSAValue, index: Sequence[int]) -> np.ndarray:
         """A tensor's element at an index."""
-        return self.at(_Read(value, tensor_of(value.type)), index).array
+        with np.errstate(all="ignore"):
+            return self.at(_Read(value, tensor_of(value.type)), index).array
 
     def at(self, operand: Any, index: Sequence[Size], mask: Any = None, other: float = 0) -> Sampled:
         value: SSAValue = operand.value

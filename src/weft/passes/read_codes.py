@@ -16,8 +16,9 @@ from weft.ops.base import View
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp
 from weft.ops.quantized import Dequantize
-from weft.passes.build_groups import INLINED
+from weft.passes.build_groups import INLINED, is_free
 from weft.passes.claim_libraries import worth_streaming
+from weft.passes.read_chosen import chosen_by
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class ReadCodes(ModulePass):
 
 def _readers(value: SSAValue) -> Iterator[Operation]:
     for use in value.uses:
-        if isinstance(use.operation, View):
+        if isinstance(use.operation, View) or is_free(use.operation):
             yield from _readers(use.operation.results[0])
         else:
             yield use.operation
@@ -49,5 +50,6 @@ def _readers(value: SSAValue) -> Iterator[Operation]:
 def _is_narrow(op: Operation) -> bool:
     if not isinstance(op, Dot):
         return False
-    result = tensor_of(op.results[0].type)
-    return worth_streaming(result.dtype, result.shape, tensor_of(op.operands[0].type).shape[-1])
+    shape = tensor_of(op.results[0].type).shape
+    shape = shape if chosen_by(op) is None else shape[1:]
+    return worth_streaming(tensor_of(op.results[0].type).dtype, shape, tensor_of(op.operands[0].type).shape[-1])

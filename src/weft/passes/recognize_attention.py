@@ -276,13 +276,13 @@ def _with_better_mask(b: GraphBuilder, op: AnyAttention) -> Sequence[SSAValue]:
         return ()
     shape = (*tensor_of(q.type).shape[:-1], tensor_of(k.type).shape[-2])
     masks = Masks(shape, safe=True, causal=op.params["causal"])
-    dtype = tensor_of(q.type).dtype
+    dtype = tensor_of(mask[0].type).dtype if tensor_of(mask[0].type).dtype.is_float else tensor_of(q.type).dtype
     known = masks.keep(mask[0]) if not tensor_of(mask[0].type).dtype.is_float else masks.add(mask[0])
     if not known:
         return ()
     better, causal = masks.combined(b, dtype)
     if list(better) == mask and causal == op.params["causal"]:
         return ()
-    made = type(op).make(q, k, v, *better, location=b.location, causal=causal, scale=op.params["scale"])
+    made = type(op).make(q, k, v, *better, location=b.location, **op.params | {"causal": causal})
     b.insert(made)
     return made.results

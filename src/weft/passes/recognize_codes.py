@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import ClassVar
 
 import numpy as np
@@ -20,13 +21,14 @@ from xdsl.passes import ModulePass
 
 from weft.errors import WeftError
 from weft.ir.expr import product
-from weft.ir.types import DType, Tensor, bf16, f16, f32, tensor_of
+from weft.ir.types import DType, Tensor, bf16, f16, f32, tensor_of, u8
 from weft.ops.base import Elementwise, GraphOp
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GraphBuilder
 from weft.ops.quantized import FORMS, SCALES, dequantized
 from weft.passes.constant_values import made_by, number_of
 from weft.passes.probe import Probe
+from weft.passes.read_chosen import weights_of
 
 _LEAST_GROUP = 16
 _VIEWS = ("graph.reshape", "graph.broadcast", "graph.permute")
@@ -54,10 +56,7 @@ class RecognizeCodes(ModulePass):
 
 
 def _recognize(function: FuncOp, dot: Dot) -> None:
-    view = made_by(dot.operands[1], "graph.permute")
-    if view is None or view.params["dims"] != (1, 0):
-        return
-    weight = view.operands[0]
+    weight = weights_of(dot)
     if not isinstance(weight, OpResult) or weight.op.name == "graph.dequantize":
         return
     found = _Candidate.of(weight)
@@ -66,6 +65,7 @@ def _recognize(function: FuncOp, dot: Dot) -> None:
     for form in FORMS:
         if FORMS[form].dtype == tensor_of(found.codes.type).dtype and found.is_coded(form):
             b = GraphBuilder(function.block, weight.op.location, before=weight.op)
+            found.scales = None if found.scales is None else _exponents(found.scales)
             weight.replace_all_uses_with(found.built(b, form))
             return
 
@@ -84,7 +84,7 @@ class _Candidate:
     @classmethod
     def of(cls, weight: SSAValue) -> _Candidate | None:
         tensor = tensor_of(weight.type)
-        if tensor.dtype not in _TOLERANCE or not tensor.is_static or tensor.rank != 2:
+        if tensor.dtype not in _TOLERANCE or not tensor.is_static:
             return None
         leaves = list(dict.fromkeys(_leaves(weight, _size(weight) // 2)))
         if None in leaves:
@@ -109,10 +109,14 @@ class _Candidate:
         return tensor_of(self.weight.type)
 
     @property
+    def lead(self) -> tuple[int, ...]:
+        """All sides but K."""
+        return tuple(int(size) for size in self.tensor.shape[:-1])  # type: ignore[arg-type]
+
+    @property
     def sides(self) -> tuple[int, int]:
-        n, k = self.tensor.shape
-        assert isinstance(n, int) and isinstance(k, int)
-        return n, k
+        """How many rows there are, and K."""
+        return prod(self.lead), int(self.tensor.shape[-1])  # type: ignore[arg-type]
 
     def is_coded(self, form: str) -> bool:
         """Whether the weights are what codes of a form stand for."""
@@ -132,7 +136,7 @@ class _Candidate:
         for row, column in self._places(rng):
             probe = Probe(known)
             try:
-                actual = probe.value(self.weight, (row, column))
+                actual = probe.value(self.weight, (*map(int, np.unravel_index(row, self.lead)), column))
             except WeftError:
                 return False
             if probe.places.get(self.codes) != {row * (k // together) + column // together}:
@@ -172,22 +176,24 @@ class _Candidate:
             if straight != turned:
                 self.turned[factor] = False
             return True
-        if self.turned.get(factor, True) is True and places == turned:
+        if self.turned.get(factor, True) is True and places == turned and len(self.lead) == 1:
             self.turned[factor] = True
             return True
         return False
 
     def built(self, b: GraphBuilder, form: str) -> SSAValue:
         n, k = self.sides
-        operands = [b.reshape(self.codes, shape=(n, k // FORMS[form].together))]
+        operands = [b.reshape(self.codes, shape=(*self.lead, k // FORMS[form].together))]
         for factor in (self.scales, self.zeros):
             if factor is not None and _size(factor) == 1:
-                operands.append(b.broadcast(b.reshape(factor, shape=(1, 1)), shape=(n, 1)))
+                one = b.reshape(factor, shape=(1,) * (len(self.lead) + 1))
+                operands.append(b.broadcast(one, shape=(*self.lead, 1)))
             elif factor is not None:
                 count = _size(factor) // n
                 turned = self.turned.get(factor, False)
-                flat = b.reshape(factor, shape=(count, n) if turned else (n, count))
-                operands.append(b.permute(flat, dims=(1, 0)) if turned else flat)
+                flat = b.reshape(factor, shape=(count, n) if turned else (*self.lead, count))
+                flat = b.permute(flat, dims=(1, 0)) if turned else flat
+                operands.append(b.reshape(flat, shape=(*self.lead, count)))
         return b.dequantize(*operands, form=form, dtype=self.tensor.dtype)
 
 
@@ -201,8 +207,8 @@ def _leaves(value: SSAValue, least: int) -> Iterator[SSAValue | None]:
     if number_of(value) is not None:
         return
     op = value.op if isinstance(value, OpResult) and isinstance(value.op, GraphOp) else None
-    if op is None or _size(value) < least:
-        yield _integers(value)
+    if op is None or (_size(value) < least and least > 1):
+        yield _narrowest(value) if _size(value) > 1 else value
     elif isinstance(op, Elementwise) or op.name in _VIEWS or _is_stack(op):
         for operand in op.operands:
             yield from _leaves(operand, least)
@@ -210,14 +216,34 @@ def _leaves(value: SSAValue, least: int) -> Iterator[SSAValue | None]:
         yield None
 
 
-def _integers(value: SSAValue) -> SSAValue:
-    """The integers that a value is a cast of, seen through views; itself, if it is none."""
-    source = value
-    while (op := made_by(source, *_VIEWS, "graph.cast")) is not None:
+def _narrowest(value: SSAValue) -> SSAValue:
+    """What a value is a widening cast of, seen through views; itself, if it is none."""
+    source = found = value
+    while (op := made_by(source, *_VIEWS, "graph.cast")) is not None and _size(op.operands[0]) == _size(value):
         source = op.operands[0]
-        if tensor_of(source.type).dtype.is_integer and not tensor_of(value.type).dtype.is_integer:
-            return source
-    return value
+        kept, dtype = tensor_of(source.type).dtype, tensor_of(value.type).dtype
+        if kept.is_integer or (kept.is_float and dtype.is_float and kept.bits < dtype.bits):
+            found = source
+    return found
+
+
+def _exponents(scales: SSAValue) -> SSAValue:
+    """The exponents of 8 bits that powers of two are computed from; the powers, if they are not."""
+    leaves = [leaf for leaf in dict.fromkeys(_leaves(scales, 1)) if leaf is not None]
+    if len(leaves) != 1 or tensor_of(leaves[0].type).dtype != u8 or _size(leaves[0]) != _size(scales):
+        return scales
+    known = np.arange(_CODES, dtype=np.uint8)
+    shape = [int(size) for size in tensor_of(scales.type).shape]  # type: ignore[arg-type]
+    for place in {0, _size(scales) // 3, _size(scales) - 1}:
+        probe = Probe({leaves[0]: known})
+        try:
+            powers = probe.value(scales, [int(i) for i in np.unravel_index(place, shape)]).astype(np.float32)
+        except WeftError:
+            return scales
+        normal = slice(1, _CODES - 2)
+        if probe.places != {leaves[0]: {place}} or not (powers[normal] == 2.0 ** (known[normal] - 127.0)).all():
+            return scales
+    return leaves[0]
 
 
 def _is_stack(op: GraphOp) -> bool:

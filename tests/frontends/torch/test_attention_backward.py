@@ -39,6 +39,7 @@ class Backward:
     dropout: float = 0.0
     causal: bool = True
     mask: bool = False
+    scale: float = 0.5
 
     def graph(self) -> fx.GraphModule:
         with FakeTensorMode():
@@ -65,7 +66,7 @@ class Backward:
             call = ATEN._scaled_dot_product_flash_attention_backward
             return call(*first, None, None, *lengths, self.dropout, self.causal, seed, seed)
         call = ATEN._scaled_dot_product_cudnn_attention_backward
-        return call(*first, seed, seed, bias, None, None, *lengths, self.dropout, self.causal, scale=0.5)
+        return call(*first, seed, seed, bias, None, None, *lengths, self.dropout, self.causal, scale=self.scale)
 
 
 def steps(strict: bool = False, **options: Any) -> list[str]:
@@ -125,5 +126,12 @@ def test_the_fastest_library_gives_way_to_long_causal_attention_and_where_asked_
     assert steps(library="cudnn", length=1024, causal=False) == [library]
     assert steps(library="cudnn") == [library]
     assert steps(library="cudnn", strict=True) == ["cast", "attention", "attention", "attention"]
-    with pytest.raises(UnsupportedError, match="with a mask"):
-        steps(library="cudnn", strict=True, mask=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"mask": True}, "with a mask"), ({"dropout": 0.5}, "with dropout"), ({"scale": 0.0}, "scaled to zero")],
+)
+def test_what_has_no_kernel_is_said(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        steps(library="cudnn", strict=True, **options)

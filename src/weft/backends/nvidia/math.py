@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from math import log, log2
 
 from weft.backends.llvm.builder import Function, V
-from weft.backends.llvm.math import DOUBLE, SINGLE, emit_function
-from weft.backends.llvm.math_double import DOUBLE_ONLY, SINGLE_THROUGH_DOUBLE
+from weft.backends.llvm.math import emit_function
+from weft.backends.llvm.math_double import SINGLE_THROUGH_DOUBLE, through_double
 from weft.backends.llvm.math_expression import E, horner
 from weft.backends.llvm.math_float import FloatFunction
+from weft.backends.llvm.math_series import SERIES
 from weft.ir.types import DType
 
 _LOG2_E = 1.4426950216293335  # rounded to f32
@@ -124,18 +125,13 @@ NVIDIA: Mapping[str, FloatFunction] = {
     "rsqrt": _rsqrt,
     "sigmoid": _sigmoid,
     "tanh": _tanh,
+    **{name: through_double(SERIES[name]) for name in SINGLE_THROUGH_DOUBLE},
 }
 
 
 def emit_map(b: Function, name: str, args: Sequence[V], dtype: DType) -> V:
     """Apply a function to operands of type `dtype`, held as registers hold them."""
-    if dtype.is_float and dtype.bits <= 32 and name in NVIDIA:
-        return NVIDIA[name](*(E(b, arg) for arg in args)).v
+    table = SERIES if dtype.bits == 64 else NVIDIA
+    if dtype.is_float and name in table:
+        return table[name](*(E(b, arg) for arg in args)).v
     return emit_function(b, name, args, dtype)
-
-
-def has_code(name: str, dtype: DType) -> bool:
-    """Whether a function of operands of this type needs no library, of which a GPU has none."""
-    if name in SINGLE_THROUGH_DOUBLE or (dtype.is_float and dtype.bits == 64 and name in DOUBLE_ONLY):
-        return name in NVIDIA and dtype.bits <= 32
-    return not dtype.is_float or name in (SINGLE if dtype.bits <= 32 else DOUBLE) or name in NVIDIA

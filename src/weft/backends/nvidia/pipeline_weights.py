@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.dialects.builtin import IntegerAttr, UnitAttr, i64
-from xdsl.ir import Block, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
 from weft.backends.nvidia.assign_layouts import assign_layouts
@@ -120,6 +120,11 @@ def _split(kernel: tile.KernelOp, weights: _Weights, stages: int) -> None:
     first, count = (BlockNumberOp.make(kind) for kind in ("number", "count"))
     block.insert_ops_before([first, count], original[0])
     programs, mapping = programs_of(kernel, first.out, count.out)
+    needed = _needed(original, weights)  # matrices that are chosen have numbers that both roles read
+    for op in needed:
+        copy = op.clone(mapping)
+        programs.block.add_op(copy)
+        mapping.update(zip(op.results, copy.results, strict=True))
     programs.block.add_ops([_bring(weights, mapping), tile.YieldOp.create()])
     producer = Block([programs])
     programs, mapping = programs_of(kernel, first.out, count.out)
@@ -130,12 +135,24 @@ def _split(kernel: tile.KernelOp, weights: _Weights, stages: int) -> None:
     programs.block.add_op(tile.YieldOp.create())
     _take(programs.block, weights)
     stream = StreamOp.make(stages, [weights.piece], [], 0, producer, Block([programs]))
-    if is_fixed(kernel, weights.load.pointer):
+    if is_fixed(kernel, weights.load.pointer) and not needed:
         stream.attributes["early"] = UnitAttr()
     for op in reversed(original):
         op.detach()
         op.erase(safe_erase=False)
     block.insert_op_after(stream, count)
+
+
+def _needed(ops: list[Operation], weights: _Weights) -> list[Operation]:
+    """The ops, of these, that compute where weights are, apart from a program's numbers."""
+    wanted: set[Operation] = set()
+    pending = list(weights.load.indices)
+    while pending:
+        op = pending.pop().owner
+        if isinstance(op, Operation) and op in ops and not isinstance(op, tile.ProgramOp) and op not in wanted:
+            wanted.add(op)
+            pending.extend(op.operands)
+    return [op for op in ops if op in wanted]
 
 
 def _bring(weights: _Weights, mapping: dict[SSAValue, SSAValue]) -> tile.ForOp:

@@ -37,7 +37,7 @@ _aten: Any = torch.ops.aten
 _GPU_LIBRARY = {
     getattr(getattr(_aten, name), overload)
     for name, overload in (
-        *((name, "default") for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm")),
+        *((name, "default") for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm", "_grouped_mm")),
         *((name, "default") for name in ("convolution", "convolution_backward", "embedding_dense_backward")),
         *((name, "default") for name in ("sort", "topk", "kthvalue", "cumsum", "cumprod", "cummax", "cummin")),
         *(("sort", "stable"), ("logcumsumexp", "default")),
@@ -212,9 +212,25 @@ def is_own_backward(node: fx.Node) -> bool:
     return fits and whole and wins and all(map(_has_aligned_lines, tensors))
 
 
+_MOST_CHOSEN = 64
+
+
+def is_own_grouped(node: fx.Node) -> bool:
+    """Whether rows in groups are so few that each is multiplied by itself with its group's matrix."""
+    if node.target is not getattr(_aten._grouped_mm, "default", None) or len(node.args) + len(node.kwargs) != 3:
+        return False
+    x, weights = (each.meta["val"] for each in node.args[:2])  # type: ignore[union-attr]
+    sizes = [size for meta in (x, weights) for size in (*meta.shape, *meta.stride())]
+    if any(isinstance(size, torch.SymInt) for size in sizes) or (x.dim(), weights.dim()) != (2, 3):
+        return False
+    sides = (1, weights.shape[2]), weights.shape[1]
+    few = 0 < x.shape[0] <= _MOST_CHOSEN and worth_streaming(tensor_of_meta(x).dtype, *sides)
+    return few and weights.stride(1) == 1 and _has_aligned_lines(weights)
+
+
 def is_own_on_tensor_cores(node: fx.Node) -> bool:
     """Whether a call is kernels of Weft's on a GPU's tensor cores."""
-    return is_own_product(node) or is_own_attention(node) or is_own_backward(node)
+    return is_own_grouped(node) or is_own_product(node) or is_own_attention(node) or is_own_backward(node)
 
 
 def _has_aligned_lines(factor: torch.Tensor) -> bool:

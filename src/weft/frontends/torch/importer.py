@@ -26,6 +26,7 @@ from weft.config import Config
 from weft.errors import UnsupportedError, WeftError
 from weft.frontends.torch.aliasing import aliased, memory_owners, replaced, view_of
 from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
+from weft.frontends.torch.aten.nn import flex_attention
 from weft.frontends.torch.builder import ImportBuilder, tensor_of_meta
 from weft.frontends.torch.checks import combined
 from weft.frontends.torch.claims import (
@@ -42,6 +43,7 @@ from weft.frontends.torch.devices import copies_away
 from weft.frontends.torch.dtypes import FLOAT8
 from weft.frontends.torch.encoding import NumberArgument, TensorArgument
 from weft.frontends.torch.facts import condition_count, symbols_told
+from weft.frontends.torch.flex import is_flex, is_own_flex, read_flex
 from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed, Returned
 from weft.frontends.torch.inlining import record_random_results, trace_decomposition
 from weft.frontends.torch.locations import location_of, user_line
@@ -265,7 +267,7 @@ class _Importer:
 
     def _is_own_kernel(self, node: fx.Node) -> bool:
         own = is_own_on_tensor_cores(node) or may_be_attention(node)
-        return self.tensor_cores and (own or is_pointwise_product(node, self._mapped))
+        return is_own_flex(node) or (self.tensor_cores and (own or is_pointwise_product(node, self._mapped)))
 
     def _is_claimed(self, node: fx.Node) -> bool:
         """Whether a library carries out a call; convolutions are Weft's own where that is faster."""
@@ -300,7 +302,10 @@ class _Importer:
         converter = (COMPLEX_CONVERTERS if is_complex else CONVERTERS).get(str(node.target))
         if converter is None and is_complex and str(node.target) in CONVERTERS:
             raise UnsupportedError("complex numbers")
-        value = self._inlined(node) if converter is None else converter(self.builder, *args, **kwargs)
+        if is_flex(node):
+            value = self._flexed(node)
+        else:
+            value = self._inlined(node) if converter is None else converter(self.builder, *args, **kwargs)
         return self._checked(value, results, isinstance(_meta(node), tuple | list))
 
     def _inlined(self, node: fx.Node) -> Any:
@@ -309,7 +314,18 @@ class _Importer:
         decomposition = decomposition_of(node.target) if is_pure(node.target) else None
         if decomposition is None:
             raise UnsupportedError("no converter")
-        traced, sources = trace_decomposition(node, decomposition)
+        return self._traced(*trace_decomposition(node, decomposition))
+
+    def _flexed(self, node: fx.Node) -> Any:
+        """FlexAttention, with what its functions make of places."""
+        flex = read_flex(node, self.module)
+        masks = self._traced(flex.graph, flex.sources)
+        self.builder.enter(node)
+        query, key, value = map(self._value, node.args[:3])
+        return flex_attention(self.builder, query, key, value, *masks, scale=flex.scale, softcap=flex.softcap)
+
+    def _traced(self, traced: fx.GraphModule, sources: Sequence[fx.Node]) -> tuple[Any, ...]:
+        """The results of a graph in place of a node, whose placeholders stand for other nodes."""
         values = iter(self.values[source] for source in sources)
         for inner in traced.graph.nodes:
             match inner.op:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from weft.testing.benchmark import EAGER, Call, Contender, own_code
 from weft.testing.gpu.case import GpuCase, Place, Work
 from weft.testing.gpu.memory import bytes_of
+from weft.testing.gpu.narrow import mxfp4
 from weft.testing.gpu.peers import CUBLAS, eager, inductors
 
 SIDES = (
@@ -31,6 +32,7 @@ SIDES = (
     (16, 14336, 4096),
 )
 FP8_SIDES = (4096, 8192)
+_GROUP = 32
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -137,9 +139,50 @@ def _experts(name: str, tokens: int, width: int, inner: int, experts: int, chose
     return GpuCase("moe", f"{name}_{tokens}_bf16", build)
 
 
+def _widened(parts: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The two tensors of weights that codes and exponents stand for."""
+    first, its_powers, second, powers = parts
+    return mxfp4(first, its_powers, dtype), mxfp4(second, powers, dtype)
+
+
+def _experts_of_4_bits(name: str, tokens: int, width: int, inner: int, experts: int, chosen: int) -> GpuCase:
+    """The same with weights in mxfp4; eager reads them as bf16, which it is given."""
+
+    def layer(x: Tensor, router: Tensor, *parts: Tensor) -> Tensor:
+        return expert_layer(x, router, *_widened(parts, x.dtype), chosen=chosen)
+
+    def build(place: Place) -> Work:
+        d, f = (-(-place.size(side) // _GROUP) * _GROUP for side in (width, inner))
+        t = place.rows(tokens)
+        x, router = place.normal(t, d), place.normal(experts, d, scale=d**-0.5)
+        parts: list[Tensor] = []
+        for sides in ((2 * f, d), (d, f)):
+            low, high = 0, 256
+            for ins in (sides[1] // 2, sides[1] // 32):
+                shape = experts, sides[0], ins
+                parts.append(torch.randint(low, high, shape, dtype=torch.uint8, device=place.device.name))
+                low, high = 115, 118
+        plain = _widened(parts, x.dtype)
+        used = min(experts, t * chosen)
+        moved = 2 * x.nbytes + used * sum(part[0].nbytes for part in parts)
+        flops = 2 * t * chosen * 3 * d * f
+
+        def start(contender: Contender) -> Call:
+            if contender.name == EAGER:
+                return lambda: expert_layer(x, router, *plain, chosen=chosen)
+            run: Any = contender.compile(own_code(layer))
+            return lambda: run(x, router, *parts)
+
+        return Work(start, [eager()], "TFLOP/s", flops, moved, flops, allowed=5e-2)
+
+    return GpuCase("moe", f"{name}_{tokens}_mxfp4", build)
+
+
 def moe_cases() -> list[GpuCase]:
     """The suite `moe`: Mixtral's layer and gpt-oss's, for a prompt and for few tokens."""
     return [
         *(_experts("mixtral", tokens, 4096, 14336, 8, 2) for tokens in (4096, 16, 1)),
         *(_experts("gpt_oss", tokens, 2880, 2880, 32, 4) for tokens in (4096, 16, 1)),
+        *(_experts_of_4_bits("mixtral", tokens, 4096, 14336, 8, 2) for tokens in (16, 1)),
+        *(_experts_of_4_bits("gpt_oss", tokens, 2880, 2880, 32, 4) for tokens in (16, 1)),
     ]

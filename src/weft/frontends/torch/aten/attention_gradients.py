@@ -74,12 +74,14 @@ def _gpu_gradients(
     batch, heads, length, width = b.shape(query)
     if not isinstance(width, int):
         raise UnsupportedError("attention over heads of symbolic width")
+    factor = scale if scale is not None else width**-0.5
+    if factor == 0:  # what is subtracted from scores is in their units
+        raise UnsupportedError("attention whose scores are all scaled to zero")
     shared = b.shape(key)[1]
     members = (batch, shared, floordiv(heads, shared), length)
     product = b.emit("mul", b.to(grad, f32), b.to(out, f32))
     rows = b.view(b.emit("sum", product, dims=(3,), keep=False), members)
     grad, query = b.view(grad, (*members, b.shape(grad)[-1])), b.view(query, (*members, width))
     kept = b.view(logsumexp, members)
-    factor = scale if scale is not None else width**-0.5
     found = b.emit("attention_gradients", grad, query, key, value, kept, rows, causal=causal, scale=factor)
     return b.view(found[0], (batch, heads, length, width)), *found[1:]

@@ -18,6 +18,20 @@ def mm(b: ImportBuilder, x: SSAValue, y: SSAValue) -> SSAValue:
     return b.emit("dot", x, y)
 
 
+@aten("_grouped_mm")
+def grouped_mm(b: ImportBuilder, x: SSAValue, weights: SSAValue, offs: SSAValue | None = None) -> SSAValue:
+    """Rows in groups, each times the matrix of its group: by the number of the group of every row."""
+    if offs is None or len(b.shape(x)) != 2 or len(b.shape(weights)) != 3:
+        raise UnsupportedError("_grouped_mm has other forms than rows in groups and a matrix for each")
+    rows, depth = b.shape(x)
+    places = b.emit("iota", shape=(rows, 1), dim=0, dtype=i32)
+    ended = b.emit("le", b.emit("cast", b.unsqueeze(offs, 0), dtype=i32), places)
+    groups = b.emit("sum", b.emit("cast", ended, dtype=i32), dims=(1,), keep=False)
+    matrices = b.emit("take", b.emit("permute", weights, dims=(0, 2, 1)), groups, dim=0)
+    product = b.emit("dot", b.view(x, (rows, 1, depth)), b.emit("permute", matrices, dims=(0, 2, 1)))
+    return b.view(product, (rows, b.shape(weights)[2]))
+
+
 @aten("mv")
 def mv(b: ImportBuilder, x: SSAValue, y: SSAValue) -> SSAValue:
     return _vector_product(b, x, y)

@@ -300,6 +300,36 @@ def _gpu_attention(
     return out, b.view(sums, lse.shape), *states
 
 
+def flex_attention(
+    b: ImportBuilder,
+    query: SSAValue,
+    key: SSAValue,
+    value: SSAValue,
+    mask: SSAValue,
+    added: SSAValue | None = None,
+    *,
+    scale: float,
+    softcap: float,
+) -> Many:
+    """Attention with a mask, and what is added to scores where it holds; of its other results, the sums of powers."""
+    if b.is_used(2):
+        raise UnsupportedError("the greatest scores of attention")
+    if added is not None:
+        mask = b.emit("where", mask, added, b.number(-math.inf, b.dtype(added)))
+    params: dict[str, Any] = {"causal": False, "scale": scale, **({"softcap": softcap} if softcap else {})}
+    grouped = _grouped(b, query, key, mask) if b.shape(query)[-2] == 1 and not b.is_used(1) else None
+    if grouped is not None:
+        rows, *masks = grouped
+        made = b.emit("attention", rows, key, value, *masks, **params)
+        return b.view(made, (*b.shape(query)[:-1], b.shape(value)[-1])), *(None,) * (len(b.results) - 1)
+    operands = [query, _heads_like(b, key, query), _heads_like(b, value, query), mask]
+    if not b.is_used(1):
+        return b.emit("attention", *operands, **params), *(None,) * (len(b.results) - 1)
+    out, sums = b.emit("attention_with_lse", *operands, **params)
+    # They are in units of powers of two.
+    return out, b.emit("mul", sums, b.number(1 / math.log(2), b.dtype(sums))), *(None,) * (len(b.results) - 2)
+
+
 def _grouped(b: ImportBuilder, query: SSAValue, key: SSAValue, mask: SSAValue | None) -> list[SSAValue] | None:
     """Single queries of heads that share keys as rows of one head, and their mask; None if each has keys of its own."""
     batch, heads, _, width = b.shape(query)

@@ -1,0 +1,105 @@
+"""Products with matrices that are chosen when they run: interpreted, simulated, and as PTX with a copy engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import weft.ops  # noqa: F401  (fills the registry)
+from weft.backends.reference.graph import run
+from weft.config import Config
+from weft.frontends.torch.importer import import_graph
+from weft.ir.types import DType, Tensor, bf16, dtype_of_numpy, u8
+from weft.lower.machine import gpu_machine
+from weft.lower.steps import CallStep, KernelStep
+from weft.ops.quantized import dequantized
+from weft.testing.gpu.products import expert_layer
+from weft.testing.kernels import Trial, group_of, run_interpreted
+from weft.testing.simulated import run_simulated
+
+from .row_kernels import planned
+from .test_streamed_weights import all_brought as all_brought
+from .test_streamed_weights import run as run_streamed
+from .test_tensor_cores import agree, run_as_ptx
+
+EXPERTS = 5
+CHOSEN = [2, 2, 0, 4, -1, 1]
+
+
+def operands(n: int, k: int, form: str = "", scale: DType = bf16) -> list[np.ndarray]:
+    rng = np.random.default_rng(n + k)
+    x = rng.standard_normal((len(CHOSEN), 1, k)).astype(bf16.numpy)
+    chosen = np.array(CHOSEN, np.int32)
+    if not form:
+        return [x, chosen, rng.standard_normal((EXPERTS, n, k)).astype(bf16.numpy)]
+    codes = rng.integers(0, 256, (EXPERTS, n, k // 2)).astype(np.uint8)
+    shape = EXPERTS, n, k // 32
+    scales = rng.integers(118, 124, shape) if scale == u8 else rng.uniform(0.1, 1, shape)
+    return [x, chosen, codes, scales.astype(scale.numpy)]
+
+
+def trial_of(arrays: list[np.ndarray], form: str = "") -> Trial:
+    def body(b: Any, x: Any, chosen: Any, *parts: Any) -> Any:
+        weights = b.dequantize(*parts, form=form, dtype=bf16) if form else parts[0]
+        return b.dot(x, b.permute(b.take(weights, chosen, dim=0), dims=(0, 2, 1)))
+
+    tensors = [Tensor(dtype_of_numpy(a.dtype), a.shape) for a in arrays]
+    return Trial.of(group_of(tensors, body), "product", gpu_machine())
+
+
+def expected(arrays: list[np.ndarray], form: str = "") -> np.ndarray:
+    x, chosen, *parts = arrays
+    weights = dequantized(parts[0], parts[1], None, form, 32).astype(bf16.numpy) if form else parts[0]
+    return np.matmul(x.astype(np.float64), weights.astype(np.float64)[chosen].transpose(0, 2, 1))
+
+
+CASES = [("", bf16), ("int4", bf16), ("e2m1", u8)]
+
+
+@pytest.mark.parametrize(("form", "scale"), CASES)
+def test_every_row_is_multiplied_with_its_matrix(form: str, scale: DType) -> None:
+    arrays = operands(20, 288, form, scale)
+    trial, exact = trial_of(arrays, form), expected(arrays, form)
+    agree(run_interpreted(trial, arrays)[0], exact)
+    agree(run_simulated(trial, arrays)[0], exact)
+    agree(run_as_ptx(trial, arrays, "sm_90a"), exact)
+
+
+@pytest.mark.usefixtures("all_brought")
+def test_the_copy_engine_brings_the_chosen() -> None:
+    arrays = operands(24, 2048)
+    agree(run_streamed(trial_of(arrays), arrays, 2), expected(arrays))
+
+
+def experts(x: torch.Tensor, router: torch.Tensor, gates_and_ups: torch.Tensor, downs: torch.Tensor) -> torch.Tensor:
+    return expert_layer(x, router, gates_and_ups, downs, chosen=2)
+
+
+@pytest.mark.parametrize(("tokens", "own"), [(1, 2), (32, 2), (33, 0)])
+def test_few_tokens_read_their_experts_themselves(tokens: int, own: int) -> None:
+    plan = planned(experts, (tokens, 256), (8, 256), (8, 1024, 256), (8, 256, 512)).plan
+    products = [step for step in plan.steps if isinstance(step, KernelStep) and "take_dot" in step.function]
+    calls = [step for step in plan.steps if isinstance(step, CallStep) and "_grouped_mm" in step.target]
+    assert (len(products), len(calls)) == (own, 2 - own)
+
+
+def test_rows_in_groups_are_multiplied_with_the_matrix_of_their_group() -> None:
+    """Groups may be empty."""
+
+    def grouped(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> tuple[torch.Tensor]:
+        return (torch._grouped_mm(x, weights.transpose(1, 2), offs=ends),)
+
+    with FakeTensorMode():
+        shapes = ((6, 128), torch.bfloat16), ((4, 160, 128), torch.bfloat16), ((4,), torch.int32)
+        graph = make_fx(grouped)(*(torch.empty(shape, dtype=dtype) for shape, dtype in shapes))
+    function = import_graph(graph, "main", Config(cache=False), device="cuda", tensor_cores=True).function
+    rng = np.random.default_rng(0)
+    x, weights = (rng.standard_normal(shape).astype(bf16.numpy) for shape in ((6, 128), (4, 160, 128)))
+    (found,) = run(function, [x, weights, np.array([2, 2, 5, 6], np.int32)])
+    wide = weights.astype(np.float64)[[0, 0, 2, 2, 2, 3]]
+    agree(found, np.einsum("rk,rnk->rn", x.astype(np.float64), wide))
