@@ -42,7 +42,7 @@ from weft.ops.layouts import Layout
 from weft.passes.claim_libraries import FEW_ROWS
 from weft.tile import dialect as tile
 
-_MOST_COLUMNS_IN_PARTS = 128
+_MOST_COLUMNS_IN_PARTS = 192
 """Columns of a tile that two warp groups have registers for twice, beside what else they hold."""
 _UNKNOWN = 4096
 """What a size is taken for that is not known."""

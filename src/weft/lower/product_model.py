@@ -33,10 +33,11 @@ _BUSY = 0.8
 """The part of the multiprocessors that must read to keep the memory busy."""
 _MOST_SUMS = 128 * 256
 """Elements that two warp groups have registers to sum up."""
-_TILES_IN_PARTS = ((128, 256), (128, 128), (64, 128), (64, 64))
+_TILES_IN_PARTS = ((128, 256), (128, 192), (128, 128), (64, 128), (64, 64))
 """Those that leave room for another sum beside each: of the widest, one half at a time."""
-_ODD, _LOST = 192, 1.06
-"""Columns of tiles that are slower than the parts of them, and by how much."""
+_ODD, _LOST, _LOST_BY_HALVES = 192, 1.06, 1.1
+"""Columns of tiles that are slower than the parts of them, and by how much; the same of tiles that are summed half by
+half, of which that is a guess: measured they may win."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def estimate(products: Products, tile: Sequence[int], machine: Machine) -> Estim
     rows, columns = ceil(products.m / bm), ceil(products.n / bn)
     waves = ceil(rows * columns * products.batch / machine.multiprocessors)
     depth = products.k * products.width
-    lost = _LOST if bn == _ODD else 1.0
+    lost = _LOST if bn == _ODD else _LOST_BY_HALVES if products.in_parts and bn > _ODD else 1.0
     cycles = {
         "tensor cores": products.count * bm * bn * depth / _MULTIPLIED,
         "shared memory": products.count * ceil(bm / _ROWS) * (_ROWS + bn) * depth / _READ,
