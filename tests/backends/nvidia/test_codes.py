@@ -7,17 +7,21 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.nvidia.compile import annotate, compile_kernels
+from weft.backends.nvidia.early_start import mark_fixed
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import DType, Tensor, bf16, dtype_of_numpy, f8e4m3, f16, f32, u8
 from weft.lower.machine import gpu_machine
+from weft.lower.steps import KernelStep
 from weft.ops.quantized import FORMS, dequantized
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.testing.simulated import run_simulated
 
 from .ptxas import assemble, needs_ptxas
+from .row_kernels import planned
 from .test_tensor_cores import agree, run_as_ptx
 
 GPU = gpu_machine()
@@ -130,3 +134,17 @@ def test_registers_are_enough(rows: int, arch: str, form: str, group: int, scale
         found = assemble(compile_kernels({"product": kernel}, target_named(arch)).ptx, arch)
         assert not found.error
         assert all(not each.spilled for each in found.kernels.values()), (n, k, found.kernels)
+
+
+def two_products(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.linear(torch.nn.functional.linear(x, v), w)
+
+
+def test_threads_ask_for_weights_before_the_kernel_ahead_has_ended() -> None:
+    """But not those of a program's first kernel, which does not know what is ahead of it."""
+    found = planned(two_products, (1, 2880), (2880, 2880), (5760, 2880))
+    mark_fixed(found.plan, found.kernels)
+    names = [step.function for step in found.plan.steps if isinstance(step, KernelStep)]
+    for name, early in zip(names, (False, True), strict=True):
+        ptx = compile_kernels({name: found.kernels[name]}, target_named("sm_90a")).ptx
+        assert (ptx.index("ld.global") < ptx.index("griddepcontrol.wait")) is early

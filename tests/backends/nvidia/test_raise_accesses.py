@@ -32,6 +32,9 @@ from .ptxas import assemble, needs_ptxas
 
 sys.path[:0] = [str(Path(__file__).parent)]
 from emulation import compile_like, emulate  # noqa: E402
+from product_kernels import attention, by_blocks, of_many, persistent, product  # noqa: E402
+from ptx_machine import Memory  # noqa: E402
+from ptx_products import run_products  # noqa: E402
 
 TARGET = target_named("sm_90a")
 RANDOM = np.random.default_rng(3)
@@ -73,37 +76,6 @@ def run_on_cpu(function: Any, args: Sequence[Any], grid: int, delays: bool = Fal
     _, words, _, _ = function.launcher._classify(*args, **keywords)
     code = compile_object(emit_kernels({name: kernel}, target), target)
     CompiledKernel(KernelCode(name, tuple(arguments_of(described, groups)), (), code)).launch((grid, 1, 1), words)
-
-
-@triton.jit
-def product(
-    a, b, c, M, N, K, sa, sb, sc, ta: tl.constexpr, END: tl.constexpr, MASKED: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr
-):  # fmt: skip
-    tiles = tl.cdiv(N, BN)
-    top, left = tl.program_id(0) // tiles * BM, tl.program_id(0) % tiles * BN
-    rows, columns, depth = top + tl.arange(0, BM), left + tl.arange(0, BN), tl.arange(0, BK)
-    if END == "wraps":
-        m, n = rows % M, columns % N
-    elif END == "zero":
-        m, n = tl.where(rows < M, rows, 0), tl.where(columns < N, columns, 0)
-    else:
-        m, n = rows, columns
-    at_a = a + m[:, None] * sa + depth[None, :]
-    at_b = b + (n[None, :] * sb + depth[:, None] if ta else depth[:, None] * sb + n[None, :])
-    total = tl.zeros((BM, BN), tl.float32)
-    for k in range(0, tl.cdiv(K, BK)):
-        left_mask, right_mask = depth[None, :] < K - k * BK, depth[:, None] < K - k * BK
-        if END == "mask":
-            left_mask, right_mask = left_mask & (rows[:, None] < M), right_mask & (columns[None, :] < N)
-        total += tl.dot(tl.load(at_a, mask=left_mask, other=0.0), tl.load(at_b, mask=right_mask, other=0.0))
-        at_a += BK
-        at_b += BK if ta else BK * sb
-    places = c + rows[:, None] * sc + columns[None, :]
-    if MASKED:
-        tl.store(places, total.to(tl.float16), mask=(rows[:, None] < M) & (columns[None, :] < N))
-    else:
-        tl.store(places, total.to(tl.float16))
 
 
 def matrices(m: int, n: int, k: int, turned: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -168,19 +140,6 @@ def test_products_of_rows_anywhere_use_the_tensor_cores(arch: str, turned: bool)
     np.testing.assert_allclose(c, a.astype(float) @ (b.T if turned else b).astype(float), rtol=4e-3, atol=4e-3)
 
 
-@triton.jit
-def by_blocks(a, b, c, M, N, K, sa, sb, sc, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    tiles = tl.cdiv(N, BN)
-    top, left = tl.program_id(0) // tiles * BM, tl.program_id(0) % tiles * BN
-    at_a = tl.make_block_ptr(a, (M, K), (sa, 1), (top, 0), (BM, BK), (1, 0))
-    at_b = tl.make_tensor_descriptor(b, [K, N], [sb, 1], [BK, BN])
-    total = tl.zeros((BM, BN), tl.float32)
-    for k in range(0, K, BK):
-        total = tl.dot(tl.load(at_a, boundary_check=(0, 1), padding_option="zero"), at_b.load([k, left]), total)
-        at_a = tl.advance(at_a, (0, BK))
-    tl.make_tensor_descriptor(c, [M, N], [sc, 1], [BM, BN]).store([top, left], total.to(tl.float16))
-
-
 @pytest.mark.parametrize("shape", [(64, 64, 64), (100, 70, 90)])
 def test_block_pointers_and_descriptors(shape: tuple[int, int, int]) -> None:
     m, n, k = shape
@@ -208,22 +167,6 @@ def test_a_size_that_was_read_leaves_its_access_as_it_is() -> None:
     assert kinds(kernel) == (1, 0, 1, 1)
 
 
-@triton.jit
-def persistent(a, b, c, M, N, K, sa, sb, sc, COUNT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    tiles = tl.cdiv(N, BN)
-    for number in range(tl.program_id(0), tl.cdiv(M, BM) * tiles, COUNT):
-        rows = number // tiles * BM + tl.arange(0, BM)
-        columns = number % tiles * BN + tl.arange(0, BN)
-        total = tl.zeros((BM, BN), tl.float32)
-        for k in range(0, K, BK):
-            depth = k + tl.arange(0, BK)
-            x = tl.load(a + (rows % M)[:, None] * sa + depth[None, :], mask=depth[None, :] < K, other=0.0)
-            y = tl.load(b + depth[:, None] * sb + (columns % N)[None, :], mask=depth[:, None] < K, other=0.0)
-            total = tl.dot(x, y, total)
-        inside = (rows[:, None] < M) & (columns[None, :] < N)
-        tl.store(c + rows[:, None] * sc + columns[None, :], total.to(tl.float16), mask=inside)
-
-
 def test_roles_of_a_written_kernel_keep_their_protocol() -> None:
     a, b, c = matrices(300, 300, 300)
     strides = (a.shape[1], b.shape[1], c.shape[1])
@@ -247,41 +190,6 @@ def test_products_assemble_without_spills(blocks: tuple[int, int, int]) -> None:
     assert not found.error and not found.advice
     assert found.kernels[code.name].spilled == 0
     assert "wgmma" in code.code.ptx and len(code.code.launches[code.name].maps) == 3
-
-
-@triton.jit
-def one_way(total, sums, most, q, k, v, first, start, stop, scale, rows, MASKED: tl.constexpr, BN: tl.constexpr):
-    for at in range(start, stop, BN):
-        scores = tl.dot(q, k.load([first + at, 0]).T) * scale
-        if MASKED:
-            scores = tl.where(rows[:, None] >= at + tl.arange(0, BN)[None, :], scores, -1.0e6)
-        greater = tl.maximum(most, tl.max(scores, 1))
-        powers, shrink = tl.exp2(scores - greater[:, None]), tl.exp2(most - greater)
-        values = v.load([first + at, 0])
-        sums = tl.dot(powers.to(tl.float16), values, sums * shrink[:, None])
-        total = total * shrink + tl.sum(powers, 1)
-        most = greater
-    return total, sums, most
-
-
-@triton.jit
-def attention(q, k, v, out, scale, L, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr):
-    """Of one head after the other, the blocks before the diagonal and then those on it."""
-    blocks = L // BM
-    first, row = tl.program_id(0) // blocks * L, tl.program_id(0) % blocks * BM
-    rows = row + tl.arange(0, BM)
-    K = tl.make_tensor_descriptor(k, [tl.num_programs(0) * BM, D], [D, 1], [BN, D])
-    V = tl.make_tensor_descriptor(v, [tl.num_programs(0) * BM, D], [D, 1], [BN, D])
-    queries = tl.load(q + (first + rows)[:, None] * D + tl.arange(0, D)[None, :])
-    most, total = tl.full([BM], -float("inf"), tl.float32), tl.zeros([BM], tl.float32)
-    sums = tl.zeros([BM, D], tl.float32)
-    if CAUSAL:
-        total, sums, most = one_way(total, sums, most, queries, K, V, first, 0, row, scale, rows, False, BN)
-        total, sums, most = one_way(total, sums, most, queries, K, V, first, row, row + BM, scale, rows, True, BN)
-    else:
-        total, sums, most = one_way(total, sums, most, queries, K, V, first, 0, L, scale, rows, False, BN)
-    result = (sums / total[:, None]).to(tl.float16)
-    tl.store(out + (first + rows)[:, None] * D + tl.arange(0, D)[None, :], result)
 
 
 def heads(count: int, length: int, width: int) -> tuple[np.ndarray, ...]:
@@ -333,6 +241,7 @@ def test_two_blocks_are_beside_each_other_where_tiles_are_small() -> None:
     args = (*heads(2, 512, 64), 0.18, 512)
     kernel, launch = annotate(kernel_for(attention, args, D=64, BM=128, BN=64, CAUSAL=True), TARGET)
     assert integer(kernel, RESIDENT) == 2 and 2 * (launch.shared + 1024) <= TARGET.shared_per_block + 1024
+    assert not launch.persistent  # programs are of unequal length
     for block in range(2):
         check(protocol_of(kernel, (1, 1, 8), block=block, blocks=2, scalars={5: 512}), runs=3)
 
@@ -340,37 +249,36 @@ def test_two_blocks_are_beside_each_other_where_tiles_are_small() -> None:
 # -- operands at addresses out of memory -----------------------------------------------------------------------------
 
 
-@triton.jit
-def of_many(addresses, sizes, count, TILES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """Products of matrices whose addresses and sizes are in memory, one after the other."""
-    tile, passed = tl.program_id(0), 0
-    for which in range(count):
-        n = tl.load(sizes + which)
-        a = tl.load(addresses + 3 * which).to(tl.pointer_type(tl.float16))
-        b = tl.load(addresses + 3 * which + 1).to(tl.pointer_type(tl.float16))
-        c = tl.load(addresses + 3 * which + 2).to(tl.pointer_type(tl.float16))
-        here = tl.cdiv(n, BM) * tl.cdiv(n, BN)
-        while tile < passed + here:
-            rows = (tile - passed) // tl.cdiv(n, BN) * BM + tl.arange(0, BM)
-            columns = (tile - passed) % tl.cdiv(n, BN) * BN + tl.arange(0, BN)
-            at_a = a + rows[:, None] * n + tl.arange(0, BK)[None, :]
-            at_b = b + tl.arange(0, BK)[:, None] * n + columns[None, :]
-            total = tl.zeros((BM, BN), tl.float32)
-            for _ in range(0, tl.cdiv(n, BK)):
-                tl.multiple_of(at_a, [16, 16])
-                tl.multiple_of(at_b, [16, 16])
-                total += tl.dot(tl.load(at_a), tl.load(at_b))
-                at_a += BK
-                at_b += BK * n
-            tl.store(c + rows[:, None] * n + columns[None, :], total.to(tl.float16))
-            tile += TILES
-        passed += here
+def run_of_many(matrices: list[np.ndarray], n: int, programs: int, **options: Any) -> str:
+    """Launch it on a machine with the tensor cores of Hopper; gives its PTX."""
+    memory = Memory()
+    places = [memory.add(matrix) for matrix in matrices]
+    addresses, sizes = np.array(places, np.int64), np.full(len(matrices) // 3, n, np.int32)
+    code = compile_like(of_many, (addresses, sizes, len(sizes)), options, TARGET.arch)
+    given = [memory.add(addresses), memory.add(sizes), len(sizes), memory.add(np.zeros(1, np.int64)), 1, 1, programs]
+    launch = code.code.launches[code.name]
+    run_products(code.code.ptx, code.name, launch.threads, launch.shared, memory, given, programs)
+    for matrix, place in zip(matrices, places, strict=True):
+        matrix[...] = memory.read(place, matrix)
+    return code.code.ptx
 
 
-def test_operands_at_addresses_out_of_memory_use_the_tensor_cores() -> None:
-    n = 64
-    matrices = [RANDOM.standard_normal((n, n)).astype(np.float16) for _ in range(6)]
-    addresses = np.array([matrix.__array_interface__["data"][0] for matrix in matrices], np.int64)
-    options = {"TILES": 4, "BM": 32, "BN": 32, "BK": 64}
-    ptx = compile_like(of_many, (addresses, np.full(2, n, np.int32), 2), options, TARGET.arch).code.ptx
-    assert "mma.sync" in ptx and "ld.global.v4" in ptx
+@pytest.mark.parametrize(("blocks", "warps"), [((64, 64, 64), 4), ((128, 64, 64), 8), ((128, 128, 64), 4)])
+def test_operands_at_addresses_out_of_memory_are_copied_ahead(blocks: tuple[int, int, int], warps: int) -> None:
+    n = 384
+    matrices = [(RANDOM.standard_normal((n, n)) / 8).astype(np.float16) for _ in range(6)]
+    sides = dict(zip(("BM", "BN", "BK"), blocks, strict=True))
+    ptx = run_of_many(matrices, n, 5, TILES=5, **sides, num_warps=warps)
+    assert "cp.async.cg" in ptx and "wgmma" in ptx
+    for a, b, c in (matrices[:3], matrices[3:]):
+        np.testing.assert_allclose(c, a.astype(float) @ b.astype(float), rtol=3e-3, atol=3e-3)
+
+
+@needs_ptxas
+@pytest.mark.parametrize("warps", [4, 8])
+def test_copies_of_threads_assemble(warps: int) -> None:
+    args = (np.zeros(6, np.int64), np.zeros(2, np.int32), 2)
+    options = {"TILES": 4, "BM": 128, "BN": 128, "BK": 64, "num_warps": warps}
+    code = compile_like(of_many, args, options, TARGET.arch)
+    found = assemble(code.code.ptx, TARGET.arch)
+    assert not found.error and not found.advice

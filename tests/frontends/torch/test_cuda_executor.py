@@ -142,7 +142,9 @@ def processor_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     GraphHere.captures = 0
 
 
-def compiled(function: Callable[..., Any], **options: Any) -> tuple[Callable[..., Any], list[ExecutorHere]]:
+def compiled(
+    function: Callable[..., Any], dynamic: bool | None = None, **options: Any
+) -> tuple[Callable[..., Any], list[ExecutorHere]]:
     """A function as torch calls it, and the executors that run it."""
     executors: list[ExecutorHere] = []
     config = Config(cache=False)
@@ -159,7 +161,7 @@ def compiled(function: Callable[..., Any], **options: Any) -> tuple[Callable[...
     backend = aot_autograd(
         fw_compiler=compile_graph, decompositions=decompositions(), keep_inference_input_mutations=True
     )
-    return torch.compile(function, backend=backend), executors
+    return torch.compile(function, backend=backend, dynamic=dynamic), executors
 
 
 @pytest.fixture
@@ -328,6 +330,32 @@ def test_a_graph_writes_what_replaces_an_input_to_where_it_lies(worthwhile: None
             torch.testing.assert_close(run(*kept, x), f(*expected, x))
             torch.testing.assert_close(kept, expected)
     assert GraphHere.captures == 2
+
+
+def test_a_graph_gives_the_old_value_of_what_it_writes_over(worthwhile: None) -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        old = x.clone()
+        x.copy_(called(x + y))
+        return old, y.clone(), called(y)
+
+    run, _ = compiled(f)
+    kept, expected = torch.rand(16), torch.zeros(16)
+    expected.copy_(kept)
+    with torch.no_grad():
+        for _ in range(5):
+            y = torch.rand(16)
+            torch.testing.assert_close(run(kept, y), f(expected, y))
+            torch.testing.assert_close(kept, expected)
+    assert GraphHere.captures >= 1
+
+
+def test_sizes_that_change_are_not_captured(worthwhile: None) -> None:
+    run, executors = compiled(lambda x: called(x + 1), dynamic=True)
+    with torch.no_grad():
+        for size in (4, 7, 4, 9):
+            x = torch.randn(size)
+            torch.testing.assert_close(run(x), called(x + 1))
+    assert "change" in (executors[0].graphs.refusal or "") and GraphHere.captures == 0
 
 
 @pytest.mark.parametrize("how", ["expanded", "gaps", "unaligned"])

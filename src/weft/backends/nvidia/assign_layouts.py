@@ -42,14 +42,17 @@ from weft.backends.nvidia.dialect import (
     BLOCKS,
     VECTOR,
     WARPS,
+    BarrierOp,
     ConvertOp,
+    integer,
     layout_of,
     set_integer,
     set_layouts,
 )
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
-from weft.backends.nvidia.layouts import Layout
+from weft.backends.nvidia.layouts import Layout, blocked
 from weft.backends.nvidia.mma import PACKED, RAW, MmaOp, PackOp, SqueezeOp
+from weft.backends.nvidia.staged_copies import AwaitCopiesOp, CommitCopiesOp, CopyInOp, StagedOp
 from weft.backends.nvidia.view_layouts import demanded
 from weft.backends.nvidia.wgmma import words_layout
 from weft.backends.nvidia.written_layouts import assign_written, carried_layouts, is_free_view, scalar_layout
@@ -164,6 +167,10 @@ class Assignment:
                 layout = self.natural(op.value)
                 self.take(op, 0, layout)
                 self.settle(op, [squeezed(layout)])
+            case CopyInOp():
+                self._copied(op)
+            case CommitCopiesOp() | AwaitCopiesOp() | StagedOp() | BarrierOp():
+                pass
             case BlockNumberOp() | IndexOp() | SlotOp() | AcquireOp() | FillOp() | CommitOp() | WaitOp() | ReleaseOp():
                 pass
             case TurnOp():
@@ -188,6 +195,15 @@ class Assignment:
             self.settle(op, [layout])
         else:
             set_layouts(op, [layout])
+
+    def _copied(self, op: CopyInOp) -> None:
+        """What threads copy: each some neighbours, and lanes side by side."""
+        shape, inner = op.slot.sizes, op.slot.axis
+        layout = blocked(shape, self.anchors.warps, (inner, 1 - inner), integer(op, VECTOR, 1))
+        for number, operand in enumerate(op.operands):
+            if isinstance(operand.type, tile.TileType):
+                self.take(op, number, layout)
+        set_layouts(op, [layout])
 
     def _of_operands(self, op: tile.MapOp) -> Layout:
         shape = tile.tile_type(op.out).sizes

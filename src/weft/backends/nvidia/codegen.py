@@ -22,7 +22,7 @@ from weft.backends.nvidia.control import emit_number
 from weft.backends.nvidia.dequantize import Decoder
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
-from weft.backends.nvidia.early_start import wait_for_kernel
+from weft.backends.nvidia.early_start import loop_that_asks_early, wait_for_kernel
 from weft.backends.nvidia.elements import emit_elements, emit_position
 from weft.backends.nvidia.exponentials import emit_added_exponentials, emit_exponentials
 from weft.backends.nvidia.extents import ConvertedLimits
@@ -36,6 +36,7 @@ from weft.backends.nvidia.reductions import emit_reduce
 from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
 from weft.backends.nvidia.row_roles import emit_streaming
 from weft.backends.nvidia.shared_memory import row_pitch
+from weft.backends.nvidia.staged_copies import emit_staged
 from weft.backends.nvidia.streaming import CopyOp, CopyRowsOp, ReadOp, StreamOp, WaitKeptOp
 from weft.backends.nvidia.strided_memory import emit_load, emit_pack, emit_store
 from weft.backends.nvidia.written import emit_written
@@ -90,7 +91,9 @@ class KernelCodegen:
             self.threads = Threads.of_block(b, self.launch.threads // WARP, self.launch.cluster)
             self.threads.prepare(self.layouts)
             self._place_program()
-        if self.launch.programmatic and not any(isinstance(op, StreamOp) for op in kernel.block.ops):
+        self.early = loop_that_asks_early(kernel) if self.launch.programmatic else None
+        streams = any(isinstance(op, StreamOp) for op in kernel.block.ops)
+        if self.launch.programmatic and not streams and self.early is None:
             wait_for_kernel(b)
         self.block(kernel.block)
         b.finish()
@@ -167,7 +170,7 @@ class KernelCodegen:
             case StreamOp() | CopyOp() | CopyRowsOp() | ReadOp() | WaitKeptOp():
                 emit_streaming(self, op)
             case _:
-                if not emit_written(self, op):
+                if not emit_written(self, op) and not emit_staged(self, op):
                     emit_asynchronous(self, op)
 
     def _loop(self, op: tile.ForOp) -> None:
@@ -239,6 +242,8 @@ class KernelCodegen:
             return [*turn(number, carried), *following]
 
         initial = [*(self.tiles[value] for value in op.initial), *(ring.state for ring in rings), *load(i64(lower))]
+        if op is self.early:
+            wait_for_kernel(b)
         results = loop_with(b, i64(lower), i64(last), i64(step), initial, body, unrolled=False)
         self.tiles.update(zip(op.results, turn(i64(last), results)[:count], strict=True))
 

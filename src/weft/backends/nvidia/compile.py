@@ -14,7 +14,7 @@ from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
 from weft.backends.nvidia.dequantize import NO_FP8
-from weft.backends.nvidia.dialect import BLOCKS, WARPS, integer
+from weft.backends.nvidia.dialect import BLOCKS, RESIDENT, WARPS, integer
 from weft.backends.nvidia.fold_sums import fold_sums
 from weft.backends.nvidia.fold_views import fold_views
 from weft.backends.nvidia.join_exponentials import join_exponentials
@@ -30,6 +30,7 @@ from weft.backends.nvidia.programs import worth_one_by_one
 from weft.backends.nvidia.raise_accesses import raise_accesses
 from weft.backends.nvidia.relax_arithmetic import relax_arithmetic
 from weft.backends.nvidia.shared_memory import allocate_shared
+from weft.backends.nvidia.stage_operands import stage_operands
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
 from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
 from weft.errors import LoweringError
@@ -45,7 +46,7 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     fold_sums(kernel)
     relax_arithmetic(kernel)
     join_exponentials(kernel)
-    for way in (_streamed, _with_roles, _without_conversions):
+    for way in (_streamed, _with_roles, _without_conversions, _with_stages):
         with suppress(LoweringError):  # a conversion may need the memory that copies ahead of time would take
             if (found := way(kernel, target)) is not None:
                 return found
@@ -84,13 +85,26 @@ def _with_roles(
     assign_layouts(copy, converts=converts)
     order_memory(copy)
     shared = allocate_shared(copy, target.shared_per_block - pipelined.shared, pipelined.shared)
-    persistent = not worth_one_by_one(kernel, target.multiprocessors)
+    persistent = not worth_one_by_one(kernel, target.multiprocessors, integer(copy, RESIDENT, 1))
     return copy, Launch(pipelined.threads, shared, persistent=persistent, maps=pipelined.maps)
 
 
 def _without_conversions(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
     """The same, with all memory accessed as the tensor cores hold it: there is no room to turn tiles."""
     return _with_roles(kernel, target, converts=False)
+
+
+def _with_stages(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
+    """Products whose operands threads copy ahead."""
+    copy = kernel.clone()
+    fold_views(copy)
+    stages = stage_operands(copy, target)
+    if stages is None:
+        return None
+    assign_layouts(copy)
+    order_memory(copy)
+    shared = allocate_shared(copy, target.shared_per_block - stages, stages)
+    return copy, Launch(WARP * integer(copy, WARPS), shared)
 
 
 def emit_llvm(

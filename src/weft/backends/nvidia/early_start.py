@@ -17,6 +17,7 @@ from xdsl.ir import BlockArgument, SSAValue
 
 from weft.backends.llvm.builder import Function
 from weft.backends.nvidia.block import do
+from weft.backends.nvidia.mma import AHEAD
 from weft.ir.attributes import from_attribute, to_attribute
 from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Plan
 from weft.tile import dialect as tile
@@ -50,6 +51,19 @@ def is_fixed(kernel: tile.KernelOp, pointer: SSAValue) -> bool:
     given = from_attribute(kernel.attributes[_FIXED]) if _FIXED in kernel.attributes else ()
     assert isinstance(given, tuple)
     return isinstance(pointer, BlockArgument) and pointer.index in given
+
+
+def loop_that_asks_early(kernel: tile.KernelOp) -> tile.ForOp | None:
+    """The loop whose first loads ahead may come before the kernel ahead has ended: all read memory that stays as it is,
+    and nothing else is read before them."""
+    for op in kernel.block.ops:
+        if isinstance(op, tile.ForOp):
+            ahead = [inner for inner in op.block.ops if AHEAD in inner.attributes]
+            fixed = all(isinstance(each, tile.LoadOp) and is_fixed(kernel, each.pointer) for each in ahead)
+            return op if ahead and fixed else None
+        if not isinstance(op, tile.ProgramOp | tile.ConstantOp | tile.PositionOp | tile.MapOp):
+            return None
+    return None
 
 
 def _written(plan: Plan, kernels: Mapping[str, tile.KernelOp]) -> set[int]:

@@ -17,6 +17,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from weft.backends.nvidia.dialect import BarrierOp, layout_of
 from weft.backends.nvidia.shared_memory import shared_bytes
+from weft.backends.nvidia.staged_copies import CopyInOp
 from weft.tile import dialect as tile
 from weft.tile import written
 from weft.tile.memory_groups import MemoryGroups
@@ -76,7 +77,7 @@ class _Order:
 
 def _access(op: Operation) -> _Access | None:
     match op:
-        case tile.GatherOp():
+        case tile.GatherOp() | CopyInOp():
             return _Access(op.pointer, op.offsets, False)
         case tile.ScatterOp() | written.AtomicOp():
             return _Access(op.pointer, op.offsets, True)

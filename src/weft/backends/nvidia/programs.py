@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from weft.backends.nvidia.asynchronous import IndexOp
 from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, product, substitute, symbol
@@ -149,14 +149,27 @@ _MANY = 16
 """Programs of each multiprocessor from which on long and short ones even out."""
 
 
-def worth_one_by_one(kernel: tile.KernelOp, multiprocessors: int) -> bool:
+def worth_one_by_one(kernel: tile.KernelOp, multiprocessors: int, resident: int = 1) -> bool:
     """Whether each program is better a block of its own, which the next free multiprocessor takes.
 
     That costs what a block does before its first product, but few programs of unequal length would not even out; pairs
-    of them are of one length.
+    of them are of one length. Where several blocks are `resident` one does it while another multiplies.
     """
     count = product(kernel.grid.data)
     loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp)]
-    unequal = any(isinstance(index.owner, tile.ProgramOp) for loop in loops for index in loop.indices)
+    unequal = any(_depends_on_program(loop) for loop in loops)
     few = isinstance(count, int) and multiprocessors < count < _MANY * multiprocessors
-    return unequal and not kernel.paired and few
+    return unequal and not kernel.paired and (few or resident > 1)
+
+
+def _depends_on_program(loop: tile.ForOp) -> bool:
+    """Whether how often a loop turns is different in different programs."""
+    left, seen = [index.owner for index in loop.indices], set[object]()
+    while left:
+        op = left.pop()
+        if isinstance(op, tile.ProgramOp):
+            return True
+        if isinstance(op, Operation) and op not in seen:
+            seen.add(op)
+            left += [operand.owner for operand in op.operands]
+    return False

@@ -124,9 +124,11 @@ class GraphedCalls:
         self.strides = [binding.strides[number] for number in plan.inputs]
         taken = {place: position for position, place in enumerate(executor.taken)}
         for result, place in written.items():
-            target, number = plan.inputs[taken[place]], plan.outputs[result]
-            if result not in self.given and binding.shapes[number] == binding.shapes[target]:
-                self.written[result] = taken[place]
+            position, number = taken[place], plan.outputs[result]
+            # What is a result itself keeps its value until it has been copied.
+            fits = binding.shapes[number] == binding.shapes[plan.inputs[position]]
+            if fits and result not in self.given and position not in self.given.values():
+                self.written[result] = position
 
     def refuse(self, reason: str) -> None:
         """Capture nothing of this program from now on."""

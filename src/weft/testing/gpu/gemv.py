@@ -25,6 +25,7 @@ from weft.testing.gpu.peers import CUBLAS, eager
 MATRICES = 8
 ROWS = (1, 2, 4, 8, 16)
 SHAPES = ((14336, 4096), (4096, 14336))
+_LARGEST_GROUP = 128
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def _case(rows: int, outs: int, ins: int, form: str) -> GpuCase:
     weights = WEIGHTS[form]
 
     def build(place: Place) -> Work:
-        m, n, k = rows, place.size(outs), place.size(ins)
+        m, n, k = rows, place.size(outs), -(-place.size(ins) // _LARGEST_GROUP) * _LARGEST_GROUP
         x = place.normal(m, k)
         matrices = [weights.make(place, n, k) for _ in range(MATRICES)]
         plain = [_bf16(place, n, k) for _ in range(MATRICES)] if form != "bf16" else matrices

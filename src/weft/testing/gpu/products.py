@@ -32,6 +32,7 @@ SIDES = (
     (16, 14336, 4096),
 )
 FP8_SIDES = (4096, 8192)
+_GROUP = 32
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -151,7 +152,8 @@ def _experts_of_4_bits(name: str, tokens: int, width: int, inner: int, experts: 
         return expert_layer(x, router, *_widened(parts, x.dtype), chosen=chosen)
 
     def build(place: Place) -> Work:
-        d, f, t = place.size(width), place.size(inner), place.rows(tokens)
+        d, f = (-(-place.size(side) // _GROUP) * _GROUP for side in (width, inner))
+        t = place.rows(tokens)
         x, router = place.normal(t, d), place.normal(experts, d, scale=d**-0.5)
         parts: list[Tensor] = []
         for sides in ((2 * f, d), (d, f)):
