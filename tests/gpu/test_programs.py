@@ -61,3 +61,54 @@ def test_more_elements_than_32_bits_count(function: Callable[[torch.Tensor], tor
     y = torch.compile(function, backend="weft", options={"cache": False})(x)
     for some in (slice(0, 4), slice(rows - 4, rows), slice(rows // 2, rows // 2 + 4)):
         torch.testing.assert_close(y[some], function(x[some]))
+
+
+def decoding(cache: torch.Tensor, new: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    """Layers whose caches lie in one tensor."""
+    x = new
+    for layer in cache.unbind(0):
+        layer.index_copy_(2, position, x)
+        x = x + F.scaled_dot_product_attention(x, layer, layer)
+    return x
+
+
+@torch.no_grad()
+def test_rows_of_caches_are_written_where_they_lie() -> None:
+    cache = torch.zeros(4, 2, 8, 64, 128, device="cuda", dtype=torch.bfloat16)
+    own = cache.clone()
+    compiled = torch.compile(decoding, backend="weft", options={"cache": False})
+    for number in range(6):  # plain, captured, replayed
+        new = torch.randn(2, 8, 1, 128, device="cuda", dtype=torch.bfloat16)
+        position = torch.tensor([number], device="cuda")
+        expected, found = decoding(cache, new, position), compiled(own, new, position)
+        torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(own, cache, rtol=2e-2, atol=2e-2)
+        assert not own[:, :, :, number + 1 :].any()
+
+
+@torch.no_grad()
+def test_statistics_of_batches_follow_eager() -> None:
+    eager = torch.nn.Sequential(*(torch.nn.BatchNorm2d(16) for _ in range(8))).cuda()
+    own = torch.nn.Sequential(*(torch.nn.BatchNorm2d(16) for _ in range(8))).cuda()
+    compiled = torch.compile(own, backend="weft", options={"cache": False})
+    for _ in range(5):
+        x = torch.randn(4, 16, 8, 8, device="cuda")
+        torch.testing.assert_close(compiled(x), eager(x), rtol=1e-4, atol=1e-4)
+    for one, other in zip(own.buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_memory_that_runs_out_is_torchs_error_and_the_next_call_works() -> None:
+    compiled = torch.compile(lambda x: (x * 2).softmax(-1), backend="weft", options={"cache": False})
+    x = torch.randn(4096, 4096, device="cuda")
+    expected = (x * 2).softmax(-1)
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(1e-9)
+    try:
+        for _ in range(2):
+            with pytest.raises(torch.cuda.OutOfMemoryError):
+                compiled(x)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.testing.assert_close(compiled(x), expected)

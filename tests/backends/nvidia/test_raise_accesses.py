@@ -151,6 +151,21 @@ def test_block_pointers_and_descriptors(shape: tuple[int, int, int]) -> None:
 
 
 @triton.jit
+def in_front(a, b, c, BACK: tl.constexpr, N: tl.constexpr):
+    places = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    total = tl.zeros((N, N), tl.float32)
+    for k in range(3):
+        total = tl.dot(tl.load(a + places + (k - BACK) * N), tl.load(b + places + k * N), total)
+    tl.store(c + places, total.to(tl.float16))
+
+
+def test_memory_in_front_of_a_pointer_stays_where_it_is() -> None:
+    a, b, c = (np.zeros((4 * 64, 64), np.float16) for _ in range(3))
+    assert kinds(raised(in_front, (a, b, c), BACK=0, N=64)) == (2, 1, 0, 0)
+    assert kinds(raised(in_front, (a, b, c), BACK=1, N=64)) == (1, 1, 1, 0)
+
+
+@triton.jit
 def up_to(a, b, c, counts, K, BM: tl.constexpr, BK: tl.constexpr):
     rows, depth = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BK)
     inside = rows[:, None] < tl.load(counts)

@@ -20,7 +20,7 @@ from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 
 from weft.backends.nvidia.tensor_parts import UNBOUNDED, part_of
 from weft.ir.attributes import from_attribute, to_attribute
-from weft.ir.expr import Size, addends, maximum, minimum, split_multiple, substitute, symbol, symbols_of
+from weft.ir.expr import Size, addends, is_nonnegative, maximum, minimum, split_multiple, substitute, symbol, symbols_of
 from weft.ir.types import i64
 from weft.tile import dialect as tile
 from weft.tile import written
@@ -157,10 +157,14 @@ class _Raising:
                 return None
         if any(axis not in limits or starts[axis] != start for axis, start in _floors(conditions)):
             return None
-        return _Places(form.start, form.steps, tuple(sides), self._free_starts(form, limits, starts))
+        rest = self._start_freely(form, limits, starts)
+        free = [start for axis, start in enumerate(starts) if axis not in limits]
+        if not all(map(is_nonnegative, [rest, *free])):
+            return None  # what lies in front of a tensor's memory would be taken for nothing
+        return _Places(form.start, form.steps, tuple(sides), tuple(starts))
 
-    def _free_starts(self, form: Affine, limits: dict[int, Size], starts: list[Size]) -> tuple[Size, ...]:
-        """Where a tile begins along axes without bounds: at what of the offset its steps divide."""
+    def _start_freely(self, form: Affine, limits: dict[int, Size], starts: list[Size]) -> Size:
+        """Set where a tile begins along axes without bounds, at what of the offset its steps divide; gives the rest."""
         rest = form.start
         for start, step in zip(starts, form.steps, strict=True):
             rest = rest - start * step
@@ -169,9 +173,9 @@ class _Raising:
                 starts[axis], rest = split_multiple(rest, step)
         for axis, step in enumerate(form.steps):
             if axis not in limits and step == 1:  # what may be far away is not a place in a row
-                near = (term for term in addends(rest) if not self._is_far(term))
-                starts[axis] = sum(near, start=0)
-        return tuple(starts)
+                starts[axis] = sum((term for term in addends(rest) if not self._is_far(term)), start=0)
+                rest = rest - starts[axis]
+        return rest
 
     def _is_given(self, term: Size) -> bool:
         """Whether a term is known when a kernel is launched."""
