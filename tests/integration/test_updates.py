@@ -126,6 +126,20 @@ def over_again(cache: Tensor, new: Tensor) -> Tensor:
     return first + cache[2]
 
 
+def several_tokens(cache: Tensor, new: Tensor) -> Tensor:
+    for number in range(3):
+        cache[1].index_copy_(1, AT + number, new)
+        new = new + F.scaled_dot_product_attention(new, cache[1], cache[1])
+    cache[:, :, 7:].mul_(2)
+    return new
+
+
+def viewed_by_the_framework(cache: Tensor, new: Tensor) -> Tensor:
+    halves = torch.special.airy_ai(cache[0]), cache.as_strided((3, 2, 8, 16), cache.stride())
+    cache[0, :, 1:2] = new
+    return halves[0] + halves[1][0]
+
+
 def swapped(cache: Tensor, new: Tensor) -> Tensor:
     first = cache[0].clone()
     cache[0] = cache[1]
@@ -133,9 +147,13 @@ def swapped(cache: Tensor, new: Tensor) -> Tensor:
     return cache * 2 + new
 
 
-@pytest.mark.parametrize(
-    "step", [layers, halves, before_and_after, overlapping, moved_along, over_again, swapped], ids=lambda f: f.__name__
+STEPS = (
+    *(layers, halves, before_and_after, overlapping, moved_along, over_again),
+    *(several_tokens, viewed_by_the_framework, swapped),
 )
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
 @torch.no_grad()
 def test_the_caches_of_layers_in_one_tensor(check: Check, step: Callable[..., Tensor]) -> None:
     check(step, torch.randn(3, 2, 8, 16), torch.randn(2, 1, 16))

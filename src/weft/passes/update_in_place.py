@@ -17,7 +17,7 @@ from xdsl.passes import ModulePass
 from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, GraphOp, Movement, Scatter
-from weft.ops.graph import FuncOp, GroupOp, OpaqueOp, YieldOp
+from weft.ops.graph import FuncOp, GroupOp, YieldOp
 from weft.ops.layouts import Layout, contiguous, lies_apart, same_places, slice_layout, view_layout
 from weft.ops.scatter import UpdateSlice
 from weft.passes.build_groups import is_free, result_targets, strides_of
@@ -167,8 +167,7 @@ class _Updates:
         update = updated_slice(group)
         changed = None if update is None else part_written(update)
         for reader, read in reads_of(value):
-            # What the framework gives may lie in the memory of what it took.
-            late = isinstance(reader, OpaqueOp) or self.order.get(reader, len(self.order)) >= self.order[group]
+            late = self.order.get(reader, len(self.order)) >= self.order[group]
             if reader is not group and late and not (changed and read and changed.is_apart_from(read)):
                 return False
         return True

@@ -69,11 +69,13 @@ def test_one_operand(jit, name: str) -> None:
         assert apart[worst] <= BAR.get(name, 4.0), f"{apart[worst]} units at {x[worst]!r}"
 
 
-@pytest.mark.parametrize("name", ["pow", "atan2"])
+@pytest.mark.parametrize("name", ["pow", "atan2", "fmod", "remainder", "floordiv"])
 def test_two_operands(jit, name: str) -> None:
     rng = np.random.default_rng()
     pairs = [(np.exp(rng.uniform(-30, 30, COUNT)), rng.uniform(-20, 20, COUNT))]
     pairs.append((rng.standard_normal(COUNT), rng.integers(-9, 9, COUNT).astype(float)))
+    if name in ("fmod", "remainder"):
+        pairs.append(tuple(np.exp(rng.uniform(-740, 700, COUNT)) for _ in range(2)))  # type: ignore[arg-type]
     pairs.append(tuple(side.ravel() for side in np.meshgrid(SPECIAL, SPECIAL)))  # type: ignore[arg-type]
     for x, y in pairs:
         with np.errstate(all="ignore"):

@@ -61,9 +61,10 @@ class Kernel:
         return [op for op in self.op.walk() if isinstance(op, kind)]
 
 
-def softmax(b: Any, x: Any) -> Any:
-    e = b.exp(b.sub(x, b.max(x, dims=(1,), keep=True)))
-    return b.div(e, b.sum(e, dims=(1,), keep=True))
+def shares(b: Any, x: Any) -> Any:
+    """Two reductions, one after the other."""
+    below = b.sub(x, b.max(x, dims=(1,), keep=True))
+    return b.div(below, b.sum(below, dims=(1,), keep=True))
 
 
 def sum_of_columns(b: Any, x: Any) -> Any:
@@ -85,7 +86,7 @@ def remove(op: Operation) -> None:
     op.erase()
 
 
-@pytest.mark.parametrize("body", [softmax, several])
+@pytest.mark.parametrize("body", [shares, several])
 def test_ops_that_share_a_place_race_without_a_barrier(body: Callable[..., Any]) -> None:
     kernel = Kernel.of(body, (3, 1000))
     kernel.run()
@@ -110,7 +111,7 @@ def test_a_barrier_that_is_taken_away_is_missed() -> None:
 
 
 def test_places_that_overlap_are_found() -> None:
-    kernel = Kernel.of(softmax, (3, 1000))
+    kernel = Kernel.of(shares, (3, 1000))
     first, second = kernel.all(tile.ReduceOp)
     set_integer(second, SHARED, integer(first, SHARED) + 256)
     with pytest.raises(RaceError, match=r"bytes? "):
@@ -119,14 +120,14 @@ def test_places_that_overlap_are_found() -> None:
 
 @pytest.mark.parametrize(("place", "message"), [(-128, "bytes -128"), (1 << 20, "of shared memory"), (2, "at 2")])
 def test_a_place_outside_of_shared_memory_or_askew(place: int, message: str) -> None:
-    kernel = Kernel.of(softmax, (3, 1000))
+    kernel = Kernel.of(shares, (3, 1000))
     set_integer(kernel.all(tile.ReduceOp)[0], SHARED, place)
     with pytest.raises(SharedMemoryError, match=message):
         kernel.run()
 
 
 def test_too_little_shared_memory() -> None:
-    for body, shape in ((softmax, (3, 1000)), (mixed, (64, 64))):
+    for body, shape in ((shares, (3, 1000)), (mixed, (64, 64))):
         kernel = Kernel.of(body, shape)
         assert kernel.shared
         kernel.run()
@@ -136,7 +137,7 @@ def test_too_little_shared_memory() -> None:
 
 
 def test_a_layout_that_lacks_elements() -> None:
-    kernel = Kernel.of(softmax, (3, 1000))
+    kernel = Kernel.of(shares, (3, 1000))
     load = kernel.all(tile.LoadOp)[0]
     layout = layout_of(load.out)
     shorter = tuple(Mode(m.size // 2, m.axis, m.step) if m.size % 2 == 0 else m for m in layout.registers)
@@ -146,7 +147,7 @@ def test_a_layout_that_lacks_elements() -> None:
 
 
 def test_a_layout_whose_steps_overlap() -> None:
-    kernel = Kernel.of(softmax, (3, 1000))
+    kernel = Kernel.of(shares, (3, 1000))
     load = kernel.all(tile.LoadOp)[0]
     layout = layout_of(load.out)
     lanes = tuple(Mode(m.size, m.axis, 1) for m in layout.lanes)
@@ -157,7 +158,7 @@ def test_a_layout_whose_steps_overlap() -> None:
 
 def test_operands_in_layouts_that_do_not_meet() -> None:
     """Right layouts of the tile, but an op takes elements that its threads do not have."""
-    kernel = Kernel.of(softmax, (3, 1000))
+    kernel = Kernel.of(shares, (3, 1000))
     load = kernel.all(tile.LoadOp)[0]
     layout = layout_of(load.out)
     other = blocked(layout.shape, layout.warp_count, range(len(layout.shape)), 2 if layout.vector.size != 2 else 4)
@@ -191,7 +192,7 @@ def test_a_conversion_that_is_left_out() -> None:
 
 def test_reductions_over_other_threads_than_the_layout_says() -> None:
     """A result in a layout that still tells lanes apart along the reduced axis."""
-    kernel = Kernel.of(softmax, (3, 1000))
+    kernel = Kernel.of(shares, (3, 1000))
     reduce = kernel.all(tile.ReduceOp)[0]
     layout = layout_of(reduce.out)
     wrong = blocked(layout.shape, layout.warp_count // 2, range(len(layout.shape)))
@@ -201,7 +202,7 @@ def test_reductions_over_other_threads_than_the_layout_says() -> None:
 
 
 def test_more_than_there_is() -> None:
-    kernel = Kernel.of(softmax, (3, 1000))
+    kernel = Kernel.of(shares, (3, 1000))
     kernel.buffers[0] = kernel.buffers[0][:2999]
     with pytest.raises(AccessError, match="element 2999 of a buffer of 2999"):
         kernel.run()
@@ -234,7 +235,7 @@ def test_what_a_loop_was_never_given_is_poison() -> None:
 
 
 def test_programs_that_write_to_the_same_place() -> None:
-    kernel = Kernel.of(softmax, (3, 1000))
+    kernel = Kernel.of(shares, (3, 1000))
     store = kernel.all(tile.StoreOp)[0]
     store.attributes["offset"] = tile.Sizes((0,))
     with pytest.raises(RaceError, match="another program"):
@@ -279,7 +280,7 @@ def test_who_touched_what() -> None:
 
 def test_threads_that_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the shuffles each lane has the sum of its own elements, where the layout says that all have the same."""
-    kernel = Kernel.of(softmax, (3, 1000))
+    kernel = Kernel.of(shares, (3, 1000))
     monkeypatch.setattr("weft.backends.nvidia.simulator.combine_lanes", lambda pairs, layout, axis: pairs)
     with pytest.raises(DisagreementError, match=r"tile.reduce .* thread 1 has another element"):
         kernel.run()
@@ -288,7 +289,7 @@ def test_threads_that_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_blocks_of_a_cluster_that_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """A barrier of each block by itself orders nothing between blocks."""
     shape = (2, 40000)
-    trial = Trial.of(group_of([Tensor(f32, shape)], softmax), "clustered", gpu_machine())
+    trial = Trial.of(group_of([Tensor(f32, shape)], shares), "clustered", gpu_machine())
     (call,) = trial.lowered.calls
     annotated, launch = annotate(call.kernel.op, target_named("sm_90a"))
     assert launch.cluster > 1

@@ -6,6 +6,7 @@ Operands are `float` or `double`. Results are the IEEE ones; `max` and `min` pro
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from weft.backends.llvm.builder import Function, V
 from weft.backends.llvm.cast import load_convert, store_convert
@@ -130,34 +131,74 @@ def _fmod_in_double(x: E, y: E) -> E:
     return is_nan(divisor).select(divisor, rest).copysign(x)
 
 
-def _fmod(x: E, y: E) -> E:
-    if x.element == "double":
-        return lanewise("fmod", x, y)
-    return narrowed(_fmod_in_double(widened(x), widened(y)), x.element)
+def fmod_by_steps(x: E, y: E) -> E:
+    """The remainder of two doubles without a library: exact.
+
+    A step takes off a multiple, by less than 2^53, of |y| times a power of two: what is left is exact. One step does
+    unless |x / y| > 2^53.
+    """
+    divisor = abs(y)
+    start = (abs(x).compare("olt", float("inf")) & divisor.compare("ogt", 0.0)).select(abs(x), x.of(float("nan")))
+
+    def going(state: Sequence[E]) -> E:
+        return state[0].compare("oge", divisor)
+
+    def step(state: Sequence[E]) -> list[E]:
+        (rest,) = state
+        far = (rest / divisor).compare("oge", 2.0**53)
+        shift = far.select(_exponent(rest) - _exponent(divisor) - 52, 0)
+        half = shift >> 1
+        scaled = divisor * _power_of_two(half) * _power_of_two(shift - half)
+        left = (-(rest / scaled).call("trunc")).fma(scaled, rest)
+        left = left.compare("olt", 0.0).select(left + scaled, left)
+        return [rest.compare("oge", divisor).select(left, rest)]
+
+    (rest,) = iterate([start], going, step)
+    return is_nan(divisor).select(divisor, rest).copysign(x)
 
 
-def _remainder(x: E, y: E) -> E:
-    """Python's: the sign of y."""
-    rest = _fmod(x, y)
-    zero = rest.compare("oeq", 0.0)
-    differs = rest.compare("olt", 0.0) ^ y.compare("olt", 0.0)
-    return zero.select(rest.copysign(y), differs.select(rest + y, rest))
+def _exponent(x: E) -> E:
+    """The exponent of a positive double, with the bias that it is stored with."""
+    denormal = x.compare("olt", 2.0**-1022)
+    bits = denormal.select(x * 2.0**54, x).bits() >> 52
+    return denormal.select(bits - 54, bits)
 
 
-def _floordiv(x: E, y: E) -> E:
-    """Python's: the floor of the true quotient, not of the rounded one."""
-    element = x.element
-    if element == "float":
-        x, y = widened(x), widened(y)
-        rest = _fmod_in_double(x, y)
-    else:
-        rest = lanewise("fmod", x, y)
-    true = x / y
-    whole = ((x - rest) / y).call("roundeven")
-    differs = rest.compare("one", 0.0) & (rest.compare("olt", 0.0) ^ y.compare("olt", 0.0))
-    whole = differs.select(whole - 1.0, whole)
-    whole = whole.compare("oeq", 0.0).select(whole.copysign(true), whole)
-    return narrowed(y.compare("oeq", 0.0).select(true, whole), element)
+def _power_of_two(n: E) -> E:
+    return ((n + 1023) << 52).as_type("double")
+
+
+def divisions(fmod: FloatFunction) -> dict[str, FloatFunction]:
+    """Divisions that round down, and remainders, by what gives the remainder of two doubles."""
+
+    def remainder_of(x: E, y: E) -> E:
+        if x.element == "double":
+            return fmod(x, y)
+        return narrowed(_fmod_in_double(widened(x), widened(y)), x.element)
+
+    def remainder(x: E, y: E) -> E:
+        """Python's: the sign of y."""
+        rest = remainder_of(x, y)
+        zero = rest.compare("oeq", 0.0)
+        differs = rest.compare("olt", 0.0) ^ y.compare("olt", 0.0)
+        return zero.select(rest.copysign(y), differs.select(rest + y, rest))
+
+    def floordiv(x: E, y: E) -> E:
+        """Python's: the floor of the true quotient, not of the rounded one."""
+        element = x.element
+        if element == "float":
+            x, y = widened(x), widened(y)
+            rest = _fmod_in_double(x, y)
+        else:
+            rest = fmod(x, y)
+        true = x / y
+        whole = ((x - rest) / y).call("roundeven")
+        differs = rest.compare("one", 0.0) & (rest.compare("olt", 0.0) ^ y.compare("olt", 0.0))
+        whole = differs.select(whole - 1.0, whole)
+        whole = whole.compare("oeq", 0.0).select(whole.copysign(true), whole)
+        return narrowed(y.compare("oeq", 0.0).select(true, whole), element)
+
+    return {"fmod": remainder_of, "remainder": remainder, "floordiv": floordiv}
 
 
 def _truncdiv(x: E, y: E) -> E:
@@ -195,9 +236,7 @@ FLOAT: Mapping[str, FloatFunction] = {
     "fmax": _extremum_of_numbers("maxnum", "ogt"),
     "fmin": _extremum_of_numbers("minnum", "olt"),
     "truncdiv": _truncdiv,
-    "floordiv": _floordiv,
-    "fmod": _fmod,
-    "remainder": _remainder,
+    **divisions(partial(lanewise, "fmod")),
     "sqrt": _intrinsic("sqrt"),
     "rsqrt": _rsqrt,
     "floor": _intrinsic("floor"),

@@ -12,7 +12,7 @@ from math import factorial
 from weft.backends.llvm.math_circles import CIRCLES, sin
 from weft.backends.llvm.math_double import composed
 from weft.backends.llvm.math_expression import E, horner
-from weft.backends.llvm.math_float import FloatFunction, at_least, at_most, is_inf
+from weft.backends.llvm.math_float import FloatFunction, at_least, at_most, divisions, fmod_by_steps, is_inf
 
 _INF = float("inf")
 _LOG2_E = 1.4426950408889634
@@ -283,6 +283,7 @@ _SERIES: Mapping[str, FloatFunction] = {
     **{"log": _log, "log2": _log2, "log10": _log10, "log1p": _log1p, "pow": _pow},
     **{"asinh": _asinh, "acosh": _acosh, "atanh": _atanh, "erf": _erf, "erfc": _erfc, "lgamma": _lgamma},
     **CIRCLES,
+    **divisions(fmod_by_steps),
 }
 
 

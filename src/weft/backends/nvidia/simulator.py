@@ -32,7 +32,7 @@ from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.layouts import WARP, Layout, Mode
 from weft.backends.nvidia.mma import MmaOp, PackOp, SqueezeOp
 from weft.backends.nvidia.simulator_exponentials import simulate_exponentials
-from weft.backends.nvidia.simulator_layouts import CoverageError, holding, picks
+from weft.backends.nvidia.simulator_layouts import CoverageError, holding, picks, reduced_registers
 from weft.backends.nvidia.simulator_memory import GlobalMemory, SharedMemory
 from weft.backends.nvidia.simulator_mma import dequantize_registers, multiply_fragments
 from weft.backends.nvidia.simulator_reduce import (
@@ -414,6 +414,8 @@ class _Block:
 
     def hold_reduced(self, out: SSAValue, source: Held, axis: int, pairs: Pairs) -> None:
         target = source.layout.sliced(axis)
+        if (said := layout_of(out)) != target:
+            reduced_registers(source.layout, said, axis)  # says what is wrong with it
         extents = [1 if a == axis else extent for a, extent in enumerate(source.extents)]
         values = pairs.positions if pairs.combiner.indexed else pairs.values
         self.hold(out, target, values, pairs.defined & holding(target).existing(extents), extents)
