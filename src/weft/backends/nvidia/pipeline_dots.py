@@ -88,10 +88,6 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     staging = 4 * consumers * 2 * STAGE_BYTES if engines else 0
     resident = integer(kernel, RESIDENT, 1) if consumers == 2 else 1
     rings = _rings(operands, target.shared_per_block // resident - staging - resident * _ALIGNMENT)
-    if consumers == 1 and _softens(dots):
-        # A block takes a kilobyte beside its own; stages end where the next kilobyte begins.
-        halves = _rings(operands, (target.shared_per_block + _ALIGNMENT) // 2 - _ALIGNMENT - staging)
-        resident, rings = (1, rings) if halves is None else (2, halves)
     if rings is None:
         return None
     set_integer(kernel, RESIDENT, resident)
@@ -102,11 +98,6 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     _split(kernel, _Producer(operands, maps[:inputs], needed), _Consumer(operands, consumers), rings, consumers)
     set_integer(kernel, WARPS, 4 * consumers)
     return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps))
-
-
-def _softens(dots: Sequence[tile.DotOp]) -> bool:
-    """Whether something is computed between products: then a block has others to fill the time, if there is room."""
-    return any(not isinstance(dot.a.owner, tile.LoadOp) for dot in dots)
 
 
 def _needed(kernel: tile.KernelOp, operands: Operands) -> set[Operation] | None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from weft.backends.nvidia.codegen import KernelCodegen
 
 _GROUP_WARPS = 4
-_REGISTERS = {(1, 1): (56, 256), (2, 1): (24, 240), (3, 1): (32, 160), (2, 2): (24, 104), (1, 2): (40, 216)}
+_REGISTERS = {(1, 1): (56, 256), (2, 1): (24, 240), (3, 1): (32, 160), (2, 2): (24, 104)}
 """What a thread of the producer and of a consumer may use, by the number of consumers, and of blocks beside each other:
 together what all enter with."""
 RING_OPS = (AcquireOp, CommitOp, WaitOp, ReleaseOp)
@@ -139,10 +139,9 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     barrier(b)
     producing, consuming, after = b.label("producer"), b.label("consumer"), b.label("after")
     b.branch_if(b.icmp("ult", warp, i32(_GROUP_WARPS)), producing, consuming)
-    resident = integer(codegen.kernel, RESIDENT, 1)
-    fewer, more = _REGISTERS[consumers, resident]
+    fewer, more = _REGISTERS[consumers, integer(codegen.kernel, RESIDENT, 1)]
     b.start(producing)
-    if consumers * resident > 1:
+    if consumers > 1:
         do(b, f"setmaxnreg.dec.sync.aligned.u32 {fewer};", "")
     codegen.threads = Threads(b, _GROUP_WARPS, lane, warp)
     with b.when(b.icmp("eq", warp, i32(0))), b.when(elected(b)):
@@ -150,7 +149,7 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
         codegen.block(op.producer.block)
     b.branch(after)
     b.start(consuming)
-    if consumers * resident > 1:
+    if consumers > 1:
         do(b, f"setmaxnreg.inc.sync.aligned.u32 {more};", "")
     own = b.sub(warp, i32(_GROUP_WARPS))
     codegen.threads = Threads(b, _GROUP_WARPS * consumers, lane, own, barrier_number=1)
