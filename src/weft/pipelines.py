@@ -33,6 +33,7 @@ from weft.passes.convolve_trained import ConvolveTrained
 from weft.passes.eliminate_common import EliminateCommon
 from weft.passes.eliminate_dead import EliminateDead
 from weft.passes.find_repeated_blocks import repeated_blocks
+from weft.passes.find_seen_keys import FindSeenKeys
 from weft.passes.fold_batch_norm import FoldBatchNorm
 from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
@@ -83,7 +84,7 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         FoldConstants(),
         Simplify(),
         EliminateCommon(),
-        *([EliminateDead(), RecognizeAttention(narrow=True), Simplify()] if tensor_cores else []),
+        *([EliminateDead(), RecognizeAttention(narrow=True), FindSeenKeys(), Simplify()] if tensor_cores else []),
         FoldBatchNorm(),
         ConvolveTrained(pointwise=True),
         ComparePlaces(),

@@ -119,7 +119,7 @@ class AttentionLowering:
     def _record(self) -> list[Size]:
         domain = self.domain
         recorder = AddressRecorder(self.layouts, space=domain.bounds)
-        q, k, v, *masks = self.op.operands
+        q, k, v, *masks = self.op.operands[:4]
         indices = [self._q_index(), self._k_index(), self._v_index()]
         indices += [self._mask_index(tensor_of(mask.type)) for mask in masks]
         for value, index in zip((q, k, v, *masks), indices, strict=True):
@@ -185,7 +185,7 @@ class AttentionLowering:
         """One block of keys: the new maximum, total and sum."""
         emit = self.emit
         bi, bj, _, bn = self.blocks.sides
-        _, _, v, *masks = self.op.operands
+        _, _, v, *masks = self.op.operands[:4]
         greatest, total, product = state
         scores = self._scores()
         self._axes("i", "j")

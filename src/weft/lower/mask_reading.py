@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from xdsl.dialects.builtin import IndexType
 from xdsl.ir import OpResult, SSAValue
 
-from weft.ir.expr import Size, symbols_of
+from weft.ir.expr import Size, floordiv, maximum, minimum, symbol, symbols_of
 from weft.ir.types import boolean, tensor_of
 from weft.lower.evaluate import Source
 from weft.lower.key_ranges import (
@@ -23,6 +23,7 @@ from weft.lower.key_ranges import (
     narrowed_range,
     whole_range,
 )
+from weft.ops.attention import SEEN_ROWS
 from weft.ops.base import GraphOp
 from weft.tile import dialect as tile
 
@@ -48,7 +49,7 @@ def read_masks(lowering: FlashLowering) -> Masks:
     reader = MaskReader(lowering.layouts, space=lowering.domain.bounds)
     added: list[SSAValue] = []
     kept: list[tuple[SSAValue, Condition | None]] = []
-    for mask in lowering.op.operands[3:]:
+    for mask in lowering.op.masks:
         condition, numbers = _parts(mask)
         added += numbers
         for value in condition:
@@ -59,7 +60,24 @@ def read_masks(lowering: FlashLowering) -> Masks:
         narrowed = None if condition is None else narrowed_range(found, condition, lowering.rows)
         certain &= narrowed is not None
         found = narrowed or found
+    told = _told(lowering) if not certain else None
+    if told is not None:
+        (lower, upper, *every), certain = told, True
+        start, stop = found.every
+        every = maximum(start, every[0]), minimum(stop, every[1])
+        found = replace(found, lower=maximum(found.lower, lower), upper=minimum(found.upper, upper), every=every)
     return Masks(tuple(added), tuple(kept), found, certain)
+
+
+def _told(lowering: FlashLowering) -> list[Size] | None:
+    """What memory says of the keys that the program's rows see."""
+    seen, rows = lowering.op.seen, lowering.rows
+    if seen is None or rows.count != SEEN_ROWS:
+        return None
+    for place in range(4):
+        index = (floordiv(rows.first, SEEN_ROWS), place)
+        _read_number(lowering, f"seen{place}", seen, lowering.layouts[seen].address(index))
+    return [symbol(f"seen{place}") + tile.NumberOp.LEAST for place in range(4)]
 
 
 def _parts(mask: SSAValue) -> tuple[list[SSAValue], list[SSAValue]]:

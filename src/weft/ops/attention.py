@@ -40,13 +40,26 @@ def _samples() -> list[Sample]:
     ]
 
 
+SEEN_ROWS = 128
+"""The rows of a tile that it is told of which keys they see."""
+
+
 class AnyAttention(Structured):
     """Attention, with or without what its gradients are computed from beside its result."""
+
+    @property
+    def masks(self) -> Sequence[SSAValue]:
+        return self.operands[3:4]
+
+    @property
+    def seen(self) -> SSAValue | None:
+        """Which keys the rows of tiles see."""
+        return self.operands[4] if len(self.operands) > 4 else None
 
     @classmethod
     def weighted(cls, *tensors: Tensor) -> Tensor:
         """The type of the sums of values."""
-        q, k, v, *masks = tensors
+        q, k, v, *masks = tensors[:4]
         dtype = same_dtype("attention", (q, k, v))
         lead, rows = q.shape[:-2], q.shape[-2:-1]
         if not dtype.is_float:
@@ -56,7 +69,8 @@ class AnyAttention(Structured):
             or not lead == k.shape[:-2] == v.shape[:-2]
             or q.shape[-1] != k.shape[-1]
             or k.shape[-2] != v.shape[-2]
-            or len(masks) > 1
+            or len(tensors) > 5
+            or any(seen.dtype != i64 or seen.rank != 2 or seen.shape[1] != 4 for seen in tensors[4:])
         ):
             raise ShapeError(
                 f"attention: {', '.join(map(str, tensors))} do not fit",
@@ -80,7 +94,7 @@ class AnyAttention(Structured):
     ) -> Gradients:
         dtype = b.tensor(operands[0]).dtype
         g, q, k, v = (widened(b, value) for value in (grads[0], *operands[:3]))
-        capped, shares = _shares(b, q, k, operands[3:], causal, scale, softcap)
+        capped, shares = _shares(b, q, k, operands[3:4], causal, scale, softcap)
         on_shares = b.dot(g, transposed(b, v))
         last = (b.tensor(shares).rank - 1,)
         mean = b.sum(b.mul(on_shares, shares), dims=last, keep=True)
@@ -93,10 +107,10 @@ class AnyAttention(Structured):
             scaled = b.mul(scaled, b.sub(b.full_like(share, 1), b.mul(share, share)))
         found = [b.dot(scaled, k), b.dot(transposed(b, scaled), q), b.dot(transposed(b, shares), g)]
         gradients: list[SSAValue | None] = [narrowed(b, value, dtype) for value in found]
-        for mask in operands[3:]:
+        for mask in operands[3:4]:
             kind = b.tensor(mask).dtype
             gradients.append(None if kind == boolean else narrowed(b, on_scores, kind))
-        return tuple(gradients)
+        return (*gradients, *(None for _ in operands[4:]))
 
     @classmethod
     def batch(cls, b: GraphBuilder, operands: Values, batched: Sequence[bool], **params: Any) -> Any:
@@ -104,7 +118,8 @@ class AnyAttention(Structured):
         tensors = [with_batch(b, x, flag, size) for x, flag in zip(operands[:3], batched[:3], strict=True)]
         rank = b.tensor(tensors[0]).rank - 1
         masks = [
-            align_batched(b, mask, rank) if flag else mask for mask, flag in zip(operands[3:], batched[3:], strict=True)
+            align_batched(b, mask, rank) if flag else mask
+            for mask, flag in zip(operands[3:4], batched[3:4], strict=True)
         ]
         return b.emit(cls.name.removeprefix("graph."), *tensors, *masks, **params)
 
@@ -114,8 +129,10 @@ class Attention(AnyAttention):
     """`softmax(q kᵀ · scale + mask) v` over q [..., L, E], k [..., S, E] and v [..., S, V].
 
     An optional fourth operand, broadcast to [..., L, S], is a mask: numbers are added, and where booleans are false the
-    key does not count. If `causal`, row i attends to keys 0 to i. A row without any key is zero. Narrow floats are
-    computed in f32. With a `softcap` c, scores are c · tanh(score / c) before they are masked.
+    key does not count. A fifth one may tell of each tile of `SEEN_ROWS` rows where the mask holds: from which key on
+    and up to which one for any of its rows, and for all of them. If `causal`, row i attends to keys 0 to i. A row
+    without any key is zero. Narrow floats are computed in f32. With a `softcap` c, scores are c · tanh(score / c)
+    before they are masked.
     """
 
     @classmethod
@@ -125,7 +142,7 @@ class Attention(AnyAttention):
     @staticmethod
     @rounded_once
     def reference(
-        q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None = None, **params: Any
+        q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None = None, *_: np.ndarray, **params: Any
     ) -> np.ndarray:
         return _attended(q, k, v, mask, **params)[0]
 
@@ -144,7 +161,7 @@ class AttentionWithLse(AnyAttention):
 
     @staticmethod
     def reference(
-        q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None = None, **params: Any
+        q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None = None, *_: np.ndarray, **params: Any
     ) -> tuple[np.ndarray, np.ndarray]:
         wide = np.float64 if q.dtype == np.float64 else np.float32
         given = mask if mask is None or mask.dtype == np.bool_ else mask.astype(wide)

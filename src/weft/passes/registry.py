@@ -17,6 +17,7 @@ from weft.passes.convolve_by_products import ConvolveByProducts
 from weft.passes.convolve_trained import ConvolveTrained
 from weft.passes.eliminate_common import EliminateCommon
 from weft.passes.eliminate_dead import EliminateDead
+from weft.passes.find_seen_keys import FindSeenKeys
 from weft.passes.fold_batch_norm import FoldBatchNorm
 from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
@@ -37,6 +38,7 @@ PASSES: dict[str, type[ModulePass]] = {
         Simplify,
         EliminateCommon,
         RecognizeAttention,
+        FindSeenKeys,
         FoldBatchNorm,
         ConvolveByProducts,
         ConvolveTrained,

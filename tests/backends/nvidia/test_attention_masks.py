@@ -14,7 +14,7 @@ from weft.backends.nvidia.protocol import check
 from weft.backends.nvidia.protocol_events import AsyncCopy
 from weft.backends.nvidia.roles_protocol import protocol_of
 from weft.backends.nvidia.target import target_named
-from weft.ir.types import Tensor, bf16, f32, i32, i64
+from weft.ir.types import Tensor, bf16, boolean, f32, i32, i64
 from weft.lower.machine import gpu_machine
 from weft.ops.base import REGISTRY
 from weft.testing.kernels import Trial, group_of, run_interpreted
@@ -159,3 +159,25 @@ def test_blocks_behind_a_number_in_memory_are_skipped() -> None:
         brought.append(sum(isinstance(event, AsyncCopy) for event in protocol.agents["producer"]))
     programs = 2 * 64
     assert brought == [3 * programs, 3 * programs, 3 * programs]  # one block each
+
+
+def test_a_mask_in_memory_is_followed_where_it_says_which_keys_are_seen() -> None:
+    rows, heads = 512, 2
+    row, key = np.arange(rows)[:, None], np.arange(rows)[None]
+    mask = (row >= key) & (row - key < 150)
+    ends = [[max(0, first - 149), first + 128, max(0, first - 22), first + 1] for first in range(0, rows, 128)]
+    tensors = [Tensor(bf16, (1, heads, rows, 64))] * 3
+    tensors += [Tensor(boolean, (rows, rows)), Tensor(i64, (4, 4))]
+
+    def body(b: Any, *operands: SSAValue) -> Any:
+        return b.attention_with_lse(*operands, causal=False, scale=0.125)
+
+    trial = Trial.of(group_of(tensors, body), "attention", gpu_machine())
+    rng = np.random.default_rng(11)
+    arrays = [rng.standard_normal((1, heads, rows, 64)).astype(bf16.numpy) for _ in range(3)]
+    found, _ = run_interpreted(trial, [*arrays, mask, np.array(ends)])
+    wide = [a.astype(np.float64) for a in arrays]
+    expected = REGISTRY["attention"].cls.reference(*wide, mask, causal=False, scale=0.125)
+    assert np.linalg.norm(found.astype(np.float64) - expected) < 4e-3 * np.linalg.norm(expected)
+    # Were all of the numbers that of the first tile, each of the others would have one block to visit, too.
+    assert copies(trial, number=-tile.NumberOp.LEAST) == heads * 4 * 3

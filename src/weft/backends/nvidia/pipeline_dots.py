@@ -87,10 +87,10 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     engines = _give_stores_to_engine(kernel, maps)
     staging = 4 * consumers * 2 * STAGE_BYTES if engines else 0
     resident = integer(kernel, RESIDENT, 1) if consumers == 2 else 1
-    set_integer(kernel, RESIDENT, resident)
     rings = _rings(operands, target.shared_per_block // resident - staging - resident * _ALIGNMENT)
     if rings is None:
         return None
+    set_integer(kernel, RESIDENT, resident)
     ring = sum(each.bytes + each.count * BARRIER_BYTES for each in rings)
     ring = -(-ring // _ALIGNMENT) * _ALIGNMENT
     for op in engines:

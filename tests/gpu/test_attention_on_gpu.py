@@ -1,0 +1,99 @@
+"""Attention on a GPU against float64: lengths and widths of all kinds, masks, shared heads, single queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+Attend = Callable[..., torch.Tensor]
+
+
+def operands(query: tuple[int, ...], heads: int, keys: int, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
+    batch, _, _, width = query
+    shapes = (query, (batch, heads, keys, width), (batch, heads, keys, width))
+    return [torch.randn(shape, device="cuda", dtype=dtype) for shape in shapes]
+
+
+def check(attend: Attend, inputs: list[torch.Tensor], *others: torch.Tensor) -> None:
+    torch.compiler.reset()
+    found = torch.compile(attend, backend="weft", options={"cache": False})(*inputs, *others)
+    expected = attend(*(x.double() for x in inputs), *others)
+    assert torch.equal(found.isnan(), expected.isnan())
+    error = (found.double() - expected).nan_to_num().norm() / expected.nan_to_num().norm()
+    assert error < 5e-3
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("query", "heads", "keys"),
+    [
+        ((2, 8, 2048, 64), 8, 2048),
+        ((2, 8, 1111, 128), 2, 1111),
+        ((1, 4, 700, 96), 4, 900),
+        ((1, 2, 1024, 256), 1, 1024),
+        ((3, 33, 640, 64), 33, 640),
+    ],
+)
+def test_lengths_and_widths(query: tuple[int, ...], heads: int, keys: int, causal: bool) -> None:
+    def attend(q: Any, k: Any, v: Any) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+
+    check(attend, operands(query, heads, keys))
+    check(attend, operands(query, heads, keys, torch.float16))
+
+
+@pytest.mark.parametrize(("batch", "heads", "shared", "keys"), [(1, 64, 8, 8192), (5, 32, 32, 1500), (3, 12, 4, 777)])
+def test_single_queries(batch: int, heads: int, shared: int, keys: int) -> None:
+    def attend(q: Any, k: Any, v: Any) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    check(attend, operands((batch, heads, 1, 128), shared, keys))
+
+
+@pytest.mark.parametrize("position", [0, 127, 128, 1000, 2047])
+def test_keys_up_to_a_position(position: int) -> None:
+    def attend(q: Any, k: Any, v: Any, place: Any) -> torch.Tensor:
+        mask = torch.arange(2048, device=q.device)[None, :] <= place[:, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+    check(attend, operands((1, 32, 1, 128), 8, 2048), torch.tensor([position], device="cuda"))
+
+
+@pytest.mark.parametrize("name", ["window", "window and first", "given"])
+@pytest.mark.parametrize("length", [1024, 1000])
+def test_masks(name: str, length: int) -> None:
+    def attend(q: Any, k: Any, v: Any, given: Any) -> torch.Tensor:
+        row, key = torch.arange(length, device=q.device)[:, None], torch.arange(length, device=q.device)[None]
+        near = row - key < 200
+        masks = {"window": near, "window and first": near | (key < 4), "given": given}
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=masks[name] & (row >= key))
+
+    given = torch.rand(length, length, device="cuda") < 0.7
+    check(attend, operands((2, 16, length, 128), 16, length), given)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("capped", [False, True])
+def test_functions_of_places(capped: bool) -> None:
+    slopes = torch.rand(8, device="cuda")
+
+    def score(s: Any, batch: Any, head: Any, row: Any, key: Any) -> Any:
+        return torch.tanh(s / 3) * 3 if capped else s + slopes[head] * (key - row)
+
+    def window(batch: Any, head: Any, row: Any, key: Any) -> Any:
+        return (row >= key) & (row - key < 300)
+
+    mask = create_block_mask(window, None, None, 1024, 1024, device="cuda")
+
+    def attend(q: Any, k: Any, v: Any) -> torch.Tensor:
+        return flex_attention(q, k, v, score_mod=score, block_mask=mask)  # type: ignore[return-value]
+
+    with torch.no_grad():
+        check(attend, operands((2, 8, 1024, 64), 8, 1024))
