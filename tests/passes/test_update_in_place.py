@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from weft.lower.steps import KernelStep
 from weft.ops.graph import FuncOp, GroupOp
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.group_into_kernels import GroupIntoKernels
-from weft.passes.parts import Part
+from weft.passes.parts import Part, reads_of
 from weft.passes.update_in_place import UpdateInPlace, in_place_of
 from weft.pipelines import compile_cpu
 from weft.runtime.arrays import run_arrays
@@ -34,6 +34,26 @@ def marked(passes: Any, body: Any, arguments: dict[str, Tensor], **attributes: A
         each.apply(Context(), module)
         module.verify()
     return [dict(in_place_of(op)) for op in function.block.ops if isinstance(op, GroupOp)]
+
+
+def assert_same_in_place(passes: Any, body: Any, arguments: dict[str, Tensor], **attributes: Any) -> None:
+    """The compiled program computes what it does where nothing replaces an argument."""
+    pytest.importorskip("torch")  # it brings the BLAS library for products
+    rng = np.random.default_rng()
+    arrays = [
+        rng.integers(0, 8, shape) if each.dtype == i64 else rng.standard_normal(shape).astype(np.float32)
+        for each in arguments.values()
+        if (shape := cast("Any", each.shape))
+    ]
+    results: list[list[np.ndarray]] = []
+    for given in (attributes, {}):
+        function: FuncOp = passes.function(passes.built(arguments, body))
+        function.attributes.update({name: to_attribute(value) for name, value in given.items()})
+        compiled = compile_cpu(function, Config(cache=False))
+        copies = [each.copy() for each in arrays]
+        results.append(run_arrays(Executable(compiled.plan, compiled.code, compiled.prepare), copies))
+    for found, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def step(b: Any, p: Any, g: Any) -> Any:
@@ -182,3 +202,86 @@ def test_parts_that_have_nothing_in_common() -> None:
     assert rows.is_apart_from(Part((1, 0), (-1, 1), (2, 7))) and not rows.is_apart_from(Part((6, 0), (-2, 1), (2, 7)))
     assert Part((0, 0), (1, 1), (n, 7)).is_apart_from(Part((n, 0), (1, 1), (n, 7)))
     assert not Part((0, 0), (1, 1), (n, 7)).is_apart_from(rows)
+
+
+CHAIN = {"c": Tensor(f32, (8, 8)), "a": Tensor(f32, (1, 8)), "d": Tensor(f32, (1, 8)), "w": Tensor(f32, (8, 8))}
+
+
+def row(b: Any, value: Any, number: int) -> Any:
+    return b.slice(value, starts=(number, 0), shape=(1, 8), steps=(1, 1))
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_a_later_reader_of_what_the_chain_began_with(passes: Any, late: int) -> None:
+    """The first update leaves row 1 of the old value to its reader, but the second one replaces it."""
+
+    def body(b: Any, c: Any, a: Any, d: Any, w: Any) -> Any:
+        first = b.update_slice(c, a, starts=(0, 0), steps=(1, 1))
+        given = b.mul(d, b.dot(row(b, first, 0), w))
+        second = b.update_slice(first, given, starts=(1, 0), steps=(1, 1))
+        return [second, b.add(row(b, c, late), b.dot(row(b, second, 1), w))]
+
+    found = marked(passes, body, CHAIN, replaced=((0, 0),))
+    assert found.count({0: 0}) == (0 if late == 1 else 2), found
+    assert_same_in_place(passes, body, CHAIN, replaced=((0, 0),))
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_a_later_reader_of_what_a_chain_of_temporaries_began_with(passes: Any, late: int) -> None:
+    def body(b: Any, c: Any, a: Any, d: Any, w: Any) -> Any:
+        start = b.cumsum(c, dim=0)
+        first = b.update_slice(start, a, starts=(0, 0), steps=(1, 1))
+        given = b.mul(d, b.dot(row(b, first, 0), w))
+        second = b.update_slice(first, given, starts=(1, 0), steps=(1, 1))
+        return [b.dot(second, w), b.add(row(b, start, late), b.dot(row(b, second, 1), w))]
+
+    found = marked(passes, body, CHAIN)
+    assert found.count({0: 0}) == (1 if late == 1 else 2), found
+    assert_same_in_place(passes, body, CHAIN)
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_a_scatter_and_a_later_reader_of_what_the_chain_began_with(passes: Any, late: int) -> None:
+    """The scatter into row 1 may be done there only where nobody reads the oldest row 1 before it is replaced."""
+    arguments = {**CHAIN, "at": Tensor(i64, (1,))}
+
+    def body(b: Any, c: Any, a: Any, d: Any, w: Any, at: Any) -> Any:
+        first = b.update_slice(c, a, starts=(0, 0), steps=(1, 1))
+        value = b.slice(b.mul(d, b.dot(row(b, first, 0), w)), starts=(0, 0), shape=(1, 1), steps=(1, 1))
+        scattered = b.index_put(row(b, first, 1), at, value, dims=(1,), position=1, accumulate=False)
+        old = b.dot(b.add(row(b, c, late), b.dot(scattered, w)), w)
+        return [b.update_slice(first, scattered, starts=(1, 0), steps=(1, 1)), old]
+
+    found = marked(passes, body, arguments, replaced=((0, 0),))
+    assert found.count({0: 0}) == (2 if late == 1 else 3), found
+    assert_same_in_place(passes, body, arguments, replaced=((0, 0),))
+
+
+def test_a_later_slice_of_a_view(passes: Any) -> None:
+    """The slice without row 0 is one of the turned value: it has elements of the row that is replaced."""
+
+    def body(b: Any, c: Any, a: Any, d: Any, w: Any) -> Any:
+        turned = b.permute(c, dims=(1, 0))
+        new = b.update_slice(c, b.add(b.dot(d, turned), a), starts=(0, 0), steps=(1, 1))
+        given = b.slice(b.dot(row(b, new, 0), w), starts=(0, 0), shape=(1, 7), steps=(1, 1))
+        return [new, b.dot(given, b.slice(turned, starts=(1, 0), shape=(7, 8), steps=(1, 1)))]
+
+    assert not any(marked(passes, body, CHAIN, replaced=((0, 0),)))
+    assert_same_in_place(passes, body, CHAIN, replaced=((0, 0),))
+
+
+def test_which_parts_are_read(passes: Any) -> None:
+    """A slice tells it of the value that it is a slice of, and what is below it reads no more."""
+
+    def body(b: Any, c: Any) -> Any:
+        turned = b.slice(b.permute(c, dims=(1, 0)), starts=(1, 0), shape=(6, 5), steps=(1, 1))
+        flat = b.slice(b.reshape(c, shape=(35,)), starts=(7,), shape=(28,), steps=(1,))
+        rows = b.slice(c, starts=(1, 0), shape=(4, 7), steps=(1, 1))
+        return [turned, flat, b.slice(b.permute(rows, dims=(1, 0)), starts=(1, 0), shape=(6, 4), steps=(1, 1))]
+
+    (c,) = passes.function(passes.built({"c": X}, body)).block.args
+    found = [(reader.name.removeprefix("graph."), part) for reader, part in reads_of(c)]
+    part = Part((1, 0), (1, 1), (4, 7))
+    known = [("slice", part), ("permute", part), ("slice", part), ("return", part)]
+    unknown = [(name, None) for name in ("permute", "slice", "return", "reshape", "slice", "return")]
+    assert sorted(found, key=str) == sorted([*known, *unknown], key=str)

@@ -53,19 +53,29 @@ def part_written(update: UpdateSlice) -> Part:
     return Part(update.params["starts"], update.params["steps"], tensor_of(update.operands[1].type).shape)
 
 
-def reads_of(value: SSAValue, part: Part | None = None) -> Iterator[tuple[Operation, Part | None]]:
-    """Who reads a value, directly or through views, and which part of it; None where that is not known."""
+def reads_of(value: SSAValue) -> Iterator[tuple[Operation, Part | None]]:
+    """Who reads a value, directly or through views, and which part of it; None where that is not known.
+
+    What is read through several views is a part of what the first one shows: only that one's slice is one of the value.
+    """
     for use in value.uses:
         reader = use.operation
         if isinstance(reader, View):
-            inner = part or _sliced(reader)
-            yield reader, inner
-            yield from reads_of(reader.results[0], inner)
-        elif isinstance(reader, GroupOp) and part is None:
+            part = _sliced(reader)
+            yield reader, part
+            yield from ((later, part) for later in _readers(reader.results[0]))
+        elif isinstance(reader, GroupOp):
             inside = list(reader.block.args[use.index].uses)
             yield from ((reader, _sliced(each.operation)) for each in inside)
         else:
-            yield reader, part
+            yield reader, None
+
+
+def _readers(value: SSAValue) -> Iterator[Operation]:
+    for use in value.uses:
+        yield use.operation
+        if isinstance(use.operation, View):
+            yield from _readers(use.operation.results[0])
 
 
 def _sliced(op: Operation) -> Part | None:

@@ -21,7 +21,7 @@ from weft.ops.graph import FuncOp, GroupOp, YieldOp
 from weft.ops.layouts import Layout, contiguous, lies_apart, same_places, slice_layout, view_layout
 from weft.ops.scatter import UpdateSlice
 from weft.passes.build_groups import is_free, result_targets, strides_of
-from weft.passes.parts import part_written, reads_of, updated_slice, views_from
+from weft.passes.parts import Part, part_written, reads_of, updated_slice, views_from
 
 _ATTRIBUTE = "in_place"
 
@@ -92,6 +92,11 @@ class _Updates:
                 return
             chain.append((group, value.index, operand))
             value = group.operands[operand]
+        older: list[SSAValue] = []
+        for group, _, operand in reversed(chain):
+            if not all(self._is_unread(each, group, _part_changed(group)) for each in older):
+                return
+            older.append(group.operands[operand])
         for group, result, operand in chain:
             self._choose(group, result, operand)
         for group, _, operand in chain:
@@ -116,10 +121,10 @@ class _Updates:
         part = part_written(update)
         if there is None or not same_places(part.shape, there, slice_layout(layout, part.starts, part.steps)):
             return
-        for reader, read in reads_of(old):
-            early = self.order.get(reader, len(self.order)) < self.order[maker]
-            if reader not in (maker, group) and not early and (read is None or not part.is_apart_from(read)):
-                return
+        if not self._is_unread(old, maker, part, (maker, group)):
+            return
+        if not all(self._is_unread(each, maker, part) for each in self._written_over(old)):
+            return
         self.chosen[maker] = {0: number}
         self.taken.add(made)  # its memory is the argument's, to stay
 
@@ -163,14 +168,38 @@ class _Updates:
         return Layout(strides) if strides else contiguous(tensor_of(value.type))
 
     def _is_last_reader(self, group: GroupOp, value: SSAValue) -> bool:
-        """Whether nobody reads a value, or what the group changes of it, when the group has begun."""
-        update = updated_slice(group)
-        changed = None if update is None else part_written(update)
-        for reader, read in reads_of(value):
-            late = self.order.get(reader, len(self.order)) >= self.order[group]
-            if reader is not group and late and not (changed and read and changed.is_apart_from(read)):
-                return False
-        return True
+        """Whether nobody else reads a value's memory, or what the group changes of it, when the group has begun."""
+        changed = _part_changed(group)
+        older = self._written_over(value)
+        return self._is_unread(value, group, changed, (group,)) and all(
+            self._is_unread(each, group, changed) for each in older
+        )
+
+    def _written_over(self, value: SSAValue) -> list[SSAValue]:
+        """The older values in whose memory a value is made, parts of which may still be read there."""
+        older: list[SSAValue] = []
+        while isinstance(value, OpResult) and isinstance(group := value.op, GroupOp):
+            operand = self.chosen.get(group, {}).get(value.index)
+            if operand is None:
+                break
+            value = group.operands[operand]
+            older.append(value)
+        return older
+
+    def _is_unread(self, value: SSAValue, since: GroupOp, part: Part | None, but_by: tuple[GroupOp, ...] = ()) -> bool:
+        """Whether nobody reads a part of a value, or any of it, from when a group begins."""
+        return not any(
+            reader not in but_by
+            and self.order.get(reader, len(self.order)) >= self.order[since]
+            and not (part and read and part.is_apart_from(read))
+            for reader, read in reads_of(value)
+        )
+
+
+def _part_changed(group: GroupOp) -> Part | None:
+    """The part that a group changes of what it writes over; None for all of it."""
+    update = updated_slice(group)
+    return None if update is None else part_written(update)
 
 
 def scattered_over(group: GroupOp) -> int | None:
