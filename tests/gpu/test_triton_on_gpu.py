@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -66,20 +65,6 @@ def test_adding(dtype: torch.dtype, warps: int) -> None:
     out = torch.empty_like(x)
     add[(5,)](x, y, out, 5000, BLOCK=1024, num_warps=warps)
     assert torch.equal(out, x + y)
-
-
-def test_a_launch_takes_at_most_ten_microseconds_of_the_host() -> None:
-    x = torch.zeros(1024, device="cuda")
-    add[(1,)](x, x, x, 1024, BLOCK=1024)
-    times: list[float] = []
-    for _ in range(20):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(100):
-            add[(1,)](x, x, x, 1024, BLOCK=1024)
-        times.append((time.perf_counter() - start) / 100)
-    torch.cuda.synchronize()
-    assert min(times) < 10e-6, f"{min(times) * 1e6:.1f} us"  # others may use the processor too
 
 
 def test_a_kernel_runs_on_the_current_stream() -> None:

@@ -114,3 +114,12 @@ def test_other_calls_are_left_as_they_are(arguments: str, dtype: Any, target: st
     (call, _) = called(arguments, shapes, Tensor(dtype, RESULT.shape), target).block.ops
     assert isinstance(call, OpaqueOp)
     assert wanted_strides(call) == {} and strides_of(call, "result_strides", 1) == (None,)
+
+
+def test_long_chains_are_walked_without_recursion(passes: Any) -> None:
+    def body(b: GraphBuilder, x: SSAValue) -> SSAValue:
+        for _ in range(1500):
+            x = b.add(x, x)
+        return x
+
+    InlineSmall().apply(Context(), passes.built({"x": Tensor(f32, (4,))}, body))

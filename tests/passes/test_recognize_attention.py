@@ -260,3 +260,17 @@ def test_the_mask_of_an_op(passes: Any) -> None:
         return b.attention(q, k, v, b.broadcast(mask, shape=(B, H, L, S)), causal=False, scale=0.5)
 
     passes.rewrites(PASSES, QKV, before, lambda b, q, k, v: b.attention(q, k, v, causal=True, scale=0.5))
+
+
+@pytest.mark.parametrize("rounded", [True, False])
+def test_narrow_attention_is_what_is_rounded_in_the_end(passes: Any, rounded: bool) -> None:
+    def body(b: Any, q: Any, k: Any, v: Any) -> Any:
+        q, k, v = (b.cast(x, dtype=f32) for x in (q, k, v))
+        scores = b.dot(q, b.permute(k, dims=(0, 2, 1)))
+        powers = b.exp(b.sub(scores, b.max(scores, dims=(2,), keep=True)))
+        out = b.dot(b.div(powers, b.sum(powers, dims=(2,), keep=True)), v)
+        return b.cast(out, dtype=bf16) if rounded else out
+
+    tensors = {name: Tensor(bf16, (2, 8, 16)) for name in "qkv"}
+    module = passes.apply(RecognizeAttention(narrow=True), passes.built(tensors, body), rtol=2e-2)
+    assert ("graph.attention" in str(module)) == rounded

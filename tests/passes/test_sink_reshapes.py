@@ -149,3 +149,13 @@ def test_images_that_are_given_stay(passes: Any) -> None:
     module = passes.built(arguments, lambda b, a, w, image: b.add(_innermost(b, b.dot(a, w)), image))
     passes.apply(SinkReshapes(whole=True), module)
     assert [op.name for op in passes.function(module).block.ops][-2] == "graph.add"
+
+
+def test_what_was_permuted_stays_so_beside_a_reshape(passes: Any) -> None:
+    tensors = {**DOT, "p": Tensor(f32, (2, 4, 5)), "q": Tensor(f32, (2, 5, 3))}
+
+    def body(b: Any, a: Any, w: Any, p: Any, q: Any) -> Any:
+        turned = b.exp(b.permute(b.dot(p, q), dims=(0, 2, 1)))
+        return b.add(b.reshape(b.dot(a, w), shape=(2, 3, 4)), turned)
+
+    passes.apply(PASSES, passes.built(tensors, body), rtol=1e-6)

@@ -149,6 +149,9 @@ def _read_operands(signature: inspect.Signature, declared: Part) -> tuple[Part, 
         elif str(parameter.annotation).startswith("np.ndarray"):
             optional = parameter.default is not inspect.Parameter.empty
             parts.append(Part(name, declared.constraint, "optional" if optional else "single"))
+    single = [part for part in parts if part.variadicity == "single"]
+    if len(parts) > len(single) + 1:  # of several that may lack an op would have to say which it has: they are one run
+        return (*single, replace(declared, name=parts[len(single)].name))
     return tuple(parts)
 
 

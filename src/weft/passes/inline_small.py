@@ -54,31 +54,36 @@ class InlineSmall(ModulePass):
 
 def _small(function: FuncOp) -> set[Operation]:
     """The ops that readers compute: of those that are cheap, all with operands that are there and such readers."""
-    found: set[Operation] = {op for op in function.block.ops if isinstance(op, Elementwise) and _is_cheap(op)}
-    while lacking := {op for op in found if not _is_inlined(op, found)}:
+    masks = _masks(function)
+    found: set[Operation] = {
+        op for op in function.block.ops if isinstance(op, Elementwise) and _is_cheap(op, op in masks)
+    }
+    while lacking := {op for op in found if not _is_inlined(op, found, masks)}:
         found -= lacking
     return found
 
 
-def _is_cheap(op: Elementwise) -> bool:
+def _is_cheap(op: Elementwise, masks: bool) -> bool:
     fixed = isinstance(product(tensor_of(op.results[0].type).shape), int)
-    cheap = op.name in _CHEAP or _masks(op)
-    return cheap and CLAIM not in op.attributes and fixed and bool(op.results[0].uses)
+    return (op.name in _CHEAP or masks) and CLAIM not in op.attributes and fixed and bool(op.results[0].uses)
 
 
-def _is_inlined(op: Operation, others: set[Operation]) -> bool:
+def _is_inlined(op: Operation, others: set[Operation], masks: set[Operation]) -> bool:
     if not all(_is_there(operand) or operand.owner in others for operand in op.operands):
         return False
     size = product(tensor_of(op.results[0].type).shape)
-    return all(reader in others or _is_larger(reader, size) or _masks(op) for reader in _readers(op.results[0]))
+    return op in masks or all(reader in others or _is_larger(reader, size) for reader in _readers(op.results[0]))
 
 
-def _masks(op: Operation) -> bool:
-    """Whether all that is made of an op's result masks attention."""
-    if not isinstance(op, Elementwise) or op.name not in _MASKING:
-        return False
-    readers = list(_readers(op.results[0]))
-    return bool(readers) and all(isinstance(reader, AnyAttention) or _masks(reader) for reader in readers)
+def _masks(function: FuncOp) -> set[Operation]:
+    """The ops of which nothing is made but masks of attention."""
+    found: set[Operation] = set()
+    for op in reversed(list(function.block.ops)):
+        if isinstance(op, Elementwise) and op.name in _MASKING:
+            readers = list(_readers(op.results[0]))
+            if readers and all(isinstance(reader, AnyAttention) or reader in found for reader in readers):
+                found.add(op)
+    return found
 
 
 def _is_there(value: SSAValue) -> bool:

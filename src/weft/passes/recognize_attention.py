@@ -15,9 +15,9 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from weft.ir.expr import Size
-from weft.ir.types import bf16, f16, tensor_of
+from weft.ir.types import DType, bf16, f16, tensor_of
 from weft.ops.attention import AnyAttention
-from weft.ops.base import GraphOp
+from weft.ops.base import GraphOp, View
 from weft.ops.dot import Dot, transposed
 from weft.ops.graph import FuncOp, GraphBuilder
 from weft.passes.attention_masks import Masks
@@ -237,6 +237,8 @@ def _emit(
         dtype = tensor_of(v.type).dtype
         if {tensor_of(x.type).dtype for x in (q, k, v)} not in ({bf16}, {f16}):
             return None
+        if not _is_rounded(product.results[0], dtype):
+            return None
     if not masks.fits(dtype):
         return None
     mask, causal = masks.combined(b, dtype)
@@ -244,6 +246,16 @@ def _emit(
     result = masks.without_hidden_rows(b, result if dtype == wide else b.cast(result, dtype=wide))
     shape = tensor_of(product.results[0].type).shape
     return result if tensor_of(result.type).shape == shape else b.reshape(result, shape=shape)
+
+
+def _is_rounded(value: SSAValue, dtype: DType) -> bool:
+    """Whether all that is read of a value, through views, is rounded to a type."""
+    readers = [use.operation for use in value.uses]
+    return all(
+        (reader.name == "graph.cast" and tensor_of(reader.results[0].type).dtype == dtype)
+        or (isinstance(reader, View) and _is_rounded(reader.results[0], dtype))
+        for reader in readers
+    )
 
 
 def _unscaled(value: SSAValue) -> tuple[SSAValue, float]:

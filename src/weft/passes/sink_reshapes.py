@@ -200,7 +200,7 @@ class _Sinking:
             return x
         known = self.moved.get(x)
         reshape = made_by(x, "graph.reshape")
-        source = known.base if known is not None and len(known.views) == 1 else reshape.operands[0] if reshape else x
+        source = known.base if known is not None and _is_reshape(known) else reshape.operands[0] if reshape else x
         if tensor_of(source.type).shape == wanted:
             return source
         return GraphBuilder(self.function.block, op.location, before=op).reshape(source, shape=wanted)
@@ -219,6 +219,10 @@ class _Sinking:
         for size, dim in zip(reversed(own), reversed(dims), strict=False):  # leading ones are left out
             wanted[dim] = size
         return b.reshape(x, shape=tuple(wanted))
+
+
+def _is_reshape(viewed: _Viewed) -> bool:
+    return len(viewed.views) == 1 and not viewed.views[0].permutes
 
 
 def _is_written(x: SSAValue) -> bool:

@@ -99,10 +99,14 @@ def _cuts_columns(op: GraphOp, shape: Sequence[object]) -> bool:
 
 def _elementwise_after(op: Operation) -> Iterator[Operation]:
     """What is computed of a value element by element."""
-    for use in op.results[0].uses:
-        if isinstance(use.operation, Elementwise):
-            yield use.operation
-            yield from _elementwise_after(use.operation)
+    left, seen = [op], {op}
+    while left:
+        for use in left.pop().results[0].uses:
+            reader = use.operation
+            if isinstance(reader, Elementwise) and reader not in seen:
+                seen.add(reader)
+                left.append(reader)
+                yield reader
 
 
 def _replace(dot: Dot, cut: GraphOp, start: int, width: int) -> None:

@@ -24,9 +24,8 @@ from weft.tile.view_axes import axes_of
 
 @dataclass(frozen=True)
 class Wrap:
-    """Along an axis elements are at `start + i` as long as i is below the limit, and then somewhere else."""
+    """Along an axis elements follow each other as long as their number is below the limit, and then lie elsewhere."""
 
-    start: Size
     limit: Size
 
 
@@ -165,7 +164,7 @@ class Affines:
             case "fmod" | "remainder", [x, y] if y.is_uniform and not x.is_uniform and not x.wraps:
                 walked = [axis for axis, step in enumerate(x.steps) if step != 0]
                 if len(walked) == 1 and x.steps[walked[0]] == 1:
-                    return replace(x, wraps={walked[0]: Wrap(x.start, y.start - x.start)})
+                    return replace(x, wraps={walked[0]: Wrap(y.start - x.start)})
                 return None
             case _:
                 return None
@@ -183,7 +182,7 @@ class Affines:
         (axis,) = walked
         if number.steps[axis] != -1 or any(step != 0 for a, step in enumerate(number.steps) if a != axis):
             return None
-        return replace(x, wraps={axis: Wrap(x.start, number.start + 1)})
+        return replace(x, wraps={axis: Wrap(number.start + 1)})
 
     def _compared(self, op: tile.MapOp) -> list[Condition] | None:
         x, y = (self.of(arg) if tile.tile_type(arg).dtype.is_integer else None for arg in op.args)

@@ -205,10 +205,12 @@ class StoreOp(IRDLOperation):
 class NumberOp(IRDLOperation):
     """The integer at `offset`, as an index: the bound of a loop that is known only when the kernel runs.
 
-    It is counted from `LEAST`, since no index is negative.
+    It is counted from `LEAST`, since no index is negative. Beyond `MOST` on both sides it is taken for that: no place
+    is as far, and sums of such a number and a place stay in 32 bits.
     """
 
     LEAST: ClassVar[int] = -(1 << 31)
+    MOST: ClassVar[int] = 1 << 30
 
     name = "tile.number"
     pointer = operand_def(PointerType)

@@ -297,3 +297,37 @@ def test_copies_of_threads_assemble(warps: int) -> None:
     code = compile_like(of_many, args, options, TARGET.arch)
     found = assemble(code.code.ptx, TARGET.arch)
     assert not found.error and not found.advice
+
+
+@triton.jit
+def by_twos(a, b, c, K, sa, sb, sc, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    rows, columns, depth = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
+    at_a, at_b = a + rows[:, None] * sa + depth[None, :], b + depth[:, None] * sb + columns[None, :]
+    total = tl.zeros((BM, BN), tl.float32)
+    for _ in range(0, K, 2 * BK):
+        first, second = tl.load(at_a), tl.load(at_a + BK)
+        total = tl.dot(first, tl.load(at_b), total)
+        total = tl.dot(second, tl.load(at_b + BK * sb), total)
+        at_a += 2 * BK
+        at_b += 2 * BK * sb
+    tl.store(c + rows[:, None] * sc + columns[None, :], total.to(tl.float16))
+
+
+def test_two_products_of_a_turn_have_rings_of_their_own() -> None:
+    a, b, c = (np.zeros((512, 512), np.float16) for _ in range(3))
+    kernel = kernel_for(by_twos, (a, b, c, 512, 512, 512, 512), BM=128, BN=128, BK=64)
+    annotated, _ = annotate(kernel, TARGET)
+    (roles,) = [op for op in annotated.walk() if isinstance(op, RolesOp)]
+    assert len(roles.rings.data) == 2
+    check(protocol_of(annotated, (1, 1, 1), scalars={3: 512}), runs=3)
+
+
+@pytest.mark.parametrize(("columns", "by_engine"), [(512, True), (300, False)])
+def test_rows_that_end_within_a_chunk_are_not_the_engines_to_write(columns: int, by_engine: bool) -> None:
+    """It writes whole chunks of 16 bytes, whatever the sides of a tensor are."""
+    a, b, c = matrices(256, columns, 256)
+    args = (a, b, c, 256, columns, 256, a.shape[1], b.shape[1], c.shape[1])
+    kernel = kernel_for(product, args, ta=False, END="mask", MASKED=True, BM=128, BN=128, BK=64)
+    annotated, launch = annotate(kernel, TARGET)
+    assert any(isinstance(op, RolesOp) for op in annotated.walk())
+    assert len(launch.maps) == (3 if by_engine else 2)

@@ -23,7 +23,8 @@ def emit_number(codegen: KernelCodegen, op: tile.NumberOp) -> None:
     b, dtype = codegen.b, pointer_dtype(op)
     place = codegen.size(op.offset.data[0], op.indices)
     (value,) = load_chunk(b, address_of(b, codegen.pointers[op.pointer], dtype.bytes, place), dtype, 1, None)
-    codegen.scalars[op.out] = b.sub(emit_cast(b, value, dtype, i64), i64_of(op.LEAST))
+    number = b.intrinsic("smax", emit_cast(b, value, dtype, i64), i64_of(-op.MOST))
+    codegen.scalars[op.out] = b.sub(b.intrinsic("smin", number, i64_of(op.MOST)), i64_of(op.LEAST))
 
 
 def _yielded(codegen: KernelCodegen, block: Block) -> list[list[V]]:

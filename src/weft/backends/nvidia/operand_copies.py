@@ -8,6 +8,7 @@ brought once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -101,7 +102,7 @@ def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp]) -> Operands |
                 found = next((each for each in copies.values() if each.brings_what(copy)), copy)
                 found.seen[value.op] = copy.slot
                 copies[value.op] = found
-    if not copies or len({(copy.slot.dtype.bytes, copy.slot.dtype.kind) for copy in copies.values()}) != 1:
+    if not copies or len({_mixed_with(copy.slot.dtype) for copy in copies.values()}) != 1:
         return None
     dtype = next(iter(copies.values())).slot.dtype
     for dot in dots:
@@ -137,11 +138,33 @@ def _batches(copies: Sequence[Copy]) -> list[Batch]:
     return batches
 
 
+def _mixed_with(dtype: DType) -> object:
+    """What tells types apart that no product takes together: of one byte, floats go with floats."""
+    return (dtype.bytes, dtype.kind) if dtype.bytes == 1 else dtype
+
+
+def _stretch(load: tile.LoadOp) -> tuple[Block, int]:
+    """The block of a load, and how many loops of it stand before."""
+    block = load.parent
+    assert block is not None
+    loops = 0
+    for op in block.ops:
+        if op is load:
+            break
+        loops += bool(op.regions)
+    return block, loops
+
+
 def _in_rings(batches: Sequence[Batch]) -> Operands:
     operands = Operands()
     numbers: dict[object, int] = {}
+    before: Counter[object] = Counter()
     for batch in batches:
-        key = id(batch) if batch.held else batch.contents
+        # Between loops a ring gives one batch: a second with the same contents, taken before the first is released, has
+        # a ring of its own.
+        place = (batch.contents, *_stretch(batch.copies[0].load))
+        key = id(batch) if batch.held else (batch.contents, before[place])
+        before[place] += 1
         if key not in numbers:
             numbers[key] = len(operands.rings)
             operands.rings.append(tuple(copy.slot for copy in batch.copies))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from xdsl.dialects.builtin import IntegerAttr, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from weft.backends.nvidia.alignment import pointer_dtype
+from weft.backends.nvidia.alignment import divisor_of, pointer_dtype
 from weft.backends.nvidia.asynchronous import (
     COORDINATES,
     MAP,
@@ -54,6 +54,8 @@ from weft.ir.types import DType, bf16, f16, f32, i32
 from weft.tile import dialect as tile
 
 _MOST_STAGES, _ALIGNMENT = 6, 1024
+_CHUNK = 16
+"""Bytes that the copy engine writes at once."""
 _MOST_HELD = {1: 200, 2: 200, 3: 120}
 """Registers that a thread may hold of products and of what is still to be written, by the number of consumers."""
 
@@ -128,12 +130,20 @@ def _give_stores_to_engine(kernel: tile.KernelOp, maps: list[TensorMap]) -> list
             continue
         shape = tile.tile_type(op.value).sizes
         part = part_of(kernel, op, shape)
-        if part is not None and part.inner == 1 and shape[0] % 64 == 0 and shape[1] % STAGE_COLUMNS == 0:
+        if part is None or part.inner != 1 or not _ends_with_chunk(op):
+            continue
+        if shape[0] % 64 == 0 and shape[1] % STAGE_COLUMNS == 0:
             set_integer(op, MAP, len(maps))
             op.attributes[COORDINATES] = tile.Sizes(part.coordinates)
             maps.append(part.map((STAGE_COLUMNS, STAGE_ROWS)))
             found.append(op)
     return found
+
+
+def _ends_with_chunk(op: tile.StoreOp) -> bool:
+    """Whether rows end where a chunk does: the engine writes whole ones, past the end of a tensor too."""
+    assert op.sides is not None
+    return divisor_of(op.sides.data[1], op.indices) * pointer_dtype(op).bytes % _CHUNK == 0
 
 
 def _fits(dot: tile.DotOp, dtype: DType, consumers: int) -> bool:

@@ -156,6 +156,8 @@ class _Staging:
         for turn in range(ahead):
             before += self._copies(turn, None)
         parent.insert_ops_before(before, loop)
+        # Copies beyond the last turn bring zeros: what is staged next must not meet them.
+        parent.insert_ops_after([AwaitCopiesOp.create(attributes={"pending": IntegerAttr(0, i64)})], loop)
         dots = [op for op in block.ops if isinstance(op, tile.DotOp)]
         number = self._index(floordiv(symbol("d0") - self._bound(0), self._bound(2)), block.args[0])
         stage = IndexOp.make(tile.Sizes((mod(symbol("d0"), self.stages),)), [number.out])

@@ -119,8 +119,8 @@ def _instruction(a: DType, b: DType) -> tuple[str, str]:
 
 
 def laid_down(b: Function, values: Sequence[V]) -> list[V]:
-    """Floats, each in a register of its own: a product can begin with them while another one is under way."""
-    return _through(b, "", values, len(values), [], "float")
+    """Values, each in a register of its own: a product can begin with them while another one is under way."""
+    return _through(b, "", values, len(values), [], values[0].type)
 
 
 def wait(b: Function, values: Sequence[V], pending: int, held: Sequence[V]) -> list[V]:

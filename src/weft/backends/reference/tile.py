@@ -89,7 +89,7 @@ class Program:
             case tile.NumberOp():
                 places = np.asarray(self._sizes(op.offset.data, op.indices))
                 number = int(self.buffers[op.pointer][self.checked(op, op.pointer, places)][0])
-                self.indices[op.out] = number - op.LEAST
+                self.indices[op.out] = max(-op.MOST, min(number, op.MOST)) - op.LEAST
             case tile.ConstantOp():
                 self.set(op.out, np.full(tile.tile_type(op.out).sizes, cast(Any, from_attribute(op.value))))
             case tile.LoadOp():

@@ -134,7 +134,7 @@ def _callable(
                 log.warning("a kernel cannot be made, torch carries out what it was to do: %s", error)
                 left |= error.sources
     except torch.OutOfMemoryError as error:
-        return LaterCall(module, name, config, frozen, error)
+        return LaterCall(module, name, config, frozen, str(error))
     except Exception as error:  # whatever is wrong in the compiler, torch can run the graph
         if record.wants_programs and "import" not in record.seconds:
             record.captured = module
@@ -169,7 +169,8 @@ class LaterCall:
     name: str
     config: Config
     frozen: Mapping[int, torch.Tensor]
-    error: torch.OutOfMemoryError
+    error: str
+    """What torch said; the error itself would keep alive what there was no memory for."""
     compiled: Callable[[list[Any]], Sequence[Any]] | None = None
     _boxed_call: bool = True
 
@@ -178,7 +179,7 @@ class LaterCall:
             with COMPILING, compilation(self.name) as record, without_collection():
                 found = _callable(self.module, self.name, self.config, self.frozen, record)
             if isinstance(found, LaterCall):
-                raise torch.OutOfMemoryError(str(found.error)) from found.error
+                raise torch.OutOfMemoryError(found.error)
             self.compiled = found
         return self.compiled(arguments)
 

@@ -303,6 +303,6 @@ def _mentions(value: Any, kind: str) -> list[Any]:
     if isinstance(value, list):
         return [found for item in value for found in _mentions(item, kind)]
     if isinstance(value, dict):
-        here = [value[kind]] if kind in value else []
+        here = [value[kind]] if isinstance(value.get(kind), str) else []  # not an argument of that name
         return here + [found for item in value.values() for found in _mentions(item, kind)]
     return []

@@ -34,6 +34,8 @@ from weft.runtime.device_program import MOST_BLOCKS, TapeLauncher, launch_failur
 DEFAULT_WARPS = 4
 _BLOCKS = 3
 """Where on the tape the number of blocks stands."""
+_MOST_SIZES = 64
+"""Of tensors that the copy engine moves, for which maps are kept."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,10 @@ class DeviceKernel:
         self._pack = struct.Struct("<" + "".join(map(word_form, code.arguments)) + "q" * (1 + len(GRID))).pack_into
         names = {argument_name(number): number for number in range(len(code.arguments))}
         described = [size for each in self._function.launch.maps for size in (*each.sizes, *each.strides)]
-        self._sizing = sorted(names[name] for name in set[str]().union(*map(symbols_of, described)))
+        symbols = set[str]().union(*map(symbols_of, described))
+        self._sizing = sorted(names[name] for name in symbols if name in names)
         """The arguments that say how large tensors are which the copy engine moves."""
+        self._by_grid = not symbols.isdisjoint(GRID)
         self._frames: dict[tuple[int | float, ...], list[_Frame]] = {}
         self._run = TapeLauncher(self._driver, device)
         torch: Any = sys.modules["torch"]
@@ -84,7 +88,8 @@ class DeviceKernel:
     def _frame(self, sizes: Sequence[int | float]) -> _Frame:
         count, launch = len(self.code.arguments) + 1 + len(GRID), self._function.launch
         head = [self._function.handle, 0, launch.threads, launch.shared, launch.cluster, int(launch.programmatic)]
-        known = {argument_name(number): int(size) for number, size in zip(self._sizing, sizes, strict=True)}
+        names = [*map(argument_name, self._sizing), *(reversed(GRID) if self._by_grid else ())]
+        known = {name: int(size) for name, size in zip(names, sizes, strict=True)}
         maps = [word for each in launch.maps for word in (each.argument, *encode_map(self._driver, each, known))]
         tape = np.array([1, count, *head, count, len(launch.maps), *range(count), *maps], np.int64)
         return _Frame(tape, np.zeros(2 * count + scratch_words(len(launch.maps)), np.int64))
@@ -102,9 +107,15 @@ class DeviceKernel:
             return
         if count > MOST_BLOCKS:
             raise KernelValueError(f"{self.code.name}: a grid of {count} programs, a GPU takes {MOST_BLOCKS}")
-        sizes = tuple(words[number] for number in self._sizing)
-        frames = self._frames.setdefault(sizes, [])
-        frame = frames.pop() if frames else self._frame(sizes)
+        sizes = (*(words[number] for number in self._sizing), *(grid if self._by_grid else ()))
+        frames = self._frames.get(sizes)
+        if frames is None:
+            # A whole new one, as other threads may be here too: what one of them loses is made again.
+            self._frames = {**dict(list(self._frames.items())[1 - _MOST_SIZES :]), sizes: (frames := [])}
+        try:
+            frame = frames.pop()
+        except IndexError:  # another thread has it, or there was none
+            frame = self._frame(sizes)
         frame.steps[_BLOCKS] = self._function.programs_launched(count)
         status = 0 if self._status is None else self._status.data_ptr()
         self._pack(frame.buffer, 0, *words, status, z, y, x)
