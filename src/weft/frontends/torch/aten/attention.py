@@ -1,0 +1,258 @@
+"""Attention, as torch gives it to its libraries: forward on every device, and its backward on a CPU."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from xdsl.ir import OpResult, SSAValue
+
+from weft.errors import UnsupportedError
+from weft.frontends.torch.aten.table import aten
+from weft.frontends.torch.builder import ImportBuilder
+from weft.ir.expr import floordiv, product
+from weft.ir.types import boolean
+from weft.ops import composites
+
+Many = tuple[SSAValue | None, ...]
+
+
+@aten("_scaled_dot_product_flash_attention_for_cpu")
+def flash_attention(
+    b: ImportBuilder,
+    query: SSAValue,
+    key: SSAValue,
+    value: SSAValue,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    attn_mask: SSAValue | None = None,
+    scale: float | None = None,
+) -> Many:
+    if dropout:
+        raise UnsupportedError("attention with dropout")
+    if b.is_used(1) and not b.strict:
+        raise UnsupportedError("attention that is trained: torch's kernel keeps what its backward needs")
+    key, value = _heads_like(b, key, query), _heads_like(b, value, query)
+    operands = [query, key, value]
+    if attn_mask is not None:
+        operands.append(attn_mask if b.dtype(attn_mask) == boolean else b.to(attn_mask, b.dtype(query)))
+    factor = _scale(b, query, scale)
+    out = b.emit("attention", *operands, causal=causal, scale=factor)
+    if not b.is_used(1):
+        return out, None
+    scores = attention_scores(b, query, key, attn_mask, causal, factor)
+    return out, composites.logsumexp(b, scores, (b.rank(scores) - 1,), False)
+
+
+@aten("_scaled_dot_product_flash_attention")
+def gpu_flash_attention(
+    b: ImportBuilder,
+    query: SSAValue,
+    key: SSAValue,
+    value: SSAValue,
+    dropout: float = 0.0,
+    causal: bool = False,
+    debug: bool = False,
+    *,
+    scale: float | None = None,
+) -> Many:
+    return _gpu_attention(b, query, key, value, None, dropout, causal, scale)
+
+
+@aten("_scaled_dot_product_cudnn_attention")
+def gpu_cudnn_attention(
+    b: ImportBuilder,
+    query: SSAValue,
+    key: SSAValue,
+    value: SSAValue,
+    bias: SSAValue | None,
+    keeps: bool,
+    dropout: float = 0.0,
+    causal: bool = False,
+    debug: bool = False,
+    *,
+    scale: float | None = None,
+) -> Many:
+    return _gpu_attention(b, query, key, value, bias, dropout, causal, scale)
+
+
+@aten("_scaled_dot_product_efficient_attention")
+def gpu_efficient_attention(
+    b: ImportBuilder,
+    query: SSAValue,
+    key: SSAValue,
+    value: SSAValue,
+    bias: SSAValue | None,
+    keeps: bool,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> Many:
+    return _gpu_attention(b, query, key, value, bias, dropout, causal, scale)
+
+
+def _gpu_attention(
+    b: ImportBuilder,
+    query: SSAValue,
+    key: SSAValue,
+    value: SSAValue,
+    bias: SSAValue | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+) -> Many:
+    """Attention as torch gives it to one of a GPU's libraries.
+
+    Of the other results, which are for training, it has sums of powers, and states of a generator that nobody used.
+    """
+    if dropout:
+        raise UnsupportedError("attention with dropout")
+    factor = _scale(b, query, scale)
+    mask = None if bias is None else b.to(bias, b.dtype(query))
+    if not b.is_used(1):
+        grouped = _grouped(b, query, key, mask) if b.shape(query)[-2] == 1 and not causal else None
+        if grouped is not None:
+            rows, *masks = grouped
+            made = b.emit("attention", rows, key, value, *masks, causal=False, scale=factor)
+            return b.view(made, (*b.shape(query)[:-1], b.shape(value)[-1])), *(None,) * (len(b.results) - 1)
+    operands = [query, _heads_like(b, key, query), _heads_like(b, value, query)]
+    operands += [] if mask is None else [mask]
+    kind = "attention_with_lse" if b.is_used(1) else "attention"
+    made = b.emit(kind, *operands, causal=causal, scale=factor)
+    if not b.is_used(1):
+        return made, *(None,) * (len(b.results) - 1)
+    out, sums = made
+    lse = b.results[1]
+    assert lse is not None
+    if product(lse.shape) != product(b.shape(sums)):
+        raise UnsupportedError("sums of powers with room for more rows than there are")
+    states = [
+        b.emit("full", value=0, shape=state.shape, dtype=state.dtype) if state else None for state in b.results[2:]
+    ]
+    return out, b.view(sums, lse.shape), *states
+
+
+def flex_attention(
+    b: ImportBuilder,
+    query: SSAValue,
+    key: SSAValue,
+    value: SSAValue,
+    mask: SSAValue,
+    added: SSAValue | None = None,
+    *,
+    scale: float,
+    softcap: float,
+) -> Many:
+    """Attention with a mask, and what is added to scores where it holds; of its other results, the sums of powers."""
+    if b.is_used(2):
+        raise UnsupportedError("the greatest scores of attention")
+    if added is not None:
+        mask = b.emit("where", mask, added, b.number(-math.inf, b.dtype(added)))
+    params: dict[str, Any] = {"causal": False, "scale": scale, **({"softcap": softcap} if softcap else {})}
+    grouped = _grouped(b, query, key, mask) if b.shape(query)[-2] == 1 and not b.is_used(1) else None
+    if grouped is not None:
+        rows, *masks = grouped
+        made = b.emit("attention", rows, key, value, *masks, **params)
+        return b.view(made, (*b.shape(query)[:-1], b.shape(value)[-1])), *(None,) * (len(b.results) - 1)
+    operands = [query, _heads_like(b, key, query), _heads_like(b, value, query), mask]
+    if not b.is_used(1):
+        return b.emit("attention", *operands, **params), *(None,) * (len(b.results) - 1)
+    out, sums = b.emit("attention_with_lse", *operands, **params)
+    # They are in units of powers of two.
+    return out, b.emit("mul", sums, b.number(1 / math.log(2), b.dtype(sums))), *(None,) * (len(b.results) - 2)
+
+
+def _grouped(b: ImportBuilder, query: SSAValue, key: SSAValue, mask: SSAValue | None) -> list[SSAValue] | None:
+    """Single queries of heads that share keys as rows of one head, and their mask; None if each has keys of its own."""
+    batch, heads, _, width = b.shape(query)
+    shared = b.shape(key)[1]
+    if shared == heads:
+        return None
+    group = floordiv(heads, shared)
+    rows = b.view(query, (batch, shared, group, width))
+    if mask is None:
+        return [rows]
+    while isinstance(mask, OpResult) and mask.op.name == "graph.broadcast":
+        mask = mask.op.operands[0]
+    own = (*(1,) * (4 - b.rank(mask)), *b.shape(mask))
+    if own[1] == 1:
+        return [rows, b.view(mask, own)]
+    return [rows, b.view(mask, (own[0], shared, group, own[3]))]
+
+
+def _heads_like(b: ImportBuilder, x: SSAValue, query: SSAValue) -> SSAValue:
+    """Keys or values with each head repeated for the queries that share it."""
+    batch, heads, *rest = b.shape(x)
+    wanted = b.shape(query)[1]
+    if heads == wanted:
+        return x
+    spread = b.expand(b.unsqueeze(x, 2), (batch, heads, floordiv(wanted, heads), *rest))
+    return b.view(spread, (batch, wanted, *rest))
+
+
+def _scale(b: ImportBuilder, query: SSAValue, scale: float | None) -> float:
+    if scale is not None:
+        return scale
+    width = b.shape(query)[-1]
+    if not isinstance(width, int):
+        raise UnsupportedError("attention over heads of symbolic width")
+    return 1.0 / math.sqrt(width)
+
+
+def attention_scores(
+    b: ImportBuilder, query: SSAValue, key: SSAValue, mask: SSAValue | None, causal: bool, scale: float
+) -> SSAValue:
+    """What softmax is taken of, in a type that keeps sums: `scale * query @ keyᵀ + mask`."""
+    query, key = b.wide(query), b.wide(key)
+    dtype = b.dtype(query)
+    rank = b.rank(key)
+    turned = b.transpose(key, [*range(rank - 2), rank - 1, rank - 2])
+    scores = b.emit("mul", b.emit("dot", query, turned), b.number(scale, dtype))
+    never = b.number(-math.inf, dtype)
+    if causal:
+        *_, rows, columns = b.shape(scores)
+        past = b.emit("ge", b.unsqueeze(b.iota_of(rows), 1), b.iota_of(columns))
+        scores = b.emit("where", past, scores, never)
+    if mask is None:
+        return scores
+    if b.dtype(mask) == boolean:
+        return b.emit("where", mask, scores, never)
+    return b.emit("add", scores, b.to(mask, dtype))
+
+
+@aten("_scaled_dot_product_flash_attention_for_cpu_backward")
+def flash_attention_backward(
+    b: ImportBuilder,
+    grad: SSAValue,
+    query: SSAValue,
+    key: SSAValue,
+    value: SSAValue,
+    out: SSAValue,
+    logsumexp: SSAValue,
+    dropout: float,
+    causal: bool,
+    *,
+    attn_mask: SSAValue | None = None,
+    scale: float | None = None,
+) -> Many:
+    if dropout or not b.strict:
+        raise UnsupportedError("torch's kernel for the backward of attention")
+    if b.shape(key)[1] != b.shape(query)[1]:
+        raise UnsupportedError("the backward of attention with shared heads")
+    factor = _scale(b, query, scale)
+    scores = attention_scores(b, query, key, attn_mask, causal, factor)
+    dtype = b.dtype(scores)
+    grad, query, key, value, out = (b.to(x, dtype) for x in (grad, query, key, value, out))
+    rank = b.rank(scores)
+    turn = [*range(rank - 2), rank - 1, rank - 2]
+    weights = b.emit("exp", b.emit("sub", scores, b.unsqueeze(b.to(logsumexp, dtype), rank - 1)))
+    on_weights = b.emit("dot", grad, b.transpose(value, turn))
+    row = b.emit("sum", b.emit("mul", grad, out), dims=(rank - 1,), keep=True)
+    on_scores = b.emit("mul", b.emit("mul", weights, b.emit("sub", on_weights, row)), b.number(factor, dtype))
+    return (
+        b.emit("dot", on_scores, key),
+        b.emit("dot", b.transpose(on_scores, turn), query),
+        b.emit("dot", b.transpose(weights, turn), grad),
+    )
