@@ -11,6 +11,7 @@ waiting for the GPU: what one program does not need at the moment is there for a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 
 import torch
@@ -103,13 +104,18 @@ class CudaExecutor(PlanExecutor[DeviceProgram]):
 
     def _prepare(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Compute constants by kernels made for it: what they are made of may be gigabytes, and is here already."""
+        return self._preparer(given, {})
+
+    @cached_property
+    def _preparer(self) -> CudaExecutor:
+        """Kept for the next set of weights: layers that share a program have one each."""
         function = prepared_by(self.executable.plan, self.executable.prepare)
         assert function is not None
         function = function.clone()
         del function.attributes["prepares"]
         compiled = compile_nvidia(function, Config(), nvidia_target(self.device))
-        program = load_program(compiled.plan, compiled.code, device=self.index)
-        return CudaExecutor(program, OpaqueRuntime({}), cuda_graphs=False)(given, {})
+        program = load_program(compiled.plan, compiled.code, device=self.index, cache=self.executable.cache)
+        return CudaExecutor(program, OpaqueRuntime({}), cuda_graphs=False)
 
     def stream(self) -> int:
         """The stream that torch works on now, as the driver knows it."""
