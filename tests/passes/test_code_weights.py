@@ -76,6 +76,31 @@ def test_few_rows_read_codes_and_many_what_was_widened_once(rows: int, reads: li
     assert [str(tensor_of(value.type).dtype) for value in inputs] == reads
 
 
+@pytest.mark.parametrize("form", CODES)
+@pytest.mark.parametrize("tensor_cores", [True, False])
+def test_products_in_f16_of_many_rows_stay_finite(form: str, tensor_cores: bool) -> None:
+    function, (x, w) = linear(32, 128, 4096, f16), operands(32, 128, 4096, f16)
+    x *= np.float16(4)
+    module = ModuleOp([function])
+    passes = nvidia_passes(Config(freeze=True, quantize=form), tensor_cores=tensor_cores)
+    (coding,) = (each for each in passes if isinstance(each, CodeWeights))
+    coding.apply(Context(), module)
+    function.verify()
+    (actual,) = run(function, [x, w])
+    assert relative(actual, x.astype(np.float64) @ w.astype(np.float64).T) < ERRORS[form]
+
+
+@pytest.mark.parametrize("rows", [1, 32])
+def test_without_tensor_cores_weights_are_widened_once(rows: int) -> None:
+    for form in CODES:
+        function = linear(rows, 256, 256, f16)
+        module = ModuleOp([function])
+        for each in nvidia_passes(Config(freeze=True, quantize=form)):
+            each.apply(Context(), module)
+        (used,) = (v for op in function.block.ops for v in op.operands if v in function.block.args[2:])
+        assert str(tensor_of(used.type).dtype) == "f16"
+
+
 def test_coding_freezes() -> None:
     assert Config.from_options({"quantize": "int4"}).freeze
     with pytest.raises(WeftError, match="constant"):

@@ -11,7 +11,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from weft.backends.reference.graph import run
-from weft.ir.types import Tensor, bf16, f8e4m3, f16, f32, i8, u8
+from weft.ir.types import DType, Tensor, bf16, f8e4m3, f16, f32, i8, u8
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 from weft.ops.quantized import Dequantize
 from weft.passes.recognize_codes import RecognizeCodes
@@ -64,6 +64,15 @@ def of_floats(b: GraphBuilder, x: Any, p: Any, s: Any) -> Any:
     return b.reshape(b.mul(value, b.reshape(powers, shape=(N, K // G, 1))), shape=(N, K))
 
 
+def powers_turned(b: GraphBuilder, x: Any, p: Any, e: Any) -> Any:
+    wide = b.cast(e, dtype=f32)
+    powers = b.cast(b.exp2(b.sub(wide, b.full_like(wide, 127.0))), dtype=bf16)
+    factors = b.reshape(b.permute(b.cast(powers, dtype=f32), dims=(1, 0)), shape=(N, K // G, 1))
+    q = b.cast(nibbles(b, p, shape=(N, K // G, G)), dtype=f32)
+    w = b.mul(b.sub(q, b.full_like(q, 8.0)), factors)
+    return b.cast(b.reshape(w, shape=(N, K)), dtype=bf16)
+
+
 def scaled(b: GraphBuilder, x: Any, w: Any, s: Any) -> Any:
     return b.mul(b.cast(w, dtype=bf16), s)
 
@@ -86,6 +95,23 @@ def by_place(b: GraphBuilder, x: Any, p: Any, s: Any) -> Any:
     q = b.cast(nibbles(b, p), dtype=bf16)
     w = b.mul(b.sub(q, b.full_like(q, 8.0)), s)
     return b.where(b.eq(b.iota(shape=(N, K), dim=0, dtype=f32), b.full(value=17.0, shape=(), dtype=f32)), b.neg(w), w)
+
+
+def one_less(b: GraphBuilder, x: Any, w: Any) -> Any:
+    q = b.cast(w, dtype=bf16)
+    return b.sub(q, b.full_like(q, 1.0))
+
+
+def one_less_scaled(b: GraphBuilder, x: Any, w: Any, s: Any) -> Any:
+    return b.mul(one_less(b, x, w), s)
+
+
+def a_little_more(b: GraphBuilder, x: Any, w: Any, s: Any) -> Any:
+    return b.mul(scaled(b, x, w, s), b.full(value=1.0078125, shape=(), dtype=bf16))
+
+
+def without_least(b: GraphBuilder, x: Any, w: Any) -> Any:
+    return b.cast(b.maximum(w, b.full_like(w, -127)), dtype=bf16)
 
 
 def function_of(body: Callable[..., Any], tensors: list[Tensor]) -> FuncOp:
@@ -126,6 +152,7 @@ CODES, FACTORS = Tensor(u8, (N, K // 2)), Tensor(bf16, (N, K // G))
         (scaled, [Tensor(i8, (N, K)), Tensor(bf16, (N, 1))], "int8"),
         (unscaled, [Tensor(i8, (N, K))], "int8"),
         (of_floats, [CODES, Tensor(u8, (N, K // G))], "e2m1"),
+        (powers_turned, [CODES, Tensor(u8, (K // G, N))], "int4"),
     ],
 )
 def test_codes_are_found(body: Callable[..., Any], tensors: list[Tensor], form: str) -> None:
@@ -147,6 +174,10 @@ def test_codes_are_found(body: Callable[..., Any], tensors: list[Tensor], form: 
         (off_by_one, [CODES, Tensor(bf16, (N, 1))]),
         (by_place, [CODES, Tensor(bf16, (N, 1))]),
         (scaled, [Tensor(f8e4m3, (N, K)), Tensor(bf16, (1, K))]),
+        (one_less, [Tensor(i8, (N, K))]),
+        (one_less_scaled, [Tensor(i8, (N, K)), Tensor(bf16, (N, 1))]),
+        (a_little_more, [Tensor(i8, (N, K)), Tensor(bf16, (N, 1))]),
+        (without_least, [Tensor(i8, (N, K))]),
         (scaled, [Tensor(f8e4m3, (N, K)), Tensor(bf16, (N, K))]),
     ],
 )
@@ -154,3 +185,16 @@ def test_what_only_looks_like_codes_stays(body: Callable[..., Any], tensors: lis
     function = function_of(body, tensors)
     RecognizeCodes().apply(Context(), ModuleOp([function]))
     assert not any(isinstance(op, Dequantize) for op in function.block.ops)
+
+
+@pytest.mark.parametrize("scale", [f16, f32, f8e4m3], ids=str)
+@pytest.mark.parametrize(("dtype", "form"), [(f8e4m3, "e4m3"), (i8, "int8")])
+def test_codes_are_found_in_f16(dtype: DType, form: str, scale: DType) -> None:
+    function = FuncOp.make("f", {"x": Tensor(f16, (3, K)), "w": Tensor(dtype, (N, K)), "s": Tensor(scale, (N, 1))})
+    b = GraphBuilder(function.block)
+    x, w, s = function.block.args
+    weight = b.cast(b.mul(b.cast(w, dtype=f32), b.cast(s, dtype=f32)), dtype=f16)
+    function.block.add_op(ReturnOp.make([b.dot(x, b.permute(weight, dims=(1, 0)))]))
+    RecognizeCodes().apply(Context(), ModuleOp([function]))
+    (found,) = (op for op in function.block.ops if isinstance(op, Dequantize))
+    assert found.params["form"] == form

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from weft.config import Config
+from weft.config import CODES, Config
 from weft.passes.registry import PASSES
-from weft.pipelines import cpu_passes
+from weft.pipelines import cpu_passes, nvidia_passes
 
 from .conftest import SOFTMAX, last_json
 
@@ -32,7 +32,9 @@ def test_stop_after(weft, softmax: str) -> None:
 
 
 def test_every_pass_of_the_target_has_a_name() -> None:
-    assert all(PASSES[each.name] is type(each) for each in cpu_passes(Config()))
+    passes = cpu_passes(Config())
+    passes += nvidia_passes(Config()) + nvidia_passes(Config(quantize=CODES[0], freeze=True), tensor_cores=True)
+    assert all(PASSES[each.name] is type(each) for each in passes)
 
 
 def test_time_goes_to_stderr_and_json(weft, softmax: str) -> None:

@@ -6,6 +6,9 @@
     int8, fp8                integers or e4m3, with a factor of f32 for a row
     mxfp4                    e2m1, with a power of two for 32 neighbours
     nvfp4                    e2m1, with a factor of e4m3 for 16 neighbours, and one of f32 for all
+
+Factors of f32 are left to what follows a product. In f16, whose largest number is 65504, that is only done where the
+product's own kernel applies them before it rounds; others read weights that were multiplied by them.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from weft.ops.graph import FuncOp, GraphBuilder
 from weft.ops.index import Take
 from weft.passes.constant_values import fixed_values
 from weft.passes.read_chosen import chosen_by, weights_of
+from weft.passes.read_codes import is_narrow
 
 _LEAST_SIDE = 128
 """Smaller weights take little memory, and their products little time."""
@@ -48,15 +52,17 @@ class CodeWeights(ModulePass):
     name: ClassVar[str] = "code_weights"
 
     form: str = "int4"
+    streamed: bool = True
+    """Whether `read_codes` follows."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:
             if isinstance(function, FuncOp) and "constants" in function.attributes:
-                fixed, known = fixed_values(function), dict[SSAValue, _Coded]()
+                fixed, known = fixed_values(function), _Known()
                 for dot in [each for each in function.block.ops if isinstance(each, Dot)]:
                     self._rewrite(function, dot, fixed, known)
 
-    def _rewrite(self, function: FuncOp, dot: Dot, fixed: set[SSAValue], known: dict[SSAValue, _Coded]) -> None:
+    def _rewrite(self, function: FuncOp, dot: Dot, fixed: set[SSAValue], known: _Known) -> None:
         weight = weights_of(dot)
         if weight is None or weight not in fixed or dot.operands[0] in fixed or not _reads_argument(weight):
             return
@@ -67,9 +73,11 @@ class CodeWeights(ModulePass):
         if min(lead[-1], k) < _LEAST_SIDE or k % _GROUPS.get(self.form, 8):
             return
         b = GraphBuilder(function.block, dot.location, before=dot)
-        if weight not in known:
-            known[weight] = _coded(b, weight, self.form, tuple(lead), k)
-        coded, take = known[weight], chosen_by(dot)
+        apart = tensor.dtype == bf16 or (self.streamed and is_narrow(dot))
+        if (weight, apart) not in known:
+            coded = _coded(b, weight, self.form, tuple(lead), k)
+            known[weight, apart] = coded if apart else coded.multiplied(b)
+        coded, take = known[weight, apart], chosen_by(dot)
         if take is None:
             made = b.dot(dot.operands[0], b.permute(coded.weights, dims=(1, 0)))
         else:
@@ -97,6 +105,19 @@ class _Coded:
 
     weights: SSAValue
     factor: SSAValue | None = None
+
+    def multiplied(self, b: GraphBuilder) -> _Coded:
+        """The weights times their factor."""
+        if self.factor is None:
+            return self
+        shape = b.tensor(self.factor).shape
+        factor = b.reshape(self.factor, shape=(*shape, 1)) if shape else self.factor
+        wide = b.mul(b.cast(self.weights, dtype=f32), factor)
+        return _Coded(b.cast(wide, dtype=b.tensor(self.weights).dtype))
+
+
+_Known = dict[tuple[SSAValue, bool], _Coded]
+"""Weights that were coded, by whether their factor is apart."""
 
 
 def _coded(b: GraphBuilder, weight: SSAValue, form: str, lead: tuple[int, ...], k: int) -> _Coded:

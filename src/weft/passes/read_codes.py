@@ -35,7 +35,7 @@ class ReadCodes(ModulePass):
         for function in op.body.block.ops:
             if isinstance(function, FuncOp):
                 for candidate in function.block.ops:
-                    if isinstance(candidate, Dequantize) and all(map(_is_narrow, _readers(candidate.results[0]))):
+                    if isinstance(candidate, Dequantize) and all(map(is_narrow, _readers(candidate.results[0]))):
                         candidate.attributes[INLINED] = UnitAttr()
 
 
@@ -47,7 +47,8 @@ def _readers(value: SSAValue) -> Iterator[Operation]:
             yield use.operation
 
 
-def _is_narrow(op: Operation) -> bool:
+def is_narrow(op: Operation) -> bool:
+    """Whether an op is a product that takes as long as reading its weights."""
     if not isinstance(op, Dot):
         return False
     shape = tensor_of(op.results[0].type).shape

@@ -21,7 +21,7 @@ from xdsl.passes import ModulePass
 
 from weft.errors import WeftError
 from weft.ir.expr import product
-from weft.ir.types import DType, Tensor, bf16, f16, f32, tensor_of, u8
+from weft.ir.types import DType, Tensor, bf16, f8e4m3, f16, f32, tensor_of, u8
 from weft.ops.base import Elementwise, GraphOp
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GraphBuilder
@@ -34,7 +34,14 @@ _LEAST_GROUP = 16
 _VIEWS = ("graph.reshape", "graph.broadcast", "graph.permute")
 _PLACES = 24
 _CODES = 256
-_TOLERANCE = {bf16: 2.0**-7, f16: 2.0**-10}
+_TIMES = 8
+"""How often every code is tried, with other factors each time."""
+_ULPS = {f32: 2.0**-23, f16: 2.0**-10, bf16: 2.0**-7}
+_LEAST = {f32: 2.0**-149, f16: 2.0**-24, bf16: 2.0**-133}
+_MOST = {f32: 2.0**127, f16: 2.0**15, bf16: 2.0**127}
+_MAGNITUDES = {f8e4m3: 5, f16: 8}
+_LARGE = 20
+"""Up to which power of two, and down to its inverse, factors are tried; in types that have few, up to others."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ def _recognize(function: FuncOp, dot: Dot) -> None:
     for form in FORMS:
         if FORMS[form].dtype == tensor_of(found.codes.type).dtype and found.is_coded(form):
             b = GraphBuilder(function.block, weight.op.location, before=weight.op)
-            found.scales = None if found.scales is None else _exponents(found.scales)
+            found.use_exponents()
             weight.replace_all_uses_with(found.built(b, form))
             return
 
@@ -84,7 +91,7 @@ class _Candidate:
     @classmethod
     def of(cls, weight: SSAValue) -> _Candidate | None:
         tensor = tensor_of(weight.type)
-        if tensor.dtype not in _TOLERANCE or not tensor.is_static:
+        if tensor.dtype not in (bf16, f16) or not tensor.is_static:
             return None
         leaves = list(dict.fromkeys(_leaves(weight, _size(weight) // 2)))
         if None in leaves:
@@ -128,11 +135,16 @@ class _Candidate:
         if not all(self._shares(factor) for factor in factors):
             return False
         rng = np.random.default_rng(0)
-        known = {self.codes: np.arange(_CODES, dtype=np.uint8).view(tensor_of(self.codes.type).dtype.numpy)}
+        codes = np.tile(np.arange(_CODES, dtype=np.uint8), _TIMES)
+        known = {self.codes: codes.view(tensor_of(self.codes.type).dtype.numpy)}
+        computed = _floats(self.weight, {self.codes, *factors})
+        sampled = np.ones(len(codes))
         if self.scales is not None:
-            known[self.scales] = rng.uniform(0.5, 2, _CODES).astype(tensor_of(self.scales.type).dtype.numpy)
+            dtype = tensor_of(self.scales.type).dtype
+            sampled = _factors(rng, len(codes), computed | {dtype}).astype(dtype.numpy)
+            known[self.scales] = sampled
         if self.zeros is not None:
-            known[self.zeros] = rng.integers(0, 16, _CODES).astype(tensor_of(self.zeros.type).dtype.numpy)
+            known[self.zeros] = rng.integers(0, 16, len(codes)).astype(tensor_of(self.zeros.type).dtype.numpy)
         for row, column in self._places(rng):
             probe = Probe(known)
             try:
@@ -146,7 +158,7 @@ class _Candidate:
             parts = [known[factor][:, None] for factor in factors]
             scales, zeros = (*parts, None, None)[:2]
             exact = dequantized(known[self.codes][:, None], scales, zeros, form, together)[:, column % together]
-            if not _agree(actual, exact, self.tensor.dtype):
+            if not _agree(actual, exact, sampled.astype(f32.numpy), computed):
                 return False
         return True
 
@@ -180,6 +192,12 @@ class _Candidate:
             self.turned[factor] = True
             return True
         return False
+
+    def use_exponents(self) -> None:
+        """Let exponents of 8 bits stand for the powers of two that are computed from them."""
+        if self.scales is not None:
+            powers, self.scales = self.scales, _exponents(self.scales)
+            self.turned[self.scales] = self.turned.get(powers, False)
 
     def built(self, b: GraphBuilder, form: str) -> SSAValue:
         n, k = self.sides
@@ -234,7 +252,7 @@ def _exponents(scales: SSAValue) -> SSAValue:
         return scales
     known = np.arange(_CODES, dtype=np.uint8)
     shape = [int(size) for size in tensor_of(scales.type).shape]  # type: ignore[arg-type]
-    for place in {0, _size(scales) // 3, _size(scales) - 1}:
+    for place in {0, min(1, _size(scales) - 1), _size(scales) // 3, _size(scales) - 1}:
         probe = Probe({leaves[0]: known})
         try:
             powers = probe.value(scales, [int(i) for i in np.unravel_index(place, shape)]).astype(np.float32)
@@ -254,8 +272,34 @@ def _is_stack(op: GraphOp) -> bool:
     return len(op.operands) == 2 and all(tensor_of(operand.type).shape[dim] == 1 for operand in op.operands)
 
 
-def _agree(actual: np.ndarray, exact: np.ndarray, dtype: DType) -> bool:
-    finite = np.isfinite(exact)
-    most = float(np.abs(exact[finite]).max(initial=0))
+def _floats(value: SSAValue, leaves: set[SSAValue]) -> set[DType]:
+    """The types of floats that a value is computed in, from leaves."""
+    found, seen, ahead = set[DType](), set(leaves), [value]
+    while ahead:
+        each = ahead.pop()
+        if each in seen or number_of(each) is not None:
+            continue
+        seen.add(each)
+        found.add(tensor_of(each.type).dtype)
+        ahead += each.op.operands if isinstance(each, OpResult) else ()
+    return found & set(_ULPS)
+
+
+def _factors(rng: np.random.Generator, count: int, dtypes: set[DType]) -> np.ndarray:
+    """Factors of many magnitudes and both signs, every other a power of two."""
+    most = min(_MAGNITUDES.get(dtype, _LARGE) for dtype in dtypes)
+    powers = 2.0 ** rng.integers(-most, most + 1, count) * rng.choice([-1.0, 1.0], count)
+    return powers * np.where(rng.integers(0, 2, count), rng.uniform(1, 2, count), 1.0)
+
+
+def _agree(actual: np.ndarray, exact: np.ndarray, factors: np.ndarray, computed: set[DType]) -> bool:
+    """Whether weights are what they should be: exactly with powers of two, else up to a few roundings."""
+    ulp, least = (max(table[dtype] for dtype in computed) for table in (_ULPS, _LEAST))
+    with np.errstate(all="ignore"):
+        near = np.isfinite(exact) & (np.abs(exact) < min(_MOST[dtype] for dtype in computed))
+        numbers = np.abs(exact / factors)
+    step = numbers[near & (numbers > 0)].min(initial=1) * np.abs(factors)
+    rounded = np.abs(np.frexp(factors)[0]) != 0.5
+    allowed = np.where(rounded, ulp * (2 * np.abs(exact) + step) + least, 0)
     wide = np.broadcast_to(actual, exact.shape).astype(f32.numpy)
-    return bool((np.abs(wide[finite] - exact[finite]) <= _TOLERANCE[dtype] * most).all())
+    return bool((np.abs(wide[near] - exact[near]) <= allowed[near]).all())

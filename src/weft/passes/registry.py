@@ -12,6 +12,7 @@ from xdsl.utils.exceptions import ArgSpecParseError
 from weft.errors import ParseError
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
+from weft.passes.code_weights import CodeWeights
 from weft.passes.compare_places import ComparePlaces
 from weft.passes.convolve_by_products import ConvolveByProducts
 from weft.passes.convolve_trained import ConvolveTrained
@@ -23,9 +24,13 @@ from weft.passes.fold_constants import FoldConstants
 from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.hoist_constants import HoistConstants
 from weft.passes.inline_small import InlineSmall
+from weft.passes.lay_out_convolutions import LayOutConvolutions
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
+from weft.passes.read_chosen import ReadChosen
+from weft.passes.read_codes import ReadCodes
 from weft.passes.recognize_attention import RecognizeAttention
+from weft.passes.recognize_codes import RecognizeCodes
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.split_products import SplitProducts
@@ -44,8 +49,13 @@ PASSES: dict[str, type[ModulePass]] = {
         ConvolveTrained,
         ComparePlaces,
         SplitProducts,
+        LayOutConvolutions,
         SinkReshapes,
         QuantizeWeights,
+        RecognizeCodes,
+        CodeWeights,
+        ReadChosen,
+        ReadCodes,
         HoistConstants,
         EliminateDead,
         ClaimLibraries,

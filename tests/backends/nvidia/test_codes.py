@@ -111,6 +111,27 @@ def test_a_group_of_any_length_is_widened_first() -> None:
     agree(run_interpreted(trial, arrays)[0], expected(arrays, "int4", 5, bf16))
 
 
+@pytest.mark.parametrize(("form", "group"), [("e2m1", 16), ("e4m3", 0)])
+def test_a_factor_for_all_is_applied_before_f16_rounds(form: str, group: int) -> None:
+    k, factor = 4096, np.float32(2**-12)
+    x, codes, scales = operands(2, 16, k, form, group or k, f8e4m3, False, f16)
+    x, scales = x * np.float16(4), np.full(scales.shape, 448.0, f8e4m3.numpy)
+    if not group:
+        codes = np.full((16, k), 448.0, f8e4m3.numpy)
+        x = np.abs(x)
+    arrays = [x, codes, scales, factor.reshape(1)] if group else [x, codes, factor.reshape(1)]
+
+    def body(b: Any, x: Any, *parts: Any) -> Any:
+        made = b.dot(x, b.permute(b.dequantize(*parts[:-1], form=form, dtype=f16), dims=(1, 0)))
+        return b.cast(b.mul(b.cast(made, dtype=f32), parts[-1]), dtype=f16)
+
+    trial = Trial.of(group_of([Tensor(dtype_of_numpy(a.dtype), a.shape) for a in arrays], body), "product", GPU)
+    weights = dequantized(codes, scales if group else None, None, form, group or 1)
+    product = x.astype(np.float64) @ weights.astype(np.float64).T
+    assert np.abs(product).max() > 65504
+    agree(run_as_ptx(trial, arrays, "sm_90a"), product * factor)
+
+
 def test_codes_and_factors_are_read_ahead() -> None:
     arrays = operands(1, 16, 16384, "int4", 32, bf16, False, bf16)
     kernel, _ = annotate(trial_of(arrays, "int4", bf16).lowered.calls[0].kernel.op, target_named("sm_90a"))
