@@ -13,6 +13,7 @@ from math import factorial
 from weft.backends.llvm.builder import Function, V
 from weft.backends.llvm.math_expression import E, horner, when_any
 from weft.backends.llvm.math_float import FloatFunction
+from weft.backends.llvm.math_trig import circular
 
 _INF = float("inf")
 # π/2 in three parts, of which whole numbers of up to 20 bits times the first two are exact
@@ -97,35 +98,7 @@ def _quarters(x: E) -> tuple[E, E]:
     return n, r
 
 
-def _sine_and_cosine(r: E) -> tuple[E, E]:
-    square = r * r
-    sine = horner(square, _SIN).fma(r * square, r)
-    cosine = horner(square, _COS).fma(square * square, square.fma(-0.5, 1.0))
-    return sine, cosine
-
-
-def _quadrant(n: E, r: E) -> E:
-    """sin(r + n·π/2)"""
-    sine, cosine = _sine_and_cosine(r)
-    value = (n & 1).compare("ne", 0).select(cosine, sine)
-    return (value.bits() ^ ((n & 2) << 62)).as_type("double")
-
-
-def sin(x: E) -> E:
-    return x.compare("oeq", 0.0).select(x, _quadrant(*_quarters(x)))
-
-
-def cos(x: E) -> E:
-    n, r = _quarters(x)
-    return _quadrant(n + 1, r)
-
-
-def tan(x: E) -> E:
-    n, r = _quarters(x)
-    sine, cosine = _sine_and_cosine(r)
-    odd = (n & 1).compare("ne", 0)
-    return x.compare("oeq", 0.0).select(x, odd.select(-cosine, sine) / odd.select(sine, cosine))
-
+sin, cos, tan = circular(_quarters, _SIN, _COS)
 
 _HALF_PI, _HALF_PI_LOW = math.pi / 2, 6.123233995736766e-17
 

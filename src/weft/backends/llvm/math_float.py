@@ -147,8 +147,7 @@ def fmod_by_steps(x: E, y: E) -> E:
         (rest,) = state
         far = (rest / divisor).compare("oge", 2.0**53)
         shift = far.select(_exponent(rest) - _exponent(divisor) - 52, 0)
-        half = shift >> 1
-        scaled = divisor * _power_of_two(half) * _power_of_two(shift - half)
+        scaled = scaled_by_power(divisor, shift)
         left = (-(rest / scaled).call("trunc")).fma(scaled, rest)
         left = left.compare("olt", 0.0).select(left + scaled, left)
         return [rest.compare("oge", divisor).select(left, rest)]
@@ -164,8 +163,15 @@ def _exponent(x: E) -> E:
     return denormal.select(bits - 54, bits)
 
 
-def _power_of_two(n: E) -> E:
+def power_of_two(n: E) -> E:
+    """2^n as a double, of an integer from -1022 to 1023."""
     return ((n + 1023) << 52).as_type("double")
+
+
+def scaled_by_power(x: E, n: E) -> E:
+    """x · 2^n of a double, in two steps: 2^n alone may be too large or too small."""
+    half = n.op("ashr", 1)
+    return x * power_of_two(half) * power_of_two(n - half)
 
 
 def divisions(fmod: FloatFunction) -> dict[str, FloatFunction]:

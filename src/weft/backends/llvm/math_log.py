@@ -47,7 +47,7 @@ def _split_any(x: E) -> tuple[E, E]:
     return denormal.select(n - 23.0, n), f
 
 
-def _with_limits(x: E, result: E) -> E:
+def with_limits(x: E, result: E) -> E:
     """inf and NaN stay, 0 gives -inf, a negative number NaN."""
     result = x.compare("olt", float("inf")).select(result, x)
     outside = x.compare("oeq", 0.0).select(float("-inf"), x.of(float("nan")))
@@ -57,18 +57,18 @@ def _with_limits(x: E, result: E) -> E:
 def log(x: E) -> E:
     n, f = _split_any(x)
     result = horner(f, _LOG).fma(f * f, n.fma(_LN2_LOW, f))
-    return _with_limits(x, n.fma(_LN2_HIGH, result))
+    return with_limits(x, n.fma(_LN2_HIGH, result))
 
 
 def log2(x: E) -> E:
     n, f = _split_any(x)
-    return _with_limits(x, horner(f, _LOG2).fma(f, n))
+    return with_limits(x, horner(f, _LOG2).fma(f, n))
 
 
 def log10(x: E) -> E:
     n, f = _split_any(x)
     result = horner(f, _LOG10).fma(f, n * _LOG10_2_LOW)
-    return _with_limits(x, n.fma(_LOG10_2_HIGH, result))
+    return with_limits(x, n.fma(_LOG10_2_HIGH, result))
 
 
 def log1p(x: E) -> E:

@@ -49,8 +49,12 @@ def _exp2(x: E) -> E:
 
 def power(x: E, y: E) -> E:
     """By the rules of C's `pow` for signs, zeros, infinities and NaN."""
+    return signed_power(x, y, _exp2(widened(y) * _log2(abs(x))))
+
+
+def signed_power(x: E, y: E, result: E) -> E:
+    """x^y of |x|^y, by the same rules."""
     magnitude = abs(x)
-    result = _exp2(widened(y) * _log2(magnitude))
     integer = y.call("trunc").compare("oeq", y)
     half = y * 0.5
     odd = integer & half.call("trunc").compare("une", half)

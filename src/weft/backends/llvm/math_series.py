@@ -12,7 +12,18 @@ from math import factorial
 from weft.backends.llvm.math_circles import CIRCLES, sin
 from weft.backends.llvm.math_double import composed
 from weft.backends.llvm.math_expression import E, horner
-from weft.backends.llvm.math_float import FloatFunction, at_least, at_most, divisions, fmod_by_steps, is_inf
+from weft.backends.llvm.math_float import (
+    FloatFunction,
+    at_least,
+    at_most,
+    divisions,
+    fmod_by_steps,
+    is_inf,
+    power_of_two,
+    scaled_by_power,
+)
+from weft.backends.llvm.math_log import with_limits
+from weft.backends.llvm.math_power import signed_power
 
 _INF = float("inf")
 _LOG2_E = 1.4426950408889634
@@ -31,17 +42,6 @@ _LOG = tuple(2 / (2 * k + 3) for k in range(11))
 # -- exponentials ----------------------------------------------------------------------------------------------------
 
 
-def _power_of_two(n: E) -> E:
-    """2^n of an integer from -1022 to 1023."""
-    return ((n + 1023) << 52).as_type("double")
-
-
-def _scaled(x: E, n: E) -> E:
-    """x · 2^n, in two steps: 2^n alone may be too large or too small."""
-    half = n.op("ashr", 1)
-    return x * _power_of_two(half) * _power_of_two(n - half)
-
-
 def _reduced(x: E) -> tuple[E, E]:
     """n, and r = x - n ln 2."""
     n = (x * _LOG2_E).call("roundeven")
@@ -50,21 +50,21 @@ def _reduced(x: E) -> tuple[E, E]:
 
 def _exp(x: E) -> E:
     n, r = _reduced(at_most(at_least(x, -746.0), 710.0))
-    return x.compare("uno", x).select(x, _scaled(horner(r, _EXP), n))
+    return x.compare("uno", x).select(x, scaled_by_power(horner(r, _EXP), n))
 
 
 def _exp2(x: E) -> E:
     clamped = at_most(at_least(x, -1076.0), 1025.0)
     n = clamped.call("roundeven")
     power = horner((clamped - n) * math.log(2), _EXP)
-    return x.compare("uno", x).select(x, _scaled(power, n.to("fptosi", "i64")))
+    return x.compare("uno", x).select(x, scaled_by_power(power, n.to("fptosi", "i64")))
 
 
 def _expm1(x: E) -> E:
     """2^n ((e^r - 1) + (1 - 2^-n))."""
     n, r = _reduced(at_most(at_least(x, -40.0), 710.0))
     part = horner(r, _EXPM1).fma(r * r, r)
-    result = _scaled(part + (1.0 - _power_of_two(0 - n)), n)
+    result = scaled_by_power(part + (1.0 - power_of_two(0 - n)), n)
     return (x.compare("uno", x) | x.compare("oeq", 0.0)).select(x, result)
 
 
@@ -110,25 +110,19 @@ def _log_of(n: E, f: E, rest: E | float = 0.0) -> E:
     return n.fma(_LN2_HIGH, f - (half - s.fma(half + horner(z, _LOG) * z, low)))
 
 
-def _with_limits(x: E, result: E) -> E:
-    result = x.compare("olt", _INF).select(result, x)
-    outside = x.compare("oeq", 0.0).select(-_INF, x.of(float("nan")))
-    return x.compare("ugt", 0.0).select(result, outside)
-
-
 def _log(x: E) -> E:
-    return _with_limits(x, _log_of(*_split(x)))
+    return with_limits(x, _log_of(*_split(x)))
 
 
 def _log2(x: E) -> E:
     n, f = _split(x)
-    return _with_limits(x, _log_of(n.of(0.0), f).fma(_LOG2_E, n))
+    return with_limits(x, _log_of(n.of(0.0), f).fma(_LOG2_E, n))
 
 
 def _log10(x: E) -> E:
     n, f = _split(x)
     low = _log_of(n.of(0.0), f).fma(math.log10(math.e), n * _LOG10_2_LOW)
-    return _with_limits(x, n.fma(_LOG10_2_HIGH, low))
+    return with_limits(x, n.fma(_LOG10_2_HIGH, low))
 
 
 def _log1p(x: E) -> E:
@@ -183,14 +177,7 @@ def _pow(x: E, y: E) -> E:
     rest = finite.select(y.fma(high, -product) + y * low, y.of(0.0))
     power = _exp(product)
     result = power.compare("olt", _INF).select(power.fma(rest, power), power)
-    integer = y.call("trunc").compare("oeq", y)
-    half = y * 0.5
-    odd = integer & half.call("trunc").compare("une", half)
-    result = (x.bits().compare("slt", 0) & odd).select(-result, result)
-    root_of_negative = x.compare("olt", 0.0) & magnitude.compare("olt", _INF) & (integer ^ True)
-    result = root_of_negative.select(float("nan"), result)
-    one = x.compare("oeq", 1.0) | y.compare("oeq", 0.0) | (x.compare("oeq", -1.0) & is_inf(y))
-    return one.select(1.0, result)
+    return signed_power(x, y, result)
 
 
 # -- bells and factorials --------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ branch for the whole vector reduces all lanes with the digits of 2/π that matte
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from weft.backends.llvm.builder import Function, V, mangle
 from weft.backends.llvm.math_expression import E, constant, horner, when_any
@@ -94,34 +94,40 @@ def _reduced(x: E) -> tuple[E, E]:
     return n, r
 
 
-def _sine_and_cosine(r: E) -> tuple[E, E]:
-    square = r * r
-    sine = horner(square, _SIN).fma(r * square, r)
-    cosine = horner(square, _COS).fma(square * square, square.fma(-0.5, 1.0))
-    return sine, cosine
+def circular(
+    reduced: Callable[[E], tuple[E, E]], sines: Sequence[float], cosines: Sequence[float]
+) -> tuple[FloatFunction, FloatFunction, FloatFunction]:
+    """sin, cos and tan, by a reduction to n and r and by series as those of `_SIN` and `_COS`."""
+
+    def sine_and_cosine(r: E) -> tuple[E, E]:
+        square = r * r
+        sine = horner(square, sines).fma(r * square, r)
+        cosine = horner(square, cosines).fma(square * square, square.fma(-0.5, 1.0))
+        return sine, cosine
+
+    def quadrant(n: E, r: E) -> E:
+        """sin(r + n·π/2): the second bit of n is the sign."""
+        sine, cosine = sine_and_cosine(r)
+        value = (n & 1).compare("ne", 0).select(cosine, sine)
+        return (value.bits() ^ ((n & 2) << {"float": 30, "double": 62}[r.element])).as_type(r.element)
+
+    def sin(x: E) -> E:
+        return x.compare("oeq", 0.0).select(x, quadrant(*reduced(x)))
+
+    def cos(x: E) -> E:
+        n, r = reduced(x)
+        return quadrant(n + 1, r)
+
+    def tan(x: E) -> E:
+        n, r = reduced(x)
+        sine, cosine = sine_and_cosine(r)
+        odd = (n & 1).compare("ne", 0)
+        return x.compare("oeq", 0.0).select(x, odd.select(-cosine, sine) / odd.select(sine, cosine))
+
+    return sin, cos, tan
 
 
-def _quadrant(n: E, r: E) -> E:
-    """sin(r + n·π/2)"""
-    sine, cosine = _sine_and_cosine(r)
-    value = (n & 1).compare("ne", 0).select(cosine, sine)
-    return (value.bits() ^ ((n & 2) << 30)).as_type("float")
-
-
-def sin(x: E) -> E:
-    return x.compare("oeq", 0.0).select(x, _quadrant(*_reduced(x)))
-
-
-def cos(x: E) -> E:
-    n, r = _reduced(x)
-    return _quadrant(n + 1, r)
-
-
-def tan(x: E) -> E:
-    n, r = _reduced(x)
-    sine, cosine = _sine_and_cosine(r)
-    odd = (n & 1).compare("ne", 0)
-    return x.compare("oeq", 0.0).select(x, odd.select(-cosine, sine) / odd.select(sine, cosine))
+sin, cos, tan = circular(_reduced, _SIN, _COS)
 
 
 # -- inverse functions -----------------------------------------------------------------------------------------------
