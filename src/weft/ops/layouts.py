@@ -34,6 +34,12 @@ def contiguous(tensor: Tensor) -> Layout:
     return Layout(contiguous_strides(tensor.shape))
 
 
+def ordered(shape: Sequence[Size], order: Sequence[int]) -> Layout:
+    """Dense, with the dimensions in this order from the outermost to the innermost."""
+    strides = dict(zip(order, contiguous_strides([shape[d] for d in order]), strict=True))
+    return Layout(tuple(strides[d] for d in range(len(shape))))
+
+
 def view_layout(op: GraphOp, layout: Layout) -> Layout | None:
     """The layout of a view of a tensor that has the given layout, or None if it takes a copy."""
     source, result = tensor_of(op.operands[0].type), tensor_of(op.results[0].type)

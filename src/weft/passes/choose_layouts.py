@@ -25,7 +25,7 @@ from weft.ops.base import Elementwise, View
 from weft.ops.convolution import Convolution
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp
-from weft.ops.layouts import Layout, contiguous, is_dense, source_layout, view_layout
+from weft.ops.layouts import Layout, contiguous, is_dense, ordered, source_layout, view_layout
 from weft.ops.pool import Pool
 from weft.ops.shape import Windows
 from weft.passes.build_groups import result_targets, strides_of
@@ -159,13 +159,7 @@ def _in_order_of(operands: Sequence[SSAValue], layouts: dict[SSAValue, Layout], 
         orders.add(order)
     if len(orders) != 1:
         return None
-    shape, order = tensor_of(op.results[0].type).shape, orders.pop()
-    strides: list[Size] = [0] * len(shape)
-    step: Size = 1
-    for d in reversed(order):
-        strides[d] = step
-        step = step * shape[d]
-    return Layout(tuple(strides))
+    return ordered(tensor_of(op.results[0].type).shape, orders.pop())
 
 
 def _order(shape: Sequence[Size], layout: Layout | None) -> tuple[int, ...] | None:

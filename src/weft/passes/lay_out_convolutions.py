@@ -18,9 +18,9 @@ from weft.ir.attributes import to_attribute
 from weft.ir.expr import Size
 from weft.ir.types import bf16, f16, tensor_of
 from weft.ops.graph import FuncOp, OpaqueOp
+from weft.ops.layouts import ordered
 from weft.passes.build_groups import strides_of
 
-_CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
 _GROUPS = {"aten::convolution": 8, "aten::convolution_backward": 9}
 """Where the number of groups stands among a call's arguments."""
 
@@ -42,7 +42,7 @@ class LayOutConvolutions(ModulePass):
         for function in op.body.block.ops:
             if isinstance(function, FuncOp):
                 for call in function.block.ops:
-                    if isinstance(call, OpaqueOp) and call.target.data in _CONVOLUTIONS:
+                    if isinstance(call, OpaqueOp) and call.target.data in _GROUPS:
                         _lay_out(call)
 
 
@@ -67,9 +67,4 @@ def _channels_innermost(value: SSAValue) -> tuple[Size, ...] | None:
     tensor = tensor_of(value.type)
     if tensor.rank not in (4, 5) or tensor.dtype not in (bf16, f16):
         return None
-    strides: list[Size] = [0] * tensor.rank
-    step: Size = 1
-    for dim in (1, *range(tensor.rank - 1, 1, -1), 0):
-        strides[dim] = step
-        step = step * tensor.shape[dim]
-    return tuple(strides)
+    return ordered(tensor.shape, (0, *range(2, tensor.rank), 1)).strides
