@@ -30,7 +30,7 @@ from weft.errors import UnsupportedError, WeftError
 from weft.runtime.profile import Profile, StepEvent, profile
 from weft.runtime.record import CompilationRecord, Fallback, recording
 from weft.tools.explain_device import DeviceKernel, device_figures, device_kernels, device_table, sass
-from weft.tools.terminal import counted
+from weft.tools.terminal import counted, scaled
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def _graph(number: int, record: CompilationRecord) -> RenderableType:
     made += f", launched {counted(record.launches, 'time')} a call"
     made += f", {counted(claimed, 'library call')}, {counted(left, 'call')} left to torch"
     for sizes, size in record.arenas.items():
-        made += f"; {_bytes(size)} of temporaries" + (f" at {sizes}" if sizes else "")
+        made += f"; {scaled(size, 'B')} of temporaries" + (f" at {sizes}" if sizes else "")
     match record.source:
         case "torch":
             text = f"runs uncompiled, {record.error}"
@@ -248,14 +248,6 @@ def _graph(number: int, record: CompilationRecord) -> RenderableType:
         case _:
             text = f"compiled in {took:.3f} s: {made}"
     return Text(f"graph {number}, {record.name}: {text}", style="red" if record.error else "bold")
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.4g} {unit}"
-        count /= 1000
-    return f"{count:.4g} GB"
 
 
 def _table(title: str, *columns: str) -> Table:

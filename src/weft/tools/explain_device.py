@@ -21,6 +21,7 @@ from weft.lower.steps import KernelStep
 from weft.runtime.profile import StepEvent, work_of
 from weft.runtime.record import CompilationRecord, Resources
 from weft.tile.operations import Operations, count_operations
+from weft.tools.terminal import scaled
 
 
 @dataclass(frozen=True)
@@ -141,10 +142,10 @@ def device_table(kernels: Mapping[int, Sequence[DeviceKernel]]) -> RenderableTyp
                 Text(row.label.replace("_", " ")),
                 threads,
                 registers,
-                _scaled(row.shared, "B"),
+                scaled(row.shared, "B"),
                 blocks,
-                _scaled(row.bytes, "B"),
-                _scaled(row.operations, ""),
+                _amount(row.bytes, "B"),
+                _amount(row.operations),
                 _time(row.limit),
                 _time(row.seconds),
                 "" if row.share is None else f"{row.share:.0%}",
@@ -152,14 +153,8 @@ def device_table(kernels: Mapping[int, Sequence[DeviceKernel]]) -> RenderableTyp
     return table if table.row_count else None
 
 
-def _scaled(count: float | None, unit: str) -> str:
-    if count is None:
-        return "?"
-    for prefix in ("", "k", "M", "G", "T"):
-        if count < 1000 or prefix == "T":
-            return f"{count:.3g} {prefix}{unit}".strip()
-        count /= 1000
-    raise AssertionError
+def _amount(count: float | None, unit: str = "") -> str:
+    return "?" if count is None else scaled(count, unit)
 
 
 def _time(seconds: float | None) -> str:

@@ -27,6 +27,15 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def scaled(amount: float, unit: str = "") -> str:
+    """An amount with the prefix that keeps it short: `1.58 kB`."""
+    prefixes = ["", "k", "M", "G", "T"]
+    while amount >= 1000 and len(prefixes) > 1:
+        amount /= 1000
+        prefixes.pop(0)
+    return f"{amount:.4g} {prefixes[0]}{unit}".strip()
+
+
 def parse_shard(text: str | None) -> tuple[int, int] | None:
     """A part of a run: `2/8` is every eighth thing from the third on."""
     if text is None:
