@@ -37,7 +37,7 @@ def flash_attention(
     operands = [query, key, value]
     if attn_mask is not None:
         operands.append(attn_mask if b.dtype(attn_mask) == boolean else b.to(attn_mask, b.dtype(query)))
-    factor = _scale(b, query, scale)
+    factor = attention_scale(b, query, scale)
     out = b.emit("attention", *operands, causal=causal, scale=factor)
     if not b.is_used(1):
         return out, None
@@ -109,7 +109,7 @@ def _gpu_attention(
     """
     if dropout:
         raise UnsupportedError("attention with dropout")
-    factor = _scale(b, query, scale)
+    factor = attention_scale(b, query, scale)
     mask = None if bias is None else b.to(bias, b.dtype(query))
     if not b.is_used(1):
         grouped = _grouped(b, query, key, mask) if b.shape(query)[-2] == 1 and not causal else None
@@ -192,7 +192,7 @@ def _heads_like(b: ImportBuilder, x: SSAValue, query: SSAValue) -> SSAValue:
     return b.view(spread, (batch, wanted, *rest))
 
 
-def _scale(b: ImportBuilder, query: SSAValue, scale: float | None) -> float:
+def attention_scale(b: ImportBuilder, query: SSAValue, scale: float | None) -> float:
     if scale is not None:
         return scale
     width = b.shape(query)[-1]
@@ -241,7 +241,7 @@ def flash_attention_backward(
         raise UnsupportedError("torch's kernel for the backward of attention")
     if b.shape(key)[1] != b.shape(query)[1]:
         raise UnsupportedError("the backward of attention with shared heads")
-    factor = _scale(b, query, scale)
+    factor = attention_scale(b, query, scale)
     scores = attention_scores(b, query, key, attn_mask, causal, factor)
     dtype = b.dtype(scores)
     grad, query, key, value, out = (b.to(x, dtype) for x in (grad, query, key, value, out))

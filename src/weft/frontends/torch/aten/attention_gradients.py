@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
+from weft.frontends.torch.aten.attention import Many, attention_scale
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder
 from weft.ir.expr import Size, floordiv
 from weft.ir.types import f32
-
-Many = tuple[SSAValue | None, ...]
 
 
 @aten("_scaled_dot_product_flash_attention_backward")
@@ -72,9 +71,7 @@ def _gpu_gradients(
         raise UnsupportedError("attention with dropout")
     grad, query, key, value, out, logsumexp = tensors
     batch, heads, length, width = b.shape(query)
-    if not isinstance(width, int):
-        raise UnsupportedError("attention over heads of symbolic width")
-    factor = scale if scale is not None else width**-0.5
+    factor = attention_scale(b, query, scale)
     if factor == 0:  # what is subtracted from scores is in their units
         raise UnsupportedError("attention whose scores are all scaled to zero")
     shared = b.shape(key)[1]
