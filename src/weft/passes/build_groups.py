@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,15 @@ TWO_DIGITS = "weft.two_digits"
 def is_free(op: Operation) -> bool:
     """Whether an op is computed wherever it is needed, instead of once."""
     return isinstance(op, GraphOp) and (op.CHEAP or WIDENS in op.attributes or INLINED in op.attributes)
+
+
+def readers(value: SSAValue) -> Iterator[Operation]:
+    """Who reads a value, directly or through views and what is computed wherever it is read."""
+    for use in value.uses:
+        if isinstance(use.operation, View) or is_free(use.operation):
+            yield from readers(use.operation.results[0])
+        else:
+            yield use.operation
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,9 +13,9 @@ from xdsl.passes import ModulePass
 from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
 from weft.ops.attention import AnyAttention
-from weft.ops.base import Elementwise, View
+from weft.ops.base import Elementwise
 from weft.ops.graph import FuncOp, OpaqueOp
-from weft.passes.build_groups import CLAIM, INLINED, is_free
+from weft.passes.build_groups import CLAIM, INLINED, is_free, readers
 
 _CHEAP = frozenset(
     f"graph.{name}"
@@ -72,7 +71,7 @@ def _is_inlined(op: Operation, others: set[Operation], masks: set[Operation]) ->
     if not all(_is_there(operand) or operand.owner in others for operand in op.operands):
         return False
     size = product(tensor_of(op.results[0].type).shape)
-    return op in masks or all(reader in others or _is_larger(reader, size) for reader in _readers(op.results[0]))
+    return op in masks or all(reader in others or _is_larger(reader, size) for reader in readers(op.results[0]))
 
 
 def _masks(function: FuncOp) -> set[Operation]:
@@ -80,8 +79,8 @@ def _masks(function: FuncOp) -> set[Operation]:
     found: set[Operation] = set()
     for op in reversed(list(function.block.ops)):
         if isinstance(op, Elementwise) and op.name in _MASKING:
-            readers = list(_readers(op.results[0]))
-            if readers and all(isinstance(reader, AnyAttention) or reader in found for reader in readers):
+            reading = list(readers(op.results[0]))
+            if reading and all(isinstance(reader, AnyAttention) or reader in found for reader in reading):
                 found.add(op)
     return found
 
@@ -89,14 +88,6 @@ def _masks(function: FuncOp) -> set[Operation]:
 def _is_there(value: SSAValue) -> bool:
     """Whether a value is in memory without a kernel, or computed wherever it is needed."""
     return not isinstance(value, OpResult) or isinstance(value.op, OpaqueOp) or is_free(value.op)
-
-
-def _readers(value: SSAValue) -> Iterator[Operation]:
-    for use in value.uses:
-        if isinstance(use.operation, View) or is_free(use.operation):
-            yield from _readers(use.operation.results[0])
-        else:
-            yield use.operation
 
 
 def _is_larger(reader: Operation, size: Size) -> bool:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, UnitAttr
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation
 from xdsl.passes import ModulePass
 
 from weft.ir.types import tensor_of
-from weft.ops.base import View
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp
 from weft.ops.quantized import Dequantize
-from weft.passes.build_groups import INLINED, is_free
+from weft.passes.build_groups import INLINED, readers
 from weft.passes.claim_libraries import worth_streaming
 from weft.passes.read_chosen import chosen_by
 
@@ -35,16 +33,8 @@ class ReadCodes(ModulePass):
         for function in op.body.block.ops:
             if isinstance(function, FuncOp):
                 for candidate in function.block.ops:
-                    if isinstance(candidate, Dequantize) and all(map(is_narrow, _readers(candidate.results[0]))):
+                    if isinstance(candidate, Dequantize) and all(map(is_narrow, readers(candidate.results[0]))):
                         candidate.attributes[INLINED] = UnitAttr()
-
-
-def _readers(value: SSAValue) -> Iterator[Operation]:
-    for use in value.uses:
-        if isinstance(use.operation, View) or is_free(use.operation):
-            yield from _readers(use.operation.results[0])
-        else:
-            yield use.operation
 
 
 def is_narrow(op: Operation) -> bool:
