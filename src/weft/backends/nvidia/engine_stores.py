@@ -67,7 +67,7 @@ def _send(codegen: KernelCodegen, op: tile.StoreOp | SendOp, words: Sequence[V],
     chunk = b.binary("xor", b.binary("lshr", threads.lane, i32(4)), b.binary("and", threads.lane, i32(7)))
     swizzled = b.add(b.mul(line, i32(LINE)), b.mul(chunk, i32(LINE // 8)))
     with b.when(elected(b)):  # the first piece may be given the place that was used last
-        do(b, f"cp.async.bulk.wait_group.read {0 if piece == 0 and _may_meet(op, count) else 1};", "")
+        do(b, f"cp.async.bulk.wait_group.read {0 if piece == 0 and _may_meet(codegen, count) else 1};", "")
     _warp_sync(codegen)
     for at in range(0, PIECE_WORDS, 4):  # 16 columns
         address = b.add(slot, b.binary("xor", swizzled, i32(at * 8)))
@@ -83,18 +83,11 @@ def _send(codegen: KernelCodegen, op: tile.StoreOp | SendOp, words: Sequence[V],
         _start(codegen, codegen.maps[integer(op, MAP)], slot, place)
 
 
-def _may_meet(op: tile.StoreOp | SendOp, count: int) -> bool:
+def _may_meet(codegen: KernelCodegen, count: int) -> bool:
     """Whether the tile written before may have ended in this one's first place: one of an odd count of pieces."""
-    kernel = op.parent_op()
-    while kernel is not None and not isinstance(kernel, tile.KernelOp):
-        kernel = kernel.parent_op()
-    assert kernel is not None
-    maps = {
-        integer(each, MAP)
-        for each in kernel.walk()
-        if isinstance(each, tile.StoreOp | SendOp) and MAP in each.attributes
-    }
-    return count % 2 == 1 or len(maps) > 1
+    ops = codegen.kernel.walk()
+    sent = [each for each in ops if isinstance(each, tile.StoreOp | SendOp) and MAP in each.attributes]
+    return count % 2 == 1 or len({integer(each, MAP) for each in sent}) > 1
 
 
 def _start(codegen: KernelCodegen, map_: V, source: V, place: list[V]) -> None:
