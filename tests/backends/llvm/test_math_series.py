@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import mpmath  # type: ignore[import-untyped]  # comes with torch
 import numpy as np
 import pytest
 
@@ -61,6 +62,8 @@ def test_one_operand(jit, name: str) -> None:
     for x in (samples(name), SPECIAL):
         with np.errstate(all="ignore"):
             want = FUNCTIONS[name].numpy(x)
+        if name == "erfc" and x is not SPECIAL:  # the C library's is off by up to 2 units itself
+            want = np.array([float(mpmath.erfc(float(value))) for value in x])
         got = run(jit, name, x)
         apart = distance(got, want)
         if name in ("lgamma", "digamma"):  # near their zeros the reference has no more digits than this

@@ -48,8 +48,10 @@ def _reduced(x: E) -> tuple[E, E]:
     return n.to("fptosi", "i64"), n.fma(-_LN2_LOW, n.fma(-_LN2_HIGH, x))
 
 
-def _exp(x: E) -> E:
+def _exp(x: E, rest: E | float = 0.0) -> E:
+    """e^(x + rest), of a rest that is too small to be seen in the sum."""
     n, r = _reduced(at_most(at_least(x, -746.0), 710.0))
+    r = r + rest if isinstance(rest, E) else r
     return x.compare("uno", x).select(x, scaled_by_power(horner(r, _EXP), n))
 
 
@@ -219,8 +221,7 @@ _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 /
 def _erfc_far(x: E) -> E:
     x = at_most(x, 28.0)
     square = x * x
-    power = _exp(-square)
-    power = (-x.fma(x, -square)).fma(power, power)
+    power = _exp(-square, -x.fma(x, -square))
     return horner((x - _CENTRE) / (x + _CENTRE), _ERFC) / (x * 2.0 + 1.0) * power
 
 
@@ -238,7 +239,7 @@ def _erfc(x: E) -> E:
     magnitude = abs(x)
     far = _erfc_far(magnitude)
     far = x.compare("olt", 0.0).select(2.0 - far, far)
-    return x.compare("uno", x).select(x, magnitude.compare("olt", 1.0).select(1.0 - _erf_near(x), far))
+    return x.compare("uno", x).select(x, magnitude.compare("olt", 1.0).select((-horner(x * x, _ERF)).fma(x, 1.0), far))
 
 
 def _lgamma(x: E) -> E:
