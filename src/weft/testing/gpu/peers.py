@@ -16,7 +16,8 @@ from weft.testing.gpu.case import Place
 
 REDUCE_OVERHEAD = f"{INDUCTOR} reduce-overhead"
 MAX_AUTOTUNE = f"{INDUCTOR} max-autotune"
-_MODES = {INDUCTOR: None, REDUCE_OVERHEAD: "reduce-overhead", MAX_AUTOTUNE: "max-autotune"}
+_LAUNCHED = {INDUCTOR: None, MAX_AUTOTUNE: "max-autotune-no-cudagraphs"}
+_IN_GRAPHS = {REDUCE_OVERHEAD: "reduce-overhead", MAX_AUTOTUNE: "max-autotune"}
 
 CUBLAS, CUDNN, FLASH, FLEX = "cublas", "cudnn", "flash2", "flex"
 
@@ -27,15 +28,13 @@ def eager(name: str = EAGER) -> Contender:
 
 
 def inductors(place: Place, *, graphs: bool = False) -> list[Contender]:
-    """Inductor as it comes and with its search for kernels; `graphs` adds and allows CUDA graphs.
+    """Inductor as it comes and with its search for kernels; with `graphs`, both in CUDA graphs.
 
     A rehearsal goes without: on a CPU they would compile C++ for minutes.
     """
     if place.device.name == "cpu":
         return []
-    chosen: dict[str, str | None] = dict(_MODES) if graphs else {INDUCTOR: None}
-    chosen[MAX_AUTOTUNE] = "max-autotune" if graphs else "max-autotune-no-cudagraphs"
-    return [Contender(name, _inductor(mode)) for name, mode in chosen.items()]
+    return [Contender(name, _inductor(mode)) for name, mode in (_IN_GRAPHS if graphs else _LAUNCHED).items()]
 
 
 def _inductor(mode: str | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
