@@ -19,6 +19,10 @@ from weft.tile.axis_facts import ALIGNED, DIVISORS, AxisFacts, Neighbours, neigh
 
 WIDEST = 16
 """The bytes that one access of a thread moves at most."""
+_LEAST_AT_ONCE = 4
+"""Bytes at a time below which it pays to read at multiples of `WIDEST`, and to shift what was read."""
+_WORTH_SHIFTING = 256
+"""Elements of a row from which on its ends, which are written one by one, count for little."""
 
 
 def divisor_of(size: Size, operands: Sequence[SSAValue] = ()) -> int:
@@ -80,6 +84,10 @@ class Access:
 
     axis: int | None
     vector: int
+    shifted: bool = False
+    """Whether they may lie across a multiple of `WIDEST` bytes."""
+    ragged: bool = False
+    """Whether some may lie beyond the end of a row."""
 
 
 def access_of(op: tile.LoadOp | tile.StoreOp, shape: tuple[int, ...]) -> Access:
@@ -94,8 +102,11 @@ def access_of(op: tile.LoadOp | tile.StoreOp, shape: tuple[int, ...]) -> Access:
     for other, stride in enumerate(strides):
         if other != axis and shape[other] > 1:
             step = gcd(step, divisor_of(stride, op.indices))
-    step = gcd(step, divisor_of(op.extents.data[axis], op.indices))
-    return Access(axis, _power(step, WIDEST // dtype.bytes))
+    most = WIDEST // dtype.bytes
+    vector = _power(gcd(step, divisor_of(op.extents.data[axis], op.indices)), most)
+    if vector * dtype.bytes < _LEAST_AT_ONCE and shape[axis] >= _WORTH_SHIFTING:
+        return Access(axis, most, shifted=_power(step, most) < most, ragged=True)
+    return Access(axis, vector)
 
 
 def _power(step: int, most: int) -> int:
