@@ -19,6 +19,7 @@ from weft.backends.nvidia.dialect import (
     layout_of,
 )
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
+from weft.backends.nvidia.join_moments import MomentsOp
 from weft.backends.nvidia.layouts import WARP, Layout, blocked, next_power_of_two
 from weft.backends.nvidia.mma import PACKED, RAW, MmaOp, PackOp
 from weft.backends.nvidia.wgmma import accumulator_layout
@@ -96,7 +97,7 @@ def anchors_of(kernel: tile.KernelOp, clusters: bool) -> Anchors:
     shapes = {tile.tile_type(r).sizes for op in ops for r in op.results if isinstance(r.type, tile.TileType)}
     shapes |= {shape for _, shape in accesses}
     whole = sorted((s for s in shapes if not any(s != t and _is_part(s, t) for t in shapes)), key=prod, reverse=True)
-    reduced = {op.axis.value.data for op in kernel.walk() if isinstance(op, tile.ReduceOp | ExponentialsOp)}
+    reduced = {op.axis.value.data for op in kernel.walk() if isinstance(op, tile.ReduceOp | ExponentialsOp | MomentsOp)}
     warps, blocks = _of_pairs(ops) or integer(kernel, WARPS), integer(kernel, BLOCKS, 1)
     if not warps:
         warps, blocks = _size_of_program(prod(whole[0]) if whole else 1, bool(reduced), _may_cluster(kernel, clusters))
@@ -176,7 +177,7 @@ def _size_of_program(elements: int, reduces: bool, clusters: bool) -> tuple[int,
 def _may_cluster(kernel: tile.KernelOp, clusters: bool) -> bool:
     """Whether blocks of a cluster can share a program: nothing in it goes through the memory of one block alone."""
     simple = (tile.LoadOp, tile.StoreOp, tile.MapOp, tile.ReduceOp, tile.ConstantOp, tile.PositionOp, tile.GatherOp)
-    flat = (*simple, ExponentialsOp, tile.ProgramOp, tile.ReturnOp)
+    flat = (*simple, ExponentialsOp, MomentsOp, tile.ProgramOp, tile.ReturnOp)
     return clusters and all(isinstance(op, flat) for op in kernel.block.ops)
 
 

@@ -28,6 +28,7 @@ from weft.backends.nvidia.exponentials import emit_added_exponentials, emit_expo
 from weft.backends.nvidia.extents import ConvertedLimits
 from weft.backends.nvidia.global_memory import narrowed_to
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
+from weft.backends.nvidia.join_moments import MomentsOp
 from weft.backends.nvidia.layouts import WARP, Layout, picked
 from weft.backends.nvidia.loops import loop_with
 from weft.backends.nvidia.mma import AHEAD, MmaOp, PackOp, SqueezeOp, multiply
@@ -143,7 +144,7 @@ class KernelCodegen:
                 emit_scatter(self, op)
             case tile.MapOp():
                 emit_elements(self, op)
-            case tile.ReduceOp():
+            case tile.ReduceOp() | MomentsOp():
                 emit_reduce(self, op)
             case tile.AddExponentialsOp():
                 emit_added_exponentials(self, op)

@@ -18,6 +18,7 @@ from weft.backends.nvidia.dialect import BLOCKS, RESIDENT, WARPS, integer
 from weft.backends.nvidia.fold_sums import fold_sums
 from weft.backends.nvidia.fold_views import fold_views
 from weft.backends.nvidia.join_exponentials import join_exponentials
+from weft.backends.nvidia.join_moments import join_moments
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.messages import VPRINTF
 from weft.backends.nvidia.order_memory import order_memory
@@ -46,6 +47,7 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     fold_sums(kernel)
     relax_arithmetic(kernel)
     join_exponentials(kernel)
+    join_moments(kernel)
     for way in (_streamed, _with_roles, _without_conversions, _with_stages):
         with suppress(LoweringError):  # a conversion may need the memory that copies ahead of time would take
             if (found := way(kernel, target)) is not None:

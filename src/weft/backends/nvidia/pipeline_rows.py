@@ -24,6 +24,7 @@ from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, IndexOp, ReleaseOp, WaitOp
 from weft.backends.nvidia.dialect import BLOCKS, LAYOUTS, RESIDENT, WARPS, ConvertOp, layout_of, set_integer
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
+from weft.backends.nvidia.join_moments import MomentsOp
 from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.shared_memory import crossing_bytes
 from weft.backends.nvidia.streaming import ALIGNMENT, CROSSES, CopyOp, PieceType, ReadOp, StreamOp, WaitKeptOp
@@ -121,8 +122,8 @@ def _up(size: int) -> int:
 def _is_flat(kernel: tile.KernelOp) -> bool:
     simple = (tile.LoadOp, tile.StoreOp, tile.MapOp, tile.ReduceOp, tile.ConstantOp, tile.PositionOp, tile.GatherOp)
     ops = list(kernel.block.ops)
-    flat = all(isinstance(op, (*simple, ExponentialsOp, tile.ProgramOp, tile.ReturnOp)) for op in ops)
-    return flat and any(isinstance(op, tile.ReduceOp | ExponentialsOp) for op in ops)
+    flat = all(isinstance(op, (*simple, ExponentialsOp, MomentsOp, tile.ProgramOp, tile.ReturnOp)) for op in ops)
+    return flat and any(isinstance(op, tile.ReduceOp | ExponentialsOp | MomentsOp) for op in ops)
 
 
 def _reads_back(kernel: tile.KernelOp) -> bool:
@@ -171,7 +172,7 @@ def _held_at_once(block: Block | None, shape: Sequence[int], loads: int) -> int:
     place = {op: number for number, op in enumerate(ops)}
     most = (loads + 1) // 2  # what is read takes half the registers, until it is widened
     for number, op in enumerate(ops):
-        if isinstance(op, tile.ReduceOp | ExponentialsOp):
+        if isinstance(op, tile.ReduceOp | ExponentialsOp | MomentsOp):
             results = [result for earlier in ops[:number] for result in earlier.results]
             tiles = [r for r in results if isinstance(r.type, tile.TileType) and r.type.sizes == tuple(shape)]
             most = max(most, sum(any(place[use.operation] > number for use in r.uses) for r in tiles))
@@ -212,7 +213,7 @@ def _exchange_by_sending(kernel: tile.KernelOp, blocks: int) -> bool:
     if blocks > 1 and any(isinstance(op, ConvertOp) for op in kernel.walk()):
         return False  # that is through the memory of one block
     for op in kernel.walk():
-        if not isinstance(op, tile.ReduceOp | ExponentialsOp) or blocks == 1:
+        if not isinstance(op, tile.ReduceOp | ExponentialsOp | MomentsOp) or blocks == 1:
             continue
         layout, axis = layout_of(op.value), op.axis.value.data
         if not any(mode.axis == axis for mode in layout.blocks):
@@ -299,7 +300,7 @@ def _ordered(ops: list[Operation], rows: set[tile.LoadOp]) -> list[Operation]:
     for op in ops:
         if op in rows or any(isinstance(o.owner, Operation) and o.owner in needs_row for o in op.operands):
             needs_row.add(op)
-    reductions = [op for op in ops if isinstance(op, tile.ReduceOp | ExponentialsOp)]
+    reductions = [op for op in ops if isinstance(op, tile.ReduceOp | ExponentialsOp | MomentsOp)]
     first = next((op for op in reductions if op in needs_row), None)
     if first is None:
         return ops
