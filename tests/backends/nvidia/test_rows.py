@@ -7,7 +7,7 @@ import torch
 
 from weft.backends.nvidia.compile import annotate, compile_kernels
 from weft.backends.nvidia.layouts import blocked
-from weft.backends.nvidia.streaming import CROSSES, PieceType, ReadOp, StreamOp
+from weft.backends.nvidia.streaming import CROSSES, CopyOp, PieceType, ReadOp, StreamOp
 from weft.backends.nvidia.target import target_named
 from weft.tile import dialect as tile
 
@@ -43,9 +43,13 @@ def test_few_programs_are_not() -> None:
     assert not launch.persistent
 
 
-def test_rows_that_are_not_whole_pieces_are_not() -> None:
-    _, launch = annotate(row_kernel(softmax, (8192, 32767)), TARGET)
-    assert not launch.persistent
+def test_rows_that_begin_anywhere_come_with_what_lies_beside_them() -> None:
+    kernel, launch = annotate(row_kernel(softmax, (8192, 32767)), TARGET)
+    assert launch.persistent
+    (slot,) = stream_of(kernel).slots
+    assert slot.beside == 16
+    (copy,) = [op for op in stream_of(kernel).walk() if isinstance(op, CopyOp)]
+    assert copy.end is not None and copy.end.value.data == 8192 * 32767
 
 
 def test_long_rows_are_shared_by_a_cluster_whose_blocks_send_each_other_results() -> None:

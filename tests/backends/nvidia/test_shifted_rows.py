@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from weft.backends.nvidia import pipeline_rows
 from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.compile import compile_kernels
 from weft.backends.nvidia.target import target_named
 from weft.tile import dialect as tile
 
 from .ptx_machine import Memory, run_blocks
+from .ptx_streams import run_streams
 from .ptxas import assemble, needs_ptxas
 from .row_kernels import row_kernel
 
@@ -73,6 +75,26 @@ def test_what_lies_beside_a_row_counts_for_nothing(columns: int) -> None:
     centered = wide - wide.mean(1, keepdims=True)
     expected = centered / np.sqrt(wide.var(1, keepdims=True) + 1e-5) * w.astype(np.float64)
     assert np.abs(found - expected).max() < 0.03
+
+
+@pytest.mark.parametrize("columns", [2047, 2049, 2051])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_long_rows_are_brought_with_what_lies_beside_them(
+    columns: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("_LEAST_ELEMENTS", 1024), ("_LEAST_BYTES", 1024), ("_LEAST_TURNS", 0)):
+        monkeypatch.setattr(pipeline_rows, name, value)
+    monkeypatch.setattr(pipeline_rows, "_choices", lambda *_: iter([(2, 1)]))
+    x = numbers(9, columns)
+    kernel = row_kernel(below, x.shape)
+    name, code = kernel.sym_name.data, compiled(kernel, "sm_90a")
+    assert code.launches[name].persistent and code.launches[name].threads == 96
+    memory, result = Memory(), np.full(x.shape, 777, BF16)
+    words = [memory.add(array.view(np.uint16)) for array in (x, result)]
+    run_streams(code.ptx, name, 96, code.launches[name].shared, memory, words, 2, seed)
+    wide = x.astype(np.float32)
+    found = memory.read(words[-1], result.view(np.uint16)).view(BF16)
+    assert np.array_equal(found, (wide - wide.max(1, keepdims=True)).astype(BF16))
 
 
 @pytest.mark.parametrize("columns", [2, 65, 255])

@@ -32,6 +32,8 @@ _PER_THREAD, _HELD_PER_THREAD = 16, 32
 _MOST_WARPS, _MOST_BLOCKS = 32, 8
 _MOST_OF_BLOCK = 16384
 """Elements of a tile that one block holds; more are held by a cluster."""
+_CHUNK = 8
+"""Elements of 16 bits that a thread moves at once."""
 _WORTH = 8
 """Elements side by side from which on a way through shared memory pays."""
 
@@ -170,8 +172,17 @@ def _size_of_program(elements: int, reduces: bool, clusters: bool) -> tuple[int,
     """How many warps a block takes whose program's largest tile has so many elements, and how many blocks."""
     blocks = min(_MOST_BLOCKS, next_power_of_two(-(-elements // _MOST_OF_BLOCK))) if reduces and clusters else 1
     each = _HELD_PER_THREAD if reduces else _PER_THREAD
-    warps = -(-elements // (each * WARP * blocks))
-    return min(_MOST_WARPS, next_power_of_two(warps)), blocks
+    elements = -(-elements // blocks)
+    warps = min(_MOST_WARPS, next_power_of_two(-(-elements // (each * WARP))))
+    # Each takes whole chunks: half as many threads with some more of them may have less beyond the end.
+    if reduces and warps > 1 and _covered(elements, warps // 2) * 8 <= _covered(elements, warps) * 7:
+        warps //= 2
+    return warps, blocks
+
+
+def _covered(elements: int, warps: int) -> int:
+    """The elements that so many warps have places for, a chunk of them in each thread at a time."""
+    return -(-elements // (warps * WARP * _CHUNK)) * warps * WARP * _CHUNK
 
 
 def _may_cluster(kernel: tile.KernelOp, clusters: bool) -> bool:

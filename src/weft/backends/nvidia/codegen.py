@@ -71,8 +71,7 @@ class KernelCodegen:
         self.limits = ConvertedLimits()
 
     def emit(self) -> None:
-        kernel = self.kernel
-        arguments = kernel.block.args
+        kernel, arguments = self.kernel, self.kernel.block.args
         params = [(_parameter(argument), f"a{i}") for i, argument in enumerate(arguments)]
         maps = [(_MAP, f"m{i}") for i in range(len(self.launch.maps))]
         attributes = f'nounwind "nvvm.reqntid"="{self.launch.threads}" "nvvm.minctasm"="{integer(kernel, RESIDENT, 1)}"'
@@ -88,15 +87,15 @@ class KernelCodegen:
                     self.tiles[argument] = [_scalar_argument(b, value, type_.dtype)]
                 case _:
                     self.scalars[argument] = value
-        if not any(isinstance(op, RolesOp | StreamOp) for op in kernel.block.ops):
+        if not (kinds := {type(op) for op in kernel.block.ops}) & {RolesOp, StreamOp}:
             self.threads = Threads.of_block(b, self.launch.threads // WARP, self.launch.cluster)
             self.threads.prepare(self.layouts)
             self._place_program()
         self.early = loop_that_asks_early(kernel) if self.launch.programmatic else None
-        streams = any(isinstance(op, StreamOp) for op in kernel.block.ops)
-        if self.launch.programmatic and not streams and self.early is None:
+        if self.launch.programmatic and self.early is None and StreamOp not in kinds:
             wait_for_kernel(b)
         self.block(kernel.block)
+        self.threads.gather()
         b.finish()
 
     def _place_program(self) -> None:
@@ -337,10 +336,10 @@ class KernelCodegen:
     # -- values ------------------------------------------------------------------------------------------------------
 
     def _convert(self, op: ConvertOp) -> None:
-        b, type_ = self.b, tile.tile_type(op.out)
-        source, target = layout_of(op.value), layout_of(op.out)
+        b, type_, source, target = self.b, tile.tile_type(op.out), layout_of(op.value), layout_of(op.out)
         size, place = register_bytes(type_.dtype), integer(op, SHARED)
         exists, owner = self.held(source), self.threads.owner(source)
+        self.threads.gather()
         for register, value in enumerate(self.tiles[op.value]):
             index = self.row_major(source, register, size)
             predicate = self.both(exists[register], owner)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from weft.backends.llvm.builder import Module
+from weft.backends.nvidia.alignment import mark_shifted
 from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.atomics import NO_BF16_ATOMICS
 from weft.backends.nvidia.block import SHARED_SYMBOL
@@ -48,6 +49,7 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     relax_arithmetic(kernel)
     join_exponentials(kernel)
     join_moments(kernel)
+    mark_shifted(kernel)
     for way in (_streamed, _with_roles, _without_conversions, _with_stages):
         with suppress(LoweringError):  # a conversion may need the memory that copies ahead of time would take
             if (found := way(kernel, target)) is not None:

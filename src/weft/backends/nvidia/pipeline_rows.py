@@ -19,7 +19,7 @@ from math import prod
 
 from xdsl.ir import Block, Operation, SSAValue
 
-from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
+from weft.backends.nvidia.alignment import WIDEST, access_of, divisor_of, pointer_dtype
 from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, IndexOp, ReleaseOp, WaitOp
 from weft.backends.nvidia.dialect import BLOCKS, LAYOUTS, RESIDENT, WARPS, ConvertOp, layout_of, set_integer
@@ -64,6 +64,8 @@ class _Row:
     load: tile.LoadOp
     kept: bool
     piece: PieceType
+    end: int | None = None
+    """Of rows that begin anywhere: the elements of the tensor."""
 
 
 def pipeline_rows(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | None:
@@ -137,14 +139,36 @@ def _reads_back(kernel: tile.KernelOp) -> bool:
 
 
 def _is_piece(op: tile.LoadOp) -> bool:
-    """Whether a load reads one piece of memory, whole, that the copy engine can move."""
+    """Whether a load reads one piece of memory, whole, that the copy engine can move with what lies beside it."""
     shape, size = tile.tile_type(op.out).sizes, pointer_dtype(op).bytes
     pitch = 1
     for side, stride, extent in zip(shape[::-1], op.strides.data[::-1], op.extents.data[::-1], strict=True):
         if extent != side or (side > 1 and stride != pitch):
             return False
         pitch *= side
-    return pitch > 1 and pitch * size % WIDEST == 0 and divisor_of(op.offset.data[0]) * size % WIDEST == 0
+    return pitch * size >= WIDEST and (_is_aligned(op) or end_of_tensor(op) is not None)
+
+
+def _is_aligned(op: tile.LoadOp) -> bool:
+    """Whether a piece begins at multiples of 16 bytes, as the copy engine wants it."""
+    return divisor_of(op.offset.data[0]) * pointer_dtype(op).bytes % WIDEST == 0
+
+
+def end_of_tensor(op: tile.LoadOp) -> int | None:
+    """Of a row for each program, where the last one ends; None if that is not known, or they are not moved shifted."""
+    offset, shape, kernel = op.offset.data[0], tile.tile_type(op.out).sizes, op.parent_op()
+    if isinstance(offset, int) or not access_of(op, shape).shifted or prod(shape) != shape[-1]:
+        return None
+    if not isinstance(kernel, tile.KernelOp) or any(a.kind != "symbol" or c < 0 for m, c in offset.terms for a in m):
+        return None
+    last: dict[str, Size] = {}
+    for number, index in enumerate(op.indices):
+        program = index.owner
+        if not isinstance(program, tile.ProgramOp):
+            return None
+        last[f"d{number}"] = kernel.grid.data[program.axis.value.data] - 1
+    end = substitute(offset, last)
+    return end + prod(shape) if isinstance(end, int) else None
 
 
 def _is_fixed(op: tile.LoadOp) -> bool:
@@ -193,9 +217,14 @@ def _row(op: tile.LoadOp) -> _Row | None:
             return None
         part = mode.step * strides[mode.axis]
     size = pointer_dtype(op).bytes
-    if part * size % WIDEST:
+    whole = -(-prod(shape) * size // WIDEST) * WIDEST // size
+    end = None if _is_aligned(op) else end_of_tensor(op)
+    if (part if part < prod(shape) else whole) * size % WIDEST or (
+        end is not None and layout.vector.size * size < WIDEST
+    ):
         return None
-    return _Row(op, _is_fixed(op), PieceType.of(prod(shape), part, _room(layout, strides), pointer_dtype(op)))
+    piece = PieceType.of(prod(shape), part, _room(layout, strides), pointer_dtype(op), 0 if end is None else WIDEST)
+    return _Row(op, _is_fixed(op), piece, end)
 
 
 def _strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -260,7 +289,7 @@ def _split(kernel: tile.KernelOp, rows: list[_Row], stages: int, blocks: int, cr
     programs.block.add_op(AcquireOp.of())
     for number, row in enumerate(moving):
         indices = [mapping.get(i, i) for i in row.load.indices]
-        programs.block.add_op(CopyOp.make(row.load.pointer, indices, number, row.load.offset))
+        programs.block.add_op(CopyOp.make(row.load.pointer, indices, number, row.load.offset, end=row.end))
     programs.block.add_ops([CommitOp.of(), tile.YieldOp.create()])
     programs, mapping = programs_of(kernel, first.out, count.out)
     consumer = Block([*([WaitKeptOp.create()] if kept else []), programs])
@@ -335,8 +364,12 @@ def _consume(
         number, row = places[op]  # type: ignore[index]
         if not row.kept and len(unread) == len(moving):
             block.add_op(WaitOp.of())
-        strides = tile.Sizes(_strides(tile.tile_type(row.load.out).sizes))
-        read = ReadOp.make(number, strides, row.load.out.type, row.kept)
+        strides, type_ = tile.Sizes(_strides(tile.tile_type(row.load.out).sizes)), row.load.out.type
+        if row.end is None:
+            read = ReadOp.make(number, strides, type_, row.kept)
+        else:
+            indices = [mapping.get(i, i) for i in row.load.indices]
+            read = ReadOp.shifted(number, strides, type_, indices, row.load.offset, row.end)
         read.attributes[LAYOUTS] = row.load.attributes[LAYOUTS]
         block.add_op(read)
         mapping[row.load.out] = read.out
