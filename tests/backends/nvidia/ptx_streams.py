@@ -174,7 +174,7 @@ class StreamMachine(Machine):
         target, source, size, barrier = (self.raw(o.strip("[]"), "b64").view(np.int64) for o in line.operands[:4])
         for thread in np.flatnonzero(active):
             count = int(size[thread])
-            self.memory.check(source[thread : thread + 1] - BASE, count, 16)
+            self.memory.check(source[thread : thread + 1] - BASE, count, 16, reads=True)
             if target[thread] % 16 or target[thread] + count > self.shared_size:
                 raise MachineError(f"a copy to {target[thread]} of {self.shared_size} bytes")
             flight = (int(source[thread]) - BASE, int(target[thread]), count, int(barrier[thread]))
