@@ -85,8 +85,7 @@ class _Rewriting:
         if x in self.ranks and not descending and isinstance(op, Sort):
             return [b.iota(shape=b.tensor(x).shape, dim=0, dtype=i64), self.ranks[x]]
         ranks = _ranks(b, x, dim, descending)
-        count: Size = op.params["k"] if isinstance(op, TopK) else b.tensor(x).shape[dim]
-        places = _places(b, ranks, dim, count)
+        places = _places(b, ranks, dim, tensor_of(op.results[1].type).shape[dim])
         if isinstance(op, Sort) and b.tensor(x).rank == 1:
             self.ranks[places] = b.cast(ranks, dtype=i64)
         return [b.gather(x, places, dim=dim) if op.results[0].uses else places, places]
