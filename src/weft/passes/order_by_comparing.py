@@ -16,7 +16,7 @@ from xdsl.ir import OpResult, SSAValue
 from xdsl.passes import ModulePass
 
 from weft.ir.expr import Size
-from weft.ir.types import i32, i64
+from weft.ir.types import i32, i64, tensor_of
 from weft.ops.base import GraphOp
 from weft.ops.graph import FuncOp, GraphBuilder
 from weft.ops.scan import CumSum
