@@ -75,7 +75,8 @@ class _Rewriting:
         """What stands for the results of an op; nothing where it stays."""
         if isinstance(op, IndexPut):
             return self._inverse(b, op)
-        x, dim = op.operands[0], op.params["dim"]
+        x = op.operands[0]
+        dim: int = op.params["dim"]
         name = op.name.removeprefix("graph.")
         if not worth_comparing(name, b.tensor(x).shape, dim):
             return []
