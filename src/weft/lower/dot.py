@@ -200,7 +200,7 @@ class _DotLowering:
 
     def _record(self) -> _Reads:
         domain, reads = self.domain, _Reads()
-        recorder = AddressRecorder(self.layouts, space=domain.bounds)
+        recorder = AddressRecorder(self.layouts, space=domain.bounds, columns=domain.column_index)
         a = self.dot.operands[0]
         recorder.at(Source(a, tensor_of(a.type)), self._a_index())
         reads.a = [address.expr for address in recorder.addresses]
@@ -257,6 +257,7 @@ class _DotLowering:
             self.emit.scopes.append({})
             store_outputs(kernel, dict(zip((dot.results[0] for dot in self.dots), values, strict=True)))
             self.emit.scopes.pop()
+        self.emit.place_ahead(kernel.frame.block)
         return kernel.frame.finish(self.blocks)
 
     def _axes(self, first: str, second: str, piece: int = 0) -> None:

@@ -55,7 +55,7 @@ class Planned:
     kernels: dict[str, tile.KernelOp]
     schedules: dict[str, str]
     prepare: FuncOp | None = None
-    sources: Mapping[str, Set[LocationAttr]] = field(default_factory=dict[str, set[LocationAttr]])
+    sources: dict[str, set[LocationAttr]] = field(default_factory=dict[str, set[LocationAttr]])
     """Where in the user's program the ops of each kernel come from."""
 
 

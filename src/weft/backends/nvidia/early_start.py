@@ -73,7 +73,7 @@ def _written(plan: Plan, kernels: Mapping[str, tile.KernelOp]) -> set[int]:
         match step:
             case KernelStep():
                 arguments = zip(kernels[step.function].block.args, step.buffers, strict=False)
-                found.update(number for argument, number in arguments if not _is_only_read(argument))
+                found.update(number for argument, number in arguments if not is_only_read(argument))
             case CallStep():
                 found.update(place.buffer for place in step.operands)
             case LaunchStep():
@@ -83,7 +83,8 @@ def _written(plan: Plan, kernels: Mapping[str, tile.KernelOp]) -> set[int]:
     return found
 
 
-def _is_only_read(argument: BlockArgument) -> bool:
+def is_only_read(argument: BlockArgument) -> bool:
+    """Whether a kernel does not write the memory of an argument."""
     return all(isinstance(use.operation, tile.LoadOp | tile.GatherOp | tile.NumberOp) for use in argument.uses)
 
 

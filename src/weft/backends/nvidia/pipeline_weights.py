@@ -128,19 +128,32 @@ def _split(kernel: tile.KernelOp, weights: _Weights, stages: int) -> None:
     programs.block.add_ops([_bring(weights, mapping), tile.YieldOp.create()])
     producer = Block([programs])
     programs, mapping = programs_of(kernel, first.out, count.out)
+    once = _same_for_all(original)
+    consumer = Block([op.clone(mapping) for op in once])
     # What comes behind the product is asked for before it.
     for op in sorted(original, key=lambda op: not isinstance(op, tile.LoadOp)):
-        if not isinstance(op, tile.ProgramOp):
+        if not isinstance(op, tile.ProgramOp) and op not in once:
             programs.block.add_op(op.clone(mapping))
     programs.block.add_op(tile.YieldOp.create())
     _take(programs.block, weights)
-    stream = StreamOp.make(stages, [weights.piece], [], 0, producer, Block([programs]))
+    consumer.add_op(programs)
+    stream = StreamOp.make(stages, [weights.piece], [], 0, producer, consumer)
     if is_fixed(kernel, weights.load.pointer) and not needed:
         stream.attributes["early"] = UnitAttr()
     for op in reversed(original):
         op.detach()
         op.erase(safe_erase=False)
     block.insert_op_after(stream, count)
+
+
+def _same_for_all(ops: list[Operation]) -> list[Operation]:
+    """The ops that give the same in all programs: what a block finds of whole rows, it finds once."""
+    found: list[Operation] = []
+    for op in ops:
+        simple = isinstance(op, tile.LoadOp | tile.MapOp | tile.ReduceOp | tile.ConstantOp)
+        if simple and all(not isinstance(value.owner, Operation) or value.owner in found for value in op.operands):
+            found.append(op)
+    return found if any(isinstance(op, tile.ReduceOp) for op in found) else []
 
 
 def _needed(ops: list[Operation], weights: _Weights) -> list[Operation]:
