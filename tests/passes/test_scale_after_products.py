@@ -60,7 +60,9 @@ def test_the_factor_is_found_by_the_product(passes: Any, body: Any, groups: int)
     text = str(passes.apply(PASSES, passes.built(arguments(), body), rtol=0.03))
     assert text.count('"graph.group"') == groups
     product = text[text.index('"graph.dot"') :]
-    assert "graph.rsqrt" in product and "graph.rsqrt" not in text[: text.index('"graph.dot"')].rpartition('"graph.gr')[0]
+    assert (
+        "graph.rsqrt" in product and "graph.rsqrt" not in text[: text.index('"graph.dot"')].rpartition('"graph.gr')[0]
+    )
 
 
 def read_elsewhere(b: GraphBuilder, x: SSAValue, y: SSAValue, w: SSAValue, m: SSAValue, n: SSAValue) -> list[SSAValue]:
@@ -84,9 +86,10 @@ def test_what_is_not_a_factor_of_products_alone_stays(passes: Any, body: Any) ->
     assert str(passes.apply(ScaleAfterProducts(), module)) == before
 
 
-@pytest.mark.parametrize(
-    "given", [arguments(dtype=f16), arguments(rows=32), arguments(rows=16, k=2048)], ids=["narrow range", "rows", "long"]
-)
+OTHERS = {"range": arguments(dtype=f16), "rows": arguments(rows=32), "length": arguments(rows=16, k=2048)}
+
+
+@pytest.mark.parametrize("given", OTHERS.values(), ids=OTHERS.keys())
 def test_ranges_and_sizes(passes: Any, given: dict[str, Tensor]) -> None:
     module = passes.built(given, one)
     before = str(module)

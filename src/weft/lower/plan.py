@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from xdsl.dialects.builtin import FileLineColLoc, LocationAttr, StringAttr

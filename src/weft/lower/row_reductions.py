@@ -1,8 +1,8 @@
 """The emitter of a product's kernel, which may scale its results by what it finds of whole rows of K.
 
-    %s = tile.reduce sum (%h * %h) axis 1           before the loop over K: the rows as they are in memory
-    %c = tile.for %k … { tile.dot … }
-    tile.store %y[..], %c * rsqrt(%s)
+%s = tile.reduce sum (%h * %h) axis 1           before the loop over K: the rows as they are in memory
+%c = tile.for %k … { tile.dot … }
+tile.store %y[..], %c * rsqrt(%s)
 """
 
 from __future__ import annotations

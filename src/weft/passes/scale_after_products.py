@@ -176,7 +176,7 @@ def _made_for(found: _Scaled) -> list[Operation]:
     pending = [found.factor]
     while pending:
         op = pending.pop().owner
-        if not isinstance(op, GraphOp) or op in made or is_free(op) and not op.operands:
+        if not isinstance(op, GraphOp) or op in made or (is_free(op) and not op.operands):
             continue
         only = all(use.operation in made or use.operation in found.ops for r in op.results for use in r.uses)
         if only and (isinstance(op, Elementwise) or op.CHEAP or _reduces_rows(op)) and CLAIM not in op.attributes:

@@ -1,9 +1,9 @@
 """Small kernels that follow each other and do not need each other become one: a launch takes longer than they do.
 
-    @a grid [4]   reads x, writes y             @a_b grid [20] {
-    @b grid [16]  reads x, writes z        →      %p = tile.program 0
-                                                  tile.for %i = max(%p, 0) to min(%p + 1, 4)   { … of @a, for program %i }
-                                                  tile.for %i = max(%p, 4) to min(%p + 1, 20)  { … of @b, for %i - 4 } }
+    @a grid [4]   x → y             @a_b grid [20] {
+    @b grid [16]  x → z        →      %p = tile.program 0
+                                      tile.for %i = max(%p, 0) to min(%p + 1, 4)   { … what @a does as program %i }
+                                      tile.for %i = max(%p, 4) to min(%p + 1, 20)  { … what @b does as %i - 4 } }
 
 Such are the two halves of a rotation and the rows of caches, between a product and attention.
 """
