@@ -133,7 +133,7 @@ class _DotLowering:
             batch = product(run.size for run in outer)
             if isinstance(m, int) and 0 < m <= FEW_ROWS and width == 2:
                 bits = self.codes.form.bits if self.codes is not None else 16
-                return Blocks("dot", choose_streaming_tiles(m, n, k, batch, self.machine, bits))
+                return Blocks("dot", choose_streaming_tiles(m, n, k, batch, self.machine, bits, len(self.dots)))
             m, n, k = (max(1, size) if isinstance(size, int) else _UNKNOWN for size in (m, n, k))
             times = max(1, batch) if isinstance(batch, int) else 1
             best, *_ = estimates(Products(m, n, k, times, width, len(self.dots), self._in_parts), self.machine)

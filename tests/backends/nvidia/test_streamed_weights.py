@@ -93,6 +93,27 @@ def test_rows_are_reduced_once_in_a_block(shape: tuple[int, int, int], blocks: i
     assert len(reduced) == 1
 
 
+def gated(b: Any, x: Any, w: Any, h: Any) -> Any:
+    """A gate and what it opens, halves of the same weights, by a factor of the rows."""
+    n, k = b.tensor(w).shape
+    turned = b.permute(w, dims=(1, 0))
+    halves = [b.slice(turned, starts=(0, start), shape=(k, n // 2), steps=(1, 1)) for start in (0, n // 2)]
+    scale = b.rsqrt(b.sum(b.mul(h, h), dims=(1,), keep=True))
+    gate, opened = (b.mul(b.dot(x, half), scale) for half in halves)
+    return b.mul(b.silu(gate), opened)
+
+
+@pytest.mark.usefixtures("all_brought")
+@pytest.mark.parametrize(("shape", "blocks"), [((1, 80, 2048), 2), ((3, 36, 1536), 1), ((16, 34, 512), 2)], ids=str)
+def test_two_products_share_a_ring(shape: tuple[int, int, int], blocks: int) -> None:
+    m, n, k = shape
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(side).astype(bf16.numpy) for side in ((m, k), (n, k), (m, k))]
+    x, w, h = (array.astype(np.float64) for array in arrays)
+    gate, opened = np.split(x @ w.T / np.sqrt((h**2).sum(1, keepdims=True)), 2, axis=1)
+    agree(run(trial_of(arrays, gated), arrays, blocks), gate / (1 + np.exp(-gate)) * opened)
+
+
 @pytest.mark.usefixtures("all_brought")
 def test_copies_may_land_in_any_order() -> None:
     arrays = operands(2, 24, 2048, linear, bf16)
