@@ -178,6 +178,7 @@ def _summed_by_warps(outer: tile.ForOp, fragments: Fragments, count: int) -> til
     for op in outer.block.ops:
         turns.block.add_op(op.clone(mapping))
     block.insert_ops_before([*zeros, turns], outer)
+    _ask_before(turns)
     left: SSAValue | None = None
     for number, inner in enumerate([op for op in turns.block.ops if isinstance(op, tile.DotOp)]):
         # The copies still say that the product has two axes.
@@ -186,6 +187,19 @@ def _summed_by_warps(outer: tile.ForOp, fragments: Fragments, count: int) -> til
         inner.out.replace_all_uses_with(made.out)
         _drop(_with_operands(inner))
     return turns
+
+
+def _ask_before(loop: tile.ForOp) -> None:
+    """Ask for what is read behind a loop, such as a residual, before it: then nobody waits for it."""
+    block = loop.parent
+    assert block is not None
+    following = list(block.ops)[list(block.ops).index(loop) + 1 :]
+    for op in following:
+        if isinstance(op, tile.StoreOp | tile.ScatterOp):
+            return
+        if isinstance(op, tile.LoadOp) and not any(value.owner in following for value in op.operands):
+            op.detach()
+            block.insert_op_before(op, loop)
 
 
 def _room(kernel: tile.KernelOp) -> int:
