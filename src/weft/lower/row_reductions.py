@@ -52,8 +52,7 @@ class ProductEmitter(KernelEmitter):
         return finish(self, op, total, index, operands)
 
     def place_ahead(self, block: Block) -> None:
-        """Put the reductions before the first loop of a block."""
-        loop = next(op for op in block.ops if isinstance(op, tile.ForOp))
+        """Put the reductions before the products of a block."""
         for op in list(self.ahead.ops):
             op.detach()
-            block.insert_op_before(op, loop)
+            block.insert_op_before(op, next(each for each in block.ops if isinstance(each, tile.ForOp | tile.DotOp)))
