@@ -40,6 +40,7 @@ from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.hoist_constants import HoistConstants
 from weft.passes.inline_small import InlineSmall
 from weft.passes.lay_out_convolutions import LayOutConvolutions
+from weft.passes.order_by_comparing import OrderByComparing
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
 from weft.passes.read_chosen import ReadChosen
@@ -49,6 +50,7 @@ from weft.passes.recognize_codes import RecognizeCodes
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.split_products import SplitProducts
+from weft.passes.sum_small_products import SumSmallProducts
 from weft.passes.update_in_place import UpdateInPlace
 from weft.runtime.cache import DiskCache
 from weft.runtime.record import CompilationRecord, compilation, is_recording
@@ -81,6 +83,7 @@ def cpu_passes(config: Config) -> list[ModulePass]:
 def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModulePass]:
     """From an imported function to groups that are kernels of a GPU."""
     return [
+        OrderByComparing(),
         FoldConstants(),
         Simplify(),
         EliminateCommon(),
@@ -93,7 +96,7 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         SinkReshapes(whole=True),
         RecognizeCodes(),
         *([CodeWeights(config.quantize, streamed=tensor_cores)] if config.quantize in CODES else []),
-        *([ReadChosen(), ReadCodes()] if tensor_cores else []),
+        *([SumSmallProducts(), ReadChosen(), ReadCodes()] if tensor_cores else []),
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, all_floats=True, tensor_cores=tensor_cores),

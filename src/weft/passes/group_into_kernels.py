@@ -21,7 +21,7 @@ from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, GraphOp, Movement, Reduction, Scan, Scatter, Structured, View, viewed
 from weft.ops.graph import FuncOp, GroupOp, ReturnOp
-from weft.ops.layouts import blas_takes, contiguous, source_layout
+from weft.ops.layouts import Layout, blas_takes, contiguous, goes_forward, source_layout
 from weft.ops.reduce import DimensionReduction
 from weft.passes.build_groups import (
     CLAIM,
@@ -365,8 +365,7 @@ class _Grouping:
         """Make what an op outside of groups reads: by views where strides can say it and it takes them, or a copy."""
         for value in op.operands:
             layout = self.layouts.of(value)
-            takes = not isinstance(op, GraphOp) or (layout is not None and blas_takes(tensor_of(value.type), layout))
-            if (layout is not None and takes) or self._write_for(value, op, values):
+            if (layout is not None and _takes(op, value, layout)) or self._write_for(value, op, values):
                 self._emit_chain(value, values, before)
             else:
                 emit_group(self.function.block, [], [value], values, before)
@@ -409,6 +408,11 @@ class _Grouping:
         copy = value.op.clone(value_mapper=values)
         self.function.block.insert_op_before(copy, before)
         values.update(zip(value.op.results, copy.results, strict=True))
+
+
+def _takes(op: Operation, value: SSAValue, layout: Layout) -> bool:
+    """Whether an op outside of groups reads a value that lies so."""
+    return blas_takes(tensor_of(value.type), layout) if isinstance(op, GraphOp) else goes_forward(layout)
 
 
 def _keeps_rows(op: Operation, group: Group) -> bool:
