@@ -4,6 +4,7 @@ same."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from weft.lower import dot
 from weft.lower.machine import gpu_machine
 from weft.lower.product_model import estimate
 from weft.testing.kernels import Trial, group_of, run_interpreted
-from weft.tile.dialect import KernelOp
+from weft.tile.dialect import KernelOp, tile_type
 
 from .ptxas import assemble, needs_ptxas
 
@@ -150,13 +151,13 @@ def residual(b, x, w, r):  # type: ignore[no-untyped-def]
 
 
 @needs_ptxas
-@pytest.mark.parametrize(("m", "n", "parts"), [(4096, 4096, 2), (512, 768, 2), (320, 192, 1)])
-def test_a_residual_comes_through_the_ring(m: int, n: int, parts: int) -> None:
+@pytest.mark.parametrize(("m", "n"), [(640, 512), (512, 768), (320, 192)])
+def test_a_residual_comes_through_the_ring(m: int, n: int) -> None:
     found = kernels([(m, 512), (n, 512), (m, n)], residual)
     (kernel,) = found.values()
     annotated = annotate(kernel, TARGET)[0]
     (lift,) = [op for op in annotated.walk() if isinstance(op, LiftOp)]
-    assert lift.parts == parts
+    assert lift.part.bytes * lift.parts == 2 * prod(tile_type(lift.out).sizes)
     for block in (0, 2):
         check(protocol_of(annotated, block=block, blocks=3), runs=3)
     assembly = assemble(compile_kernels(found, TARGET).ptx, "sm_90a")
