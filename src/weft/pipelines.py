@@ -93,7 +93,7 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         FoldBatchNorm(),
         ConvolveTrained(pointwise=True),
         ComparePlaces(),
-        *([SplitProducts(few_rows=config.quantize not in CODES)] if tensor_cores else []),
+        *([SplitProducts()] if tensor_cores else []),
         LayOutConvolutions(),
         SinkReshapes(whole=True),
         RecognizeCodes(),

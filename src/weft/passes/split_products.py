@@ -12,22 +12,17 @@ from typing import ClassVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
-from weft.ir.expr import Size
-from weft.ir.types import DType, tensor_of
+from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, GraphOp
-from weft.ops.dot import Dot
+from weft.ops.dot import Dot, TiledDot
 from weft.ops.graph import FuncOp, GraphBuilder
-from weft.passes.build_groups import is_free
-from weft.passes.claim_libraries import FEW_ROWS, is_for_tensor_cores, worth_streaming, worth_tensor_cores
-from weft.passes.parts import views_from
+from weft.passes.claim_libraries import FEW_ROWS, is_for_tensor_cores, worth_tensor_cores
 
 _PARTS = 2
 """Products that a kernel has registers for."""
-_LEAST_BROUGHT, _PIECE = 1 << 19, 512
-"""Weights of few rows from which on a copy engine brings them, and how many of each it brings at once."""
 
 
 @dataclass(frozen=True)
@@ -40,60 +35,47 @@ class SplitProducts(ModulePass):
 
     name: ClassVar[str] = "split_products"
 
-    few_rows: bool = True
-    """Whether products of few rows are split, too: weights that are coded later are not."""
-
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:
             if isinstance(function, FuncOp) and "prepares" not in function.attributes:
                 for candidate in list(function.block.ops):
-                    if isinstance(candidate, Dot):
-                        self._split(candidate)
-
-    def _split(self, dot: Dot) -> None:
-        slices = _slices(dot.results[0])
-        result, depth = tensor_of(dot.results[0].type), tensor_of(dot.operands[0].type).shape[-1]
-        if slices is None or len(slices) != _PARTS or result.rank != 2:
-            return
-        parts = [(op.params["starts"][-1], op.params["shape"][-1]) for op in slices]
-        (first, width), (second, other) = sorted(parts)
-        sides = result.dtype, (result.shape[0], width), depth
-        worth = worth_tensor_cores(*sides) or (self.few_rows and _is_worth_two(*sides))
-        if width != other or first + width > second or not worth:
-            return
-        if not set(_elementwise_after(slices[0])) & set(_elementwise_after(slices[1])):
-            return
-        for op, (start, size) in zip(slices, parts, strict=True):
-            _replace(dot, op, start, size)
+                    if isinstance(candidate, Dot | TiledDot):
+                        _split(candidate)
 
 
 def share_rows(ops: Sequence[Operation], most: int) -> bool:
     """Whether all products among ops have the same rows to multiply, and a kernel of tensor cores room for them."""
     dots = [op for op in ops if isinstance(op, Dot)]
-    fitting = all(is_for_tensor_cores(dot) and (_has_many_rows(dot) or _are_brought(dot)) for dot in dots)
+    tiled = [op for op in ops if isinstance(op, TiledDot)]
+    if tiled:
+        same = {(op.operands[0], *op.operands[2:], op.params["rows"]) for op in tiled}
+        return not dots and len(tiled) <= most and len(same) == 1 and tiled[0].params["rows"] > FEW_ROWS
+    sides = [tensor_of(dot.results[0].type).shape[-2] for dot in dots]
+    fitting = all(is_for_tensor_cores(dot) for dot in dots) and all(isinstance(m, int) and m > FEW_ROWS for m in sides)
     return fitting and 0 < len(dots) <= most and len({dot.operands[0] for dot in dots}) == 1
 
 
-def _has_many_rows(dot: Dot) -> bool:
-    rows = tensor_of(dot.results[0].type).shape[-2]
-    return isinstance(rows, int) and rows > FEW_ROWS
-
-
-def _are_brought(dot: Dot) -> bool:
-    """Whether a copy engine brings the weights of a product of few rows: as they lie in memory, along K."""
-    weights, views = views_from(dot.operands[1])
-    known = not isinstance(weights, OpResult) or not is_free(weights.op)
-    turned = sum(view.name == "graph.permute" for view in views) == 1
+def _is_worth(dot: Dot | TiledDot, width: int) -> bool:
+    """Whether the tensor cores are worth it for so many columns of a product."""
     result, depth = tensor_of(dot.results[0].type), tensor_of(dot.operands[0].type).shape[-1]
-    return known and turned and _is_worth_two(result.dtype, result.shape, depth)
+    if isinstance(dot, TiledDot):
+        return dot.params["rows"] > FEW_ROWS
+    return worth_tensor_cores(result.dtype, (result.shape[0], width), depth)
 
 
-def _is_worth_two(dtype: DType, shape: Sequence[Size], depth: Size) -> bool:
-    """Whether products of few rows gain by being one kernel."""
-    if not worth_streaming(dtype, shape, depth):
-        return False
-    elements = shape[-1] * depth * _PARTS
-    return isinstance(depth, int) and depth % _PIECE == 0 and isinstance(elements, int) and elements >= _LEAST_BROUGHT
+def _split(dot: Dot | TiledDot) -> None:
+    slices = _slices(dot.results[0])
+    result = tensor_of(dot.results[0].type)
+    if slices is None or len(slices) != _PARTS or result.rank != 2:
+        return
+    parts = [(op.params["starts"][-1], op.params["shape"][-1]) for op in slices]
+    (first, width), (second, other) = sorted(parts)
+    if width != other or first + width > second or not _is_worth(dot, width):
+        return
+    if not set(_elementwise_after(slices[0])) & set(_elementwise_after(slices[1])):
+        return
+    for op, (start, size) in zip(slices, parts, strict=True):
+        _replace(dot, op, start, size)
 
 
 def _slices(value: SSAValue) -> list[GraphOp] | None:
@@ -135,14 +117,18 @@ def _elementwise_after(op: Operation) -> Iterator[Operation]:
                 yield reader
 
 
-def _replace(dot: Dot, cut: GraphOp, start: int, width: int) -> None:
+def _replace(dot: Dot | TiledDot, cut: GraphOp, start: int, width: int) -> None:
     block = cut.parent_block()
     assert block is not None
     b = GraphBuilder(block, cut.location, before=cut)  # type: ignore[arg-type]
-    x, w = dot.operands
-    depth, _ = tensor_of(w.type).shape
-    part = b.slice(w, starts=(0, start), shape=(depth, width), steps=(1, 1))
-    made = b.dot(x, part, **dot.params)
+    x, w, *tiles = dot.operands
+    lead, depth = tensor_of(w.type).shape[:-2], tensor_of(x.type).shape[-1]
+    if isinstance(dot, TiledDot):
+        part = b.slice(w, starts=(0, start, 0), shape=(*lead, width, depth), steps=(1, 1, 1))
+        made = b.tiled_dot(x, part, *tiles, **dot.params)
+    else:
+        part = b.slice(w, starts=(0, start), shape=(depth, width), steps=(1, 1))
+        made = b.dot(x, part, **dot.params)
     shape = tensor_of(cut.results[0].type).shape
     made = b.reshape(made, shape=shape) if shape != b.tensor(made).shape else made
     cut.results[0].replace_all_uses_with(made)  # what nobody reads any more is eliminated later
