@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from xdsl.ir import BlockArgument, OpResult, SSAValue
 
+from weft.errors import LoweringError
 from weft.ir.expr import Size, ceildiv, coefficient_of, floordiv, mod, product, simplify, symbol, symbols_of
 from weft.ir.types import DType, Tensor, i8, tensor_of
 from weft.lower.block_factors import BlockFactors, scaled
@@ -35,8 +37,9 @@ from weft.lower.packed_tile import packed_tile
 from weft.lower.packing import PackedLayout, PackedPanels, weight_of
 from weft.lower.product_model import Products, estimates, is_in_parts
 from weft.lower.schedule import Blocks, choose_blocks, given_blocks
+from weft.lower.tiles import Tiles
 from weft.ops.body import Value
-from weft.ops.dot import SCALED_BLOCK, Dot, ScaledDot
+from weft.ops.dot import SCALED_BLOCK, Dot, ScaledDot, TiledDot
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
 from weft.passes.claim_libraries import FEW_ROWS
@@ -50,12 +53,15 @@ _SIDE, _ALIGNED = 64, 16
 """Of operands of 8 bits, the least sides that are worth a tile, and what K must be a multiple of to be copied."""
 
 
+Product: TypeAlias = Dot | ScaledDot | TiledDot
+
+
 def lower_dot(
     group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
 ) -> Lowered:
     """Lower a group that holds a product, or several of the same rows, with all operands and results in layouts."""
     layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
-    dots = [op for op in group.block.ops if isinstance(op, Dot | ScaledDot)]
+    dots = [op for op in group.block.ops if isinstance(op, Product)]
     kernel = _DotLowering(group, name, layouts, outputs, dots, machine).kernel()
     return whole(kernel, len(inputs), len(outputs))
 
@@ -81,21 +87,26 @@ class _DotLowering:
     name: str
     layouts: dict[SSAValue, Layout]
     outputs: Sequence[Layout]
-    dots: Sequence[Dot | ScaledDot]
+    dots: Sequence[Product]
     machine: Machine
 
     @property
-    def dot(self) -> Dot | ScaledDot:
+    def dot(self) -> Product:
         """The first of them, which decides: they have the same rows, sides and types."""
         return self.dots[0]
 
     def kernel(self) -> Kernel:
         alone = self.dot if self.machine.is_gpu and len(self.dots) == 1 else None
         self.chosen = Chosen.of(alone) if isinstance(alone, Dot) else None
-        self._split_domain(Codes.of(alone, self.layouts, self.chosen) if isinstance(alone, Dot) else None)
+        self.tiles = Tiles.of(self.dots)
+        lead = self.chosen.number if self.chosen else self.tiles.matrix if self.tiles else None
+        scaled = alone is None or isinstance(alone, ScaledDot)
+        self._split_domain(None if scaled else Codes.of(alone, self._weights(alone), self.layouts, lead))
         if self.codes is not None and (len(self.domain.column_runs) != 1 or len(self.domain.row_runs) > 2):
             self._split_domain(None)
         outer = [run for run in self.domain.row_runs if run not in (self.m_run, self.n_run)]
+        if self.tiles is not None and (outer or self.m_run is None or self.n_run is None):
+            raise LoweringError("rows in tiles are not rows of what follows them")
         self.blocks = given_blocks(self.group, "dot") or self._chosen_blocks(outer, self.reads)
         return self._emit(outer)
 
@@ -127,6 +138,9 @@ class _DotLowering:
     def _chosen_blocks(self, outer: Sequence[Run], reads: _Reads) -> Blocks:
         if isinstance(self.dot, ScaledDot):
             return Blocks("dot", (SCALED_BLOCK,) * 3)
+        if self.tiles is not None:
+            bits = self.codes.form.bits if self.codes is not None else 16
+            return Blocks("dot", *self.tiles.blocks(len(self.dots), bits, self.machine))
         m, n, k = (run.size if run is not None else 1 for run in (self.m_run, self.n_run, self.k_run))
         width = self.a_tensor.dtype.bytes
         if self.machine.is_gpu and self._is_for_tensor_cores(m, n, k, reads):
@@ -190,11 +204,12 @@ class _DotLowering:
         return [*self.domain.row_index[:-1], *self.domain.column_index]
 
     def _b_index(self) -> list[Size]:
-        if self.chosen is not None:
-            return [self.chosen.number, self.domain.row_index[-1], *self.domain.column_index]
+        if (choice := self.chosen or self.tiles) is not None:
+            matrix = choice.number if isinstance(choice, Chosen) else choice.matrix
+            return [matrix, self.domain.row_index[-1], *self.domain.column_index]
         return [*self.domain.row_index[:-2], *self.domain.column_index, self.domain.row_index[-1]]
 
-    def _weights(self, dot: Dot | ScaledDot) -> SSAValue:
+    def _weights(self, dot: Product) -> SSAValue:
         """A product's weights, or all of those that they are chosen from."""
         return dot.operands[1] if self.chosen is None else self.chosen.weights
 
@@ -246,7 +261,11 @@ class _DotLowering:
         for run in outer:
             kernel.program(run)
         n_base = kernel.start_of(self.n_run, bn) if self.n_run and not self.chosen else n_base
-        m_base = kernel.start_of(self.m_run, bm) if self.m_run else 0
+        if self.tiles is not None:
+            self.tiles.find(kernel.frame, self.emit, self.layouts)
+            m_base = self.tiles.first
+        else:
+            m_base = kernel.start_of(self.m_run, bm) if self.m_run else 0
         self.bases |= {"m": m_base, "n": n_base}
         if self.chosen is not None:
             self.chosen.find(self.emit, self.domain.row_index[0])
@@ -257,7 +276,7 @@ class _DotLowering:
             self.emit.scopes.append({})
             store_outputs(kernel, dict(zip((dot.results[0] for dot in self.dots), values, strict=True)))
             self.emit.scopes.pop()
-        return kernel.frame.finish(self.blocks)
+        return kernel.frame.finish(self.blocks, limit=self.tiles.limit if self.tiles else None)
 
     def _axes(self, first: str, second: str, piece: int = 0) -> None:
         """Make two of the runs m, n and k the axes of the tiles that follow; of n it may be a piece."""
@@ -267,6 +286,9 @@ class _DotLowering:
         for position, letter in enumerate((first, second)):
             run = runs[letter]
             if run is None:
+                continue
+            if letter == "m" and self.tiles is not None:
+                self.emit.axes[run.name] = self.tiles.axis(run, position, whole=second == "k")
                 continue
             cut = self._pieces if letter == "n" else 1
             base = self.bases[letter] + piece * (sides[letter] // cut) if cut > 1 else self.bases[letter]
@@ -350,7 +372,7 @@ class _DotLowering:
         self.emit.scopes.pop()
         return [self._added(a, b, total, type_, factors) for b, total in zip(rights, totals, strict=True)]
 
-    def _right(self, dot: Dot | ScaledDot, shape: tuple[int, int], turn: Size, dtype: DType) -> SSAValue:
+    def _right(self, dot: Product, shape: tuple[int, int], turn: Size, dtype: DType) -> SSAValue:
         """The tile of a product's second operand."""
         if self.codes is not None and self.n_run is not None:
             return self.codes.tile(self.emit, turn, self.n_run, self.bases["n"], shape)

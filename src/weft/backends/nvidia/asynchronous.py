@@ -43,8 +43,9 @@ from weft.tile import dialect as tile
 
 LINE = 128
 """The bytes of a line of a slot: what the swizzle mixes, and the width of a box."""
-MAP, COORDINATES = "nvidia.map", "nvidia.coordinates"
-"""On a store that the copy engine makes: the tensor map, and where in it the tile begins."""
+MAP, COORDINATES, LIMIT = "nvidia.map", "nvidia.coordinates", "nvidia.limit"
+"""On a store that the copy engine makes: the tensor map, and where in it the tile begins. Where the tile ends in the
+midst of the tensor, the row that it ends before."""
 STAGE_ROWS, STAGE_COLUMNS = 16, 64
 STAGE_BYTES = STAGE_ROWS * LINE
 """What a warp hands the copy engine to write: through one of two places of its own in shared memory."""

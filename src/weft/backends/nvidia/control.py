@@ -27,6 +27,18 @@ def emit_number(codegen: KernelCodegen, op: tile.NumberOp) -> None:
     codegen.scalars[op.out] = b.sub(b.intrinsic("smin", number, i64_of(op.MOST)), i64_of(op.LEAST))
 
 
+def exists_program(codegen: KernelCodegen) -> V:
+    """Whether this program is one of those that memory says there are."""
+    b, pointer, last = codegen.b, codegen.kernel.limit_pointer, len(codegen.kernel.grid.data) - 1
+    assert pointer is not None and isinstance(pointer.type, tile.PointerType)
+    dtype = pointer.type.dtype
+    (count,) = load_chunk(b, address_of(b, codegen.pointers[pointer], dtype.bytes, i64_of(0)), dtype, 1, None)
+    numbers = [
+        op.out for op in codegen.kernel.block.ops if isinstance(op, tile.ProgramOp) and op.axis.value.data == last
+    ]
+    return b.icmp("slt", codegen.scalars[numbers[0]], emit_cast(b, count, dtype, i64))
+
+
 def _yielded(codegen: KernelCodegen, block: Block) -> list[list[V]]:
     codegen.block(block)
     last = block.last_op

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from weft.backends.llvm.builder import V
+from weft.backends.llvm.builder import V, i64
 from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.asynchronous import (
     COORDINATES,
+    LIMIT,
     LINE,
     MAP,
     STAGE_BYTES,
@@ -23,7 +24,7 @@ from weft.backends.nvidia.asynchronous import (
 )
 from weft.backends.nvidia.block import SHARED_SYMBOL, do, elected, i32
 from weft.backends.nvidia.dialect import SHARED, integer, layout_of
-from weft.backends.nvidia.global_memory import pair
+from weft.backends.nvidia.global_memory import address_of, pair
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 PIECE_WORDS = STAGE_ROWS * STAGE_COLUMNS // 64
 """What a thread has of a piece: 16 rows of 64 columns of its warp."""
+_HALF = 2
+"""The bytes of an element."""
 
 
 def store_by_engine(codegen: KernelCodegen, op: tile.StoreOp) -> None:
@@ -79,8 +82,20 @@ def _send(codegen: KernelCodegen, op: tile.StoreOp | SendOp, words: Sequence[V],
     down = b.sub(threads.place(layout, 0), b.binary("lshr", threads.lane, i32(2)))
     top = b.add(row, b.add(down, i32(layout.offsets[piece * len(layout.offsets) // count][0])))
     place = [b.add(first, i32(piece % across * STAGE_COLUMNS)), top, *others]
-    with b.when(elected(b)):
-        _start(codegen, codegen.maps[integer(op, MAP)], slot, place)
+    limit, one = op.attributes.get(LIMIT), elected(b)
+    if not isinstance(limit, tile.Sizes):
+        with b.when(one):
+            _start(codegen, codegen.maps[integer(op, MAP)], slot, place)
+            _commit(codegen)
+        return
+    end = b.convert("trunc", codegen.size(limit.data[0], op.indices), "i32")
+    inside = b.icmp("sle", b.add(top, i32(STAGE_ROWS)), end)
+    with b.when(one):
+        with b.when(inside):
+            _start(codegen, codegen.maps[integer(op, MAP)], slot, place)
+        _commit(codegen)  # also of nothing: how many are under way says which place is free
+    with b.when(b.binary("and", b.icmp("slt", top, end), b.binary("xor", inside, V("i1", "true")))):
+        _write_until(codegen, op, words[piece * PIECE_WORDS :][:PIECE_WORDS], place, end)
 
 
 def _may_meet(codegen: KernelCodegen, count: int) -> bool:
@@ -92,11 +107,31 @@ def _may_meet(codegen: KernelCodegen, count: int) -> bool:
 
 def _start(codegen: KernelCodegen, map_: V, source: V, place: list[V]) -> None:
     names = ", ".join(f"${i + 2}" for i in range(len(place)))
-    text = (
-        f"cp.async.bulk.tensor.{len(place)}d.global.shared::cta.tile.bulk_group [$0, {{{names}}}], [$1]; "
-        "cp.async.bulk.commit_group;"
-    )
+    text = f"cp.async.bulk.tensor.{len(place)}d.global.shared::cta.tile.bulk_group [$0, {{{names}}}], [$1];"
     do(codegen.b, text, "l,r" + ",r" * len(place), map_, source, *place)
+
+
+def _commit(codegen: KernelCodegen) -> None:
+    do(codegen.b, "cp.async.bulk.commit_group;", "")
+
+
+def _write_until(
+    codegen: KernelCodegen, op: tile.StoreOp | SendOp, words: Sequence[V], place: Sequence[V], end: V
+) -> None:
+    """Write the rows of a piece before one, by the threads that have them: two rows of a pair of columns in eight."""
+    b, lane, map_ = codegen.b, codegen.threads.lane, codegen.launch.maps[integer(op, MAP)]
+    (columns, *_), (pitch, *_) = map_.sizes, map_.strides
+    assert isinstance(columns, int) and isinstance(pitch, int)
+    pointer = codegen.pointers[codegen.kernel.block.args[map_.argument]]
+    first, top = place[:2]
+    row = b.add(top, b.binary("lshr", lane, i32(2)))
+    column = b.add(first, b.mul(b.binary("and", lane, i32(3)), i32(2)))
+    for number, word in enumerate(words):
+        down, across = b.add(row, i32(number % 2 * 8)), b.add(column, i32(number // 2 * 8))
+        exists = b.binary("and", b.icmp("slt", down, end), b.icmp("slt", across, i32(columns)))
+        at = b.add(b.mul(b.convert("sext", down, "i64"), i64(pitch)), b.convert("sext", across, "i64"))
+        with b.when(exists):
+            do(b, "st.global.b32 [$0], $1;", "l,r", address_of(b, pointer, _HALF, at), word)
 
 
 def finish_stores(codegen: KernelCodegen) -> None:

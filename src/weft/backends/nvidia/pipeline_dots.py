@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from xdsl.dialects.builtin import IntegerAttr, i64
+from xdsl.dialects.builtin import IndexType, IntegerAttr, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from weft.backends.nvidia.alignment import divisor_of, pointer_dtype
 from weft.backends.nvidia.asynchronous import (
     COORDINATES,
+    LIMIT,
     MAP,
     STAGE_BYTES,
     STAGE_COLUMNS,
@@ -32,6 +33,7 @@ from weft.backends.nvidia.asynchronous import (
     CommitOp,
     FillOp,
     FinishOp,
+    IndexOp,
     ReleaseOp,
     RingType,
     RolesOp,
@@ -50,6 +52,7 @@ from weft.backends.nvidia.roles import BARRIER_BYTES
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.tensor_parts import part_of
 from weft.backends.nvidia.wgmma import is_multiplied
+from weft.ir.expr import Size, minimum, symbol
 from weft.ir.types import DType, bf16, f16, f32, i32
 from weft.tile import dialect as tile
 
@@ -133,11 +136,23 @@ def _give_stores_to_engine(kernel: tile.KernelOp, maps: list[TensorMap]) -> list
         if part is None or part.inner != 1 or not _ends_with_chunk(op):
             continue
         if shape[0] % 64 == 0 and shape[1] % STAGE_COLUMNS == 0:
+            if (limit := _row_limit(op)) is not None:
+                if not isinstance(part.strides[0], int) or not isinstance(part.sizes[0], int):
+                    continue
+                op.attributes[LIMIT] = tile.Sizes((limit,))
             set_integer(op, MAP, len(maps))
             op.attributes[COORDINATES] = tile.Sizes(part.coordinates)
             maps.append(part.map((STAGE_COLUMNS, STAGE_ROWS)))
             found.append(op)
     return found
+
+
+def _row_limit(op: tile.StoreOp) -> Size | None:
+    """The row that a tile ends before, where that is not known to be the end of the tensor."""
+    assert op.sides is not None and op.starts is not None
+    rows, (start, _), (side, _) = tile.tile_type(op.value).sizes[0], op.starts.data, op.sides.data
+    extent = op.extents.data[0]
+    return None if extent in (rows, minimum(rows, side - start)) else start + extent
 
 
 def _ends_with_chunk(op: tile.StoreOp) -> bool:
@@ -159,8 +174,10 @@ def _split(
     block = kernel.block
     original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
     first, count = BlockNumberOp.make("number"), BlockNumberOp.make("count")
-    block.insert_ops_before([first, count], original[0])
-    producing, consuming = Programs.of(kernel, first.out, count.out), Programs.of(kernel, first.out, count.out)
+    limit = _limit(kernel)
+    block.insert_ops_before([first, count, *limit], original[0])
+    numbers = first.out, count.out, limit[-1].results[0] if limit else None
+    producing, consuming = Programs.of(kernel, *numbers), Programs.of(kernel, *numbers)
     producer.mapping = producing.numbers()
     producer.walk(original, producing.loop.block)
     consumer.mapping = consuming.numbers()
@@ -172,8 +189,17 @@ def _split(
     for op in reversed(original):
         op.detach()
         op.erase(safe_erase=False)
-    block.insert_op_after(RolesOp.make(consumers, rings, *roles), count)
+    block.insert_op_after(RolesOp.make(consumers, rings, *roles), limit[-1] if limit else count)
     defer_stores(consuming, consumers, _MOST_HELD[consumers])
+
+
+def _limit(kernel: tile.KernelOp) -> list[Operation]:
+    """Ops that read how many programs there are along the last axis, if memory says so."""
+    if kernel.limit_pointer is None:
+        return []
+    attributes = {"offset": tile.Sizes((0,))}
+    read = tile.NumberOp.create(operands=[kernel.limit_pointer], attributes=attributes, result_types=[IndexType()])
+    return [read, IndexOp.make(tile.Sizes((symbol("d0") + tile.NumberOp.LEAST,)), [read.out])]
 
 
 def _numbered(**numbers: int) -> dict[str, Attribute]:
