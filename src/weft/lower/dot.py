@@ -99,9 +99,8 @@ class _DotLowering:
         alone = self.dot if self.machine.is_gpu and len(self.dots) == 1 else None
         self.chosen = Chosen.of(alone) if isinstance(alone, Dot) else None
         self.tiles = Tiles.of(self.dots)
-        lead = self.chosen.number if self.chosen else self.tiles.matrix if self.tiles else None
-        scaled = alone is None or isinstance(alone, ScaledDot)
-        self._split_domain(None if scaled else Codes.of(alone, self._weights(alone), self.layouts, lead))
+        coded = isinstance(alone, Dot | TiledDot)
+        self._split_domain(Codes.of(alone, self._weights(alone), self.layouts, self._matrix) if coded else None)
         if self.codes is not None and (len(self.domain.column_runs) != 1 or len(self.domain.row_runs) > 2):
             self._split_domain(None)
         outer = [run for run in self.domain.row_runs if run not in (self.m_run, self.n_run)]
@@ -204,10 +203,15 @@ class _DotLowering:
         return [*self.domain.row_index[:-1], *self.domain.column_index]
 
     def _b_index(self) -> list[Size]:
-        if (choice := self.chosen or self.tiles) is not None:
-            matrix = choice.number if isinstance(choice, Chosen) else choice.matrix
-            return [matrix, self.domain.row_index[-1], *self.domain.column_index]
+        if self._matrix is not None:
+            return [self._matrix, self.domain.row_index[-1], *self.domain.column_index]
         return [*self.domain.row_index[:-2], *self.domain.column_index, self.domain.row_index[-1]]
+
+    @property
+    def _matrix(self) -> Size | None:
+        """The number of a program's matrix, if that is one of several."""
+        choice = self.chosen or self.tiles
+        return None if choice is None else choice.matrix
 
     def _weights(self, dot: Product) -> SSAValue:
         """A product's weights, or all of those that they are chosen from."""

@@ -15,7 +15,7 @@ from typing import ClassVar, Self
 
 from xdsl.dialects import builtin
 from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr
-from xdsl.ir import Attribute, Block, Data, ParametrizedAttribute, Region, SSAValue, TypeAttribute
+from xdsl.ir import Attribute, Block, BlockArgument, Data, ParametrizedAttribute, Region, SSAValue, TypeAttribute
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     IRDLOperation,
@@ -125,7 +125,7 @@ class KernelOp(IRDLOperation):
         return self.body.block
 
     @property
-    def limit_pointer(self) -> SSAValue | None:
+    def limit_pointer(self) -> BlockArgument | None:
         """The argument that says how many programs there are along the last axis."""
         return None if self.limit is None else self.block.args[self.limit.value.data]
 

@@ -1,4 +1,4 @@
-"""Rows in groups, in tiles: which tiles there are, their products interpreted, as PTX, and the protocol of their roles."""
+"""Rows in groups, in tiles: which tiles there are, their products interpreted and as PTX, and their roles."""
 
 from __future__ import annotations
 

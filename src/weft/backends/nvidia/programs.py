@@ -67,8 +67,8 @@ class Programs:
 
 
 def _sizes(kernel: tile.KernelOp, limit: SSAValue | None) -> list[SSAValue]:
-    sizes = list(kernel.block.args[len(kernel.block.args) - len(kernel.size_names) :])
-    return sizes if limit is None else [*sizes, limit]
+    sizes = kernel.block.args[len(kernel.block.args) - len(kernel.size_names) :]
+    return [*sizes, *([] if limit is None else [limit])]
 
 
 def _grid(kernel: tile.KernelOp) -> list[Size]:
