@@ -14,7 +14,7 @@ it on the result's. Programs of one column block are neighbours, so that the blo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from xdsl.ir import BlockArgument, OpResult, SSAValue
@@ -23,7 +23,7 @@ from weft.errors import LoweringError
 from weft.ir.expr import Size, ceildiv, coefficient_of, floordiv, mod, product, simplify, symbol, symbols_of
 from weft.ir.types import DType, Tensor, i8, tensor_of
 from weft.lower.block_factors import BlockFactors, scaled
-from weft.lower.blocked import BlockedKernel, output_indices, store_outputs
+from weft.lower.blocked import BlockedKernel, Reads, output_indices, store_outputs, uses
 from weft.lower.chosen import Chosen
 from weft.lower.codes import Codes
 from weft.lower.domain import Domain, Run, Variable, fused
@@ -64,19 +64,6 @@ def lower_dot(
     dots = [op for op in group.block.ops if isinstance(op, Product)]
     kernel = _DotLowering(group, name, layouts, outputs, dots, machine).kernel()
     return whole(kernel, len(inputs), len(outputs))
-
-
-@dataclass
-class _Reads:
-    """The addresses of a product's operands, and of all that follows it."""
-
-    a: list[Size] = field(default_factory=list[Size])
-    b: list[Size] = field(default_factory=list[Size])
-    rest: list[Size] = field(default_factory=list[Size])
-
-    @property
-    def all(self) -> list[Size]:
-        return [*self.a, *self.b, *self.rest]
 
 
 @dataclass
@@ -126,7 +113,7 @@ class _DotLowering:
         row_runs, n_runs = fused(rows, reads.all), self._n_runs(columns, reads)
         domain.row_runs = [*row_runs, *n_runs]
         domain.column_runs = fused(domain.columns, reads.all)
-        apart = self.chosen is not None or not row_runs or _uses(reads.b, row_runs[-1])
+        apart = self.chosen is not None or not row_runs or uses(reads.b, row_runs[-1])
         self.m_run = None if apart else row_runs[-1]
         if self.panels is not None and self.m_run is not None and self.panels.batch > 1 and len(row_runs) == 1:
             self.m_run = None if self._batch_in(self.m_run) else self.m_run
@@ -134,7 +121,7 @@ class _DotLowering:
         self.k_run = domain.column_runs[-1] if domain.column_runs else None
         self.reads = reads
 
-    def _chosen_blocks(self, outer: Sequence[Run], reads: _Reads) -> Blocks:
+    def _chosen_blocks(self, outer: Sequence[Run], reads: Reads) -> Blocks:
         if isinstance(self.dot, ScaledDot):
             return Blocks("dot", (SCALED_BLOCK,) * 3)
         if self.tiles is not None:
@@ -158,7 +145,7 @@ class _DotLowering:
         split, sizes = as_bytes and self.a_tensor.dtype != i8, [run.size for run in outer]
         return choose_blocks(m, n, k, sizes, dtype, packed, in_place, split, self.machine)
 
-    def _is_for_tensor_cores(self, m: Size, n: Size, k: Size, reads: _Reads) -> bool:
+    def _is_for_tensor_cores(self, m: Size, n: Size, k: Size, reads: Reads) -> bool:
         """Whether tensor cores take the operands: of 8 bits only where these lie along K and tiles can be copied."""
         narrow, wide = self.a_tensor.dtype, self.result.dtype
         if narrow.bytes != 1 or wide.bytes != 4:
@@ -168,7 +155,7 @@ class _DotLowering:
         parts = [coefficient_of(self.domain.in_runs(each), self.k_run.name) for each in (*reads.a, *reads.b)]
         return min(m, n) >= _SIDE and k % _ALIGNED == 0 and all(part is not None and part[0] == 1 for part in parts)
 
-    def _b_in_place(self, reads: _Reads) -> bool:
+    def _b_in_place(self, reads: Reads) -> bool:
         """Whether b is memory with neighbours along N or K, which is read without a copy."""
         weight = weight_of(self.dot)
         if not isinstance(weight, BlockArgument) or len(reads.b) != 1:
@@ -217,8 +204,8 @@ class _DotLowering:
         """A product's weights, or all of those that they are chosen from."""
         return dot.operands[1] if self.chosen is None else self.chosen.weights
 
-    def _record(self) -> _Reads:
-        domain, reads = self.domain, _Reads()
+    def _record(self) -> Reads:
+        domain, reads = self.domain, Reads()
         recorder = AddressRecorder(self.layouts, space=domain.bounds)
         a = self.dot.operands[0]
         recorder.at(Source(a, tensor_of(a.type)), self._a_index())
@@ -241,7 +228,7 @@ class _DotLowering:
     def _output_indices(self) -> list[list[Size]]:
         return output_indices(self.group, [dot.results[0] for dot in self.dots], self.domain)
 
-    def _n_runs(self, variables: Sequence[Variable], reads: _Reads) -> list[Run]:
+    def _n_runs(self, variables: Sequence[Variable], reads: Reads) -> list[Run]:
         """The parts of N. Panels cannot be cut, so where parts are not made of whole ones, N stays one run."""
         runs = fused(variables, reads.all)
         if self.panels is not None and len(runs) > 1 and mod(runs[-1].size, self.panels.NR) != 0:
@@ -411,8 +398,3 @@ class _DotLowering:
             # The tensor cores take what the program multiplies: numbers of the operand's type.
             element = self.emit.rounded(element, tensor_of(value.type).dtype)
         return self.emit.repeated(element, shape).ssa
-
-
-def _uses(addresses: Sequence[Size], run: Run) -> bool:
-    names = {variable.name for variable in run.variables}
-    return any(symbols_of(address) & names for address in addresses)
