@@ -12,7 +12,7 @@ from xdsl.ir import SSAValue
 
 from weft.errors import DTypeError, ShapeError, UnsupportedError
 from weft.ir.expr import ceildiv
-from weft.ir.types import DType, Tensor, f8e4m3, f8e5m2, f32, i8, i16, i32
+from weft.ir.types import DType, Tensor, bf16, f8e4m3, f8e5m2, f16, f32, i8, i16, i32
 from weft.ops.base import Structured, op, same_dtype
 from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import rounded_once
@@ -143,7 +143,10 @@ class ScaledDot(Structured):
         return np.matmul(wide_x * repeated(s, x.shape), wide_y * repeated(t, y.shape))
 
 
-@op("tiled_dot", samples=[])
+_ONE_TILE = (Input((3, 5)), Input((2, 4, 5)), *(Input((1,), n, n + 1, i32) for n in (1, 0, 3, 1)))
+
+
+@op("tiled_dot", samples=[Sample(_ONE_TILE, {"rows": 8}, (f32, bf16, f16))])
 class TiledDot(Structured):
     """Rows [R, K] in tiles, each times the transpose of one of the matrices [E, N, K].
 
