@@ -63,8 +63,9 @@ def _tile(function: FuncOp, dot: Dot) -> None:
         return
     coded = isinstance(weights, OpResult) and isinstance(weights.op, Dequantize)
     height = rows_of_tile(rows, groups, coded=coded)
-    if not height:
+    if not height and made_by(weights, "graph.permute") is None:
         return
+    height = height or _MEDIUM  # what does not run along K is not read row by row
     b = GraphBuilder(function.block, before=dot, location=dot.location)
     x = b.reshape(dot.operands[0], shape=(rows, tensor_of(dot.operands[0].type).shape[2]))
     made = b.tiled_dot(x, weights, *tiles(b, ends, rows, height), rows=height)

@@ -163,6 +163,11 @@ def test_nothing_of_a_layer_of_few_tokens_is_left_to_libraries(layer: Any, token
     assert not any(op.name in ("graph.sort", "graph.topk", "graph.index_put") for op in function.block.ops)
 
 
+def test_what_sorts_an_order_is_its_inverse() -> None:
+    plan = planned(lambda x: torch.argsort(torch.argsort(x)), (9000,)).plan
+    assert [step.target for step in plan.steps if isinstance(step, CallStep)] == ["aten::sort"]
+
+
 def test_integers_are_counted() -> None:
     """Torch traces that on a GPU only."""
     graph = fx.Graph()

@@ -222,6 +222,12 @@ _ORDERS: dict[Any, str] = {
 }
 
 
+def _is_order(node: fx.Node) -> bool:
+    """Whether a value is where elements stood before they were sorted: what sorts it again is its inverse."""
+    source = node.args[0] if node.target is operator.getitem and node.args[1] == 1 else None
+    return isinstance(source, fx.Node) and _ORDERS.get(source.target) == "sort"
+
+
 def is_own_order(node: fx.Node) -> bool:
     """Whether a line is so short that comparing all its elements is faster than a library."""
     name = _ORDERS.get(node.target)
@@ -233,6 +239,8 @@ def is_own_order(node: fx.Node) -> bool:
     if node.target is _aten.sort.stable:
         dim = node.kwargs.get("dim", -1)
     assert isinstance(dim, int)
+    if name == "sort" and tensor.rank == 1 and _is_order(node.args[0]):
+        return not (node.kwargs.get("descending") or True in node.args)
     exact = name != "cumsum" or tensor.dtype.is_integer
     return exact and tensor.rank > 0 and worth_comparing(name, tensor.shape, normal_dim(dim, tensor.rank))
 
@@ -247,7 +255,7 @@ def is_own_grouped(node: fx.Node) -> bool:
         return False
     sides = (1, weights.shape[2]), weights.shape[1]
     worth = x.shape[0] > 0 and worth_streaming(tensor_of_meta(x).dtype, *sides)
-    return worth and weights.stride(1) == 1 and all(map(_has_aligned_lines, (x, weights)))
+    return worth and x.stride(1) == 1 and all(map(_has_aligned_lines, (x, weights)))
 
 
 def is_own_on_tensor_cores(node: fx.Node) -> bool:
