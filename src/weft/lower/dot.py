@@ -86,8 +86,10 @@ class _DotLowering:
         alone = self.dot if self.machine.is_gpu and len(self.dots) == 1 else None
         self.chosen = Chosen.of(alone) if isinstance(alone, Dot) else None
         self.tiles = Tiles.of(self.dots)
+        choice = self.chosen or self.tiles
+        self.matrix = None if choice is None else choice.matrix  # where it is one of several
         coded = isinstance(alone, Dot | TiledDot)
-        self._split_domain(Codes.of(alone, self._weights(alone), self.layouts, self._matrix) if coded else None)
+        self._split_domain(Codes.of(alone, self._weights(alone), self.layouts, self.matrix) if coded else None)
         if self.codes is not None and (len(self.domain.column_runs) != 1 or len(self.domain.row_runs) > 2):
             self._split_domain(None)
         outer = [run for run in self.domain.row_runs if run not in (self.m_run, self.n_run)]
@@ -190,15 +192,9 @@ class _DotLowering:
         return [*self.domain.row_index[:-1], *self.domain.column_index]
 
     def _b_index(self) -> list[Size]:
-        if self._matrix is not None:
-            return [self._matrix, self.domain.row_index[-1], *self.domain.column_index]
+        if self.matrix is not None:
+            return [self.matrix, self.domain.row_index[-1], *self.domain.column_index]
         return [*self.domain.row_index[:-2], *self.domain.column_index, self.domain.row_index[-1]]
-
-    @property
-    def _matrix(self) -> Size | None:
-        """The number of a program's matrix, if that is one of several."""
-        choice = self.chosen or self.tiles
-        return None if choice is None else choice.matrix
 
     def _weights(self, dot: Product) -> SSAValue:
         """A product's weights, or all of those that they are chosen from."""
