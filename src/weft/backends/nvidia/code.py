@@ -51,8 +51,21 @@ class Launch:
 
 @dataclass(frozen=True)
 class DeviceCode:
-    """One PTX module, and how each of its kernels is launched, by name."""
+    """Kernels by name: the PTX module that each is in, and how it is launched."""
 
     arch: str
-    ptx: str
+    modules: Mapping[str, str]
     launches: Mapping[str, Launch]
+
+    @property
+    def ptx(self) -> str:
+        """All kernels as one module."""
+        parts = [_parted(module) for module in dict.fromkeys(self.modules.values())]
+        heads = dict.fromkeys(line for head, _ in parts for line in head.splitlines(keepends=True))
+        return "".join([*heads, *(kernels for _, kernels in parts)])
+
+
+def _parted(ptx: str) -> tuple[str, str]:
+    """What comes before the first kernel of a module, and its kernels."""
+    start = ptx.find(".visible .entry")
+    return (ptx[:start], ptx[start:]) if start >= 0 else (ptx, "")

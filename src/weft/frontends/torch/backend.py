@@ -39,6 +39,8 @@ from weft.frontends.torch.returning import output_of, write_back, written_inputs
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.pipelines import Compiled, compile_cpu, compile_nvidia
+from weft.runtime.cache import DiskCache
+from weft.runtime.cubins import EarlyLoader
 from weft.runtime.executable import Executable
 from weft.runtime.record import CompilationRecord, compilation, is_recording
 
@@ -229,12 +231,15 @@ def _loaded_on(
     # What it needs of torch is not there where torch is built without CUDA.
     from weft.frontends.torch.cuda_executor import CudaExecutor, load_program
 
-    cache = caching.disk_cache() if config.cache else None
-    program = load_program(plan, code, prepare, device=device.index or 0, cache=cache)
+    program = load_program(plan, code, prepare, device=device.index or 0, cache=_disk_cache(config))
     # The arguments of a backward graph are its own: tracing guards those that the user gives.
     guarded = plan.name != "backward"
     written = written_inputs(calling)
     return CudaExecutor(program, opaque, cuda_graphs=config.cuda_graphs, written=written, guarded=guarded)
+
+
+def _disk_cache(config: Config) -> DiskCache | None:
+    return caching.disk_cache() if config.cache else None
 
 
 def executor_for(
@@ -251,11 +256,12 @@ def executor_for(
 
         return ReferenceExecutor(imported.function, runtime)
     function = imported.function
-    compiled: Compiled[bytes] | Compiled[DeviceCode] = (
-        compile_cpu(function, config)
-        if device.type == "cpu"
-        else compile_nvidia(function, config, nvidia_target(device), timer_on(device))
-    )
+    compiled: Compiled[bytes] | Compiled[DeviceCode]
+    if device.type == "cpu":
+        compiled = compile_cpu(function, config)
+    else:
+        loader = EarlyLoader(device.index or 0, _disk_cache(config))
+        compiled = compile_nvidia(function, config, nvidia_target(device), timer_on(device), loader)
     start = time.perf_counter()
     if key is not None and imported.cacheable and all(imported.calling.constants):
         caching.store(key, compiled.plan, compiled.code, imported.calling)
