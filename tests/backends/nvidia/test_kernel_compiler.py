@@ -95,10 +95,10 @@ def test_what_was_loaded_early_is_not_loaded_again(
     with KernelCompiler(TARGET, loader) as compiler:
         compiler.add(kernels)
         code = compiler.code()
-    assert library.calls.count("cuModuleLoadDataEx") == len(kernels)
+    assert library.calls.count("cuLibraryLoadData") == len(kernels)
     loaded = cubins.load_code(driver, facts, code, None)
     again = cubins.load_code(driver, facts, code, None)
-    assert library.calls.count("cuModuleLoadDataEx") == len(kernels)
+    assert library.calls.count("cuLibraryLoadData") == len(kernels)
     assert loaded.functions.keys() == kernels.keys() and loaded.modules == again.modules
 
 
@@ -110,9 +110,9 @@ def test_modules_go_with_the_last_program_that_has_them(
     loaded = cubins.load_code(driver, facts, code, None)
     kept = cubins.load_code(driver, facts, code, None)
     del loaded
-    assert "cuModuleUnload" not in library.calls
+    assert "cuLibraryUnload" not in library.calls
     del kept
-    assert library.calls.count("cuModuleUnload") == 4
+    assert library.calls.count("cuLibraryUnload") == 4
 
 
 def test_an_error_of_early_loading_is_left_to_loading(
@@ -125,4 +125,4 @@ def test_an_error_of_early_loading_is_left_to_loading(
     cubins.EarlyLoader(0, None)(name, code.ptx, launch)
     with pytest.raises(UnsupportedDeviceError, match=name):
         cubins.load_code(driver, facts, type(code)(code.arch, code.modules, {name: launch}), None)
-    assert library.calls.count("cuModuleUnload") == 2
+    assert library.calls.count("cuLibraryUnload") == 2
