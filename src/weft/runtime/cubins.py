@@ -6,11 +6,12 @@ import ctypes
 import hashlib
 import logging
 import os
+import threading
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 from weft.backends.nvidia.code import DeviceCode, Launch, TensorMap
@@ -38,8 +39,14 @@ class LoadedCode:
         return {name: function for module in self.modules for name, function in module.functions.items()}
 
 
-_resident: WeakValueDictionary[tuple[int, str], LoadedModule] = WeakValueDictionary()
-"""What is loaded in this process, by context and text: programs share kernels that are equal."""
+Place: TypeAlias = tuple[int, str, tuple[tuple[str, Launch], ...]]
+"""A context, a module's text, and its kernels."""
+
+_lock = threading.Lock()
+_resident: WeakValueDictionary[Place, LoadedModule] = WeakValueDictionary()
+"""What is loaded in this process: programs share kernels that are equal."""
+_loading: dict[Place, Future[LoadedModule]] = {}
+"""What threads are loading."""
 
 
 def load_code(driver: Driver, facts: DeviceFacts, code: DeviceCode, cache: DiskCache | None) -> LoadedCode:
@@ -58,7 +65,7 @@ def load_code(driver: Driver, facts: DeviceFacts, code: DeviceCode, cache: DiskC
         driver.call("cuCtxSetCurrent", ctypes.c_void_p(context))
         return _load(driver, facts, *item, cache)
 
-    if len(modules) == 1 or all((context, ptx) in _resident for ptx in modules):
+    if len(modules) == 1:
         return LoadedCode(tuple(map(load, modules.items())))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return LoadedCode(tuple(pool.map(load, modules.items())))
@@ -84,11 +91,25 @@ class EarlyLoader:
 def _load(
     driver: Driver, facts: DeviceFacts, ptx: str, launches: Mapping[str, Launch], cache: DiskCache | None
 ) -> LoadedModule:
-    """A module in the current context."""
-    place = (driver.handle("cuCtxGetCurrent"), ptx)
-    loaded = _resident.get(place)
-    if loaded is None or loaded.launches != launches:
-        loaded = _resident[place] = _load_new(driver, facts, ptx, launches, cache)
+    """A module in the current context; one that is there already, or that another thread loads, is not loaded again."""
+    place = (driver.handle("cuCtxGetCurrent"), ptx, tuple(launches.items()))
+    with _lock:
+        if (loaded := _resident.get(place)) is not None:
+            return loaded
+        others = _loading.get(place)
+        if others is None:
+            _loading[place] = Future()
+    if others is not None:
+        return others.result()
+    try:
+        loaded = _load_new(driver, facts, ptx, launches, cache)
+    except BaseException as error:
+        with _lock:
+            _loading.pop(place).set_exception(error)
+        raise
+    with _lock:
+        _resident[place] = loaded
+        _loading.pop(place).set_result(loaded)
     return loaded
 
 

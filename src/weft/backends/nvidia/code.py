@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from weft.ir.expr import Size
@@ -49,6 +50,22 @@ class Launch:
     """The kernel waits for what it depends on by itself (`griddepcontrol.wait`): it may start before that ends."""
 
 
+class AwaitedModules(Mapping[str, str]):
+    """Modules that threads still compile: whoever asks for one waits for it. `keeps` lives as long as they do."""
+
+    def __init__(self, made: Mapping[str, Future[str]], keeps: object) -> None:
+        self._made, self._keeps = made, keeps
+
+    def __getitem__(self, name: str) -> str:
+        return self._made[name].result()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
 @dataclass(frozen=True)
 class DeviceCode:
     """Kernels by name: the PTX module that each is in, and how it is launched."""
@@ -56,6 +73,11 @@ class DeviceCode:
     arch: str
     modules: Mapping[str, str]
     launches: Mapping[str, Launch]
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether threads still compile it."""
+        return isinstance(self.modules, AwaitedModules)
 
     @property
     def ptx(self) -> str:

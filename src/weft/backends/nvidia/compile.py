@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Mapping, Set
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from weft.backends.llvm.builder import Module
 from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.atomics import NO_BF16_ATOMICS
 from weft.backends.nvidia.block import SHARED_SYMBOL
-from weft.backends.nvidia.code import DeviceCode, Launch
+from weft.backends.nvidia.code import AwaitedModules, DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
 from weft.backends.nvidia.dequantize import NO_FP8
 from weft.backends.nvidia.dialect import BLOCKS, RESIDENT, WARPS, integer
@@ -37,7 +37,7 @@ from weft.backends.nvidia.stage_operands import stage_operands
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
 from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
 from weft.errors import LoweringError
-from weft.forks import COMPILING
+from weft.forks import BACKGROUND, COMPILING
 from weft.tile import dialect as tile
 
 Loads: TypeAlias = Callable[[str, str, Launch], None]
@@ -135,50 +135,68 @@ class KernelCompiler:
             compiler.add(kernels)
             code = compiler.code()
 
-    `loads` is called in the other threads with each kernel's name, PTX and launch, as soon as there are such: a driver
-    may go on with it at once. The threads are gone at the end of the `with`, before anything may fork.
+    With `loads`, they go on to that, for each kernel, as soon as there is PTX of it, and need not be done at the end of
+    the `with`. A fork waits for them.
     """
 
     def __init__(self, target: NvidiaTarget, loads: Loads | None = None) -> None:
         self.target, self._loads = target, loads
         self.texts: dict[str, str] = {}
         """The LLVM IR of each kernel."""
-        self._names: list[str] = []
         self._launches: dict[str, Launch] = {}
         self._made: dict[str, Future[str]] = {}
+        self._takes_long = False
+        self._work: list[Future[None]] = []
         self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="weft-compile")
 
     def __enter__(self) -> KernelCompiler:
         COMPILING.acquire()
+        BACKGROUND.add(self)
         return self
 
-    def __exit__(self, *raised: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
+        failed = kind is not None
+        self._pool.shutdown(wait=failed or self._loads is None, cancel_futures=failed)
         COMPILING.release()
+
+    def wait(self) -> None:
+        """Return when all threads are done."""
+        wait(self._work)
 
     def add(
         self, kernels: Mapping[str, tile.KernelOp], sources: Mapping[str, Set[Hashable]] = MappingProxyType({})
     ) -> None:
         """Compile kernels. `sources` are what each comes from, for the error if it has no code."""
-        self._names += kernels
-        for name in sorted(kernels, key=lambda each: not has_product(kernels[each])):
+        self._made.update({name: Future() for name in kernels})
+        slow = {name for name, kernel in kernels.items() if has_product(kernel)}
+        self._takes_long = self._takes_long or bool(slow)
+        for name in sorted(kernels, key=lambda each: each not in slow):
             try:
                 self.texts[name], self._launches[name] = emit_llvm(kernels[name], self.target)
             except LoweringError as error:
                 known = frozenset(sources.get(name, ()))
                 raise LoweringError(f"{name}: {error.message}", hint=error.hint, sources=known) from error
-            self._made[name] = self._pool.submit(self._make, name)
+            self._work.append(self._pool.submit(self._make, name))
 
     def code(self) -> DeviceCode:
-        """What has become of the kernels that were added, in their order."""
-        modules = {name: self._made[name].result() for name in self._names}
-        return DeviceCode(self.target.arch, modules, {name: self._launches[name] for name in self._names})
+        """The kernels that were added, in their order.
 
-    def _make(self, name: str) -> str:
-        ptx = compile_ptx(self.texts[name], self.target)
+        Where there are products among them, which take long, and their loading is taken care of, nobody waits here.
+        """
+        launches = {name: self._launches[name] for name in self._made}
+        awaited = AwaitedModules(self._made, self._loads)
+        modules = awaited if self._takes_long and self._loads is not None else dict(awaited)
+        return DeviceCode(self.target.arch, modules, launches)
+
+    def _make(self, name: str) -> None:
+        made = self._made[name]
+        try:
+            made.set_result(compile_ptx(self.texts[name], self.target))
+        except Exception as error:
+            made.set_exception(error)
+            return
         if self._loads is not None:
-            self._loads(name, ptx, self._launches[name])
-        return ptx
+            self._loads(name, made.result(), self._launches[name])
 
 
 def has_product(kernel: tile.KernelOp) -> bool:

@@ -76,10 +76,6 @@ class LoadedModule:
     cubin: bytes
     functions: Mapping[str, DeviceFunction]
 
-    @property
-    def launches(self) -> dict[str, Launch]:
-        return {name: function.launch for name, function in self.functions.items()}
-
 
 class _JitLog:
     """The options that make the driver's compiler say what it did not like."""
