@@ -24,6 +24,7 @@ from weft.lower.machine import gpu_machine
 from weft.lower.plan import build_plan
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
+from weft.passes.align_operands import AlignOperands
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
 from weft.passes.code_weights import CodeWeights
@@ -96,7 +97,7 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         SinkReshapes(whole=True),
         RecognizeCodes(),
         *([CodeWeights(config.quantize, streamed=tensor_cores)] if config.quantize in CODES else []),
-        *([SumSmallProducts(), ReadChosen(), ReadCodes()] if tensor_cores else []),
+        *([SumSmallProducts(), ReadChosen(), ReadCodes(), AlignOperands()] if tensor_cores else []),
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, all_floats=True, tensor_cores=tensor_cores),

@@ -16,6 +16,7 @@ from weft.backends.nvidia.codegen import KernelCodegen
 from weft.backends.nvidia.dequantize import NO_FP8
 from weft.backends.nvidia.dialect import BLOCKS, RESIDENT, WARPS, integer
 from weft.backends.nvidia.fold_sums import fold_sums
+from weft.backends.nvidia.fold_tanh import fold_tanh
 from weft.backends.nvidia.fold_views import fold_views
 from weft.backends.nvidia.join_exponentials import join_exponentials
 from weft.backends.nvidia.layouts import WARP
@@ -44,6 +45,7 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     """A copy of a kernel with roles, layouts, conversions, shared memory and barriers."""
     kernel = kernel.clone()
     fold_sums(kernel)
+    fold_tanh(kernel)
     relax_arithmetic(kernel)
     join_exponentials(kernel)
     for way in (_streamed, _with_roles, _without_conversions, _with_stages):
