@@ -18,6 +18,7 @@ from weft.backends.cpu.target import CpuTarget, compile_object, target_for
 from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.compile import emit_llvm
 from weft.backends.nvidia.early_start import mark_fixed
+from weft.backends.nvidia.join_kernels import join_kernels
 from weft.backends.nvidia.target import NvidiaTarget, compile_ptx
 from weft.config import CODES, Config
 from weft.lower.machine import gpu_machine
@@ -48,6 +49,7 @@ from weft.passes.read_chosen import ReadChosen
 from weft.passes.read_codes import ReadCodes
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.recognize_codes import RecognizeCodes
+from weft.passes.scale_after_products import ScaleAfterProducts
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.split_products import SplitProducts
@@ -97,12 +99,16 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         SinkReshapes(whole=True),
         RecognizeCodes(),
         *([CodeWeights(config.quantize, streamed=tensor_cores)] if config.quantize in CODES else []),
-        *([SumSmallProducts(), ReadChosen(), ReadCodes(), AlignOperands()] if tensor_cores else []),
+        *(
+            [SumSmallProducts(), ReadChosen(), ReadCodes(), ScaleAfterProducts(), AlignOperands()]
+            if tensor_cores
+            else []
+        ),
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, all_floats=True, tensor_cores=tensor_cores),
         InlineSmall(),
-        GroupIntoKernels(products=2 if tensor_cores else 1),
+        GroupIntoKernels(products=2 if tensor_cores else 1, updates=True),
         ChooseLayouts(),
         UpdateInPlace(),
     ]
@@ -185,6 +191,7 @@ def compile_nvidia(
         report.blocks = list(map(str, repeated_blocks(function))) if is_recording() else []
         start = time.perf_counter()
         planned = build_plan(function, machine=machine)
+        join_kernels(planned)
         start = report.measure("lower_to_tile", start)
         report.planned(planned.plan, planned.schedules)
         report.program("tile", planned.kernels.values())

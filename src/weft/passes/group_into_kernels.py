@@ -74,20 +74,22 @@ class GroupIntoKernels(ModulePass):
 
     products: int = 1
     """How many products of the same rows a kernel may compute: a GPU's tensor cores have registers for two."""
+    updates: bool = False
+    """Whether a kernel that puts updates into a tensor computes them, too: on a GPU each of them is read once."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:
             # What prepares another function runs once, op by op.
             if isinstance(function, FuncOp) and "prepares" not in function.attributes:
-                _Grouping(function, self.products).run()
+                _Grouping(function, self.products, self.updates).run()
 
 
 class _Grouping:
     """The grouping of one function."""
 
-    def __init__(self, function: FuncOp, products: int) -> None:
+    def __init__(self, function: FuncOp, products: int, updates: bool) -> None:
         self.function = function
-        self.products = products
+        self.products, self.updates = products, updates
         self.groups: dict[int, Group] = {}
         self.seen_through: dict[SSAValue, tuple[SSAValue, ...]] = {}
         self.group_of: dict[Operation, Group] = {}
@@ -167,7 +169,15 @@ class _Grouping:
             if shape == group.shape and self._reads_in_place(op, group):
                 return True
             return self._moves_domain(op, group, shape)
-        return False
+        return isinstance(op, Scatter) and self.updates and self._makes_updates(op, group)
+
+    def _makes_updates(self, op: Scatter, group: Group) -> bool:
+        """Whether a group makes what is put into a tensor, and nothing else: not the tensor, nor the places."""
+        if op.name != "graph.index_put" or op.params["accumulate"] or group.kind != "pointwise":
+            return False
+        *others, updates = op.operands
+        elsewhere = any(value in group.made for value in self._sources(others))
+        return not elsewhere and self._moves_domain(op, group, tensor_of(updates.type).shape)
 
     def _reads_in_place(self, op: GraphOp, group: Group) -> bool:
         """Whether the op reads the group's values at its own index: not through views or by computed indices."""
@@ -214,6 +224,8 @@ class _Grouping:
             group.shape = tensor_of(op.operands[0].type).shape
             group.dims = op.params["dims"]
             group.kind = "rows"
+        elif isinstance(op, Scatter):
+            group.shape, group.kind = tensor_of(op.results[0].type).shape, "anchor"
         elif not group.takes(tensor_of(op.results[0].type).shape):
             group.shape = tensor_of(op.results[0].type).shape
         group.ops.append(op)

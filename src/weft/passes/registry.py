@@ -33,6 +33,7 @@ from weft.passes.read_chosen import ReadChosen
 from weft.passes.read_codes import ReadCodes
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.recognize_codes import RecognizeCodes
+from weft.passes.scale_after_products import ScaleAfterProducts
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.split_products import SplitProducts
@@ -61,6 +62,7 @@ PASSES: dict[str, type[ModulePass]] = {
         SumSmallProducts,
         ReadChosen,
         ReadCodes,
+        ScaleAfterProducts,
         AlignOperands,
         HoistConstants,
         EliminateDead,

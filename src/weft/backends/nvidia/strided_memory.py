@@ -116,7 +116,7 @@ def _chunk_width(codegen: KernelCodegen, op: tile.LoadOp | tile.StoreOp, layout:
     vector = layout.vector
     if vector.axis is None or op.strides.data[vector.axis] != 1:
         return 1
-    width = min(vector.size, WIDEST // pointer_dtype(op).bytes)
+    width = min(layout.neighbours, WIDEST // pointer_dtype(op).bytes)
     sizes = [op.offset.data[0], op.extents.data[vector.axis], layout.shape[vector.axis]]
     sizes += [stride for axis, stride in enumerate(op.strides.data) if axis != vector.axis and layout.shape[axis] > 1]
     steps = [divisor_of(size, op.indices) for size in sizes]
