@@ -53,7 +53,8 @@ class _Aligning:
         self.function = function
         self.copies: dict[SSAValue, SSAValue] = {}
         given = strides_of(function, "arg_strides", len(function.block.args))
-        self.strides = {arg: each for arg, each in zip(function.block.args, given, strict=True) if each}
+        pairs = zip(function.block.args, given, strict=True)
+        self.strides: dict[SSAValue, tuple[Size, ...]] = {argument: each for argument, each in pairs if each}
 
     def run(self) -> None:
         for dot in list(self.function.block.ops):
