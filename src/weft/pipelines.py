@@ -54,6 +54,7 @@ from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.split_products import SplitProducts
 from weft.passes.sum_small_products import SumSmallProducts
+from weft.passes.tile_groups import TileGroups
 from weft.passes.update_in_place import UpdateInPlace
 from weft.runtime.cache import DiskCache
 from weft.runtime.record import CompilationRecord, compilation, is_recording
@@ -94,10 +95,10 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         FoldBatchNorm(),
         ConvolveTrained(pointwise=True),
         ComparePlaces(),
-        *([SplitProducts()] if tensor_cores else []),
+        RecognizeCodes(),
+        *([TileGroups(), EliminateCommon(), SplitProducts()] if tensor_cores else []),
         LayOutConvolutions(),
         SinkReshapes(whole=True),
-        RecognizeCodes(),
         *([CodeWeights(config.quantize, streamed=tensor_cores)] if config.quantize in CODES else []),
         *(
             [SumSmallProducts(), ReadChosen(), ReadCodes(), ScaleAfterProducts(), AlignOperands()]

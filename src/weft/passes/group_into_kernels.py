@@ -275,7 +275,7 @@ class _Grouping:
                     kind = "pointwise"
                 case Reduction():
                     kind = "window"
-                case Structured() if op.name in ("graph.dot", "graph.scaled_dot"):
+                case Structured() if op.name in ("graph.dot", "graph.scaled_dot", "graph.tiled_dot"):
                     kind = "dot"
                 case Structured() | Scatter() | Scan():
                     kind = "anchor"

@@ -38,6 +38,7 @@ from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.split_products import SplitProducts
 from weft.passes.sum_small_products import SumSmallProducts
+from weft.passes.tile_groups import TileGroups
 from weft.passes.update_in_place import UpdateInPlace
 
 PASSES: dict[str, type[ModulePass]] = {
@@ -59,6 +60,7 @@ PASSES: dict[str, type[ModulePass]] = {
         QuantizeWeights,
         RecognizeCodes,
         CodeWeights,
+        TileGroups,
         SumSmallProducts,
         ReadChosen,
         ReadCodes,

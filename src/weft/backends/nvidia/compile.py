@@ -63,6 +63,8 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
 
 def _streamed(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
     """Rows that are brought ahead, whole or in blocks, and weights."""
+    if kernel.limit is not None:
+        return None
     ways = (pipeline_rows, pipeline_streams, pipeline_weights)
     streamed = next((found for way in ways if (found := way(kernel, target)) is not None), None)
     if streamed is None:
