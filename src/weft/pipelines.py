@@ -25,6 +25,7 @@ from weft.lower.machine import gpu_machine
 from weft.lower.plan import build_plan
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
+from weft.passes.align_operands import AlignOperands
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
 from weft.passes.code_weights import CodeWeights
@@ -53,6 +54,7 @@ from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.split_products import SplitProducts
 from weft.passes.sum_small_products import SumSmallProducts
+from weft.passes.tile_groups import TileGroups
 from weft.passes.update_in_place import UpdateInPlace
 from weft.runtime.cache import DiskCache
 from weft.runtime.record import CompilationRecord, compilation, is_recording
@@ -93,12 +95,16 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         FoldBatchNorm(),
         ConvolveTrained(pointwise=True),
         ComparePlaces(),
-        *([SplitProducts()] if tensor_cores else []),
+        RecognizeCodes(),
+        *([TileGroups(), EliminateCommon(), SplitProducts()] if tensor_cores else []),
         LayOutConvolutions(),
         SinkReshapes(whole=True),
-        RecognizeCodes(),
         *([CodeWeights(config.quantize, streamed=tensor_cores)] if config.quantize in CODES else []),
-        *([SumSmallProducts(), ReadChosen(), ReadCodes(), ScaleAfterProducts()] if tensor_cores else []),
+        *(
+            [SumSmallProducts(), ReadChosen(), ReadCodes(), ScaleAfterProducts(), AlignOperands()]
+            if tensor_cores
+            else []
+        ),
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, all_floats=True, tensor_cores=tensor_cores),

@@ -15,7 +15,7 @@ from typing import ClassVar, Self
 
 from xdsl.dialects import builtin
 from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr
-from xdsl.ir import Attribute, Block, Data, ParametrizedAttribute, Region, SSAValue, TypeAttribute
+from xdsl.ir import Attribute, Block, BlockArgument, Data, ParametrizedAttribute, Region, SSAValue, TypeAttribute
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     IRDLOperation,
@@ -106,7 +106,9 @@ class KernelOp(WeftOp):
     Kernels that people write take scalars too, before the sizes.
 
     `serial` kernels run their programs one after the other (scatters that may write to one place twice). In `paired`
-    ones, the work of programs grows or falls along the next to last axis of the grid (or the only one).
+    ones, the work of programs grows or falls along the next to last axis of the grid (or the only one). With a
+    `limit`, the first number of that argument's memory says how many programs there are along the last axis of the
+    grid, of which it is the most that there may be.
     """
 
     name = "tile.kernel"
@@ -114,6 +116,7 @@ class KernelOp(WeftOp):
     grid = attr_def(Sizes)
     serial = opt_attr_def(builtin.UnitAttr)
     paired = opt_attr_def(builtin.UnitAttr)
+    limit = opt_attr_def(IntegerAttr)
     symbols = opt_attr_def(ArrayAttr[StringAttr])
     body = region_def("single_block")
     traits = traits_def(IsolatedFromAbove())
@@ -121,6 +124,11 @@ class KernelOp(WeftOp):
     @property
     def block(self) -> Block:
         return self.body.block
+
+    @property
+    def limit_pointer(self) -> BlockArgument | None:
+        """The argument that says how many programs there are along the last axis."""
+        return None if self.limit is None else self.block.args[self.limit.value.data]
 
     @property
     def size_names(self) -> list[str]:

@@ -18,7 +18,7 @@ from weft.backends.nvidia.block import Threads, i32, load_shared, register_bytes
 from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
-from weft.backends.nvidia.control import emit_number
+from weft.backends.nvidia.control import emit_number, where_programs_are
 from weft.backends.nvidia.dequantize import Decoder
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
@@ -92,12 +92,13 @@ class KernelCodegen:
             self.threads = Threads.of_block(b, self.launch.threads // WARP, self.launch.cluster)
             self.threads.prepare(self.layouts)
             self._place_program()
-        self.early = loop_that_asks_early(kernel) if self.launch.programmatic else None
+        self.early = loop_that_asks_early(kernel) if self.launch.programmatic and kernel.limit is None else None
         self.late = ops_behind_wait(kernel, self.early)
         streams = any(isinstance(op, StreamOp) for op in kernel.block.ops)
         if self.launch.programmatic and not streams and self.early is None:
             wait_for_kernel(b)
-        self.block(kernel.block)
+        with where_programs_are(self):
+            self.block(kernel.block)
         b.finish()
 
     def _place_program(self) -> None:

@@ -19,6 +19,7 @@ from weft.backends.nvidia.codegen import KernelCodegen
 from weft.backends.nvidia.dequantize import NO_FP8
 from weft.backends.nvidia.dialect import BLOCKS, RESIDENT, WARPS, integer
 from weft.backends.nvidia.fold_sums import fold_sums
+from weft.backends.nvidia.fold_tanh import fold_tanh
 from weft.backends.nvidia.fold_views import fold_views
 from weft.backends.nvidia.join_exponentials import join_exponentials
 from weft.backends.nvidia.layouts import WARP
@@ -51,6 +52,7 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     """A copy of a kernel with roles, layouts, conversions, shared memory and barriers."""
     kernel = kernel.clone()
     fold_sums(kernel)
+    fold_tanh(kernel)
     relax_arithmetic(kernel)
     join_exponentials(kernel)
     for way in (_streamed, _with_roles, _without_conversions, _with_stages):
@@ -68,6 +70,8 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
 
 def _streamed(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
     """Rows that are brought ahead, whole or in blocks, and weights."""
+    if kernel.limit is not None:
+        return None
     ways = (pipeline_rows, pipeline_streams, pipeline_weights)
     streamed = next((found for way in ways if (found := way(kernel, target)) is not None), None)
     if streamed is None:
