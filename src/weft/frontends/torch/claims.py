@@ -20,6 +20,7 @@ from weft.frontends.torch.aten.convolution import convolution_params
 from weft.frontends.torch.builder import normal_dim, tensor_of_meta
 from weft.ops.base import Scan, Scatter, Structured
 from weft.ops.convolution import Convolution
+from weft.passes.align_operands import worth_aligning
 from weft.passes.claim_libraries import fills_tensor_cores, worth_streaming, worth_tensor_cores
 from weft.passes.convolve_by_products import geometry_of
 from weft.passes.convolve_trained import is_pointwise, is_product
@@ -66,7 +67,9 @@ def is_own_product(node: fx.Node) -> bool:
     result, *factors = (node.meta["val"], *(each.meta["val"] for each in node.args[first : first + 2]))  # type: ignore[union-attr]
     if any(isinstance(size, torch.SymInt) for meta in (result, *factors) for size in (*meta.shape, *meta.stride())):
         return False
-    if not all(map(_has_aligned_lines, factors)):
+    apart = [factor for factor in factors if not _has_aligned_lines(factor)]
+    copied = sum(factor.numel() * factor.element_size() for factor in apart)
+    if apart and (of_bytes or not worth_aligning(result.shape, factors[0].shape[-1], copied)):
         return False
     along = factors[0].stride(-1) == 1 and factors[1].stride(-2) == 1  # K runs through memory
     sides = tuple(result.shape), factors[0].shape[-1]
@@ -74,7 +77,7 @@ def is_own_product(node: fx.Node) -> bool:
         return along and fills_tensor_cores(*sides)
     dtype = tensor_of_meta(result).dtype
     few = worth_streaming(dtype, *sides) or worth_summing(dtype, *sides)
-    return worth_tensor_cores(dtype, *sides) or (along and few)
+    return worth_tensor_cores(dtype, *sides) or (along and not apart and few)
 
 
 _SOFTMAX = (_aten._safe_softmax.default, _aten._softmax.default, _aten.amax.default)
