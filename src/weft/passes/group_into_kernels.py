@@ -29,6 +29,7 @@ from weft.passes.build_groups import (
     emit_group,
     fitting_calls,
     is_free,
+    is_widened_for_sums,
     result_targets,
     strides_of,
 )
@@ -130,6 +131,8 @@ class _Grouping:
     def _fits(self, op: GraphOp, group: Group) -> bool:
         """Whether the op can be computed in the group's kernel."""
         if CLAIM in op.attributes or len(group.ops) >= _MOST_OPS:
+            return False
+        if group.kind == "dot" and is_widened_for_sums(op, self.consumers.get(op.results[0], ())):
             return False
         if isinstance(op, Elementwise | Movement):
             shape = tensor_of(op.results[0].type).shape
@@ -254,7 +257,7 @@ class _Grouping:
                     kind = "pointwise"
                 case Reduction():
                     kind = "window"
-                case Structured() if op.name in ("graph.dot", "graph.scaled_dot"):
+                case Structured() if op.name in ("graph.dot", "graph.scaled_dot", "graph.tiled_dot"):
                     kind = "dot"
                 case Structured() | Scatter() | Scan():
                     kind = "anchor"

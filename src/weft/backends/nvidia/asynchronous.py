@@ -43,8 +43,9 @@ from weft.tile import dialect as tile
 
 LINE = 128
 """The bytes of a line of a slot: what the swizzle mixes, and the width of a box."""
-MAP, COORDINATES = "nvidia.map", "nvidia.coordinates"
-"""On a store that the copy engine makes: the tensor map, and where in it the tile begins."""
+MAP, COORDINATES, LIMIT = "nvidia.map", "nvidia.coordinates", "nvidia.limit"
+"""On a store that the copy engine makes: the tensor map, and where in it the tile begins. Where the tile ends in the
+midst of the tensor, the row that it ends before."""
 LINES, POINTER = "nvidia.lines", "nvidia.pointer"
 """On a store that warps make line by line: how many columns and rows the matrix has, the elements from one row to the
 next and before the first, and what number of elements lines begin at multiples of; which argument its memory is."""

@@ -17,13 +17,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from xdsl.dialects.builtin import IntegerAttr, i64
+from xdsl.dialects.builtin import IndexType, IntegerAttr, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from weft.backends.nvidia.addends import Addend, addends_of
 from weft.backends.nvidia.alignment import divisor_of, pointer_dtype
 from weft.backends.nvidia.asynchronous import (
     COORDINATES,
+    LIMIT,
     LINES,
     MAP,
     POINTER,
@@ -35,6 +36,7 @@ from weft.backends.nvidia.asynchronous import (
     CommitOp,
     FillOp,
     FinishOp,
+    IndexOp,
     LiftOp,
     ReleaseOp,
     RingType,
@@ -54,6 +56,7 @@ from weft.backends.nvidia.roles import BARRIER_BYTES
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.tensor_parts import lines_of, part_of
 from weft.backends.nvidia.wgmma import is_multiplied
+from weft.ir.expr import Size, symbol
 from weft.ir.types import DType, bf16, f16, f32, i32
 from weft.tile import dialect as tile
 
@@ -141,19 +144,27 @@ def _stage_stores(kernel: tile.KernelOp, maps: list[TensorMap]) -> list[tile.Sto
         shape = tile.tile_type(op.value).sizes
         if len(shape) != 2 or shape[0] % 64 or shape[1] % STAGE_COLUMNS:
             continue
-        part = part_of(kernel, op, shape)
-        if part is not None and part.inner == 1 and _ends_with_chunk(op):
+        part, limit = part_of(kernel, op, shape), _row_limit(kernel, op)
+        if part is not None and part.inner == 1 and _ends_with_chunk(op) and (limit is None or part.is_known):
+            if limit is not None:
+                op.attributes[LIMIT] = tile.Sizes((limit,))
             set_integer(op, MAP, len(maps))
             op.attributes[COORDINATES] = tile.Sizes(part.coordinates)
             maps.append(part.map((STAGE_COLUMNS, STAGE_ROWS)))
         elif (lines := lines_of(kernel, op)) is not None:
             assert op.starts is not None
+            lines = lines if limit is None else (lines[0], limit, *lines[2:])
             op.attributes |= {LINES: tile.Sizes(lines), COORDINATES: tile.Sizes(op.starts.data[::-1])}
             set_integer(op, POINTER, list(kernel.block.args).index(op.pointer))  # type: ignore[arg-type]
         else:
             continue
         found.append(op)
     return found
+
+
+def _row_limit(kernel: tile.KernelOp, op: tile.StoreOp) -> Size | None:
+    """The row that a tile ends before, where that is told by memory as the number of tiles is."""
+    return None if kernel.limit is None or op.starts is None else op.starts.data[0] + op.extents.data[0]
 
 
 def _ends_with_chunk(op: tile.StoreOp) -> bool:
@@ -175,8 +186,10 @@ def _split(
     block = kernel.block
     original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
     first, count = BlockNumberOp.make("number"), BlockNumberOp.make("count")
-    block.insert_ops_before([first, count], original[0])
-    producing, consuming = Programs.of(kernel, first.out, count.out), Programs.of(kernel, first.out, count.out)
+    limit = _limit(kernel)
+    block.insert_ops_before([first, count, *limit], original[0])
+    numbers = first.out, count.out, limit[-1].results[0] if limit else None
+    producing, consuming = Programs.of(kernel, *numbers), Programs.of(kernel, *numbers)
     producer.mapping = producing.numbers()
     producer.walk(original, producing.loop.block)
     consumer.mapping = consuming.numbers()
@@ -188,8 +201,17 @@ def _split(
     for op in reversed(original):
         op.detach()
         op.erase(safe_erase=False)
-    block.insert_op_after(RolesOp.make(consumers, rings, *roles), count)
+    block.insert_op_after(RolesOp.make(consumers, rings, *roles), limit[-1] if limit else count)
     defer_stores(consuming, consumers, _MOST_HELD[consumers])
+
+
+def _limit(kernel: tile.KernelOp) -> list[Operation]:
+    """Ops that read how many programs there are along the last axis, if memory says so."""
+    if kernel.limit_pointer is None:
+        return []
+    attributes = {"offset": tile.Sizes((0,))}
+    read = tile.NumberOp.create(operands=[kernel.limit_pointer], attributes=attributes, result_types=[IndexType()])
+    return [read, IndexOp.make(tile.Sizes((symbol("d0") + tile.NumberOp.LEAST,)), [read.out])]
 
 
 def _numbered(**numbers: int) -> dict[str, Attribute]:

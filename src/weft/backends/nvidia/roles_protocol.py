@@ -73,6 +73,10 @@ def protocol_of(
             known[op.out] = {"number": block, "count": blocks}[op.kind.data]
     read = [op.out for op in kernel.walk() if isinstance(op, tile.NumberOp)]
     known.update(dict.fromkeys(read, number))
+    for op in kernel.block.ops:
+        if isinstance(op, IndexOp):
+            names = {f"d{place}": known[operand] for place, operand in enumerate(op.indices)}
+            known[op.out] = evaluate(op.value.data[0], names)
     agents = {"producer": list(_Role(roles, known, consumers).run(roles.producer.block))}
     for number in range(consumers):
         agents[f"consumer {number}"] = list(_Role(roles, known, consumers, number).consume())
