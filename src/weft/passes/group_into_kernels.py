@@ -8,7 +8,7 @@ Views and cheap constants belong to no kernel: whoever needs one computes it on 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from xdsl.context import Context
@@ -21,7 +21,7 @@ from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, GraphOp, Movement, Reduction, Scan, Scatter, Structured, View, viewed
 from weft.ops.graph import FuncOp, GroupOp, ReturnOp
-from weft.ops.layouts import blas_takes, contiguous, source_layout
+from weft.ops.layouts import Layout, blas_takes, contiguous, goes_forward, source_layout
 from weft.ops.reduce import DimensionReduction
 from weft.passes.build_groups import (
     CLAIM,
@@ -29,35 +29,15 @@ from weft.passes.build_groups import (
     emit_group,
     fitting_calls,
     is_free,
+    is_widened_for_sums,
     result_targets,
     strides_of,
 )
+from weft.passes.hand_on import hand_on
+from weft.passes.kernel_groups import Group
 from weft.passes.split_products import share_rows
 
 _MOST_OPS = 48
-
-
-@dataclass(eq=False)
-class Group:
-    """A kernel in the making."""
-
-    number: int
-    kind: str
-    shape: tuple[Size, ...]
-    ops: list[GraphOp]
-    dims: tuple[int, ...] = ()
-    before: set[int] = field(default_factory=set[int])
-    made: set[SSAValue] = field(default_factory=set[SSAValue])
-
-    @property
-    def row_shapes(self) -> tuple[tuple[Size, ...], ...]:
-        keep = tuple(1 if d in self.dims else size for d, size in enumerate(self.shape))
-        drop = tuple(size for d, size in enumerate(self.shape) if d not in self.dims)
-        return keep, drop
-
-    def takes(self, shape: tuple[Size, ...]) -> bool:
-        """Whether an output of this shape fits the group's domain."""
-        return shape == self.shape or (self.kind == "rows" and shape in self.row_shapes)
 
 
 @dataclass(frozen=True)
@@ -73,20 +53,22 @@ class GroupIntoKernels(ModulePass):
 
     products: int = 1
     """How many products of the same rows a kernel may compute: a GPU's tensor cores have registers for two."""
+    updates: bool = False
+    """Whether a kernel that puts updates into a tensor computes them, too: on a GPU each of them is read once."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:
             # What prepares another function runs once, op by op.
             if isinstance(function, FuncOp) and "prepares" not in function.attributes:
-                _Grouping(function, self.products).run()
+                _Grouping(function, self.products, self.updates).run()
 
 
 class _Grouping:
     """The grouping of one function."""
 
-    def __init__(self, function: FuncOp, products: int) -> None:
+    def __init__(self, function: FuncOp, products: int, updates: bool) -> None:
         self.function = function
-        self.products = products
+        self.products, self.updates = products, updates
         self.groups: dict[int, Group] = {}
         self.seen_through: dict[SSAValue, tuple[SSAValue, ...]] = {}
         self.group_of: dict[Operation, Group] = {}
@@ -106,6 +88,9 @@ class _Grouping:
             if isinstance(op, ReturnOp) or is_free(op):
                 continue
             self._place(op)
+        for group in self.groups.values():
+            if group.kind == "dot":
+                hand_on(group, self.group_of, self.consumers, self._reads_in_place)
         self._rebuild(operations)
 
     def _sources(self, values: Iterable[SSAValue]) -> Iterable[SSAValue]:
@@ -147,6 +132,8 @@ class _Grouping:
         """Whether the op can be computed in the group's kernel."""
         if CLAIM in op.attributes or len(group.ops) >= _MOST_OPS:
             return False
+        if group.kind == "dot" and is_widened_for_sums(op, self.consumers.get(op.results[0], ())):
+            return False
         if isinstance(op, Elementwise | Movement):
             shape = tensor_of(op.results[0].type).shape
             if group.kind in ("pointwise", "rows", "dot", "window"):
@@ -164,7 +151,15 @@ class _Grouping:
             if shape == group.shape and self._reads_in_place(op, group):
                 return True
             return self._moves_domain(op, group, shape)
-        return False
+        return isinstance(op, Scatter) and self.updates and self._makes_updates(op, group)
+
+    def _makes_updates(self, op: Scatter, group: Group) -> bool:
+        """Whether a group makes what is put into a tensor, and nothing else: not the tensor, nor the places."""
+        if op.name != "graph.index_put" or op.params["accumulate"] or group.kind != "pointwise":
+            return False
+        *others, updates = op.operands
+        elsewhere = any(value in group.made for value in self._sources(others))
+        return not elsewhere and self._moves_domain(op, group, tensor_of(updates.type).shape)
 
     def _reads_in_place(self, op: GraphOp, group: Group) -> bool:
         """Whether the op reads the group's values at its own index: not through views or by computed indices."""
@@ -184,7 +179,7 @@ class _Grouping:
                     return False
                 continue
             view = value.op if isinstance(value, OpResult) and is_free(value.op) else None
-            if view and any(v in made for v in self._sources([value])) and not _keeps_rows(view, group):
+            if view and any(v in made for v in self._sources([value])) and not group.keeps_rows(view):
                 return False
         return True
 
@@ -211,6 +206,8 @@ class _Grouping:
             group.shape = tensor_of(op.operands[0].type).shape
             group.dims = op.params["dims"]
             group.kind = "rows"
+        elif isinstance(op, Scatter):
+            group.shape, group.kind = tensor_of(op.results[0].type).shape, "anchor"
         elif not group.takes(tensor_of(op.results[0].type).shape):
             group.shape = tensor_of(op.results[0].type).shape
         group.ops.append(op)
@@ -260,7 +257,7 @@ class _Grouping:
                     kind = "pointwise"
                 case Reduction():
                     kind = "window"
-                case Structured() if op.name in ("graph.dot", "graph.scaled_dot"):
+                case Structured() if op.name in ("graph.dot", "graph.scaled_dot", "graph.tiled_dot"):
                     kind = "dot"
                 case Structured() | Scatter() | Scan():
                     kind = "anchor"
@@ -365,8 +362,7 @@ class _Grouping:
         """Make what an op outside of groups reads: by views where strides can say it and it takes them, or a copy."""
         for value in op.operands:
             layout = self.layouts.of(value)
-            takes = not isinstance(op, GraphOp) or (layout is not None and blas_takes(tensor_of(value.type), layout))
-            if (layout is not None and takes) or self._write_for(value, op, values):
+            if (layout is not None and _takes(op, value, layout)) or self._write_for(value, op, values):
                 self._emit_chain(value, values, before)
             else:
                 emit_group(self.function.block, [], [value], values, before)
@@ -411,17 +407,9 @@ class _Grouping:
         values.update(zip(value.op.results, copy.results, strict=True))
 
 
-def _keeps_rows(op: Operation, group: Group) -> bool:
-    """Whether a view between a row value and its reader only adds or drops dimensions that are reduced or of size 1."""
-    if group.kind != "rows":
-        return False
-    operand, result = tensor_of(op.operands[0].type).shape, tensor_of(op.results[0].type).shape
-    keep, _ = rows = group.row_shapes
-    if op.name == "graph.reshape":
-        return operand in rows and (result in rows or (1,) * (len(keep) - len(result)) + result == keep)
-    if op.name == "graph.broadcast":
-        return operand == keep and result == group.shape
-    return False
+def _takes(op: Operation, value: SSAValue, layout: Layout) -> bool:
+    """Whether an op outside of groups reads a value that lies so."""
+    return blas_takes(tensor_of(value.type), layout) if isinstance(op, GraphOp) else goes_forward(layout)
 
 
 _NO_GROUP = Group(0, "free", (), [])

@@ -10,6 +10,7 @@ from xdsl.utils.arg_spec import parse_pipeline
 from xdsl.utils.exceptions import ArgSpecParseError
 
 from weft.errors import ParseError
+from weft.passes.align_operands import AlignOperands
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
 from weft.passes.code_weights import CodeWeights
@@ -25,20 +26,25 @@ from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.hoist_constants import HoistConstants
 from weft.passes.inline_small import InlineSmall
 from weft.passes.lay_out_convolutions import LayOutConvolutions
+from weft.passes.order_by_comparing import OrderByComparing
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
 from weft.passes.read_chosen import ReadChosen
 from weft.passes.read_codes import ReadCodes
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.recognize_codes import RecognizeCodes
+from weft.passes.scale_after_products import ScaleAfterProducts
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.split_products import SplitProducts
+from weft.passes.sum_small_products import SumSmallProducts
+from weft.passes.tile_groups import TileGroups
 from weft.passes.update_in_place import UpdateInPlace
 
 PASSES: dict[str, type[ModulePass]] = {
     each.name: each
     for each in (
+        OrderByComparing,
         FoldConstants,
         Simplify,
         EliminateCommon,
@@ -54,8 +60,12 @@ PASSES: dict[str, type[ModulePass]] = {
         QuantizeWeights,
         RecognizeCodes,
         CodeWeights,
+        TileGroups,
+        SumSmallProducts,
         ReadChosen,
         ReadCodes,
+        ScaleAfterProducts,
+        AlignOperands,
         HoistConstants,
         EliminateDead,
         ClaimLibraries,

@@ -91,6 +91,10 @@ class StreamMachine(Machine):
                     continue
                 self.place[passed] = here + 1
                 return True
+            if line.name == "shfl":  # lanes wait for those that have gone another way
+                active &= (active | self.done).reshape(-1, 32).all(1).repeat(32)
+                if not active.any():
+                    continue
             self.go(line, here, active)
             return True
         return False

@@ -23,7 +23,7 @@ from math import prod
 from typing import Any, Self
 
 from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr, i64
-from xdsl.ir import Attribute, Block, ParametrizedAttribute, Region, SSAValue, TypeAttribute
+from xdsl.ir import Attribute, Block, Operation, ParametrizedAttribute, Region, SSAValue, TypeAttribute
 from xdsl.irdl import (
     IRDLOperation,
     attr_def,
@@ -43,8 +43,12 @@ from weft.tile import dialect as tile
 
 LINE = 128
 """The bytes of a line of a slot: what the swizzle mixes, and the width of a box."""
-MAP, COORDINATES = "nvidia.map", "nvidia.coordinates"
-"""On a store that the copy engine makes: the tensor map, and where in it the tile begins."""
+MAP, COORDINATES, LIMIT = "nvidia.map", "nvidia.coordinates", "nvidia.limit"
+"""On a store that the copy engine makes: the tensor map, and where in it the tile begins. Where the tile ends in the
+midst of the tensor, the row that it ends before."""
+LINES, POINTER = "nvidia.lines", "nvidia.pointer"
+"""On a store that warps make line by line: how many columns and rows the matrix has, the elements from one row to the
+next and before the first, and what number of elements lines begin at multiples of; which argument its memory is."""
 STAGE_ROWS, STAGE_COLUMNS = 16, 64
 STAGE_BYTES = STAGE_ROWS * LINE
 """What a warp hands the copy engine to write: through one of two places of its own in shared memory."""
@@ -182,8 +186,8 @@ class AcquireOp(_OfRing, IRDLOperation):
     """Where it is not all of a stage."""
 
     @classmethod
-    def expecting(cls, size: int) -> Self:
-        return cls.create(attributes={"ring": IntegerAttr(0, i64), "bytes": IntegerAttr(size, i64)})
+    def expecting(cls, size: int, ring: int = 0) -> Self:
+        return cls.create(attributes={"ring": IntegerAttr(ring, i64), "bytes": IntegerAttr(size, i64)})
 
 
 @irdl_op_definition
@@ -196,6 +200,8 @@ class FillOp(IRDLOperation):
     slot = attr_def(IntegerAttr)
     map = attr_def(IntegerAttr)
     coordinates = attr_def(tile.Sizes)
+    part = opt_attr_def(SlotType)
+    """What is brought, where it is not what the slot is for."""
 
 
 @irdl_op_definition
@@ -262,6 +268,21 @@ class ReleaseOp(_OfRing, IRDLOperation):
 
 
 @irdl_op_definition
+class LiftOp(IRDLOperation):
+    """Bring a tile of which stage after stage holds a part, side by side, to registers, and release the stages."""
+
+    name = "nvidia.lift"
+    ring = attr_def(IntegerAttr)
+    slot = attr_def(IntegerAttr)
+    part = attr_def(SlotType)
+    out = result_def(tile.TileType)
+
+    @property
+    def parts(self) -> int:
+        return tile.tile_type(self.out).sizes[1] // self.part.sizes[1]
+
+
+@irdl_op_definition
 class TurnOp(IRDLOperation):
     """Consumers begin products in turn: `await` until it is this one's, or `pass` it to the next one.
 
@@ -291,6 +312,11 @@ class NarrowOp(IRDLOperation):
         return cls.create(operands=[value], attributes=attributes, result_types=[narrowed_type(value)])
 
 
+def is_staged(op: Operation) -> bool:
+    """Whether a store goes through its warp's places in shared memory."""
+    return MAP in op.attributes or LINES in op.attributes
+
+
 def narrowed_type(value: SSAValue) -> tile.TileType:
     """The type of a tile's words."""
     rows, columns = tile.tile_type(value).sizes
@@ -299,7 +325,7 @@ def narrowed_type(value: SSAValue) -> tile.TileType:
 
 @irdl_op_definition
 class SendOp(IRDLOperation):
-    """Let the copy engine write one of the pieces of a narrowed tile: 64 rows of a warp group, 64 columns."""
+    """Write one of the pieces of a narrowed tile, 64 rows of a warp group and 64 columns, as its store would."""
 
     name = "nvidia.send"
     words = operand_def(tile.TileType)
@@ -319,6 +345,7 @@ OPS: list[type[IRDLOperation]] = [
     WgmmaOp,
     FinishOp,
     ReleaseOp,
+    LiftOp,
     TurnOp,
     NarrowOp,
     SendOp,

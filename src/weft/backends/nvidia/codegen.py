@@ -14,19 +14,21 @@ from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_t
 from weft.backends.llvm.cast import emit_cast, load_convert, register_type
 from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.asynchronous import RolesOp
-from weft.backends.nvidia.block import Threads, i32, load_shared, register_bytes, short, store_shared
+from weft.backends.nvidia.block import Threads, i32, short
 from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
-from weft.backends.nvidia.control import emit_number
+from weft.backends.nvidia.control import emit_number, where_programs_are
+from weft.backends.nvidia.conversions import emit_convert
 from weft.backends.nvidia.dequantize import Decoder
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
-from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
-from weft.backends.nvidia.early_start import loop_that_asks_early, wait_for_kernel
+from weft.backends.nvidia.dialect import RESIDENT, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
+from weft.backends.nvidia.early_start import let_next_come, loop_that_asks_early, ops_behind_wait, wait_for_kernel
 from weft.backends.nvidia.elements import emit_elements, emit_position
 from weft.backends.nvidia.exponentials import emit_added_exponentials, emit_exponentials
 from weft.backends.nvidia.extents import ConvertedLimits
 from weft.backends.nvidia.global_memory import narrowed_to
+from weft.backends.nvidia.held_rows import emit_held
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.join_moments import MomentsOp
 from weft.backends.nvidia.layouts import WARP, Layout, picked
@@ -36,7 +38,6 @@ from weft.backends.nvidia.plain_dot import emit_plain_dot
 from weft.backends.nvidia.reductions import emit_reduce
 from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
 from weft.backends.nvidia.row_roles import emit_streaming
-from weft.backends.nvidia.shared_memory import row_pitch
 from weft.backends.nvidia.staged_copies import emit_staged
 from weft.backends.nvidia.streaming import CopyOp, CopyRowsOp, ReadOp, StreamOp, WaitKeptOp
 from weft.backends.nvidia.strided_memory import emit_load, emit_pack, emit_store
@@ -69,6 +70,7 @@ class KernelCodegen:
         self.kept: Ring | None = None
         self.crossing: Crossing | None = None
         self.limits = ConvertedLimits()
+        self.late: list[Operation] = []
 
     def emit(self) -> None:
         kernel, arguments = self.kernel, self.kernel.block.args
@@ -78,6 +80,8 @@ class KernelCodegen:
         if self.launch.cluster > 1:
             attributes += f' "nvvm.cluster_dim"="{self.launch.cluster}"'
         self.b = b = Function(self.module, kernel.sym_name.data, [*params, *maps], "void", attributes, "ptx_kernel")
+        if self.launch.programmatic:
+            let_next_come(b, kernel)
         self.maps = [b.emit("i64", f"ptrtoint {value} to i64") for value in b.args[len(params) :]]
         for argument, value in zip(arguments, b.args, strict=False):
             match argument.type:
@@ -91,11 +95,13 @@ class KernelCodegen:
             self.threads = Threads.of_block(b, self.launch.threads // WARP, self.launch.cluster)
             self.threads.prepare(self.layouts)
             self._place_program()
-        self.early = loop_that_asks_early(kernel) if self.launch.programmatic else None
+        self.early = loop_that_asks_early(kernel) if self.launch.programmatic and kernel.limit is None else None
+        self.late = ops_behind_wait(kernel, self.early)
         if self.launch.programmatic and self.early is None and StreamOp not in kinds:
             wait_for_kernel(b)
-        self.block(kernel.block)
-        self.threads.gather()
+        with where_programs_are(self):
+            self.block(kernel.block)
+            self.threads.gather()
         b.finish()
 
     def _place_program(self) -> None:
@@ -123,7 +129,8 @@ class KernelCodegen:
 
     def block(self, block: Block) -> None:
         for op in block.ops:
-            self.visit(op)
+            if op not in self.late:
+                self.visit(op)
 
     def visit(self, op: Operation) -> None:
         match op:
@@ -152,7 +159,7 @@ class KernelCodegen:
             case tile.DotOp():
                 emit_plain_dot(self, op)
             case ConvertOp():
-                self._convert(op)
+                emit_convert(self, op)
             case PackOp():
                 emit_pack(self, op)
             case MmaOp():
@@ -170,7 +177,7 @@ class KernelCodegen:
             case StreamOp() | CopyOp() | CopyRowsOp() | ReadOp() | WaitKeptOp():
                 emit_streaming(self, op)
             case _:
-                if not emit_written(self, op) and not emit_staged(self, op):
+                if not emit_written(self, op) and not emit_staged(self, op) and not emit_held(self, op):
                     emit_asynchronous(self, op)
 
     def _loop(self, op: tile.ForOp) -> None:
@@ -244,6 +251,8 @@ class KernelCodegen:
         initial = [*(self.tiles[value] for value in op.initial), *(ring.state for ring in rings), *load(i64(lower))]
         if op is self.early:
             wait_for_kernel(b)
+            for each in self.late:
+                self.visit(each)
         results = loop_with(b, i64(lower), i64(last), i64(step), initial, body, unrolled=False)
         self.tiles.update(zip(op.results, turn(i64(last), results)[:count], strict=True))
 
@@ -335,47 +344,12 @@ class KernelCodegen:
 
     # -- values ------------------------------------------------------------------------------------------------------
 
-    def _convert(self, op: ConvertOp) -> None:
-        b, type_, source, target = self.b, tile.tile_type(op.out), layout_of(op.value), layout_of(op.out)
-        size, place = register_bytes(type_.dtype), integer(op, SHARED)
-        exists, owner = self.held(source), self.threads.owner(source)
-        self.threads.gather()
-        for register, value in enumerate(self.tiles[op.value]):
-            index = self.row_major(source, register, size)
-            predicate = self.both(exists[register], owner)
-            if predicate is None:
-                store_shared(b, value, place, index, size)
-            else:
-                with b.when(predicate):
-                    store_shared(b, value, place, index, size)
-        self.threads.barrier()
-        last = 1
-        for side in type_.sizes[:-1]:
-            last *= side
-        last = i32(last * row_pitch(type_.sizes[-1], size) - 1)
-        values: list[V] = []
-        for register in range(target.count):
-            index = self.row_major(target, register, size)
-            if any(target.covered(axis) > target.shape[axis] for axis in range(target.rank)):
-                index = b.intrinsic("umin", index, last)  # what does not exist is read from somewhere
-            values.append(load_shared(b, register_type(type_.dtype), place, index, size))
-        self.tiles[op.out] = values
-
     def held(self, layout: Layout) -> list[V | None]:
         """For each register of a layout, whether the tile has such an element."""
         return [
             self.both(*(self.exists(layout, a, offset[a], i32(layout.shape[a])) for a in range(layout.rank)))
             for offset in layout.offsets
         ]
-
-    def row_major(self, layout: Layout, register: int, size: int) -> V:
-        """Where a register's element lies in a tile that stands in shared memory row by row."""
-        index, pitch = i32(0), 1
-        for axis in range(layout.rank - 1, -1, -1):
-            place = self.b.add(self.threads.place(layout, axis), i32(layout.offsets[register][axis]))
-            index = self.b.add(index, self.b.mul(place, i32(pitch)))
-            pitch *= row_pitch(layout.shape[axis], size) if axis == layout.rank - 1 else layout.shape[axis]
-        return index
 
 
 def _all_layouts(kernel: tile.KernelOp) -> list[Layout]:

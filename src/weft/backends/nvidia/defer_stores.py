@@ -21,13 +21,17 @@ from xdsl.ir import Block, Operation, SSAValue
 from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.asynchronous import (
     COORDINATES,
+    LIMIT,
+    LINES,
     MAP,
+    POINTER,
     STAGE_COLUMNS,
     FinishOp,
     IndexOp,
     NarrowOp,
     SendOp,
     WgmmaOp,
+    is_staged,
     narrowed_type,
 )
 from weft.backends.nvidia.dialect import SHARED
@@ -42,7 +46,7 @@ _THREADS = 128
 
 
 def defer_stores(programs: Programs, consumers: int, most: int) -> None:
-    """Rewrite the loop of consumers in place, if it ends in a store by the copy engine and K is long enough.
+    """Rewrite the loop of consumers in place, if it ends in a store piece by piece and K is long enough.
 
     `most` is what a thread may hold of accumulators and of words that are to be written.
     """
@@ -64,9 +68,9 @@ def defer_stores(programs: Programs, consumers: int, most: int) -> None:
 
 
 def _found(block: Block) -> tuple[tile.ForOp, tile.StoreOp] | None:
-    """The one loop of products of a block and the store by the engine that it ends with, if it has just these."""
+    """The one loop of products of a block and the store in pieces that it ends with, if it has just these."""
     loops = [op for op in block.ops if isinstance(op, tile.ForOp)]
-    stores = [op for op in block.ops if MAP in op.attributes]
+    stores = [op for op in block.ops if is_staged(op)]
     last = block.last_op.prev_op if block.last_op is not None else None
     if len(loops) != 1 or len(stores) != 1 or stores[0] is not last or not isinstance(last, tile.StoreOp):
         return None
@@ -153,10 +157,16 @@ class _Deferral:
             else:
                 block.add_op(op.clone(inner))
 
-    def _places(self, number: SSAValue) -> tuple[list[IndexOp], list[SSAValue]]:
+    def _places(self, number: SSAValue) -> tuple[list[Operation], list[SSAValue]]:
         """The indices of the store in the program before one, and one more that leads outside if there is none."""
         found, places, outside = self.programs.before(number)
-        return found, [*(places.get(index, index) for index in self.store.indices), outside]
+        read: list[Operation] = []
+        for index in self.store.indices:  # what is in memory is read again, for that program
+            if isinstance(index.owner, tile.NumberOp):
+                again = index.owner.clone(places)
+                read.append(again)
+                places[index] = again.results[0]
+        return [*found, *read], [*(places.get(index, index) for index in self.store.indices), outside]
 
     def _send(self, words: SSAValue, indices: Sequence[SSAValue], piece: int) -> SendOp:
         store = self.store
@@ -165,8 +175,13 @@ class _Deferral:
         first, *others = coordinates.data
         away = symbol(f"d{len(store.indices)}")
         op = SendOp.create(operands=[words, *indices], attributes={"piece": IntegerAttr(piece, i64)})
-        op.attributes |= {name: store.attributes[name] for name in (MAP, SHARED)}
+        op.attributes |= {
+            name: store.attributes[name] for name in (MAP, LINES, POINTER, SHARED) if name in store.attributes
+        }
         op.attributes[COORDINATES] = tile.Sizes((first + away, *others))
+        limit = store.attributes.get(LIMIT)
+        if isinstance(limit, tile.Sizes):
+            op.attributes[LIMIT] = tile.Sizes((limit.data[0] - away,))
         return op
 
 
