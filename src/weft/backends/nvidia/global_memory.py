@@ -31,9 +31,14 @@ ONCE = "global.L1::no_allocate"
 """Global memory that a block reads once: it does not stay in its cache."""
 
 
-def load_words(b: Function, address: V, size: int, count: int, predicate: V | None, space: str = "global") -> list[V]:
-    """`count` neighbours of so many bytes in words of 32 bits, or fewer bits alone; what is not read is zero."""
-    return _read(b, address, 8 * size, count, predicate, space)
+def load_words(
+    b: Function, address: V, size: int, count: int, predicate: V | None, space: str = "global", ahead: int = 0
+) -> list[V]:
+    """`count` neighbours of so many bytes in words of 32 bits, or fewer bits alone; what is not read is zero.
+
+    They begin `ahead` bytes behind the address.
+    """
+    return _read(b, address, 8 * size, count, predicate, space, ahead)
 
 
 def load_raw(b: Function, address: V, dtype: DType, predicate: V | None) -> V:
@@ -47,7 +52,7 @@ def joined(b: Function, low: V, high: V) -> V:
     return b.binary("or", b.convert("zext", low, "i32"), wide)
 
 
-def _read(b: Function, address: V, bits: int, count: int, predicate: V | None, space: str) -> list[V]:
+def _read(b: Function, address: V, bits: int, count: int, predicate: V | None, space: str, ahead: int = 0) -> list[V]:
     """Neighbours as the words that memory holds."""
     width, words = _words(bits, count)
     llvm_type, ptx_type, constraint = _WORD[width]
@@ -62,7 +67,7 @@ def _read(b: Function, address: V, bits: int, count: int, predicate: V | None, s
     result = register if words == 1 else "{" + ", ".join([register] * words) + "}"
     inputs = (",l" if space.startswith("global") else ",r") + (",b" if predicate is not None else "")
     args = (address, *(() if predicate is None else (predicate,)))
-    text = f"{clear}{guard}ld.{space}{form}.{ptx_type} {braces}, [${words}];"
+    text = f"{clear}{guard}ld.{space}{form}.{ptx_type} {braces}, [${words}{_offset(ahead)}];"
     # An output is written before the address is read where there is a clearing move.
     outputs = outputs.replace("=", "=&") if predicate is not None else outputs
     loaded = asm(b, result, text, outputs + inputs, *args, pure=False)
@@ -76,8 +81,12 @@ def store_chunk(b: Function, address: V, values: Sequence[V], dtype: DType, pred
     store_words(b, address, packed(b, values, dtype, bits, width), width, predicate)
 
 
-def store_words(b: Function, address: V, words: Sequence[V], width: int, predicate: V | None) -> None:
-    """Write words of so many bits; one of 8 stands in a word of 16."""
+def _offset(ahead: int) -> str:
+    return f"+{ahead}" if ahead else ""
+
+
+def store_words(b: Function, address: V, words: Sequence[V], width: int, predicate: V | None, ahead: int = 0) -> None:
+    """Write words of so many bits, from `ahead` bytes behind an address on; one of 8 stands in a word of 16."""
     _, ptx_type, constraint = _WORD[width]
     count = len(words)
     sources = ", ".join(f"${i}" for i in range(count))
@@ -85,7 +94,14 @@ def store_words(b: Function, address: V, words: Sequence[V], width: int, predica
     guard = f"@${count + 1} " if predicate is not None else ""
     constraints = ",".join([constraint] * count) + ",l" + (",b" if predicate is not None else "") + ",~{memory}"
     args = (*words, address, *(() if predicate is None else (predicate,)))
-    asm(b, "void", f"{guard}st.global{form}.{ptx_type} [${count}], {braces};", constraints, *args, pure=False)
+    asm(
+        b,
+        "void",
+        f"{guard}st.global{form}.{ptx_type} [${count}{_offset(ahead)}], {braces};",
+        constraints,
+        *args,
+        pure=False,
+    )
 
 
 def _words(bits: int, count: int) -> tuple[int, int]:

@@ -51,7 +51,7 @@ def load_shifted(b: Function, chunk: Chunk, dtype: DType, space: str = "global")
     there = b.binary("and", b.icmp("ne", ahead, i32(0)), _reaches(b, chunk.left, count, _elements(b, ahead, dtype)))
     there = there if chunk.predicate is None else b.binary("and", there, chunk.predicate)
     words = load_words(b, start, dtype.bytes, count, chunk.predicate, space)
-    words += load_words(b, b.add(start, V(start.type, str(WIDEST))), dtype.bytes, count, there, space)
+    words += load_words(b, start, dtype.bytes, count, there, space, ahead=WIDEST)
     raw = [piece for word in _moved_down(b, words, ahead) for piece in pieces(b, word, 8 * dtype.bytes, 32)]
     return [load_convert(b, b.bitcast(value, memory_type(dtype)), dtype) for value in raw]
 
@@ -81,8 +81,8 @@ def store_shifted(b: Function, chunk: Chunk, values: Sequence[V], dtype: DType, 
         raw = [piece for word in own for piece in pieces(b, word, 8 * dtype.bytes, 32)]
         for number, value in enumerate(raw):
             wanted = b.icmp("ult", b.sub(i32(number), first), length)
-            address = b.add(chunk.address, V("i64", str(number * dtype.bytes)))
-            store_words(b, address, [_register(b, value)], 8 * dtype.bytes, wanted)
+            there = number * dtype.bytes
+            store_words(b, chunk.address, [_register(b, value)], 8 * dtype.bytes, wanted, there)
 
 
 def _register(b: Function, value: V) -> V:
