@@ -32,6 +32,8 @@ _PER_THREAD, _HELD_PER_THREAD = 16, 32
 _MOST_WARPS, _MOST_BLOCKS = 32, 8
 _MOST_OF_BLOCK = 16384
 """Elements of a tile that one block holds; more are held by a cluster."""
+_MANY_WARPS, _THREADS_BESIDE = 8, 1024
+"""Of a block from which on few fit a multiprocessor, and the threads that it should have then."""
 _CHUNK = 8
 """Elements of 16 bits that a thread moves at once."""
 _WORTH = 8
@@ -190,6 +192,21 @@ def _may_cluster(kernel: tile.KernelOp, clusters: bool) -> bool:
     simple = (tile.LoadOp, tile.StoreOp, tile.MapOp, tile.ReduceOp, tile.ConstantOp, tile.PositionOp, tile.GatherOp)
     flat = (*simple, ExponentialsOp, MomentsOp, tile.ProgramOp, tile.ReturnOp)
     return clusters and all(isinstance(op, flat) for op in kernel.block.ops)
+
+
+def blocks_beside(kernel: tile.KernelOp) -> int:
+    """How many blocks a multiprocessor should have registers for, where many threads hold a row of 16 bits; else 1.
+
+    While some wait for each other, others read or write. A thread that holds one row's part does with 64 registers.
+    """
+    warps, rows = integer(kernel, WARPS), list[tile.LoadOp]()
+    reduces = any(isinstance(op, tile.ReduceOp | ExponentialsOp | MomentsOp) for op in kernel.block.ops)
+    for op in kernel.block.ops:
+        if isinstance(op, tile.LoadOp) and layout_of(op.out).count > _CHUNK:
+            if pointer_dtype(op).bytes != 2 or layout_of(op.out).count > _HELD_PER_THREAD:
+                return 1
+            rows += [] if isinstance(op.offset.data[0], int) else [op]
+    return _THREADS_BESIDE // (warps * WARP) if reduces and warps >= _MANY_WARPS and len(rows) == 1 else 1
 
 
 def covered_shape(op: tile.LoadOp | tile.StoreOp) -> tuple[int, ...]:

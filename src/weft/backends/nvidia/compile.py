@@ -12,13 +12,14 @@ from typing import TypeAlias
 
 from weft.backends.llvm.builder import Module
 from weft.backends.nvidia.alignment import mark_shifted
+from weft.backends.nvidia.anchors import blocks_beside
 from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.atomics import NO_BF16_ATOMICS
 from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import AwaitedModules, DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
 from weft.backends.nvidia.dequantize import NO_FP8
-from weft.backends.nvidia.dialect import BLOCKS, RESIDENT, WARPS, integer
+from weft.backends.nvidia.dialect import BLOCKS, RESIDENT, WARPS, integer, set_integer
 from weft.backends.nvidia.fold_sums import fold_sums
 from weft.backends.nvidia.fold_tanh import fold_tanh
 from weft.backends.nvidia.fold_views import fold_views
@@ -69,6 +70,8 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     use_tensor_cores(copy)
     held = hold_rows(copy)
     assign_layouts(copy, clusters=target.has_clusters)
+    if (resident := blocks_beside(copy)) > 1:
+        set_integer(copy, RESIDENT, resident)
     order_memory(copy)
     shared, blocks = allocate_shared(copy, target.shared_per_block - held, held), integer(copy, BLOCKS, 1)
     return copy, Launch(WARP * integer(copy, WARPS), shared, cluster=blocks, blocks_per_program=blocks)

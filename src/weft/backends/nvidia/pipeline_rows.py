@@ -41,6 +41,8 @@ _LEAST_TURNS = 3
 _HELD = 64
 """Elements of its rows that a thread holds at most."""
 _MOST_WARPS, _BLOCKS = 8, (1, 2, 4, 8)
+_WIDE = 4
+"""Blocks of a cluster that do better with twice the warps, and half as much in each thread: so it was measured."""
 _MOST_STAGES = 4
 _REGISTERS_BESIDE = 40
 """What a thread needs beside the rows it holds."""
@@ -177,13 +179,16 @@ def _is_fixed(op: tile.LoadOp) -> bool:
 
 def _choices(shape: Sequence[int], moving: Sequence[tile.LoadOp]) -> Iterator[tuple[int, int]]:
     """The warps of a block and the blocks of a cluster that hold the rows of a program, the fewest blocks first."""
-    elements = prod(shape)
-    held = _held_at_once(moving[0].parent_block(), shape, len(moving))
+    elements, block = prod(shape), moving[0].parent_block()
+    held = _held_at_once(block, shape, len(moving))
+    alone = block is not None and held == 1 and sum(isinstance(op, tile.LoadOp) for op in block.ops) == 1
     most = max(_HELD >> (held - 1).bit_length(), 16)
     for most_warps in (_MOST_WARPS, 2 * _MOST_WARPS):
         for blocks in _BLOCKS:
             # A thread that holds half of what it could leaves room for more blocks, which work while this one waits.
             each = most if elements > blocks * most_warps * WARP * (most // 2) else most // 2
+            if alone and blocks == _WIDE and elements <= blocks * _MOST_WARPS * WARP * most:
+                yield 2 * _MOST_WARPS, blocks
             warps = 1 << max(-(-elements // (blocks * WARP * each)) - 1, 0).bit_length()
             if warps <= most_warps:
                 yield warps, blocks
