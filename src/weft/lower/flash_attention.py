@@ -95,7 +95,7 @@ class FlashLowering(AttentionLowering):
         start, stop = (floordiv(key, bj) for key in (self.range.every[0] + bj - 1, self.range.every[1]))
         whole = minimum(count, maximum(1, self.visited - stop))
         # A tile of rows that lies within one block of keys meets the diagonal, or the last key, in one block only.
-        if not self.masks.kept and (not self.causal or bj % bi == 0):
+        if not self.masks.kept and not self.masks.local and (not self.causal or bj % bi == 0):
             whole = 1
         if self.masks.certain:
             edge = count if start == 0 else minimum(count, maximum(whole, self.visited - start))
@@ -138,7 +138,7 @@ class FlashLowering(AttentionLowering):
         bi, bn = self.sides["i"], self.sides["n"]
         bj = self.sides["j"]
         cut = self.limit is not self.keys or not (isinstance(self.keys, int) and self.keys % bj == 0)
-        masked = self.causal or cut or bool(self.masks.kept)
+        masked = self.causal or cut or bool(self.masks.kept) or self.masks.local
         start = (self.visited - 1) * bj
         scores = self._marked(self._scores_at(start), start, masked)
         most = self.emit.reduce_axis(scores, "max", 1, self.dtype)
@@ -198,7 +198,7 @@ class FlashLowering(AttentionLowering):
 
     def _base(self, most: TileValue, masked: bool) -> Value:
         """What is subtracted: the greatest score, or nothing in a row that has seen no key."""
-        if not masked and not self.masks.added:
+        if not masked and (self.masks.local or not self.masks.added):
             return most
         emit = self.emit
         return emit.where(emit.math("eq", most, self._constant(float("-inf"))), self._constant(0.0), most)
@@ -217,7 +217,7 @@ class FlashLowering(AttentionLowering):
         self.bases["j"] = start
         if self.unit == 1.0:
             scores = self._capped(emit.math("mul", scores, self._constant(self._scale)))
-        for mask in self.masks.added:
+        for mask in self.masks.added if masked or not self.masks.local else ():
             scores = self._added(scores, self._mask_tile(mask))
         if not masked:
             return scores

@@ -88,8 +88,8 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     inputs = len(maps)
     engines = _give_stores_to_engine(kernel, maps)
     staging = 4 * consumers * 2 * STAGE_BYTES if engines else 0
-    resident = integer(kernel, RESIDENT, 1) if consumers == 2 else 1
-    rings = _rings(operands, target.shared_per_block // resident - staging - resident * _ALIGNMENT)
+    resident = integer(kernel, RESIDENT, 1) if consumers < 3 else 1
+    rings = _rings(operands, (target.shared_per_block + _ALIGNMENT) // resident - staging - _ALIGNMENT - (_ALIGNMENT if resident == 1 else 0))
     if rings is None:
         return None
     set_integer(kernel, RESIDENT, resident)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from weft.backends.nvidia.codegen import KernelCodegen
 
 _GROUP_WARPS = 4
-_REGISTERS = {(1, 1): (56, 256), (2, 1): (24, 240), (3, 1): (32, 160), (2, 2): (24, 104)}
+_REGISTERS = {(1, 1): (256, 256), (1, 2): (24, 232), (2, 1): (24, 240), (3, 1): (32, 160), (2, 2): (24, 104)}
 """What a thread of the producer and of a consumer may use, by the number of consumers, and of blocks beside each other:
 together what all enter with."""
 RING_OPS = (AcquireOp, CommitOp, WaitOp, ReleaseOp)
@@ -140,8 +140,9 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     producing, consuming, after = b.label("producer"), b.label("consumer"), b.label("after")
     b.branch_if(b.icmp("ult", warp, i32(_GROUP_WARPS)), producing, consuming)
     fewer, more = _REGISTERS[consumers, integer(codegen.kernel, RESIDENT, 1)]
+    shifts = fewer != more
     b.start(producing)
-    if consumers > 1:
+    if shifts:
         do(b, f"setmaxnreg.dec.sync.aligned.u32 {fewer};", "")
     codegen.threads = Threads(b, _GROUP_WARPS, lane, warp)
     with b.when(b.icmp("eq", warp, i32(0))), b.when(elected(b)):
@@ -149,7 +150,7 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
         codegen.block(op.producer.block)
     b.branch(after)
     b.start(consuming)
-    if consumers > 1:
+    if shifts:
         do(b, f"setmaxnreg.inc.sync.aligned.u32 {more};", "")
     own = b.sub(warp, i32(_GROUP_WARPS))
     codegen.threads = Threads(b, _GROUP_WARPS * consumers, lane, own, barrier_number=1)
