@@ -47,11 +47,12 @@ class BlockedKernel:
         pointers = self.frame.pointers
         last = len(inputs) + len(written)
         self.targets, self.beside = pointers[len(inputs) : last], pointers[last:]
+        targets = {target: target for target in (*self.targets, *self.beside)}
         self.emit = KernelEmitter(
             self.layouts,
             domain=self.domain,
             block=self.frame.block,
-            pointers=dict(zip(arguments, pointers, strict=False)) | {target: target for target in self.targets},
+            pointers=dict(zip(arguments, pointers, strict=False)) | targets,
             scalars=self.frame.scalars,
             rank=2,
             parts=self.parts,
