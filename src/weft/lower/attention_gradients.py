@@ -303,9 +303,9 @@ class _OfQueries(_Construction):
         self._start("i", backwards=self.causal)  # the longest programs come first
         for run in rest[-1:]:
             self.frame.program(run)
-        self.query, self.grad = self._operand(_QUERIES, "ie"), self._operand(_GRADIENT, "in")
         least, self.means = self._subtracted()
         self.least = self.emit.math("mul", least, self.emit.constant(self.unit, self.dtype))
+        self.query, self.grad = self._operand(_QUERIES, "ie"), self._operand(_GRADIENT, "in")
         sums = [self._zeros("ie")]
         first, side = self.bases["i"], self.sides["j"]
         count, whole = ceildiv(self.keys, side), floordiv(self.keys, side)
