@@ -83,8 +83,8 @@ def test_a_row_that_is_masked_by_the_lowest_number_has_the_mean(lowest: float) -
 def test_gradients_say_what_they_take() -> None:
     rule: Any = REGISTRY["attention_gradients"].cls
     q, k, rows = Tensor(f32, (2, 3, 5, 4)), Tensor(f32, (2, 7, 4)), Tensor(f32, (2, 3, 5))
-    assert rule.infer(q, q, k, k, rows, q) == (q, k, k)
+    assert rule.infer(q, q, k, k, rows, rows) == (q, k, k)
     with pytest.raises(ShapeError, match="do not fit"):
-        rule.infer(q, q, q, q, rows, q)
+        rule.infer(q, q, q, q, rows, rows)
     with pytest.raises(DTypeError, match="takes floats"):
-        rule.infer(q, q, k, k, Tensor(i64, (2, 3, 5)), q)
+        rule.infer(q, q, k, k, Tensor(i64, (2, 3, 5)), rows)

@@ -1,25 +1,25 @@
-"""The gradients of attention → a kernel for queries, and then one for keys and values. None of them holds all weights.
+"""The gradients of attention → a kernel for keys and values, and one for queries. None of them holds all weights.
 
-    tile.kernel grid [blocks of queries] {              tile.kernel grid [blocks of keys] {
-      %q, %g = tile.load ..                               %k, %v = tile.load ..
-      tile.store what is subtracted from products         tile.for blocks of queries {
-      tile.for blocks of keys {                             %s = tile.dot %k, transposed queries
-        %s = tile.dot %q, transposed keys                   %d = tile.dot %v, transposed gradients
-        %d = tile.dot %g, transposed values                 %p = 2^%s
-        %p = 2^%s                                           %dv += tile.dot %p, gradients
-        %dq += tile.dot (%p * %d), keys }                   %dk += tile.dot (%p * %d), queries }
-      tile.store %dq }                                    tile.store %dk, %dv }
+    tile.kernel grid [blocks of keys] {                 tile.kernel grid [blocks of queries] {
+      %k, %v = tile.load ..                               %q, %g = tile.load ..
+      tile.for blocks of queries {                        tile.for blocks of keys {
+        %s = tile.dot %k, transposed queries                %s = tile.dot %q, transposed keys
+        %d = tile.dot %v, transposed gradients              %d = tile.dot %g, transposed values
+        %p = 2^%s                                           %p = 2^%s
+        %dv += tile.dot %p, gradients                       %ds = %p * %d
+        %dk += tile.dot (%p * %d), queries }                %dq += tile.dot %ds, keys }
+      tile.store %dk, %dv }                               tile.store %dq }
 
 Both make the weights again, from the scores and what the forward pass has kept of each row. Scores are laid down so
 that the weights come out of one product just as the next one takes them. Each sum has one program, and one order:
-results are the same in every run. What is subtracted from products, the first kernel finds while it waits for its
-operands. For keys, products begin with it; a turn reads it for the next one while its own products run.
+results are the same in every run. For keys, slopes begin with what is subtracted from them. What is subtracted, a turn
+reads for the next one while its own products run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import SSAValue
@@ -32,18 +32,19 @@ from weft.lower.blocked import BlockedKernel
 from weft.lower.domain import Domain, Run, Variable, fused
 from weft.lower.emit import Axis, TileValue, register_dtype
 from weft.lower.evaluate import AddressRecorder, Source
-from weft.lower.kernels import Kernel
+from weft.lower.kernels import Kernel, lower_group
 from weft.lower.lowered import Argument, KernelCall, Lowered
 from weft.lower.machine import Machine
+from weft.lower.regroup import regroup
 from weft.lower.schedule import Blocks, choose_gradient_blocks, given_blocks
 from weft.ops.attention_gradients import AttentionGradients
 from weft.ops.body import Value
-from weft.ops.graph import GroupOp
+from weft.ops.graph import GraphBuilder, GroupOp
 from weft.ops.layouts import Layout, contiguous
 from weft.tile import dialect as tile
 
-_GRADIENT, _QUERIES, _KEYS, _VALUES, _LSE, _RESULT = range(6)
-"""The operands."""
+_LONGEST, _UNIT = 192, 64
+"""The longest block of queries, and what rows of numbers in memory are aligned to."""
 _LETTERS = "ijen"
 """Queries, keys, their width and that of the values: the columns of the domain, in this order."""
 
@@ -56,29 +57,42 @@ def lower_attention_gradients(
     if any(value not in op.results for value in group.yielded):
         raise LoweringError("nothing can be computed after attention_gradients in its kernels")
     layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
-    rows = (_rows_of_blocks(tensor_of(op.operands[_LSE].type), _blocks("queries", group, op, machine)),) * 2
-    given = [Argument("input", number) for number in range(len(inputs))]
-    given += [Argument("output", number) for number in range(len(outputs))]
-    given += [Argument("scratch", number) for number in range(len(rows))]
-    needed = [_OfQueries, *([_OfKeys] if any(result in group.yielded for result in op.results[1:]) else [])]
-    calls = [
-        KernelCall(each(group, f"{name}_{each.OF}", layouts, outputs, op, machine, rows).kernel(), tuple(given))
-        for each in needed
-    ]
-    return Lowered(tuple(calls), rows)
+    rows = [_padded(tensor_of(value.type)) for value in op.operands[4:]]
+    read = [Argument("input", number) for number in range(len(inputs))]
+    beside = [Argument("scratch", number) for number in range(len(rows))]
+    written = [Argument("output", number) for number in range(len(outputs))]
+    made = lower_group(_subtracted(group), f"{name}_rows", inputs, [*map(contiguous, rows)], machine=machine)
+    calls = [KernelCall(made, (*read, *beside))]
+    for construction, results in ((_OfKeys, op.results[1:]), (_OfQueries, op.results[:1])):
+        if any(result in group.yielded for result in results):
+            kernel = construction(group, f"{name}_{construction.OF}", layouts, outputs, op, machine, rows).kernel()
+            calls.append(KernelCall(kernel, (*read, *written, *beside)))
+    return Lowered(tuple(calls), tuple(rows))
 
 
-def _blocks(of: str, group: GroupOp, op: AttentionGradients, machine: Machine) -> Blocks:
-    """The tiles of a kernel."""
-    q, k, v = (tensor_of(op.operands[number].type).shape for number in (_QUERIES, _KEYS, _VALUES))
-    sizes = (q[-2], k[-2], q[-1], v[-1])
-    return given_blocks(group, "attention_gradients") or choose_gradient_blocks(of, sizes, machine)
-
-
-def _rows_of_blocks(rows: Tensor, blocks: Blocks) -> Tensor:
-    """Numbers of rows in memory of their own, in which all blocks of them are whole."""
+def _padded(rows: Tensor) -> Tensor:
+    """Numbers of rows in memory of their own, where all blocks of them are whole."""
     *lead, length = rows.shape
-    return Tensor(rows.dtype, (*lead, ceildiv(length, blocks.sides[0]) * blocks.sides[0]))
+    return Tensor(rows.dtype, (*lead, ceildiv(length, _UNIT) * _UNIT + _LONGEST))
+
+
+def _subtracted(group: GroupOp) -> GroupOp:
+    """A group that gives what is added to products: less the logarithms of sums, in powers of two, and less the means.
+
+    Of rows that do not exist it is zero: their weights are ones, and what they weigh is nothing.
+    """
+
+    def rows(b: GraphBuilder, made: GroupOp) -> list[SSAValue]:
+        op = next(op for op in made.block.ops if isinstance(op, AttentionGradients))
+        found: list[SSAValue] = []
+        for value, factor in zip(op.operands[4:], (-LOG2_E, -1.0), strict=True):
+            *lead, length = b.tensor(value).shape
+            high = (*(0 for _ in lead), _padded(b.tensor(value)).shape[-1] - length)
+            scaled = b.mul(value, b.full_like(value, factor))
+            found.append(b.pad(scaled, low=(0,) * len(high), high=high, value=0.0))
+        return found
+
+    return regroup(group, rows)
 
 
 @dataclass
@@ -114,7 +128,8 @@ class _Construction:
         self.lead = fused([variable for variable in domain.rows if variable.name.rstrip("hl") != last], addresses)
         self.within = [Run((variable,)) for variable in domain.rows if variable.name.rstrip("hl") == last]
         domain.row_runs, domain.column_runs = [*self.lead, *self.within], [*self.runs.values()]
-        self.blocks = _blocks(self.OF, self.group, self.op, self.machine)
+        chosen = choose_gradient_blocks(self.OF, (self.queries, self.keys, q.shape[-1], v.shape[-1]), self.machine)
+        self.blocks: Blocks = given_blocks(self.group, "attention_gradients") or chosen
         self.sides = dict(zip(_LETTERS, self.blocks.sides, strict=True))
         self.bases = {"e": 0, "n": 0}
         self.frame = BlockedKernel(
@@ -131,14 +146,14 @@ class _Construction:
     # -- addresses -------------------------------------------------------------------------------------------------
 
     def _index(self, operand: int) -> list[Size]:
-        """Where the element of an operand lies."""
+        """Where the element of an operand lies: of the gradient, the queries, the keys or the values."""
         lead, (i, j, e, n) = self.domain.row_index[:-1], self.domain.column_index
         rows = [*lead, self.member, i]
-        return [[*rows, n], [*rows, e], [*lead, j, e], [*lead, j, n], rows, [*rows, n]][operand]
+        return [[*rows, n], [*rows, e], [*lead, j, e], [*lead, j, n]][operand]
 
     def _addresses(self) -> list[Size]:
         recorder = AddressRecorder(self.layouts, space=self.domain.bounds)
-        for number, value in enumerate(self.op.operands):
+        for number, value in enumerate(self.op.operands[:4]):
             recorder.at(Source(value, tensor_of(value.type)), self._index(number))
         stores = [
             simplify(layout.address(self._index(1 + self.op.results.index(value))), self.domain.bounds)
@@ -167,6 +182,21 @@ class _Construction:
         self._axes(letters)
         value = self.op.operands[number]
         return self.emit.at(Source(value, tensor_of(value.type)), self._index(number))
+
+    def _of_rows(self, number: int, axis: int) -> TileValue:
+        """What is subtracted from the products of a block of rows, along an axis: whole, as memory holds it."""
+        tensor, side, strides, shape = self.rows[number], self.sides["i"], [0, 0], [1, 1]
+        strides[axis], shape[axis] = 1, side
+        self._axes("")
+        address = self.emit.resolve(contiguous(tensor).address([*self.domain.row_index[:-1], self.member, 0]))
+        attributes, operands = self.emit.sizes((address + self.bases["i"],), strides, shape)
+        load = tile.LoadOp.create(
+            operands=[self.frame.beside[number], *operands],
+            attributes=dict(zip(("offset", "strides", "extents"), attributes, strict=True)),
+            result_types=[tile.TileType.of(shape, tensor.dtype)],
+        )
+        loaded = TileValue(self.emit.add(load), tensor.dtype)
+        return TileValue(self._tile_of(self.emit.cast(loaded, self.dtype)), self.dtype)
 
     def _axes(self, letters: str) -> None:
         self.emit.axes.clear()
@@ -225,7 +255,7 @@ class _OfKeys(_Construction):
         for run in self.lead[-1:]:  # the innermost: programs of a few heads and neighbouring keys run at the same time
             self.frame.program(run)
         self.member = 0
-        keys, values = self._operand(_KEYS, "je"), self._operand(_VALUES, "jn")
+        keys, values = self._operand(2, "je"), self._operand(3, "jn")
         first, side = self.bases["j"], self.sides["i"]
         self.count = ceildiv(self.queries, side)
         lower = minimum(self.count, floordiv(first, side)) if self.causal else 0
@@ -241,24 +271,7 @@ class _OfKeys(_Construction):
     def _rows_of(self, block: Size, member: Size) -> list[TileValue]:
         """What is subtracted from the products of a block of queries; of the last one where there are no more."""
         self.bases["i"], self.member = minimum(block, self.count - 1) * self.sides["i"], member
-        self._axes("")
-        side = self.sides["i"]
-        read, there = self.count * side, self.rows[0].shape[-1]
-        whole = read == there or (isinstance(read, int) and isinstance(there, int) and read <= there)
-        extent = side if whole and "i" in self.runs else minimum(side, self.queries - self.bases["i"])
-        return [self._read(tensor, at, extent) for tensor, at in zip(self.rows, self.frame.beside, strict=True)]
-
-    def _read(self, rows: Tensor, pointer: SSAValue, extent: Size) -> TileValue:
-        """Numbers of rows side by side, for the columns of a product; zero where there are no more."""
-        address = self.emit.resolve(contiguous(rows).address([*self.domain.row_index[:-1], self.member, 0]))
-        attributes, operands = self.emit.sizes((address + self.bases["i"],), (0, 1), (1, extent))
-        load = tile.LoadOp.create(
-            operands=[pointer, *operands],
-            attributes=dict(zip(("offset", "strides", "extents"), attributes, strict=True)),
-            result_types=[tile.TileType.of((1, self.sides["i"]), rows.dtype)],
-        )
-        loaded = TileValue(self.emit.add(load), rows.dtype)
-        return TileValue(self._tile_of(self.emit.cast(loaded, self.dtype)), self.dtype)
+        return [self._of_rows(number, 1) for number in range(2)]
 
     def _walk(
         self,
@@ -276,17 +289,16 @@ class _OfKeys(_Construction):
             self.bases["i"] = (lower + floordiv(turn, members)) * self.sides["i"]
             self.member = mod(turn, members)
             on_keys, on_values, least, means = carried
-            nothing = self._zeros("ji")
-            begun = [self._tile_of(emit.math("add", nothing, row)) for row in (least, means)]
-            scores = self._dot(keys, self._operand(_QUERIES, "ei"), "ji", begun[0])
-            slopes = self._dot(values, self._operand(_GRADIENT, "ni"), "ji", begun[1])
-            weights: Value = self._power(emit.math("mul", scores, emit.constant(self.unit, self.dtype)))
+            begun = self._tile_of(emit.math("add", self._zeros("ji"), means))
+            scores = self._dot(keys, self._operand(1, "ei"), "ji")
+            slopes = self._dot(values, self._operand(0, "ni"), "ji", begun)
+            weights: Value = self._power(emit.fused(scores, emit.constant(self.unit, self.dtype), least))
             if masked:
                 seen = emit.math("le", self._place("j", 0), self._place("i", 1))
                 weights = emit.where(seen, weights, emit.constant(0.0, self.dtype))
-            on_values = self._dot(self._rounded(weights), self._operand(_GRADIENT, "in"), "jn", on_values.ssa)
+            on_values = self._dot(self._rounded(weights), self._operand(0, "in"), "jn", on_values.ssa)
             on_scores = emit.math("mul", weights, slopes)
-            on_keys = self._dot(self._rounded(on_scores), self._operand(_QUERIES, "ie"), "je", on_keys.ssa)
+            on_keys = self._dot(self._rounded(on_scores), self._operand(1, "ie"), "je", on_keys.ssa)
             rows = self._rows_of(lower + floordiv(turn + 1, members), mod(turn + 1, members))
             carried[:] = [on_keys, on_values, *rows]
 
@@ -303,9 +315,8 @@ class _OfQueries(_Construction):
         self._start("i", backwards=self.causal)  # the longest programs come first
         for run in rest[-1:]:
             self.frame.program(run)
-        least, self.means = self._subtracted()
-        self.least = self.emit.math("mul", least, self.emit.constant(self.unit, self.dtype))
-        self.query, self.grad = self._operand(_QUERIES, "ie"), self._operand(_GRADIENT, "in")
+        self.query, self.grad = self._operand(1, "ie"), self._operand(0, "in")
+        self.least, self.means = self._of_rows(0, 0), self._of_rows(1, 0)
         sums = [self._zeros("ie")]
         first, side = self.bases["i"], self.sides["j"]
         count, whole = ceildiv(self.keys, side), floordiv(self.keys, side)
@@ -322,29 +333,14 @@ class _OfQueries(_Construction):
         emit = self.emit
         with emit.loop(f"{name}_block", upper, 1, sums, lower) as carried:
             self.bases["j"] = symbol(f"{name}_block") * self.sides["j"]
-            scores = self._dot(self.query, self._operand(_KEYS, "ej"), "ij")
-            slopes = self._dot(self.grad, self._operand(_VALUES, "nj"), "ij")
+            scores = self._dot(self.query, self._operand(2, "ej"), "ij")
+            slopes = self._dot(self.grad, self._operand(3, "nj"), "ij")
             weights: Value = self._power(emit.fused(scores, emit.constant(self.unit, self.dtype), self.least))
             if masked:
                 seen = emit.math("lt", self._place("j", 1), self._limit())
                 weights = emit.where(seen, weights, emit.constant(0.0, self.dtype))
             on_scores = emit.math("mul", weights, emit.math("add", slopes, self.means))
-            carried[0] = self._dot(self._rounded(on_scores), self._operand(_KEYS, "je"), "ie", carried[0].ssa)
-
-    def _subtracted(self) -> tuple[Value, Value]:
-        """What products of the program's rows begin with: less the logarithms of sums, in units of scores, and less the
-        means of slopes, which are the products of results with their gradients. The kernel of keys reads them, too."""
-        emit = self.emit
-        kept = emit.cast(self._at(_LSE, "i"), self.dtype)
-        least = emit.math("mul", kept, emit.constant(-1 / self.op.params["scale"], self.dtype))
-        factors = [emit.cast(self._at(number, "in"), self.dtype) for number in (_GRADIENT, _RESULT)]
-        means = emit.math("neg", emit.reduce_axis(emit.math("mul", *factors), "sum", 1, self.dtype))
-        for tensor, pointer, value in zip(self.rows, self.frame.beside, (least, means), strict=True):
-            self._axes("i")
-            for axis in emit.axes.values():  # blocks are whole there: rows that do not exist have zeros
-                emit.axes[axis.name] = replace(axis, extent=axis.capacity, side=tensor.shape[-1])
-            emit.store(emit.cast(value, tensor.dtype), pointer, contiguous(tensor).address(self._index(_LSE)))
-        return least, means
+            carried[0] = self._dot(self._rounded(on_scores), self._operand(2, "je"), "ie", carried[0].ssa)
 
     def _limit(self) -> Value:
         """The first key, for each row, that does not count any more."""

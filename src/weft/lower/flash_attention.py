@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import SSAValue
 
-from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, product, symbol
+from weft.ir.expr import Size, ceildiv, divides, floordiv, maximum, minimum, product, symbol, symbols_of
 from weft.ir.types import bf16, f16, i32, tensor_of
 from weft.lower.attention import LOG2_E, AttentionLowering
 from weft.lower.blocked import BlockedKernel
@@ -74,6 +74,7 @@ class FlashLowering(AttentionLowering):
         for run in lead[-1:]:  # the innermost: programs of a few heads and neighbouring rows run at the same time
             kernel.program(run)
         self.bases = {"i": first, "e": 0, "n": 0}
+        self.keys_are_own = self._are_keys_own(lead)
         bi, bj = self.sides["i"], self.sides["j"]
         row = self.runs["i"].name if "i" in self.runs else ""
         self.rows = Rows(row, self.runs["j"].name, first, bi, self.keys)
@@ -136,10 +137,8 @@ class FlashLowering(AttentionLowering):
     def _first(self) -> list[TileValue]:
         """The block that is visited first: nothing is summed up yet."""
         bi, bn = self.sides["i"], self.sides["n"]
-        bj = self.sides["j"]
-        cut = self.limit is not self.keys or not (isinstance(self.keys, int) and self.keys % bj == 0)
-        masked = self.causal or cut or bool(self.masks.kept) or self.masks.local
-        start = (self.visited - 1) * bj
+        masked = self.causal or self._is_cut or bool(self.masks.kept) or self.masks.local
+        start = (self.visited - 1) * self.sides["j"]
         scores = self._marked(self._scores_at(start), start, masked)
         most = self.emit.reduce_axis(scores, "max", 1, self.dtype)
         powers = self._powers(scores, self._base(most, masked))
@@ -194,6 +193,10 @@ class FlashLowering(AttentionLowering):
         shape = (self.sides["i"], self.sides["n"])
         return TileValue(self._dot(weights.ssa, values, shape, kept.ssa), self.dtype)
 
+    def _divided(self, product: TileValue, divisor: Value) -> TileValue:
+        """By one division a row: what is lost by that is far less than by narrowing the result."""
+        return self._typed(self.emit.math("mul", product, self.emit.math("div", self._constant(1.0), divisor)))
+
     # -- softmax -----------------------------------------------------------------------------------------------------
 
     def _base(self, most: TileValue, masked: bool) -> Value:
@@ -225,7 +228,14 @@ class FlashLowering(AttentionLowering):
         for mask, condition in self.masks.kept:
             holds = self._mask_tile(mask) if condition is None else self._holds(condition)
             scores = emit.where(holds, scores, nothing)
+        if not self.causal and not self._is_cut:
+            return scores
         return emit.where(emit.math("lt", self._places("j", 0), self._limit()), scores, nothing)
+
+    @property
+    def _is_cut(self) -> bool:
+        """Whether a block may reach beyond the last key."""
+        return self.limit is not self.keys or not (isinstance(self.keys, int) and self.keys % self.sides["j"] == 0)
 
     def _mask_tile(self, mask: SSAValue) -> Value:
         tensor = tensor_of(mask.type)
@@ -271,7 +281,17 @@ class FlashLowering(AttentionLowering):
         self._axes(*letters)
         value = self.op.operands[number]
         element = self.emit.at(Source(value, tensor_of(value.type)), index)
+        if self.keys_are_own and isinstance(element, TileValue) and isinstance(element.ssa.owner, tile.LoadOp):
+            element.ssa.owner.once = UnitAttr()
         return self._tile(element, (self.sides[letters[0]], self.sides[letters[1]]))
+
+    def _are_keys_own(self, lead: Sequence[Run]) -> bool:
+        """Whether no other program reads the same keys: there is one tile of rows, and heads have keys of their own."""
+        key = self.op.operands[1]
+        address = self.emit.resolve(self.layouts[key].address(self._k_index())) if key in self.layouts else 0
+        rows = self.runs["i"].size if "i" in self.runs else 1
+        apart = all(run.name in symbols_of(address) for run in lead) and not divides(address)
+        return ceildiv(rows, self.sides["i"]) == 1 and apart
 
     def _axes(self, first: str, second: str) -> None:
         self.emit.axes.clear()

@@ -22,7 +22,7 @@ def _samples() -> list[Sample]:
         many = (*lead, members, rows)
         shapes = (*many, out), (*many, width), (*lead, keys, width), (*lead, keys, out)
         operands = [Input(shape, -1.0, 1.0) for shape in shapes]
-        return *operands, Input(many, 1.0, 3.0, f32), Input((*many, out), -1.0, 1.0)
+        return *operands, Input(many, 1.0, 3.0, f32), Input(many, -1.0, 1.0, f32)
 
     return [
         Sample(inputs(*sizes), {"causal": causal, "scale": 0.5}, (f32, f64, bf16, f16))
@@ -35,16 +35,16 @@ def _samples() -> list[Sample]:
 class AttentionGradients(Structured):
     """The gradients of q, k and v, given that of the result of their attention.
 
-    Operands are the result's gradient [..., G, L, V], q [..., G, L, E], k [..., S, E] and v [..., S, V], for each row
-    [..., G, L] the logarithm of the sum of its powers, and the result itself [..., G, L, V]. The G members of a group
-    attend to the same keys. If `causal`, row i attends to keys 0 to i. Narrow floats are computed in f32, but that
-    weights are rounded for the products that sum them up.
+    Operands are the result's gradient [..., G, L, V], q [..., G, L, E], k [..., S, E] and v [..., S, V], and for each
+    row [..., G, L] the logarithm of the sum of its powers and the product of its result with the result's gradient.
+    The G members of a group attend to the same keys. If `causal`, row i attends to keys 0 to i. Narrow floats are
+    computed in f32, but that weights are rounded for the products that sum them up.
     """
 
     @classmethod
     def infer(cls, *tensors: Tensor, **params: Any) -> tuple[Tensor, Tensor, Tensor]:
-        grad, q, k, v, rows, out = tensors
-        same_dtype("attention_gradients", (grad, q, k, v, out))
+        grad, q, k, v, *rows = tensors
+        same_dtype("attention_gradients", (grad, q, k, v))
         if not all(tensor.dtype.is_float for tensor in tensors):
             raise DTypeError(f"attention_gradients takes floats, got {', '.join(map(str, tensors))}")
         many, lead = q.shape[:-1], k.shape[:-2]
@@ -53,13 +53,12 @@ class AttentionGradients(Structured):
             and grad.shape == (*many, v.shape[-1])
             and k.shape == (*q.shape[:-3], k.shape[-2], q.shape[-1])
             and v.shape[:-1] == (*lead, k.shape[-2])
-            and out.shape == grad.shape
-            and rows.shape == many
+            and [row.shape for row in rows] == [many, many]
         )
         if not fits:
             raise ShapeError(
                 f"attention_gradients: {', '.join(map(str, tensors))} do not fit",
-                hint="it takes [..., G, L, V], [..., G, L, E], [..., S, E], [..., S, V], [..., G, L] and the result",
+                hint="it takes [..., G, L, V], [..., G, L, E], [..., S, E], [..., S, V] and twice [..., G, L]",
             )
         return q, k, v
 
@@ -70,21 +69,19 @@ class AttentionGradients(Structured):
         k: np.ndarray,
         v: np.ndarray,
         logsumexp: np.ndarray,
-        out: np.ndarray,
+        means: np.ndarray,
         *,
         causal: bool,
         scale: float,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         dtype = q.dtype
         wide = np.dtype(np.float32) if dtype in NARROW else dtype
-        grad, q, k, v, out = (x.astype(wide) for x in (grad, q, k, v, out))
+        grad, q, k, v = (x.astype(wide) for x in (grad, q, k, v))
         keys, values = (np.expand_dims(x, -3) for x in (k, v))
         shares = np.exp(np.matmul(q, np.swapaxes(keys, -1, -2)) * scale - logsumexp[..., None])
         if causal:
             shares = np.where(np.tri(*shares.shape[-2:], dtype=bool), shares, 0)
-        on_scores = (
-            shares * (np.matmul(grad, np.swapaxes(values, -1, -2)) - np.sum(grad * out, -1, keepdims=True)) * scale
-        )
+        on_scores = shares * (np.matmul(grad, np.swapaxes(values, -1, -2)) - means[..., None]) * scale
         on_keys = np.matmul(np.swapaxes(on_scores, -1, -2), q).sum(-3)
         on_values = np.matmul(np.swapaxes(shares, -1, -2), grad).sum(-3)
         return np.matmul(on_scores, keys).astype(dtype), on_keys.astype(dtype), on_values.astype(dtype)

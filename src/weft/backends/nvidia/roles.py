@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from weft.backends.nvidia.codegen import KernelCodegen
 
 _GROUP_WARPS = 4
-_REGISTERS = {(1, 1): (256, 256), (1, 2): (24, 232), (2, 1): (24, 240), (3, 1): (32, 160), (2, 2): (24, 104)}
+_REGISTERS = {(1, 1): (56, 256), (2, 1): (24, 240), (3, 1): (32, 160), (2, 2): (24, 104)}
 """What a thread of the producer and of a consumer may use, by the number of consumers, and of blocks beside each other:
 together what all enter with."""
 RING_OPS = (AcquireOp, CommitOp, WaitOp, ReleaseOp)
@@ -140,9 +140,8 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     producing, consuming, after = b.label("producer"), b.label("consumer"), b.label("after")
     b.branch_if(b.icmp("ult", warp, i32(_GROUP_WARPS)), producing, consuming)
     fewer, more = _REGISTERS[consumers, integer(codegen.kernel, RESIDENT, 1)]
-    shifts = fewer != more
     b.start(producing)
-    if shifts:
+    if consumers > 1:
         do(b, f"setmaxnreg.dec.sync.aligned.u32 {fewer};", "")
     codegen.threads = Threads(b, _GROUP_WARPS, lane, warp)
     with b.when(b.icmp("eq", warp, i32(0))), b.when(elected(b)):
@@ -150,7 +149,7 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
         codegen.block(op.producer.block)
     b.branch(after)
     b.start(consuming)
-    if shifts:
+    if consumers > 1:
         do(b, f"setmaxnreg.inc.sync.aligned.u32 {more};", "")
     own = b.sub(warp, i32(_GROUP_WARPS))
     codegen.threads = Threads(b, _GROUP_WARPS * consumers, lane, own, barrier_number=1)
@@ -234,18 +233,14 @@ def _fill(codegen: KernelCodegen, op: FillOp, ring: Ring) -> None:
     first, *others = (b.convert("trunc", codegen.size(c, op.indices), "i32") for c in op.coordinates.data)
     rank = 1 + len(others)
     names = ", ".join(f"${i + 3}" for i in range(rank))
+    text = f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+    places, kinds, policy = f"[$0], [$1, {{{names}}}], [$2]", "r,l,r" + ",r" * rank, list[V]()
+    if op.once is not None:
+        text, places, kinds = f"{text}.L2::cache_hint", f"{places}, ${3 + rank}", f"{kinds},l"
+        policy = [converged(b, "i64", "createpolicy.fractional.L2::evict_first.b64 $0, 1.0;", "=l")]
     for block in range(slot.blocks):
         at = [b.add(first, i32(block * LINE // slot.dtype.bytes)), *others]
-        do(
-            b,
-            f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-            f"[$0], [$1, {{{names}}}], [$2];",
-            "r,l,r" + ",r" * rank,
-            b.add(place, i32(block * slot.lines * LINE)),
-            map_,
-            full,
-            *at,
-        )
+        do(b, f"{text} {places};", kinds, b.add(place, i32(block * slot.lines * LINE)), map_, full, *at, *policy)
 
 
 def _multiply(codegen: KernelCodegen, op: WgmmaOp) -> None:

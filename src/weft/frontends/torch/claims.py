@@ -152,14 +152,12 @@ def is_own_attention(node: fx.Node) -> bool:
     fits = width % 16 == 0 and 64 <= width <= _WIDEST_HEAD and value.shape[-1] == width
     rows, keys = query.shape[-2], key.shape[-2]
     masks = [option for option in options.values() if isinstance(option, fx.Node)]
-    wins = keys >= _LEAST_LENGTH and (
-        rows <= _FEW_ROWS or all(_is_made_of(mask, 4 * max(rows, keys)) for mask in masks)
-    )
+    wins = keys >= _LEAST_LENGTH and (rows <= _FEW_ROWS or all(_is_made_of(mask, rows * keys) for mask in masks))
     return fits and wins and all(map(_has_aligned_lines, (query, key, value)))
 
 
 def _is_made_of(mask: fx.Node, most: int) -> bool:
-    """Whether a mask is computed, of tensors of so many elements at most: kernels do that too, and skip blocks."""
+    """Whether a mask is computed, of tensors of so many elements at most: one for all heads, or less."""
     left, seen = [mask], {mask}
     while left:
         node = left.pop()

@@ -11,6 +11,7 @@ from weft.frontends.torch.aten.attention import Many, attention_scale
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder
 from weft.ir.expr import Size, floordiv
+from weft.ir.types import f32
 
 
 @aten("_scaled_dot_product_flash_attention_backward")
@@ -75,7 +76,9 @@ def _gpu_gradients(
         raise UnsupportedError("attention whose scores are all scaled to zero")
     shared = b.shape(key)[1]
     members = (batch, shared, floordiv(heads, shared), length)
-    grad, query, out = (b.view(x, (*members, b.shape(x)[-1])) for x in (grad, query, out))
+    product = b.emit("mul", b.to(grad, f32), b.to(out, f32))
+    rows = b.view(b.emit("sum", product, dims=(3,), keep=False), members)
+    grad, query = b.view(grad, (*members, b.shape(grad)[-1])), b.view(query, (*members, width))
     kept = b.view(logsumexp, members)
-    found = b.emit("attention_gradients", grad, query, key, value, kept, out, causal=causal, scale=factor)
+    found = b.emit("attention_gradients", grad, query, key, value, kept, rows, causal=causal, scale=factor)
     return b.view(found[0], (batch, heads, length, width)), *found[1:]
