@@ -400,6 +400,8 @@ class Machine:
             ]
             self.write(line.operands[0], np.array([v & (2**64 - 1) for v in limited], U64), target, active)
             return
+        if target == "s8":  # the register is wider, and takes the sign
+            value, target = typed(self.bits(value, "b8"), "s8"), "s16"
         self.write(line.operands[0], value, target, active)
 
     def shuffle(self, line: Line, active: np.ndarray) -> None:

@@ -22,7 +22,7 @@ from weft.backends.nvidia.control import emit_number
 from weft.backends.nvidia.dequantize import Decoder
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
-from weft.backends.nvidia.early_start import loop_that_asks_early, wait_for_kernel
+from weft.backends.nvidia.early_start import loop_that_asks_early, ops_behind_wait, wait_for_kernel
 from weft.backends.nvidia.elements import emit_elements, emit_position
 from weft.backends.nvidia.exponentials import emit_added_exponentials, emit_exponentials
 from weft.backends.nvidia.extents import ConvertedLimits
@@ -68,6 +68,7 @@ class KernelCodegen:
         self.kept: Ring | None = None
         self.crossing: Crossing | None = None
         self.limits = ConvertedLimits()
+        self.late: list[Operation] = []
 
     def emit(self) -> None:
         kernel = self.kernel
@@ -92,6 +93,7 @@ class KernelCodegen:
             self.threads.prepare(self.layouts)
             self._place_program()
         self.early = loop_that_asks_early(kernel) if self.launch.programmatic else None
+        self.late = ops_behind_wait(kernel, self.early)
         streams = any(isinstance(op, StreamOp) for op in kernel.block.ops)
         if self.launch.programmatic and not streams and self.early is None:
             wait_for_kernel(b)
@@ -123,7 +125,8 @@ class KernelCodegen:
 
     def block(self, block: Block) -> None:
         for op in block.ops:
-            self.visit(op)
+            if op not in self.late:
+                self.visit(op)
 
     def visit(self, op: Operation) -> None:
         match op:
@@ -244,6 +247,8 @@ class KernelCodegen:
         initial = [*(self.tiles[value] for value in op.initial), *(ring.state for ring in rings), *load(i64(lower))]
         if op is self.early:
             wait_for_kernel(b)
+            for each in self.late:
+                self.visit(each)
         results = loop_with(b, i64(lower), i64(last), i64(step), initial, body, unrolled=False)
         self.tiles.update(zip(op.results, turn(i64(last), results)[:count], strict=True))
 

@@ -8,13 +8,13 @@ from xdsl.ir import SSAValue
 
 from weft.backends.llvm.builder import V, i64
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
-from weft.backends.nvidia.asynchronous import MAP
+from weft.backends.nvidia.asynchronous import is_staged
 from weft.backends.nvidia.block import wide
 from weft.backends.nvidia.dialect import layout_of, layouts_of
-from weft.backends.nvidia.engine_stores import store_by_engine
 from weft.backends.nvidia.global_memory import ONCE, joined, load_chunk, load_raw, load_words, pair, store_chunk
 from weft.backends.nvidia.layouts import Layout, picked
 from weft.backends.nvidia.mma import AGAIN, AHEAD, PACKED, RAW, PackOp
+from weft.backends.nvidia.piece_stores import store_in_pieces
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def emit_pack(codegen: KernelCodegen, op: PackOp) -> None:
 
 
 def emit_store(codegen: KernelCodegen, op: tile.StoreOp) -> None:
-    if MAP in op.attributes:
-        store_by_engine(codegen, op)
+    if is_staged(op):
+        store_in_pieces(codegen, op)
         return
     (layout,) = layouts_of(op)
     source, values = layout_of(op.value), codegen.stored(op)
@@ -116,7 +116,7 @@ def _chunk_width(codegen: KernelCodegen, op: tile.LoadOp | tile.StoreOp, layout:
     vector = layout.vector
     if vector.axis is None or op.strides.data[vector.axis] != 1:
         return 1
-    width = min(vector.size, WIDEST // pointer_dtype(op).bytes)
+    width = min(layout.neighbours, WIDEST // pointer_dtype(op).bytes)
     sizes = [op.offset.data[0], op.extents.data[vector.axis], layout.shape[vector.axis]]
     sizes += [stride for axis, stride in enumerate(op.strides.data) if axis != vector.axis and layout.shape[axis] > 1]
     steps = [divisor_of(size, op.indices) for size in sizes]
