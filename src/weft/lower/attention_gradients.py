@@ -25,7 +25,7 @@ from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import SSAValue
 
 from weft.errors import LoweringError
-from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, simplify, symbol
+from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, product, simplify, symbol
 from weft.ir.types import Tensor, i32, tensor_of
 from weft.lower.attention import LOG2_E
 from weft.lower.blocked import BlockedKernel
@@ -45,6 +45,8 @@ from weft.tile import dialect as tile
 
 _LONGEST, _UNIT = 192, 64
 """The longest block of queries, and what rows of numbers in memory are aligned to."""
+_MANY = 16
+"""Programs of each multiprocessor."""
 _LETTERS = "ijen"
 """Queries, keys, their width and that of the values: the columns of the domain, in this order."""
 
@@ -137,7 +139,14 @@ class _Construction:
         )
         self.emit = self.frame.emit
         self.fill()
-        return self.frame.frame.finish(self.blocks)
+        return self.frame.frame.finish(self.blocks, paired=self._is_paired)
+
+    @property
+    def _is_paired(self) -> bool:
+        """Whether a block has programs from both ends in turn, which are of one length together: few go one by one."""
+        programs = product(self.frame.frame.grid)
+        many = isinstance(programs, int) and programs >= _MANY * self.machine.multiprocessors
+        return self.machine.is_gpu and self.causal and many and not {"i_block", "j_block"}.isdisjoint(self.emit.scalars)
 
     def fill(self) -> None:
         """Make the ops of the kernel."""

@@ -36,6 +36,8 @@ from weft.ops.body import Value
 from weft.tile import dialect as tile
 
 _MOST_WIDTH = 256
+_MOST_READ_ONCE = 1 << 25
+"""Elements of keys that leave the cache first, so that others need not be written back for them."""
 
 
 def is_flash(op: AnyAttention) -> bool:
@@ -286,9 +288,15 @@ class FlashLowering(AttentionLowering):
         return self._tile(element, (self.sides[letters[0]], self.sides[letters[1]]))
 
     def _are_keys_own(self, lead: Sequence[Run]) -> bool:
-        """Whether no other program reads the same keys: there is one tile of rows, and heads have keys of their own."""
+        """Whether no other program reads the same keys: there is one tile of rows, and heads have keys of their own.
+
+        If there are many it is better not to say so.
+        """
         key = self.op.operands[1]
-        address = self.emit.resolve(self.layouts[key].address(self._k_index())) if key in self.layouts else 0
+        tensor = tensor_of(key.type)
+        if key not in self.layouts or not tensor.is_static or product(tensor.shape) > _MOST_READ_ONCE:
+            return False
+        address = self.emit.resolve(self.layouts[key].address(self._k_index()))
         rows = self.runs["i"].size if "i" in self.runs else 1
         apart = all(run.name in symbols_of(address) for run in lead) and not divides(address)
         return ceildiv(rows, self.sides["i"]) == 1 and apart

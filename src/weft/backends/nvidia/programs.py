@@ -145,7 +145,7 @@ def _numbers(grid: list[Size]) -> list[Size]:
     return [*numbers, floordiv(inside, height), top + mod(inside, height)]
 
 
-_MANY = 64
+_MANY = 16
 """Programs of each multiprocessor from which on long and short ones even out."""
 
 
