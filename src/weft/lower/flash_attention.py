@@ -293,8 +293,8 @@ class FlashLowering(AttentionLowering):
         If there are many it is better not to say so.
         """
         key = self.op.operands[1]
-        tensor = tensor_of(key.type)
-        if key not in self.layouts or not tensor.is_static or product(tensor.shape) > _MOST_READ_ONCE:
+        count = product(tensor_of(key.type).shape)
+        if key not in self.layouts or not isinstance(count, int) or count > _MOST_READ_ONCE:
             return False
         address = self.emit.resolve(self.layouts[key].address(self._k_index()))
         rows = self.runs["i"].size if "i" in self.runs else 1
