@@ -56,7 +56,7 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     fold_tanh(kernel)
     relax_arithmetic(kernel)
     join_exponentials(kernel)
-    for way in (_streamed, _with_roles, _without_conversions, _with_stages):
+    for way in (_streamed, _with_roles, _holding_one, _without_conversions, _with_stages):
         with suppress(LoweringError):  # a conversion may need the memory that copies ahead of time would take
             if (found := way(kernel, target)) is not None:
                 return found
@@ -85,14 +85,14 @@ def _streamed(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelO
 
 
 def _with_roles(
-    kernel: tile.KernelOp, target: NvidiaTarget, converts: bool = True
+    kernel: tile.KernelOp, target: NvidiaTarget, *, converts: bool = True, ahead: bool = True
 ) -> tuple[tile.KernelOp, Launch] | None:
     """Products whose operands are brought ahead."""
     copy = kernel.clone()
     fold_views(copy)
     raise_accesses(copy)
     overlap_products(copy)
-    pipelined = pipeline_dots(copy, target)
+    pipelined = pipeline_dots(copy, target, ahead=ahead)
     if pipelined is None:
         return None
     assign_layouts(copy, converts=converts)
@@ -102,9 +102,14 @@ def _with_roles(
     return copy, Launch(pipelined.threads, shared, persistent=persistent, maps=pipelined.maps)
 
 
+def _holding_one(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
+    """The same, with more room to turn tiles: what the next program holds does not come ahead."""
+    return _with_roles(kernel, target, ahead=False)
+
+
 def _without_conversions(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
     """The same, with all memory accessed as the tensor cores hold it: there is no room to turn tiles."""
-    return _with_roles(kernel, target, converts=False)
+    return _with_roles(kernel, target, converts=False, ahead=False)
 
 
 def _with_stages(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
