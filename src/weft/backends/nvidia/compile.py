@@ -55,7 +55,7 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     fold_tanh(kernel)
     relax_arithmetic(kernel)
     join_exponentials(kernel)
-    for way in (_streamed, _with_roles, _without_conversions, _with_stages):
+    for way in (_streamed, *((_with_roles, _without_conversions, _with_stages) if has_product(kernel) else ())):
         with suppress(LoweringError):  # a conversion may need the memory that copies ahead of time would take
             if (found := way(kernel, target)) is not None:
                 return found
