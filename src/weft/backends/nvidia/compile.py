@@ -46,8 +46,8 @@ Loads: TypeAlias = Callable[[str, str, Launch], None]
 """Takes a kernel's name, its PTX, and how it is launched."""
 
 _SWITCH_SECONDS = 2e-4
-"""How long the thread that writes kernels keeps the others waiting for Python's lock, which they need for moments between
-one call of LLVM's or the driver's and the next."""
+"""How long the thread that writes kernels keeps the others waiting for Python's lock, which they need for moments
+between one call of LLVM's or the driver's and the next."""
 
 _SINCE = {NO_BF16_ATOMICS: 90, NO_FP8: 89}
 """The compute capabilities that have instructions."""
