@@ -22,6 +22,7 @@ from weft.backends.nvidia.dialect import BLOCKS, RESIDENT, WARPS, integer
 from weft.backends.nvidia.fold_sums import fold_sums
 from weft.backends.nvidia.fold_tanh import fold_tanh
 from weft.backends.nvidia.fold_views import fold_views
+from weft.backends.nvidia.held_rows import hold_rows
 from weft.backends.nvidia.join_exponentials import join_exponentials
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.messages import VPRINTF
@@ -60,16 +61,18 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     fold_tanh(kernel)
     relax_arithmetic(kernel)
     join_exponentials(kernel)
-    for way in (_streamed, *((_with_roles, _without_conversions, _with_stages) if has_product(kernel) else ())):
+    of_products = (_with_roles, _holding_one, _without_conversions, _with_stages) if has_product(kernel) else ()
+    for way in (_streamed, *of_products):
         with suppress(LoweringError):  # a conversion may need the memory that copies ahead of time would take
             if (found := way(kernel, target)) is not None:
                 return found
     copy = kernel.clone()
     fold_views(copy)
     use_tensor_cores(copy)
+    held = hold_rows(copy)
     assign_layouts(copy, clusters=target.has_clusters)
     order_memory(copy)
-    shared, blocks = allocate_shared(copy, target.shared_per_block), integer(copy, BLOCKS, 1)
+    shared, blocks = allocate_shared(copy, target.shared_per_block - held, held), integer(copy, BLOCKS, 1)
     return copy, Launch(WARP * integer(copy, WARPS), shared, cluster=blocks, blocks_per_program=blocks)
 
 
@@ -88,14 +91,14 @@ def _streamed(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelO
 
 
 def _with_roles(
-    kernel: tile.KernelOp, target: NvidiaTarget, converts: bool = True
+    kernel: tile.KernelOp, target: NvidiaTarget, *, converts: bool = True, ahead: bool = True
 ) -> tuple[tile.KernelOp, Launch] | None:
     """Products whose operands are brought ahead."""
     copy = kernel.clone()
     fold_views(copy)
     raise_accesses(copy)
     overlap_products(copy)
-    pipelined = pipeline_dots(copy, target)
+    pipelined = pipeline_dots(copy, target, ahead=ahead)
     if pipelined is None:
         return None
     assign_layouts(copy, converts=converts)
@@ -105,9 +108,14 @@ def _with_roles(
     return copy, Launch(pipelined.threads, shared, persistent=persistent, maps=pipelined.maps)
 
 
+def _holding_one(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
+    """The same, with more room to turn tiles: what the next program holds does not come ahead."""
+    return _with_roles(kernel, target, ahead=False)
+
+
 def _without_conversions(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
     """The same, with all memory accessed as the tensor cores hold it: there is no room to turn tiles."""
-    return _with_roles(kernel, target, converts=False)
+    return _with_roles(kernel, target, converts=False, ahead=False)
 
 
 def _with_stages(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
