@@ -186,8 +186,8 @@ class AcquireOp(_OfRing, IRDLOperation):
     """Where it is not all of a stage."""
 
     @classmethod
-    def expecting(cls, size: int) -> Self:
-        return cls.create(attributes={"ring": IntegerAttr(0, i64), "bytes": IntegerAttr(size, i64)})
+    def expecting(cls, size: int, ring: int = 0) -> Self:
+        return cls.create(attributes={"ring": IntegerAttr(ring, i64), "bytes": IntegerAttr(size, i64)})
 
 
 @irdl_op_definition
@@ -200,6 +200,8 @@ class FillOp(IRDLOperation):
     slot = attr_def(IntegerAttr)
     map = attr_def(IntegerAttr)
     coordinates = attr_def(tile.Sizes)
+    part = opt_attr_def(SlotType)
+    """What is brought, where it is not what the slot is for."""
 
 
 @irdl_op_definition
@@ -266,6 +268,21 @@ class ReleaseOp(_OfRing, IRDLOperation):
 
 
 @irdl_op_definition
+class LiftOp(IRDLOperation):
+    """Bring a tile of which stage after stage holds a part, side by side, to registers, and release the stages."""
+
+    name = "nvidia.lift"
+    ring = attr_def(IntegerAttr)
+    slot = attr_def(IntegerAttr)
+    part = attr_def(SlotType)
+    out = result_def(tile.TileType)
+
+    @property
+    def parts(self) -> int:
+        return tile.tile_type(self.out).sizes[1] // self.part.sizes[1]
+
+
+@irdl_op_definition
 class TurnOp(IRDLOperation):
     """Consumers begin products in turn: `await` until it is this one's, or `pass` it to the next one.
 
@@ -328,6 +345,7 @@ OPS: list[type[IRDLOperation]] = [
     WgmmaOp,
     FinishOp,
     ReleaseOp,
+    LiftOp,
     TurnOp,
     NarrowOp,
     SendOp,

@@ -80,6 +80,20 @@ def is_own_product(node: fx.Node) -> bool:
     return worth_tensor_cores(dtype, *sides) or (along and not apart and few)
 
 
+_TURNS = {getattr(_aten, name) for name in ("t", "permute", "transpose", "view", "_unsafe_view", "expand")}
+
+
+def weights_of_product(node: fx.Node) -> fx.Node | None:
+    """What the second factor of a product of 16 bits is a view of."""
+    first = _PRODUCTS.get(node.target)  # type: ignore[arg-type]
+    if first is None or node.meta["val"].dtype not in (torch.float16, torch.bfloat16):
+        return None
+    weights = node.args[first + 1]
+    while isinstance(weights, fx.Node) and getattr(weights.target, "overloadpacket", None) in _TURNS:
+        weights = weights.args[0]
+    return weights if isinstance(weights, fx.Node) else None
+
+
 _SOFTMAX = (_aten._safe_softmax.default, _aten._softmax.default, _aten.amax.default)
 _POWERS = (_aten.exp.default, *_SOFTMAX)
 _VIEWS = {getattr(_aten, name).default for name in ("view", "_unsafe_view", "reshape", "expand", "clone", "_to_copy")}
