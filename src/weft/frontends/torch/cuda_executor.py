@@ -26,7 +26,6 @@ from weft.frontends.torch.cuda_graphs import GraphedCalls
 from weft.frontends.torch.devices import nvidia_target
 from weft.frontends.torch.frozen import ConstantSet, Preparing
 from weft.frontends.torch.graph import Calling
-from weft.frontends.torch.laid_out_ahead import laid_out_ahead
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.plan_executor import BoxedCall, Frame, PlanExecutor
 from weft.lower.steps import CallStep, DotStep, Plan
@@ -164,15 +163,6 @@ class CudaExecutor(PlanExecutor[DeviceProgram]):
 
     def _fitting(self, tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
         return aligned(super()._fitting(tensor, strides))
-
-    def _run_segments(self, frame: Frame, held: dict[int, torch.Tensor]) -> None:
-        if not torch.cuda.is_current_stream_capturing():
-            super()._run_segments(frame, held)
-            return
-        calls = [step for step in frame.binding.segments if isinstance(step, CallStep)]
-        with laid_out_ahead(self.executable.plan, calls, self.opaque, held) as frame.ahead:
-            super()._run_segments(frame, held)
-        frame.ahead = {}
 
     def _carry_out(self, step: CallStep | DotStep, frame: Frame, held: dict[int, torch.Tensor]) -> None:
         super()._carry_out(step, frame, held)

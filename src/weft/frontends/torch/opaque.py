@@ -113,7 +113,9 @@ class OpaqueRuntime:
 
         What the operator leaves undefined is None: nobody reads it.
         """
-        call = self._found(target, arguments)
+        call = self._calls.get((target, arguments))
+        if call is None:
+            call = self._calls[target, arguments] = self._read(target, arguments)
         operands = [
             restrided(operand, [evaluate(stride, symbols) for stride in call.strides[position]])
             if position in call.strides
@@ -132,18 +134,6 @@ class OpaqueRuntime:
         found = [outputs[position] for position in call.results]
         results = [as_real(r) if r is not None and r.is_complex() else r for r in found]
         return [r.clone() if r is not None and r.untyped_storage().data_ptr() in taken else r for r in results]
-
-    def known_strides(self, target: str, arguments: str) -> dict[int, list[int]]:
-        """The strides in which a call sees its operands, by their places: where they are known, and not row-major."""
-        found = self._found(target, arguments).strides
-        numbers = {place: [s for s in strides if isinstance(s, int)] for place, strides in found.items()}
-        return {place: strides for place, strides in numbers.items() if len(strides) == len(found[place])}
-
-    def _found(self, target: str, arguments: str) -> _Call:
-        call = self._calls.get((target, arguments))
-        if call is None:
-            call = self._calls[target, arguments] = self._read(target, arguments)
-        return call
 
     def _read(self, target: str, arguments: str) -> _Call:
         text = json.loads(arguments)

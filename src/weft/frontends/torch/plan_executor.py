@@ -15,7 +15,6 @@ import torch
 from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.frozen import ConstantSet, Preparing, make_set
 from weft.frontends.torch.graph import Calling
-from weft.frontends.torch.laid_out_ahead import Ahead
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.ir.expr import evaluate
 from weft.lower.steps import CallStep, DotStep, Place
@@ -53,8 +52,6 @@ class Frame:
     views: dict[Place, torch.Tensor] = field(default_factory=dict[Place, torch.Tensor])
     base: int = 0
     """Where in memory the temporaries begin."""
-    ahead: Ahead = field(default_factory=Ahead)
-    """Operands of calls that lie elsewhere while the call is captured."""
 
     def place_arena(self, arena: torch.Tensor, base: int) -> None:
         """Let temporaries lie in this arena, from the address `base` on."""
@@ -251,11 +248,7 @@ class PlanExecutor(Generic[ProgramT]):
         if isinstance(step, DotStep):
             multiply(*(self._operand(place, frame, held) for place in (step.a, step.b, step.out)))
             return
-        ahead = frame.ahead.get(step.results, {})
-        operands = [
-            ahead[number].here() if number in ahead else self._operand(place, frame, held)
-            for number, place in enumerate(step.operands)
-        ]
+        operands = [self._operand(place, frame, held) for place in step.operands]
         results = self.opaque.call(step.target, step.arguments, operands, frame.binding.sizes)
         for number, result in zip(step.results, results, strict=True):
             if result is None:
