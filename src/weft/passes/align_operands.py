@@ -30,7 +30,7 @@ _ENGINE = 16
 _MULTIPLIED, _COPIED, _START = 6e14, 1.5e12, 3e-6
 """Operations a second of products, bytes a second that copies of such rows read and write, and the seconds that each of
 them takes at least."""
-_BY_LIBRARY = {2: 1.4e14, 4: 2.5e14, 8: 4e14}
+_BY_LIBRARY = {2: 1.4e14, 4: 2.5e14, 8: 2.5e14}
 """Operations a second of a library's products, by the bytes that rows begin at multiples of."""
 
 
