@@ -69,7 +69,8 @@ def is_own_product(node: fx.Node) -> bool:
         return False
     apart = [factor for factor in factors if not _has_aligned_lines(factor)]
     copied = sum(factor.numel() * factor.element_size() for factor in apart)
-    if apart and (of_bytes or not worth_aligning(result.shape, factors[0].shape[-1], copied)):
+    steps = [step * factor.element_size() for factor in apart for step in factor.stride() if step != 1]
+    if apart and (of_bytes or not worth_aligning(result.shape, factors[0].shape[-1], copied, steps)):
         return False
     along = factors[0].stride(-1) == 1 and factors[1].stride(-2) == 1  # K runs through memory
     sides = tuple(result.shape), factors[0].shape[-1]
