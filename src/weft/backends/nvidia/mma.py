@@ -6,6 +6,9 @@ An instruction takes two times two neighbours along K of each operand from a lan
 the same to the sum as long as both operands agree. So a lane holds 8 neighbours, which one access of memory brings, and
 two instructions take them in turn: operands come straight from memory, and nothing passes between threads.
 
+Of up to 8 rows, the weights take the place of the 16 rows and the rows that of the 8 columns: `c` is then *turned*, and
+half as many instructions are left.
+
 Operands are *packed*: a register holds two neighbours along K. Where a tile is too small for all warps of a block, they
 share its K, and the product has one more axis in front, along which what they have is then summed up.
 """
@@ -123,6 +126,11 @@ class Fragments:
         return 2 if self.m > _HALF else 1
 
     @property
+    def turned(self) -> bool:
+        """Whether instructions take columns for rows: two times eight of them at once."""
+        return self.halves == 1 and self.tiles_n % 2 == 0
+
+    @property
     def tiles_m(self) -> int:
         """Instructions along M, for each warp."""
         return -(-self.m // (ROWS * self.warps.m))
@@ -190,13 +198,14 @@ class Fragments:
     def product(self) -> Layout:
         first = 1 if self.warps.k > 1 else 0
         rows, columns = first, first + 1
+        across, down = (rows, columns) if self.turned else (columns, rows)
         registers = (
-            Mode(2, columns),
+            Mode(2, across),
             Mode(self.halves, rows, _HALF),
             Mode(self.tiles_n, columns, COLUMNS),
             Mode(self.tiles_m, rows, ROWS),
         )
-        lanes = (Mode(4, columns, 2), Mode(8, rows))
+        lanes = (Mode(4, across, 2), Mode(8, down))
         warps = self.warps.modes((rows, ROWS * self.tiles_m), (columns, COLUMNS * self.tiles_n), (0, 1))
         shape = (self.warps.k, self.m, self.n) if first else (self.m, self.n)
         return Layout(shape, _real(registers), lanes, warps)
@@ -233,6 +242,8 @@ def multiply(
     `right` gives the words of the right operand, by chunk along K and by column, and is asked when they are needed.
     Where there is but one tile, two sums take turns: an instruction does not wait for the one before it.
     """
+    if fragments.turned:
+        return _multiply_turned(b, fragments, left, right, total, dtype)
     halves, words = fragments.halves, fragments.vector // 2
     zero, nothing = V("float", "0.0"), i32(0)
     result = list(total)
@@ -257,6 +268,31 @@ def multiply(
     if alone:
         result = [b.binary("fadd", one, other) for one, other in zip(result, beside, strict=False)]
     return result
+
+
+def _multiply_turned(
+    b: Function,
+    fragments: Fragments,
+    left: Sequence[V],
+    right: Callable[[int, int], Sequence[V]],
+    total: Sequence[V],
+    dtype: str,
+) -> list[V]:
+    """The same with columns in place of rows, two times eight of them in an instruction."""
+    words, result = fragments.vector // 2, list(total)
+    alone, beside = fragments.tiles_n == 2 and words > 2, [V("float", "0.0")] * 4
+    for chunk in range(fragments.chunks):
+        rows = left[chunk * words : (chunk + 1) * words]
+        for column in range(0, fragments.tiles_n, 2):
+            pair, place = [right(chunk, each) for each in (column, column + 1)], 2 * column
+            for step in range(0, words, 2):
+                columns = [weights[word] for word in (step, step + 1) for weights in pair]
+                if alone and step % 4:
+                    beside = _instruction(b, beside, columns, rows[step : step + 2], dtype)
+                else:
+                    sums = result[place : place + 4]
+                    result[place : place + 4] = _instruction(b, sums, columns, rows[step : step + 2], dtype)
+    return [b.binary("fadd", one, other) for one, other in zip(result, beside, strict=True)] if alone else result
 
 
 def _instruction(b: Function, sums: Sequence[V], left: Sequence[V], right: Sequence[V], dtype: str) -> list[V]:
