@@ -28,7 +28,7 @@ _MOST_OF_A_SORT, _MOST_OF_LINES = 1 << 24, 1 << 26
 """Pairs that are compared in less time than a library takes to sort so many elements, of one line and of many."""
 _MOST_SUMMED = 1 << 20
 _LEAST_COUNTED, _LEAST_PART, _MOST_PART, _MOST_PARTS, _MOST_KINDS = 1024, 32, 256, 1024, 256
-"""Elements of a line that is sorted by counting, elements of a part of it, how many parts it may have, and how many kinds
+"""Elements of a line that is sorted by counting, and of a part of it; how many parts it may have, and how many kinds
 of numbers."""
 
 
