@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from itertools import product
+from typing import Self, TypeAlias
 
 from xdsl.dialects.builtin import IntegerAttr, StringAttr
 from xdsl.ir import Attribute, SSAValue
@@ -31,7 +32,7 @@ from weft.tile import dialect as tile
 
 ROWS, COLUMNS, DEPTH = 16, 8, 16
 """The sides of an instruction's operands."""
-_HALF = 8
+_HALF, _MOST_TURNED = 8, 8
 PACKED, AHEAD, RAW = "nvidia.packed", "nvidia.ahead", "nvidia.raw"
 """On a load: its registers hold 4 bytes of neighbours each; it is made a turn of its loop before its tile is used; its
 registers hold elements as memory does."""
@@ -127,8 +128,9 @@ class Fragments:
 
     @property
     def turned(self) -> bool:
-        """Whether instructions take columns for rows: two times eight of them at once."""
-        return self.halves == 1 and self.tiles_n % 2 == 0
+        """Whether instructions take columns for rows, two times eight of them at once; with more warps there would be no
+        registers to turn what they have in common."""
+        return self.halves == 1 and self.tiles_n % 2 == 0 and self.warps.k <= _MOST_TURNED
 
     @property
     def tiles_m(self) -> int:
@@ -229,17 +231,20 @@ def _real(modes: Sequence[Mode]) -> tuple[Mode, ...]:
     return tuple(mode for mode in modes if mode.size > 1)
 
 
+Right: TypeAlias = Callable[[int, int, int, int], Sequence[V]]
+"""Gives words of the right operand when they are needed: by chunk along K, by column, and which of how many parts."""
+
+
 def multiply(
     b: Function,
     fragments: Fragments,
     left: Sequence[V],
-    right: Callable[[int, int], Sequence[V]],
+    right: Right,
     total: Sequence[V],
     dtype: str,
 ) -> list[V]:
     """Add a product of packed operands to the accumulators of a warp.
 
-    `right` gives the words of the right operand, by chunk along K and by column, and is asked when they are needed.
     Where there is but one tile, two sums take turns: an instruction does not wait for the one before it.
     """
     if fragments.turned:
@@ -251,7 +256,7 @@ def multiply(
     beside = [zero] * 4
     for chunk in range(fragments.chunks):
         for column in range(fragments.tiles_n):
-            weights = right(chunk, column)
+            weights = right(chunk, column, 0, 1)
             for row in range(fragments.tiles_m):
                 place = 2 * halves * (row * fragments.tiles_n + column)
                 sums = [*result[place : place + 2 * halves], *[zero] * (4 - 2 * halves)]
@@ -274,24 +279,25 @@ def _multiply_turned(
     b: Function,
     fragments: Fragments,
     left: Sequence[V],
-    right: Callable[[int, int], Sequence[V]],
+    right: Right,
     total: Sequence[V],
     dtype: str,
 ) -> list[V]:
     """The same with columns in place of rows, two times eight of them in an instruction."""
-    words, result = fragments.vector // 2, list(total)
+    parts = max(1, fragments.vector // _HALF)  # few at a time: those of two columns are held
+    words, result = fragments.vector // 2 // parts, list(total)
     alone, beside = fragments.tiles_n == 2 and words > 2, [V("float", "0.0")] * 4
-    for chunk in range(fragments.chunks):
-        rows = left[chunk * words : (chunk + 1) * words]
-        for column in range(0, fragments.tiles_n, 2):
-            pair, place = [right(chunk, each) for each in (column, column + 1)], 2 * column
-            for step in range(0, words, 2):
-                columns = [weights[word] for word in (step, step + 1) for weights in pair]
-                if alone and step % 4:
-                    beside = _instruction(b, beside, columns, rows[step : step + 2], dtype)
-                else:
-                    sums = result[place : place + 4]
-                    result[place : place + 4] = _instruction(b, sums, columns, rows[step : step + 2], dtype)
+    pieces = product(range(fragments.chunks), range(0, fragments.tiles_n, 2), range(parts))
+    for chunk, column, part in pieces:
+        rows = left[(chunk * parts + part) * words :][:words]
+        pair, place = [right(chunk, each, part, parts) for each in (column, column + 1)], 2 * column
+        for step in range(0, words, 2):
+            columns = [weights[word] for word in (step, step + 1) for weights in pair]
+            if alone and step % 4:
+                beside = _instruction(b, beside, columns, rows[step : step + 2], dtype)
+            else:
+                sums = result[place : place + 4]
+                result[place : place + 4] = _instruction(b, sums, columns, rows[step : step + 2], dtype)
     return [b.binary("fadd", one, other) for one, other in zip(result, beside, strict=True)] if alone else result
 
 
