@@ -128,8 +128,10 @@ class Fragments:
 
     @property
     def turned(self) -> bool:
-        """Whether instructions take columns for rows, two times eight of them at once; with more warps there would be no
-        registers to turn what they have in common."""
+        """Whether instructions take columns for rows, two times eight of them at once.
+
+        Of more warps there would be no registers to turn what they have in common.
+        """
         return self.halves == 1 and self.tiles_n % 2 == 0 and self.warps.k <= _MOST_TURNED
 
     @property
