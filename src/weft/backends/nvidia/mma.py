@@ -6,8 +6,8 @@ An instruction takes two times two neighbours along K of each operand from a lan
 the same to the sum as long as both operands agree. So a lane holds 8 neighbours, which one access of memory brings, and
 two instructions take them in turn: operands come straight from memory, and nothing passes between threads.
 
-Of up to 8 rows, the weights take the place of the 16 rows and the rows that of the 8 columns: `c` is then *turned*, and
-half as many instructions are left.
+Of 2 to 8 rows and weights of few bits, these take the place of the 16 rows and the rows that of the 8 columns: `c` is
+then *turned*, and half as many instructions are left. Weights of 16 bits leave the tensor cores time enough.
 
 Operands are *packed*: a register holds two neighbours along K. Where a tile is too small for all warps of a block, they
 share its K, and the product has one more axis in front, along which what they have is then summed up.
@@ -132,7 +132,8 @@ class Fragments:
 
         Of more warps there would be no registers to turn what they have in common.
         """
-        return self.halves == 1 and self.tiles_n % 2 == 0 and self.warps.k <= _MOST_TURNED
+        coded = self.widest > _HALF
+        return coded and 1 < self.m <= _HALF and self.tiles_n % 2 == 0 and self.warps.k <= _MOST_TURNED
 
     @property
     def tiles_m(self) -> int:
