@@ -10,6 +10,7 @@ from xdsl.utils.arg_spec import parse_pipeline
 from xdsl.utils.exceptions import ArgSpecParseError
 
 from weft.errors import ParseError
+from weft.passes.align_operands import AlignOperands
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
 from weft.passes.code_weights import CodeWeights
@@ -64,6 +65,7 @@ PASSES: dict[str, type[ModulePass]] = {
         ReadChosen,
         ReadCodes,
         ScaleAfterProducts,
+        AlignOperands,
         HoistConstants,
         EliminateDead,
         ClaimLibraries,

@@ -64,8 +64,8 @@ class DeviceProgram(Program):
         self.driver.use(self.device)
         self.functions: Mapping[str, DeviceFunction] = {}
         if names:
-            self._module = load_code(self.driver, self.facts, code, self.cache)
-            self.functions = self._module.functions
+            self._loaded = load_code(self.driver, self.facts, code, self.cache)
+            self.functions = self._loaded.functions
             taken = {name: Resources(each.registers, each.local_bytes) for name, each in self.functions.items()}
             note_loaded(self.plan, taken)
         self._launch_tape = TapeLauncher(self.driver, self.device)

@@ -23,7 +23,7 @@ from weft.frontends.torch.alignment import aligned
 from weft.frontends.torch.backend import CompiledGraph
 from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.dtypes import to_torch
-from weft.frontends.torch.freezing import make_constants
+from weft.frontends.torch.freezing import frozen_arguments, make_constants
 from weft.frontends.torch.frozen import Preparing
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.opaque import OpaqueRuntime
@@ -38,7 +38,6 @@ from weft.runtime.tape import Tape, size_place
 from .ptx_machine import BASE, Memory, run_blocks
 
 PATTERN = 0xA5
-CONFIG = Config(cache=False)
 LINE = 256
 """Where in a line of memory a tensor begins is the same on the machine: alignment counts."""
 
@@ -119,27 +118,35 @@ def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:
     return 1 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
 
 
-def executor_of(function: Any, opaque: OpaqueRuntime, arch: str) -> EmulatedExecutor:
-    made = compile_nvidia(function, CONFIG, target_named(arch))
+def executor_of(function: Any, opaque: OpaqueRuntime, arch: str, config: Config | None = None) -> EmulatedExecutor:
+    made = compile_nvidia(function, config or Config(cache=False), target_named(arch))
     assert isinstance(made.code, DeviceCode)
     return EmulatedExecutor(EmulatedProgram(made.plan, made.code, made.prepare), opaque)
 
 
-def _compile(module: Any, inputs: Any, name: str, arch: str) -> CompiledGraph:
-    imported = import_graph(module, name, CONFIG, {}, "cuda", target_named(arch).has_wgmma)
-    executor = executor_of(imported.function, OpaqueRuntime(imported.objects), arch)
-    make_constants(executor, [*([None] * len(imported.calling.arguments)), *imported.constants])
+def _compile(module: Any, inputs: Any, *, name: str, arch: str, config: Config, traced: Sequence[Any]) -> CompiledGraph:
+    frozen = frozen_arguments(module, name, config, traced)
+    imported = import_graph(module, name, config, frozen, "cuda", target_named(arch).has_wgmma)
+    executor = executor_of(imported.function, OpaqueRuntime(imported.objects), arch, config)
+    make_constants(executor, [*map(frozen.get, imported.calling.arguments), *imported.constants])
     return CompiledGraph(imported.calling, imported.constants, executor)
 
 
-def emulated(function: Callable[..., Any], arch: str = "sm_90a") -> Callable[..., Any]:
+def emulated(function: Callable[..., Any], arch: str = "sm_90a", **options: Any) -> Callable[..., Any]:
     """A function compiled for a GPU, forward and backward; the shapes are those of the first call."""
     torch.compiler.reset()
-    compilers = {f"{kind}_compiler": partial(_compile, name=kind, arch=arch) for kind in ("fw", "bw", "inference")}
-    backend = aot_autograd(
-        **compilers,
-        decompositions=decompositions("cuda"),
-        partition_fn=min_cut_rematerialization_partition,
-        keep_inference_input_mutations=True,
-    )
+    config = Config.from_options({"cache": False, **options})
+
+    def backend(module: Any, inputs: Sequence[Any]) -> Any:
+        given = {"arch": arch, "config": config, "traced": inputs}
+        made = aot_autograd(
+            fw_compiler=partial(_compile, name="forward", **given),
+            bw_compiler=partial(_compile, name="backward", **given),
+            inference_compiler=partial(_compile, name="inference", **given),
+            decompositions=decompositions("cuda"),
+            partition_fn=min_cut_rematerialization_partition,
+            keep_inference_input_mutations=True,
+        )
+        return made(module, inputs)
+
     return torch.compile(function, backend=backend, dynamic=False)

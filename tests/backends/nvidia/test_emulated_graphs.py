@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from weft.testing.gpu.narrow import coded
+
 from .emulated_graphs import emulated
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
@@ -85,3 +87,12 @@ def test_gradients(dtype: torch.dtype) -> None:
         scale, ulp = wanted.abs().max(), torch.finfo(dtype).eps
         error, theirs = ((t.double() - wanted).abs().max() / scale for t in (mine, eager))
         assert error <= max(2 * theirs, 2 * ulp)
+
+
+def test_products_of_many_rows_have_coded_weights_too() -> None:
+    model = torch.nn.Linear(128, 128).bfloat16()
+    x = some(40, 128, dtype=torch.bfloat16)
+    with torch.no_grad():
+        found = emulated(model, quantize="fp8")(x)
+        wanted = x.double() @ coded(model.weight, "fp8").T + model.bias.double()
+    assert (found.double() - wanted).norm() < 2**-7 * wanted.norm()

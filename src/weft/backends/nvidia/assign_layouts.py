@@ -28,6 +28,7 @@ from weft.backends.nvidia.asynchronous import (
     FillOp,
     FinishOp,
     IndexOp,
+    LiftOp,
     NarrowOp,
     ReleaseOp,
     RolesOp,
@@ -148,6 +149,8 @@ class Assignment:
                 if op.accumulator is not None:
                     self.take(op, 2, layout)
                 self.settle(op, [layout])
+            case LiftOp():
+                self.settle(op, [self.anchors.of(tile.tile_type(op.out).sizes)])
             case FinishOp():
                 self.settle(op, [self.natural(value) for value in op.values])
             case NarrowOp():

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, Self
 
-from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr, i64
+from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr, UnitAttr, i64
 from xdsl.ir import Attribute, Block, Operation, ParametrizedAttribute, Region, SSAValue, TypeAttribute
 from xdsl.irdl import (
     IRDLOperation,
@@ -186,13 +186,16 @@ class AcquireOp(_OfRing, IRDLOperation):
     """Where it is not all of a stage."""
 
     @classmethod
-    def expecting(cls, size: int) -> Self:
-        return cls.create(attributes={"ring": IntegerAttr(0, i64), "bytes": IntegerAttr(size, i64)})
+    def expecting(cls, size: int, ring: int = 0) -> Self:
+        return cls.create(attributes={"ring": IntegerAttr(ring, i64), "bytes": IntegerAttr(size, i64)})
 
 
 @irdl_op_definition
 class FillOp(IRDLOperation):
-    """Let the copy engine bring a box of a tensor map to a slot; the coordinates are those of its first element."""
+    """Let the copy engine bring a box of a tensor map to a slot; the coordinates are those of its first element.
+
+    What is read `once` by all programs together is the first to leave the second-level cache.
+    """
 
     name = "nvidia.fill"
     indices = var_operand_def(IndexType)
@@ -200,6 +203,9 @@ class FillOp(IRDLOperation):
     slot = attr_def(IntegerAttr)
     map = attr_def(IntegerAttr)
     coordinates = attr_def(tile.Sizes)
+    once = opt_attr_def(UnitAttr)
+    part = opt_attr_def(SlotType)
+    """What is brought, where it is not what the slot is for."""
 
 
 @irdl_op_definition
@@ -266,6 +272,21 @@ class ReleaseOp(_OfRing, IRDLOperation):
 
 
 @irdl_op_definition
+class LiftOp(IRDLOperation):
+    """Bring a tile of which stage after stage holds a part, side by side, to registers, and release the stages."""
+
+    name = "nvidia.lift"
+    ring = attr_def(IntegerAttr)
+    slot = attr_def(IntegerAttr)
+    part = attr_def(SlotType)
+    out = result_def(tile.TileType)
+
+    @property
+    def parts(self) -> int:
+        return tile.tile_type(self.out).sizes[1] // self.part.sizes[1]
+
+
+@irdl_op_definition
 class TurnOp(IRDLOperation):
     """Consumers begin products in turn: `await` until it is this one's, or `pass` it to the next one.
 
@@ -328,6 +349,7 @@ OPS: list[type[IRDLOperation]] = [
     WgmmaOp,
     FinishOp,
     ReleaseOp,
+    LiftOp,
     TurnOp,
     NarrowOp,
     SendOp,

@@ -14,12 +14,13 @@ are persistent: each walks the programs, in an order that keeps what neighbours 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from xdsl.dialects.builtin import IndexType, IntegerAttr, i64
+from xdsl.dialects.builtin import IndexType, IntegerAttr, UnitAttr, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
+from weft.backends.nvidia.addends import Addend, addends_of
 from weft.backends.nvidia.alignment import divisor_of, pointer_dtype
 from weft.backends.nvidia.asynchronous import (
     COORDINATES,
@@ -36,6 +37,7 @@ from weft.backends.nvidia.asynchronous import (
     FillOp,
     FinishOp,
     IndexOp,
+    LiftOp,
     ReleaseOp,
     RingType,
     RolesOp,
@@ -74,8 +76,11 @@ class Pipelined:
     maps: tuple[TensorMap, ...]
 
 
-def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | None:
-    """Rewrite a kernel in place, if it has loops of products that the tensor cores of Hopper take from slots."""
+def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = True) -> Pipelined | None:
+    """Rewrite a kernel in place, if it has loops of products that the tensor cores of Hopper take from slots.
+
+    Where there is room, what the next program holds comes `ahead`, while this one is computed.
+    """
     if not target.has_wgmma:
         return None
     blocks = blocks_of(kernel)
@@ -86,15 +91,17 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     consumers = {64: 1, 128: 2, 192: 3, 256: 2}.get(tile.tile_type(dots[0].out).sizes[0])
     if operands is None or consumers is None or not all(_fits(dot, operands.dtype, consumers) for dot in dots):
         return None
-    needed = _needed(kernel, operands)
+    addends = addends_of(kernel, operands, tile.tile_type(dots[0].out).sizes)
+    needed = _needed(kernel, operands, addends)
     if needed is None:
         return None
-    maps = list(dict.fromkeys(copy.map for batch in operands.batches.values() for copy in batch.copies))
+    copied = [copy.map for batch in operands.batches.values() for copy in batch.copies]
+    maps = list(dict.fromkeys([*copied, *(addend.map for addend in addends.values())]))
     inputs = len(maps)
     staged = _stage_stores(kernel, maps)
     staging = 4 * consumers * 2 * STAGE_BYTES if staged else 0
     resident = integer(kernel, RESIDENT, 1) if consumers == 2 else 1
-    rings = _rings(operands, target.shared_per_block // resident - staging - resident * _ALIGNMENT)
+    rings = _rings(operands, target.shared_per_block // resident - staging - resident * _ALIGNMENT, ahead)
     if rings is None:
         return None
     set_integer(kernel, RESIDENT, resident)
@@ -102,18 +109,19 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     ring = -(-ring // _ALIGNMENT) * _ALIGNMENT
     for op in staged:
         set_integer(op, SHARED, ring)
-    _split(kernel, _Producer(operands, maps[:inputs], needed), _Consumer(operands, consumers), rings, consumers)
+    producer = _Producer(operands, addends, maps[:inputs], needed)
+    _split(kernel, producer, _Consumer(operands, addends, consumers), rings, consumers)
     set_integer(kernel, WARPS, 4 * consumers)
     return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps))
 
 
-def _needed(kernel: tile.KernelOp, operands: Operands) -> set[Operation] | None:
+def _needed(kernel: tile.KernelOp, operands: Operands, addends: Iterable[tile.LoadOp]) -> set[Operation] | None:
     """The ops that the producer repeats: those that its places and the bounds of its loops are computed by."""
     loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp) and operands.any_in(op)]
-    return ops_behind(index for op in (*operands.batches, *loops) for index in op.indices)
+    return ops_behind(index for op in (*operands.batches, *addends, *loops) for index in op.indices)
 
 
-def _rings(operands: Operands, room: int) -> list[RingType] | None:
+def _rings(operands: Operands, room: int, ahead: bool) -> list[RingType] | None:
     """As many stages as there is room for, the same number in all rings but those of what is held."""
     bytes_of = [sum(slot.bytes for slot in slots) + BARRIER_BYTES for slots in operands.rings]
     held = sum(size for size, is_held in zip(bytes_of, operands.held, strict=True) if is_held)
@@ -121,10 +129,11 @@ def _rings(operands: Operands, room: int) -> list[RingType] | None:
     stages = min(_MOST_STAGES, (room - held) // moving) if moving else 0
     if stages < 2:
         return None
-    return [
-        RingType.of(1 if is_held else stages, slots)
-        for slots, is_held in zip(operands.rings, operands.held, strict=True)
-    ]
+    counts, left = [1 if is_held else stages for is_held in operands.held], room - held - stages * moving
+    for number, size in enumerate(bytes_of):
+        if ahead and operands.held[number] and size <= left:
+            counts[number], left = 2, left - size
+    return list(map(RingType.of, counts, operands.rings))
 
 
 def _stage_stores(kernel: tile.KernelOp, maps: list[TensorMap]) -> list[tile.StoreOp]:
@@ -218,6 +227,7 @@ class _Producer:
     """Brings each batch where the last load of it stands."""
 
     operands: Operands
+    addends: Mapping[tile.LoadOp, Addend]
     maps: Sequence[TensorMap]
     needed: set[Operation]
     mapping: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
@@ -238,12 +248,25 @@ class _Producer:
                 batch = self.operands.batches[op]
                 if op in batch.loads and batch.loads <= self.passed:
                     self._bring(batch, block)
+            elif isinstance(op, tile.LoadOp) and op in self.addends:
+                self._add(self.addends[op], block)
+
+    def _add(self, addend: Addend, block: Block) -> None:
+        """Bring an addend behind the operands."""
+        for number in range(addend.parts):
+            attributes = _numbered(ring=addend.ring, slot=addend.slot, map=self.maps.index(addend.map))
+            attributes |= {"coordinates": tile.Sizes(addend.at(number)), "part": addend.part}
+            indices = [self.mapping.get(i, i) for i in addend.load.indices]
+            fill = FillOp.create(operands=indices, attributes=attributes)
+            block.add_ops([AcquireOp.expecting(addend.part.bytes, addend.ring), fill, CommitOp.of(addend.ring)])
 
     def _bring(self, batch: Batch, block: Block) -> None:
         block.add_op(AcquireOp.of(batch.ring))
         for number, copy in enumerate(batch.copies):
             attributes = _numbered(ring=batch.ring, slot=number, map=self.maps.index(copy.map))
             attributes["coordinates"] = tile.Sizes(copy.coordinates)
+            if copy.load.once is not None:
+                attributes["once"] = UnitAttr()
             indices = [self.mapping.get(i, i) for i in copy.load.indices]
             block.add_op(FillOp.create(operands=indices, attributes=attributes))
         block.add_op(CommitOp.of(batch.ring))
@@ -254,6 +277,7 @@ class _Consumer:
     """Begins products where they stand, and finishes them where something else needs them."""
 
     operands: Operands
+    addends: Mapping[tile.LoadOp, Addend]
     count: int
     mapping: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     under_way: list[tile.DotOp] = field(default_factory=list[tile.DotOp])
@@ -265,6 +289,8 @@ class _Consumer:
                 case tile.LoadOp() if op in self.operands.batches:
                     if self.operands.batches[op].held:
                         self._take(self.operands.batches[op], block)
+                case tile.LoadOp() if op in self.addends:
+                    self._lift(op, self.addends[op], block)
                 case tile.DotOp():
                     self._begin(op, block)
                 case tile.ForOp():
@@ -297,6 +323,13 @@ class _Consumer:
                 block.add_op(slot)
                 self.mapping[load.out] = slot.out
         self.left[id(batch)] = set(batch.dots)
+
+    def _lift(self, load: tile.LoadOp, addend: Addend, block: Block) -> None:
+        self._finish(len(self.under_way), block)  # stages are released in the order in which they were brought
+        attributes = {**_numbered(ring=addend.ring, slot=addend.slot), "part": addend.part}
+        lift = LiftOp.create(attributes=attributes, result_types=[load.out.type])
+        block.add_op(lift)
+        self.mapping[load.out] = lift.out
 
     def _begin(self, dot: tile.DotOp, block: Block) -> None:
         for batch in self.operands.of(dot):

@@ -20,6 +20,7 @@ from weft.frontends.torch.aten.convolution import convolution_params
 from weft.frontends.torch.builder import normal_dim, tensor_of_meta
 from weft.ops.base import Scan, Scatter, Structured
 from weft.ops.convolution import Convolution
+from weft.passes.align_operands import worth_aligning
 from weft.passes.claim_libraries import fills_tensor_cores, worth_streaming, worth_tensor_cores
 from weft.passes.convolve_by_products import geometry_of
 from weft.passes.convolve_trained import is_pointwise, is_product
@@ -66,7 +67,10 @@ def is_own_product(node: fx.Node) -> bool:
     result, *factors = (node.meta["val"], *(each.meta["val"] for each in node.args[first : first + 2]))  # type: ignore[union-attr]
     if any(isinstance(size, torch.SymInt) for meta in (result, *factors) for size in (*meta.shape, *meta.stride())):
         return False
-    if not all(map(_has_aligned_lines, factors)):
+    apart = [factor for factor in factors if not _has_aligned_lines(factor)]
+    copied = sum(factor.numel() * factor.element_size() for factor in apart)
+    steps = [step * factor.element_size() for factor in apart for step in factor.stride() if step != 1]
+    if apart and (of_bytes or not worth_aligning(result.shape, factors[0].shape[-1], copied, steps)):
         return False
     along = factors[0].stride(-1) == 1 and factors[1].stride(-2) == 1  # K runs through memory
     sides = tuple(result.shape), factors[0].shape[-1]
@@ -74,7 +78,21 @@ def is_own_product(node: fx.Node) -> bool:
         return along and fills_tensor_cores(*sides)
     dtype = tensor_of_meta(result).dtype
     few = worth_streaming(dtype, *sides) or worth_summing(dtype, *sides)
-    return worth_tensor_cores(dtype, *sides) or (along and few)
+    return worth_tensor_cores(dtype, *sides) or (along and not apart and few)
+
+
+_TURNS = {getattr(_aten, name) for name in ("t", "permute", "transpose", "view", "_unsafe_view", "expand")}
+
+
+def weights_of_product(node: fx.Node) -> fx.Node | None:
+    """What the second factor of a product of 16 bits is a view of."""
+    first = _PRODUCTS.get(node.target)  # type: ignore[arg-type]
+    if first is None or node.meta["val"].dtype not in (torch.float16, torch.bfloat16):
+        return None
+    weights = node.args[first + 1]
+    while isinstance(weights, fx.Node) and getattr(weights.target, "overloadpacket", None) in _TURNS:
+        weights = weights.args[0]
+    return weights if isinstance(weights, fx.Node) else None
 
 
 _SOFTMAX = (_aten._safe_softmax.default, _aten._softmax.default, _aten.amax.default)
@@ -155,14 +173,12 @@ def is_own_attention(node: fx.Node) -> bool:
     fits = width % 16 == 0 and 64 <= width <= _WIDEST_HEAD and value.shape[-1] == width
     rows, keys = query.shape[-2], key.shape[-2]
     masks = [option for option in options.values() if isinstance(option, fx.Node)]
-    wins = keys >= _LEAST_LENGTH and (
-        rows <= _FEW_ROWS or all(_is_made_of(mask, 4 * max(rows, keys)) for mask in masks)
-    )
+    wins = keys >= _LEAST_LENGTH and (rows <= _FEW_ROWS or all(_is_made_of(mask, rows * keys) for mask in masks))
     return fits and wins and all(map(_has_aligned_lines, (query, key, value)))
 
 
 def _is_made_of(mask: fx.Node, most: int) -> bool:
-    """Whether a mask is computed, of tensors of so many elements at most: kernels do that too, and skip blocks."""
+    """Whether a mask is computed, of tensors of so many elements at most: one for all heads, or less."""
     left, seen = [mask], {mask}
     while left:
         node = left.pop()
@@ -178,7 +194,7 @@ def _is_made_of(mask: fx.Node, most: int) -> bool:
 @dataclass(frozen=True)
 class _Backward:
     """The backward of a library's attention: where its mask and its dropout stand (whether it is causal follows), and
-    whether it is as fast where all keys count or sequences are short."""
+    whether it is faster where sequences are short."""
 
     mask: int | None
     dropout: int
@@ -211,7 +227,7 @@ def is_own_backward(node: fx.Node) -> bool:
     widths, length = (query.shape[-1], value.shape[-1]), min(query.shape[-2], key.shape[-2])
     fits = all(width % 16 == 0 and width <= _WIDEST_TRAINED_HEAD for width in widths) and length >= _LEAST_LENGTH
     whole = kept.numel() * query.shape[-1] == query.numel()
-    wins = not library.is_fast or (node.args[library.dropout + 1] is True and length >= _LONG_ENOUGH_TO_TRAIN)
+    wins = not library.is_fast or length >= _LONG_ENOUGH_TO_TRAIN
     return fits and whole and wins and all(map(_has_aligned_lines, tensors))
 
 
