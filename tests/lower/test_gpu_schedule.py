@@ -172,10 +172,3 @@ def test_groups(body: Callable[..., Any], shape: tuple[int, int]) -> None:
 def test_groups_of_symbolic_sizes(body: Callable[..., Any], shape: tuple[int, int]) -> None:
     check(body, shape, GPU, dynamic=True)
     check(body, shape, SMALL, dynamic=True)
-
-
-@pytest.mark.parametrize(("factor", "beside"), [((64, 128), "r0_r1"), ((16, 1, 64, 128), "r1"), ((64, 1), "r2")])
-def test_tiles_lie_where_they_share_what_they_read(factor: tuple[int, ...], beside: str) -> None:
-    tensors = [Tensor(bf16, (16, 32, 64, 128)), Tensor(bf16, factor), Tensor(bf16, (128,))]
-    trial = Trial.of(group_of(tensors, lambda b, x, y, z: b.add(b.mul(x, y), z)), "scaled", GPU)
-    assert trial.lowered.calls[0].kernel.schedule.outer == beside

@@ -31,8 +31,6 @@ _LEAST_ELEMENTS = 256
 _MANY_READS = 4
 _SIDE = 64
 """A side of a tile that is turned: 128 bytes of 16-bit elements."""
-_STRETCH = 256
-"""Bytes side by side that are as good as all: memory need not be walked in order beyond that."""
 _ACCESS = 32
 """Neighbours that a memory access should bring at least."""
 _HELD_ONCE = 16384
@@ -83,7 +81,7 @@ def choose_gpu_schedule(
 
 
 def _pointwise(domain: Domain, addresses: Sequence[Address], machine: Machine) -> Schedule:
-    runs, every = domain.row_runs, addresses
+    runs = domain.row_runs
     addresses = _widest(runs, addresses)
     elements = _elements(addresses, machine)
     vector = max(reversed(runs), key=lambda run: contiguous_bytes(run, addresses))
@@ -99,7 +97,7 @@ def _pointwise(domain: Domain, addresses: Sequence[Address], machine: Machine) -
         return Schedule("pointwise", vector.name, width, across.name, side)
     capacity = _fitting(vector.size, elements)
     if others and capacity * 2 <= elements:
-        beside = _beside(others, vector, every) if capacity * _bytes(addresses) >= _STRETCH else others[-1]
+        beside = others[-1]
         return Schedule("pointwise", vector.name, capacity, beside.name, _fitting(beside.size, elements // capacity))
     return Schedule("pointwise", vector.name, capacity)
 
@@ -109,20 +107,6 @@ def _widest(runs: Sequence[Run], addresses: Sequence[Address]) -> list[Address]:
     names = {run.name for run in runs}
     moves = [len(symbols_of(a.expr) & names) if a.purpose != "position" else -1 for a in addresses]
     return [address for address, count in zip(addresses, moves, strict=True) if count == max(moves)]
-
-
-def _bytes(addresses: Sequence[Address]) -> int:
-    return max((address.bytes for address in addresses if address.purpose != "position"), default=1)
-
-
-def _beside(others: Sequence[Run], vector: Run, addresses: Sequence[Address]) -> Run:
-    """The run along which most of what is read stays the same, so that a tile reads it once; else the innermost."""
-    read = [a for a in addresses if a.purpose == "load" and vector.name in symbols_of(a.expr)]
-
-    def shared(run: Run) -> int:
-        return sum(address.bytes for address in read if run.name not in symbols_of(address.expr))
-
-    return max(reversed(others), key=shared)
 
 
 def _elements(addresses: Sequence[Address], machine: Machine) -> int:

@@ -18,6 +18,8 @@ import numpy as np
 BASE = 1 << 20
 WIDTHS = {"pred": 1, "b8": 8, "u8": 8, "s8": 8, "b16": 16, "u16": 16, "s16": 16, "f16": 16, "bf16": 16}
 WIDTHS |= {f"{kind}{bits}": bits for kind in "busf" for bits in (32, 64)}
+WHOLE = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+"""How numbers are made whole."""
 U64 = np.uint64
 
 
@@ -248,11 +250,6 @@ class Machine:
         if name in ("ld", "ldu", "st", "atom", "red"):
             self.access(line, active)
             return
-        if name == "cp" and line.parts[1] in ("cg", "ca"):
-            self.copy(line, active)
-            return
-        if name == "cp" and line.parts[1] == "wait_all":
-            return
         if name == "mma":
             self.tensor_cores(line, active)
             return
@@ -385,21 +382,18 @@ class Machine:
             self.write(line.operands[0], (high << U64(16)) | low, "b32", active)
             return
         value = self.value(line.operands[1], source)
+        whole = next((WHOLE[p] for p in line.parts if p in WHOLE), None)
+        if target in ("f16", "bf16", "f32", "f64") and source in ("f16", "bf16", "f32", "f64") and whole is not None:
+            value = whole(value)
         if target in ("f16", "bf16"):
             self.write(line.operands[0], narrowed(value, target), "b16", active)
             return
         if target[0] == "f":
-            if source[0] == "f" and (
-                "rni" in line.parts or "rzi" in line.parts or "rmi" in line.parts or "rpi" in line.parts
-            ):
-                how = next(p for p in line.parts if p in ("rni", "rzi", "rmi", "rpi"))
-                value = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[how](value)
             self.write(line.operands[0], value, target, active)
             return
         if source[0] == "f" or source in ("f16", "bf16"):
             wide = value.astype(np.float64)
-            how = next((p for p in line.parts if p in ("rni", "rzi", "rmi", "rpi")), "rzi")
-            wide = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[how](wide)
+            wide = (whole or np.trunc)(wide)
             width, signed = WIDTHS[target], target[0] == "s"
             low = -(2 ** (width - 1)) if signed else 0
             high = 2 ** (width - 1) - 1 if signed else 2**width - 1
@@ -510,19 +504,6 @@ class Machine:
             else:
                 raw = self.raw(register, type_)[active].reshape(-1, 1).view(np.uint8)[:, :size]
                 memory[spots] = raw
-
-    def copy(self, line: Line, active: np.ndarray) -> None:
-        """A copy to shared memory that threads begin: it is there at once; what is not copied is zero."""
-        target, source, size, given = line.operands
-        places, sources = (self.raw(each[1:-1], "b64").view(np.int64)[active] for each in (target, source))
-        taken, threads = self.value(given, "u32")[active], np.flatnonzero(active)
-        self.memory.check(sources[taken > 0] - BASE, int(size))
-        if (places < 0).any() or (places + int(size) > self.shared_size).any() or (places % int(size)).any():
-            raise MachineError(f"shared memory at {places[:4]} of {self.shared_size}")
-        self.races["shared"].touch(places, int(size), threads, True, line.text)
-        for place, start, count in zip(places, sources - BASE, taken.astype(int), strict=True):
-            self.shared[place : place + int(size)] = 0
-            self.shared[place : place + count] = self.memory.bytes[start : start + count]
 
     def update(
         self, line: Line, memory: np.ndarray, places: np.ndarray, threads: np.ndarray, size: int, type_: str

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, Self
 
-from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr, i64
+from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr, UnitAttr, i64
 from xdsl.ir import Attribute, Block, Operation, ParametrizedAttribute, Region, SSAValue, TypeAttribute
 from xdsl.irdl import (
     IRDLOperation,
@@ -192,7 +192,10 @@ class AcquireOp(_OfRing, IRDLOperation):
 
 @irdl_op_definition
 class FillOp(IRDLOperation):
-    """Let the copy engine bring a box of a tensor map to a slot; the coordinates are those of its first element."""
+    """Let the copy engine bring a box of a tensor map to a slot; the coordinates are those of its first element.
+
+    What is read `once` by all programs together is the first to leave the second-level cache.
+    """
 
     name = "nvidia.fill"
     indices = var_operand_def(IndexType)
@@ -200,6 +203,7 @@ class FillOp(IRDLOperation):
     slot = attr_def(IntegerAttr)
     map = attr_def(IntegerAttr)
     coordinates = attr_def(tile.Sizes)
+    once = opt_attr_def(UnitAttr)
     part = opt_attr_def(SlotType)
     """What is brought, where it is not what the slot is for."""
 

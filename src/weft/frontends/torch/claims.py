@@ -24,7 +24,7 @@ from weft.passes.align_operands import worth_aligning
 from weft.passes.claim_libraries import fills_tensor_cores, worth_streaming, worth_tensor_cores
 from weft.passes.convolve_by_products import geometry_of
 from weft.passes.convolve_trained import is_pointwise, is_product
-from weft.passes.order_by_comparing import worth_comparing
+from weft.passes.order_by_comparing import worth_comparing, worth_counting
 from weft.passes.sum_small_products import worth_summing
 
 _LIBRARY = {
@@ -69,7 +69,8 @@ def is_own_product(node: fx.Node) -> bool:
         return False
     apart = [factor for factor in factors if not _has_aligned_lines(factor)]
     copied = sum(factor.numel() * factor.element_size() for factor in apart)
-    if apart and (of_bytes or not worth_aligning(result.shape, factors[0].shape[-1], copied)):
+    steps = [step * factor.element_size() for factor in apart for step in factor.stride() if step != 1]
+    if apart and (of_bytes or not worth_aligning(result.shape, factors[0].shape[-1], copied, steps)):
         return False
     along = factors[0].stride(-1) == 1 and factors[1].stride(-2) == 1  # K runs through memory
     sides = tuple(result.shape), factors[0].shape[-1]
@@ -172,14 +173,12 @@ def is_own_attention(node: fx.Node) -> bool:
     fits = width % 16 == 0 and 64 <= width <= _WIDEST_HEAD and value.shape[-1] == width
     rows, keys = query.shape[-2], key.shape[-2]
     masks = [option for option in options.values() if isinstance(option, fx.Node)]
-    wins = keys >= _LEAST_LENGTH and (
-        rows <= _FEW_ROWS or all(_is_made_of(mask, 4 * max(rows, keys)) for mask in masks)
-    )
+    wins = keys >= _LEAST_LENGTH and (rows <= _FEW_ROWS or all(_is_made_of(mask, rows * keys) for mask in masks))
     return fits and wins and all(map(_has_aligned_lines, (query, key, value)))
 
 
 def _is_made_of(mask: fx.Node, most: int) -> bool:
-    """Whether a mask is computed, of tensors of so many elements at most: kernels do that too, and skip blocks."""
+    """Whether a mask is computed, of tensors of so many elements at most: one for all heads, or less."""
     left, seen = [mask], {mask}
     while left:
         node = left.pop()
@@ -195,7 +194,7 @@ def _is_made_of(mask: fx.Node, most: int) -> bool:
 @dataclass(frozen=True)
 class _Backward:
     """The backward of a library's attention: where its mask and its dropout stand (whether it is causal follows), and
-    whether it is as fast where all keys count or sequences are short."""
+    whether it is faster where sequences are short."""
 
     mask: int | None
     dropout: int
@@ -228,7 +227,7 @@ def is_own_backward(node: fx.Node) -> bool:
     widths, length = (query.shape[-1], value.shape[-1]), min(query.shape[-2], key.shape[-2])
     fits = all(width % 16 == 0 and width <= _WIDEST_TRAINED_HEAD for width in widths) and length >= _LEAST_LENGTH
     whole = kept.numel() * query.shape[-1] == query.numel()
-    wins = not library.is_fast or (node.args[library.dropout + 1] is True and length >= _LONG_ENOUGH_TO_TRAIN)
+    wins = not library.is_fast or length >= _LONG_ENOUGH_TO_TRAIN
     return fits and whole and wins and all(map(_has_aligned_lines, tensors))
 
 
@@ -245,6 +244,19 @@ def _is_order(node: fx.Node) -> bool:
     return isinstance(source, fx.Node) and _ORDERS.get(source.target) == "sort"
 
 
+def _kinds(node: fx.Node) -> int:
+    """Below what numbers of places among the greatest are; 0 where a value is not such."""
+    while node.target in _VIEWS and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    source = node.args[0] if node.target is operator.getitem and node.args[1] == 1 else None
+    if not isinstance(source, fx.Node) or source.target is not _aten.topk.default:
+        return 0
+    tensor = tensor_of_meta(source.args[0].meta["val"])  # type: ignore[union-attr]
+    dim = source.args[2] if len(source.args) > 2 else source.kwargs.get("dim", -1)
+    size = tensor.shape[normal_dim(dim, tensor.rank)] if tensor.rank else 0  # type: ignore[arg-type]
+    return size if isinstance(size, int) else 0
+
+
 def is_own_order(node: fx.Node) -> bool:
     """Whether a line is so short that comparing all its elements is faster than a library."""
     name = _ORDERS.get(node.target)
@@ -257,6 +269,9 @@ def is_own_order(node: fx.Node) -> bool:
         dim = node.kwargs.get("dim", -1)
     assert isinstance(dim, int)
     if name == "sort" and tensor.rank == 1 and _is_order(node.args[0]):
+        return not (node.kwargs.get("descending") or True in node.args)
+    kinds = _kinds(node.args[0])
+    if name == "sort" and tensor.rank == 1 and kinds and worth_counting(tensor.shape[0], kinds):
         return not (node.kwargs.get("descending") or True in node.args)
     exact = name != "cumsum" or tensor.dtype.is_integer
     return exact and tensor.rank > 0 and worth_comparing(name, tensor.shape, normal_dim(dim, tensor.rank))
