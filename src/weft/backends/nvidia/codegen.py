@@ -260,14 +260,17 @@ class KernelCodegen:
         left, codes = self.tiles[op.a], op.b.owner
         words, columns = fragments.vector // 2, fragments.tiles_n
 
-        def right(chunk: int, column: int) -> Sequence[V]:
-            first = (chunk * columns + column) * words
-            return self.tiles[op.b][first : first + words]
+        def right(chunk: int, column: int, part: int, parts: int) -> Sequence[V]:
+            first = (chunk * columns + column) * words + part * (words // parts)
+            return self.tiles[op.b][first : first + words // parts]
 
         if isinstance(codes, tile.DequantizeOp):
             decoder = Decoder(self, codes)
             left = decoder.ordered(left)
-            right = lambda chunk, column: decoder.words(chunk * columns + column, fragments.vector)  # noqa: E731
+
+            def right(chunk: int, column: int, part: int, parts: int) -> Sequence[V]:
+                return decoder.words((chunk * columns + column) * parts + part, fragments.vector // parts)
+
         sums = [V("float", "0.0")] * layout_of(op.out).count if total is None else self.tiles[total]
         self.tiles[op.out] = multiply(self.b, fragments, left, right, sums, op.dtype.data)
 
