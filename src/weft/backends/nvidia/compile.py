@@ -164,8 +164,7 @@ class KernelCompiler:
         self._made: dict[str, Future[str]] = {}
         self._takes_long = False
         self._work: list[Future[None]] = []
-        # Half of the processors: where two share a core, the thread that writes has one for itself.
-        self._pool = ThreadPoolExecutor(-(-len(os.sched_getaffinity(0)) // 2), thread_name_prefix="weft-compile")
+        self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="weft-compile")
 
     def __enter__(self) -> KernelCompiler:
         COMPILING.acquire()
