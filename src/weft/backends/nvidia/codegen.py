@@ -27,7 +27,6 @@ from weft.backends.nvidia.elements import emit_elements, emit_position
 from weft.backends.nvidia.exponentials import emit_added_exponentials, emit_exponentials
 from weft.backends.nvidia.extents import ConvertedLimits
 from weft.backends.nvidia.global_memory import narrowed_to
-from weft.backends.nvidia.held_rows import emit_held
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.layouts import WARP, Layout, picked
 from weft.backends.nvidia.loops import loop_with
@@ -177,7 +176,7 @@ class KernelCodegen:
             case StreamOp() | CopyOp() | CopyRowsOp() | ReadOp() | WaitKeptOp():
                 emit_streaming(self, op)
             case _:
-                if not emit_written(self, op) and not emit_staged(self, op) and not emit_held(self, op):
+                if not emit_written(self, op) and not emit_staged(self, op):
                     emit_asynchronous(self, op)
 
     def _loop(self, op: tile.ForOp) -> None:
@@ -261,14 +260,17 @@ class KernelCodegen:
         left, codes = self.tiles[op.a], op.b.owner
         words, columns = fragments.vector // 2, fragments.tiles_n
 
-        def right(chunk: int, column: int) -> Sequence[V]:
-            first = (chunk * columns + column) * words
-            return self.tiles[op.b][first : first + words]
+        def right(chunk: int, column: int, part: int, parts: int) -> Sequence[V]:
+            first = (chunk * columns + column) * words + part * (words // parts)
+            return self.tiles[op.b][first : first + words // parts]
 
         if isinstance(codes, tile.DequantizeOp):
             decoder = Decoder(self, codes)
             left = decoder.ordered(left)
-            right = lambda chunk, column: decoder.words(chunk * columns + column, fragments.vector)  # noqa: E731
+
+            def right(chunk: int, column: int, part: int, parts: int) -> Sequence[V]:
+                return decoder.words((chunk * columns + column) * parts + part, fragments.vector // parts)
+
         sums = [V("float", "0.0")] * layout_of(op.out).count if total is None else self.tiles[total]
         self.tiles[op.out] = multiply(self.b, fragments, left, right, sums, op.dtype.data)
 

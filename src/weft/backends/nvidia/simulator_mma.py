@@ -25,11 +25,25 @@ def multiply_fragments(fragments: Fragments, left: np.ndarray, right: np.ndarray
     halves, vector = fragments.halves, fragments.vector
     a = left.reshape(warps, WARP, fragments.chunks, fragments.tiles_m, halves, vector)
     b = right.reshape(warps, WARP, fragments.chunks, fragments.tiles_n, vector)
+    if fragments.turned:
+        return _multiply_turned(fragments, a, b, total)
     c = total.reshape(warps, WARP, fragments.tiles_m, fragments.tiles_n, halves, 2).astype(np.float32)
     for warp, chunk, row, column in np.ndindex(warps, fragments.chunks, fragments.tiles_m, fragments.tiles_n):
         for start in range(0, vector, 4):
             parts = a[warp, :, chunk, row, :, start : start + 4]
             c[warp, :, row, column] += _instruction(parts, b[warp, :, chunk, column, start : start + 4])
+    return c.reshape(total.shape)
+
+
+def _multiply_turned(fragments: Fragments, a: np.ndarray, b: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """The same with columns in place of rows."""
+    warps, pairs = len(a), fragments.tiles_n // 2
+    c = total.reshape(warps, WARP, pairs, 2, 2).astype(np.float32)
+    for warp, chunk, pair in np.ndindex(warps, fragments.chunks, pairs):
+        columns = b[warp, :, chunk, 2 * pair : 2 * pair + 2]
+        for start in range(0, fragments.vector, 4):
+            part = slice(start, start + 4)
+            c[warp, :, pair] += _instruction(columns[..., part], a[warp, :, chunk, 0, 0, part])
     return c.reshape(total.shape)
 
 
