@@ -7,7 +7,7 @@ feeds all: the slowest of them sets the pace. The last wave of tiles takes as lo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
 
 from weft.ir.expr import product
@@ -31,6 +31,12 @@ _CLOCK, _MEMORY, _START = 1.5e9, 4.0e12, 3e-6
 """Cycles a second under load, where power sets them; bytes a second of memory; the seconds until all have begun."""
 _BUSY = 0.8
 """The part of the multiprocessors that must read to keep the memory busy."""
+MOST_READ_ONCE = 64
+"""Rows that are one tile: weights are then read once, and as fast as memory gives them."""
+_MOST_PARTS, _SUM_BYTES = 8, 4
+"""Parts that K is cut into, and the bytes of their sums."""
+_JOINING, _NEAR = 2e-6, 5.0e12
+"""Seconds until parts are being added, and bytes a second that the second-level cache writes and reads of them."""
 _MOST_SUMS = 128 * 256
 """Elements that two warp groups have registers to sum up."""
 _TILES_IN_PARTS = ((128, 256), (128, 192), (128, 128), (64, 128), (64, 64))
@@ -93,6 +99,22 @@ def estimates(products: Products, machine: Machine) -> list[Estimate]:
     tiles = [tile for tile in _TILES if not products.in_parts or tile in _TILES_IN_PARTS]
     fitting = [tile for tile in tiles if products.count * tile[0] * tile[1] <= _MOST_SUMS]
     return sorted((estimate(products, tile, machine) for tile in fitting), key=lambda each: each.seconds)
+
+
+def parts_of(dots: Sequence[Dot], machine: Machine) -> int:
+    """Into how many parts K is best cut, each for programs of its own: where products have too few tiles."""
+    products = products_of(dots)
+    if products is None or products.m > MOST_READ_ONCE or products.width != 2 or products.batch != 1:
+        return 1
+    depth = products.k * products.width
+
+    def seconds(parts: int) -> float:
+        each = replace(products, k=products.k // parts, batch=parts)
+        joined = parts * products.count * products.m * products.n * _SUM_BYTES
+        return estimates(each, machine)[0].seconds + (_JOINING + 2 * joined / _NEAR if parts > 1 else 0.0)
+
+    choices = [parts for parts in range(1, _MOST_PARTS + 1) if depth % (parts * _LINE) == 0]
+    return min(choices, key=seconds, default=1)
 
 
 def estimate(products: Products, tile: Sequence[int], machine: Machine) -> Estimate:

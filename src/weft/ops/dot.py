@@ -12,7 +12,7 @@ from xdsl.ir import SSAValue
 
 from weft.errors import DTypeError, ShapeError, UnsupportedError
 from weft.ir.expr import ceildiv
-from weft.ir.types import DType, Tensor, f8e4m3, f8e5m2, f32, i8, i16, i32
+from weft.ir.types import DType, Tensor, bf16, f8e4m3, f8e5m2, f16, f32, i8, i16, i32
 from weft.ops.base import Structured, op, same_dtype
 from weft.ops.graph import GraphBuilder
 from weft.ops.numerics import rounded_once
@@ -28,7 +28,7 @@ def transposed(b: GraphBuilder, x: SSAValue) -> SSAValue:
 
 
 _FLOAT8 = (f8e4m3, f8e5m2)
-_WIDENED = {i32: {(i8, i8), (i16, i8)}, f32: set(product(_FLOAT8, _FLOAT8))}
+_WIDENED = {i32: {(i8, i8), (i16, i8)}, f32: {*product(_FLOAT8, _FLOAT8), (f16, f16), (bf16, bf16)}}
 """Types of operands that are summed in a wider one."""
 
 

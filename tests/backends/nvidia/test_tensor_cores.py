@@ -20,7 +20,8 @@ from weft.lower.machine import gpu_machine
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.testing.simulated import run_simulated
 
-from .ptx_machine import Memory, run_blocks
+from .ptx_machine import Memory
+from .ptx_products import run_products
 from .ptxas import assemble, needs_ptxas
 
 GPU = gpu_machine()
@@ -73,7 +74,7 @@ def run_as_ptx(trial: Trial, arrays: Sequence[np.ndarray], arch: str) -> np.ndar
     out = np.full(trial.outputs[0].shape, np.nan, arrays[0].dtype)  # type: ignore[arg-type]
     addresses = [memory.add(array) for array in (*arrays, out)]
     grid = prod(call.kernel.op.grid.data)  # type: ignore[arg-type]
-    run_blocks(code.ptx, call.kernel.op.sym_name.data, launch.threads, launch.shared, memory, addresses, grid)
+    run_products(code.ptx, call.kernel.op.sym_name.data, launch.threads, launch.shared, memory, addresses, grid)
     return memory.read(addresses[-1], out)
 
 

@@ -19,6 +19,7 @@ from weft.backends.nvidia.fold_sums import fold_sums
 from weft.backends.nvidia.fold_views import fold_views
 from weft.backends.nvidia.join_exponentials import join_exponentials
 from weft.backends.nvidia.layouts import WARP
+from weft.backends.nvidia.loads_ahead import stage_codes
 from weft.backends.nvidia.messages import VPRINTF
 from weft.backends.nvidia.order_memory import order_memory
 from weft.backends.nvidia.overlap_products import overlap_products
@@ -55,7 +56,8 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     use_tensor_cores(copy)
     assign_layouts(copy, clusters=target.has_clusters)
     order_memory(copy)
-    shared, blocks = allocate_shared(copy, target.shared_per_block), integer(copy, BLOCKS, 1)
+    staged, blocks = stage_codes(copy, target), integer(copy, BLOCKS, 1)
+    shared = allocate_shared(copy, target.shared_per_block - staged, staged)
     return copy, Launch(WARP * integer(copy, WARPS), shared, cluster=blocks, blocks_per_program=blocks)
 
 

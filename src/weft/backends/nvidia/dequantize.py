@@ -12,7 +12,7 @@ the same order, which costs less than to move codes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,19 +71,17 @@ class Decoder:
                 result += [_permuted(self.codegen.b, *pair_of, order) for order in (0x5410, 0x7632)]
         return result
 
-    def words(self, piece: int, vector: int) -> list[V]:
-        """The pairs of a piece of so many neighbours along K."""
+    def words(self, piece: int, vector: int) -> Generator[V]:
+        """The pairs of a piece of so many neighbours along K, each made when it is asked for."""
         op = self.op
         each, group = 32 // FORMS[op.form.data].bits, op.group.value.data
         layout, count = layout_of(op.out), vector * FORMS[op.form.data].bits // 32
-        pairs: list[V] = []
         for number in range(piece * count, (piece + 1) * count):
             k, n = layout.offsets[number * each]
             factor, zero = self._factor(self.places[k // group, n]) if self.places else (None, None)
             word = _as_it_is(self.codegen.b, self.codegen.tiles[op.codes][number])
             found = _decoded(self.codegen, word, op.form.data, self.dtype.name, zero)
-            pairs += found if factor is None else [self._scaled(value, factor) for value in found]
-        return pairs
+            yield from found if factor is None else (self._scaled(value, factor) for value in found)
 
     def _factor(self, place: int) -> tuple[V, V | None]:
         """What numbers are multiplied with, and the pair that is added to codes first where they have zeros."""

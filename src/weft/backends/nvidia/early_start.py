@@ -16,8 +16,10 @@ from collections.abc import Mapping
 from xdsl.ir import BlockArgument, SSAValue
 
 from weft.backends.llvm.builder import Function
+from weft.backends.nvidia.asynchronous import RolesOp
 from weft.backends.nvidia.block import do
 from weft.backends.nvidia.mma import AHEAD
+from weft.backends.nvidia.streaming import StreamOp
 from weft.ir.attributes import from_attribute, to_attribute
 from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Plan
 from weft.tile import dialect as tile
@@ -64,6 +66,11 @@ def loop_that_asks_early(kernel: tile.KernelOp) -> tile.ForOp | None:
         if not isinstance(op, tile.ProgramOp | tile.ConstantOp | tile.PositionOp | tile.MapOp):
             return None
     return None
+
+
+def roles_wait(kernel: tile.KernelOp) -> bool:
+    """Whether a kernel's roles wait for the kernel ahead each by itself, or not at all."""
+    return any(isinstance(op, StreamOp) or (isinstance(op, RolesOp) and op.early) for op in kernel.block.ops)
 
 
 def _written(plan: Plan, kernels: Mapping[str, tile.KernelOp]) -> set[int]:

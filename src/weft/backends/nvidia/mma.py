@@ -12,7 +12,7 @@ share its K, and the product has one more axis in front, along which what they h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -28,7 +28,7 @@ from weft.tile import dialect as tile
 
 ROWS, COLUMNS, DEPTH = 16, 8, 16
 """The sides of an instruction's operands."""
-_HALF = 8
+_HALF, _FEW_WARPS = 8, 8
 PACKED, AHEAD, RAW = "nvidia.packed", "nvidia.ahead", "nvidia.raw"
 """On a load: its registers hold 4 bytes of neighbours each; it is made a turn of its loop before its tile is used; its
 registers hold elements as memory does."""
@@ -123,6 +123,19 @@ class Fragments:
         return 2 if self.m > _HALF else 1
 
     @property
+    def turned(self) -> bool:
+        """Whether 16 columns are an instruction's rows, and up to 8 rows its columns: that takes half as many.
+
+        Where many warps sum up several rows, what they read of each other takes fewer registers as it is.
+        """
+        return self.m <= _HALF and self.tiles_n % 2 == 0 and (self.m == 1 or self.warps.k <= _FEW_WARPS)
+
+    @property
+    def turned_rows(self) -> int:
+        """Rows that a lane then has: of one row, the second is no part of the product."""
+        return min(self.m, 2)
+
+    @property
     def tiles_m(self) -> int:
         """Instructions along M, for each warp."""
         return -(-self.m // (ROWS * self.warps.m))
@@ -190,13 +203,17 @@ class Fragments:
     def product(self) -> Layout:
         first = 1 if self.warps.k > 1 else 0
         rows, columns = first, first + 1
-        registers = (
-            Mode(2, columns),
-            Mode(self.halves, rows, _HALF),
-            Mode(self.tiles_n, columns, COLUMNS),
-            Mode(self.tiles_m, rows, ROWS),
-        )
-        lanes = (Mode(4, columns, 2), Mode(8, rows))
+        if self.turned:
+            registers = Mode(self.turned_rows, rows), Mode(self.tiles_n, columns, COLUMNS)
+            lanes = (Mode(4, rows, 2), Mode(8, columns))
+        else:
+            registers = (
+                Mode(2, columns),
+                Mode(self.halves, rows, _HALF),
+                Mode(self.tiles_n, columns, COLUMNS),
+                Mode(self.tiles_m, rows, ROWS),
+            )
+            lanes = (Mode(4, columns, 2), Mode(8, rows))
         warps = self.warps.modes((rows, ROWS * self.tiles_m), (columns, COLUMNS * self.tiles_n), (0, 1))
         shape = (self.warps.k, self.m, self.n) if first else (self.m, self.n)
         return Layout(shape, _real(registers), lanes, warps)
@@ -224,7 +241,7 @@ def multiply(
     b: Function,
     fragments: Fragments,
     left: Sequence[V],
-    right: Callable[[int, int], Sequence[V]],
+    right: Callable[[int, int], Iterable[V]],
     total: Sequence[V],
     dtype: str,
 ) -> list[V]:
@@ -233,6 +250,8 @@ def multiply(
     `right` gives the words of the right operand, by chunk along K and by column, and is asked when they are needed.
     Where there is but one tile, two sums take turns: an instruction does not wait for the one before it.
     """
+    if fragments.turned:
+        return _multiply_turned(b, fragments, left, right, total, dtype)
     halves, words = fragments.halves, fragments.vector // 2
     zero, nothing = V("float", "0.0"), i32(0)
     result = list(total)
@@ -240,7 +259,7 @@ def multiply(
     beside = [zero] * 4
     for chunk in range(fragments.chunks):
         for column in range(fragments.tiles_n):
-            weights = right(chunk, column)
+            weights = list(right(chunk, column))
             for row in range(fragments.tiles_m):
                 place = 2 * halves * (row * fragments.tiles_n + column)
                 sums = [*result[place : place + 2 * halves], *[zero] * (4 - 2 * halves)]
@@ -257,6 +276,34 @@ def multiply(
     if alone:
         result = [b.binary("fadd", one, other) for one, other in zip(result, beside, strict=False)]
     return result
+
+
+def _multiply_turned(
+    b: Function,
+    fragments: Fragments,
+    left: Sequence[V],
+    right: Callable[[int, int], Iterable[V]],
+    total: Sequence[V],
+    dtype: str,
+) -> list[V]:
+    """The same with the right operand as the instruction's left one: two of its tiles at a time."""
+    words, each, zero = fragments.vector // 2, fragments.turned_rows, V("float", "0.0")
+    sums = list(total) if each == 2 else [value for one in total for value in (one, zero)]
+    beside = [zero] * 4
+    alone = len(sums) == 4 and words > 2
+    for chunk in range(fragments.chunks):
+        for place in range(0, len(sums), 4):
+            first, second = (iter(right(chunk, column)) for column in (place // 2, place // 2 + 1))
+            for step in range(0, words, 2):
+                a = [next(column) for column in (first, second, first, second)]
+                rows = left[chunk * words + step :][:2]
+                if alone and step % 4:
+                    beside = _instruction(b, beside, a, rows, dtype)
+                else:
+                    sums[place : place + 4] = _instruction(b, sums[place : place + 4], a, rows, dtype)
+    if alone:
+        sums = [b.binary("fadd", one, other) for one, other in zip(sums, beside, strict=True)]
+    return sums if each == 2 else sums[::2]
 
 
 def _instruction(b: Function, sums: Sequence[V], left: Sequence[V], right: Sequence[V], dtype: str) -> list[V]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from xdsl.dialects.builtin import IntegerAttr, i64
+from xdsl.dialects.builtin import IntegerAttr, UnitAttr, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from weft.backends.nvidia.alignment import divisor_of, pointer_dtype
@@ -50,10 +50,13 @@ from weft.backends.nvidia.roles import BARRIER_BYTES
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.tensor_parts import part_of
 from weft.backends.nvidia.wgmma import is_multiplied
+from weft.ir.expr import Size
 from weft.ir.types import DType, bf16, f16, f32, i32
 from weft.tile import dialect as tile
 
 _MOST_STAGES, _ALIGNMENT = 6, 1024
+_RESERVED = 1024
+"""Shared memory of a block that the system takes."""
 _CHUNK = 16
 """Bytes that the copy engine writes at once."""
 _MOST_HELD = {1: 200, 2: 200, 3: 120}
@@ -77,8 +80,8 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     dots = [op for block in blocks or () for op in block.ops if isinstance(op, tile.DotOp)]
     if not dots or all(dot.parent is kernel.block for dot in dots):
         return None
-    operands = operands_of(kernel, dots)
     consumers = {64: 1, 128: 2, 192: 3, 256: 2}.get(tile.tile_type(dots[0].out).sizes[0])
+    operands = operands_of(kernel, dots, early=consumers == 1)
     if operands is None or consumers is None or not all(_fits(dot, operands.dtype, consumers) for dot in dots):
         return None
     needed = _needed(kernel, operands)
@@ -89,7 +92,11 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     engines = _give_stores_to_engine(kernel, maps)
     staging = 4 * consumers * 2 * STAGE_BYTES if engines else 0
     resident = integer(kernel, RESIDENT, 1) if consumers == 2 else 1
-    rings = _rings(operands, target.shared_per_block // resident - staging - resident * _ALIGNMENT)
+    room = target.shared_per_block // resident - resident * _ALIGNMENT
+    if operands.starts_early:  # there is room for a block of the next kernel beside one of this
+        resident = 2
+        room = ((target.shared_per_block + _RESERVED) // resident - _RESERVED) // _ALIGNMENT * _ALIGNMENT
+    rings = _rings(operands, room - staging)
     if rings is None:
         return None
     set_integer(kernel, RESIDENT, resident)
@@ -97,7 +104,9 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     ring = -(-ring // _ALIGNMENT) * _ALIGNMENT
     for op in engines:
         set_integer(op, SHARED, ring)
-    _split(kernel, _Producer(operands, maps[:inputs], needed), _Consumer(operands, consumers), rings, consumers)
+    times = (False, True) if operands.starts_early else (False,)
+    producers = [_Producer(operands, maps[:inputs], needed, kernel.grid.data, early) for early in times]
+    _split(kernel, producers, _Consumer(operands, consumers), rings, consumers)
     set_integer(kernel, WARPS, 4 * consumers)
     return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps))
 
@@ -154,26 +163,27 @@ def _fits(dot: tile.DotOp, dtype: DType, consumers: int) -> bool:
 
 
 def _split(
-    kernel: tile.KernelOp, producer: _Producer, consumer: _Consumer, rings: Sequence[RingType], consumers: int
+    kernel: tile.KernelOp,
+    producers: Sequence[_Producer],
+    consumer: _Consumer,
+    rings: Sequence[RingType],
+    consumers: int,
 ) -> None:
     block = kernel.block
     original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
     first, count = BlockNumberOp.make("number"), BlockNumberOp.make("count")
     block.insert_ops_before([first, count], original[0])
-    producing, consuming = Programs.of(kernel, first.out, count.out), Programs.of(kernel, first.out, count.out)
-    producer.mapping = producing.numbers()
-    producer.walk(original, producing.loop.block)
-    consumer.mapping = consuming.numbers()
-    consumer.walk(original, consuming.loop.block)
-    roles: list[Block] = []
-    for programs in (producing, consuming):
+    walked = [Programs.of(kernel, first.out, count.out) for _ in (consumer, *producers)]
+    for role, programs in zip((consumer, *producers), walked, strict=True):
+        role.mapping = programs.numbers()
+        role.walk(original, programs.loop.block)
         programs.loop.block.add_op(tile.YieldOp.create())
-        roles.append(Block([programs.loop]))
+    consuming, producing, *early = (Block([programs.loop]) for programs in walked)
     for op in reversed(original):
         op.detach()
         op.erase(safe_erase=False)
-    block.insert_op_after(RolesOp.make(consumers, rings, *roles), count)
-    defer_stores(consuming, consumers, _MOST_HELD[consumers])
+    block.insert_op_after(RolesOp.make(consumers, rings, producing, consuming, *early), count)
+    defer_stores(walked[0], consumers, _MOST_HELD[consumers])
 
 
 def _numbered(**numbers: int) -> dict[str, Attribute]:
@@ -182,11 +192,13 @@ def _numbered(**numbers: int) -> dict[str, Attribute]:
 
 @dataclass
 class _Producer:
-    """Brings each batch where the last load of it stands."""
+    """Brings each batch where the last load of it stands: those that come early, or the others."""
 
     operands: Operands
     maps: Sequence[TensorMap]
     needed: set[Operation]
+    grid: Sequence[Size]
+    early: bool = False
     mapping: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     passed: set[tile.LoadOp] = field(default_factory=set[tile.LoadOp])
 
@@ -203,7 +215,7 @@ class _Producer:
             elif isinstance(op, tile.LoadOp) and op in self.operands.batches:
                 self.passed.add(op)
                 batch = self.operands.batches[op]
-                if op in batch.loads and batch.loads <= self.passed:
+                if batch.early == self.early and op in batch.loads and batch.loads <= self.passed:
                     self._bring(batch, block)
 
     def _bring(self, batch: Batch, block: Block) -> None:
@@ -211,9 +223,16 @@ class _Producer:
         for number, copy in enumerate(batch.copies):
             attributes = _numbered(ring=batch.ring, slot=number, map=self.maps.index(copy.map))
             attributes["coordinates"] = tile.Sizes(copy.coordinates)
+            if batch.early and self._is_read_once(copy.load):
+                attributes["once"] = UnitAttr()
             indices = [self.mapping.get(i, i) for i in copy.load.indices]
             block.add_op(FillOp.create(operands=indices, attributes=attributes))
         block.add_op(CommitOp.of(batch.ring))
+
+    def _is_read_once(self, load: tile.LoadOp) -> bool:
+        """Whether every program has a part of its own of what it loads."""
+        axes = {index.owner.axis.value.data for index in load.indices if isinstance(index.owner, tile.ProgramOp)}
+        return all(size == 1 or axis in axes for axis, size in enumerate(self.grid))
 
 
 @dataclass

@@ -62,7 +62,10 @@ def protocol_of(
             known[op.out] = {"number": block, "count": blocks}[op.kind.data]
     read = [op.out for op in kernel.walk() if isinstance(op, tile.NumberOp)]
     known.update(dict.fromkeys(read, number))
-    agents = {"producer": list(_Role(roles, known, consumers).run(roles.producer.block))}
+    agents = {
+        f"producer {number}": list(_Role(roles, known, consumers).run(block))
+        for number, block in enumerate(roles.producers)
+    }
     for number in range(consumers):
         agents[f"consumer {number}"] = list(_Role(roles, known, consumers, number).consume())
     barriers: dict[str, int] = {}

@@ -22,15 +22,19 @@ _GROUP, _MEMBER = _LANES // 4, _LANES % 4
 def multiply_fragments(fragments: Fragments, left: np.ndarray, right: np.ndarray, total: np.ndarray) -> np.ndarray:
     """Registers [threads, ...] of a product's operands, each of one element, to those of its result."""
     warps = len(left) // WARP
-    halves, vector = fragments.halves, fragments.vector
-    a = left.reshape(warps, WARP, fragments.chunks, fragments.tiles_m, halves, vector)
-    b = right.reshape(warps, WARP, fragments.chunks, fragments.tiles_n, vector)
-    c = total.reshape(warps, WARP, fragments.tiles_m, fragments.tiles_n, halves, 2).astype(np.float32)
-    for warp, chunk, row, column in np.ndindex(warps, fragments.chunks, fragments.tiles_m, fragments.tiles_n):
+    halves, vector, down, across = fragments.halves, fragments.vector, fragments.tiles_m, fragments.tiles_n
+    if fragments.turned:
+        left, right, halves, down, across = right, left, 2, across // 2, 1
+    a = left.reshape(warps, WARP, fragments.chunks, down, halves, vector)
+    b = right.reshape(warps, WARP, fragments.chunks, across, vector)
+    held = fragments.turned_rows if fragments.turned else 2
+    c = np.zeros((warps, WARP, down, across, halves, 2), np.float32)
+    c[..., :held] = total.reshape(warps, WARP, down, across, halves, held)
+    for warp, chunk, row, column in np.ndindex(warps, fragments.chunks, down, across):
         for start in range(0, vector, 4):
             parts = a[warp, :, chunk, row, :, start : start + 4]
             c[warp, :, row, column] += _instruction(parts, b[warp, :, chunk, column, start : start + 4])
-    return c.reshape(total.shape)
+    return c[..., :held].reshape(total.shape)
 
 
 def _instruction(left: np.ndarray, right: np.ndarray) -> np.ndarray:
