@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 import numpy as np
-from .ptx_machine import BASE, U64, Line, Machine, MachineError, Memory
+from ptx_machine import BASE, U64, Line, Machine, MachineError, Memory
 
 _GROUP, _ROWS, _DEPTH = 128, 64, 16
 _NAMES = ("lo", "da", "db", "p")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -20,9 +22,11 @@ from weft.lower.machine import gpu_machine
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.testing.simulated import run_simulated
 
-from .ptx_machine import Memory
-from .ptx_products import run_products
 from .ptxas import assemble, needs_ptxas
+
+sys.path[:0] = [str(Path(__file__).parent)]
+from ptx_machine import Memory  # noqa: E402
+from ptx_products import run_products  # noqa: E402
 
 GPU = gpu_machine()
 SHAPES = [(1, 16, 64), (1, 1, 16), (2, 20, 256), (3, 17, 301), (4, 33, 1032), (5, 40, 1000), (8, 16, 513), (9, 8, 2048)]

@@ -25,6 +25,7 @@ from weft.backends.nvidia.asynchronous import (
     AcquireOp,
     BlockNumberOp,
     CommitOp,
+    ExpectOp,
     FillOp,
     FinishOp,
     IndexOp,
@@ -173,7 +174,7 @@ class Assignment:
                 pass
             case BlockNumberOp() | IndexOp() | SlotOp() | AcquireOp() | FillOp() | CommitOp() | WaitOp() | ReleaseOp():
                 pass
-            case TurnOp():
+            case TurnOp() | ExpectOp():
                 pass
             case _ if self.is_free(op):
                 pass

@@ -6,7 +6,7 @@ a tile's side, or beyond its extents at run time, is computed along and never wr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from xdsl.ir import Block, Operation, SSAValue
 
@@ -213,12 +213,13 @@ class KernelCodegen:
             first = (chunk * columns + column) * words
             return self.tiles[op.b][first : first + words]
 
+        factor: Callable[[int, int], V] | None = None
         if isinstance(codes, tile.DequantizeOp):
             decoder = Decoder(self, codes)
-            left = decoder.ordered(left)
+            left, factor = decoder.ordered(left), decoder.sums_factor(fragments)
             right = lambda chunk, column: decoder.words(chunk * columns + column, fragments.vector)  # noqa: E731
         sums = [V("float", "0.0")] * layout_of(op.out).count if total is None else self.tiles[total]
-        self.tiles[op.out] = multiply(self.b, fragments, left, right, sums, op.dtype.data)
+        self.tiles[op.out] = multiply(self.b, fragments, left, right, sums, op.dtype.data, factor)
 
     def kept_of(self, value: SSAValue, before: list[V]) -> list[V]:
         """A tile that a loop carries on: what a smaller one lacks stays as it was."""

@@ -15,6 +15,7 @@ from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
 from weft.backends.nvidia.dequantize import NO_FP8
 from weft.backends.nvidia.dialect import BLOCKS, RESIDENT, WARPS, integer
+from weft.backends.nvidia.early_start import asked_early, written_by
 from weft.backends.nvidia.fold_sums import fold_sums
 from weft.backends.nvidia.fold_views import fold_views
 from weft.backends.nvidia.join_exponentials import join_exponentials
@@ -121,7 +122,9 @@ def emit_llvm(
     for name, kernel in kernels.items():
         try:
             annotated, launch = annotate(kernel, target)
-            launches[name] = replace(launch, programmatic=target.capability >= 90)
+            programmatic = target.capability >= 90
+            asked = asked_early(annotated, launch) if programmatic else ()
+            launches[name] = replace(launch, programmatic=programmatic, asked=asked, written=written_by(kernel))
             KernelCodegen(module, annotated, launches[name]).emit()
         except LoweringError as error:
             known = frozenset(sources.get(name, ()))

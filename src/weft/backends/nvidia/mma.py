@@ -32,6 +32,8 @@ _HALF, _FEW_WARPS = 8, 8
 PACKED, AHEAD, RAW = "nvidia.packed", "nvidia.ahead", "nvidia.raw"
 """On a load: its registers hold 4 bytes of neighbours each; it is made a turn of its loop before its tile is used; its
 registers hold elements as memory does."""
+REPEATED = "nvidia.repeated"
+"""On a packed load: in place of rows that do not exist it has the last one again, as what comes of them is not used."""
 AGAIN = "nvidia.again"
 """On such a load: the block reads the same again, so that it stays in its cache."""
 
@@ -244,14 +246,16 @@ def multiply(
     right: Callable[[int, int], Iterable[V]],
     total: Sequence[V],
     dtype: str,
+    factor: Callable[[int, int], V] | None = None,
 ) -> list[V]:
     """Add a product of packed operands to the accumulators of a warp.
 
     `right` gives the words of the right operand, by chunk along K and by column, and is asked when they are needed.
+    `factor` gives what the sum of a chunk and column is then multiplied with, where 16 columns are taken at a time.
     Where there is but one tile, two sums take turns: an instruction does not wait for the one before it.
     """
     if fragments.turned:
-        return _multiply_turned(b, fragments, left, right, total, dtype)
+        return _multiply_turned(b, fragments, left, right, total, dtype, factor)
     halves, words = fragments.halves, fragments.vector // 2
     zero, nothing = V("float", "0.0"), i32(0)
     result = list(total)
@@ -285,22 +289,30 @@ def _multiply_turned(
     right: Callable[[int, int], Iterable[V]],
     total: Sequence[V],
     dtype: str,
+    factor: Callable[[int, int], V] | None,
 ) -> list[V]:
     """The same with the right operand as the instruction's left one: two of its tiles at a time."""
     words, each, zero = fragments.vector // 2, fragments.turned_rows, V("float", "0.0")
     sums = list(total) if each == 2 else [value for one in total for value in (one, zero)]
     beside = [zero] * 4
-    alone = len(sums) == 4 and words > 2
+    alone = len(sums) == 4 and words > 2 and factor is None
     for chunk in range(fragments.chunks):
         for place in range(0, len(sums), 4):
-            first, second = (iter(right(chunk, column)) for column in (place // 2, place // 2 + 1))
+            columns = place // 2, place // 2 + 1
+            first, second = (iter(right(chunk, column)) for column in columns)
+            here = [zero] * 4 if factor is not None else sums[place : place + 4]
             for step in range(0, words, 2):
                 a = [next(column) for column in (first, second, first, second)]
                 rows = left[chunk * words + step :][:2]
                 if alone and step % 4:
                     beside = _instruction(b, beside, a, rows, dtype)
                 else:
-                    sums[place : place + 4] = _instruction(b, sums[place : place + 4], a, rows, dtype)
+                    here = _instruction(b, here, a, rows, dtype)
+            if factor is not None:
+                factors = [value for column in columns for value in [factor(chunk, column)] * 2]
+                old = sums[place : place + 4]
+                here = [b.intrinsic("fma", *terms) for terms in zip(here, factors, old, strict=True)]
+            sums[place : place + 4] = here
     if alone:
         sums = [b.binary("fadd", one, other) for one, other in zip(sums, beside, strict=True)]
     return sums if each == 2 else sums[::2]

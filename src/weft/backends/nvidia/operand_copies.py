@@ -119,8 +119,8 @@ def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp], early: bool =
             return None
         if not (reads_any_way(dtype) or all(_runs_along(copies, value, k) for value, k in ((dot.a, 1), (dot.b, 0)))):
             return None
-    fixed = {copy.load for copy in copies.values() if early and is_fixed(kernel, copy.load.pointer)}
-    return _in_rings(_batches(list({id(copy): copy for copy in copies.values()}.values()), fixed))
+    weights = {copy.load for copy in copies.values() if early and _are_weights(kernel, copy.load, dots)}
+    return _in_rings(_batches(list({id(copy): copy for copy in copies.values()}.values()), weights))
 
 
 def _runs_along(copies: dict[tile.LoadOp, Copy], value: SSAValue, axis: int) -> bool:
@@ -133,13 +133,21 @@ def _is_load(value: SSAValue) -> bool:
     return isinstance(value, OpResult) and isinstance(value.op, tile.LoadOp)
 
 
-def _batches(copies: Sequence[Copy], fixed: set[tile.LoadOp]) -> list[Batch]:
+def _are_weights(kernel: tile.KernelOp, load: tile.LoadOp, dots: Sequence[tile.DotOp]) -> bool:
+    """Whether a load brings what stays as it is, of which every program has a part, to products of the same rows."""
+    if len({dot.a for dot in dots}) > 1 or not is_fixed(kernel, load.pointer):
+        return False
+    axes = {index.owner.axis.value.data for index in load.indices if isinstance(index.owner, tile.ProgramOp)}
+    return all(size == 1 or axis in axes for axis, size in enumerate(kernel.grid.data))
+
+
+def _batches(copies: Sequence[Copy], early_ones: set[tile.LoadOp]) -> list[Batch]:
     batches: list[Batch] = []
     for copy in copies:
         uses = [use.operation for load in copy.seen for use in load.out.uses]
         dots = {user for user in uses if isinstance(user, tile.DotOp)}
         held = any(dot.parent is not copy.load.parent for dot in dots)
-        early = copy.load in fixed
+        early = copy.load in early_ones
         together = [b for b in batches if not held and not b.held and b.early == early and b.dots & dots]
         batch = Batch([copy], dots, held, early)
         for other in together:

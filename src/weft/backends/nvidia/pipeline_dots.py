@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from xdsl.dialects.builtin import IntegerAttr, UnitAttr, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
@@ -30,8 +31,10 @@ from weft.backends.nvidia.asynchronous import (
     AcquireOp,
     BlockNumberOp,
     CommitOp,
+    ExpectOp,
     FillOp,
     FinishOp,
+    IndexOp,
     ReleaseOp,
     RingType,
     RolesOp,
@@ -50,11 +53,13 @@ from weft.backends.nvidia.roles import BARRIER_BYTES
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.tensor_parts import part_of
 from weft.backends.nvidia.wgmma import is_multiplied
-from weft.ir.expr import Size
+from weft.ir.expr import Size, minimum, mod, symbol
 from weft.ir.types import DType, bf16, f16, f32, i32
 from weft.tile import dialect as tile
 
 _MOST_STAGES, _ALIGNMENT = 6, 1024
+EXPECTED, ROTATE = 0, 0
+SIDE_BY_SIDE, _FEW_SUMS = 2, 64
 _RESERVED = 1024
 """Shared memory of a block that the system takes."""
 _CHUNK = 16
@@ -93,8 +98,8 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     staging = 4 * consumers * 2 * STAGE_BYTES if engines else 0
     resident = integer(kernel, RESIDENT, 1) if consumers == 2 else 1
     room = target.shared_per_block // resident - resident * _ALIGNMENT
-    if operands.starts_early:  # there is room for a block of the next kernel beside one of this
-        resident = 2
+    if operands.starts_early and _sums(dots) <= _FEW_SUMS:  # a block of the next kernel has room beside one of this
+        resident = SIDE_BY_SIDE
         room = ((target.shared_per_block + _RESERVED) // resident - _RESERVED) // _ALIGNMENT * _ALIGNMENT
     rings = _rings(operands, room - staging)
     if rings is None:
@@ -105,10 +110,15 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     for op in engines:
         set_integer(op, SHARED, ring)
     times = (False, True) if operands.starts_early else (False,)
-    producers = [_Producer(operands, maps[:inputs], needed, kernel.grid.data, early) for early in times]
+    producers = [_Producer(operands, maps[:inputs], needed, early) for early in times]
     _split(kernel, producers, _Consumer(operands, consumers), rings, consumers)
     set_integer(kernel, WARPS, 4 * consumers)
     return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps))
+
+
+def _sums(dots: Sequence[tile.DotOp]) -> int:
+    """Registers that a thread of one consumer has sums in."""
+    return sum(prod(tile.tile_type(dot.out).sizes) for dot in dots) // 128
 
 
 def _needed(kernel: tile.KernelOp, operands: Operands) -> set[Operation] | None:
@@ -176,9 +186,19 @@ def _split(
     walked = [Programs.of(kernel, first.out, count.out) for _ in (consumer, *producers)]
     for role, programs in zip((consumer, *producers), walked, strict=True):
         role.mapping = programs.numbers()
+        if isinstance(role, _Producer):
+            role.number = programs.loop.block.args[0]
         role.walk(original, programs.loop.block)
         programs.loop.block.add_op(tile.YieldOp.create())
     consuming, producing, *early = (Block([programs.loop]) for programs in walked)
+    for role, programs, made in zip(producers[1:], walked[2:], early, strict=True):
+        if EXPECTED:
+            (numbers, role.mapping), role.number = programs.first_numbers(), programs.first
+            ahead = Block(numbers)
+            role.expect(original, ahead, rings[0].count)
+            for op in list(ahead.ops):
+                op.detach()
+                made.insert_op_before(op, programs.loop)
     for op in reversed(original):
         op.detach()
         op.erase(safe_erase=False)
@@ -197,8 +217,8 @@ class _Producer:
     operands: Operands
     maps: Sequence[TensorMap]
     needed: set[Operation]
-    grid: Sequence[Size]
     early: bool = False
+    number: SSAValue | None = None
     mapping: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     passed: set[tile.LoadOp] = field(default_factory=set[tile.LoadOp])
 
@@ -209,7 +229,7 @@ class _Producer:
             elif isinstance(op, tile.ForOp) and self.operands.any_in(op):
                 turns = tile.ForOp.make(op.bounds, [self.mapping.get(i, i) for i in op.indices], [])
                 block.add_op(turns)
-                self.mapping[op.block.args[0]] = turns.block.args[0]
+                self.mapping[op.block.args[0]] = self._rotated(op, turns)
                 self.walk(list(op.block.ops), turns.block)
                 turns.block.add_op(tile.YieldOp.create())
             elif isinstance(op, tile.LoadOp) and op in self.operands.batches:
@@ -218,21 +238,47 @@ class _Producer:
                 if batch.early == self.early and op in batch.loads and batch.loads <= self.passed:
                     self._bring(batch, block)
 
+    def expect(self, ops: Sequence[Operation], block: Block, stages: int) -> None:
+        for op in ops:
+            if op in self.needed:
+                block.add_op(op.clone(self.mapping))
+            elif isinstance(op, tile.ForOp) and self.operands.any_in(op):
+                lower, upper, step = op.bounds.data
+                bounds = tile.Sizes((lower + stages * step, minimum(lower + (stages + EXPECTED) * step, upper), step))
+                turns = tile.ForOp.make(bounds, [self.mapping.get(i, i) for i in op.indices], [])
+                block.add_op(turns)
+                self.mapping[op.block.args[0]] = self._rotated(op, turns)
+                self.expect(list(op.block.ops), turns.block, stages)
+                turns.block.add_op(tile.YieldOp.create())
+            elif isinstance(op, tile.LoadOp) and op in self.operands.batches and self.operands.batches[op].early:
+                copy = next(c for c in self.operands.batches[op].copies if c.load is op)
+                attributes = _numbered(
+                    map=self.maps.index(copy.map), blocks=copy.slot.blocks, step=128 // copy.slot.dtype.bytes
+                )
+                attributes["coordinates"] = tile.Sizes(copy.coordinates)
+                indices = [self.mapping.get(i, i) for i in op.indices]
+                block.add_op(ExpectOp.create(operands=indices, attributes=attributes))
+
+    def _rotated(self, op: tile.ForOp, turns: tile.ForOp) -> SSAValue:
+        lower, upper, step = op.bounds.data
+        if not ROTATE or lower != 0 or mod(upper, step) != 0 or not self.operands.starts_early:
+            return turns.block.args[0]
+        at = IndexOp.make(
+            tile.Sizes((mod(symbol("d0") + symbol("d1") * step * ROTATE, upper),)), [turns.block.args[0], self.number]
+        )
+        turns.block.add_op(at)
+        return at.out
+
     def _bring(self, batch: Batch, block: Block) -> None:
         block.add_op(AcquireOp.of(batch.ring))
         for number, copy in enumerate(batch.copies):
             attributes = _numbered(ring=batch.ring, slot=number, map=self.maps.index(copy.map))
             attributes["coordinates"] = tile.Sizes(copy.coordinates)
-            if batch.early and self._is_read_once(copy.load):
+            if batch.early:
                 attributes["once"] = UnitAttr()
             indices = [self.mapping.get(i, i) for i in copy.load.indices]
             block.add_op(FillOp.create(operands=indices, attributes=attributes))
         block.add_op(CommitOp.of(batch.ring))
-
-    def _is_read_once(self, load: tile.LoadOp) -> bool:
-        """Whether every program has a part of its own of what it loads."""
-        axes = {index.owner.axis.value.data for index in load.indices if isinstance(index.owner, tile.ProgramOp)}
-        return all(size == 1 or axis in axes for axis, size in enumerate(self.grid))
 
 
 @dataclass
