@@ -18,6 +18,7 @@ from weft.backends.cpu.target import CpuTarget, compile_object, target_for
 from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.compile import emit_llvm
 from weft.backends.nvidia.early_start import mark_fixed
+from weft.backends.nvidia.join_kernels import join_kernels
 from weft.backends.nvidia.target import NvidiaTarget, compile_ptx
 from weft.config import CODES, Config
 from weft.lower.machine import gpu_machine
@@ -40,15 +41,18 @@ from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.hoist_constants import HoistConstants
 from weft.passes.inline_small import InlineSmall
 from weft.passes.lay_out_convolutions import LayOutConvolutions
+from weft.passes.order_by_comparing import OrderByComparing
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
 from weft.passes.read_chosen import ReadChosen
 from weft.passes.read_codes import ReadCodes
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.recognize_codes import RecognizeCodes
+from weft.passes.scale_after_products import ScaleAfterProducts
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.split_products import SplitProducts
+from weft.passes.sum_small_products import SumSmallProducts
 from weft.passes.update_in_place import UpdateInPlace
 from weft.runtime.cache import DiskCache
 from weft.runtime.record import CompilationRecord, compilation, is_recording
@@ -81,6 +85,7 @@ def cpu_passes(config: Config) -> list[ModulePass]:
 def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModulePass]:
     """From an imported function to groups that are kernels of a GPU."""
     return [
+        OrderByComparing(),
         FoldConstants(),
         Simplify(),
         EliminateCommon(),
@@ -93,12 +98,12 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         SinkReshapes(whole=True),
         RecognizeCodes(),
         *([CodeWeights(config.quantize, streamed=tensor_cores)] if config.quantize in CODES else []),
-        *([ReadChosen(), ReadCodes()] if tensor_cores else []),
+        *([SumSmallProducts(), ReadChosen(), ReadCodes(), ScaleAfterProducts()] if tensor_cores else []),
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, all_floats=True, tensor_cores=tensor_cores),
         InlineSmall(),
-        GroupIntoKernels(products=2 if tensor_cores else 1),
+        GroupIntoKernels(products=2 if tensor_cores else 1, updates=True),
         ChooseLayouts(),
         UpdateInPlace(),
     ]
@@ -181,6 +186,7 @@ def compile_nvidia(
         report.blocks = list(map(str, repeated_blocks(function))) if is_recording() else []
         start = time.perf_counter()
         planned = build_plan(function, machine=machine)
+        join_kernels(planned)
         start = report.measure("lower_to_tile", start)
         report.planned(planned.plan, planned.schedules)
         report.program("tile", planned.kernels.values())

@@ -39,6 +39,17 @@ def test_products_of_odd_sides(sides: tuple[int, int, int], turned: str) -> None
     agree(torch.mm, a, b, exact=a.double() @ b.double())
 
 
+@pytest.mark.parametrize("columns", [4097, 4098, 4100, 1283])
+def test_results_whose_rows_begin_anywhere(columns: int) -> None:
+    a, b, c = normal(1100, 520), normal(columns, 520), normal(1100, columns)
+    agree(lambda a, b, c: F.relu(a @ b.t() + c), a, b, c, exact=(a.double() @ b.double().t() + c.double()).relu())
+
+
+def test_batches_whose_rows_begin_anywhere() -> None:
+    a, b = normal(7, 700, 520), normal(7, 1047, 520).mT
+    agree(torch.bmm, a, b, exact=a.double() @ b.double())
+
+
 def test_batches() -> None:
     a, b = normal(8, 1000, 520), normal(8, 520, 1048)
     agree(torch.bmm, a, b, exact=a.double() @ b.double())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
@@ -15,6 +16,7 @@ from weft.ir.types import DType, Tensor, bf16, f16, f32, i32, tensor_of
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 from weft.passes.code_weights import CodeWeights
 from weft.pipelines import nvidia_passes
+from weft.testing.gpu.narrow import coded
 
 ERRORS = {"int4": 0.14, "int4_64": 0.13, "int4_32": 0.12, "int8": 0.012, "fp8": 0.04, "mxfp4": 0.15, "nvfp4": 0.12}
 """Of a product with normally distributed weights, in parts of it."""
@@ -49,6 +51,17 @@ def test_products_are_nearly_the_same(form: str, dtype: DType) -> None:
     exact = x.astype(np.float64) @ w.astype(np.float64).T
     assert 0 < relative(actual, exact) < ERRORS[form]
     assert not actual[:, 7].any()
+
+
+@pytest.mark.parametrize("form", CODES)
+def test_products_are_those_of_what_codes_stand_for(form: str) -> None:
+    function, (x, w) = linear(3, 160, 256), operands(3, 160, 256)
+    w[7] = 0
+    w[8] *= 2**-20
+    CodeWeights(form).apply(Context(), ModuleOp([function]))
+    (actual,) = run(function, [x, w])
+    left = coded(torch.from_numpy(w.astype(np.float32)).bfloat16(), form).numpy()
+    assert relative(actual, x.astype(np.float64) @ left.T) < 2**-8
 
 
 @pytest.mark.parametrize("shape", [(1, 64, 256), (1, 256, 64), (1, 256, 200)])

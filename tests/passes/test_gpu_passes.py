@@ -32,6 +32,28 @@ def test_one_element_a_line_is_compared(passes: Any, rows: Size, dtype: Any) -> 
     assert "graph.where" in text and "graph.scatter" not in text
 
 
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("shape", [(6, 1), (1, 1), (1,), ()])
+def test_sums_of_lines_with_one_element_need_no_line(passes: Any, shape: tuple[int, ...], keep: bool) -> None:
+    def body(b: GraphBuilder, i: SSAValue, u: SSAValue, w: SSAValue) -> list[SSAValue]:
+        line = b.scatter(b.full(value=0.0, shape=(6, 4), dtype=f32), i, u, dim=1, kind="assign")
+        scaled = b.mul(line, w)
+        return [scaled, b.sum(scaled, dims=(1,), keep=keep), b.sum(line, dims=(1,), keep=keep)]
+
+    arguments = {"i": Tensor(i64, (6, 1)), "u": Tensor(f32, (6, 1)), "w": Tensor(f32, shape)}
+    assert "graph.sum" not in str(passes.apply(ComparePlaces(), passes.built(arguments, body)))
+
+
+@pytest.mark.parametrize(("value", "shape", "dim"), [(0.5, (6, 1), 1), (0.0, (1, 4), 1), (0.0, (6, 1), 0)])
+def test_other_sums_stay(passes: Any, value: float, shape: tuple[int, ...], dim: int) -> None:
+    def body(b: GraphBuilder, i: SSAValue, u: SSAValue, w: SSAValue) -> SSAValue:
+        line = b.scatter(b.full(value=value, shape=(6, 4), dtype=f32), i, u, dim=1, kind="assign")
+        return b.sum(b.mul(line, w), dims=(dim,), keep=True)
+
+    arguments = {"i": Tensor(i64, (6, 1)), "u": Tensor(f32, (6, 1)), "w": Tensor(f32, shape)}
+    assert "graph.sum" in str(passes.apply(ComparePlaces(), passes.built(arguments, body)))
+
+
 def test_several_updates_a_line_stay_a_scatter(passes: Any) -> None:
     def body(b: GraphBuilder, x: SSAValue, i: SSAValue, u: SSAValue) -> list[SSAValue]:
         zeros = b.full(value=0.0, shape=(6, 4), dtype=f32)

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from xdsl.context import Context
 
+from weft.backends.nvidia.target import target_named
 from weft.backends.reference.graph import run
+from weft.config import Config
 from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.expr import symbol
 from weft.ir.types import Tensor, f32, i64, tensor_of
@@ -16,6 +18,8 @@ from weft.ops.dialect import parse_module
 from weft.ops.graph import FuncOp, OpaqueOp
 from weft.passes.eliminate_dead import EliminateDead
 from weft.passes.hoist_constants import HoistConstants
+from weft.pipelines import compile_nvidia
+from weft.runtime.constants import as_program
 
 X, W = Tensor(f32, (3, 4)), Tensor(f32, (4, 2))
 
@@ -142,3 +146,22 @@ def test_weights_of_calls_get_the_strides_they_are_wanted_in(passes: Any) -> Non
     main, prepare = (op for op in module.body.block.ops if isinstance(op, FuncOp))
     assert from_attribute(main.attributes["arg_strides"]) == (None, None, (1, 4))
     assert from_attribute(prepare.attributes["result_strides"]) == ((1, 4),)
+
+
+def test_what_prepares_a_program_is_compiled_as_it_is() -> None:
+    """Its own constants would need another program to prepare them, and so on."""
+    module = parse_module("""
+        "graph.func"() ({
+        ^bb0(%x: tensor<64xf32>):
+          %0 = "graph.iota"() {shape = [64], dim = 0, dtype = f32, start = 0, step = 1} : () -> tensor<64xf32>
+          %1 = "graph.sin"(%0) : (tensor<64xf32>) -> tensor<64xf32>
+          %2 = "graph.mul"(%x, %1) : (tensor<64xf32>, tensor<64xf32>) -> tensor<64xf32>
+          "graph.return"(%2) : (tensor<64xf32>) -> ()
+        }) {sym_name = "f"} : () -> ()
+        """)
+    (function,) = (op for op in module.body.block.ops if isinstance(op, FuncOp))
+    target = target_named("sm_90a")
+    prepare = compile_nvidia(function, Config(cache=False), target).prepare
+    assert prepare is not None
+    made = compile_nvidia(as_program(prepare), Config(cache=False), target)
+    assert made.prepare is None and len(made.plan.steps) == 1

@@ -13,7 +13,8 @@ from weft.frontends.triton.emit import Argument, TileBuilder
 from weft.frontends.triton.interpret import NumpyBuilder
 from weft.ir.types import boolean, f32, i32
 from weft.tile import dialect as tile
-from weft.tile.axis_facts import AxisFacts, Facts, neighbours_of
+from weft.tile.axis_facts import AxisFacts, neighbours_of
+from weft.tile.facts import Facts
 
 ARGUMENTS = [Argument(f32, True, 0, 16), Argument(i32, divisor=16), Argument(i32)]
 NUMBERS = (48, 7)

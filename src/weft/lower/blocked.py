@@ -11,10 +11,11 @@ from weft.errors import LoweringError
 from weft.ir.expr import Size, ceildiv, simplify, symbol
 from weft.ir.types import DType, Tensor, tensor_of
 from weft.lower.domain import Domain, Run
-from weft.lower.emit import KernelEmitter, TileValue
+from weft.lower.emit import TileValue
 from weft.lower.evaluate import Source
 from weft.lower.frame import KernelFrame
 from weft.lower.kernels import group_symbols
+from weft.lower.row_reductions import ProductEmitter
 from weft.ops.base import Elementwise, GraphOp
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
@@ -47,7 +48,7 @@ class BlockedKernel:
         pointers = self.frame.pointers
         last = len(inputs) + len(written)
         self.targets, self.beside = pointers[len(inputs) : last], pointers[last:]
-        self.emit = KernelEmitter(
+        self.emit = ProductEmitter(
             self.layouts,
             domain=self.domain,
             block=self.frame.block,

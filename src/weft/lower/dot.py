@@ -139,7 +139,7 @@ class _DotLowering:
             batch = product(run.size for run in outer)
             if isinstance(m, int) and 0 < m <= FEW_ROWS and width == 2:
                 bits = self.codes.form.bits if self.codes is not None else 16
-                return Blocks("dot", choose_streaming_tiles(m, n, k, batch, self.machine, bits))
+                return Blocks("dot", choose_streaming_tiles(m, n, k, batch, self.machine, bits, len(self.dots)))
             m, n, k = (max(1, size) if isinstance(size, int) else _UNKNOWN for size in (m, n, k))
             times = max(1, batch) if isinstance(batch, int) else 1
             best, *_ = estimates(Products(m, n, k, times, width, len(self.dots), self._in_parts), self.machine)
@@ -206,7 +206,7 @@ class _DotLowering:
 
     def _record(self) -> _Reads:
         domain, reads = self.domain, _Reads()
-        recorder = AddressRecorder(self.layouts, space=domain.bounds)
+        recorder = AddressRecorder(self.layouts, space=domain.bounds, columns=domain.column_index)
         a = self.dot.operands[0]
         recorder.at(Source(a, tensor_of(a.type)), self._a_index())
         reads.a = [address.expr for address in recorder.addresses]
@@ -263,6 +263,7 @@ class _DotLowering:
             self.emit.scopes.append({})
             store_outputs(kernel, dict(zip((dot.results[0] for dot in self.dots), values, strict=True)))
             self.emit.scopes.pop()
+        self.emit.place_ahead(kernel.frame.block)
         return kernel.frame.finish(self.blocks)
 
     def _axes(self, first: str, second: str, piece: int = 0) -> None:

@@ -35,14 +35,14 @@ _ROWS_AGAIN = 0.02
 
 
 def choose_streaming_tiles(
-    m: int, n: Size, k: Size, batch: Size, machine: Machine, bits: int = 16
+    m: int, n: Size, k: Size, batch: Size, machine: Machine, bits: int = 16, products: int = 1
 ) -> tuple[int, int, int]:
-    """The tiles of a product [m, k] x [k, n] with weights of so many bits."""
+    """The tiles of products [m, k] x [k, n], of the same rows, with weights of so many bits."""
     read, rows = READ[bits], ceil(m / 8) * 16 / bits
     if not isinstance(n, int) or not isinstance(k, int) or not isinstance(batch, int):
         columns, warps = _COLUMNS[0], _WARPS[0]
-    elif bits == 16 and machine.brings_rows and (columns := _brought(m, n, k, batch, machine)):
-        return m, columns, _PIECE // columns
+    elif bits == 16 and machine.brings_rows and (columns := _brought(m, n, k, batch, machine, products)):
+        return m, columns, _PIECE // products // columns
     else:
         choices = [(c, w) for w in _WARPS for c in _COLUMNS if w * read // c < 2 * k or w == _WARPS[0]]
         columns, warps = min(choices, key=lambda c: _cost(rows, *c, batch * ceil(n / c[0]) / machine.multiprocessors))
@@ -54,7 +54,7 @@ def choose_streaming_tiles(
     return m, 1 if n == 1 else columns, 1 if k == 1 else depth
 
 
-def _brought(m: int, n: int, k: int, batch: int, machine: Machine) -> int:
+def _brought(m: int, n: int, k: int, batch: int, machine: Machine, products: int) -> int:
     """How many rows of weights a copy engine brings to one program; 0 if it has no whole pieces of them, or too few.
 
     Programs run in waves, and each reads the other operand too: from near, and one row of it stays nearest.
@@ -62,10 +62,10 @@ def _brought(m: int, n: int, k: int, batch: int, machine: Machine) -> int:
 
     def cost(columns: int) -> float:
         waves = ceil(batch * ceil(n / columns) / (_AT_ONCE * machine.multiprocessors))
-        return waves * (columns + _AGAIN * (m - 1))
+        return waves * (columns * products + _AGAIN * (m - 1))
 
-    whole = [columns for columns in sorted(_COLUMNS) if k % (_PIECE // columns) == 0]
-    return min(whole, key=cost, default=0) if batch * n * k * 2 >= LEAST_BROUGHT else 0
+    whole = [columns for columns in sorted(_COLUMNS) if k % (_PIECE // products // columns) == 0]
+    return min(whole, key=cost, default=0) if batch * n * k * 2 * products >= LEAST_BROUGHT else 0
 
 
 def _cost(rows: float, columns: int, warps: int, programs: float) -> float:

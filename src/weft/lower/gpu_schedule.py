@@ -83,8 +83,8 @@ def choose_gpu_schedule(
 
 def _pointwise(domain: Domain, addresses: Sequence[Address], machine: Machine) -> Schedule:
     runs = domain.row_runs
-    elements = _elements(addresses, machine)
     addresses = _widest(runs, addresses)
+    elements = _elements(addresses, machine)
     vector = max(reversed(runs), key=lambda run: contiguous_bytes(run, addresses))
     known = _known(run.size for run in runs)
     while known is not None and elements > _LEAST_ELEMENTS and known < elements * machine.multiprocessors * _WAVES:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from xdsl.dialects.builtin import FileLineColLoc, LocationAttr, StringAttr
@@ -55,7 +55,7 @@ class Planned:
     kernels: dict[str, tile.KernelOp]
     schedules: dict[str, str]
     prepare: FuncOp | None = None
-    sources: Mapping[str, Set[LocationAttr]] = field(default_factory=dict[str, set[LocationAttr]])
+    sources: dict[str, set[LocationAttr]] = field(default_factory=dict[str, set[LocationAttr]])
     """Where in the user's program the ops of each kernel come from."""
 
 

@@ -118,8 +118,23 @@ BLAS_LARGEST = 2**31 - 1
 """BLAS counts in 32 bits."""
 
 
+def goes_forward(layout: Layout) -> bool:
+    """Whether no dimension runs backwards: the framework's tensors have no negative strides."""
+    return not any(map(_is_backward, layout.strides))
+
+
+def _is_backward(stride: Size) -> bool:
+    """Whether a stride is negative, where sizes are large: a stride of `2 - n` is, one of `n - 2` is not."""
+    if isinstance(stride, int):
+        return stride < 0
+    degree = max(len(monomial) for monomial, _ in stride.terms)
+    return all(coefficient < 0 for monomial, coefficient in stride.terms if len(monomial) == degree)
+
+
 def blas_takes(tensor: Tensor, layout: Layout) -> bool:
     """Whether the last two dimensions are a matrix as BLAS knows it: rows or columns dense, the others apart."""
+    if not goes_forward(layout):
+        return False
     rows, columns = tensor.shape[-2:]
     row_step, column_step = layout.strides[-2:]
     if any(isinstance(size, int) and size > BLAS_LARGEST for size in (rows, columns, row_step, column_step)):

@@ -1,6 +1,7 @@
 """Write one element a line into a constant by comparing places: unlike a scatter, that joins the kernel that reads it.
 
-The gradient of a loss that picks an element of each row is such: all zeros but for that.
+The gradient of a loss that picks an element of each row is such: all zeros but for that. A line's sum is then that
+element, and what would have needed whole rows needs none.
 """
 
 from __future__ import annotations
@@ -10,20 +11,24 @@ from typing import ClassVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import OpResult
+from xdsl.ir import OpResult, SSAValue
 from xdsl.passes import ModulePass
 
 from weft.ir.types import i64, tensor_of
 from weft.ops.graph import FuncOp, GraphBuilder
+from weft.ops.reduce import Sum
 from weft.ops.rules import size_value
 from weft.ops.scatter import ScatterElements
 from weft.passes.build_groups import is_free
+from weft.passes.constant_values import number_of
 
 
 @dataclass(frozen=True)
 class ComparePlaces(ModulePass):
     """%z = graph.full 0 (8192 x 50257)                           %j = graph.iota (1 x 50257)
     %y = graph.scatter %z, %i, %u dim=1 (8192 x 1)       →        %y = graph.where (%j == %i), %u, %z
+    %g = graph.mul %y, %w              (%w: 8192 x 1)             %g = graph.mul %y, %w
+    %s = graph.sum %g dims=[1]                                    %s = graph.mul %u, %w
     """
 
     name: ClassVar[str] = "compare_places"
@@ -33,6 +38,7 @@ class ComparePlaces(ModulePass):
             if isinstance(function, FuncOp):
                 for scatter in list(function.block.ops):
                     if isinstance(scatter, ScatterElements) and _is_one_a_line(scatter):
+                        _add_at_once(function, scatter)
                         _rewrite(function, scatter)
 
 
@@ -42,6 +48,34 @@ def _is_one_a_line(scatter: ScatterElements) -> bool:
     line = tuple(1 if d == scatter.params["dim"] else size for d, size in enumerate(x.shape))
     constant = isinstance(source, OpResult) and is_free(source.op) and not source.op.operands
     return constant and scatter.params["kind"] == "assign" and index.shape == updates.shape == line
+
+
+def _add_at_once(function: FuncOp, scatter: ScatterElements) -> None:
+    """The sum of a line that is zero but for one element is that element."""
+    line, number = scatter.results[0], number_of(scatter.operands[0])
+    products = [use.operation for use in line.uses if use.operation.name == "graph.mul"]
+    for value in (line, *(op.results[0] for op in products)):
+        for total in [use.operation for use in value.uses]:
+            if number != 0 or not isinstance(total, Sum) or total.params["dims"] != (scatter.params["dim"],):
+                continue
+            b = GraphBuilder(function.block, before=total, location=total.location)
+            found = scatter.operands[2]
+            if value is not line:
+                factor = next((f for f in value.owner.operands if f is not line), None)
+                if factor is None or not _is_same_along(factor, scatter):
+                    continue
+                found = b.mul(found, factor)
+            total.results[0].replace_all_uses_with(b.reshape(found, shape=tensor_of(total.results[0].type).shape))
+            total.detach()
+            total.erase()
+
+
+def _is_same_along(factor: SSAValue, scatter: ScatterElements) -> bool:
+    """Whether a factor is the same for the whole of a line."""
+    dim: int = scatter.params["dim"]
+    behind = tensor_of(scatter.results[0].type).rank - dim
+    shape = tensor_of(factor.type).shape
+    return len(shape) < behind or shape[-behind] == 1
 
 
 def _rewrite(function: FuncOp, scatter: ScatterElements) -> None:

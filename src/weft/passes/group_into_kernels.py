@@ -21,7 +21,7 @@ from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, GraphOp, Movement, Reduction, Scan, Scatter, Structured, View, viewed
 from weft.ops.graph import FuncOp, GroupOp, ReturnOp
-from weft.ops.layouts import blas_takes, contiguous, source_layout
+from weft.ops.layouts import Layout, blas_takes, contiguous, goes_forward, source_layout
 from weft.ops.reduce import DimensionReduction
 from weft.passes.build_groups import (
     CLAIM,
@@ -73,20 +73,22 @@ class GroupIntoKernels(ModulePass):
 
     products: int = 1
     """How many products of the same rows a kernel may compute: a GPU's tensor cores have registers for two."""
+    updates: bool = False
+    """Whether a kernel that puts updates into a tensor computes them, too: on a GPU each of them is read once."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:
             # What prepares another function runs once, op by op.
             if isinstance(function, FuncOp) and "prepares" not in function.attributes:
-                _Grouping(function, self.products).run()
+                _Grouping(function, self.products, self.updates).run()
 
 
 class _Grouping:
     """The grouping of one function."""
 
-    def __init__(self, function: FuncOp, products: int) -> None:
+    def __init__(self, function: FuncOp, products: int, updates: bool) -> None:
         self.function = function
-        self.products = products
+        self.products, self.updates = products, updates
         self.groups: dict[int, Group] = {}
         self.seen_through: dict[SSAValue, tuple[SSAValue, ...]] = {}
         self.group_of: dict[Operation, Group] = {}
@@ -164,7 +166,15 @@ class _Grouping:
             if shape == group.shape and self._reads_in_place(op, group):
                 return True
             return self._moves_domain(op, group, shape)
-        return False
+        return isinstance(op, Scatter) and self.updates and self._makes_updates(op, group)
+
+    def _makes_updates(self, op: Scatter, group: Group) -> bool:
+        """Whether a group makes what is put into a tensor, and nothing else: not the tensor, nor the places."""
+        if op.name != "graph.index_put" or op.params["accumulate"] or group.kind != "pointwise":
+            return False
+        *others, updates = op.operands
+        elsewhere = any(value in group.made for value in self._sources(others))
+        return not elsewhere and self._moves_domain(op, group, tensor_of(updates.type).shape)
 
     def _reads_in_place(self, op: GraphOp, group: Group) -> bool:
         """Whether the op reads the group's values at its own index: not through views or by computed indices."""
@@ -211,6 +221,8 @@ class _Grouping:
             group.shape = tensor_of(op.operands[0].type).shape
             group.dims = op.params["dims"]
             group.kind = "rows"
+        elif isinstance(op, Scatter):
+            group.shape, group.kind = tensor_of(op.results[0].type).shape, "anchor"
         elif not group.takes(tensor_of(op.results[0].type).shape):
             group.shape = tensor_of(op.results[0].type).shape
         group.ops.append(op)
@@ -365,8 +377,7 @@ class _Grouping:
         """Make what an op outside of groups reads: by views where strides can say it and it takes them, or a copy."""
         for value in op.operands:
             layout = self.layouts.of(value)
-            takes = not isinstance(op, GraphOp) or (layout is not None and blas_takes(tensor_of(value.type), layout))
-            if (layout is not None and takes) or self._write_for(value, op, values):
+            if (layout is not None and _takes(op, value, layout)) or self._write_for(value, op, values):
                 self._emit_chain(value, values, before)
             else:
                 emit_group(self.function.block, [], [value], values, before)
@@ -409,6 +420,11 @@ class _Grouping:
         copy = value.op.clone(value_mapper=values)
         self.function.block.insert_op_before(copy, before)
         values.update(zip(value.op.results, copy.results, strict=True))
+
+
+def _takes(op: Operation, value: SSAValue, layout: Layout) -> bool:
+    """Whether an op outside of groups reads a value that lies so."""
+    return blas_takes(tensor_of(value.type), layout) if isinstance(op, GraphOp) else goes_forward(layout)
 
 
 def _keeps_rows(op: Operation, group: Group) -> bool:

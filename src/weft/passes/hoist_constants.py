@@ -31,6 +31,8 @@ _CHEAP = frozenset(
         *("bitwise_and", "bitwise_or", "bitwise_not"),
     )
 )
+RUNS_ONCE = "runs_once"
+"""An attribute of functions that are called once, as what prepares another is where it is a program of its own."""
 _FEW_OPS = 8
 _SMALL, _LARGE = 1 << 20, 1 << 24
 
@@ -52,7 +54,7 @@ class HoistConstants(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in list(op.body.block.ops):
-            if isinstance(function, FuncOp) and "prepares" not in function.attributes:
+            if isinstance(function, FuncOp) and not {"prepares", RUNS_ONCE} & function.attributes.keys():
                 prepare = _Hoisting(function).run()
                 if prepare is not None:
                     op.body.block.add_op(prepare)

@@ -25,20 +25,24 @@ from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.passes.hoist_constants import HoistConstants
 from weft.passes.inline_small import InlineSmall
 from weft.passes.lay_out_convolutions import LayOutConvolutions
+from weft.passes.order_by_comparing import OrderByComparing
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
 from weft.passes.read_chosen import ReadChosen
 from weft.passes.read_codes import ReadCodes
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.recognize_codes import RecognizeCodes
+from weft.passes.scale_after_products import ScaleAfterProducts
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.split_products import SplitProducts
+from weft.passes.sum_small_products import SumSmallProducts
 from weft.passes.update_in_place import UpdateInPlace
 
 PASSES: dict[str, type[ModulePass]] = {
     each.name: each
     for each in (
+        OrderByComparing,
         FoldConstants,
         Simplify,
         EliminateCommon,
@@ -54,8 +58,10 @@ PASSES: dict[str, type[ModulePass]] = {
         QuantizeWeights,
         RecognizeCodes,
         CodeWeights,
+        SumSmallProducts,
         ReadChosen,
         ReadCodes,
+        ScaleAfterProducts,
         HoistConstants,
         EliminateDead,
         ClaimLibraries,

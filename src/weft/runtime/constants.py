@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from xdsl.dialects.builtin import UnitAttr
 
 from weft.backends.reference.graph import run
 from weft.errors import GuardError
@@ -18,6 +19,7 @@ from weft.lower.constants import Constant
 from weft.lower.steps import Plan
 from weft.ops.dialect import parse_module
 from weft.ops.graph import FuncOp
+from weft.passes.hoist_constants import RUNS_ONCE
 
 _MOST_THREADS = 8
 
@@ -43,6 +45,14 @@ def prepared_by(plan: Plan, prepare: FuncOp | None) -> FuncOp | None:
     if prepare is None and plan.prepare:
         (prepare,) = (op for op in parse_module(plan.prepare).body.block.ops if isinstance(op, FuncOp))
     return prepare
+
+
+def as_program(prepare: FuncOp) -> FuncOp:
+    """The function that computes constants as one that can be compiled: nothing of it is taken out in its turn."""
+    program = prepare.clone()
+    del program.attributes["prepares"]
+    program.attributes[RUNS_ONCE] = UnitAttr()
+    return program
 
 
 def _results(prepare: FuncOp, given: Sequence[np.ndarray]) -> list[np.ndarray]:

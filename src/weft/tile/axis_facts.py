@@ -1,10 +1,6 @@
 """What is known of a tile's numbers along its axes: how many follow one another, are equal, and by what they divide.
 
-One analysis for all targets. Along an axis a tile is cut into runs of a power of two of elements, from its first on:
-
-    contiguity     in each run of so many elements every one is the one before plus 1
-    divisibility   the first of each such run is a multiple of this (a power of two)
-    constancy      in each run of so many elements all are equal
+One analysis for all targets: facts go from op to op by the rules of `tile.facts`, around loops until they hold.
 
 Numbers that kernels are launched with may be known to be multiples (attribute `divisors` of the kernel: one for each
 argument), and authors tell more (attributes `multiple_of`, `max_contiguous` and `max_constancy` of an op).
@@ -22,62 +18,26 @@ from weft.ir.attributes import from_attribute
 from weft.ir.expr import Atom, Size
 from weft.tile import dialect as tile
 from weft.tile import written
+from weft.tile.facts import (
+    MOST,
+    Facts,
+    cast_facts,
+    compared_constancy,
+    least,
+    longest_run,
+    power_of,
+    product_facts,
+    quotient_facts,
+    rest_facts,
+    starting,
+    sum_facts,
+)
 from weft.tile.view_axes import axes_of
 
 DIVISORS = "divisors"
 ALIGNED = "aligned"
 """On an access: its author knows that each run of places begins at a multiple of so many bytes."""
 HINTS = ("multiple_of", "max_contiguous", "max_constancy")
-MOST = 1 << 30
-"""What 0 is divided by."""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What is known of a tile; a scalar has one axis of size 1."""
-
-    contiguity: tuple[int, ...]
-    divisibility: tuple[int, ...]
-    constancy: tuple[int, ...]
-    constant: int | None = None
-    natural: bool = False
-    """No number of it is negative."""
-
-    @classmethod
-    def unknown(cls, rank: int) -> Facts:
-        ones = (1,) * max(rank, 1)
-        return cls(ones, ones, ones)
-
-    @property
-    def divisor(self) -> int:
-        """What all elements are multiples of."""
-        return max((d for c, d in zip(self.contiguity, self.divisibility, strict=True) if c == 1), default=1)
-
-    def met(self, other: Facts) -> Facts:
-        """What holds of both."""
-        contiguity = _least(self.contiguity, other.contiguity)
-        return Facts(
-            contiguity,
-            _least(_starting(self, contiguity), _starting(other, contiguity)),
-            _least(self.constancy, other.constancy),
-            self.constant if self.constant == other.constant else None,
-            self.natural and other.natural,
-        )
-
-
-def _least(*lists: Sequence[int]) -> tuple[int, ...]:
-    return tuple(min(each) for each in zip(*lists, strict=True))
-
-
-def _starting(facts: Facts, contiguity: Sequence[int]) -> tuple[int, ...]:
-    """What the first of shorter runs is divided by."""
-    pairs = zip(facts.contiguity, facts.divisibility, contiguity, strict=True)
-    return tuple(min(d, short) if short < own else d for own, d, short in pairs)
-
-
-def power_of(number: int) -> int:
-    """The largest power of two that divides a number."""
-    return min(number & -number, MOST) if number else MOST
 
 
 class AxisFacts:
@@ -177,7 +137,7 @@ class AxisFacts:
                 known = int(number) if isinstance(number, int) else None
                 sizes = tile.tile_type(op.out).sizes or (1,)
                 divisor = power_of(known) if known is not None else 1
-                runs = tuple(map(_run, sizes))
+                runs = tuple(map(longest_run, sizes))
                 return Facts((1,) * len(sizes), (divisor,) * len(sizes), runs, known, known is not None and known >= 0)
             case tile.PositionOp():
                 return self._position(op)
@@ -188,7 +148,7 @@ class AxisFacts:
             case tile.GatherOp():
                 parts = [self.of(v).constancy for v in (op.offsets, op.mask) if v is not None]
                 unknown = Facts.unknown(len(tile.tile_type(op.out).sizes))
-                return replace(unknown, constancy=_least(*parts))
+                return replace(unknown, constancy=least(*parts))
             case _:
                 return None
 
@@ -201,9 +161,9 @@ class AxisFacts:
             return Facts((1,), (start,), (1,), offset if isinstance(offset, int) else None, natural)
         strides = [self._divisor_of(stride, op.indices) for stride in op.strides.data]
         known = [stride if isinstance(stride, int) else None for stride in op.strides.data]
-        contiguity = tuple(_run(size) if stride == 1 else 1 for size, stride in zip(sizes, known, strict=True))
+        contiguity = tuple(longest_run(size) if stride == 1 else 1 for size, stride in zip(sizes, known, strict=True))
         constancy = tuple(
-            _run(size) if stride == 0 or size == 1 else 1 for size, stride in zip(sizes, known, strict=True)
+            longest_run(size) if stride == 0 or size == 1 else 1 for size, stride in zip(sizes, known, strict=True)
         )
         divisibility: list[int] = []
         for axis in range(len(sizes)):
@@ -224,15 +184,15 @@ class AxisFacts:
             if size == 1:
                 continue
             if step == 0:
-                constancy[axis] = _run(size)
+                constancy[axis] = longest_run(size)
                 continue
             walked = None if axes is None else next((a for a, w in enumerate(axes.walked) if w == axis), None)
             if walked is None and axis == len(sizes) - 1 and step == 1 and source and _is_reshape(op):
                 walked = len(source) - 1
             if walked is not None:
-                contiguity[axis] = min(facts.contiguity[walked], _run(size))
-                constancy[axis] = min(facts.constancy[walked], _run(size))
-                divisibility[axis] = _starting(facts, [contiguity[axis]] * len(source))[walked]
+                contiguity[axis] = min(facts.contiguity[walked], longest_run(size))
+                constancy[axis] = min(facts.constancy[walked], longest_run(size))
+                divisibility[axis] = starting(facts, [contiguity[axis]] * len(source))[walked]
         return Facts(tuple(contiguity), tuple(divisibility), tuple(constancy), facts.constant, facts.natural)
 
     def _spread(self, value: SSAValue, sizes: Sequence[int]) -> Facts:
@@ -241,42 +201,44 @@ class AxisFacts:
         if len(own) != len(sizes):
             return facts
         rows = zip(facts.constancy, own, sizes, strict=True) if sizes else ()
-        return replace(facts, constancy=tuple(_run(n) if side == 1 else c for c, side, n in rows) or facts.constancy)
+        return replace(
+            facts, constancy=tuple(longest_run(n) if side == 1 else c for c, side, n in rows) or facts.constancy
+        )
 
     def _map(self, op: tile.MapOp) -> Facts:
         args = [self._spread(arg, tile.tile_type(op.out).sizes) for arg in op.args]
-        constancy = _least(*(arg.constancy for arg in args))
+        constancy = least(*(arg.constancy for arg in args))
         plain = replace(Facts.unknown(len(constancy)), constancy=constancy)
         if any(len(arg.constancy) != len(constancy) for arg in args):
             return Facts.unknown(len(tile.tile_type(op.out).sizes))
         integers = all(tile.tile_type(arg).dtype.is_integer for arg in op.args)
         match op.function.data, args:
             case "cast", [x] if integers and tile.tile_type(op.out).dtype.is_integer:
-                return _cast(op, x)
+                return cast_facts(x, tile.tile_type(op.args[0]).dtype, tile.tile_type(op.out).dtype)
             case "select", [condition, x, y] if tile.tile_type(op.out).dtype.is_integer:
-                contiguity = _least(x.contiguity, y.contiguity, condition.constancy)
-                divisibility = _least(_starting(x, contiguity), _starting(y, contiguity))
+                contiguity = least(x.contiguity, y.contiguity, condition.constancy)
+                divisibility = least(starting(x, contiguity), starting(y, contiguity))
                 return Facts(contiguity, divisibility, constancy, None, x.natural and y.natural)
             case _ if not integers:
                 return plain
             case "add" | "sub" | "mul", [x, y]:
-                return _sum(op.function.data, x, y) if op.function.data != "mul" else _product(x, y)
+                return sum_facts(op.function.data, x, y) if op.function.data != "mul" else product_facts(x, y)
             case "shl", [x, y] if y.constant is not None and 0 <= y.constant < 30:
-                return _product(
+                return product_facts(
                     x, replace(y, constant=1 << y.constant, divisibility=(1 << y.constant,) * len(constancy))
                 )
             case "floordiv" | "truncdiv" | "shr", [x, y] if y.constant is not None and y.constant >= 0:
                 divisor = 1 << min(y.constant, 30) if op.function.data == "shr" else y.constant
-                return _quotient(x, divisor, constancy) if op.function.data != "truncdiv" or x.natural else plain
+                return quotient_facts(x, divisor, constancy) if op.function.data != "truncdiv" or x.natural else plain
             case "remainder" | "fmod", [x, y] if (op.function.data == "remainder" or x.natural) and y.natural:
-                return _rest(x, y)
+                return rest_facts(x, y)
             case "min" | "max", [x, y]:
                 divisor = min(x.divisor, y.divisor)
                 return replace(plain, divisibility=(divisor,) * len(constancy), natural=x.natural and y.natural)
             case "lt" | "ge", [x, y]:
-                return replace(plain, constancy=_compared(x, y, constancy))
+                return replace(plain, constancy=compared_constancy(x, y, constancy))
             case "gt" | "le", [x, y]:
-                return replace(plain, constancy=_compared(y, x, constancy))
+                return replace(plain, constancy=compared_constancy(y, x, constancy))
             case _:
                 return plain
 
@@ -314,11 +276,6 @@ def _times(factors: object) -> int:
     return result
 
 
-def _run(size: int) -> int:
-    """The longest runs that an axis is cut into without a rest."""
-    return size & -size
-
-
 def _yielded(block: Block) -> Sequence[SSAValue]:
     last = block.last_op
     assert isinstance(last, tile.YieldOp)
@@ -327,74 +284,6 @@ def _yielded(block: Block) -> Sequence[SSAValue]:
 
 def _is_reshape(op: written.ViewOp) -> bool:
     return op.offset.value.data == 0 and op.steps == written.row_major(tile.tile_type(op.out).sizes)
-
-
-def _cast(op: tile.MapOp, x: Facts) -> Facts:
-    source, target = tile.tile_type(op.args[0]).dtype, tile.tile_type(op.out).dtype
-    if target.bits >= source.bits:
-        # What is unsigned may have wrapped around on the way.
-        wrapped = source.kind == "uint" and target.bits > source.bits
-        whole = Facts((1,) * len(x.constancy), (x.divisor,) * len(x.constancy), x.constancy, x.constant, True)
-        return whole if wrapped else replace(x, natural=x.natural or source.kind == "uint")
-    limit = 1 << (target.bits - 1)
-    return replace(x, divisibility=tuple(min(d, limit) for d in x.divisibility), constant=None, natural=False)
-
-
-def _sum(function: str, x: Facts, y: Facts) -> Facts:
-    """x + y or x - y: one runs on while the other stays."""
-    contiguity = _least(x.contiguity, y.constancy)
-    if function == "add":
-        other = _least(x.constancy, y.contiguity)
-        contiguity = tuple(max(pair) for pair in zip(contiguity, other, strict=True))
-    divisibility = _least(_starting(x, contiguity), _starting(y, contiguity))
-    # A run of one operand may be longer than its partner stays: it then starts anew within.
-    natural = function == "add" and x.natural and y.natural
-    constant = None
-    if x.constant is not None and y.constant is not None:
-        constant = x.constant + y.constant if function == "add" else x.constant - y.constant
-    return Facts(contiguity, divisibility, _least(x.constancy, y.constancy), constant, natural)
-
-
-def _product(x: Facts, y: Facts) -> Facts:
-    if y.constant == 1:
-        return x
-    if x.constant == 1:
-        return y
-    rank = len(x.constancy)
-    own = [[d if c == 1 else 1 for c, d in zip(f.contiguity, f.divisibility, strict=True)] for f in (x, y)]
-    divisibility = tuple(min(MOST, max(a, x.divisor) * max(b, y.divisor)) for a, b in zip(*own, strict=True))
-    constant = x.constant * y.constant if x.constant is not None and y.constant is not None else None
-    return Facts((1,) * rank, divisibility, _least(x.constancy, y.constancy), constant, x.natural and y.natural)
-
-
-def _quotient(x: Facts, divisor: int, constancy: tuple[int, ...]) -> Facts:
-    """Numbers that follow one another give the same quotient, from one multiple of the divisor to the next."""
-    power = power_of(divisor)
-    found: list[tuple[int, int]] = []
-    for run, first, same in zip(x.contiguity, x.divisibility, constancy, strict=True):
-        whole = divisor == power and first % power == 0
-        stays = min(run, first, power) if run > 1 else same
-        found.append((max(same, stays), first // power if whole and run <= power else 1))
-    runs, divisors = zip(*found, strict=True)
-    return Facts((1,) * len(constancy), tuple(divisors), tuple(runs), None, x.natural and divisor > 0)
-
-
-def _rest(x: Facts, y: Facts) -> Facts:
-    """Numbers that follow one another do so as remainders, from one multiple of the divisor to the next."""
-    contiguity: list[int] = []
-    divisibility: list[int] = []
-    for run, first, same, divisor in zip(x.contiguity, x.divisibility, y.constancy, y.divisibility, strict=True):
-        contiguity.append(min(run, first, same, y.divisor if y.divisor > 1 else divisor) if run > 1 else 1)
-        divisibility.append(min(first, y.divisor, MOST if contiguity[-1] == run else contiguity[-1]))
-    return Facts(tuple(contiguity), tuple(divisibility), _least(x.constancy, y.constancy), None, True)
-
-
-def _compared(x: Facts, y: Facts, constancy: tuple[int, ...]) -> tuple[int, ...]:
-    """x < y where x runs on and y stays: it changes only where x passes a multiple of what y is one of."""
-    result: list[int] = []
-    for run, first, same, plain in zip(x.contiguity, x.divisibility, y.constancy, constancy, strict=True):
-        result.append(max(plain, min(run, first, same, y.divisor)))
-    return tuple(result)
 
 
 def _hinted(op: Operation, facts: Facts) -> Facts:
@@ -409,10 +298,10 @@ def _hinted(op: Operation, facts: Facts) -> Facts:
     def at_least(known: tuple[int, ...], told: tuple[int, ...], most: Sequence[int]) -> tuple[int, ...]:
         return tuple(max(k, min(power_of(t), m)) for k, t, m in zip(known, told, most, strict=True))
 
-    runs = tuple(map(_run, sizes))
+    runs = tuple(map(longest_run, sizes))
     ones = (1,) * len(sizes)
     contiguity = at_least(facts.contiguity, given.get("max_contiguous", ones), runs)
-    divisibility = at_least(_starting(facts, facts.contiguity), given.get("multiple_of", ones), (MOST,) * len(sizes))
+    divisibility = at_least(starting(facts, facts.contiguity), given.get("multiple_of", ones), (MOST,) * len(sizes))
     return replace(
         facts,
         contiguity=contiguity,

@@ -30,7 +30,12 @@ def planned(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Planned:
     """What a function becomes; its tensors need no memory."""
     with FakeTensorMode():
         inputs = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
-        graph = make_fx(lambda *args: (function(*args),), decompositions("cuda"))(*inputs)
+
+        def results(*args: Any) -> tuple[Any, ...]:
+            made = function(*args)
+            return made if isinstance(made, tuple) else (made,)
+
+        graph = make_fx(results, decompositions("cuda"))(*inputs)
     program = import_graph(graph, "main", Config(cache=False), device="cuda", tensor_cores=True).function
     module = ModuleOp([program])
     for each in nvidia_passes(Config(cache=False), tensor_cores=True):

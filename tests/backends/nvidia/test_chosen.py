@@ -7,17 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
 
 import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.reference.graph import run
 from weft.config import Config
+from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.importer import import_graph
 from weft.ir.types import DType, Tensor, bf16, dtype_of_numpy, u8
 from weft.lower.machine import gpu_machine
 from weft.lower.steps import CallStep, KernelStep
+from weft.ops.graph import OpaqueOp
 from weft.ops.quantized import dequantized
+from weft.pipelines import nvidia_passes
 from weft.testing.gpu.products import expert_layer
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.testing.simulated import run_simulated
@@ -103,3 +110,68 @@ def test_rows_in_groups_are_multiplied_with_the_matrix_of_their_group() -> None:
     (found,) = run(function, [x, weights, np.array([2, 2, 5, 6], np.int32)])
     wide = weights.astype(np.float64)[[0, 0, 2, 2, 2, 3]]
     agree(found, np.einsum("rk,rnk->rn", x.astype(np.float64), wide))
+
+
+def sorted_layer(x: torch.Tensor, router: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """A layer of experts as some models write it: the order is undone, and each token's rows are added up."""
+    experts, tokens = router.shape[0], x.shape[0]
+    weights, chosen = torch.topk(torch.sigmoid((x @ router.t()).float()), 2, dim=-1)
+    flat = chosen.reshape(-1)
+    order = torch.argsort(flat)
+    token = torch.arange(tokens).unsqueeze(1).expand(-1, 2).reshape(-1)
+    ends = torch.cumsum((flat[:, None] == torch.arange(experts)).sum(0), 0, dtype=torch.int32)
+    gate, up = torch._grouped_mm(x[token][order], first.transpose(1, 2), offs=ends).chunk(2, dim=-1)
+    done = torch._grouped_mm(F.silu(gate) * up, second.transpose(1, 2), offs=ends)
+    done = (done * weights.reshape(-1)[order].to(x.dtype)[:, None])[torch.argsort(order)]
+    return done.view(tokens, 2, -1).sum(1)
+
+
+def dense_layer(
+    x: np.ndarray, router: np.ndarray, first: np.ndarray, second: np.ndarray, *, softmax: bool
+) -> np.ndarray:
+    """The same in float64, token by token."""
+    x, first, second = (array.astype(np.float64) for array in (x, first, second))
+    scores = (x @ router.astype(np.float64).T).astype(bf16.numpy).astype(np.float64)
+    scores = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True) if softmax else 1 / (1 + np.exp(-scores))
+    out = np.zeros_like(x)
+    for token, row in enumerate(scores):
+        best = np.argsort(-row, kind="stable")[:2]
+        for expert in best:
+            gate, up = np.split(x[token] @ first[expert].T, 2)
+            weight = row[expert] / row[best].sum() if softmax else row[expert]
+            out[token] += weight * ((gate / (1 + np.exp(-gate)) * up) @ second[expert].T)
+    return out
+
+
+@pytest.mark.parametrize("tokens", [1, 9])
+@pytest.mark.parametrize("layer", [experts, sorted_layer])
+def test_nothing_of_a_layer_of_few_tokens_is_left_to_libraries(layer: Any, tokens: int) -> None:
+    shapes = (tokens, 128), (6, 128), (6, 320, 128), (6, 128, 160)
+    with FakeTensorMode():
+        inputs = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
+        graph = make_fx(lambda *args: (layer(*args),), decompositions("cuda"))(*inputs)
+    function = import_graph(graph, "main", Config(cache=False), device="cuda", tensor_cores=True).function
+    assert not any(isinstance(op, OpaqueOp) for op in function.block.ops)
+    rng = np.random.default_rng(tokens)
+    arrays = [(rng.standard_normal(shape) / shape[-1] ** 0.5).astype(bf16.numpy) for shape in shapes]
+    arrays[0] = (arrays[0].astype(np.float32) * 11).astype(bf16.numpy)
+    exact = dense_layer(*arrays, softmax=layer is experts)
+    for each in nvidia_passes(Config(cache=False), tensor_cores=True)[:3]:
+        (found,) = run(function, arrays)
+        agree(found, exact)
+        each.apply(Context(), function.parent_op() or ModuleOp([function]))
+    assert not any(op.name in ("graph.sort", "graph.topk", "graph.index_put") for op in function.block.ops)
+
+
+def test_integers_are_counted() -> None:
+    """Torch traces that on a GPU only."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    counted = graph.call_function(torch.ops.aten.histc.default, (x, 5, 0, 4))
+    graph.output((counted,))
+    with FakeTensorMode():
+        x.meta["val"], counted.meta["val"] = torch.empty(9, dtype=torch.int32), torch.empty(5, dtype=torch.int32)
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    function = import_graph(module, "main", Config(cache=False), device="cuda").function
+    (found,) = run(function, [np.array([4, 0, 4, 4, 2, 0, 4, 1, 2], np.int32)])
+    np.testing.assert_array_equal(found, [2, 1, 2, 0, 4])

@@ -71,6 +71,49 @@ def test_results(shape: tuple[int, int, int], blocks: int, dtype: DType) -> None
     agree(run(trial_of(arrays, linear), arrays, blocks), expected(arrays, linear))
 
 
+def scaled(b: Any, x: Any, w: Any, h: Any) -> Any:
+    """A product by what a row of another tensor gives, as a norm has it."""
+    total = b.sum(b.mul(h, h), dims=(1,), keep=True)
+    return b.mul(b.dot(x, b.permute(w, dims=(1, 0))), b.rsqrt(total))
+
+
+@pytest.mark.usefixtures("all_brought")
+@pytest.mark.parametrize(("shape", "blocks"), [((1, 40, 4096), 2), ((3, 20, 1536), 1), ((8, 33, 1024), 2)], ids=str)
+def test_rows_are_reduced_once_in_a_block(shape: tuple[int, int, int], blocks: int) -> None:
+    m, n, k = shape
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(side).astype(bf16.numpy) for side in ((m, k), (n, k), (m, k))]
+    x, w, h = (array.astype(np.float64) for array in arrays)
+    trial = trial_of(arrays, scaled)
+    exact = x @ w.T / np.sqrt((h**2).sum(1, keepdims=True))
+    agree(run(trial, arrays, blocks), exact)
+    kernel, _ = annotate(trial.lowered.calls[0].kernel.op, TARGET)
+    (stream,) = [op for op in kernel.block.ops if isinstance(op, StreamOp)]
+    reduced = [op for op in stream.consumer.block.ops if isinstance(op, tile.ReduceOp)]
+    assert len(reduced) == 1
+
+
+def gated(b: Any, x: Any, w: Any, h: Any) -> Any:
+    """A gate and what it opens, halves of the same weights, by a factor of the rows."""
+    n, k = b.tensor(w).shape
+    turned = b.permute(w, dims=(1, 0))
+    halves = [b.slice(turned, starts=(0, start), shape=(k, n // 2), steps=(1, 1)) for start in (0, n // 2)]
+    scale = b.rsqrt(b.sum(b.mul(h, h), dims=(1,), keep=True))
+    gate, opened = (b.mul(b.dot(x, half), scale) for half in halves)
+    return b.mul(b.silu(gate), opened)
+
+
+@pytest.mark.usefixtures("all_brought")
+@pytest.mark.parametrize(("shape", "blocks"), [((1, 80, 2048), 2), ((3, 36, 1536), 1), ((16, 34, 512), 2)], ids=str)
+def test_two_products_share_a_ring(shape: tuple[int, int, int], blocks: int) -> None:
+    m, n, k = shape
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(side).astype(bf16.numpy) for side in ((m, k), (n, k), (m, k))]
+    x, w, h = (array.astype(np.float64) for array in arrays)
+    gate, opened = np.split(x @ w.T / np.sqrt((h**2).sum(1, keepdims=True)), 2, axis=1)
+    agree(run(trial_of(arrays, gated), arrays, blocks), gate / (1 + np.exp(-gate)) * opened)
+
+
 @pytest.mark.usefixtures("all_brought")
 def test_copies_may_land_in_any_order() -> None:
     arrays = operands(2, 24, 2048, linear, bf16)

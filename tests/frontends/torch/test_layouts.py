@@ -57,3 +57,16 @@ def test_row_major_images(copies: list[tuple[int, ...]]) -> None:
         found, expected = compiled(x), model(x)
     torch.testing.assert_close(found, expected)
     assert found.stride() == expected.stride() and copies == []
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_calls_get_no_tensors_that_run_backwards(dynamic: bool) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        turned = x.flip(0)
+        return torch.linalg.inv(turned), torch.linalg.inv(x[2:].flip(0)), (turned + 1).flip(0) @ x.flip(0, 1).mT
+
+    torch.compiler.reset()
+    x = torch.randn(5, 40, 40) + 40 * torch.eye(40)
+    found = torch.compile(f, backend="weft", dynamic=dynamic, options={"cache": False})(x)
+    for mine, eager in zip(found, f(x), strict=True):
+        torch.testing.assert_close(mine, eager)

@@ -23,7 +23,7 @@ from math import prod
 from typing import Any, Self
 
 from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr, UnitAttr, i64
-from xdsl.ir import Attribute, Block, ParametrizedAttribute, Region, SSAValue, TypeAttribute
+from xdsl.ir import Attribute, Block, Operation, ParametrizedAttribute, Region, SSAValue, TypeAttribute
 from xdsl.irdl import (
     IRDLOperation,
     attr_def,
@@ -46,6 +46,9 @@ LINE = 128
 """The bytes of a line of a slot: what the swizzle mixes, and the width of a box."""
 MAP, COORDINATES = "nvidia.map", "nvidia.coordinates"
 """On a store that the copy engine makes: the tensor map, and where in it the tile begins."""
+LINES, POINTER = "nvidia.lines", "nvidia.pointer"
+"""On a store that warps make line by line: how many columns and rows the matrix has, the elements from one row to the
+next and before the first, and what number of elements lines begin at multiples of; which argument its memory is."""
 STAGE_ROWS, STAGE_COLUMNS = 16, 64
 STAGE_BYTES = STAGE_ROWS * LINE
 """What a warp hands the copy engine to write: through one of two places of its own in shared memory."""
@@ -314,6 +317,11 @@ class NarrowOp(IRDLOperation):
         return cls.create(operands=[value], attributes=attributes, result_types=[narrowed_type(value)])
 
 
+def is_staged(op: Operation) -> bool:
+    """Whether a store goes through its warp's places in shared memory."""
+    return MAP in op.attributes or LINES in op.attributes
+
+
 def narrowed_type(value: SSAValue) -> tile.TileType:
     """The type of a tile's words."""
     rows, columns = tile.tile_type(value).sizes
@@ -322,7 +330,7 @@ def narrowed_type(value: SSAValue) -> tile.TileType:
 
 @irdl_op_definition
 class SendOp(IRDLOperation):
-    """Let the copy engine write one of the pieces of a narrowed tile: 64 rows of a warp group, 64 columns."""
+    """Write one of the pieces of a narrowed tile, 64 rows of a warp group and 64 columns, as its store would."""
 
     name = "nvidia.send"
     words = operand_def(tile.TileType)

@@ -22,7 +22,7 @@ from weft.backends.nvidia.control import emit_number
 from weft.backends.nvidia.dequantize import Decoder
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
-from weft.backends.nvidia.early_start import loop_that_asks_early, roles_wait, wait_for_kernel
+from weft.backends.nvidia.early_start import loop_that_asks_early, ops_behind_wait, roles_wait, wait_for_kernel
 from weft.backends.nvidia.elements import emit_elements, emit_position
 from weft.backends.nvidia.exponentials import emit_added_exponentials, emit_exponentials
 from weft.backends.nvidia.extents import ConvertedLimits
@@ -69,6 +69,7 @@ class KernelCodegen:
         self.kept: Ring | None = None
         self.crossing: Crossing | None = None
         self.limits = ConvertedLimits()
+        self.late: list[Operation] = []
 
     def emit(self) -> None:
         kernel = self.kernel
@@ -93,6 +94,7 @@ class KernelCodegen:
             self.threads.prepare(self.layouts)
             self._place_program()
         self.early = loop_that_asks_early(kernel) if self.launch.programmatic else None
+        self.late = ops_behind_wait(kernel, self.early)
         if self.launch.programmatic and self.early is None and not roles_wait(kernel):
             wait_for_kernel(b)
         self.block(kernel.block)
@@ -123,7 +125,8 @@ class KernelCodegen:
 
     def block(self, block: Block) -> None:
         for op in block.ops:
-            self.visit(op)
+            if op not in self.late:
+                self.visit(op)
 
     def visit(self, op: Operation) -> None:
         match op:

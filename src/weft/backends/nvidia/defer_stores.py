@@ -21,13 +21,16 @@ from xdsl.ir import Block, Operation, SSAValue
 from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.asynchronous import (
     COORDINATES,
+    LINES,
     MAP,
+    POINTER,
     STAGE_COLUMNS,
     FinishOp,
     IndexOp,
     NarrowOp,
     SendOp,
     WgmmaOp,
+    is_staged,
     narrowed_type,
 )
 from weft.backends.nvidia.dialect import SHARED
@@ -42,7 +45,7 @@ _THREADS = 128
 
 
 def defer_stores(programs: Programs, consumers: int, most: int) -> None:
-    """Rewrite the loop of consumers in place, if it ends in a store by the copy engine and K is long enough.
+    """Rewrite the loop of consumers in place, if it ends in a store piece by piece and K is long enough.
 
     `most` is what a thread may hold of accumulators and of words that are to be written.
     """
@@ -64,9 +67,9 @@ def defer_stores(programs: Programs, consumers: int, most: int) -> None:
 
 
 def _found(block: Block) -> tuple[tile.ForOp, tile.StoreOp] | None:
-    """The one loop of products of a block and the store by the engine that it ends with, if it has just these."""
+    """The one loop of products of a block and the store in pieces that it ends with, if it has just these."""
     loops = [op for op in block.ops if isinstance(op, tile.ForOp)]
-    stores = [op for op in block.ops if MAP in op.attributes]
+    stores = [op for op in block.ops if is_staged(op)]
     last = block.last_op.prev_op if block.last_op is not None else None
     if len(loops) != 1 or len(stores) != 1 or stores[0] is not last or not isinstance(last, tile.StoreOp):
         return None
@@ -165,7 +168,9 @@ class _Deferral:
         first, *others = coordinates.data
         away = symbol(f"d{len(store.indices)}")
         op = SendOp.create(operands=[words, *indices], attributes={"piece": IntegerAttr(piece, i64)})
-        op.attributes |= {name: store.attributes[name] for name in (MAP, SHARED)}
+        op.attributes |= {
+            name: store.attributes[name] for name in (MAP, LINES, POINTER, SHARED) if name in store.attributes
+        }
         op.attributes[COORDINATES] = tile.Sizes((first + away, *others))
         return op
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from xdsl.ir import BlockArgument, SSAValue
+from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from weft.backends.llvm.builder import Function
 from weft.backends.nvidia.asynchronous import FillOp, RolesOp
@@ -57,15 +57,25 @@ def is_fixed(kernel: tile.KernelOp, pointer: SSAValue) -> bool:
 
 def loop_that_asks_early(kernel: tile.KernelOp) -> tile.ForOp | None:
     """The loop whose first loads ahead may come before the kernel ahead has ended: all read memory that stays as it is,
-    and nothing else is read before them."""
+    at places that are known without reading memory."""
+    loop = next((op for op in kernel.block.ops if isinstance(op, tile.ForOp)), None)
+    ahead = [inner for inner in loop.block.ops if AHEAD in inner.attributes] if loop is not None else []
+    fixed = all(isinstance(each, tile.LoadOp) and is_fixed(kernel, each.pointer) for each in ahead)
+    late = set(ops_behind_wait(kernel, loop)) if loop is not None else set[Operation]()
+    places = [value for each in ahead for value in each.operands[1:]]
+    return loop if ahead and fixed and not any(value.owner in late for value in places) else None
+
+
+def ops_behind_wait(kernel: tile.KernelOp, loop: tile.ForOp | None) -> list[Operation]:
+    """The ops before a loop that must wait for the kernel ahead: those that read memory, and what is made of that."""
+    found: list[Operation] = []
     for op in kernel.block.ops:
-        if isinstance(op, tile.ForOp):
-            ahead = [inner for inner in op.block.ops if AHEAD in inner.attributes]
-            fixed = all(isinstance(each, tile.LoadOp) and is_fixed(kernel, each.pointer) for each in ahead)
-            return op if ahead and fixed else None
-        if not isinstance(op, tile.ProgramOp | tile.ConstantOp | tile.PositionOp | tile.MapOp):
-            return None
-    return None
+        if op is loop or loop is None:
+            return found
+        simple = isinstance(op, tile.ProgramOp | tile.ConstantOp | tile.PositionOp | tile.MapOp)
+        if not simple or any(value.owner in found for value in op.operands):
+            found.append(op)
+    return found
 
 
 def asked_early(kernel: tile.KernelOp, launch: Launch) -> tuple[int, ...]:
@@ -92,7 +102,7 @@ def asked_early(kernel: tile.KernelOp, launch: Launch) -> tuple[int, ...]:
 def written_by(kernel: tile.KernelOp) -> tuple[int, ...]:
     """The pointers of a kernel whose memory it may write."""
     pointers = [argument for argument in kernel.block.args if isinstance(argument.type, tile.PointerType)]
-    return tuple(pointer.index for pointer in pointers if not _is_only_read(pointer))
+    return tuple(pointer.index for pointer in pointers if not is_only_read(pointer))
 
 
 def roles_wait(kernel: tile.KernelOp) -> bool:
@@ -107,7 +117,7 @@ def _written(plan: Plan, kernels: Mapping[str, tile.KernelOp]) -> set[int]:
         match step:
             case KernelStep():
                 arguments = zip(kernels[step.function].block.args, step.buffers, strict=False)
-                found.update(number for argument, number in arguments if not _is_only_read(argument))
+                found.update(number for argument, number in arguments if not is_only_read(argument))
             case CallStep():
                 found.update(place.buffer for place in step.operands)
             case LaunchStep():
@@ -117,7 +127,8 @@ def _written(plan: Plan, kernels: Mapping[str, tile.KernelOp]) -> set[int]:
     return found
 
 
-def _is_only_read(argument: BlockArgument) -> bool:
+def is_only_read(argument: BlockArgument) -> bool:
+    """Whether a kernel does not write the memory of an argument."""
     return all(isinstance(use.operation, tile.LoadOp | tile.GatherOp | tile.NumberOp) for use in argument.uses)
 
 

@@ -112,6 +112,8 @@ def emit_loop_ahead(codegen: KernelCodegen, op: tile.ForOp) -> None:
     ]
     if op is codegen.early:
         wait_for_kernel(b)
+        for each in codegen.late:
+            codegen.visit(each)
     results = loop_with(b, i64(lower), i64(last), i64(step), initial, body, unrolled=False)
     codegen.tiles.update(zip(op.results, turn(i64(last), results)[:count], strict=True))
 

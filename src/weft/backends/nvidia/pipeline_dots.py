@@ -24,7 +24,9 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from weft.backends.nvidia.alignment import divisor_of, pointer_dtype
 from weft.backends.nvidia.asynchronous import (
     COORDINATES,
+    LINES,
     MAP,
+    POINTER,
     STAGE_BYTES,
     STAGE_COLUMNS,
     STAGE_ROWS,
@@ -51,9 +53,9 @@ from weft.backends.nvidia.operand_copies import Batch, Operands, blocks_of, oper
 from weft.backends.nvidia.programs import Programs
 from weft.backends.nvidia.roles import BARRIER_BYTES
 from weft.backends.nvidia.target import NvidiaTarget
-from weft.backends.nvidia.tensor_parts import part_of
+from weft.backends.nvidia.tensor_parts import lines_of, part_of
 from weft.backends.nvidia.wgmma import is_multiplied
-from weft.ir.expr import Size, minimum, mod, symbol
+from weft.ir.expr import minimum, mod, symbol
 from weft.ir.types import DType, bf16, f16, f32, i32
 from weft.tile import dialect as tile
 
@@ -94,8 +96,8 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
         return None
     maps = list(dict.fromkeys(copy.map for batch in operands.batches.values() for copy in batch.copies))
     inputs = len(maps)
-    engines = _give_stores_to_engine(kernel, maps)
-    staging = 4 * consumers * 2 * STAGE_BYTES if engines else 0
+    staged = _stage_stores(kernel, maps)
+    staging = 4 * consumers * 2 * STAGE_BYTES if staged else 0
     resident = integer(kernel, RESIDENT, 1) if consumers == 2 else 1
     room = target.shared_per_block // resident - resident * _ALIGNMENT
     if operands.starts_early and _sums(dots) <= _FEW_SUMS:  # a block of the next kernel has room beside one of this
@@ -107,7 +109,7 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     set_integer(kernel, RESIDENT, resident)
     ring = sum(each.bytes + each.count * BARRIER_BYTES for each in rings)
     ring = -(-ring // _ALIGNMENT) * _ALIGNMENT
-    for op in engines:
+    for op in staged:
         set_integer(op, SHARED, ring)
     times = (False, True) if operands.starts_early else (False,)
     producers = [_Producer(operands, maps[:inputs], needed, early) for early in times]
@@ -141,21 +143,30 @@ def _rings(operands: Operands, room: int) -> list[RingType] | None:
     ]
 
 
-def _give_stores_to_engine(kernel: tile.KernelOp, maps: list[TensorMap]) -> list[tile.StoreOp]:
-    """Let the copy engine write results of 16 bits: each warp hands it 16 rows of 64 columns at a time."""
+def _stage_stores(kernel: tile.KernelOp, maps: list[TensorMap]) -> list[tile.StoreOp]:
+    """Let results of 16 bits be written through shared memory, 16 rows of 64 columns of a warp at a time.
+
+    The copy engine does it where it can, else the warp, line by line.
+    """
     found: list[tile.StoreOp] = []
     for op in kernel.walk():
         if not isinstance(op, tile.StoreOp) or op.spread is not None or pointer_dtype(op) not in (bf16, f16):
             continue
         shape = tile.tile_type(op.value).sizes
-        part = part_of(kernel, op, shape)
-        if part is None or part.inner != 1 or not _ends_with_chunk(op):
+        if len(shape) != 2 or shape[0] % 64 or shape[1] % STAGE_COLUMNS:
             continue
-        if shape[0] % 64 == 0 and shape[1] % STAGE_COLUMNS == 0:
+        part = part_of(kernel, op, shape)
+        if part is not None and part.inner == 1 and _ends_with_chunk(op):
             set_integer(op, MAP, len(maps))
             op.attributes[COORDINATES] = tile.Sizes(part.coordinates)
             maps.append(part.map((STAGE_COLUMNS, STAGE_ROWS)))
-            found.append(op)
+        elif (lines := lines_of(kernel, op)) is not None:
+            assert op.starts is not None
+            op.attributes |= {LINES: tile.Sizes(lines), COORDINATES: tile.Sizes(op.starts.data[::-1])}
+            set_integer(op, POINTER, list(kernel.block.args).index(op.pointer))  # type: ignore[arg-type]
+        else:
+            continue
+        found.append(op)
     return found
 
 

@@ -77,18 +77,19 @@ def pipeline_weights(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | 
     use_tensor_cores(copy)
     weights = _weights(copy)
     programs = product(list(kernel.grid.data))
-    if weights is None or not isinstance(programs, int) or programs * weights.bytes < LEAST_BROUGHT:
+    if not weights or not isinstance(programs, int) or programs * sum(w.bytes for w in weights) < LEAST_BROUGHT:
         return None
     assign_layouts(copy)
     largest = max(_up(shared_bytes(op)) for op in copy.walk())
     room = target.shared_per_block // _RESIDENT - _RESERVED - 2 * largest - 4 * ALIGNMENT
-    stages = room // (weights.piece.bytes + 16)
+    stage = sum(each.piece.bytes for each in weights)
+    stages = room // (stage + 16)
     if stages < _LEAST_STAGES:
         return None
     threads = WARP * (_WARPS + 1)
     _split(copy, weights, stages)
     set_integer(copy, RESIDENT, _RESIDENT)
-    ring = _up(stages * (weights.piece.bytes + 16)) + 2 * _up(16)
+    ring = _up(stages * (stage + 16)) + 2 * _up(16)
     return Streamed(copy, threads, ring, 1)
 
 
@@ -96,13 +97,19 @@ def _up(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _weights(kernel: tile.KernelOp) -> _Weights | None:
-    """The one load that the copy engine brings instead, if it can."""
+def _weights(kernel: tile.KernelOp) -> list[_Weights]:
+    """The loads, one for each product, that the copy engine brings instead; none if it cannot."""
     products = [op for op in kernel.walk() if isinstance(op, MmaOp)]
-    if len(products) != 1 or products[0].fragments.warps.k != _WARPS:
+    found = [_weights_of(each) for each in products]
+    loops = {each.parent_op() for each in products}
+    return [each for each in found if each is not None] if None not in found and len(loops) == 1 else []
+
+
+def _weights_of(multiply: MmaOp) -> _Weights | None:
+    loop, load = multiply.parent_op(), multiply.b.owner
+    if multiply.fragments.warps.k != _WARPS or not isinstance(loop, tile.ForOp):
         return None
-    loop, load = products[0].parent_op(), products[0].b.owner
-    if not isinstance(loop, tile.ForOp) or not isinstance(load, tile.LoadOp) or PACKED not in load.attributes:
+    if not isinstance(load, tile.LoadOp) or PACKED not in load.attributes:
         return None
     (length, rows), size = tile.tile_type(load.out).sizes, pointer_dtype(load).bytes
     steps = [divisor_of(each, load.indices) * size for each in (load.offset.data[0], load.strides.data[1])]
@@ -114,7 +121,7 @@ def _weights(kernel: tile.KernelOp) -> _Weights | None:
     return _Weights(loop, load, piece, rows, length, pitch)
 
 
-def _split(kernel: tile.KernelOp, weights: _Weights, stages: int) -> None:
+def _split(kernel: tile.KernelOp, weights: list[_Weights], stages: int) -> None:
     block = kernel.block
     original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
     first, count = (BlockNumberOp.make(kind) for kind in ("number", "count"))
@@ -128,14 +135,17 @@ def _split(kernel: tile.KernelOp, weights: _Weights, stages: int) -> None:
     programs.block.add_ops([_bring(weights, mapping), tile.YieldOp.create()])
     producer = Block([programs])
     programs, mapping = programs_of(kernel, first.out, count.out)
+    once = _same_for_all(original)
+    consumer = Block([op.clone(mapping) for op in once])
     # What comes behind the product is asked for before it.
     for op in sorted(original, key=lambda op: not isinstance(op, tile.LoadOp)):
-        if not isinstance(op, tile.ProgramOp):
+        if not isinstance(op, tile.ProgramOp) and op not in once:
             programs.block.add_op(op.clone(mapping))
     programs.block.add_op(tile.YieldOp.create())
     _take(programs.block, weights)
-    stream = StreamOp.make(stages, [weights.piece], [], 0, producer, Block([programs]))
-    if is_fixed(kernel, weights.load.pointer) and not needed:
+    consumer.add_op(programs)
+    stream = StreamOp.make(stages, [each.piece for each in weights], [], 0, producer, consumer)
+    if all(is_fixed(kernel, each.load.pointer) for each in weights) and not needed:
         stream.attributes["early"] = UnitAttr()
     for op in reversed(original):
         op.detach()
@@ -143,10 +153,20 @@ def _split(kernel: tile.KernelOp, weights: _Weights, stages: int) -> None:
     block.insert_op_after(stream, count)
 
 
-def _needed(ops: list[Operation], weights: _Weights) -> list[Operation]:
+def _same_for_all(ops: list[Operation]) -> list[Operation]:
+    """The ops that give the same in all programs: what a block finds of whole rows, it finds once."""
+    found: list[Operation] = []
+    for op in ops:
+        simple = isinstance(op, tile.LoadOp | tile.MapOp | tile.ReduceOp | tile.ConstantOp)
+        if simple and all(not isinstance(value.owner, Operation) or value.owner in found for value in op.operands):
+            found.append(op)
+    return found if any(isinstance(op, tile.ReduceOp) for op in found) else []
+
+
+def _needed(ops: list[Operation], weights: list[_Weights]) -> list[Operation]:
     """The ops, of these, that compute where weights are, apart from a program's numbers."""
     wanted: set[Operation] = set()
-    pending = list(weights.load.indices)
+    pending = [index for each in weights for index in each.load.indices]
     while pending:
         op = pending.pop().owner
         if isinstance(op, Operation) and op in ops and not isinstance(op, tile.ProgramOp) and op not in wanted:
@@ -155,14 +175,22 @@ def _needed(ops: list[Operation], weights: _Weights) -> list[Operation]:
     return [op for op in ops if op in wanted]
 
 
-def _bring(weights: _Weights, mapping: dict[SSAValue, SSAValue]) -> tile.ForOp:
+def _bring(weights: list[_Weights], mapping: dict[SSAValue, SSAValue]) -> tile.ForOp:
     """The producer's loop along K."""
-    load, loop = weights.load, weights.loop
+    loop = weights[0].loop
     turns = tile.ForOp.make(loop.bounds, [mapping.get(i, i) for i in loop.indices], [])
     known = {**mapping, loop.block.args[0]: turns.block.args[0]}
-    rows = CopyRowsOp.create(
+    copies = [_copy(each, slot, known) for slot, each in enumerate(weights)]
+    turns.block.add_ops([AcquireOp.of(), *copies, CommitOp.of(), tile.YieldOp.create()])
+    return turns
+
+
+def _copy(weights: _Weights, slot: int, known: dict[SSAValue, SSAValue]) -> CopyRowsOp:
+    load = weights.load
+    return CopyRowsOp.create(
         operands=[load.pointer, *(known.get(i, i) for i in load.indices)],
         attributes={
+            "slot": IntegerAttr(slot, i64),
             "offset": load.offset,
             "apart": tile.Sizes((load.strides.data[1],)),
             "extent": tile.Sizes((load.extents.data[1],)),
@@ -171,22 +199,22 @@ def _bring(weights: _Weights, mapping: dict[SSAValue, SSAValue]) -> tile.ForOp:
             "pitch": IntegerAttr(weights.pitch, i64),
         },
     )
-    turns.block.add_ops([AcquireOp.of(), rows, CommitOp.of(), tile.YieldOp.create()])
-    return turns
 
 
-def _take(programs: Block, weights: _Weights) -> None:
-    """In the consumers' copy of the loop along K, read a slot instead of memory, and the other operand a turn ahead."""
-    (multiply,) = [op for op in programs.walk() if isinstance(op, MmaOp)]
-    load = multiply.b.owner
-    assert isinstance(load, tile.LoadOp) and load.parent is not None
-    read = ReadOp.make(0, tile.Sizes((1, weights.pitch)), load.out.type)
-    read.attributes |= {LAYOUTS: load.attributes[LAYOUTS], PACKED: UnitAttr()}
-    load.parent.insert_ops_before([WaitOp.of(), read], load)
-    load.parent.insert_op_after(ReleaseOp.of(), multiply)
-    rows = multiply.a.owner
-    if isinstance(rows, tile.LoadOp) and rows.parent is load.parent:
-        rows.attributes |= {AHEAD: UnitAttr(), AGAIN: UnitAttr()}
-    load.out.replace_all_uses_with(read.out)
-    load.detach()
-    load.erase()
+def _take(programs: Block, weights: list[_Weights]) -> None:
+    """In the consumers' copy of the loop along K, read slots instead of memory, and the other operand a turn ahead."""
+    products = [op for op in programs.walk() if isinstance(op, MmaOp)]
+    for slot, (multiply, each) in enumerate(zip(products, weights, strict=True)):
+        load = multiply.b.owner
+        assert isinstance(load, tile.LoadOp) and load.parent is not None
+        read = ReadOp.make(slot, tile.Sizes((1, each.pitch)), load.out.type)
+        read.attributes |= {LAYOUTS: load.attributes[LAYOUTS], PACKED: UnitAttr()}
+        load.parent.insert_ops_before([read] if slot else [WaitOp.of(), read], load)
+        if multiply is products[-1]:
+            load.parent.insert_op_after(ReleaseOp.of(), multiply)
+        rows = multiply.a.owner
+        if isinstance(rows, tile.LoadOp) and rows.parent is load.parent:
+            rows.attributes |= {AHEAD: UnitAttr(), AGAIN: UnitAttr()}
+        load.out.replace_all_uses_with(read.out)
+        load.detach()
+        load.erase()

@@ -31,9 +31,9 @@ from weft.backends.nvidia.asynchronous import (
 from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converged, do, elected, i32
 from weft.backends.nvidia.dialect import RESIDENT, integer, layout_of
 from weft.backends.nvidia.early_start import wait_for_kernel
-from weft.backends.nvidia.engine_stores import finish_stores, narrow, send
 from weft.backends.nvidia.global_memory import narrowed_to, pair
 from weft.backends.nvidia.narrowed_factors import narrowed_factor
+from weft.backends.nvidia.piece_stores import finish_stores, narrow, send
 from weft.backends.nvidia.streaming import PieceType
 from weft.backends.nvidia.wgmma import descriptor, multiply, wait
 from weft.errors import LoweringError

@@ -150,13 +150,13 @@ def _copy(codegen: KernelCodegen, op: CopyOp) -> None:
 
 def _copy_rows(codegen: KernelCodegen, op: CopyRowsOp) -> None:
     """A copy for each row; weights are read once, so they are the first to leave the second-level cache."""
-    b, ring = codegen.b, codegen.rings[0]
-    piece = ring.slots[0]
+    b, ring, number = codegen.b, codegen.rings[0], op.slot.value.data
+    piece = ring.slots[number]
     assert isinstance(piece, PieceType)
     size, rows, pitch = piece.dtype.bytes, op.rows.value.data, op.pitch.value.data
     first, apart, extent = (codegen.size(s.data[0], op.indices) for s in (op.offset, op.apart, op.extent))
     policy = converged(b, "i64", "createpolicy.fractional.L2::evict_first.b64 $0, 1.0;", "=l")
-    place, full = ring.slot(b, 0), ring.full(b)
+    place, full = ring.slot(b, number), ring.full(b)
     for row in range(rows):
         there = b.intrinsic("smin", i64(row), b.sub(extent, i64(1)))
         source = b.add(codegen.pointers[op.pointer], b.mul(b.add(first, b.mul(there, apart)), i64(size)))

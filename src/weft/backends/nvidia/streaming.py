@@ -146,6 +146,7 @@ class CopyRowsOp(IRDLOperation):
     name = "nvidia.copy_rows"
     pointer = operand_def(tile.PointerType)
     indices = var_operand_def(IndexType)
+    slot = attr_def(IntegerAttr)
     offset = attr_def(tile.Sizes)
     apart = attr_def(tile.Sizes)
     extent = attr_def(tile.Sizes)

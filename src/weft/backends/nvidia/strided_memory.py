@@ -9,13 +9,13 @@ from xdsl.ir import SSAValue
 
 from weft.backends.llvm.builder import V, i64
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
-from weft.backends.nvidia.asynchronous import MAP
+from weft.backends.nvidia.asynchronous import is_staged
 from weft.backends.nvidia.block import wide
 from weft.backends.nvidia.dialect import layout_of, layouts_of
-from weft.backends.nvidia.engine_stores import store_by_engine
 from weft.backends.nvidia.global_memory import ONCE, joined, load_chunk, load_raw, load_words, pair, store_chunk
 from weft.backends.nvidia.layouts import Layout, picked
 from weft.backends.nvidia.mma import AGAIN, AHEAD, PACKED, RAW, REPEATED, PackOp
+from weft.backends.nvidia.piece_stores import store_in_pieces
 from weft.ir.expr import Size
 from weft.tile import dialect as tile
 
@@ -63,8 +63,8 @@ def emit_pack(codegen: KernelCodegen, op: PackOp) -> None:
 
 
 def emit_store(codegen: KernelCodegen, op: tile.StoreOp) -> None:
-    if MAP in op.attributes:
-        store_by_engine(codegen, op)
+    if is_staged(op):
+        store_in_pieces(codegen, op)
         return
     (layout,) = layouts_of(op)
     source, values = layout_of(op.value), codegen.stored(op)

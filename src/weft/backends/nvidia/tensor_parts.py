@@ -77,6 +77,22 @@ def part_of(kernel: tile.KernelOp, op: tile.LoadOp | tile.StoreOp, shape: Sequen
     )
 
 
+def lines_of(kernel: tile.KernelOp, op: tile.StoreOp) -> tuple[Size, ...] | None:
+    """The matrix that a store writes a part of, if its rows run through memory, which may begin anywhere.
+
+    That is its columns and rows, the elements from one row to the next and before the first one, and the number of
+    elements, 1 or 2, at multiples of which the lines of all tiles begin.
+    """
+    if op.sides is None or op.starts is None or op.strides.data[1] != 1:
+        return None
+    (down, across), pitch, starts = op.sides.data, op.strides.data[0], op.starts.data
+    rest = op.offset.data[0] - starts[0] * pitch - starts[1]
+    begun = [divisor_of(size, op.indices) for size in (pitch, rest, starts[1])]
+    if DIVISORS in kernel.attributes:
+        begun.append(argument_divisor(op.pointer) // pointer_dtype(op).bytes)
+    return across, down, pitch, rest, 1 if any(step % 2 for step in begun) else 2
+
+
 def _names(kernel: tile.KernelOp, indices: Sequence[SSAValue]) -> dict[str, Size]:
     """What is known at launch among the operands of an op, by the names that its expressions have for it."""
     sizes = kernel.block.args[len(kernel.block.args) - len(kernel.size_names) :]

@@ -57,8 +57,8 @@ def use_tensor_cores(kernel: tile.KernelOp) -> None:
     if not dots:
         return
     warps = integer(kernel, WARPS)
-    if len(dots) == 1 and _is_narrow(dots[0]) and (loop := _summing(dots[0])) is not False:
-        count = _share_depth(dots[0], loop, warps)
+    if all(map(_is_narrow, dots)) and (loop := _summing(dots)) is not False:
+        count = _share_depth(dots, loop, warps)
         if not warps:
             set_integer(kernel, RESIDENT, max(1, _room(kernel) // count))
         warps = count
@@ -111,70 +111,96 @@ def _sides(dot: tile.DotOp) -> tuple[int, int, int]:
 # -- few rows --------------------------------------------------------------------------------------------------------
 
 
-def _summing(dot: tile.DotOp) -> tile.ForOp | bool | None:
-    """The loop that does nothing with a product but sum it up, from zero on; None for one that stands alone.
+def _summing(dots: Sequence[tile.DotOp]) -> tile.ForOp | bool | None:
+    """The loop that does nothing with products but sum them up, from zero on; None for one that stands alone.
 
     False where it is something else: then all of the sum must be there in every turn.
     """
-    parent = dot.parent_op()
-    if dot.accumulator is None:
-        return None if isinstance(parent, tile.KernelOp) else False
+    parent = dots[0].parent_op()
+    if dots[0].accumulator is None:
+        return None if isinstance(parent, tile.KernelOp) and len(dots) == 1 else False
     if not isinstance(parent, tile.ForOp) or not isinstance(parent.parent_op(), tile.KernelOp):
         return False
     last = parent.block.last_op
-    if last is None or len(parent.results) != 1 or dot.accumulator is not parent.block.args[1]:
+    same = len({(dot.a, *_sides(dot)) for dot in dots}) == 1 and all(dot.parent_op() is parent for dot in dots)
+    if last is None or len(parent.results) != len(dots) or not same:
         return False
-    first = parent.initial[0].owner
-    zero = isinstance(first, tile.ConstantOp) and from_attribute(first.value) == 0
-    alone = dot.accumulator.has_one_use() and dot.out.has_one_use() and last.operands[0] is dot.out
-    return parent if zero and alone else False
+
+    def is_sum(number: int, dot: tile.DotOp) -> bool:
+        first, carried = parent.initial[number].owner, parent.block.args[1 + number]
+        zero = isinstance(first, tile.ConstantOp) and from_attribute(first.value) == 0
+        alone = carried.has_one_use() and dot.out.has_one_use() and last.operands[number] is dot.out
+        return zero and alone and dot.accumulator is carried
+
+    return parent if all(is_sum(number, dot) for number, dot in enumerate(dots)) else False
 
 
-def _share_depth(dot: tile.DotOp, loop: tile.ForOp | bool | None, warps: int) -> int:
+def _share_depth(dots: Sequence[tile.DotOp], loop: tile.ForOp | bool | None, warps: int) -> int:
     """Let warps share K, and sum up what they have when all is multiplied; returns how many they are."""
-    m, n, k = _sides(dot)
+    m, n, k = _sides(dots[0])
     along = 1
-    widest = _widest(dot)
+    widest = _widest(dots[0])
     least = DEPTH if warps else max(widest * 4, READ[128 // widest] // n)
     while along < (warps or _MOST_WARPS) and k % (along * 2 * least) == 0:
         along *= 2
     shared = _spread(m, n, along, max(warps // along, 1))
     fragments = Fragments(m, n, k, shared, widest)
     outer = loop if isinstance(loop, tile.ForOp) else None
-    total: SSAValue | None = None
-    before: Operation = outer or dot
+    before: Operation = outer or dots[0]
     block = before.parent_block()
     assert block is not None
     if outer is not None:
-        zero = tile.ConstantOp.make(0.0, tile.TileType.of(fragments.product().shape, f32))
-        block.insert_op_before(zero, before)
-        total = zero.out
-        mapping: dict[SSAValue, SSAValue] = {}
-        turns = tile.ForOp.make(outer.bounds, list(outer.indices), [total])
-        mapping.update(zip(outer.block.args, turns.block.args, strict=True))
-        for op in outer.block.ops:
-            turns.block.add_op(op.clone(mapping))
-        block.insert_op_before(turns, before)
-        inner = next(op for op in turns.block.ops if isinstance(op, tile.DotOp))
+        turns = _summed_by_warps(outer, fragments, len(dots))
+        totals, old = list(turns.results), list(outer.results)
+    else:
+        (dot,) = dots
+        totals, old = [_multiply(dot, fragments, None).out], [dot.out]
+    for total, sum_ in zip(totals, old, strict=True):
+        following: list[Operation] = []
+        if along > 1:
+            attributes = {"kind": StringAttr("sum"), "axis": IntegerAttr(0, i64)}
+            type_ = tile.TileType.of((1, m, n), f32)
+            following.append(tile.ReduceOp.create(operands=[total], attributes=attributes, result_types=[type_]))
+            following.append(SqueezeOp.make(following[0].results[0]))
+            block.insert_ops_before(following, before)
+        sum_.replace_all_uses_with(following[-1].results[0] if following else total)
+    _drop([before] if outer is not None else _with_operands(dots[0]))
+    return shared.count
+
+
+def _summed_by_warps(outer: tile.ForOp, fragments: Fragments, count: int) -> tile.ForOp:
+    """Put a loop before a loop that sums up products: it sums up what each warp has of them."""
+    block = outer.parent_block()
+    assert block is not None
+    type_ = tile.TileType.of(fragments.product().shape, f32)
+    zeros = [tile.ConstantOp.make(0.0, type_) for _ in range(count)]
+    turns = tile.ForOp.make(outer.bounds, list(outer.indices), [zero.out for zero in zeros])
+    mapping: dict[SSAValue, SSAValue] = dict(zip(outer.block.args, turns.block.args, strict=True))
+    for op in outer.block.ops:
+        turns.block.add_op(op.clone(mapping))
+    block.insert_ops_before([*zeros, turns], outer)
+    _ask_before(turns)
+    left: SSAValue | None = None
+    for number, inner in enumerate([op for op in turns.block.ops if isinstance(op, tile.DotOp)]):
         # The copies still say that the product has two axes.
-        made = _multiply(inner, fragments, turns.block.args[1], ahead=_turns(turns) > 1)
+        made = _multiply(inner, fragments, turns.block.args[1 + number], ahead=_turns(turns) > 1, left=left)
+        left = made.a
         inner.out.replace_all_uses_with(made.out)
         _drop(_with_operands(inner))
-        total, old = turns.results[0], outer.results[0]
-    else:
-        made = _multiply(dot, fragments, None)
-        total, old = made.out, dot.out
-    following: list[Operation] = []
-    if along > 1:
-        attributes = {"kind": StringAttr("sum"), "axis": IntegerAttr(0, i64)}
-        type_ = tile.TileType.of((1, m, n), f32)
-        following.append(tile.ReduceOp.create(operands=[total], attributes=attributes, result_types=[type_]))
-        following.append(SqueezeOp.make(following[0].results[0]))
-        block.insert_ops_before(following, before)
-        total = following[-1].results[0]
-    old.replace_all_uses_with(total)
-    _drop([before] if outer is not None else _with_operands(dot))
-    return shared.count
+    return turns
+
+
+def _ask_before(loop: tile.ForOp) -> None:
+    """Ask for what is read behind a loop, such as a residual, before it: then nobody waits for it."""
+    block = loop.parent
+    assert block is not None
+    following = list(block.ops)[list(block.ops).index(loop) + 1 :]
+    for op in following:
+        if isinstance(op, tile.StoreOp | tile.ScatterOp):
+            return
+        if isinstance(op, tile.LoadOp) and not any(value.owner in following for value in op.operands):
+            op.detach()
+            block.insert_op_before(op, loop)
 
 
 def _room(kernel: tile.KernelOp) -> int:
@@ -217,13 +243,20 @@ def _replace(dot: tile.DotOp, warps: int) -> None:
     _drop(_with_operands(dot))
 
 
-def _multiply(dot: tile.DotOp, fragments: Fragments, total: SSAValue | None, *, ahead: bool = False) -> MmaOp:
-    """Put the product of packed operands before a product."""
+def _multiply(
+    dot: tile.DotOp,
+    fragments: Fragments,
+    total: SSAValue | None,
+    *,
+    ahead: bool = False,
+    left: SSAValue | None = None,
+) -> MmaOp:
+    """Put the product of packed operands before a product; `left` is its first one, where that is there already."""
     block = dot.parent_block()
     assert block is not None
     dtype = narrow_type(dot)
     assert dtype is not None
-    a = _operand(dot, dot.a, 1, fragments.left(), dtype, ahead=False)
+    a = left or _operand(dot, dot.a, 1, fragments.left(), dtype, ahead=False)
     if isinstance(a.owner, tile.LoadOp) and fragments.turned and a.owner.extents.data[0] == fragments.m:
         a.owner.attributes[REPEATED] = UnitAttr()
     codes = dot.b.owner

@@ -17,12 +17,14 @@ from torch import fx
 from xdsl.ir import Operation
 
 from weft.frontends.torch.aten.convolution import convolution_params
-from weft.frontends.torch.builder import tensor_of_meta
+from weft.frontends.torch.builder import normal_dim, tensor_of_meta
 from weft.ops.base import Scan, Scatter, Structured
 from weft.ops.convolution import Convolution
 from weft.passes.claim_libraries import fills_tensor_cores, worth_streaming, worth_tensor_cores
 from weft.passes.convolve_by_products import geometry_of
 from weft.passes.convolve_trained import is_pointwise, is_product
+from weft.passes.order_by_comparing import worth_comparing
+from weft.passes.sum_small_products import worth_summing
 
 _LIBRARY = {
     torch.ops.aten.convolution.default,
@@ -71,7 +73,8 @@ def is_own_product(node: fx.Node) -> bool:
     if of_bytes:
         return along and fills_tensor_cores(*sides)
     dtype = tensor_of_meta(result).dtype
-    return worth_tensor_cores(dtype, *sides) or (along and worth_streaming(dtype, *sides))
+    few = worth_streaming(dtype, *sides) or worth_summing(dtype, *sides)
+    return worth_tensor_cores(dtype, *sides) or (along and few)
 
 
 _SOFTMAX = (_aten._safe_softmax.default, _aten._softmax.default, _aten.amax.default)
@@ -210,6 +213,28 @@ def is_own_backward(node: fx.Node) -> bool:
     whole = kept.numel() * query.shape[-1] == query.numel()
     wins = not library.is_fast or (node.args[library.dropout + 1] is True and length >= _LONG_ENOUGH_TO_TRAIN)
     return fits and whole and wins and all(map(_has_aligned_lines, tensors))
+
+
+_ORDERS: dict[Any, str] = {
+    **dict.fromkeys((_aten.sort.default, _aten.sort.stable), "sort"),
+    _aten.topk.default: "topk",
+    _aten.cumsum.default: "cumsum",
+}
+
+
+def is_own_order(node: fx.Node) -> bool:
+    """Whether a line is so short that comparing all its elements is faster than a library."""
+    name = _ORDERS.get(node.target)
+    if name is None or not isinstance(node.args[0], fx.Node):
+        return False
+    tensor = tensor_of_meta(node.args[0].meta["val"])
+    place = 2 if name == "topk" else 1
+    dim = node.kwargs.get("dim", node.args[place] if len(node.args) > place else -1)
+    if node.target is _aten.sort.stable:
+        dim = node.kwargs.get("dim", -1)
+    assert isinstance(dim, int)
+    exact = name != "cumsum" or tensor.dtype.is_integer
+    return exact and tensor.rank > 0 and worth_comparing(name, tensor.shape, normal_dim(dim, tensor.rank))
 
 
 _MOST_CHOSEN = 64

@@ -32,7 +32,7 @@ from weft.lower.steps import CallStep, DotStep, Plan
 from weft.ops.graph import FuncOp
 from weft.pipelines import compile_nvidia
 from weft.runtime.cache import DiskCache
-from weft.runtime.constants import prepared_by
+from weft.runtime.constants import as_program, prepared_by
 from weft.runtime.device_program import DeviceProgram, DeviceTape
 from weft.runtime.tape import Tape
 
@@ -111,9 +111,7 @@ class CudaExecutor(PlanExecutor[DeviceProgram]):
         """Kept for the next set of weights: layers that share a program have one each."""
         function = prepared_by(self.executable.plan, self.executable.prepare)
         assert function is not None
-        function = function.clone()
-        del function.attributes["prepares"]
-        compiled = compile_nvidia(function, Config(), nvidia_target(self.device))
+        compiled = compile_nvidia(as_program(function), Config(), nvidia_target(self.device))
         program = load_program(compiled.plan, compiled.code, device=self.index, cache=self.executable.cache)
         return CudaExecutor(program, OpaqueRuntime({}), cuda_graphs=False)
 

@@ -33,6 +33,7 @@ from weft.frontends.torch.claims import (
     is_claimed,
     is_own_convolution,
     is_own_on_tensor_cores,
+    is_own_order,
     is_pointwise_product,
     may_be_attention,
     needs_library,
@@ -267,7 +268,11 @@ class _Importer:
 
     def _is_own_kernel(self, node: fx.Node) -> bool:
         own = is_own_on_tensor_cores(node) or may_be_attention(node)
-        return is_own_flex(node) or (self.tensor_cores and (own or is_pointwise_product(node, self._mapped)))
+        return (
+            is_own_flex(node)
+            or is_own_order(node)
+            or (self.tensor_cores and (own or is_pointwise_product(node, self._mapped)))
+        )
 
     def _is_claimed(self, node: fx.Node) -> bool:
         """Whether a library carries out a call; convolutions are Weft's own where that is faster."""

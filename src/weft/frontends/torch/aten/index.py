@@ -8,6 +8,7 @@ from typing import Any
 from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
+from weft.frontends.torch.aten.combining import added_by_token
 from weft.frontends.torch.aten.shape import flat, given, place_of, start_of, step_of
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder, normal_dim
@@ -56,6 +57,8 @@ def index_put(b: ImportBuilder, x: SSAValue, indices: Indices, values: SSAValue,
     dims, places = _indexed(b, indices)
     _check(b, x, dims, places)
     position = _position(dims)
+    if accumulate and dims == (0,) and (added := added_by_token(b, x, places[0], values)) is not None:
+        return added
     rest = [size for d, size in enumerate(b.shape(x)) if d not in dims]
     rank = max(b.rank(place) for place in places)
     chosen = _broadcast(b, places, rank)

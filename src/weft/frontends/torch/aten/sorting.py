@@ -6,10 +6,11 @@ from typing import Any
 
 from xdsl.ir import SSAValue
 
+from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.index import at_least_1d
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder, normal_dim
-from weft.ir.expr import Size
+from weft.ir.expr import Size, product
 
 Pair = tuple[SSAValue, SSAValue]
 
@@ -54,3 +55,14 @@ def _running(b: ImportBuilder, name: str, x: SSAValue, dim: int) -> Pair:
     row = at_least_1d(b, x)
     values, places = b.emit(name, row, dim=normal_dim(dim, b.rank(row)))
     return b.view(values, b.shape(x)), b.view(places, b.shape(x))
+
+
+@aten("histc")
+def histc(b: ImportBuilder, x: SSAValue, bins: int = 100, min: float = 0, max: float = 0) -> SSAValue:
+    """How often each integer of a range occurs."""
+    least = int(min)
+    if not b.dtype(x).is_integer or (least, least + bins - 1) != (min, max):
+        raise UnsupportedError("a histogram of anything but single integers")
+    numbers = b.emit("iota", shape=(1, bins), dim=1, dtype=b.dtype(x), start=least, step=1)
+    row = b.view(x, (product(b.shape(x)), 1))
+    return b.emit("sum", b.to(b.emit("eq", row, numbers), b.result.dtype), dims=(0,), keep=False)

@@ -1,4 +1,6 @@
-"""Results of products written by the copy engine: a warp lays 16 rows of 64 columns into shared memory at a time.
+"""Results of products written in pieces: a warp lays 16 rows of 64 columns into shared memory at a time.
+
+From there the copy engine writes them, or the warp itself where lines begin anywhere (`line_stores`).
 
 The accumulators of a warp, narrowed to 16 bits and taken in pairs, are just what `stmatrix` scatters to lines. Two
 places take turns, so that one is written while the engine still reads the other; no other warp has to wait.
@@ -9,21 +11,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from weft.backends.llvm.builder import V
+from weft.backends.llvm.builder import V, i64
 from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.asynchronous import (
     COORDINATES,
     LINE,
+    LINES,
     MAP,
+    POINTER,
     STAGE_BYTES,
     STAGE_COLUMNS,
     STAGE_ROWS,
     NarrowOp,
     SendOp,
 )
-from weft.backends.nvidia.block import SHARED_SYMBOL, do, elected, i32
+from weft.backends.nvidia.block import SHARED_SYMBOL, do, elected, i32, wide
 from weft.backends.nvidia.dialect import SHARED, integer, layout_of
 from weft.backends.nvidia.global_memory import pair
+from weft.backends.nvidia.line_stores import ELEMENT, Lines, write_lines
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
@@ -33,7 +38,7 @@ PIECE_WORDS = STAGE_ROWS * STAGE_COLUMNS // 64
 """What a thread has of a piece: 16 rows of 64 columns of its warp."""
 
 
-def store_by_engine(codegen: KernelCodegen, op: tile.StoreOp) -> None:
+def store_in_pieces(codegen: KernelCodegen, op: tile.StoreOp) -> None:
     """Write a tile in the tensor cores' layout, piece by piece."""
     words = _words(codegen, codegen.stored(op), pointer_dtype(op).name)
     for piece in range(len(words) // PIECE_WORDS):
@@ -66,28 +71,57 @@ def _send(codegen: KernelCodegen, op: tile.StoreOp | SendOp, words: Sequence[V],
     line = b.binary("and", threads.lane, i32(15))
     chunk = b.binary("xor", b.binary("lshr", threads.lane, i32(4)), b.binary("and", threads.lane, i32(7)))
     swizzled = b.add(b.mul(line, i32(LINE)), b.mul(chunk, i32(LINE // 8)))
-    with b.when(elected(b)):  # the first piece may be given the place that was used last
-        do(b, f"cp.async.bulk.wait_group.read {0 if piece == 0 and _may_meet(codegen, count) else 1};", "")
+    _free(codegen, op, piece, count)
     _warp_sync(codegen)
     for at in range(0, PIECE_WORDS, 4):  # 16 columns
         address = b.add(slot, b.binary("xor", swizzled, i32(at * 8)))
         text = "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};"
         do(b, text, "r,r,r,r,r", address, *words[piece * PIECE_WORDS + at :][:4])
-    do(b, "fence.proxy.async.shared::cta;", "")
-    _warp_sync(codegen)
     across = tile.tile_type(tile_).sizes[1] * (2 if isinstance(op, SendOp) else 1) // STAGE_COLUMNS
     down = b.sub(threads.place(layout, 0), b.binary("lshr", threads.lane, i32(2)))
     top = b.add(row, b.add(down, i32(layout.offsets[piece * len(layout.offsets) // count][0])))
     place = [b.add(first, i32(piece % across * STAGE_COLUMNS)), top, *others]
+    if LINES in op.attributes:
+        _warp_sync(codegen)
+        write_lines(b, threads.lane, slot, _lines(codegen, op, place))
+        return
+    do(b, "fence.proxy.async.shared::cta;", "")
+    _warp_sync(codegen)
     with b.when(elected(b)):
         _start(codegen, codegen.maps[integer(op, MAP)], slot, place)
 
 
-def _may_meet(codegen: KernelCodegen, count: int) -> bool:
-    """Whether the tile written before may have ended in this one's first place: one of an odd count of pieces."""
+def _free(codegen: KernelCodegen, op: tile.StoreOp | SendOp, piece: int, count: int) -> None:
+    """Wait until the engine has read what a place was used for before: the first piece may be given the last one."""
+    sent = _sent_by_engine(codegen)
+    if not sent:
+        return
+    under_way = 0 if LINES in op.attributes or (piece == 0 and _may_meet(sent, count)) else 1
+    with codegen.b.when(elected(codegen.b)):
+        do(codegen.b, f"cp.async.bulk.wait_group.read {under_way};", "")
+
+
+def _lines(codegen: KernelCodegen, op: tile.StoreOp | SendOp, place: Sequence[V]) -> Lines:
+    b, sizes = codegen.b, op.attributes[LINES]
+    assert isinstance(sizes, tile.Sizes)
+    columns, rows, pitch, rest = (codegen.size(size, op.indices) for size in sizes.data[:4])
+    first, top = (wide(b, each) for each in place)
+    start = b.add(b.add(b.mul(top, pitch), first), rest)
+    pointer = codegen.pointers[codegen.kernel.block.args[integer(op, POINTER)]]
+    origin = b.add(pointer, b.mul(start, i64(ELEMENT)))
+    exist = (b.convert("trunc", b.sub(size, each), "i32") for size, each in ((columns, first), (rows, top)))
+    return Lines(origin, b.mul(pitch, i64(ELEMENT)), *exist, even=sizes.data[4] == 2)
+
+
+def _sent_by_engine(codegen: KernelCodegen) -> set[int]:
+    """The tensor maps of all stores that the engine makes."""
     ops = codegen.kernel.walk()
-    sent = [each for each in ops if isinstance(each, tile.StoreOp | SendOp) and MAP in each.attributes]
-    return count % 2 == 1 or len({integer(each, MAP) for each in sent}) > 1
+    return {integer(each, MAP) for each in ops if isinstance(each, tile.StoreOp | SendOp) and MAP in each.attributes}
+
+
+def _may_meet(sent: set[int], count: int) -> bool:
+    """Whether the tile written before may have ended in this one's first place: one of an odd count of pieces."""
+    return count % 2 == 1 or len(sent) > 1
 
 
 def _start(codegen: KernelCodegen, map_: V, source: V, place: list[V]) -> None:

@@ -1,0 +1,96 @@
+"""Small kernels that become one: what they compute, and which stay apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from weft.backends.nvidia.compile import compile_kernels
+from weft.backends.nvidia.join_kernels import join_kernels
+from weft.backends.nvidia.target import target_named
+from weft.ir.types import bf16
+from weft.lower.plan import Planned
+from weft.lower.steps import KernelStep
+
+from .ptx_machine import Memory, run_blocks
+from .row_kernels import planned
+
+TARGET = target_named("sm_90a")
+
+
+def run(found: Planned, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """The results of a plan whose steps are kernels with a block for each program."""
+    code = compile_kernels(found.kernels, TARGET)
+    plan, memory, places = found.plan, Memory(), list[int]()
+    given = dict(zip(plan.inputs, inputs, strict=True))
+    arrays = [
+        given.get(number, np.full(buffer.tensor.shape, np.nan, buffer.tensor.dtype.numpy))  # type: ignore[arg-type]
+        for number, buffer in enumerate(plan.buffers)
+    ]
+    places = [memory.add(array) for array in arrays]
+    for step in plan.steps:
+        assert isinstance(step, KernelStep) and isinstance(step.grid, int)
+        launch = code.launches[step.function]
+        addresses = [places[number] for number in step.buffers]
+        run_blocks(code.ptx, step.function, launch.threads, launch.shared, memory, addresses, step.grid)
+    return [memory.read(places[number], arrays[number]) for number in plan.outputs]
+
+
+def rotated(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Three kernels of different sizes and grids: one is turned, one has a last block that is not full."""
+    one, other = x.chunk(2, -1)
+    return torch.cat((-other, one), -1) * 2, y.transpose(0, 1).contiguous() + 1, z * z
+
+
+def chained(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The last needs what the first makes, in another order."""
+    made = x.abs() + 1
+    return made, y + 1, made.flip(0).sum(1) * 2
+
+
+def steps(found: Planned) -> list[str]:
+    return [step.function for step in found.plan.steps if isinstance(step, KernelStep)]
+
+
+SHAPES = (5, 128), (70, 90), (1000,)
+
+
+def test_kernels_that_are_apart_are_one() -> None:
+    found = planned(rotated, *SHAPES)
+    before = steps(found)
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(shape).astype(bf16.numpy) for shape in SHAPES]
+    expected = run(found, inputs)
+    join_kernels(found)
+    assert len(before) == 3 and len(steps(found)) == 1 and found.kernels.keys() == set(steps(found))
+    for actual, wanted in zip(run(found, inputs), expected, strict=True):
+        np.testing.assert_array_equal(actual.view(np.int16), wanted.view(np.int16))
+
+
+def test_what_needs_another_comes_after_it() -> None:
+    found = planned(chained, *SHAPES)
+    before = len(steps(found))
+    join_kernels(found)
+    assert 1 < len(steps(found)) < before
+
+
+@pytest.mark.parametrize("function", [lambda x: (x.sum(0), x.sum(1)), lambda x: (x @ x, x + 1)])
+def test_reductions_and_products_stay(function: Callable[..., Any]) -> None:
+    found = planned(function, (256, 256))
+    before = steps(found)
+    join_kernels(found)
+    assert steps(found) == before
+
+
+def test_large_kernels_stay() -> None:
+    side = 4096
+    found = planned(lambda x, y: (x + 1, y.abs()), (side, side), (side, side))
+    assert prod((len(steps(found)), side)) > side
+    before = steps(found)
+    join_kernels(found)
+    assert steps(found) == before
