@@ -25,7 +25,6 @@ from weft.backends.nvidia.asynchronous import (
     AcquireOp,
     BlockNumberOp,
     CommitOp,
-    ExpectOp,
     FillOp,
     FinishOp,
     IndexOp,
@@ -174,7 +173,7 @@ class Assignment:
                 pass
             case BlockNumberOp() | IndexOp() | SlotOp() | AcquireOp() | FillOp() | CommitOp() | WaitOp() | ReleaseOp():
                 pass
-            case TurnOp() | ExpectOp():
+            case TurnOp():
                 pass
             case _ if self.is_free(op):
                 pass

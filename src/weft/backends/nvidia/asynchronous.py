@@ -213,18 +213,6 @@ class FillOp(IRDLOperation):
 
 
 @irdl_op_definition
-class ExpectOp(IRDLOperation):
-    """Let a box of a tensor map come as far as the second-level cache, where it will soon be read."""
-
-    name = "nvidia.expect"
-    indices = var_operand_def(IndexType)
-    map = attr_def(IntegerAttr)
-    blocks = attr_def(IntegerAttr)
-    step = attr_def(IntegerAttr)
-    coordinates = attr_def(tile.Sizes)
-
-
-@irdl_op_definition
 class CommitOp(_OfRing, IRDLOperation):
     """The producer goes on to the next stage."""
 
@@ -340,7 +328,6 @@ class SendOp(IRDLOperation):
 
 OPS: list[type[IRDLOperation]] = [
     RolesOp,
-    ExpectOp,
     BlockNumberOp,
     IndexOp,
     AcquireOp,

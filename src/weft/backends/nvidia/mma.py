@@ -32,8 +32,6 @@ _HALF, _FEW_WARPS = 8, 8
 PACKED, AHEAD, RAW = "nvidia.packed", "nvidia.ahead", "nvidia.raw"
 """On a load: its registers hold 4 bytes of neighbours each; it is made a turn of its loop before its tile is used; its
 registers hold elements as memory does."""
-REPEATED = "nvidia.repeated"
-"""On a packed load: in place of rows that do not exist it has the last one again, as what comes of them is not used."""
 AGAIN = "nvidia.again"
 """On such a load: the block reads the same again, so that it stays in its cache."""
 

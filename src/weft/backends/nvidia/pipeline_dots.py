@@ -33,10 +33,8 @@ from weft.backends.nvidia.asynchronous import (
     AcquireOp,
     BlockNumberOp,
     CommitOp,
-    ExpectOp,
     FillOp,
     FinishOp,
-    IndexOp,
     ReleaseOp,
     RingType,
     RolesOp,
@@ -55,12 +53,10 @@ from weft.backends.nvidia.roles import BARRIER_BYTES
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.tensor_parts import lines_of, part_of
 from weft.backends.nvidia.wgmma import is_multiplied
-from weft.ir.expr import minimum, mod, symbol
 from weft.ir.types import DType, bf16, f16, f32, i32
 from weft.tile import dialect as tile
 
 _MOST_STAGES, _ALIGNMENT = 6, 1024
-EXPECTED, ROTATE = 0, 0
 SIDE_BY_SIDE, _FEW_SUMS = 2, 64
 _RESERVED = 1024
 """Shared memory of a block that the system takes."""
@@ -197,19 +193,9 @@ def _split(
     walked = [Programs.of(kernel, first.out, count.out) for _ in (consumer, *producers)]
     for role, programs in zip((consumer, *producers), walked, strict=True):
         role.mapping = programs.numbers()
-        if isinstance(role, _Producer):
-            role.number = programs.loop.block.args[0]
         role.walk(original, programs.loop.block)
         programs.loop.block.add_op(tile.YieldOp.create())
     consuming, producing, *early = (Block([programs.loop]) for programs in walked)
-    for role, programs, made in zip(producers[1:], walked[2:], early, strict=True):
-        if EXPECTED:
-            (numbers, role.mapping), role.number = programs.first_numbers(), programs.first
-            ahead = Block(numbers)
-            role.expect(original, ahead, rings[0].count)
-            for op in list(ahead.ops):
-                op.detach()
-                made.insert_op_before(op, programs.loop)
     for op in reversed(original):
         op.detach()
         op.erase(safe_erase=False)
@@ -229,7 +215,6 @@ class _Producer:
     maps: Sequence[TensorMap]
     needed: set[Operation]
     early: bool = False
-    number: SSAValue | None = None
     mapping: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     passed: set[tile.LoadOp] = field(default_factory=set[tile.LoadOp])
 
@@ -240,7 +225,7 @@ class _Producer:
             elif isinstance(op, tile.ForOp) and self.operands.any_in(op):
                 turns = tile.ForOp.make(op.bounds, [self.mapping.get(i, i) for i in op.indices], [])
                 block.add_op(turns)
-                self.mapping[op.block.args[0]] = self._rotated(op, turns)
+                self.mapping[op.block.args[0]] = turns.block.args[0]
                 self.walk(list(op.block.ops), turns.block)
                 turns.block.add_op(tile.YieldOp.create())
             elif isinstance(op, tile.LoadOp) and op in self.operands.batches:
@@ -248,37 +233,6 @@ class _Producer:
                 batch = self.operands.batches[op]
                 if batch.early == self.early and op in batch.loads and batch.loads <= self.passed:
                     self._bring(batch, block)
-
-    def expect(self, ops: Sequence[Operation], block: Block, stages: int) -> None:
-        for op in ops:
-            if op in self.needed:
-                block.add_op(op.clone(self.mapping))
-            elif isinstance(op, tile.ForOp) and self.operands.any_in(op):
-                lower, upper, step = op.bounds.data
-                bounds = tile.Sizes((lower + stages * step, minimum(lower + (stages + EXPECTED) * step, upper), step))
-                turns = tile.ForOp.make(bounds, [self.mapping.get(i, i) for i in op.indices], [])
-                block.add_op(turns)
-                self.mapping[op.block.args[0]] = self._rotated(op, turns)
-                self.expect(list(op.block.ops), turns.block, stages)
-                turns.block.add_op(tile.YieldOp.create())
-            elif isinstance(op, tile.LoadOp) and op in self.operands.batches and self.operands.batches[op].early:
-                copy = next(c for c in self.operands.batches[op].copies if c.load is op)
-                attributes = _numbered(
-                    map=self.maps.index(copy.map), blocks=copy.slot.blocks, step=128 // copy.slot.dtype.bytes
-                )
-                attributes["coordinates"] = tile.Sizes(copy.coordinates)
-                indices = [self.mapping.get(i, i) for i in op.indices]
-                block.add_op(ExpectOp.create(operands=indices, attributes=attributes))
-
-    def _rotated(self, op: tile.ForOp, turns: tile.ForOp) -> SSAValue:
-        lower, upper, step = op.bounds.data
-        if not ROTATE or lower != 0 or mod(upper, step) != 0 or not self.operands.starts_early:
-            return turns.block.args[0]
-        at = IndexOp.make(
-            tile.Sizes((mod(symbol("d0") + symbol("d1") * step * ROTATE, upper),)), [turns.block.args[0], self.number]
-        )
-        turns.block.add_op(at)
-        return at.out
 
     def _bring(self, batch: Batch, block: Block) -> None:
         block.add_op(AcquireOp.of(batch.ring))

@@ -44,11 +44,6 @@ class Programs:
         found = [op for op in self.kernel.block.ops if isinstance(op, tile.ProgramOp)]
         return {op.out: self.axes[op.axis.value.data] for op in found}
 
-    def first_numbers(self) -> tuple[list[IndexOp], dict[SSAValue, SSAValue]]:
-        numbers = _numbered(self.kernel, self.first, self.count)
-        found = [op for op in self.kernel.block.ops if isinstance(op, tile.ProgramOp)]
-        return numbers, {op.out: numbers[op.axis.value.data].out for op in found}
-
     def before(self, number: SSAValue) -> tuple[list[IndexOp], dict[SSAValue, SSAValue], SSAValue]:
         """Ops that find the program before one: what stands for its numbers, and what is added to a coordinate.
 

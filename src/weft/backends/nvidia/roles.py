@@ -14,7 +14,6 @@ from weft.backends.nvidia.asynchronous import (
     AcquireOp,
     BlockNumberOp,
     CommitOp,
-    ExpectOp,
     FillOp,
     FinishOp,
     IndexOp,
@@ -203,9 +202,6 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
         case SendOp():
             send(codegen, op)
             return
-        case ExpectOp():
-            _expect_box(codegen, op)
-            return
         case AcquireOp() | FillOp() | CommitOp() | WaitOp() | SlotOp() | ReleaseOp():
             ring = codegen.rings[op.ring.value.data]
         case _:
@@ -232,16 +228,6 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
             text = "{ .reg .pred p; elect.sync _|p, -1; @p mbarrier.arrive.shared::cta.b64 _, [$0]; }"
             do(b, text, "r", ring.empty(b))
             ring.advance(b)
-
-
-def _expect_box(codegen: KernelCodegen, op: ExpectOp) -> None:
-    b, map_ = codegen.b, codegen.maps[op.map.value.data]
-    first, *others = (b.convert("trunc", codegen.size(c, op.indices), "i32") for c in op.coordinates.data)
-    rank = 1 + len(others)
-    names = ", ".join(f"${i + 1}" for i in range(rank))
-    for block in range(op.blocks.value.data):
-        at = [b.add(first, i32(block * op.step.value.data)), *others]
-        do(b, f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global.tile [$0, {{{names}}}];", "l" + ",r" * rank, map_, *at)
 
 
 def _fill(codegen: KernelCodegen, op: FillOp, ring: Ring) -> None:

@@ -14,7 +14,7 @@ from weft.backends.nvidia.block import wide
 from weft.backends.nvidia.dialect import layout_of, layouts_of
 from weft.backends.nvidia.global_memory import ONCE, joined, load_chunk, load_raw, load_words, pair, store_chunk
 from weft.backends.nvidia.layouts import Layout, picked
-from weft.backends.nvidia.mma import AGAIN, AHEAD, PACKED, RAW, REPEATED, PackOp
+from weft.backends.nvidia.mma import AGAIN, AHEAD, PACKED, RAW, PackOp
 from weft.backends.nvidia.piece_stores import store_in_pieces
 from weft.ir.expr import Size
 from weft.tile import dialect as tile
@@ -89,8 +89,6 @@ def chunks(
     base = codegen.size(op.offset.data[0], op.indices)
     for axis, stride in enumerate(strides):
         place = wide(b, codegen.threads.place(layout, axis))
-        if axis == 0 and REPEATED in op.attributes:
-            place = b.intrinsic("smin", place, i64(layout.shape[0] - 1))
         base = b.add(base, b.mul(place, codegen.size(stride, op.indices)))
     origin = b.add(codegen.pointers[op.pointer], b.mul(base, i64(dtype.bytes)))
     limits = () if value is None else codegen.limits.of(value, layout.vector.axis or 0)
@@ -102,8 +100,7 @@ def chunks(
         for axis, stride in enumerate(strides):
             ahead = b.add(ahead, b.mul(i64(offset[axis]), codegen.size(stride, op.indices)))
         address = b.add(origin, b.mul(ahead, i64(dtype.bytes)))
-        axes = range(REPEATED in op.attributes, layout.rank)
-        conditions = [codegen.exists(layout, axis, offset[axis], bounds[axis]) for axis in axes]
+        conditions = [codegen.exists(layout, axis, offset[axis], bounds[axis]) for axis in range(layout.rank)]
         found.append((list(range(start, start + width)), address, codegen.both(*conditions)))
     return found
 

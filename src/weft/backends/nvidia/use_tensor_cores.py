@@ -28,7 +28,6 @@ from weft.backends.nvidia.mma import (
     DEPTH,
     PACKED,
     RAW,
-    REPEATED,
     ROWS,
     Fragments,
     MmaOp,
@@ -257,8 +256,6 @@ def _multiply(
     dtype = narrow_type(dot)
     assert dtype is not None
     a = left or _operand(dot, dot.a, 1, fragments.left(), dtype, ahead=False)
-    if isinstance(a.owner, tile.LoadOp) and fragments.turned and a.owner.extents.data[0] == fragments.m:
-        a.owner.attributes[REPEATED] = UnitAttr()
     codes = dot.b.owner
     if isinstance(codes, tile.DequantizeOp):
         b = _decoded(dot, codes, fragments, ahead=ahead)
