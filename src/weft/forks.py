@@ -6,16 +6,31 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
 
 COMPILING = threading.RLock()
 """Held while anything is compiled, and around every use of LLVM; a fork waits for it."""
+
+
+class Background(Protocol):
+    """Work of other threads."""
+
+    def wait(self) -> None:
+        """Return when it is done."""
+        ...
+
+
+BACKGROUND: WeakSet[Background] = WeakSet()
+"""What goes on in threads that nobody waits for while holding `COMPILING`: a fork waits for it first."""
 
 
 def release_after_fork(*locks: Any) -> None:
     """Make every fork wait for the locks, taken in this order, and leave them free on both sides."""
 
     def acquire() -> None:
+        for work in list(BACKGROUND):
+            work.wait()
         for lock in locks:
             lock.acquire()
 

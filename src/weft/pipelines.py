@@ -16,15 +16,16 @@ from weft.backends.cpu.compile import emit_kernels
 from weft.backends.cpu.microkernel import panel_form
 from weft.backends.cpu.target import CpuTarget, compile_object, target_for
 from weft.backends.nvidia.code import DeviceCode
-from weft.backends.nvidia.compile import emit_llvm
+from weft.backends.nvidia.compile import KernelCompiler, Loads
 from weft.backends.nvidia.early_start import mark_fixed
 from weft.backends.nvidia.join_kernels import join_kernels
-from weft.backends.nvidia.target import NvidiaTarget, compile_ptx
+from weft.backends.nvidia.target import NvidiaTarget
 from weft.config import CODES, Config
 from weft.lower.machine import gpu_machine
 from weft.lower.plan import build_plan
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
+from weft.passes.align_operands import AlignOperands
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
 from weft.passes.code_weights import CodeWeights
@@ -53,6 +54,7 @@ from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.split_products import SplitProducts
 from weft.passes.sum_small_products import SumSmallProducts
+from weft.passes.tile_groups import TileGroups
 from weft.passes.update_in_place import UpdateInPlace
 from weft.runtime.cache import DiskCache
 from weft.runtime.record import CompilationRecord, compilation, is_recording
@@ -93,12 +95,16 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         FoldBatchNorm(),
         ConvolveTrained(pointwise=True),
         ComparePlaces(),
-        *([SplitProducts()] if tensor_cores else []),
+        RecognizeCodes(),
+        *([TileGroups(), EliminateCommon(), SplitProducts()] if tensor_cores else []),
         LayOutConvolutions(),
         SinkReshapes(whole=True),
-        RecognizeCodes(),
         *([CodeWeights(config.quantize, streamed=tensor_cores)] if config.quantize in CODES else []),
-        *([SumSmallProducts(), ReadChosen(), ReadCodes(), ScaleAfterProducts()] if tensor_cores else []),
+        *(
+            [SumSmallProducts(), ReadChosen(), ReadCodes(), ScaleAfterProducts(), AlignOperands()]
+            if tensor_cores
+            else []
+        ),
         HoistConstants(),
         EliminateDead(),
         ClaimLibraries(enabled=not config.strict, all_floats=True, tensor_cores=tensor_cores),
@@ -170,9 +176,16 @@ def compile_cpu(function: FuncOp, config: Config, target: CpuTarget | None = Non
 
 
 def compile_nvidia(
-    function: FuncOp, config: Config, target: NvidiaTarget, timer: DeviceTimer | None = None
+    function: FuncOp,
+    config: Config,
+    target: NvidiaTarget,
+    timer: DeviceTimer | None = None,
+    loads: Loads | None = None,
 ) -> Compiled[DeviceCode]:
-    """Compile a function for a GPU: passes, plan, LLVM, PTX. Where schedules are measured, `timer` does it."""
+    """Compile a function for a GPU: passes, plan, LLVM, PTX. Where schedules are measured, `timer` does it.
+
+    `loads` gets each kernel as soon as it is PTX, while others still are not (`KernelCompiler`).
+    """
     module = _module_of(function)
     machine = gpu_machine(target.multiprocessors, clusters=target.has_clusters)
     with compilation(function.sym_name.data) as report:
@@ -191,10 +204,11 @@ def compile_nvidia(
         report.planned(planned.plan, planned.schedules)
         report.program("tile", planned.kernels.values())
         mark_fixed(planned.plan, planned.kernels)
-        text, launches = emit_llvm(planned.kernels, target, planned.sources)
-        start = report.measure("emit_llvm", start)
-        report.program("llvm", text)
-        code = DeviceCode(target.arch, compile_ptx(text, target) if launches else "", launches)
+        with KernelCompiler(target, loads) as compiler:
+            compiler.add(planned.kernels, planned.sources)
+            start = report.measure("emit_llvm", start)
+            report.program("llvm", "\n".join(compiler.texts.values()))
+            code = compiler.code()
         report.measure("llvm", start)
         report.made_for_device(code, planned.kernels)
     return Compiled(planned.plan, code, report, planned.prepare)

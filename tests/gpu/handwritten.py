@@ -69,12 +69,12 @@ HOPPER_PTX = _HEAD.format(target="sm_90") + _scale("early", before="griddepcontr
 
 CODE = DeviceCode(
     "sm_80",
-    PTX,
+    dict.fromkeys(("scale", "looping", "wild"), PTX),
     {"scale": Launch(THREADS, 0), "looping": Launch(THREADS, 0, persistent=True), "wild": Launch(32, 0)},
 )
 HOPPER_CODE = DeviceCode(
     "sm_90",
-    HOPPER_PTX,
+    dict.fromkeys(("early", "rank"), HOPPER_PTX),
     {
         "early": Launch(THREADS, 0, programmatic=True),
         "rank": Launch(32, 60_000, cluster=4, blocks_per_program=4),

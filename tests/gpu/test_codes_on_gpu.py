@@ -53,11 +53,14 @@ def test_frozen_weights_are_coded_on_the_gpu(form: str, rows: int) -> None:
     model = model.cuda().bfloat16()
     x = normal(rows, 1024)
     with torch.no_grad():
+        found = compiled(model, quantize=form)(x)
         exact = copy.deepcopy(model).double()
         for layer in (0, 2):
             exact[layer].weight.copy_(coded(model[layer].weight, form))
-        # What is left is rounding to bfloat16, of what is between the layers too.
-        assert relative(compiled(model, quantize=form)(x), exact(x.double())) < 2**-7
+        eager = copy.deepcopy(exact).bfloat16()
+        wanted = exact(x.double())
+        # What is left is rounding to bfloat16, of what is between the layers too, and of the library's partial sums.
+        assert relative(found, wanted) < max(2**-7, 2 * relative(eager(x), wanted))
 
 
 @pytest.mark.parametrize("of_4_bits", [False, True])

@@ -20,7 +20,7 @@ from weft.lower.steps import Plan
 from weft.runtime import cubins
 from weft.runtime.cache import DiskCache
 
-from .handwritten import CODE, HOPPER_CODE, SIZE, chain, kernel
+from .handwritten import CODE, HOPPER_CODE, PTX, SIZE, chain, kernel
 
 pytestmark = [
     pytest.mark.gpu,
@@ -93,7 +93,8 @@ def test_cubins_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     cache = DiskCache(tmp_path / "cache")
     first = executor(chain(kernel("scale", 0, 1)), cache=cache)
     (entry,) = cache.entries()
-    assert entry.key == cubins.cubin_key(driver(), device_facts(0), CODE)
+    assert entry.key == cubins.cubin_key(driver(), device_facts(0), PTX)
+    monkeypatch.setattr(cubins, "_resident", {})
     monkeypatch.setattr(cubins, "compile_ptx", lambda *arguments: pytest.fail("it was compiled again"))
     x = torch.randn(SIZE, device="cuda")
     assert torch.equal(executor(chain(kernel("scale", 0, 1)), cache=cache)([x], {})[0], first([x], {})[0])
@@ -101,20 +102,20 @@ def test_cubins_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_cubin_that_is_damaged_is_compiled_again(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path / "cache")
-    cache.put(cubins.cubin_key(driver(), device_facts(0), CODE), {}, {"cubin": b"nonsense"})
+    cache.put(cubins.cubin_key(driver(), device_facts(0), PTX), {}, {"cubin": b"nonsense"})
     x = torch.randn(SIZE, device="cuda")
     assert torch.equal(executor(chain(kernel("scale", 0, 1)), cache=cache)([x], {})[0], x * 2)
 
 
 def test_ptx_that_is_wrong_is_reported_with_its_line() -> None:
-    wrong = DeviceCode("sm_80", CODE.ptx.replace("add.f32", "addd.f32"), {"scale": Launch(128, 0)})
+    wrong = DeviceCode("sm_80", {"scale": PTX.replace("add.f32", "addd.f32")}, {"scale": Launch(128, 0)})
     with pytest.raises(CompilationError, match="addd"):
         executor(chain(kernel("scale", 0, 1)), wrong)
 
 
 def test_code_for_another_gpu_is_refused() -> None:
     with pytest.raises(UnsupportedDeviceError, match="sm_120a"):
-        executor(chain(kernel("scale", 0, 1)), DeviceCode("sm_120a", CODE.ptx, CODE.launches))
+        executor(chain(kernel("scale", 0, 1)), DeviceCode("sm_120a", CODE.modules, CODE.launches))
 
 
 def test_memory_that_runs_out_is_torchs_error_and_the_next_call_works() -> None:

@@ -96,3 +96,10 @@ def test_a_gate_and_what_it_opens() -> None:
 
     x, w = normal(1500, 1032), normal(6000, 1032)
     agree(gated, x, w, exact=gated(x.double(), w.double()))
+
+
+@pytest.mark.parametrize("sides", [(1000, 520, 264), (192, 64, 128), (2048, 4096, 512), (333, 768, 1024)])
+def test_a_residual(sides: tuple[int, int, int]) -> None:
+    m, n, k = sides
+    x, w, r = normal(m, k), normal(n, k), normal(m, n)
+    agree(lambda x, w, r: F.gelu(x @ w.t()) + r, x, w, r, exact=F.gelu(x.double() @ w.double().t()) + r.double())

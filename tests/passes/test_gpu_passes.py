@@ -99,6 +99,16 @@ def test_what_small_operands_are_made_of_is_computed_with_them(passes: Any) -> N
     assert text.count("graph.group") == 1
 
 
+def test_attention_computes_its_mask_but_reads_its_factors(passes: Any) -> None:
+    def body(b: GraphBuilder, q: SSAValue, i: SSAValue, j: SSAValue) -> SSAValue:
+        factor = b.reshape(b.mul(q, q), shape=(2, 4, 8))
+        return b.attention(factor, factor, factor, b.eq(i, j), causal=False, scale=0.5, softcap=0.0)
+
+    given = {"q": Tensor(f32, (8, 8)), "i": Tensor(i64, (4, 1)), "j": Tensor(i64, (1, 4))}
+    text = str(passes.apply([InlineSmall(), GroupIntoKernels()], passes.built(given, body), rtol=1e-5))
+    assert text.count("graph.group") == 2
+
+
 def called(arguments: str, shapes: dict[str, Tensor], result: Tensor, target: str = "aten::convolution") -> FuncOp:
     function = FuncOp.make("f", shapes)
     call = OpaqueOp.make(target, list(function.block.args), arguments, [result], None)

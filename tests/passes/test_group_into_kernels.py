@@ -15,7 +15,7 @@ from weft.ir.types import Tensor, bf16, f32, i64
 from weft.lower.plan import build_plan
 from weft.lower.steps import DotStep, KernelStep
 from weft.ops import composites
-from weft.ops.graph import OpaqueOp
+from weft.ops.graph import GroupOp, OpaqueOp
 from weft.passes.group_into_kernels import GroupIntoKernels
 from weft.pipelines import cpu_passes
 
@@ -233,3 +233,15 @@ def test_a_value_that_a_product_reads_in_two_ways(passes: Any) -> None:
 
     made = steps(passes, {"x": Tensor(f32, (2, 3, 4))}, body, rtol=1e-5)
     assert [type(step) for step in made].count(DotStep) == 1
+
+
+def test_floats_that_are_widened_for_sums_are_read_narrow_behind_a_product(passes: Any) -> None:
+    def body(b: Any, x: Any, w: Any, r: Any) -> Any:
+        y = b.add(b.dot(x, w), r)
+        wide = b.cast(y, dtype=f32)
+        return [y, b.sub(wide, b.sum(wide, dims=(1,), keep=True))]
+
+    tensors = {"x": Tensor(bf16, (4, 8)), "w": Tensor(bf16, (8, 6)), "r": Tensor(bf16, (4, 6))}
+    module = passes.apply(GroupIntoKernels(), passes.built(tensors, body), rtol=0.05)
+    product, sums = [op for op in passes.function(module).block.ops if isinstance(op, GroupOp)]
+    assert len(product.results) == 1 and sums.operands[0] is product.results[0]

@@ -54,7 +54,16 @@ def full(b: Any, value: float, dtype: Any = f32, shape: tuple[Any, ...] = ()) ->
     return b.full(value=value, shape=shape, dtype=dtype)
 
 
+def numbers(b: Any, size: int, start: int, step: int) -> Any:
+    return b.iota(shape=(size,), dim=0, dtype=i64, start=start, step=step)
+
+
 CASES: dict[str, tuple[Tensor, Callable[..., Any], Callable[..., Any]]] = {
+    "rows of rows are taken at once": (
+        X,
+        lambda b, x: b.take(b.take(x, numbers(b, 5, 1, -1), dim=0), numbers(b, 3, 4, -2), dim=0),
+        lambda b, x: b.take(x, b.take(numbers(b, 5, 1, -1), numbers(b, 3, 4, -2), dim=0), dim=0),
+    ),
     "reshapes join": (
         X,
         lambda b, x: b.reshape(b.reshape(x, shape=(6, 4)), shape=(3, 8)),

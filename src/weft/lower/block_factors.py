@@ -14,7 +14,7 @@ from weft.ir.types import tensor_of
 from weft.lower.emit import KernelEmitter, TileValue
 from weft.lower.evaluate import Source
 from weft.ops.body import Value
-from weft.ops.dot import SCALED_BLOCK, Dot, ScaledDot
+from weft.ops.dot import SCALED_BLOCK, Dot, ScaledDot, TiledDot
 from weft.tile.dialect import tile_type
 
 
@@ -27,7 +27,7 @@ class BlockFactors:
     sides: tuple[Size, Size, Size]
 
     @classmethod
-    def of(cls, dot: Dot | ScaledDot) -> BlockFactors | None:
+    def of(cls, dot: Dot | ScaledDot | TiledDot) -> BlockFactors | None:
         if not isinstance(dot, ScaledDot):
             return None
         x, y, s, t = (Source(value, tensor_of(value.type)) for value in dot.operands)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from xdsl.ir import SSAValue
 
 from weft.errors import LoweringError
-from weft.ir.expr import Size, ceildiv, simplify, symbol
+from weft.ir.expr import Size, ceildiv, simplify, symbol, symbols_of
 from weft.ir.types import DType, Tensor, tensor_of
 from weft.lower.domain import Domain, Run
 from weft.lower.emit import TileValue
@@ -69,6 +69,25 @@ class BlockedKernel:
         name = f"{run.name}_block"
         self.emit.scalars[name] = self.frame.program(ceildiv(run.size, capacity))
         return symbol(name) * capacity
+
+
+@dataclass
+class Reads:
+    """The addresses of a product's operands, and of all that follows it."""
+
+    a: list[Size] = field(default_factory=list[Size])
+    b: list[Size] = field(default_factory=list[Size])
+    rest: list[Size] = field(default_factory=list[Size])
+
+    @property
+    def all(self) -> list[Size]:
+        return [*self.a, *self.b, *self.rest]
+
+
+def uses(addresses: Sequence[Size], run: Run) -> bool:
+    """Whether any address depends on where along a run it is."""
+    names = {variable.name for variable in run.variables}
+    return any(symbols_of(address) & names for address in addresses)
 
 
 def output_indices(group: GroupOp, products: Sequence[SSAValue], domain: Domain) -> list[list[Size]]:

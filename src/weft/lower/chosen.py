@@ -41,7 +41,7 @@ class Chosen:
         return self.op.operands[0]
 
     @property
-    def number(self) -> Expr:
+    def matrix(self) -> Expr:
         """The number of a program's matrix, wherever it stands in an index."""
         return symbol(_NAME)
 

@@ -15,11 +15,10 @@ from weft.errors import LoweringError
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import Size, coefficient_of, floordiv, simplify, symbol
 from weft.ir.types import bf16, f16, tensor_of
-from weft.lower.chosen import Chosen
 from weft.lower.domain import Domain, Run
 from weft.lower.emit import KernelEmitter, TileValue, register_dtype
 from weft.lower.evaluate import AddressRecorder, Source
-from weft.ops.dot import Dot
+from weft.ops.dot import Dot, TiledDot
 from weft.ops.layouts import Layout
 from weft.ops.quantized import FORMS, Dequantize, Form
 from weft.passes.claim_libraries import FEW_ROWS
@@ -40,20 +39,27 @@ class Codes:
     """Where in codes the matrix stands, if they are those of many."""
 
     @classmethod
-    def of(cls, dot: Dot, layouts: dict[SSAValue, Layout], chosen: Chosen | None = None) -> Codes | None:
-        """The codes of the weights of a product of few rows, if a GPU's kernel can read them as they are."""
+    def of(
+        cls, dot: Dot | TiledDot, weights: SSAValue, layouts: dict[SSAValue, Layout], matrix: Size | None = None
+    ) -> Codes | None:
+        """The codes of the weights of a product of few rows, if a GPU's kernel can read them as they are.
+
+        Of many, `matrix` is the number of the program's.
+        """
         result = tensor_of(dot.results[0].type)
         *lead, rows, columns = result.shape
-        few = len(lead) == (chosen is not None) and isinstance(rows, int) and 0 < rows <= FEW_ROWS and columns != 1
+        alone = len(lead) == (isinstance(dot, Dot) and matrix is not None)
+        rows = dot.params["rows"] if isinstance(dot, TiledDot) else rows
+        few = alone and isinstance(rows, int) and 0 < rows <= FEW_ROWS and columns != 1
         if not few or result.dtype not in (f16, bf16):
             return None
         domain = Domain(result.shape, (tensor_of(dot.operands[0].type).shape[-1],))
         view = made_by(dot.operands[1], "graph.permute")
         source = view.operands[0] if view is not None and view.params["dims"] == (1, 0) else None
-        source = source if chosen is None else chosen.weights
+        source = source if matrix is None else weights
         if not isinstance(source, OpResult) or not isinstance(source.op, Dequantize):
             return None
-        codes = cls(source.op, () if chosen is None else (chosen.number,))
+        codes = cls(source.op, () if matrix is None else (matrix,))
         word = _WORD // codes.form.bits
         group = codes.group
         whole = codes.depth % word == 0 and group % word == 0 and group & (group - 1) == 0

@@ -14,14 +14,16 @@ it on the result's. Programs of one column block are neighbours, so that the blo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from xdsl.ir import BlockArgument, OpResult, SSAValue
 
+from weft.errors import LoweringError
 from weft.ir.expr import Size, ceildiv, coefficient_of, floordiv, mod, product, simplify, symbol, symbols_of
 from weft.ir.types import DType, Tensor, i8, tensor_of
 from weft.lower.block_factors import BlockFactors, scaled
-from weft.lower.blocked import BlockedKernel, output_indices, store_outputs
+from weft.lower.blocked import BlockedKernel, Reads, output_indices, store_outputs, uses
 from weft.lower.chosen import Chosen
 from weft.lower.codes import Codes
 from weft.lower.domain import Domain, Run, Variable, fused
@@ -36,8 +38,9 @@ from weft.lower.packing import PackedLayout, PackedPanels, weight_of
 from weft.lower.product_model import Products, estimates, is_in_parts, parts_of
 from weft.lower.schedule import Blocks, choose_blocks, given_blocks
 from weft.lower.split_dot import lower_split_dot
+from weft.lower.tiles import Tiles
 from weft.ops.body import Value
-from weft.ops.dot import SCALED_BLOCK, Dot, ScaledDot
+from weft.ops.dot import SCALED_BLOCK, Dot, ScaledDot, TiledDot
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
 from weft.passes.claim_libraries import FEW_ROWS
@@ -52,31 +55,21 @@ _SIDE, _ALIGNED = 64, 16
 """Of operands of 8 bits, the least sides that are worth a tile, and what K must be a multiple of to be copied."""
 
 
+Product: TypeAlias = Dot | ScaledDot | TiledDot
+
+
 def lower_dot(
     group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
 ) -> Lowered:
     """Lower a group that holds a product, or several of the same rows, with all operands and results in layouts."""
     layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
-    dots = [op for op in group.block.ops if isinstance(op, Dot | ScaledDot)]
+    dots = [op for op in group.block.ops if isinstance(op, Product)]
     if machine.is_gpu and not in_place_of(group) and given_blocks(group, "dot") is None:
         parts = parts_of([dot for dot in dots if isinstance(dot, Dot)], machine)
         if parts > 1:
             return lower_split_dot(group, name, inputs, outputs, parts, machine)
     kernel = _DotLowering(group, name, layouts, outputs, dots, machine).kernel()
     return whole(kernel, len(inputs), len(outputs))
-
-
-@dataclass
-class _Reads:
-    """The addresses of a product's operands, and of all that follows it."""
-
-    a: list[Size] = field(default_factory=list[Size])
-    b: list[Size] = field(default_factory=list[Size])
-    rest: list[Size] = field(default_factory=list[Size])
-
-    @property
-    def all(self) -> list[Size]:
-        return [*self.a, *self.b, *self.rest]
 
 
 @dataclass
@@ -87,21 +80,27 @@ class _DotLowering:
     name: str
     layouts: dict[SSAValue, Layout]
     outputs: Sequence[Layout]
-    dots: Sequence[Dot | ScaledDot]
+    dots: Sequence[Product]
     machine: Machine
 
     @property
-    def dot(self) -> Dot | ScaledDot:
+    def dot(self) -> Product:
         """The first of them, which decides: they have the same rows, sides and types."""
         return self.dots[0]
 
     def kernel(self) -> Kernel:
         alone = self.dot if self.machine.is_gpu and len(self.dots) == 1 else None
         self.chosen = Chosen.of(alone) if isinstance(alone, Dot) else None
-        self._split_domain(Codes.of(alone, self.layouts, self.chosen) if isinstance(alone, Dot) else None)
+        self.tiles = Tiles.of(self.dots)
+        choice = self.chosen or self.tiles
+        self.matrix = None if choice is None else choice.matrix  # where it is one of several
+        coded = isinstance(alone, Dot | TiledDot)
+        self._split_domain(Codes.of(alone, self._weights(alone), self.layouts, self.matrix) if coded else None)
         if self.codes is not None and (len(self.domain.column_runs) != 1 or len(self.domain.row_runs) > 2):
             self._split_domain(None)
         outer = [run for run in self.domain.row_runs if run not in (self.m_run, self.n_run)]
+        if self.tiles is not None and (outer or self.m_run is None or self.n_run is None):
+            raise LoweringError("rows in tiles are not rows of what follows them")
         self.blocks = given_blocks(self.group, "dot") or self._chosen_blocks(outer, self.reads)
         return self._emit(outer)
 
@@ -122,7 +121,7 @@ class _DotLowering:
         row_runs, n_runs = fused(rows, reads.all), self._n_runs(columns, reads)
         domain.row_runs = [*row_runs, *n_runs]
         domain.column_runs = fused(domain.columns, reads.all)
-        apart = self.chosen is not None or not row_runs or _uses(reads.b, row_runs[-1])
+        apart = self.chosen is not None or not row_runs or uses(reads.b, row_runs[-1])
         self.m_run = None if apart else row_runs[-1]
         if self.panels is not None and self.m_run is not None and self.panels.batch > 1 and len(row_runs) == 1:
             self.m_run = None if self._batch_in(self.m_run) else self.m_run
@@ -130,9 +129,12 @@ class _DotLowering:
         self.k_run = domain.column_runs[-1] if domain.column_runs else None
         self.reads = reads
 
-    def _chosen_blocks(self, outer: Sequence[Run], reads: _Reads) -> Blocks:
+    def _chosen_blocks(self, outer: Sequence[Run], reads: Reads) -> Blocks:
         if isinstance(self.dot, ScaledDot):
             return Blocks("dot", (SCALED_BLOCK,) * 3)
+        if self.tiles is not None:
+            bits = self.codes.form.bits if self.codes is not None else 16
+            return Blocks("dot", *self.tiles.blocks(len(self.dots), bits, self.machine))
         m, n, k = (run.size if run is not None else 1 for run in (self.m_run, self.n_run, self.k_run))
         width = self.a_tensor.dtype.bytes
         if self.machine.is_gpu and self._is_for_tensor_cores(m, n, k, reads):
@@ -151,7 +153,7 @@ class _DotLowering:
         split, sizes = as_bytes and self.a_tensor.dtype != i8, [run.size for run in outer]
         return choose_blocks(m, n, k, sizes, dtype, packed, in_place, split, self.machine)
 
-    def _is_for_tensor_cores(self, m: Size, n: Size, k: Size, reads: _Reads) -> bool:
+    def _is_for_tensor_cores(self, m: Size, n: Size, k: Size, reads: Reads) -> bool:
         """Whether tensor cores take the operands: of 8 bits only where these lie along K and tiles can be copied."""
         narrow, wide = self.a_tensor.dtype, self.result.dtype
         if narrow.bytes != 1 or wide.bytes != 4:
@@ -161,7 +163,7 @@ class _DotLowering:
         parts = [coefficient_of(self.domain.in_runs(each), self.k_run.name) for each in (*reads.a, *reads.b)]
         return min(m, n) >= _SIDE and k % _ALIGNED == 0 and all(part is not None and part[0] == 1 for part in parts)
 
-    def _b_in_place(self, reads: _Reads) -> bool:
+    def _b_in_place(self, reads: Reads) -> bool:
         """Whether b is memory with neighbours along N or K, which is read without a copy."""
         weight = weight_of(self.dot)
         if not isinstance(weight, BlockArgument) or len(reads.b) != 1:
@@ -196,16 +198,16 @@ class _DotLowering:
         return [*self.domain.row_index[:-1], *self.domain.column_index]
 
     def _b_index(self) -> list[Size]:
-        if self.chosen is not None:
-            return [self.chosen.number, self.domain.row_index[-1], *self.domain.column_index]
+        if self.matrix is not None:
+            return [self.matrix, self.domain.row_index[-1], *self.domain.column_index]
         return [*self.domain.row_index[:-2], *self.domain.column_index, self.domain.row_index[-1]]
 
-    def _weights(self, dot: Dot | ScaledDot) -> SSAValue:
+    def _weights(self, dot: Product) -> SSAValue:
         """A product's weights, or all of those that they are chosen from."""
         return dot.operands[1] if self.chosen is None else self.chosen.weights
 
-    def _record(self) -> _Reads:
-        domain, reads = self.domain, _Reads()
+    def _record(self) -> Reads:
+        domain, reads = self.domain, Reads()
         recorder = AddressRecorder(self.layouts, space=domain.bounds, columns=domain.column_index)
         a = self.dot.operands[0]
         recorder.at(Source(a, tensor_of(a.type)), self._a_index())
@@ -228,7 +230,7 @@ class _DotLowering:
     def _output_indices(self) -> list[list[Size]]:
         return output_indices(self.group, [dot.results[0] for dot in self.dots], self.domain)
 
-    def _n_runs(self, variables: Sequence[Variable], reads: _Reads) -> list[Run]:
+    def _n_runs(self, variables: Sequence[Variable], reads: Reads) -> list[Run]:
         """The parts of N. Panels cannot be cut, so where parts are not made of whole ones, N stays one run."""
         runs = fused(variables, reads.all)
         if self.panels is not None and len(runs) > 1 and mod(runs[-1].size, self.panels.NR) != 0:
@@ -252,7 +254,11 @@ class _DotLowering:
         for run in outer:
             kernel.program(run)
         n_base = kernel.start_of(self.n_run, bn) if self.n_run and not self.chosen else n_base
-        m_base = kernel.start_of(self.m_run, bm) if self.m_run else 0
+        if self.tiles is not None:
+            self.tiles.find(kernel.frame, self.emit, self.layouts)
+            m_base = self.tiles.first
+        else:
+            m_base = kernel.start_of(self.m_run, bm) if self.m_run else 0
         self.bases |= {"m": m_base, "n": n_base}
         if self.chosen is not None:
             self.chosen.find(self.emit, self.domain.row_index[0])
@@ -264,7 +270,7 @@ class _DotLowering:
             store_outputs(kernel, dict(zip((dot.results[0] for dot in self.dots), values, strict=True)))
             self.emit.scopes.pop()
         self.emit.place_ahead(kernel.frame.block)
-        return kernel.frame.finish(self.blocks)
+        return kernel.frame.finish(self.blocks, limit=self.tiles.limit if self.tiles else None)
 
     def _axes(self, first: str, second: str, piece: int = 0) -> None:
         """Make two of the runs m, n and k the axes of the tiles that follow; of n it may be a piece."""
@@ -274,6 +280,9 @@ class _DotLowering:
         for position, letter in enumerate((first, second)):
             run = runs[letter]
             if run is None:
+                continue
+            if letter == "m" and self.tiles is not None:
+                self.emit.axes[run.name] = self.tiles.axis(run, position, whole=second == "k")
                 continue
             cut = self._pieces if letter == "n" else 1
             base = self.bases[letter] + piece * (sides[letter] // cut) if cut > 1 else self.bases[letter]
@@ -357,7 +366,7 @@ class _DotLowering:
         self.emit.scopes.pop()
         return [self._added(a, b, total, type_, factors) for b, total in zip(rights, totals, strict=True)]
 
-    def _right(self, dot: Dot | ScaledDot, shape: tuple[int, int], turn: Size, dtype: DType) -> SSAValue:
+    def _right(self, dot: Product, shape: tuple[int, int], turn: Size, dtype: DType) -> SSAValue:
         """The tile of a product's second operand."""
         if self.codes is not None and self.n_run is not None:
             return self.codes.tile(self.emit, turn, self.n_run, self.bases["n"], shape)
@@ -392,8 +401,3 @@ class _DotLowering:
             # The tensor cores take what the program multiplies: numbers of the operand's type.
             element = self.emit.rounded(element, tensor_of(value.type).dtype)
         return self.emit.repeated(element, shape).ssa
-
-
-def _uses(addresses: Sequence[Size], run: Run) -> bool:
-    names = {variable.name for variable in run.variables}
-    return any(symbols_of(address) & names for address in addresses)

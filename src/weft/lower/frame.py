@@ -78,7 +78,9 @@ class KernelFrame:
             position = emit.rank - 1 if run.name == schedule.vector else 0
             emit.tile_axis(run.name, run.size, position, base, capacity)
 
-    def finish(self, schedule: Schedule | Blocks, *, serial: bool = False, paired: bool = False) -> Kernel:
+    def finish(
+        self, schedule: Schedule | Blocks, *, serial: bool = False, paired: bool = False, limit: int | None = None
+    ) -> Kernel:
         """End the block and wrap it up."""
         self.block.add_op(tile.ReturnOp.create())
         attributes: dict[str, Attribute] = {
@@ -88,4 +90,6 @@ class KernelFrame:
             "schedule": StringAttr(str(schedule)),
         }
         attributes.update((name, UnitAttr()) for name, holds in (("serial", serial), ("paired", paired)) if holds)
+        if limit is not None:
+            attributes["limit"] = IntegerAttr(limit, i64_attr)
         return Kernel(tile.KernelOp.create(attributes=attributes, regions=[Region(self.block)]), self.symbols, schedule)

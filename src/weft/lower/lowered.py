@@ -55,7 +55,7 @@ Lowering: TypeAlias = Callable[[GroupOp, str, Sequence[Layout], Sequence[Layout]
 def anchor_of(group: GroupOp) -> GraphOp | None:
     """The op that decides how a group is lowered: its one structured op, scatter or scan."""
     anchors = [op for op in group.block.ops if isinstance(op, Structured | Scatter | Scan)]
-    if len(anchors) > 1 and not all(op.name == "graph.dot" for op in anchors):
+    if len(anchors) > 1 and {op.name for op in anchors} not in ({"graph.dot"}, {"graph.tiled_dot"}):
         raise LoweringError(
             f"a group holds {' and '.join(op.name for op in anchors)}: at most one can shape the kernel"
         )
@@ -114,9 +114,9 @@ def _lowering_of(anchor: GraphOp) -> Lowering:
         case Scan():
             name = "scan"
         case _:
-            name = {"graph.scaled_dot": "dot", "graph.topk": "sort", "graph.attention_with_lse": "attention"}.get(
-                anchor.name, anchor.name.removeprefix("graph.")
-            )
+            others = {"graph.scaled_dot": "dot", "graph.tiled_dot": "dot", "graph.topk": "sort"}
+            others |= {"graph.attention_with_lse": "attention"}
+            name = others.get(anchor.name, anchor.name.removeprefix("graph."))
     if name not in ("attention", "attention_gradients", "dot", "scan", "scatter", "sort"):
         raise LoweringError(f"{anchor.name} has no lowering to tiles")
     return _lowering_named(name)

@@ -19,7 +19,7 @@ from weft.ir.expr import coefficient_of, simplify, symbol
 from weft.ir.types import DType, contiguous_strides, tensor_of
 from weft.lower.evaluate import AddressRecorder, Source
 from weft.ops.base import viewed
-from weft.ops.dot import Dot, ScaledDot
+from weft.ops.dot import Dot, ScaledDot, TiledDot
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
 from weft.passes.build_groups import WIDENS
@@ -97,7 +97,7 @@ class Packing:
         return self.panels.pack(view)
 
 
-def weight_of(dot: Dot | ScaledDot) -> SSAValue:
+def weight_of(dot: Dot | ScaledDot | TiledDot) -> SSAValue:
     """The value that the product's second operand is a view of, or that is widened to be it."""
     value = dot.operands[1]
     if isinstance(value, OpResult) and WIDENS in value.op.attributes:

@@ -13,7 +13,7 @@ from math import ceil, sqrt
 from weft.ir.expr import product
 from weft.ir.types import tensor_of
 from weft.lower.machine import Machine
-from weft.ops.dot import Dot, ScaledDot
+from weft.ops.dot import Dot, ScaledDot, TiledDot
 from weft.passes.claim_libraries import FEW_ROWS, ROWS_OF_TILE
 
 _TILES = ((128, 256), (256, 128), (128, 192), (128, 128), (64, 256), (64, 128), (64, 64))
@@ -89,7 +89,7 @@ def products_of(dots: Sequence[Dot]) -> Products | None:
     return Products(m, n, k, batch, dtype.bytes, len(dots), is_in_parts(dots[0])) if m > FEW_ROWS else None
 
 
-def is_in_parts(dot: Dot | ScaledDot) -> bool:
+def is_in_parts(dot: Dot | ScaledDot | TiledDot) -> bool:
     """Whether blocks of K are summed up apart: tensor cores keep fewer digits of sums of 8-bit floats."""
     dtype = tensor_of(dot.operands[0].type).dtype
     return dtype.is_float and dtype.bytes == 1 and not dot.params.get("fast")

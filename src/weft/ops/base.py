@@ -28,17 +28,18 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from xdsl.dialects.builtin import LocationAttr, TensorType
 from xdsl.ir import Operation, OpResult, SSAValue
-from xdsl.irdl import IRDLOperation, irdl_op_definition, var_operand_def, var_result_def
+from xdsl.irdl import irdl_op_definition, var_operand_def, var_result_def
 from xdsl.utils.exceptions import VerifyException
 
 from weft.errors import DTypeError, ShapeError, WeftError
 from weft.ir.attributes import Value, from_attribute, to_attribute
 from weft.ir.expr import Size
+from weft.ir.operations import WeftOp
 from weft.ir.types import DType, Tensor, boolean, tensor_of, tensor_type
 from weft.ops.samples import Sample
 
 
-class GraphOp(IRDLOperation):
+class GraphOp(WeftOp):
     """An op of the graph dialect: pure, over whole tensors.
 
     A subclass gives `infer` and `reference(*arrays, **params)`, what its kind (`Elementwise`, `Movement`, …) needs to

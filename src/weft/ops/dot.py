@@ -141,3 +141,41 @@ class ScaledDot(Structured):
 
         wide_x, wide_y = x.astype(np.float32), y.astype(np.float32)
         return np.matmul(wide_x * repeated(s, x.shape), wide_y * repeated(t, y.shape))
+
+
+_ONE_TILE = (Input((3, 5)), Input((2, 4, 5)), *(Input((1,), n, n + 1, i32) for n in (1, 0, 3, 1)))
+
+
+@op("tiled_dot", samples=[Sample(_ONE_TILE, {"rows": 8}, (f32, bf16, f16))])
+class TiledDot(Structured):
+    """Rows [R, K] in tiles, each times the transpose of one of the matrices [E, N, K].
+
+    A tile has a matrix, its first row and the one behind its last: of [S] numbers each, and has at most `rows`. Of the
+    tiles there are `count`, the first of [S] equal numbers, and at least one. What is in no tile is left as it is.
+    """
+
+    @classmethod
+    def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
+        x, w, *tiles = tensors
+        same_dtype("tiled_dot", (x, w))
+        if x.rank != 2 or w.rank != 3 or x.shape[1] != w.shape[2]:
+            raise ShapeError(f"tiled_dot: {x} and {w} do not fit", hint="it takes [R, K] and [E, N, K]")
+        if len(tiles) != 4 or any(each.dtype != i32 or each.shape != tiles[0].shape for each in tiles):
+            raise ShapeError("tiled_dot: a tile is four numbers", hint="give matrices, first rows, ends and the count")
+        return Tensor(x.dtype, (x.shape[0], w.shape[1]))
+
+    @staticmethod
+    def reference(
+        x: np.ndarray,
+        w: np.ndarray,
+        matrices: np.ndarray,
+        firsts: np.ndarray,
+        ends: np.ndarray,
+        count: np.ndarray,
+        rows: int,
+    ) -> np.ndarray:
+        result = np.zeros((x.shape[0], w.shape[1]), x.dtype)
+        for matrix, first, end in zip(matrices[: count[0]], firsts, ends, strict=False):
+            part = slice(first, min(first + rows, end))
+            result[part] = rounded_once(np.matmul)(x[part], w[matrix].T)
+        return result

@@ -9,7 +9,6 @@ from typing import Any, Self, cast
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, LocationAttr, ModuleOp, StringAttr, TensorType
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.irdl import (
-    IRDLOperation,
     attr_def,
     irdl_op_definition,
     opt_attr_def,
@@ -22,12 +21,13 @@ from xdsl.traits import IsolatedFromAbove, IsTerminator, NoTerminator
 
 from weft.ir.attributes import Value, from_attribute, to_attribute
 from weft.ir.expr import Size
+from weft.ir.operations import WeftOp
 from weft.ir.types import Tensor, tensor_of, tensor_type
 from weft.ops.base import REGISTRY
 
 
 @irdl_op_definition
-class FuncOp(IRDLOperation):
+class FuncOp(WeftOp):
     """A whole program: tensors in, tensors out.
 
     `symbols` holds what is known of each symbolic size; `arg_strides` and `result_strides` hold strides, in elements,
@@ -63,7 +63,7 @@ class FuncOp(IRDLOperation):
 
 
 @irdl_op_definition
-class ReturnOp(IRDLOperation):
+class ReturnOp(WeftOp):
     """Ends a function with its results."""
 
     name = "graph.return"
@@ -76,7 +76,7 @@ class ReturnOp(IRDLOperation):
 
 
 @irdl_op_definition
-class GroupOp(IRDLOperation):
+class GroupOp(WeftOp):
     """Ops that become one kernel. The block's arguments are the operands; `claim` names who makes the kernel."""
 
     name = "graph.group"
@@ -98,7 +98,7 @@ class GroupOp(IRDLOperation):
 
 
 @irdl_op_definition
-class YieldOp(IRDLOperation):
+class YieldOp(WeftOp):
     """Ends a group with the values that leave it."""
 
     name = "graph.yield"
@@ -107,7 +107,7 @@ class YieldOp(IRDLOperation):
 
 
 @irdl_op_definition
-class OpaqueOp(IRDLOperation):
+class OpaqueOp(WeftOp):
     """A call that Weft does not look into: `target` names it for the framework that brought it.
 
     `arguments` is the call's argument list, where `#n` stands for operand n; the framework's runtime carries it out.
@@ -137,7 +137,7 @@ class OpaqueOp(IRDLOperation):
 
 
 @irdl_op_definition
-class LaunchOp(IRDLOperation):
+class LaunchOp(WeftOp):
     """A kernel that the user wrote, over a grid: its body holds the `tile.kernel`.
 
     `arguments` has an entry for each word the kernel takes: an operand or a result (`("operand", 0)`), or a number.

@@ -8,7 +8,7 @@ Views and cheap constants belong to no kernel: whoever needs one computes it on 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from xdsl.context import Context
@@ -29,35 +29,15 @@ from weft.passes.build_groups import (
     emit_group,
     fitting_calls,
     is_free,
+    is_widened_for_sums,
     result_targets,
     strides_of,
 )
+from weft.passes.hand_on import hand_on
+from weft.passes.kernel_groups import Group
 from weft.passes.split_products import share_rows
 
 _MOST_OPS = 48
-
-
-@dataclass(eq=False)
-class Group:
-    """A kernel in the making."""
-
-    number: int
-    kind: str
-    shape: tuple[Size, ...]
-    ops: list[GraphOp]
-    dims: tuple[int, ...] = ()
-    before: set[int] = field(default_factory=set[int])
-    made: set[SSAValue] = field(default_factory=set[SSAValue])
-
-    @property
-    def row_shapes(self) -> tuple[tuple[Size, ...], ...]:
-        keep = tuple(1 if d in self.dims else size for d, size in enumerate(self.shape))
-        drop = tuple(size for d, size in enumerate(self.shape) if d not in self.dims)
-        return keep, drop
-
-    def takes(self, shape: tuple[Size, ...]) -> bool:
-        """Whether an output of this shape fits the group's domain."""
-        return shape == self.shape or (self.kind == "rows" and shape in self.row_shapes)
 
 
 @dataclass(frozen=True)
@@ -108,6 +88,9 @@ class _Grouping:
             if isinstance(op, ReturnOp) or is_free(op):
                 continue
             self._place(op)
+        for group in self.groups.values():
+            if group.kind == "dot":
+                hand_on(group, self.group_of, self.consumers, self._reads_in_place)
         self._rebuild(operations)
 
     def _sources(self, values: Iterable[SSAValue]) -> Iterable[SSAValue]:
@@ -148,6 +131,8 @@ class _Grouping:
     def _fits(self, op: GraphOp, group: Group) -> bool:
         """Whether the op can be computed in the group's kernel."""
         if CLAIM in op.attributes or len(group.ops) >= _MOST_OPS:
+            return False
+        if group.kind == "dot" and is_widened_for_sums(op, self.consumers.get(op.results[0], ())):
             return False
         if isinstance(op, Elementwise | Movement):
             shape = tensor_of(op.results[0].type).shape
@@ -194,7 +179,7 @@ class _Grouping:
                     return False
                 continue
             view = value.op if isinstance(value, OpResult) and is_free(value.op) else None
-            if view and any(v in made for v in self._sources([value])) and not _keeps_rows(view, group):
+            if view and any(v in made for v in self._sources([value])) and not group.keeps_rows(view):
                 return False
         return True
 
@@ -272,7 +257,7 @@ class _Grouping:
                     kind = "pointwise"
                 case Reduction():
                     kind = "window"
-                case Structured() if op.name in ("graph.dot", "graph.scaled_dot"):
+                case Structured() if op.name in ("graph.dot", "graph.scaled_dot", "graph.tiled_dot"):
                     kind = "dot"
                 case Structured() | Scatter() | Scan():
                     kind = "anchor"
@@ -425,19 +410,6 @@ class _Grouping:
 def _takes(op: Operation, value: SSAValue, layout: Layout) -> bool:
     """Whether an op outside of groups reads a value that lies so."""
     return blas_takes(tensor_of(value.type), layout) if isinstance(op, GraphOp) else goes_forward(layout)
-
-
-def _keeps_rows(op: Operation, group: Group) -> bool:
-    """Whether a view between a row value and its reader only adds or drops dimensions that are reduced or of size 1."""
-    if group.kind != "rows":
-        return False
-    operand, result = tensor_of(op.operands[0].type).shape, tensor_of(op.results[0].type).shape
-    keep, _ = rows = group.row_shapes
-    if op.name == "graph.reshape":
-        return operand in rows and (result in rows or (1,) * (len(keep) - len(result)) + result == keep)
-    if op.name == "graph.broadcast":
-        return operand == keep and result == group.shape
-    return False
 
 
 _NO_GROUP = Group(0, "free", (), [])

@@ -13,7 +13,7 @@ from xdsl.passes import ModulePass
 from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
 from weft.ops.attention import AnyAttention
-from weft.ops.base import Elementwise
+from weft.ops.base import Elementwise, viewed
 from weft.ops.graph import FuncOp, OpaqueOp
 from weft.passes.build_groups import CLAIM, INLINED, is_free, readers
 
@@ -75,10 +75,12 @@ def _is_inlined(op: Operation, others: set[Operation], masks: set[Operation]) ->
 
 
 def _masks(function: FuncOp) -> set[Operation]:
-    """The ops of which nothing is made but masks of attention."""
+    """The ops of which nothing is made but masks of attention: its factors come from memory, as products want them."""
+    attentions = [op for op in function.block.ops if isinstance(op, AnyAttention)]
+    factors = {viewed(factor) for op in attentions for factor in op.operands[:3]}
     found: set[Operation] = set()
     for op in reversed(list(function.block.ops)):
-        if isinstance(op, Elementwise) and op.name in _MASKING:
+        if isinstance(op, Elementwise) and op.name in _MASKING and op.results[0] not in factors:
             reading = list(readers(op.results[0]))
             if reading and all(isinstance(reader, AnyAttention) or reader in found for reader in reading):
                 found.add(op)

@@ -11,11 +11,11 @@ from xdsl.ir import Operation
 from xdsl.passes import ModulePass
 
 from weft.ir.types import tensor_of
-from weft.ops.dot import Dot
+from weft.ops.dot import Dot, TiledDot
 from weft.ops.graph import FuncOp
 from weft.ops.quantized import Dequantize
 from weft.passes.build_groups import INLINED, readers
-from weft.passes.claim_libraries import worth_streaming
+from weft.passes.claim_libraries import FEW_ROWS, worth_streaming
 from weft.passes.read_chosen import chosen_by
 
 
@@ -39,6 +39,8 @@ class ReadCodes(ModulePass):
 
 def is_narrow(op: Operation) -> bool:
     """Whether an op is a product that takes as long as reading its weights."""
+    if isinstance(op, TiledDot):
+        return op.params["rows"] <= FEW_ROWS
     if not isinstance(op, Dot):
         return False
     shape = tensor_of(op.results[0].type).shape

@@ -10,6 +10,7 @@ from xdsl.utils.arg_spec import parse_pipeline
 from xdsl.utils.exceptions import ArgSpecParseError
 
 from weft.errors import ParseError
+from weft.passes.align_operands import AlignOperands
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
 from weft.passes.code_weights import CodeWeights
@@ -37,6 +38,7 @@ from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.split_products import SplitProducts
 from weft.passes.sum_small_products import SumSmallProducts
+from weft.passes.tile_groups import TileGroups
 from weft.passes.update_in_place import UpdateInPlace
 
 PASSES: dict[str, type[ModulePass]] = {
@@ -58,10 +60,12 @@ PASSES: dict[str, type[ModulePass]] = {
         QuantizeWeights,
         RecognizeCodes,
         CodeWeights,
+        TileGroups,
         SumSmallProducts,
         ReadChosen,
         ReadCodes,
         ScaleAfterProducts,
+        AlignOperands,
         HoistConstants,
         EliminateDead,
         ClaimLibraries,

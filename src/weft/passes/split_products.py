@@ -17,7 +17,7 @@ from xdsl.passes import ModulePass
 
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, GraphOp
-from weft.ops.dot import Dot
+from weft.ops.dot import Dot, TiledDot
 from weft.ops.graph import FuncOp, GraphBuilder
 from weft.passes.claim_libraries import FEW_ROWS, is_for_tensor_cores, worth_tensor_cores
 
@@ -39,30 +39,38 @@ class SplitProducts(ModulePass):
         for function in op.body.block.ops:
             if isinstance(function, FuncOp) and "prepares" not in function.attributes:
                 for candidate in list(function.block.ops):
-                    if isinstance(candidate, Dot):
+                    if isinstance(candidate, Dot | TiledDot):
                         _split(candidate)
 
 
 def share_rows(ops: Sequence[Operation], most: int) -> bool:
     """Whether all products among ops have the same rows to multiply, and a kernel of tensor cores room for them."""
     dots = [op for op in ops if isinstance(op, Dot)]
+    tiled = [op for op in ops if isinstance(op, TiledDot)]
+    if tiled:
+        same = {(op.operands[0], *op.operands[2:], op.params["rows"]) for op in tiled}
+        return not dots and len(tiled) <= most and len(same) == 1 and tiled[0].params["rows"] > FEW_ROWS
     sides = [tensor_of(dot.results[0].type).shape[-2] for dot in dots]
     fitting = all(is_for_tensor_cores(dot) for dot in dots) and all(isinstance(m, int) and m > FEW_ROWS for m in sides)
     return fitting and 0 < len(dots) <= most and len({dot.operands[0] for dot in dots}) == 1
 
 
-def _split(dot: Dot) -> None:
-    slices = _slices(dot.results[0])
+def _is_worth(dot: Dot | TiledDot, width: int) -> bool:
+    """Whether the tensor cores are worth it for so many columns of a product."""
     result, depth = tensor_of(dot.results[0].type), tensor_of(dot.operands[0].type).shape[-1]
+    if isinstance(dot, TiledDot):
+        return dot.params["rows"] > FEW_ROWS
+    return worth_tensor_cores(result.dtype, (result.shape[0], width), depth)
+
+
+def _split(dot: Dot | TiledDot) -> None:
+    slices = _slices(dot.results[0])
+    result = tensor_of(dot.results[0].type)
     if slices is None or len(slices) != _PARTS or result.rank != 2:
         return
     parts = [(op.params["starts"][-1], op.params["shape"][-1]) for op in slices]
     (first, width), (second, other) = sorted(parts)
-    if (
-        width != other
-        or first + width > second
-        or not worth_tensor_cores(result.dtype, (result.shape[0], width), depth)
-    ):
+    if width != other or first + width > second or not _is_worth(dot, width):
         return
     if not set(_elementwise_after(slices[0])) & set(_elementwise_after(slices[1])):
         return
@@ -109,14 +117,18 @@ def _elementwise_after(op: Operation) -> Iterator[Operation]:
                 yield reader
 
 
-def _replace(dot: Dot, cut: GraphOp, start: int, width: int) -> None:
+def _replace(dot: Dot | TiledDot, cut: GraphOp, start: int, width: int) -> None:
     block = cut.parent_block()
     assert block is not None
     b = GraphBuilder(block, cut.location, before=cut)  # type: ignore[arg-type]
-    x, w = dot.operands
-    depth, _ = tensor_of(w.type).shape
-    part = b.slice(w, starts=(0, start), shape=(depth, width), steps=(1, 1))
-    made = b.dot(x, part, **dot.params)
+    x, w, *tiles = dot.operands
+    lead, depth = tensor_of(w.type).shape[:-2], tensor_of(x.type).shape[-1]
+    if isinstance(dot, TiledDot):
+        part = b.slice(w, starts=(0, start, 0), shape=(*lead, width, depth), steps=(1, 1, 1))
+        made = b.tiled_dot(x, part, *tiles, **dot.params)
+    else:
+        part = b.slice(w, starts=(0, start), shape=(depth, width), steps=(1, 1))
+        made = b.dot(x, part, **dot.params)
     shape = tensor_of(cut.results[0].type).shape
     made = b.reshape(made, shape=shape) if shape != b.tensor(made).shape else made
     cut.results[0].replace_all_uses_with(made)  # what nobody reads any more is eliminated later

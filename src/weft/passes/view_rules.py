@@ -100,6 +100,16 @@ def _reduced(b: GraphBuilder, op: GraphOp) -> SSAValue | None:
     return x if b.tensor(x).shape == shape else b.reshape(x, shape=shape)
 
 
+def _take(b: GraphBuilder, op: GraphOp) -> SSAValue | None:
+    """Rows of rows that were taken are taken at once: the numbers of rows are less to move than the rows."""
+    x, places = op.operands
+    inner = made_by(x, "graph.take")
+    if inner is None or op.params["dim"] != 0 or inner.params["dim"] != 0 or b.tensor(x).rank < 2:
+        return None
+    source, first = inner.operands
+    return b.take(source, b.take(first, places, dim=0), dim=0) if b.tensor(first).rank == 1 else None
+
+
 RULES: dict[str, Callable[[GraphBuilder, GraphOp], SSAValue | None]] = {
     "graph.reshape": _reshape,
     "graph.permute": _permute,
@@ -107,5 +117,6 @@ RULES: dict[str, Callable[[GraphBuilder, GraphOp], SSAValue | None]] = {
     "graph.slice": _slice,
     "graph.concat": _concat,
     "graph.pad": _pad,
+    "graph.take": _take,
     **dict.fromkeys(("graph.sum", "graph.prod", "graph.max", "graph.min", "graph.any", "graph.all"), _reduced),
 }

@@ -1,7 +1,7 @@
 """Programs that are captured one after the other: the first kernel of one may start before the last of the other ends.
 
 A program does not know what is ahead of it on its stream. Where that is captured as a graph, the driver does: if it is
-the last kernel of another program, and does not write what this one reads before it has ended, it is as good as a
+the last kernel of another program, which does not write what this one reads before it has ended, it is as good as a
 kernel of the same program (`early_start`). Anything else, and all that is not captured, is waited for by the driver.
 """
 
@@ -23,7 +23,7 @@ _WORD = 8
 class Early:
     """A tape whose first kernel starts before the one ahead has ended.
 
-    What that kernel then reads, and what the tape's last one writes, are places in the table and numbers of bytes.
+    What that kernel then reads, and what the tape's kernels write, are places in the table and numbers of bytes.
     """
 
     words: np.ndarray
@@ -37,7 +37,7 @@ class Early:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A captured kernel, and the memory that it writes."""
+    """A captured kernel, and the memory that it and those before it in its tape write."""
 
     node: tuple[int, int]
     written: tuple[range, ...]

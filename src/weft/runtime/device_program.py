@@ -67,8 +67,8 @@ class DeviceProgram(Program):
         self.driver.use(self.device)
         self.functions: Mapping[str, DeviceFunction] = {}
         if names:
-            self._module = load_code(self.driver, self.facts, code, self.cache)
-            self.functions = self._module.functions
+            self._loaded = load_code(self.driver, self.facts, code, self.cache)
+            self.functions = self._loaded.functions
             taken = {name: Resources(each.registers, each.local_bytes) for name, each in self.functions.items()}
             note_loaded(self.plan, taken)
         self._launch_tape = TapeLauncher(self.driver, self.device)
@@ -176,11 +176,12 @@ def _early(
     first = next((step for step in kernels if evaluate(step.grid, sizes) > 0), None)
     if first is None or not launched or launched[0] is not first:
         return None
-    asked, written = (functions[step.function].launch for step in (first, launched[-1]))
-    if not asked.asked:
+    asked = functions[first.function].launch.asked
+    if not asked:
         return None
-    memory = _memory(plan, first, asked.asked, sizes), _memory(plan, launched[-1], written.written, sizes)
-    return Early(words, *memory)
+    # Kernels may let the next one come before they wait, all but the first: any of them may still write then.
+    each = [_memory(plan, step, functions[step.function].launch.written, sizes) for step in launched]
+    return Early(words, _memory(plan, first, asked, sizes), tuple(part for parts in each for part in parts))
 
 
 def _memory(

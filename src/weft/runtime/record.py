@@ -147,7 +147,8 @@ class CompilationRecord:
 
     def made_for_device(self, code: DeviceCode, tiles: Mapping[str, KernelOp]) -> None:
         """The code for a GPU that came out, kept where someone may ask what its kernels take."""
-        self.program("ptx", code.ptx)
+        if self.wants_programs:
+            self.program("ptx", code.ptx)
         if is_recording():
             self.device, self.tiles = code, tiles
 

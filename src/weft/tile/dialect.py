@@ -15,7 +15,7 @@ from typing import ClassVar, Self
 
 from xdsl.dialects import builtin
 from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr
-from xdsl.ir import Attribute, Block, Data, ParametrizedAttribute, Region, SSAValue, TypeAttribute
+from xdsl.ir import Attribute, Block, BlockArgument, Data, ParametrizedAttribute, Region, SSAValue, TypeAttribute
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     IRDLOperation,
@@ -38,6 +38,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from weft.ir.attributes import Value, to_attribute
 from weft.ir.expr import Size, symbols_of
+from weft.ir.operations import WeftOp
 from weft.ir.size_text import parse_size
 from weft.ir.types import DType, dtype_of, element_type
 
@@ -99,13 +100,15 @@ def tile_type(value: SSAValue) -> TileType:
 
 
 @irdl_op_definition
-class KernelOp(IRDLOperation):
+class KernelOp(WeftOp):
     """A kernel. Block arguments are pointers and then sizes; `grid` says how many programs there are along each axis.
 
     Kernels that people write take scalars too, before the sizes.
 
     `serial` kernels run their programs one after the other (scatters that may write to one place twice). In `paired`
-    ones, the work of programs grows or falls along the next to last axis of the grid (or the only one).
+    ones, the work of programs grows or falls along the next to last axis of the grid (or the only one). With a
+    `limit`, the first number of that argument's memory says how many programs there are along the last axis of the
+    grid, of which it is the most that there may be.
     """
 
     name = "tile.kernel"
@@ -113,6 +116,7 @@ class KernelOp(IRDLOperation):
     grid = attr_def(Sizes)
     serial = opt_attr_def(builtin.UnitAttr)
     paired = opt_attr_def(builtin.UnitAttr)
+    limit = opt_attr_def(IntegerAttr)
     symbols = opt_attr_def(ArrayAttr[StringAttr])
     body = region_def("single_block")
     traits = traits_def(IsolatedFromAbove())
@@ -122,13 +126,18 @@ class KernelOp(IRDLOperation):
         return self.body.block
 
     @property
+    def limit_pointer(self) -> BlockArgument | None:
+        """The argument that says how many programs there are along the last axis."""
+        return None if self.limit is None else self.block.args[self.limit.value.data]
+
+    @property
     def size_names(self) -> list[str]:
         """The names of the size arguments, as the grid uses them."""
         return [name.data for name in self.symbols] if self.symbols else []
 
 
 @irdl_op_definition
-class ProgramOp(IRDLOperation):
+class ProgramOp(WeftOp):
     """The number of this program along a grid axis."""
 
     name = "tile.program"
@@ -137,7 +146,7 @@ class ProgramOp(IRDLOperation):
 
 
 @irdl_op_definition
-class ReturnOp(IRDLOperation):
+class ReturnOp(WeftOp):
     """Ends a kernel."""
 
     name = "tile.return"
@@ -145,7 +154,7 @@ class ReturnOp(IRDLOperation):
 
 
 @irdl_op_definition
-class ConstantOp(IRDLOperation):
+class ConstantOp(WeftOp):
     """A tile of one number."""
 
     name = "tile.constant"
@@ -158,7 +167,7 @@ class ConstantOp(IRDLOperation):
 
 
 @irdl_op_definition
-class LoadOp(IRDLOperation):
+class LoadOp(WeftOp):
     """The elements at `offset + sum(strides[a] * i_a)` for i_a < extents[a].
 
     Where known, `sides` are those of the whole that the tile is a part of, and `starts` where along them it begins.
@@ -179,7 +188,7 @@ class LoadOp(IRDLOperation):
 
 
 @irdl_op_definition
-class StoreOp(IRDLOperation):
+class StoreOp(WeftOp):
     """Write a tile to the places that a load with the same attributes would read.
 
     Where the tile has size 1 and the store has more, the one element goes to all places; `spread` holds the capacities
@@ -202,7 +211,7 @@ class StoreOp(IRDLOperation):
 
 
 @irdl_op_definition
-class NumberOp(IRDLOperation):
+class NumberOp(WeftOp):
     """The integer at `offset`, as an index: the bound of a loop that is known only when the kernel runs.
 
     It is counted from `LEAST`, since no index is negative. Beyond `MOST` on both sides it is taken for that: no place
@@ -220,7 +229,7 @@ class NumberOp(IRDLOperation):
 
 
 @irdl_op_definition
-class PositionOp(IRDLOperation):
+class PositionOp(WeftOp):
     """The integers `offset + sum(strides[a] * i_a)` for i_a < extents[a]."""
 
     name = "tile.position"
@@ -244,7 +253,7 @@ def _verify_access(op: LoadOp | StoreOp | PositionOp, type_: TileType) -> None:
 
 
 @irdl_op_definition
-class GatherOp(IRDLOperation):
+class GatherOp(WeftOp):
     """The elements at computed places; where the mask is false nothing is read and the value is `other`."""
 
     name = "tile.gather"
@@ -256,7 +265,7 @@ class GatherOp(IRDLOperation):
 
 
 @irdl_op_definition
-class ScatterOp(IRDLOperation):
+class ScatterOp(WeftOp):
     """Write a tile to computed places, element after element; `kind` assigns, or combines with what is there.
 
     An `unordered` one assigns, and may do so in any order.
@@ -277,7 +286,7 @@ zero."""
 
 
 @irdl_op_definition
-class MapOp(IRDLOperation):
+class MapOp(WeftOp):
     """A function of `weft.tile.functions`, elementwise; axes of size 1 broadcast."""
 
     name = "tile.map"
@@ -287,7 +296,7 @@ class MapOp(IRDLOperation):
 
 
 @irdl_op_definition
-class ReduceOp(IRDLOperation):
+class ReduceOp(WeftOp):
     """Combine along `axis`, which stays with size 1. `argmax` and `argmin` give the position of the first extremum."""
 
     name = "tile.reduce"
@@ -298,7 +307,7 @@ class ReduceOp(IRDLOperation):
 
 
 @irdl_op_definition
-class AddExponentialsOp(IRDLOperation):
+class AddExponentialsOp(WeftOp):
     """Take floats into running pairs of a maximum m and of the sum of exp(x - m) over all x there were.
 
     Where m is infinite the sum is that of exp(x). Each element goes to one of the pairs; which is the machine's choice.
@@ -313,7 +322,7 @@ class AddExponentialsOp(IRDLOperation):
 
 
 @irdl_op_definition
-class DotOp(IRDLOperation):
+class DotOp(WeftOp):
     """`a @ b` on [M, K] and [K, N] tiles, plus the accumulator where one is given.
 
     b may be in panels, [N / NR, K, NR]: column n stands in panel n // NR; or [N / NR, K / 4, NR, 4] with four
@@ -329,7 +338,7 @@ class DotOp(IRDLOperation):
 
 
 @irdl_op_definition
-class DequantizeOp(IRDLOperation):
+class DequantizeOp(WeftOp):
     """The weights [K, N] that a tile of codes [K * bits / 8, N] stands for, with factors and zeros [K / group, N].
 
     They are those of `graph.dequantize`, rounded to `dtype`; groups larger than the tile have one factor.
@@ -345,7 +354,7 @@ class DequantizeOp(IRDLOperation):
 
 
 @irdl_op_definition
-class SortOp(IRDLOperation):
+class SortOp(WeftOp):
     """Sort `count` keys from `offset` on in place, and write to the same places where each of them stood (0, 1, ...).
 
     Equal keys stay in order; NaN is the greatest. Only the first `first` keys and positions have to be right, the
@@ -365,7 +374,7 @@ class SortOp(IRDLOperation):
 
 
 @irdl_op_definition
-class ForOp(IRDLOperation):
+class ForOp(WeftOp):
     """`for i in range(lower, upper, step)` with tiles carried from turn to turn.
 
     The block's arguments are i and the carried tiles; it ends in `tile.yield`.
@@ -395,7 +404,7 @@ class ForOp(IRDLOperation):
 
 
 @irdl_op_definition
-class YieldOp(IRDLOperation):
+class YieldOp(WeftOp):
     """Ends a loop's turn with the tiles for the next."""
 
     name = "tile.yield"

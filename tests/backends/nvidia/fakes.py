@@ -89,12 +89,15 @@ class FakeLibrary:
         _write(cubin, ctypes.addressof(self.cubin))
         return _write(size, len(self.cubin.value))
 
-    def do_cuModuleLoadDataEx(self, out: Any, image: bytes, *rest: Any) -> int:
+    def do_cuLibraryLoadData(self, out: Any, image: bytes, *rest: Any) -> int:
         self.image = image
         return _write(out, 9)
 
-    def do_cuModuleGetFunction(self, out: Any, module: Any, name: bytes) -> int:
+    def do_cuLibraryGetKernel(self, out: Any, library: Any, name: bytes) -> int:
         return _write(out, 1000 + len(name))
+
+    def do_cuKernelGetFunction(self, out: Any, kernel: Any) -> int:
+        return _write(out, kernel.value)
 
     def do_cuFuncGetAttribute(self, out: Any, which: Any, function: Any) -> int:
         return _write(out, {3: 16, 4: 42}.get(which.value, 0))

@@ -89,7 +89,7 @@ def test_memory_that_runs_out_while_loading_leaves_nothing() -> None:
     driver = Driver(library)
     with pytest.raises(DeviceMemoryError):
         load_module(driver, driver.facts(0), b"cubin", {"k": Launch(128, 0)})
-    assert library.calls[-1] == "cuModuleUnload"
+    assert library.calls[-1] == "cuLibraryUnload"
 
 
 def test_a_module_is_unloaded_in_its_own_context() -> None:
@@ -98,7 +98,7 @@ def test_a_module_is_unloaded_in_its_own_context() -> None:
     loaded = load_module(driver, driver.facts(0), b"cubin", {"k": Launch(128, 0)})
     del loaded
     exchange = "cuThreadExchangeStreamCaptureMode"
-    unloading = ["cuCtxPushCurrent_v2", exchange, "cuModuleUnload", exchange, "cuCtxPopCurrent_v2"]
+    unloading = ["cuCtxPushCurrent_v2", exchange, "cuLibraryUnload", exchange, "cuCtxPopCurrent_v2"]
     assert library.calls[-5:] == unloading
     library.results["cuCtxPushCurrent_v2"] = 709
     load_module(driver, driver.facts(0), b"cubin", {"k": Launch(128, 0)})

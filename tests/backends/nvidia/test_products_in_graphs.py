@@ -4,11 +4,12 @@ same."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 import numpy as np
 import pytest
 
-from weft.backends.nvidia.asynchronous import NarrowOp, SendOp, WgmmaOp
+from weft.backends.nvidia.asynchronous import LiftOp, NarrowOp, SendOp, WgmmaOp
 from weft.backends.nvidia.compile import annotate, compile_kernels
 from weft.backends.nvidia.protocol import check
 from weft.backends.nvidia.roles_protocol import protocol_of
@@ -18,7 +19,7 @@ from weft.lower import dot
 from weft.lower.machine import gpu_machine
 from weft.lower.product_model import estimate
 from weft.testing.kernels import Trial, group_of, run_interpreted
-from weft.tile.dialect import KernelOp
+from weft.tile.dialect import KernelOp, tile_type
 
 from .ptxas import assemble, needs_ptxas
 
@@ -140,6 +141,33 @@ def test_a_tile_is_written_while_the_next_is_multiplied(blocks: int) -> None:
 
 def test_a_short_sum_has_no_turns_to_write_in() -> None:
     assert not any(isinstance(op, SendOp) for op in product(SIDE, SIDE, 128).walk())
+
+
+# -- what is added to a product ---------------------------------------------------------------------------------------
+
+
+def residual(b, x, w, r):  # type: ignore[no-untyped-def]
+    return b.add(b.dot(x, b.permute(w, dims=(1, 0))), r)
+
+
+@needs_ptxas
+@pytest.mark.parametrize(("m", "n"), [(640, 512), (512, 768), (320, 192)])
+def test_a_residual_comes_through_the_ring(m: int, n: int) -> None:
+    found = kernels([(m, 512), (n, 512), (m, n)], residual)
+    (kernel,) = found.values()
+    annotated = annotate(kernel, TARGET)[0]
+    (lift,) = [op for op in annotated.walk() if isinstance(op, LiftOp)]
+    assert lift.part.bytes * lift.parts == 2 * prod(tile_type(lift.out).sizes)
+    for block in (0, 2):
+        check(protocol_of(annotated, block=block, blocks=3), runs=3)
+    assembly = assemble(compile_kernels(found, TARGET).ptx, "sm_90a")
+    assert not assembly.error and not any(each.spilled for each in assembly.kernels.values())
+
+
+def test_rows_that_the_copy_engine_cannot_bring_are_read_by_threads() -> None:
+    (kernel,) = kernels([(512, 512), (300, 512), (512, 300)], residual).values()
+    text = str(annotate(kernel, TARGET)[0])
+    assert "nvidia.wgmma" in text and "nvidia.lift" not in text
 
 
 # -- two products of the same rows -----------------------------------------------------------------------------------

@@ -172,7 +172,17 @@ def test_weights_that_the_program_writes_are_waited_for() -> None:
     assert all(stream.early is None for stream in streams(found.plan, found.kernels)[1:])
 
 
-def test_the_kernel_ahead_is_waited_for_before_the_next_may_come() -> None:
+def test_all_but_the_first_kernel_let_the_next_one_come_at_once() -> None:
+    found = planned(two_products, (1, 1024), (2048, 1024), (4096, 2048))
+    mark_fixed(found.plan, found.kernels)
+    names = [step.function for step in found.plan.steps if isinstance(step, KernelStep)]
+    for number, name in enumerate(names):
+        ptx = compile_kernels({name: found.kernels[name]}, TARGET).ptx
+        lets_come = ptx.index("griddepcontrol.launch_dependents") < ptx.index("griddepcontrol.wait")
+        assert lets_come is (number > 0)
+
+
+def test_a_kernel_that_may_be_the_first_waits_before_the_next_may_come() -> None:
     def twice(b: Any, x: Any) -> Any:
         return b.add(x, x)
 

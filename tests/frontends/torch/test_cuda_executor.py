@@ -505,7 +505,7 @@ def test_calls_that_cannot_be_captured_are_found_ahead(target: str, arguments: A
 def test_device_code_is_kept_as_plain_data() -> None:
     maps = (TensorMap(1, "bf16", (64, symbol("n")), (symbol("n") * 8,), (64, 128)),)
     launches = {"k": Launch(128, 1024, cluster=2, persistent=True, maps=maps), "l": Launch(32, 0)}
-    code = DeviceCode("sm_90a", ".version 8.6", launches)
+    code = DeviceCode("sm_90a", {"k": ".version 8.6", "l": ".version 8.7"}, launches)
     meta, blobs = encode_code(code)
     meta = json.loads(json.dumps(meta))
     assert decode_code(meta, blobs) == code

@@ -77,7 +77,7 @@ class Anchors:
         axis = layout.vector.axis
         if axis is None or isinstance(op, written.AtomicOp):
             return 1
-        return min(layout.vector.size, computed_access(self.facts, op).widths[axis])
+        return min(layout.neighbours, computed_access(self.facts, op).widths[axis])
 
 
 def _is_part(shape: Sequence[int], whole: Sequence[int]) -> bool:

@@ -28,6 +28,7 @@ from weft.backends.nvidia.asynchronous import (
     FillOp,
     FinishOp,
     IndexOp,
+    LiftOp,
     NarrowOp,
     ReleaseOp,
     RolesOp,
@@ -49,6 +50,7 @@ from weft.backends.nvidia.dialect import (
     set_integer,
     set_layouts,
 )
+from weft.backends.nvidia.held_rows import HoldOp
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.layouts import Layout, blocked
 from weft.backends.nvidia.mma import PACKED, RAW, MmaOp, PackOp, SqueezeOp
@@ -148,6 +150,8 @@ class Assignment:
                 if op.accumulator is not None:
                     self.take(op, 2, layout)
                 self.settle(op, [layout])
+            case LiftOp():
+                self.settle(op, [self.anchors.of(tile.tile_type(op.out).sizes)])
             case FinishOp():
                 self.settle(op, [self.natural(value) for value in op.values])
             case NarrowOp():
@@ -173,7 +177,7 @@ class Assignment:
                 pass
             case BlockNumberOp() | IndexOp() | SlotOp() | AcquireOp() | FillOp() | CommitOp() | WaitOp() | ReleaseOp():
                 pass
-            case TurnOp():
+            case TurnOp() | HoldOp():
                 pass
             case _ if self.is_free(op):
                 pass

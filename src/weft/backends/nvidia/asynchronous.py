@@ -44,8 +44,9 @@ from weft.tile import dialect as tile
 
 LINE = 128
 """The bytes of a line of a slot: what the swizzle mixes, and the width of a box."""
-MAP, COORDINATES = "nvidia.map", "nvidia.coordinates"
-"""On a store that the copy engine makes: the tensor map, and where in it the tile begins."""
+MAP, COORDINATES, LIMIT = "nvidia.map", "nvidia.coordinates", "nvidia.limit"
+"""On a store that the copy engine makes: the tensor map, and where in it the tile begins. Where the tile ends in the
+midst of the tensor, the row that it ends before."""
 LINES, POINTER = "nvidia.lines", "nvidia.pointer"
 """On a store that warps make line by line: how many columns and rows the matrix has, the elements from one row to the
 next and before the first, and what number of elements lines begin at multiples of; which argument its memory is."""
@@ -194,8 +195,8 @@ class AcquireOp(_OfRing, IRDLOperation):
     """Where it is not all of a stage."""
 
     @classmethod
-    def expecting(cls, size: int) -> Self:
-        return cls.create(attributes={"ring": IntegerAttr(0, i64), "bytes": IntegerAttr(size, i64)})
+    def expecting(cls, size: int, ring: int = 0) -> Self:
+        return cls.create(attributes={"ring": IntegerAttr(ring, i64), "bytes": IntegerAttr(size, i64)})
 
 
 @irdl_op_definition
@@ -210,6 +211,8 @@ class FillOp(IRDLOperation):
     coordinates = attr_def(tile.Sizes)
     once = opt_attr_def(UnitAttr)
     """Nobody else reads it, so it is the first to leave the second-level cache."""
+    part = opt_attr_def(SlotType)
+    """What is brought, where it is not what the slot is for."""
 
 
 @irdl_op_definition
@@ -276,6 +279,21 @@ class ReleaseOp(_OfRing, IRDLOperation):
 
 
 @irdl_op_definition
+class LiftOp(IRDLOperation):
+    """Bring a tile of which stage after stage holds a part, side by side, to registers, and release the stages."""
+
+    name = "nvidia.lift"
+    ring = attr_def(IntegerAttr)
+    slot = attr_def(IntegerAttr)
+    part = attr_def(SlotType)
+    out = result_def(tile.TileType)
+
+    @property
+    def parts(self) -> int:
+        return tile.tile_type(self.out).sizes[1] // self.part.sizes[1]
+
+
+@irdl_op_definition
 class TurnOp(IRDLOperation):
     """Consumers begin products in turn: `await` until it is this one's, or `pass` it to the next one.
 
@@ -338,6 +356,7 @@ OPS: list[type[IRDLOperation]] = [
     WgmmaOp,
     FinishOp,
     ReleaseOp,
+    LiftOp,
     TurnOp,
     NarrowOp,
     SendOp,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from weft.ir.expr import Size
@@ -53,10 +54,44 @@ class Launch:
     """Which are to memory that it may write."""
 
 
+class AwaitedModules(Mapping[str, str]):
+    """Modules that threads still compile: whoever asks for one waits for it. `keeps` lives as long as they do."""
+
+    def __init__(self, made: Mapping[str, Future[str]], keeps: object) -> None:
+        self._made, self._keeps = made, keeps
+
+    def __getitem__(self, name: str) -> str:
+        return self._made[name].result()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
 @dataclass(frozen=True)
 class DeviceCode:
-    """One PTX module, and how each of its kernels is launched, by name."""
+    """Kernels by name: the PTX module that each is in, and how it is launched."""
 
     arch: str
-    ptx: str
+    modules: Mapping[str, str]
     launches: Mapping[str, Launch]
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether threads still compile it."""
+        return isinstance(self.modules, AwaitedModules)
+
+    @property
+    def ptx(self) -> str:
+        """All kernels as one module."""
+        parts = [_parted(module) for module in dict.fromkeys(self.modules.values())]
+        heads = dict.fromkeys(line for head, _ in parts for line in head.splitlines(keepends=True))
+        return "".join([*heads, *(kernels for _, kernels in parts)])
+
+
+def _parted(ptx: str) -> tuple[str, str]:
+    """What comes before the first kernel of a module, and its kernels."""
+    start = ptx.find(".visible .entry")
+    return (ptx[:start], ptx[start:]) if start >= 0 else (ptx, "")

@@ -18,18 +18,24 @@ from weft.backends.nvidia.block import Threads, i32, load_shared, register_bytes
 from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
-from weft.backends.nvidia.control import emit_number
+from weft.backends.nvidia.control import emit_number, where_programs_are
 from weft.backends.nvidia.dequantize import Decoder
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
-from weft.backends.nvidia.early_start import loop_that_asks_early, ops_behind_wait, roles_wait, wait_for_kernel
+from weft.backends.nvidia.early_start import (
+    let_next_come,
+    loop_that_asks_early,
+    ops_behind_wait,
+    roles_wait,
+    wait_for_kernel,
+)
 from weft.backends.nvidia.elements import emit_elements, emit_position
 from weft.backends.nvidia.exponentials import emit_added_exponentials, emit_exponentials
 from weft.backends.nvidia.extents import ConvertedLimits
 from weft.backends.nvidia.global_memory import narrowed_to
+from weft.backends.nvidia.held_rows import emit_held
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.layouts import WARP, Layout, picked
-from weft.backends.nvidia.loads_ahead import emit_loop_ahead
 from weft.backends.nvidia.loops import loop_with
 from weft.backends.nvidia.mma import AHEAD, MmaOp, PackOp, SqueezeOp, multiply
 from weft.backends.nvidia.plain_dot import emit_plain_dot
@@ -80,6 +86,8 @@ class KernelCodegen:
         if self.launch.cluster > 1:
             attributes += f' "nvvm.cluster_dim"="{self.launch.cluster}"'
         self.b = b = Function(self.module, kernel.sym_name.data, [*params, *maps], "void", attributes, "ptx_kernel")
+        if self.launch.programmatic:
+            let_next_come(b, kernel)
         self.maps = [b.emit("i64", f"ptrtoint {value} to i64") for value in b.args[len(params) :]]
         for argument, value in zip(arguments, b.args, strict=False):
             match argument.type:
@@ -93,11 +101,12 @@ class KernelCodegen:
             self.threads = Threads.of_block(b, self.launch.threads // WARP, self.launch.cluster)
             self.threads.prepare(self.layouts)
             self._place_program()
-        self.early = loop_that_asks_early(kernel) if self.launch.programmatic else None
+        self.early = loop_that_asks_early(kernel) if self.launch.programmatic and kernel.limit is None else None
         self.late = ops_behind_wait(kernel, self.early)
         if self.launch.programmatic and self.early is None and not roles_wait(kernel):
             wait_for_kernel(b)
-        self.block(kernel.block)
+        with where_programs_are(self):
+            self.block(kernel.block)
         b.finish()
 
     def _place_program(self) -> None:
@@ -173,16 +182,16 @@ class KernelCodegen:
             case StreamOp() | CopyOp() | CopyRowsOp() | ReadOp() | WaitKeptOp():
                 emit_streaming(self, op)
             case _:
-                if not emit_written(self, op) and not emit_staged(self, op):
+                if not emit_written(self, op) and not emit_staged(self, op) and not emit_held(self, op):
                     emit_asynchronous(self, op)
 
     def _loop(self, op: tile.ForOp) -> None:
         if any(AHEAD in inner.attributes for inner in op.block.ops):
-            emit_loop_ahead(self, op)
+            self._loop_ahead(op)
             return
         lower, upper, step = (self.size(size, op.indices) for size in op.bounds.data)
         initial = [self.tiles[value] for value in op.initial]
-        rings = self.rings_of(op)
+        rings = self._rings_of(op)
         initial += [ring.state for ring in rings]
 
         def body(variable: V, carried: list[list[V]]) -> list[list[V]]:
@@ -194,7 +203,7 @@ class KernelCodegen:
             last = op.block.last_op
             assert last is not None
             pairs = zip(last.operands, op.block.args[1:], strict=True)
-            yielded = [self.kept_of(value, self.tiles[before]) for value, before in pairs]
+            yielded = [self._kept(value, self.tiles[before]) for value, before in pairs]
             return [*yielded, *(ring.state for ring in rings)]
 
         results = loop_with(self.b, lower, upper, step, initial, body)
@@ -202,10 +211,55 @@ class KernelCodegen:
             ring.state = results.pop()
         self.tiles.update(zip(op.results, results, strict=True))
 
-    def rings_of(self, op: tile.ForOp) -> list[Ring]:
+    def _rings_of(self, op: tile.ForOp) -> list[Ring]:
         """The rings of a loop: where a role is in them goes from turn to turn too."""
         numbers = sorted({inner.ring.value.data for inner in op.walk() if isinstance(inner, RING_OPS)})
         return [self.rings[number] for number in numbers]
+
+    def _loop_ahead(self, op: tile.ForOp) -> None:
+        """A loop that makes some loads for its next turn before it does this one; the last turn follows behind it."""
+        b, variable = self.b, op.block.args[0]
+        lower, upper, step = (size for size in op.bounds.data if isinstance(size, int))
+        last = lower + (upper - 1 - lower) // step * step
+        early = [inner for inner in op.block.ops if AHEAD in inner.attributes]
+        count, rings = len(op.initial), self._rings_of(op)
+        behind = count + len(rings)
+
+        def load(number: V) -> list[list[V]]:
+            self.scalars[variable] = number
+            for inner in early:
+                self.visit(inner)
+            return [self.tiles[inner.results[0]] for inner in early]
+
+        def turn(number: V, carried: list[list[V]]) -> list[list[V]]:
+            self.scalars[variable] = number
+            self.tiles.update(zip(op.block.args[1:], carried[:count], strict=True))
+            for ring, state in zip(rings, carried[count:behind], strict=True):
+                ring.state = state
+            self.tiles.update(zip((inner.results[0] for inner in early), carried[behind:], strict=True))
+            for inner in op.block.ops:
+                if inner not in early:
+                    self.visit(inner)
+            end = op.block.last_op
+            assert end is not None
+            pairs = zip(end.operands, op.block.args[1:], strict=True)
+            yielded = [self._kept(value, self.tiles[before]) for value, before in pairs]
+            return [*yielded, *(ring.state for ring in rings)]
+
+        def body(number: V, carried: list[list[V]]) -> list[list[V]]:
+            if rings:  # a slot is given back when all that was asked for is there: the loads come behind that
+                yielded = turn(number, carried)
+                return [*yielded, *load(b.add(number, i64(step)))]
+            following = load(b.add(number, i64(step)))
+            return [*turn(number, carried), *following]
+
+        initial = [*(self.tiles[value] for value in op.initial), *(ring.state for ring in rings), *load(i64(lower))]
+        if op is self.early:
+            wait_for_kernel(b)
+            for each in self.late:
+                self.visit(each)
+        results = loop_with(b, i64(lower), i64(last), i64(step), initial, body, unrolled=False)
+        self.tiles.update(zip(op.results, turn(i64(last), results)[:count], strict=True))
 
     def _multiply(self, op: MmaOp) -> None:
         total, fragments = op.accumulator, op.fragments
@@ -224,7 +278,7 @@ class KernelCodegen:
         sums = [V("float", "0.0")] * layout_of(op.out).count if total is None else self.tiles[total]
         self.tiles[op.out] = multiply(self.b, fragments, left, right, sums, op.dtype.data, factor)
 
-    def kept_of(self, value: SSAValue, before: list[V]) -> list[V]:
+    def _kept(self, value: SSAValue, before: list[V]) -> list[V]:
         """A tile that a loop carries on: what a smaller one lacks stays as it was."""
         values, sides = self.tiles[value], tile.tile_type(value).sizes
         limits = [(size, side) for axis, side in enumerate(sides) for size, _ in self.limits.of(value, axis)]

@@ -1,26 +1,30 @@
-"""Tile kernels → one PTX module, and how each of its kernels is launched."""
+"""Tile kernels → PTX, a module each, and how each is launched."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Set
+import os
+from collections.abc import Callable, Hashable, Mapping, Set
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
+from typing import TypeAlias
 
 from weft.backends.llvm.builder import Module
 from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.atomics import NO_BF16_ATOMICS
 from weft.backends.nvidia.block import SHARED_SYMBOL
-from weft.backends.nvidia.code import DeviceCode, Launch
+from weft.backends.nvidia.code import AwaitedModules, DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
 from weft.backends.nvidia.dequantize import NO_FP8
 from weft.backends.nvidia.dialect import BLOCKS, RESIDENT, WARPS, integer
 from weft.backends.nvidia.early_start import asked_early, written_by
 from weft.backends.nvidia.fold_sums import fold_sums
+from weft.backends.nvidia.fold_tanh import fold_tanh
 from weft.backends.nvidia.fold_views import fold_views
+from weft.backends.nvidia.held_rows import hold_rows
 from weft.backends.nvidia.join_exponentials import join_exponentials
 from weft.backends.nvidia.layouts import WARP
-from weft.backends.nvidia.loads_ahead import stage_codes
 from weft.backends.nvidia.messages import VPRINTF
 from weft.backends.nvidia.order_memory import order_memory
 from weft.backends.nvidia.overlap_products import overlap_products
@@ -36,7 +40,11 @@ from weft.backends.nvidia.stage_operands import stage_operands
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
 from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
 from weft.errors import LoweringError
+from weft.forks import BACKGROUND, COMPILING
 from weft.tile import dialect as tile
+
+Loads: TypeAlias = Callable[[str, str, Launch], None]
+"""Takes a kernel's name, its PTX, and how it is launched."""
 
 _SINCE = {NO_BF16_ATOMICS: 90, NO_FP8: 89}
 """The compute capabilities that have instructions."""
@@ -46,6 +54,7 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     """A copy of a kernel with roles, layouts, conversions, shared memory and barriers."""
     kernel = kernel.clone()
     fold_sums(kernel)
+    fold_tanh(kernel)
     relax_arithmetic(kernel)
     join_exponentials(kernel)
     for way in (_streamed, _with_roles, _without_conversions, _with_stages):
@@ -55,15 +64,17 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     copy = kernel.clone()
     fold_views(copy)
     use_tensor_cores(copy)
+    held = hold_rows(copy)
     assign_layouts(copy, clusters=target.has_clusters)
     order_memory(copy)
-    staged, blocks = stage_codes(copy, target), integer(copy, BLOCKS, 1)
-    shared = allocate_shared(copy, target.shared_per_block - staged, staged)
+    shared, blocks = allocate_shared(copy, target.shared_per_block - held, held), integer(copy, BLOCKS, 1)
     return copy, Launch(WARP * integer(copy, WARPS), shared, cluster=blocks, blocks_per_program=blocks)
 
 
 def _streamed(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
     """Rows that are brought ahead, whole or in blocks, and weights."""
+    if kernel.limit is not None:
+        return None
     ways = (pipeline_rows, pipeline_streams, pipeline_weights)
     streamed = next((found for way in ways if (found := way(kernel, target)) is not None), None)
     if streamed is None:
@@ -110,33 +121,100 @@ def _with_stages(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.Kern
     return copy, Launch(WARP * integer(copy, WARPS), shared)
 
 
-def emit_llvm(
-    kernels: Mapping[str, tile.KernelOp],
-    target: NvidiaTarget,
-    sources: Mapping[str, Set[Hashable]] = MappingProxyType({}),
-) -> tuple[str, dict[str, Launch]]:
-    """Kernels as the text of one LLVM module. `sources` are what each comes from, for the error if it has no code."""
+def emit_llvm(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[str, Launch]:
+    """A kernel as the text of an LLVM module, and how it is launched."""
     module = Module(TRIPLE, frozenset(what for what, since in _SINCE.items() if target.capability < since))
     module.globals[SHARED_SYMBOL] = f"@{SHARED_SYMBOL} = external addrspace(3) global [0 x i8], align 1024"
-    launches: dict[str, Launch] = {}
-    for name, kernel in kernels.items():
-        try:
-            annotated, launch = annotate(kernel, target)
-            programmatic = target.capability >= 90
-            asked = asked_early(annotated, launch) if programmatic else ()
-            launches[name] = replace(launch, programmatic=programmatic, asked=asked, written=written_by(kernel))
-            KernelCodegen(module, annotated, launches[name]).emit()
-        except LoweringError as error:
-            known = frozenset(sources.get(name, ()))
-            raise LoweringError(f"{name}: {error.message}", hint=error.hint, sources=known) from error
-    missing = [name for name in module.declarations if not name.startswith("llvm.") and name != VPRINTF]
+    annotated, launch = annotate(kernel, target)
+    programmatic = target.capability >= 90
+    asked = asked_early(annotated, launch) if programmatic else ()
+    launch = replace(launch, programmatic=programmatic, asked=asked, written=written_by(kernel))
+    KernelCodegen(module, annotated, launch).emit()
+    missing = [each for each in module.declarations if not each.startswith("llvm.") and each != VPRINTF]
     if missing:
         raise LoweringError(f"a GPU has no library for {', '.join(missing)}")
     module.declarations["#1"] = "attributes #1 = { convergent nounwind }"
-    return str(module), launches
+    return str(module), launch
+
+
+class KernelCompiler:
+    """Makes PTX of kernels: this thread writes one after the other as LLVM IR, others compile what it has written.
+
+        with KernelCompiler(target) as compiler:
+            compiler.add(kernels)
+            code = compiler.code()
+
+    With `loads`, they go on to that, for each kernel, as soon as there is PTX of it, and need not be done at the end of
+    the `with`. A fork waits for them.
+    """
+
+    def __init__(self, target: NvidiaTarget, loads: Loads | None = None) -> None:
+        self.target, self._loads = target, loads
+        self.texts: dict[str, str] = {}
+        """The LLVM IR of each kernel."""
+        self._launches: dict[str, Launch] = {}
+        self._made: dict[str, Future[str]] = {}
+        self._takes_long = False
+        self._work: list[Future[None]] = []
+        self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="weft-compile")
+
+    def __enter__(self) -> KernelCompiler:
+        COMPILING.acquire()
+        BACKGROUND.add(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
+        failed = kind is not None
+        self._pool.shutdown(wait=failed or self._loads is None, cancel_futures=failed)
+        COMPILING.release()
+
+    def wait(self) -> None:
+        """Return when all threads are done."""
+        wait(self._work)
+
+    def add(
+        self, kernels: Mapping[str, tile.KernelOp], sources: Mapping[str, Set[Hashable]] = MappingProxyType({})
+    ) -> None:
+        """Compile kernels. `sources` are what each comes from, for the error if it has no code."""
+        self._made.update({name: Future() for name in kernels})
+        slow = {name for name, kernel in kernels.items() if has_product(kernel)}
+        self._takes_long = self._takes_long or bool(slow)
+        for name in sorted(kernels, key=lambda each: each not in slow):
+            try:
+                self.texts[name], self._launches[name] = emit_llvm(kernels[name], self.target)
+            except LoweringError as error:
+                known = frozenset(sources.get(name, ()))
+                raise LoweringError(f"{name}: {error.message}", hint=error.hint, sources=known) from error
+            self._work.append(self._pool.submit(self._make, name))
+
+    def code(self) -> DeviceCode:
+        """The kernels that were added, in their order.
+
+        Where there are products among them, which take long, and their loading is taken care of, nobody waits here.
+        """
+        launches = {name: self._launches[name] for name in self._made}
+        awaited = AwaitedModules(self._made, self._loads)
+        modules = awaited if self._takes_long and self._loads is not None else dict(awaited)
+        return DeviceCode(self.target.arch, modules, launches)
+
+    def _make(self, name: str) -> None:
+        made = self._made[name]
+        try:
+            made.set_result(compile_ptx(self.texts[name], self.target))
+        except Exception as error:
+            made.set_exception(error)
+            return
+        if self._loads is not None:
+            self._loads(name, made.result(), self._launches[name])
+
+
+def has_product(kernel: tile.KernelOp) -> bool:
+    """Whether a kernel has a product of tiles: such take longest to compile, and come first."""
+    return any(isinstance(op, tile.DotOp) for op in kernel.walk())
 
 
 def compile_kernels(kernels: Mapping[str, tile.KernelOp], target: NvidiaTarget) -> DeviceCode:
     """Kernels as PTX for a target."""
-    text, launches = emit_llvm(kernels, target)
-    return DeviceCode(target.arch, compile_ptx(text, target), launches)
+    with KernelCompiler(target) as compiler:
+        compiler.add(kernels)
+        return compiler.code()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from xdsl.ir import Block
@@ -10,6 +12,7 @@ from weft.backends.llvm.builder import V
 from weft.backends.llvm.builder import i64 as i64_of
 from weft.backends.llvm.cast import emit_cast
 from weft.backends.nvidia.alignment import pointer_dtype
+from weft.backends.nvidia.asynchronous import RolesOp
 from weft.backends.nvidia.global_memory import address_of, load_chunk
 from weft.ir.types import i64
 from weft.tile import dialect as tile
@@ -25,6 +28,23 @@ def emit_number(codegen: KernelCodegen, op: tile.NumberOp) -> None:
     (value,) = load_chunk(b, address_of(b, codegen.pointers[op.pointer], dtype.bytes, place), dtype, 1, None)
     number = b.intrinsic("smax", emit_cast(b, value, dtype, i64), i64_of(-op.MOST))
     codegen.scalars[op.out] = b.sub(b.intrinsic("smin", number, i64_of(op.MOST)), i64_of(op.LEAST))
+
+
+@contextmanager
+def where_programs_are(codegen: KernelCodegen) -> Generator[None, None, None]:
+    """What only those programs do that memory says there are; roles find out by themselves."""
+    b, pointer, last = codegen.b, codegen.kernel.limit_pointer, len(codegen.kernel.grid.data) - 1
+    if pointer is None or any(isinstance(op, RolesOp) for op in codegen.kernel.block.ops):
+        yield
+        return
+    assert isinstance(pointer.type, tile.PointerType)
+    dtype = pointer.type.dtype
+    (count,) = load_chunk(b, address_of(b, codegen.pointers[pointer], dtype.bytes, i64_of(0)), dtype, 1, None)
+    numbers = [
+        op.out for op in codegen.kernel.block.ops if isinstance(op, tile.ProgramOp) and op.axis.value.data == last
+    ]
+    with b.when(b.icmp("slt", codegen.scalars[numbers[0]], emit_cast(b, count, dtype, i64))):
+        yield
 
 
 def _yielded(codegen: KernelCodegen, block: Block) -> list[list[V]]:

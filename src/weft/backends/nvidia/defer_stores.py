@@ -21,6 +21,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.asynchronous import (
     COORDINATES,
+    LIMIT,
     LINES,
     MAP,
     POINTER,
@@ -156,10 +157,16 @@ class _Deferral:
             else:
                 block.add_op(op.clone(inner))
 
-    def _places(self, number: SSAValue) -> tuple[list[IndexOp], list[SSAValue]]:
+    def _places(self, number: SSAValue) -> tuple[list[Operation], list[SSAValue]]:
         """The indices of the store in the program before one, and one more that leads outside if there is none."""
         found, places, outside = self.programs.before(number)
-        return found, [*(places.get(index, index) for index in self.store.indices), outside]
+        read: list[Operation] = []
+        for index in self.store.indices:  # what is in memory is read again, for that program
+            if isinstance(index.owner, tile.NumberOp):
+                again = index.owner.clone(places)
+                read.append(again)
+                places[index] = again.results[0]
+        return [*found, *read], [*(places.get(index, index) for index in self.store.indices), outside]
 
     def _send(self, words: SSAValue, indices: Sequence[SSAValue], piece: int) -> SendOp:
         store = self.store
@@ -172,6 +179,9 @@ class _Deferral:
             name: store.attributes[name] for name in (MAP, LINES, POINTER, SHARED) if name in store.attributes
         }
         op.attributes[COORDINATES] = tile.Sizes((first + away, *others))
+        limit = store.attributes.get(LIMIT)
+        if isinstance(limit, tile.Sizes):
+            op.attributes[LIMIT] = tile.Sizes((limit.data[0] - away,))
         return op
 
 

@@ -1,18 +1,21 @@
 """Kernels that start before the one ahead of them has ended, on Hopper and later.
 
-    griddepcontrol.wait                  the kernel ahead has ended, and what it wrote is there
     griddepcontrol.launch_dependents     the next kernel's blocks may come as soon as these leave room
+    griddepcontrol.wait                  the kernel ahead has ended, and what it wrote is there
 
-They come in this order, so a kernel whose blocks are there knows that all kernels have ended but the one ahead of it.
-What that one does not write may be read before the wait: it is the same as behind it. The weights of a product are
-such memory where no step of a program writes them: the copy engine brings the first of them while the kernel ahead
-still computes what they are multiplied with, and the memory is busy when it would else have nothing to do.
+Every kernel waits before it ends, so all kernels before the one ahead have ended, too, when a wait is over. Before it,
+only memory is read that no step of a program writes: it is the same as behind it. The weights of a product are such
+memory: the copy engine brings the first of them while kernels ahead still compute what they are multiplied with, and
+the memory is busy when it would else have nothing to do.
+
+The first kernel of a program waits before it lets the next one come: what programs before it write is there then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from weft.backends.llvm.builder import Function
@@ -27,6 +30,8 @@ from weft.tile import dialect as tile
 
 _FIXED = "nvidia.fixed"
 """On a kernel: the arguments whose memory no step of the program writes."""
+_FOLLOWS = "nvidia.follows"
+"""On a kernel: it is never the first of a program."""
 
 
 def mark_fixed(plan: Plan, kernels: Mapping[str, tile.KernelOp]) -> None:
@@ -37,15 +42,21 @@ def mark_fixed(plan: Plan, kernels: Mapping[str, tile.KernelOp]) -> None:
     """
     written = _written(plan, kernels)
     fixed: dict[str, set[int]] = {}
+    first: set[str] = set()
+    launched = False
     for step in plan.steps:
         if not isinstance(step, KernelStep):
             continue
+        first |= set() if launched else {step.function}
         given = enumerate(step.buffers)
         found = {i for i, n in given if n not in written and plan.buffers[n].role in ("input", "constant")}
         fixed[step.function] = fixed.get(step.function, found) & found
+        launched = launched or (isinstance(step.grid, int) and step.grid > 0)
     for name, arguments in fixed.items():
         if arguments:
             kernels[name].attributes[_FIXED] = to_attribute(tuple(sorted(arguments)))
+        if name not in first:
+            kernels[name].attributes[_FOLLOWS] = UnitAttr()
 
 
 def is_fixed(kernel: tile.KernelOp, pointer: SSAValue) -> bool:
@@ -132,6 +143,12 @@ def is_only_read(argument: BlockArgument) -> bool:
     return all(isinstance(use.operation, tile.LoadOp | tile.GatherOp | tile.NumberOp) for use in argument.uses)
 
 
+def let_next_come(b: Function, kernel: tile.KernelOp) -> None:
+    """Let the blocks of the next kernel come from the first instruction on, if a kernel is not a program's first."""
+    if _FOLLOWS in kernel.attributes:
+        do(b, "griddepcontrol.launch_dependents;", "")
+
+
 def wait_for_kernel(b: Function) -> None:
-    """Wait until the kernel ahead has ended, then let the next one come."""
+    """Wait until the kernel ahead has ended, then let the next one come, if it was not let before."""
     do(b, "griddepcontrol.wait; griddepcontrol.launch_dependents;", "")

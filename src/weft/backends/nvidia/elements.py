@@ -9,14 +9,15 @@ from xdsl.ir import SSAValue
 from weft.backends.llvm.builder import V, i64
 from weft.backends.llvm.cast import emit_bitcast, emit_cast, register_type, truncate_to
 from weft.backends.nvidia.alignment import divisor_of, pointer_dtype
+from weft.backends.nvidia.asynchronous import NarrowOp
 from weft.backends.nvidia.block import fitted, wide
 from weft.backends.nvidia.dialect import layout_of
-from weft.backends.nvidia.global_memory import narrowed_to, rounded_to
+from weft.backends.nvidia.global_memory import narrowed_to, rounded_pair, rounded_to
 from weft.backends.nvidia.math import divide_all, emit_map, power_of_two, rough_exp, rough_sigmoid
 from weft.backends.nvidia.roles import begins_product, packed_for_product
 from weft.backends.nvidia.wgmma import laid_down
 from weft.ir.attributes import from_attribute
-from weft.ir.types import DType
+from weft.ir.types import DType, bf16
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ def emit_elements(codegen: KernelCodegen, op: tile.MapOp) -> None:
         exact = any(narrowed_to(use.operation) is None for use in op.out.uses)
         dividends, divisors = operands
         codegen.tiles[op.out] = _divided(codegen, dividends, divisors, exact)
+        return
+    if narrowed_to(op) == bf16 and len(operands[0]) % 2 == 0:
+        pairs = zip(operands[0][::2], operands[0][1::2], strict=True)
+        codegen.tiles[op.out] = [value for low, high in pairs for value in rounded_pair(codegen.b, low, high)]
         return
     known: dict[tuple[str, ...], V] = {}
     results: list[V] = []
@@ -144,6 +149,8 @@ def loses_digits(value: SSAValue, summed: bool) -> bool:
     for use in value.uses:
         match use.operation:
             case tile.ReduceOp() as op if summed and op.kind.data == "sum":
+                pass
+            case NarrowOp():
                 pass
             case tile.MapOp() as op if narrowed_to(op) is not None:
                 pass

@@ -142,6 +142,13 @@ def rounded_to(b: Function, value: V, dtype: DType) -> V:
     return b.bitcast(wide, "float")
 
 
+def rounded_pair(b: Function, low: V, high: V) -> tuple[V, V]:
+    """Two floats as the nearest ones that bf16 has: these are the upper halves of floats."""
+    word = pair(b, low, high, "bf16")
+    halves = b.binary("shl", word, V("i32", "16")), b.binary("and", word, V("i32", "-65536"))
+    return b.bitcast(halves[0], "float"), b.bitcast(halves[1], "float")
+
+
 def pair(b: Function, low: V, high: V, dtype: str, *, pure: bool = True) -> V:
     """Two floats narrowed to 16 bits, in one word."""
     return asm(b, "i32", f"cvt.rn.{dtype}x2.f32 $0, $1, $2;", "=r,f,f", high, low, pure=pure)

@@ -116,6 +116,11 @@ class Layout:
         first = self.registers[0] if self.registers else Mode(1, None)
         return first if first.axis is not None and first.step == 1 else Mode(1, None)
 
+    @property
+    def neighbours(self) -> int:
+        """How many of them can be moved at once, at most: memory has words of powers of two."""
+        return self.vector.size & -self.vector.size
+
     def has_repetition(self) -> bool:
         """Whether several threads hold the same element."""
         return any(mode.axis is None and mode.size > 1 for mode in (*self.lanes, *self.warps, *self.blocks))

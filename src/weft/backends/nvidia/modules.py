@@ -129,27 +129,32 @@ def compile_ptx(driver: Driver, ptx: str) -> bytes:
 
 
 def load_module(driver: Driver, facts: DeviceFacts, image: bytes, launches: Mapping[str, Launch]) -> LoadedModule:
-    """Load a cubin, or PTX that ends with a zero byte, into the current context, with the kernels that are named."""
+    """Load a cubin, or PTX that ends with a zero byte, for the current context, with the kernels that are named.
+
+    It is loaded as a library: of modules the driver compiles one at a time, whichever threads they come from.
+    """
     log = _JitLog()
-    module, keys = ctypes.c_void_p(), log.keys
+    library, count = ctypes.c_void_p(), ctypes.c_uint(len(log.keys))
+    nothing = (None, None, ctypes.c_uint(0))
     try:
-        arguments = (ctypes.byref(module), image, ctypes.c_uint(len(keys)), keys, log.values)
-        driver.call("cuModuleLoadDataEx", *arguments, doing="code cannot be loaded to the GPU")
-    except DeviceError as error:
-        raise log.refusal(error) from error
-    try:
-        functions = {name: _function(driver, facts, module, name, launch) for name, launch in launches.items()}
-    except BaseException:
-        driver.call("cuModuleUnload", module)
+        arguments = (ctypes.byref(library), image, log.keys, log.values, count, *nothing)
+        driver.call("cuLibraryLoadData", *arguments, doing="code cannot be loaded to the GPU")
+        functions = {name: _function(driver, facts, library, name, launch) for name, launch in launches.items()}
+    except BaseException as error:
+        if library:
+            driver.call("cuLibraryUnload", library)
+        if isinstance(error, DeviceError):
+            raise log.refusal(error) from error
         raise
     loaded = LoadedModule(image, functions)
     context = ctypes.c_void_p(driver.handle("cuCtxGetCurrent"))
-    weakref.finalize(loaded, _unload, driver, context, module).atexit = False
+    # The driver may write to the log until the library is gone.
+    weakref.finalize(loaded, _unload, driver, context, library, log).atexit = False
     return loaded
 
 
-def _unload(driver: Driver, context: ctypes.c_void_p, module: ctypes.c_void_p) -> None:
-    """Unload a module where it was loaded.
+def _unload(driver: Driver, context: ctypes.c_void_p, code: ctypes.c_void_p, log: _JitLog) -> None:
+    """Unload a library where it was loaded.
 
     It may come at any time: in a thread that has another device's context or none, while a stream of the thread's is
     captured, which an unloading would otherwise end, or after a kernel's fault. There is no one to tell of results.
@@ -159,13 +164,16 @@ def _unload(driver: Driver, context: ctypes.c_void_p, module: ctypes.c_void_p) -
         return
     mode = ctypes.c_int(_RELAXED_CAPTURE)
     library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-    library.cuModuleUnload(module)
+    library.cuLibraryUnload(code)
     library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
 
-def _function(driver: Driver, facts: DeviceFacts, module: ctypes.c_void_p, name: str, launch: Launch) -> DeviceFunction:
-    handle = driver.handle("cuModuleGetFunction", module, name.encode(), doing=f"there is no kernel {name}")
+def _function(
+    driver: Driver, facts: DeviceFacts, library: ctypes.c_void_p, name: str, launch: Launch
+) -> DeviceFunction:
+    kernel = driver.handle("cuLibraryGetKernel", library, name.encode(), doing=f"there is no kernel {name}")
+    handle = driver.handle("cuKernelGetFunction", ctypes.c_void_p(kernel), doing=f"{name} cannot be loaded to the GPU")
     function = ctypes.c_void_p(handle)
 
     def attribute(which: int) -> int:

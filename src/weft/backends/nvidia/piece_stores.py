@@ -15,6 +15,7 @@ from weft.backends.llvm.builder import V, i64
 from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.asynchronous import (
     COORDINATES,
+    LIMIT,
     LINE,
     LINES,
     MAP,
@@ -87,8 +88,12 @@ def _send(codegen: KernelCodegen, op: tile.StoreOp | SendOp, words: Sequence[V],
         return
     do(b, "fence.proxy.async.shared::cta;", "")
     _warp_sync(codegen)
+    if LIMIT in op.attributes:
+        _send_until(codegen, op, slot, place)
+        return
     with b.when(elected(b)):
         _start(codegen, codegen.maps[integer(op, MAP)], slot, place)
+        _commit(codegen)
 
 
 def _free(codegen: KernelCodegen, op: tile.StoreOp | SendOp, piece: int, count: int) -> None:
@@ -126,11 +131,32 @@ def _may_meet(sent: set[int], count: int) -> bool:
 
 def _start(codegen: KernelCodegen, map_: V, source: V, place: list[V]) -> None:
     names = ", ".join(f"${i + 2}" for i in range(len(place)))
-    text = (
-        f"cp.async.bulk.tensor.{len(place)}d.global.shared::cta.tile.bulk_group [$0, {{{names}}}], [$1]; "
-        "cp.async.bulk.commit_group;"
-    )
+    text = f"cp.async.bulk.tensor.{len(place)}d.global.shared::cta.tile.bulk_group [$0, {{{names}}}], [$1];"
     do(codegen.b, text, "l,r" + ",r" * len(place), map_, source, *place)
+
+
+def _commit(codegen: KernelCodegen) -> None:
+    do(codegen.b, "cp.async.bulk.commit_group;", "")
+
+
+def _send_until(codegen: KernelCodegen, op: tile.StoreOp | SendOp, slot: V, place: list[V]) -> None:
+    """Write the rows of a piece that come before one: by the engine if all do, else by the warp."""
+    b, limit, map_ = codegen.b, op.attributes[LIMIT], codegen.launch.maps[integer(op, MAP)]
+    (columns, *_), (pitch, *_) = map_.sizes, map_.strides
+    assert isinstance(limit, tile.Sizes) and isinstance(columns, int) and isinstance(pitch, int)
+    first, top = place
+    rows = b.sub(b.convert("trunc", codegen.size(limit.data[0], op.indices), "i32"), top)
+    all_rows = b.icmp("sge", rows, i32(STAGE_ROWS))
+    with b.when(elected(b)):
+        with b.when(all_rows):
+            _start(codegen, codegen.maps[integer(op, MAP)], slot, place)
+        _commit(codegen)  # also of nothing: how many are under way says which place is free
+    some = b.icmp("sgt", rows, i32(0))
+    with b.when(b.binary("and", some, b.binary("xor", all_rows, V("i1", "true")))):
+        start = b.add(b.mul(wide(b, top), i64(pitch)), wide(b, first))
+        origin = b.add(codegen.pointers[codegen.kernel.block.args[map_.argument]], b.mul(start, i64(ELEMENT)))
+        lines = Lines(origin, i64(pitch * ELEMENT), b.sub(i32(columns), first), rows, even=True)
+        write_lines(b, codegen.threads.lane, slot, lines)
 
 
 def finish_stores(codegen: KernelCodegen) -> None:

@@ -14,16 +14,18 @@ are persistent: each walks the programs, in an order that keeps what neighbours 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from xdsl.dialects.builtin import IntegerAttr, UnitAttr, i64
+from xdsl.dialects.builtin import IndexType, IntegerAttr, UnitAttr, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
+from weft.backends.nvidia.addends import Addend, addends_of
 from weft.backends.nvidia.alignment import divisor_of, pointer_dtype
 from weft.backends.nvidia.asynchronous import (
     COORDINATES,
+    LIMIT,
     LINES,
     MAP,
     POINTER,
@@ -35,6 +37,8 @@ from weft.backends.nvidia.asynchronous import (
     CommitOp,
     FillOp,
     FinishOp,
+    IndexOp,
+    LiftOp,
     ReleaseOp,
     RingType,
     RolesOp,
@@ -53,6 +57,7 @@ from weft.backends.nvidia.roles import BARRIER_BYTES
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.tensor_parts import lines_of, part_of
 from weft.backends.nvidia.wgmma import is_multiplied
+from weft.ir.expr import Size, symbol
 from weft.ir.types import DType, bf16, f16, f32, i32
 from weft.tile import dialect as tile
 
@@ -87,10 +92,13 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     operands = operands_of(kernel, dots, early=consumers == 1)
     if operands is None or consumers is None or not all(_fits(dot, operands.dtype, consumers) for dot in dots):
         return None
-    needed = _needed(kernel, operands)
+    # A ring has one producer, and an addend is not there early.
+    addends = {} if operands.starts_early else addends_of(kernel, operands, tile.tile_type(dots[0].out).sizes)
+    needed = _needed(kernel, operands, addends)
     if needed is None:
         return None
-    maps = list(dict.fromkeys(copy.map for batch in operands.batches.values() for copy in batch.copies))
+    copied = [copy.map for batch in operands.batches.values() for copy in batch.copies]
+    maps = list(dict.fromkeys([*copied, *(addend.map for addend in addends.values())]))
     inputs = len(maps)
     staged = _stage_stores(kernel, maps)
     staging = 4 * consumers * 2 * STAGE_BYTES if staged else 0
@@ -108,8 +116,8 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     for op in staged:
         set_integer(op, SHARED, ring)
     times = (False, True) if operands.starts_early else (False,)
-    producers = [_Producer(operands, maps[:inputs], needed, early) for early in times]
-    _split(kernel, producers, _Consumer(operands, consumers), rings, consumers)
+    producers = [_Producer(operands, addends, maps[:inputs], needed, early) for early in times]
+    _split(kernel, producers, _Consumer(operands, addends, consumers), rings, consumers)
     set_integer(kernel, WARPS, 4 * consumers)
     return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps))
 
@@ -119,10 +127,10 @@ def _sums(dots: Sequence[tile.DotOp]) -> int:
     return sum(prod(tile.tile_type(dot.out).sizes) for dot in dots) // 128
 
 
-def _needed(kernel: tile.KernelOp, operands: Operands) -> set[Operation] | None:
+def _needed(kernel: tile.KernelOp, operands: Operands, addends: Iterable[tile.LoadOp]) -> set[Operation] | None:
     """The ops that the producer repeats: those that its places and the bounds of its loops are computed by."""
     loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp) and operands.any_in(op)]
-    return ops_behind(index for op in (*operands.batches, *loops) for index in op.indices)
+    return ops_behind(index for op in (*operands.batches, *addends, *loops) for index in op.indices)
 
 
 def _rings(operands: Operands, room: int) -> list[RingType] | None:
@@ -151,19 +159,27 @@ def _stage_stores(kernel: tile.KernelOp, maps: list[TensorMap]) -> list[tile.Sto
         shape = tile.tile_type(op.value).sizes
         if len(shape) != 2 or shape[0] % 64 or shape[1] % STAGE_COLUMNS:
             continue
-        part = part_of(kernel, op, shape)
-        if part is not None and part.inner == 1 and _ends_with_chunk(op):
+        part, limit = part_of(kernel, op, shape), _row_limit(kernel, op)
+        if part is not None and part.inner == 1 and _ends_with_chunk(op) and (limit is None or part.is_known):
+            if limit is not None:
+                op.attributes[LIMIT] = tile.Sizes((limit,))
             set_integer(op, MAP, len(maps))
             op.attributes[COORDINATES] = tile.Sizes(part.coordinates)
             maps.append(part.map((STAGE_COLUMNS, STAGE_ROWS)))
         elif (lines := lines_of(kernel, op)) is not None:
             assert op.starts is not None
+            lines = lines if limit is None else (lines[0], limit, *lines[2:])
             op.attributes |= {LINES: tile.Sizes(lines), COORDINATES: tile.Sizes(op.starts.data[::-1])}
             set_integer(op, POINTER, list(kernel.block.args).index(op.pointer))  # type: ignore[arg-type]
         else:
             continue
         found.append(op)
     return found
+
+
+def _row_limit(kernel: tile.KernelOp, op: tile.StoreOp) -> Size | None:
+    """The row that a tile ends before, where that is told by memory as the number of tiles is."""
+    return None if kernel.limit is None or op.starts is None else op.starts.data[0] + op.extents.data[0]
 
 
 def _ends_with_chunk(op: tile.StoreOp) -> bool:
@@ -189,8 +205,10 @@ def _split(
     block = kernel.block
     original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
     first, count = BlockNumberOp.make("number"), BlockNumberOp.make("count")
-    block.insert_ops_before([first, count], original[0])
-    walked = [Programs.of(kernel, first.out, count.out) for _ in (consumer, *producers)]
+    limit = _limit(kernel)
+    block.insert_ops_before([first, count, *limit], original[0])
+    numbers = first.out, count.out, limit[-1].results[0] if limit else None
+    walked = [Programs.of(kernel, *numbers) for _ in (consumer, *producers)]
     for role, programs in zip((consumer, *producers), walked, strict=True):
         role.mapping = programs.numbers()
         role.walk(original, programs.loop.block)
@@ -199,8 +217,18 @@ def _split(
     for op in reversed(original):
         op.detach()
         op.erase(safe_erase=False)
-    block.insert_op_after(RolesOp.make(consumers, rings, producing, consuming, *early), count)
+    roles = RolesOp.make(consumers, rings, producing, consuming, *early)
+    block.insert_op_after(roles, limit[-1] if limit else count)
     defer_stores(walked[0], consumers, _MOST_HELD[consumers])
+
+
+def _limit(kernel: tile.KernelOp) -> list[Operation]:
+    """Ops that read how many programs there are along the last axis, if memory says so."""
+    if kernel.limit_pointer is None:
+        return []
+    attributes = {"offset": tile.Sizes((0,))}
+    read = tile.NumberOp.create(operands=[kernel.limit_pointer], attributes=attributes, result_types=[IndexType()])
+    return [read, IndexOp.make(tile.Sizes((symbol("d0") + tile.NumberOp.LEAST,)), [read.out])]
 
 
 def _numbered(**numbers: int) -> dict[str, Attribute]:
@@ -212,6 +240,7 @@ class _Producer:
     """Brings each batch where the last load of it stands: those that come early, or the others."""
 
     operands: Operands
+    addends: Mapping[tile.LoadOp, Addend]
     maps: Sequence[TensorMap]
     needed: set[Operation]
     early: bool = False
@@ -233,6 +262,17 @@ class _Producer:
                 batch = self.operands.batches[op]
                 if batch.early == self.early and op in batch.loads and batch.loads <= self.passed:
                     self._bring(batch, block)
+            elif isinstance(op, tile.LoadOp) and op in self.addends and not self.early:
+                self._add(self.addends[op], block)
+
+    def _add(self, addend: Addend, block: Block) -> None:
+        """Bring an addend behind the operands."""
+        for number in range(addend.parts):
+            attributes = _numbered(ring=addend.ring, slot=addend.slot, map=self.maps.index(addend.map))
+            attributes |= {"coordinates": tile.Sizes(addend.at(number)), "part": addend.part}
+            indices = [self.mapping.get(i, i) for i in addend.load.indices]
+            fill = FillOp.create(operands=indices, attributes=attributes)
+            block.add_ops([AcquireOp.expecting(addend.part.bytes, addend.ring), fill, CommitOp.of(addend.ring)])
 
     def _bring(self, batch: Batch, block: Block) -> None:
         block.add_op(AcquireOp.of(batch.ring))
@@ -251,6 +291,7 @@ class _Consumer:
     """Begins products where they stand, and finishes them where something else needs them."""
 
     operands: Operands
+    addends: Mapping[tile.LoadOp, Addend]
     count: int
     mapping: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     under_way: list[tile.DotOp] = field(default_factory=list[tile.DotOp])
@@ -262,6 +303,8 @@ class _Consumer:
                 case tile.LoadOp() if op in self.operands.batches:
                     if self.operands.batches[op].held:
                         self._take(self.operands.batches[op], block)
+                case tile.LoadOp() if op in self.addends:
+                    self._lift(op, self.addends[op], block)
                 case tile.DotOp():
                     self._begin(op, block)
                 case tile.ForOp():
@@ -294,6 +337,13 @@ class _Consumer:
                 block.add_op(slot)
                 self.mapping[load.out] = slot.out
         self.left[id(batch)] = set(batch.dots)
+
+    def _lift(self, load: tile.LoadOp, addend: Addend, block: Block) -> None:
+        self._finish(len(self.under_way), block)  # stages are released in the order in which they were brought
+        attributes = {**_numbered(ring=addend.ring, slot=addend.slot), "part": addend.part}
+        lift = LiftOp.create(attributes=attributes, result_types=[load.out.type])
+        block.add_op(lift)
+        self.mapping[load.out] = lift.out
 
     def _begin(self, dot: tile.DotOp, block: Block) -> None:
         for batch in self.operands.of(dot):

@@ -30,14 +30,16 @@ class Programs:
     count: SSAValue
     loop: tile.ForOp
     axes: tuple[SSAValue, ...]
+    limit: SSAValue | None = None
+    """How many programs there are along the last axis, if memory says so."""
 
     @classmethod
-    def of(cls, kernel: tile.KernelOp, first: SSAValue, count: SSAValue) -> Programs:
+    def of(cls, kernel: tile.KernelOp, first: SSAValue, count: SSAValue, limit: SSAValue | None = None) -> Programs:
         bounds = tile.Sizes((symbol("d0"), _upper(kernel), symbol("d1")))
-        loop = tile.ForOp.make(bounds, [first, count, *_sizes(kernel)], [])
-        numbers = _numbered(kernel, loop.block.args[0], count)
+        loop = tile.ForOp.make(bounds, [first, count, *_sizes(kernel, limit)], [])
+        numbers = _numbered(kernel, loop.block.args[0], count, limit)
         loop.block.add_ops(numbers)
-        return cls(kernel, first, count, loop, tuple(op.out for op in numbers))
+        return cls(kernel, first, count, loop, tuple(op.out for op in numbers), limit)
 
     def numbers(self) -> dict[SSAValue, SSAValue]:
         """What stands in the loop for the kernel's program numbers."""
@@ -52,7 +54,7 @@ class Programs:
         place, step = symbol("d0"), symbol("d1")
         outside = (1 - minimum(floordiv(place, step), 1)) * _OUTSIDE
         made = [IndexOp.make(tile.Sizes((s,)), [number, self.count]) for s in (maximum(place - step, 0), outside)]
-        numbers = _numbered(self.kernel, made[0].out, self.count)
+        numbers = _numbered(self.kernel, made[0].out, self.count, self.limit)
         places: dict[SSAValue, SSAValue] = dict(zip(self.axes, (op.out for op in numbers), strict=True))
         return [*made, *numbers], places, made[1].out
 
@@ -60,27 +62,30 @@ class Programs:
         """The number that would follow the last program's."""
         first, step = symbol("d0"), symbol("d1")
         turns = ceildiv(maximum(_upper(self.kernel) - first, 0), step)
-        return IndexOp.make(tile.Sizes((first + turns * step,)), [self.first, self.count, *_sizes(self.kernel)])
+        sizes = _sizes(self.kernel, self.limit)
+        return IndexOp.make(tile.Sizes((first + turns * step,)), [self.first, self.count, *sizes])
 
 
-def _sizes(kernel: tile.KernelOp) -> list[SSAValue]:
-    return list(kernel.block.args[len(kernel.block.args) - len(kernel.size_names) :])
+def _sizes(kernel: tile.KernelOp, limit: SSAValue | None) -> list[SSAValue]:
+    sizes = kernel.block.args[len(kernel.block.args) - len(kernel.size_names) :]
+    return [*sizes, *([] if limit is None else [limit])]
 
 
 def _grid(kernel: tile.KernelOp) -> list[Size]:
-    """The sides of the grid, with d2, d3, … for the kernel's sizes."""
+    """The sides of the grid, with d2, d3, … for the kernel's sizes, and the next one for its limit."""
     renamed: dict[str, Size] = {name: symbol(f"d{i + 2}") for i, name in enumerate(kernel.size_names)}
-    return [substitute(size, renamed) for size in kernel.grid.data]
+    grid = [substitute(size, renamed) for size in kernel.grid.data]
+    return grid if kernel.limit is None else [*grid[:-1], symbol(f"d{len(renamed) + 2}")]
 
 
-def _numbered(kernel: tile.KernelOp, number: SSAValue, count: SSAValue) -> list[IndexOp]:
+def _numbered(kernel: tile.KernelOp, number: SSAValue, count: SSAValue, limit: SSAValue | None) -> list[IndexOp]:
     """Each axis's number of a program, from the program's."""
     grid = _grid(kernel)
     if kernel.paired:
         values = _paired_numbers(grid)
     else:
         values = _in_order(grid) if MemoryGroups.of_kernel(kernel).written else _numbers(grid)
-    return [IndexOp.make(tile.Sizes((value,)), [number, count, *_sizes(kernel)]) for value in values]
+    return [IndexOp.make(tile.Sizes((value,)), [number, count, *_sizes(kernel, limit)]) for value in values]
 
 
 def _upper(kernel: tile.KernelOp) -> Size:

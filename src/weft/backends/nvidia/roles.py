@@ -17,6 +17,7 @@ from weft.backends.nvidia.asynchronous import (
     FillOp,
     FinishOp,
     IndexOp,
+    LiftOp,
     NarrowOp,
     ReleaseOp,
     RolesOp,
@@ -30,7 +31,7 @@ from weft.backends.nvidia.asynchronous import (
 from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converged, do, elected, i32
 from weft.backends.nvidia.dialect import RESIDENT, integer, layout_of
 from weft.backends.nvidia.early_start import wait_for_kernel
-from weft.backends.nvidia.global_memory import narrowed_to, pair
+from weft.backends.nvidia.global_memory import load_chunk, narrowed_to, pair
 from weft.backends.nvidia.narrowed_factors import narrowed_factor
 from weft.backends.nvidia.piece_stores import finish_stores, narrow, send
 from weft.backends.nvidia.streaming import PieceType
@@ -45,7 +46,7 @@ _GROUP_WARPS = 4
 _REGISTERS = {(2, 1): (24, 240), (3, 1): (32, 160), (2, 2): (24, 104)}
 """What a thread of the producer and of a consumer may use, by the number of consumers, and of blocks beside each other:
 together what all enter with. One consumer has enough."""
-RING_OPS = (AcquireOp, CommitOp, WaitOp, ReleaseOp)
+RING_OPS = (AcquireOp, CommitOp, WaitOp, ReleaseOp, LiftOp)
 _FIRST_TURN, _GROUP_THREADS = 2, 128
 """The named barrier of the first consumer's turn; those of the others follow. Who waits and who passes meet there."""
 BARRIER_BYTES = 16
@@ -202,7 +203,7 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
         case SendOp():
             send(codegen, op)
             return
-        case AcquireOp() | FillOp() | CommitOp() | WaitOp() | SlotOp() | ReleaseOp():
+        case AcquireOp() | FillOp() | CommitOp() | WaitOp() | SlotOp() | ReleaseOp() | LiftOp():
             ring = codegen.rings[op.ring.value.data]
         case _:
             raise LoweringError(f"there is no code for {op.name} on a GPU")
@@ -220,20 +221,51 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
         case SlotOp():
             codegen.slots[op.out] = ring.slot(b, op.slot.value.data)
         case ReleaseOp():
-            if isinstance(ring.slots[0], PieceType):
-                # All lanes have read what they need, before the copy engine overwrites it.
-                do(b, "fence.proxy.async.shared::cta;", "")
-                do(b, "bar.warp.sync -1;", "")
-            # Without a branch: products may be under way.
-            text = "{ .reg .pred p; elect.sync _|p, -1; @p mbarrier.arrive.shared::cta.b64 _, [$0]; }"
-            do(b, text, "r", ring.empty(b))
-            ring.advance(b)
+            _release(b, ring, threads_read=isinstance(ring.slots[0], PieceType))
+        case LiftOp():
+            _lift(codegen, op, ring)
+
+
+def _release(b: Function, ring: Ring, *, threads_read: bool) -> None:
+    """Say that a warp is done with a stage, and go on to the next."""
+    if threads_read:
+        # All lanes have read what they need, before the copy engine overwrites it.
+        do(b, "fence.proxy.async.shared::cta;", "")
+        do(b, "bar.warp.sync -1;", "")
+    # Without a branch: products may be under way.
+    text = "{ .reg .pred p; elect.sync _|p, -1; @p mbarrier.arrive.shared::cta.b64 _, [$0]; }"
+    do(b, text, "r", ring.empty(b))
+    ring.advance(b)
+
+
+def _lift(codegen: KernelCodegen, op: LiftOp, ring: Ring) -> None:
+    """Pairs of neighbours from swizzled lines: what a warp reads at once, four pairs of eight rows, is in 32 banks."""
+    b, layout, part = codegen.b, layout_of(op.out), op.part
+    size, columns = part.dtype.bytes, part.sizes[1]
+    row, first = codegen.threads.place(layout, 0), codegen.threads.place(layout, 1)
+    start = b.add(b.mul(row, i32(LINE)), b.mul(first, i32(size)))
+    mixed = b.mul(b.binary("and", row, i32(7)), i32(16))
+    values: list[V] = [V("", "")] * layout.count
+    for number in range(op.parts):
+        wait_for(b, ring.full(b), ring.phase)
+        place = b.add(ring.slot(b, op.slot.value.data), start)
+        for register in range(0, layout.count, 2):
+            down, across = layout.offsets[register]
+            if across // columns != number:
+                continue
+            block, within = divmod(across % columns * size, LINE)
+            apart = b.add(b.binary("xor", mixed, i32(within)), i32((block * part.lines + down) * LINE))
+            read = load_chunk(b, b.add(place, apart), part.dtype, 2, None, "shared")
+            wanted = tile.tile_type(op.out).dtype
+            values[register : register + 2] = [codegen.widened(value, part.dtype, wanted) for value in read]
+        _release(b, ring, threads_read=True)
+    codegen.tiles[op.out] = values
 
 
 def _fill(codegen: KernelCodegen, op: FillOp, ring: Ring) -> None:
     """Boxes of one line's width, block after block."""
     b = codegen.b
-    slot = ring.slots[op.slot.value.data]
+    slot = op.part or ring.slots[op.slot.value.data]
     assert isinstance(slot, SlotType)
     map_ = codegen.maps[op.map.value.data]
     place, full = ring.slot(b, op.slot.value.data), ring.full(b)

@@ -20,6 +20,7 @@ from weft.backends.nvidia.asynchronous import (
     FillOp,
     FinishOp,
     IndexOp,
+    LiftOp,
     ReleaseOp,
     RolesOp,
     SlotOp,
@@ -29,7 +30,17 @@ from weft.backends.nvidia.asynchronous import (
 )
 from weft.backends.nvidia.dialect import BarrierOp
 from weft.backends.nvidia.protocol import Protocol
-from weft.backends.nvidia.protocol_events import Arrive, AsyncCopy, AsyncRead, Event, ExpectTx, Sync, Wait
+from weft.backends.nvidia.protocol_events import (
+    Arrive,
+    AsyncCopy,
+    AsyncRead,
+    Event,
+    ExpectTx,
+    ProxyFence,
+    Read,
+    Sync,
+    Wait,
+)
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, evaluate
 from weft.tile import dialect as tile
@@ -37,7 +48,7 @@ from weft.tile import written
 from weft.tile.functions import FUNCTIONS
 
 _GROUP_WARPS, _FIRST_TURN = 4, 2
-RingOp: TypeAlias = AcquireOp | FillOp | CommitOp | WaitOp | SlotOp | ReleaseOp
+RingOp: TypeAlias = AcquireOp | FillOp | CommitOp | WaitOp | SlotOp | ReleaseOp | LiftOp
 
 
 def protocol_of(
@@ -62,6 +73,10 @@ def protocol_of(
             known[op.out] = {"number": block, "count": blocks}[op.kind.data]
     read = [op.out for op in kernel.walk() if isinstance(op, tile.NumberOp)]
     known.update(dict.fromkeys(read, number))
+    for op in kernel.block.ops:
+        if isinstance(op, IndexOp):
+            names = {f"d{place}": known[operand] for place, operand in enumerate(op.indices)}
+            known[op.out] = evaluate(op.value.data[0], names)
     agents = {
         f"producer {number}": list(_Role(roles, known, consumers).run(block))
         for number, block in enumerate(roles.producers)
@@ -118,6 +133,9 @@ class _Role:
                     yield from self.run(op.block)
             case AcquireOp() | FillOp() | CommitOp() | WaitOp() | SlotOp() | ReleaseOp():
                 yield from self._of_ring(op)
+            case LiftOp():
+                for _ in range(op.parts):
+                    yield from self._of_ring(op)
             case WgmmaOp():
                 self.under_way.append([self.slots[o] for o in (op.a, op.b) if o in self.slots])
             case FinishOp():
@@ -160,14 +178,21 @@ class _Role:
         match op:
             case AcquireOp():
                 yield Wait(f"empty {name}", phase - 1)
-                yield ExpectTx(f"full {name}", type_.stage_bytes)
+                yield ExpectTx(f"full {name}", type_.stage_bytes if op.bytes is None else op.bytes.value.data)
             case FillOp():
                 number = op.slot.value.data
-                yield AsyncCopy((ring, stage, number), list(type_.slots)[number].bytes, f"full {name}")
+                brought = op.part or list(type_.slots)[number]
+                yield AsyncCopy((ring, stage, number), brought.bytes, f"full {name}")
             case WaitOp():
                 yield Wait(f"full {name}", phase)
             case SlotOp():
                 self.slots[op.out] = (ring, stage, op.slot.value.data)
+            case LiftOp():
+                yield Wait(f"full {name}", phase)
+                yield Read((ring, stage, op.slot.value.data))
+                yield ProxyFence()
+                yield Arrive(f"empty {name}", _GROUP_WARPS)
+                self.turns[ring] += 1
             case ReleaseOp():
                 yield Arrive(f"empty {name}", _GROUP_WARPS)
                 self.turns[ring] += 1

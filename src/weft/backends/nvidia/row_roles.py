@@ -201,9 +201,9 @@ def _width(layout: Layout, strides: list[int], size: int) -> int:
     vector = layout.vector
     if vector.axis is None or strides[vector.axis] != 1:
         return 1
-    width = min(vector.size, WIDEST // size)
+    width = min(layout.neighbours, WIDEST // size)
     modes = (*layout.registers[1:], *layout.lanes, *layout.warps)
     steps = [mode.step * strides[mode.axis] for mode in modes if mode.axis is not None and mode.size > 1]
-    while any(step % width for step in (*steps, vector.size)):
+    while any(step % width for step in steps):
         width //= 2
     return width

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from xdsl.ir import SSAValue
@@ -13,10 +12,10 @@ from weft.backends.nvidia.asynchronous import is_staged
 from weft.backends.nvidia.block import wide
 from weft.backends.nvidia.dialect import layout_of, layouts_of
 from weft.backends.nvidia.global_memory import ONCE, joined, load_chunk, load_raw, load_words, pair, store_chunk
+from weft.backends.nvidia.held_rows import HELD, read_held
 from weft.backends.nvidia.layouts import Layout, picked
 from weft.backends.nvidia.mma import AGAIN, AHEAD, PACKED, RAW, PackOp
 from weft.backends.nvidia.piece_stores import store_in_pieces
-from weft.ir.expr import Size
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
@@ -25,17 +24,20 @@ if TYPE_CHECKING:
 
 def emit_load(codegen: KernelCodegen, op: tile.LoadOp) -> None:
     layout = layout_of(op.out)
+    if HELD in op.attributes:
+        codegen.tiles[op.out] = read_held(codegen, op)
+        return
     if PACKED in op.attributes:
         codegen.tiles[op.out] = _packed(codegen, op, layout)
         return
     if RAW in op.attributes:
         codegen.tiles[op.out] = [
             load_raw(codegen.b, address, pointer_dtype(op), predicate)
-            for _, address, predicate in chunks(codegen, op, layout, width=1)
+            for _, address, predicate in _chunks(codegen, op, layout, width=1)
         ]
         return
     values: list[V] = [V("", "")] * layout.count
-    for registers, address, predicate in chunks(codegen, op, layout):
+    for registers, address, predicate in _chunks(codegen, op, layout):
         loaded = load_chunk(codegen.b, address, pointer_dtype(op), len(registers), predicate)
         for register, value in zip(registers, loaded, strict=True):
             values[register] = codegen.widened(value, pointer_dtype(op), tile.tile_type(op.out).dtype)
@@ -47,7 +49,7 @@ def _packed(codegen: KernelCodegen, op: tile.LoadOp, layout: Layout) -> list[V]:
     space, size = ONCE if AHEAD in op.attributes and AGAIN not in op.attributes else "global", pointer_dtype(op).bytes
     words = [
         word
-        for registers, address, predicate in chunks(codegen, op, layout)
+        for registers, address, predicate in _chunks(codegen, op, layout)
         for word in load_words(codegen.b, address, size, len(registers), predicate, space)
     ]
     if len(words) * 4 == layout.count * size:
@@ -70,12 +72,12 @@ def emit_store(codegen: KernelCodegen, op: tile.StoreOp) -> None:
     source, values = layout_of(op.value), codegen.stored(op)
     picks = picked(layout, source)
     owner = codegen.threads.owner(layout)
-    for registers, address, predicate in chunks(codegen, op, layout, op.value):
+    for registers, address, predicate in _chunks(codegen, op, layout, op.value):
         chunk = [values[picks[register]] for register in registers]
         store_chunk(codegen.b, address, chunk, pointer_dtype(op), codegen.both(predicate, owner))
 
 
-def chunks(
+def _chunks(
     codegen: KernelCodegen,
     op: tile.LoadOp | tile.StoreOp,
     layout: Layout,
@@ -91,9 +93,8 @@ def chunks(
         place = wide(b, codegen.threads.place(layout, axis))
         base = b.add(base, b.mul(place, codegen.size(stride, op.indices)))
     origin = b.add(codegen.pointers[op.pointer], b.mul(base, i64(dtype.bytes)))
-    limits = () if value is None else codegen.limits.of(value, layout.vector.axis or 0)
-    width = width or chunk_width(op, layout, limits)
-    found: list[tuple[list[int], V, V | None]] = []
+    width = width or _chunk_width(codegen, op, layout, value)
+    chunks: list[tuple[list[int], V, V | None]] = []
     for start in range(0, layout.count, width):
         offset = layout.offsets[start]
         ahead = i64(0)
@@ -101,8 +102,8 @@ def chunks(
             ahead = b.add(ahead, b.mul(i64(offset[axis]), codegen.size(stride, op.indices)))
         address = b.add(origin, b.mul(ahead, i64(dtype.bytes)))
         conditions = [codegen.exists(layout, axis, offset[axis], bounds[axis]) for axis in range(layout.rank)]
-        found.append((list(range(start, start + width)), address, codegen.both(*conditions)))
-    return found
+        chunks.append((list(range(start, start + width)), address, codegen.both(*conditions)))
+    return chunks
 
 
 def _bound(
@@ -114,20 +115,17 @@ def _bound(
     return codegen.least(limits, layout.shape[axis])
 
 
-def chunk_width(
-    op: tile.LoadOp | tile.StoreOp, layout: Layout, limits: Sequence[tuple[Size, Sequence[SSAValue]]] = ()
-) -> int:
-    """How many neighbours are moved at once: they lie side by side, aligned, and exist together.
-
-    `limits` are what there is of a tile along the axis of these.
-    """
+def _chunk_width(codegen: KernelCodegen, op: tile.LoadOp | tile.StoreOp, layout: Layout, value: SSAValue | None) -> int:
+    """How many neighbours are moved at once: they lie side by side, aligned, and exist together."""
     vector = layout.vector
     if vector.axis is None or op.strides.data[vector.axis] != 1:
         return 1
-    width = min(vector.size, WIDEST // pointer_dtype(op).bytes)
+    width = min(layout.neighbours, WIDEST // pointer_dtype(op).bytes)
     sizes = [op.offset.data[0], op.extents.data[vector.axis], layout.shape[vector.axis]]
     sizes += [stride for axis, stride in enumerate(op.strides.data) if axis != vector.axis and layout.shape[axis] > 1]
-    steps = [divisor_of(size, op.indices) for size in sizes] + [divisor_of(*limit) for limit in limits]
+    steps = [divisor_of(size, op.indices) for size in sizes]
+    if value is not None:
+        steps += [divisor_of(*limit) for limit in codegen.limits.of(value, vector.axis)]
     while any(step % width for step in steps):
         width //= 2
     return width

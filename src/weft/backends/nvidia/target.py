@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import re
+import threading
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import llvmlite.binding as llvm
 
-from weft.errors import CompilationError, WeftError
-from weft.forks import COMPILING
+from weft.backends.llvm.threads import emit_assembly, parse, run_passes
+from weft.errors import WeftError
 
 TRIPLE = "nvptx64-nvidia-cuda"
 MOST_BLOCKS = 32
@@ -96,31 +96,41 @@ def target_of_capability(major: int, minor: int, multiprocessors: int) -> Nvidia
     return replace((exact or older)[-1], multiprocessors=multiprocessors)
 
 
-@lru_cache
+class _Machines(threading.local):
+    """The target machines of a thread."""
+
+    def __init__(self) -> None:
+        self.made: dict[NvidiaTarget, llvm.TargetMachine] = {}
+
+
+_machines = _Machines()
+
+
 def _machine(target: NvidiaTarget) -> llvm.TargetMachine:
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
-    return llvm.Target.from_triple(TRIPLE).create_target_machine(cpu=target.arch, features=f"+ptx{target.ptx}", opt=3)
+    """A target machine that no other thread uses."""
+    machines = _machines.made
+    if target not in machines:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+        found = llvm.Target.from_triple(TRIPLE)
+        machines[target] = found.create_target_machine(cpu=target.arch, features=f"+ptx{target.ptx}", opt=3)
+    return machines[target]
 
 
 def compile_ptx(text: str, target: NvidiaTarget) -> str:
-    """LLVM IR → PTX. Tiles are already unrolled into registers: LLVM cleans up and selects instructions."""
-    with COMPILING:
-        machine = _machine(target)
-        try:
-            module = llvm.parse_assembly(text)
-            module.verify()
-        except RuntimeError as error:
-            raise CompilationError(
-                f"LLVM refused a kernel: {error}", hint="report it with the output of `weft explain`"
-            ) from error
-        builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
-        manager = llvm.create_new_module_pass_manager()
-        manager.add_sroa_pass()
-        manager.add_simplify_cfg_pass()
-        manager.add_new_gvn_pass()
-        manager.add_instruction_combine_pass()
-        manager.add_simplify_cfg_pass()
-        manager.add_dead_code_elimination_pass()
-        manager.run(module, builder)
-        return machine.emit_assembly(module)
+    """LLVM IR → PTX. Tiles are already unrolled into registers: LLVM cleans up and selects instructions.
+
+    Any number of threads may do this at once, while one that waits for them holds `COMPILING`.
+    """
+    machine = _machine(target)
+    module = parse(text, llvm.create_context())
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
+    manager = llvm.create_new_module_pass_manager()
+    manager.add_sroa_pass()
+    manager.add_simplify_cfg_pass()
+    manager.add_new_gvn_pass()
+    manager.add_instruction_combine_pass()
+    manager.add_simplify_cfg_pass()
+    manager.add_dead_code_elimination_pass()
+    run_passes(manager, module, builder)
+    return emit_assembly(machine, module)

@@ -33,6 +33,11 @@ class Part:
     strides: tuple[Size, ...]
     coordinates: tuple[Size, ...]
 
+    @property
+    def is_known(self) -> bool:
+        """Whether columns and rows are known before the kernel is launched."""
+        return isinstance(self.sizes[0], int) and isinstance(self.strides[0], int)
+
     def map(self, box: tuple[int, int]) -> TensorMap:
         """The tensor as the copy engine sees it, in boxes of two axes."""
         ones = (1,) * (len(self.sizes) - 2)

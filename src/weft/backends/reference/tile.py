@@ -52,6 +52,8 @@ def run_kernel(kernel: tile.KernelOp, buffers: Sequence[np.ndarray], sizes: Sequ
     )
     symbols = dict(zip(names, map(int, sizes[len(sizes) - len(names) :]), strict=True))
     grid = [max(evaluate(size, symbols), 0) for size in kernel.grid.data]
+    if kernel.limit_pointer is not None:
+        grid[-1] = min(grid[-1], int(buffers[pointers.index(kernel.limit_pointer)][0]))
     with np.errstate(all="ignore"):
         for numbers in np.ndindex(*grid):
             program = Program(kernel.sym_name.data, numbers, dict(zip(pointers, buffers, strict=True)))

@@ -28,6 +28,7 @@ from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.device_timing import timer_on
 from weft.frontends.torch.devices import CPU, graph_device, kind_of, nvidia_target, target_on
 from weft.frontends.torch.executor import CpuExecutor
+from weft.frontends.torch.first_call import FirstCall, Loading
 from weft.frontends.torch.freezing import frozen_arguments, make_constants
 from weft.frontends.torch.graph import Calling, ImportedGraph
 from weft.frontends.torch.importer import import_graph
@@ -39,6 +40,8 @@ from weft.frontends.torch.returning import output_of, write_back, written_inputs
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.pipelines import Compiled, compile_cpu, compile_nvidia
+from weft.runtime.cache import DiskCache
+from weft.runtime.cubins import EarlyLoader
 from weft.runtime.executable import Executable
 from weft.runtime.record import CompilationRecord, compilation, is_recording
 
@@ -140,14 +143,7 @@ def _callable(
             record.captured = module
         if config.strict:
             raise
-        expected = isinstance(error, WeftError)
-        log.warning(
-            "a graph runs uncompiled: %s%s", error if expected else repr(error), _HOW_TO_REPORT, exc_info=not expected
-        )
-        record.source, record.error = "torch", f"{type(error).__name__}: {error}"
-        location = error.location if isinstance(error, WeftError) else None
-        note_fallback("the whole graph", Fallback("the whole graph", location, str(error).partition("\n")[0]))
-        return make_boxed_func(module.forward)
+        return _uncompiled(module, record, error)
     log.info(
         "compiled %s: %d nodes, %d left to torch, %.3f s",
         name,
@@ -155,7 +151,25 @@ def _callable(
         len(imported.fallbacks),
         time.perf_counter() - start,
     )
-    return CompiledGraph(imported.calling, imported.constants, executor).shortest()
+    compiled = partial(CompiledGraph, imported.calling, imported.constants)
+    if isinstance(executor, LaterExecutor):
+        load = executor.load
+        return FirstCall(Loading(lambda: compiled(load()).shortest(), partial(_uncompiled, module, record), record))
+    return compiled(executor).shortest()
+
+
+def _uncompiled(module: fx.GraphModule, record: CompilationRecord, error: Exception) -> Callable[..., Sequence[Any]]:
+    """The graph as torch runs it, for which there is a reason; memory that ran out may be there in the next call."""
+    if isinstance(error, torch.OutOfMemoryError):
+        raise error
+    expected = isinstance(error, WeftError)
+    log.warning(
+        "a graph runs uncompiled: %s%s", error if expected else repr(error), _HOW_TO_REPORT, exc_info=not expected
+    )
+    record.source, record.error = "torch", f"{type(error).__name__}: {error}"
+    location = error.location if isinstance(error, WeftError) else None
+    note_fallback("the whole graph", Fallback("the whole graph", location, str(error).partition("\n")[0]))
+    return make_boxed_func(module.forward)
 
 
 @dataclass
@@ -229,12 +243,22 @@ def _loaded_on(
     # What it needs of torch is not there where torch is built without CUDA.
     from weft.frontends.torch.cuda_executor import CudaExecutor, load_program
 
-    cache = caching.disk_cache() if config.cache else None
-    program = load_program(plan, code, prepare, device=device.index or 0, cache=cache)
+    program = load_program(plan, code, prepare, device=device.index or 0, cache=_disk_cache(config))
     # The arguments of a backward graph are its own: tracing guards those that the user gives.
     guarded = plan.name != "backward"
     written = written_inputs(calling)
     return CudaExecutor(program, opaque, cuda_graphs=config.cuda_graphs, written=written, guarded=guarded)
+
+
+def _disk_cache(config: Config) -> DiskCache | None:
+    return caching.disk_cache() if config.cache else None
+
+
+@dataclass
+class LaterExecutor:
+    """The executor of a program that threads still compile: `load` waits for them."""
+
+    load: Callable[[], Executor]
 
 
 def executor_for(
@@ -243,7 +267,7 @@ def executor_for(
     key: str | None,
     frozen: Mapping[int, torch.Tensor],
     device: torch.device = CPU,
-) -> Executor:
+) -> Executor | LaterExecutor:
     """The executor for the configured target; a compiled program is kept under the key, if it has one."""
     runtime = OpaqueRuntime(imported.objects)
     if config.target == "reference":
@@ -251,21 +275,27 @@ def executor_for(
 
         return ReferenceExecutor(imported.function, runtime)
     function = imported.function
-    compiled: Compiled[bytes] | Compiled[DeviceCode] = (
-        compile_cpu(function, config)
-        if device.type == "cpu"
-        else compile_nvidia(function, config, nvidia_target(device), timer_on(device))
-    )
-    start = time.perf_counter()
-    if key is not None and imported.cacheable and all(imported.calling.constants):
-        caching.store(key, compiled.plan, compiled.code, imported.calling)
-        start = compiled.report.measure("store", start)
-    executor = _loaded_on(device, compiled.plan, compiled.code, compiled.prepare, runtime, config, imported.calling)
-    start = compiled.report.measure("link", start)
-    make_constants(executor, [*map(frozen.get, imported.calling.arguments), *imported.constants])
-    compiled.report.measure("prepare_constants", start)
-    log.debug("stages of %s: %s", imported.function.sym_name.data, compiled.report.seconds)
-    return executor
+    compiled: Compiled[bytes] | Compiled[DeviceCode]
+    if device.type == "cpu":
+        compiled = compile_cpu(function, config)
+    else:
+        loader = EarlyLoader(device.index or 0, _disk_cache(config))
+        compiled = compile_nvidia(function, config, nvidia_target(device), timer_on(device), loader)
+
+    def load() -> Executor:
+        start = time.perf_counter()
+        if key is not None and imported.cacheable and all(imported.calling.constants):
+            caching.store(key, compiled.plan, compiled.code, imported.calling)
+            start = compiled.report.measure("store", start)
+        executor = _loaded_on(device, compiled.plan, compiled.code, compiled.prepare, runtime, config, imported.calling)
+        start = compiled.report.measure("link", start)
+        make_constants(executor, [*map(frozen.get, imported.calling.arguments), *imported.constants])
+        compiled.report.measure("prepare_constants", start)
+        log.debug("stages of %s: %s", imported.function.sym_name.data, compiled.report.seconds)
+        return executor
+
+    awaited = isinstance(compiled.code, DeviceCode) and compiled.code.is_awaited
+    return LaterExecutor(load) if awaited and not frozen and not config.strict else load()
 
 
 @dataclass

@@ -20,6 +20,7 @@ from weft.frontends.torch.aten.convolution import convolution_params
 from weft.frontends.torch.builder import normal_dim, tensor_of_meta
 from weft.ops.base import Scan, Scatter, Structured
 from weft.ops.convolution import Convolution
+from weft.passes.align_operands import worth_aligning
 from weft.passes.claim_libraries import fills_tensor_cores, worth_reading_once, worth_streaming, worth_tensor_cores
 from weft.passes.convolve_by_products import geometry_of
 from weft.passes.convolve_trained import is_pointwise, is_product
@@ -66,7 +67,9 @@ def is_own_product(node: fx.Node) -> bool:
     result, *factors = (node.meta["val"], *(each.meta["val"] for each in node.args[first : first + 2]))  # type: ignore[union-attr]
     if any(isinstance(size, torch.SymInt) for meta in (result, *factors) for size in (*meta.shape, *meta.stride())):
         return False
-    if not all(map(_has_aligned_lines, factors)):
+    apart = [factor for factor in factors if not _has_aligned_lines(factor)]
+    copied = sum(factor.numel() * factor.element_size() for factor in apart)
+    if apart and (of_bytes or not worth_aligning(result.shape, factors[0].shape[-1], copied)):
         return False
     along = factors[0].stride(-1) == 1 and factors[1].stride(-2) == 1  # K runs through memory
     sides = tuple(result.shape), factors[0].shape[-1]
@@ -74,7 +77,21 @@ def is_own_product(node: fx.Node) -> bool:
         return along and fills_tensor_cores(*sides)
     dtype = tensor_of_meta(result).dtype
     few = any(worth(dtype, *sides) for worth in (worth_streaming, worth_summing, worth_reading_once))
-    return worth_tensor_cores(dtype, *sides) or (along and few)
+    return worth_tensor_cores(dtype, *sides) or (along and not apart and few)
+
+
+_TURNS = {getattr(_aten, name) for name in ("t", "permute", "transpose", "view", "_unsafe_view", "expand")}
+
+
+def weights_of_product(node: fx.Node) -> fx.Node | None:
+    """What the second factor of a product of 16 bits is a view of."""
+    first = _PRODUCTS.get(node.target)  # type: ignore[arg-type]
+    if first is None or node.meta["val"].dtype not in (torch.float16, torch.bfloat16):
+        return None
+    weights = node.args[first + 1]
+    while isinstance(weights, fx.Node) and getattr(weights.target, "overloadpacket", None) in _TURNS:
+        weights = weights.args[0]
+    return weights if isinstance(weights, fx.Node) else None
 
 
 _SOFTMAX = (_aten._safe_softmax.default, _aten._softmax.default, _aten.amax.default)
@@ -222,6 +239,12 @@ _ORDERS: dict[Any, str] = {
 }
 
 
+def _is_order(node: fx.Node) -> bool:
+    """Whether a value is where elements stood before they were sorted: what sorts it again is its inverse."""
+    source = node.args[0] if node.target is operator.getitem and node.args[1] == 1 else None
+    return isinstance(source, fx.Node) and _ORDERS.get(source.target) == "sort"
+
+
 def is_own_order(node: fx.Node) -> bool:
     """Whether a line is so short that comparing all its elements is faster than a library."""
     name = _ORDERS.get(node.target)
@@ -233,15 +256,14 @@ def is_own_order(node: fx.Node) -> bool:
     if node.target is _aten.sort.stable:
         dim = node.kwargs.get("dim", -1)
     assert isinstance(dim, int)
+    if name == "sort" and tensor.rank == 1 and _is_order(node.args[0]):
+        return not (node.kwargs.get("descending") or True in node.args)
     exact = name != "cumsum" or tensor.dtype.is_integer
     return exact and tensor.rank > 0 and worth_comparing(name, tensor.shape, normal_dim(dim, tensor.rank))
 
 
-_MOST_CHOSEN = 64
-
-
 def is_own_grouped(node: fx.Node) -> bool:
-    """Whether rows in groups are so few that each is multiplied by itself with its group's matrix."""
+    """Whether rows in groups are multiplied with their groups' matrices in a kernel of Weft's."""
     if node.target is not getattr(_aten._grouped_mm, "default", None) or len(node.args) + len(node.kwargs) != 3:
         return False
     x, weights = (each.meta["val"] for each in node.args[:2])  # type: ignore[union-attr]
@@ -249,8 +271,8 @@ def is_own_grouped(node: fx.Node) -> bool:
     if any(isinstance(size, torch.SymInt) for size in sizes) or (x.dim(), weights.dim()) != (2, 3):
         return False
     sides = (1, weights.shape[2]), weights.shape[1]
-    few = 0 < x.shape[0] <= _MOST_CHOSEN and worth_streaming(tensor_of_meta(x).dtype, *sides)
-    return few and weights.stride(1) == 1 and _has_aligned_lines(weights)
+    worth = x.shape[0] > 0 and worth_streaming(tensor_of_meta(x).dtype, *sides)
+    return worth and x.stride(1) == 1 and all(map(_has_aligned_lines, (x, weights)))
 
 
 def is_own_on_tensor_cores(node: fx.Node) -> bool:

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from xdsl.ir import Operation, SSAValue
 
 from weft.backends.cpu.target import target_for
-from weft.config import Config
+from weft.config import CODES, Config
 from weft.errors import UnsupportedError, WeftError
 from weft.frontends.torch.aliasing import aliased, memory_owners, replaced, view_of
 from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
@@ -37,6 +37,7 @@ from weft.frontends.torch.claims import (
     is_pointwise_product,
     may_be_attention,
     needs_library,
+    weights_of_product,
 )
 from weft.frontends.torch.complex_numbers import Complex, interleaved_type
 from weft.frontends.torch.decompositions import decomposition_of
@@ -271,8 +272,14 @@ class _Importer:
         return (
             is_own_flex(node)
             or is_own_order(node)
+            or self._has_coded_weights(node)
             or (self.tensor_cores and (own or is_pointwise_product(node, self._mapped)))
         )
+
+    def _has_coded_weights(self, node: fx.Node) -> bool:
+        """Whether a product's weights are to be held in few bits: then they must be seen to be weights."""
+        weights = weights_of_product(node) if self.config.quantize in CODES else None
+        return weights is not None and weights.op in ("placeholder", "get_attr") and self._is_constant(weights)
 
     def _is_claimed(self, node: fx.Node) -> bool:
         """Whether a library carries out a call; convolutions are Weft's own where that is faster."""

@@ -69,8 +69,8 @@ class DeviceKernel:
         self.code, self.device = code, device
         self._driver = driver()
         self._driver.use(device)
-        self._module = load_code(self._driver, device_facts(device), code.code, cache)
-        self._function = self._module.functions[code.name]
+        self._loaded = load_code(self._driver, device_facts(device), code.code, cache)
+        self._function = self._loaded.functions[code.name]
         self._pack = struct.Struct("<" + "".join(map(word_form, code.arguments)) + "q" * (1 + len(GRID))).pack_into
         names = {argument_name(number): number for number in range(len(code.arguments))}
         described = [size for each in self._function.launch.maps for size in (*each.sizes, *each.strides)]

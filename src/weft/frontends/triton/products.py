@@ -134,7 +134,19 @@ def dot_scaled(
         order = [*range(len(b.sides) - 2), len(b.sides) - 1, len(b.sides) - 2]
         flipped = permute(b, order)
         b = permute(mapped("mul", flipped, _spread_scale(scale, flipped, "rhs_scale")), order)
+    if _fits_bf16(unwrap(lhs_format), unwrap(lhs_scale)) and _fits_bf16(unwrap(rhs_format), unwrap(rhs_scale)):
+        a, b = converted(a, types.bfloat16, None), converted(b, types.bfloat16, None)
     return dot(a, b, acc, input_precision="ieee")
+
+
+def _fits_bf16(format: str, scale: Any) -> bool:
+    """Whether elements times their scale have no more digits than bfloat16, for which there are tensor cores.
+
+    At most four binary digits by four, or any number by a power of two. Both types have the same exponents.
+    """
+    if format == "bf16":
+        return scale is None or not scale.dtype.is_fp8()
+    return format != "fp16"
 
 
 def _unpacked(value: tensor, format: str, along_k: bool, k_axis: int, name: str) -> tensor:

@@ -23,12 +23,18 @@ def added_by_token(b: ImportBuilder, x: SSAValue, place: SSAValue, rows: SSAValu
     if order is None:
         return None
     (tokens, *rest), (count, *_) = b.shape(x), b.shape(place)
-    target = b.zeros(Tensor(i64, (count,)))
-    inverse = b.emit("index_put", target, order, b.iota_of(count), dims=(0,), position=0, accumulate=False)
+    inverse = inverse_of(b, order)
     assert isinstance(count, int) and isinstance(tokens, int)
     own = b.view(b.emit("take", rows, inverse, dim=0), (tokens, count // tokens, *rest))
     total = b.emit("sum", own, dims=(1,), keep=False)
     return total if number_of(x) == 0 else b.emit("add", x, total)
+
+
+def inverse_of(b: ImportBuilder, order: SSAValue) -> SSAValue:
+    """Where each element of a line has gone that was put in order."""
+    (count,) = b.shape(order)
+    target = b.zeros(Tensor(i64, (count,)))
+    return b.emit("index_put", target, order, b.iota_of(count), dims=(0,), position=0, accumulate=False)
 
 
 def _sorted_places(b: ImportBuilder, x: SSAValue, place: SSAValue) -> SSAValue | None:
@@ -40,9 +46,9 @@ def _sorted_places(b: ImportBuilder, x: SSAValue, place: SSAValue) -> SSAValue |
         return None
     if (quotient := made_by(place, "graph.floordiv")) is not None:
         order, divisor = quotient.operands
-        return order if number_of(divisor) == count // tokens and _is_order(order) else None
+        return order if number_of(divisor) == count // tokens and is_order(order) else None
     taken = made_by(place, "graph.take")
-    if taken is None or taken.params["dim"] != 0 or not _is_order(taken.operands[1]):
+    if taken is None or taken.params["dim"] != 0 or not is_order(taken.operands[1]):
         return None
     return taken.operands[1] if _repeats(b, taken.operands[0], tokens) else None
 
@@ -60,7 +66,7 @@ def _repeats(b: ImportBuilder, value: SSAValue, tokens: int) -> bool:
     return made is not None and (made.params.get("start", 0), made.params.get("step", 1)) == (0, 1)
 
 
-def _is_order(value: SSAValue) -> bool:
+def is_order(value: SSAValue) -> bool:
     """Whether a value is where the elements of a line stood before they were sorted."""
     if not isinstance(value, OpResult):
         return False

@@ -7,6 +7,7 @@ from typing import Any
 from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
+from weft.frontends.torch.aten.combining import inverse_of, is_order
 from weft.frontends.torch.aten.index import at_least_1d
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder, normal_dim
@@ -18,6 +19,8 @@ Pair = tuple[SSAValue, SSAValue]
 def sorted_pair(b: ImportBuilder, x: SSAValue, dim: int, descending: bool) -> Pair:
     """The elements in order along a dimension, and where they were."""
     shape = b.shape(x)
+    if len(shape) == 1 and not descending and is_order(x):
+        return b.iota_of(shape[0]), inverse_of(b, x)
     row = at_least_1d(b, x)
     values, places = b.emit("sort", row, dim=normal_dim(dim, b.rank(row)), descending=descending, stable=True)
     return b.view(values, shape), b.view(places, shape)

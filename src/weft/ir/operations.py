@@ -1,0 +1,18 @@
+"""The base of Weft's operations."""
+
+from __future__ import annotations
+
+from abc import ABCMeta
+
+from xdsl.irdl import IRDLOperation
+
+
+class _OpClass(ABCMeta):
+    """The class of op classes. xDSL's are abstract classes, of which `isinstance` asks a register of subclasses, in
+    twice the time; no op is in one, and compiling a model asks some hundred thousand times."""
+
+    __instancecheck__ = type.__instancecheck__
+
+
+class WeftOp(IRDLOperation, metaclass=_OpClass):
+    """An operation of one of Weft's dialects."""
