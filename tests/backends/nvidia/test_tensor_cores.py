@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -22,11 +20,8 @@ from weft.lower.machine import gpu_machine
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.testing.simulated import run_simulated
 
+from .ptx_machine import Memory, run_blocks
 from .ptxas import assemble, needs_ptxas
-
-sys.path[:0] = [str(Path(__file__).parent)]
-from ptx_machine import Memory  # noqa: E402
-from ptx_products import run_products  # noqa: E402
 
 GPU = gpu_machine()
 SHAPES = [(1, 16, 64), (1, 1, 16), (2, 20, 256), (3, 17, 301), (4, 33, 1032), (5, 40, 1000), (8, 16, 513), (9, 8, 2048)]
@@ -78,7 +73,7 @@ def run_as_ptx(trial: Trial, arrays: Sequence[np.ndarray], arch: str) -> np.ndar
     out = np.full(trial.outputs[0].shape, np.nan, arrays[0].dtype)  # type: ignore[arg-type]
     addresses = [memory.add(array) for array in (*arrays, out)]
     grid = prod(call.kernel.op.grid.data)  # type: ignore[arg-type]
-    run_products(code.ptx, call.kernel.op.sym_name.data, launch.threads, launch.shared, memory, addresses, grid)
+    run_blocks(code.ptx, call.kernel.op.sym_name.data, launch.threads, launch.shared, memory, addresses, grid)
     return memory.read(addresses[-1], out)
 
 
