@@ -57,7 +57,7 @@ from weft.passes.sum_small_products import SumSmallProducts
 from weft.passes.tile_groups import TileGroups
 from weft.passes.update_in_place import UpdateInPlace
 from weft.runtime.cache import DiskCache
-from weft.runtime.record import CompilationRecord, compilation, is_recording
+from weft.runtime.record import CompilationRecord, compilation, wants_blocks
 from weft.runtime.tune import Tuner
 from weft.runtime.tune_device import DeviceTimer, DeviceTuner
 
@@ -161,7 +161,7 @@ def compile_cpu(function: FuncOp, config: Config, target: CpuTarget | None = Non
             Tuner(target, cache=DiskCache() if config.cache else None).tune(function)
             report.measure("tune", start)
         report.program("grouped", function)
-        report.blocks = list(map(str, repeated_blocks(function))) if is_recording() else []
+        report.blocks = list(map(str, repeated_blocks(function))) if wants_blocks() else []
         start = time.perf_counter()
         planned = build_plan(function, partial(panel_form, target))
         start = report.measure("lower_to_tile", start)
@@ -196,7 +196,7 @@ def compile_nvidia(
             DeviceTuner(target, machine, timer, cache=DiskCache() if config.cache else None).tune(function)
             report.measure("tune", start)
         report.program("grouped", function)
-        report.blocks = list(map(str, repeated_blocks(function))) if is_recording() else []
+        report.blocks = list(map(str, repeated_blocks(function))) if wants_blocks() else []
         start = time.perf_counter()
         planned = build_plan(function, machine=machine)
         join_kernels(planned)

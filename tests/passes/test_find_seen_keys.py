@@ -17,43 +17,63 @@ from weft.passes.find_seen_keys import FindSeenKeys
 LENGTH = 512
 
 
-def seen_of(passes: Any, mask: np.ndarray, rows: int = LENGTH) -> np.ndarray | None:
-    """What attention of four heads is told of a mask."""
+def seen_of(passes: Any, mask: np.ndarray, rows: int = LENGTH) -> list[list[int]] | None:
+    """What attention of four heads is told of a mask, of each tile: first and last key, those left alone, a prefix."""
     tensors = {name: Tensor(bf16, (1, 4, count, 64)) for name, count in (("q", rows), ("k", LENGTH), ("v", LENGTH))}
-    tensors["m"] = Tensor(boolean, mask.shape)
+    tensors["m"] = Tensor(boolean if mask.dtype == bool else bf16, mask.shape)
     module = passes.built(tensors, lambda b, *x: b.attention(*x, causal=False, scale=0.125))
     FindSeenKeys().apply(Context(), module)
     module.verify()
     function = passes.function(module)
     (attention,) = [op for op in function.block.ops if isinstance(op, AnyAttention)]
-    if attention.seen is None:
+    if not attention.seen:
         return None
     function.returned.detach()
-    function.block.add_op(ReturnOp.make([attention.seen]))
+    function.block.add_op(ReturnOp.make(attention.seen))
     arrays = [np.zeros(tensor.shape, bf16.numpy) for tensor in list(tensors.values())[:3]]  # type: ignore[arg-type]
-    (found,) = run(function, [*arrays, mask])
-    return found
+    return np.concatenate(run(function, [*arrays, mask]), 1).tolist()
+
+
+ROW, KEY = np.arange(LENGTH)[:, None], np.arange(LENGTH)[None]
+WINDOW = (ROW >= KEY) & (ROW - KEY < 256)
+SEEN_OF_WINDOW = [[0, 128, 0, 0, 0], [0, 256, 0, 128, 0], [0, 384, 128, 256, 0], [128, 512, 256, 384, 0]]
+
+
+def as_added(mask: np.ndarray) -> np.ndarray:
+    return np.where(mask, 0.0, -np.inf).astype(bf16.numpy)
 
 
 def test_what_is_seen_of_a_window(passes: Any) -> None:
-    row, key = np.arange(LENGTH)[:, None], np.arange(LENGTH)[None]
-    found = seen_of(passes, (row >= key) & (row - key < 200))
-    assert found is not None
-    expected = [
-        [max(0, first - 199), first + 128, max(0, first + 127 - 199), first + 1] for first in range(0, 512, 128)
-    ]
-    assert found.tolist() == expected
+    assert seen_of(passes, WINDOW) == SEEN_OF_WINDOW
+    assert seen_of(passes, as_added(WINDOW)) == SEEN_OF_WINDOW
+
+
+def test_numbers_that_are_added_are_seen_and_not_left_alone(passes: Any) -> None:
+    mask = as_added(WINDOW)
+    mask[260, 130] = 0.5
+    expected = [list(tile) for tile in SEEN_OF_WINDOW]
+    expected[2][2:4] = [0, 0]
+    assert seen_of(passes, mask) == expected
+
+
+def test_first_keys_are_seen_beside_a_window(passes: Any) -> None:
+    near = (ROW >= KEY) & ((ROW - KEY < 20) | (KEY < 4))
+    expected = [[0, 128, 0, 0, 0], [0, 256, 0, 0, 0], [0, 384, 0, 0, 0], [256, 512, 0, 0, 128]]
+    assert seen_of(passes, near) == expected
 
 
 def test_what_all_see_is_one_range_or_none(passes: Any) -> None:
     mask = np.zeros((LENGTH, LENGTH), bool)
-    mask[:128, 10:20] = True
-    mask[:128, 30:40] = True
-    mask[130, 7] = True
-    found = seen_of(passes, mask)
-    assert found is not None
-    assert found[:, :2].tolist() == [[10, 40], [7, 8], [LENGTH, 0], [LENGTH, 0]]
-    assert (found[:, 3] <= found[:, 2]).all()
+    mask[:128, :128] = mask[:128, 256:384] = True
+    mask[128:256] = True
+    mask[130, 140] = False
+    mask[260, 140] = True
+    assert seen_of(passes, mask) == [
+        [256, 384, 256, 384, 128],
+        [0, 512, 0, 0, 0],
+        [128, 256, 0, 0, 0],
+        [0, 0, 0, 0, 0],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -385,6 +385,12 @@ def _join_divmod(size: Size) -> Size:
     return size
 
 
+def divides(size: Size) -> bool:
+    """Whether anything in a size is divided: it may then be the same for different values of its symbols."""
+    atoms = [atom for monomial, _ in _terms(size) for atom in monomial]
+    return any(atom.kind in ("//", "%") or any(map(divides, atom.args)) for atom in atoms)
+
+
 def _divisions(size: Size) -> int:
     return sum(atom.kind in ("//", "%") for monomial, _ in _terms(size) for atom in monomial)
 

@@ -177,9 +177,12 @@ class AttentionLowering:
         one, none = emit.constant(1.0, self.dtype), emit.constant(0.0, self.dtype)
         divisor = emit.where(emit.math("eq", total, none), one, total)
         self._axes("i", "n")
-        value = self._typed(emit.math("div", product, divisor))
+        value = self._divided(product, divisor)
         power = emit.math("add", emit.math("log2", total), most)  # both are -inf in a row without any key
         return value, self._typed(emit.math("mul", power, emit.constant(1 / LOG2_E, self.dtype)))
+
+    def _divided(self, product: TileValue, divisor: Value) -> TileValue:
+        return self._typed(self.emit.math("div", product, divisor))
 
     def _turn(self, state: Sequence[TileValue]) -> list[TileValue]:
         """One block of keys: the new maximum, total and sum."""

@@ -12,8 +12,8 @@
 
 Both make the weights again, from the scores and what the forward pass has kept of each row. Scores are laid down so
 that the weights come out of one product just as the next one takes them. Each sum has one program, and one order:
-results are the same in every run. For keys, products begin with what is subtracted from them, which a turn reads for
-the next one while its own products run.
+results are the same in every run. For keys, slopes begin with what is subtracted from them. What is subtracted, a turn
+reads for the next one while its own products run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import SSAValue
 
 from weft.errors import LoweringError
-from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, simplify, symbol
+from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, product, simplify, symbol
 from weft.ir.types import Tensor, i32, tensor_of
 from weft.lower.attention import LOG2_E
 from weft.lower.blocked import BlockedKernel
@@ -45,6 +45,8 @@ from weft.tile import dialect as tile
 
 _LONGEST, _UNIT = 192, 64
 """The longest block of queries, and what rows of numbers in memory are aligned to."""
+_MANY = 16
+"""Programs of each multiprocessor."""
 _LETTERS = "ijen"
 """Queries, keys, their width and that of the values: the columns of the domain, in this order."""
 
@@ -77,7 +79,7 @@ def _padded(rows: Tensor) -> Tensor:
 
 
 def _subtracted(group: GroupOp) -> GroupOp:
-    """A group that gives what products begin with: less the logarithms of sums, in units of scores, and less the means.
+    """A group that gives what is added to products: less the logarithms of sums, in powers of two, and less the means.
 
     Of rows that do not exist it is zero: their weights are ones, and what they weigh is nothing.
     """
@@ -85,7 +87,7 @@ def _subtracted(group: GroupOp) -> GroupOp:
     def rows(b: GraphBuilder, made: GroupOp) -> list[SSAValue]:
         op = next(op for op in made.block.ops if isinstance(op, AttentionGradients))
         found: list[SSAValue] = []
-        for value, factor in zip(op.operands[4:], (-1 / op.params["scale"], -1.0), strict=True):
+        for value, factor in zip(op.operands[4:], (-LOG2_E, -1.0), strict=True):
             *lead, length = b.tensor(value).shape
             high = (*(0 for _ in lead), _padded(b.tensor(value)).shape[-1] - length)
             scaled = b.mul(value, b.full_like(value, factor))
@@ -137,7 +139,14 @@ class _Construction:
         )
         self.emit = self.frame.emit
         self.fill()
-        return self.frame.frame.finish(self.blocks)
+        return self.frame.frame.finish(self.blocks, paired=self._is_paired)
+
+    @property
+    def _is_paired(self) -> bool:
+        """Whether a block has programs from both ends in turn, which are of one length together: few go one by one."""
+        programs = product(self.frame.frame.grid)
+        many = isinstance(programs, int) and programs >= _MANY * self.machine.multiprocessors
+        return self.machine.is_gpu and self.causal and many and not {"i_block", "j_block"}.isdisjoint(self.emit.scalars)
 
     def fill(self) -> None:
         """Make the ops of the kernel."""
@@ -289,11 +298,10 @@ class _OfKeys(_Construction):
             self.bases["i"] = (lower + floordiv(turn, members)) * self.sides["i"]
             self.member = mod(turn, members)
             on_keys, on_values, least, means = carried
-            nothing = self._zeros("ji")
-            begun = [self._tile_of(emit.math("add", nothing, row)) for row in (least, means)]
-            scores = self._dot(keys, self._operand(1, "ei"), "ji", begun[0])
-            slopes = self._dot(values, self._operand(0, "ni"), "ji", begun[1])
-            weights: Value = self._power(emit.math("mul", scores, emit.constant(self.unit, self.dtype)))
+            begun = self._tile_of(emit.math("add", self._zeros("ji"), means))
+            scores = self._dot(keys, self._operand(1, "ei"), "ji")
+            slopes = self._dot(values, self._operand(0, "ni"), "ji", begun)
+            weights: Value = self._power(emit.fused(scores, emit.constant(self.unit, self.dtype), least))
             if masked:
                 seen = emit.math("le", self._place("j", 0), self._place("i", 1))
                 weights = emit.where(seen, weights, emit.constant(0.0, self.dtype))
@@ -317,8 +325,7 @@ class _OfQueries(_Construction):
         for run in rest[-1:]:
             self.frame.program(run)
         self.query, self.grad = self._operand(1, "ie"), self._operand(0, "in")
-        unit = self.emit.constant(self.unit, self.dtype)
-        self.least, self.means = self.emit.math("mul", self._of_rows(0, 0), unit), self._of_rows(1, 0)
+        self.least, self.means = self._of_rows(0, 0), self._of_rows(1, 0)
         sums = [self._zeros("ie")]
         first, side = self.bases["i"], self.sides["j"]
         count, whole = ceildiv(self.keys, side), floordiv(self.keys, side)

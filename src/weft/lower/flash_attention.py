@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import SSAValue
 
-from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, product, symbol
+from weft.ir.expr import Size, ceildiv, divides, floordiv, maximum, minimum, product, symbol, symbols_of
 from weft.ir.types import bf16, f16, i32, tensor_of
 from weft.lower.attention import LOG2_E, AttentionLowering
 from weft.lower.blocked import BlockedKernel
@@ -36,6 +36,8 @@ from weft.ops.body import Value
 from weft.tile import dialect as tile
 
 _MOST_WIDTH = 256
+_MOST_READ_ONCE = 1 << 25
+"""Elements of keys that leave the cache first, so that others need not be written back for them."""
 
 
 def is_flash(op: AnyAttention) -> bool:
@@ -74,6 +76,7 @@ class FlashLowering(AttentionLowering):
         for run in lead[-1:]:  # the innermost: programs of a few heads and neighbouring rows run at the same time
             kernel.program(run)
         self.bases = {"i": first, "e": 0, "n": 0}
+        self.keys_are_own = self._are_keys_own(lead)
         bi, bj = self.sides["i"], self.sides["j"]
         row = self.runs["i"].name if "i" in self.runs else ""
         self.rows = Rows(row, self.runs["j"].name, first, bi, self.keys)
@@ -95,7 +98,7 @@ class FlashLowering(AttentionLowering):
         start, stop = (floordiv(key, bj) for key in (self.range.every[0] + bj - 1, self.range.every[1]))
         whole = minimum(count, maximum(1, self.visited - stop))
         # A tile of rows that lies within one block of keys meets the diagonal, or the last key, in one block only.
-        if not self.masks.kept and (not self.causal or bj % bi == 0):
+        if not self.masks.kept and not self.masks.local and (not self.causal or bj % bi == 0):
             whole = 1
         if self.masks.certain:
             edge = count if start == 0 else minimum(count, maximum(whole, self.visited - start))
@@ -136,10 +139,8 @@ class FlashLowering(AttentionLowering):
     def _first(self) -> list[TileValue]:
         """The block that is visited first: nothing is summed up yet."""
         bi, bn = self.sides["i"], self.sides["n"]
-        bj = self.sides["j"]
-        cut = self.limit is not self.keys or not (isinstance(self.keys, int) and self.keys % bj == 0)
-        masked = self.causal or cut or bool(self.masks.kept)
-        start = (self.visited - 1) * bj
+        masked = self.causal or self._is_cut or bool(self.masks.kept) or self.masks.local
+        start = (self.visited - 1) * self.sides["j"]
         scores = self._marked(self._scores_at(start), start, masked)
         most = self.emit.reduce_axis(scores, "max", 1, self.dtype)
         powers = self._powers(scores, self._base(most, masked))
@@ -194,11 +195,15 @@ class FlashLowering(AttentionLowering):
         shape = (self.sides["i"], self.sides["n"])
         return TileValue(self._dot(weights.ssa, values, shape, kept.ssa), self.dtype)
 
+    def _divided(self, product: TileValue, divisor: Value) -> TileValue:
+        """By one division a row: what is lost by that is far less than by narrowing the result."""
+        return self._typed(self.emit.math("mul", product, self.emit.math("div", self._constant(1.0), divisor)))
+
     # -- softmax -----------------------------------------------------------------------------------------------------
 
     def _base(self, most: TileValue, masked: bool) -> Value:
         """What is subtracted: the greatest score, or nothing in a row that has seen no key."""
-        if not masked and not self.masks.added:
+        if not masked and (self.masks.local or not self.masks.added):
             return most
         emit = self.emit
         return emit.where(emit.math("eq", most, self._constant(float("-inf"))), self._constant(0.0), most)
@@ -217,7 +222,7 @@ class FlashLowering(AttentionLowering):
         self.bases["j"] = start
         if self.unit == 1.0:
             scores = self._capped(emit.math("mul", scores, self._constant(self._scale)))
-        for mask in self.masks.added:
+        for mask in self.masks.added if masked or not self.masks.local else ():
             scores = self._added(scores, self._mask_tile(mask))
         if not masked:
             return scores
@@ -225,7 +230,14 @@ class FlashLowering(AttentionLowering):
         for mask, condition in self.masks.kept:
             holds = self._mask_tile(mask) if condition is None else self._holds(condition)
             scores = emit.where(holds, scores, nothing)
+        if not self.causal and not self._is_cut:
+            return scores
         return emit.where(emit.math("lt", self._places("j", 0), self._limit()), scores, nothing)
+
+    @property
+    def _is_cut(self) -> bool:
+        """Whether a block may reach beyond the last key."""
+        return self.limit is not self.keys or not (isinstance(self.keys, int) and self.keys % self.sides["j"] == 0)
 
     def _mask_tile(self, mask: SSAValue) -> Value:
         tensor = tensor_of(mask.type)
@@ -271,7 +283,23 @@ class FlashLowering(AttentionLowering):
         self._axes(*letters)
         value = self.op.operands[number]
         element = self.emit.at(Source(value, tensor_of(value.type)), index)
+        if self.keys_are_own and isinstance(element, TileValue) and isinstance(element.ssa.owner, tile.LoadOp):
+            element.ssa.owner.once = UnitAttr()
         return self._tile(element, (self.sides[letters[0]], self.sides[letters[1]]))
+
+    def _are_keys_own(self, lead: Sequence[Run]) -> bool:
+        """Whether no other program reads the same keys: there is one tile of rows, and heads have keys of their own.
+
+        If there are many it is better not to say so.
+        """
+        key = self.op.operands[1]
+        count = product(tensor_of(key.type).shape)
+        if key not in self.layouts or not isinstance(count, int) or count > _MOST_READ_ONCE:
+            return False
+        address = self.emit.resolve(self.layouts[key].address(self._k_index()))
+        rows = self.runs["i"].size if "i" in self.runs else 1
+        apart = all(run.name in symbols_of(address) for run in lead) and not divides(address)
+        return ceildiv(rows, self.sides["i"]) == 1 and apart
 
     def _axes(self, first: str, second: str) -> None:
         self.emit.axes.clear()

@@ -35,13 +35,15 @@ if TYPE_CHECKING:
 class Masks:
     """What is added to scores, the conditions under which keys count, and the keys that do so.
 
-    A condition on places is there as such; others are computed. `certain` says that all are on places.
+    A condition on places is there as such; others are computed. `certain` says that it is known where all hold, and
+    `local` that nothing is added there.
     """
 
     added: tuple[SSAValue, ...]
     kept: tuple[tuple[SSAValue, Condition | None], ...]
     range: KeyRange
     certain: bool
+    local: bool = False
 
 
 def read_masks(lowering: FlashLowering) -> Masks:
@@ -60,24 +62,23 @@ def read_masks(lowering: FlashLowering) -> Masks:
         narrowed = None if condition is None else narrowed_range(found, condition, lowering.rows)
         certain &= narrowed is not None
         found = narrowed or found
-    told = _told(lowering) if not certain else None
-    if told is not None:
-        (lower, upper, *every), certain = told, True
-        start, stop = found.every
-        every = maximum(start, every[0]), minimum(stop, every[1])
-        found = replace(found, lower=maximum(found.lower, lower), upper=minimum(found.upper, upper), every=every)
-    return Masks(tuple(added), tuple(kept), found, certain)
+    told = _told(lowering)
+    if told:
+        lower, upper, start, stop, prefix = told
+        every = maximum(found.every[0], start), minimum(found.every[1], stop)
+        found = KeyRange(maximum(found.lower, lower), minimum(found.upper, upper), every, prefix)
+    return Masks(tuple(added), tuple(kept), found, certain or bool(told), local=bool(told))
 
 
-def _told(lowering: FlashLowering) -> list[Size] | None:
-    """What memory says of the keys that the program's rows see."""
-    seen, rows = lowering.op.seen, lowering.rows
-    if seen is None or rows.count != SEEN_ROWS:
-        return None
-    for place in range(4):
-        index = (floordiv(rows.first, SEEN_ROWS), place)
-        _read_number(lowering, f"seen{place}", seen, lowering.layouts[seen].address(index))
-    return [symbol(f"seen{place}") + tile.NumberOp.LEAST for place in range(4)]
+def _told(lowering: FlashLowering) -> list[Size]:
+    """What memory says of the keys that the program's rows see, if it does."""
+    rows = lowering.rows
+    if rows.count != SEEN_ROWS:
+        return []
+    for place, seen in enumerate(lowering.op.seen):
+        address = lowering.layouts[seen].address((floordiv(rows.first, SEEN_ROWS), 0))
+        _read_number(lowering, f"seen{place}", seen, address)
+    return [symbol(f"seen{place}") + tile.NumberOp.LEAST for place in range(len(lowering.op.seen))]
 
 
 def _parts(mask: SSAValue) -> tuple[list[SSAValue], list[SSAValue]]:

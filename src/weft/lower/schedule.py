@@ -173,7 +173,7 @@ def choose_gradient_blocks(of: str, sizes: Sequence[Size], machine: Machine = CP
         return Blocks("attention_gradients", tuple(1 if s == 1 else n for s, n in zip(sizes, sides, strict=True)))
     across = [_rounded(size, _LINE_ELEMENTS) if isinstance(size, int) else _UNKNOWN_WIDTH for size in widths]
     narrow = sum(across) <= 2 * _LINE_ELEMENTS
-    side = {"queries": (192, 64) if narrow else (128, 128), "keys": (128, 128) if narrow else (64, 128)}
+    side = {"queries": (192, 64) if narrow else (128, 128), "keys": (64, 192) if narrow else (64, 128)}
     return Blocks("attention_gradients", (*side[of], *across))
 
 

@@ -40,8 +40,8 @@ def _samples() -> list[Sample]:
     ]
 
 
-SEEN_ROWS = 128
-"""The rows of a tile that it is told of which keys they see."""
+SEEN_ROWS, SEEN = 128, 5
+"""The rows of a tile that it is told of which keys they see, and how many numbers tell it."""
 
 
 class AnyAttention(Structured):
@@ -52,9 +52,9 @@ class AnyAttention(Structured):
         return self.operands[3:4]
 
     @property
-    def seen(self) -> SSAValue | None:
-        """Which keys the rows of tiles see."""
-        return self.operands[4] if len(self.operands) > 4 else None
+    def seen(self) -> Sequence[SSAValue]:
+        """Which keys the rows of tiles see, if that is told."""
+        return self.operands[4:]
 
     @classmethod
     def weighted(cls, *tensors: Tensor) -> Tensor:
@@ -69,8 +69,8 @@ class AnyAttention(Structured):
             or not lead == k.shape[:-2] == v.shape[:-2]
             or q.shape[-1] != k.shape[-1]
             or k.shape[-2] != v.shape[-2]
-            or len(tensors) > 5
-            or any(seen.dtype != i64 or seen.rank != 2 or seen.shape[1] != 4 for seen in tensors[4:])
+            or len(tensors) not in (3, 4, 4 + SEEN)
+            or any(seen.dtype != i64 or seen.rank != 2 or seen.shape[1] != 1 for seen in tensors[4:])
         ):
             raise ShapeError(
                 f"attention: {', '.join(map(str, tensors))} do not fit",
@@ -129,9 +129,10 @@ class Attention(AnyAttention):
     """`softmax(q kᵀ · scale + mask) v` over q [..., L, E], k [..., S, E] and v [..., S, V].
 
     An optional fourth operand, broadcast to [..., L, S], is a mask: numbers are added, and where booleans are false the
-    key does not count. A fifth one may tell of each tile of `SEEN_ROWS` rows where the mask holds: from which key on
-    and up to which one for any of its rows, and for all of them. If `causal`, row i attends to keys 0 to i. A row
-    without any key is zero. Narrow floats are computed in f32. With a `softcap` c, scores are c · tanh(score / c)
+    key does not count. Five more, [tiles, 1], may tell of each tile of `SEEN_ROWS` rows what the mask does: from which
+    key on and up to which one any of its rows sees keys, within these from where to where it leaves all scores as they
+    are, and how many of the first keys are seen beside these. If `causal`, row i attends to keys 0 to i. A row without
+    any key is zero. Narrow floats are computed in f32. With a `softcap` c, scores are c · tanh(score / c)
     before they are masked.
     """
 

@@ -194,6 +194,7 @@ def _steps(plan: Plan, schedules: Mapping[str, str]) -> tuple[list[KernelRecord]
 class _Recording:
     records: list[CompilationRecord]
     programs: bool
+    blocks: bool
 
 
 _recordings: list[_Recording] = []
@@ -201,14 +202,22 @@ _current: ContextVar[CompilationRecord | None] = ContextVar("weft_compilation", 
 
 
 @contextmanager
-def recording(*, programs: bool = False) -> Generator[list[CompilationRecord]]:
-    """Collect the records of all compilations inside the `with`, on any thread; `programs` keeps their texts."""
-    mine = _Recording([], programs)
+def recording(*, programs: bool = False, blocks: bool = False) -> Generator[list[CompilationRecord]]:
+    """Collect the records of all compilations inside the `with`, on any thread.
+
+    `programs` keeps their texts, `blocks` looks for the regions that repeat, which takes a while.
+    """
+    mine = _Recording([], programs, blocks)
     _recordings.append(mine)
     try:
         yield mine.records
     finally:
         _recordings[:] = [other for other in _recordings if other is not mine]
+
+
+def wants_blocks() -> bool:
+    """Whether someone asks which regions of a program repeat."""
+    return any(each.blocks for each in _recordings)
 
 
 def is_recording() -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Self
 
 from xdsl.dialects import builtin
-from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr
+from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr, UnitAttr
 from xdsl.ir import Attribute, Block, BlockArgument, Data, ParametrizedAttribute, Region, SSAValue, TypeAttribute
 from xdsl.irdl import (
     AttrSizedOperandSegments,
@@ -171,6 +171,7 @@ class LoadOp(WeftOp):
     """The elements at `offset + sum(strides[a] * i_a)` for i_a < extents[a].
 
     Where known, `sides` are those of the whole that the tile is a part of, and `starts` where along them it begins.
+    What is read `once`, by one program, need not stay near.
     """
 
     name = "tile.load"
@@ -181,6 +182,7 @@ class LoadOp(WeftOp):
     extents = attr_def(Sizes)
     sides = opt_attr_def(Sizes)
     starts = opt_attr_def(Sizes)
+    once = opt_attr_def(UnitAttr)
     out = result_def(TileType)
 
     def verify_(self) -> None:

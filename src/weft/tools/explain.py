@@ -117,7 +117,7 @@ def explain(
         return weft_backend(module, example_inputs, options=given)
 
     before, start = _graph_breaks(), time.perf_counter()
-    with recording(programs=True) as records, _timing() as ran:
+    with recording(programs=True, blocks=True) as records, _timing() as ran:
         compiled: Any = torch.compile(function, backend=backend)  # pyright: ignore[reportUnknownMemberType]
         compiled(*inputs, **named)
     breaks = _graph_breaks() - before
@@ -133,7 +133,7 @@ def explain_script(path: str, arguments: Sequence[str], *, programs: bool, cache
     before, start, code = _graph_breaks(), time.perf_counter(), 0
     kept = sys.argv, sys.path
     sys.argv, sys.path = [path, *arguments], [str(Path(path).resolve().parent), *sys.path]
-    with recording(programs=programs) as records, _timing() as ran:
+    with recording(programs=programs, blocks=True) as records, _timing() as ran:
         try:
             runpy.run_path(path, run_name="__main__")
         except SystemExit as stopped:
@@ -160,7 +160,7 @@ def explain_program(text: str, name: str, *, programs: bool, arch: str | None = 
         raise UnsupportedError(
             "there is no graph.func to compile", location=name, hint="`weft opt` takes tile programs"
         )
-    with recording(programs=programs) as records:
+    with recording(programs=programs, blocks=True) as records:
         for function in functions:
             function.detach()
             try:

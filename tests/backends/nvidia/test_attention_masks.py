@@ -161,23 +161,27 @@ def test_blocks_behind_a_number_in_memory_are_skipped() -> None:
     assert brought == [3 * programs, 3 * programs, 3 * programs]  # one block each
 
 
-def test_a_mask_in_memory_is_followed_where_it_says_which_keys_are_seen() -> None:
-    rows, heads = 512, 2
+@pytest.mark.parametrize("added", [False, True])
+def test_a_mask_in_memory_is_followed_where_it_says_which_keys_are_seen(added: bool) -> None:
+    rows, heads = 640, 2
     row, key = np.arange(rows)[:, None], np.arange(rows)[None]
-    mask = (row >= key) & (row - key < 150)
-    ends = [[max(0, first - 149), first + 128, max(0, first - 22), first + 1] for first in range(0, rows, 128)]
-    tensors = [Tensor(bf16, (1, heads, rows, 64))] * 3
-    tensors += [Tensor(boolean, (rows, rows)), Tensor(i64, (4, 4))]
+    mask = (row >= key) & ((row - key < 257) | (key < 4))
+    ends = [[0, 128, 0, 0, 0], [0, 256, 0, 128, 0], [0, 384, 128, 256, 0], [0, 512, 256, 384, 0]]
+    ends.append([256, 640, 384, 512, 128])
+    shape = (1, heads, rows, 64)
+    tensors = [Tensor(bf16, shape)] * 3
+    tensors += [Tensor(bf16 if added else boolean, (rows, rows)), *[Tensor(i64, (5, 1))] * 5]
 
     def body(b: Any, *operands: SSAValue) -> Any:
         return b.attention_with_lse(*operands, causal=False, scale=0.125)
 
     trial = Trial.of(group_of(tensors, body), "attention", gpu_machine())
     rng = np.random.default_rng(11)
-    arrays = [rng.standard_normal((1, heads, rows, 64)).astype(bf16.numpy) for _ in range(3)]
-    found, _ = run_interpreted(trial, [*arrays, mask, np.array(ends)])
+    arrays = [rng.standard_normal(shape).astype(bf16.numpy) for _ in range(3)]
+    given = np.where(mask, 0.0, -np.inf).astype(bf16.numpy) if added else mask
+    found, _ = run_interpreted(trial, [*arrays, given, *np.hsplit(np.array(ends), 5)])
     wide = [a.astype(np.float64) for a in arrays]
     expected = REGISTRY["attention"].cls.reference(*wide, mask, causal=False, scale=0.125)
     assert np.linalg.norm(found.astype(np.float64) - expected) < 4e-3 * np.linalg.norm(expected)
-    # Were all of the numbers that of the first tile, each of the others would have one block to visit, too.
-    assert copies(trial, number=-tile.NumberOp.LEAST) == heads * 4 * 3
+    # Were all of the numbers 0, each tile would have one block to visit, beside what stands for values before a prefix.
+    assert copies(trial, number=-tile.NumberOp.LEAST) == heads * 5 * 4

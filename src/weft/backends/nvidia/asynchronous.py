@@ -201,7 +201,10 @@ class AcquireOp(_OfRing, IRDLOperation):
 
 @irdl_op_definition
 class FillOp(IRDLOperation):
-    """Let the copy engine bring a box of a tensor map to a slot; the coordinates are those of its first element."""
+    """Let the copy engine bring a box of a tensor map to a slot; the coordinates are those of its first element.
+
+    What is read `once` by all programs together is the first to leave the second-level cache.
+    """
 
     name = "nvidia.fill"
     indices = var_operand_def(IndexType)

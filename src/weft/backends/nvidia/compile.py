@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Hashable, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -46,6 +47,10 @@ from weft.tile import dialect as tile
 Loads: TypeAlias = Callable[[str, str, Launch], None]
 """Takes a kernel's name, its PTX, and how it is launched."""
 
+_SWITCH_SECONDS = 2e-4
+"""How long the thread that writes kernels keeps the others waiting for Python's lock, which they need for moments
+between one call of LLVM's or the driver's and the next."""
+
 _SINCE = {NO_BF16_ATOMICS: 90, NO_FP8: 89}
 """The compute capabilities that have instructions."""
 
@@ -57,7 +62,8 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     fold_tanh(kernel)
     relax_arithmetic(kernel)
     join_exponentials(kernel)
-    for way in (_streamed, _with_roles, _without_conversions, _with_stages):
+    of_products = (_with_roles, _holding_one, _without_conversions, _with_stages) if has_product(kernel) else ()
+    for way in (_streamed, *of_products):
         with suppress(LoweringError):  # a conversion may need the memory that copies ahead of time would take
             if (found := way(kernel, target)) is not None:
                 return found
@@ -86,14 +92,14 @@ def _streamed(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelO
 
 
 def _with_roles(
-    kernel: tile.KernelOp, target: NvidiaTarget, converts: bool = True
+    kernel: tile.KernelOp, target: NvidiaTarget, *, converts: bool = True, ahead: bool = True
 ) -> tuple[tile.KernelOp, Launch] | None:
     """Products whose operands are brought ahead."""
     copy = kernel.clone()
     fold_views(copy)
     raise_accesses(copy)
     overlap_products(copy)
-    pipelined = pipeline_dots(copy, target)
+    pipelined = pipeline_dots(copy, target, ahead=ahead)
     if pipelined is None:
         return None
     assign_layouts(copy, converts=converts)
@@ -103,9 +109,14 @@ def _with_roles(
     return copy, Launch(pipelined.threads, shared, persistent=persistent, maps=pipelined.maps)
 
 
+def _holding_one(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
+    """The same, with more room to turn tiles: what the next program holds does not come ahead."""
+    return _with_roles(kernel, target, ahead=False)
+
+
 def _without_conversions(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
     """The same, with all memory accessed as the tensor cores hold it: there is no room to turn tiles."""
-    return _with_roles(kernel, target, converts=False)
+    return _with_roles(kernel, target, converts=False, ahead=False)
 
 
 def _with_stages(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
@@ -161,11 +172,14 @@ class KernelCompiler:
     def __enter__(self) -> KernelCompiler:
         COMPILING.acquire()
         BACKGROUND.add(self)
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_SECONDS)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         failed = kind is not None
         self._pool.shutdown(wait=failed or self._loads is None, cancel_futures=failed)
+        sys.setswitchinterval(self._interval)
         COMPILING.release()
 
     def wait(self) -> None:

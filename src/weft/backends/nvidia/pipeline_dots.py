@@ -80,8 +80,11 @@ class Pipelined:
     maps: tuple[TensorMap, ...]
 
 
-def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | None:
-    """Rewrite a kernel in place, if it has loops of products that the tensor cores of Hopper take from slots."""
+def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = True) -> Pipelined | None:
+    """Rewrite a kernel in place, if it has loops of products that the tensor cores of Hopper take from slots.
+
+    Where there is room, what the next program holds comes `ahead`, while this one is computed.
+    """
     if not target.has_wgmma:
         return None
     blocks = blocks_of(kernel)
@@ -107,7 +110,7 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Pipelined | No
     if operands.starts_early and _sums(dots) <= _FEW_SUMS:  # a block of the next kernel has room beside one of this
         resident = SIDE_BY_SIDE
         room = ((target.shared_per_block + _RESERVED) // resident - _RESERVED) // _ALIGNMENT * _ALIGNMENT
-    rings = _rings(operands, room - staging)
+    rings = _rings(operands, room - staging, ahead)
     if rings is None:
         return None
     set_integer(kernel, RESIDENT, resident)
@@ -133,7 +136,7 @@ def _needed(kernel: tile.KernelOp, operands: Operands, addends: Iterable[tile.Lo
     return ops_behind(index for op in (*operands.batches, *addends, *loops) for index in op.indices)
 
 
-def _rings(operands: Operands, room: int) -> list[RingType] | None:
+def _rings(operands: Operands, room: int, ahead: bool) -> list[RingType] | None:
     """As many stages as there is room for, the same number in all rings but those of what is held."""
     bytes_of = [sum(slot.bytes for slot in slots) + BARRIER_BYTES for slots in operands.rings]
     held = sum(size for size, is_held in zip(bytes_of, operands.held, strict=True) if is_held)
@@ -141,10 +144,11 @@ def _rings(operands: Operands, room: int) -> list[RingType] | None:
     stages = min(_MOST_STAGES, (room - held) // moving) if moving else 0
     if stages < 2:
         return None
-    return [
-        RingType.of(1 if is_held else stages, slots)
-        for slots, is_held in zip(operands.rings, operands.held, strict=True)
-    ]
+    counts, left = [1 if is_held else stages for is_held in operands.held], room - held - stages * moving
+    for number, size in enumerate(bytes_of):
+        if ahead and operands.held[number] and size <= left:
+            counts[number], left = 2, left - size
+    return list(map(RingType.of, counts, operands.rings))
 
 
 def _stage_stores(kernel: tile.KernelOp, maps: list[TensorMap]) -> list[tile.StoreOp]:
@@ -279,7 +283,7 @@ class _Producer:
         for number, copy in enumerate(batch.copies):
             attributes = _numbered(ring=batch.ring, slot=number, map=self.maps.index(copy.map))
             attributes["coordinates"] = tile.Sizes(copy.coordinates)
-            if batch.early:
+            if batch.early or copy.load.once is not None:
                 attributes["once"] = UnitAttr()
             indices = [self.mapping.get(i, i) for i in copy.load.indices]
             block.add_op(FillOp.create(operands=indices, attributes=attributes))

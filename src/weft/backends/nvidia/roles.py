@@ -273,22 +273,13 @@ def _fill(codegen: KernelCodegen, op: FillOp, ring: Ring) -> None:
     rank = 1 + len(others)
     names = ", ".join(f"${i + 3}" for i in range(rank))
     text = f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-    policy: list[V] = []
+    places, kinds, policy = f"[$0], [$1, {{{names}}}], [$2]", "r,l,r" + ",r" * rank, list[V]()
     if op.once is not None:
-        policy.append(converged(b, "i64", "createpolicy.fractional.L2::evict_first.b64 $0, 1.0;", "=l"))
-    hint, last, code = (".L2::cache_hint", f", ${rank + 3}", ",l") if policy else ("", "", "")
+        text, places, kinds = f"{text}.L2::cache_hint", f"{places}, ${3 + rank}", f"{kinds},l"
+        policy = [converged(b, "i64", "createpolicy.fractional.L2::evict_first.b64 $0, 1.0;", "=l")]
     for block in range(slot.blocks):
         at = [b.add(first, i32(block * LINE // slot.dtype.bytes)), *others]
-        do(
-            b,
-            f"{text}{hint} [$0], [$1, {{{names}}}], [$2]{last};",
-            "r,l,r" + ",r" * rank + code,
-            b.add(place, i32(block * slot.lines * LINE)),
-            map_,
-            full,
-            *at,
-            *policy,
-        )
+        do(b, f"{text} {places};", kinds, b.add(place, i32(block * slot.lines * LINE)), map_, full, *at, *policy)
 
 
 def _multiply(codegen: KernelCodegen, op: WgmmaOp) -> None:

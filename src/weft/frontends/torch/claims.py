@@ -172,14 +172,12 @@ def is_own_attention(node: fx.Node) -> bool:
     fits = width % 16 == 0 and 64 <= width <= _WIDEST_HEAD and value.shape[-1] == width
     rows, keys = query.shape[-2], key.shape[-2]
     masks = [option for option in options.values() if isinstance(option, fx.Node)]
-    wins = keys >= _LEAST_LENGTH and (
-        rows <= _FEW_ROWS or all(_is_made_of(mask, 4 * max(rows, keys)) for mask in masks)
-    )
+    wins = keys >= _LEAST_LENGTH and (rows <= _FEW_ROWS or all(_is_made_of(mask, rows * keys) for mask in masks))
     return fits and wins and all(map(_has_aligned_lines, (query, key, value)))
 
 
 def _is_made_of(mask: fx.Node, most: int) -> bool:
-    """Whether a mask is computed, of tensors of so many elements at most: kernels do that too, and skip blocks."""
+    """Whether a mask is computed, of tensors of so many elements at most: one for all heads, or less."""
     left, seen = [mask], {mask}
     while left:
         node = left.pop()
@@ -195,7 +193,7 @@ def _is_made_of(mask: fx.Node, most: int) -> bool:
 @dataclass(frozen=True)
 class _Backward:
     """The backward of a library's attention: where its mask and its dropout stand (whether it is causal follows), and
-    whether it is as fast where all keys count or sequences are short."""
+    whether it is faster where sequences are short."""
 
     mask: int | None
     dropout: int
@@ -228,7 +226,7 @@ def is_own_backward(node: fx.Node) -> bool:
     widths, length = (query.shape[-1], value.shape[-1]), min(query.shape[-2], key.shape[-2])
     fits = all(width % 16 == 0 and width <= _WIDEST_TRAINED_HEAD for width in widths) and length >= _LEAST_LENGTH
     whole = kept.numel() * query.shape[-1] == query.numel()
-    wins = not library.is_fast or (node.args[library.dropout + 1] is True and length >= _LONG_ENOUGH_TO_TRAIN)
+    wins = not library.is_fast or length >= _LONG_ENOUGH_TO_TRAIN
     return fits and whole and wins and all(map(_has_aligned_lines, tensors))
 
 

@@ -11,10 +11,13 @@ from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder
 from weft.ir.expr import floordiv, product
-from weft.ir.types import boolean
+from weft.ir.types import boolean, tensor_of
 from weft.ops import composites
+from weft.passes.constant_values import made_by, number_of
 
 Many = tuple[SSAValue | None, ...]
+_NOTHING = -65504.0
+"""What torch adds for cuDNN where a mask of booleans is false."""
 
 
 @aten("_scaled_dot_product_flash_attention_for_cpu")
@@ -74,7 +77,23 @@ def gpu_cudnn_attention(
     *,
     scale: float | None = None,
 ) -> Many:
-    return _gpu_attention(b, query, key, value, bias, dropout, causal, scale)
+    given = bias if bias is None or b.is_used(1) else _given_mask(b, bias)
+    return _gpu_attention(b, query, key, value, given, dropout, causal, scale)
+
+
+def _given_mask(b: ImportBuilder, bias: SSAValue) -> SSAValue:
+    """The booleans that torch has made numbers of, for a library that takes no infinities; else the numbers."""
+    value = bias
+    while (view := made_by(value, "graph.broadcast")) is not None:
+        value = view.operands[0]
+    choice = made_by(value, "graph.where")
+    if choice is None or tensor_of(choice.operands[0].type).shape != b.shape(value):
+        return bias
+    condition, *values = choice.operands
+    numbers = [number_of(each) for each in values]
+    if 0 not in numbers or None in numbers or min(filter(None, numbers), default=0) > _NOTHING:
+        return bias
+    return condition if numbers[0] == 0 else b.emit("logical_not", condition)
 
 
 @aten("_scaled_dot_product_efficient_attention")
@@ -110,7 +129,7 @@ def _gpu_attention(
     if dropout:
         raise UnsupportedError("attention with dropout")
     factor = attention_scale(b, query, scale)
-    mask = None if bias is None else b.to(bias, b.dtype(query))
+    mask = bias if bias is None or b.dtype(bias) == boolean else b.to(bias, b.dtype(query))
     if not b.is_used(1):
         grouped = _grouped(b, query, key, mask) if b.shape(query)[-2] == 1 and not causal else None
         if grouped is not None:

@@ -72,7 +72,7 @@ def _gpu_gradients(
     grad, query, key, value, out, logsumexp = tensors
     batch, heads, length, width = b.shape(query)
     factor = attention_scale(b, query, scale)
-    if factor == 0:  # what is subtracted from scores is in their units
+    if factor == 0:
         raise UnsupportedError("attention whose scores are all scaled to zero")
     shared = b.shape(key)[1]
     members = (batch, shared, floordiv(heads, shared), length)
