@@ -29,10 +29,10 @@ _BETWEEN = 800
 """Cycles from one tile to the next."""
 _CLOCK, _MEMORY, _START = 1.5e9, 4.0e12, 3e-6
 """Cycles a second under load, where power sets them; bytes a second of memory; the seconds until all have begun."""
-_BUSY, _IDLE, _AGAIN = 0.8, 0.2, 5.0e13
+_BUSY, _IDLE, _AGAIN = 0.8, 0.2, 2.0e13
 """The part of the multiprocessors that must read to keep the memory busy. Where weights are read once: what the others
 would still gain, and bytes a second of the other operand, which all programs read."""
-_COLUMNS = (128, 112, 96, 80, 64, 48)
+_COLUMNS = (128, 112, 96, 80, 64)
 """Columns of tiles of such rows: more would leave no room for the next kernel's blocks beside them."""
 _MOST_PARTS, _SUM_BYTES = 8, 4
 """Parts that K is cut into, and the bytes of their sums."""

@@ -61,7 +61,9 @@ def test_weights_come_before_the_kernel_ahead_has_ended(
     found = trial(*shape, body)
     kernel, launch = annotate(product_of(found, fixed), TARGET)
     roles = roles_of(kernel)
-    assert roles.early is not None and integer(kernel, RESIDENT) == 2 and 2 * (launch.shared + 1024) <= 228 << 10
+    resident = integer(kernel, RESIDENT)
+    assert roles.early is not None and resident == (2 if len(found.lowered.calls) > 1 else 1)
+    assert resident * (launch.shared + 1024) <= 228 << 10
     fills = [[op for op in block.walk() if isinstance(op, FillOp)] for block in roles.producers]
     assert [{launch.maps[op.map.value.data].argument for op in ops} for ops in fills] == [{0}, set(fixed)]
     assert compile_kernels({"product": product_of(found, fixed)}, TARGET).launches["product"].asked == fixed
@@ -76,12 +78,13 @@ def test_weights_that_may_change_are_waited_for() -> None:
 
 @needs_ptxas
 @pytest.mark.parametrize("shape", [(64, 14336, 4096), (17, 4096, 14336), (33, 32768, 1024), (64, 6144, 4096)])
-def test_registers_are_enough_for_two_blocks(shape: tuple[int, int, int]) -> None:
-    code = compile_kernels({"product": product_of(trial(*shape))}, TARGET)
+def test_registers_are_enough(shape: tuple[int, int, int]) -> None:
+    made = trial(*shape)
+    code, resident = compile_kernels({"product": product_of(made)}, TARGET), len(made.lowered.calls)
     found = assemble(code.ptx, TARGET.arch)
     assert not found.error
     (taken,) = found.kernels.values()
-    assert not taken.spilled and taken.registers * code.launches["product"].threads * 2 <= TARGET.registers
+    assert not taken.spilled and taken.registers * code.launches["product"].threads * resident <= TARGET.registers
 
 
 @pytest.mark.parametrize("dtype", [bf16, f16], ids=str)

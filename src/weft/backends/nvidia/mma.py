@@ -128,7 +128,8 @@ class Fragments:
 
         Where many warps sum up several rows, what they read of each other takes fewer registers as it is.
         """
-        return self.m <= _HALF and self.tiles_n % 2 == 0 and (self.m == 1 or self.warps.k <= _FEW_WARPS)
+        few = self.m == 1 or (self.m <= _HALF and self.warps.k <= _FEW_WARPS)
+        return few and self.tiles_n % 2 == 0 and self.widest == _HALF
 
     @property
     def turned_rows(self) -> int:

@@ -62,7 +62,10 @@ from weft.ir.types import DType, bf16, f16, f32, i32
 from weft.tile import dialect as tile
 
 _MOST_STAGES, _ALIGNMENT = 6, 1024
-SIDE_BY_SIDE, _FEW_SUMS = 2, 64
+_MOST_AHEAD = 10
+"""Stages of weights that are on their way before the kernel ahead has ended."""
+_FEW_SUMS = 64
+"""Registers of a thread's sums that leave room for another block."""
 _RESERVED = 1024
 """Shared memory of a block that the system takes."""
 _CHUNK = 16
@@ -107,10 +110,13 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = 
     staging = 4 * consumers * 2 * STAGE_BYTES if staged else 0
     resident = integer(kernel, RESIDENT, 1) if consumers == 2 else 1
     room = target.shared_per_block // resident - resident * _ALIGNMENT
-    if operands.starts_early and _sums(dots) <= _FEW_SUMS:  # a block of the next kernel has room beside one of this
-        resident = SIDE_BY_SIDE
+    most = _MOST_STAGES
+    if operands.starts_early:
+        # A kernel that adds up parts of K comes behind these, and two blocks side by side do not wait for it.
+        in_parts = sum(size != 1 for size in kernel.grid.data) > 1
+        resident, most = (2, most) if in_parts and _sums(dots) <= _FEW_SUMS else (1, _MOST_AHEAD)
         room = ((target.shared_per_block + _RESERVED) // resident - _RESERVED) // _ALIGNMENT * _ALIGNMENT
-    rings = _rings(operands, room - staging, ahead)
+    rings = _rings(operands, room - staging, ahead, most)
     if rings is None:
         return None
     set_integer(kernel, RESIDENT, resident)
@@ -136,12 +142,12 @@ def _needed(kernel: tile.KernelOp, operands: Operands, addends: Iterable[tile.Lo
     return ops_behind(index for op in (*operands.batches, *addends, *loops) for index in op.indices)
 
 
-def _rings(operands: Operands, room: int, ahead: bool) -> list[RingType] | None:
+def _rings(operands: Operands, room: int, ahead: bool, most: int) -> list[RingType] | None:
     """As many stages as there is room for, the same number in all rings but those of what is held."""
     bytes_of = [sum(slot.bytes for slot in slots) + BARRIER_BYTES for slots in operands.rings]
     held = sum(size for size, is_held in zip(bytes_of, operands.held, strict=True) if is_held)
     moving = sum(bytes_of) - held
-    stages = min(_MOST_STAGES, (room - held) // moving) if moving else 0
+    stages = min(most, (room - held) // moving) if moving else 0
     if stages < 2:
         return None
     counts, left = [1 if is_held else stages for is_held in operands.held], room - held - stages * moving
