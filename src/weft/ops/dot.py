@@ -52,8 +52,8 @@ class Dot(Structured):
     """The product of matrices [..., M, K] and [..., K, N] with equal leading dimensions.
 
     Narrow floats are accumulated in f32 and rounded once; integers wrap around. With `dtype` i32, x of i8 or
-    i16 and y of i8 are multiplied and summed in that type, and with f32, x and y of 8-bit floats of either kind; with
-    `fast` a machine may sum these in fewer digits.
+    i16 and y of i8 are multiplied and summed in that type, and with f32, x and y of 8-bit floats of either kind or both
+    of the same 16 bits; with `fast` a machine may sum those of 8 bits in fewer digits.
     """
 
     @classmethod
@@ -65,7 +65,7 @@ class Dot(Structured):
         elif (x.dtype, y.dtype) not in _WIDENED.get(wide, ()):
             raise DTypeError(
                 f"dot of {x.dtype} and {y.dtype} has no result of {wide}",
-                hint="i8 or i16 and i8 have one of i32, floats of 8 bits one of f32; cast the operands",
+                hint="i8 or i16 and i8 have one of i32, floats of 8 or 16 bits one of f32; cast the operands",
             )
         if x.rank < 2 or x.rank != y.rank or x.shape[:-2] != y.shape[:-2] or x.shape[-1] != y.shape[-2]:
             raise ShapeError(
