@@ -86,3 +86,39 @@ def test_only_products_of_the_same_rows_share_a_kernel(passes: Any) -> None:
 
     text = str(passes.apply(PASSES, passes.built({"x": one, "y": one, "w": two}, body), rtol=0.02))
     assert text.count('"graph.group"') == 2
+
+
+FEW = {"x": Tensor(bf16, (2, 512)), "w": Tensor(bf16, (2 * N, 512)), "v": Tensor(bf16, (N, 512))}
+
+
+def gated_rows(b: GraphBuilder, x: SSAValue, w: SSAValue, v: SSAValue) -> SSAValue:
+    return gated(b, x, b.permute(w, dims=(1, 0)))
+
+
+def two_gates(b: GraphBuilder, x: SSAValue, w: SSAValue, v: SSAValue) -> SSAValue:
+    first = b.slice(w, starts=(0, 0), shape=(N, 512), steps=(1, 1))
+    return b.mul(*(b.dot(x, b.permute(each, dims=(1, 0))) for each in (first, v)))
+
+
+GATES = [(gated_rows, True, 1), (gated_rows, False, 2), (two_gates, False, 1)]
+
+
+@pytest.mark.parametrize(("body", "few_rows", "groups"), GATES)
+def test_gates_of_few_rows(passes: Any, body: Any, few_rows: bool, groups: int) -> None:
+    split = (SplitProducts(few_rows=few_rows), *PASSES[1:])
+    text = str(passes.apply(split, passes.built(FEW, body), rtol=0.02))
+    assert text.count('"graph.group"') == groups
+
+
+@pytest.mark.parametrize("change", [{"x": (2, 500), "w": (2 * N, 500)}, {"x": (2, 512), "w": (512, 512)}])
+def test_few_rows_of_small_weights_stay_apart(passes: Any, change: dict[str, tuple[int, int]]) -> None:
+    given = {name: Tensor(bf16, shape) for name, shape in change.items()}
+
+    def body(b: GraphBuilder, x: SSAValue, w: SSAValue) -> SSAValue:
+        n = b.tensor(w).shape[0]
+        y = b.dot(x, b.permute(w, dims=(1, 0)))
+        parts = [b.slice(y, starts=(0, start), shape=(2, n // 2), steps=(1, 1)) for start in (0, n // 2)]
+        return b.mul(*parts)
+
+    text = str(passes.apply(PASSES, passes.built(given, body), rtol=0.02))
+    assert text.count('"graph.dot"') == 1

@@ -12,17 +12,22 @@ from typing import ClassVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.passes import ModulePass
 
+from weft.ir.expr import Size
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, GraphOp
 from weft.ops.dot import Dot, TiledDot
 from weft.ops.graph import FuncOp, GraphBuilder
-from weft.passes.claim_libraries import FEW_ROWS, is_for_tensor_cores, worth_tensor_cores
+from weft.passes.build_groups import is_free
+from weft.passes.claim_libraries import FEW_ROWS, is_for_tensor_cores, worth_streaming, worth_tensor_cores
+from weft.passes.parts import views_from
 
 _PARTS = 2
 """Products that a kernel has registers for."""
+_LEAST_BROUGHT, _PIECE = 1 << 19, 512
+"""Weights of few rows from which on a copy engine brings them, and how many of each it brings at once."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +40,15 @@ class SplitProducts(ModulePass):
 
     name: ClassVar[str] = "split_products"
 
+    few_rows: bool = True
+    """Whether products of few rows are split, too: weights that are coded later must not be."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:
             if isinstance(function, FuncOp) and "prepares" not in function.attributes:
                 for candidate in list(function.block.ops):
                     if isinstance(candidate, Dot | TiledDot):
-                        _split(candidate)
+                        _split(candidate, self.few_rows)
 
 
 def share_rows(ops: Sequence[Operation], most: int) -> bool:
@@ -50,27 +58,48 @@ def share_rows(ops: Sequence[Operation], most: int) -> bool:
     if tiled:
         same = {(op.operands[0], *op.operands[2:], op.params["rows"]) for op in tiled}
         return not dots and len(tiled) <= most and len(same) == 1 and tiled[0].params["rows"] > FEW_ROWS
-    sides = [tensor_of(dot.results[0].type).shape[-2] for dot in dots]
-    fitting = all(is_for_tensor_cores(dot) for dot in dots) and all(isinstance(m, int) and m > FEW_ROWS for m in sides)
+    fitting = all(is_for_tensor_cores(dot) and (_has_many_rows(dot) or _are_brought(dot)) for dot in dots)
     return fitting and 0 < len(dots) <= most and len({dot.operands[0] for dot in dots}) == 1
 
 
-def _is_worth(dot: Dot | TiledDot, width: int) -> bool:
+def _has_many_rows(dot: Dot) -> bool:
+    rows = tensor_of(dot.results[0].type).shape[-2]
+    return isinstance(rows, int) and rows > FEW_ROWS
+
+
+def _are_brought(dot: Dot) -> bool:
+    """Whether a copy engine brings the weights of a product of few rows: as they lie in memory, along K."""
+    weights, views = views_from(dot.operands[1])
+    plain = not isinstance(weights, OpResult) or not is_free(weights.op)
+    turned = sum(view.name == "graph.permute" for view in views) == 1
+    return plain and turned and _is_brought(dot, tensor_of(dot.results[0].type).shape[-1])
+
+
+def _is_brought(dot: Dot, width: Size) -> bool:
+    """The same of so many columns: there are enough of them, and whole pieces."""
+    result, depth = tensor_of(dot.results[0].type), tensor_of(dot.operands[0].type).shape[-1]
+    if not worth_streaming(result.dtype, (*result.shape[:-1], width), depth):
+        return False
+    elements = width * depth * _PARTS
+    return isinstance(depth, int) and depth % _PIECE == 0 and isinstance(elements, int) and elements >= _LEAST_BROUGHT
+
+
+def _is_worth(dot: Dot | TiledDot, width: int, few_rows: bool) -> bool:
     """Whether the tensor cores are worth it for so many columns of a product."""
     result, depth = tensor_of(dot.results[0].type), tensor_of(dot.operands[0].type).shape[-1]
     if isinstance(dot, TiledDot):
         return dot.params["rows"] > FEW_ROWS
-    return worth_tensor_cores(result.dtype, (result.shape[0], width), depth)
+    return worth_tensor_cores(result.dtype, (result.shape[0], width), depth) or (few_rows and _is_brought(dot, width))
 
 
-def _split(dot: Dot | TiledDot) -> None:
+def _split(dot: Dot | TiledDot, few_rows: bool) -> None:
     slices = _slices(dot.results[0])
     result = tensor_of(dot.results[0].type)
     if slices is None or len(slices) != _PARTS or result.rank != 2:
         return
     parts = [(op.params["starts"][-1], op.params["shape"][-1]) for op in slices]
     (first, width), (second, other) = sorted(parts)
-    if width != other or first + width > second or not _is_worth(dot, width):
+    if width != other or first + width > second or not _is_worth(dot, width, few_rows):
         return
     if not set(_elementwise_after(slices[0])) & set(_elementwise_after(slices[1])):
         return

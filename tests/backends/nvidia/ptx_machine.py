@@ -18,6 +18,8 @@ import numpy as np
 BASE = 1 << 20
 WIDTHS = {"pred": 1, "b8": 8, "u8": 8, "s8": 8, "b16": 16, "u16": 16, "s16": 16, "f16": 16, "bf16": 16}
 WIDTHS |= {f"{kind}{bits}": bits for kind in "busf" for bits in (32, 64)}
+WHOLE = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+"""How numbers are made whole."""
 U64 = np.uint64
 
 
@@ -381,21 +383,18 @@ class Machine:
             self.write(line.operands[0], (high << U64(16)) | low, "b32", active)
             return
         value = self.value(line.operands[1], source)
+        whole = next((WHOLE[p] for p in line.parts if p in WHOLE), None)
+        if target in ("f16", "bf16", "f32", "f64") and source in ("f16", "bf16", "f32", "f64") and whole is not None:
+            value = whole(value)
         if target in ("f16", "bf16"):
             self.write(line.operands[0], narrowed(value, target), "b16", active)
             return
         if target[0] == "f":
-            if source[0] == "f" and (
-                "rni" in line.parts or "rzi" in line.parts or "rmi" in line.parts or "rpi" in line.parts
-            ):
-                how = next(p for p in line.parts if p in ("rni", "rzi", "rmi", "rpi"))
-                value = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[how](value)
             self.write(line.operands[0], value, target, active)
             return
         if source[0] == "f" or source in ("f16", "bf16"):
             wide = value.astype(np.float64)
-            how = next((p for p in line.parts if p in ("rni", "rzi", "rmi", "rpi")), "rzi")
-            wide = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[how](wide)
+            wide = (whole or np.trunc)(wide)
             width, signed = WIDTHS[target], target[0] == "s"
             low = -(2 ** (width - 1)) if signed else 0
             high = 2 ** (width - 1) - 1 if signed else 2**width - 1

@@ -184,3 +184,18 @@ def test_what_goes_wrong_below_the_language_is_shown_at_the_kernel():
         raise ZeroDivisionError("division by zero")
     assert raised.value.line == kernel.source.line
     assert Path(raised.value.frames[0].file) == Path(__file__)
+
+
+@triton.jit
+def places(x, out, M: tl.constexpr, N: tl.constexpr, AXIS: tl.constexpr):
+    values = tl.load(x + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :])
+    found = tl.argmin(values, AXIS, keep_dims=True) + 0 * values
+    tl.store(out + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :], found)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float32])
+@pytest.mark.parametrize(("m", "n", "axis"), [(32, 1, 1), (1, 32, 0), (1, 1, 0), (8, 4, 0), (8, 4, 1)])
+def test_places_along_an_axis_of_any_length(run: Run, m: int, n: int, axis: int, dtype: type):
+    x, out = np.random.randint(-9, 9, (m, n)).astype(dtype), np.full((m, n), -1, np.int64)
+    run(places, x, out, M=m, N=n, AXIS=axis)
+    np.testing.assert_array_equal(out, np.broadcast_to(x.argmin(axis, keepdims=True), (m, n)))

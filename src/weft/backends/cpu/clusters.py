@@ -137,13 +137,14 @@ def _is_alone(op: Sink) -> bool:
     """Whether a sink is not part of a loop over positions.
 
     So it is with a write that has an order of its own or is but one element, and with the place of an extremum along an
-    axis across the vectors.
+    axis across the vectors, or of one element.
     """
     if isinstance(op, tile.ScatterOp):
         return op.unordered is None or not tile.tile_type(op.value).sizes
     if not isinstance(op, tile.ReduceOp) or not COMBINERS[op.kind.data].indexed:
         return False
-    return any(size > 1 for size in tile.tile_type(op.value).sizes[op.axis.value.data + 1 :])
+    _, *across = sizes = tile.tile_type(op.value).sizes[op.axis.value.data :]
+    return sizes[0] == 1 or any(size > 1 for size in across)
 
 
 def _place_scalar(op: Operation, steps: list[Step]) -> None:
