@@ -35,6 +35,8 @@ FEW_ROWS, _LEAST_STREAMED = 16, 128
 ROWS_OF_TILE, _LEAST_SIDE, _LEAST_READ, _CHUNK = 64, 1024, 1 << 24, 8
 """Rows that are one tile for the tensor cores; the least sides and number of weights that a generated kernel reads
 faster than the library, and what the copy engine takes multiples of."""
+_WIDE = 10240
+"""Columns that make tiles enough for a GPU; of fewer, K is cut, which must be as long then."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,8 @@ def worth_reading_once(dtype: DType, shape: Sequence[Size], depth: Size) -> bool
     if not (isinstance(m, int) and isinstance(n, int) and isinstance(depth, int)):
         return False
     whole = n % _CHUNK == 0 and depth % _CHUNK == 0
-    return FEW_ROWS < m <= ROWS_OF_TILE and whole and min(n, depth) >= _LEAST_SIDE and n * depth >= _LEAST_READ
+    many = min(n, depth) >= _LEAST_SIDE and n * depth >= _LEAST_READ and (n >= _WIDE or depth >= n)
+    return FEW_ROWS < m <= ROWS_OF_TILE and whole and many
 
 
 def _is_for_blas(dot: Dot, constants: set[SSAValue]) -> bool:

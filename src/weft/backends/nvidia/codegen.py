@@ -6,7 +6,7 @@ a tile's side, or beyond its extents at run time, is computed along and never wr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 from xdsl.ir import Block, Operation, SSAValue
 
@@ -266,17 +266,19 @@ class KernelCodegen:
         left, codes = self.tiles[op.a], op.b.owner
         words, columns = fragments.vector // 2, fragments.tiles_n
 
-        def right(chunk: int, column: int) -> Iterable[V]:
-            first = (chunk * columns + column) * words
-            return self.tiles[op.b][first : first + words]
+        def right(chunk: int, column: int, part: int, parts: int) -> Sequence[V]:
+            first = (chunk * columns + column) * words + part * (words // parts)
+            return self.tiles[op.b][first : first + words // parts]
 
-        factor: Callable[[int, int], V] | None = None
         if isinstance(codes, tile.DequantizeOp):
             decoder = Decoder(self, codes)
-            left, factor = decoder.ordered(left), decoder.sums_factor(fragments)
-            right = lambda chunk, column: decoder.words(chunk * columns + column, fragments.vector)  # noqa: E731
+            left = decoder.ordered(left)
+
+            def right(chunk: int, column: int, part: int, parts: int) -> Sequence[V]:
+                return decoder.words((chunk * columns + column) * parts + part, fragments.vector // parts)
+
         sums = [V("float", "0.0")] * layout_of(op.out).count if total is None else self.tiles[total]
-        self.tiles[op.out] = multiply(self.b, fragments, left, right, sums, op.dtype.data, factor)
+        self.tiles[op.out] = multiply(self.b, fragments, left, right, sums, op.dtype.data)
 
     def _kept(self, value: SSAValue, before: list[V]) -> list[V]:
         """A tile that a loop carries on: what a smaller one lacks stays as it was."""

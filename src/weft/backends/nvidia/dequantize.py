@@ -12,7 +12,7 @@ the same order, which costs less than to move codes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +23,6 @@ from weft.backends.nvidia.block import i32
 from weft.backends.nvidia.dialect import layout_of
 from weft.backends.nvidia.global_memory import joined, pair
 from weft.backends.nvidia.math import asm
-from weft.backends.nvidia.mma import Fragments
 from weft.ir.attributes import from_attribute
 from weft.ir.types import DType, bf16, f8e4m3, f16, u8
 from weft.ops.quantized import FORMS
@@ -59,23 +58,7 @@ class Decoder:
         self.narrow = self.memory[:1] != [] and self.memory[0] in narrow
         shared = layout_of(op.factors[0]).offsets if op.factors else ()
         self.places = {offset: number for number, offset in enumerate(shared)}
-        self.apart = False
-        """Whether factors are applied to sums."""
         self.known: dict[int, tuple[V, V | None]] = {}
-
-    def sums_factor(self, fragments: Fragments) -> Callable[[int, int], V] | None:
-        """The factor of a chunk of K and a column, where all of the chunk has the same: sums are multiplied with it."""
-        op = self.op
-        if not self.places or not fragments.turned or op.group.value.data % (4 * fragments.vector):
-            return None
-        self.apart = True
-
-        def factor(chunk: int, column: int) -> V:
-            k, n = layout_of(op.out).offsets[(chunk * fragments.tiles_n + column) * fragments.vector]
-            raw = self.codegen.tiles[op.factors[0]][self.places[k // op.group.value.data, n]]
-            return _widened(self.codegen, raw, self.memory[0])
-
-        return factor
 
     def ordered(self, words: Sequence[V]) -> list[V]:
         """The other operand's neighbours (0, 1), (2, 3), (4, 5), (6, 7), in the order of the codes' pairs."""
@@ -88,17 +71,19 @@ class Decoder:
                 result += [_permuted(self.codegen.b, *pair_of, order) for order in (0x5410, 0x7632)]
         return result
 
-    def words(self, piece: int, vector: int) -> Generator[V]:
-        """The pairs of a piece of so many neighbours along K, each made when it is asked for."""
+    def words(self, piece: int, vector: int) -> list[V]:
+        """The pairs of a piece of so many neighbours along K."""
         op = self.op
         each, group = 32 // FORMS[op.form.data].bits, op.group.value.data
         layout, count = layout_of(op.out), vector * FORMS[op.form.data].bits // 32
+        pairs: list[V] = []
         for number in range(piece * count, (piece + 1) * count):
             k, n = layout.offsets[number * each]
             factor, zero = self._factor(self.places[k // group, n]) if self.places else (None, None)
             word = _as_it_is(self.codegen.b, self.codegen.tiles[op.codes][number])
             found = _decoded(self.codegen, word, op.form.data, self.dtype.name, zero)
-            yield from found if factor is None or self.apart else (self._scaled(value, factor) for value in found)
+            pairs += found if factor is None else [self._scaled(value, factor) for value in found]
+        return pairs
 
     def _factor(self, place: int) -> tuple[V, V | None]:
         """What numbers are multiplied with, and the pair that is added to codes first where they have zeros."""

@@ -6,15 +6,19 @@ An instruction takes two times two neighbours along K of each operand from a lan
 the same to the sum as long as both operands agree. So a lane holds 8 neighbours, which one access of memory brings, and
 two instructions take them in turn: operands come straight from memory, and nothing passes between threads.
 
+Of 2 to 8 rows and weights of few bits, these take the place of the 16 rows and the rows that of the 8 columns: `c` is
+then *turned*, and half as many instructions are left. Weights of 16 bits leave the tensor cores time enough.
+
 Operands are *packed*: a register holds two neighbours along K. Where a tile is too small for all warps of a block, they
 share its K, and the product has one more axis in front, along which what they have is then summed up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from itertools import product
+from typing import Self, TypeAlias
 
 from xdsl.dialects.builtin import IntegerAttr, StringAttr
 from xdsl.ir import Attribute, SSAValue
@@ -28,7 +32,7 @@ from weft.tile import dialect as tile
 
 ROWS, COLUMNS, DEPTH = 16, 8, 16
 """The sides of an instruction's operands."""
-_HALF, _FEW_WARPS = 8, 8
+_HALF, _MOST_TURNED = 8, 8
 PACKED, AHEAD, RAW = "nvidia.packed", "nvidia.ahead", "nvidia.raw"
 """On a load: its registers hold 4 bytes of neighbours each; it is made a turn of its loop before its tile is used; its
 registers hold elements as memory does."""
@@ -124,17 +128,12 @@ class Fragments:
 
     @property
     def turned(self) -> bool:
-        """Whether 16 columns are an instruction's rows, and up to 8 rows its columns: that takes half as many.
+        """Whether instructions take columns for rows, two times eight of them at once.
 
-        Where many warps sum up several rows, what they read of each other takes fewer registers as it is.
+        Of more warps there would be no registers to turn what they have in common.
         """
-        few = self.m == 1 or (self.m <= _HALF and self.warps.k <= _FEW_WARPS)
-        return few and self.tiles_n % 2 == 0 and self.widest == _HALF
-
-    @property
-    def turned_rows(self) -> int:
-        """Rows that a lane then has: of one row, the second is no part of the product."""
-        return min(self.m, 2)
+        coded = self.widest > _HALF
+        return coded and 1 < self.m <= _HALF and self.tiles_n % 2 == 0 and self.warps.k <= _MOST_TURNED
 
     @property
     def tiles_m(self) -> int:
@@ -204,17 +203,14 @@ class Fragments:
     def product(self) -> Layout:
         first = 1 if self.warps.k > 1 else 0
         rows, columns = first, first + 1
-        if self.turned:
-            registers = Mode(self.turned_rows, rows), Mode(self.tiles_n, columns, COLUMNS)
-            lanes = (Mode(4, rows, 2), Mode(8, columns))
-        else:
-            registers = (
-                Mode(2, columns),
-                Mode(self.halves, rows, _HALF),
-                Mode(self.tiles_n, columns, COLUMNS),
-                Mode(self.tiles_m, rows, ROWS),
-            )
-            lanes = (Mode(4, columns, 2), Mode(8, rows))
+        across, down = (rows, columns) if self.turned else (columns, rows)
+        registers = (
+            Mode(2, across),
+            Mode(self.halves, rows, _HALF),
+            Mode(self.tiles_n, columns, COLUMNS),
+            Mode(self.tiles_m, rows, ROWS),
+        )
+        lanes = (Mode(4, across, 2), Mode(8, down))
         warps = self.warps.modes((rows, ROWS * self.tiles_m), (columns, COLUMNS * self.tiles_n), (0, 1))
         shape = (self.warps.k, self.m, self.n) if first else (self.m, self.n)
         return Layout(shape, _real(registers), lanes, warps)
@@ -238,23 +234,24 @@ def _real(modes: Sequence[Mode]) -> tuple[Mode, ...]:
     return tuple(mode for mode in modes if mode.size > 1)
 
 
+Right: TypeAlias = Callable[[int, int, int, int], Sequence[V]]
+"""Gives words of the right operand when they are needed: by chunk along K, by column, and which of how many parts."""
+
+
 def multiply(
     b: Function,
     fragments: Fragments,
     left: Sequence[V],
-    right: Callable[[int, int], Iterable[V]],
+    right: Right,
     total: Sequence[V],
     dtype: str,
-    factor: Callable[[int, int], V] | None = None,
 ) -> list[V]:
     """Add a product of packed operands to the accumulators of a warp.
 
-    `right` gives the words of the right operand, by chunk along K and by column, and is asked when they are needed.
-    `factor` gives what the sum of a chunk and column is then multiplied with, where 16 columns are taken at a time.
     Where there is but one tile, two sums take turns: an instruction does not wait for the one before it.
     """
     if fragments.turned:
-        return _multiply_turned(b, fragments, left, right, total, dtype, factor)
+        return _multiply_turned(b, fragments, left, right, total, dtype)
     halves, words = fragments.halves, fragments.vector // 2
     zero, nothing = V("float", "0.0"), i32(0)
     result = list(total)
@@ -262,7 +259,7 @@ def multiply(
     beside = [zero] * 4
     for chunk in range(fragments.chunks):
         for column in range(fragments.tiles_n):
-            weights = list(right(chunk, column))
+            weights = right(chunk, column, 0, 1)
             for row in range(fragments.tiles_m):
                 place = 2 * halves * (row * fragments.tiles_n + column)
                 sums = [*result[place : place + 2 * halves], *[zero] * (4 - 2 * halves)]
@@ -285,36 +282,26 @@ def _multiply_turned(
     b: Function,
     fragments: Fragments,
     left: Sequence[V],
-    right: Callable[[int, int], Iterable[V]],
+    right: Right,
     total: Sequence[V],
     dtype: str,
-    factor: Callable[[int, int], V] | None,
 ) -> list[V]:
-    """The same with the right operand as the instruction's left one: two of its tiles at a time."""
-    words, each, zero = fragments.vector // 2, fragments.turned_rows, V("float", "0.0")
-    sums = list(total) if each == 2 else [value for one in total for value in (one, zero)]
-    beside = [zero] * 4
-    alone = len(sums) == 4 and words > 2 and factor is None
-    for chunk in range(fragments.chunks):
-        for place in range(0, len(sums), 4):
-            columns = place // 2, place // 2 + 1
-            first, second = (iter(right(chunk, column)) for column in columns)
-            here = [zero] * 4 if factor is not None else sums[place : place + 4]
-            for step in range(0, words, 2):
-                a = [next(column) for column in (first, second, first, second)]
-                rows = left[chunk * words + step :][:2]
-                if alone and step % 4:
-                    beside = _instruction(b, beside, a, rows, dtype)
-                else:
-                    here = _instruction(b, here, a, rows, dtype)
-            if factor is not None:
-                factors = [value for column in columns for value in [factor(chunk, column)] * 2]
-                old = sums[place : place + 4]
-                here = [b.intrinsic("fma", *terms) for terms in zip(here, factors, old, strict=True)]
-            sums[place : place + 4] = here
-    if alone:
-        sums = [b.binary("fadd", one, other) for one, other in zip(sums, beside, strict=True)]
-    return sums if each == 2 else sums[::2]
+    """The same with columns in place of rows, two times eight of them in an instruction."""
+    parts = max(1, fragments.vector // _HALF)  # few at a time: those of two columns are held
+    words, result = fragments.vector // 2 // parts, list(total)
+    alone, beside = fragments.tiles_n == 2 and words > 2, [V("float", "0.0")] * 4
+    pieces = product(range(fragments.chunks), range(0, fragments.tiles_n, 2), range(parts))
+    for chunk, column, part in pieces:
+        rows = left[(chunk * parts + part) * words :][:words]
+        pair, place = [right(chunk, each, part, parts) for each in (column, column + 1)], 2 * column
+        for step in range(0, words, 2):
+            columns = [weights[word] for word in (step, step + 1) for weights in pair]
+            if alone and step % 4:
+                beside = _instruction(b, beside, columns, rows[step : step + 2], dtype)
+            else:
+                sums = result[place : place + 4]
+                result[place : place + 4] = _instruction(b, sums, columns, rows[step : step + 2], dtype)
+    return [b.binary("fadd", one, other) for one, other in zip(result, beside, strict=True)] if alone else result
 
 
 def _instruction(b: Function, sums: Sequence[V], left: Sequence[V], right: Sequence[V], dtype: str) -> list[V]:

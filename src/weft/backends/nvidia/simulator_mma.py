@@ -22,19 +22,29 @@ _GROUP, _MEMBER = _LANES // 4, _LANES % 4
 def multiply_fragments(fragments: Fragments, left: np.ndarray, right: np.ndarray, total: np.ndarray) -> np.ndarray:
     """Registers [threads, ...] of a product's operands, each of one element, to those of its result."""
     warps = len(left) // WARP
-    halves, vector, down, across = fragments.halves, fragments.vector, fragments.tiles_m, fragments.tiles_n
+    halves, vector = fragments.halves, fragments.vector
+    a = left.reshape(warps, WARP, fragments.chunks, fragments.tiles_m, halves, vector)
+    b = right.reshape(warps, WARP, fragments.chunks, fragments.tiles_n, vector)
     if fragments.turned:
-        left, right, halves, down, across = right, left, 2, across // 2, 1
-    a = left.reshape(warps, WARP, fragments.chunks, down, halves, vector)
-    b = right.reshape(warps, WARP, fragments.chunks, across, vector)
-    held = fragments.turned_rows if fragments.turned else 2
-    c = np.zeros((warps, WARP, down, across, halves, 2), np.float32)
-    c[..., :held] = total.reshape(warps, WARP, down, across, halves, held)
-    for warp, chunk, row, column in np.ndindex(warps, fragments.chunks, down, across):
+        return _multiply_turned(fragments, a, b, total)
+    c = total.reshape(warps, WARP, fragments.tiles_m, fragments.tiles_n, halves, 2).astype(np.float32)
+    for warp, chunk, row, column in np.ndindex(warps, fragments.chunks, fragments.tiles_m, fragments.tiles_n):
         for start in range(0, vector, 4):
             parts = a[warp, :, chunk, row, :, start : start + 4]
             c[warp, :, row, column] += _instruction(parts, b[warp, :, chunk, column, start : start + 4])
-    return c[..., :held].reshape(total.shape)
+    return c.reshape(total.shape)
+
+
+def _multiply_turned(fragments: Fragments, a: np.ndarray, b: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """The same with columns in place of rows."""
+    warps, pairs = len(a), fragments.tiles_n // 2
+    c = total.reshape(warps, WARP, pairs, 2, 2).astype(np.float32)
+    for warp, chunk, pair in np.ndindex(warps, fragments.chunks, pairs):
+        columns = b[warp, :, chunk, 2 * pair : 2 * pair + 2]
+        for start in range(0, fragments.vector, 4):
+            part = slice(start, start + 4)
+            c[warp, :, pair] += _instruction(columns[..., part], a[warp, :, chunk, 0, 0, part])
+    return c.reshape(total.shape)
 
 
 def _instruction(left: np.ndarray, right: np.ndarray) -> np.ndarray:

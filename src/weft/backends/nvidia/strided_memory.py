@@ -12,7 +12,6 @@ from weft.backends.nvidia.asynchronous import is_staged
 from weft.backends.nvidia.block import wide
 from weft.backends.nvidia.dialect import layout_of, layouts_of
 from weft.backends.nvidia.global_memory import ONCE, joined, load_chunk, load_raw, load_words, pair, store_chunk
-from weft.backends.nvidia.held_rows import HELD, read_held
 from weft.backends.nvidia.layouts import Layout, picked
 from weft.backends.nvidia.mma import AGAIN, AHEAD, PACKED, RAW, PackOp
 from weft.backends.nvidia.piece_stores import store_in_pieces
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
 
 def emit_load(codegen: KernelCodegen, op: tile.LoadOp) -> None:
     layout = layout_of(op.out)
-    if HELD in op.attributes:
-        codegen.tiles[op.out] = read_held(codegen, op)
-        return
     if PACKED in op.attributes:
         codegen.tiles[op.out] = _packed(codegen, op, layout)
         return
