@@ -79,6 +79,20 @@ def test_masks(name: str, length: int) -> None:
     check(attend, operands((2, 16, length, 128), 16, length), given)
 
 
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("first", [0, 4, 1024])
+@pytest.mark.parametrize("width", [64, 128])
+def test_masks_in_memory(added: bool, first: int, width: int) -> None:
+    def attend(q: Any, k: Any, v: Any, given: Any) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=given.to(q.dtype) if added else given)
+
+    place = torch.arange(1024, device="cuda")
+    behind = place[:, None] - place
+    seen = (behind >= 0) & ((behind < 300) | (place < first))
+    given = torch.zeros(1024, 1024, device="cuda").masked_fill(~seen, float("-inf")) if added else seen
+    check(attend, operands((2, 16, 1024, width), 16, 1024), given.bfloat16() if added else given)
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("capped", [False, True])
 def test_functions_of_places(capped: bool) -> None:

@@ -60,5 +60,8 @@ def test_what_two_products_read_is_copied_once(passes: Any) -> None:
 
 
 def test_copies_must_be_short_beside_the_product() -> None:
-    assert worth_aligning((4096, 4096), 4095, 2 * 4096 * 4095)
-    assert not worth_aligning((1024, 1024), 129, 2 * 1024 * 129)
+    assert worth_aligning((4096, 4096), 4095, 2 * 4096 * 4095, [2 * 4095])
+    assert worth_aligning((2047, 2047), 2047, 4 * 2047**2, [2 * 2047])
+    assert not worth_aligning((1024, 1024), 129, 2 * 1024 * 129, [2 * 129])
+    assert worth_aligning((2052, 2052), 2052, 4 * 2052**2, [2 * 2052])
+    assert not worth_aligning((1024, 1024), 1028, 4 * 1024 * 1028, [2 * 1028])

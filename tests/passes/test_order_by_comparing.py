@@ -82,6 +82,18 @@ def test_the_inverse_of_an_order_is_where_elements_have_gone(by_sorting: bool) -
     assert not ops & {"graph.sort", "graph.index_put"}
 
 
+@pytest.mark.parametrize(("rows", "kinds"), [(6000, 3), (8192, 40)])
+def test_long_lines_of_few_kinds_are_counted(rows: int, kinds: int) -> None:
+    def make(b: Any, x: Any) -> Any:
+        places = b.topk(x, k=2, dim=1, largest=True, sorted=True)[1]
+        return b.sort(b.reshape(places, shape=(2 * rows,)), dim=0, descending=False, stable=True)
+
+    before, after, ops = rewritten(make, np.random.default_rng(0).random((rows, kinds)).astype(np.float32))
+    for old, new in zip(before, after, strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert not ops & {"graph.sort", "graph.topk"}
+
+
 def test_long_lines_are_left_to_libraries() -> None:
     assert worth_comparing("sort", (4096,), 0)
     assert not worth_comparing("sort", (8192,), 0)

@@ -30,7 +30,7 @@ from weft.lower.emit import Axis, TileValue
 from weft.lower.evaluate import Source
 from weft.lower.kernels import Kernel
 from weft.lower.key_ranges import AtMost, Condition, Rows, bound_of
-from weft.lower.mask_reading import read_masks
+from weft.lower.mask_reading import Kept, read_masks
 from weft.ops.attention import AnyAttention
 from weft.ops.body import Value
 from weft.tile import dialect as tile
@@ -103,12 +103,12 @@ class FlashLowering(AttentionLowering):
         if self.masks.certain:
             edge = count if start == 0 else minimum(count, maximum(whole, self.visited - start))
             if whole != 1:
-                self._walk("upper", 1, whole, state, masked=True)
-            self._walk("whole", whole, edge, state, masked=False)
+                self._walk("upper", 1, whole, state, self.masks.upper)
+            self._walk("whole", whole, edge, state, None)
             if start != 0:
-                self._walk("lower", edge, count, state, masked=True)
+                self._walk("lower", edge, count, state, self.masks.lower)
         else:
-            self._walk("masked", 1, count, state, masked=True)
+            self._walk("masked", 1, count, state, self.masks.kept)
         most, total, weights, kept = state
         found = [most, total, self._summed(weights, kept, self.lowest * bj)]
         if self.range.prefix != 0:
@@ -140,20 +140,21 @@ class FlashLowering(AttentionLowering):
         """The block that is visited first: nothing is summed up yet."""
         bi, bn = self.sides["i"], self.sides["n"]
         masked = self.causal or self._is_cut or bool(self.masks.kept) or self.masks.local
+        kept = self.masks.upper if masked else None
         start = (self.visited - 1) * self.sides["j"]
-        scores = self._marked(self._scores_at(start), start, masked)
+        scores = self._marked(self._scores_at(start), start, kept)
         most = self.emit.reduce_axis(scores, "max", 1, self.dtype)
-        powers = self._powers(scores, self._base(most, masked))
+        powers = self._powers(scores, self._base(most, kept))
         total = self.emit.reduce_axis(powers, "sum", 1, self.dtype)
         return [most, total, self._weights(powers), self._full(0.0, (bi, bn))]
 
-    def _walk(self, name: str, lower: Size, upper: Size, state: list[TileValue], *, masked: bool) -> None:
+    def _walk(self, name: str, lower: Size, upper: Size, state: list[TileValue], masks: Kept | None) -> None:
         with self.emit.loop(f"{name}_block", upper, 1, state, lower) as carried:
             start = (self.visited - 1 - symbol(f"{name}_block")) * self.sides["j"]
             greatest, total, weights, kept = carried
             scores = self._scores_at(start)
             product = self._summed(weights, kept, start + self.sides["j"])
-            most, total, powers, rescale = self._softened(scores, start, greatest, total, masked)
+            most, total, powers, rescale = self._softened(scores, start, greatest, total, masks)
             kept = self._typed(self.emit.math("mul", product, rescale))
             carried[:] = [most, total, self._weights(powers), kept]
 
@@ -162,18 +163,19 @@ class FlashLowering(AttentionLowering):
         with self.emit.loop("prefix_block", self.before, 1, state) as carried:
             start = symbol("prefix_block") * self.sides["j"]
             greatest, total, product = carried
-            most, total, powers, rescale = self._softened(self._scores_at(start), start, greatest, total, True)
+            scores = self._scores_at(start)
+            most, total, powers, rescale = self._softened(scores, start, greatest, total, self.masks.kept)
             kept = self._typed(self.emit.math("mul", product, rescale))
             carried[:] = [most, total, self._summed(self._weights(powers), kept, start)]
 
     def _softened(
-        self, scores: Value, start: Size, greatest: TileValue, total: TileValue, masked: bool
+        self, scores: Value, start: Size, greatest: TileValue, total: TileValue, masks: Kept | None
     ) -> tuple[TileValue, TileValue, TileValue, TileValue]:
         """The greatest scores, the sums of powers, the powers of a block, and what earlier sums are to be scaled by."""
         emit = self.emit
-        scores = self._marked(scores, start, masked)
+        scores = self._marked(scores, start, masks)
         most = self._typed(emit.math("max", greatest, emit.reduce_axis(scores, "max", 1, self.dtype)))
-        base = self._base(most, masked)
+        base = self._base(most, masks)
         rescale = self._power(emit.math("mul", emit.math("sub", greatest, base), self._constant(self.unit)))
         powers = self._powers(scores, base)
         sums = emit.math("add", emit.math("mul", total, rescale), emit.reduce_axis(powers, "sum", 1, self.dtype))
@@ -201,9 +203,9 @@ class FlashLowering(AttentionLowering):
 
     # -- softmax -----------------------------------------------------------------------------------------------------
 
-    def _base(self, most: TileValue, masked: bool) -> Value:
+    def _base(self, most: TileValue, masks: Kept | None) -> Value:
         """What is subtracted: the greatest score, or nothing in a row that has seen no key."""
-        if not masked and (self.masks.local or not self.masks.added):
+        if masks is None and (self.masks.local or not self.masks.added):
             return most
         emit = self.emit
         return emit.where(emit.math("eq", most, self._constant(float("-inf"))), self._constant(0.0), most)
@@ -216,18 +218,18 @@ class FlashLowering(AttentionLowering):
     def _power(self, value: Value) -> TileValue:
         return self.emit.map("exp2", [value], self.dtype, **{tile.FLUSHES: UnitAttr()})
 
-    def _marked(self, scores: Value, start: Size, masked: bool) -> Value:
-        """Scores in units of `unit`, with nothing where a key does not count."""
+    def _marked(self, scores: Value, start: Size, masks: Kept | None) -> Value:
+        """Scores in units of `unit`, with nothing where a key does not count; without masks, all do."""
         emit = self.emit
         self.bases["j"] = start
         if self.unit == 1.0:
             scores = self._capped(emit.math("mul", scores, self._constant(self._scale)))
-        for mask in self.masks.added if masked or not self.masks.local else ():
+        for mask in self.masks.added if masks is not None or not self.masks.local else ():
             scores = self._added(scores, self._mask_tile(mask))
-        if not masked:
+        if masks is None:
             return scores
         nothing = self._constant(float("-inf"))
-        for mask, condition in self.masks.kept:
+        for mask, condition in masks:
             holds = self._mask_tile(mask) if condition is None else self._holds(condition)
             scores = emit.where(holds, scores, nothing)
         if not self.causal and not self._is_cut:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from xdsl.dialects.builtin import IndexType
 from xdsl.ir import OpResult, SSAValue
 
-from weft.ir.expr import Size, floordiv, maximum, minimum, symbol, symbols_of
+from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, symbol, symbols_of
 from weft.ir.types import boolean, tensor_of
 from weft.lower.evaluate import Source
 from weft.lower.key_ranges import (
@@ -31,16 +31,22 @@ if TYPE_CHECKING:
     from weft.lower.flash_attention import FlashLowering
 
 
+Kept: TypeAlias = "tuple[tuple[SSAValue, Condition | None], ...]"
+"""Masks that say which keys count, as conditions on places where they are such."""
+
+
 @dataclass(frozen=True)
 class Masks:
     """What is added to scores, the conditions under which keys count, and the keys that do so.
 
     A condition on places is there as such; others are computed. `certain` says that it is known where all hold, and
-    `local` that nothing is added there.
+    `local` that nothing is added there. Beyond these keys the `upper` ones may fail, before them the `lower` ones.
     """
 
     added: tuple[SSAValue, ...]
-    kept: tuple[tuple[SSAValue, Condition | None], ...]
+    kept: Kept
+    upper: Kept
+    lower: Kept
     range: KeyRange
     certain: bool
     local: bool = False
@@ -67,7 +73,38 @@ def read_masks(lowering: FlashLowering) -> Masks:
         lower, upper, start, stop, prefix = told
         every = maximum(found.every[0], start), minimum(found.every[1], stop)
         found = KeyRange(maximum(found.lower, lower), minimum(found.upper, upper), every, prefix)
-    return Masks(tuple(added), tuple(kept), found, certain or bool(told), local=bool(told))
+    edges = _edges(lowering, tuple(kept))
+    return Masks(tuple(added), tuple(kept), *edges, found, certain or bool(told), local=bool(told))
+
+
+def _edges(lowering: FlashLowering, kept: Kept) -> tuple[Kept, Kept]:
+    """The conditions that may fail at the upper edge of a tile's keys, and those at the lower one.
+
+    All may at both, unless it is known that no block of keys has both edges in it.
+    """
+    rows, width = lowering.rows, lowering.sides["j"]
+    last = ceildiv(lowering.runs["i"].size, rows.count) * rows.count - 1 if "i" in lowering.runs else 0
+    upper: list[tuple[SSAValue, Condition | None]] = []
+    lower: list[tuple[SSAValue, Condition | None]] = []
+    highest: list[Size] = [rows.first] if lowering.causal else []
+    lowest: list[Size] = []
+    room: list[Size] = []
+    for mask, condition in kept:
+        bound = bound_of(condition.expr, rows) if isinstance(condition, AtMost) else None
+        if bound is None or bound.step == 0:
+            return kept, kept
+        ends = [bound.limit + bound.slope * (rows.first + place) for place in (0, rows.count - 1)]
+        if bound.step > 0:
+            upper.append((mask, condition))
+            highest.append(ends[bound.slope < 0])
+        else:
+            lower.append((mask, condition))
+            lowest.append(ends[bound.slope >= 0])
+            room.append(rows.keys - width - bound.limit - max(bound.slope, 0) * last)
+    gaps = [high - low - width + 1 for high in highest for low in lowest]
+    if all(isinstance(size, int) and size >= 0 for size in (*gaps, *room)):
+        return tuple(upper), tuple(lower)
+    return kept, kept
 
 
 def _told(lowering: FlashLowering) -> list[Size]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xdsl.ir import SSAValue
 
@@ -116,6 +116,8 @@ class SplitLowering(FlashLowering):
         self.lowest = minimum(begin, self.visited - 1)
         self.visited = minimum(begin + each, self.visited)
         self.before = self.before * maximum(0, 1 - symbol(_PART))  # the first part has the first keys, too
+        kept = self.masks.kept  # a part may begin, or end, at either edge
+        self.masks = replace(self.masks, upper=kept, lower=kept)
 
 
 def _joining(op: AnyAttention, scratch: Sequence[Tensor]) -> GroupOp:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from typing import ClassVar
 
 from xdsl.context import Context
@@ -30,8 +30,8 @@ _ENGINE = 16
 _MULTIPLIED, _COPIED, _START = 6e14, 1.5e12, 3e-6
 """Operations a second of products, bytes a second that copies of such rows read and write, and the seconds that each of
 them takes at least."""
-_SHARE = 0.5
-"""Of the time of a product: what copies may take."""
+_BY_LIBRARY = {2: 1.4e14, 4: 2.5e14, 8: 2.5e14}
+"""Operations a second of a library's products, by the bytes that rows begin at multiples of."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,12 @@ def _are_steps(strides: Sequence[Size], width: int) -> bool:
     return all(isinstance(stride, int) and stride * width % _ENGINE == 0 for stride in strides)
 
 
-def worth_aligning(shape: Sequence[int], depth: int, copied: int) -> bool:
-    """Whether a product is long enough for so many bytes of its operands to be copied before it."""
-    return 2 * copied / _COPIED + 2 * _START < _SHARE * 2 * prod(shape) * depth / _MULTIPLIED
+def worth_aligning(shape: Sequence[int], depth: int, copied: int, steps: Sequence[int]) -> bool:
+    """Whether a product, after copies of so many bytes, is done before a library is that does without them.
+
+    `steps` are the bytes from row to row of what is copied.
+    """
+    operations = 2 * prod(shape) * depth
+    within = gcd(_ENGINE, *steps)
+    copying = 2 * copied / _COPIED + 2 * _START
+    return copying + operations / _MULTIPLIED < operations / _BY_LIBRARY.get(within, _MULTIPLIED)

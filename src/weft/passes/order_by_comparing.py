@@ -22,10 +22,14 @@ from weft.ops.graph import FuncOp, GraphBuilder
 from weft.ops.scan import CumSum
 from weft.ops.scatter import IndexPut
 from weft.ops.sort import Sort, TopK
+from weft.passes.constant_values import made_by
 
 _MOST_OF_A_SORT, _MOST_OF_LINES = 1 << 24, 1 << 26
 """Pairs that are compared in less time than a library takes to sort so many elements, of one line and of many."""
 _MOST_SUMMED = 1 << 20
+_LEAST_COUNTED, _LEAST_PART, _MOST_PART, _MOST_PARTS, _MOST_KINDS = 1024, 32, 256, 1024, 256
+"""Elements of a line that is sorted by counting, and of a part of it; how many parts it may have, and how many kinds
+of numbers."""
 
 
 def worth_comparing(name: str, shape: Sequence[Size], dim: int) -> bool:
@@ -38,6 +42,19 @@ def worth_comparing(name: str, shape: Sequence[Size], dim: int) -> bool:
         pairs *= size
     most = {"cumsum": _MOST_SUMMED, "sort": _MOST_OF_A_SORT, "topk": _MOST_OF_LINES}[name]
     return pairs <= most
+
+
+def part_of(count: int) -> int:
+    """Into parts of how many elements a line is cut, so that all are of one length; 0 if it cannot be."""
+    sizes = (size for size in range(min(count, _MOST_PART), _LEAST_PART - 1, -1) if count % size == 0)
+    size = next(sizes, 0)
+    return size if size and count // size <= _MOST_PARTS else 0
+
+
+def worth_counting(count: Size, kinds: Size) -> bool:
+    """Whether a line of numbers below `kinds` is sorted by counting these."""
+    known = isinstance(count, int) and isinstance(kinds, int)
+    return known and count >= _LEAST_COUNTED and 0 < kinds <= _MOST_KINDS and part_of(count) > 0  # type: ignore[operator, arg-type]
 
 
 @dataclass(frozen=True)
@@ -60,6 +77,8 @@ class _Rewriting:
     function: FuncOp
     ranks: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     """Of the places that a sort of one line gives, where each of its elements has gone: the inverse."""
+    kinds: dict[SSAValue, Size] = field(default_factory=dict[SSAValue, Size])
+    """Below what numbers of places are."""
 
     def run(self) -> None:
         for op in list(self.function.block.ops):
@@ -78,6 +97,10 @@ class _Rewriting:
         x = op.operands[0]
         dim: int = op.params["dim"]
         name = op.name.removeprefix("graph.")
+        if isinstance(op, TopK):
+            self.kinds[op.results[1]] = b.tensor(x).shape[dim]
+        if isinstance(op, Sort) and (counted := self._counted(b, op)):
+            return counted
         if not worth_comparing(name, b.tensor(x).shape, dim):
             return []
         if isinstance(op, CumSum):
@@ -89,7 +112,27 @@ class _Rewriting:
         places = _places(b, ranks, dim, tensor_of(op.results[1].type).shape[dim])
         if isinstance(op, Sort) and b.tensor(x).rank == 1:
             self.ranks[places] = b.cast(ranks, dtype=i64)
+        if isinstance(op, TopK):
+            self.kinds[places] = b.tensor(x).shape[dim]
         return [b.gather(x, places, dim=dim) if op.results[0].uses else places, places]
+
+    def _counted(self, b: GraphBuilder, op: Sort) -> list[SSAValue]:
+        """A line of numbers that are places of something short, sorted by counting."""
+        x, source = op.operands[0], op.operands[0]
+        while source not in self.kinds:
+            view = made_by(source, "graph.reshape") or made_by(source, "graph.cast")
+            if view is None:
+                return []
+            source = view.operands[0]
+        count, kinds = b.tensor(x).shape[0], self.kinds[source]
+        if b.tensor(x).rank != 1 or op.params["descending"] or not worth_counting(count, kinds):
+            return []
+        assert isinstance(count, int) and isinstance(kinds, int)
+        ranks = _ranks_by_counting(b, x, count, kinds)
+        target, numbers = b.full(value=0, shape=(count,), dtype=i64), b.iota(shape=(count,), dim=0, dtype=i64)
+        places = b.index_put(target, ranks, numbers, dims=(0,), position=0, accumulate=False)
+        self.ranks[places] = ranks
+        return [b.gather(x, places, dim=0) if op.results[0].uses else places, places]
 
     def _inverse(self, b: GraphBuilder, op: IndexPut) -> list[SSAValue]:
         """0, 1, … written to the places that a sort has given."""
@@ -147,6 +190,30 @@ def _places(b: GraphBuilder, ranks: SSAValue, dim: int, count: Size) -> SSAValue
     zero = b.full(value=0, shape=(), dtype=i32)
     found = b.where(own, _along(b, tensor.shape[dim], dim + 1, rank), zero)
     return b.cast(b.sum(found, dims=(dim + 1,), keep=False), dtype=i64)
+
+
+def _ranks_by_counting(b: GraphBuilder, x: SSAValue, count: int, kinds: int) -> SSAValue:
+    """Where each number of a line belongs: behind all smaller ones, and behind equal ones of parts before its own and
+    before it in its own."""
+    size = part_of(count)
+    parts = count // size
+    zero = b.full(value=0, shape=(), dtype=i32)
+    x = b.reshape(b.cast(x, dtype=i32), shape=(parts, size))
+    own, other = _pairs(b, x, 1)
+    earlier = b.lt(_along(b, size, 2, 3), _along(b, size, 1, 3))
+    within = b.sum(b.cast(b.logical_and(earlier, b.eq(own, other)), dtype=i32), dims=(2,), keep=False)
+    kind = _along(b, kinds, 1, 3)
+    counts = b.sum(b.cast(b.eq(b.reshape(x, shape=(parts, 1, size)), kind), dtype=i32), dims=(2,), keep=False)
+    by_kind = b.permute(counts, dims=(1, 0))
+    totals = b.reshape(b.sum(by_kind, dims=(1,), keep=False), shape=(1, kinds))
+    smaller = b.lt(_along(b, kinds, 1, 2), _along(b, kinds, 0, 2))
+    starts = b.sum(b.where(smaller, totals, zero), dims=(1,), keep=False)
+    before = b.lt(_along(b, parts, 2, 3), _along(b, parts, 0, 3))
+    earlier_parts = b.where(before, b.reshape(by_kind, shape=(1, kinds, parts)), zero)
+    bases = b.add(b.sum(earlier_parts, dims=(2,), keep=False), starts)
+    place = b.add(b.mul(_along(b, parts, 0, 2), b.full(value=kinds, shape=(), dtype=i32)), x)
+    base = b.take(b.reshape(bases, shape=(parts * kinds,)), place, dim=0)
+    return b.cast(b.reshape(b.add(base, within), shape=(count,)), dtype=i64)
 
 
 def _running_sums(b: GraphBuilder, x: SSAValue, dim: int) -> SSAValue:

@@ -249,11 +249,6 @@ class Machine:
         if name in ("ld", "ldu", "st", "atom", "red"):
             self.access(line, active)
             return
-        if name == "cp" and line.parts[1] in ("cg", "ca"):
-            self.copy(line, active)
-            return
-        if name == "cp" and line.parts[1] == "wait_all":
-            return
         if name == "mma":
             self.tensor_cores(line, active)
             return
@@ -505,19 +500,6 @@ class Machine:
             else:
                 raw = self.raw(register, type_)[active].reshape(-1, 1).view(np.uint8)[:, :size]
                 memory[spots] = raw
-
-    def copy(self, line: Line, active: np.ndarray) -> None:
-        """A copy to shared memory that threads begin: it is there at once; what is not copied is zero."""
-        target, source, size, given = line.operands
-        places, sources = (self.raw(each[1:-1], "b64").view(np.int64)[active] for each in (target, source))
-        taken, threads = self.value(given, "u32")[active], np.flatnonzero(active)
-        self.memory.check(sources[taken > 0] - BASE, int(size))
-        if (places < 0).any() or (places + int(size) > self.shared_size).any() or (places % int(size)).any():
-            raise MachineError(f"shared memory at {places[:4]} of {self.shared_size}")
-        self.races["shared"].touch(places, int(size), threads, True, line.text)
-        for place, start, count in zip(places, sources - BASE, taken.astype(int), strict=True):
-            self.shared[place : place + int(size)] = 0
-            self.shared[place : place + count] = self.memory.bytes[start : start + count]
 
     def update(
         self, line: Line, memory: np.ndarray, places: np.ndarray, threads: np.ndarray, size: int, type_: str

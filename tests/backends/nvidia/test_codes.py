@@ -12,7 +12,6 @@ import torch
 import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.nvidia.compile import annotate, compile_kernels
 from weft.backends.nvidia.early_start import mark_fixed
-from weft.backends.nvidia.held_rows import HoldOp
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import DType, Tensor, bf16, dtype_of_numpy, f8e4m3, f16, f32, u8
 from weft.lower.machine import gpu_machine
@@ -75,21 +74,6 @@ def test_codes_are_widened_in_registers(case: tuple[Any, ...]) -> None:
     agree(run_interpreted(trial, arrays)[0], exact)
     agree(run_simulated(trial, arrays)[0], exact)
     agree(run_as_ptx(trial, arrays, "sm_90a"), exact)
-
-
-@pytest.mark.parametrize(
-    ("rows", "k", "held"), [(1, 4096, True), (4, 4096, True), (1, 14336, True), (16, 14336, False)]
-)
-def test_rows_wait_in_shared_memory_where_there_is_room(rows: int, k: int, held: int) -> None:
-    tensors = [Tensor(bf16, (rows, k)), Tensor(u8, (4096, k // 2)), Tensor(bf16, (4096, k // 128))]
-
-    def body(b: Any, x: Any, *parts: Any) -> Any:
-        return b.dot(x, b.permute(b.dequantize(*parts, form="int4", dtype=bf16), dims=(1, 0)))
-
-    kernel = Trial.of(group_of(tensors, body), "product", GPU).lowered.calls[0].kernel.op
-    annotated, launch = annotate(kernel, target_named("sm_90a"))
-    assert any(isinstance(op, HoldOp) for op in annotated.walk()) == held
-    assert launch.shared >= rows * k * 2 or not held
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[9], CASES[10]], ids=lambda case: case[3])

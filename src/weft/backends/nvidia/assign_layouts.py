@@ -50,7 +50,6 @@ from weft.backends.nvidia.dialect import (
     set_integer,
     set_layouts,
 )
-from weft.backends.nvidia.held_rows import HoldOp
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.layouts import Layout, blocked
 from weft.backends.nvidia.mma import PACKED, RAW, MmaOp, PackOp, SqueezeOp
@@ -177,7 +176,7 @@ class Assignment:
                 pass
             case BlockNumberOp() | IndexOp() | SlotOp() | AcquireOp() | FillOp() | CommitOp() | WaitOp() | ReleaseOp():
                 pass
-            case TurnOp() | HoldOp():
+            case TurnOp():
                 pass
             case _ if self.is_free(op):
                 pass

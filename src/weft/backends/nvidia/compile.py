@@ -23,7 +23,6 @@ from weft.backends.nvidia.early_start import asked_early, written_by
 from weft.backends.nvidia.fold_sums import fold_sums
 from weft.backends.nvidia.fold_tanh import fold_tanh
 from weft.backends.nvidia.fold_views import fold_views
-from weft.backends.nvidia.held_rows import hold_rows
 from weft.backends.nvidia.join_exponentials import join_exponentials
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.messages import VPRINTF
@@ -70,10 +69,9 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     copy = kernel.clone()
     fold_views(copy)
     use_tensor_cores(copy)
-    held = hold_rows(copy)
     assign_layouts(copy, clusters=target.has_clusters)
     order_memory(copy)
-    shared, blocks = allocate_shared(copy, target.shared_per_block - held, held), integer(copy, BLOCKS, 1)
+    shared, blocks = allocate_shared(copy, target.shared_per_block), integer(copy, BLOCKS, 1)
     return copy, Launch(WARP * integer(copy, WARPS), shared, cluster=blocks, blocks_per_program=blocks)
 
 

@@ -150,7 +150,7 @@ def _numbers(grid: list[Size]) -> list[Size]:
     return [*numbers, floordiv(inside, height), top + mod(inside, height)]
 
 
-_MANY = 16
+_MANY = 64
 """Programs of each multiprocessor from which on long and short ones even out."""
 
 

@@ -28,7 +28,6 @@ from weft.backends.nvidia.dialect import (
     integer,
     layout_of,
 )
-from weft.backends.nvidia.held_rows import HoldOp
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.layouts import WARP, Layout, Mode
 from weft.backends.nvidia.mma import MmaOp, PackOp, SqueezeOp
@@ -164,7 +163,7 @@ class _Block:
                 self.indices[op.out] = int(self._agreed(op, op.value))
             case written.IfOp():
                 self._choose(op)
-            case tile.ReturnOp() | tile.YieldOp() | HoldOp():  # loads of what is held find it in memory
+            case tile.ReturnOp() | tile.YieldOp():
                 pass
             case _:
                 raise UnsupportedError(f"the simulator has no meaning for {op.name}")

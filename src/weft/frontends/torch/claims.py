@@ -24,7 +24,7 @@ from weft.passes.align_operands import worth_aligning
 from weft.passes.claim_libraries import fills_tensor_cores, worth_reading_once, worth_streaming, worth_tensor_cores
 from weft.passes.convolve_by_products import geometry_of
 from weft.passes.convolve_trained import is_pointwise, is_product
-from weft.passes.order_by_comparing import worth_comparing
+from weft.passes.order_by_comparing import worth_comparing, worth_counting
 from weft.passes.sum_small_products import worth_summing
 
 _LIBRARY = {
@@ -69,7 +69,8 @@ def is_own_product(node: fx.Node) -> bool:
         return False
     apart = [factor for factor in factors if not _has_aligned_lines(factor)]
     copied = sum(factor.numel() * factor.element_size() for factor in apart)
-    if apart and (of_bytes or not worth_aligning(result.shape, factors[0].shape[-1], copied)):
+    steps = [step * factor.element_size() for factor in apart for step in factor.stride() if step != 1]
+    if apart and (of_bytes or not worth_aligning(result.shape, factors[0].shape[-1], copied, steps)):
         return False
     along = factors[0].stride(-1) == 1 and factors[1].stride(-2) == 1  # K runs through memory
     sides = tuple(result.shape), factors[0].shape[-1]
@@ -243,6 +244,19 @@ def _is_order(node: fx.Node) -> bool:
     return isinstance(source, fx.Node) and _ORDERS.get(source.target) == "sort"
 
 
+def _kinds(node: fx.Node) -> int:
+    """Below what numbers of places among the greatest are; 0 where a value is not such."""
+    while node.target in _VIEWS and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    source = node.args[0] if node.target is operator.getitem and node.args[1] == 1 else None
+    if not isinstance(source, fx.Node) or source.target is not _aten.topk.default:
+        return 0
+    tensor = tensor_of_meta(source.args[0].meta["val"])  # type: ignore[union-attr]
+    dim = source.args[2] if len(source.args) > 2 else source.kwargs.get("dim", -1)
+    size = tensor.shape[normal_dim(dim, tensor.rank)] if tensor.rank else 0  # type: ignore[arg-type]
+    return size if isinstance(size, int) else 0
+
+
 def is_own_order(node: fx.Node) -> bool:
     """Whether a line is so short that comparing all its elements is faster than a library."""
     name = _ORDERS.get(node.target)
@@ -255,6 +269,9 @@ def is_own_order(node: fx.Node) -> bool:
         dim = node.kwargs.get("dim", -1)
     assert isinstance(dim, int)
     if name == "sort" and tensor.rank == 1 and _is_order(node.args[0]):
+        return not (node.kwargs.get("descending") or True in node.args)
+    kinds = _kinds(node.args[0])
+    if name == "sort" and tensor.rank == 1 and kinds and worth_counting(tensor.shape[0], kinds):
         return not (node.kwargs.get("descending") or True in node.args)
     exact = name != "cumsum" or tensor.dtype.is_integer
     return exact and tensor.rank > 0 and worth_comparing(name, tensor.shape, normal_dim(dim, tensor.rank))

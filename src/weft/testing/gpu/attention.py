@@ -22,7 +22,7 @@ from weft.testing.gpu.peers import CUDNN, attention_libraries, eager, inductors
 FORWARD = ((4, 32, 2048, 128), (4, 32, 4096, 128), (2, 32, 8192, 128), (1, 32, 16384, 128))
 FORWARD_NARROW = ((4, 32, 4096, 64), (1, 32, 16384, 64))
 BACKWARD = ((4, 32, 4096, 128), (4, 32, 4096, 64))
-WINDOW = 1024
+WINDOW, SINKS = 1024, 4
 CONTEXT = 8192
 
 
@@ -96,14 +96,16 @@ def _backward(shape: tuple[int, ...], masked: bool) -> GpuCase:
     return GpuCase("attention", _name("backward", shape, masked), build, training=True)
 
 
-def _windowed(shape: tuple[int, ...]) -> GpuCase:
+def _windowed(shape: tuple[int, ...], first: int) -> GpuCase:
+    """A window of keys behind each row, and perhaps the first keys: a mask in memory."""
+
     def build(place: Place) -> Work:
         inputs, _ = _operands(place, shape)
         batch, heads, length, depth = inputs[0].shape
         window = min(WINDOW, length)
         rows = torch.arange(length, device=place.device.name)
         behind = rows[:, None] - rows[None, :]
-        mask = (behind >= 0) & (behind < window)
+        mask = (behind >= 0) & ((behind < window) | (rows < first))
         flops = 4 * batch * heads * depth * int(mask.sum().item())
 
         def start(contender: Contender) -> Call:
@@ -114,7 +116,8 @@ def _windowed(shape: tuple[int, ...]) -> GpuCase:
         return Work(start, peers, "TFLOP/s", flops, 4 * inputs[0].nbytes, flops)
 
     batch, heads, length, depth = shape
-    return GpuCase("attention", f"window_{WINDOW}_{batch}x{heads}x{length}x{depth}", build)
+    kind = f"window_{WINDOW}" if first == 0 else f"sinks_{first}_window_{WINDOW}"
+    return GpuCase("attention", f"{kind}_{batch}x{heads}x{length}x{depth}", build)
 
 
 def _decoding(batch: int) -> GpuCase:
@@ -140,6 +143,6 @@ def attention_cases() -> list[GpuCase]:
     return [
         *(_forward(shape, masked) for shape in (*FORWARD, *FORWARD_NARROW) for masked in (False, True)),
         *(_backward(shape, masked) for shape in BACKWARD for masked in (False, True)),
-        _windowed((4, 32, 4096, 128)),
+        *(_windowed((4, 32, 4096, 128), first) for first in (0, SINKS)),
         *(_decoding(batch) for batch in (1, 8, 64)),
     ]
