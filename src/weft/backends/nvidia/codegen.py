@@ -22,13 +22,7 @@ from weft.backends.nvidia.control import emit_number, where_programs_are
 from weft.backends.nvidia.dequantize import Decoder
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
-from weft.backends.nvidia.early_start import (
-    let_next_come,
-    loop_that_asks_early,
-    ops_behind_wait,
-    roles_wait,
-    wait_for_kernel,
-)
+from weft.backends.nvidia.early_start import let_next_come, loop_that_asks_early, ops_behind_wait, wait_for_kernel
 from weft.backends.nvidia.elements import emit_elements, emit_position
 from weft.backends.nvidia.exponentials import emit_added_exponentials, emit_exponentials
 from weft.backends.nvidia.extents import ConvertedLimits
@@ -102,7 +96,8 @@ class KernelCodegen:
             self._place_program()
         self.early = loop_that_asks_early(kernel) if self.launch.programmatic and kernel.limit is None else None
         self.late = ops_behind_wait(kernel, self.early)
-        if self.launch.programmatic and self.early is None and not roles_wait(kernel):
+        roles = any(isinstance(op, StreamOp) or (isinstance(op, RolesOp) and op.early) for op in kernel.block.ops)
+        if self.launch.programmatic and not roles and self.early is None:
             wait_for_kernel(b)
         with where_programs_are(self):
             self.block(kernel.block)

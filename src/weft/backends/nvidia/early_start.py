@@ -116,11 +116,6 @@ def written_by(kernel: tile.KernelOp) -> tuple[int, ...]:
     return tuple(pointer.index for pointer in pointers if not is_only_read(pointer))
 
 
-def roles_wait(kernel: tile.KernelOp) -> bool:
-    """Whether a kernel's roles wait for the kernel ahead each by itself, or not at all."""
-    return any(isinstance(op, StreamOp) or (isinstance(op, RolesOp) and op.early) for op in kernel.block.ops)
-
-
 def _written(plan: Plan, kernels: Mapping[str, tile.KernelOp]) -> set[int]:
     """The buffers that steps may write."""
     found: set[int] = set()

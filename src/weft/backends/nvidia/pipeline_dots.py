@@ -64,8 +64,8 @@ from weft.tile import dialect as tile
 _MOST_STAGES, _ALIGNMENT = 6, 1024
 _MOST_AHEAD = 10
 """Stages of weights that are on their way before the kernel ahead has ended."""
-_FEW_SUMS = 64
-"""Registers of a thread's sums that leave room for another block."""
+_FEW_SUMS = 64 * 128
+"""Of one consumer, with registers left for another block."""
 _RESERVED = 1024
 """Shared memory of a block that the system takes."""
 _CHUNK = 16
@@ -113,8 +113,8 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = 
     most = _MOST_STAGES
     if operands.starts_early:
         # A kernel that adds up parts of K comes behind these, and two blocks side by side do not wait for it.
-        in_parts = sum(size != 1 for size in kernel.grid.data) > 1
-        resident, most = (2, most) if in_parts and _sums(dots) <= _FEW_SUMS else (1, _MOST_AHEAD)
+        in_parts, sums = sum(size != 1 for size in kernel.grid.data) > 1, [tile.tile_type(d.out).sizes for d in dots]
+        resident, most = (2, most) if in_parts and sum(map(prod, sums)) <= _FEW_SUMS else (1, _MOST_AHEAD)
         room = ((target.shared_per_block + _RESERVED) // resident - _RESERVED) // _ALIGNMENT * _ALIGNMENT
     rings = _rings(operands, room - staging, ahead, most)
     if rings is None:
@@ -129,11 +129,6 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = 
     _split(kernel, producers, _Consumer(operands, addends, consumers), rings, consumers)
     set_integer(kernel, WARPS, 4 * consumers)
     return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps))
-
-
-def _sums(dots: Sequence[tile.DotOp]) -> int:
-    """Registers that a thread of one consumer has sums in."""
-    return sum(prod(tile.tile_type(dot.out).sizes) for dot in dots) // 128
 
 
 def _needed(kernel: tile.KernelOp, operands: Operands, addends: Iterable[tile.LoadOp]) -> set[Operation] | None:
