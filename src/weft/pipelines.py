@@ -19,6 +19,7 @@ from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.compile import KernelCompiler, Loads
 from weft.backends.nvidia.early_start import mark_fixed
 from weft.backends.nvidia.join_kernels import join_kernels
+from weft.backends.nvidia.share_kernels import share_kernels
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.config import CODES, Config
 from weft.lower.machine import gpu_machine
@@ -201,10 +202,11 @@ def compile_nvidia(
         start = time.perf_counter()
         planned = build_plan(function, machine=machine)
         join_kernels(planned)
-        start = report.measure("lower_to_tile", start)
-        report.planned(planned.plan, planned.schedules)
         report.program("tile", planned.kernels.values())
         mark_fixed(planned.plan, planned.kernels)
+        share_kernels(planned)
+        report.planned(planned.plan, planned.schedules)
+        start = report.measure("lower_to_tile", start)
         with KernelCompiler(target, loads) as compiler:
             compiler.add(planned.kernels, planned.sources)
             start = report.measure("emit_llvm", start)

@@ -120,11 +120,11 @@ def kernel_of(n: int, k: int, height: int, *, gates: bool = False) -> tile.Kerne
 
 
 @pytest.mark.parametrize("height", [64, 128])
-@pytest.mark.parametrize("count", [1, 5, 7])
+@pytest.mark.parametrize("count", [1, 7])
 def test_roles_agree_on_how_many_tiles_there_are(height: int, count: int) -> None:
-    kernel, launch = annotate(kernel_of(512, 640, height), TARGET)
+    kernel, launch = annotate(kernel_of(256, 320, height), TARGET)
     assert launch.persistent and any(isinstance(op, WgmmaOp) for op in kernel.walk())
-    for block, blocks in ((0, 2), (1, 2), (2, 3)):
+    for block, blocks in ((0, 2), (2, 3)):
         check(protocol_of(kernel, block=block, blocks=blocks, number=count - tile.NumberOp.LEAST), runs=2)
 
 

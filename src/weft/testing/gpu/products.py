@@ -181,8 +181,8 @@ def _experts_of_4_bits(name: str, tokens: int, width: int, inner: int, experts: 
 def moe_cases() -> list[GpuCase]:
     """The suite `moe`: Mixtral's layer and gpt-oss's, for a prompt and for few tokens."""
     return [
-        *(_experts("mixtral", tokens, 4096, 14336, 8, 2) for tokens in (4096, 16, 1)),
-        *(_experts("gpt_oss", tokens, 2880, 2880, 32, 4) for tokens in (4096, 16, 1)),
-        *(_experts_of_4_bits("mixtral", tokens, 4096, 14336, 8, 2) for tokens in (16, 1)),
-        *(_experts_of_4_bits("gpt_oss", tokens, 2880, 2880, 32, 4) for tokens in (16, 1)),
+        *(_experts("mixtral", tokens, 4096, 14336, 8, 2) for tokens in (4096, 512, 16, 4, 1)),
+        *(_experts("gpt_oss", tokens, 2880, 2880, 32, 4) for tokens in (4096, 512, 16, 4, 1)),
+        *(_experts_of_4_bits("mixtral", tokens, 4096, 14336, 8, 2) for tokens in (16, 4, 1)),
+        *(_experts_of_4_bits("gpt_oss", tokens, 2880, 2880, 32, 4) for tokens in (16, 4, 1)),
     ]
