@@ -90,13 +90,14 @@ class KernelCodegen:
                     self.tiles[argument] = [_scalar_argument(b, value, type_.dtype)]
                 case _:
                     self.scalars[argument] = value
-        if not (kinds := {type(op) for op in kernel.block.ops}) & {RolesOp, StreamOp}:
+        if not any(isinstance(op, RolesOp | StreamOp) for op in kernel.block.ops):
             self.threads = Threads.of_block(b, self.launch.threads // WARP, self.launch.cluster)
             self.threads.prepare(self.layouts)
             self._place_program()
         self.early = loop_that_asks_early(kernel) if self.launch.programmatic and kernel.limit is None else None
         self.late = ops_behind_wait(kernel, self.early)
-        if self.launch.programmatic and self.early is None and StreamOp not in kinds:
+        roles = any(isinstance(op, StreamOp) or (isinstance(op, RolesOp) and op.early) for op in kernel.block.ops)
+        if self.launch.programmatic and not roles and self.early is None:
             wait_for_kernel(b)
         with where_programs_are(self):
             self.block(kernel.block)
