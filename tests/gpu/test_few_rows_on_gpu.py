@@ -73,3 +73,54 @@ def test_a_token(batch: int, graphs: bool) -> None:
         assert error(results[0], wanted) < 1.5 * error(eager, wanted)
         for mine, other in zip(own.buffers(), theirs.buffers(), strict=True):
             assert torch.allclose(mine, other, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("m", [17, 32, 50, 64])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (14336, 4096), (2056, 14336), (16392, 1032)])
+def test_rows_of_one_tile(m: int, n: int, k: int, dtype: torch.dtype) -> None:
+    """Weights come in tiles, also before the kernel ahead has ended, and K may be cut."""
+    x, w = operands(m, n, k, dtype)
+    c, r = (torch.randn(*shape, device="cuda").to(dtype) for shape in ((n,), (m, n)))
+    compiled = compile_with("weft", cache=False, cuda_graphs=False)(
+        lambda x, w, c, r: F.silu(F.linear(x * 2, w, c)) + r
+    )
+    exact = F.silu(2 * x.double() @ w.double().T + c.double()) + r.double()
+    results = [compiled(x, w, c, r) for _ in range(4)]
+    assert all(error(result, exact) < 4e-3 for result in results)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_programs_of_a_graph_that_write_what_the_next_one_reads() -> None:
+    """Captured programs start early behind each other: not where one of them, or torch, writes the other's weights."""
+    x, v = operands(1, 4096, 4096, torch.bfloat16)
+    _, w = operands(1, 4096, 4096, torch.bfloat16)
+    small, tall = operands(1, 1 << 20, 128, torch.bfloat16)
+    y, _ = operands(1, 1024, 1024, torch.bfloat16)
+    compiled = torch.compile(F.linear, backend="weft", dynamic=False, options={"cache": False})
+    old, new = w.clone(), v.flip(0).contiguous()
+
+    def calls() -> list[torch.Tensor]:
+        first = compiled(x, v)
+        second = compiled(first, w)
+        w.copy_(new)
+        third = compiled(second, w)
+        made = compiled(small, tall)
+        return [first, second, third, made, compiled(y, made.view(1024, 1024))]
+
+    calls()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        first, second, third, made, last = calls()
+    for _ in range(8):
+        w.copy_(old)
+        small.copy_(torch.randn_like(small))
+        graph.replay()
+        for result, rows, weights in (
+            (first, x, v),
+            (second, first, old),
+            (third, second, new),
+            (last, y, made.view(1024, 1024)),
+        ):
+            assert error(result, rows.double() @ weights.double().T) < 4e-3

@@ -35,14 +35,16 @@ from weft.lower.lowered import Lowered, whole
 from weft.lower.machine import Machine
 from weft.lower.packed_tile import packed_tile
 from weft.lower.packing import PackedLayout, PackedPanels, weight_of
-from weft.lower.product_model import Products, estimates, is_in_parts
+from weft.lower.product_model import Products, estimates, is_in_parts, parts_of
 from weft.lower.schedule import Blocks, choose_blocks, given_blocks
+from weft.lower.split_dot import lower_split_dot
 from weft.lower.tiles import Tiles
 from weft.ops.body import Value
 from weft.ops.dot import SCALED_BLOCK, Dot, ScaledDot, TiledDot
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
 from weft.passes.claim_libraries import FEW_ROWS
+from weft.passes.update_in_place import in_place_of
 from weft.tile import dialect as tile
 
 _MOST_COLUMNS_IN_PARTS = 192
@@ -62,6 +64,10 @@ def lower_dot(
     """Lower a group that holds a product, or several of the same rows, with all operands and results in layouts."""
     layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
     dots = [op for op in group.block.ops if isinstance(op, Product)]
+    if machine.is_gpu and not in_place_of(group) and given_blocks(group, "dot") is None:
+        parts = parts_of([dot for dot in dots if isinstance(dot, Dot)], machine)
+        if parts > 1:
+            return lower_split_dot(group, name, inputs, outputs, parts, machine)
     kernel = _DotLowering(group, name, layouts, outputs, dots, machine).kernel()
     return whole(kernel, len(inputs), len(outputs))
 

@@ -7,14 +7,14 @@ feeds all: the slowest of them sets the pace. The last wave of tiles takes as lo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
 
 from weft.ir.expr import product
 from weft.ir.types import tensor_of
 from weft.lower.machine import Machine
 from weft.ops.dot import Dot, ScaledDot, TiledDot
-from weft.passes.claim_libraries import FEW_ROWS
+from weft.passes.claim_libraries import FEW_ROWS, ROWS_OF_TILE
 
 _TILES = ((128, 256), (256, 128), (128, 192), (128, 128), (64, 256), (64, 128), (64, 64))
 """The sides of a product's tiles: 64 rows for each warp group, or 128 for each of two."""
@@ -29,8 +29,15 @@ _BETWEEN = 800
 """Cycles from one tile to the next."""
 _CLOCK, _MEMORY, _START = 1.5e9, 4.0e12, 3e-6
 """Cycles a second under load, where power sets them; bytes a second of memory; the seconds until all have begun."""
-_BUSY = 0.8
-"""The part of the multiprocessors that must read to keep the memory busy."""
+_BUSY, _IDLE, _AGAIN = 0.8, 0.2, 2.0e13
+"""The part of the multiprocessors that must read to keep the memory busy. Where weights are read once: what the others
+would still gain, and bytes a second of the other operand, which all programs read."""
+_COLUMNS = (128, 112, 96, 80, 64)
+"""Columns of tiles of such rows: more would leave no room for the next kernel's blocks beside them."""
+_MOST_PARTS, _SUM_BYTES = 8, 4
+"""Parts that K is cut into, and the bytes of their sums."""
+_JOINING, _NEAR = 0.5e-6, 1.0e13
+"""Seconds until parts are being added, and bytes a second that the second-level cache writes and reads of them."""
 _MOST_SUMS = 128 * 256
 """Elements that two warp groups have registers to sum up."""
 _TILES_IN_PARTS = ((128, 256), (128, 192), (128, 128), (64, 128), (64, 64))
@@ -91,8 +98,26 @@ def is_in_parts(dot: Dot | ScaledDot | TiledDot) -> bool:
 def estimates(products: Products, machine: Machine) -> list[Estimate]:
     """All tiles that there is room for, the fastest first."""
     tiles = [tile for tile in _TILES if not products.in_parts or tile in _TILES_IN_PARTS]
+    if products.m <= ROWS_OF_TILE and products.width == 2:
+        tiles = [(ROWS_OF_TILE, columns) for columns in _COLUMNS if products.count * columns <= _COLUMNS[0]]
     fitting = [tile for tile in tiles if products.count * tile[0] * tile[1] <= _MOST_SUMS]
     return sorted((estimate(products, tile, machine) for tile in fitting), key=lambda each: each.seconds)
+
+
+def parts_of(dots: Sequence[Dot], machine: Machine) -> int:
+    """Into how many parts K is best cut, each for programs of its own: where products have too few tiles."""
+    products = products_of(dots)
+    if products is None or products.m > ROWS_OF_TILE or products.width != 2 or products.batch != 1:
+        return 1
+    depth = products.k * products.width
+
+    def seconds(parts: int) -> float:
+        each = replace(products, k=products.k // parts, batch=parts)
+        joined = parts * products.count * products.m * products.n * _SUM_BYTES
+        return estimates(each, machine)[0].seconds + (_JOINING + 2 * joined / _NEAR if parts > 1 else 0.0)
+
+    choices = [parts for parts in range(1, _MOST_PARTS + 1) if depth % (parts * _LINE) == 0]
+    return min(choices, key=seconds, default=1)
 
 
 def estimate(products: Products, tile: Sequence[int], machine: Machine) -> Estimate:
@@ -109,7 +134,11 @@ def estimate(products: Products, tile: Sequence[int], machine: Machine) -> Estim
     }
     seconds = {name: waves * (each * lost + _BETWEEN) / _CLOCK for name, each in cycles.items()}
     busy = min(1.0, rows * columns * products.batch / machine.multiprocessors)
-    seconds["memory"] = _moved(products, bm, bn, machine) / _MEMORY * max(1.0, _BUSY / busy)
+    idle, again = 1.0, 0.0
+    if products.m <= ROWS_OF_TILE:
+        idle += _IDLE * (1.0 - busy)
+        again = bm * columns * products.batch * depth / _AGAIN
+    seconds["memory"] = _moved(products, bm, bn, machine) / _MEMORY * max(idle, _BUSY / busy) + again
     bound = max(seconds, key=seconds.__getitem__)
     return Estimate((bm, bn, _LINE // products.width), seconds[bound] + _START, bound)
 

@@ -28,7 +28,7 @@ def transposed(b: GraphBuilder, x: SSAValue) -> SSAValue:
 
 
 _FLOAT8 = (f8e4m3, f8e5m2)
-_WIDENED = {i32: {(i8, i8), (i16, i8)}, f32: set(product(_FLOAT8, _FLOAT8))}
+_WIDENED = {i32: {(i8, i8), (i16, i8)}, f32: {*product(_FLOAT8, _FLOAT8), (f16, f16), (bf16, bf16)}}
 """Types of operands that are summed in a wider one."""
 
 
@@ -52,8 +52,8 @@ class Dot(Structured):
     """The product of matrices [..., M, K] and [..., K, N] with equal leading dimensions.
 
     Narrow floats are accumulated in f32 and rounded once; integers wrap around. With `dtype` i32, x of i8 or
-    i16 and y of i8 are multiplied and summed in that type, and with f32, x and y of 8-bit floats of either kind; with
-    `fast` a machine may sum these in fewer digits.
+    i16 and y of i8 are multiplied and summed in that type, and with f32, x and y of 8-bit floats of either kind or both
+    of the same 16 bits; with `fast` a machine may sum those of 8 bits in fewer digits.
     """
 
     @classmethod
@@ -65,7 +65,7 @@ class Dot(Structured):
         elif (x.dtype, y.dtype) not in _WIDENED.get(wide, ()):
             raise DTypeError(
                 f"dot of {x.dtype} and {y.dtype} has no result of {wide}",
-                hint="i8 or i16 and i8 have one of i32, floats of 8 bits one of f32; cast the operands",
+                hint="i8 or i16 and i8 have one of i32, floats of 8 or 16 bits one of f32; cast the operands",
             )
         if x.rank < 2 or x.rank != y.rank or x.shape[:-2] != y.shape[:-2] or x.shape[-1] != y.shape[-2]:
             raise ShapeError(

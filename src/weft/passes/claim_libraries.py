@@ -34,6 +34,12 @@ _ALIGNED, _LEAST_ODD_TILES = 8, 8
 FEW_ROWS, _LEAST_STREAMED = 16, 128
 """Rows that a GPU multiplies while it reads weights, and the least sides of weights that are worth a kernel."""
 
+ROWS_OF_TILE, _LEAST_SIDE, _LEAST_READ, _CHUNK = 64, 1024, 1 << 24, 8
+"""Rows that are one tile for the tensor cores; the least sides and number of weights that a generated kernel reads
+faster than the library, and what the copy engine takes multiples of."""
+_WIDE = 10240
+"""Columns that make tiles enough for a GPU; of fewer, K is cut, which must be as long then."""
+
 
 @dataclass(frozen=True)
 class ClaimLibraries(ModulePass):
@@ -76,7 +82,7 @@ def is_for_tensor_cores(dot: Dot) -> bool:
     """Whether a generated kernel multiplies as fast as the library: 16-bit operands, and work for all of a GPU."""
     a, b, result = (tensor_of(value.type) for value in (*dot.operands, dot.results[0]))
     sides = result.dtype, result.shape, a.shape[-1]
-    own = worth_tensor_cores(*sides) or worth_streaming(*sides) or _reads_chosen(dot)
+    own = worth_tensor_cores(*sides) or worth_streaming(*sides) or worth_reading_once(*sides) or _reads_chosen(dot)
     return a.dtype == b.dtype == result.dtype and own
 
 
@@ -111,6 +117,18 @@ def worth_streaming(dtype: DType, shape: Sequence[Size], depth: Size) -> bool:
     m, n = shape
     known = isinstance(m, int) and isinstance(n, int) and isinstance(depth, int)
     return known and 0 < m <= FEW_ROWS and min(n, depth) >= _LEAST_STREAMED  # type: ignore[operator]
+
+
+def worth_reading_once(dtype: DType, shape: Sequence[Size], depth: Size) -> bool:
+    """Whether a product's rows are one tile, so that it takes as long as reading its weights, and these are many."""
+    if dtype not in (f16, bf16) or len(shape) != 2:
+        return False
+    m, n = shape
+    if not (isinstance(m, int) and isinstance(n, int) and isinstance(depth, int)):
+        return False
+    whole = n % _CHUNK == 0 and depth % _CHUNK == 0
+    many = min(n, depth) >= _LEAST_SIDE and n * depth >= _LEAST_READ and (n >= _WIDE or depth >= n)
+    return FEW_ROWS < m <= ROWS_OF_TILE and whole and many
 
 
 def _is_for_blas(dot: Dot, constants: set[SSAValue]) -> bool:

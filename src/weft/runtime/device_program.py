@@ -14,13 +14,14 @@ import numpy as np
 from weft.backends.cpu.target import compile_object, host_target
 from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.driver import FAULTS, Driver, device_facts, driver
-from weft.backends.nvidia.launcher import DEVICE_LAUNCHER, device_launcher_module
+from weft.backends.nvidia.launcher import DEVICE_LAUNCHER, HEAD_WORDS, PROGRAMMATIC, device_launcher_module
 from weft.backends.nvidia.modules import DeviceFunction
 from weft.backends.nvidia.tensor_maps import encode_map, scratch_words
 from weft.errors import DeviceError, GuardError, LoweringError
 from weft.ir.expr import evaluate
 from weft.lower.steps import CallStep, DotStep, KernelStep, Plan, Step
 from weft.runtime.cache import DiskCache
+from weft.runtime.captures import Captures, Early
 from weft.runtime.cubins import load_code
 from weft.runtime.executable import link
 from weft.runtime.program import Program
@@ -42,6 +43,8 @@ class DeviceTape(Tape):
     """Kernels that are launched without Python between them, and their names."""
 
     kernels: tuple[str, ...] = ()
+    early: Early | None = None
+    """The same with a first kernel that starts before what is ahead has ended, where that is allowed."""
 
 
 @dataclass
@@ -69,6 +72,7 @@ class DeviceProgram(Program):
             taken = {name: Resources(each.registers, each.local_bytes) for name, each in self.functions.items()}
             note_loaded(self.plan, taken)
         self._launch_tape = TapeLauncher(self.driver, self.device)
+        self.captures = captures_of(self.driver)
 
     def is_apart(self, step: Step) -> bool:
         return isinstance(step, CallStep | DotStep)
@@ -78,9 +82,14 @@ class DeviceProgram(Program):
 
     def launch(self, tape: DeviceTape, table: int, stream: int) -> None:
         """Launch the kernels of a tape on a stream of the device; `table` is the table's address."""
-        result = self._launch_tape(tape.address, table, stream)
+        address, early = tape.address, tape.early
+        if early is not None and self.captures.follows(early, table, stream):
+            address = early.address
+        result = self._launch_tape(address, table, stream)
         if result:
             raise launch_failure(self.driver, tape.kernels, result)
+        if early is not None:
+            self.captures.note(early, table, stream)
         self.driver.launched.append(tape.kernels)
 
 
@@ -131,7 +140,7 @@ def write_device_tape(
 ) -> DeviceTape:
     """The tape of a run of kernels."""
     written: list[list[int]] = []
-    names: list[str] = []
+    launched: list[KernelStep] = []
     for step in steps:
         assert isinstance(step, KernelStep)
         programs = evaluate(step.grid, sizes)
@@ -146,9 +155,53 @@ def write_device_tape(
         head = [function.handle, blocks, launch.threads, launch.shared, launch.cluster, int(launch.programmatic)]
         maps = [[step.buffers[each.argument], *encode_map(driver, each, sizes)] for each in launch.maps]
         written.append([*head, len(places), len(maps), *places, *(word for each in maps for word in each)])
-        names.append(step.function)
-    words = [len(written), table_words(plan), *(word for each in written for word in each)]
-    return DeviceTape(np.array(words, np.int64), tuple(steps), True, tuple(names))
+        launched.append(step)
+    words = np.array([len(written), table_words(plan), *(word for each in written for word in each)], np.int64)
+    early = _early(plan, launched, sizes, functions, words)
+    if early is not None:
+        words = words.copy()
+        words[HEAD_WORDS + PROGRAMMATIC] = 0
+    return DeviceTape(words, tuple(steps), True, tuple(step.function for step in launched), early)
+
+
+def _early(
+    plan: Plan,
+    launched: Sequence[KernelStep],
+    sizes: Mapping[str, int],
+    functions: Mapping[str, DeviceFunction],
+    words: np.ndarray,
+) -> Early | None:
+    """The tape with a first kernel that starts early, if it is the program's first and asks for anything early."""
+    kernels = (step for step in plan.steps if isinstance(step, KernelStep))
+    first = next((step for step in kernels if evaluate(step.grid, sizes) > 0), None)
+    if first is None or not launched or launched[0] is not first:
+        return None
+    asked = functions[first.function].launch.asked
+    if not asked:
+        return None
+    # Kernels may let the next one come before they wait, all but the first: any of them may still write then.
+    each = [_memory(plan, step, functions[step.function].launch.written, sizes) for step in launched]
+    return Early(words, _memory(plan, first, asked, sizes), tuple(part for parts in each for part in parts))
+
+
+def _memory(
+    plan: Plan, step: KernelStep, which: Sequence[int], sizes: Mapping[str, int]
+) -> tuple[tuple[int, int], ...]:
+    """Some of a kernel's pointers: their places in the table, and how far what they point to reaches."""
+    found: list[tuple[int, int]] = []
+    for number in (step.buffers[argument] for argument in which):
+        buffer = plan.buffers[number]
+        shape = [evaluate(size, sizes) for size in buffer.tensor.shape]
+        strides = [evaluate(stride, sizes) for stride in buffer.layout.strides]
+        last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        found.append((number, (last + 1) * buffer.tensor.dtype.bytes if all(shape) else 0))
+    return tuple(found)
+
+
+@lru_cache
+def captures_of(driver: Driver) -> Captures:
+    """What programs of a process have captured last."""
+    return Captures(driver)
 
 
 @lru_cache(maxsize=1)

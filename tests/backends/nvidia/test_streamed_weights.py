@@ -154,10 +154,13 @@ def streams(plan: Plan, kernels: dict[str, tile.KernelOp]) -> list[StreamOp]:
     return [op for kernel in annotated for op in kernel.block.ops if isinstance(op, StreamOp)]
 
 
-def test_only_the_first_kernel_of_a_program_waits_before_it_asks_for_weights() -> None:
+def test_kernels_ask_for_weights_before_they_wait() -> None:
     found = planned(two_products, (1, 1024), (2048, 1024), (4096, 2048))
     first, second = streams(found.plan, found.kernels)
-    assert first.early is None and second.early is not None
+    assert first.early is not None and second.early is not None
+    names = [step.function for step in found.plan.steps if isinstance(step, KernelStep)]
+    launches = compile_kernels(found.kernels, TARGET).launches
+    assert [(launches[name].asked, launches[name].written) for name in names] == [((1,), (2,))] * 2
 
 
 def test_weights_that_the_program_writes_are_waited_for() -> None:

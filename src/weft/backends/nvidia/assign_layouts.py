@@ -140,8 +140,8 @@ class Assignment:
             case tile.YieldOp() | tile.ReturnOp() | tile.ProgramOp() | tile.NumberOp():
                 pass
             case RolesOp():
-                self.block(op.producer.block)
-                self.block(op.consumer.block)
+                for block in (*op.producers, op.consumer.block):
+                    self.block(block)
             case WgmmaOp():
                 layout = self.anchors.of(tile.tile_type(op.out).sizes)
                 if isinstance(op.a.type, tile.TileType):

@@ -32,6 +32,7 @@ from xdsl.irdl import (
     operand_def,
     opt_attr_def,
     opt_operand_def,
+    opt_region_def,
     region_def,
     result_def,
     var_operand_def,
@@ -124,20 +125,28 @@ class RingType(ParametrizedAttribute, TypeAttribute):
 
 @irdl_op_definition
 class RolesOp(IRDLOperation):
-    """A kernel of two roles."""
+    """A kernel of two roles, or of three: what is there before the kernel ahead has ended comes `early`."""
 
     name = "nvidia.roles"
     consumers = attr_def(IntegerAttr)
     rings = attr_def(ArrayAttr[RingType])
     producer = region_def("single_block")
     consumer = region_def("single_block")
+    early = opt_region_def("single_block")
 
     @classmethod
-    def make(cls, consumers: int, rings: Sequence[RingType], producer: Block, consumer: Block) -> Self:
+    def make(
+        cls, consumers: int, rings: Sequence[RingType], producer: Block, consumer: Block, early: Block | None = None
+    ) -> Self:
         return cls.create(
             attributes={"consumers": IntegerAttr(consumers, i64), "rings": ArrayAttr(rings)},
-            regions=[Region(producer), Region(consumer)],
+            regions=[Region(block) for block in (producer, consumer, early) if block is not None],
         )
+
+    @property
+    def producers(self) -> list[Block]:
+        """What brings operands, what comes early last."""
+        return [self.producer.block, *([] if self.early is None else [self.early.block])]
 
 
 @irdl_op_definition
@@ -204,6 +213,7 @@ class FillOp(IRDLOperation):
     map = attr_def(IntegerAttr)
     coordinates = attr_def(tile.Sizes)
     once = opt_attr_def(UnitAttr)
+    """Nobody else reads it, so it is the first to leave the second-level cache."""
     part = opt_attr_def(SlotType)
     """What is brought, where it is not what the slot is for."""
 

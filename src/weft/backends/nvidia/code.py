@@ -48,6 +48,10 @@ class Launch:
     """Parameters of 128 bytes each, after all others."""
     programmatic: bool = False
     """The kernel waits for what it depends on by itself (`griddepcontrol.wait`): it may start before that ends."""
+    asked: tuple[int, ...] = ()
+    """Which of its pointers are to memory that it reads before that."""
+    written: tuple[int, ...] = ()
+    """Which are to memory that it may write."""
 
 
 class AwaitedModules(Mapping[str, str]):

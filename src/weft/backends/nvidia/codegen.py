@@ -96,8 +96,8 @@ class KernelCodegen:
             self._place_program()
         self.early = loop_that_asks_early(kernel) if self.launch.programmatic and kernel.limit is None else None
         self.late = ops_behind_wait(kernel, self.early)
-        streams = any(isinstance(op, StreamOp) for op in kernel.block.ops)
-        if self.launch.programmatic and not streams and self.early is None:
+        roles = any(isinstance(op, StreamOp) or (isinstance(op, RolesOp) and op.early) for op in kernel.block.ops)
+        if self.launch.programmatic and not roles and self.early is None:
             wait_for_kernel(b)
         with where_programs_are(self):
             self.block(kernel.block)

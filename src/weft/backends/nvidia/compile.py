@@ -19,6 +19,7 @@ from weft.backends.nvidia.code import AwaitedModules, DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
 from weft.backends.nvidia.dequantize import NO_FP8
 from weft.backends.nvidia.dialect import BLOCKS, RESIDENT, WARPS, integer
+from weft.backends.nvidia.early_start import asked_early, written_by
 from weft.backends.nvidia.fold_sums import fold_sums
 from weft.backends.nvidia.fold_tanh import fold_tanh
 from weft.backends.nvidia.fold_views import fold_views
@@ -134,7 +135,9 @@ def emit_llvm(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[str, Launch]
     module = Module(TRIPLE, frozenset(what for what, since in _SINCE.items() if target.capability < since))
     module.globals[SHARED_SYMBOL] = f"@{SHARED_SYMBOL} = external addrspace(3) global [0 x i8], align 1024"
     annotated, launch = annotate(kernel, target)
-    launch = replace(launch, programmatic=target.capability >= 90)
+    programmatic = target.capability >= 90
+    asked = asked_early(annotated, launch) if programmatic else ()
+    launch = replace(launch, programmatic=programmatic, asked=asked, written=written_by(kernel))
     KernelCodegen(module, annotated, launch).emit()
     missing = [each for each in module.declarations if not each.startswith("llvm.") and each != VPRINTF]
     if missing:

@@ -19,8 +19,11 @@ from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from weft.backends.llvm.builder import Function
+from weft.backends.nvidia.asynchronous import FillOp, RolesOp
 from weft.backends.nvidia.block import do
+from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.mma import AHEAD
+from weft.backends.nvidia.streaming import CopyRowsOp, StreamOp
 from weft.ir.attributes import from_attribute, to_attribute
 from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Plan
 from weft.tile import dialect as tile
@@ -34,7 +37,8 @@ _FOLLOWS = "nvidia.follows"
 def mark_fixed(plan: Plan, kernels: Mapping[str, tile.KernelOp]) -> None:
     """Say of every kernel which of its arguments it may read before the kernel ahead has ended.
 
-    The first kernel of a program does not know what is ahead of it.
+    The first kernel of a program does not know what is ahead of it: it starts early only where that is found out
+    (`weft.runtime.captures`).
     """
     written = _written(plan, kernels)
     fixed: dict[str, set[int]] = {}
@@ -44,7 +48,7 @@ def mark_fixed(plan: Plan, kernels: Mapping[str, tile.KernelOp]) -> None:
         if not isinstance(step, KernelStep):
             continue
         first |= set() if launched else {step.function}
-        given = enumerate(step.buffers if launched else ())
+        given = enumerate(step.buffers)
         found = {i for i, n in given if n not in written and plan.buffers[n].role in ("input", "constant")}
         fixed[step.function] = fixed.get(step.function, found) & found
         launched = launched or (isinstance(step.grid, int) and step.grid > 0)
@@ -83,6 +87,33 @@ def ops_behind_wait(kernel: tile.KernelOp, loop: tile.ForOp | None) -> list[Oper
         if not simple or any(value.owner in found for value in op.operands):
             found.append(op)
     return found
+
+
+def asked_early(kernel: tile.KernelOp, launch: Launch) -> tuple[int, ...]:
+    """The arguments of a kernel with roles and layouts whose memory it reads before the kernel ahead has ended."""
+    found: set[int] = set()
+    for op in kernel.block.ops:
+        match op:
+            case RolesOp() if op.early is not None:
+                fills = (inner for inner in op.early.walk() if isinstance(inner, FillOp))
+                found.update(launch.maps[fill.map.value.data].argument for fill in fills)
+            case StreamOp() if op.early is not None:
+                copies = [inner.pointer for inner in op.producer.walk() if isinstance(inner, CopyRowsOp)]
+                found.update(pointer.index for pointer in copies if isinstance(pointer, BlockArgument))
+            case _:
+                pass
+    loop = loop_that_asks_early(kernel)
+    loads = (
+        [op.pointer for op in loop.block.ops if isinstance(op, tile.LoadOp) and AHEAD in op.attributes] if loop else []
+    )
+    found.update(pointer.index for pointer in loads if isinstance(pointer, BlockArgument))
+    return tuple(sorted(found))
+
+
+def written_by(kernel: tile.KernelOp) -> tuple[int, ...]:
+    """The pointers of a kernel whose memory it may write."""
+    pointers = [argument for argument in kernel.block.args if isinstance(argument.type, tile.PointerType)]
+    return tuple(pointer.index for pointer in pointers if not is_only_read(pointer))
 
 
 def _written(plan: Plan, kernels: Mapping[str, tile.KernelOp]) -> set[int]:

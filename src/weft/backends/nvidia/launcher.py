@@ -19,7 +19,7 @@ DEVICE_LAUNCHER = "weft_launch"
 HEAD_WORDS = 2
 KERNEL_WORDS = 8
 """The words of a kernel before its places in the table."""
-_FUNCTION, _BLOCKS, _THREADS, _SHARED, _CLUSTER, _PROGRAMMATIC, _PLACES, _MAPS = range(KERNEL_WORDS)
+_FUNCTION, _BLOCKS, _THREADS, _SHARED, _CLUSTER, PROGRAMMATIC, _PLACES, _MAPS = range(KERNEL_WORDS)
 
 # The structures of the driver's interface, in words of 64 and of 32 bits: `modules.LaunchConfig`, `LaunchAttribute`.
 _CONFIG_WORDS, _STREAM, _ATTRIBUTES, _ATTRIBUTE_COUNT = 7, 4, 5, 12
@@ -107,7 +107,7 @@ def _configure(b: Function, step: _Step, stream: V, config: V, attributes: V) ->
     b.store(stream, b.gep(config, i64(_STREAM), "i64"), 8)
     b.store(attributes, b.gep(config, i64(_ATTRIBUTES), "i64"), 8)
     put(V("i32", "0"), config, _ATTRIBUTE_COUNT)
-    cluster, programmatic = step.narrow(_CLUSTER), step.narrow(_PROGRAMMATIC)
+    cluster, programmatic = step.narrow(_CLUSTER), step.narrow(PROGRAMMATIC)
     with b.when(b.icmp("ne", cluster, one)):
         put(V("i32", str(CLUSTER_DIMENSION)), attributes, 0)
         for place, value in enumerate((cluster, one, one)):

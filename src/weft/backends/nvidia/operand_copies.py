@@ -17,6 +17,7 @@ from xdsl.ir import Block, OpResult, SSAValue
 from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.asynchronous import LINE, SlotType
 from weft.backends.nvidia.code import TensorMap
+from weft.backends.nvidia.early_start import is_fixed
 from weft.backends.nvidia.index_slices import ops_behind
 from weft.backends.nvidia.narrowed_factors import narrowed_factor
 from weft.backends.nvidia.tensor_parts import part_of
@@ -49,11 +50,13 @@ class Copy:
 
 @dataclass
 class Batch:
-    """Copies that come together, for the products that read them; `held` ones come once for several loops."""
+    """Copies that come together, for the products that read them; `held` ones come once for several loops, `early` ones
+    before the kernel ahead has ended."""
 
     copies: list[Copy]
     dots: set[tile.DotOp]
     held: bool
+    early: bool = False
     ring: int = 0
 
     @property
@@ -74,6 +77,11 @@ class Operands:
     held: list[bool] = field(default_factory=list[bool])
 
     @property
+    def starts_early(self) -> bool:
+        """Whether anything comes before the kernel ahead has ended."""
+        return any(batch.early for batch in self.batches.values())
+
+    @property
     def dtype(self) -> DType:
         """What products read: of 8-bit floats, either kind."""
         return self.rings[0][0].dtype
@@ -87,10 +95,11 @@ class Operands:
         return list({id(batch): batch for batch in self.batches.values() if dot in batch.dots}.values())
 
 
-def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp]) -> Operands | None:
+def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp], early: bool = False) -> Operands | None:
     """How the operands of products come to slots; None where the copy engine cannot bring them.
 
-    A left operand may also be in registers, if it is narrowed to the type of the right one.
+    A left operand may also be in registers, if it is narrowed to the type of the right one. Where there is time to gain
+    by what comes `early`, it does not come together with what does not.
     """
     copies: dict[tile.LoadOp, Copy] = {}
     for dot in dots:
@@ -110,7 +119,8 @@ def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp]) -> Operands |
             return None
         if not (reads_any_way(dtype) or all(_runs_along(copies, value, k) for value, k in ((dot.a, 1), (dot.b, 0)))):
             return None
-    return _in_rings(_batches(list({id(copy): copy for copy in copies.values()}.values())))
+    weights = {copy.load for copy in copies.values() if early and _are_weights(kernel, copy.load, dots)}
+    return _in_rings(_batches(list({id(copy): copy for copy in copies.values()}.values()), weights))
 
 
 def _runs_along(copies: dict[tile.LoadOp, Copy], value: SSAValue, axis: int) -> bool:
@@ -123,16 +133,25 @@ def _is_load(value: SSAValue) -> bool:
     return isinstance(value, OpResult) and isinstance(value.op, tile.LoadOp)
 
 
-def _batches(copies: Sequence[Copy]) -> list[Batch]:
+def _are_weights(kernel: tile.KernelOp, load: tile.LoadOp, dots: Sequence[tile.DotOp]) -> bool:
+    """Whether a load brings what stays as it is, of which every program has a part, to products of the same rows."""
+    if len({dot.a for dot in dots}) > 1 or not is_fixed(kernel, load.pointer):
+        return False
+    axes = {index.owner.axis.value.data for index in load.indices if isinstance(index.owner, tile.ProgramOp)}
+    return all(size == 1 or axis in axes for axis, size in enumerate(kernel.grid.data))
+
+
+def _batches(copies: Sequence[Copy], early_ones: set[tile.LoadOp]) -> list[Batch]:
     batches: list[Batch] = []
     for copy in copies:
         uses = [use.operation for load in copy.seen for use in load.out.uses]
         dots = {user for user in uses if isinstance(user, tile.DotOp)}
         held = any(dot.parent is not copy.load.parent for dot in dots)
-        together = [b for b in batches if not held and not b.held and b.dots & dots]
-        batch = Batch([copy], dots, held)
+        early = copy.load in early_ones
+        together = [b for b in batches if not held and not b.held and b.early == early and b.dots & dots]
+        batch = Batch([copy], dots, held, early)
         for other in together:
-            batch = Batch([*other.copies, *batch.copies], other.dots | batch.dots, held)
+            batch = Batch([*other.copies, *batch.copies], other.dots | batch.dots, held, early)
             batches.remove(other)
         batches.append(batch)
     return batches
@@ -162,8 +181,8 @@ def _in_rings(batches: Sequence[Batch]) -> Operands:
     for batch in batches:
         # Between loops a ring gives one batch: a second with the same contents, taken before the first is released, has
         # a ring of its own.
-        place = (batch.contents, *_stretch(batch.copies[0].load))
-        key = id(batch) if batch.held else (batch.contents, before[place])
+        place = (batch.contents, batch.early, *_stretch(batch.copies[0].load))
+        key = id(batch) if batch.held else (batch.contents, batch.early, before[place])
         before[place] += 1
         if key not in numbers:
             numbers[key] = len(operands.rings)

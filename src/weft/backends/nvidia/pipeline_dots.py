@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from xdsl.dialects.builtin import IndexType, IntegerAttr, UnitAttr, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
@@ -61,6 +62,12 @@ from weft.ir.types import DType, bf16, f16, f32, i32
 from weft.tile import dialect as tile
 
 _MOST_STAGES, _ALIGNMENT = 6, 1024
+_MOST_AHEAD = 10
+"""Stages of weights that are on their way before the kernel ahead has ended."""
+_FEW_SUMS = 64 * 128
+"""Of one consumer, with registers left for another block."""
+_RESERVED = 1024
+"""Shared memory of a block that the system takes."""
 _CHUNK = 16
 """Bytes that the copy engine writes at once."""
 _MOST_HELD = {1: 200, 2: 200, 3: 120}
@@ -87,11 +94,12 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = 
     dots = [op for block in blocks or () for op in block.ops if isinstance(op, tile.DotOp)]
     if not dots or all(dot.parent is kernel.block for dot in dots):
         return None
-    operands = operands_of(kernel, dots)
     consumers = {64: 1, 128: 2, 192: 3, 256: 2}.get(tile.tile_type(dots[0].out).sizes[0])
+    operands = operands_of(kernel, dots, early=consumers == 1)
     if operands is None or consumers is None or not all(_fits(dot, operands.dtype, consumers) for dot in dots):
         return None
-    addends = addends_of(kernel, operands, tile.tile_type(dots[0].out).sizes)
+    # A ring has one producer, and an addend is not there early.
+    addends = {} if operands.starts_early else addends_of(kernel, operands, tile.tile_type(dots[0].out).sizes)
     needed = _needed(kernel, operands, addends)
     if needed is None:
         return None
@@ -101,7 +109,14 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = 
     staged = _stage_stores(kernel, maps)
     staging = 4 * consumers * 2 * STAGE_BYTES if staged else 0
     resident = integer(kernel, RESIDENT, 1) if consumers == 2 else 1
-    rings = _rings(operands, target.shared_per_block // resident - staging - resident * _ALIGNMENT, ahead)
+    room = target.shared_per_block // resident - resident * _ALIGNMENT
+    most = _MOST_STAGES
+    if operands.starts_early:
+        # A kernel that adds up parts of K comes behind these, and two blocks side by side do not wait for it.
+        in_parts, sums = sum(size != 1 for size in kernel.grid.data) > 1, [tile.tile_type(d.out).sizes for d in dots]
+        resident, most = (2, most) if in_parts and sum(map(prod, sums)) <= _FEW_SUMS else (1, _MOST_AHEAD)
+        room = ((target.shared_per_block + _RESERVED) // resident - _RESERVED) // _ALIGNMENT * _ALIGNMENT
+    rings = _rings(operands, room - staging, ahead, most)
     if rings is None:
         return None
     set_integer(kernel, RESIDENT, resident)
@@ -109,8 +124,9 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = 
     ring = -(-ring // _ALIGNMENT) * _ALIGNMENT
     for op in staged:
         set_integer(op, SHARED, ring)
-    producer = _Producer(operands, addends, maps[:inputs], needed)
-    _split(kernel, producer, _Consumer(operands, addends, consumers), rings, consumers)
+    times = (False, True) if operands.starts_early else (False,)
+    producers = [_Producer(operands, addends, maps[:inputs], needed, early) for early in times]
+    _split(kernel, producers, _Consumer(operands, addends, consumers), rings, consumers)
     set_integer(kernel, WARPS, 4 * consumers)
     return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps))
 
@@ -121,12 +137,12 @@ def _needed(kernel: tile.KernelOp, operands: Operands, addends: Iterable[tile.Lo
     return ops_behind(index for op in (*operands.batches, *addends, *loops) for index in op.indices)
 
 
-def _rings(operands: Operands, room: int, ahead: bool) -> list[RingType] | None:
+def _rings(operands: Operands, room: int, ahead: bool, most: int) -> list[RingType] | None:
     """As many stages as there is room for, the same number in all rings but those of what is held."""
     bytes_of = [sum(slot.bytes for slot in slots) + BARRIER_BYTES for slots in operands.rings]
     held = sum(size for size, is_held in zip(bytes_of, operands.held, strict=True) if is_held)
     moving = sum(bytes_of) - held
-    stages = min(_MOST_STAGES, (room - held) // moving) if moving else 0
+    stages = min(most, (room - held) // moving) if moving else 0
     if stages < 2:
         return None
     counts, left = [1 if is_held else stages for is_held in operands.held], room - held - stages * moving
@@ -185,7 +201,11 @@ def _fits(dot: tile.DotOp, dtype: DType, consumers: int) -> bool:
 
 
 def _split(
-    kernel: tile.KernelOp, producer: _Producer, consumer: _Consumer, rings: Sequence[RingType], consumers: int
+    kernel: tile.KernelOp,
+    producers: Sequence[_Producer],
+    consumer: _Consumer,
+    rings: Sequence[RingType],
+    consumers: int,
 ) -> None:
     block = kernel.block
     original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
@@ -193,20 +213,18 @@ def _split(
     limit = _limit(kernel)
     block.insert_ops_before([first, count, *limit], original[0])
     numbers = first.out, count.out, limit[-1].results[0] if limit else None
-    producing, consuming = Programs.of(kernel, *numbers), Programs.of(kernel, *numbers)
-    producer.mapping = producing.numbers()
-    producer.walk(original, producing.loop.block)
-    consumer.mapping = consuming.numbers()
-    consumer.walk(original, consuming.loop.block)
-    roles: list[Block] = []
-    for programs in (producing, consuming):
+    walked = [Programs.of(kernel, *numbers) for _ in (consumer, *producers)]
+    for role, programs in zip((consumer, *producers), walked, strict=True):
+        role.mapping = programs.numbers()
+        role.walk(original, programs.loop.block)
         programs.loop.block.add_op(tile.YieldOp.create())
-        roles.append(Block([programs.loop]))
+    consuming, producing, *early = (Block([programs.loop]) for programs in walked)
     for op in reversed(original):
         op.detach()
         op.erase(safe_erase=False)
-    block.insert_op_after(RolesOp.make(consumers, rings, *roles), limit[-1] if limit else count)
-    defer_stores(consuming, consumers, _MOST_HELD[consumers])
+    roles = RolesOp.make(consumers, rings, producing, consuming, *early)
+    block.insert_op_after(roles, limit[-1] if limit else count)
+    defer_stores(walked[0], consumers, _MOST_HELD[consumers])
 
 
 def _limit(kernel: tile.KernelOp) -> list[Operation]:
@@ -224,12 +242,13 @@ def _numbered(**numbers: int) -> dict[str, Attribute]:
 
 @dataclass
 class _Producer:
-    """Brings each batch where the last load of it stands."""
+    """Brings each batch where the last load of it stands: those that come early, or the others."""
 
     operands: Operands
     addends: Mapping[tile.LoadOp, Addend]
     maps: Sequence[TensorMap]
     needed: set[Operation]
+    early: bool = False
     mapping: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     passed: set[tile.LoadOp] = field(default_factory=set[tile.LoadOp])
 
@@ -246,9 +265,9 @@ class _Producer:
             elif isinstance(op, tile.LoadOp) and op in self.operands.batches:
                 self.passed.add(op)
                 batch = self.operands.batches[op]
-                if op in batch.loads and batch.loads <= self.passed:
+                if batch.early == self.early and op in batch.loads and batch.loads <= self.passed:
                     self._bring(batch, block)
-            elif isinstance(op, tile.LoadOp) and op in self.addends:
+            elif isinstance(op, tile.LoadOp) and op in self.addends and not self.early:
                 self._add(self.addends[op], block)
 
     def _add(self, addend: Addend, block: Block) -> None:
@@ -265,7 +284,7 @@ class _Producer:
         for number, copy in enumerate(batch.copies):
             attributes = _numbered(ring=batch.ring, slot=number, map=self.maps.index(copy.map))
             attributes["coordinates"] = tile.Sizes(copy.coordinates)
-            if copy.load.once is not None:
+            if batch.early or copy.load.once is not None:
                 attributes["once"] = UnitAttr()
             indices = [self.mapping.get(i, i) for i in copy.load.indices]
             block.add_op(FillOp.create(operands=indices, attributes=attributes))

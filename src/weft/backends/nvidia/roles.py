@@ -30,6 +30,7 @@ from weft.backends.nvidia.asynchronous import (
 )
 from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converged, do, elected, i32
 from weft.backends.nvidia.dialect import RESIDENT, integer, layout_of
+from weft.backends.nvidia.early_start import wait_for_kernel
 from weft.backends.nvidia.global_memory import load_chunk, narrowed_to, pair
 from weft.backends.nvidia.narrowed_factors import narrowed_factor
 from weft.backends.nvidia.piece_stores import finish_stores, narrow, send
@@ -42,9 +43,9 @@ if TYPE_CHECKING:
     from weft.backends.nvidia.codegen import KernelCodegen
 
 _GROUP_WARPS = 4
-_REGISTERS = {(1, 1): (56, 256), (2, 1): (24, 240), (3, 1): (32, 160), (2, 2): (24, 104)}
+_REGISTERS = {(2, 1): (24, 240), (3, 1): (32, 160), (2, 2): (24, 104)}
 """What a thread of the producer and of a consumer may use, by the number of consumers, and of blocks beside each other:
-together what all enter with."""
+together what all enter with. One consumer has enough."""
 RING_OPS = (AcquireOp, CommitOp, WaitOp, ReleaseOp, LiftOp)
 _FIRST_TURN, _GROUP_THREADS = 2, 128
 """The named barrier of the first consumer's turn; those of the others follow. Who waits and who passes meet there."""
@@ -140,18 +141,24 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     barrier(b)
     producing, consuming, after = b.label("producer"), b.label("consumer"), b.label("after")
     b.branch_if(b.icmp("ult", warp, i32(_GROUP_WARPS)), producing, consuming)
-    fewer, more = _REGISTERS[consumers, integer(codegen.kernel, RESIDENT, 1)]
+    fewer, more = _REGISTERS.get((consumers, integer(codegen.kernel, RESIDENT, 1)), (0, 0))
     b.start(producing)
-    if consumers > 1:
+    if fewer:
         do(b, f"setmaxnreg.dec.sync.aligned.u32 {fewer};", "")
     codegen.threads = Threads(b, _GROUP_WARPS, lane, warp)
-    with b.when(b.icmp("eq", warp, i32(0))), b.when(elected(b)):
-        codegen.rings = [replace(ring) for ring in rings]
-        codegen.block(op.producer.block)
+    for number, producer in enumerate(op.producers):
+        with b.when(b.icmp("eq", warp, i32(number))):
+            if op.early is not None and number == 0:
+                wait_for_kernel(b)
+            with b.when(elected(b)):
+                codegen.rings = [replace(ring) for ring in rings]
+                codegen.block(producer)
     b.branch(after)
     b.start(consuming)
-    if consumers > 1:
+    if more:
         do(b, f"setmaxnreg.inc.sync.aligned.u32 {more};", "")
+    if op.early is not None:
+        wait_for_kernel(b)
     own = b.sub(warp, i32(_GROUP_WARPS))
     codegen.threads = Threads(b, _GROUP_WARPS * consumers, lane, own, barrier_number=1)
     codegen.threads.prepare(codegen.layouts)

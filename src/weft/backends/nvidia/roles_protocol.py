@@ -77,7 +77,10 @@ def protocol_of(
         if isinstance(op, IndexOp):
             names = {f"d{place}": known[operand] for place, operand in enumerate(op.indices)}
             known[op.out] = evaluate(op.value.data[0], names)
-    agents = {"producer": list(_Role(roles, known, consumers).run(roles.producer.block))}
+    agents = {
+        f"producer {number}": list(_Role(roles, known, consumers).run(block))
+        for number, block in enumerate(roles.producers)
+    }
     for number in range(consumers):
         agents[f"consumer {number}"] = list(_Role(roles, known, consumers, number).consume())
     barriers: dict[str, int] = {}

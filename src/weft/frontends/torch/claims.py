@@ -21,7 +21,7 @@ from weft.frontends.torch.builder import normal_dim, tensor_of_meta
 from weft.ops.base import Scan, Scatter, Structured
 from weft.ops.convolution import Convolution
 from weft.passes.align_operands import worth_aligning
-from weft.passes.claim_libraries import fills_tensor_cores, worth_streaming, worth_tensor_cores
+from weft.passes.claim_libraries import fills_tensor_cores, worth_reading_once, worth_streaming, worth_tensor_cores
 from weft.passes.convolve_by_products import geometry_of
 from weft.passes.convolve_trained import is_pointwise, is_product
 from weft.passes.order_by_comparing import worth_comparing, worth_counting
@@ -77,7 +77,7 @@ def is_own_product(node: fx.Node) -> bool:
     if of_bytes:
         return along and fills_tensor_cores(*sides)
     dtype = tensor_of_meta(result).dtype
-    few = worth_streaming(dtype, *sides) or worth_summing(dtype, *sides)
+    few = any(worth(dtype, *sides) for worth in (worth_streaming, worth_summing, worth_reading_once))
     return worth_tensor_cores(dtype, *sides) or (along and not apart and few)
 
 
