@@ -10,7 +10,7 @@ from xdsl.ir import Attribute, Block, Operation, OpResult, Region, SSAValue
 
 from weft.ir.attributes import from_attribute
 from weft.ir.types import tensor_of
-from weft.ops.base import GraphOp, Reduction, View
+from weft.ops.base import GraphOp, View
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, YieldOp
 from weft.ops.layouts import Layout, contiguous, source_layout, view_layout
 
@@ -40,14 +40,6 @@ def readers(value: SSAValue) -> Iterator[Operation]:
             yield from readers(use.operation.results[0])
         else:
             yield use.operation
-
-
-def is_widened_for_sums(op: GraphOp, readers: Sequence[Operation]) -> bool:
-    """Whether an op only widens floats that some of its readers reduce: these may as well read the narrow ones."""
-    if op.name != "graph.cast" or not any(isinstance(reader, Reduction) for reader in readers):
-        return False
-    narrow, wide = (tensor_of(value.type).dtype for value in (op.operands[0], op.results[0]))
-    return narrow.is_float and wide.is_float and narrow.bits < wide.bits
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from weft.passes.build_groups import (
     emit_group,
     fitting_calls,
     is_free,
-    is_widened_for_sums,
     result_targets,
     strides_of,
 )
@@ -131,8 +130,6 @@ class _Grouping:
     def _fits(self, op: GraphOp, group: Group) -> bool:
         """Whether the op can be computed in the group's kernel."""
         if CLAIM in op.attributes or len(group.ops) >= _MOST_OPS:
-            return False
-        if group.kind == "dot" and is_widened_for_sums(op, self.consumers.get(op.results[0], ())):
             return False
         if isinstance(op, Elementwise | Movement):
             shape = tensor_of(op.results[0].type).shape
