@@ -41,7 +41,7 @@ def test_cross_entropy(columns: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("columns", [700, 5003, 33000, 100008, 262144])
+@pytest.mark.parametrize("columns", [700, 5003, 33000, 50257, 65536, 100008, 262144])
 def test_softmax(columns: int, dtype: torch.dtype) -> None:
     x = rows(1200, columns, dtype)
     agree(
@@ -49,6 +49,26 @@ def test_softmax(columns: int, dtype: torch.dtype) -> None:
         torch.softmax(x.double(), -1),
         4e-7 if dtype.itemsize == 4 else 3e-3,
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("columns", [4096, 4097, 8192, 16384, 33001, 65536])
+def test_layer_norm_with_a_large_mean(columns: int, dtype: torch.dtype) -> None:
+    x = (torch.randn(1200, columns, device="cuda") + 20).to(dtype)
+    weight = torch.randn(columns, device="cuda").to(dtype)
+    found = compiled(lambda x, w: F.layer_norm(x, (columns,), w))(x, weight)
+    agree(found, F.layer_norm(x.double(), (columns,), weight.double()), 2e-6 if dtype.itemsize == 4 else 3e-3)
+
+
+@pytest.mark.parametrize("columns", [4096, 50257])
+def test_gradient_of_cross_entropy(columns: int) -> None:
+    x = torch.randn(1200, columns, device="cuda").bfloat16().requires_grad_()
+    labels = torch.randint(0, columns, (1200,), device="cuda")
+    labels[3] = -100
+    (found,) = torch.autograd.grad(compiled(cross_entropy)(x, labels).sum(), x)
+    wide = x.detach().double().requires_grad_()
+    (exact,) = torch.autograd.grad(cross_entropy(wide, labels).sum(), wide)
+    agree(found, exact, 3e-3)
 
 
 @pytest.mark.parametrize("columns", [50264, 128256])
