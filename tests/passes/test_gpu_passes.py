@@ -109,16 +109,15 @@ def test_attention_computes_its_mask_but_reads_its_factors(passes: Any) -> None:
     assert text.count("graph.group") == 2
 
 
-@pytest.mark.parametrize(("keys", "groups"), [(256, 2), (4, 3)])
-def test_a_mask_is_made_of_what_is_far_smaller(passes: Any, keys: int, groups: int) -> None:
+@pytest.mark.parametrize(("keys", "within"), [(256, True), (4, False)])
+def test_a_mask_is_made_of_what_is_far_smaller(passes: Any, keys: int, within: bool) -> None:
     def body(b: GraphBuilder, q: SSAValue, i: SSAValue) -> SSAValue:
         numbers = b.sum(i, dims=(0,), keep=False)
         across, down = (b.reshape(numbers, shape=shape) for shape in ((1, keys), (keys, 1)))
         return b.attention(q, q, q, b.eq(across, down), causal=False, scale=0.5, softcap=0.0)
 
     given = {"q": Tensor(f32, (2, keys, 8)), "i": Tensor(i64, (3, keys))}
-    text = str(passes.apply([InlineSmall(), GroupIntoKernels()], passes.built(given, body), rtol=1e-5))
-    assert text.count("graph.group") == groups
+    assert ("weft.inlined" in str(passes.apply(InlineSmall(), passes.built(given, body)))) == within
 
 
 def called(arguments: str, shapes: dict[str, Tensor], result: Tensor, target: str = "aten::convolution") -> FuncOp:
