@@ -25,9 +25,8 @@ from weft.lower.evaluate import Address
 from weft.lower.machine import Machine
 from weft.lower.schedule import MOST_TAPS, Schedule, contiguous_bytes
 
-_TILE_BYTES = 8192
-"""Of the widest operand of elementwise work, for a program: 16 bytes for each of 512 threads, or four times that for
-128."""
+_TILE_BYTES = 4096
+"""Of the widest operand of elementwise work, for a program: 32 bytes for each of 128 threads."""
 _LEAST_ELEMENTS = 256
 _MANY_READS = 4
 _SIDE = 64

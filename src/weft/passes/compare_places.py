@@ -14,7 +14,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import OpResult, SSAValue
 from xdsl.passes import ModulePass
 
-from weft.ir.types import i64, tensor_of
+from weft.ir.types import i32, i64, tensor_of
 from weft.ops.graph import FuncOp, GraphBuilder
 from weft.ops.reduce import Sum
 from weft.ops.rules import size_value
@@ -85,12 +85,15 @@ def _rewrite(function: FuncOp, scatter: ScatterElements) -> None:
     size = tensor_of(x.type).shape[dim]
     dtype = tensor_of(index.type).dtype
     shape = tuple(size if d == dim else 1 for d in range(tensor_of(x.type).rank))
-    places = b.iota(shape=shape, dim=dim, dtype=i64)
     index = index if dtype == i64 else b.cast(index, dtype=i64)
     zero, count = b.full(value=0, shape=(), dtype=i64), size_value(b, size, i64)
     # As in a scatter: counted from the end where it is negative, and kept inside.
     index = b.where(b.lt(index, zero), b.add(index, count), index)
     index = b.maximum(b.minimum(index, size_value(b, size - 1, i64)), zero)
-    scatter.results[0].replace_all_uses_with(b.where(b.eq(places, index), updates, x))
+    # Each place is compared: in 32 bits where they are enough.
+    places = i32 if isinstance(size, int) and size < 1 << 31 else i64
+    index = index if places == i64 else b.cast(index, dtype=places)
+    chosen = b.eq(b.iota(shape=shape, dim=dim, dtype=places), index)
+    scatter.results[0].replace_all_uses_with(b.where(chosen, updates, x))
     scatter.detach()
     scatter.erase()

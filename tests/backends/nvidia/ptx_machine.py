@@ -58,11 +58,12 @@ class Memory:
         start = address - BASE
         return self.bytes[start : start + like.nbytes].view(like.dtype).reshape(like.shape).copy()
 
-    def check(self, places: np.ndarray, size: int, alignment: int | None = None) -> None:
+    def check(self, places: np.ndarray, size: int, alignment: int | None = None, reads: bool = False) -> None:
+        """Whether an access is in order. Memory has pages: 16 bytes are read of which some are a tensor's last."""
         step = alignment or size
         inside = np.zeros(places.shape, bool)
         for start, stop in self.ranges:
-            inside |= (places >= start) & (places + size <= stop)
+            inside |= (places >= start) & (places + size <= (-(-stop // 16) * 16 if reads else stop))
         if not inside.all():
             raise MachineError(f"access at {places[~inside][:4]} outside of all tensors")
         if (places % step).any():
@@ -345,6 +346,9 @@ class Machine:
     def permute(self, line: Line, active: np.ndarray) -> None:
         a, b, chosen = (self.raw(o, "b32") for o in line.operands[1:4])
         both, result = (b << U64(32)) | a, np.zeros(self.count, U64)
+        if "f4e" in line.parts:  # four bytes in a row
+            self.write(line.operands[0], both >> ((chosen & U64(3)) * U64(8)), "b32", active)
+            return
         for number in range(4):
             pick = (chosen >> U64(4 * number)) & U64(0xF)
             byte = (both >> ((pick & U64(7)) * U64(8))) & U64(0xFF)
@@ -480,7 +484,7 @@ class Machine:
         group = operands[0] if name == "ld" else operands[-1]
         count = len(group) if isinstance(group, list) else 1
         if space == "global":
-            self.memory.check(places, size * count)
+            self.memory.check(places, size * count, reads=name == "ld")
         elif (places < 0).any() or (places + size * count > self.shared_size).any() or (places % (size * count)).any():
             raise MachineError(f"shared memory at {places[:4]} of {self.shared_size}")
         if name in ("atom", "red"):

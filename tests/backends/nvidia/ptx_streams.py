@@ -91,6 +91,10 @@ class StreamMachine(Machine):
                     continue
                 self.place[passed] = here + 1
                 return True
+            if line.name == "shfl":  # lanes wait for those that have gone another way
+                active &= (active | self.done).reshape(-1, 32).all(1).repeat(32)
+                if not active.any():
+                    continue
             self.go(line, here, active)
             return True
         return False
@@ -174,7 +178,7 @@ class StreamMachine(Machine):
         target, source, size, barrier = (self.raw(o.strip("[]"), "b64").view(np.int64) for o in line.operands[:4])
         for thread in np.flatnonzero(active):
             count = int(size[thread])
-            self.memory.check(source[thread : thread + 1] - BASE, count, 16)
+            self.memory.check(source[thread : thread + 1] - BASE, count, 16, reads=True)
             if target[thread] % 16 or target[thread] + count > self.shared_size:
                 raise MachineError(f"a copy to {target[thread]} of {self.shared_size} bytes")
             flight = (int(source[thread]) - BASE, int(target[thread]), count, int(barrier[thread]))

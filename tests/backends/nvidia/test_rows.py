@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from weft.backends.nvidia.compile import annotate, compile_kernels
+from weft.backends.nvidia.dialect import RESIDENT, integer
 from weft.backends.nvidia.layouts import blocked
-from weft.backends.nvidia.streaming import CROSSES, PieceType, ReadOp, StreamOp
+from weft.backends.nvidia.streaming import CROSSES, CopyOp, PieceType, ReadOp, StreamOp
 from weft.backends.nvidia.target import target_named
 from weft.tile import dialect as tile
 
@@ -43,9 +44,13 @@ def test_few_programs_are_not() -> None:
     assert not launch.persistent
 
 
-def test_rows_that_are_not_whole_pieces_are_not() -> None:
-    _, launch = annotate(row_kernel(softmax, (8192, 32767)), TARGET)
-    assert not launch.persistent
+def test_rows_that_begin_anywhere_come_with_what_lies_beside_them() -> None:
+    kernel, launch = annotate(row_kernel(softmax, (8192, 32767)), TARGET)
+    assert launch.persistent
+    (slot,) = stream_of(kernel).slots
+    assert slot.beside == 16
+    (copy,) = [op for op in stream_of(kernel).walk() if isinstance(op, CopyOp)]
+    assert copy.end is not None and copy.end.value.data == 8192 * 32767
 
 
 def test_long_rows_are_shared_by_a_cluster_whose_blocks_send_each_other_results() -> None:
@@ -84,3 +89,31 @@ def test_streamed_kernels_assemble_without_spills(shape: tuple[int, int]) -> Non
     kernel = row_kernel(softmax, shape)
     found = assemble(compile_kernels({kernel.sym_name.data: kernel}, TARGET).ptx, "sm_90a")
     assert not found.error and all(not each.spilled for each in found.kernels.values())
+
+
+def norm_of(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.layer_norm(x, (x.shape[-1],), w)
+
+
+@pytest.mark.parametrize(("columns", "blocks"), [(4096, 1), (8192, 4), (16384, 2)])
+def test_blocks_of_many_threads_leave_registers_for_others(columns: int, blocks: int) -> None:
+    kernel, launch = annotate(row_kernel(norm_of, (8192, columns), (columns,)), TARGET)
+    assert integer(kernel, RESIDENT, 1) == blocks and (blocks == 1 or launch.threads * blocks == 1024)
+
+
+def test_threads_that_hold_two_rows_need_their_registers() -> None:
+    def norm(x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(x + r, (x.shape[-1],))
+
+    kernel, _ = annotate(row_kernel(norm, (8192, 8192), (8192, 8192)), TARGET)
+    assert integer(kernel, RESIDENT, 1) == 1
+
+
+@pytest.mark.parametrize(("columns", "threads"), [(5120, 128), (6144, 256), (8192, 256)])
+def test_threads_are_as_many_as_have_something(columns: int, threads: int) -> None:
+    assert annotate(row_kernel(softmax, (8192, columns)), TARGET)[1].threads == threads
+
+
+def test_clusters_of_four_have_more_warps() -> None:
+    _, launch = annotate(row_kernel(softmax, (4096, 65536)), TARGET)
+    assert (launch.cluster, launch.threads) == (4, 17 * 32)

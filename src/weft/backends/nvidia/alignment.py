@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import TypeAlias, cast
 
-from xdsl.dialects.builtin import IntegerAttr
+from xdsl.dialects.builtin import IntegerAttr, UnitAttr
 from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 
 from weft.ir.attributes import from_attribute
@@ -19,6 +19,12 @@ from weft.tile.axis_facts import ALIGNED, DIVISORS, AxisFacts, Neighbours, neigh
 
 WIDEST = 16
 """The bytes that one access of a thread moves at most."""
+SHIFTED = "nvidia.shifted"
+"""On an access to rows that begin anywhere."""
+_LEAST_AT_ONCE = 4
+"""Bytes at a time below which it pays to read at multiples of `WIDEST`, and to shift what was read."""
+_WORTH_SHIFTING = 256
+"""Elements of a row from which on its ends, which are written one by one, count for little."""
 
 
 def divisor_of(size: Size, operands: Sequence[SSAValue] = ()) -> int:
@@ -80,6 +86,10 @@ class Access:
 
     axis: int | None
     vector: int
+    shifted: bool = False
+    """Whether they may lie across a multiple of `WIDEST` bytes."""
+    ragged: bool = False
+    """Whether some may lie beyond the end of a row."""
 
 
 def access_of(op: tile.LoadOp | tile.StoreOp, shape: tuple[int, ...]) -> Access:
@@ -94,8 +104,30 @@ def access_of(op: tile.LoadOp | tile.StoreOp, shape: tuple[int, ...]) -> Access:
     for other, stride in enumerate(strides):
         if other != axis and shape[other] > 1:
             step = gcd(step, divisor_of(stride, op.indices))
-    step = gcd(step, divisor_of(op.extents.data[axis], op.indices))
-    return Access(axis, _power(step, WIDEST // dtype.bytes))
+    most = WIDEST // dtype.bytes
+    vector = _power(gcd(step, divisor_of(op.extents.data[axis], op.indices)), most)
+    if SHIFTED in op.attributes and vector < most:
+        return Access(axis, most, shifted=_power(step, most) < most, ragged=True)
+    return Access(axis, vector)
+
+
+def mark_shifted(kernel: tile.KernelOp) -> None:
+    """Let a kernel move rows that begin anywhere 16 bytes at a time, if it has no others and they are long.
+
+    Others would have to be moved in pieces that lie apart: a thread has the same elements of all.
+    """
+    moved: list[tile.LoadOp | tile.StoreOp] = []
+    for op in kernel.walk():
+        if isinstance(op, tile.LoadOp | tile.StoreOp):
+            shape = tile.tile_type(op.out if isinstance(op, tile.LoadOp) else op.value).sizes
+            access, size = access_of(op, shape), pointer_dtype(op).bytes
+            if max(shape, default=1) < _WORTH_SHIFTING:
+                continue  # one for a row
+            if access.axis is None or shape[access.axis] < _WORTH_SHIFTING or access.vector * size >= _LEAST_AT_ONCE:
+                return
+            moved.append(op)
+    for op in moved:
+        op.attributes[SHIFTED] = UnitAttr()
 
 
 def _power(step: int, most: int) -> int:

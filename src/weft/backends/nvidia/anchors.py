@@ -19,6 +19,7 @@ from weft.backends.nvidia.dialect import (
     layout_of,
 )
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
+from weft.backends.nvidia.join_moments import MomentsOp
 from weft.backends.nvidia.layouts import WARP, Layout, blocked, next_power_of_two
 from weft.backends.nvidia.mma import PACKED, RAW, MmaOp, PackOp
 from weft.backends.nvidia.wgmma import accumulator_layout
@@ -31,6 +32,10 @@ _PER_THREAD, _HELD_PER_THREAD = 16, 32
 _MOST_WARPS, _MOST_BLOCKS = 32, 8
 _MOST_OF_BLOCK = 16384
 """Elements of a tile that one block holds; more are held by a cluster."""
+_MANY_WARPS, _THREADS_BESIDE = 8, 1024
+"""Of a block from which on few fit a multiprocessor, and the threads that it should have then."""
+_CHUNK = 8
+"""Elements of 16 bits that a thread moves at once."""
 _WORTH = 8
 """Elements side by side from which on a way through shared memory pays."""
 
@@ -96,7 +101,7 @@ def anchors_of(kernel: tile.KernelOp, clusters: bool) -> Anchors:
     shapes = {tile.tile_type(r).sizes for op in ops for r in op.results if isinstance(r.type, tile.TileType)}
     shapes |= {shape for _, shape in accesses}
     whole = sorted((s for s in shapes if not any(s != t and _is_part(s, t) for t in shapes)), key=prod, reverse=True)
-    reduced = {op.axis.value.data for op in kernel.walk() if isinstance(op, tile.ReduceOp | ExponentialsOp)}
+    reduced = {op.axis.value.data for op in kernel.walk() if isinstance(op, tile.ReduceOp | ExponentialsOp | MomentsOp)}
     warps, blocks = _of_pairs(ops) or integer(kernel, WARPS), integer(kernel, BLOCKS, 1)
     if not warps:
         warps, blocks = _size_of_program(prod(whole[0]) if whole else 1, bool(reduced), _may_cluster(kernel, clusters))
@@ -169,15 +174,39 @@ def _size_of_program(elements: int, reduces: bool, clusters: bool) -> tuple[int,
     """How many warps a block takes whose program's largest tile has so many elements, and how many blocks."""
     blocks = min(_MOST_BLOCKS, next_power_of_two(-(-elements // _MOST_OF_BLOCK))) if reduces and clusters else 1
     each = _HELD_PER_THREAD if reduces else _PER_THREAD
-    warps = -(-elements // (each * WARP * blocks))
-    return min(_MOST_WARPS, next_power_of_two(warps)), blocks
+    elements = -(-elements // blocks)
+    warps = min(_MOST_WARPS, next_power_of_two(-(-elements // (each * WARP))))
+    # Each takes whole chunks: half as many threads with some more of them may have less beyond the end.
+    if reduces and warps > 1 and _covered(elements, warps // 2) * 8 <= _covered(elements, warps) * 7:
+        warps //= 2
+    return warps, blocks
+
+
+def _covered(elements: int, warps: int) -> int:
+    """The elements that so many warps have places for, a chunk of them in each thread at a time."""
+    return -(-elements // (warps * WARP * _CHUNK)) * warps * WARP * _CHUNK
 
 
 def _may_cluster(kernel: tile.KernelOp, clusters: bool) -> bool:
     """Whether blocks of a cluster can share a program: nothing in it goes through the memory of one block alone."""
     simple = (tile.LoadOp, tile.StoreOp, tile.MapOp, tile.ReduceOp, tile.ConstantOp, tile.PositionOp, tile.GatherOp)
-    flat = (*simple, ExponentialsOp, tile.ProgramOp, tile.ReturnOp)
+    flat = (*simple, ExponentialsOp, MomentsOp, tile.ProgramOp, tile.ReturnOp)
     return clusters and all(isinstance(op, flat) for op in kernel.block.ops)
+
+
+def blocks_beside(kernel: tile.KernelOp) -> int:
+    """How many blocks a multiprocessor should have registers for, where many threads hold a row of 16 bits; else 1.
+
+    While some wait for each other, others read or write. A thread that holds one row's part does with 64 registers.
+    """
+    warps, rows = integer(kernel, WARPS), list[tile.LoadOp]()
+    reduces = any(isinstance(op, tile.ReduceOp | ExponentialsOp | MomentsOp) for op in kernel.block.ops)
+    for op in kernel.block.ops:
+        if isinstance(op, tile.LoadOp) and layout_of(op.out).count > _CHUNK:
+            if pointer_dtype(op).bytes != 2 or layout_of(op.out).count > _HELD_PER_THREAD:
+                return 1
+            rows += [] if isinstance(op.offset.data[0], int) else [op]
+    return _THREADS_BESIDE // (warps * WARP) if reduces and warps >= _MANY_WARPS and len(rows) == 1 else 1
 
 
 def covered_shape(op: tile.LoadOp | tile.StoreOp) -> tuple[int, ...]:

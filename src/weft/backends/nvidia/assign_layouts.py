@@ -51,6 +51,7 @@ from weft.backends.nvidia.dialect import (
     set_layouts,
 )
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
+from weft.backends.nvidia.join_moments import MomentsOp
 from weft.backends.nvidia.layouts import Layout, blocked
 from weft.backends.nvidia.mma import PACKED, RAW, MmaOp, PackOp, SqueezeOp
 from weft.backends.nvidia.staged_copies import AwaitCopiesOp, CommitCopiesOp, CopyInOp, StagedOp
@@ -116,6 +117,10 @@ class Assignment:
                 self.take(op, 0, layout)
                 sliced = layout.sliced(op.axis.value.data)
                 self.settle(op, [layout, sliced, sliced])
+            case MomentsOp():
+                layout = self.natural(op.value)
+                self.take(op, 0, layout)
+                self.settle(op, [layout.sliced(op.axis.value.data)] * 2)
             case tile.AddExponentialsOp():  # each thread has a pair of its own
                 pairs = self.anchors.of(tile.tile_type(op.largest).sizes)
                 for number, layout in enumerate((pairs, pairs, self.natural(op.value))):

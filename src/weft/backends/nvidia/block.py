@@ -37,6 +37,7 @@ class Threads:
         self.warps = warps
         self.lane, self.warp, self.rank = lane, warp, rank or i32(0)
         self.barrier_number = barrier_number
+        self._away = False
         self._places: dict[tuple[Places, int], V] = {}
         self._owners: dict[Places, V | None] = {}
 
@@ -55,6 +56,21 @@ class Threads:
     def barrier(self) -> None:
         """They all wait for each other."""
         barrier(self.b, self.barrier_number, self.warps * WARP)
+
+    def cluster_barrier(self) -> None:
+        """All threads of the cluster wait for each other."""
+        do(self.b, "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;", "")
+
+    def leave(self) -> None:
+        """This thread has read what it wanted of other blocks' memory; it goes on while others still do."""
+        do(self.b, "barrier.cluster.arrive.aligned;", "")
+        self._away = True
+
+    def gather(self) -> None:
+        """Nobody reads this block's memory any more: it may be written again, or given up."""
+        if self._away:
+            do(self.b, "barrier.cluster.wait.aligned;", "")
+        self._away = False
 
     def prepare(self, layouts: list[Layout]) -> None:
         """Compute what a kernel's layouts need where it is there for all of it."""
@@ -172,11 +188,6 @@ def do(b: Function, text: str, constraints: str, *args: V) -> None:
     operands = ", ".join(map(str, args))
     clobber = f"{constraints},~{{memory}}" if constraints else "~{memory}"
     b.do(f'call void asm sideeffect "{text}", "{clobber}"({operands}) #1')
-
-
-def cluster_barrier(b: Function) -> None:
-    """All threads of the cluster wait for each other."""
-    do(b, "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;", "")
 
 
 def load_of_block(b: Function, type_: str, offset: int, index: V, size: int, rank: V) -> V:

@@ -14,20 +14,22 @@ from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_t
 from weft.backends.llvm.cast import emit_cast, load_convert, register_type
 from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.asynchronous import RolesOp
-from weft.backends.nvidia.block import Threads, i32, load_shared, register_bytes, short, store_shared
+from weft.backends.nvidia.block import Threads, i32, short
 from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
 from weft.backends.nvidia.control import emit_number, where_programs_are
+from weft.backends.nvidia.conversions import emit_convert
 from weft.backends.nvidia.dequantize import Decoder
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
-from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
+from weft.backends.nvidia.dialect import RESIDENT, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
 from weft.backends.nvidia.early_start import let_next_come, loop_that_asks_early, ops_behind_wait, wait_for_kernel
 from weft.backends.nvidia.elements import emit_elements, emit_position
 from weft.backends.nvidia.exponentials import emit_added_exponentials, emit_exponentials
 from weft.backends.nvidia.extents import ConvertedLimits
 from weft.backends.nvidia.global_memory import narrowed_to
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
+from weft.backends.nvidia.join_moments import MomentsOp
 from weft.backends.nvidia.layouts import WARP, Layout, picked
 from weft.backends.nvidia.loops import loop_with
 from weft.backends.nvidia.mma import AHEAD, MmaOp, PackOp, SqueezeOp, multiply
@@ -35,7 +37,6 @@ from weft.backends.nvidia.plain_dot import emit_plain_dot
 from weft.backends.nvidia.reductions import emit_reduce
 from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
 from weft.backends.nvidia.row_roles import emit_streaming
-from weft.backends.nvidia.shared_memory import row_pitch
 from weft.backends.nvidia.staged_copies import emit_staged
 from weft.backends.nvidia.streaming import CopyOp, CopyRowsOp, ReadOp, StreamOp, WaitKeptOp
 from weft.backends.nvidia.strided_memory import emit_load, emit_pack, emit_store
@@ -71,8 +72,7 @@ class KernelCodegen:
         self.late: list[Operation] = []
 
     def emit(self) -> None:
-        kernel = self.kernel
-        arguments = kernel.block.args
+        kernel, arguments = self.kernel, self.kernel.block.args
         params = [(_parameter(argument), f"a{i}") for i, argument in enumerate(arguments)]
         maps = [(_MAP, f"m{i}") for i in range(len(self.launch.maps))]
         attributes = f'nounwind "nvvm.reqntid"="{self.launch.threads}" "nvvm.minctasm"="{integer(kernel, RESIDENT, 1)}"'
@@ -101,6 +101,7 @@ class KernelCodegen:
             wait_for_kernel(b)
         with where_programs_are(self):
             self.block(kernel.block)
+            self.threads.gather()
         b.finish()
 
     def _place_program(self) -> None:
@@ -149,7 +150,7 @@ class KernelCodegen:
                 emit_scatter(self, op)
             case tile.MapOp():
                 emit_elements(self, op)
-            case tile.ReduceOp():
+            case tile.ReduceOp() | MomentsOp():
                 emit_reduce(self, op)
             case tile.AddExponentialsOp():
                 emit_added_exponentials(self, op)
@@ -158,7 +159,7 @@ class KernelCodegen:
             case tile.DotOp():
                 emit_plain_dot(self, op)
             case ConvertOp():
-                self._convert(op)
+                emit_convert(self, op)
             case PackOp():
                 emit_pack(self, op)
             case MmaOp():
@@ -346,47 +347,12 @@ class KernelCodegen:
 
     # -- values ------------------------------------------------------------------------------------------------------
 
-    def _convert(self, op: ConvertOp) -> None:
-        b, type_ = self.b, tile.tile_type(op.out)
-        source, target = layout_of(op.value), layout_of(op.out)
-        size, place = register_bytes(type_.dtype), integer(op, SHARED)
-        exists, owner = self.held(source), self.threads.owner(source)
-        for register, value in enumerate(self.tiles[op.value]):
-            index = self.row_major(source, register, size)
-            predicate = self.both(exists[register], owner)
-            if predicate is None:
-                store_shared(b, value, place, index, size)
-            else:
-                with b.when(predicate):
-                    store_shared(b, value, place, index, size)
-        self.threads.barrier()
-        last = 1
-        for side in type_.sizes[:-1]:
-            last *= side
-        last = i32(last * row_pitch(type_.sizes[-1], size) - 1)
-        values: list[V] = []
-        for register in range(target.count):
-            index = self.row_major(target, register, size)
-            if any(target.covered(axis) > target.shape[axis] for axis in range(target.rank)):
-                index = b.intrinsic("umin", index, last)  # what does not exist is read from somewhere
-            values.append(load_shared(b, register_type(type_.dtype), place, index, size))
-        self.tiles[op.out] = values
-
     def held(self, layout: Layout) -> list[V | None]:
         """For each register of a layout, whether the tile has such an element."""
         return [
             self.both(*(self.exists(layout, a, offset[a], i32(layout.shape[a])) for a in range(layout.rank)))
             for offset in layout.offsets
         ]
-
-    def row_major(self, layout: Layout, register: int, size: int) -> V:
-        """Where a register's element lies in a tile that stands in shared memory row by row."""
-        index, pitch = i32(0), 1
-        for axis in range(layout.rank - 1, -1, -1):
-            place = self.b.add(self.threads.place(layout, axis), i32(layout.offsets[register][axis]))
-            index = self.b.add(index, self.b.mul(place, i32(pitch)))
-            pitch *= row_pitch(layout.shape[axis], size) if axis == layout.rank - 1 else layout.shape[axis]
-        return index
 
 
 def _all_layouts(kernel: tile.KernelOp) -> list[Layout]:

@@ -12,18 +12,21 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from weft.backends.llvm.builder import Module
+from weft.backends.nvidia.alignment import mark_shifted
+from weft.backends.nvidia.anchors import blocks_beside
 from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.atomics import NO_BF16_ATOMICS
 from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import AwaitedModules, DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
 from weft.backends.nvidia.dequantize import NO_FP8
-from weft.backends.nvidia.dialect import BLOCKS, RESIDENT, WARPS, integer
+from weft.backends.nvidia.dialect import BLOCKS, RESIDENT, WARPS, integer, set_integer
 from weft.backends.nvidia.early_start import asked_early, written_by
 from weft.backends.nvidia.fold_sums import fold_sums
 from weft.backends.nvidia.fold_tanh import fold_tanh
 from weft.backends.nvidia.fold_views import fold_views
 from weft.backends.nvidia.join_exponentials import join_exponentials
+from weft.backends.nvidia.join_moments import join_moments
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.messages import VPRINTF
 from weft.backends.nvidia.order_memory import order_memory
@@ -61,6 +64,8 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     fold_tanh(kernel)
     relax_arithmetic(kernel)
     join_exponentials(kernel)
+    join_moments(kernel)
+    mark_shifted(kernel)
     of_products = (_with_roles, _holding_one, _without_conversions, _with_stages) if has_product(kernel) else ()
     for way in (_streamed, *of_products):
         with suppress(LoweringError):  # a conversion may need the memory that copies ahead of time would take
@@ -70,6 +75,8 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     fold_views(copy)
     use_tensor_cores(copy)
     assign_layouts(copy, clusters=target.has_clusters)
+    if (resident := blocks_beside(copy)) > 1:
+        set_integer(copy, RESIDENT, resident)
     order_memory(copy)
     shared, blocks = allocate_shared(copy, target.shared_per_block), integer(copy, BLOCKS, 1)
     return copy, Launch(WARP * integer(copy, WARPS), shared, cluster=blocks, blocks_per_program=blocks)

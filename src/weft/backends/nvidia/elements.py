@@ -13,7 +13,7 @@ from weft.backends.nvidia.asynchronous import NarrowOp
 from weft.backends.nvidia.block import fitted, wide
 from weft.backends.nvidia.dialect import layout_of
 from weft.backends.nvidia.global_memory import narrowed_to, rounded_pair, rounded_to
-from weft.backends.nvidia.math import divide_all, emit_map, power_of_two, rough_exp, rough_sigmoid
+from weft.backends.nvidia.math import ROUGH, divide_all, emit_map, power_of_two, rough_exp
 from weft.backends.nvidia.roles import begins_product, packed_for_product
 from weft.backends.nvidia.wgmma import laid_down
 from weft.ir.attributes import from_attribute
@@ -130,8 +130,8 @@ def _apply(codegen: KernelCodegen, op: tile.MapOp, args: list[V]) -> V:
         return power_of_two(codegen.b, args[0])
     if function == "exp" and args[0].type == "float" and loses_digits(op.out, _is_at_most_one(op)):
         return rough_exp(codegen.b, args[0])
-    if function == "sigmoid" and args[0].type == "float" and loses_digits(op.out, summed=False):
-        return rough_sigmoid(codegen.b, args[0])
+    if function in ROUGH and args[0].type == "float" and loses_digits(op.out, summed=False):
+        return ROUGH[function](codegen.b, *args)
     return emit_map(codegen.b, function, args, tile.tile_type(op.args[-1]).dtype)
 
 
@@ -145,7 +145,10 @@ def _is_at_most_one(exp: tile.MapOp) -> bool:
 
 
 def loses_digits(value: SSAValue, summed: bool) -> bool:
-    """Whether all that becomes of a tile of positive numbers is narrowed to 16 bits or, where it may be, `summed`."""
+    """Whether all that becomes of a tile of positive numbers is narrowed to 16 bits or, where it may be, `summed`.
+
+    On the way something may be added to it: where that takes digits away, it takes those of exact results too.
+    """
     for use in value.uses:
         match use.operation:
             case tile.ReduceOp() as op if summed and op.kind.data == "sum":
@@ -164,8 +167,8 @@ def loses_digits(value: SSAValue, summed: bool) -> bool:
 
 
 def _scales(op: tile.MapOp, operand: int) -> bool:
-    """Whether a result has as many right digits as an operand."""
-    return op.function.data == "mul" or (op.function.data == "div" and operand == 0)
+    """Whether a result has about as many right digits as an operand."""
+    return op.function.data in ("add", "sub", "mul") or (op.function.data == "div" and operand == 0)
 
 
 def contracted(op: tile.MapOp) -> int | None:

@@ -6,6 +6,7 @@ from xdsl.ir import OpResult, SSAValue
 
 from weft.backends.nvidia.dialect import ConvertOp
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
+from weft.backends.nvidia.join_moments import MomentsOp
 from weft.backends.nvidia.mma import MmaOp, PackOp, SqueezeOp
 from weft.backends.nvidia.streaming import ReadOp
 from weft.tile import dialect as tile
@@ -17,7 +18,7 @@ class ConvertedLimits(Limits):
 
     def _find(self, value: SSAValue, axis: int) -> list[Limit]:
         match value.op if isinstance(value, OpResult) else None:
-            case ConvertOp() | PackOp() | ExponentialsOp() as op:
+            case ConvertOp() | PackOp() | ExponentialsOp() | MomentsOp() as op:
                 return list(self.of(op.value, axis))
             case ReadOp() as op if op.extents is not None:
                 return [(op.extents.data[axis], ())]

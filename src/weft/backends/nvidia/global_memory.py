@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from xdsl.ir import Operation
 
-from weft.backends.llvm.builder import Function, V, memory_type
+from weft.backends.llvm.builder import Function, V, const, memory_type
 from weft.backends.llvm.cast import load_convert, store_convert
 from weft.backends.nvidia.math import asm
 from weft.ir.attributes import from_attribute
@@ -23,7 +23,7 @@ def load_chunk(
     bits = max(dtype.bits, 8)
     width, _ = _words(bits, count)
     read = _read(b, address, bits, count, predicate, space)
-    raw = [piece for word in read for piece in _pieces(b, word, bits, width)]
+    raw = [piece for word in read for piece in pieces(b, word, bits, width)]
     return [load_convert(b, b.bitcast(value, memory_type(dtype)), dtype) for value in raw]
 
 
@@ -31,9 +31,14 @@ ONCE = "global.L1::no_allocate"
 """Global memory that a block reads once: it does not stay in its cache."""
 
 
-def load_words(b: Function, address: V, size: int, count: int, predicate: V | None, space: str = "global") -> list[V]:
-    """`count` neighbours of so many bytes in words of 32 bits, or fewer bits alone; what is not read is zero."""
-    return _read(b, address, 8 * size, count, predicate, space)
+def load_words(
+    b: Function, address: V, size: int, count: int, predicate: V | None, space: str = "global", ahead: int = 0
+) -> list[V]:
+    """`count` neighbours of so many bytes in words of 32 bits, or fewer bits alone; what is not read is zero.
+
+    They begin `ahead` bytes behind the address.
+    """
+    return _read(b, address, 8 * size, count, predicate, space, ahead)
 
 
 def load_raw(b: Function, address: V, dtype: DType, predicate: V | None) -> V:
@@ -47,7 +52,7 @@ def joined(b: Function, low: V, high: V) -> V:
     return b.binary("or", b.convert("zext", low, "i32"), wide)
 
 
-def _read(b: Function, address: V, bits: int, count: int, predicate: V | None, space: str) -> list[V]:
+def _read(b: Function, address: V, bits: int, count: int, predicate: V | None, space: str, ahead: int = 0) -> list[V]:
     """Neighbours as the words that memory holds."""
     width, words = _words(bits, count)
     llvm_type, ptx_type, constraint = _WORD[width]
@@ -62,7 +67,7 @@ def _read(b: Function, address: V, bits: int, count: int, predicate: V | None, s
     result = register if words == 1 else "{" + ", ".join([register] * words) + "}"
     inputs = (",l" if space.startswith("global") else ",r") + (",b" if predicate is not None else "")
     args = (address, *(() if predicate is None else (predicate,)))
-    text = f"{clear}{guard}ld.{space}{form}.{ptx_type} {braces}, [${words}];"
+    text = f"{clear}{guard}ld.{space}{form}.{ptx_type} {braces}, [${words}{_offset(ahead)}];"
     # An output is written before the address is read where there is a clearing move.
     outputs = outputs.replace("=", "=&") if predicate is not None else outputs
     loaded = asm(b, result, text, outputs + inputs, *args, pure=False)
@@ -72,19 +77,28 @@ def _read(b: Function, address: V, bits: int, count: int, predicate: V | None, s
 def store_chunk(b: Function, address: V, values: Sequence[V], dtype: DType, predicate: V | None) -> None:
     """Write neighbours."""
     bits = max(dtype.bits, 8)
-    width, words = _words(bits, len(values))
+    width, _ = _words(bits, len(values))
+    store_words(b, address, packed(b, values, dtype, bits, width), width, predicate)
+
+
+def _offset(ahead: int) -> str:
+    return f"+{ahead}" if ahead else ""
+
+
+def store_words(b: Function, address: V, words: Sequence[V], width: int, predicate: V | None, ahead: int = 0) -> None:
+    """Write words of so many bits, from `ahead` bytes behind an address on; one of 8 stands in a word of 16."""
     _, ptx_type, constraint = _WORD[width]
-    packed = _packed(b, values, dtype, bits, width)
-    sources = ", ".join(f"${i}" for i in range(words))
-    form, braces = (f".v{words}", f"{{{sources}}}") if words > 1 else ("", sources)
-    guard = f"@${words + 1} " if predicate is not None else ""
-    constraints = ",".join([constraint] * words) + ",l" + (",b" if predicate is not None else "")
-    args = (*packed, address, *(() if predicate is None else (predicate,)))
+    count = len(words)
+    sources = ", ".join(f"${i}" for i in range(count))
+    form, braces = (f".v{count}", f"{{{sources}}}") if count > 1 else ("", sources)
+    guard = f"@${count + 1} " if predicate is not None else ""
+    constraints = ",".join([constraint] * count) + ",l" + (",b" if predicate is not None else "") + ",~{memory}"
+    args = (*words, address, *(() if predicate is None else (predicate,)))
     asm(
         b,
         "void",
-        f"{guard}st.global{form}.{ptx_type} [${words}], {braces};",
-        constraints + ",~{memory}",
+        f"{guard}st.global{form}.{ptx_type} [${count}{_offset(ahead)}], {braces};",
+        constraints,
         *args,
         pure=False,
     )
@@ -97,7 +111,7 @@ def _words(bits: int, count: int) -> tuple[int, int]:
     return width, total // width
 
 
-def _pieces(b: Function, word: V, bits: int, width: int) -> list[V]:
+def pieces(b: Function, word: V, bits: int, width: int) -> list[V]:
     """The elements of a word, lowest first, as integers or floats of memory."""
     if bits == 64 or bits == width:
         return [b.convert("trunc", word, "i8") if bits == 8 else word]
@@ -108,7 +122,7 @@ def _pieces(b: Function, word: V, bits: int, width: int) -> list[V]:
     return pieces
 
 
-def _packed(b: Function, values: Sequence[V], dtype: DType, bits: int, width: int) -> list[V]:
+def packed(b: Function, values: Sequence[V], dtype: DType, bits: int, width: int) -> list[V]:
     """Elements as the words that memory holds."""
     if dtype.name in ("bf16", "f16") and width == 32:
         return [pair(b, low, high, dtype.name) for low, high in zip(values[::2], values[1::2], strict=True)]
@@ -135,11 +149,9 @@ def _narrowed(b: Function, value: V, dtype: DType) -> V:
 
 def rounded_to(b: Function, value: V, dtype: DType) -> V:
     """A float as the nearest one that a type of 16 bits has."""
-    narrow = _narrowed(b, value, dtype)
     if dtype.name == "f16":
-        return asm(b, "float", "cvt.f32.f16 $0, $1;", "=f,h", narrow)
-    wide = b.binary("shl", b.convert("zext", narrow, "i32"), V("i32", "16"))
-    return b.bitcast(wide, "float")
+        return asm(b, "float", "cvt.f32.f16 $0, $1;", "=f,h", _narrowed(b, value, dtype))
+    return b.bitcast(pair(b, const(0.0, "float"), value, "bf16"), "float")  # the upper half of a word: a float already
 
 
 def rounded_pair(b: Function, low: V, high: V) -> tuple[V, V]:

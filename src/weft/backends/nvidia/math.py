@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import log, log2
 
 from weft.backends.llvm.builder import Function, V
@@ -61,9 +61,23 @@ def rough_exp(b: Function, x: V) -> V:
     return _ex2_normal(E(b, x) * _LOG2_E).v
 
 
-def rough_sigmoid(b: Function, x: V) -> V:
+def _rough_sigmoid(b: Function, x: V) -> V:
     """The same, for what is narrowed."""
     return _rcp_normal(_ex2_normal(E(b, x) * -_LOG2_E) + 1.0).v
+
+
+def _rough_quotient(b: Function, x: V, y: V) -> V:
+    """To 2 ulp, for what is narrowed."""
+    return asm(b, "float", "div.full.f32 $0, $1, $2;", "=f,f,f", x, y)
+
+
+def _rough_root(b: Function, x: V) -> V:
+    """The same."""
+    return asm(b, "float", "sqrt.approx.f32 $0, $1;", "=f,f", x)
+
+
+ROUGH: Mapping[str, Callable[..., V]] = {"sigmoid": _rough_sigmoid, "div": _rough_quotient, "sqrt": _rough_root}
+"""Functions of f32 whose results are narrowed."""
 
 
 def _sigmoid(x: E) -> E:

@@ -19,11 +19,12 @@ from math import prod
 
 from xdsl.ir import Block, Operation, SSAValue
 
-from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
+from weft.backends.nvidia.alignment import WIDEST, access_of, divisor_of, pointer_dtype
 from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, IndexOp, ReleaseOp, WaitOp
 from weft.backends.nvidia.dialect import BLOCKS, LAYOUTS, RESIDENT, WARPS, ConvertOp, layout_of, set_integer
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
+from weft.backends.nvidia.join_moments import MomentsOp
 from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.shared_memory import crossing_bytes
 from weft.backends.nvidia.streaming import ALIGNMENT, CROSSES, CopyOp, PieceType, ReadOp, StreamOp, WaitKeptOp
@@ -40,6 +41,8 @@ _LEAST_TURNS = 3
 _HELD = 64
 """Elements of its rows that a thread holds at most."""
 _MOST_WARPS, _BLOCKS = 8, (1, 2, 4, 8)
+_WIDE = 4
+"""Blocks of a cluster that do better with twice the warps, and half as much in each thread: so it was measured."""
 _MOST_STAGES = 4
 _REGISTERS_BESIDE = 40
 """What a thread needs beside the rows it holds."""
@@ -63,6 +66,8 @@ class _Row:
     load: tile.LoadOp
     kept: bool
     piece: PieceType
+    end: int | None = None
+    """Of rows that begin anywhere: the elements of the tensor."""
 
 
 def pipeline_rows(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | None:
@@ -121,8 +126,8 @@ def _up(size: int) -> int:
 def _is_flat(kernel: tile.KernelOp) -> bool:
     simple = (tile.LoadOp, tile.StoreOp, tile.MapOp, tile.ReduceOp, tile.ConstantOp, tile.PositionOp, tile.GatherOp)
     ops = list(kernel.block.ops)
-    flat = all(isinstance(op, (*simple, ExponentialsOp, tile.ProgramOp, tile.ReturnOp)) for op in ops)
-    return flat and any(isinstance(op, tile.ReduceOp | ExponentialsOp) for op in ops)
+    flat = all(isinstance(op, (*simple, ExponentialsOp, MomentsOp, tile.ProgramOp, tile.ReturnOp)) for op in ops)
+    return flat and any(isinstance(op, tile.ReduceOp | ExponentialsOp | MomentsOp) for op in ops)
 
 
 def _reads_back(kernel: tile.KernelOp) -> bool:
@@ -136,14 +141,36 @@ def _reads_back(kernel: tile.KernelOp) -> bool:
 
 
 def _is_piece(op: tile.LoadOp) -> bool:
-    """Whether a load reads one piece of memory, whole, that the copy engine can move."""
+    """Whether a load reads one piece of memory, whole, that the copy engine can move with what lies beside it."""
     shape, size = tile.tile_type(op.out).sizes, pointer_dtype(op).bytes
     pitch = 1
     for side, stride, extent in zip(shape[::-1], op.strides.data[::-1], op.extents.data[::-1], strict=True):
         if extent != side or (side > 1 and stride != pitch):
             return False
         pitch *= side
-    return pitch > 1 and pitch * size % WIDEST == 0 and divisor_of(op.offset.data[0]) * size % WIDEST == 0
+    return pitch * size >= WIDEST and (_is_aligned(op) or end_of_tensor(op) is not None)
+
+
+def _is_aligned(op: tile.LoadOp) -> bool:
+    """Whether a piece begins at multiples of 16 bytes, as the copy engine wants it."""
+    return divisor_of(op.offset.data[0]) * pointer_dtype(op).bytes % WIDEST == 0
+
+
+def end_of_tensor(op: tile.LoadOp) -> int | None:
+    """Of a row for each program, where the last one ends; None if that is not known, or they are not moved shifted."""
+    offset, shape, kernel = op.offset.data[0], tile.tile_type(op.out).sizes, op.parent_op()
+    if isinstance(offset, int) or not access_of(op, shape).shifted or prod(shape) != shape[-1]:
+        return None
+    if not isinstance(kernel, tile.KernelOp) or any(a.kind != "symbol" or c < 0 for m, c in offset.terms for a in m):
+        return None
+    last: dict[str, Size] = {}
+    for number, index in enumerate(op.indices):
+        program = index.owner
+        if not isinstance(program, tile.ProgramOp):
+            return None
+        last[f"d{number}"] = kernel.grid.data[program.axis.value.data] - 1
+    end = substitute(offset, last)
+    return end + prod(shape) if isinstance(end, int) else None
 
 
 def _is_fixed(op: tile.LoadOp) -> bool:
@@ -152,13 +179,16 @@ def _is_fixed(op: tile.LoadOp) -> bool:
 
 def _choices(shape: Sequence[int], moving: Sequence[tile.LoadOp]) -> Iterator[tuple[int, int]]:
     """The warps of a block and the blocks of a cluster that hold the rows of a program, the fewest blocks first."""
-    elements = prod(shape)
-    held = _held_at_once(moving[0].parent_block(), shape, len(moving))
+    elements, block = prod(shape), moving[0].parent_block()
+    held = _held_at_once(block, shape, len(moving))
+    alone = block is not None and held == 1 and sum(isinstance(op, tile.LoadOp) for op in block.ops) == 1
     most = max(_HELD >> (held - 1).bit_length(), 16)
     for most_warps in (_MOST_WARPS, 2 * _MOST_WARPS):
         for blocks in _BLOCKS:
             # A thread that holds half of what it could leaves room for more blocks, which work while this one waits.
             each = most if elements > blocks * most_warps * WARP * (most // 2) else most // 2
+            if alone and blocks == _WIDE and elements <= blocks * _MOST_WARPS * WARP * most:
+                yield 2 * _MOST_WARPS, blocks
             warps = 1 << max(-(-elements // (blocks * WARP * each)) - 1, 0).bit_length()
             if warps <= most_warps:
                 yield warps, blocks
@@ -171,7 +201,7 @@ def _held_at_once(block: Block | None, shape: Sequence[int], loads: int) -> int:
     place = {op: number for number, op in enumerate(ops)}
     most = (loads + 1) // 2  # what is read takes half the registers, until it is widened
     for number, op in enumerate(ops):
-        if isinstance(op, tile.ReduceOp | ExponentialsOp):
+        if isinstance(op, tile.ReduceOp | ExponentialsOp | MomentsOp):
             results = [result for earlier in ops[:number] for result in earlier.results]
             tiles = [r for r in results if isinstance(r.type, tile.TileType) and r.type.sizes == tuple(shape)]
             most = max(most, sum(any(place[use.operation] > number for use in r.uses) for r in tiles))
@@ -192,9 +222,14 @@ def _row(op: tile.LoadOp) -> _Row | None:
             return None
         part = mode.step * strides[mode.axis]
     size = pointer_dtype(op).bytes
-    if part * size % WIDEST:
+    whole = -(-prod(shape) * size // WIDEST) * WIDEST // size
+    end = None if _is_aligned(op) else end_of_tensor(op)
+    if (part if part < prod(shape) else whole) * size % WIDEST or (
+        end is not None and layout.vector.size * size < WIDEST
+    ):
         return None
-    return _Row(op, _is_fixed(op), PieceType.of(prod(shape), part, _room(layout, strides), pointer_dtype(op)))
+    piece = PieceType.of(prod(shape), part, _room(layout, strides), pointer_dtype(op), 0 if end is None else WIDEST)
+    return _Row(op, _is_fixed(op), piece, end)
 
 
 def _strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -212,7 +247,7 @@ def _exchange_by_sending(kernel: tile.KernelOp, blocks: int) -> bool:
     if blocks > 1 and any(isinstance(op, ConvertOp) for op in kernel.walk()):
         return False  # that is through the memory of one block
     for op in kernel.walk():
-        if not isinstance(op, tile.ReduceOp | ExponentialsOp) or blocks == 1:
+        if not isinstance(op, tile.ReduceOp | ExponentialsOp | MomentsOp) or blocks == 1:
             continue
         layout, axis = layout_of(op.value), op.axis.value.data
         if not any(mode.axis == axis for mode in layout.blocks):
@@ -259,7 +294,7 @@ def _split(kernel: tile.KernelOp, rows: list[_Row], stages: int, blocks: int, cr
     programs.block.add_op(AcquireOp.of())
     for number, row in enumerate(moving):
         indices = [mapping.get(i, i) for i in row.load.indices]
-        programs.block.add_op(CopyOp.make(row.load.pointer, indices, number, row.load.offset))
+        programs.block.add_op(CopyOp.make(row.load.pointer, indices, number, row.load.offset, end=row.end))
     programs.block.add_ops([CommitOp.of(), tile.YieldOp.create()])
     programs, mapping = programs_of(kernel, first.out, count.out)
     consumer = Block([*([WaitKeptOp.create()] if kept else []), programs])
@@ -299,7 +334,7 @@ def _ordered(ops: list[Operation], rows: set[tile.LoadOp]) -> list[Operation]:
     for op in ops:
         if op in rows or any(isinstance(o.owner, Operation) and o.owner in needs_row for o in op.operands):
             needs_row.add(op)
-    reductions = [op for op in ops if isinstance(op, tile.ReduceOp | ExponentialsOp)]
+    reductions = [op for op in ops if isinstance(op, tile.ReduceOp | ExponentialsOp | MomentsOp)]
     first = next((op for op in reductions if op in needs_row), None)
     if first is None:
         return ops
@@ -334,8 +369,12 @@ def _consume(
         number, row = places[op]  # type: ignore[index]
         if not row.kept and len(unread) == len(moving):
             block.add_op(WaitOp.of())
-        strides = tile.Sizes(_strides(tile.tile_type(row.load.out).sizes))
-        read = ReadOp.make(number, strides, row.load.out.type, row.kept)
+        strides, type_ = tile.Sizes(_strides(tile.tile_type(row.load.out).sizes)), row.load.out.type
+        if row.end is None:
+            read = ReadOp.make(number, strides, type_, row.kept)
+        else:
+            indices = [mapping.get(i, i) for i in row.load.indices]
+            read = ReadOp.shifted(number, strides, type_, indices, row.load.offset, row.end)
         read.attributes[LAYOUTS] = row.load.attributes[LAYOUTS]
         block.add_op(read)
         mapping[row.load.out] = read.out

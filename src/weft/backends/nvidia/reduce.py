@@ -9,7 +9,6 @@ from typing import TypeAlias, TypeVar
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.block import (
     Threads,
-    cluster_barrier,
     i32,
     load_of_block,
     load_shared,
@@ -39,6 +38,7 @@ def reduce_axis(
     results = [tree(group, combine) for group in groups(layout, axis, parts)]
     for mask in axis_bits(layout.lanes, axis):
         results = [combine(r, tuple(shuffle_xor(b, part, mask) for part in r)) for r in results]
+    threads.gather()
     if via.crossing is not None:
         return [via.crossing.combined(b, threads, result, combine, via.sizes) for result in results]
     if any(mode.axis == axis for mode in layout.warps):
@@ -146,7 +146,7 @@ def _across_blocks(
 ) -> list[Parts]:
     """Every thread writes what its block has, and reads what its like in the other blocks wrote.
 
-    They wait for each other twice: until all is written, and until all is read.
+    They wait for each other twice: until all is written and, when that memory is needed again, until all is read.
     """
     if any(mode.axis == axis for mode in layout.warps):
         threads.barrier()  # what the warps exchanged lies in the same place
@@ -159,7 +159,7 @@ def _across_blocks(
             store_shared(b, part, start, mine, size)
             places.append(start)
             start += size * WARP * layout.warp_count
-    cluster_barrier(b)
+    threads.cluster_barrier()
     others = b.binary("and", threads.rank, i32(layout.block_count - 1 - sum(along)))
     combined: list[Parts] = []
     for number, result in enumerate(results):
@@ -170,7 +170,7 @@ def _across_blocks(
             parts = zip(result, offsets, via.sizes, strict=False)
             values.append(tuple(load_of_block(b, part.type, at, mine, size, rank) for part, at, size in parts))
         combined.append(tree(values, combine))
-    cluster_barrier(b)
+    threads.leave()
     return combined
 
 

@@ -8,7 +8,9 @@ from weft.backends.llvm.builder import Function, const, i64
 from weft.backends.llvm.cast import register_type
 from weft.backends.nvidia.block import i32, wide
 from weft.backends.nvidia.dialect import SHARED, integer, layout_of
+from weft.backends.nvidia.join_moments import MomentsOp
 from weft.backends.nvidia.math import emit_map
+from weft.backends.nvidia.moments import emit_moments
 from weft.backends.nvidia.reduce import Exchange, Parts, reduce_axis
 from weft.backends.nvidia.shared_memory import part_bytes
 from weft.backends.nvidia.streaming import CROSSES
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
     from weft.backends.nvidia.codegen import KernelCodegen
 
 
-def emit_reduce(codegen: KernelCodegen, op: tile.ReduceOp) -> None:
+def emit_reduce(codegen: KernelCodegen, op: tile.ReduceOp | MomentsOp) -> None:
+    if isinstance(op, MomentsOp):
+        emit_moments(codegen, op)
+        return
     b, layout, axis = codegen.b, layout_of(op.value), op.axis.value.data
     dtype, combiner = tile.tile_type(op.value).dtype, COMBINERS[op.kind.data]
     identity = const(combiner.identity(dtype), register_type(dtype))

@@ -9,7 +9,7 @@ from xdsl.ir import Operation
 
 from weft.backends.llvm.builder import Function, V, i64
 from weft.backends.nvidia.alignment import WIDEST
-from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converged, do, elected, i32
+from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converged, do, elected, i32, short
 from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.dialect import layout_of
 from weft.backends.nvidia.early_start import wait_for_kernel
@@ -17,6 +17,7 @@ from weft.backends.nvidia.global_memory import load_chunk, load_words
 from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.mma import PACKED
 from weft.backends.nvidia.roles import Ring, expect, wait_for
+from weft.backends.nvidia.shifted_memory import Chunk, load_shifted
 from weft.backends.nvidia.streaming import ALIGNMENT, CopyOp, CopyRowsOp, PieceType, ReadOp, StreamOp, WaitKeptOp
 from weft.tile import dialect as tile
 
@@ -116,14 +117,41 @@ def _sum(b: Function, values: list[V]) -> V:
 
 
 def _bytes(codegen: KernelCodegen, piece: PieceType) -> V:
-    """What this block has of a piece."""
+    """What this block has of a piece, and what comes with it."""
     b, size = codegen.b, piece.dtype.bytes
     if codegen.launch.cluster == 1 or piece.share >= piece.elements:
-        return i32(min(piece.share, piece.elements) * size)
+        return i32(_whole_chunks(min(piece.share, piece.elements) * size) + piece.beside)
     if piece.share * codegen.launch.cluster == piece.elements:
-        return i32(piece.share * size)
+        return i32(piece.share * size + piece.beside)
     left = b.sub(i32(piece.elements), b.mul(codegen.threads.rank, i32(piece.share)))
-    return b.mul(b.intrinsic("smax", b.intrinsic("smin", left, i32(piece.share)), i32(0)), i32(size))
+    own = b.mul(b.intrinsic("smin", left, i32(piece.share)), i32(size))
+    if piece.elements * size % WIDEST:
+        own = b.binary("and", b.add(own, i32(WIDEST - 1)), i32(-WIDEST))
+    own = b.add(own, i32(piece.beside))
+    return b.select(b.icmp("sgt", left, i32(0)), own, i32(0))
+
+
+def _whole_chunks(size: int) -> int:
+    return -(-size // WIDEST) * WIDEST
+
+
+def _first(codegen: KernelCodegen, op: CopyOp | ReadOp, piece: PieceType) -> V:
+    """The bytes from the start of a tensor to what this block has of a row."""
+    b = codegen.b
+    assert op.offset is not None
+    first = codegen.size(op.offset.data[0], op.indices)
+    if piece.share < piece.elements:
+        first = b.add(first, b.mul(b.convert("zext", codegen.threads.rank, "i64"), i64(piece.share)))
+    return b.mul(first, i64(piece.dtype.bytes))
+
+
+def _brought(codegen: KernelCodegen, op: CopyOp | ReadOp, piece: PieceType, first: V, size: V) -> V:
+    """Where the slot of a row begins: with it or, where that may be anywhere, at a multiple of 16 bytes."""
+    b = codegen.b
+    if op.end is None:
+        return first
+    last = b.sub(i64(_whole_chunks(op.end.value.data * piece.dtype.bytes)), b.convert("zext", size, "i64"))
+    return b.intrinsic("smin", b.binary("and", first, i64(-WIDEST)), last)
 
 
 def _copy(codegen: KernelCodegen, op: CopyOp) -> None:
@@ -132,11 +160,9 @@ def _copy(codegen: KernelCodegen, op: CopyOp) -> None:
     assert ring is not None
     piece = ring.slots[number]
     assert isinstance(piece, PieceType)
-    first = codegen.size(op.offset.data[0], op.indices)
-    if piece.share < piece.elements:
-        first = b.add(first, b.mul(b.convert("zext", codegen.threads.rank, "i64"), i64(piece.share)))
-    source = b.add(codegen.pointers[op.pointer], b.mul(first, i64(piece.dtype.bytes)))
     size = _bytes(codegen, piece)
+    start = _brought(codegen, op, piece, _first(codegen, op, piece), size)
+    source = b.add(codegen.pointers[op.pointer], start)
     if op.elements is not None:
         size = i32(op.elements.value.data * piece.dtype.bytes)
     text = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
@@ -180,11 +206,17 @@ def _read(codegen: KernelCodegen, op: ReadOp) -> None:
     for axis, stride in enumerate(strides):
         index = b.add(index, b.mul(codegen.threads.place(own, axis), i32(stride)))
     start = b.add(ring.slot(b, number), b.mul(index, i32(dtype.bytes)))
+    if op.end is not None:
+        first = _first(codegen, op, piece)
+        start = b.add(start, short(b, b.sub(first, _brought(codegen, op, piece, first, _bytes(codegen, piece)))))
     width = _width(layout, strides, dtype.bytes)
     values: list[V] = []
     for register in range(0, layout.count, width):
         ahead = sum(place * stride for place, stride in zip(layout.offsets[register], strides, strict=True))
         address = b.add(start, i32(ahead * dtype.bytes))
+        if op.end is not None:
+            values += load_shifted(b, Chunk(address, i32(width), None, shifted=True), dtype, "shared")
+            continue
         if PACKED in op.attributes:
             values += load_words(b, address, dtype.bytes, width, None, "shared")
             continue

@@ -19,6 +19,7 @@ from xdsl.ir import Block, Operation
 from weft.backends.nvidia.block import register_bytes
 from weft.backends.nvidia.dialect import SHARED, BarrierOp, ConvertOp, integer, layout_of, set_integer
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
+from weft.backends.nvidia.join_moments import MomentsOp
 from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.plain_dot import dot_bytes
 from weft.backends.nvidia.streaming import CROSSES
@@ -38,7 +39,7 @@ def shared_bytes(op: Operation) -> int:
         case ConvertOp():
             type_ = tile.tile_type(op.out)
             return prod(_padded(type_.sizes, register_bytes(type_.dtype))) * register_bytes(type_.dtype)
-        case tile.ReduceOp() | ExponentialsOp() if CROSSES not in op.attributes:
+        case tile.ReduceOp() | ExponentialsOp() | MomentsOp() if CROSSES not in op.attributes:
             layout = layout_of(op.value)
             if not crosses_warps(layout, op.axis.value.data):
                 return 0
@@ -51,16 +52,18 @@ def shared_bytes(op: Operation) -> int:
 
 def crossing_bytes(op: Operation) -> int:
     """What the blocks of a cluster hold of a reduction at once: a result of each warp of each of them."""
-    assert isinstance(op, tile.ReduceOp | ExponentialsOp)
+    assert isinstance(op, tile.ReduceOp | ExponentialsOp | MomentsOp)
     layout = layout_of(op.value)
     return sum(sent_bytes(size) for size in part_bytes(op)) * layout.block_count * layout.warp_count
 
 
-def part_bytes(op: tile.ReduceOp | ExponentialsOp) -> tuple[int, ...]:
-    """The bytes of what a reduction combines: a value, its position where that counts, or a maximum and a sum."""
+def part_bytes(op: tile.ReduceOp | ExponentialsOp | MomentsOp) -> tuple[int, ...]:
+    """The bytes of what a reduction combines: a value, its position where that counts, or what goes together."""
     size = register_bytes(tile.tile_type(op.value).dtype)
     if isinstance(op, ExponentialsOp):
         return size, size
+    if isinstance(op, MomentsOp):
+        return size, size, size
     return (size, 8) if COMBINERS[op.kind.data].indexed else (size,)
 
 

@@ -29,9 +29,10 @@ from weft.backends.nvidia.dialect import (
     layout_of,
 )
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
+from weft.backends.nvidia.join_moments import MomentsOp
 from weft.backends.nvidia.layouts import WARP, Layout, Mode
 from weft.backends.nvidia.mma import MmaOp, PackOp, SqueezeOp
-from weft.backends.nvidia.simulator_exponentials import simulate_exponentials
+from weft.backends.nvidia.simulator_exponentials import simulate_exponentials, simulate_moments
 from weft.backends.nvidia.simulator_layouts import CoverageError, holding, picks, reduced_registers
 from weft.backends.nvidia.simulator_memory import GlobalMemory, SharedMemory
 from weft.backends.nvidia.simulator_mma import dequantize_registers, multiply_fragments
@@ -139,6 +140,8 @@ class _Block:
                 self._reduce(op)
             case ExponentialsOp() | tile.AddExponentialsOp():
                 simulate_exponentials(self, op)
+            case MomentsOp():
+                simulate_moments(self, op)
             case ConvertOp():
                 self._convert(op)
             case PackOp():

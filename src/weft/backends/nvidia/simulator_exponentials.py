@@ -1,4 +1,4 @@
-"""Sums of exponentials in the simulator."""
+"""Sums of exponentials, and moments, in the simulator."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from xdsl.ir import Operation, SSAValue
 
 from weft.backends.nvidia.dialect import SHARED, integer
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
+from weft.backends.nvidia.join_moments import MomentsOp
 from weft.backends.nvidia.layouts import Layout
 from weft.backends.nvidia.simulator_layouts import holding, reduced_registers
 from weft.backends.nvidia.simulator_reduce import Pairs
@@ -52,6 +53,18 @@ def _of_axis(block: Block, op: ExponentialsOp) -> None:
     block.hold(op.powers, source.layout, powers.values, source.defined, source.extents)
     total = block.combined(op, powers, axis, COMBINERS["sum"], start + half)
     for out, pairs in ((op.largest, largest), (op.sum, total)):
+        block.hold_reduced(out, source, axis, pairs)
+
+
+def simulate_moments(block: Block, op: MomentsOp) -> None:
+    """As two reductions, each with a part of the shared memory."""
+    source, axis, start = block.tiles[op.value], op.axis.value.data, integer(op, SHARED)
+    total = block.combined(op, source, axis, COMBINERS["sum"], start)
+    target = source.layout.sliced(axis)
+    mean = total.values[:, np.asarray(reduced_registers(source.layout, target, axis))] / source.extents[axis]
+    apart = replace(source, values=np.square(source.values - mean).astype(np.float32))
+    squares = block.combined(op, apart, axis, COMBINERS["sum"], start + 4 * source.layout.threads * target.count)
+    for out, pairs in ((op.total, total), (op.squares, squares)):
         block.hold_reduced(out, source, axis, pairs)
 
 

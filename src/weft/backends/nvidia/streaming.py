@@ -10,6 +10,9 @@
 
 A slot is the memory of a tile as it lies in global memory, in one piece; of a cluster, each block has its part. What no
 program's number changes is brought once and *kept*. The ring's barriers are those of kernels around products.
+
+Of a row that begins anywhere the slot begins at a multiple of 16 bytes before it, and has 16 bytes more than the row;
+the last ones of a tensor begin so early that nothing behind its `end` is read.
 """
 
 from __future__ import annotations
@@ -41,17 +44,22 @@ CROSSES = "nvidia.crosses"
 
 @irdl_attr_definition
 class PieceType(ParametrizedAttribute, TypeAttribute):
-    """`!nvidia.piece<whole, part, room, bf16>`: elements of a program, of a block, and those that threads read."""
+    """`!nvidia.piece<whole, part, room, bf16, 0>`: elements of a program, of a block, and those that threads read.
+
+    Where rows begin anywhere, the last is the number of bytes that come with a row beside its own.
+    """
 
     name = "nvidia.piece"
     whole: IntegerAttr
     part: IntegerAttr
     room: IntegerAttr
     element: Attribute
+    more: IntegerAttr
 
     @classmethod
-    def of(cls, whole: int, part: int, room: int, dtype: DType) -> Self:
-        return cls(IntegerAttr(whole, i64), IntegerAttr(part, i64), IntegerAttr(room, i64), element_type(dtype))
+    def of(cls, whole: int, part: int, room: int, dtype: DType, more: int = 0) -> Self:
+        first, second, third, last = (IntegerAttr(count, i64) for count in (whole, part, room, more))
+        return cls(first, second, third, element_type(dtype), last)
 
     @property
     def dtype(self) -> DType:
@@ -68,7 +76,14 @@ class PieceType(ParametrizedAttribute, TypeAttribute):
     @property
     def bytes(self) -> int:
         """Of a slot: threads may read more than a block has, and do not use it."""
-        return -(-max(self.share, self.room.value.data) * self.dtype.bytes // ALIGNMENT) * ALIGNMENT
+        # Shifted, two chunks of 16 bytes are read where one is wanted.
+        size = max(self.share, self.room.value.data) * self.dtype.bytes + 3 * self.beside
+        return -(-size // ALIGNMENT) * ALIGNMENT
+
+    @property
+    def beside(self) -> int:
+        """The bytes that come with a row that begins anywhere; 0 if it does not."""
+        return self.more.value.data
 
 
 @irdl_op_definition
@@ -121,6 +136,8 @@ class CopyOp(IRDLOperation):
     offset = attr_def(tile.Sizes)
     kept = opt_attr_def(UnitAttr)
     elements = opt_attr_def(IntegerAttr)
+    end = opt_attr_def(IntegerAttr)
+    """Of rows that begin anywhere: the elements of the tensor."""
 
     @classmethod
     def make(
@@ -131,8 +148,11 @@ class CopyOp(IRDLOperation):
         offset: tile.Sizes,
         kept: bool = False,
         elements: int | None = None,
+        end: int | None = None,
     ) -> Self:
         attributes: dict[str, Attribute] = {"slot": IntegerAttr(slot, i64), "offset": offset}
+        if end is not None:
+            attributes["end"] = IntegerAttr(end, i64)
         if elements is not None:
             attributes["elements"] = IntegerAttr(elements, i64)
         return cls.create(operands=[pointer, *indices], attributes=attributes | ({"kept": UnitAttr()} if kept else {}))
@@ -157,13 +177,19 @@ class CopyRowsOp(IRDLOperation):
 
 @irdl_op_definition
 class ReadOp(IRDLOperation):
-    """A tile out of a slot, in the layout of the op; `strides` are the tile's in it, `extents` what there is of it."""
+    """A tile out of a slot, in the layout of the op; `strides` are the tile's in it, `extents` what there is of it.
+
+    Of a row that begins anywhere it knows `offset` and `end`, as the copy does.
+    """
 
     name = "nvidia.read"
+    indices = var_operand_def(IndexType)
     slot = attr_def(IntegerAttr)
     strides = attr_def(tile.Sizes)
     kept = opt_attr_def(UnitAttr)
     extents = opt_attr_def(tile.Sizes)
+    offset = opt_attr_def(tile.Sizes)
+    end = opt_attr_def(IntegerAttr)
     out = result_def(tile.TileType)
 
     @classmethod
@@ -174,6 +200,18 @@ class ReadOp(IRDLOperation):
         if extents is not None:
             attributes["extents"] = extents
         return cls.create(attributes=attributes | ({"kept": UnitAttr()} if kept else {}), result_types=[out])
+
+    @classmethod
+    def shifted(
+        cls, slot: int, strides: tile.Sizes, out: Attribute, indices: Sequence[SSAValue], offset: tile.Sizes, end: int
+    ) -> Self:
+        attributes = {
+            "slot": IntegerAttr(slot, i64),
+            "strides": strides,
+            "offset": offset,
+            "end": IntegerAttr(end, i64),
+        }
+        return cls.create(operands=list(indices), attributes=attributes, result_types=[out])
 
 
 @irdl_op_definition

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 from xdsl.ir import SSAValue
 
 from weft.backends.llvm.builder import V, i64
-from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
+from weft.backends.nvidia.alignment import WIDEST, access_of, divisor_of, pointer_dtype
 from weft.backends.nvidia.asynchronous import is_staged
-from weft.backends.nvidia.block import wide
+from weft.backends.nvidia.block import i32, wide
 from weft.backends.nvidia.dialect import layout_of, layouts_of
 from weft.backends.nvidia.global_memory import ONCE, joined, load_chunk, load_raw, load_words, pair, store_chunk
 from weft.backends.nvidia.layouts import Layout, picked
 from weft.backends.nvidia.mma import AGAIN, AHEAD, PACKED, RAW, PackOp
 from weft.backends.nvidia.piece_stores import store_in_pieces
+from weft.backends.nvidia.shifted_memory import Chunk, load_shifted, store_shifted
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
@@ -33,8 +34,13 @@ def emit_load(codegen: KernelCodegen, op: tile.LoadOp) -> None:
         ]
         return
     values: list[V] = [V("", "")] * layout.count
-    for registers, address, predicate in _chunks(codegen, op, layout):
-        loaded = load_chunk(codegen.b, address, pointer_dtype(op), len(registers), predicate)
+    ragged = _ragged(op, layout)
+    for registers, address, predicate in _chunks(codegen, op, layout, width=ragged):
+        if ragged:
+            chunk = _ragged_chunk(codegen, op, layout, registers[0], address, predicate)
+            loaded = load_shifted(codegen.b, chunk, pointer_dtype(op))
+        else:
+            loaded = load_chunk(codegen.b, address, pointer_dtype(op), len(registers), predicate)
         for register, value in zip(registers, loaded, strict=True):
             values[register] = codegen.widened(value, pointer_dtype(op), tile.tile_type(op.out).dtype)
     codegen.tiles[op.out] = values
@@ -68,9 +74,38 @@ def emit_store(codegen: KernelCodegen, op: tile.StoreOp) -> None:
     source, values = layout_of(op.value), codegen.stored(op)
     picks = picked(layout, source)
     owner = codegen.threads.owner(layout)
-    for registers, address, predicate in _chunks(codegen, op, layout, op.value):
-        chunk = [values[picks[register]] for register in registers]
-        store_chunk(codegen.b, address, chunk, pointer_dtype(op), codegen.both(predicate, owner))
+    ragged = _ragged(op, layout)
+    for registers, address, predicate in _chunks(codegen, op, layout, op.value, ragged):
+        neighbours = [values[picks[register]] for register in registers]
+        predicate = codegen.both(predicate, owner)
+        if ragged:
+            chunk = _ragged_chunk(codegen, op, layout, registers[0], address, predicate, op.value)
+            store_shifted(codegen.b, chunk, neighbours, pointer_dtype(op), codegen.threads.lane, layout)
+        else:
+            store_chunk(codegen.b, address, neighbours, pointer_dtype(op), predicate)
+
+
+def _ragged(op: tile.LoadOp | tile.StoreOp, layout: Layout) -> int:
+    """How many neighbours are moved at once although some may not exist; 0 if they are not."""
+    access = access_of(op, layout.shape)
+    fits = access.axis == layout.vector.axis and layout.vector.size % access.vector == 0
+    return access.vector if access.ragged and fits else 0
+
+
+def _ragged_chunk(
+    codegen: KernelCodegen,
+    op: tile.LoadOp | tile.StoreOp,
+    layout: Layout,
+    register: int,
+    address: V,
+    predicate: V | None,
+    value: SSAValue | None = None,
+) -> Chunk:
+    axis = layout.vector.axis
+    assert axis is not None
+    place = codegen.b.add(codegen.threads.place(layout, axis), i32(layout.offsets[register][axis]))
+    shifted = access_of(op, layout.shape).shifted
+    return Chunk(address, codegen.b.sub(_bound(codegen, op, layout, axis, value), place), predicate, shifted)
 
 
 def _chunks(

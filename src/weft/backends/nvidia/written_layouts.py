@@ -16,6 +16,7 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 from weft.backends.nvidia.asynchronous import NarrowOp
 from weft.backends.nvidia.dialect import ARGUMENTS, set_layouts
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
+from weft.backends.nvidia.join_moments import MomentsOp
 from weft.backends.nvidia.layouts import Layout, blocked
 from weft.backends.nvidia.view_layouts import demanded, in_order, renamed
 from weft.backends.nvidia.wgmma import words_layout
@@ -179,7 +180,7 @@ def predicted(a: Assignment, value: SSAValue, depth: int = 64) -> Layout | None:
             return a.anchors.coalesced(op)
         case tile.GatherOp():
             return a.anchors.of(shape)
-        case tile.ReduceOp() | written.FoldOp():
+        case tile.ReduceOp() | MomentsOp() | written.FoldOp():
             source = op.operands[0]
             found = predicted(a, source, depth - 1) or a.anchors.of(tile.tile_type(source).sizes)
             return found.sliced(op.axis.value.data)
