@@ -109,6 +109,16 @@ def test_attention_computes_its_mask_but_reads_its_factors(passes: Any) -> None:
     assert text.count("graph.group") == 2
 
 
+@pytest.mark.parametrize(("keys", "within"), [(256, True), (4, False)])
+def test_a_mask_is_made_of_what_is_far_smaller(passes: Any, keys: int, within: bool) -> None:
+    def body(b: GraphBuilder, q: SSAValue, i: SSAValue, j: SSAValue) -> SSAValue:
+        across, down = b.sum(i, dims=(0,), keep=True), b.sum(j, dims=(1,), keep=True)
+        return b.attention(q, q, q, b.eq(across, down), causal=False, scale=0.5, softcap=0.0)
+
+    given = {"q": Tensor(f32, (2, keys, 8)), "i": Tensor(i64, (3, keys)), "j": Tensor(i64, (keys, 3))}
+    assert ("weft.inlined" in str(passes.apply(InlineSmall(), passes.built(given, body)))) == within
+
+
 def called(arguments: str, shapes: dict[str, Tensor], result: Tensor, target: str = "aten::convolution") -> FuncOp:
     function = FuncOp.make("f", shapes)
     call = OpaqueOp.make(target, list(function.block.args), arguments, [result], None)

@@ -29,6 +29,8 @@ _MASKING = _CHEAP | {
     for name in ("ge", "bitwise_and", "bitwise_or", "bitwise_not", "logical_and", "logical_or", "logical_not")
 }
 """What masks of attention are made of, which has the places of rows and keys at hand."""
+_SMALLER = 64
+"""How many times the elements of an operand a mask must have to be computed wherever it is needed."""
 _TIMES = 4
 """How many times the elements of what is computed the smallest kernel that reads it must have."""
 
@@ -68,10 +70,16 @@ def _is_cheap(op: Elementwise, masks: bool) -> bool:
 
 
 def _is_inlined(op: Operation, others: set[Operation], masks: set[Operation]) -> bool:
-    if not all(_is_there(operand) or operand.owner in others for operand in op.operands):
-        return False
     size = product(tensor_of(op.results[0].type).shape)
+    if not all(_is_there(o) or o.owner in others or (op in masks and _is_small(o, size)) for o in op.operands):
+        return False
     return op in masks or all(reader in others or _is_larger(reader, size) for reader in readers(op.results[0]))
+
+
+def _is_small(value: SSAValue, size: Size) -> bool:
+    """Whether a value has far fewer elements than what is computed of it: it is read again instead."""
+    own = product(tensor_of(value.type).shape)
+    return isinstance(own, int) and isinstance(size, int) and own * _SMALLER <= size
 
 
 def _masks(function: FuncOp) -> set[Operation]:
