@@ -116,6 +116,8 @@ def mark_shifted(kernel: tile.KernelOp) -> None:
 
     Others would have to be moved in pieces that lie apart: a thread has the same elements of all.
     """
+    if "schedule" not in kernel.attributes:
+        return  # memory of a kernel that people write may itself begin anywhere
     moved: list[tile.LoadOp | tile.StoreOp] = []
     for op in kernel.walk():
         if isinstance(op, tile.LoadOp | tile.StoreOp):
