@@ -11,7 +11,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.reference.graph import run
-from weft.ir.types import Tensor, bf16, dtype_of_numpy, f32, i64
+from weft.ir.types import DType, Tensor, bf16, dtype_of_numpy, f32, i8, i64, u8
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 from weft.passes.order_by_comparing import OrderByComparing, worth_comparing
 from weft.passes.sum_small_products import SumSmallProducts, worth_summing
@@ -92,6 +92,18 @@ def test_long_lines_of_few_kinds_are_counted(rows: int, kinds: int) -> None:
     for old, new in zip(before, after, strict=True):
         np.testing.assert_array_equal(old, new)
     assert not ops & {"graph.sort", "graph.topk"}
+
+
+@pytest.mark.parametrize(("kinds", "dtype"), [(200, i8), (200, bf16), (128, i8), (256, u8)])
+def test_places_are_counted_where_their_type_holds_them(kinds: int, dtype: DType) -> None:
+    def make(b: Any, x: Any) -> Any:
+        places = b.cast(b.topk(x, k=100, dim=1, largest=True, sorted=True)[1], dtype=dtype)
+        return b.sort(b.reshape(places, shape=(6400,)), dim=0, descending=False, stable=True)
+
+    before, after, ops = rewritten(make, np.random.default_rng(0).random((64, kinds)).astype(np.float32))
+    for old, new in zip(before, after, strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert ("graph.sort" in ops) == (kinds == 200)
 
 
 def test_long_lines_are_left_to_libraries() -> None:

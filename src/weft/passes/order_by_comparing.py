@@ -6,7 +6,7 @@ sums of counts. As comparisons and sums these are kernels like all others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -16,11 +16,12 @@ from xdsl.ir import OpResult, SSAValue
 from xdsl.passes import ModulePass
 
 from weft.ir.expr import Size
-from weft.ir.types import i32, i64, tensor_of
+from weft.ir.types import DType, i32, i64, tensor_of
 from weft.ops.base import GraphOp
 from weft.ops.graph import FuncOp, GraphBuilder
 from weft.ops.scan import CumSum
 from weft.ops.scatter import IndexPut
+from weft.ops.select import holds
 from weft.ops.sort import Sort, TopK
 from weft.passes.constant_values import made_by
 
@@ -51,10 +52,13 @@ def part_of(count: int) -> int:
     return size if size and count // size <= _MOST_PARTS else 0
 
 
-def worth_counting(count: Size, kinds: Size) -> bool:
-    """Whether a line of numbers below `kinds` is sorted by counting these."""
-    known = isinstance(count, int) and isinstance(kinds, int)
-    return known and count >= _LEAST_COUNTED and 0 < kinds <= _MOST_KINDS and part_of(count) > 0  # type: ignore[operator, arg-type]
+def worth_counting(count: Size, kinds: Size, dtypes: Iterable[DType]) -> bool:
+    """Whether a line of numbers below `kinds` is sorted by counting these; they are still such after casts to integer
+    types that hold them all."""
+    if not isinstance(count, int) or not isinstance(kinds, int) or not 0 < kinds <= _MOST_KINDS:
+        return False
+    same = all(dtype.is_integer and holds(dtype, kinds - 1) for dtype in dtypes)
+    return same and count >= _LEAST_COUNTED and part_of(count) > 0
 
 
 @dataclass(frozen=True)
@@ -119,13 +123,15 @@ class _Rewriting:
     def _counted(self, b: GraphBuilder, op: Sort) -> list[SSAValue]:
         """A line of numbers that are places of something short, sorted by counting."""
         x, source = op.operands[0], op.operands[0]
+        dtypes: set[DType] = set()
         while source not in self.kinds:
             view = made_by(source, "graph.reshape") or made_by(source, "graph.cast")
             if view is None:
                 return []
+            dtypes.add(b.tensor(source).dtype)
             source = view.operands[0]
         count, kinds = b.tensor(x).shape[0], self.kinds[source]
-        if b.tensor(x).rank != 1 or op.params["descending"] or not worth_counting(count, kinds):
+        if b.tensor(x).rank != 1 or op.params["descending"] or not worth_counting(count, kinds, dtypes):
             return []
         assert isinstance(count, int) and isinstance(kinds, int)
         ranks = _ranks_by_counting(b, x, count, kinds)

@@ -18,6 +18,7 @@ from xdsl.ir import Operation
 
 from weft.frontends.torch.aten.convolution import convolution_params
 from weft.frontends.torch.builder import normal_dim, tensor_of_meta
+from weft.ir.types import DType
 from weft.ops.base import Scan, Scatter, Structured
 from weft.ops.convolution import Convolution
 from weft.passes.align_operands import worth_aligning
@@ -244,17 +245,19 @@ def _is_order(node: fx.Node) -> bool:
     return isinstance(source, fx.Node) and _ORDERS.get(source.target) == "sort"
 
 
-def _kinds(node: fx.Node) -> int:
-    """Below what numbers of places among the greatest are; 0 where a value is not such."""
+def _kinds(node: fx.Node) -> tuple[int, set[DType]]:
+    """Below what numbers of places among the greatest are, and the types they are cast to; 0 where a value is not such."""
+    dtypes: set[DType] = set()
     while node.target in _VIEWS and isinstance(node.args[0], fx.Node):
+        dtypes.add(tensor_of_meta(node.meta["val"]).dtype)
         node = node.args[0]
     source = node.args[0] if node.target is operator.getitem and node.args[1] == 1 else None
     if not isinstance(source, fx.Node) or source.target is not _aten.topk.default:
-        return 0
+        return 0, dtypes
     tensor = tensor_of_meta(source.args[0].meta["val"])  # type: ignore[union-attr]
     dim = source.args[2] if len(source.args) > 2 else source.kwargs.get("dim", -1)
     size = tensor.shape[normal_dim(dim, tensor.rank)] if tensor.rank else 0  # type: ignore[arg-type]
-    return size if isinstance(size, int) else 0
+    return size if isinstance(size, int) else 0, dtypes
 
 
 def is_own_order(node: fx.Node) -> bool:
@@ -270,8 +273,7 @@ def is_own_order(node: fx.Node) -> bool:
     assert isinstance(dim, int)
     if name == "sort" and tensor.rank == 1 and _is_order(node.args[0]):
         return not (node.kwargs.get("descending") or True in node.args)
-    kinds = _kinds(node.args[0])
-    if name == "sort" and tensor.rank == 1 and kinds and worth_counting(tensor.shape[0], kinds):
+    if name == "sort" and tensor.rank == 1 and worth_counting(tensor.shape[0], *_kinds(node.args[0])):
         return not (node.kwargs.get("descending") or True in node.args)
     exact = name != "cumsum" or tensor.dtype.is_integer
     return exact and tensor.rank > 0 and worth_comparing(name, tensor.shape, normal_dim(dim, tensor.rank))
