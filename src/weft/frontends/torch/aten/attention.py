@@ -91,7 +91,7 @@ def _given_mask(b: ImportBuilder, bias: SSAValue) -> SSAValue:
         return bias
     condition, *values = choice.operands
     numbers = [number_of(each) for each in values]
-    if 0 not in numbers or None in numbers or min(filter(None, numbers), default=0) > _NOTHING:
+    if 0 not in numbers or not any(number in (_NOTHING, -math.inf) for number in numbers):
         return bias
     return condition if numbers[0] == 0 else b.emit("logical_not", condition)
 
