@@ -22,21 +22,27 @@ class Background(Protocol):
 
 
 BACKGROUND: WeakSet[Background] = WeakSet()
-"""What goes on in threads that nobody waits for while holding `COMPILING`: a fork waits for it first."""
+"""What goes on in threads that take no part in `COMPILING`, and may outlast whoever holds it: only that one adds to it.
+
+A fork waits for it as well.
+"""
 
 
-def release_after_fork(*locks: Any) -> None:
-    """Make every fork wait for the locks, taken in this order, and leave them free on both sides."""
+def release_after_fork(lock: Any) -> None:
+    """Make every fork wait for `COMPILING`, the background, and a lock, and leave both locks free on both sides."""
 
     def acquire() -> None:
-        for work in list(BACKGROUND):
-            work.wait()
-        for lock in locks:
+        # Whoever compiles adds to the background, so that is complete only now; to end, it needs the other lock.
+        COMPILING.acquire()
+        try:
+            for work in list(BACKGROUND):
+                work.wait()
+        finally:  # A fork goes on after an interrupt, and `release` follows.
             lock.acquire()
 
     def release() -> None:
-        for lock in reversed(locks):
-            lock.release()
+        lock.release()
+        COMPILING.release()
 
     os.register_at_fork(before=acquire, after_in_parent=release, after_in_child=release)
 

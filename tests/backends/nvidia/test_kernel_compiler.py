@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -109,6 +112,20 @@ def test_a_kernel_without_code_is_named_and_no_thread_is_left(
     with pytest.raises(LoweringError, match=f"{last}: no such thing") as caught, KernelCompiler(TARGET) as compiler:
         compiler.add(kernels, {last: {"source"}})
     assert caught.value.sources == {"source"} and threading.active_count() <= before
+
+
+def test_nobody_waits_for_what_an_error_has_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.backends.nvidia.compile.compile_ptx", lambda *given: time.sleep(0.05) or "")
+    monkeypatch.setattr("weft.backends.nvidia.compile.emit_llvm", lambda *given: ("", Launch(32, 0)))
+    monkeypatch.setattr("weft.backends.nvidia.compile.has_product", lambda kernel: False)
+    many: dict[str, Any] = dict.fromkeys(map(str, range(4 * (os.cpu_count() or 1))))
+    with pytest.raises(LoweringError), KernelCompiler(TARGET) as compiler:
+        compiler.add(many)
+        raise LoweringError("no such thing")
+    waiting = threading.Thread(target=compiler.wait, daemon=True)
+    waiting.start()
+    waiting.join(5)
+    assert not waiting.is_alive()
 
 
 @pytest.fixture

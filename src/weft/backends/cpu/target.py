@@ -17,7 +17,7 @@ from weft.errors import CompilationError, WeftError
 from weft.forks import COMPILING, release_after_fork
 
 # llvmlite's own lock is taken wherever one of its objects is freed, under ours or not.
-release_after_fork(COMPILING, llvm.ffi.lib._lock._lock)  # pyright: ignore[reportPrivateUsage]
+release_after_fork(llvm.ffi.lib._lock._lock)  # pyright: ignore[reportPrivateUsage]
 
 
 @lru_cache(maxsize=1)

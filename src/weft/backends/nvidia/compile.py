@@ -189,7 +189,7 @@ class KernelCompiler:
 
     def wait(self) -> None:
         """Return when all threads are done."""
-        wait(self._work)
+        wait([each for each in self._work if not each.cancelled()])
 
     def add(
         self, kernels: Mapping[str, tile.KernelOp], sources: Mapping[str, Set[Hashable]] = MappingProxyType({})

@@ -120,7 +120,7 @@ def _machine(target: NvidiaTarget) -> llvm.TargetMachine:
 def compile_ptx(text: str, target: NvidiaTarget) -> str:
     """LLVM IR → PTX. Tiles are already unrolled into registers: LLVM cleans up and selects instructions.
 
-    Any number of threads may do this at once, while one that waits for them holds `COMPILING`.
+    Any number of threads may do this at once, without `COMPILING`: a fork waits for them as `BACKGROUND`.
     """
     machine = _machine(target)
     module = parse(text, llvm.create_context())
