@@ -32,6 +32,15 @@ def test_one_element_a_line_is_compared(passes: Any, rows: Size, dtype: Any) -> 
     assert "graph.where" in text and "graph.scatter" not in text
 
 
+def test_sums_along_another_axis_stay(passes: Any) -> None:
+    def body(b: GraphBuilder, i: SSAValue, u: SSAValue, w: SSAValue) -> SSAValue:
+        line = b.scatter(b.full(value=0.0, shape=(5, 5), dtype=f32), i, u, dim=1, kind="assign")
+        return b.sum(b.mul(line, w), dims=(1,), keep=False)
+
+    arguments = {"i": Tensor(i64, (5, 1)), "u": Tensor(f32, (5, 1)), "w": Tensor(f32, (3, 5, 1))}
+    passes.apply(ComparePlaces(), passes.built(arguments, body), rtol=1e-6)
+
+
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("shape", [(6, 1), (1, 1), (1,), ()])
 def test_sums_of_lines_with_one_element_need_no_line(passes: Any, shape: tuple[int, ...], keep: bool) -> None:

@@ -79,7 +79,13 @@ def given_factor(b: GraphBuilder, x: SSAValue, y: SSAValue, w: SSAValue, m: SSAV
     return b.dot(b.cast(b.mul(b.cast(x, dtype=f32), first), dtype=bf16), m)
 
 
-@pytest.mark.parametrize("body", [read_elsewhere, with_bias, given_factor])
+def of_other_rows(b: GraphBuilder, x: SSAValue, y: SSAValue, w: SSAValue, m: SSAValue, n: SSAValue) -> SSAValue:
+    half = b.slice(y, starts=(0, 0), shape=(ROWS, K // 2), steps=(1, 1))
+    scale = factor(b, b.cast(half, dtype=f32))
+    return b.dot(b.cast(b.mul(b.cast(x, dtype=f32), scale), dtype=bf16), m)
+
+
+@pytest.mark.parametrize("body", [read_elsewhere, with_bias, given_factor, of_other_rows])
 def test_what_is_not_a_factor_of_products_alone_stays(passes: Any, body: Any) -> None:
     module = passes.built(arguments(), body)
     before = str(module)

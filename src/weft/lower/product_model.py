@@ -95,10 +95,12 @@ def is_in_parts(dot: Dot | ScaledDot | TiledDot) -> bool:
     return dtype.is_float and dtype.bytes == 1 and not dot.params.get("fast")
 
 
-def estimates(products: Products, machine: Machine) -> list[Estimate]:
-    """All tiles that there is room for, the fastest first."""
+def estimates(products: Products, machine: Machine, height: int | None = None) -> list[Estimate]:
+    """All tiles that there is room for, of a `height` if it is given, the fastest first."""
     tiles = [tile for tile in _TILES if not products.in_parts or tile in _TILES_IN_PARTS]
-    if products.m <= ROWS_OF_TILE and products.width == 2:
+    if height is not None:
+        tiles = [tile for tile in tiles if tile[0] == height]
+    elif products.m <= ROWS_OF_TILE and products.width == 2:
         tiles = [(ROWS_OF_TILE, columns) for columns in _COLUMNS if products.count * columns <= _COLUMNS[0]]
     fitting = [tile for tile in tiles if products.count * tile[0] * tile[1] <= _MOST_SUMS]
     return sorted((estimate(products, tile, machine) for tile in fitting), key=lambda each: each.seconds)

@@ -30,9 +30,12 @@ class ProductEmitter(KernelEmitter):
     ahead: Block = field(default_factory=Block)
 
     def reduce(self, op: Reduction, index: Sequence[Size], operands: Sequence[Source]) -> Value:
-        runs, rule = self.domain.column_runs, type(op)
+        runs = self.domain.column_runs
+        rule: Any = type(op)
         if len(runs) != 1 or not isinstance(depth := runs[0].size, int):
             raise LoweringError(f"{op.name} of rows that are not one run")
+        if tuple(rule.ranges(*(operand.tensor for operand in operands), **op.params)) != (depth,):
+            raise LoweringError(f"{op.name} of rows that are not those of the product")
         before = self.axes, self.block, self.scopes
         self.axes = {name: axis for name, axis in self.axes.items() if axis.position == 0}
         self.block, self.scopes = self.ahead, [{}]  # nothing that is made later

@@ -99,7 +99,7 @@ class Tiles:
         if self.height <= FEW_ROWS:
             return choose_streaming_tiles(self.height, columns, depth, hit, machine, bits), ""
         each = Products(-(-rows // hit), columns, depth, hit, x.dtype.bytes, count)  # type: ignore[operator, arg-type]
-        found = [estimate for estimate in estimates(each, machine) if estimate.sides[0] == self.height]
+        found = estimates(each, machine, self.height)
         # What memory bounds takes as long with all: the widest read the rows the least often.
         best = max((e for e in found if e.seconds < _ALIKE * found[0].seconds), key=lambda e: e.sides[1])
         return best.sides, str(best)

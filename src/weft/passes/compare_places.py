@@ -53,8 +53,8 @@ def _is_one_a_line(scatter: ScatterElements) -> bool:
 def _add_at_once(function: FuncOp, scatter: ScatterElements) -> None:
     """The sum of a line that is zero but for one element is that element."""
     line, number = scatter.results[0], number_of(scatter.operands[0])
-    products = [use.operation for use in line.uses if use.operation.name == "graph.mul"]
-    for value in (line, *(op.results[0] for op in products)):
+    products = [use.operation.results[0] for use in line.uses if use.operation.name == "graph.mul"]
+    for value in (line, *(made for made in products if made.type == line.type)):
         for total in [use.operation for use in value.uses]:
             if number != 0 or not isinstance(total, Sum) or total.params["dims"] != (scatter.params["dim"],):
                 continue

@@ -71,7 +71,7 @@ def _scale_behind(value: SSAValue) -> None:
     if None in dots or len(rows) != 1:
         return
     (count,) = rows
-    made = _made_for(found)
+    made = _made_for(found, _width(value))
     if not made or product(tensor_of(found.factor.type).shape) != count or not _is_held(count, value):
         return
     assert isinstance(value, OpResult)
@@ -170,8 +170,8 @@ def _cast(b: GraphBuilder, value: SSAValue, narrow: bool) -> SSAValue:
     return b.cast(value, dtype=bf16 if narrow else f32)
 
 
-def _made_for(found: _Scaled) -> list[Operation]:
-    """The ops that make a factor and nothing else, if one of them reduces rows and all can be inlined."""
+def _made_for(found: _Scaled, width: Size) -> list[Operation]:
+    """The ops that make a factor and nothing else, if one of them reduces rows of that width and all can be inlined."""
     made: list[Operation] = []
     pending = [found.factor]
     while pending:
@@ -179,19 +179,24 @@ def _made_for(found: _Scaled) -> list[Operation]:
         if not isinstance(op, GraphOp) or op in made or (is_free(op) and not op.operands):
             continue
         only = all(use.operation in made or use.operation in found.ops for r in op.results for use in r.uses)
-        if only and (isinstance(op, Elementwise) or op.CHEAP or _reduces_rows(op)) and CLAIM not in op.attributes:
+        if (
+            only
+            and (isinstance(op, Elementwise) or op.CHEAP or _reduces_rows(op, width))
+            and CLAIM not in op.attributes
+        ):
             made.append(op)
             pending += op.operands
-    fitting = any(map(_reduces_rows, made)) and len(made) <= _MOST_OPS
+    fitting = any(_reduces_rows(op, width) for op in made) and len(made) <= _MOST_OPS
     return [op for op in made if not is_free(op)] if fitting else []
 
 
-def _reduces_rows(op: Operation) -> bool:
+def _reduces_rows(op: Operation, width: Size) -> bool:
+    """Whether an op reduces rows of that width: those that the product's kernel has at hand."""
     if not isinstance(op, DimensionReduction) or op.name not in ("graph.sum", "graph.max", "graph.min"):
         return False
     *others, last = range(tensor_of(op.operands[0].type).rank)
     dims, shape = op.params["dims"], tensor_of(op.operands[0].type).shape
-    return last in dims and all(shape[d] == 1 for d in others if d in dims)
+    return last in dims and shape[last] == width and all(shape[d] == 1 for d in others if d in dims)
 
 
 def _reduce_last(op: DimensionReduction) -> None:

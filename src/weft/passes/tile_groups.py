@@ -23,6 +23,8 @@ from weft.passes.build_groups import INLINED
 from weft.passes.constant_values import made_by
 from weft.passes.read_chosen import chosen_by
 
+IN_ORDER = "weft.in_order"
+"""The attribute of a sum that numbers rows by the groups which have ended: no group ends before the one ahead of it."""
 _SHARED = 0.9
 """The part of rows that have a matrix of their own from which on reading it for each row costs less."""
 _NARROW, _MEDIUM, _TALL = 8, 64, 128
@@ -38,7 +40,7 @@ def expected_groups(rows: int, groups: int) -> float:
 
 @dataclass(frozen=True)
 class TileGroups(ModulePass):
-    """%g = graph.sum (%ends <= 0 … 63)                        %m, %f, %e, %c = … %ends
+    """%g = graph.sum (%ends <= 0 … 63) {weft.in_order}        %m, %f, %e, %c = … %ends
     %y = graph.dot %x, (graph.take %w, %g)               →     %y = graph.tiled_dot %x, %w, %m, %f, %e, %c
     """
 
@@ -59,7 +61,7 @@ def _tile(function: FuncOp, dot: Dot) -> None:
         return
     weights = take.operands[0]
     rows, groups = tensor_of(dot.results[0].type).shape[0], tensor_of(ends.type).shape[0]
-    if not isinstance(rows, int) or not isinstance(groups, int):
+    if not isinstance(rows, int) or groups != tensor_of(weights.type).shape[0] or not isinstance(groups, int):
         return
     coded = isinstance(weights, OpResult) and isinstance(weights.op, Dequantize)
     height = rows_of_tile(rows, groups, coded=coded)
@@ -70,11 +72,11 @@ def _tile(function: FuncOp, dot: Dot) -> None:
     x = b.reshape(dot.operands[0], shape=(rows, tensor_of(dot.operands[0].type).shape[2]))
     made = b.tiled_dot(x, weights, *tiles(b, ends, rows, height), rows=height)
     shape = tensor_of(made.type).shape
-    for use in list(dot.results[0].uses):
-        view = use.operation
-        if view.name == "graph.reshape" and tensor_of(view.results[0].type).shape == shape:
-            view.results[0].replace_all_uses_with(made)
-    if any(use.operation.results[0].uses for use in dot.results[0].uses):
+    readers = {use.operation for use in dot.results[0].uses}
+    views = {op for op in readers if op.name == "graph.reshape" and tensor_of(op.results[0].type).shape == shape}
+    for view in views:
+        view.results[0].replace_all_uses_with(made)
+    if readers != views:
         dot.results[0].replace_all_uses_with(b.reshape(made, shape=tensor_of(dot.results[0].type).shape))
 
 
@@ -89,11 +91,13 @@ def rows_of_tile(rows: int, groups: int, *, coded: bool) -> int:
 
 
 def _ends(numbers: SSAValue) -> SSAValue | None:
-    """Where groups end, if the numbers of groups are how many have ended before each row."""
+    """Where groups end, if the numbers of groups are how many have ended before each row, and they end in order."""
     total = made_by(numbers, "graph.sum")
-    flags = None if total is None else made_by(total.operands[0], "graph.cast")
+    if total is None or IN_ORDER not in total.attributes:
+        return None
+    flags = made_by(total.operands[0], "graph.cast")
     ended = None if flags is None else made_by(flags.operands[0], "graph.le")
-    if ended is None or total is None or total.params["dims"] != (1,):
+    if ended is None or total.params["dims"] != (1,):
         return None
     places = made_by(ended.operands[1], "graph.iota")
     if places is None or places.params["dim"] != 0 or tensor_of(ended.operands[1].type).shape[1:] != (1,):
@@ -101,19 +105,24 @@ def _ends(numbers: SSAValue) -> SSAValue | None:
     if (places.params.get("start", 0), places.params.get("step", 1)) != (0, 1):
         return None
     row = ended.operands[0]
+    if len(shape := tensor_of(row.type).shape) != 2 or shape[0] != 1:
+        return None
     view = made_by(row, "graph.cast") or made_by(row, "graph.reshape")
     while view is not None and tensor_of(row.type).rank == 2:
         row = view.operands[0]
         view = made_by(row, "graph.cast") or made_by(row, "graph.reshape")
-    return row if tensor_of(row.type).rank == 1 else None
+    return row if tensor_of(row.type).shape == shape[1:] else None
 
 
 def tiles(b: GraphBuilder, ends: SSAValue, rows: int, height: int) -> tuple[SSAValue, SSAValue, SSAValue, SSAValue]:
-    """Of each tile of so many rows its matrix, its first row and the end of its group; and how many there are."""
+    """Of each tile of so many rows its matrix, its first row and the end of its group; and how many there are.
+
+    Whatever the ends are, tiles lie within the rows, and there are no more than the tables have room for.
+    """
     (groups,) = b.tensor(ends).shape
     assert isinstance(groups, int)
     most = rows // height + min(groups, rows)
-    one, zero, side = (b.full(value=value, shape=(), dtype=i32) for value in (1, 0, height))
+    one, zero, side, size, room = (b.full(value=value, shape=(), dtype=i32) for value in (1, 0, height, rows, most))
     ends = b.cast(ends, dtype=i32)
 
     def small(value: SSAValue) -> SSAValue:
@@ -127,8 +136,12 @@ def tiles(b: GraphBuilder, ends: SSAValue, rows: int, height: int) -> tuple[SSAV
         place = b.iota(shape=shape, dim=1, dtype=i64, start=-1, step=1)
         return b.where(b.lt(place, b.full(value=0, shape=(), dtype=i64)), zero, small(b.take(ends, place, dim=0)))
 
+    def within(row: SSAValue) -> SSAValue:
+        return b.minimum(b.maximum(row, zero), size)
+
     def counts(shape: tuple[int, int]) -> tuple[SSAValue, SSAValue, SSAValue]:
-        first, last = starts(shape), b.broadcast(b.reshape(ends, shape=(1, groups)), shape=shape)
+        last = within(b.broadcast(b.reshape(ends, shape=(1, groups)), shape=shape))
+        first = within(starts(shape))
         length = b.maximum(b.sub(last, first), zero)
         return b.floordiv(b.add(length, b.sub(side, one)), side), first, last
 
@@ -146,5 +159,5 @@ def tiles(b: GraphBuilder, ends: SSAValue, rows: int, height: int) -> tuple[SSAV
         return b.sum(b.where(own, value, zero), dims=(1,), keep=False)
 
     start = b.add(first, b.mul(b.sub(slot, before), side))
-    total = b.maximum(b.sum(count, dims=(1,), keep=False), one)
+    total = b.minimum(b.maximum(b.sum(count, dims=(1,), keep=False), one), room)
     return chosen(b.iota(shape=table, dim=1, dtype=i32)), chosen(start), chosen(last), total

@@ -10,7 +10,7 @@ import pytest
 from xdsl.ir import SSAValue
 
 from weft.backends.nvidia.compile import annotate, compile_kernels
-from weft.backends.nvidia.protocol import check
+from weft.backends.nvidia.protocol import Protocol, check
 from weft.backends.nvidia.protocol_events import AsyncCopy
 from weft.backends.nvidia.roles_protocol import protocol_of
 from weft.backends.nvidia.target import target_named
@@ -96,13 +96,17 @@ def test_masks_on_places(name: str, rows: int, keys: int) -> None:
     assert error < 4e-3
 
 
+def brought_by(protocol: Protocol) -> int:
+    return sum(isinstance(event, AsyncCopy) for event in protocol.agents["producer 0"])
+
+
 def copies(trial: Trial, number: int = 0) -> int:
     """How many tiles the copy engine brings for all programs; checks the barriers, too."""
     (call,) = trial.lowered.calls
     kernel, _ = annotate(call.kernel.op, TARGET)
     protocol = protocol_of(kernel, number=number)
     check(protocol, runs=3)
-    return sum(isinstance(event, AsyncCopy) for event in protocol.agents["producer"])
+    return brought_by(protocol)
 
 
 @pytest.mark.parametrize("op", ["attention", "attention_with_lse"])
@@ -177,7 +181,7 @@ def test_blocks_behind_a_number_in_memory_are_skipped() -> None:
     for position in (100, 4000, 8191):
         protocol = protocol_of(kernel, number=position - tile.NumberOp.LEAST)
         check(protocol, runs=3)
-        brought.append(sum(isinstance(event, AsyncCopy) for event in protocol.agents["producer"]))
+        brought.append(brought_by(protocol))
     programs = 2 * 64
     assert brought == [3 * programs, 3 * programs, 3 * programs]  # one block each
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from xdsl.context import Context
+from xdsl.dialects.builtin import UnitAttr
 
 import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.nvidia.asynchronous import LIMIT, SendOp, WgmmaOp
@@ -16,9 +18,10 @@ from weft.backends.nvidia.target import target_named
 from weft.backends.reference.graph import run
 from weft.ir.types import Tensor, bf16, dtype_of_numpy, i32, u8
 from weft.lower.machine import gpu_machine
-from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
+from weft.ops.dot import TiledDot
+from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp, module_of
 from weft.ops.quantized import dequantized
-from weft.passes.tile_groups import expected_groups, rows_of_tile, tiles
+from weft.passes.tile_groups import IN_ORDER, TileGroups, expected_groups, rows_of_tile, tiles
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.tile import dialect as tile
 
@@ -37,7 +40,7 @@ def table(ends: list[int], rows: int, height: int) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("height", [8, 64, 128])
-@pytest.mark.parametrize("ends", [*ENDS, [0] * 5])
+@pytest.mark.parametrize("ends", [*ENDS, [0] * 5, [-5, 50, 100, 100, 300], [-9, -5, 20, 299, 5000]])
 def test_tiles_cover_every_row_of_every_group_once(ends: list[int], height: int) -> None:
     matrices, firsts, stops, count = table(ends, 300, height)
     found = [
@@ -45,9 +48,32 @@ def test_tiles_cover_every_row_of_every_group_once(ends: list[int], height: int)
         for matrix, first, stop in list(zip(matrices, firsts, stops, strict=True))[: count[0]]
         for row in range(first, min(first + height, stop))
     ]
-    groups = np.searchsorted(ends, np.arange(ends[-1]), side="right")
+    groups = np.searchsorted(ends, np.arange(min(ends[-1], 300)), side="right")
     assert sorted(found) == list(enumerate(groups))
     assert 1 <= count[0] <= len(count)
+
+
+@pytest.mark.parametrize("ends", [[300, 0] * 8, [2**31 - 1, -(2**31)] * 4, [200, 50, 100, 300]])
+def test_tiles_lie_within_the_rows_whatever_the_ends_are(ends: list[int]) -> None:
+    matrices, firsts, stops, count = table(ends, 300, 64)
+    assert 1 <= count[0] <= len(count)
+    assert min(matrices) >= 0 and max(matrices) < len(ends)
+    assert min(firsts) >= 0 and max(firsts) < 300 and min(stops) >= 0 and max(stops) <= 300
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_only_groups_that_end_in_order_become_tiles(in_order: bool) -> None:
+    shapes = Tensor(bf16, (256, 1, 128)), Tensor(bf16, (4, 96, 128)), Tensor(i32, (4,))
+    function = FuncOp.make("main", dict(zip("xwt", shapes, strict=True)))
+    b = GraphBuilder(function.block)
+    x, w, t = function.block.args
+    ended = b.le(b.reshape(t, shape=(1, 4)), b.iota(shape=(256, 1), dim=0, dtype=i32))
+    groups = b.sum(b.cast(ended, dtype=i32), dims=(1,), keep=False)
+    if in_order:
+        groups.op.attributes[IN_ORDER] = UnitAttr()
+    function.block.add_op(ReturnOp.make([b.dot(x, b.permute(b.take(w, groups, dim=0), dims=(0, 2, 1)))]))
+    TileGroups().apply(Context(), module_of(function))
+    assert any(isinstance(op, TiledDot) for op in function.block.ops) == in_order
 
 
 def arrays_of(ends: list[int], n: int, k: int, height: int) -> list[np.ndarray]:

@@ -15,7 +15,7 @@ from weft.backends.nvidia.protocol import check
 from weft.backends.nvidia.roles_protocol import protocol_of
 from weft.backends.nvidia.target import target_named
 from weft.ir.attributes import to_attribute
-from weft.ir.types import DType, Tensor, bf16, f16
+from weft.ir.types import DType, Tensor, bf16, f16, i32
 from weft.lower.machine import gpu_machine
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.tile import dialect as tile
@@ -74,6 +74,14 @@ def test_weights_come_before_the_kernel_ahead_has_ended(
 def test_weights_that_may_change_are_waited_for() -> None:
     kernel, _ = annotate(product_of(trial(64, 14336, 4096), ()), TARGET)
     assert roles_of(kernel).early is None
+
+
+def test_weights_that_a_number_chooses_are_waited_for() -> None:
+    """The kernel ahead may write the number, even if it does not write the weights."""
+    tensors = [Tensor(bf16, (64, 256)), Tensor(bf16, (3, 9216, 256)), *[Tensor(i32, (1,))] * 4]
+    found = Trial.of(group_of(tensors, lambda b, *a: b.tiled_dot(*a, rows=64)), "product", GPU)
+    kernel, launch = annotate(product_of(found), TARGET)
+    assert launch.persistent and roles_of(kernel).early is None
 
 
 @needs_ptxas

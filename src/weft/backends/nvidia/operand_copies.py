@@ -134,7 +134,12 @@ def _is_load(value: SSAValue) -> bool:
 
 
 def _are_weights(kernel: tile.KernelOp, load: tile.LoadOp, dots: Sequence[tile.DotOp]) -> bool:
-    """Whether a load brings what stays as it is, of which every program has a part, to products of the same rows."""
+    """Whether a load brings what stays as it is, of which every program has a part, to products of the same rows.
+
+    A kernel ahead may still write numbers that say where loads are, or how many programs there are.
+    """
+    if kernel.limit is not None or any(isinstance(op, tile.NumberOp) for op in kernel.walk()):
+        return False
     if len({dot.a for dot in dots}) > 1 or not is_fixed(kernel, load.pointer):
         return False
     axes = {index.owner.axis.value.data for index in load.indices if isinstance(index.owner, tile.ProgramOp)}

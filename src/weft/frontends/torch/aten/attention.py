@@ -16,8 +16,8 @@ from weft.ops import composites
 from weft.passes.constant_values import made_by, number_of
 
 Many = tuple[SSAValue | None, ...]
-_NOTHING = -65504.0
-"""What torch adds for cuDNN where a mask of booleans is false."""
+_NOTHING = (-65504.0, -65536.0, -math.inf)
+"""What torch adds for a library where a mask of booleans is false: for cuDNN the first, which bf16 makes the second."""
 
 
 @aten("_scaled_dot_product_flash_attention_for_cpu")
@@ -91,7 +91,7 @@ def _given_mask(b: ImportBuilder, bias: SSAValue) -> SSAValue:
         return bias
     condition, *values = choice.operands
     numbers = [number_of(each) for each in values]
-    if 0 not in numbers or None in numbers or min(filter(None, numbers), default=0) > _NOTHING:
+    if 0 not in numbers or not any(number in _NOTHING for number in numbers):
         return bias
     return condition if numbers[0] == 0 else b.emit("logical_not", condition)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
@@ -11,6 +12,7 @@ from weft.frontends.torch.aten.pointwise import apply
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder
 from weft.ir.types import f32, i32
+from weft.passes.tile_groups import IN_ORDER
 
 
 @aten("mm", "bmm")
@@ -27,6 +29,7 @@ def grouped_mm(b: ImportBuilder, x: SSAValue, weights: SSAValue, offs: SSAValue 
     places = b.emit("iota", shape=(rows, 1), dim=0, dtype=i32)
     ended = b.emit("le", b.emit("cast", b.unsqueeze(offs, 0), dtype=i32), places)
     groups = b.emit("sum", b.emit("cast", ended, dtype=i32), dims=(1,), keep=False)
+    groups.op.attributes[IN_ORDER] = UnitAttr()  # torch asks for ends that do not fall
     matrices = b.emit("take", b.emit("permute", weights, dims=(0, 2, 1)), groups, dim=0)
     product = b.emit("dot", b.view(x, (rows, 1, depth)), b.emit("permute", matrices, dims=(0, 2, 1)))
     return b.view(product, (rows, b.shape(weights)[2]))
