@@ -246,7 +246,7 @@ def _is_order(node: fx.Node) -> bool:
 
 
 def _kinds(node: fx.Node) -> tuple[int, set[DType]]:
-    """Below what numbers of places among the greatest are, and the types they are cast to; 0 where a value is not such."""
+    """Below what numbers of places among the greatest are (0: they are not such), and the types they are cast to."""
     dtypes: set[DType] = set()
     while node.target in _VIEWS and isinstance(node.args[0], fx.Node):
         dtypes.add(tensor_of_meta(node.meta["val"]).dtype)
