@@ -22,7 +22,7 @@ from weft.frontends.torch.importer import import_graph
 from weft.ir.types import DType, Tensor, bf16, dtype_of_numpy, u8
 from weft.lower.machine import gpu_machine
 from weft.lower.steps import CallStep, KernelStep
-from weft.ops.graph import OpaqueOp
+from weft.ops.graph import FuncOp, OpaqueOp
 from weft.ops.quantized import dequantized
 from weft.pipelines import nvidia_passes
 from weft.testing.gpu.products import expert_layer
@@ -168,15 +168,24 @@ def test_what_sorts_an_order_is_its_inverse() -> None:
     assert [step.target for step in plan.steps if isinstance(step, CallStep)] == ["aten::sort"]
 
 
-def test_integers_are_counted() -> None:
+def counting(bins: int, least: int, greatest: int, dtype: torch.dtype) -> FuncOp:
     """Torch traces that on a GPU only."""
     graph = fx.Graph()
     x = graph.placeholder("x")
-    counted = graph.call_function(torch.ops.aten.histc.default, (x, 5, 0, 4))
+    counted = graph.call_function(torch.ops.aten.histc.default, (x, bins, least, greatest))
     graph.output((counted,))
     with FakeTensorMode():
-        x.meta["val"], counted.meta["val"] = torch.empty(9, dtype=torch.int32), torch.empty(5, dtype=torch.int32)
+        x.meta["val"], counted.meta["val"] = torch.empty(9, dtype=dtype), torch.empty(bins, dtype=dtype)
     module = fx.GraphModule(torch.nn.Module(), graph)
-    function = import_graph(module, "main", Config(cache=False), device="cuda").function
-    (found,) = run(function, [np.array([4, 0, 4, 4, 2, 0, 4, 1, 2], np.int32)])
-    np.testing.assert_array_equal(found, [2, 1, 2, 0, 4])
+    return import_graph(module, "main", Config(cache=False), device="cuda").function
+
+
+@pytest.mark.parametrize(("bins", "dtype"), [(5, torch.int32), (300, torch.uint8)])
+def test_integers_are_counted(bins: int, dtype: torch.dtype) -> None:
+    x = torch.tensor([4, 0, 4, 4, 2, 0, 4, 1, 2], dtype=dtype).numpy()
+    (found,) = run(counting(bins, 0, bins - 1, dtype), [x])
+    np.testing.assert_array_equal(found, np.bincount(x, minlength=bins))
+
+
+def test_an_empty_range_is_that_of_the_data() -> None:
+    assert any(isinstance(op, OpaqueOp) for op in counting(1, 0, 0, torch.int32).block.ops)

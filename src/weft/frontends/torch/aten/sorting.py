@@ -12,6 +12,7 @@ from weft.frontends.torch.aten.index import at_least_1d
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder, normal_dim
 from weft.ir.expr import Size, product
+from weft.ir.types import i64
 
 Pair = tuple[SSAValue, SSAValue]
 
@@ -64,8 +65,9 @@ def _running(b: ImportBuilder, name: str, x: SSAValue, dim: int) -> Pair:
 def histc(b: ImportBuilder, x: SSAValue, bins: int = 100, min: float = 0, max: float = 0) -> SSAValue:
     """How often each integer of a range occurs."""
     least = int(min)
-    if not b.dtype(x).is_integer or (least, least + bins - 1) != (min, max):
+    # An empty range stands for that of the data.
+    if not b.dtype(x).is_integer or min == max or (least, least + bins - 1) != (min, max):
         raise UnsupportedError("a histogram of anything but single integers")
-    numbers = b.emit("iota", shape=(1, bins), dim=1, dtype=b.dtype(x), start=least, step=1)
-    row = b.view(x, (product(b.shape(x)), 1))
+    numbers = b.emit("iota", shape=(1, bins), dim=1, dtype=i64, start=least, step=1)
+    row = b.to(b.view(x, (product(b.shape(x)), 1)), i64)
     return b.emit("sum", b.to(b.emit("eq", row, numbers), b.result.dtype), dims=(0,), keep=False)
