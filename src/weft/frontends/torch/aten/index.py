@@ -57,13 +57,13 @@ def index_put(b: ImportBuilder, x: SSAValue, indices: Indices, values: SSAValue,
     dims, places = _indexed(b, indices)
     _check(b, x, dims, places)
     position = _position(dims)
-    if accumulate and dims == (0,) and (added := added_by_token(b, x, places[0], values)) is not None:
-        return added
     rest = [size for d, size in enumerate(b.shape(x)) if d not in dims]
     rank = max(b.rank(place) for place in places)
     chosen = _broadcast(b, places, rank)
-    shape = (*rest[:position], *chosen, *rest[position:])
-    return b.emit("index_put", x, *places, b.expand(values, shape), dims=dims, position=position, accumulate=accumulate)
+    values = b.expand(values, (*rest[:position], *chosen, *rest[position:]))
+    if accumulate and dims == (0,) and (added := added_by_token(b, x, places[0], values)) is not None:
+        return added
+    return b.emit("index_put", x, *places, values, dims=dims, position=position, accumulate=accumulate)
 
 
 def _broadcast(b: ImportBuilder, places: Sequence[SSAValue], rank: int) -> list[Size]:
