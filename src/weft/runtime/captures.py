@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -17,18 +18,20 @@ from weft.forks import cached_property
 
 _QUERY, _ACTIVE = "cuStreamGetCaptureInfo_v3", 1
 _WORD = 8
+Span: TypeAlias = tuple[int, int, int]
+"""A place in the table, and where memory begins and ends, in bytes from what the table has there."""
 
 
 @dataclass(frozen=True)
 class Early:
     """A tape whose first kernel starts before the one ahead has ended.
 
-    What that kernel then reads, and what the tape's kernels write, are places in the table and numbers of bytes.
+    It tells what that kernel then reads, and what the tape's kernels write.
     """
 
     words: np.ndarray
-    asked: tuple[tuple[int, int], ...]
-    written: tuple[tuple[int, int], ...]
+    asked: tuple[Span, ...]
+    written: tuple[Span, ...]
 
     @cached_property
     def address(self) -> int:
@@ -75,6 +78,6 @@ class Captures:
         self._last = None if node is None else _Kernel(node, _ranges(early.written, table))
 
 
-def _ranges(places: tuple[tuple[int, int], ...], table: int) -> tuple[range, ...]:
-    starts = [(ctypes.c_int64.from_address(table + _WORD * place).value, size) for place, size in places]
-    return tuple(range(start, start + size) for start, size in starts)
+def _ranges(spans: tuple[Span, ...], table: int) -> tuple[range, ...]:
+    found = [(ctypes.c_int64.from_address(table + _WORD * place).value, *ends) for place, *ends in spans]
+    return tuple(range(address + start, address + stop) for address, start, stop in found)

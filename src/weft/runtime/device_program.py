@@ -21,7 +21,7 @@ from weft.errors import DeviceError, GuardError, LoweringError
 from weft.ir.expr import evaluate
 from weft.lower.steps import CallStep, DotStep, KernelStep, Plan, Step
 from weft.runtime.cache import DiskCache
-from weft.runtime.captures import Captures, Early
+from weft.runtime.captures import Captures, Early, Span
 from weft.runtime.cubins import load_code
 from weft.runtime.executable import link
 from weft.runtime.program import Program
@@ -184,17 +184,17 @@ def _early(
     return Early(words, _memory(plan, first, asked, sizes), tuple(part for parts in each for part in parts))
 
 
-def _memory(
-    plan: Plan, step: KernelStep, which: Sequence[int], sizes: Mapping[str, int]
-) -> tuple[tuple[int, int], ...]:
-    """Some of a kernel's pointers: their places in the table, and how far what they point to reaches."""
-    found: list[tuple[int, int]] = []
+def _memory(plan: Plan, step: KernelStep, which: Sequence[int], sizes: Mapping[str, int]) -> tuple[Span, ...]:
+    """Some of a kernel's pointers: their places in the table, and from where to where what they point to reaches."""
+    found: list[Span] = []
     for number in (step.buffers[argument] for argument in which):
         buffer = plan.buffers[number]
         shape = [evaluate(size, sizes) for size in buffer.tensor.shape]
         strides = [evaluate(stride, sizes) for stride in buffer.layout.strides]
-        last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-        found.append((number, (last + 1) * buffer.tensor.dtype.bytes if all(shape) else 0))
+        start, size = evaluate(buffer.layout.offset, sizes), buffer.tensor.dtype.bytes
+        steps = [max(extent - 1, 0) * stride for extent, stride in zip(shape, strides, strict=True)]
+        first, last = (start + sum(pick(step, 0) for step in steps) for pick in (min, max))
+        found.append((number, first * size, (last + 1) * size if all(shape) else first * size))
     return tuple(found)
 
 
