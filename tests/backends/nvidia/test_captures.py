@@ -41,7 +41,7 @@ class Capturing(FakeLibrary):
 
 def early(asked: int, written: int) -> tuple[Early, np.ndarray]:
     """A tape that reads and writes 64 bytes at two addresses, and its table."""
-    return Early(np.zeros(1, np.int64), ((0, 64),), ((1, 64),)), np.array([asked, written], np.int64)
+    return Early(np.zeros(1, np.int64), ((0, 0, 64),), ((1, 0, 64),)), np.array([asked, written], np.int64)
 
 
 def follows(library: Capturing, captures: Captures, asked: int) -> bool:
@@ -84,7 +84,7 @@ def tape_of(*names: str, launch: Launch = EARLY) -> DeviceTape:
 def test_a_tape_is_written_twice_where_its_first_kernel_asks_early() -> None:
     tape = tape_of("a", "b")
     assert tape.early is not None
-    assert tape.early.asked == ((1, (15 * 32 + 8) * 4),) and tape.early.written == ((2, 4 * 16 * 4),) * 2
+    assert tape.early.asked == ((1, 0, (15 * 32 + 8) * 4),) and tape.early.written == ((2, 0, 4 * 16 * 4),) * 2
     (differing,) = np.flatnonzero(tape.words != tape.early.words)
     assert differing == HEAD_WORDS + PROGRAMMATIC
     assert tape.words[differing] == 0 and tape.early.words[differing] == 1
