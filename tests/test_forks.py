@@ -6,8 +6,6 @@ import os
 import threading
 import time
 
-import pytest
-
 import weft.backends.cpu.target  # noqa: F401  (what makes forks wait)
 from weft.forks import BACKGROUND, COMPILING
 
@@ -22,7 +20,6 @@ class Work:
         self.done.wait()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_fork_waits_for_what_a_thread_that_compiles_leaves_to_others() -> None:
     work, compiles = Work(), threading.Event()
 

@@ -64,7 +64,6 @@ class Work:
         self.waited += 1
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_fork_waits_for_kernels_that_are_compiled() -> None:
     work = Work()
     BACKGROUND.add(work)
