@@ -1,9 +1,10 @@
-"""The base of Weft's operations."""
+"""The base of Weft's operations, and who reads what they make."""
 
 from __future__ import annotations
 
 from abc import ABCMeta
 
+from xdsl.ir import Operation, SSAValue
 from xdsl.irdl import IRDLOperation
 
 
@@ -16,3 +17,8 @@ class _OpClass(ABCMeta):
 
 class WeftOp(IRDLOperation, metaclass=_OpClass):
     """An operation of one of Weft's dialects."""
+
+
+def users_of(value: SSAValue) -> list[Operation]:
+    """The operations that read a value, each once."""
+    return list(dict.fromkeys(use.operation for use in value.uses))

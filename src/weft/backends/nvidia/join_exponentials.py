@@ -14,9 +14,10 @@ from __future__ import annotations
 from typing import Self
 
 from xdsl.dialects.builtin import IntegerAttr
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import SSAValue
 from xdsl.irdl import IRDLOperation, attr_def, irdl_op_definition, operand_def, result_def
 
+from weft.ir.operations import users_of
 from weft.ir.types import f32
 from weft.tile import dialect as tile
 
@@ -56,13 +57,13 @@ def _parts(largest: tile.ReduceOp) -> tuple[tile.MapOp, tile.MapOp, tile.ReduceO
     type_ = tile.tile_type(largest.value)
     if type_.dtype != f32 or type_.sizes[largest.axis.value.data] < _LEAST:
         return None
-    for shift in _users(largest.out):
+    for shift in users_of(largest.out):
         if not isinstance(shift, tile.MapOp) or shift.function.data != "sub" or list(shift.args) != _pair(largest):
             continue
-        powers = [op for op in _users(shift.out) if isinstance(op, tile.MapOp) and op.function.data == "exp"]
-        if len(_users(shift.out)) != 1 or not powers:
+        powers = [op for op in users_of(shift.out) if isinstance(op, tile.MapOp) and op.function.data == "exp"]
+        if len(users_of(shift.out)) != 1 or not powers:
             continue
-        for total in _users(powers[0].out):
+        for total in users_of(powers[0].out):
             if isinstance(total, tile.ReduceOp) and total.kind.data == "sum" and total.axis == largest.axis:
                 same = {op.parent_block() for op in (largest, shift, powers[0], total)}
                 return (shift, powers[0], total) if len(same) == 1 else None
@@ -71,10 +72,6 @@ def _parts(largest: tile.ReduceOp) -> tuple[tile.MapOp, tile.MapOp, tile.ReduceO
 
 def _pair(largest: tile.ReduceOp) -> list[SSAValue]:
     return [largest.value, largest.out]
-
-
-def _users(value: SSAValue) -> list[Operation]:
-    return [use.operation for use in value.uses]
 
 
 def _replace(largest: tile.ReduceOp, shift: tile.MapOp, powers: tile.MapOp, total: tile.ReduceOp) -> None:

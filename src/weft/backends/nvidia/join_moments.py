@@ -19,6 +19,7 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.irdl import IRDLOperation, attr_def, irdl_op_definition, operand_def, result_def
 
 from weft.ir.attributes import from_attribute
+from weft.ir.operations import users_of
 from weft.ir.types import f32
 from weft.tile import dialect as tile
 
@@ -63,11 +64,13 @@ def _squares(total: tile.ReduceOp) -> tile.ReduceOp | None:
     count = type_.sizes[total.axis.value.data]
     if type_.dtype != f32 or count < _LEAST:
         return None
-    means = [op.out for op in _users(total.out) if isinstance(op, tile.MapOp) and _is_mean(op, total.out, count)]
-    shifts = [op for mean in means for op in _users(mean) if _is_map(op, "sub", [total.value, mean])]
-    squares = [op for shift in shifts for op in _users(shift.results[0]) if _is_map(op, "mul", [shift.results[0]] * 2)]
+    means = [op.out for op in users_of(total.out) if isinstance(op, tile.MapOp) and _is_mean(op, total.out, count)]
+    shifts = [op for mean in means for op in users_of(mean) if _is_map(op, "sub", [total.value, mean])]
+    squares = [
+        op for shift in shifts for op in users_of(shift.results[0]) if _is_map(op, "mul", [shift.results[0]] * 2)
+    ]
     for square in squares:
-        for found in _users(square.results[0]):
+        for found in users_of(square.results[0]):
             if not isinstance(found, tile.ReduceOp) or found.kind.data != "sum" or found.axis != total.axis:
                 continue
             if found.parent_block() is total.parent_block():
@@ -88,7 +91,3 @@ def _is_mean(op: tile.MapOp, total: SSAValue, count: int) -> bool:
 
 def _is_map(op: Operation, function: str, args: list[SSAValue]) -> bool:
     return isinstance(op, tile.MapOp) and op.function.data == function and list(op.args) == args
-
-
-def _users(value: SSAValue) -> list[Operation]:
-    return list(dict.fromkeys(use.operation for use in value.uses))
