@@ -309,7 +309,7 @@ class _Consumer:
                     if self.operands.batches[op].held:
                         self._take(self.operands.batches[op], block)
                 case tile.LoadOp() if op in self.addends:
-                    self._lift(op, self.addends[op], block)
+                    self._lift(self.addends[op], block)
                 case tile.DotOp():
                     self._begin(op, block)
                 case tile.ForOp():
@@ -343,12 +343,12 @@ class _Consumer:
                 self.mapping[load.out] = slot.out
         self.left[id(batch)] = set(batch.dots)
 
-    def _lift(self, load: tile.LoadOp, addend: Addend, block: Block) -> None:
+    def _lift(self, addend: Addend, block: Block) -> None:
         self._finish(len(self.under_way), block)  # stages are released in the order in which they were brought
         attributes = {**_numbered(ring=addend.ring, slot=addend.slot), "part": addend.part}
-        lift = LiftOp.create(attributes=attributes, result_types=[load.out.type])
+        lift = LiftOp.create(attributes=attributes, result_types=[addend.load.out.type])
         block.add_op(lift)
-        self.mapping[load.out] = lift.out
+        self.mapping[addend.load.out] = lift.out
 
     def _begin(self, dot: tile.DotOp, block: Block) -> None:
         for batch in self.operands.of(dot):
