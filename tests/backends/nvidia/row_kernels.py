@@ -1,16 +1,21 @@
-"""Kernels and plans of functions of bfloat16 rows, as the compiler makes them for a GPU."""
+"""Kernels and plans of functions of bfloat16 rows, as the compiler makes them for a GPU, run as PTX on the CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
+from weft.backends.nvidia.code import DeviceCode
+from weft.backends.nvidia.compile import compile_kernels
+from weft.backends.nvidia.target import target_named
 from weft.config import Config
 from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.importer import import_graph
@@ -19,11 +24,29 @@ from weft.lower.plan import Planned, build_plan
 from weft.pipelines import nvidia_passes
 from weft.tile import dialect as tile
 
+from .ptx_machine import Memory, run_blocks
+
+BF16 = ml_dtypes.bfloat16
+
 
 def row_kernel(function: Callable[..., Any], *shapes: tuple[int, ...]) -> tile.KernelOp:
     """The one kernel that a function becomes."""
     (kernel,) = planned(function, *shapes).kernels.values()
     return kernel
+
+
+def row_code(kernel: tile.KernelOp, arch: str) -> DeviceCode:
+    return compile_kernels({kernel.sym_name.data: kernel}, target_named(arch))
+
+
+def run_rows(kernel: tile.KernelOp, code: DeviceCode, *arrays: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The result of a kernel, whose memory is filled with something else before."""
+    name, memory, result = kernel.sym_name.data, Memory(), np.full(shape, 777, BF16)
+    words = [memory.add(array.view(np.uint16)) for array in (*arrays, result)]
+    launch = code.launches[name]
+    programs = int(np.prod([size for size in kernel.grid.data if isinstance(size, int)]))
+    run_blocks(code.ptx, name, launch.threads, launch.shared, memory, words, programs)
+    return memory.read(words[-1], result.view(np.uint16)).view(BF16)
 
 
 def planned(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Planned:

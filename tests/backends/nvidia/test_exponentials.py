@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from weft.backends.nvidia.compile import annotate, compile_kernels
+from weft.backends.nvidia.compile import annotate
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.target import target_named
 from weft.tile import dialect as tile
 
-from .ptx_machine import Memory, run_blocks
-from .row_kernels import row_kernel
+from .row_kernels import row_code, row_kernel, run_rows
 
 TARGET = target_named("sm_90a")
 
@@ -47,14 +46,8 @@ def test_what_else_needs_the_difference_keeps_it() -> None:
 def test_code_for_rows_with_infinities_and_nan(columns: int) -> None:
     x = rows(columns)
     kernel = row_kernel(softmax, x.shape)
-    name = kernel.sym_name.data
-    code = compile_kernels({name: kernel}, TARGET)
-    memory, result = Memory(), np.zeros(x.shape, ml_dtypes.bfloat16)
-    words = [memory.add(x.view(np.uint16)), memory.add(result.view(np.uint16))]
-    launch = code.launches[name]
-    programs = int(np.prod([size for size in kernel.grid.data if isinstance(size, int)]))
-    run_blocks(code.ptx, name, launch.threads, launch.shared, memory, words, programs)
-    found = memory.read(words[1], result.view(np.uint16)).view(ml_dtypes.bfloat16).astype(np.float64)
+    code = row_code(kernel, TARGET.arch)
+    found = run_rows(kernel, code, x, shape=x.shape).astype(np.float64)
     with np.errstate(invalid="ignore"):
         wide = x.astype(np.float64)
         powers = np.exp(wide - wide.max(1, keepdims=True))

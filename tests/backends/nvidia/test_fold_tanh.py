@@ -6,12 +6,11 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from weft.backends.nvidia.compile import annotate, compile_kernels
+from weft.backends.nvidia.compile import annotate
 from weft.backends.nvidia.target import target_named
 from weft.tile import dialect as tile
 
-from .ptx_machine import Memory, run_blocks
-from .row_kernels import row_kernel
+from .row_kernels import row_code, row_kernel, run_rows
 
 TARGET = target_named("sm_90a")
 
@@ -36,15 +35,9 @@ def test_the_code_of_an_activation() -> None:
     x = (np.random.default_rng(3).standard_normal((64, 512)) * 3).astype(ml_dtypes.bfloat16)
     x[0, :4] = np.inf, -np.inf, 100, -100
     kernel = row_kernel(activated, x.shape)
-    name = kernel.sym_name.data
-    code = compile_kernels({name: kernel}, TARGET)
+    code = row_code(kernel, TARGET.arch)
     assert "cvt.rn.bf16x2" in code.ptx and "cvt.rn.bf16.f32" not in code.ptx
-    memory, result = Memory(), np.zeros(x.shape, ml_dtypes.bfloat16)
-    words = [memory.add(x.view(np.uint16)), memory.add(result.view(np.uint16))]
-    launch = code.launches[name]
-    programs = int(np.prod([size for size in kernel.grid.data if isinstance(size, int)]))
-    run_blocks(code.ptx, name, launch.threads, launch.shared, memory, words, programs)
-    found = memory.read(words[1], result.view(np.uint16)).view(ml_dtypes.bfloat16).astype(np.float64)
+    found = run_rows(kernel, code, x, shape=x.shape).astype(np.float64)
     with torch.no_grad():
         eager = activated(torch.from_numpy(x.astype(np.float32)).bfloat16()).double().numpy()
         exact = activated(torch.from_numpy(x.astype(np.float64))).numpy()

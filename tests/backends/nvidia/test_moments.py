@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from weft.backends.nvidia.compile import annotate, compile_kernels
+from weft.backends.nvidia.compile import annotate
 from weft.backends.nvidia.join_moments import MomentsOp
 from weft.backends.nvidia.target import target_named
 from weft.tile import dialect as tile
 
-from .ptx_machine import Memory, run_blocks
-from .row_kernels import row_kernel
+from .row_kernels import row_code, row_kernel, run_rows
 
 TARGET = target_named("sm_90a")
 BF16 = ml_dtypes.bfloat16
@@ -49,14 +48,7 @@ def test_code_keeps_digits_where_means_are_large(columns: int) -> None:
     x[3], x[4, 5], x[5, 7] = 2, np.nan, np.inf
     x = x.astype(BF16)
     kernel = row_kernel(norm, x.shape)
-    name = kernel.sym_name.data
-    code = compile_kernels({name: kernel}, TARGET)
-    memory, result = Memory(), np.full(x.shape, 777, BF16)
-    words = [memory.add(array.view(np.uint16)) for array in (x, result)]
-    launch = code.launches[name]
-    programs = int(np.prod([size for size in kernel.grid.data if isinstance(size, int)]))
-    run_blocks(code.ptx, name, launch.threads, launch.shared, memory, words, programs)
-    found = memory.read(words[1], result.view(np.uint16)).view(BF16).astype(np.float64)
+    found = run_rows(kernel, row_code(kernel, TARGET.arch), x, shape=x.shape).astype(np.float64)
     wide = x.astype(np.float64)
     with np.errstate(invalid="ignore"):
         apart = wide - wide.mean(1, keepdims=True)

@@ -8,11 +8,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from weft.backends.nvidia.compile import compile_kernels
-from weft.backends.nvidia.target import target_named
-
-from .ptx_machine import Memory, run_blocks
-from .row_kernels import row_kernel
+from .row_kernels import row_code, row_kernel, run_rows
 
 BF16 = ml_dtypes.bfloat16
 
@@ -27,13 +23,8 @@ def gradient(x: torch.Tensor) -> torch.Tensor:
 
 def run(function: Callable[..., torch.Tensor], x: np.ndarray) -> tuple[np.ndarray, str]:
     kernel = row_kernel(function, x.shape)
-    name = kernel.sym_name.data
-    code = compile_kernels({name: kernel}, target_named("sm_80"))
-    memory, result = Memory(), np.full(x.shape, 777, BF16)
-    words = [memory.add(array.view(np.uint16)) for array in (x, result)]
-    programs = int(np.prod([size for size in kernel.grid.data if isinstance(size, int)]))
-    run_blocks(code.ptx, name, code.launches[name].threads, code.launches[name].shared, memory, words, programs)
-    return memory.read(words[-1], result.view(np.uint16)).view(BF16).astype(np.float64), code.ptx
+    code = row_code(kernel, "sm_80")
+    return run_rows(kernel, code, x, shape=x.shape).astype(np.float64), code.ptx
 
 
 def numbers() -> np.ndarray:

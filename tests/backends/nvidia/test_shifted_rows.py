@@ -10,31 +10,18 @@ import pytest
 import torch
 
 from weft.backends.nvidia import pipeline_rows
-from weft.backends.nvidia.code import DeviceCode
-from weft.backends.nvidia.compile import compile_kernels
-from weft.backends.nvidia.target import target_named
 from weft.tile import dialect as tile
 
-from .ptx_machine import Memory, run_blocks
+from .ptx_machine import Memory
 from .ptx_streams import run_streams
 from .ptxas import assemble, needs_ptxas
-from .row_kernels import row_kernel
+from .row_kernels import row_code, row_kernel, run_rows
 
 BF16 = ml_dtypes.bfloat16
 
 
-def compiled(kernel: tile.KernelOp, arch: str = "sm_80") -> DeviceCode:
-    return compile_kernels({kernel.sym_name.data: kernel}, target_named(arch))
-
-
 def run(kernel: tile.KernelOp, *arrays: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The result of a kernel, whose memory is filled with something else before."""
-    name, code = kernel.sym_name.data, compiled(kernel)
-    memory, result = Memory(), np.full(shape, 777, BF16)
-    words = [memory.add(array.view(np.uint16)) for array in (*arrays, result)]
-    programs = int(np.prod([size for size in kernel.grid.data if isinstance(size, int)]))
-    run_blocks(code.ptx, name, code.launches[name].threads, code.launches[name].shared, memory, words, programs)
-    return memory.read(words[-1], result.view(np.uint16)).view(BF16)
+    return run_rows(kernel, row_code(kernel, "sm_80"), *arrays, shape=shape)
 
 
 def numbers(*shape: int) -> np.ndarray:
@@ -49,7 +36,7 @@ def below(x: torch.Tensor) -> torch.Tensor:
 def test_rows_of_odd_lengths(columns: int) -> None:
     x = numbers(9, columns)
     kernel = row_kernel(below, x.shape)
-    assert "st.global.v4" in compiled(kernel).ptx
+    assert "st.global.v4" in row_code(kernel, "sm_80").ptx
     wide = x.astype(np.float32)
     assert np.array_equal(run(kernel, x, shape=x.shape), (wide - wide.max(1, keepdims=True)).astype(BF16))
 
@@ -58,7 +45,7 @@ def test_rows_of_odd_lengths(columns: int) -> None:
 def test_parts_of_rows(first: int) -> None:
     x = numbers(5, 600)
     kernel = row_kernel(lambda x: below(x[:, first : first + 301]), x.shape)
-    assert "ld.global.v4" in compiled(kernel).ptx
+    assert "ld.global.v4" in row_code(kernel, "sm_80").ptx
     wide = x[:, first : first + 301].astype(np.float32)
     assert np.array_equal(run(kernel, x, shape=(5, 301)), (wide - wide.max(1, keepdims=True)).astype(BF16))
 
@@ -87,7 +74,7 @@ def test_long_rows_are_brought_with_what_lies_beside_them(
     monkeypatch.setattr(pipeline_rows, "_choices", lambda *_: iter([(2, 1)]))
     x = numbers(9, columns)
     kernel = row_kernel(below, x.shape)
-    name, code = kernel.sym_name.data, compiled(kernel, "sm_90a")
+    name, code = kernel.sym_name.data, row_code(kernel, "sm_90a")
     assert code.launches[name].persistent and code.launches[name].threads == 96
     memory, result = Memory(), np.full(x.shape, 777, BF16)
     words = [memory.add(array.view(np.uint16)) for array in (x, result)]
@@ -101,7 +88,7 @@ def test_long_rows_are_brought_with_what_lies_beside_them(
 def test_short_rows_are_moved_element_by_element(columns: int) -> None:
     x = numbers(40, columns)
     kernel = row_kernel(below, x.shape)
-    assert "shfl.sync.up" not in compiled(kernel).ptx
+    assert "shfl.sync.up" not in row_code(kernel, "sm_80").ptx
     wide = x.astype(np.float32)
     assert np.array_equal(run(kernel, x, shape=x.shape), (wide - wide.max(1, keepdims=True)).astype(BF16))
 
@@ -111,5 +98,5 @@ def test_short_rows_are_moved_element_by_element(columns: int) -> None:
 @pytest.mark.parametrize(("columns", "arch"), [(1001, "sm_80"), (1001, "sm_90a"), (50257, "sm_90a")])
 def test_code_is_assembled_without_spills(function: Callable[..., torch.Tensor], columns: int, arch: str) -> None:
     kernel = row_kernel(function, (4096, columns))
-    (used,) = assemble(compiled(kernel, arch).ptx, arch).kernels.values()
+    (used,) = assemble(row_code(kernel, arch).ptx, arch).kernels.values()
     assert not used.spilled
