@@ -12,7 +12,7 @@ from xdsl.context import Context
 
 from weft.backends.reference.graph import run
 from weft.ir.expr import symbol
-from weft.ir.types import Tensor, bf16, boolean, f32, i64
+from weft.ir.types import DType, Tensor, bf16, boolean, f16, f32, i64
 from weft.ops import composites
 from weft.passes.eliminate_dead import EliminateDead
 from weft.passes.fold_constants import FoldConstants
@@ -103,6 +103,66 @@ def test_scaled_operands(passes: Any) -> None:
         return attend(b, b.dot(b.mul(q, number(b, q, 0.5)), b.mul(turned, number(b, k, 0.5))), v)
 
     passes.rewrites(PASSES, QKV, before, lambda b, q, k, v: b.attention(q, k, v, causal=False, scale=0.25), rtol=1e-5)
+
+
+def repeated(b: Any, x: Any, times: int) -> Any:
+    """Keys or values of each head as often as heads of queries share it."""
+    batch, heads, *rest = b.tensor(x).shape
+    spread = b.broadcast(b.reshape(x, shape=(batch, heads, 1, *rest)), shape=(batch, heads, times, *rest))
+    return b.reshape(spread, shape=(batch, heads * times, *rest))
+
+
+@pytest.mark.parametrize("dtype", [bf16, f16])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_shared_heads_that_torch_widens_and_scales(passes: Any, rows: int, dtype: DType) -> None:
+    """What torch makes of attention with shared heads and a mask, which no library takes."""
+
+    def before(b: Any, q: Any, k: Any, v: Any, m: Any) -> Any:
+        q, k, v = (b.cast(x, dtype=f32) for x in (q, k, v))
+        k, v = repeated(b, k, 2), repeated(b, v, 2)
+        q = b.reshape(b.mul(q, number(b, q, 0.5)), shape=(B * 4, rows, 8))
+        turned = b.permute(k, dims=(0, 1, 3, 2))
+        turned = b.reshape(b.mul(turned, number(b, k, 0.5)), shape=(B * 4, 8, S))
+        x = b.reshape(b.dot(q, turned), shape=(B, 4, rows, S))
+        low = b.full(value=-math.inf, shape=(), dtype=dtype)
+        mask = b.where(m, b.full(value=0.0, shape=(), dtype=dtype), low)
+        x = b.add(x, b.cast(mask, dtype=f32))
+        low = number(b, x, -math.inf)
+        seen = b.any(b.logical_not(b.eq(x, low)), dims=(3,), keep=True)
+        weights = b.where(b.logical_not(seen), number(b, x, 0), composites.softmax(b, x, 3))
+        weights = b.reshape(weights, shape=(B * 4, rows, S))
+        out = b.dot(weights, b.reshape(v, shape=(B * 4, S, 8)))
+        return b.cast(b.reshape(out, shape=(B, 4, rows, 8)), dtype=dtype)
+
+    def after(b: Any, q: Any, k: Any, v: Any, m: Any) -> Any:
+        return b.attention(q, repeated(b, k, 2), repeated(b, v, 2), m, causal=False, scale=0.25)
+
+    tensors = {
+        "q": Tensor(dtype, (B, 4, rows, 8)),
+        **{name: Tensor(dtype, (B, 2, S, 8)) for name in "kv"},
+        "m": Tensor(boolean, (B, 1, 1, S)),
+    }
+    found = (FoldConstants(), Simplify(), RecognizeAttention(narrow=True), Simplify(), EliminateDead())
+    passes.rewrites(found, tensors, before, after, rtol=0.02)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_soft_caps(passes: Any, masked: bool) -> None:
+    def before(b: Any, q: Any, k: Any, v: Any) -> Any:
+        x = b.mul(scores(b, q, k), number(b, q, 0.5))
+        x = b.mul(b.tanh(b.div(x, number(b, x, 4.0))), number(b, x, 4.0))
+        if masked:  # as `masked_fill` does
+            hidden = b.lt(b.iota(shape=(L, 1), dim=0, dtype=i64), b.iota(shape=(1, S), dim=1, dtype=i64))
+            x = b.where(hidden, number(b, x, -math.inf), x)
+        return attend(b, x, v)
+
+    passes.rewrites(
+        PASSES,
+        QKV,
+        before,
+        lambda b, q, k, v: b.attention(q, k, v, causal=masked, scale=0.5, softcap=4.0),
+        rtol=1e-5,
+    )
 
 
 def causal_mask(b: Any, rows: Any, columns: Any) -> Any:
@@ -241,6 +301,9 @@ REFUSED: dict[str, Callable[..., Any]] = {
     "a number that does not hide": lambda b, q, k, v: attend(
         b, b.where(causal_mask(b, L, S), x := scores(b, q, k), number(b, x, -10.0)), v
     ),
+    "a mask below a soft cap": lambda b, q, k, v: attend(
+        b, b.tanh(b.where(causal_mask(b, L, S), x := scores(b, q, k), number(b, x, -math.inf))), v
+    ),
     "no product": lambda b, q, k, v: attend(
         b, b.concat(q, b.slice(q, starts=(0,) * 4, shape=(B, H, L, 3), steps=(1,) * 4), dim=3), v
     ),
@@ -260,6 +323,12 @@ def test_the_mask_of_an_op(passes: Any) -> None:
         return b.attention(q, k, v, b.broadcast(mask, shape=(B, H, L, S)), causal=False, scale=0.5)
 
     passes.rewrites(PASSES, QKV, before, lambda b, q, k, v: b.attention(q, k, v, causal=True, scale=0.5))
+
+
+def test_heads_that_no_tile_holds_stay(passes: Any) -> None:
+    tensors = {name: Tensor(bf16, (1, 2, 3, 264)) for name in "qkv"}
+    module = passes.built(tensors, lambda b, q, k, v: attend(b, scores(b, q, k), v))
+    assert "graph.attention" not in str(passes.apply(RecognizeAttention(narrow=True), module))
 
 
 @pytest.mark.parametrize("rounded", [True, False])

@@ -31,11 +31,10 @@ from weft.lower.evaluate import Source
 from weft.lower.kernels import Kernel
 from weft.lower.key_ranges import AtMost, Condition, Rows, bound_of
 from weft.lower.mask_reading import Kept, read_masks
-from weft.ops.attention import AnyAttention
+from weft.ops.attention import WIDEST_HEAD, AnyAttention
 from weft.ops.body import Value
 from weft.tile import dialect as tile
 
-_MOST_WIDTH = 256
 _MOST_READ_ONCE = 1 << 25
 """Elements of keys that leave the cache first, so that others need not be written back for them."""
 
@@ -46,7 +45,7 @@ def is_flash(op: AnyAttention) -> bool:
     widths = q.shape[-1], v.shape[-1]
     return (
         q.dtype in (bf16, f16)
-        and all(isinstance(width, int) and 8 <= width <= _MOST_WIDTH and width % 8 == 0 for width in widths)
+        and all(isinstance(width, int) and 8 <= width <= WIDEST_HEAD and width % 8 == 0 for width in widths)
         and (q.shape[-2] != 1 or len(op.results) == 1)
         and k.shape[-2] not in (0, 1)
         and op.params["scale"] > 0

@@ -40,6 +40,8 @@ def _samples() -> list[Sample]:
     ]
 
 
+WIDEST_HEAD = 256
+"""The width of the queries or values that one tile of a GPU's tensor cores holds."""
 SEEN_ROWS, SEEN = 128, 5
 """The rows of a tile that it is told of which keys they see, and how many numbers tell it."""
 

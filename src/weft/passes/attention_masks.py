@@ -71,9 +71,13 @@ class Masks:
         return True
 
     def _keep_where_not(self, condition: SSAValue) -> bool:
+        condition = _unbroadcast(condition)
         negated = made_by(condition, "graph.logical_not", "graph.bitwise_not")
         if negated is not None:
             return self.keep(negated.operands[0])
+        if _is_causal(condition, self.shape, hides=True):
+            self.causal = True
+            return True
         self.negated.append(condition)
         return True
 
@@ -156,29 +160,33 @@ def _unwidened(mask: SSAValue) -> SSAValue:
     return _unbroadcast(cast.operands[0])
 
 
-def _may_hide(mask: SSAValue) -> bool:
-    """Whether what is added may be -∞."""
+def _may_hide(mask: SSAValue, dtype: DType | None = None) -> bool:
+    """Whether what is added may be -∞; if it is cast, in that type."""
+    dtype = dtype or tensor_of(mask.type).dtype
     if (number := number_of(mask)) is not None:
-        return number == -math.inf
+        return as_held(number, dtype) == -math.inf
     if (choice := made_by(mask, "graph.where")) is not None:
-        return any(_may_hide(value) for value in choice.operands[1:])
+        return any(_may_hide(value, dtype) for value in choice.operands[1:])
+    if (view := made_by(mask, "graph.cast", "graph.broadcast", "graph.reshape")) is not None:
+        return _may_hide(view.operands[0], dtype)
     return True
 
 
-def _is_causal(condition: SSAValue, shape: tuple[Size, ...]) -> bool:
-    """Whether row i keeps the keys 0 to i and no others."""
+def _is_causal(condition: SSAValue, shape: tuple[Size, ...], *, hides: bool = False) -> bool:
+    """Whether row i keeps the keys 0 to i and no others; or hides all others, and not these."""
     own = tensor_of(condition.type).shape
     if own[-2:] != shape[-2:] or any(size != 1 for size in own[:-2]) or broadcast_shapes(own, shape) != shape:
         return False
-    comparison = made_by(condition, "graph.ge", "graph.le")
+    comparison = made_by(condition, *(("graph.lt", "graph.gt") if hides else ("graph.ge", "graph.le")))
     if comparison is not None:
-        row, column = comparison.operands if comparison.name == "graph.ge" else reversed(comparison.operands)
+        in_order = comparison.name in ("graph.ge", "graph.lt")
+        row, column = comparison.operands if in_order else reversed(comparison.operands)
         if _counts(row, -2) and _counts(column, -1):
             return True
     array = array_of(condition)
     if array is None:
         return False
-    return bool((array == np.tri(*array.shape[-2:], dtype=bool)).all())
+    return bool((array == (np.tri(*array.shape[-2:], dtype=bool) != hides)).all())
 
 
 def _counts(value: SSAValue, along: int) -> bool:

@@ -16,11 +16,12 @@ from xdsl.passes import ModulePass
 
 from weft.ir.expr import Size
 from weft.ir.types import DType, bf16, f16, tensor_of
-from weft.ops.attention import AnyAttention
+from weft.ops.attention import WIDEST_HEAD, AnyAttention
 from weft.ops.base import GraphOp, View
-from weft.ops.dot import Dot, transposed
+from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GraphBuilder
 from weft.passes.attention_masks import Masks
+from weft.passes.attention_operands import factor_of, reshaped, times_number, uncast, untransposed
 from weft.passes.constant_values import made_by, number_of
 
 
@@ -74,7 +75,7 @@ class _Softmax:
 
 
 # What may stand between the first product and the softmax.
-_STEPS = ("graph.add", "graph.where", "graph.mul", "graph.div", "graph.cast", "graph.reshape")
+_STEPS = ("graph.add", "graph.where", "graph.mul", "graph.div", "graph.cast", "graph.reshape", "graph.tanh")
 
 
 def _recognized(b: GraphBuilder, product: Dot, *, narrow: bool) -> SSAValue | None:
@@ -84,11 +85,12 @@ def _recognized(b: GraphBuilder, product: Dot, *, narrow: bool) -> SSAValue | No
     if softmax is None:
         return None
     ops += softmax.ops
-    masks, scale = Masks(tensor_of(softmax.scores.type).shape, softmax.safe), 1.0
+    masks = Masks(tensor_of(softmax.scores.type).shape, softmax.safe)
+    scale, softcap = 1.0, 0.0
     value = softmax.scores
-    while step := made_by(value, "graph.add", "graph.where", "graph.mul", "graph.div", "graph.cast", "graph.reshape"):
+    while step := made_by(value, *_STEPS):
         ops.append(step)
-        factor = _factor(step)
+        factor = times_number(step)
         if step.name in ("graph.cast", "graph.reshape"):
             if not _keeps_scores(step):
                 return None
@@ -96,7 +98,9 @@ def _recognized(b: GraphBuilder, product: Dot, *, narrow: bool) -> SSAValue | No
         elif factor is not None:
             value, by = factor
             scale *= by
-        elif scale != 1.0:  # a mask that is scaled too
+        elif step.name == "graph.tanh" and not softcap and scale > 0:
+            value, softcap = step.operands[0], scale
+        elif softcap or scale != 1.0:  # a mask that is scaled too
             return None
         else:
             inner = _masked(masks, step)
@@ -108,7 +112,8 @@ def _recognized(b: GraphBuilder, product: Dot, *, narrow: bool) -> SSAValue | No
     ops.append(value.owner)
     if not _only_read_within(ops):
         return None
-    return _emit(b, product, value.owner, v, masks, scale, narrow=narrow)
+    numbers = {"scale": scale, **({"softcap": softcap} if softcap else {})}
+    return _emit(b, product, value.owner, v, masks, numbers, narrow=narrow)
 
 
 def _through_views(value: SSAValue, ops: list[GraphOp]) -> SSAValue:
@@ -153,7 +158,7 @@ def _softmax(value: SSAValue) -> _Softmax | None:
     equal = None if every is None else made_by(every[-1].operands[0], "graph.eq")
     if every is None or equal is None or number_of(equal.operands[1]) != -float("inf"):
         return None
-    if _uncast(equal.operands[0]) is not _uncast(scores) or not any(op.params == last for op in every):
+    if uncast(equal.operands[0]) is not uncast(scores) or not any(op.params == last for op in every):
         return None
     return _Softmax(scores, [*ops, *every, equal], safe=True)
 
@@ -166,23 +171,6 @@ def _every(value: SSAValue) -> list[GraphOp] | None:
     somewhere = None if never is None else made_by(never.operands[0], "graph.any")
     fails = None if somewhere is None else made_by(somewhere.operands[0], "graph.logical_not")
     return None if never is None or somewhere is None or fails is None else [never, somewhere, fails]
-
-
-def _uncast(value: SSAValue) -> SSAValue:
-    cast = made_by(value, "graph.cast")
-    return value if cast is None else cast.operands[0]
-
-
-def _factor(step: GraphOp) -> tuple[SSAValue, float] | None:
-    """The operand and the number of a multiplication by a number."""
-    if step.name not in ("graph.mul", "graph.div"):
-        return None
-    x, y = step.operands
-    number = number_of(y)
-    if number is not None:
-        return (x, float(number)) if step.name == "graph.mul" else (x, 1 / number) if number else None
-    number = number_of(x) if step.name == "graph.mul" else None
-    return None if number is None else (y, float(number))
 
 
 def _masked(masks: Masks, step: GraphOp) -> SSAValue | None:
@@ -222,30 +210,36 @@ def _only_read_within(ops: list[GraphOp]) -> bool:
 
 
 def _emit(
-    b: GraphBuilder, product: Dot, first: Dot, v: SSAValue, masks: Masks, scale: float, *, narrow: bool
+    b: GraphBuilder, product: Dot, first: Dot, v: SSAValue, masks: Masks, numbers: dict[str, float], *, narrow: bool
 ) -> SSAValue | None:
-    dtype = wide = tensor_of(v.type).dtype
-    if tensor_of(first.results[0].type).dtype != dtype or not dtype.is_float:
+    wide = tensor_of(v.type).dtype
+    if tensor_of(first.results[0].type).dtype != wide or not wide.is_float:
+        return None
+    dtypes = (bf16, f16) if narrow else (wide,)
+    factors = [*(factor_of(x, dtypes) for x in first.operands), factor_of(v, dtypes, scaled=False)]
+    dtype = factors[2].dtype
+    if dtype not in dtypes or any(factor.dtype != dtype for factor in factors):
+        return None
+    if dtype != wide and not _is_rounded(product.results[0], dtype):
+        return None
+    if narrow and not all(_fits_tile(tensor_of(x.type).shape[-1]) for x in (first.operands[0], v)):
+        return None
+    kind = dtype if masks.fits(dtype) else wide
+    if not masks.fits(kind):
         return None
     lead = masks.shape[:-2]
-    q, k, v = (_reshaped(b, x, (*lead, *tensor_of(x.type).shape[-2:])) for x in (*first.operands, v))
-    q, by_q = _unscaled(q)
-    k, by_k = _unscaled(k)
-    k = _transposed(b, k)
-    if narrow:
-        q, k, v = map(_uncast, (q, k, v))
-        dtype = tensor_of(v.type).dtype
-        if {tensor_of(x.type).dtype for x in (q, k, v)} not in ({bf16}, {f16}):
-            return None
-        if not _is_rounded(product.results[0], dtype):
-            return None
-    if not masks.fits(dtype):
-        return None
-    mask, causal = masks.combined(b, dtype)
-    result: SSAValue = b.attention(q, k, v, *mask, causal=causal, scale=scale * by_q * by_k)
+    q, k, v = (reshaped(b, x, (*lead, *tensor_of(x.type).shape[-2:])) for x in (factor.seen(b) for factor in factors))
+    k = untransposed(b, k)
+    mask, causal = masks.combined(b, kind)
+    numbers["scale"] *= factors[0].scale * factors[1].scale
+    result: SSAValue = b.attention(q, k, v, *mask, causal=causal, **numbers)
     result = masks.without_hidden_rows(b, result if dtype == wide else b.cast(result, dtype=wide))
     shape = tensor_of(product.results[0].type).shape
     return result if tensor_of(result.type).shape == shape else b.reshape(result, shape=shape)
+
+
+def _fits_tile(width: Size) -> bool:
+    return isinstance(width, int) and width <= WIDEST_HEAD
 
 
 def _is_rounded(value: SSAValue, dtype: DType) -> bool:
@@ -256,29 +250,6 @@ def _is_rounded(value: SSAValue, dtype: DType) -> bool:
         or (isinstance(reader, View) and _is_rounded(reader.results[0], dtype))
         for reader in readers
     )
-
-
-def _unscaled(value: SSAValue) -> tuple[SSAValue, float]:
-    """An operand of the first product before it was scaled by a number, and the number."""
-    step = made_by(value, "graph.mul", "graph.div")
-    factor = None if step is None or not step.results[0].has_one_use() else _factor(step)
-    if factor is None or tensor_of(factor[0].type) != tensor_of(value.type):
-        return value, 1.0
-    return factor
-
-
-def _reshaped(b: GraphBuilder, x: SSAValue, shape: tuple[Size, ...]) -> SSAValue:
-    view = made_by(x, "graph.reshape")
-    source = x if view is None else view.operands[0]
-    return source if tensor_of(source.type).shape == shape else b.reshape(source, shape=shape)
-
-
-def _transposed(b: GraphBuilder, x: SSAValue) -> SSAValue:
-    view = made_by(x, "graph.permute")
-    rank = tensor_of(x.type).rank
-    if view is not None and view.params["dims"] == (*range(rank - 2), rank - 1, rank - 2):
-        return view.operands[0]
-    return transposed(b, x)
 
 
 def _with_better_mask(b: GraphBuilder, op: AnyAttention) -> Sequence[SSAValue]:

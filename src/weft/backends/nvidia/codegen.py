@@ -282,6 +282,8 @@ class KernelCodegen:
         if all(isinstance(size, int) and size >= side for size, side in limits):
             return values
         exists = self.existing(value, layout_of(value))
+        if len(values) < len(exists):  # words that products read: nothing is to be kept of what they were
+            return values
         rows = zip(exists, values, before, strict=True)
         return [new if there is None else self.b.select(there, new, old) for there, new, old in rows]
 
