@@ -42,12 +42,28 @@ def test_single_queries_become_rows(passes: Any, mask: tuple[int, ...], of_rows:
         return b.attention(q, repeated(b, k), repeated(b, v), *masks, causal=False, scale=0.5, softcap=3.0)
 
     def after(b: Any, q: Any, k: Any, v: Any, *masks: Any) -> Any:
-        masks = tuple(m if mask == of_rows else b.reshape(m, shape=of_rows) for m in masks)
         rows = b.reshape(q, shape=(B, HEADS, TIMES, E))
+        masks = tuple(m if mask == of_rows else b.reshape(m, shape=of_rows) for m in masks)
         made = b.attention(rows, k, v, *masks, causal=False, scale=0.5, softcap=3.0)
         return b.reshape(made, shape=(B, HEADS * TIMES, 1, E))
 
     passes.rewrites(PASSES, given(1, mask), before, after, rtol=1e-2)
+
+
+def test_sinks_of_heads_become_those_of_rows(passes: Any) -> None:
+    params = {"causal": False, "scale": 0.5, "sinks": True}
+
+    def before(b: Any, q: Any, k: Any, v: Any, m: Any) -> Any:
+        sinks = b.cast(m, dtype=bf16)
+        return b.attention(q, repeated(b, k), repeated(b, v), sinks, **params)
+
+    def after(b: Any, q: Any, k: Any, v: Any, m: Any) -> Any:
+        sinks = b.cast(m, dtype=bf16)
+        rows, sinks = b.reshape(q, shape=(B, HEADS, TIMES, E)), b.reshape(sinks, shape=(1, HEADS, TIMES, 1))
+        made = b.attention(rows, k, v, sinks, **params)
+        return b.reshape(made, shape=(B, HEADS * TIMES, 1, E))
+
+    passes.rewrites(PASSES, given(1, (1, HEADS * TIMES, 1, 1)), before, after, rtol=1e-2)
 
 
 def test_heads_with_a_dimension_of_their_own(passes: Any) -> None:
@@ -59,8 +75,8 @@ def test_heads_with_a_dimension_of_their_own(passes: Any) -> None:
         return b.attention(q, spread(b, k), spread(b, v), m, causal=False, scale=0.5)
 
     def after(b: Any, q: Any, k: Any, v: Any, m: Any) -> Any:
-        mask = b.reshape(m, shape=(1, 1, TIMES, S))
-        made = b.attention(b.reshape(q, shape=(B, HEADS, TIMES, E)), k, v, mask, causal=False, scale=0.5)
+        rows, mask = b.reshape(q, shape=(B, HEADS, TIMES, E)), b.reshape(m, shape=(1, 1, TIMES, S))
+        made = b.attention(rows, k, v, mask, causal=False, scale=0.5)
         return b.reshape(made, shape=(B, HEADS, TIMES, 1, E))
 
     passes.rewrites(PASSES, given(1, (TIMES, 1, S)), before, after, rtol=1e-2)

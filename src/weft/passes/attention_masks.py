@@ -9,7 +9,7 @@ import numpy as np
 from xdsl.ir import SSAValue
 
 from weft.ir.expr import Size
-from weft.ir.types import DType, boolean, i64, tensor_of
+from weft.ir.types import DType, boolean, tensor_of
 from weft.ops.base import broadcast_shapes
 from weft.ops.graph import GraphBuilder
 from weft.passes.arithmetic_rules import holds
@@ -36,7 +36,7 @@ class Masks:
 
     def add(self, mask: SSAValue) -> bool:
         """Note a tensor that is added to the scores; says whether that can be done."""
-        mask = _unwidened(_unbroadcast(mask))
+        mask = _unwidened(unbroadcast(mask))
         choice = made_by(mask, "graph.where")
         if choice is not None:
             condition, *values = choice.operands
@@ -60,7 +60,7 @@ class Masks:
 
     def keep(self, condition: SSAValue) -> bool:
         """Note that keys count only where the condition holds."""
-        condition = _unbroadcast(condition)
+        condition = unbroadcast(condition)
         both = made_by(condition, "graph.bitwise_and", "graph.logical_and")
         if both is not None and tensor_of(both.operands[0].type).dtype == boolean:
             return all([self.keep(operand) for operand in both.operands])
@@ -71,7 +71,7 @@ class Masks:
         return True
 
     def _keep_where_not(self, condition: SSAValue) -> bool:
-        condition = _unbroadcast(condition)
+        condition = unbroadcast(condition)
         negated = made_by(condition, "graph.logical_not", "graph.bitwise_not")
         if negated is not None:
             return self.keep(negated.operands[0])
@@ -103,28 +103,11 @@ class Masks:
         held = all(holds(dtype, tensor_of(mask.type).dtype) for mask in self.added)
         return held and all(math.isfinite(as_held(fill, dtype)) for _, fill, _ in self.filled)
 
-    def without_hidden_rows(self, b: GraphBuilder, result: SSAValue) -> SSAValue:
-        """NaN in the rows that no key counts for, unless zeros are meant or there are no such rows."""
-        if self.safe:
-            return result
-        seen = [*self.kept, *(b.ne(x, b.full_like(x, -math.inf)) for x in self.added if _may_hide(x))]
-        if not seen:
-            return result
-        if self.causal:
-            *_, rows, columns = self.shape
-            row, column = b.iota(shape=(rows, 1), dim=0, dtype=i64), b.iota(shape=(1, columns), dim=1, dtype=i64)
-            seen.append(b.ge(row, column))
-        every = _joined(b, "bitwise_and", seen)
-        assert every is not None
-        rank = len(self.shape)
-        own = tensor_of(every.type).shape
-        if len(own) < rank:
-            every = b.reshape(every, shape=(*(1,) * (rank - len(own)), *own))
-        if tensor_of(every.type).shape[-1] == 1:
-            any_key = every
-        else:
-            any_key = b.any(every, dims=(rank - 1,), keep=True)
-        return b.where(any_key, result, b.full_like(result, math.nan))
+    @property
+    def may_hide_rows(self) -> bool:
+        """Whether rows that no key counts for are NaN, and there may be such."""
+        hidden = [*self.kept, *(x for x in self.added if _may_hide(x))]
+        return not self.safe and bool(hidden)
 
 
 def _joined(b: GraphBuilder, name: str, values: list[SSAValue]) -> SSAValue | None:
@@ -136,7 +119,7 @@ def _joined(b: GraphBuilder, name: str, values: list[SSAValue]) -> SSAValue | No
     return total
 
 
-def _unbroadcast(value: SSAValue) -> SSAValue:
+def unbroadcast(value: SSAValue) -> SSAValue:
     """The mask before it was repeated, or got dimensions of 1 in front: the op repeats it itself."""
     while (view := made_by(value, "graph.broadcast", "graph.reshape")) is not None:
         source, shape = (tensor_of(each.type).shape for each in (view.operands[0], value))
@@ -157,7 +140,7 @@ def _unwidened(mask: SSAValue) -> SSAValue:
     cast = made_by(mask, "graph.cast")
     if cast is None or not holds(tensor_of(mask.type).dtype, tensor_of(cast.operands[0].type).dtype):
         return mask
-    return _unbroadcast(cast.operands[0])
+    return unbroadcast(cast.operands[0])
 
 
 def _may_hide(mask: SSAValue, dtype: DType | None = None) -> bool:

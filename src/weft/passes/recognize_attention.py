@@ -20,7 +20,7 @@ from weft.ops.attention import WIDEST_HEAD, AnyAttention
 from weft.ops.base import GraphOp, View
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GraphBuilder
-from weft.passes.attention_masks import Masks
+from weft.passes.attention_masks import Masks, unbroadcast
 from weft.passes.attention_operands import factor_of, reshaped, times_number, uncast, untransposed
 from weft.passes.constant_values import made_by, number_of
 
@@ -67,11 +67,15 @@ def _erase(op: Operation) -> None:
 
 @dataclass
 class _Softmax:
-    """A softmax over the last dimension of `scores`; `safe` if a row of -∞ gives zeros instead of NaN."""
+    """A softmax over the last dimension of `scores`; `safe` if a row of -∞ gives zeros instead of NaN.
+
+    Perhaps with `sinks`, which are a column of scores that nothing is weighted by.
+    """
 
     scores: SSAValue
     ops: list[GraphOp]
     safe: bool
+    sinks: tuple[SSAValue, ...] = ()
 
 
 # What may stand between the first product and the softmax.
@@ -81,7 +85,7 @@ _STEPS = ("graph.add", "graph.where", "graph.mul", "graph.div", "graph.cast", "g
 def _recognized(b: GraphBuilder, product: Dot, *, narrow: bool) -> SSAValue | None:
     weights, v = product.operands
     ops: list[GraphOp] = [product]
-    softmax = _softmax(_through_views(weights, ops))
+    softmax = _softmax_of(weights, ops)
     if softmax is None:
         return None
     ops += softmax.ops
@@ -113,7 +117,7 @@ def _recognized(b: GraphBuilder, product: Dot, *, narrow: bool) -> SSAValue | No
     if not _only_read_within(ops):
         return None
     numbers = {"scale": scale, **({"softcap": softcap} if softcap else {})}
-    return _emit(b, product, value.owner, v, masks, numbers, narrow=narrow)
+    return _emit(b, product, value.owner, v, masks, softmax.sinks, numbers, narrow=narrow)
 
 
 def _through_views(value: SSAValue, ops: list[GraphOp]) -> SSAValue:
@@ -130,6 +134,43 @@ def _keeps_scores(step: GraphOp) -> bool:
     if step.name == "graph.cast":
         return source.dtype.is_float and result.dtype.is_float
     return min(source.rank, result.rank) >= 2 and source.shape[-2:] == result.shape[-2:]
+
+
+def _softmax_of(weights: SSAValue, ops: list[GraphOp]) -> _Softmax | None:
+    """The softmax that weights are, or all columns of which they are but that of sinks; what lies between is noted."""
+    value = _through_views(weights, ops)
+    part = made_by(value, "graph.slice")
+    if part is None:
+        return _softmax(value)
+    ops.append(part)
+    softmax = _softmax(_through_views(part.operands[0], ops))
+    return None if softmax is None else _without_sinks(softmax, part)
+
+
+def _without_sinks(softmax: _Softmax, part: GraphOp) -> _Softmax | None:
+    """A softmax over scores and a column of sinks, of which a part has all but this column."""
+    value = softmax.scores
+    shape = tensor_of(value.type).shape
+    last = {"dims": (len(shape) - 1,), "keep": True}
+    while (step := made_by(value, "graph.cast", "graph.sub")) is not None:
+        softmax.ops.append(step)
+        if step.name == "graph.sub":  # what is subtracted from all scores of a row does not count
+            greatest = made_by(step.operands[1], "graph.max")
+            if greatest is None or greatest.operands[0] is not step.operands[0] or greatest.params != last:
+                return None
+            softmax.ops.append(greatest)
+        value = step.operands[0]
+    joined = made_by(value, "graph.concat")
+    if softmax.safe or joined is None or len(joined.operands) != 2 or joined.params["dim"] != len(shape) - 1:
+        return None
+    softmax.ops.append(joined)
+    first = tensor_of(joined.operands[0].type).shape[-1] == 1  # sinks may stand before the scores, or behind them
+    sinks, scores = joined.operands if first else reversed(joined.operands)
+    starts, steps = ((int(first) if d == len(shape) - 1 else 0 for d in range(len(shape))), (1,) * len(shape))
+    wanted = {"starts": tuple(starts), "shape": tensor_of(scores.type).shape, "steps": steps}
+    if tensor_of(sinks.type).shape[-1] != 1 or part.params != wanted:
+        return None
+    return _Softmax(scores, softmax.ops, safe=True, sinks=(unbroadcast(sinks),))
 
 
 def _softmax(value: SSAValue) -> _Softmax | None:
@@ -210,7 +251,15 @@ def _only_read_within(ops: list[GraphOp]) -> bool:
 
 
 def _emit(
-    b: GraphBuilder, product: Dot, first: Dot, v: SSAValue, masks: Masks, numbers: dict[str, float], *, narrow: bool
+    b: GraphBuilder,
+    product: Dot,
+    first: Dot,
+    v: SSAValue,
+    masks: Masks,
+    sinks: Sequence[SSAValue],
+    numbers: dict[str, float],
+    *,
+    narrow: bool,
 ) -> SSAValue | None:
     wide = tensor_of(v.type).dtype
     if tensor_of(first.results[0].type).dtype != wide or not wide.is_float:
@@ -232,8 +281,10 @@ def _emit(
     k = untransposed(b, k)
     mask, causal = masks.combined(b, kind)
     numbers["scale"] *= factors[0].scale * factors[1].scale
-    result: SSAValue = b.attention(q, k, v, *mask, causal=causal, **numbers)
-    result = masks.without_hidden_rows(b, result if dtype == wide else b.cast(result, dtype=wide))
+    flags = {"undefined": masks.may_hide_rows, "sinks": bool(sinks)}
+    params = {"causal": causal, **numbers, **{name: True for name, flag in flags.items() if flag}}
+    result: SSAValue = b.attention(q, k, v, *mask, *sinks, **params)
+    result = result if dtype == wide else b.cast(result, dtype=wide)
     shape = tensor_of(product.results[0].type).shape
     return result if tensor_of(result.type).shape == shape else b.reshape(result, shape=shape)
 
@@ -254,8 +305,9 @@ def _is_rounded(value: SSAValue, dtype: DType) -> bool:
 
 def _with_better_mask(b: GraphBuilder, op: AnyAttention) -> Sequence[SSAValue]:
     """The results of an attention op whose mask says the same with less; none where there is none."""
-    q, k, v, *mask = op.operands
-    if not mask:
+    q, k, v = op.operands[:3]
+    mask = list(op.masks)
+    if not mask or op.seen:
         return ()
     shape = (*tensor_of(q.type).shape[:-1], tensor_of(k.type).shape[-2])
     masks = Masks(shape, safe=True, causal=op.params["causal"])
@@ -266,6 +318,6 @@ def _with_better_mask(b: GraphBuilder, op: AnyAttention) -> Sequence[SSAValue]:
     better, causal = masks.combined(b, dtype)
     if list(better) == mask and causal == op.params["causal"]:
         return ()
-    made = type(op).make(q, k, v, *better, location=b.location, **op.params | {"causal": causal})
+    made = type(op).make(q, k, v, *better, *op.sinks, location=b.location, **op.params | {"causal": causal})
     b.insert(made)
     return made.results

@@ -47,16 +47,10 @@ def _as_rows(b: GraphBuilder, op: Attention) -> SSAValue | None:
     keys, values = _shared(k), _shared(v)
     if rows != 1 or keys is None or values is None or keys.sharing != values.sharing or keys.lead != values.lead:
         return None
-    masks = [_of_rows(b, mask, lead, keys) for mask in op.masks]
-    result = b.attention(
-        b.reshape(q, shape=(*keys.lead, keys.sharing, width)),
-        *(
-            b.reshape(each.source, shape=(*keys.lead, *tensor_of(each.source.type).shape[-2:]))
-            for each in (keys, values)
-        ),
-        *masks,
-        **op.params,
-    )
+    q = b.reshape(q, shape=(*keys.lead, keys.sharing, width))
+    k, v = (b.reshape(x, shape=(*keys.lead, *b.tensor(x).shape[-2:])) for x in (keys.source, values.source))
+    others = [_of_rows(b, each, lead, keys) for each in (*op.masks, *op.sinks)]
+    result = b.attention(q, k, v, *others, **op.params)
     return b.reshape(result, shape=tensor_of(op.results[0].type).shape)
 
 
@@ -86,7 +80,7 @@ def _shared(value: SSAValue) -> _Shared | None:
 
 
 def _of_rows(b: GraphBuilder, mask: SSAValue, lead: list[Size], keys: _Shared) -> SSAValue:
-    """A mask of single queries, for rows."""
+    """A mask of single queries, or their sinks, for rows."""
     while (view := made_by(mask, "graph.broadcast")) is not None:
         mask = view.operands[0]
     shape = tensor_of(mask.type).shape
