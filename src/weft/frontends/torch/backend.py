@@ -80,10 +80,14 @@ def weft_backend(
         name: partial(compile_graph, name=name, config=config, traced_inputs=example_inputs)
         for name in ("forward", "backward", "inference")
     }
+
+    def compile_inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Sequence[Any]]:
+        return shortcut.watched(compilers["inference"](graph, inputs))
+
     backend: Any = aot_autograd(
         fw_compiler=compilers["forward"],
         bw_compiler=compilers["backward"],
-        inference_compiler=lambda *graph: shortcut.watched(compilers["inference"](*graph)),
+        inference_compiler=compile_inference,
         decompositions=decompositions(kind_of(example_inputs)),
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,

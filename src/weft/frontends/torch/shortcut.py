@@ -3,8 +3,8 @@
 AOTAutograd stands between Dynamo and a compiled graph: it leaves out arguments that are given twice, takes subclasses
 apart, makes views again, writes new values back. For most inference graphs there is nothing to do, and passing hundreds
 of weights on takes longer than looking at them. What it does is decided while it traces, so one call tells: if the
-graph got the very objects that Dynamo gave, and Dynamo the very objects that the graph gave, all later calls go straight
-to the graph. That mutated arguments count as changed is the graph's own part (`returning.write_back`).
+graph got the very objects that Dynamo gave, and Dynamo the very objects that the graph gave, later calls go straight to
+the graph. That mutated arguments count as changed is the graph's own part (`returning.write_back`).
 """
 
 # torch leaves some of its functions without types.
@@ -61,7 +61,7 @@ class Shortcut:
 
     def _observed(self, wrapped: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         state = _state()
-        results = wrapped(*arguments)
+        results: Sequence[Any] = wrapped(*arguments)
         seen, self._seen = self._seen, None
         self._is_decided = True
         self.is_taken = (
@@ -70,7 +70,7 @@ class Shortcut:
             and all([type(value) in _PLAIN for value in arguments])
             and state == _state()
             and not torch._C._is_any_autocast_enabled()
-            and isinstance(results, list | tuple)
+            and type(results) in (list, tuple)
             and all([value is None or type(value) in _PLAIN for value in results])
             and _are_same(arguments, seen[0])
             and _are_same(results, seen[1])
