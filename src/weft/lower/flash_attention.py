@@ -86,7 +86,7 @@ class FlashLowering(AttentionLowering):
         self.range = self.masks.range
         self.lowest = minimum(floordiv(self.range.lower, bj), ceildiv(self.keys, bj) - 1)
         self.visited = maximum(ceildiv(self.range.upper, bj), self.lowest + 1)
-        self.before = minimum(ceildiv(self.range.prefix, bj), self.lowest)
+        self.before = minimum(maximum(0, ceildiv(self.range.prefix, bj)), self.lowest)
         self.limit: Size = self.keys
 
     def _attended(self) -> tuple[TileValue, TileValue, TileValue]:
@@ -100,20 +100,18 @@ class FlashLowering(AttentionLowering):
         # A tile of rows that lies within one block of keys meets the diagonal, or the last key, in one block only.
         if not self.masks.kept and not self.masks.local and (not self.causal or bj % bi == 0):
             whole = 1
+        all_blocks = count + self.before
         if self.masks.certain:
             edge = count if start == 0 else minimum(count, maximum(whole, self.visited - start))
             if whole != 1:
                 self._walk("upper", 1, whole, state, self.masks.upper)
             self._walk("whole", whole, edge, state, None)
-            if start != 0:
-                self._walk("lower", edge, count, state, self.masks.lower)
+            if start != 0 or self.before != 0:
+                self._walk("lower", edge, all_blocks, state, self.masks.lower)
         else:
-            self._walk("masked", 1, count, state, self.masks.kept)
+            self._walk("masked", 1, all_blocks, state, self.masks.kept)
         most, total, weights, kept = state
-        found = [most, total, self._summed(weights, kept, self.lowest * bj)]
-        if self.range.prefix != 0:
-            self._walk_prefix(found)
-        most, total, product = found
+        product = self._summed(weights, kept, self._start_of(all_blocks - 1))
         return self._typed(self.emit.math("mul", most, self._constant(self.unit))), total, product
 
     @property
@@ -150,23 +148,21 @@ class FlashLowering(AttentionLowering):
 
     def _walk(self, name: str, lower: Size, upper: Size, state: list[TileValue], masks: Kept | None) -> None:
         with self.emit.loop(f"{name}_block", upper, 1, state, lower) as carried:
-            start = (self.visited - 1 - symbol(f"{name}_block")) * self.sides["j"]
+            start, before = (self._start_of(symbol(f"{name}_block") - back) for back in (0, 1))
             greatest, total, weights, kept = carried
             scores = self._scores_at(start)
-            product = self._summed(weights, kept, start + self.sides["j"])
+            product = self._summed(weights, kept, before)
             most, total, powers, rescale = self._softened(scores, start, greatest, total, masks)
             kept = self._typed(self.emit.math("mul", product, rescale))
             carried[:] = [most, total, self._weights(powers), kept]
 
-    def _walk_prefix(self, state: list[TileValue]) -> None:
-        """The first keys, which are seen beside a range that does not begin with them."""
-        with self.emit.loop("prefix_block", self.before, 1, state) as carried:
-            start = symbol("prefix_block") * self.sides["j"]
-            greatest, total, product = carried
-            scores = self._scores_at(start)
-            most, total, powers, rescale = self._softened(scores, start, greatest, total, self.masks.kept)
-            kept = self._typed(self.emit.math("mul", product, rescale))
-            carried[:] = [most, total, self._summed(self._weights(powers), kept, start)]
+    def _start_of(self, number: Size) -> Size:
+        """The first key of a block: blocks of the range are visited from the last one back, then the first keys'."""
+        block = self.visited - 1 - number
+        if self.before != 0:
+            is_behind = minimum(1, maximum(0, self.lowest - block))
+            block = block - is_behind * (self.lowest - self.before)
+        return block * self.sides["j"]
 
     def _softened(
         self, scores: Value, start: Size, greatest: TileValue, total: TileValue, masks: Kept | None

@@ -15,10 +15,12 @@ from weft.ir.types import boolean, tensor_of
 from weft.lower.evaluate import Source
 from weft.lower.key_ranges import (
     AtMost,
+    Bound,
     Condition,
     Joined,
     KeyRange,
     MaskReader,
+    Rows,
     bound_of,
     narrowed_range,
     whole_range,
@@ -90,7 +92,7 @@ def _edges(lowering: FlashLowering, kept: Kept) -> tuple[Kept, Kept]:
     lowest: list[Size] = []
     room: list[Size] = []
     for mask, condition in kept:
-        bound = bound_of(condition.expr, rows) if isinstance(condition, AtMost) else None
+        bound = _edge_of(condition, rows)
         if bound is None or bound.step == 0:
             return kept, kept
         ends = [bound.limit + bound.slope * (rows.first + place) for place in (0, rows.count - 1)]
@@ -105,6 +107,17 @@ def _edges(lowering: FlashLowering, kept: Kept) -> tuple[Kept, Kept]:
     if all(isinstance(size, int) and size >= 0 for size in (*gaps, *room)):
         return tuple(upper), tuple(lower)
     return kept, kept
+
+
+def _edge_of(condition: Condition | None, rows: Rows) -> Bound | None:
+    """The edge of what a condition lets count, if it is one; first keys may count beside a window."""
+    if isinstance(condition, AtMost):
+        return bound_of(condition.expr, rows)
+    bounds = [_edge_of(each, rows) for each in condition.conditions] if condition is not None else []
+    first = [bound for bound in bounds if bound is not None and bound.step > 0 and bound.slope == 0]
+    windows = [bound for bound in bounds if bound is not None and bound.step < 0]
+    is_either = isinstance(condition, Joined) and condition.kind == "or"
+    return windows[0] if is_either and len(bounds) == 2 and first and windows else None
 
 
 def _told(lowering: FlashLowering) -> list[Size]:

@@ -34,8 +34,8 @@ def window(b: Any, row: SSAValue, key: SSAValue, width: int = 100) -> SSAValue:
     return b.bitwise_and(b.ge(row, key), b.lt(b.sub(row, key), number(b, width)))
 
 
-def window_and_first(b: Any, row: SSAValue, key: SSAValue) -> SSAValue:
-    seen = b.bitwise_or(b.lt(key, number(b, 4)), b.lt(b.sub(row, key), number(b, 100)))
+def window_and_first(b: Any, row: SSAValue, key: SSAValue, width: int = 100, first: int = 4) -> SSAValue:
+    seen = b.bitwise_or(b.lt(key, number(b, first)), b.lt(b.sub(row, key), number(b, width)))
     return b.bitwise_and(b.ge(row, key), seen)
 
 
@@ -126,6 +126,21 @@ def test_the_edges_of_a_wide_window_are_masked_apart(rows: int, keys: int, apart
     assert len(compared) == (3 if apart and not split else 6)  # of the first block, and of loops beyond and before
 
 
+@pytest.mark.parametrize(
+    ("rows", "keys", "width", "first"), [(700, 740, 257, 130), (600, 600, 100, 1), (650, 900, 300, 0)]
+)
+def test_first_keys_are_visited_behind_a_window(rows: int, keys: int, width: int, first: int) -> None:
+    rng = np.random.default_rng(13)
+    arrays = [rng.standard_normal((1, 2, size, 64)).astype(bf16.numpy) for size in (rows, keys, keys)]
+    trial = masked(lambda b, row, key: window_and_first(b, row, key, width, first), rows, keys, op="attention_with_lse")
+    found, _ = run_interpreted(trial, arrays)
+    row, key = np.arange(rows)[:, None], np.arange(keys)[None]
+    seen = (row >= key) & ((row - key < width) | (key < first))
+    wide = [a.astype(np.float64) for a in arrays]
+    expected = REGISTRY["attention"].cls.reference(*wide, seen, causal=False, scale=0.125)
+    assert np.linalg.norm(found.astype(np.float64) - expected) < 4e-3 * np.linalg.norm(expected)
+
+
 def _compares_tiles(op: Any) -> bool:
     return isinstance(op, tile.MapOp) and op.function.data in ("le", "ge") and tile.tile_type(op.out).sizes[0] > 1
 
@@ -136,7 +151,7 @@ def test_blocks_that_no_row_sees_are_skipped() -> None:
     assert copies(masked(window, rows, rows, 128, op="attention_with_lse")) == heads * sum(
         1 + 2 * min(n + 1, 2) for n in range(tiles)
     )
-    with_first = [2 + 2 * min(n + 1, 3) for n in range(tiles)]  # and what stands for values before the first keys
+    with_first = [1 + 2 * min(n + 1, 3) for n in range(tiles)]
     assert copies(masked(window_and_first, rows, rows, 128, op="attention_with_lse")) == heads * sum(with_first)
 
 
@@ -208,5 +223,5 @@ def test_a_mask_in_memory_is_followed_where_it_says_which_keys_are_seen(added: b
     wide = [a.astype(np.float64) for a in arrays]
     expected = REGISTRY["attention"].cls.reference(*wide, mask, causal=False, scale=0.125)
     assert np.linalg.norm(found.astype(np.float64) - expected) < 4e-3 * np.linalg.norm(expected)
-    # Were all of the numbers 0, each tile would have one block to visit, beside what stands for values before a prefix.
-    assert copies(trial, number=-tile.NumberOp.LEAST) == heads * 5 * 4
+    # Were all of the numbers 0, each tile would have one block to visit.
+    assert copies(trial, number=-tile.NumberOp.LEAST) == heads * 5 * 3
