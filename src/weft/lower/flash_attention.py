@@ -22,7 +22,7 @@ from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import SSAValue
 
 from weft.ir.expr import Size, ceildiv, divides, floordiv, maximum, minimum, product, symbol, symbols_of
-from weft.ir.types import bf16, f16, i32, tensor_of
+from weft.ir.types import Tensor, bf16, f16, i32, tensor_of
 from weft.lower.attention import LOG2_E, AttentionLowering
 from weft.lower.blocked import BlockedKernel
 from weft.lower.domain import Run
@@ -30,12 +30,17 @@ from weft.lower.emit import Axis, TileValue
 from weft.lower.evaluate import Source
 from weft.lower.kernels import Kernel
 from weft.lower.key_ranges import AtMost, Condition, Rows, bound_of
+from weft.lower.lowered import Argument, KernelCall, Lowered, lower, whole
 from weft.lower.mask_reading import Kept, read_masks
+from weft.lower.regroup import new_group
 from weft.ops.attention import AnyAttention
 from weft.ops.body import Value
+from weft.ops.layouts import Layout, contiguous
 from weft.tile import dialect as tile
 
 _MOST_WIDTH = 256
+_COUNTED = Tensor(i32, (1,))
+"""What counts programs of different lengths."""
 _MOST_READ_ONCE = 1 << 25
 """Elements of keys that leave the cache first, so that others need not be written back for them."""
 
@@ -57,14 +62,31 @@ def is_flash(op: AnyAttention) -> bool:
 class FlashLowering(AttentionLowering):
     """The construction of one kernel. Blocks of keys are counted from the last that is visited, which is number 0."""
 
+    def lowered(self, inputs: Sequence[Layout]) -> Lowered:
+        """The kernel, and before it one that sets its counter to 0, if it has one."""
+        kernel = self.kernel()
+        found = whole(kernel, len(inputs), len(self.outputs))
+        if kernel.op.counter is None:
+            return found
+        group = new_group([], lambda b: [b.full(value=0, shape=_COUNTED.shape, dtype=_COUNTED.dtype)])
+        (zero,) = lower(group, f"{self.name}_counter", [], [contiguous(_COUNTED)], self.machine).calls
+        place = Argument("scratch", 0)
+        (call,) = found.calls
+        counted = KernelCall(kernel, (*call.arguments, place))
+        return Lowered((KernelCall(zero.kernel, (place,)), counted), (_COUNTED,))
+
     def _emit(self, lead: Sequence[Run]) -> Kernel:
         kernel = BlockedKernel(self.group, self.name, self.layouts, self.outputs, self.domain, parts=True)
         self._place(kernel, lead)
         self._store(kernel, *self._attended())
         programs = product(kernel.frame.grid)
         many = not isinstance(programs, int) or programs >= 2 * self.machine.multiprocessors
-        paired = self.causal and many and len(kernel.frame.grid) == len(lead) + 1
-        return kernel.frame.finish(self.blocks, paired=paired)
+        grows = self.causal and self.range.lower == 0  # the later rows are, the more keys they see
+        paired = grows and many and len(kernel.frame.grid) == len(lead) + 1
+        turns = self.visited - self.lowest + self.before
+        unequal = bool(symbols_of(turns) - set(kernel.frame.symbols))
+        counter = kernel.frame.add_pointer(_COUNTED.dtype) if unequal and many and not paired else None
+        return kernel.frame.finish(self.blocks, paired=paired, counter=counter)
 
     def _place(self, kernel: BlockedKernel, lead: Sequence[Run]) -> None:
         """Say which rows a program has, and which keys these see."""

@@ -10,9 +10,11 @@ import pytest
 from xdsl.ir import SSAValue
 
 from weft.backends.nvidia.compile import annotate, compile_kernels
+from weft.backends.nvidia.drawn_programs import DRAWN
 from weft.backends.nvidia.protocol import Protocol, check
-from weft.backends.nvidia.protocol_events import AsyncCopy
+from weft.backends.nvidia.protocol_events import AsyncCopy, Wait
 from weft.backends.nvidia.roles_protocol import protocol_of
+from weft.backends.nvidia.simulator_memory import SimulationError
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import Tensor, bf16, boolean, f32, i32, i64
 from weft.lower.machine import gpu_machine
@@ -159,10 +161,33 @@ def test_blocks_that_no_row_sees_are_skipped() -> None:
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("width", [64, 128])
 def test_masked_attention_assembles_without_spills(name: str, width: int) -> None:
-    (call,) = masked(MASKS[name], 4096, 4096, width, heads=32).lowered.calls
+    *_, call = masked(MASKS[name], 4096, 4096, width, heads=32).lowered.calls
     found = assemble(compile_kernels({"attention": call.kernel.op}, TARGET).ptx, TARGET.arch)
     assert not found.error and not found.advice
     assert found.kernels["attention"].spilled == 0
+
+
+@pytest.mark.parametrize(("name", "drawn"), [("window", True), ("window_and_first", True), ("every_other", False)])
+def test_many_programs_of_different_lengths_are_drawn(name: str, drawn: bool) -> None:
+    trial = masked(MASKS[name], 2048, 2048, 128, heads=32)
+    *before, call = trial.lowered.calls
+    assert len(before) == len(trial.lowered.scratch) == drawn  # a counter, and what sets it to 0
+    kernel, launch = annotate(call.kernel.op, TARGET)
+    assert launch.persistent
+    loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp) and DRAWN in op.attributes]
+    assert len(loops) == (2 if drawn else 0)  # the producer's and the consumers'
+    assert ("atom.global.inc" in compile_kernels({"attention": call.kernel.op}, TARGET).ptx) == drawn
+    check(protocol_of(kernel, block=3, blocks=100), runs=5)
+
+
+def test_numbers_that_are_not_awaited_are_found() -> None:
+    *_, call = masked(window, 2048, 2048, 128, heads=32).lowered.calls
+    protocol = protocol_of(annotate(call.kernel.op, TARGET)[0], block=3, blocks=100)
+    late = [
+        event for event in protocol.agents["consumer 0"] if not (isinstance(event, Wait) and "number" in event.barrier)
+    ]
+    with pytest.raises(SimulationError):
+        check(Protocol({**protocol.agents, "consumer 0": late}, protocol.barriers), runs=5)
 
 
 def up_to_positions(rows: int, keys: int, batch: int = 2) -> Trial:
