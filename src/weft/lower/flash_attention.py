@@ -129,7 +129,7 @@ class FlashLowering(AttentionLowering):
                 self._walk("upper", 1, whole, state, self.masks.upper)
             self._walk("whole", whole, edge, state, None)
             if start != 0 or self.before != 0:
-                self._walk("lower", edge, all_blocks, state, self.masks.lower)
+                self._walk("lower", edge, all_blocks, state, self.masks.lower, ends=not self.masks.apart)
         else:
             self._walk("masked", 1, all_blocks, state, self.masks.kept)
         most, total, weights, kept = state
@@ -168,13 +168,17 @@ class FlashLowering(AttentionLowering):
         total = self.emit.reduce_axis(powers, "sum", 1, self.dtype)
         return [most, total, self._weights(powers), self._full(0.0, (bi, bn))]
 
-    def _walk(self, name: str, lower: Size, upper: Size, state: list[TileValue], masks: Kept | None) -> None:
+    def _walk(
+        self, name: str, lower: Size, upper: Size, state: list[TileValue], masks: Kept | None, *, ends: bool = True
+    ) -> None:
+        """Visit blocks; `ends` says that the last key that counts for a row may lie in one."""
         with self.emit.loop(f"{name}_block", upper, 1, state, lower) as carried:
             start, before = (self._start_of(symbol(f"{name}_block") - back) for back in (0, 1))
             greatest, total, weights, kept = carried
             scores = self._scores_at(start)
             product = self._summed(weights, kept, before)
-            most, total, powers, rescale = self._softened(scores, start, greatest, total, masks)
+            scores = self._marked(scores, start, masks, ends=ends)
+            most, total, powers, rescale = self._softened(scores, greatest, total, masks)
             kept = self._typed(self.emit.math("mul", product, rescale))
             carried[:] = [most, total, self._weights(powers), kept]
 
@@ -187,11 +191,10 @@ class FlashLowering(AttentionLowering):
         return block * self.sides["j"]
 
     def _softened(
-        self, scores: Value, start: Size, greatest: TileValue, total: TileValue, masks: Kept | None
+        self, scores: Value, greatest: TileValue, total: TileValue, masks: Kept | None
     ) -> tuple[TileValue, TileValue, TileValue, TileValue]:
         """The greatest scores, the sums of powers, the powers of a block, and what earlier sums are to be scaled by."""
         emit = self.emit
-        scores = self._marked(scores, start, masks)
         most = self._typed(emit.math("max", greatest, emit.reduce_axis(scores, "max", 1, self.dtype)))
         base = self._base(most, masks)
         rescale = self._power(emit.math("mul", emit.math("sub", greatest, base), self._constant(self.unit)))
@@ -236,7 +239,7 @@ class FlashLowering(AttentionLowering):
     def _power(self, value: Value) -> TileValue:
         return self.emit.map("exp2", [value], self.dtype, **{tile.FLUSHES: UnitAttr()})
 
-    def _marked(self, scores: Value, start: Size, masks: Kept | None) -> Value:
+    def _marked(self, scores: Value, start: Size, masks: Kept | None, *, ends: bool = True) -> Value:
         """Scores in units of `unit`, with nothing where a key does not count; without masks, all do."""
         emit = self.emit
         self.bases["j"] = start
@@ -250,7 +253,7 @@ class FlashLowering(AttentionLowering):
         for mask, condition in masks:
             holds = self._mask_tile(mask) if condition is None else self._holds(condition)
             scores = emit.where(holds, scores, nothing)
-        if not self.causal and not self._is_cut:
+        if not ends or (not self.causal and not self._is_cut):
             return scores
         return emit.where(emit.math("lt", self._places("j", 0), self._limit()), scores, nothing)
 
