@@ -35,6 +35,7 @@ from weft.lower.mask_reading import Kept, read_masks
 from weft.lower.regroup import new_group
 from weft.ops.attention import AnyAttention
 from weft.ops.body import Value
+from weft.ops.graph import GraphBuilder
 from weft.ops.layouts import Layout, contiguous
 from weft.tile import dialect as tile
 
@@ -43,6 +44,10 @@ _COUNTED = Tensor(i32, (1,))
 """What counts programs of different lengths."""
 _MOST_READ_ONCE = 1 << 25
 """Elements of keys that leave the cache first, so that others need not be written back for them."""
+
+
+def _zeroed(b: GraphBuilder) -> list[SSAValue]:
+    return [b.full(value=0, shape=_COUNTED.shape, dtype=_COUNTED.dtype)]
 
 
 def is_flash(op: AnyAttention) -> bool:
@@ -68,7 +73,7 @@ class FlashLowering(AttentionLowering):
         found = whole(kernel, len(inputs), len(self.outputs))
         if kernel.op.counter is None:
             return found
-        group = new_group([], lambda b: [b.full(value=0, shape=_COUNTED.shape, dtype=_COUNTED.dtype)])
+        group = new_group([], _zeroed)
         (zero,) = lower(group, f"{self.name}_counter", [], [contiguous(_COUNTED)], self.machine).calls
         place = Argument("scratch", 0)
         (call,) = found.calls
