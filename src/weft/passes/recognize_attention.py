@@ -35,8 +35,9 @@ class RecognizeAttention(ModulePass):
     %p = graph.div %e, (graph.sum %e)                               {causal = false, scale = 0.125}
     %o = graph.dot %p, %v
 
-    Masks become booleans, and `causal`, where it can be seen that they are. With `narrow`, only attention over 16-bit
-    floats that were widened for it is taken, and computed on these: tensor cores keep sums in f32 anyway.
+    Masks become booleans, and `causal`, where it can be seen that they are. A further score of each row whose weight is
+    left out, as models learn for each head, becomes an operand. With `narrow`, only attention over 16-bit floats is
+    taken, also where these were widened for it, and computed on these: tensor cores keep sums in f32 anyway.
     """
 
     name: ClassVar[str] = "recognize_attention"
@@ -89,7 +90,7 @@ def _recognized(b: GraphBuilder, product: Dot, *, narrow: bool) -> SSAValue | No
     if softmax is None:
         return None
     ops += softmax.ops
-    masks = Masks(tensor_of(softmax.scores.type).shape, softmax.safe)
+    masks = Masks(tensor_of(softmax.scores.type).shape, softmax.safe, hides=bool(softmax.sinks))
     scale, softcap = 1.0, 0.0
     value = softmax.scores
     while step := made_by(value, *_STEPS):
