@@ -15,6 +15,7 @@ turn ahead: then the memory is always busy.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from xdsl.dialects.builtin import IntegerAttr, StringAttr, UnitAttr, i64
 from xdsl.ir import Block, Operation, OpResult, SSAValue
@@ -29,6 +30,7 @@ from weft.backends.nvidia.mma import (
     PACKED,
     RAW,
     ROWS,
+    SPREAD,
     Fragments,
     MmaOp,
     PackOp,
@@ -43,7 +45,7 @@ from weft.ops.quantized import FORMS
 from weft.tile import dialect as tile
 from weft.tile import written
 
-_MOST_WARPS, _WARPS, _MOST_COLUMNS = 16, 4, 32
+_MOST_WARPS, _WARPS, _MOST_COLUMNS, _MOST_APART = 16, 4, 32, 2
 _VECTOR = 8
 """Neighbours of 16 bits that an access of memory brings."""
 _ROOM, _LESS_ROOM, _FEW_PARTS = 28, 20, 4
@@ -139,11 +141,13 @@ def _share_depth(dots: Sequence[tile.DotOp], loop: tile.ForOp | bool | None, war
     m, n, k = _sides(dots[0])
     along = 1
     widest = _widest(dots[0])
-    least = DEPTH if warps else max(widest * 4, READ[128 // widest] // n)
+    given = DEPTH if widest == _VECTOR else widest * 4
+    least = given if warps else max(widest * 4, READ[128 // widest] // n)
     while along < (warps or _MOST_WARPS) and k % (along * 2 * least) == 0:
         along *= 2
     shared = _spread(m, n, along, max(warps // along, 1))
     fragments = Fragments(m, n, k, shared, widest)
+    fragments = replace(fragments, apart=_is_apart(dots[0], fragments))
     outer = loop if isinstance(loop, tile.ForOp) else None
     before: Operation = outer or dots[0]
     block = before.parent_block()
@@ -156,7 +160,7 @@ def _share_depth(dots: Sequence[tile.DotOp], loop: tile.ForOp | bool | None, war
         totals, old = [_multiply(dot, fragments, None).out], [dot.out]
     for total, sum_ in zip(totals, old, strict=True):
         following: list[Operation] = []
-        if along > 1:
+        if along > 1 or fragments.apart:
             attributes = {"kind": StringAttr("sum"), "axis": IntegerAttr(0, i64)}
             type_ = tile.TileType.of((1, m, n), f32)
             following.append(tile.ReduceOp.create(operands=[total], attributes=attributes, result_types=[type_]))
@@ -165,6 +169,13 @@ def _share_depth(dots: Sequence[tile.DotOp], loop: tile.ForOp | bool | None, war
         sum_.replace_all_uses_with(following[-1].results[0] if following else total)
     _drop([before] if outer is not None else _with_operands(dots[0]))
     return shared.count
+
+
+def _is_apart(dot: tile.DotOp, fragments: Fragments) -> bool:
+    """Whether lanes can sum up what they hold along K: of one row or two of memory, and whole words of codes."""
+    codes, rows = dot.b.owner, dot.a.owner
+    fits = fragments.m <= _MOST_APART and fragments.vector == fragments.widest and _is_along(rows, 1, dot.parent_block())
+    return isinstance(codes, tile.DequantizeOp) and fits
 
 
 def _summed_by_warps(outer: tile.ForOp, fragments: Fragments, count: int) -> tile.ForOp:
@@ -270,6 +281,8 @@ def _multiply(
         "warps": to_attribute((warps.m, warps.n, warps.k, warps.same)),
         "widest": IntegerAttr(fragments.widest, i64),
     }
+    if fragments.apart:
+        made.attributes["apart"] = a.owner.attributes[SPREAD] = UnitAttr()
     set_layouts(made, [layout])
     block.insert_op_before(made, dot)
     return made
@@ -280,7 +293,7 @@ def _operand(dot: tile.DotOp, value: SSAValue, axis: int, layout: Layout, dtype:
     assert isinstance(value, OpResult)
     block = dot.parent_block()
     assert block is not None
-    if isinstance(value.op, tile.LoadOp) and value.op.strides.data[axis] == 1 and value.op.parent is block:
+    if _is_along(value.op, axis, block):
         made: Operation = value.op.clone()
         made.attributes[PACKED] = UnitAttr()
         if ahead:
@@ -291,6 +304,11 @@ def _operand(dot: tile.DotOp, value: SSAValue, axis: int, layout: Layout, dtype:
     set_layouts(made, [layout])
     block.insert_op_before(made, dot)
     return made.results[0]
+
+
+def _is_along(op: Operation | Block, axis: int, block: Block | None) -> bool:
+    """Whether a product's block loads an operand that lies along an axis."""
+    return isinstance(op, tile.LoadOp) and op.strides.data[axis] == 1 and op.parent is block
 
 
 def _decoded(dot: tile.DotOp, op: tile.DequantizeOp, fragments: Fragments, *, ahead: bool) -> SSAValue:
