@@ -28,12 +28,12 @@ from weft.backends.nvidia.elements import emit_elements, emit_position
 from weft.backends.nvidia.exponentials import emit_added_exponentials, emit_exponentials
 from weft.backends.nvidia.extents import ConvertedLimits
 from weft.backends.nvidia.global_memory import narrowed_to
-from weft.backends.nvidia.held_rows import HeldParts, HeldRows, bring_rows, held_in
+from weft.backends.nvidia.held_rows import bring_rows, held_in
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.join_moments import MomentsOp
 from weft.backends.nvidia.layouts import WARP, Layout, picked
 from weft.backends.nvidia.loops import loop_with
-from weft.backends.nvidia.mma import AHEAD, HELD, MmaOp, PackOp, SqueezeOp, multiply
+from weft.backends.nvidia.mma import AHEAD, MmaOp, PackOp, SqueezeOp, multiply
 from weft.backends.nvidia.plain_dot import emit_plain_dot
 from weft.backends.nvidia.reductions import emit_reduce
 from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
@@ -41,7 +41,7 @@ from weft.backends.nvidia.row_roles import emit_streaming
 from weft.backends.nvidia.staged_copies import emit_staged
 from weft.backends.nvidia.streaming import CopyOp, CopyRowsOp, ReadOp, StreamOp, WaitKeptOp
 from weft.backends.nvidia.strided_memory import emit_load, emit_pack, emit_store
-from weft.backends.nvidia.sums_apart import multiply_apart, reads_alone
+from weft.backends.nvidia.sums_apart import multiply_apart
 from weft.backends.nvidia.written import emit_written
 from weft.backends.nvidia.written_layouts import scalar_layout
 from weft.ir.attributes import from_attribute
@@ -273,14 +273,7 @@ class KernelCodegen:
         if isinstance(codes, tile.DequantizeOp):
             decoder = Decoder(self, codes)
             if fragments.apart:
-                held = HeldRows.of(op) if HELD in op.a.owner.attributes else None  # type: ignore[union-attr]
-                parts = None if held is None else HeldParts(self, held, reads_alone(self.b, self.threads.lane))
-
-                def rows(first: int, count: int) -> Sequence[V]:
-                    return decoder.ordered(left[first : first + count])
-
-                x_of, sum_of = (rows, None) if parts is None else (parts.words, parts.sum)
-                self.tiles[op.out] = multiply_apart(self.b, fragments, x_of, sum_of, decoder, sums, op.dtype.data)
+                self.tiles[op.out] = multiply_apart(self, op, decoder, sums)
                 return
             left = decoder.ordered(left)
 

@@ -14,6 +14,7 @@ lie the sums of what shares a factor, and zeros for the lanes that have nothing 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ from weft.backends.nvidia.dialect import integer, set_integer
 from weft.backends.nvidia.global_memory import load_words
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.math import asm
-from weft.backends.nvidia.mma import HELD, LANES, SPREAD, MmaOp
+from weft.backends.nvidia.mma import HELD, LANES, SPREAD, MmaOp, reads_alone
 from weft.ir.expr import coefficient_of, evaluate, symbols_of
 from weft.ops.quantized import FORMS
 from weft.tile import dialect as tile
@@ -63,8 +64,9 @@ class HeldRows:
         lower, turns, step = loop.bounds.data
         if lower != 0 or step != 1 or not isinstance(turns, int) or turns < 2 or load.parent is not loop.block:
             return None
-        inner = [number for number, index in enumerate(load.indices) if index.owner is loop.block]
-        computed = any(isinstance(index.owner, Operation) and index.owner.parent is loop.block for index in load.indices)
+        owners = [index.owner for index in load.indices]
+        inner = [number for number, owner in enumerate(owners) if owner is loop.block]
+        computed = any(isinstance(owner, Operation) and owner.parent is loop.block for owner in owners)
         rows, depth = load.extents.data
         if len(inner) != 1 or computed or rows != op.fragments.m or not symbols_of(depth) <= {name := f"d{inner[0]}"}:
             return None
@@ -178,7 +180,7 @@ def _store_sum(
 class HeldParts:
     """What a lane reads of held rows in a turn of a loop."""
 
-    def __init__(self, codegen: KernelCodegen, held: HeldRows, reads: V) -> None:
+    def __init__(self, codegen: KernelCodegen, held: HeldRows) -> None:
         b, fragments = codegen.b, held.op.fragments
         self.codegen, self.held, lane = codegen, held, codegen.threads.lane
         start = _start(codegen, held)
@@ -190,9 +192,9 @@ class HeldParts:
         member = b.binary("and", lane, i32(LANES - 1))
         row = b.binary("and", b.binary("lshr", lane, i32(2)), i32(1)) if fragments.m > 1 else i32(0)
         place = b.add(b.mul(b.add(b.mul(row, i32(held.total)), first), i32(2)), b.mul(member, i32(WIDEST)))
-        self.rows = b.add(start, b.select(reads, place, i32(held.zeros)))
+        self.rows = b.add(start, b.select(reads_alone(b, lane), place, i32(held.zeros)))
         run = b.add(b.binary("udiv", first, i32(held.run)), b.mul(member, i32(fragments.vector // held.run)))
-        self.sums = b.add(b.add(start, i32(held.sums)), b.mul(run, i32(4)))
+        self.first_sum = b.add(b.add(start, i32(held.sums)), b.mul(run, i32(4)))
 
     def words(self, first: int, count: int) -> list[V]:
         """So many words from one on, in the order of codes."""
@@ -204,23 +206,26 @@ class HeldParts:
             words += load_words(self.codegen.b, self.rows, 2, _CHUNK, None, "shared", ahead)
         return words
 
-    def sum(self, first: int, row: int) -> V:
-        """The sum of the run that begins with a word."""
+    def sums(self, first: int, x: Sequence[V]) -> list[V]:
+        """The sums of the run that begins with a word, for each row."""
         held, fragments = self.held, self.held.op.fragments
         chunk, part = divmod(2 * first, fragments.vector)
-        place = (chunk * LANES * fragments.vector + part) // held.run + row * (held.total // held.run)
-        text = f"ld.shared.f32 $0, [$1+{4 * place}];"
-        return asm(self.codegen.b, "float", text, "=f,r", self.sums, pure=False)
+        place = (chunk * LANES * fragments.vector + part) // held.run
+        places = [4 * (place + row * (held.total // held.run)) for row in range(fragments.m)]
+        texts = [f"ld.shared.f32 $0, [$1+{each}];" for each in places]
+        return [asm(self.codegen.b, "float", text, "=f,r", self.first_sum, pure=False) for text in texts]
 
 
 def held_in(loop: tile.ForOp) -> HeldRows | None:
     """The held rows that a loop reads itself."""
-    products = [op for op in loop.block.ops if isinstance(op, MmaOp) and HELD in _attributes(op.a.owner)]
-    return HeldRows.of(products[0]) if products else None
+    products = [op for op in loop.block.ops if isinstance(op, MmaOp)]
+    return next((held for op in products if (held := held_by(op)) is not None), None)
 
 
-def _attributes(owner: object) -> dict[str, object]:
-    return dict(owner.attributes) if isinstance(owner, Operation) else {}
+def held_by(op: MmaOp) -> HeldRows | None:
+    """The rows of a product, if they are held."""
+    load = op.a.owner
+    return HeldRows.of(op) if isinstance(load, tile.LoadOp) and HELD in load.attributes else None
 
 
 def _start(codegen: KernelCodegen, held: HeldRows) -> V:

@@ -7,8 +7,8 @@ the same to the sum as long as both operands agree. So a lane holds 8 neighbours
 two instructions take them in turn: operands come straight from memory, and nothing passes between threads.
 
 Of up to 8 rows and weights of few bits, these take the place of the 16 rows and the rows that of the 8 columns: `c` is
-then *turned*, and half as many instructions are left. Weights of 16 bits leave the tensor cores time enough. Of one row or
-two there are columns to spare, and what each lane holds along K is summed up *apart* (`sums_apart`).
+then *turned*, and half as many instructions are left. Weights of 16 bits leave the tensor cores time enough. Of one row
+or two there are columns to spare, and what each lane holds along K is summed up *apart* (`sums_apart`).
 
 Operands are *packed*: a register holds two neighbours along K. Where a tile is too small for all warps of a block, they
 share its K, and the product has one more axis in front, along which what they have is then summed up.
@@ -48,8 +48,8 @@ PACKED, AHEAD, RAW = "nvidia.packed", "nvidia.ahead", "nvidia.raw"
 """On a load: its registers hold 4 bytes of neighbours each; it is made a turn of its loop before its tile is used; its
 registers hold elements as memory does."""
 SPREAD = "nvidia.spread"
-"""On the load of one row or two: of the lanes that hold the same, one reads it, whose column nobody else has; the others
-have zeros."""
+"""On the load of one row or two: of the lanes that hold the same, one reads it, whose column nobody else has; the
+others have zeros."""
 HELD = "nvidia.held"
 """On such a load: the place in shared memory where the block has all of its rows (`held_rows`)."""
 AGAIN = "nvidia.again"
@@ -60,7 +60,8 @@ AGAIN = "nvidia.again"
 class MmaOp(IRDLOperation):
     """`a @ b` plus the accumulator, by the tensor cores from registers; a and b are packed.
 
-    Where warps share K, the result is [warps along K, M, N]: what each of them has; `apart`, what four lanes of each have.
+    Where warps share K, the result is [warps along K, M, N]: what each of them has; `apart`, what four lanes of each
+    have.
     """
 
     name = "nvidia.mma"
@@ -257,6 +258,11 @@ def _shared(mode: Mode, group: int) -> list[Mode]:
 
 def _real(modes: Sequence[Mode]) -> tuple[Mode, ...]:
     return tuple(mode for mode in modes if mode.size > 1)
+
+
+def reads_alone(b: Function, lane: V) -> V:
+    """Whether a lane is the one that reads, of those which hold the same part of a row."""
+    return b.icmp("eq", b.binary("lshr", lane, i32(3)), b.binary("and", lane, i32(LANES - 1)))
 
 
 Right: TypeAlias = Callable[[int, int, int, int], Sequence[V]]

@@ -118,10 +118,10 @@ def _weights(kernel: tile.KernelOp) -> list[_Weights]:
 
 
 def _loads(multiply: MmaOp) -> list[tile.LoadOp]:
-    """What is read of a product's weights: these, or their codes and factors, if they are widened as fast as they come."""
+    """What is read of a product's weights: these, or codes and factors that are widened as fast as they come."""
     made = multiply.b.owner
     coded = isinstance(made, tile.DequantizeOp) and multiply.apart is not None
-    owners = [value.owner for value in made.operands] if coded else [made]
+    owners = [value.owner for value in made.operands] if coded and isinstance(made, Operation) else [made]
     loads = [op for op in owners if isinstance(op, tile.LoadOp) and (PACKED in op.attributes or RAW in op.attributes)]
     return loads if len(loads) == len(owners) else []
 

@@ -13,10 +13,9 @@ from weft.backends.nvidia.block import i32, wide
 from weft.backends.nvidia.dialect import layout_of, layouts_of
 from weft.backends.nvidia.global_memory import ONCE, joined, load_chunk, load_raw, load_words, pair, store_chunk
 from weft.backends.nvidia.layouts import Layout, picked
-from weft.backends.nvidia.mma import AGAIN, AHEAD, HELD, PACKED, RAW, SPREAD, PackOp
+from weft.backends.nvidia.mma import AGAIN, AHEAD, HELD, PACKED, RAW, SPREAD, PackOp, reads_alone
 from weft.backends.nvidia.piece_stores import store_in_pieces
 from weft.backends.nvidia.shifted_memory import Chunk, load_shifted, store_shifted
-from weft.backends.nvidia.sums_apart import reads_alone
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:

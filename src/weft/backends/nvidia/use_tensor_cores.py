@@ -173,9 +173,9 @@ def _share_depth(dots: Sequence[tile.DotOp], loop: tile.ForOp | bool | None, war
 
 def _is_apart(dot: tile.DotOp, fragments: Fragments) -> bool:
     """Whether lanes can sum up what they hold along K: of one row or two of memory, and whole words of codes."""
-    codes, rows = dot.b.owner, dot.a.owner
-    fits = fragments.m <= _MOST_APART and fragments.vector == fragments.widest and _is_along(rows, 1, dot.parent_block())
-    return isinstance(codes, tile.DequantizeOp) and fits
+    along = _is_along(dot.a.owner, 1, dot.parent_block())
+    whole = fragments.vector == fragments.widest
+    return isinstance(dot.b.owner, tile.DequantizeOp) and fragments.m <= _MOST_APART and along and whole
 
 
 def _summed_by_warps(outer: tile.ForOp, fragments: Fragments, count: int) -> tile.ForOp:
@@ -266,7 +266,7 @@ def _multiply(
     assert block is not None
     dtype = narrow_type(dot)
     assert dtype is not None
-    a = left or _operand(dot, dot.a, 1, fragments.left(), dtype, ahead=False)
+    a = left or _operand(dot, dot.a, 1, fragments.left(), dtype, ahead=False, spread=fragments.apart)
     codes = dot.b.owner
     if isinstance(codes, tile.DequantizeOp):
         b = _decoded(dot, codes, fragments, ahead=ahead)
@@ -282,22 +282,30 @@ def _multiply(
         "widest": IntegerAttr(fragments.widest, i64),
     }
     if fragments.apart:
-        made.attributes["apart"] = a.owner.attributes[SPREAD] = UnitAttr()
+        made.attributes["apart"] = UnitAttr()
     set_layouts(made, [layout])
     block.insert_op_before(made, dot)
     return made
 
 
-def _operand(dot: tile.DotOp, value: SSAValue, axis: int, layout: Layout, dtype: DType, *, ahead: bool) -> SSAValue:
+def _operand(
+    dot: tile.DotOp,
+    value: SSAValue,
+    axis: int,
+    layout: Layout,
+    dtype: DType,
+    *,
+    ahead: bool,
+    spread: bool = False,
+) -> SSAValue:
     """An operand packed: as memory has it, where it runs along K, or else from what threads have."""
     assert isinstance(value, OpResult)
     block = dot.parent_block()
     assert block is not None
     if _is_along(value.op, axis, block):
         made: Operation = value.op.clone()
-        made.attributes[PACKED] = UnitAttr()
-        if ahead:
-            made.attributes[AHEAD] = UnitAttr()
+        marks = {PACKED: True, AHEAD: ahead, SPREAD: spread}
+        made.attributes |= {name: UnitAttr() for name, given in marks.items() if given}
     else:
         attributes = {"dtype": StringAttr(dtype.name)}
         made = PackOp.create(operands=[value], attributes=attributes, result_types=[value.type])
