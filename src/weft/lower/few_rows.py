@@ -19,8 +19,6 @@ _PIECE = 8192
 """Weights that it brings at a time, for eight warps."""
 _AT_ONCE, _AGAIN = 2, 0.6
 """Programs that a multiprocessor then has at once, and what a row of the other operand costs beside one of weights."""
-_MOST_APART = 2
-"""Rows of the other operand up to which weights of few bits are multiplied as fast as they come."""
 _COLUMNS, _WARPS = (16, 8, 32), (4, 8, 16, 2)
 READ = {16: 1024, 8: 2048, 4: 4096}
 """Weights of so many bits that a warp reads at a time: of 16 rows a line of memory each."""
@@ -43,8 +41,8 @@ def choose_streaming_tiles(
     read, rows = READ[bits], ceil(m / 8) * 16 / bits
     if not isinstance(n, int) or not isinstance(k, int) or not isinstance(batch, int):
         columns, warps = _COLUMNS[0], _WARPS[0]
-    elif machine.brings_rows and (columns := _brought(m, n, k, batch, machine, bits, products)):
-        return m, columns, _piece(bits, products) // columns
+    elif bits == 16 and machine.brings_rows and (columns := _brought(m, n, k, batch, machine, products)):
+        return m, columns, _PIECE // products // columns
     else:
         choices = [(c, w) for w in _WARPS for c in _COLUMNS if w * read // c < 2 * k or w == _WARPS[0]]
         columns, warps = min(choices, key=lambda c: _cost(rows, *c, batch * ceil(n / c[0]) / machine.multiprocessors))
@@ -56,12 +54,7 @@ def choose_streaming_tiles(
     return m, 1 if n == 1 else columns, 1 if k == 1 else depth
 
 
-def _piece(bits: int, products: int) -> int:
-    """Weights that it brings of each product at a time."""
-    return _PIECE * 16 // bits // products
-
-
-def _brought(m: int, n: int, k: int, batch: int, machine: Machine, bits: int, products: int) -> int:
+def _brought(m: int, n: int, k: int, batch: int, machine: Machine, products: int) -> int:
     """How many rows of weights a copy engine brings to one program; 0 if it has no whole pieces of them, or too few.
 
     Programs run in waves, and each reads the other operand too: from near, and one row of it stays nearest.
@@ -71,11 +64,8 @@ def _brought(m: int, n: int, k: int, batch: int, machine: Machine, bits: int, pr
         waves = ceil(batch * ceil(n / columns) / (_AT_ONCE * machine.multiprocessors))
         return waves * (columns * products + _AGAIN * (m - 1))
 
-    if (bits < 16 and m > _MOST_APART) or batch * n * k * bits // 8 * products < LEAST_BROUGHT:
-        return 0
-    fewest = min(_COLUMNS) if bits == 16 else _COLUMNS[0]
-    choices = [columns for columns in sorted(_COLUMNS) if columns >= fewest]
-    return min((c for c in choices if k % (_piece(bits, products) // c) == 0), key=cost, default=0)
+    whole = [columns for columns in sorted(_COLUMNS) if k % (_PIECE // products // columns) == 0]
+    return min(whole, key=cost, default=0) if batch * n * k * 2 * products >= LEAST_BROUGHT else 0
 
 
 def _cost(rows: float, columns: int, warps: int, programs: float) -> float:

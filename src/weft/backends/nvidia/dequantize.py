@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from xdsl.ir import Block, Operation
 
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.alignment import pointer_dtype
@@ -24,7 +23,6 @@ from weft.backends.nvidia.block import i32
 from weft.backends.nvidia.dialect import layout_of
 from weft.backends.nvidia.global_memory import joined, pair
 from weft.backends.nvidia.math import asm
-from weft.backends.nvidia.streaming import PieceType, ReadOp
 from weft.ir.attributes import from_attribute
 from weft.ir.types import DType, bf16, f8e4m3, f16, u8
 from weft.ops.quantized import FORMS
@@ -55,7 +53,7 @@ class Decoder:
         dtype = from_attribute(op.dtype)
         assert isinstance(dtype, DType)
         self.dtype = dtype
-        self.memory = [_memory_dtype(codegen, factor.owner) for factor in op.factors]
+        self.memory = [pointer_dtype(f.owner) for f in op.factors if isinstance(f.owner, tile.LoadOp)]
         narrow = (bf16, f8e4m3, u8) if dtype == bf16 else (f16, f8e4m3)
         # The product of a code and such a factor is rounded once: two at a time, or else each by itself in f32.
         self.narrow = self.memory[:1] != [] and self.memory[0] in narrow
@@ -163,16 +161,6 @@ def in_order(b: Function, words: Sequence[V], bits: int) -> list[V]:
     return result
 
 
-def _memory_dtype(codegen: KernelCodegen, op: Operation | Block) -> DType:
-    """The type that memory, or what was brought from it, has of a tile."""
-    if isinstance(op, ReadOp):
-        piece = codegen.rings[0].slots[op.slot.value.data]
-        assert isinstance(piece, PieceType)
-        return piece.dtype
-    assert isinstance(op, tile.LoadOp)
-    return pointer_dtype(op)
-
-
 def _widened(codegen: KernelCodegen, raw: V, memory: DType) -> V:
     """A factor as a float."""
     b = codegen.b
@@ -203,7 +191,7 @@ def _decoded(codegen: KernelCodegen, word: V, form: str, dtype: str, zero: V | N
             found = _digits_of_int4(b, word, dtype)
             return [_fma(b, digits, _both(ONE[dtype]), offset, dtype) for digits in found]
         case "e2m1":
-            return [_lifted(b, word, 4 * place, dtype) for place in range(_APART)]
+            return [_lifted(b, part, low, dtype) for part in (word, _shifted(b, word, -8)) for low in (0, 4)]
         case "int8":
             return _of_int8(b, word, dtype)
         case _:
@@ -218,11 +206,19 @@ def _digits_of_int4(b: Function, word: V, dtype: str) -> list[V]:
 
 
 def _lifted(b: Function, word: V, low: int, dtype: str) -> V:
-    """Two floats of 4 bits, the first of which begins at a bit of a word."""
+    """Two floats of 4 bits, the first of which begins at a bit of a word, one of the first 8 of its half.
+
+    A product puts them in two places at once, one of which has the sign where it belongs, the other all else: products
+    and masks are done by different units. Those of f16 would overlap, and are shifted twice.
+    """
     digit = _DIGIT[dtype]
-    sign = b.binary("and", _shifted(b, word, 12 - low), _both(0x8000))
-    rest = b.binary("and", _shifted(b, word, digit - low), _both(7 << digit))
-    return _fma(b, b.binary("or", sign, rest), _both(_LIFT[dtype]), 0x8000, dtype)
+    left, whole = (12 - low, digit - low), _both(0x8000 | 7 << digit)
+    if digit + 4 <= 12:
+        moved = b.mul(b.binary("and", word, _both(15 << low)), i32(1 << left[0] | 1 << left[1]))
+    else:
+        sign, rest = (_shifted(b, word, each) for each in left)
+        moved = b.binary("or", b.binary("and", sign, _both(0x8000)), b.binary("and", rest, _both(7 << digit)))
+    return _fma(b, b.binary("and", moved, whole), _both(_LIFT[dtype]), 0x8000, dtype)
 
 
 def _of_int8(b: Function, word: V, dtype: str) -> list[V]:

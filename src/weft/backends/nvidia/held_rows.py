@@ -62,7 +62,7 @@ class HeldRows:
         if not isinstance(load, tile.LoadOp) or SPREAD not in load.attributes or not isinstance(loop, tile.ForOp):
             return None
         lower, turns, step = loop.bounds.data
-        if lower != 0 or step != 1 or not isinstance(turns, int) or turns < 2 or load.parent is not loop.block:
+        if lower != 0 or step != 1 or not isinstance(turns, int) or turns < 1 or load.parent is not loop.block:
             return None
         owners = [index.owner for index in load.indices]
         inner = [number for number, owner in enumerate(owners) if owner is loop.block]

@@ -27,9 +27,8 @@ from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp
 from weft.backends.nvidia.dialect import LAYOUTS, RESIDENT, WARPS, set_integer
 from weft.backends.nvidia.early_start import is_fixed
 from weft.backends.nvidia.fold_views import fold_views
-from weft.backends.nvidia.held_rows import hold_rows
 from weft.backends.nvidia.layouts import WARP
-from weft.backends.nvidia.mma import AGAIN, AHEAD, HELD, PACKED, RAW, MmaOp
+from weft.backends.nvidia.mma import AGAIN, AHEAD, PACKED, MmaOp
 from weft.backends.nvidia.pipeline_rows import Streamed, programs_of
 from weft.backends.nvidia.shared_memory import shared_bytes
 from weft.backends.nvidia.streaming import ALIGNMENT, CopyRowsOp, PieceType, ReadOp, StreamOp
@@ -82,25 +81,16 @@ def pipeline_weights(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | 
         return None
     assign_layouts(copy)
     largest = max(_up(shared_bytes(op)) for op in copy.walk())
-    held = hold_rows(copy, 0) if _same_rows(copy) else 0
-    room = target.shared_per_block // _RESIDENT - _RESERVED - 2 * largest - 4 * ALIGNMENT - held
+    room = target.shared_per_block // _RESIDENT - _RESERVED - 2 * largest - 4 * ALIGNMENT
     stage = sum(each.piece.bytes for each in weights)
     stages = room // (stage + 16)
     if stages < _LEAST_STAGES:
         return None
     threads = WARP * (_WARPS + 1)
-    ring = _up(stages * (stage + 16)) + 2 * _up(16)
-    if held:
-        hold_rows(copy, ring)
     _split(copy, weights, stages)
     set_integer(copy, RESIDENT, _RESIDENT)
-    return Streamed(copy, threads, ring + held, 1)
-
-
-def _same_rows(kernel: tile.KernelOp) -> bool:
-    """Whether all programs multiply the same rows: where these are depends on the turn alone."""
-    loads = [op.a.owner for op in kernel.walk() if isinstance(op, MmaOp)]
-    return all(isinstance(load, tile.LoadOp) and len(load.indices) == 1 for load in loads)
+    ring = _up(stages * (stage + 16)) + 2 * _up(16)
+    return Streamed(copy, threads, ring, 1)
 
 
 def _up(size: int) -> int:
@@ -110,30 +100,21 @@ def _up(size: int) -> int:
 def _weights(kernel: tile.KernelOp) -> list[_Weights]:
     """The loads, one for each product, that the copy engine brings instead; none if it cannot."""
     products = [op for op in kernel.walk() if isinstance(op, MmaOp)]
+    found = [_weights_of(each) for each in products]
     loops = {each.parent_op() for each in products}
-    found = [_weights_of(load) for each in products for load in _loads(each)]
-    fits = all(each.fragments.warps.k == _WARPS and _loads(each) for each in products) and len(loops) == 1
-    large = sum(each.piece.elements * each.piece.dtype.bytes for each in found if each) >= _LEAST_BYTES * len(products)
-    return [each for each in found if each is not None] if fits and large and None not in found else []
+    return [each for each in found if each is not None] if None not in found and len(loops) == 1 else []
 
 
-def _loads(multiply: MmaOp) -> list[tile.LoadOp]:
-    """What is read of a product's weights: these, or codes and factors that are widened as fast as they come."""
-    made = multiply.b.owner
-    coded = isinstance(made, tile.DequantizeOp) and multiply.apart is not None
-    owners = [value.owner for value in made.operands] if coded and isinstance(made, Operation) else [made]
-    loads = [op for op in owners if isinstance(op, tile.LoadOp) and (PACKED in op.attributes or RAW in op.attributes)]
-    return loads if len(loads) == len(owners) else []
-
-
-def _weights_of(load: tile.LoadOp) -> _Weights | None:
-    loop = load.parent_op()
-    if not isinstance(loop, tile.ForOp):
+def _weights_of(multiply: MmaOp) -> _Weights | None:
+    loop, load = multiply.parent_op(), multiply.b.owner
+    if multiply.fragments.warps.k != _WARPS or not isinstance(loop, tile.ForOp):
+        return None
+    if not isinstance(load, tile.LoadOp) or PACKED not in load.attributes:
         return None
     (length, rows), size = tile.tile_type(load.out).sizes, pointer_dtype(load).bytes
     steps = [divisor_of(each, load.indices) * size for each in (load.offset.data[0], load.strides.data[1])]
     whole = load.extents.data[0] == length and load.strides.data[0] == 1 and load.out.has_one_use()
-    if not whole or any(step % WIDEST for step in (*steps, length * size)):
+    if not whole or any(step % WIDEST for step in steps) or length * rows * size < _LEAST_BYTES:
         return None
     pitch = length + _APART // size
     piece = PieceType.of(length * rows, length * rows, pitch * rows, pointer_dtype(load))
@@ -223,18 +204,17 @@ def _copy(weights: _Weights, slot: int, known: dict[SSAValue, SSAValue]) -> Copy
 def _take(programs: Block, weights: list[_Weights]) -> None:
     """In the consumers' copy of the loop along K, read slots instead of memory, and the other operand a turn ahead."""
     products = [op for op in programs.walk() if isinstance(op, MmaOp)]
-    loads = [load for multiply in products for load in _loads(multiply)]
-    block = products[0].parent
-    assert block is not None
-    for multiply in products:
-        rows = multiply.a.owner
-        if isinstance(rows, tile.LoadOp) and rows.parent is block and HELD not in rows.attributes:
-            rows.attributes |= {AHEAD: UnitAttr(), AGAIN: UnitAttr()}
-    for slot, (load, each) in enumerate(zip(loads, weights, strict=True)):
+    for slot, (multiply, each) in enumerate(zip(products, weights, strict=True)):
+        load = multiply.b.owner
+        assert isinstance(load, tile.LoadOp) and load.parent is not None
         read = ReadOp.make(slot, tile.Sizes((1, each.pitch)), load.out.type)
-        read.attributes |= {name: load.attributes[name] for name in (LAYOUTS, PACKED, RAW) if name in load.attributes}
-        block.insert_ops_before([read] if slot else [WaitOp.of(), read], load)
+        read.attributes |= {LAYOUTS: load.attributes[LAYOUTS], PACKED: UnitAttr()}
+        load.parent.insert_ops_before([read] if slot else [WaitOp.of(), read], load)
+        if multiply is products[-1]:
+            load.parent.insert_op_after(ReleaseOp.of(), multiply)
+        rows = multiply.a.owner
+        if isinstance(rows, tile.LoadOp) and rows.parent is load.parent:
+            rows.attributes |= {AHEAD: UnitAttr(), AGAIN: UnitAttr()}
         load.out.replace_all_uses_with(read.out)
         load.detach()
         load.erase()
-    block.insert_op_after(ReleaseOp.of(), products[-1])

@@ -14,9 +14,8 @@ from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.dialect import layout_of
 from weft.backends.nvidia.early_start import wait_for_kernel
 from weft.backends.nvidia.global_memory import load_chunk, load_words
-from weft.backends.nvidia.held_rows import bring_rows, held_in
 from weft.backends.nvidia.layouts import WARP, Layout
-from weft.backends.nvidia.mma import PACKED, RAW
+from weft.backends.nvidia.mma import PACKED
 from weft.backends.nvidia.roles import Ring, expect, wait_for
 from weft.backends.nvidia.shifted_memory import Chunk, load_shifted
 from weft.backends.nvidia.streaming import ALIGNMENT, CopyOp, CopyRowsOp, PieceType, ReadOp, StreamOp, WaitKeptOp
@@ -88,9 +87,6 @@ def _emit_roles(codegen: KernelCodegen, op: StreamOp) -> None:
     codegen.threads.prepare([*codegen.layouts, *(replace(layout, blocks=()) for layout in codegen.layouts)])
     codegen.rings = [ring]
     codegen.crossing = Crossing(ring, base, crossing_start, op.crossing.value.data, cluster, warps)
-    for loop in op.consumer.walk():
-        if isinstance(loop, tile.ForOp) and (held := held_in(loop)) is not None:
-            bring_rows(codegen, held)
     codegen.block(op.consumer.block)
     b.branch(after)
     b.start(after)
@@ -213,7 +209,7 @@ def _read(codegen: KernelCodegen, op: ReadOp) -> None:
     if op.end is not None:
         first = _first(codegen, op, piece)
         start = b.add(start, short(b, b.sub(first, _brought(codegen, op, piece, first, _bytes(codegen, piece)))))
-    width = 1 if RAW in op.attributes else _width(layout, strides, dtype.bytes)
+    width = _width(layout, strides, dtype.bytes)
     values: list[V] = []
     for register in range(0, layout.count, width):
         ahead = sum(place * stride for place, stride in zip(layout.offsets[register], strides, strict=True))
@@ -221,11 +217,11 @@ def _read(codegen: KernelCodegen, op: ReadOp) -> None:
         if op.end is not None:
             values += load_shifted(b, Chunk(address, i32(width), None, shifted=True), dtype, "shared")
             continue
-        if PACKED in op.attributes or RAW in op.attributes:
+        if PACKED in op.attributes:
             values += load_words(b, address, dtype.bytes, width, None, "shared")
             continue
         values += load_chunk(b, address, dtype, width, None, space="shared")
-    if PACKED in op.attributes or RAW in op.attributes:
+    if PACKED in op.attributes:
         codegen.tiles[op.out] = values
         return
     target = tile.tile_type(op.out).dtype

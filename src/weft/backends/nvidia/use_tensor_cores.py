@@ -141,8 +141,7 @@ def _share_depth(dots: Sequence[tile.DotOp], loop: tile.ForOp | bool | None, war
     m, n, k = _sides(dots[0])
     along = 1
     widest = _widest(dots[0])
-    given = DEPTH if widest == _VECTOR else widest * 4
-    least = given if warps else max(widest * 4, READ[128 // widest] // n)
+    least = DEPTH if warps else max(widest * 4, READ[128 // widest] // n)
     while along < (warps or _MOST_WARPS) and k % (along * 2 * least) == 0:
         along *= 2
     shared = _spread(m, n, along, max(warps // along, 1))
@@ -193,7 +192,8 @@ def _summed_by_warps(outer: tile.ForOp, fragments: Fragments, count: int) -> til
     left: SSAValue | None = None
     for number, inner in enumerate([op for op in turns.block.ops if isinstance(op, tile.DotOp)]):
         # The copies still say that the product has two axes.
-        made = _multiply(inner, fragments, turns.block.args[1 + number], ahead=_turns(turns) > 1, left=left)
+        ahead = _turns(turns) > (0 if fragments.apart else 1)  # a single turn is asked for early, too
+        made = _multiply(inner, fragments, turns.block.args[1 + number], ahead=ahead, left=left)
         left = made.a
         inner.out.replace_all_uses_with(made.out)
         _drop(_with_operands(inner))
@@ -216,6 +216,8 @@ def _ask_before(loop: tile.ForOp) -> None:
 def _room(kernel: tile.KernelOp) -> int:
     fragments = next(op.fragments for op in kernel.walk() if isinstance(op, MmaOp))
     parts = fragments.halves * fragments.chunks * fragments.vector // _VECTOR
+    if fragments.apart:  # what two turns have of codes is held
+        return _LESS_ROOM
     return _ROOM if parts <= (_FEW_PARTS if fragments.widest == _VECTOR else 2 * _FEW_PARTS) else _LESS_ROOM
 
 
