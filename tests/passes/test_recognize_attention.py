@@ -12,8 +12,9 @@ from xdsl.context import Context
 
 from weft.backends.reference.graph import run
 from weft.ir.expr import symbol
-from weft.ir.types import DType, Tensor, bf16, boolean, f16, f32, i64
+from weft.ir.types import DType, Tensor, bf16, boolean, f16, f32, i64, tensor_of
 from weft.ops import composites
+from weft.ops.attention import Attention
 from weft.passes.eliminate_dead import EliminateDead
 from weft.passes.fold_constants import FoldConstants
 from weft.passes.recognize_attention import RecognizeAttention
@@ -412,6 +413,48 @@ def test_no_further_score(passes: Any, form: str) -> None:
 
     module = passes.apply(PASSES, passes.built({**QKV, "sink": Tensor(f32, (H,))}, before), rtol=1e-5)
     assert "graph.attention" not in str(module)
+
+
+def segments(b: Any, numbers: Any, rows: bool) -> Any:
+    """The number of each row's or key's sequence, where several are one after the other."""
+    place = b.iota(shape=(1, S, 1) if rows else (1, 1, S), dim=1 if rows else 2, dtype=i64)
+    return b.index(numbers, b.iota(shape=(B, 1, 1), dim=0, dtype=i64), place, dims=(0, 1), position=0)
+
+
+OWN: dict[str, tuple[bool, Callable[..., Any]]] = {
+    "window": (True, lambda b, row, key, n: b.gt(key, b.sub(row, number(b, row, 3)))),
+    "window without the row": (False, lambda b, row, key, n: b.gt(key, row)),
+    "sequences": (True, lambda b, row, key, n: b.eq(segments(b, n, True), segments(b, n, False))),
+    "sequences as lines": (
+        True,
+        lambda b, row, key, n: b.eq(b.reshape(n, shape=(B, S, 1)), b.reshape(n, shape=(B, 1, S))),
+    ),
+    "other numbers": (False, lambda b, row, key, n: b.eq(segments(b, n, True), key)),
+    "numbers of keys": (False, lambda b, row, key, n: b.eq(b.reshape(n, shape=(B, 1, S)), number(b, key, 1))),
+}
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_lowest_numbers_hide_where_every_row_sees_its_own_place(passes: Any, case: str) -> None:
+    sees, condition = OWN[case]
+
+    def before(b: Any, q: Any, k: Any, v: Any, n: Any) -> Any:
+        row, key = b.iota(shape=(S, 1), dim=0, dtype=i64), b.iota(shape=(1, S), dim=1, dtype=i64)
+        seen = b.bitwise_and(b.le(key, row), condition(b, row, key, n))
+        if tensor_of(seen.type).rank == 3:
+            seen = b.reshape(seen, shape=(B, 1, S, S))
+        zero, low = (b.full(value=value, shape=(), dtype=f32) for value in (0.0, -3e38))
+        return attend(b, b.add(scores(b, q, k), b.where(seen, zero, low)), v)
+
+    tensors = {name: Tensor(f32, (B, H, S, E)) for name in "qkv"}
+    module = passes.apply(PASSES, passes.built({**tensors, "n": Tensor(i64, (B, S))}, before), rtol=1e-5)
+    assert "graph.attention" in str(module)
+    assert ("f32" in str(tensor_of(attention_of(module).masks[0].type))) == (not sees)
+
+
+def attention_of(module: Any) -> Attention:
+    (found,) = [op for op in module.walk() if isinstance(op, Attention)]
+    return found
 
 
 @pytest.mark.parametrize("hidden", [False, True])

@@ -14,6 +14,7 @@ from weft.ops.base import broadcast_shapes
 from weft.ops.graph import GraphBuilder
 from weft.passes.arithmetic_rules import holds
 from weft.passes.constant_values import array_of, as_held, made_by, number_of
+from weft.passes.own_places import sees_own_place
 
 _ABSORBS = -(2.0**100)
 """Added to a score, a number below this gives itself: a row that is masked all over comes out even, as if replaced."""
@@ -56,11 +57,12 @@ class Masks:
     def _hidden(self, number: float | None, condition: SSAValue, *, keeps: bool) -> float | None:
         """A number that scores get where a condition that `keeps` them fails, or else holds; -inf if it hides them so.
 
-        Lowest numbers do so in rows that see a key, as all do where the condition is causal.
+        Lowest numbers do so in rows that see a key, as all do where the condition is causal, or holds for own places.
         """
         if number is None or number >= _ABSORBS:
             return number
-        sees = _is_causal(unbroadcast(condition), self.shape, hides=not keeps)
+        condition = unbroadcast(condition)
+        sees = _is_causal(condition, self.shape, hides=not keeps) or (keeps and sees_own_place(condition, self.shape))
         return -math.inf if self.hides or sees else number
 
     def choose(self, condition: SSAValue, fill: float, keeps: bool) -> bool:
