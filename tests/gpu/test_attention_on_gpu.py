@@ -111,3 +111,24 @@ def test_functions_of_places(capped: bool) -> None:
 
     with torch.no_grad():
         check(attend, operands((2, 8, 1024, 64), 8, 1024))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("heads", "shared", "width"), [(16, 16, 64), (32, 8, 128), (4, 2, 192)])
+def test_sequences_one_after_the_other(causal: bool, heads: int, shared: int, width: int) -> None:
+    lengths = [37, 700, 1, 0, 640, 130, 512]
+    starts = torch.tensor([0, *lengths], device="cuda").cumsum(0)
+    ends, total = starts.int(), sum(lengths)
+
+    def attend(q: Any, k: Any, v: Any, ends: Any) -> torch.Tensor:
+        packed: Any = torch.ops.aten._flash_attention_forward
+        return packed(q, k, v, ends, ends, max(lengths), max(lengths), 0.0, causal, False)[0]
+
+    inputs = [torch.randn(total, count, width, device="cuda").bfloat16() for count in (heads, shared, shared)]
+    with torch.no_grad():
+        found = torch.compile(attend, backend="weft", options={"cache": False})(*inputs, ends)
+    for start, length in zip(starts.tolist(), lengths, strict=False):
+        q, k, v = (x[start : start + length].transpose(0, 1)[None].double() for x in inputs)
+        expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)[0].transpose(0, 1)
+        error = (found[start : start + length].double() - expected).norm()
+        assert error <= 5e-3 * expected.norm()

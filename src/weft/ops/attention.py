@@ -9,7 +9,7 @@ import numpy as np
 from xdsl.ir import SSAValue
 
 from weft.errors import DTypeError, ShapeError
-from weft.ir.types import Tensor, bf16, boolean, f16, f32, f64, i64
+from weft.ir.types import Tensor, bf16, boolean, f16, f32, f64, i32, i64
 from weft.ops.base import Structured, broadcast_shapes, op, same_dtype
 from weft.ops.composites import narrowed, widened
 from weft.ops.dot import transposed
@@ -69,8 +69,8 @@ class AnyAttention(Structured):
             or not lead == k.shape[:-2] == v.shape[:-2]
             or q.shape[-1] != k.shape[-1]
             or k.shape[-2] != v.shape[-2]
-            or len(tensors) not in (3, 4, 4 + SEEN)
-            or any(seen.dtype != i64 or seen.rank != 2 or seen.shape[1] != 1 for seen in tensors[4:])
+            or len(tensors) not in (3, 4, 3 + SEEN, 4 + SEEN)
+            or any(seen.dtype not in (i32, i64) or seen.rank != 2 or seen.shape[1] != 1 for seen in tensors[4:])
         ):
             raise ShapeError(
                 f"attention: {', '.join(map(str, tensors))} do not fit",
@@ -129,10 +129,10 @@ class Attention(AnyAttention):
     """`softmax(q kᵀ · scale + mask) v` over q [..., L, E], k [..., S, E] and v [..., S, V].
 
     An optional fourth operand, broadcast to [..., L, S], is a mask: numbers are added, and where booleans are false the
-    key does not count. Five more, [tiles, 1], may tell of each tile of `SEEN_ROWS` rows what the mask does: from which
-    key on and up to which one any of its rows sees keys, within these from where to where it leaves all scores as they
-    are, and how many of the first keys are seen beside these. If `causal`, row i attends to keys 0 to i. A row without
-    any key is zero. Narrow floats are computed in f32. With a `softcap` c, scores are c · tanh(score / c)
+    key does not count. Four more, [tiles, 1], or five may tell of each tile of `SEEN_ROWS` rows what the mask does:
+    from which key on and up to which one any of its rows sees keys, within these from where to where it leaves all
+    scores as they are, and how many of the first keys are seen beside these. If `causal`, row i attends to keys 0 to i.
+    A row without any key is zero. Narrow floats are computed in f32. With a `softcap` c, scores are c · tanh(score / c)
     before they are masked.
     """
 

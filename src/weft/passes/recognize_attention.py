@@ -284,7 +284,7 @@ def _transposed(b: GraphBuilder, x: SSAValue) -> SSAValue:
 def _with_better_mask(b: GraphBuilder, op: AnyAttention) -> Sequence[SSAValue]:
     """The results of an attention op whose mask says the same with less; none where there is none."""
     q, k, v, *mask = op.operands
-    if not mask:
+    if len(mask) != 1:
         return ()
     shape = (*tensor_of(q.type).shape[:-1], tensor_of(k.type).shape[-2])
     masks = Masks(shape, safe=True, causal=op.params["causal"])

@@ -36,7 +36,7 @@ def flash_attention(
         raise UnsupportedError("attention with dropout")
     if b.is_used(1) and not b.strict:
         raise UnsupportedError("attention that is trained: torch's kernel keeps what its backward needs")
-    key, value = _heads_like(b, key, query), _heads_like(b, value, query)
+    key, value = heads_like(b, key, query), heads_like(b, value, query)
     operands = [query, key, value]
     if attn_mask is not None:
         operands.append(attn_mask if b.dtype(attn_mask) == boolean else b.to(attn_mask, b.dtype(query)))
@@ -136,7 +136,7 @@ def _gpu_attention(
             rows, *masks = grouped
             made = b.emit("attention", rows, key, value, *masks, causal=False, scale=factor)
             return b.view(made, (*b.shape(query)[:-1], b.shape(value)[-1])), *(None,) * (len(b.results) - 1)
-    operands = [query, _heads_like(b, key, query), _heads_like(b, value, query)]
+    operands = [query, heads_like(b, key, query), heads_like(b, value, query)]
     operands += [] if mask is None else [mask]
     kind = "attention_with_lse" if b.is_used(1) else "attention"
     made = b.emit(kind, *operands, causal=causal, scale=factor)
@@ -175,7 +175,7 @@ def flex_attention(
         rows, *masks = grouped
         made = b.emit("attention", rows, key, value, *masks, **params)
         return b.view(made, (*b.shape(query)[:-1], b.shape(value)[-1])), *(None,) * (len(b.results) - 1)
-    operands = [query, _heads_like(b, key, query), _heads_like(b, value, query), mask]
+    operands = [query, heads_like(b, key, query), heads_like(b, value, query), mask]
     if not b.is_used(1):
         return b.emit("attention", *operands, **params), *(None,) * (len(b.results) - 1)
     out, sums = b.emit("attention_with_lse", *operands, **params)
@@ -201,7 +201,7 @@ def _grouped(b: ImportBuilder, query: SSAValue, key: SSAValue, mask: SSAValue | 
     return [rows, b.view(mask, (own[0], shared, group, own[3]))]
 
 
-def _heads_like(b: ImportBuilder, x: SSAValue, query: SSAValue) -> SSAValue:
+def heads_like(b: ImportBuilder, x: SSAValue, query: SSAValue) -> SSAValue:
     """Keys or values with each head repeated for the queries that share it."""
     batch, heads, *rest = b.shape(x)
     wanted = b.shape(query)[1]
