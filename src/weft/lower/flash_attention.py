@@ -31,6 +31,7 @@ from weft.lower.evaluate import Source
 from weft.lower.kernels import Kernel
 from weft.lower.key_ranges import AtMost, Condition, Rows, bound_of
 from weft.lower.mask_reading import Kept, read_masks
+from weft.lower.paged_keys import load_pages
 from weft.ops.attention import AnyAttention
 from weft.ops.body import Value
 from weft.tile import dialect as tile
@@ -282,6 +283,8 @@ class FlashLowering(AttentionLowering):
 
     def _operand(self, number: int, index: Sequence[Size], letters: str) -> SSAValue:
         """A tile of an operand as it lies in memory."""
+        if number in self.pages:
+            return load_pages(self, self.pages[number], self.bases["j"], letters)
         self._axes(*letters)
         value = self.op.operands[number]
         element = self.emit.at(Source(value, tensor_of(value.type)), index)

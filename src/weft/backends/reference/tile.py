@@ -96,7 +96,8 @@ class Program:
                 self.set(op.out, np.full(tile.tile_type(op.out).sizes, cast(Any, from_attribute(op.value))))
             case tile.LoadOp():
                 extents = self._extents(op, tile.tile_type(op.out).sizes)
-                self.set(op.out, self.buffers[op.pointer][self._places(op, extents)])
+                places = np.concatenate(self._pieces(op, extents), axis=op.piece_axis)
+                self.set(op.out, self.buffers[op.pointer][self.checked(op, op.pointer, places)])
             case tile.PositionOp():
                 self.set(op.out, self._positions(op, self._extents(op, tile.tile_type(op.out).sizes)))
             case tile.StoreOp():
@@ -174,12 +175,21 @@ class Program:
         return [1 if capacity == 1 else extent for capacity, extent in zip(capacities, extents, strict=True)]
 
     def _positions(self, op: tile.LoadOp | tile.StoreOp | tile.PositionOp, extents: Sequence[int]) -> np.ndarray:
-        (offset,) = self._sizes(op.offset.data, op.indices)
+        offset, *_ = self._sizes(op.offset.data, op.indices)
         places = np.full(extents, offset, np.int64)
         for axis, stride in enumerate(self._sizes(op.strides.data, op.indices)):
             steps = stride * np.arange(extents[axis], dtype=np.int64)
             places += steps.reshape([-1 if a == axis else 1 for a in range(len(extents))])
         return places
+
+    def _pieces(self, op: tile.LoadOp, extents: Sequence[int]) -> list[np.ndarray]:
+        """The places of a load's pieces, most of the time one."""
+        first, *others = offsets = self._sizes(op.offset.data, op.indices)
+        if not others:
+            return [self._positions(op, extents)]
+        own = [size // len(offsets) if axis == op.piece_axis else size for axis, size in enumerate(extents)]
+        places = self._positions(op, own)
+        return [places + offset - first for offset in offsets]
 
     def _places(self, op: tile.LoadOp | tile.StoreOp, extents: Sequence[int]) -> np.ndarray:
         return self.checked(op, op.pointer, self._positions(op, extents))
