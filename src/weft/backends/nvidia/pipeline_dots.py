@@ -50,6 +50,7 @@ from weft.backends.nvidia.asynchronous import (
 from weft.backends.nvidia.code import TensorMap
 from weft.backends.nvidia.defer_stores import defer_stores
 from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, integer, set_integer
+from weft.backends.nvidia.drawn_programs import DRAWING_BYTES, DRAWN
 from weft.backends.nvidia.index_slices import ops_behind
 from weft.backends.nvidia.operand_copies import Batch, Operands, blocks_of, operands_of
 from weft.backends.nvidia.programs import Programs
@@ -120,7 +121,7 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = 
     if rings is None:
         return None
     set_integer(kernel, RESIDENT, resident)
-    ring = sum(each.bytes + each.count * BARRIER_BYTES for each in rings)
+    ring = sum(each.bytes + each.count * BARRIER_BYTES for each in rings) + DRAWING_BYTES
     ring = -(-ring // _ALIGNMENT) * _ALIGNMENT
     for op in staged:
         set_integer(op, SHARED, ring)
@@ -224,7 +225,11 @@ def _split(
         op.erase(safe_erase=False)
     roles = RolesOp.make(consumers, rings, producing, consuming, *early)
     block.insert_op_after(roles, limit[-1] if limit else count)
-    defer_stores(walked[0], consumers, _MOST_HELD[consumers])
+    if kernel.counter is not None:
+        for programs in walked:
+            programs.loop.attributes[DRAWN] = UnitAttr()
+    else:
+        defer_stores(walked[0], consumers, _MOST_HELD[consumers])
 
 
 def _limit(kernel: tile.KernelOp) -> list[Operation]:
