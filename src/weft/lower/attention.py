@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from xdsl.ir import SSAValue
@@ -69,6 +70,9 @@ class AttentionLowering:
 
     Rows of its domain are the result's dimensions [..., L, V]; its columns are the keys S and the width E.
     """
+
+    reads_pages: ClassVar[bool] = False
+    """Whether keys and values that lie in pages are read page by page."""
 
     group: GroupOp
     name: str
@@ -129,7 +133,7 @@ class AttentionLowering:
         self.pages: dict[int, Pages] = {}
         paged: list[Size] = []
         for number, (value, index) in enumerate(zip((q, k, v, *masks), indices, strict=True)):
-            pages = pages_of(value, index, domain.bounds) if number in (1, 2) else None
+            pages = pages_of(value, index, domain.bounds) if self.reads_pages and number in (1, 2) else None
             if pages is None:
                 recorder.at(Source(value, tensor_of(value.type)), index)
                 continue

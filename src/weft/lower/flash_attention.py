@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import SSAValue
@@ -67,6 +68,8 @@ def is_flash(op: AnyAttention) -> bool:
 @dataclass
 class FlashLowering(AttentionLowering):
     """The construction of one kernel. Blocks of keys are counted from the last that is visited, which is number 0."""
+
+    reads_pages: ClassVar[bool] = True
 
     def lowered(self, inputs: Sequence[Layout]) -> Lowered:
         """The kernel, and before it one that sets its counter to 0, if it has one."""

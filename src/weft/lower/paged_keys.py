@@ -3,8 +3,8 @@
     %k = graph.take %cache, %table        %p = tile.number %table[b, j], tile.number %table[b, j + 1], …
     graph.attention %q, %k, …       →     tile.load %cache[%p0 * …, %p1 * …, …] : width x keys of a block
 
-A number in the table is counted from the end if it is negative, and kept inside, as `take` does. Blocks that reach beyond
-the last page read that again: none of its keys count there.
+A number in the table is counted from the end if it is negative, and kept inside, as `take` does. Blocks that reach
+beyond the last page read that again: none of its keys count there.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ _VIEWS = ("graph.permute", "graph.reshape", "graph.broadcast")
 class Pages:
     """Keys or values in pages: `take` chooses, for each sequence, `count` pages of `size` keys each.
 
-    `place` is where in the table a sequence's first page is told, and `index` that of a key at `SLOT` in the page `PAGE`
-    among all pages.
+    `place` is where in the table a sequence's first page is told, and `index` the place among all pages of a key at
+    `SLOT` in the page `PAGE`.
     """
 
     take: Take
@@ -90,8 +90,8 @@ def _through(view: GraphOp, index: Sequence[Size]) -> list[Size]:
 
 @dataclass(frozen=True)
 class ReadPages(ModulePass):
-    """%k = graph.reshape (graph.take %cache, %table)       %k = graph.reshape (graph.take %cache, %table {weft.inlined})
-    %y = graph.attention %q, (graph.permute %k), …    →    %y = graph.attention %q, (graph.permute %k), …
+    """%k = graph.take %cache, %table                          %k = graph.take %cache, %table {weft.inlined}
+    %y = graph.attention %q, (views of %k), …         →     %y = graph.attention %q, (views of %k), …
     """
 
     name: ClassVar[str] = "read_pages"

@@ -96,8 +96,7 @@ class Program:
                 self.set(op.out, np.full(tile.tile_type(op.out).sizes, cast(Any, from_attribute(op.value))))
             case tile.LoadOp():
                 extents = self._extents(op, tile.tile_type(op.out).sizes)
-                places = np.concatenate(self._pieces(op, extents), axis=op.piece_axis)
-                self.set(op.out, self.buffers[op.pointer][self.checked(op, op.pointer, places)])
+                self.set(op.out, self.buffers[op.pointer][self._loaded(op, extents)])
             case tile.PositionOp():
                 self.set(op.out, self._positions(op, self._extents(op, tile.tile_type(op.out).sizes)))
             case tile.StoreOp():
@@ -182,17 +181,18 @@ class Program:
             places += steps.reshape([-1 if a == axis else 1 for a in range(len(extents))])
         return places
 
-    def _pieces(self, op: tile.LoadOp, extents: Sequence[int]) -> list[np.ndarray]:
-        """The places of a load's pieces, most of the time one."""
-        first, *others = offsets = self._sizes(op.offset.data, op.indices)
-        if not others:
-            return [self._positions(op, extents)]
-        own = [size // len(offsets) if axis == op.piece_axis else size for axis, size in enumerate(extents)]
-        places = self._positions(op, own)
-        return [places + offset - first for offset in offsets]
-
     def _places(self, op: tile.LoadOp | tile.StoreOp, extents: Sequence[int]) -> np.ndarray:
         return self.checked(op, op.pointer, self._positions(op, extents))
+
+    def _loaded(self, op: tile.LoadOp, extents: Sequence[int]) -> np.ndarray:
+        """The places of all pieces of a load, most of the time one."""
+        if op.pieces == 1:
+            return self._places(op, extents)
+        own = [size // op.pieces if axis == op.piece_axis else size for axis, size in enumerate(extents)]
+        first, *_ = offsets = self._sizes(op.offset.data, op.indices)
+        places = self._positions(op, own)
+        pieces = [places + offset - first for offset in offsets]
+        return self.checked(op, op.pointer, np.concatenate(pieces, axis=op.piece_axis))
 
     def checked(self, op: Operation, pointer: SSAValue, places: np.ndarray) -> np.ndarray:
         size = self.buffers[pointer].size
