@@ -76,7 +76,13 @@ def attention_of_varying_lengths(b: ImportBuilder, *args: Any, **kwargs: Any) ->
     left, right = given.get("window_size") or (-1, -1)
     return packed_attention(
         b,
-        *(given[name] for name in ("query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k")),
+        given["query"],
+        given["key"],
+        given["value"],
+        given["cu_seq_q"],
+        given["cu_seq_k"],
+        given["max_q"],
+        given["max_k"],
         0.0,
         given.get("is_causal", False),
         scale=given.get("scale"),
