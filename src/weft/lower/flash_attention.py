@@ -41,7 +41,8 @@ from weft.ops.graph import GraphBuilder
 from weft.ops.layouts import Layout, contiguous
 from weft.tile import dialect as tile
 
-_MOST_WIDTH = 256
+_MOST_WIDTH, _MOST_WIDTH_OF_FEW, _FEW_ROWS = 256, 576, 64
+"""Of heads; if rows are few there is room for wide ones."""
 _COUNTED = Tensor(i32, (1,))
 """What counts programs of different lengths."""
 _MOST_READ_ONCE = 1 << 25
@@ -55,10 +56,12 @@ def _zeroed(b: GraphBuilder) -> list[SSAValue]:
 def is_flash(op: AnyAttention) -> bool:
     """Whether tensor cores take the products: of 16-bit operands, in heads that one tile holds."""
     q, k, v = (tensor_of(value.type) for value in op.operands[:3])
-    widths = q.shape[-1], v.shape[-1]
+    widths, rows = (q.shape[-1], v.shape[-1]), q.shape[-2]
+    few = isinstance(rows, int) and rows <= _FEW_ROWS and len(op.results) == 1
+    most = _MOST_WIDTH_OF_FEW if few else _MOST_WIDTH
     return (
         q.dtype in (bf16, f16)
-        and all(isinstance(width, int) and 8 <= width <= _MOST_WIDTH and width % 8 == 0 for width in widths)
+        and all(isinstance(width, int) and 8 <= width <= most and width % 8 == 0 for width in widths)
         and (q.shape[-2] != 1 or len(op.results) == 1)
         and k.shape[-2] not in (0, 1)
         and op.params["scale"] > 0
@@ -106,7 +109,7 @@ class FlashLowering(AttentionLowering):
         first = self._first_row(kernel)
         for run in lead[-1:]:  # the innermost: programs of a few heads and neighbouring rows run at the same time
             kernel.program(run)
-        self.bases = {"i": first, "e": 0, "n": 0}
+        self.bases = {"i": first, "e": 0, "n": kernel.start_of(self.runs["n"], self.sides["n"])}
         self.keys_are_own = self._are_keys_own(lead)
         bi, bj = self.sides["i"], self.sides["j"]
         row = self.runs["i"].name if "i" in self.runs else ""

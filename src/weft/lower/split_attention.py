@@ -42,7 +42,8 @@ def parts_of(op: AnyAttention, group: GroupOp, machine: Machine) -> int:
     keys, width = tensor_of(op.operands[1].type).shape[-2:]
     chosen = choose_attention_blocks(rows, keys, width, across, machine, masked=len(op.operands) > 3)
     blocks = given_blocks(group, "attention") or chosen
-    programs, turns = product(lead) * ceildiv(rows, blocks.sides[0]), ceildiv(keys, blocks.sides[1])
+    tiles = ceildiv(rows, blocks.sides[0]) * ceildiv(across, blocks.sides[3])
+    programs, turns = product(lead) * tiles, ceildiv(keys, blocks.sides[1])
     plain = len(op.results) == 1 and list(group.yielded) == list(op.results)
     if not plain or not isinstance(programs, int) or not isinstance(turns, int):
         return 1
