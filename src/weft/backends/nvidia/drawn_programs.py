@@ -10,11 +10,15 @@ wraps.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from xdsl.dialects.builtin import UnitAttr
+
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.block import converged, do, i32
+from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.roles import Ring
@@ -23,8 +27,19 @@ DRAWN = "nvidia.drawn"
 """On a loop over programs: each block draws the next number."""
 NUMBERS = 2
 """Numbers that consumers have not taken yet."""
-DRAWING_BYTES = NUMBERS * 24
-"""Of the numbers and their barriers."""
+_NUMBER_BYTES = 24
+"""Of a number and its two barriers."""
+
+
+def drawing_bytes(kernel: tile.KernelOp) -> int:
+    """The shared memory that numbers take."""
+    return 0 if kernel.counter is None else NUMBERS * _NUMBER_BYTES
+
+
+def mark_drawn(loops: Iterable[tile.ForOp]) -> None:
+    """Let loops over programs go on with what is drawn."""
+    for loop in loops:
+        loop.attributes[DRAWN] = UnitAttr()
 
 
 @dataclass
