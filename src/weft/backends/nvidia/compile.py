@@ -25,6 +25,7 @@ from weft.backends.nvidia.early_start import asked_early, written_by
 from weft.backends.nvidia.fold_sums import fold_sums
 from weft.backends.nvidia.fold_tanh import fold_tanh
 from weft.backends.nvidia.fold_views import fold_views
+from weft.backends.nvidia.held_rows import hold_rows
 from weft.backends.nvidia.join_exponentials import join_exponentials
 from weft.backends.nvidia.join_moments import join_moments
 from weft.backends.nvidia.layouts import WARP
@@ -82,7 +83,8 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     if (resident := blocks_beside(copy)) > 1:
         set_integer(copy, RESIDENT, resident)
     order_memory(copy)
-    shared, blocks = allocate_shared(copy, target.shared_per_block), integer(copy, BLOCKS, 1)
+    held, blocks = hold_rows(copy, 0), integer(copy, BLOCKS, 1)
+    shared = allocate_shared(copy, target.shared_per_block - held, held)
     return copy, Launch(WARP * integer(copy, WARPS), shared, cluster=blocks, blocks_per_program=blocks)
 
 
