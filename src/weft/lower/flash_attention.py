@@ -33,7 +33,7 @@ from weft.lower.kernels import Kernel
 from weft.lower.key_ranges import AtMost, Condition, Rows, bound_of
 from weft.lower.lowered import Argument, KernelCall, Lowered, lower, whole
 from weft.lower.mask_reading import Kept, read_masks
-from weft.lower.paged_keys import load_pages
+from weft.lower.paged_keys import find_pages, load_pages
 from weft.lower.regroup import new_group
 from weft.ops.attention import AnyAttention
 from weft.ops.body import Value
@@ -122,6 +122,7 @@ class FlashLowering(AttentionLowering):
         self.visited = maximum(ceildiv(self.range.upper, bj), self.lowest + 1)
         self.before = minimum(maximum(0, ceildiv(self.range.prefix, bj)), self.lowest)
         self.limit: Size = self.keys
+        self.known_pages: dict[tuple[SSAValue, Size], Size] = {}
 
     def _attended(self) -> tuple[TileValue, TileValue, TileValue]:
         """The greatest scores in units of powers of two, the sums of powers, and of values weighted by them."""
@@ -186,6 +187,7 @@ class FlashLowering(AttentionLowering):
         """Visit blocks; `ends` says that the last key that counts for a row may lie in one."""
         with self.emit.loop(f"{name}_block", upper, 1, state, lower) as carried:
             start, before = (self._start_of(symbol(f"{name}_block") - back) for back in (0, 1))
+            self._find_pages(start, before)
             greatest, total, weights, kept = carried
             scores = self._scores_at(start)
             product = self._summed(weights, kept, before)
@@ -193,6 +195,14 @@ class FlashLowering(AttentionLowering):
             most, total, powers, rescale = self._softened(scores, greatest, total, masks)
             kept = self._typed(self.emit.math("mul", product, rescale))
             carried[:] = [most, total, self._weights(powers), kept]
+        self.known_pages.clear()
+
+    def _find_pages(self, keys: Size, values: Size) -> None:
+        """Read where the pages of a turn are before any is waited for: all these numbers come at the same time."""
+        self.known_pages.clear()
+        for number, start in ((1, keys), (2, values)):
+            if number in self.pages:
+                find_pages(self, self.pages[number], start)
 
     def _start_of(self, number: Size) -> Size:
         """The first key of a block: blocks of the range are visited from the last one back, then the first keys'."""
