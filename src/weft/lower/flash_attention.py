@@ -35,14 +35,12 @@ from weft.lower.lowered import Argument, KernelCall, Lowered, lower, whole
 from weft.lower.mask_reading import Kept, read_masks
 from weft.lower.paged_keys import find_pages, load_pages
 from weft.lower.regroup import new_group
-from weft.ops.attention import AnyAttention
+from weft.ops.attention import AnyAttention, widest_head
 from weft.ops.body import Value
 from weft.ops.graph import GraphBuilder
 from weft.ops.layouts import Layout, contiguous
 from weft.tile import dialect as tile
 
-_MOST_WIDTH, _MOST_WIDTH_OF_FEW, _FEW_ROWS = 256, 576, 64
-"""Of heads; if rows are few there is room for wide ones."""
 _COUNTED = Tensor(i32, (1,))
 """What counts programs of different lengths."""
 _MOST_READ_ONCE = 1 << 25
@@ -56,9 +54,7 @@ def _zeroed(b: GraphBuilder) -> list[SSAValue]:
 def is_flash(op: AnyAttention) -> bool:
     """Whether tensor cores take the products: of 16-bit operands, in heads that one tile holds."""
     q, k, v = (tensor_of(value.type) for value in op.operands[:3])
-    widths, rows = (q.shape[-1], v.shape[-1]), q.shape[-2]
-    few = isinstance(rows, int) and rows <= _FEW_ROWS and len(op.results) == 1
-    most = _MOST_WIDTH_OF_FEW if few else _MOST_WIDTH
+    widths, most = (q.shape[-1], v.shape[-1]), widest_head(q.shape[-2])
     return (
         q.dtype in (bf16, f16)
         and all(isinstance(width, int) and 8 <= width <= most and width % 8 == 0 for width in widths)
