@@ -189,3 +189,12 @@ def test_single_queries_with_lengths_share_keys() -> None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None], enable_gqa=True)
 
     check(attend, operands((3, 12, 1, 128), 4, 777), torch.tensor([[0], [1], [700]], device="cuda"))
+
+
+@pytest.mark.parametrize(("batch", "heads", "keys"), [(2, 16, 8192), (3, 40, 1000), (1, 128, 777)])
+def test_values_that_are_a_part_of_wide_keys(batch: int, heads: int, keys: int) -> None:
+    def attend(q: Any, latent: Any) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, latent, latent[..., :512], scale=0.07, enable_gqa=True)
+
+    shapes = (batch, heads, 1, 576), (batch, 1, keys, 576)
+    check(attend, [torch.randn(shape, device="cuda").bfloat16() for shape in shapes])

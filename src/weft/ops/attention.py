@@ -44,14 +44,16 @@ def _samples() -> list[Sample]:
     ]
 
 
-_WIDEST_HEAD, _WIDEST_OF_FEW, _FEW_ROWS = 256, 576, 256
+WIDEST_HEAD = 256
+"""The width of the queries or values that one tile of a GPU's tensor cores holds."""
+_WIDEST_OF_FEW, _FEW_ROWS = 576, 256
 SEEN_ROWS, SEEN = 128, 5
 """The rows of a tile that it is told of which keys they see, and how many numbers tell it."""
 
 
 def widest_head(rows: Size) -> int:
-    """The width of the queries or values that one tile of a GPU's tensor cores holds: if rows are few, a narrow one."""
-    return _WIDEST_OF_FEW if isinstance(rows, int) and rows <= _FEW_ROWS else _WIDEST_HEAD
+    """The width of heads for which there are kernels: if rows are few, in narrow tiles and columns of values apart."""
+    return _WIDEST_OF_FEW if isinstance(rows, int) and rows <= _FEW_ROWS else WIDEST_HEAD
 
 
 class AnyAttention(Structured):
