@@ -12,7 +12,7 @@ from xdsl.context import Context
 
 from weft.backends.reference.graph import run
 from weft.ir.expr import symbol
-from weft.ir.types import Tensor, bf16, boolean, f32, i64
+from weft.ir.types import Tensor, bf16, boolean, f32, i64, tensor_of
 from weft.ops import composites
 from weft.passes.eliminate_dead import EliminateDead
 from weft.passes.fold_constants import FoldConstants
@@ -328,3 +328,33 @@ def test_lowest_numbers_hide_where_every_row_sees_a_key(passes: Any, hidden: boo
     module = passes.apply(PASSES, passes.built(QKV, before), rtol=1e-5)
     assert ("causal = true" in str(module)) == (not hidden)
     assert "graph.attention" in str(module) and "graph.any" not in str(module)
+
+
+@pytest.mark.parametrize("further", [False, True])
+def test_single_queries_of_heads_that_share_keys_are_rows(passes: Any, further: bool) -> None:
+    def before(b: Any, q: Any, k: Any, v: Any, mask: Any, sink: Any) -> Any:
+        spread = [
+            b.reshape(
+                b.emit("broadcast", b.reshape(x, shape=(B, H, 1, S, E)), shape=(B, H, 4, S, E)), shape=(B, 4 * H, S, E)
+            )
+            for x in (k, v)
+        ]
+        x = b.add(scores(b, q, spread[0]), mask)
+        if further:
+            beside = b.emit("broadcast", b.reshape(sink, shape=(1, 4 * H, 1, 1)), shape=(B, 4 * H, 1, 1))
+            x = b.concat(x, beside, dim=3)
+        weights = b.cast(composites.softmax(b, b.cast(x, dtype=f32), 3), dtype=bf16)
+        if further:
+            weights = b.slice(weights, starts=(0, 0, 0, 0), shape=(B, 4 * H, 1, S), steps=(1, 1, 1, 1))
+        return b.dot(weights, spread[1])
+
+    tensors = {"q": Tensor(bf16, (B, 4 * H, 1, E)), "k": Tensor(bf16, (B, H, S, E)), "v": Tensor(bf16, (B, H, S, E))}
+    tensors |= {"mask": Tensor(bf16, (B, 1, 1, S)), "sink": Tensor(bf16, (4 * H,))}
+    narrow = (FoldConstants(), Simplify(), RecognizeAttention(narrow=True), Simplify(), EliminateDead())
+    module = passes.apply(narrow, passes.built(tensors, before), rtol=3e-2)
+    (made,) = [op for op in module.walk() if op.name.startswith("graph.attention")]
+    assert [tensor_of(operand.type).shape for operand in made.operands[:3]] == [
+        (B, H, 4, E),
+        (B, H, S, E),
+        (B, H, S, E),
+    ]

@@ -57,7 +57,6 @@ def is_flash(op: AnyAttention) -> bool:
     return (
         q.dtype in (bf16, f16)
         and all(isinstance(width, int) and 8 <= width <= _MOST_WIDTH and width % 8 == 0 for width in widths)
-        and (q.shape[-2] != 1 or len(op.results) == 1)
         and k.shape[-2] not in (0, 1)
         and op.params["scale"] > 0
     )

@@ -42,8 +42,9 @@ def parts_of(op: AnyAttention, group: GroupOp, machine: Machine) -> int:
     keys, width = tensor_of(op.operands[1].type).shape[-2:]
     chosen = choose_attention_blocks(rows, keys, width, across, machine, masked=len(op.operands) > 3)
     blocks = given_blocks(group, "attention") or chosen
-    programs, turns = product(lead) * ceildiv(rows, blocks.sides[0]), ceildiv(keys, blocks.sides[1])
-    plain = len(op.results) == 1 and list(group.yielded) == list(op.results)
+    tiles, turns = ceildiv(rows, blocks.sides[0]), ceildiv(keys, blocks.sides[1])
+    programs = product(lead) * tiles
+    plain = list(group.yielded) == list(op.results) and (len(op.results) == 1 or tiles == 1)
     if not plain or not isinstance(programs, int) or not isinstance(turns, int):
         return 1
     if programs >= machine.multiprocessors * _ENOUGH_PROGRAMS:
@@ -67,11 +68,19 @@ class SplitLowering(FlashLowering):
         scratch = self._found()
         given = [Argument("input", number) for number in range(len(inputs))]
         places = [Argument("scratch", number) for number in range(len(scratch))]
-        joining = lower(_joining(self.op, scratch), self.name, [*map(contiguous, scratch)], self.outputs, self.machine)
+        joins = [self._join(_joining(self.op, scratch), self.name, scratch, places, 0)]
+        if len(self.outputs) > 1:
+            joins.append(self._join(_joined_sums(scratch[1:]), f"{self.name}_sums", scratch[1:], places[1:], 1))
+        return Lowered((KernelCall(kernel, (*given, *places)), *joins), scratch)
+
+    def _join(
+        self, group: GroupOp, name: str, found: Sequence[Tensor], places: Sequence[Argument], output: int
+    ) -> KernelCall:
+        """A kernel that makes an output of what the parts found."""
+        joining = lower(group, name, [*map(contiguous, found)], self.outputs[output : output + 1], self.machine)
         (call,) = joining.calls
-        roles = {"input": places, "output": [Argument("output", n) for n in range(len(self.outputs))]}
-        arguments = tuple(roles[argument.role][argument.number] for argument in call.arguments)
-        return Lowered((KernelCall(kernel, (*given, *places)), KernelCall(call.kernel, arguments)), scratch)
+        roles = {"input": places, "output": [Argument("output", output)]}
+        return KernelCall(call.kernel, tuple(roles[argument.role][argument.number] for argument in call.arguments))
 
     def _found(self) -> tuple[Tensor, Tensor]:
         """What the parts find: means of values, and logarithms of sums of powers."""
@@ -136,5 +145,19 @@ def _joining(op: AnyAttention, scratch: Sequence[Tensor]) -> GroupOp:
         joined = b.sum(b.mul(weights, means), dims=(along,), keep=False)
         divisor = b.where(b.eq(total, zero), b.full_like(total, 1), total)
         return [b.cast(b.div(joined, divisor), dtype=result.dtype)]
+
+    return new_group(scratch, body)
+
+
+def _joined_sums(scratch: Sequence[Tensor]) -> GroupOp:
+    """The group that makes, of the logarithms of the parts' sums of powers, those of all."""
+
+    def body(b: GraphBuilder, sums: SSAValue) -> list[SSAValue]:
+        along = (b.tensor(sums).rank - 2,)
+        greatest = b.max(sums, dims=along, keep=True)
+        base = b.where(b.eq(greatest, b.full_like(greatest, -math.inf)), b.full_like(greatest, 0), greatest)
+        total = b.sum(b.exp(b.sub(sums, base)), dims=along, keep=True)
+        joined = b.add(b.log(total), base)
+        return [b.reshape(joined, shape=tuple(s for d, s in enumerate(b.tensor(joined).shape) if d != along[0]))]
 
     return new_group(scratch, body)

@@ -14,7 +14,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
-from weft.ir.expr import Size
+from weft.ir.expr import Size, floordiv
 from weft.ir.types import DType, bf16, f16, tensor_of
 from weft.ops.attention import AnyAttention
 from weft.ops.base import GraphOp, View
@@ -75,9 +75,6 @@ class _Softmax:
     safe: bool
 
 
-_LEAST_ROWS = 128
-"""Rows that are a tile for tensor cores: of fewer, with a further score, keys would not be split over a whole GPU."""
-
 # What may stand between the first product and the softmax.
 _STEPS = ("graph.add", "graph.where", "graph.mul", "graph.div", "graph.cast", "graph.reshape")
 
@@ -97,7 +94,7 @@ def _recognized(b: GraphBuilder, product: Dot, *, narrow: bool) -> SSAValue | No
     value, further = softmax.scores, None
     if cut is not None:
         joined = made_by(_unshifted(value, ops), "graph.concat")
-        if joined is None or not _adds_one_score(joined, narrow=narrow):
+        if joined is None or not _adds_one_score(joined):
             return None
         ops.append(joined)
         value, further = joined.operands
@@ -157,12 +154,11 @@ def _unshifted(value: SSAValue, ops: list[GraphOp]) -> SSAValue:
     return value
 
 
-def _adds_one_score(joined: GraphOp, *, narrow: bool) -> bool:
-    """Whether a concatenation puts one number behind the scores of each row, and there are rows enough."""
-    *_, rows, columns = tensor_of(joined.results[0].type).shape
-    last = joined.params["dim"] == tensor_of(joined.results[0].type).rank - 1
+def _adds_one_score(joined: GraphOp) -> bool:
+    """Whether a concatenation puts one number behind the scores of each row."""
+    tensor = tensor_of(joined.results[0].type)
     one = len(joined.operands) == 2 and tensor_of(joined.operands[1].type).shape[-1] == 1
-    return last and one and columns != 1 and (not narrow or (isinstance(rows, int) and rows >= _LEAST_ROWS))
+    return joined.params["dim"] == tensor.rank - 1 and one and tensor.shape[-1] != 1
 
 
 def _through_views(value: SSAValue, ops: list[GraphOp]) -> SSAValue:
@@ -305,20 +301,53 @@ def _emit(
         return None
     mask, causal = masks.combined(b, dtype)
     params = {"causal": causal, "scale": scale * by_q * by_k}
+    shape = (*tensor_of(q.type).shape[:-1], tensor_of(v.type).shape[-1])
+    q, k, v = _as_rows(b, q, k, v, mask) if narrow and not causal else (q, k, v)
     result: SSAValue
     if further is None:
-        result = b.attention(q, k, v, *mask, **params)
+        result = _shaped(b, b.attention(q, k, v, *mask, **params), shape)
     else:
         result, sums = b.attention_with_lse(q, k, v, *mask, **params)
-        result = _beside(b, result, sums, further)
+        result = _beside(b, _shaped(b, result, shape), _shaped(b, sums, (*shape[:-1], 1)), further)
     result = masks.without_hidden_rows(b, result if dtype == wide else b.cast(result, dtype=wide))
-    shape = tensor_of(product.results[0].type).shape
-    return result if tensor_of(result.type).shape == shape else b.reshape(result, shape=shape)
+    return _shaped(b, result, tensor_of(product.results[0].type).shape)
+
+
+def _shaped(b: GraphBuilder, value: SSAValue, shape: tuple[Size, ...]) -> SSAValue:
+    return value if tensor_of(value.type).shape == shape else b.reshape(value, shape=shape)
+
+
+def _as_rows(
+    b: GraphBuilder, q: SSAValue, k: SSAValue, v: SSAValue, mask: Sequence[SSAValue]
+) -> tuple[SSAValue, SSAValue, SSAValue]:
+    """Single queries of heads for which keys and values were repeated as rows of one head: these are read once then."""
+    single = tensor_of(q.type).rank == 4 and tensor_of(q.type).shape[-2] == 1
+    keys, values = (_unrepeated(b, x) if single else None for x in (k, v))
+    for_all = all(size == 1 for x in mask for size in tensor_of(x.type).shape[-3:-1])
+    if keys is None or values is None or not for_all or b.tensor(keys).shape[:-1] != b.tensor(values).shape[:-1]:
+        return q, k, v
+    batch, heads, _, width = tensor_of(q.type).shape
+    shared = b.tensor(keys).shape[1]
+    return b.reshape(q, shape=(batch, shared, floordiv(heads, shared), width)), keys, values
+
+
+def _unrepeated(b: GraphBuilder, value: SSAValue) -> SSAValue | None:
+    """What [batch, heads, …] is where each of fewer heads was repeated; None where it is not."""
+    view = made_by(value, "graph.reshape")
+    spread = None if view is None else made_by(view.operands[0], "graph.broadcast")
+    if spread is None:
+        return None
+    (batch, heads, *rest), repeated = tensor_of(value.type).shape, tensor_of(spread.results[0].type).shape
+    source = tensor_of(spread.operands[0].type).shape
+    if len(repeated) != 5 or source != (*repeated[:2], 1, *repeated[3:]):
+        return None
+    if (repeated[0], *repeated[3:]) != (batch, *rest) or repeated[1] * repeated[2] != heads:
+        return None
+    return b.reshape(spread.operands[0], shape=(batch, repeated[1], *rest))
 
 
 def _beside(b: GraphBuilder, result: SSAValue, sums: SSAValue, further: SSAValue) -> SSAValue:
     """What attention gives where a further score has its share of the sum of powers."""
-    sums = b.reshape(sums, shape=(*b.tensor(sums).shape, 1))
     dtype, wide = b.tensor(result).dtype, b.tensor(sums).dtype
     others = b.exp(b.sub(b.cast(further, dtype=wide), sums))
     one = b.full_like(others, 1)
