@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ptx_machine import Memory, run_blocks
 from xdsl.dialects.builtin import ArrayAttr, StringAttr
 from xdsl.ir import Block, Region
 
@@ -17,6 +16,8 @@ from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.target import TRIPLE, compile_ptx, target_named
 from weft.ir.types import boolean, element_type
 from weft.tile import dialect as tile
+
+from .ptx_machine import Memory, run_blocks
 
 
 def copied(layout: Layout, stride: int, start: int) -> tuple[tile.KernelOp, tile.LoadOp]:

@@ -14,7 +14,7 @@ from weft.backends.llvm.builder import Function, V, i64
 from weft.backends.nvidia.alignment import divisor_of, pointer_dtype
 from weft.backends.nvidia.block import converged, i32, wide
 from weft.backends.nvidia.global_memory import load_words
-from weft.backends.nvidia.layouts import Layout, Mode
+from weft.backends.nvidia.layouts import WARP, Layout, Mode
 from weft.ir.types import boolean
 from weft.tile import dialect as tile
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _QUAD, _CHUNK, _NEIGHBOURS = 4, 16, 2
 """Lanes that share a row, bytes that one reads at a time, and neighbours in one register after the other."""
 _BLOCK = _QUAD * _CHUNK
+_WITHIN_QUAD = (WARP - _QUAD) << 8 | WARP - 1
+"""How an exchange is told that lanes are counted in fours."""
 _GATHERED = (1 << 24) + (1 << 17) + (1 << 10) + (1 << 3)
 """Times a word of four booleans, this has them side by side from bit 24 on."""
 
@@ -43,16 +45,18 @@ def is_of_rows(op: tile.LoadOp, layout: Layout) -> bool:
 def load_rows(codegen: KernelCodegen, op: tile.LoadOp, layout: Layout) -> list[V]:
     """The registers of a load of booleans."""
     b = codegen.b
-    lane = b.binary("and", codegen.threads.lane, i32(_QUAD - 1))
+    within = b.binary("and", codegen.threads.lane, i32(_QUAD - 1))
     stride = codegen.size(op.strides.data[0], op.indices)
     row = wide(b, codegen.threads.place(layout, 0))
     first = b.add(codegen.size(op.offset.data[0], op.indices), b.mul(row, stride))
-    origin = b.add(b.add(codegen.pointers[op.pointer], first), wide(b, b.mul(lane, i32(_CHUNK))))
+    origin = b.add(b.add(codegen.pointers[op.pointer], first), wide(b, b.mul(within, i32(_CHUNK))))
     rows: dict[int, list[V]] = {}
     for down, _ in layout.offsets:
         if down not in rows:
             place = b.add(origin, b.mul(i64(down), stride))
-            rows[down] = _of_all_lanes(b, _bits(b, place, layout.shape[1] // _BLOCK), lane)
+            read = _bits(b, place, layout.shape[1] // _BLOCK)
+            own = b.mul(within, i32(_NEIGHBOURS))
+            rows[down] = [b.binary("lshr", word, own) for word in _of_all_lanes(b, read)]
     return [_tested(b, rows[down], across) for down, across in layout.offsets]
 
 
@@ -67,16 +71,14 @@ def _bits(b: Function, place: V, blocks: int) -> V:
     return total
 
 
-def _of_all_lanes(b: Function, bits: V, lane: V) -> list[V]:
-    """The bits of the four lanes of a row, those of the lane's own columns first in each eight."""
-    text = "{ .reg .b32 t; and.b32 t, $3, -4; add.s32 t, t, $2; shfl.sync.idx.b32 $0, $1, t, 31, -1; }"
-    own = b.mul(lane, i32(_NEIGHBOURS))
-    number = b.call("llvm.nvvm.read.ptx.sreg.laneid", "i32")
-    read = [converged(b, "i32", text, "=r,r,r,r", bits, i32(n), number) for n in range(_QUAD)]
-    return [b.binary("lshr", word, own) for word in read]
+def _of_all_lanes(b: Function, bits: V) -> list[V]:
+    """The bits of the four lanes of a row."""
+    texts = [f"shfl.sync.idx.b32 $0, $1, {number}, {_WITHIN_QUAD}, -1;" for number in range(_QUAD)]
+    return [converged(b, "i32", text, "=r,r", bits) for text in texts]
 
 
 def _tested(b: Function, words: list[V], across: int) -> V:
+    """A column's boolean: the lane's own columns are first in each eight bits."""
     block, column = divmod(across, _BLOCK)
     source, within = divmod(column, _CHUNK)
     bit = 1 << (_CHUNK * block + within)
