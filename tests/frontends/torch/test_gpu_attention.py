@@ -66,8 +66,9 @@ def biased(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: to
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16])
 def test_a_mask_in_memory_is_looked_at_first(dtype: torch.dtype) -> None:
-    look, find, attend = kernels(biased, LONG, LONG, LONG, (LONG[2], LONG[2]), mask=dtype)
+    look, find, count, attend = kernels(biased, LONG, LONG, LONG, (LONG[2], LONG[2]), mask=dtype)
     assert "sum" in look and "min" in find and attend == "attention"
+    assert count.startswith("attention_")  # sets what counts programs to 0
 
 
 def test_booleans_that_are_computed_are_part_of_the_kernel() -> None:
@@ -76,5 +77,5 @@ def test_booleans_that_are_computed_are_part_of_the_kernel() -> None:
         behind = place.unsqueeze(1) - place
         return biased(query, key, value, behind.ge(0) & behind.lt(1000))
 
-    (name,) = kernels(call, LONG, LONG, LONG)
-    assert name.endswith("attention")
+    count, name = kernels(call, LONG, LONG, LONG)
+    assert name.endswith("attention") and count.startswith(f"{name}_")
