@@ -174,7 +174,7 @@ def _is_made_of(mask: fx.Node, most: int) -> bool:
 @dataclass(frozen=True)
 class _Backward:
     """The backward of a library's attention: where its mask and its dropout stand (whether it is causal follows), and
-    whether it is faster where sequences are short or very long, and where heads do not fill lines."""
+    whether it is faster where sequences are short."""
 
     mask: int | None
     dropout: int
@@ -189,8 +189,7 @@ _BACKWARDS: dict[Any, _Backward] = {
     )
     if hasattr(_aten, name)
 }
-_WIDEST_TRAINED_HEAD, _TRAINED_LINE = 128, 64
-_TRAINED_LENGTHS = range(1024, 8192)
+_WIDEST_TRAINED_HEAD, _LONG_ENOUGH_TO_TRAIN = 128, 1024
 
 
 def is_own_backward(node: fx.Node) -> bool:
@@ -208,8 +207,7 @@ def is_own_backward(node: fx.Node) -> bool:
     widths, length = (query.shape[-1], value.shape[-1]), min(query.shape[-2], key.shape[-2])
     fits = all(width % 16 == 0 and width <= _WIDEST_TRAINED_HEAD for width in widths) and length >= _LEAST_LENGTH
     whole = kept.numel() * query.shape[-1] == query.numel()
-    lines = all(width % _TRAINED_LINE == 0 for width in widths)
-    wins = not library.is_fast or (length in _TRAINED_LENGTHS and lines)
+    wins = not library.is_fast or length >= _LONG_ENOUGH_TO_TRAIN
     return fits and whole and wins and all(map(_has_aligned_lines, tensors))
 
 
