@@ -93,6 +93,26 @@ def test_masks_in_memory(added: bool, first: int, width: int) -> None:
     check(attend, operands((2, 16, 1024, width), 16, 1024), given.bfloat16() if added else given)
 
 
+@pytest.mark.parametrize(
+    ("query", "heads", "window", "first"),
+    [((2, 33, 1111, 128), 11, 200, 0), ((3, 32, 1500, 64), 8, 333, 5), ((2, 24, 2000, 96), 24, 700, 200)],
+)
+def test_programs_of_different_lengths_are_drawn_anew_in_every_run(
+    query: tuple[int, ...], heads: int, window: int, first: int
+) -> None:
+    def attend(q: Any, k: Any, v: Any) -> torch.Tensor:
+        place = torch.arange(q.shape[2], device=q.device)
+        behind = place[:, None] - place
+        seen = (behind >= 0) & ((behind < window) | (place < first))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+
+    inputs = operands(query, heads, query[2])
+    check(attend, inputs)
+    again = torch.compile(attend, backend="weft", options={"cache": False})
+    found = [again(*inputs).clone() for _ in range(5)]
+    assert all(torch.equal(found[0], other) for other in found)
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("capped", [False, True])
 def test_functions_of_places(capped: bool) -> None:
