@@ -364,3 +364,17 @@ def test_attention_with_a_score_that_each_head_learns_is_one_kernel(rows: int) -
     plan = compile_nvidia(imported.function, Config(cache=False), target_named("sm_90a")).plan
     labels = [step.label for step in plan.steps if isinstance(step, KernelStep)]
     assert len(plan.steps) == len(labels) and all("attention" in label for label in labels)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_running_sums_of_what_is_known_are_computed_before(known: bool) -> None:
+    """As masks of sequences one after the other begin with: where places do not follow each other."""
+
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        place = torch.arange(4096, device=x.device) if known else x.to(torch.int64)
+        return x + (place.narrow(0, 1, 4095) - place.narrow(0, 0, 4095)).ne(1).cumsum(0).sum()
+
+    graph = traced(shifted, ((4096,), torch.float32, "cuda"))
+    imported = import_graph(graph, "main", Config(cache=False), device="cuda", tensor_cores=True)
+    plan = compile_nvidia(imported.function, Config(cache=False), target_named("sm_90a")).plan
+    assert all(isinstance(step, KernelStep) for step in plan.steps) == known

@@ -260,11 +260,40 @@ def _kinds(node: fx.Node) -> tuple[int, set[DType]]:
     return size if isinstance(size, int) else 0, dtypes
 
 
+_MADE = {_aten.full, _aten.arange, _aten.zeros, _aten.ones, _aten.scalar_tensor}
+_MOVES = {getattr(_aten, name) for name in ("view", "expand", "unsqueeze", "slice", "cat", "_to_copy")}
+_MOST_FOLDED = 1 << 20
+
+
+def _is_known(node: fx.Node) -> bool:
+    """Whether few numbers depend on no argument: they are computed when the graph is compiled."""
+    sizes = node.meta["val"].shape
+    if any(isinstance(size, torch.SymInt) for size in sizes) or node.meta["val"].numel() > _MOST_FOLDED:
+        return False
+    left, seen = [node], {node}
+    while left:
+        value = left.pop()
+        packet = getattr(value.target, "overloadpacket", None)
+        if not value.all_input_nodes and packet not in _MADE:
+            return False
+        if (
+            value.all_input_nodes
+            and packet not in _MOVES
+            and torch.Tag.pointwise not in getattr(value.target, "tags", ())
+        ):
+            return False
+        left += [each for each in value.all_input_nodes if each not in seen]
+        seen.update(value.all_input_nodes)
+    return True
+
+
 def is_own_order(node: fx.Node) -> bool:
-    """Whether a line is so short that comparing all its elements is faster than a library."""
+    """Whether a line is so short that comparing all its elements is faster than a library, or known already."""
     name = _ORDERS.get(node.target)
     if name is None or not isinstance(node.args[0], fx.Node):
         return False
+    if name == "cumsum" and _is_known(node.args[0]):
+        return True
     tensor = tensor_of_meta(node.args[0].meta["val"])
     place = 2 if name == "topk" else 1
     dim = node.kwargs.get("dim", node.args[place] if len(node.args) > place else -1)
