@@ -313,12 +313,8 @@ class AttentionLowering:
         if not cap:
             return scores
         emit = self.emit
-        # tanh(x) = 1 - 2 / (e^2x + 1)
-        power = emit.math("exp2", emit.math("mul", scores, emit.constant(2 * LOG2_E / cap, self.dtype)))
-        part = emit.math(
-            "div", emit.constant(2 * cap, self.dtype), emit.math("add", power, emit.constant(1.0, self.dtype))
-        )
-        return emit.math("sub", emit.constant(cap, self.dtype), part)
+        limit = emit.constant(cap, self.dtype)
+        return emit.math("mul", emit.math("tanh", emit.math("div", scores, limit)), limit)
 
     def _added(self, scores: Value, mask: Value) -> Value:
         """Scores, in units of powers of two, and a mask of numbers that are added to them in units of powers of e."""
