@@ -261,10 +261,10 @@ class FlashLowering(AttentionLowering):
         """Scores in units of `unit`, with nothing where a key does not count; without masks, all do."""
         emit = self.emit
         self.bases["j"] = start
+        if self.unit == 1.0:
+            scores = emit.math("mul", scores, self._constant(self._scale))
         if self.capped:
             scores = self._capped(scores)
-        elif self.unit == 1.0:
-            scores = emit.math("mul", scores, self._constant(self._scale))
         for mask in self.masks.added if masks is not None or not self.masks.local else ():
             scores = self._added(scores, self._mask_tile(mask))
         if masks is None:
@@ -278,16 +278,13 @@ class FlashLowering(AttentionLowering):
         return emit.where(emit.math("lt", self._places("j", 0), self._limit()), scores, nothing)
 
     def _capped(self, scores: Value) -> Value:
-        """Scores as the product left them → such in units of powers of two that approach a limit.
-
-        c · tanh(x) = c - 2c / (e^2x + 1), by two quick instructions and one multiplication and addition.
-        """
+        """The same by a power and a division, which give 16 bits all their digits."""
         emit = self.emit
-        cap: float = self.op.params["softcap"]
-        power = self._power(emit.math("mul", scores, self._constant(2 * self._scale / cap)))
-        one = self._constant(1.0)
-        share = emit.map("div", [one, emit.math("add", power, one)], self.dtype, **{tile.FLUSHES: UnitAttr()})
-        return emit.fused(share, self._constant(-2 * cap * LOG2_E), self._constant(cap * LOG2_E))
+        cap: float = self.op.params["softcap"] * LOG2_E
+        # tanh(x) = 1 - 2 / (e^2x + 1)
+        power = emit.math("exp2", emit.math("mul", scores, self._constant(2 * LOG2_E / cap)))
+        part = emit.math("div", self._constant(2 * cap), emit.math("add", power, self._constant(1.0)))
+        return emit.math("sub", self._constant(cap), part)
 
     @property
     def _is_cut(self) -> bool:

@@ -13,7 +13,7 @@ from weft.backends.nvidia.asynchronous import NarrowOp
 from weft.backends.nvidia.block import fitted, wide
 from weft.backends.nvidia.dialect import layout_of
 from weft.backends.nvidia.global_memory import narrowed_to, rounded_pair, rounded_to
-from weft.backends.nvidia.math import ROUGH, divide_all, emit_map, flushed_quotient, power_of_two, rough_exp
+from weft.backends.nvidia.math import ROUGH, divide_all, emit_map, power_of_two, rough_exp
 from weft.backends.nvidia.roles import begins_product, packed_for_product
 from weft.backends.nvidia.wgmma import laid_down
 from weft.ir.attributes import from_attribute
@@ -128,8 +128,6 @@ def _apply(codegen: KernelCodegen, op: tile.MapOp, args: list[V]) -> V:
         return emit_cast(codegen.b, args[0], source, target)
     if function == "exp2" and tile.FLUSHES in op.attributes and args[0].type == "float":
         return power_of_two(codegen.b, args[0])
-    if function == "div" and tile.FLUSHES in op.attributes and args[0].type == "float":
-        return flushed_quotient(codegen.b, *args)
     if function == "exp" and args[0].type == "float" and loses_digits(op.out, _is_at_most_one(op)):
         return rough_exp(codegen.b, args[0])
     if function in ROUGH and args[0].type == "float" and loses_digits(op.out, summed=False):

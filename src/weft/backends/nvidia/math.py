@@ -108,11 +108,6 @@ def reciprocal(b: Function, x: V) -> V:
     return _rcp_normal(E(b, x)).v
 
 
-def flushed_quotient(b: Function, x: V, y: V) -> V:
-    """x / y to 2 ulp, or zero where 1 / y is below the normal numbers."""
-    return (E(b, x) * _rcp_normal(E(b, y))).v
-
-
 def divide_all(b: Function, dividends: Sequence[V], divisor: V, exact: bool) -> list[V]:
     """Many f32 by one: a reciprocal for all, and for each a product and, for an `exact` quotient, what is left of it.
 
