@@ -48,9 +48,11 @@ from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
 from weft.passes.read_chosen import ReadChosen
 from weft.passes.read_codes import ReadCodes
+from weft.passes.read_pages import ReadPages
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.recognize_codes import RecognizeCodes
 from weft.passes.scale_after_products import ScaleAfterProducts
+from weft.passes.share_keys import ShareKeys
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.split_products import SplitProducts
@@ -93,6 +95,8 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         Simplify(),
         EliminateCommon(),
         *([EliminateDead(), RecognizeAttention(narrow=True), FindSeenKeys(), Simplify()] if tensor_cores else []),
+        ShareKeys(),
+        EliminateDead(),
         FoldBatchNorm(),
         ConvolveTrained(pointwise=True),
         ComparePlaces(),
@@ -103,7 +107,7 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         SinkReshapes(whole=True),
         *([CodeWeights(config.quantize, streamed=tensor_cores)] if config.quantize in CODES else []),
         *(
-            [SumSmallProducts(), ReadChosen(), ReadCodes(), ScaleAfterProducts(), AlignOperands()]
+            [SumSmallProducts(), ReadChosen(), ReadPages(), ReadCodes(), ScaleAfterProducts(), AlignOperands()]
             if tensor_cores
             else []
         ),

@@ -31,9 +31,11 @@ from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
 from weft.passes.read_chosen import ReadChosen
 from weft.passes.read_codes import ReadCodes
+from weft.passes.read_pages import ReadPages
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.recognize_codes import RecognizeCodes
 from weft.passes.scale_after_products import ScaleAfterProducts
+from weft.passes.share_keys import ShareKeys
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.split_products import SplitProducts
@@ -50,6 +52,7 @@ PASSES: dict[str, type[ModulePass]] = {
         EliminateCommon,
         RecognizeAttention,
         FindSeenKeys,
+        ShareKeys,
         FoldBatchNorm,
         ConvolveByProducts,
         ConvolveTrained,
@@ -64,6 +67,7 @@ PASSES: dict[str, type[ModulePass]] = {
         SumSmallProducts,
         ReadChosen,
         ReadCodes,
+        ReadPages,
         ScaleAfterProducts,
         AlignOperands,
         HoistConstants,

@@ -67,11 +67,15 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     join_exponentials(kernel)
     join_moments(kernel)
     mark_shifted(kernel)
-    of_products = (_with_roles, _holding_one, _without_conversions, _with_stages) if has_product(kernel) else ()
-    for way in (_streamed, *of_products):
+    in_pieces = any(isinstance(op, tile.LoadOp) and op.pieces > 1 for op in kernel.walk())
+    with_roles = (_with_roles, _holding_one, _without_conversions)
+    of_products = (*with_roles, _with_stages) if has_product(kernel) else ()
+    for way in with_roles if in_pieces else (_streamed, *of_products):
         with suppress(LoweringError):  # a conversion may need the memory that copies ahead of time would take
             if (found := way(kernel, target)) is not None:
                 return found
+    if in_pieces:
+        raise LoweringError("only the copy engine reads tiles in pieces")
     copy = kernel.clone()
     fold_views(copy)
     use_tensor_cores(copy)
