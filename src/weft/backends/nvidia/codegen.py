@@ -29,7 +29,7 @@ from weft.backends.nvidia.elements import emit_elements, emit_position
 from weft.backends.nvidia.exponentials import emit_added_exponentials, emit_exponentials
 from weft.backends.nvidia.extents import ConvertedLimits
 from weft.backends.nvidia.global_memory import narrowed_to
-from weft.backends.nvidia.held_rows import bring_rows, held_in
+from weft.backends.nvidia.held_row import bring_row, held_in
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.join_moments import MomentsOp
 from weft.backends.nvidia.layouts import WARP, Layout, picked
@@ -265,7 +265,7 @@ class KernelCodegen:
             for each in self.late:
                 self.visit(each)
         if (held := held_in(op)) is not None and not self.rings:
-            bring_rows(self, held)
+            bring_row(self, held)
         results = loop_with(b, i64(lower), i64(last), i64(step), initial, body, unrolled=False)
         self.tiles.update(zip(op.results, turn(i64(last), results)[:count], strict=True))
 

@@ -25,7 +25,7 @@ from weft.backends.nvidia.early_start import asked_early, written_by
 from weft.backends.nvidia.fold_sums import fold_sums
 from weft.backends.nvidia.fold_tanh import fold_tanh
 from weft.backends.nvidia.fold_views import fold_views
-from weft.backends.nvidia.held_rows import hold_rows
+from weft.backends.nvidia.held_row import hold_row
 from weft.backends.nvidia.join_exponentials import join_exponentials
 from weft.backends.nvidia.join_moments import join_moments
 from weft.backends.nvidia.layouts import WARP
@@ -78,12 +78,12 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
         raise LoweringError("only the copy engine reads tiles in pieces")
     copy = kernel.clone()
     fold_views(copy)
-    use_tensor_cores(copy)
+    use_tensor_cores(copy, target.multiprocessors)
     assign_layouts(copy, clusters=target.has_clusters)
     if (resident := blocks_beside(copy)) > 1:
         set_integer(copy, RESIDENT, resident)
     order_memory(copy)
-    held, blocks = hold_rows(copy, 0), integer(copy, BLOCKS, 1)
+    held, blocks = hold_row(copy, 0), integer(copy, BLOCKS, 1)
     shared = allocate_shared(copy, target.shared_per_block - held, held)
     return copy, Launch(WARP * integer(copy, WARPS), shared, cluster=blocks, blocks_per_program=blocks)
 
