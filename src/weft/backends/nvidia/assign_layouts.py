@@ -55,6 +55,7 @@ from weft.backends.nvidia.join_moments import MomentsOp
 from weft.backends.nvidia.layouts import Layout, blocked
 from weft.backends.nvidia.mma import PACKED, RAW, MmaOp, PackOp, SqueezeOp
 from weft.backends.nvidia.staged_copies import AwaitCopiesOp, CommitCopiesOp, CopyInOp, StagedOp
+from weft.backends.nvidia.stretches import PickOp
 from weft.backends.nvidia.view_layouts import demanded
 from weft.backends.nvidia.wgmma import words_layout
 from weft.backends.nvidia.written_layouts import assign_written, carried_layouts, is_free_view, scalar_layout
@@ -181,7 +182,7 @@ class Assignment:
                 pass
             case BlockNumberOp() | IndexOp() | SlotOp() | AcquireOp() | FillOp() | CommitOp() | WaitOp() | ReleaseOp():
                 pass
-            case TurnOp():
+            case TurnOp() | PickOp():
                 pass
             case _ if self.is_free(op):
                 pass

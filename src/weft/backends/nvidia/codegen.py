@@ -41,6 +41,7 @@ from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
 from weft.backends.nvidia.row_roles import emit_streaming
 from weft.backends.nvidia.staged_copies import emit_staged
 from weft.backends.nvidia.streaming import CopyOp, CopyRowsOp, ReadOp, StreamOp, WaitKeptOp
+from weft.backends.nvidia.stretches import PickOp, emit_pick
 from weft.backends.nvidia.strided_memory import emit_load, emit_pack, emit_store
 from weft.backends.nvidia.sums_apart import multiply_apart
 from weft.backends.nvidia.written import emit_written
@@ -176,6 +177,8 @@ class KernelCodegen:
                 self._loop(op)
             case tile.NumberOp():
                 emit_number(self, op)
+            case PickOp():
+                emit_pick(self, op)
             case tile.ProgramOp() | tile.ReturnOp() | tile.YieldOp() | tile.DequantizeOp():
                 pass
             case StreamOp() | CopyOp() | CopyRowsOp() | ReadOp() | WaitKeptOp():
