@@ -5,7 +5,8 @@ The rules, from the first that fits:
 - no columns: a tile of neighbours; of two axes where the inner run is short, or where some are neighbours along one run
   and some along another (a transpose: 64 x 64, turned on its way);
 - a window of few columns: these one after the other, for a tile of results;
-- long columns that are needed once: blocks in a loop, brought ahead;
+- long columns that are needed once: blocks in a loop, brought ahead; or that are needed again, where the copy engine
+  brings them to memory that holds all of them;
 - columns that fit the registers: whole rows, several of them where they are short;
 - longer ones: blocks in a loop that carries a tile of partial results, along the columns if they are neighbours in
   memory, else with so many rows beside each other as a memory access brings;
@@ -19,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from weft.ir.expr import Size, coefficient_of, product, symbols_of
+from weft.ir.expr import Size, coefficient_of, product, split_multiple, symbols_of
 from weft.lower.domain import Domain, Run
 from weft.lower.evaluate import Address
 from weft.lower.machine import Machine
@@ -38,6 +39,9 @@ _HELD_ONCE = 16384
 _STREAM_BYTES = 16384
 """What a block of a streamed row brings of the widest operand."""
 _LEAST_STREAMED = 1024
+_HELD_BYTES, _COPIED, _SHARING = 4 * _STREAM_BYTES, 16, (1, 2, 4, 8)
+"""What a block of threads has room for beside others, what the copy engine moves multiples of, and how many blocks
+may share a row."""
 _WAVES = 4
 """Programs for each multiprocessor, so that all have work until the end."""
 _FEW = 16
@@ -54,10 +58,11 @@ def choose_gpu_schedule(
     indexed: bool,
     window: bool = False,
     once: bool = False,
+    again: bool = False,
 ) -> Schedule:
     """Pick the schedule of a GPU's kernel from its addresses (over runs).
 
-    `once`: nothing needs the columns again behind the first pass over them.
+    `once`: nothing needs the columns again behind the first pass over them; `again`: every pass reads the same.
     """
     if not domain.row_runs and not domain.column_runs:
         return Schedule("pointwise", "", 1)
@@ -74,6 +79,8 @@ def choose_gpu_schedule(
             return replace(_pointwise(domain, addresses, machine), mode="lanes", holds=True)
     if once and not window and (streamed := _streamed(domain, inner, machine)) is not None:
         return streamed
+    if again and not window and not indexed and (held := _held(domain, inner, machine)) is not None:
+        return held
     return _reduction(domain, inner, machine, indexed=indexed, window=window)
 
 
@@ -161,6 +168,27 @@ def _streamed(domain: Domain, inner: Sequence[Address], machine: Machine) -> Sch
     widest = max(address.bytes for address in inner if address.purpose != "position")
     elements = min(_STREAM_BYTES // max(widest, 2), 2 * machine.tile_elements)
     return Schedule("stream", column.name, max(elements, _LEAST_STREAMED), holds=True)
+
+
+def _held(domain: Domain, inner: Sequence[Address], machine: Machine) -> Schedule | None:
+    """Long rows, in blocks that are all kept where the copy engine brings them, by one block of threads or several that
+    share a row: these read them again from there."""
+    streamed = _streamed(domain, inner, machine) if machine.brings_rows else None
+    loads = {(address.expr, address.bytes) for address in inner if address.purpose == "load"}
+    columns = domain.column_runs[-1].size
+    if streamed is None or not isinstance(columns, int) or not all(_is_piece(domain, *load) for load in loads):
+        return None
+    sizes = [size for _, size in loads]
+    held = _HELD_BYTES // (streamed.capacity * sum(sizes)) * streamed.capacity
+    parts = [columns // blocks for blocks in _SHARING if columns % (blocks * _COPIED // min(sizes)) == 0]
+    return streamed if any(streamed.capacity <= part <= held for part in parts) else None
+
+
+def _is_piece(domain: Domain, place: Size, size: int) -> bool:
+    """Whether rows are read that begin where the copy engine can, each by one program."""
+    along, unit = coefficient_of(place, domain.column_runs[-1].name), _COPIED // size
+    of_rows = symbols_of(place) & {run.name for run in domain.row_runs}
+    return along is not None and along[0] == 1 and bool(of_rows) and split_multiple(along[1], unit)[1] == 0
 
 
 def _least_rows(size: Size) -> int:

@@ -93,8 +93,10 @@ def prepare_group(
     window = len(reductions) == 1 and not isinstance(reductions[0], DimensionReduction)
     pairs = online_pairs(group) if machine.is_gpu else []
     if machine.is_gpu:
-        once = _reads_once(group, pairs, domain, indices)
-        schedule = choose_gpu_schedule(domain, addresses, machine, indexed=indexed, window=window, once=once)
+        once, again = _reads_once(group, pairs, domain, indices), _reads_the_same(group)
+        schedule = choose_gpu_schedule(
+            domain, addresses, machine, indexed=indexed, window=window, once=once, again=again
+        )
     else:
         schedule = choose_schedule(domain, addresses, machine, indexed=indexed, window=window)
     if schedule.mode == "taps":
@@ -109,6 +111,19 @@ def _reads_once(group: GroupOp, pairs: Sequence[OnlinePair], domain: Domain, ind
     full = [stages[value] for value, index in zip(group.yielded, indices, strict=True) if is_full(index, domain)]
     reduced = [stages[op.results[0]] for op in group.block.ops if isinstance(op, Reduction)]
     return max(full, default=0) == 0 and max(reduced, default=0) == 1
+
+
+def _reads_the_same(group: GroupOp) -> bool:
+    """Whether every pass over the columns reads the same operands: for each reduction, and for what is written."""
+    read: dict[SSAValue, frozenset[SSAValue]] = {argument: frozenset((argument,)) for argument in group.block.args}
+    passes: set[frozenset[SSAValue]] = set()
+    for op in group.block.ops:
+        found = frozenset[SSAValue]().union(*(read.get(operand, frozenset()) for operand in op.operands))
+        if isinstance(op, Reduction):
+            passes.add(found)
+        read.update({result: frozenset() if isinstance(op, Reduction) else found for result in op.results})
+    passes |= {read[value] for value in group.yielded if read[value]}
+    return len(passes) == 1
 
 
 def _domain(group: GroupOp, reductions: Sequence[Reduction]) -> Domain:

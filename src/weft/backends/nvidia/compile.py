@@ -98,7 +98,7 @@ def _streamed(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelO
         return None
     shared = allocate_shared(streamed.kernel, target.shared_per_block - streamed.shared, streamed.shared)
     blocks = streamed.cluster
-    launch = Launch(streamed.threads, shared, cluster=blocks, blocks_per_program=blocks, persistent=True)
+    launch = Launch(streamed.threads, shared, blocks, blocks, streamed.persistent)
     return streamed.kernel, launch
 
 
