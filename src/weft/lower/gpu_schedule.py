@@ -39,7 +39,7 @@ _HELD_ONCE = 16384
 _STREAM_BYTES = 16384
 """What a block of a streamed row brings of the widest operand."""
 _LEAST_STREAMED = 1024
-_HELD_BYTES, _COPIED, _SHARING = 4 * _STREAM_BYTES, 16, (1, 2, 4, 8)
+_HELD_BYTES, _COPIED, _SHARING = 4 * _STREAM_BYTES, 16, (2, 4, 8)
 """What a block of threads has room for beside others, what the copy engine moves multiples of, and how many blocks
 may share a row."""
 _WAVES = 4
@@ -62,7 +62,8 @@ def choose_gpu_schedule(
 ) -> Schedule:
     """Pick the schedule of a GPU's kernel from its addresses (over runs).
 
-    `once`: nothing needs the columns again behind the first pass over them; `again`: every pass reads the same.
+    `once`: nothing needs the columns again behind the first pass over them; `again`: every pass reads the same operand,
+    and no other.
     """
     if not domain.row_runs and not domain.column_runs:
         return Schedule("pointwise", "", 1)
@@ -171,24 +172,31 @@ def _streamed(domain: Domain, inner: Sequence[Address], machine: Machine) -> Sch
 
 
 def _held(domain: Domain, inner: Sequence[Address], machine: Machine) -> Schedule | None:
-    """Long rows, in blocks that are all kept where the copy engine brings them, by one block of threads or several that
-    share a row: these read them again from there."""
+    """Long rows of one operand, in blocks that are all kept where the copy engine brings them: threads read them again
+    from there.
+
+    A row that a block of threads has no room for is better held in the registers of several, unless these have no room
+    for it either, or places for much more than it has.
+    """
     streamed = _streamed(domain, inner, machine) if machine.brings_rows else None
     loads = {(address.expr, address.bytes) for address in inner if address.purpose == "load"}
     columns = domain.column_runs[-1].size
-    if streamed is None or not isinstance(columns, int) or not all(_is_piece(domain, *load) for load in loads):
+    if streamed is None or len(loads) != 1 or not isinstance(columns, int):
         return None
-    sizes = [size for _, size in loads]
-    held = _HELD_BYTES // (streamed.capacity * sum(sizes)) * streamed.capacity
-    parts = [columns // blocks for blocks in _SHARING if columns % (blocks * _COPIED // min(sizes)) == 0]
-    return streamed if any(streamed.capacity <= part <= held for part in parts) else None
+    ((_, size),) = loads
+    unit, memory = _COPIED // size, [address for address in inner if address.purpose != "position"]
+    if not all(_begins_at(address.expr, streamed.vector, unit) for address in memory):
+        return None
+    wasteful = columns * 8 < _power_below(2 * columns - 1) * 7 or columns > machine.row_elements
+    counts = (1, *_SHARING) if wasteful else (1,)
+    parts = [columns // blocks for blocks in counts if columns % (blocks * unit) == 0]
+    return streamed if any(streamed.capacity <= part <= _HELD_BYTES // size for part in parts) else None
 
 
-def _is_piece(domain: Domain, place: Size, size: int) -> bool:
-    """Whether rows are read that begin where the copy engine can, each by one program."""
-    along, unit = coefficient_of(place, domain.column_runs[-1].name), _COPIED // size
-    of_rows = symbols_of(place) & {run.name for run in domain.row_runs}
-    return along is not None and along[0] == 1 and bool(of_rows) and split_multiple(along[1], unit)[1] == 0
+def _begins_at(place: Size, run: str, unit: int) -> bool:
+    """Whether rows lie along a run, and begin at multiples of so many elements."""
+    along = coefficient_of(place, run)
+    return along is not None and along[0] == 1 and split_multiple(along[1], unit)[1] == 0
 
 
 def _least_rows(size: Size) -> int:
