@@ -43,6 +43,8 @@ _REGISTERS_BESIDE = 24
 _MOST_STAGES = 8
 _HOLDING = 3
 """Blocks of a multiprocessor that hold a row, or a part of one."""
+_LEAST_HELD = 32768
+"""Bytes of that from which on it pays."""
 _BLOCKS = (1, 2, 4, 8)
 _LEAST_TURNS = 2
 """Programs of a block from which on it pays to stay."""
@@ -104,7 +106,7 @@ def _holding(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | None:
         if not stages or loops == len(stages):
             continue
         turns = sum(stage.turns for stage in stages[:loops])
-        if turns <= _fitting(target, stages, _HOLDING):
+        if turns * _stage_bytes(stages) >= _LEAST_HELD and turns <= _fitting(target, stages, _HOLDING):
             assign_layouts(copy)
             return _with_roles(copy, stages, _Ring(_HOLDING, turns, loops, blocks, holds=True))
     return None
