@@ -50,6 +50,8 @@ class Anchors:
     facts: AxisFacts
     converts: bool = True
     """Whether tiles may be turned through shared memory, so that each access is coalesced."""
+    of_products: bool = False
+    """Whether the tensor cores of Hopper say where the largest tiles are."""
 
     def of(self, shape: tuple[int, ...]) -> Layout:
         """The layout of tiles of a shape: that of the largest tile it is broadcast against, or one of its own."""
@@ -133,7 +135,7 @@ def anchors_of(kernel: tile.KernelOp, clusters: bool) -> Anchors:
         vector = min(vectors.get(order[0], 1), _fair(shape, warps)) if order else 1
         warp_order = sorted(order, key=lambda axis: axis in reduced)
         layouts[shape] = blocked(shape, warps, order, vector, warp_order, blocks)
-    return Anchors(warps, blocks, layouts, facts)
+    return Anchors(warps, blocks, layouts, facts, of_products=bool(products))
 
 
 def _is_operand(op: Operation) -> bool:

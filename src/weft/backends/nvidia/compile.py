@@ -29,6 +29,7 @@ from weft.backends.nvidia.join_exponentials import join_exponentials
 from weft.backends.nvidia.join_moments import join_moments
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.messages import VPRINTF
+from weft.backends.nvidia.narrow_operands import narrow_operands
 from weft.backends.nvidia.order_memory import order_memory
 from weft.backends.nvidia.overlap_products import overlap_products
 from weft.backends.nvidia.pipeline_dots import pipeline_dots
@@ -102,6 +103,7 @@ def _with_roles(
     """Products whose operands are brought ahead."""
     copy = kernel.clone()
     fold_views(copy)
+    narrow_operands(copy)
     raise_accesses(copy)
     overlap_products(copy)
     pipelined = pipeline_dots(copy, target, ahead=ahead)

@@ -5,26 +5,24 @@ from __future__ import annotations
 
 from weft.backends.nvidia.delay_products import delay_products
 from weft.backends.nvidia.dialect import RESIDENT, set_integer
+from weft.backends.nvidia.hoist_products import hoist_products, registers_of
 from weft.tile import dialect as tile
 from weft.tile.memory_groups import MemoryGroups
 
-_ROWS, _THREADS, _MOST_HELD = 64, 128, 64
-"""Of a warp group: rows, threads, and registers of products that a thread may hold where there are two blocks."""
+_MOST_HELD = 64
+"""Registers of products that a thread may hold where there are two blocks."""
 
 
 def overlap_products(kernel: tile.KernelOp) -> None:
     """Rewrite a kernel in place, or say how many blocks are to fit."""
+    if MemoryGroups.of_kernel(kernel).written:
+        hoist_products(kernel)
     loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp)]
     held = max(
-        (sum(_registers(op) for op in loop.block.ops if isinstance(op, tile.DotOp)) for loop in loops), default=0
+        (sum(registers_of(op) for op in loop.block.ops if isinstance(op, tile.DotOp)) for loop in loops), default=0
     )
     several = any(sum(isinstance(op, tile.DotOp) for op in loop.block.ops) > 1 for loop in loops)
     if several and held <= _MOST_HELD and MemoryGroups.of_kernel(kernel).written:
         set_integer(kernel, RESIDENT, 2)
     else:
         delay_products(kernel)
-
-
-def _registers(dot: tile.DotOp) -> int:
-    """What a thread holds of a product, of 64 rows by a warp group."""
-    return _ROWS * tile.tile_type(dot.out).sizes[1] // _THREADS

@@ -124,9 +124,9 @@ class ValueEmitter:
         return self.add(tile.MapOp.create(operands=list(args), attributes=attributes, result_types=[type_]))
 
     def _folded(self, function: str, args: Sequence[SSAValue], dtype: DType, result: DType) -> SSAValue | None:
-        """The result of integer arithmetic that is known, or that changes nothing."""
+        """The result of integer arithmetic that is known, or that changes nothing; of floats, which one is greater."""
         known = [self.number(arg) for arg in args]
-        if dtype.is_float or function == "select":
+        if (dtype.is_float and function not in ("max", "min")) or function == "select":
             return None
         if all(number is not None for number in known):
             if function in ("floordiv", "truncdiv", "remainder", "fmod") and known[1] == 0:
