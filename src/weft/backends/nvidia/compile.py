@@ -41,6 +41,7 @@ from weft.backends.nvidia.raise_accesses import raise_accesses
 from weft.backends.nvidia.relax_arithmetic import relax_arithmetic
 from weft.backends.nvidia.shared_memory import allocate_shared
 from weft.backends.nvidia.stage_operands import stage_operands
+from weft.backends.nvidia.straighten_loops import straighten_loops
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
 from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
 from weft.errors import LoweringError
@@ -61,6 +62,7 @@ _SINCE = {NO_BF16_ATOMICS: 90, NO_FP8: 89}
 def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch]:
     """A copy of a kernel with roles, layouts, conversions, shared memory and barriers."""
     kernel = kernel.clone()
+    straighten_loops(kernel)
     fold_sums(kernel)
     fold_tanh(kernel)
     relax_arithmetic(kernel)

@@ -2,8 +2,8 @@
 
 Loads that the products of one block read together are a batch: each turn brings all of them to one stage of a ring, and
 batches of the same shapes, in several loops, share a ring. What is loaded outside of the loops that read it is brought
-once for all their turns, through a ring of one stage, and what is loaded when they are done through the same. A tile that
-products read both as it lies and transposed is brought once.
+once for all their turns, through a ring of one stage, and what is loaded when they are done through the same. A tile
+that products read both as it lies and transposed is brought once.
 """
 
 from __future__ import annotations

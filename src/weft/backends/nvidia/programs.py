@@ -6,6 +6,7 @@ order keeps what neighbours share in the second-level cache: a few blocks of row
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from xdsl.ir import Operation, SSAValue
@@ -169,7 +170,12 @@ def worth_one_by_one(kernel: tile.KernelOp, multiprocessors: int, resident: int 
 
 def _depends_on_program(loop: tile.ForOp) -> bool:
     """Whether how often a loop turns is different in different programs."""
-    left, seen = [index.owner for index in loop.indices], set[object]()
+    return depends_on_program(loop.indices)
+
+
+def depends_on_program(values: Iterable[SSAValue]) -> bool:
+    """Whether values are different in different programs."""
+    left, seen = [value.owner for value in values], set[object]()
     while left:
         op = left.pop()
         if isinstance(op, tile.ProgramOp):

@@ -41,6 +41,12 @@ def register(dtype: DType) -> DType:
     return f32 if dtype.is_float and dtype.bits < 32 else dtype
 
 
+def _is_one_of(number: float, dtype: DType) -> bool:
+    """Whether a type of floats has a number."""
+    with np.errstate(all="ignore"):
+        return float(np.array(number).astype(dtype.numpy)) == number
+
+
 class ValueEmitter:
     """Adds ops to a block."""
 
@@ -156,7 +162,7 @@ class ValueEmitter:
             return value
         known = self.number(value)
         integers = not source.is_float and not target.is_float
-        if known is not None and rounding is None and (integers or (known == 0 and target.is_float)):
+        if known is not None and rounding is None and (integers or (target.is_float and _is_one_of(known, target))):
             number = np.array(known).astype(source.numpy).astype(target.numpy).item() if integers else known
             return self.constant(number, target, tile.tile_type(value).sizes)
         return self.convert(value, source, target, rounding)
