@@ -18,6 +18,8 @@ from weft.tile.memory_groups import MemoryGroups
 
 GROUP = 8
 """Neighbouring blocks of rows that are walked together, so that they share columns while these are near."""
+_NUMBER = symbol("d0")
+"""A program's number, among the operands of what is computed of it."""
 _OUTSIDE = 1 << 30
 """A coordinate that no tensor has."""
 
@@ -33,14 +35,17 @@ class Programs:
     axes: tuple[SSAValue, ...]
     limit: SSAValue | None = None
     """How many programs there are along the last axis, if memory says so."""
+    unequal: bool = False
+    """Whether programs are of unequal length."""
 
     @classmethod
     def of(cls, kernel: tile.KernelOp, first: SSAValue, count: SSAValue, limit: SSAValue | None = None) -> Programs:
         bounds = tile.Sizes((symbol("d0"), _upper(kernel), symbol("d1")))
         loop = tile.ForOp.make(bounds, [first, count, *_sizes(kernel, limit)], [])
-        numbers = _numbered(kernel, loop.block.args[0], count, limit)
+        unequal = _is_unequal(kernel)
+        numbers = _numbered(kernel, loop.block.args[0], count, limit, unequal)
         loop.block.add_ops(numbers)
-        return cls(kernel, first, count, loop, tuple(op.out for op in numbers), limit)
+        return cls(kernel, first, count, loop, tuple(op.out for op in numbers), limit, unequal)
 
     def numbers(self) -> dict[SSAValue, SSAValue]:
         """What stands in the loop for the kernel's program numbers."""
@@ -55,7 +60,7 @@ class Programs:
         place, step = symbol("d0"), symbol("d1")
         outside = (1 - minimum(floordiv(place, step), 1)) * _OUTSIDE
         made = [IndexOp.make(tile.Sizes((s,)), [number, self.count]) for s in (maximum(place - step, 0), outside)]
-        numbers = _numbered(self.kernel, made[0].out, self.count, self.limit)
+        numbers = _numbered(self.kernel, made[0].out, self.count, self.limit, self.unequal)
         places: dict[SSAValue, SSAValue] = dict(zip(self.axes, (op.out for op in numbers), strict=True))
         return [*made, *numbers], places, made[1].out
 
@@ -79,13 +84,16 @@ def _grid(kernel: tile.KernelOp) -> list[Size]:
     return grid if kernel.limit is None else [*grid[:-1], symbol(f"d{len(renamed) + 2}")]
 
 
-def _numbered(kernel: tile.KernelOp, number: SSAValue, count: SSAValue, limit: SSAValue | None) -> list[IndexOp]:
+def _numbered(
+    kernel: tile.KernelOp, number: SSAValue, count: SSAValue, limit: SSAValue | None, unequal: bool
+) -> list[IndexOp]:
     """Each axis's number of a program, from the program's."""
     grid = _grid(kernel)
     if kernel.paired:
         values = _paired_numbers(grid)
     else:
-        values = _in_order(grid) if MemoryGroups.of_kernel(kernel).written else _numbers(grid)
+        order = _there_and_back if unequal else _in_order
+        values = order(grid) if MemoryGroups.of_kernel(kernel).written else _numbers(grid)
     return [IndexOp.make(tile.Sizes((value,)), [number, count, *_sizes(kernel, limit)]) for value in values]
 
 
@@ -124,10 +132,21 @@ def _paired_numbers(grid: list[Size]) -> list[Size]:
     return [*numbers, floordiv(place, height), top + mod(place, height)][: len(grid)]
 
 
-def _in_order(grid: list[Size]) -> list[Size]:
+def _there_and_back(grid: list[Size]) -> list[Size]:
+    """The same where programs are of unequal length: every other turn goes through the blocks backwards.
+
+    Else a block would have programs of few places along an axis, and one more of the long ones than another.
+    """
+    number, count = symbol("d0"), symbol("d1")
+    turn, block = floordiv(number, count), mod(number, count)
+    whole = minimum(1, maximum(0, product(grid) - (turn + 1) * count + 1))
+    return _in_order(grid, number + mod(turn, 2) * whole * (count - 1 - 2 * block))
+
+
+def _in_order(grid: list[Size], number: Size = _NUMBER) -> list[Size]:
     """The numbers of a program where its author has chosen the order: the last axis is the fastest."""
     numbers: list[Size] = []
-    rest: Size = symbol("d0")
+    rest = number
     for position in range(1, len(grid)):
         below = product(grid[position:])
         numbers.append(floordiv(rest, below))
@@ -162,15 +181,14 @@ def worth_one_by_one(kernel: tile.KernelOp, multiprocessors: int, resident: int 
     of them are of one length. Where several blocks are `resident` one does it while another multiplies.
     """
     count = product(kernel.grid.data)
-    loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp)]
-    unequal = any(_depends_on_program(loop) for loop in loops)
+    unequal = _is_unequal(kernel)
     few = isinstance(count, int) and multiprocessors < count < _MANY * multiprocessors
     return unequal and not kernel.paired and (few or resident > 1)
 
 
-def _depends_on_program(loop: tile.ForOp) -> bool:
-    """Whether how often a loop turns is different in different programs."""
-    return depends_on_program(loop.indices)
+def _is_unequal(kernel: tile.KernelOp) -> bool:
+    """Whether how often loops turn is different in different programs."""
+    return any(depends_on_program(op.indices) for op in kernel.walk() if isinstance(op, tile.ForOp))
 
 
 def depends_on_program(values: Iterable[SSAValue]) -> bool:
