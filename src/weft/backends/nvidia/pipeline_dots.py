@@ -52,7 +52,7 @@ from weft.backends.nvidia.defer_stores import defer_stores
 from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, integer, set_integer
 from weft.backends.nvidia.index_slices import ops_behind
 from weft.backends.nvidia.operand_copies import Batch, Operands, blocks_of, operands_of
-from weft.backends.nvidia.programs import Programs
+from weft.backends.nvidia.programs import Programs, worth_one_by_one
 from weft.backends.nvidia.roles import BARRIER_BYTES
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.tensor_parts import lines_of, part_of
@@ -81,6 +81,7 @@ class Pipelined:
     threads: int
     shared: int
     maps: tuple[TensorMap, ...]
+    persistent: bool
 
 
 def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = True) -> Pipelined | None:
@@ -126,9 +127,10 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = 
         set_integer(op, SHARED, ring)
     times = (False, True) if operands.starts_early else (False,)
     producers = [_Producer(operands, addends, maps[:inputs], needed, early) for early in times]
-    _split(kernel, producers, _Consumer(operands, addends, consumers), rings, consumers)
+    persistent = not worth_one_by_one(kernel, target.multiprocessors, resident)
+    _split(kernel, producers, _Consumer(operands, addends, consumers), rings, persistent)
     set_integer(kernel, WARPS, 4 * consumers)
-    return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps))
+    return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps), persistent)
 
 
 def _needed(kernel: tile.KernelOp, operands: Operands, addends: Iterable[tile.LoadOp]) -> set[Operation] | None:
@@ -205,15 +207,15 @@ def _split(
     producers: Sequence[_Producer],
     consumer: _Consumer,
     rings: Sequence[RingType],
-    consumers: int,
+    persistent: bool,
 ) -> None:
-    block = kernel.block
+    block, consumers = kernel.block, consumer.count
     original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
     first, count = BlockNumberOp.make("number"), BlockNumberOp.make("count")
     limit = _limit(kernel)
     block.insert_ops_before([first, count, *limit], original[0])
     numbers = first.out, count.out, limit[-1].results[0] if limit else None
-    walked = [Programs.of(kernel, *numbers) for _ in (consumer, *producers)]
+    walked = [Programs.of(kernel, *numbers, one_by_one=not persistent) for _ in (consumer, *producers)]
     for role, programs in zip((consumer, *producers), walked, strict=True):
         role.mapping = programs.numbers()
         role.walk(original, programs.loop.block)

@@ -6,20 +6,39 @@ order keeps what neighbours share in the second-level cache: a few blocks of row
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from xdsl.ir import Operation, SSAValue
 
 from weft.backends.nvidia.asynchronous import IndexOp
-from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, product, substitute, symbol
+from weft.ir.expr import (
+    Size,
+    ceildiv,
+    coefficient_of,
+    floordiv,
+    is_nonnegative,
+    maximum,
+    minimum,
+    mod,
+    product,
+    substitute,
+    symbol,
+    symbols_of,
+)
 from weft.tile import dialect as tile
+from weft.tile.affine import Affines
 from weft.tile.memory_groups import MemoryGroups
+
+Order: TypeAlias = Callable[[list[Size]], list[Size]]
 
 GROUP = 8
 """Neighbouring blocks of rows that are walked together, so that they share columns while these are near."""
 _NUMBER = symbol("d0")
 """A program's number, among the operands of what is computed of it."""
+_TOGETHER = 16
+"""Places along other axes whose programs are walked together, the longest of them first."""
 _OUTSIDE = 1 << 30
 """A coordinate that no tensor has."""
 
@@ -33,19 +52,26 @@ class Programs:
     count: SSAValue
     loop: tile.ForOp
     axes: tuple[SSAValue, ...]
+    order: Order
+    """Each axis's number of a program in terms of the program's, d0, and the number of blocks, d1."""
     limit: SSAValue | None = None
     """How many programs there are along the last axis, if memory says so."""
-    unequal: bool = False
-    """Whether programs are of unequal length."""
 
     @classmethod
-    def of(cls, kernel: tile.KernelOp, first: SSAValue, count: SSAValue, limit: SSAValue | None = None) -> Programs:
+    def of(
+        cls,
+        kernel: tile.KernelOp,
+        first: SSAValue,
+        count: SSAValue,
+        limit: SSAValue | None = None,
+        one_by_one: bool = False,
+    ) -> Programs:
         bounds = tile.Sizes((symbol("d0"), _upper(kernel), symbol("d1")))
         loop = tile.ForOp.make(bounds, [first, count, *_sizes(kernel, limit)], [])
-        unequal = _is_unequal(kernel)
-        numbers = _numbered(kernel, loop.block.args[0], count, limit, unequal)
+        order = _order(kernel, one_by_one)
+        numbers = _numbered(kernel, loop.block.args[0], count, limit, order)
         loop.block.add_ops(numbers)
-        return cls(kernel, first, count, loop, tuple(op.out for op in numbers), limit, unequal)
+        return cls(kernel, first, count, loop, tuple(op.out for op in numbers), order, limit)
 
     def numbers(self) -> dict[SSAValue, SSAValue]:
         """What stands in the loop for the kernel's program numbers."""
@@ -60,7 +86,7 @@ class Programs:
         place, step = symbol("d0"), symbol("d1")
         outside = (1 - minimum(floordiv(place, step), 1)) * _OUTSIDE
         made = [IndexOp.make(tile.Sizes((s,)), [number, self.count]) for s in (maximum(place - step, 0), outside)]
-        numbers = _numbered(self.kernel, made[0].out, self.count, self.limit, self.unequal)
+        numbers = _numbered(self.kernel, made[0].out, self.count, self.limit, self.order)
         places: dict[SSAValue, SSAValue] = dict(zip(self.axes, (op.out for op in numbers), strict=True))
         return [*made, *numbers], places, made[1].out
 
@@ -85,16 +111,42 @@ def _grid(kernel: tile.KernelOp) -> list[Size]:
 
 
 def _numbered(
-    kernel: tile.KernelOp, number: SSAValue, count: SSAValue, limit: SSAValue | None, unequal: bool
+    kernel: tile.KernelOp, number: SSAValue, count: SSAValue, limit: SSAValue | None, order: Order
 ) -> list[IndexOp]:
     """Each axis's number of a program, from the program's."""
-    grid = _grid(kernel)
-    if kernel.paired:
-        values = _paired_numbers(grid)
-    else:
-        order = _there_and_back if unequal else _in_order
-        values = order(grid) if MemoryGroups.of_kernel(kernel).written else _numbers(grid)
+    values = order(_grid(kernel))
     return [IndexOp.make(tile.Sizes((value,)), [number, count, *_sizes(kernel, limit)]) for value in values]
+
+
+def _order(kernel: tile.KernelOp, one_by_one: bool) -> Order:
+    """The order that programs are walked in, by a block each or by blocks that take one after the other."""
+    if kernel.paired:
+        return _paired_numbers
+    if not MemoryGroups.of_kernel(kernel).written:
+        return _numbers
+    if one_by_one:
+        return _longest_first if _grows(kernel) else _in_order
+    return _there_and_back if _is_unequal(kernel) else _in_order
+
+
+def _grows(kernel: tile.KernelOp) -> bool:
+    """Whether loops turn more often the further a program is along the last axis, and none less often."""
+    affines = Affines()
+    found = False
+    for loop in [op for op in kernel.walk() if isinstance(op, tile.ForOp)]:
+        known = {f"d{number}": affines.index(index) for number, index in enumerate(loop.indices)}
+        lower, upper, _ = (substitute(size, known) for size in loop.bounds.data)
+        last = len(kernel.grid.data) - 1
+        for name in symbols_of(upper - lower):
+            program, parts = affines.symbols[name].owner, coefficient_of(upper - lower, name)
+            if not depends_on_program([affines.symbols[name]]):
+                continue
+            if not isinstance(program, tile.ProgramOp) or program.axis.value.data != last:
+                return False
+            if parts is None or not is_nonnegative(parts[0]):
+                return False
+            found = True
+    return found
 
 
 def _upper(kernel: tile.KernelOp) -> Size:
@@ -133,14 +185,27 @@ def _paired_numbers(grid: list[Size]) -> list[Size]:
 
 
 def _there_and_back(grid: list[Size]) -> list[Size]:
-    """The same where programs are of unequal length: every other turn goes through the blocks backwards.
+    """The numbers of a program where programs are of unequal length: every other turn goes through blocks backwards.
 
-    Else a block would have programs of few places along an axis, and one more of the long ones than another.
+    Else a block would have programs of few places along an axis, and so one more of the long ones than another.
     """
-    number, count = symbol("d0"), symbol("d1")
-    turn, block = floordiv(number, count), mod(number, count)
+    count = symbol("d1")
+    turn, block = floordiv(_NUMBER, count), mod(_NUMBER, count)
     whole = minimum(1, maximum(0, product(grid) - (turn + 1) * count + 1))
-    return _in_order(grid, number + mod(turn, 2) * whole * (count - 1 - 2 * block))
+    return _in_order(grid, _NUMBER + mod(turn, 2) * whole * (count - 1 - 2 * block))
+
+
+def _longest_first(grid: list[Size]) -> list[Size]:
+    """The numbers of a program where those at the end of the last axis take longest: these come first.
+
+    So that what they share stays near, that is done to few places along the other axes at a time.
+    """
+    others, rows = product(grid[:-1]), grid[-1]
+    first = floordiv(_NUMBER, rows * _TOGETHER) * _TOGETHER
+    inside = mod(_NUMBER, rows * _TOGETHER)
+    height = minimum(_TOGETHER, others - first)
+    place = first + mod(inside, height)
+    return [*_in_order(grid[:-1], place), rows - 1 - floordiv(inside, height)]
 
 
 def _in_order(grid: list[Size], number: Size = _NUMBER) -> list[Size]:
