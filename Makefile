@@ -12,6 +12,7 @@ CPU_TORCH := https://download.pytorch.org/whl/cpu
 GPU_PYTHON ?= PYTHONPATH=src:offline python3
 GPU_JOBS ?= 16
 SHARD ?= 0/1
+SANITIZED ?= $(addprefix tests/gpu/test_,$(addsuffix _on_gpu.py,products few_rows codes groups attention attention_backward))
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-slow test-gpu sanitize-gpu conform-gpu lint format offline clean
@@ -45,9 +46,9 @@ test-slow: $(STAMP) ## the slow tests only
 test-gpu: ## on a machine with a GPU: the tests that need one; SHARD=0/2 is the first half
 	$(GPU_PYTHON) -m pytest -p no:cacheprovider -m gpu -n $(GPU_JOBS) --shard $(SHARD) --resume reports/test-gpu.jsonl tests
 
-sanitize-gpu: ## on a machine with a GPU: compute-sanitizer over the ops' kernels
-	for tool in memcheck racecheck; do \
-	  $(GPU_PYTHON) -m weft.testing.gpu.sanitize --tool $$tool --shard $(SHARD) --jobs $(GPU_JOBS) || exit 1; \
+sanitize-gpu: ## on a machine with a GPU: compute-sanitizer over the ops' kernels, products and attention
+	for watched in "memcheck" "racecheck" "memcheck $(SANITIZED)"; do \
+	  $(GPU_PYTHON) -m weft.testing.gpu.sanitize --shard $(SHARD) --jobs $(GPU_JOBS) --tool $$watched || exit 1; \
 	done
 
 conform-gpu: ## on a machine with a GPU: OpInfo in f32 and bf16, the model families, training

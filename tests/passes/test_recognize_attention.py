@@ -274,3 +274,57 @@ def test_narrow_attention_is_what_is_rounded_in_the_end(passes: Any, rounded: bo
     tensors = {name: Tensor(bf16, (2, 8, 16)) for name in "qkv"}
     module = passes.apply(RecognizeAttention(narrow=True), passes.built(tensors, body), rtol=2e-2)
     assert ("graph.attention" in str(module)) == rounded
+
+
+@pytest.mark.parametrize("low", [-math.inf, -3e38])
+@pytest.mark.parametrize("shifted", [False, True])
+def test_a_further_score_of_each_row(passes: Any, low: float, shifted: bool) -> None:
+    """What models learn for each head: it has a share of the weights, and no value."""
+
+    def before(b: Any, q: Any, k: Any, v: Any, sink: Any) -> Any:
+        x = scores(b, q, k)
+        row, column = b.iota(shape=(L, 1), dim=0, dtype=i64), b.iota(shape=(1, S), dim=1, dtype=i64)
+        seen = b.gt(row, column)  # the first row sees nothing
+        x = b.add(x, b.where(seen, b.full(value=0.0, shape=(), dtype=f32), b.full(value=low, shape=(), dtype=f32)))
+        sinks = b.emit("broadcast", b.reshape(sink, shape=(1, H, 1, 1)), shape=(B, H, L, 1))
+        x = b.concat(x, sinks, dim=3)
+        if shifted:
+            x = b.sub(x, b.max(x, dims=(3,), keep=True))
+        weights = composites.softmax(b, x, 3)
+        cut = b.slice(weights, starts=(0, 0, 0, 0), shape=(B, H, L, S), steps=(1, 1, 1, 1))
+        return b.dot(cut, v)
+
+    module = passes.apply(PASSES, passes.built({**QKV, "sink": Tensor(f32, (H,))}, before), rtol=1e-5)
+    assert "graph.attention_with_lse" in str(module)
+    assert "graph.dot" not in str(module) and "graph.concat" not in str(module)
+
+
+@pytest.mark.parametrize("form", ["two", "other column", "read twice"])
+def test_no_further_score(passes: Any, form: str) -> None:
+    def before(b: Any, q: Any, k: Any, v: Any, sink: Any) -> Any:
+        count = 2 if form == "two" else 1
+        x = scores(b, q, k)
+        x = b.concat(x, b.emit("broadcast", b.reshape(sink, shape=(1, H, 1, 1)), shape=(B, H, L, count)), dim=3)
+        weights = composites.softmax(b, x, 3)
+        starts = (0, 0, 0, 1 if form == "other column" else 0)
+        cut = b.slice(weights, starts=starts, shape=(B, H, L, S), steps=(1, 1, 1, 1))
+        out = b.dot(cut, v)
+        return b.add(out, b.sum(weights, dims=(3,), keep=True)) if form == "read twice" else out
+
+    module = passes.apply(PASSES, passes.built({**QKV, "sink": Tensor(f32, (H,))}, before), rtol=1e-5)
+    assert "graph.attention" not in str(module)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_lowest_numbers_hide_where_every_row_sees_a_key(passes: Any, hidden: bool) -> None:
+    """Rows that see none are even over all keys, which is what numbers that are added give."""
+
+    def before(b: Any, q: Any, k: Any, v: Any) -> Any:
+        keep = causal_mask(b, L, S)
+        zero, low = (b.full(value=number, shape=(), dtype=f32) for number in (0.0, -3e38))
+        mask = b.where(keep, low, zero) if hidden else b.where(keep, zero, low)
+        return attend(b, b.add(scores(b, q, k), mask), v)
+
+    module = passes.apply(PASSES, passes.built(QKV, before), rtol=1e-5)
+    assert ("causal = true" in str(module)) == (not hidden)
+    assert "graph.attention" in str(module) and "graph.any" not in str(module)

@@ -129,7 +129,19 @@ def test_where_eager_is_far_off_two_ulp_of_eager_are_right():
 def test_random_numbers_must_be_eagers():
     assert run_opinfo("aot_eager", ops=["bernoulli"], samples=1, jobs=0).ok
     backend = changed_by(lambda results: [torch.bernoulli(torch.full_like(r, 0.5)) for r in results])
-    assert statuses(run_opinfo(backend, ops=["bernoulli"], samples=1, jobs=0)) == {"wrong"}
+    for dtype in ("float32", "bfloat16"):
+        assert statuses(run_opinfo(backend, [dtype], ops=["bernoulli"], samples=1, jobs=0)) == {"wrong"}
+
+
+@pytest.mark.parametrize(("ulps", "status"), [(1, "passed"), (16, "wrong")])
+def test_what_is_made_of_random_numbers_in_half_precision_is_judged_by_float32(ulps, status):
+    def change(results):
+        step = ulps * torch.finfo(torch.bfloat16).eps
+        return [r + (step * r.abs().max()).to(r.dtype) * (r.abs() < r.abs().max() / 4) for r in results]
+
+    op = "nn.functional.feature_alpha_dropout"
+    report = run_opinfo(changed_by(change), ["bfloat16"], ops=[op], gradients=False, jobs=0)
+    assert {r.status for r in report.results if "with_train" in r.op and r.sample == 1} == {status}
 
 
 def test_values_that_are_not_defined_are_not_compared():

@@ -48,17 +48,16 @@ def lower_attention(
     """Lower a group that holds one attention, with its operands and results in the given layouts."""
     layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
     op = next(op for op in group.block.ops if isinstance(op, AnyAttention))
-    construction = AttentionLowering
     if machine.is_gpu:
         from weft.lower.flash_attention import FlashLowering, is_flash  # these add to the class below
         from weft.lower.split_attention import SplitLowering, parts_of
 
         if is_flash(op):
-            construction = FlashLowering
             parts = parts_of(op, group, machine)
             if parts > 1 or tensor_of(op.results[0].type).shape[-2] == 1:
                 return SplitLowering(group, name, layouts, outputs, op, machine, parts).lowered(inputs)
-    kernel = construction(group, name, layouts, outputs, op, machine).kernel()
+            return FlashLowering(group, name, layouts, outputs, op, machine).lowered(inputs)
+    kernel = AttentionLowering(group, name, layouts, outputs, op, machine).kernel()
     return whole(kernel, len(inputs), len(outputs))
 
 

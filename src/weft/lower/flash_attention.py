@@ -22,7 +22,7 @@ from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import SSAValue
 
 from weft.ir.expr import Size, ceildiv, divides, floordiv, maximum, minimum, product, symbol, symbols_of
-from weft.ir.types import bf16, f16, i32, tensor_of
+from weft.ir.types import Tensor, bf16, f16, i32, tensor_of
 from weft.lower.attention import LOG2_E, AttentionLowering
 from weft.lower.blocked import BlockedKernel
 from weft.lower.domain import Run
@@ -30,14 +30,24 @@ from weft.lower.emit import Axis, TileValue
 from weft.lower.evaluate import Source
 from weft.lower.kernels import Kernel
 from weft.lower.key_ranges import AtMost, Condition, Rows, bound_of
+from weft.lower.lowered import Argument, KernelCall, Lowered, lower, whole
 from weft.lower.mask_reading import Kept, read_masks
+from weft.lower.regroup import new_group
 from weft.ops.attention import AnyAttention
 from weft.ops.body import Value
+from weft.ops.graph import GraphBuilder
+from weft.ops.layouts import Layout, contiguous
 from weft.tile import dialect as tile
 
 _MOST_WIDTH = 256
+_COUNTED = Tensor(i32, (1,))
+"""What counts programs of different lengths."""
 _MOST_READ_ONCE = 1 << 25
 """Elements of keys that leave the cache first, so that others need not be written back for them."""
+
+
+def _zeroed(b: GraphBuilder) -> list[SSAValue]:
+    return [b.full(value=0, shape=_COUNTED.shape, dtype=_COUNTED.dtype)]
 
 
 def is_flash(op: AnyAttention) -> bool:
@@ -57,14 +67,31 @@ def is_flash(op: AnyAttention) -> bool:
 class FlashLowering(AttentionLowering):
     """The construction of one kernel. Blocks of keys are counted from the last that is visited, which is number 0."""
 
+    def lowered(self, inputs: Sequence[Layout]) -> Lowered:
+        """The kernel, and before it one that sets its counter to 0, if it has one."""
+        kernel = self.kernel()
+        found = whole(kernel, len(inputs), len(self.outputs))
+        if kernel.op.counter is None:
+            return found
+        group = new_group([], _zeroed)
+        (zero,) = lower(group, f"{self.name}_counter", [], [contiguous(_COUNTED)], self.machine).calls
+        place = Argument("scratch", 0)
+        (call,) = found.calls
+        counted = KernelCall(kernel, (*call.arguments, place))
+        return Lowered((KernelCall(zero.kernel, (place,)), counted), (_COUNTED,))
+
     def _emit(self, lead: Sequence[Run]) -> Kernel:
         kernel = BlockedKernel(self.group, self.name, self.layouts, self.outputs, self.domain, parts=True)
         self._place(kernel, lead)
         self._store(kernel, *self._attended())
         programs = product(kernel.frame.grid)
         many = not isinstance(programs, int) or programs >= 2 * self.machine.multiprocessors
-        paired = self.causal and many and len(kernel.frame.grid) == len(lead) + 1
-        return kernel.frame.finish(self.blocks, paired=paired)
+        grows = self.causal and self.range.lower == 0  # the later rows are, the more keys they see
+        paired = grows and many and len(kernel.frame.grid) == len(lead) + 1
+        turns = self.visited - self.lowest + self.before
+        unequal = bool(symbols_of(turns) - set(kernel.frame.symbols))
+        counter = kernel.frame.add_pointer(_COUNTED.dtype) if unequal and many and not paired else None
+        return kernel.frame.finish(self.blocks, paired=paired, counter=counter)
 
     def _place(self, kernel: BlockedKernel, lead: Sequence[Run]) -> None:
         """Say which rows a program has, and which keys these see."""
@@ -86,7 +113,7 @@ class FlashLowering(AttentionLowering):
         self.range = self.masks.range
         self.lowest = minimum(floordiv(self.range.lower, bj), ceildiv(self.keys, bj) - 1)
         self.visited = maximum(ceildiv(self.range.upper, bj), self.lowest + 1)
-        self.before = minimum(ceildiv(self.range.prefix, bj), self.lowest)
+        self.before = minimum(maximum(0, ceildiv(self.range.prefix, bj)), self.lowest)
         self.limit: Size = self.keys
 
     def _attended(self) -> tuple[TileValue, TileValue, TileValue]:
@@ -100,20 +127,18 @@ class FlashLowering(AttentionLowering):
         # A tile of rows that lies within one block of keys meets the diagonal, or the last key, in one block only.
         if not self.masks.kept and not self.masks.local and (not self.causal or bj % bi == 0):
             whole = 1
+        all_blocks = count + self.before
         if self.masks.certain:
             edge = count if start == 0 else minimum(count, maximum(whole, self.visited - start))
             if whole != 1:
                 self._walk("upper", 1, whole, state, self.masks.upper)
             self._walk("whole", whole, edge, state, None)
-            if start != 0:
-                self._walk("lower", edge, count, state, self.masks.lower)
+            if start != 0 or self.before != 0:
+                self._walk("lower", edge, all_blocks, state, self.masks.lower, ends=not self.masks.apart)
         else:
-            self._walk("masked", 1, count, state, self.masks.kept)
+            self._walk("masked", 1, all_blocks, state, self.masks.kept)
         most, total, weights, kept = state
-        found = [most, total, self._summed(weights, kept, self.lowest * bj)]
-        if self.range.prefix != 0:
-            self._walk_prefix(found)
-        most, total, product = found
+        product = self._summed(weights, kept, self._start_of(all_blocks - 1))
         return self._typed(self.emit.math("mul", most, self._constant(self.unit))), total, product
 
     @property
@@ -148,32 +173,33 @@ class FlashLowering(AttentionLowering):
         total = self.emit.reduce_axis(powers, "sum", 1, self.dtype)
         return [most, total, self._weights(powers), self._full(0.0, (bi, bn))]
 
-    def _walk(self, name: str, lower: Size, upper: Size, state: list[TileValue], masks: Kept | None) -> None:
+    def _walk(
+        self, name: str, lower: Size, upper: Size, state: list[TileValue], masks: Kept | None, *, ends: bool = True
+    ) -> None:
+        """Visit blocks; `ends` says that the last key that counts for a row may lie in one."""
         with self.emit.loop(f"{name}_block", upper, 1, state, lower) as carried:
-            start = (self.visited - 1 - symbol(f"{name}_block")) * self.sides["j"]
+            start, before = (self._start_of(symbol(f"{name}_block") - back) for back in (0, 1))
             greatest, total, weights, kept = carried
             scores = self._scores_at(start)
-            product = self._summed(weights, kept, start + self.sides["j"])
-            most, total, powers, rescale = self._softened(scores, start, greatest, total, masks)
+            product = self._summed(weights, kept, before)
+            scores = self._marked(scores, start, masks, ends=ends)
+            most, total, powers, rescale = self._softened(scores, greatest, total, masks)
             kept = self._typed(self.emit.math("mul", product, rescale))
             carried[:] = [most, total, self._weights(powers), kept]
 
-    def _walk_prefix(self, state: list[TileValue]) -> None:
-        """The first keys, which are seen beside a range that does not begin with them."""
-        with self.emit.loop("prefix_block", self.before, 1, state) as carried:
-            start = symbol("prefix_block") * self.sides["j"]
-            greatest, total, product = carried
-            scores = self._scores_at(start)
-            most, total, powers, rescale = self._softened(scores, start, greatest, total, self.masks.kept)
-            kept = self._typed(self.emit.math("mul", product, rescale))
-            carried[:] = [most, total, self._summed(self._weights(powers), kept, start)]
+    def _start_of(self, number: Size) -> Size:
+        """The first key of a block: blocks of the range are visited from the last one back, then the first keys'."""
+        block = self.visited - 1 - number
+        if self.before != 0:
+            is_behind = minimum(1, maximum(0, self.lowest - block))
+            block = block - is_behind * (self.lowest - self.before)
+        return block * self.sides["j"]
 
     def _softened(
-        self, scores: Value, start: Size, greatest: TileValue, total: TileValue, masks: Kept | None
+        self, scores: Value, greatest: TileValue, total: TileValue, masks: Kept | None
     ) -> tuple[TileValue, TileValue, TileValue, TileValue]:
         """The greatest scores, the sums of powers, the powers of a block, and what earlier sums are to be scaled by."""
         emit = self.emit
-        scores = self._marked(scores, start, masks)
         most = self._typed(emit.math("max", greatest, emit.reduce_axis(scores, "max", 1, self.dtype)))
         base = self._base(most, masks)
         rescale = self._power(emit.math("mul", emit.math("sub", greatest, base), self._constant(self.unit)))
@@ -218,7 +244,7 @@ class FlashLowering(AttentionLowering):
     def _power(self, value: Value) -> TileValue:
         return self.emit.map("exp2", [value], self.dtype, **{tile.FLUSHES: UnitAttr()})
 
-    def _marked(self, scores: Value, start: Size, masks: Kept | None) -> Value:
+    def _marked(self, scores: Value, start: Size, masks: Kept | None, *, ends: bool = True) -> Value:
         """Scores in units of `unit`, with nothing where a key does not count; without masks, all do."""
         emit = self.emit
         self.bases["j"] = start
@@ -232,7 +258,7 @@ class FlashLowering(AttentionLowering):
         for mask, condition in masks:
             holds = self._mask_tile(mask) if condition is None else self._holds(condition)
             scores = emit.where(holds, scores, nothing)
-        if not self.causal and not self._is_cut:
+        if not ends or (not self.causal and not self._is_cut):
             return scores
         return emit.where(emit.math("lt", self._places("j", 0), self._limit()), scores, nothing)
 

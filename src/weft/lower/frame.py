@@ -42,6 +42,12 @@ class KernelFrame:
     def scalars(self) -> dict[str, SSAValue]:
         return dict(zip(self.symbols, self.block.args[len(self.block.args) - len(self.symbols) :], strict=True))
 
+    def add_pointer(self, dtype: DType) -> int:
+        """A further pointer argument, behind the others: its number."""
+        number = len(self.pointers)
+        self.block.insert_arg(tile.PointerType(element_type(dtype)), number)
+        return number
+
     def program(self, count: Size) -> SSAValue:
         """The program's number along a new axis of the grid."""
         attributes = {"axis": IntegerAttr(len(self.grid), i64_attr)}
@@ -79,7 +85,13 @@ class KernelFrame:
             emit.tile_axis(run.name, run.size, position, base, capacity)
 
     def finish(
-        self, schedule: Schedule | Blocks, *, serial: bool = False, paired: bool = False, limit: int | None = None
+        self,
+        schedule: Schedule | Blocks,
+        *,
+        serial: bool = False,
+        paired: bool = False,
+        limit: int | None = None,
+        counter: int | None = None,
     ) -> Kernel:
         """End the block and wrap it up."""
         self.block.add_op(tile.ReturnOp.create())
@@ -90,6 +102,6 @@ class KernelFrame:
             "schedule": StringAttr(str(schedule)),
         }
         attributes.update((name, UnitAttr()) for name, holds in (("serial", serial), ("paired", paired)) if holds)
-        if limit is not None:
-            attributes["limit"] = IntegerAttr(limit, i64_attr)
+        numbers = {"limit": limit, "counter": counter}
+        attributes |= {name: IntegerAttr(n, i64_attr) for name, n in numbers.items() if n is not None}
         return Kernel(tile.KernelOp.create(attributes=attributes, regions=[Region(self.block)]), self.symbols, schedule)

@@ -15,10 +15,12 @@ from weft.ir.types import boolean, tensor_of
 from weft.lower.evaluate import Source
 from weft.lower.key_ranges import (
     AtMost,
+    Bound,
     Condition,
     Joined,
     KeyRange,
     MaskReader,
+    Rows,
     bound_of,
     narrowed_range,
     whole_range,
@@ -40,7 +42,8 @@ class Masks:
     """What is added to scores, the conditions under which keys count, and the keys that do so.
 
     A condition on places is there as such; others are computed. `certain` says that it is known where all hold, and
-    `local` that nothing is added there. Beyond these keys the `upper` ones may fail, before them the `lower` ones.
+    `local` that nothing is added there. Beyond these keys the `upper` ones may fail, before them the `lower` ones; that
+    the edges are `apart` says that no block of keys has both.
     """
 
     added: tuple[SSAValue, ...]
@@ -50,6 +53,7 @@ class Masks:
     range: KeyRange
     certain: bool
     local: bool = False
+    apart: bool = False
 
 
 def read_masks(lowering: FlashLowering) -> Masks:
@@ -74,13 +78,15 @@ def read_masks(lowering: FlashLowering) -> Masks:
         every = maximum(found.every[0], start), minimum(found.every[1], stop)
         found = KeyRange(maximum(found.lower, lower), minimum(found.upper, upper), every, prefix)
     edges = _edges(lowering, tuple(kept))
-    return Masks(tuple(added), tuple(kept), *edges, found, certain or bool(told), local=bool(told))
+    upper, lower = edges or (tuple(kept), tuple(kept))
+    told_of = bool(told)
+    return Masks(tuple(added), tuple(kept), upper, lower, found, certain or told_of, told_of, apart=edges is not None)
 
 
-def _edges(lowering: FlashLowering, kept: Kept) -> tuple[Kept, Kept]:
+def _edges(lowering: FlashLowering, kept: Kept) -> tuple[Kept, Kept] | None:
     """The conditions that may fail at the upper edge of a tile's keys, and those at the lower one.
 
-    All may at both, unless it is known that no block of keys has both edges in it.
+    None unless it is known that no block of keys has both edges in it: all may fail at both then.
     """
     rows, width = lowering.rows, lowering.sides["j"]
     last = ceildiv(lowering.runs["i"].size, rows.count) * rows.count - 1 if "i" in lowering.runs else 0
@@ -90,9 +96,9 @@ def _edges(lowering: FlashLowering, kept: Kept) -> tuple[Kept, Kept]:
     lowest: list[Size] = []
     room: list[Size] = []
     for mask, condition in kept:
-        bound = bound_of(condition.expr, rows) if isinstance(condition, AtMost) else None
+        bound = _edge_of(condition, rows)
         if bound is None or bound.step == 0:
-            return kept, kept
+            return None
         ends = [bound.limit + bound.slope * (rows.first + place) for place in (0, rows.count - 1)]
         if bound.step > 0:
             upper.append((mask, condition))
@@ -104,7 +110,18 @@ def _edges(lowering: FlashLowering, kept: Kept) -> tuple[Kept, Kept]:
     gaps = [high - low - width + 1 for high in highest for low in lowest]
     if all(isinstance(size, int) and size >= 0 for size in (*gaps, *room)):
         return tuple(upper), tuple(lower)
-    return kept, kept
+    return None
+
+
+def _edge_of(condition: Condition | None, rows: Rows) -> Bound | None:
+    """The edge of what a condition lets count, if it is one; first keys may count beside a window."""
+    if isinstance(condition, AtMost):
+        return bound_of(condition.expr, rows)
+    bounds = [_edge_of(each, rows) for each in condition.conditions] if condition is not None else []
+    first = [bound for bound in bounds if bound is not None and bound.step > 0 and bound.slope == 0]
+    windows = [bound for bound in bounds if bound is not None and bound.step < 0]
+    is_either = isinstance(condition, Joined) and condition.kind == "or"
+    return windows[0] if is_either and len(bounds) == 2 and first and windows else None
 
 
 def _told(lowering: FlashLowering) -> list[Size]:

@@ -117,7 +117,7 @@ class SplitLowering(FlashLowering):
         self.visited = minimum(begin + each, self.visited)
         self.before = self.before * maximum(0, 1 - symbol(_PART))  # the first part has the first keys, too
         kept = self.masks.kept  # a part may begin, or end, at either edge
-        self.masks = replace(self.masks, upper=kept, lower=kept)
+        self.masks = replace(self.masks, upper=kept, lower=kept, apart=False)
 
 
 def _joining(op: AnyAttention, scratch: Sequence[Tensor]) -> GroupOp:

@@ -23,12 +23,14 @@ _ABSORBS = -(2.0**100)
 class Masks:
     """The masks on scores of one shape.
 
-    `safe` says that a row without any key gives zeros, which is what the op does; softmax gives NaN.
+    `safe` says that a row without any key gives zeros, which is what the op does; softmax gives NaN. `hides` says that
+    the lowest numbers do, too.
     """
 
     shape: tuple[Size, ...]
     safe: bool
     causal: bool = False
+    hides: bool = False
     kept: list[SSAValue] = field(default_factory=list[SSAValue])
     added: list[SSAValue] = field(default_factory=list[SSAValue])
     negated: list[SSAValue] = field(default_factory=list[SSAValue])
@@ -37,10 +39,12 @@ class Masks:
     def add(self, mask: SSAValue) -> bool:
         """Note a tensor that is added to the scores; says whether that can be done."""
         mask = _unwidened(_unbroadcast(mask))
-        choice = made_by(mask, "graph.where")
+        narrowed = made_by(mask, "graph.cast")
+        choice = made_by(mask if narrowed is None else narrowed.operands[0], "graph.where")
         if choice is not None:
             condition, *values = choice.operands
-            numbers = [number_of(value) for value in values]
+            yes, no = (_number(value, tensor_of(mask.type).dtype) for value in values)
+            numbers = [self._hidden(yes, None), self._hidden(no, condition)]
             if numbers == [0, -math.inf]:
                 return self.keep(condition)
             if numbers == [-math.inf, 0]:
@@ -49,9 +53,19 @@ class Masks:
             self.added.append(mask)
         return True
 
+    def _hidden(self, number: float | None, kept: SSAValue | None) -> float | None:
+        """A number that scores get where a condition fails by which they are kept, -inf where it hides them like that.
+
+        Lowest numbers do so in rows that see a key, as all do where the condition is causal.
+        """
+        if number is None or number >= _ABSORBS:
+            return number
+        sees = kept is not None and _is_causal(_unbroadcast(kept), self.shape)
+        return -math.inf if self.hides or sees else number
+
     def choose(self, condition: SSAValue, fill: float, keeps: bool) -> bool:
         """Note that scores are kept where the condition is `keeps`, and replaced by `fill` elsewhere."""
-        if fill == -math.inf:
+        if self._hidden(fill, condition if keeps else None) == -math.inf:
             return self.keep(condition) if keeps else self._keep_where_not(condition)
         if not fill < _ABSORBS:
             return False
@@ -123,6 +137,12 @@ class Masks:
         return b.where(any_key, result, b.full_like(result, math.nan))
 
 
+def _number(value: SSAValue, dtype: DType) -> float | None:
+    """The number that a value is, as a type holds it."""
+    number = number_of(value)
+    return None if number is None else as_held(number, dtype)
+
+
 def _joined(b: GraphBuilder, name: str, values: list[SSAValue]) -> SSAValue | None:
     if not values:
         return None
@@ -156,12 +176,15 @@ def _unwidened(mask: SSAValue) -> SSAValue:
     return _unbroadcast(cast.operands[0])
 
 
-def _may_hide(mask: SSAValue) -> bool:
-    """Whether what is added may be -∞."""
-    if (number := number_of(mask)) is not None:
+def _may_hide(mask: SSAValue, dtype: DType | None = None) -> bool:
+    """Whether what is added, as a type holds it, may be -∞."""
+    dtype = dtype or tensor_of(mask.type).dtype
+    if (number := _number(mask, dtype)) is not None:
         return number == -math.inf
+    if (narrowed := made_by(mask, "graph.cast")) is not None:
+        mask = narrowed.operands[0]
     if (choice := made_by(mask, "graph.where")) is not None:
-        return any(_may_hide(value) for value in choice.operands[1:])
+        return any(_may_hide(value, dtype) for value in choice.operands[1:])
     return True
 
 

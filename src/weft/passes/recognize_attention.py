@@ -34,8 +34,10 @@ class RecognizeAttention(ModulePass):
     %p = graph.div %e, (graph.sum %e)                               {causal = false, scale = 0.125}
     %o = graph.dot %p, %v
 
-    Masks become booleans, and `causal`, where it can be seen that they are. With `narrow`, only attention over 16-bit
-    floats that were widened for it is taken, and computed on these: tensor cores keep sums in f32 anyway.
+    Masks become booleans, and `causal`, where it can be seen that they are. A further score of each row whose weight is
+    left out, as models learn for each head, scales what attention gives by the share that the others have of the sum.
+    With `narrow`, only attention over 16-bit floats is taken, also where these were widened for it, and computed on
+    these: tensor cores keep sums in f32 anyway.
     """
 
     name: ClassVar[str] = "recognize_attention"
@@ -73,6 +75,9 @@ class _Softmax:
     safe: bool
 
 
+_LEAST_ROWS = 128
+"""Rows that are a tile for tensor cores: of fewer, with a further score, keys would not be split over a whole GPU."""
+
 # What may stand between the first product and the softmax.
 _STEPS = ("graph.add", "graph.where", "graph.mul", "graph.div", "graph.cast", "graph.reshape")
 
@@ -80,12 +85,27 @@ _STEPS = ("graph.add", "graph.where", "graph.mul", "graph.div", "graph.cast", "g
 def _recognized(b: GraphBuilder, product: Dot, *, narrow: bool) -> SSAValue | None:
     weights, v = product.operands
     ops: list[GraphOp] = [product]
-    softmax = _softmax(_through_views(weights, ops))
+    value = _through_views(weights, ops)
+    cut = _without_last(value)
+    if cut is not None:
+        ops.append(cut)
+        value = _through_views(cut.operands[0], ops)
+    softmax = _softmax(value)
     if softmax is None:
         return None
     ops += softmax.ops
-    masks, scale = Masks(tensor_of(softmax.scores.type).shape, softmax.safe), 1.0
-    value = softmax.scores
+    value, further = softmax.scores, None
+    if cut is not None:
+        joined = made_by(_unshifted(value, ops), "graph.concat")
+        if joined is None or not _adds_one_score(joined, narrow=narrow):
+            return None
+        ops.append(joined)
+        value, further = joined.operands
+    # Where there is a further score, rows without any key give zeros, and lowest numbers hide as -inf does.
+    masks, scale = (
+        Masks(tensor_of(value.type).shape, softmax.safe or further is not None, hides=further is not None),
+        1.0,
+    )
     while step := made_by(value, "graph.add", "graph.where", "graph.mul", "graph.div", "graph.cast", "graph.reshape"):
         ops.append(step)
         factor = _factor(step)
@@ -108,7 +128,41 @@ def _recognized(b: GraphBuilder, product: Dot, *, narrow: bool) -> SSAValue | No
     ops.append(value.owner)
     if not _only_read_within(ops):
         return None
-    return _emit(b, product, value.owner, v, masks, scale, narrow=narrow)
+    return _emit(b, product, value.owner, v, masks, scale, further, narrow=narrow)
+
+
+def _without_last(value: SSAValue) -> GraphOp | None:
+    """The op that leaves the last column out, if the value is made by it."""
+    cut = made_by(value, "graph.slice")
+    if cut is None or any(cut.params["starts"]) or any(step != 1 for step in cut.params["steps"]):
+        return None
+    *lead, columns = tensor_of(cut.operands[0].type).shape
+    return cut if tensor_of(value.type).shape == (*lead, columns - 1) else None
+
+
+def _unshifted(value: SSAValue, ops: list[GraphOp]) -> SSAValue:
+    """Scores before their greatest was subtracted, which changes nothing of their softmax, and before casts."""
+    while (step := made_by(value, "graph.cast", "graph.sub")) is not None:
+        source = step.operands[0]
+        if step.name == "graph.sub":
+            greatest = made_by(step.operands[1], "graph.max")
+            last = {"dims": (tensor_of(source.type).rank - 1,), "keep": True}
+            if greatest is None or greatest.operands[0] is not source or greatest.params != last:
+                break
+            ops.append(greatest)
+        elif not _keeps_scores(step):
+            break
+        ops.append(step)
+        value = source
+    return value
+
+
+def _adds_one_score(joined: GraphOp, *, narrow: bool) -> bool:
+    """Whether a concatenation puts one number behind the scores of each row, and there are rows enough."""
+    *_, rows, columns = tensor_of(joined.results[0].type).shape
+    last = joined.params["dim"] == tensor_of(joined.results[0].type).rank - 1
+    one = len(joined.operands) == 2 and tensor_of(joined.operands[1].type).shape[-1] == 1
+    return last and one and columns != 1 and (not narrow or (isinstance(rows, int) and rows >= _LEAST_ROWS))
 
 
 def _through_views(value: SSAValue, ops: list[GraphOp]) -> SSAValue:
@@ -222,7 +276,15 @@ def _only_read_within(ops: list[GraphOp]) -> bool:
 
 
 def _emit(
-    b: GraphBuilder, product: Dot, first: Dot, v: SSAValue, masks: Masks, scale: float, *, narrow: bool
+    b: GraphBuilder,
+    product: Dot,
+    first: Dot,
+    v: SSAValue,
+    masks: Masks,
+    scale: float,
+    further: SSAValue | None,
+    *,
+    narrow: bool,
 ) -> SSAValue | None:
     dtype = wide = tensor_of(v.type).dtype
     if tensor_of(first.results[0].type).dtype != dtype or not dtype.is_float:
@@ -237,15 +299,30 @@ def _emit(
         dtype = tensor_of(v.type).dtype
         if {tensor_of(x.type).dtype for x in (q, k, v)} not in ({bf16}, {f16}):
             return None
-        if not _is_rounded(product.results[0], dtype):
+        if dtype != wide and not _is_rounded(product.results[0], dtype):
             return None
     if not masks.fits(dtype):
         return None
     mask, causal = masks.combined(b, dtype)
-    result: SSAValue = b.attention(q, k, v, *mask, causal=causal, scale=scale * by_q * by_k)
+    params = {"causal": causal, "scale": scale * by_q * by_k}
+    result: SSAValue
+    if further is None:
+        result = b.attention(q, k, v, *mask, **params)
+    else:
+        result, sums = b.attention_with_lse(q, k, v, *mask, **params)
+        result = _beside(b, result, sums, further)
     result = masks.without_hidden_rows(b, result if dtype == wide else b.cast(result, dtype=wide))
     shape = tensor_of(product.results[0].type).shape
     return result if tensor_of(result.type).shape == shape else b.reshape(result, shape=shape)
+
+
+def _beside(b: GraphBuilder, result: SSAValue, sums: SSAValue, further: SSAValue) -> SSAValue:
+    """What attention gives where a further score has its share of the sum of powers."""
+    sums = b.reshape(sums, shape=(*b.tensor(sums).shape, 1))
+    dtype, wide = b.tensor(result).dtype, b.tensor(sums).dtype
+    others = b.exp(b.sub(b.cast(further, dtype=wide), sums))
+    one = b.full_like(others, 1)
+    return b.cast(b.mul(b.cast(result, dtype=wide), b.div(one, b.add(one, others))), dtype=dtype)
 
 
 def _is_rounded(value: SSAValue, dtype: DType) -> bool:

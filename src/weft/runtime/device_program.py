@@ -34,8 +34,8 @@ _MOST_NAMED = 8
 
 _NO_CONTEXT = 201
 
-Launcher: TypeAlias = Callable[[int, int, int, int, int], int]
-"""The host function: tape, table, stream, and where two functions of the driver's lie."""
+Launcher: TypeAlias = Callable[[int, int, int], int]
+"""The host function: tape, table and stream to 0, or the driver's result for a kernel, with the kernel's number."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class DeviceProgram(Program):
             self.functions = self._loaded.functions
             taken = {name: Resources(each.registers, each.local_bytes) for name, each in self.functions.items()}
             note_loaded(self.plan, taken)
-        self._launch_tape = TapeLauncher(self.driver, self.device)
+        self._run = device_launcher(self.driver)
         self.captures = captures_of(self.driver)
 
     def is_apart(self, step: Step) -> bool:
@@ -85,30 +85,20 @@ class DeviceProgram(Program):
         address, early = tape.address, tape.early
         if early is not None and self.captures.follows(early, table, stream):
             address = early.address
-        result = self._launch_tape(address, table, stream)
-        if result:
+        result = self._run(address, table, stream)
+        if result and (result := launched_again(self.driver, self.device, result, address, table, stream)):
             raise launch_failure(self.driver, tape.kernels, result)
         if early is not None:
             self.captures.note(early, table, stream)
         self.driver.launched.append(tape.kernels)
 
 
-class TapeLauncher:
-    """Launches tapes on one device. A thread that has met no CUDA yet gets the device's context."""
-
-    def __init__(self, driver: Driver, device: int) -> None:
-        self._driver, self._device = driver, device
-        self._run = device_launcher()
-        self._entries = [driver.address(name) for name in ("cuLaunchKernelEx", "cuTensorMapReplaceAddress")]
-
-    def __call__(self, tape: int, table: int, stream: int) -> int:
-        """0, or the driver's result for the first kernel that could not be launched, with its number."""
-        launch, replace = self._entries
-        result = self._run(tape, table, stream, launch, replace)
-        if result == _NO_CONTEXT:  # of the first kernel: none has run
-            self._driver.use(self._device)
-            result = self._run(tape, table, stream, launch, replace)
+def launched_again(driver: Driver, device: int, result: int, tape: int, table: int, stream: int) -> int:
+    """The result of a launch that failed: a thread that has met no CUDA yet gets the device's context, and launches."""
+    if result != _NO_CONTEXT:  # of the first kernel: none has run
         return result
+    driver.use(device)
+    return device_launcher(driver)(tape, table, stream)
 
 
 def launch_failure(driver: Driver, kernels: Sequence[str], result: int) -> DeviceError:
@@ -204,13 +194,14 @@ def captures_of(driver: Driver) -> Captures:
     return Captures(driver)
 
 
-@lru_cache(maxsize=1)
-def device_launcher() -> Launcher:
+@lru_cache
+def device_launcher(driver: Driver) -> Launcher:
     """The function that launches tapes, compiled once in a process."""
     target = host_target()
-    library = link(compile_object(device_launcher_module(target.triple), target), [DEVICE_LAUNCHER])
+    entries = [driver.address(name) for name in ("cuLaunchKernelEx", "cuTensorMapReplaceAddress")]
+    library = link(compile_object(device_launcher_module(target.triple, *entries), target), [DEVICE_LAUNCHER])
     word = ctypes.c_int64
-    function: Any = ctypes.CFUNCTYPE(word, word, word, word, word, word)(library[DEVICE_LAUNCHER])
+    function: Any = ctypes.CFUNCTYPE(word, word, word, word)(library[DEVICE_LAUNCHER])
     # The function lives as long as the library that holds it.
     function.library = library
     return function

@@ -96,14 +96,14 @@ class Comparison:
         return "\n".join(lines)
 
 
-def widen(tree: Any) -> Any:
-    """The same pytree with floating tensors as float64 and complex ones as complex128; the copies carry no graph."""
+def widen(tree: Any, dtype: torch.dtype = torch.float64) -> Any:
+    """The same pytree with floating tensors of a wider type, complex ones of two such; the copies carry no graph."""
 
     def leaf(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        dtype = torch.complex128 if value.is_complex() else torch.float64 if value.is_floating_point() else value.dtype
-        return value.detach().to(dtype).clone().requires_grad_(value.requires_grad)
+        wide = dtype.to_complex() if value.is_complex() else dtype if value.is_floating_point() else value.dtype
+        return value.detach().to(wide).clone().requires_grad_(value.requires_grad)
 
     return pytree.tree_map(leaf, tree)
 

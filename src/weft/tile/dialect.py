@@ -108,7 +108,8 @@ class KernelOp(WeftOp):
     `serial` kernels run their programs one after the other (scatters that may write to one place twice). In `paired`
     ones, the work of programs grows or falls along the next to last axis of the grid (or the only one). With a
     `limit`, the first number of that argument's memory says how many programs there are along the last axis of the
-    grid, of which it is the most that there may be.
+    grid, of which it is the most that there may be. With a `counter`, programs are of different lengths, and that
+    argument's memory is there to count those that were begun: one number, 0 before and after.
     """
 
     name = "tile.kernel"
@@ -117,6 +118,7 @@ class KernelOp(WeftOp):
     serial = opt_attr_def(builtin.UnitAttr)
     paired = opt_attr_def(builtin.UnitAttr)
     limit = opt_attr_def(IntegerAttr)
+    counter = opt_attr_def(IntegerAttr)
     symbols = opt_attr_def(ArrayAttr[StringAttr])
     body = region_def("single_block")
     traits = traits_def(IsolatedFromAbove())
@@ -129,6 +131,11 @@ class KernelOp(WeftOp):
     def limit_pointer(self) -> BlockArgument | None:
         """The argument that says how many programs there are along the last axis."""
         return None if self.limit is None else self.block.args[self.limit.value.data]
+
+    @property
+    def counter_pointer(self) -> BlockArgument | None:
+        """The argument that counts programs."""
+        return None if self.counter is None else self.block.args[self.counter.value.data]
 
     @property
     def size_names(self) -> list[str]:

@@ -36,6 +36,7 @@ class FakeLibrary:
         self.maps: list[Any] = []
         self.said = b""
         self.cuLaunchKernelEx = LAUNCH(lambda *arguments: 0)
+        self.cuTensorMapReplaceAddress = REPLACE(lambda *arguments: 0)
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("cu"):

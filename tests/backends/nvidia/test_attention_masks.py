@@ -10,9 +10,11 @@ import pytest
 from xdsl.ir import SSAValue
 
 from weft.backends.nvidia.compile import annotate, compile_kernels
+from weft.backends.nvidia.drawn_programs import DRAWN
 from weft.backends.nvidia.protocol import Protocol, check
-from weft.backends.nvidia.protocol_events import AsyncCopy
+from weft.backends.nvidia.protocol_events import AsyncCopy, Wait
 from weft.backends.nvidia.roles_protocol import protocol_of
+from weft.backends.nvidia.simulator_memory import SimulationError
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import Tensor, bf16, boolean, f32, i32, i64
 from weft.lower.machine import gpu_machine
@@ -34,8 +36,8 @@ def window(b: Any, row: SSAValue, key: SSAValue, width: int = 100) -> SSAValue:
     return b.bitwise_and(b.ge(row, key), b.lt(b.sub(row, key), number(b, width)))
 
 
-def window_and_first(b: Any, row: SSAValue, key: SSAValue) -> SSAValue:
-    seen = b.bitwise_or(b.lt(key, number(b, 4)), b.lt(b.sub(row, key), number(b, 100)))
+def window_and_first(b: Any, row: SSAValue, key: SSAValue, width: int = 100, first: int = 4) -> SSAValue:
+    seen = b.bitwise_or(b.lt(key, number(b, first)), b.lt(b.sub(row, key), number(b, width)))
     return b.bitwise_and(b.ge(row, key), seen)
 
 
@@ -126,6 +128,21 @@ def test_the_edges_of_a_wide_window_are_masked_apart(rows: int, keys: int, apart
     assert len(compared) == (3 if apart and not split else 6)  # of the first block, and of loops beyond and before
 
 
+@pytest.mark.parametrize(
+    ("rows", "keys", "width", "first"), [(700, 740, 257, 130), (600, 600, 100, 1), (650, 900, 300, 0)]
+)
+def test_first_keys_are_visited_behind_a_window(rows: int, keys: int, width: int, first: int) -> None:
+    rng = np.random.default_rng(13)
+    arrays = [rng.standard_normal((1, 2, size, 64)).astype(bf16.numpy) for size in (rows, keys, keys)]
+    trial = masked(lambda b, row, key: window_and_first(b, row, key, width, first), rows, keys, op="attention_with_lse")
+    found, _ = run_interpreted(trial, arrays)
+    row, key = np.arange(rows)[:, None], np.arange(keys)[None]
+    seen = (row >= key) & ((row - key < width) | (key < first))
+    wide = [a.astype(np.float64) for a in arrays]
+    expected = REGISTRY["attention"].cls.reference(*wide, seen, causal=False, scale=0.125)
+    assert np.linalg.norm(found.astype(np.float64) - expected) < 4e-3 * np.linalg.norm(expected)
+
+
 def _compares_tiles(op: Any) -> bool:
     return isinstance(op, tile.MapOp) and op.function.data in ("le", "ge") and tile.tile_type(op.out).sizes[0] > 1
 
@@ -136,7 +153,7 @@ def test_blocks_that_no_row_sees_are_skipped() -> None:
     assert copies(masked(window, rows, rows, 128, op="attention_with_lse")) == heads * sum(
         1 + 2 * min(n + 1, 2) for n in range(tiles)
     )
-    with_first = [2 + 2 * min(n + 1, 3) for n in range(tiles)]  # and what stands for values before the first keys
+    with_first = [1 + 2 * min(n + 1, 3) for n in range(tiles)]
     assert copies(masked(window_and_first, rows, rows, 128, op="attention_with_lse")) == heads * sum(with_first)
 
 
@@ -144,10 +161,33 @@ def test_blocks_that_no_row_sees_are_skipped() -> None:
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("width", [64, 128])
 def test_masked_attention_assembles_without_spills(name: str, width: int) -> None:
-    (call,) = masked(MASKS[name], 4096, 4096, width, heads=32).lowered.calls
+    *_, call = masked(MASKS[name], 4096, 4096, width, heads=32).lowered.calls
     found = assemble(compile_kernels({"attention": call.kernel.op}, TARGET).ptx, TARGET.arch)
     assert not found.error and not found.advice
     assert found.kernels["attention"].spilled == 0
+
+
+@pytest.mark.parametrize(("name", "drawn"), [("window", True), ("window_and_first", True), ("every_other", False)])
+def test_many_programs_of_different_lengths_are_drawn(name: str, drawn: bool) -> None:
+    trial = masked(MASKS[name], 2048, 2048, 128, heads=32)
+    *before, call = trial.lowered.calls
+    assert len(before) == len(trial.lowered.scratch) == drawn  # a counter, and what sets it to 0
+    kernel, launch = annotate(call.kernel.op, TARGET)
+    assert launch.persistent
+    loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp) and DRAWN in op.attributes]
+    assert len(loops) == (2 if drawn else 0)  # the producer's and the consumers'
+    assert ("atom.global.inc" in compile_kernels({"attention": call.kernel.op}, TARGET).ptx) == drawn
+    check(protocol_of(kernel, block=3, blocks=100), runs=5)
+
+
+def test_numbers_that_are_not_awaited_are_found() -> None:
+    *_, call = masked(window, 2048, 2048, 128, heads=32).lowered.calls
+    protocol = protocol_of(annotate(call.kernel.op, TARGET)[0], block=3, blocks=100)
+    late = [
+        event for event in protocol.agents["consumer 0"] if not (isinstance(event, Wait) and "number" in event.barrier)
+    ]
+    with pytest.raises(SimulationError):
+        check(Protocol({**protocol.agents, "consumer 0": late}, protocol.barriers), runs=5)
 
 
 def up_to_positions(rows: int, keys: int, batch: int = 2) -> Trial:
@@ -208,5 +248,5 @@ def test_a_mask_in_memory_is_followed_where_it_says_which_keys_are_seen(added: b
     wide = [a.astype(np.float64) for a in arrays]
     expected = REGISTRY["attention"].cls.reference(*wide, mask, causal=False, scale=0.125)
     assert np.linalg.norm(found.astype(np.float64) - expected) < 4e-3 * np.linalg.norm(expected)
-    # Were all of the numbers 0, each tile would have one block to visit, beside what stands for values before a prefix.
-    assert copies(trial, number=-tile.NumberOp.LEAST) == heads * 5 * 4
+    # Were all of the numbers 0, each tile would have one block to visit.
+    assert copies(trial, number=-tile.NumberOp.LEAST) == heads * 5 * 3

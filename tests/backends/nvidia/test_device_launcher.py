@@ -17,7 +17,7 @@ from weft.ir.expr import symbol
 from weft.ir.types import Tensor, f32
 from weft.lower.steps import Buffer, KernelStep, Plan
 from weft.ops.layouts import contiguous
-from weft.runtime.device_program import DeviceTape, TapeLauncher, device_launcher, launch_failure, write_device_tape
+from weft.runtime.device_program import DeviceTape, device_launcher, launch_failure, launched_again, write_device_tape
 
 from .fakes import LAUNCH, REPLACE, FakeLibrary
 
@@ -63,10 +63,10 @@ def launched(
         ctypes.c_int64.from_address(slot).value = address
         return 0
 
-    callbacks = LAUNCH(record), REPLACE(replace)
+    library = FakeLibrary()
+    library.cuLaunchKernelEx, library.cuTensorMapReplaceAddress = LAUNCH(record), REPLACE(replace)
     words = np.array([*table, *[0] * 64], np.int64)
-    launch, move = (ctypes.cast(callback, ctypes.c_void_p).value or 0 for callback in callbacks)
-    return device_launcher()(tape.address, words.ctypes.data, STREAM, launch, move), seen
+    return device_launcher(Driver(library))(tape.address, words.ctypes.data, STREAM), seen
 
 
 def test_kernels_get_buffers_sizes_and_their_launch() -> None:
@@ -162,11 +162,15 @@ def test_a_thread_without_a_context_gets_the_devices() -> None:
     answers = iter((201, 0, 201, 201))
     library = FakeLibrary()
     library.cuLaunchKernelEx = LAUNCH(lambda *arguments: next(answers))
-    library.cuTensorMapReplaceAddress = REPLACE(lambda *arguments: 0)
-    run = TapeLauncher(Driver(library), 0)
+    driver = Driver(library)
     made = plan(step("a", (0,)))
     tape = write_device_tape(DRIVER, made, made.steps, {"n": 1}, {"a": function("a", 1, Launch(32, 0))})
     table = np.zeros(64, np.int64)
-    assert run(tape.address, table.ctypes.data, STREAM) == 0
+    call = tape.address, table.ctypes.data, STREAM
+
+    def run() -> int:
+        return launched_again(driver, 0, device_launcher(driver)(*call), *call)
+
+    assert run() == 0
     assert library.calls.count("cuCtxSetCurrent") == 1
-    assert run(tape.address, table.ctypes.data, STREAM) == 201
+    assert run() == 201

@@ -13,7 +13,7 @@ from weft.backends.nvidia.roles_protocol import protocol_of
 from weft.backends.nvidia.target import target_named
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import evaluate
-from weft.ir.types import DType, Tensor, bf16, boolean, f16
+from weft.ir.types import DType, Tensor, bf16, boolean, f16, i64
 from weft.lower.machine import gpu_machine
 from weft.ops.base import REGISTRY
 from weft.passes.build_groups import SCHEDULE
@@ -172,6 +172,30 @@ def test_split_attention_assembles() -> None:
     assert not found.error and not found.advice
     assert all(kernel.spilled == 0 for kernel in found.kernels.values())
     assert code.launches["k0"].persistent and code.launches["k0"].threads == 256
+
+
+@needs_ptxas
+@pytest.mark.parametrize("keys", [256, 301])
+def test_what_is_compared_may_end_within_a_block_of_keys(keys: int) -> None:
+    """Numbers of documents in memory, as many as there are keys: the last block has fewer than its sides."""
+    shape, width = (1, 2, keys, 192), 192
+
+    def body(b, q, k, v, row, key):  # type: ignore[no-untyped-def]
+        return b.emit("attention", q, k, v, b.eq(row, key), causal=True, scale=width**-0.5)
+
+    operands = [Tensor(bf16, shape)] * 3 + [Tensor(i64, (1, 1, keys, 1)), Tensor(i64, (1, 1, 1, keys))]
+    trial = Trial.of(group_of(operands, body), "attention", gpu_machine())
+    rng = np.random.default_rng(5)
+    arrays = [rng.standard_normal(shape).astype(bf16.numpy) for _ in range(3)]
+    numbers = np.sort(rng.integers(0, 4, keys))
+    documents = [numbers.reshape(1, 1, keys, 1), numbers.reshape(1, 1, 1, keys)]
+    (found,) = run_interpreted(trial, [*arrays, *documents])
+    seen = np.tril(documents[0] == documents[1])
+    wide = [a.astype(np.float64) for a in arrays]
+    expected = REGISTRY["attention"].cls.reference(*wide, seen, causal=False, scale=width**-0.5)
+    assert np.linalg.norm(found.astype(np.float64) - expected) < 4e-3 * np.linalg.norm(expected)
+    code = compile_kernels({f"k{n}": call.kernel.op for n, call in enumerate(trial.lowered.calls)}, TARGET)
+    assert not assemble(code.ptx, TARGET.arch).error
 
 
 @pytest.mark.parametrize("grid", [(3, 5, 7), (16, 32), (9,), (4, 1, 40), (1, 33, 5)])

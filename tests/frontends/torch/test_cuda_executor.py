@@ -16,7 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 from weft.backends.nvidia.code import DeviceCode, Launch, TensorMap
 from weft.config import Config
 from weft.errors import DeviceMemoryError, ParseError
-from weft.frontends.torch import cuda_executor, cuda_graphs, graph_pools
+from weft.frontends.torch import backend, cuda_executor, cuda_graphs, graph_pools
 from weft.frontends.torch.alignment import aligned, copied_whole
 from weft.frontends.torch.backend import CompiledGraph
 from weft.frontends.torch.copies import copy_all
@@ -284,6 +284,39 @@ def test_parameters_that_move_are_captured_again(worthwhile: None) -> None:
                 w.data = torch.randn(16)
             torch.testing.assert_close(run(x), called(x * w))
     assert GraphHere.captures == 2
+
+
+def test_frozen_weights_that_change_are_captured_again(worthwhile: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    executors: list[ExecutorHere] = []
+
+    def load(
+        device: Any, plan: Plan, code: Any, prepare: Any, opaque: OpaqueRuntime, config: Config, calling: Calling
+    ) -> ExecutorHere:
+        executors.append(ExecutorHere(ProgramHere(plan, code, prepare), opaque, written=written_inputs(calling)))
+        return executors[-1]
+
+    monkeypatch.setattr(backend, "_loaded_on", load)
+    torch._dynamo.reset()
+    module = torch.nn.Linear(16, 16)
+    run = torch.compile(module, backend="weft", options={"cache": False, "freeze": True})
+    x = torch.randn(4, 16)
+
+    def change(number: int) -> None:
+        match number:
+            case 4:
+                module.weight.mul_(2)
+            case 8:
+                module.weight.data = torch.randn(16, 16)
+            case 12:
+                module.bias.add_(1)
+            case _:
+                pass
+
+    with torch.no_grad():
+        for number in range(16):
+            change(number)
+            torch.testing.assert_close(run(x), module(x))
+    assert executors[0].fixed and GraphHere.captures == 4
 
 
 def test_a_captured_call_writes_over_the_users_memory(worthwhile: None) -> None:

@@ -340,3 +340,28 @@ def test_products_around_a_softmax_of_f32_stay_the_librarys() -> None:
     imported = import_graph(graph, "main", Config(cache=False), device="cuda", tensor_cores=True)
     plan = compile_nvidia(imported.function, Config(cache=False), target_named("sm_90a")).plan
     assert len([step for step in plan.steps if isinstance(step, DotStep)]) == 2
+
+
+@pytest.mark.parametrize("rows", [512, 8])
+def test_attention_with_a_score_that_each_head_learns_is_one_kernel(rows: int) -> None:
+    """As gpt-oss has it, in bf16; of few rows, keys could not be split over the GPU."""
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+        k, v = k.repeat_interleave(8, 1), v.repeat_interleave(8, 1)
+        row = torch.arange(rows, device=q.device).unsqueeze(1) + 512 - rows
+        key = torch.arange(512, device=q.device)
+        low = torch.finfo(q.dtype).min
+        mask = torch.where((row >= key) & (row - key < 128), 0.0, low).to(q.dtype)
+        scores = torch.matmul(q, k.transpose(2, 3)) * 0.125 + mask
+        beside = sinks.reshape(1, -1, 1, 1).expand(q.shape[0], -1, rows, -1)
+        scores = torch.cat([scores, beside], dim=-1)
+        scores = scores - scores.max(dim=-1, keepdim=True).values
+        return torch.matmul(F.softmax(scores, dim=-1, dtype=scores.dtype).narrow(-1, 0, 512), v)
+
+    shapes = [(1, 16, rows, 64), (1, 2, 512, 64), (1, 2, 512, 64), (16,)]
+    graph = traced(attention, *((shape, torch.bfloat16, "cuda") for shape in shapes))
+    imported = import_graph(graph, "main", Config(cache=False), device="cuda", tensor_cores=True)
+    plan = compile_nvidia(imported.function, Config(cache=False), target_named("sm_90a")).plan
+    labels = [step.label for step in plan.steps if isinstance(step, KernelStep)]
+    assert any("attention_with_lse" in label for label in labels) == (rows == 512)
+    assert len([step for step in plan.steps if isinstance(step, DotStep)]) == (0 if rows == 512 else 2)

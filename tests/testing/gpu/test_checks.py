@@ -72,7 +72,7 @@ def test_an_op_is_a_program_of_its_own() -> None:
 def test_what_the_sanitizer_reports_is_read(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     said = {"0/16": ("12 cases, 160 kernels, 0 wrong", 0)}
 
-    def fake(tool: str, part: str, python: Any) -> list[str]:
+    def fake(tool: str, part: str, python: Any, tests: Any) -> list[str]:
         text, code = said.get(part, ("1 cases, 1 kernels, 0 wrong", 0))
         return ["sh", "-c", f"echo '{text}'; exit {code}"]
 
@@ -90,6 +90,20 @@ def test_a_sanitizer_that_is_not_there_is_no_success() -> None:
     watched = sanitize.watch(["no-such-program"], "0/1")
     assert not watched.ok and "cannot be run" in watched.said
     assert "racecheck" in sanitize.command("racecheck", "0/1", ["python"])
+
+
+def test_the_sanitizer_watches_tests_too(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    def fake(tool: str, part: str, python: Any, tests: Any) -> list[str]:
+        return ["sh", "-c", f"echo '3 passed, 4 deselected of {tests[0]}'; exit {int(part == '7/32')}"]
+
+    line = sanitize.command("memcheck", "1/16", ["python"], ["tests/gpu/some.py"])
+    assert line[line.index("--shard") :] == ["--shard", "1/16", "tests/gpu/some.py"]
+    monkeypatch.setattr(sanitize, "command", fake)
+    given = ["--reports", str(tmp_path), "tests/gpu/some.py"]
+    assert sanitize.main([*given, "--shard", "0/2"]) == 0
+    assert "48 tests, no report" in capsys.readouterr().out
+    assert sanitize.main([*given, "--shard", "1/2"]) == 1
+    assert "7/32: REPORTS" in capsys.readouterr().out
 
 
 def test_random_operators_are_known_by_their_generator() -> None:

@@ -135,6 +135,9 @@ def _written(plan: Plan, kernels: Mapping[str, tile.KernelOp]) -> set[int]:
 
 def is_only_read(argument: BlockArgument) -> bool:
     """Whether a kernel does not write the memory of an argument."""
+    kernel = argument.block.parent_op()
+    if isinstance(kernel, tile.KernelOp) and kernel.counter_pointer is argument:
+        return False
     return all(isinstance(use.operation, tile.LoadOp | tile.GatherOp | tile.NumberOp) for use in argument.uses)
 
 

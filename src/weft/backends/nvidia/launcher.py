@@ -26,16 +26,17 @@ _CONFIG_WORDS, _STREAM, _ATTRIBUTES, _ATTRIBUTE_COUNT = 7, 4, 5, 12
 _ATTRIBUTE_WORDS, _ATTRIBUTE_VALUE = 9, 2
 
 
-def device_launcher_module(triple: str) -> str:
-    """The LLVM IR of `i64 weft_launch(ptr tape, ptr table, i64 stream, ptr launch, ptr replace)`.
+def device_launcher_module(triple: str, launch_at: int, replace_at: int) -> str:
+    """The LLVM IR of `i64 weft_launch(ptr tape, ptr table, i64 stream)`.
 
-    The last two are the driver's `cuLaunchKernelEx` and `cuTensorMapReplaceAddress`. It returns 0, or the driver's
-    result for the first kernel that could not be launched, with that kernel's number in the upper 32 bits.
+    The driver's `cuLaunchKernelEx` and `cuTensorMapReplaceAddress` lie at the addresses given: to pass them in every
+    call would take Python a tenth of a launch. It returns 0, or the driver's result for the first kernel that could
+    not be launched, with that kernel's number in the upper 32 bits.
     """
     module = Module(triple)
-    params = [("ptr", "tape"), ("ptr", "table"), ("i64", "stream"), ("ptr", "launch"), ("ptr", "replace")]
-    b = Function(module, DEVICE_LAUNCHER, params, result="i64")
-    tape, table, stream, launch, replace = b.args
+    b = Function(module, DEVICE_LAUNCHER, [("ptr", "tape"), ("ptr", "table"), ("i64", "stream")], result="i64")
+    tape, table, stream = b.args
+    launch, replace = (b.emit("ptr", f"inttoptr {i64(address)} to ptr") for address in (launch_at, replace_at))
     scratch = b.gep(table, b.load("i64", b.gep(tape, i64(1), "i64"), 8), "i64")
     cursor = b.alloca("i64", 1, 8)
     config, attributes = b.alloca("i64", _CONFIG_WORDS, 8), b.alloca("i64", 2 * _ATTRIBUTE_WORDS, 8)

@@ -16,10 +16,12 @@ def loop_with(
     body: Callable[[V, list[list[V]]], list[list[V]]],
     *,
     unrolled: bool = True,
+    following: Callable[[], V] | None = None,
 ) -> list[list[V]]:
     """`for (i = lower; i < upper; i += step)` with values carried in registers from turn to turn.
 
-    One that must not be `unrolled` takes no more registers than a turn needs.
+    One that must not be `unrolled` takes no more registers than a turn needs. What comes next may be found by a turn:
+    `following` tells it then.
     """
     before, head, inside, after = b.block, b.label("head"), b.label("body"), b.label("after")
     b.branch(head)
@@ -33,10 +35,10 @@ def loop_with(
     b.branch_if(b.icmp("slt", variable, upper), inside, after)
     b.start(inside)
     yielded = body(variable, [list(values) for values in carried])
-    following = b.add(variable, step)
+    next_one = b.add(variable, step) if following is None else following()
     latch = b.block
     b.branch(head)
-    phis = [(variable, lower, following)]
+    phis = [(variable, lower, next_one)]
     for names, firsts, nexts in zip(carried, initial, yielded, strict=True):
         phis += zip(names, firsts, nexts, strict=True)
     for number, (name, first, next_) in enumerate(phis):

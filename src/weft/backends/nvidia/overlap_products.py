@@ -1,8 +1,12 @@
 """How products of what was made of other products overlap with what is made: two blocks beside each other where their
-tiles are so small that both fit, else one block that does a product a turn later (`delay_products`)."""
+tiles are so small that both fit, else one block that does a product a turn later (`delay_products`), and in which the
+consumers take turns."""
 
 from __future__ import annotations
 
+from xdsl.ir import Block
+
+from weft.backends.nvidia.asynchronous import FinishOp, TurnOp, WgmmaOp
 from weft.backends.nvidia.delay_products import delay_products
 from weft.backends.nvidia.dialect import RESIDENT, set_integer
 from weft.backends.nvidia.hoist_products import hoist_products, registers_of
@@ -26,3 +30,13 @@ def overlap_products(kernel: tile.KernelOp) -> None:
         set_integer(kernel, RESIDENT, 2)
     else:
         delay_products(kernel)
+
+
+def take_turns(block: Block) -> None:
+    """Let consumers begin several products, between which they have other work to do, one consumer after the other."""
+    ops = list(block.ops)
+    first = next((number for number, op in enumerate(ops) if isinstance(op, FinishOp)), len(ops))
+    begun = [op for op in ops[:first] if isinstance(op, WgmmaOp)]
+    if len(begun) > 1:
+        block.insert_op_before(TurnOp.make("await"), begun[0])
+        block.insert_op_after(TurnOp.make("pass"), begun[-1])

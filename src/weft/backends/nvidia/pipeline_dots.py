@@ -43,15 +43,16 @@ from weft.backends.nvidia.asynchronous import (
     RingType,
     RolesOp,
     SlotOp,
-    TurnOp,
     WaitOp,
     WgmmaOp,
 )
 from weft.backends.nvidia.code import TensorMap
 from weft.backends.nvidia.defer_stores import defer_stores
 from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, integer, set_integer
+from weft.backends.nvidia.drawn_programs import drawing_bytes, mark_drawn
 from weft.backends.nvidia.index_slices import ops_behind
 from weft.backends.nvidia.operand_copies import Batch, Operands, blocks_of, operands_of
+from weft.backends.nvidia.overlap_products import take_turns
 from weft.backends.nvidia.programs import Programs, worth_one_by_one
 from weft.backends.nvidia.roles import BARRIER_BYTES
 from weft.backends.nvidia.target import NvidiaTarget
@@ -117,11 +118,11 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = 
         in_parts, sums = sum(size != 1 for size in kernel.grid.data) > 1, [tile.tile_type(d.out).sizes for d in dots]
         resident, most = (2, most) if in_parts and sum(map(prod, sums)) <= _FEW_SUMS else (1, _MOST_AHEAD)
         room = ((target.shared_per_block + _RESERVED) // resident - _RESERVED) // _ALIGNMENT * _ALIGNMENT
-    rings = _rings(operands, room - staging, ahead, most)
+    rings = _rings(operands, room - staging - drawing_bytes(kernel), ahead, most)
     if rings is None:
         return None
     set_integer(kernel, RESIDENT, resident)
-    ring = sum(each.bytes + each.count * BARRIER_BYTES for each in rings)
+    ring = sum(each.bytes + each.count * BARRIER_BYTES for each in rings) + drawing_bytes(kernel)
     ring = -(-ring // _ALIGNMENT) * _ALIGNMENT
     for op in staged:
         set_integer(op, SHARED, ring)
@@ -226,7 +227,10 @@ def _split(
         op.erase(safe_erase=False)
     roles = RolesOp.make(consumers, rings, producing, consuming, *early)
     block.insert_op_after(roles, limit[-1] if limit else count)
-    defer_stores(walked[0], consumers, _MOST_HELD[consumers])
+    if kernel.counter is None:
+        defer_stores(walked[0], consumers, _MOST_HELD[consumers])
+    else:
+        mark_drawn([programs.loop for programs in walked])
 
 
 def _limit(kernel: tile.KernelOp) -> list[Operation]:
@@ -332,7 +336,7 @@ class _Consumer:
         self.mapping.update(zip(op.block.args, turns.block.args, strict=True))
         self.walk(list(op.block.ops), turns.block)
         if self.count > 1:
-            _take_turns(turns.block)
+            take_turns(turns.block)
         self.mapping.update(zip(op.results, turns.results, strict=True))
         self._release_held({inner for inner in op.walk() if isinstance(inner, tile.DotOp)}, block)
 
@@ -390,13 +394,3 @@ class _Consumer:
         if not self.left[id(batch)]:
             del self.left[id(batch)]
             block.add_op(ReleaseOp.of(batch.ring))
-
-
-def _take_turns(block: Block) -> None:
-    """Let consumers begin several products, between which they have other work to do, one consumer after the other."""
-    ops = list(block.ops)
-    first = next((number for number, op in enumerate(ops) if isinstance(op, FinishOp)), len(ops))
-    begun = [op for op in ops[:first] if isinstance(op, WgmmaOp)]
-    if len(begun) > 1:
-        block.insert_op_before(TurnOp.make("await"), begun[0])
-        block.insert_op_after(TurnOp.make("pass"), begun[-1])

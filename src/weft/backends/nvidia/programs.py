@@ -243,12 +243,13 @@ def worth_one_by_one(kernel: tile.KernelOp, multiprocessors: int, resident: int 
     """Whether each program is better a block of its own, which the next free multiprocessor takes.
 
     That costs what a block does before its first product, but few programs of unequal length would not even out; pairs
-    of them are of one length. Where several blocks are `resident` one does it while another multiplies.
+    of them are of one length, and those that are counted are drawn. Where several blocks are `resident` one does it
+    while another multiplies.
     """
     count = product(kernel.grid.data)
     unequal = _is_unequal(kernel)
     few = isinstance(count, int) and multiprocessors < count < _MANY * multiprocessors
-    return unequal and not kernel.paired and (few or resident > 1)
+    return unequal and not kernel.paired and kernel.counter is None and (few or resident > 1)
 
 
 def _is_unequal(kernel: tile.KernelOp) -> bool:

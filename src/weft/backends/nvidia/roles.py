@@ -30,6 +30,7 @@ from weft.backends.nvidia.asynchronous import (
 )
 from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converged, do, elected, i32
 from weft.backends.nvidia.dialect import RESIDENT, integer, layout_of
+from weft.backends.nvidia.drawn_programs import NUMBERS, Drawing
 from weft.backends.nvidia.early_start import wait_for_kernel
 from weft.backends.nvidia.global_memory import load_chunk, narrowed_to, pair
 from weft.backends.nvidia.narrowed_factors import narrowed_factor
@@ -121,6 +122,13 @@ def _rings(b: Function, op: RolesOp) -> list[Ring]:
     return rings
 
 
+def _numbers(b: Function, op: RolesOp) -> Ring:
+    """The ring of the numbers of programs, behind all others."""
+    base = b.emit("i32", f"ptrtoint ptr addrspace(3) @{SHARED_SYMBOL} to i32")
+    place = b.add(base, i32(sum(each.bytes + BARRIER_BYTES * each.count for each in op.rings)))
+    return Ring(NUMBERS, (), place, i32(0), i32(0), barriers=place)
+
+
 def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     """The whole of a kernel: set up the barriers, then each warp takes its role."""
     b = codegen.b
@@ -129,8 +137,10 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     warp = converged(b, "i32", "shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", b.binary("lshr", thread, i32(5)))
     lane = b.binary("and", thread, i32(31))
     rings = _rings(b, op)
+    counter = codegen.kernel.counter_pointer
+    numbers = [] if counter is None else [_numbers(b, op)]
     with b.when(b.icmp("eq", thread, i32(0))):
-        for ring in rings:
+        for ring in (*rings, *numbers):
             for number in range(ring.stages):
                 at = replace(ring, stage=i32(number))
                 do(b, "mbarrier.init.shared::cta.b64 [$0], 1;", "r", at.full(b))
@@ -152,6 +162,9 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
                 wait_for_kernel(b)
             with b.when(elected(b)):
                 codegen.rings = [replace(ring) for ring in rings]
+                codegen.drawing = (
+                    Drawing(replace(numbers[0]), codegen.pointers[counter]) if numbers and counter else None
+                )
                 codegen.block(producer)
     b.branch(after)
     b.start(consuming)
@@ -163,6 +176,7 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     codegen.threads = Threads(b, _GROUP_WARPS * consumers, lane, own, barrier_number=1)
     codegen.threads.prepare(codegen.layouts)
     codegen.rings = rings
+    codegen.drawing = Drawing(numbers[0], None) if numbers else None
     if any(isinstance(inner, TurnOp) for inner in op.consumer.walk()):  # the first one's turn is passed by the last
         with b.when(b.icmp("uge", own, i32(_GROUP_WARPS * (consumers - 1)))):
             do(b, f"bar.arrive {_FIRST_TURN}, {2 * _GROUP_THREADS};", "")

@@ -29,6 +29,7 @@ from weft.backends.nvidia.asynchronous import (
     WgmmaOp,
 )
 from weft.backends.nvidia.dialect import BarrierOp
+from weft.backends.nvidia.drawn_programs import DRAWN, NUMBERS
 from weft.backends.nvidia.protocol import Protocol
 from weft.backends.nvidia.protocol_events import (
     Arrive,
@@ -40,6 +41,7 @@ from weft.backends.nvidia.protocol_events import (
     Read,
     Sync,
     Wait,
+    Write,
 )
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, evaluate
@@ -78,7 +80,7 @@ def protocol_of(
             names = {f"d{place}": known[operand] for place, operand in enumerate(op.indices)}
             known[op.out] = evaluate(op.value.data[0], names)
     agents = {
-        f"producer {number}": list(_Role(roles, known, consumers).run(block))
+        f"producer {number}": list(_Role(roles, known, consumers, produces=True).run(block))
         for number, block in enumerate(roles.producers)
     }
     for number in range(consumers):
@@ -87,6 +89,9 @@ def protocol_of(
     for ring, type_ in enumerate(roles.rings):
         barriers |= {f"full {ring}.{stage}": 1 for stage in range(type_.count)}
         barriers |= {f"empty {ring}.{stage}": _GROUP_WARPS * consumers for stage in range(type_.count)}
+    if kernel.counter is not None:
+        barriers |= {f"full number.{stage}": 1 for stage in range(NUMBERS)}
+        barriers |= {f"empty number.{stage}": _GROUP_WARPS * consumers for stage in range(NUMBERS)}
     return Protocol(agents, barriers)
 
 
@@ -98,6 +103,7 @@ class _Role:
     known: Mapping[SSAValue, int]
     consumers: int
     number: int = 0
+    produces: bool = False
 
     def __post_init__(self) -> None:
         self.values = dict(self.known)
@@ -128,9 +134,11 @@ class _Role:
                 self.values[op.out] = self._size(op.value.data[0], op.indices)
             case tile.ForOp():
                 lower, upper, step = (self._size(size, op.indices) for size in op.bounds.data)
-                for number in range(lower, upper, step):
+                for turn, number in enumerate(range(lower, upper, step)):
                     self.values[op.block.args[0]] = number
                     yield from self.run(op.block)
+                    if DRAWN in op.attributes:
+                        yield from self._draw(turn)
             case AcquireOp() | FillOp() | CommitOp() | WaitOp() | SlotOp() | ReleaseOp():
                 yield from self._of_ring(op)
             case LiftOp():
@@ -155,6 +163,15 @@ class _Role:
                 self._compute(op)
             case _:
                 pass
+
+    def _draw(self, turn: int) -> Generator[Event]:
+        """The next program's number goes from the producer to the consumers."""
+        phase, stage = divmod(turn, NUMBERS)
+        place, full, empty = ("number", stage), f"full number.{stage}", f"empty number.{stage}"
+        if self.produces:
+            yield from (Wait(empty, phase - 1), Write(place), Arrive(full))
+        else:
+            yield from (Wait(full, phase), Read(place), Arrive(empty, _GROUP_WARPS))
 
     def _compute(self, op: tile.ConstantOp | tile.PositionOp | tile.MapOp) -> None:
         """A scalar that places or the bounds of loops may come from; others are not known."""

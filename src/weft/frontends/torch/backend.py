@@ -37,6 +37,7 @@ from weft.frontends.torch.plan_executor import PlanExecutor
 from weft.frontends.torch.report import Fallback, note_fallback, note_targets, shape_guards
 from weft.frontends.torch.report import record_targets as record_targets
 from weft.frontends.torch.returning import output_of, write_back, written_inputs
+from weft.frontends.torch.shortcut import Shortcut
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.pipelines import Compiled, compile_cpu, compile_nvidia
@@ -74,19 +75,24 @@ def weft_backend(
     `mode` is accepted for the sake of `torch.compile`'s signature; Weft has one mode.
     """
     config = Config.from_options(options)
+    shortcut = Shortcut()
     compilers = {
         name: partial(compile_graph, name=name, config=config, traced_inputs=example_inputs)
         for name in ("forward", "backward", "inference")
     }
+
+    def compile_inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Sequence[Any]]:
+        return shortcut.watched(compilers["inference"](graph, inputs))
+
     backend: Any = aot_autograd(
         fw_compiler=compilers["forward"],
         bw_compiler=compilers["backward"],
-        inference_compiler=compilers["inference"],
+        inference_compiler=compile_inference,
         decompositions=decompositions(kind_of(example_inputs)),
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
-    return backend(module, example_inputs)
+    return shortcut.shortened(backend(module, example_inputs))
 
 
 def compile_graph(

@@ -102,12 +102,17 @@ _VIEWS = {getattr(_aten, name).default for name in ("view", "_unsafe_view", "res
 _SCALED = {getattr(getattr(_aten, name), kind) for name in ("add", "mul", "div") for kind in ("Tensor", "Scalar")}
 
 
+_BETWEEN = {*_VIEWS, *_SCALED, _aten.where.self, _aten.slice.Tensor, _aten.cat.default, _aten.sub.Tensor}
+"""What may stand between a product of attention that is written out and its softmax."""
+_ATTENDED = {torch.float32, torch.bfloat16, torch.float16}
+
+
 def may_be_attention(node: fx.Node) -> bool:
-    """Whether a product of f32 is one of attention that is written out: torch does so with masks no library takes."""
-    if node.target is not _aten.bmm.default or node.meta["val"].dtype != torch.float32:
+    """Whether a product is one of attention that is written out: torch does so in f32 with masks no library takes."""
+    if node.target is not _aten.bmm.default or node.meta["val"].dtype not in _ATTENDED:
         return False
     weights = node.args[0]
-    while isinstance(weights, fx.Node) and weights.target in {*_VIEWS, *_SCALED, _aten.where.self}:
+    while isinstance(weights, fx.Node) and weights.target in {*_VIEWS, *_SCALED, _aten.where.self, _aten.slice.Tensor}:
         weights = weights.args[2 if weights.target is _aten.where.self else 0]
     if isinstance(weights, fx.Node) and weights.target in _POWERS:
         return True
@@ -115,7 +120,7 @@ def may_be_attention(node: fx.Node) -> bool:
     while scores is not None:
         if any(user.target in _SOFTMAX for user in scores.users):
             return True
-        between = (user for user in scores.users if user.target in {*_VIEWS, *_SCALED, _aten.where.self})
+        between = (user for user in scores.users if user.target in _BETWEEN)
         scores = next(between, None)
     return False
 

@@ -58,7 +58,7 @@ class _Captured:
 
     graph: Any
     places: list[int]
-    """The arguments that are read where they lie,"""
+    """The arguments that are read where they lie, and the weights that constants were made of,"""
     addresses: list[int | None]
     """and the addresses of all arguments that are such."""
     strides: list[tuple[int, tuple[int, ...]]]
@@ -78,11 +78,15 @@ class _Captured:
     changed: list[int]
     """Places of moving inputs that get their new values."""
     constants: ConstantSet | None
+    fixed: list[int]
+    """The places of the weights that these were made of."""
 
     def has(self, tensors: list[torch.Tensor]) -> bool:
-        """Whether all inputs that are read where they lie are there, as they were."""
-        return _lie_at(tensors, self.addresses, self.places) and all(
-            tensors[place].stride() == strides for place, strides in self.strides
+        """Whether all inputs that are read where they lie are there, as they were, and no weight has changed."""
+        return (
+            _lie_at(tensors, self.addresses, self.places)
+            and all([tensors[place].stride() == strides for place, strides in self.strides])
+            and (self.constants is None or self.constants.is_fresh([tensors[place] for place in self.fixed]))
         )
 
 
@@ -157,18 +161,16 @@ class GraphedCalls:
                 self.refuse(f"it is called with {len(self.streams)} sets of weights")
                 return None
             stream = self.streams.setdefault(key, _Stream(pool_of(executor.index, handle)))
-        constants = executor.constants([tensors[p] for p in executor.fixed]) if executor.has_constants else None
         captured = stream.captured
         with stream.pool.lock:
-            if captured is None or captured.constants is not constants or not captured.has(tensors):
-                captured = self._captured(stream, tensors, constants)
+            if captured is None or not captured.has(tensors):
+                captured = self._captured(stream, tensors)
             return None if captured is None else self._replay(captured, tensors)
 
-    def _captured(
-        self, stream: _Stream, tensors: list[torch.Tensor], constants: ConstantSet | None
-    ) -> _Captured | None:
+    def _captured(self, stream: _Stream, tensors: list[torch.Tensor]) -> _Captured | None:
         """A graph for these inputs, unless it is the first call, or not worth its while."""
         executor = self.executor
+        constants = executor.constants([tensors[p] for p in executor.fixed]) if executor.has_constants else None
         given = [tensors[place] for place in executor.taken]
         with torch.no_grad():
             fitting = [executor._input(tensor, strides) for tensor, strides in zip(given, self.strides, strict=True)]
@@ -224,16 +226,17 @@ class GraphedCalls:
                 self.refuse(f"{type(error).__name__}: {error}")
                 return None
             executor._leave(frame)
-        places = [place for place in executor.taken if place not in moving]
+        read = [place for place in executor.taken if place not in moving]
+        fixed = list(executor.fixed)
         addresses: list[int | None] = [None] * len(tensors)
-        for place in places:
+        for place in (*read, *fixed):
             addresses[place] = tensors[place].data_ptr()
-        watched = [] if self.guarded else [p for p in places if not isinstance(tensors[p], torch.nn.Parameter)]
+        watched = [] if self.guarded else [p for p in read if not isinstance(tensors[p], torch.nn.Parameter)]
         dense = {place: static for place, static in moving.items() if lies_dense(static)}
         sources = {n: executor.taken[position] for n, position in {**self.given, **self.written}.items()}
         return _Captured(
             graph,
-            places,
+            read + fixed,
             addresses,
             [(place, tensors[place].stride()) for place in watched],
             moving,
@@ -244,6 +247,7 @@ class GraphedCalls:
             self.given.keys() - self.replacing,
             [place for n, place in sources.items() if place in moving and (n in self.replacing or n in self.written)],
             constants,
+            fixed,
         )
 
     def _replay(self, captured: _Captured, tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -44,11 +44,11 @@ class ConstantSet:
 
     def is_of(self, given: Sequence[torch.Tensor]) -> bool:
         """Whether these are the weights that it was made of."""
-        return all(tensor.data_ptr() == pointer for tensor, pointer in zip(given, self.pointers, strict=True))
+        return tuple([tensor.data_ptr() for tensor in given]) == self.pointers
 
     def is_fresh(self, given: Sequence[torch.Tensor]) -> bool:
         """Whether the weights have not changed since."""
-        return all(tensor._version == version for tensor, version in zip(given, self.versions, strict=True))
+        return tuple([tensor._version for tensor in given]) == self.versions
 
     def is_needed(self) -> bool:
         """Whether all of the weights are still there, where they were."""

@@ -29,7 +29,7 @@ from weft.frontends.triton.target import Cuda, compiled_for
 from weft.ir.expr import symbols_of
 from weft.runtime.cache import DiskCache
 from weft.runtime.cubins import load_code
-from weft.runtime.device_program import MOST_BLOCKS, TapeLauncher, launch_failure
+from weft.runtime.device_program import MOST_BLOCKS, device_launcher, launch_failure, launched_again
 
 DEFAULT_WARPS = 4
 _BLOCKS = 3
@@ -79,7 +79,9 @@ class DeviceKernel:
         """The arguments that say how large tensors are which the copy engine moves."""
         self._by_grid = not symbols.isdisjoint(GRID)
         self._frames: dict[tuple[int | float, ...], list[_Frame]] = {}
-        self._run = TapeLauncher(self._driver, device)
+        self._run = device_launcher(self._driver)
+        self._most = self._function.programs_launched(MOST_BLOCKS)
+        self._names = (code.name,)
         torch: Any = sys.modules["torch"]
         self._current_device: Callable[[], int] = torch._C._cuda_getDevice
         self._stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
@@ -107,7 +109,7 @@ class DeviceKernel:
             return
         if count > MOST_BLOCKS:
             raise KernelValueError(f"{self.code.name}: a grid of {count} programs, a GPU takes {MOST_BLOCKS}")
-        sizes = (*(words[number] for number in self._sizing), *(grid if self._by_grid else ()))
+        sizes = (*[words[number] for number in self._sizing], *(grid if self._by_grid else ()))
         frames = self._frames.get(sizes)
         if frames is None:
             # A whole new one, as other threads may be here too: what one of them loses is made again.
@@ -116,13 +118,14 @@ class DeviceKernel:
             frame = frames.pop()
         except IndexError:  # another thread has it, or there was none
             frame = self._frame(sizes)
-        frame.steps[_BLOCKS] = self._function.programs_launched(count)
+        frame.steps[_BLOCKS] = min(count, self._most)
         status = 0 if self._status is None else self._status.data_ptr()
         self._pack(frame.buffer, 0, *words, status, z, y, x)
-        result = self._run(frame.tape_address, frame.table_address, self._stream(self.device))
-        if result:
-            raise launch_failure(self._driver, (self.code.name,), result)
-        self._driver.launched.append((self.code.name,))
+        call = frame.tape_address, frame.table_address, self._stream(self.device)
+        result = self._run(*call)
+        if result and (result := launched_again(self._driver, self.device, result, *call)):
+            raise launch_failure(self._driver, self._names, result)
+        self._driver.launched.append(self._names)
         frames.append(frame)
         if self._status is not None:
             self._check()

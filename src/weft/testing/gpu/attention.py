@@ -19,9 +19,8 @@ from weft.testing.benchmark import Call, Contender, own_code
 from weft.testing.gpu.case import GpuCase, Place, Work
 from weft.testing.gpu.peers import CUDNN, attention_libraries, eager, inductors
 
-FORWARD = ((4, 32, 2048, 128), (4, 32, 4096, 128), (2, 32, 8192, 128), (1, 32, 16384, 128))
-FORWARD_NARROW = ((4, 32, 4096, 64), (1, 32, 16384, 64))
-BACKWARD = ((4, 32, 4096, 128), (4, 32, 4096, 64))
+LENGTHS = ((4, 32, 2048), (4, 32, 4096), (2, 32, 8192), (1, 32, 16384))
+DEPTHS = (128, 64)
 WINDOW, SINKS = 1024, 4
 CONTEXT = 8192
 
@@ -140,9 +139,10 @@ def _decoding(batch: int) -> GpuCase:
 
 def attention_cases() -> list[GpuCase]:
     """The suite `attention`."""
+    shapes = [(*length, depth) for depth in DEPTHS for length in LENGTHS]
     return [
-        *(_forward(shape, masked) for shape in (*FORWARD, *FORWARD_NARROW) for masked in (False, True)),
-        *(_backward(shape, masked) for shape in BACKWARD for masked in (False, True)),
+        *(_forward(shape, masked) for shape in shapes for masked in (False, True)),
+        *(_backward(shape, masked) for shape in shapes for masked in (False, True)),
         *(_windowed((4, 32, 4096, 128), first) for first in (0, SINKS)),
         *(_decoding(batch) for batch in (1, 8, 64)),
     ]
