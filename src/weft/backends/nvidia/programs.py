@@ -16,19 +16,15 @@ from weft.backends.nvidia.asynchronous import IndexOp
 from weft.ir.expr import (
     Size,
     ceildiv,
-    coefficient_of,
     floordiv,
-    is_nonnegative,
     maximum,
     minimum,
     mod,
     product,
     substitute,
     symbol,
-    symbols_of,
 )
 from weft.tile import dialect as tile
-from weft.tile.affine import Affines
 from weft.tile.memory_groups import MemoryGroups
 
 Order: TypeAlias = Callable[[list[Size]], list[Size]]
@@ -37,8 +33,6 @@ GROUP = 8
 """Neighbouring blocks of rows that are walked together, so that they share columns while these are near."""
 _NUMBER = symbol("d0")
 """A program's number, among the operands of what is computed of it."""
-_TOGETHER = 16
-"""Places along other axes whose programs are walked together, the longest of them first."""
 _OUTSIDE = 1 << 30
 """A coordinate that no tensor has."""
 
@@ -124,29 +118,7 @@ def _order(kernel: tile.KernelOp, one_by_one: bool) -> Order:
         return _paired_numbers
     if not MemoryGroups.of_kernel(kernel).written:
         return _numbers
-    if one_by_one:
-        return _longest_first if _grows(kernel) else _in_order
-    return _there_and_back if _is_unequal(kernel) else _in_order
-
-
-def _grows(kernel: tile.KernelOp) -> bool:
-    """Whether loops turn more often the further a program is along the last axis, and none less often."""
-    affines = Affines()
-    found = False
-    for loop in [op for op in kernel.walk() if isinstance(op, tile.ForOp)]:
-        known = {f"d{number}": affines.index(index) for number, index in enumerate(loop.indices)}
-        lower, upper, _ = (substitute(size, known) for size in loop.bounds.data)
-        last = len(kernel.grid.data) - 1
-        for name in symbols_of(upper - lower):
-            program, parts = affines.symbols[name].owner, coefficient_of(upper - lower, name)
-            if not depends_on_program([affines.symbols[name]]):
-                continue
-            if not isinstance(program, tile.ProgramOp) or program.axis.value.data != last:
-                return False
-            if parts is None or not is_nonnegative(parts[0]):
-                return False
-            found = True
-    return found
+    return _there_and_back if not one_by_one and _is_unequal(kernel) else _in_order
 
 
 def _upper(kernel: tile.KernelOp) -> Size:
@@ -193,19 +165,6 @@ def _there_and_back(grid: list[Size]) -> list[Size]:
     turn, block = floordiv(_NUMBER, count), mod(_NUMBER, count)
     whole = minimum(1, maximum(0, product(grid) - (turn + 1) * count + 1))
     return _in_order(grid, _NUMBER + mod(turn, 2) * whole * (count - 1 - 2 * block))
-
-
-def _longest_first(grid: list[Size]) -> list[Size]:
-    """The numbers of a program where those at the end of the last axis take longest: these come first.
-
-    So that what they share stays near, that is done to few places along the other axes at a time.
-    """
-    others, rows = product(grid[:-1]), grid[-1]
-    first = floordiv(_NUMBER, rows * _TOGETHER) * _TOGETHER
-    inside = mod(_NUMBER, rows * _TOGETHER)
-    height = minimum(_TOGETHER, others - first)
-    place = first + mod(inside, height)
-    return [*_in_order(grid[:-1], place), rows - 1 - floordiv(inside, height)]
 
 
 def _in_order(grid: list[Size], number: Size = _NUMBER) -> list[Size]:
