@@ -48,6 +48,7 @@ from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
 from weft.passes.read_chosen import ReadChosen
 from weft.passes.read_codes import ReadCodes
+from weft.passes.read_pages import ReadPages
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.recognize_codes import RecognizeCodes
 from weft.passes.scale_after_products import ScaleAfterProducts
@@ -103,7 +104,7 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         SinkReshapes(whole=True),
         *([CodeWeights(config.quantize, streamed=tensor_cores)] if config.quantize in CODES else []),
         *(
-            [SumSmallProducts(), ReadChosen(), ReadCodes(), ScaleAfterProducts(), AlignOperands()]
+            [SumSmallProducts(), ReadChosen(), ReadPages(), ReadCodes(), ScaleAfterProducts(), AlignOperands()]
             if tensor_cores
             else []
         ),

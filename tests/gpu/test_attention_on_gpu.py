@@ -111,3 +111,16 @@ def test_functions_of_places(capped: bool) -> None:
 
     with torch.no_grad():
         check(attend, operands((2, 8, 1024, 64), 8, 1024))
+
+
+@pytest.mark.parametrize(("page", "count", "lengths"), [(16, 64, [1, 700, 1024]), (64, 20, [65, 1280, 513])])
+def test_keys_in_pages(page: int, count: int, lengths: list[int]) -> None:
+    def attend(q: Any, keys: Any, values: Any, table: Any, lengths: Any) -> torch.Tensor:
+        k, v = (x[table].reshape(len(table), -1, *x.shape[2:]).transpose(1, 2) for x in (keys, values))
+        seen = torch.arange(k.shape[2], device=q.device) < lengths[:, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None, None], enable_gqa=True)
+
+    pages = [torch.randn(100, page, 4, 128, device="cuda").bfloat16() for _ in range(2)]
+    query = torch.randn(3, 32, 1, 128, device="cuda").bfloat16()
+    table = torch.randint(-100, 100, (3, count), device="cuda", dtype=torch.int32)
+    check(attend, [query, *pages], table, torch.tensor(lengths, device="cuda"))

@@ -17,7 +17,8 @@ maximum is -inf, for which 0 is subtracted, and its total is 0, for which it is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from xdsl.ir import SSAValue
@@ -31,11 +32,13 @@ from weft.lower.evaluate import AddressRecorder, Dummy, Source, broadcast_index
 from weft.lower.kernels import Kernel
 from weft.lower.lowered import Lowered, whole
 from weft.lower.machine import Machine
+from weft.lower.paged_keys import keys_of_block
 from weft.lower.schedule import choose_attention_blocks, given_blocks
 from weft.ops.attention import AnyAttention
 from weft.ops.body import Value
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
+from weft.passes.read_pages import Pages, pages_of
 from weft.tile import dialect as tile
 
 LOG2_E = 1.4426950408889634
@@ -68,6 +71,9 @@ class AttentionLowering:
     Rows of its domain are the result's dimensions [..., L, V]; its columns are the keys S and the width E.
     """
 
+    reads_pages: ClassVar[bool] = False
+    """Whether keys and values that lie in pages are read page by page."""
+
     group: GroupOp
     name: str
     layouts: dict[SSAValue, Layout]
@@ -98,6 +104,9 @@ class AttentionLowering:
         sides = result.shape[-2], self.keys, width, out_width
         chosen = choose_attention_blocks(*sides, self.machine, masked=len(self.op.operands) > 3)
         self.blocks = given_blocks(self.group, "attention") or chosen
+        for pages in self.pages.values():
+            rows, keys, *widths = self.blocks.sides
+            self.blocks = replace(self.blocks, sides=(rows, keys_of_block(pages, keys), *widths))
         return self._emit(lead)
 
     # -- addresses -------------------------------------------------------------------------------------------------
@@ -121,8 +130,16 @@ class AttentionLowering:
         q, k, v, *masks = self.op.operands[:4]
         indices = [self._q_index(), self._k_index(), self._v_index()]
         indices += [self._mask_index(tensor_of(mask.type)) for mask in masks]
-        for value, index in zip((q, k, v, *masks), indices, strict=True):
-            recorder.at(Source(value, tensor_of(value.type)), index)
+        self.pages: dict[int, Pages] = {}
+        paged: list[Size] = []
+        for number, (value, index) in enumerate(zip((q, k, v, *masks), indices, strict=True)):
+            pages = pages_of(value, index, domain.bounds) if self.reads_pages and number in (1, 2) else None
+            if pages is None:
+                recorder.at(Source(value, tensor_of(value.type)), index)
+                continue
+            self.pages[number] = pages
+            pairs = zip(pages.take.operands, (pages.index, pages.place), strict=True)
+            paged += [self.layouts[each].address(place) for each, place in pairs]
         for value in self.op.results:
             tensor = tensor_of(value.type)
             recorder.given[value] = (tuple(domain.row_index[: tensor.rank]), Dummy(tensor.dtype))
@@ -131,7 +148,7 @@ class AttentionLowering:
         for value, layout, index in zip(self.group.yielded, self.outputs, places, strict=True):
             recorder.at(Source(value, tensor_of(value.type)), index)
             stores.append(simplify(layout.address(index), domain.bounds))
-        return [*(address.expr for address in recorder.addresses), *stores]
+        return [*(address.expr for address in recorder.addresses), *paged, *stores]
 
     # -- code ------------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import SSAValue
@@ -32,6 +33,7 @@ from weft.lower.kernels import Kernel
 from weft.lower.key_ranges import AtMost, Condition, Rows, bound_of
 from weft.lower.lowered import Argument, KernelCall, Lowered, lower, whole
 from weft.lower.mask_reading import Kept, read_masks
+from weft.lower.paged_keys import load_pages
 from weft.lower.regroup import new_group
 from weft.ops.attention import AnyAttention
 from weft.ops.body import Value
@@ -66,6 +68,8 @@ def is_flash(op: AnyAttention) -> bool:
 @dataclass
 class FlashLowering(AttentionLowering):
     """The construction of one kernel. Blocks of keys are counted from the last that is visited, which is number 0."""
+
+    reads_pages: ClassVar[bool] = True
 
     def lowered(self, inputs: Sequence[Layout]) -> Lowered:
         """The kernel, and before it one that sets its counter to 0, if it has one."""
@@ -308,6 +312,8 @@ class FlashLowering(AttentionLowering):
 
     def _operand(self, number: int, index: Sequence[Size], letters: str) -> SSAValue:
         """A tile of an operand as it lies in memory."""
+        if number in self.pages:
+            return load_pages(self, self.pages[number], self.bases["j"], letters)
         self._axes(*letters)
         value = self.op.operands[number]
         element = self.emit.at(Source(value, tensor_of(value.type)), index)

@@ -31,6 +31,7 @@ from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize_weights import QuantizeWeights
 from weft.passes.read_chosen import ReadChosen
 from weft.passes.read_codes import ReadCodes
+from weft.passes.read_pages import ReadPages
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.recognize_codes import RecognizeCodes
 from weft.passes.scale_after_products import ScaleAfterProducts
@@ -64,6 +65,7 @@ PASSES: dict[str, type[ModulePass]] = {
         SumSmallProducts,
         ReadChosen,
         ReadCodes,
+        ReadPages,
         ScaleAfterProducts,
         AlignOperands,
         HoistConstants,

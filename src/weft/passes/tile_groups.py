@@ -25,8 +25,8 @@ from weft.passes.read_chosen import chosen_by
 
 IN_ORDER = "weft.in_order"
 """The attribute of a sum that numbers rows by the groups which have ended: no group ends before the one ahead of it."""
-_SHARED = 0.9
-"""The part of rows that have a matrix of their own from which on reading it for each row costs less."""
+_SHARED, _SHARED_CODES = 0.9, 0.75
+"""The part of rows that have a matrix of their own from which on reading it, or its codes, for each row costs less."""
 _NARROW, _MEDIUM, _TALL = 8, 64, 128
 """Rows of a tile: as many as are multiplied while codes are read, and as one warp group has, or two."""
 _MOST_READING, _MANY = 16, 48
@@ -83,7 +83,7 @@ def _tile(function: FuncOp, dot: Dot) -> None:
 def rows_of_tile(rows: int, groups: int, *, coded: bool) -> int:
     """How many rows a tile has; 0 where each row is better multiplied by itself."""
     hit = expected_groups(rows, groups)
-    if hit > _SHARED * rows:
+    if hit > (_SHARED_CODES if coded else _SHARED) * rows:
         return 0
     if coded and rows <= _MOST_READING * hit:
         return _NARROW

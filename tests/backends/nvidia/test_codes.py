@@ -170,3 +170,25 @@ def test_threads_ask_for_weights_before_the_kernel_ahead_has_ended() -> None:
         code = compile_kernels({name: found.kernels[name]}, target_named("sm_90a"))
         assert code.ptx.index("ld.global") < code.ptx.index("griddepcontrol.wait")
         assert code.launches[name].asked == (1,)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        (2, 16, 2880, "int4", 32, bf16, False, bf16),
+        (1, 20, 8320, "e2m1", 32, u8, False, bf16),
+        (1, 9, 8192 + 64, "int4", 64, f16, True, f16),
+        (2, 16, 8192, "int8", 8192, f32, False, bf16),
+    ],
+    ids=str,
+)
+def test_rows_are_held_in_shared_memory(case: tuple[Any, ...], arch: str) -> None:
+    """Also where the last turn has less of them than the others."""
+    *_, form, group, _, _, dtype = case
+    arrays = operands(*case)
+    trial = trial_of(arrays, form, dtype)
+    kernel, _ = annotate(trial.lowered.calls[0].kernel.op, target_named(arch))
+    assert "nvidia.held" in str(kernel)
+    agree(run_simulated(trial, arrays)[0], expected(arrays, form, group, dtype))
+    agree(run_as_ptx(trial, arrays, arch), expected(arrays, form, group, dtype))

@@ -203,7 +203,8 @@ class AcquireOp(_OfRing, IRDLOperation):
 class FillOp(IRDLOperation):
     """Let the copy engine bring a box of a tensor map to a slot; the coordinates are those of its first element.
 
-    What is read `once` by all programs together is the first to leave the second-level cache.
+    What is read `once` by all programs together is the first to leave the second-level cache. In `pieces`, the lines of
+    a slot are brought by as many boxes, whose coordinates stand one after the other.
     """
 
     name = "nvidia.fill"
@@ -216,6 +217,7 @@ class FillOp(IRDLOperation):
     """Nobody else reads it, so it is the first to leave the second-level cache."""
     part = opt_attr_def(SlotType)
     """What is brought, where it is not what the slot is for."""
+    pieces = opt_attr_def(IntegerAttr)
 
 
 @irdl_op_definition

@@ -29,6 +29,7 @@ from weft.backends.nvidia.elements import emit_elements, emit_position
 from weft.backends.nvidia.exponentials import emit_added_exponentials, emit_exponentials
 from weft.backends.nvidia.extents import ConvertedLimits
 from weft.backends.nvidia.global_memory import narrowed_to
+from weft.backends.nvidia.held_rows import bring_rows, held_in
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.join_moments import MomentsOp
 from weft.backends.nvidia.layouts import WARP, Layout, picked
@@ -41,6 +42,7 @@ from weft.backends.nvidia.row_roles import emit_streaming
 from weft.backends.nvidia.staged_copies import emit_staged
 from weft.backends.nvidia.streaming import CopyOp, CopyRowsOp, ReadOp, StreamOp, WaitKeptOp
 from weft.backends.nvidia.strided_memory import emit_load, emit_pack, emit_store
+from weft.backends.nvidia.sums_apart import multiply_apart
 from weft.backends.nvidia.written import emit_written
 from weft.backends.nvidia.written_layouts import scalar_layout
 from weft.ir.attributes import from_attribute
@@ -254,6 +256,8 @@ class KernelCodegen:
             wait_for_kernel(b)
             for each in self.late:
                 self.visit(each)
+        if (held := held_in(op)) is not None and not self.rings:
+            bring_rows(self, held)
         results = loop_with(b, i64(lower), i64(last), i64(step), initial, body, unrolled=False)
         self.tiles.update(zip(op.results, turn(i64(last), results)[:count], strict=True))
 
@@ -266,14 +270,17 @@ class KernelCodegen:
             first = (chunk * columns + column) * words + part * (words // parts)
             return self.tiles[op.b][first : first + words // parts]
 
+        sums = [V("float", "0.0")] * layout_of(op.out).count if total is None else self.tiles[total]
         if isinstance(codes, tile.DequantizeOp):
             decoder = Decoder(self, codes)
+            if fragments.apart:
+                self.tiles[op.out] = multiply_apart(self, op, decoder, sums)
+                return
             left = decoder.ordered(left)
 
             def right(chunk: int, column: int, part: int, parts: int) -> Sequence[V]:
                 return decoder.words((chunk * columns + column) * parts + part, fragments.vector // parts)
 
-        sums = [V("float", "0.0")] * layout_of(op.out).count if total is None else self.tiles[total]
         self.tiles[op.out] = multiply(self.b, fragments, left, right, sums, op.dtype.data)
 
     def _kept(self, value: SSAValue, before: list[V]) -> list[V]:

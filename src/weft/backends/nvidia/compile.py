@@ -25,6 +25,7 @@ from weft.backends.nvidia.early_start import asked_early, written_by
 from weft.backends.nvidia.fold_sums import fold_sums
 from weft.backends.nvidia.fold_tanh import fold_tanh
 from weft.backends.nvidia.fold_views import fold_views
+from weft.backends.nvidia.held_rows import hold_rows
 from weft.backends.nvidia.join_exponentials import join_exponentials
 from weft.backends.nvidia.join_moments import join_moments
 from weft.backends.nvidia.layouts import WARP
@@ -68,11 +69,15 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     join_exponentials(kernel)
     join_moments(kernel)
     mark_shifted(kernel)
-    of_products = (_with_roles, _holding_one, _without_conversions, _with_stages) if has_product(kernel) else ()
-    for way in (_streamed, *of_products):
+    in_pieces = any(isinstance(op, tile.LoadOp) and op.pieces > 1 for op in kernel.walk())
+    with_roles = (_with_roles, _holding_one, _without_conversions)
+    of_products = (*with_roles, _with_stages) if has_product(kernel) else ()
+    for way in with_roles if in_pieces else (_streamed, *of_products):
         with suppress(LoweringError):  # a conversion may need the memory that copies ahead of time would take
             if (found := way(kernel, target)) is not None:
                 return found
+    if in_pieces:
+        raise LoweringError("only the copy engine reads tiles in pieces")
     copy = kernel.clone()
     fold_views(copy)
     use_tensor_cores(copy)
@@ -80,7 +85,8 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
     if (resident := blocks_beside(copy)) > 1:
         set_integer(copy, RESIDENT, resident)
     order_memory(copy)
-    shared, blocks = allocate_shared(copy, target.shared_per_block), integer(copy, BLOCKS, 1)
+    held, blocks = hold_rows(copy, 0), integer(copy, BLOCKS, 1)
+    shared = allocate_shared(copy, target.shared_per_block - held, held)
     return copy, Launch(WARP * integer(copy, WARPS), shared, cluster=blocks, blocks_per_program=blocks)
 
 

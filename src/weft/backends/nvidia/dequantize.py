@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 NO_FP8 = "fp8"
 """What GPUs lack that have no instruction to widen floats of 8 bits."""
 _APART = 4
-_ONE = {"bf16": 0x3F80, "f16": 0x3C00}
+ONE = {"bf16": 0x3F80, "f16": 0x3C00}
+"""The bits of 1."""
 _MAGIC = {"bf16": (0x4300, 128.0), "f16": (0x6400, 1024.0)}
 """A power of two whose last digit is 1."""
 _DIGIT = {"bf16": 6, "f16": 9}
@@ -59,17 +60,54 @@ class Decoder:
         shared = layout_of(op.factors[0]).offsets if op.factors else ()
         self.places = {offset: number for number, offset in enumerate(shared)}
         self.known: dict[int, tuple[V, V | None]] = {}
+        self.scales: dict[int, tuple[V, V | None]] = {}
 
     def ordered(self, words: Sequence[V]) -> list[V]:
         """The other operand's neighbours (0, 1), (2, 3), (4, 5), (6, 7), in the order of the codes' pairs."""
-        if FORMS[self.op.form.data].bits != 4:
-            return list(words)
-        result: list[V] = []
-        for start in range(0, len(words), 4):
-            for first in (start, start + 1):
-                pair_of = words[first], words[first + 2]
-                result += [_permuted(self.codegen.b, *pair_of, order) for order in (0x5410, 0x7632)]
-        return result
+        return in_order(self.codegen.b, words, FORMS[self.op.form.data].bits)
+
+    @property
+    def group(self) -> int:
+        """How many neighbours along K have a factor."""
+        return self.op.group.value.data
+
+    @property
+    def has_offset(self) -> bool:
+        """Whether digits begin somewhere else than at zero."""
+        return self.op.form.data == "int4"
+
+    def digits(self, first: int, count: int) -> list[V]:
+        """So many pairs from one on, without offset and factor."""
+        each = 16 // FORMS[self.op.form.data].bits
+        words = self.codegen.tiles[self.op.codes][first // each : (first + count) // each]
+        words = [_as_it_is(self.codegen.b, word) for word in words]
+        return [pair for word in words for pair in self._digits(word)]
+
+    def _digits(self, word: V) -> list[V]:
+        if self.has_offset:
+            return _digits_of_int4(self.codegen.b, word, self.dtype.name)
+        return _decoded(self.codegen, word, self.op.form.data, self.dtype.name, None)
+
+    def scale(self, pair: int) -> tuple[V, V | None]:
+        """The factor of a pair, and what is added to its digits, as floats."""
+        b = self.codegen.b
+        k, n = layout_of(self.op.out).offsets[2 * pair]
+        place = self.places[k // self.group, n] if self.places else -1
+        if place not in self.scales:
+            raws = [self.codegen.tiles[factor][place] for factor in self.op.factors]
+            factor = _widened(self.codegen, raws[0], self.memory[0]) if raws else V("float", "1.0")
+            _, high = _MAGIC[self.dtype.name]
+            offset = V("float", str(-high - FORMS[self.op.form.data].offset)) if self.has_offset else None
+            if len(raws) > 1:
+                offset = b.binary("fsub", V("float", str(-high)), self._zero(raws[1]))
+            self.scales[place] = factor, offset
+        return self.scales[place]
+
+    def _zero(self, raw: V) -> V:
+        """What is subtracted from codes, as a float."""
+        b, memory = self.codegen.b, self.memory[1]
+        raw = raw if memory.bits > 8 else b.convert("trunc", raw, "i8")
+        return b.convert("sitofp" if memory.kind == "int" else "uitofp", raw, "float")
 
     def words(self, piece: int, vector: int) -> list[V]:
         """The pairs of a piece of so many neighbours along K."""
@@ -98,10 +136,7 @@ class Decoder:
             zero: V | None = None
             if len(raws) > 1:
                 _, high = _MAGIC[name]
-                signed, bits = self.memory[1].kind == "int", self.memory[1].bits
-                raw = raws[1] if bits > 8 else b.convert("trunc", raws[1], "i8")
-                number = b.convert("sitofp" if signed else "uitofp", raw, "float")
-                number = b.binary("fsub", V("float", str(-high)), number)
+                number = b.binary("fsub", V("float", str(-high)), self._zero(raws[1]))
                 zero = pair(b, number, number, name)
             self.known[place] = factor, zero
         return self.known[place]
@@ -110,8 +145,20 @@ class Decoder:
         b, name = self.codegen.b, self.dtype.name
         if self.narrow:
             return _fma(b, value, factor, 0x8000, name)
-        low, high = (b.binary("fmul", half, factor) for half in _floats(b, value, name))
+        low, high = (b.binary("fmul", half, factor) for half in numbers_of(b, value, name))
         return pair(b, low, high, name)
+
+
+def in_order(b: Function, words: Sequence[V], bits: int) -> list[V]:
+    """Words of neighbours (0, 1), (2, 3), (4, 5), (6, 7) in the order of pairs of codes of so many bits."""
+    if bits != 4:
+        return list(words)
+    result: list[V] = []
+    for start in range(0, len(words), 4):
+        for first in (start, start + 1):
+            pair_of = words[first], words[first + 2]
+            result += [_permuted(b, *pair_of, order) for order in (0x5410, 0x7632)]
+    return result
 
 
 def _widened(codegen: KernelCodegen, raw: V, memory: DType) -> V:
@@ -131,7 +178,7 @@ def _widened(codegen: KernelCodegen, raw: V, memory: DType) -> V:
             return b.bitcast(b.select(b.icmp("eq", exponent, i32(255)), i32(0x7FC00000), bits), "float")
         case _:
             (both,) = _of_e4m3(codegen, b.convert("zext", raw, "i32"), "f16", 1)
-            return _floats(b, both, "f16")[0]
+            return numbers_of(b, both, "f16")[0]
 
 
 def _decoded(codegen: KernelCodegen, word: V, form: str, dtype: str, zero: V | None) -> list[V]:
@@ -139,28 +186,39 @@ def _decoded(codegen: KernelCodegen, word: V, form: str, dtype: str, zero: V | N
     b = codegen.b
     match form:
         case "int4":
-            magic, high = _MAGIC[dtype]
+            _, high = _MAGIC[dtype]
             offset = zero or _both(_bits(-high - FORMS[form].offset, dtype))
-            found: list[V] = []
-            for place in range(_APART):
-                shifted = b.binary("lshr", word, i32(4 * place)) if place else word
-                digits = b.binary("or", b.binary("and", shifted, i32(0x000F000F)), _both(magic))
-                found.append(_fma(b, digits, _both(_ONE[dtype]), offset, dtype))
-            return found
+            found = _digits_of_int4(b, word, dtype)
+            return [_fma(b, digits, _both(ONE[dtype]), offset, dtype) for digits in found]
         case "e2m1":
-            return [_lifted(b, word, 4 * place, dtype) for place in range(_APART)]
+            return [_lifted(b, part, low, dtype) for part in (word, _shifted(b, word, -8)) for low in (0, 4)]
         case "int8":
             return _of_int8(b, word, dtype)
         case _:
             return _of_e4m3(codegen, word, dtype, 2)
 
 
+def _digits_of_int4(b: Function, word: V, dtype: str) -> list[V]:
+    """Pairs of codes as the last digits of a power of two."""
+    magic, _ = _MAGIC[dtype]
+    shifted = [b.binary("lshr", word, i32(4 * place)) if place else word for place in range(_APART)]
+    return [b.binary("or", b.binary("and", each, i32(0x000F000F)), _both(magic)) for each in shifted]
+
+
 def _lifted(b: Function, word: V, low: int, dtype: str) -> V:
-    """Two floats of 4 bits, the first of which begins at a bit of a word."""
+    """Two floats of 4 bits, the first of which begins at a bit of a word, one of the first 8 of its half.
+
+    A product puts them in two places at once, one of which has the sign where it belongs, the other all else: products
+    and masks are done by different units. Those of f16 would overlap, and are shifted twice.
+    """
     digit = _DIGIT[dtype]
-    sign = b.binary("and", _shifted(b, word, 12 - low), _both(0x8000))
-    rest = b.binary("and", _shifted(b, word, digit - low), _both(7 << digit))
-    return _fma(b, b.binary("or", sign, rest), _both(_LIFT[dtype]), 0x8000, dtype)
+    left, whole = (12 - low, digit - low), _both(0x8000 | 7 << digit)
+    if digit + 4 <= 12:
+        moved = b.mul(b.binary("and", word, _both(15 << low)), i32(1 << left[0] | 1 << left[1]))
+    else:
+        sign, rest = (_shifted(b, word, each) for each in left)
+        moved = b.binary("or", b.binary("and", sign, _both(0x8000)), b.binary("and", rest, _both(7 << digit)))
+    return _fma(b, b.binary("and", moved, whole), _both(_LIFT[dtype]), 0x8000, dtype)
 
 
 def _of_int8(b: Function, word: V, dtype: str) -> list[V]:
@@ -168,7 +226,7 @@ def _of_int8(b: Function, word: V, dtype: str) -> list[V]:
     if dtype == "f16":
         magic, high = _MAGIC[dtype]
         digits = [_permuted(b, above, i32(magic << 16), order) for order in (0x7170, 0x7372)]
-        return [_fma(b, each, _both(_ONE[dtype]), _both(_bits(-high - 128, dtype)), dtype) for each in digits]
+        return [_fma(b, each, _both(ONE[dtype]), _both(_bits(-high - 128, dtype)), dtype) for each in digits]
     floats: list[V] = []
     for place in range(4):
         bits = _permuted(b, above, i32(_TWO_23), 0x7440 | place)
@@ -187,7 +245,7 @@ def _of_e4m3(codegen: KernelCodegen, word: V, dtype: str, count: int) -> list[V]
         else:
             both = asm(b, "i32", "cvt.rn.f16x2.e4m3x2 $0, $1;", "=r,h", low)
         if dtype != "f16":
-            first, second = _floats(b, both, "f16")
+            first, second = numbers_of(b, both, "f16")
             both = pair(b, first, second, dtype)
         found.append(both)
     return found
@@ -203,7 +261,7 @@ def _half_of_e4m3(b: Function, both: V) -> V:
     return _fma(b, b.binary("or", value, nothing), _both(0x5C00), 0x8000, "f16")
 
 
-def _floats(b: Function, both: V, dtype: str) -> list[V]:
+def numbers_of(b: Function, both: V, dtype: str) -> list[V]:
     """The two numbers of a word."""
     if dtype == "bf16":
         high = b.binary("and", both, i32(0xFFFF0000 - (1 << 32)))

@@ -6,8 +6,9 @@ An instruction takes two times two neighbours along K of each operand from a lan
 the same to the sum as long as both operands agree. So a lane holds 8 neighbours, which one access of memory brings, and
 two instructions take them in turn: operands come straight from memory, and nothing passes between threads.
 
-Of 2 to 8 rows and weights of few bits, these take the place of the 16 rows and the rows that of the 8 columns: `c` is
-then *turned*, and half as many instructions are left. Weights of 16 bits leave the tensor cores time enough.
+Of up to 8 rows and weights of few bits, these take the place of the 16 rows and the rows that of the 8 columns: `c` is
+then *turned*, and half as many instructions are left. Weights of 16 bits leave the tensor cores time enough. Of one row
+or two there are columns to spare, and what each lane holds along K is summed up *apart* (`sums_apart`).
 
 Operands are *packed*: a register holds two neighbours along K. Where a tile is too small for all warps of a block, they
 share its K, and the product has one more axis in front, along which what they have is then summed up.
@@ -20,9 +21,17 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Self, TypeAlias
 
-from xdsl.dialects.builtin import IntegerAttr, StringAttr
+from xdsl.dialects.builtin import IntegerAttr, StringAttr, UnitAttr
 from xdsl.ir import Attribute, SSAValue
-from xdsl.irdl import IRDLOperation, attr_def, irdl_op_definition, operand_def, opt_operand_def, result_def
+from xdsl.irdl import (
+    IRDLOperation,
+    attr_def,
+    irdl_op_definition,
+    operand_def,
+    opt_attr_def,
+    opt_operand_def,
+    result_def,
+)
 
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.block import i32
@@ -32,10 +41,17 @@ from weft.tile import dialect as tile
 
 ROWS, COLUMNS, DEPTH = 16, 8, 16
 """The sides of an instruction's operands."""
+LANES = 4
+"""Lanes that share an instruction's K."""
 _HALF, _MOST_TURNED = 8, 8
 PACKED, AHEAD, RAW = "nvidia.packed", "nvidia.ahead", "nvidia.raw"
 """On a load: its registers hold 4 bytes of neighbours each; it is made a turn of its loop before its tile is used; its
 registers hold elements as memory does."""
+SPREAD = "nvidia.spread"
+"""On the load of one row or two: of the lanes that hold the same, one reads it, whose column nobody else has; the
+others have zeros."""
+HELD = "nvidia.held"
+"""On such a load: the place in shared memory where the block has all of its rows (`held_rows`)."""
 AGAIN = "nvidia.again"
 """On such a load: the block reads the same again, so that it stays in its cache."""
 
@@ -44,7 +60,8 @@ AGAIN = "nvidia.again"
 class MmaOp(IRDLOperation):
     """`a @ b` plus the accumulator, by the tensor cores from registers; a and b are packed.
 
-    Where warps share K, the result is [warps along K, M, N]: what each of them has.
+    Where warps share K, the result is [warps along K, M, N]: what each of them has; `apart`, what four lanes of each
+    have.
     """
 
     name = "nvidia.mma"
@@ -54,13 +71,15 @@ class MmaOp(IRDLOperation):
     dtype = attr_def(StringAttr)
     warps = attr_def(Attribute)
     widest = attr_def(IntegerAttr)
+    apart = opt_attr_def(UnitAttr)
     out = result_def(tile.TileType)
 
     @property
     def fragments(self) -> Fragments:
         """Where its operands and its result are."""
         (m, k), n = tile.tile_type(self.a).sizes, tile.tile_type(self.b).sizes[1]
-        return Fragments(m, n, k, Warps(*from_attribute(self.warps)), self.widest.value.data)  # type: ignore[misc]
+        warps = Warps(*from_attribute(self.warps))  # type: ignore[misc]
+        return Fragments(m, n, k, warps, self.widest.value.data, self.apart is not None)
 
 
 @irdl_op_definition
@@ -120,6 +139,8 @@ class Fragments:
     warps: Warps
     widest: int = 8
     """Neighbours along K that a lane should hold: as many as one access of memory brings."""
+    apart: bool = False
+    """Whether what each lane holds along K is summed up by itself."""
 
     @property
     def halves(self) -> int:
@@ -169,7 +190,8 @@ class Fragments:
             Mode(self.tiles_m, 0, ROWS),
             Mode(self.chunks, 1, 4 * self.vector),
         )
-        lanes = (Mode(4, 1, self.vector), Mode(8, 0))
+        rows = (Mode(2, 0), Mode(LANES, None)) if self.apart else (Mode(8, 0),)
+        lanes = (Mode(LANES, 1, self.vector), *rows)
         warps = self.warps.modes((0, ROWS * self.tiles_m), (None, 1), (1, self.depth))
         return Layout((self.m, self.k), _real(registers), lanes, warps)
 
@@ -179,7 +201,7 @@ class Fragments:
             Mode(self.tiles_n, 1, COLUMNS),
             Mode(self.chunks, 0, 4 * self.vector),
         )
-        lanes = (Mode(4, 0, self.vector), Mode(8, 1))
+        lanes = (Mode(LANES, 0, self.vector), Mode(8, 1))
         warps = self.warps.modes((None, 1), (1, COLUMNS * self.tiles_n), (0, self.depth))
         return Layout((self.k, self.n), _real(registers), lanes, warps)
 
@@ -201,6 +223,10 @@ class Fragments:
         return Layout((rows, self.n), _real(registers), _real(lists[1]), _real(lists[2]))
 
     def product(self) -> Layout:
+        if self.apart:
+            registers = Mode(self.m, 1), Mode(self.tiles_n, 2, COLUMNS)
+            warps = self.warps.modes((1, ROWS), (2, COLUMNS * self.tiles_n), (0, LANES))
+            return Layout((LANES * self.warps.k, self.m, self.n), _real(registers), (Mode(LANES, 0), Mode(8, 2)), warps)
         first = 1 if self.warps.k > 1 else 0
         rows, columns = first, first + 1
         across, down = (rows, columns) if self.turned else (columns, rows)
@@ -210,7 +236,7 @@ class Fragments:
             Mode(self.tiles_n, columns, COLUMNS),
             Mode(self.tiles_m, rows, ROWS),
         )
-        lanes = (Mode(4, across, 2), Mode(8, down))
+        lanes = (Mode(LANES, across, 2), Mode(8, down))
         warps = self.warps.modes((rows, ROWS * self.tiles_m), (columns, COLUMNS * self.tiles_n), (0, 1))
         shape = (self.warps.k, self.m, self.n) if first else (self.m, self.n)
         return Layout(shape, _real(registers), lanes, warps)
@@ -232,6 +258,11 @@ def _shared(mode: Mode, group: int) -> list[Mode]:
 
 def _real(modes: Sequence[Mode]) -> tuple[Mode, ...]:
     return tuple(mode for mode in modes if mode.size > 1)
+
+
+def reads_alone(b: Function, lane: V) -> V:
+    """Whether a lane is the one that reads, of those which hold the same part of a row."""
+    return b.icmp("eq", b.binary("lshr", lane, i32(3)), b.binary("and", lane, i32(LANES - 1)))
 
 
 Right: TypeAlias = Callable[[int, int, int, int], Sequence[V]]
@@ -269,9 +300,9 @@ def multiply(
                         first = ((chunk * fragments.tiles_m + row) * halves) * words + word
                         a += [left[first], left[first + words] if halves == 2 else nothing]
                     if alone and step % 4:
-                        beside = _instruction(b, beside, a, weights[step : step + 2], dtype)
+                        beside = instruction(b, beside, a, weights[step : step + 2], dtype)
                     else:
-                        sums = _instruction(b, sums, a, weights[step : step + 2], dtype)
+                        sums = instruction(b, sums, a, weights[step : step + 2], dtype)
                 result[place : place + 2 * halves] = sums[: 2 * halves]
     if alone:
         result = [b.binary("fadd", one, other) for one, other in zip(result, beside, strict=False)]
@@ -297,14 +328,14 @@ def _multiply_turned(
         for step in range(0, words, 2):
             columns = [weights[word] for word in (step, step + 1) for weights in pair]
             if alone and step % 4:
-                beside = _instruction(b, beside, columns, rows[step : step + 2], dtype)
+                beside = instruction(b, beside, columns, rows[step : step + 2], dtype)
             else:
                 sums = result[place : place + 4]
-                result[place : place + 4] = _instruction(b, sums, columns, rows[step : step + 2], dtype)
+                result[place : place + 4] = instruction(b, sums, columns, rows[step : step + 2], dtype)
     return [b.binary("fadd", one, other) for one, other in zip(result, beside, strict=True)] if alone else result
 
 
-def _instruction(b: Function, sums: Sequence[V], left: Sequence[V], right: Sequence[V], dtype: str) -> list[V]:
+def instruction(b: Function, sums: Sequence[V], left: Sequence[V], right: Sequence[V], dtype: str) -> list[V]:
     name = f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32"
     text = f"{name} {{$0, $1, $2, $3}}, {{$4, $5, $6, $7}}, {{$8, $9}}, {{$10, $11, $12, $13}};"
     struct = "{ float, float, float, float }"

@@ -38,6 +38,7 @@ class Copy:
     map: TensorMap
     slot: SlotType
     coordinates: tuple[Size, ...]
+    """Those of all its pieces, one after the other."""
     seen: dict[tile.LoadOp, SlotType] = field(default_factory=dict[tile.LoadOp, SlotType], compare=False)
     """All loads that the slot is for, and how each of them sees it."""
 
@@ -238,17 +239,15 @@ def _follows(batch: Batch, earlier: Batch) -> bool:
 def _as_copy(kernel: tile.KernelOp, op: tile.LoadOp) -> Copy | None:
     """A load as boxes of a tensor, as wide as a line."""
     shape, dtype = tile.tile_type(op.out).sizes, pointer_dtype(op)
-    part = part_of(kernel, op, shape)
-    if (
-        part is None
-        or shape[part.inner] * dtype.bytes % LINE
-        or shape[1 - part.inner] > _MOST_LINES
-        or shape[1 - part.inner] % 8
-        or ops_behind(op.indices) is None
-    ):
+    parts = [part_of(kernel, op, shape, piece) for piece in range(op.pieces)]
+    part = parts[0]
+    if part is None or shape[part.inner] * dtype.bytes % LINE or ops_behind(op.indices) is None:
         return None
-    box = (LINE // dtype.bytes, shape[1 - part.inner])
-    return Copy(op, part.map(box), SlotType.of(shape, part.inner, dtype), part.coordinates)
+    box = (LINE // dtype.bytes, shape[1 - part.inner] // op.pieces)
+    if box[1] > _MOST_LINES or box[1] % 8 or {each and each.map(box) for each in parts} != {part.map(box)}:
+        return None
+    coordinates = tuple(place for each in parts if each is not None for place in each.coordinates)
+    return Copy(op, part.map(box), SlotType.of(shape, part.inner, dtype), coordinates)
 
 
 def blocks_of(kernel: tile.KernelOp) -> list[Block] | None:

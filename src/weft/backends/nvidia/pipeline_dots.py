@@ -291,6 +291,8 @@ class _Producer:
         for number, copy in enumerate(batch.copies):
             attributes = _numbered(ring=batch.ring, slot=number, map=self.maps.index(copy.map))
             attributes["coordinates"] = tile.Sizes(copy.coordinates)
+            if copy.load.pieces > 1:
+                attributes |= _numbered(pieces=copy.load.pieces)
             if batch.early or copy.load.once is not None:
                 attributes["once"] = UnitAttr()
             indices = [self.mapping.get(i, i) for i in copy.load.indices]

@@ -277,23 +277,27 @@ def _lift(codegen: KernelCodegen, op: LiftOp, ring: Ring) -> None:
 
 
 def _fill(codegen: KernelCodegen, op: FillOp, ring: Ring) -> None:
-    """Boxes of one line's width, block after block."""
+    """Boxes of one line's width, block after block, and piece after piece."""
     b = codegen.b
     slot = op.part or ring.slots[op.slot.value.data]
     assert isinstance(slot, SlotType)
     map_ = codegen.maps[op.map.value.data]
     place, full = ring.slot(b, op.slot.value.data), ring.full(b)
-    first, *others = (b.convert("trunc", codegen.size(c, op.indices), "i32") for c in op.coordinates.data)
-    rank = 1 + len(others)
+    coordinates = [b.convert("trunc", codegen.size(c, op.indices), "i32") for c in op.coordinates.data]
+    pieces = 1 if op.pieces is None else op.pieces.value.data
+    rank, lines = len(coordinates) // pieces, slot.lines // pieces
     names = ", ".join(f"${i + 3}" for i in range(rank))
     text = f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
     places, kinds, policy = f"[$0], [$1, {{{names}}}], [$2]", "r,l,r" + ",r" * rank, list[V]()
     if op.once is not None:
         text, places, kinds = f"{text}.L2::cache_hint", f"{places}, ${3 + rank}", f"{kinds},l"
         policy = [converged(b, "i64", "createpolicy.fractional.L2::evict_first.b64 $0, 1.0;", "=l")]
-    for block in range(slot.blocks):
-        at = [b.add(first, i32(block * LINE // slot.dtype.bytes)), *others]
-        do(b, f"{text} {places};", kinds, b.add(place, i32(block * slot.lines * LINE)), map_, full, *at, *policy)
+    for piece in range(pieces):
+        first, *others = coordinates[piece * rank : (piece + 1) * rank]
+        for block in range(slot.blocks):
+            at = [b.add(first, i32(block * LINE // slot.dtype.bytes)), *others]
+            start = b.add(place, i32((block * slot.lines + piece * lines) * LINE))
+            do(b, f"{text} {places};", kinds, start, map_, full, *at, *policy)
 
 
 def _multiply(codegen: KernelCodegen, op: WgmmaOp) -> None:

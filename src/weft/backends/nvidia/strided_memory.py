@@ -13,7 +13,7 @@ from weft.backends.nvidia.block import i32, wide
 from weft.backends.nvidia.dialect import layout_of, layouts_of
 from weft.backends.nvidia.global_memory import ONCE, joined, load_chunk, load_raw, load_words, pair, store_chunk
 from weft.backends.nvidia.layouts import Layout, picked
-from weft.backends.nvidia.mma import AGAIN, AHEAD, PACKED, RAW, PackOp
+from weft.backends.nvidia.mma import AGAIN, AHEAD, HELD, PACKED, RAW, SPREAD, PackOp, reads_alone
 from weft.backends.nvidia.piece_stores import store_in_pieces
 from weft.backends.nvidia.shifted_memory import Chunk, load_shifted, store_shifted
 from weft.tile import dialect as tile
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def emit_load(codegen: KernelCodegen, op: tile.LoadOp) -> None:
     layout = layout_of(op.out)
     if PACKED in op.attributes:
-        codegen.tiles[op.out] = _packed(codegen, op, layout)
+        codegen.tiles[op.out] = _packed(codegen, op, layout) if HELD not in op.attributes else []
         return
     if RAW in op.attributes:
         codegen.tiles[op.out] = [
@@ -49,10 +49,11 @@ def emit_load(codegen: KernelCodegen, op: tile.LoadOp) -> None:
 def _packed(codegen: KernelCodegen, op: tile.LoadOp, layout: Layout) -> list[V]:
     """The registers of a load that hold 4 bytes of neighbours each."""
     space, size = ONCE if AHEAD in op.attributes and AGAIN not in op.attributes else "global", pointer_dtype(op).bytes
+    reads = reads_alone(codegen.b, codegen.threads.lane) if SPREAD in op.attributes else None
     words = [
         word
         for registers, address, predicate in _chunks(codegen, op, layout)
-        for word in load_words(codegen.b, address, size, len(registers), predicate, space)
+        for word in load_words(codegen.b, address, size, len(registers), codegen.both(predicate, reads), space)
     ]
     if len(words) * 4 == layout.count * size:
         return words

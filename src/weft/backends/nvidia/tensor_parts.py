@@ -44,8 +44,11 @@ class Part:
         return TensorMap(self.argument, self.dtype, self.sizes, self.strides, (*box, *ones))
 
 
-def part_of(kernel: tile.KernelOp, op: tile.LoadOp | tile.StoreOp, shape: Sequence[int]) -> Part | None:
-    """What an access moves, if the copy engine can: narrow elements of an aligned tensor whose sides are known."""
+def part_of(kernel: tile.KernelOp, op: tile.LoadOp | tile.StoreOp, shape: Sequence[int], piece: int = 0) -> Part | None:
+    """What an access moves, if the copy engine can: narrow elements of an aligned tensor whose sides are known.
+
+    Of what is in pieces, that is one of them.
+    """
     dtype = pointer_dtype(op)
     if op.sides is None or op.starts is None or dtype.bytes > 2 or dtype.bits < 8 or len(shape) != 2:
         return None
@@ -53,7 +56,7 @@ def part_of(kernel: tile.KernelOp, op: tile.LoadOp | tile.StoreOp, shape: Sequen
     inner = next((axis for axis in (1, 0) if strides[axis] == 1), None)
     if inner is None or strides[1 - inner] == 0:
         return None
-    rest = op.offset.data[0] - sum((s * t for s, t in zip(op.starts.data, strides, strict=True)), start=0)
+    rest = op.offset.data[piece] - sum((s * t for s, t in zip(op.starts.data, strides, strict=True)), start=0)
     pitch = strides[1 - inner]
     if any(divisor_of(step, op.indices) * dtype.bytes % _ENGINE for step in (pitch, rest)):
         return None

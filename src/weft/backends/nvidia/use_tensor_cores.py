@@ -15,6 +15,7 @@ turn ahead: then the memory is always busy.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from xdsl.dialects.builtin import IntegerAttr, StringAttr, UnitAttr, i64
 from xdsl.ir import Block, Operation, OpResult, SSAValue
@@ -29,6 +30,7 @@ from weft.backends.nvidia.mma import (
     PACKED,
     RAW,
     ROWS,
+    SPREAD,
     Fragments,
     MmaOp,
     PackOp,
@@ -43,7 +45,7 @@ from weft.ops.quantized import FORMS
 from weft.tile import dialect as tile
 from weft.tile import written
 
-_MOST_WARPS, _WARPS, _MOST_COLUMNS = 16, 4, 32
+_MOST_WARPS, _WARPS, _MOST_COLUMNS, _MOST_APART = 16, 4, 32, 2
 _VECTOR = 8
 """Neighbours of 16 bits that an access of memory brings."""
 _ROOM, _LESS_ROOM, _FEW_PARTS = 28, 20, 4
@@ -144,6 +146,7 @@ def _share_depth(dots: Sequence[tile.DotOp], loop: tile.ForOp | bool | None, war
         along *= 2
     shared = _spread(m, n, along, max(warps // along, 1))
     fragments = Fragments(m, n, k, shared, widest)
+    fragments = replace(fragments, apart=_is_apart(dots[0], fragments))
     outer = loop if isinstance(loop, tile.ForOp) else None
     before: Operation = outer or dots[0]
     block = before.parent_block()
@@ -156,7 +159,7 @@ def _share_depth(dots: Sequence[tile.DotOp], loop: tile.ForOp | bool | None, war
         totals, old = [_multiply(dot, fragments, None).out], [dot.out]
     for total, sum_ in zip(totals, old, strict=True):
         following: list[Operation] = []
-        if along > 1:
+        if along > 1 or fragments.apart:
             attributes = {"kind": StringAttr("sum"), "axis": IntegerAttr(0, i64)}
             type_ = tile.TileType.of((1, m, n), f32)
             following.append(tile.ReduceOp.create(operands=[total], attributes=attributes, result_types=[type_]))
@@ -165,6 +168,13 @@ def _share_depth(dots: Sequence[tile.DotOp], loop: tile.ForOp | bool | None, war
         sum_.replace_all_uses_with(following[-1].results[0] if following else total)
     _drop([before] if outer is not None else _with_operands(dots[0]))
     return shared.count
+
+
+def _is_apart(dot: tile.DotOp, fragments: Fragments) -> bool:
+    """Whether lanes can sum up what they hold along K: of one row or two of memory, and whole words of codes."""
+    along = _is_along(dot.a.owner, 1, dot.parent_block())
+    whole = fragments.vector == fragments.widest
+    return isinstance(dot.b.owner, tile.DequantizeOp) and fragments.m <= _MOST_APART and along and whole
 
 
 def _summed_by_warps(outer: tile.ForOp, fragments: Fragments, count: int) -> tile.ForOp:
@@ -182,7 +192,8 @@ def _summed_by_warps(outer: tile.ForOp, fragments: Fragments, count: int) -> til
     left: SSAValue | None = None
     for number, inner in enumerate([op for op in turns.block.ops if isinstance(op, tile.DotOp)]):
         # The copies still say that the product has two axes.
-        made = _multiply(inner, fragments, turns.block.args[1 + number], ahead=_turns(turns) > 1, left=left)
+        ahead = _turns(turns) > (0 if fragments.apart else 1)  # a single turn is asked for early, too
+        made = _multiply(inner, fragments, turns.block.args[1 + number], ahead=ahead, left=left)
         left = made.a
         inner.out.replace_all_uses_with(made.out)
         _drop(_with_operands(inner))
@@ -205,6 +216,8 @@ def _ask_before(loop: tile.ForOp) -> None:
 def _room(kernel: tile.KernelOp) -> int:
     fragments = next(op.fragments for op in kernel.walk() if isinstance(op, MmaOp))
     parts = fragments.halves * fragments.chunks * fragments.vector // _VECTOR
+    if fragments.apart:  # what two turns have of codes is held
+        return _LESS_ROOM
     return _ROOM if parts <= (_FEW_PARTS if fragments.widest == _VECTOR else 2 * _FEW_PARTS) else _LESS_ROOM
 
 
@@ -255,7 +268,7 @@ def _multiply(
     assert block is not None
     dtype = narrow_type(dot)
     assert dtype is not None
-    a = left or _operand(dot, dot.a, 1, fragments.left(), dtype, ahead=False)
+    a = left or _operand(dot, dot.a, 1, fragments.left(), dtype, ahead=False, spread=fragments.apart)
     codes = dot.b.owner
     if isinstance(codes, tile.DequantizeOp):
         b = _decoded(dot, codes, fragments, ahead=ahead)
@@ -270,27 +283,42 @@ def _multiply(
         "warps": to_attribute((warps.m, warps.n, warps.k, warps.same)),
         "widest": IntegerAttr(fragments.widest, i64),
     }
+    if fragments.apart:
+        made.attributes["apart"] = UnitAttr()
     set_layouts(made, [layout])
     block.insert_op_before(made, dot)
     return made
 
 
-def _operand(dot: tile.DotOp, value: SSAValue, axis: int, layout: Layout, dtype: DType, *, ahead: bool) -> SSAValue:
+def _operand(
+    dot: tile.DotOp,
+    value: SSAValue,
+    axis: int,
+    layout: Layout,
+    dtype: DType,
+    *,
+    ahead: bool,
+    spread: bool = False,
+) -> SSAValue:
     """An operand packed: as memory has it, where it runs along K, or else from what threads have."""
     assert isinstance(value, OpResult)
     block = dot.parent_block()
     assert block is not None
-    if isinstance(value.op, tile.LoadOp) and value.op.strides.data[axis] == 1 and value.op.parent is block:
+    if _is_along(value.op, axis, block):
         made: Operation = value.op.clone()
-        made.attributes[PACKED] = UnitAttr()
-        if ahead:
-            made.attributes[AHEAD] = UnitAttr()
+        marks = {PACKED: True, AHEAD: ahead, SPREAD: spread}
+        made.attributes |= {name: UnitAttr() for name, given in marks.items() if given}
     else:
         attributes = {"dtype": StringAttr(dtype.name)}
         made = PackOp.create(operands=[value], attributes=attributes, result_types=[value.type])
     set_layouts(made, [layout])
     block.insert_op_before(made, dot)
     return made.results[0]
+
+
+def _is_along(op: Operation | Block, axis: int, block: Block | None) -> bool:
+    """Whether a product's block loads an operand that lies along an axis."""
+    return isinstance(op, tile.LoadOp) and op.strides.data[axis] == 1 and op.parent is block
 
 
 def _decoded(dot: tile.DotOp, op: tile.DequantizeOp, fragments: Fragments, *, ahead: bool) -> SSAValue:

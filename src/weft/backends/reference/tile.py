@@ -96,7 +96,7 @@ class Program:
                 self.set(op.out, np.full(tile.tile_type(op.out).sizes, cast(Any, from_attribute(op.value))))
             case tile.LoadOp():
                 extents = self._extents(op, tile.tile_type(op.out).sizes)
-                self.set(op.out, self.buffers[op.pointer][self._places(op, extents)])
+                self.set(op.out, self.buffers[op.pointer][self._loaded(op, extents)])
             case tile.PositionOp():
                 self.set(op.out, self._positions(op, self._extents(op, tile.tile_type(op.out).sizes)))
             case tile.StoreOp():
@@ -174,7 +174,7 @@ class Program:
         return [1 if capacity == 1 else extent for capacity, extent in zip(capacities, extents, strict=True)]
 
     def _positions(self, op: tile.LoadOp | tile.StoreOp | tile.PositionOp, extents: Sequence[int]) -> np.ndarray:
-        (offset,) = self._sizes(op.offset.data, op.indices)
+        offset, *_ = self._sizes(op.offset.data, op.indices)
         places = np.full(extents, offset, np.int64)
         for axis, stride in enumerate(self._sizes(op.strides.data, op.indices)):
             steps = stride * np.arange(extents[axis], dtype=np.int64)
@@ -183,6 +183,16 @@ class Program:
 
     def _places(self, op: tile.LoadOp | tile.StoreOp, extents: Sequence[int]) -> np.ndarray:
         return self.checked(op, op.pointer, self._positions(op, extents))
+
+    def _loaded(self, op: tile.LoadOp, extents: Sequence[int]) -> np.ndarray:
+        """The places of all pieces of a load, most of the time one."""
+        if op.pieces == 1:
+            return self._places(op, extents)
+        own = [size // op.pieces if axis == op.piece_axis else size for axis, size in enumerate(extents)]
+        first, *_ = offsets = self._sizes(op.offset.data, op.indices)
+        places = self._positions(op, own)
+        pieces = [places + offset - first for offset in offsets]
+        return self.checked(op, op.pointer, np.concatenate(pieces, axis=op.piece_axis))
 
     def checked(self, op: Operation, pointer: SSAValue, places: np.ndarray) -> np.ndarray:
         size = self.buffers[pointer].size

@@ -78,6 +78,7 @@ class DeviceKernel:
         self._sizing = sorted(names[name] for name in symbols if name in names)
         """The arguments that say how large tensors are which the copy engine moves."""
         self._by_grid = not symbols.isdisjoint(GRID)
+        self._is_sized = self._by_grid or bool(self._sizing)
         self._frames: dict[tuple[int | float, ...], list[_Frame]] = {}
         self._run = device_launcher(self._driver)
         self._most = self._function.programs_launched(MOST_BLOCKS)
@@ -96,6 +97,10 @@ class DeviceKernel:
         tape = np.array([1, count, *head, count, len(launch.maps), *range(count), *maps], np.int64)
         return _Frame(tape, np.zeros(2 * count + scratch_words(len(launch.maps)), np.int64))
 
+    def _sizes(self, words: Sequence[int | float], grid: tuple[int, int, int]) -> tuple[int | float, ...]:
+        """What tensor maps depend on."""
+        return (*[words[number] for number in self._sizing], *(grid if self._by_grid else ()))
+
     def launch(self, grid: tuple[int, int, int], words: Sequence[int | float], threads: int = 1) -> None:
         """Run all programs of a grid; `words` are the arguments, pointers as addresses."""
         if self._current_device() != self.device:
@@ -105,11 +110,11 @@ class DeviceKernel:
             return
         x, y, z = grid
         count = x * y * z
-        if not count:
+        if not 0 < count <= MOST_BLOCKS:
+            if count:
+                raise KernelValueError(f"{self.code.name}: a grid of {count} programs, a GPU takes {MOST_BLOCKS}")
             return
-        if count > MOST_BLOCKS:
-            raise KernelValueError(f"{self.code.name}: a grid of {count} programs, a GPU takes {MOST_BLOCKS}")
-        sizes = (*[words[number] for number in self._sizing], *(grid if self._by_grid else ()))
+        sizes = self._sizes(words, grid) if self._is_sized else ()
         frames = self._frames.get(sizes)
         if frames is None:
             # A whole new one, as other threads may be here too: what one of them loses is made again.
@@ -118,7 +123,7 @@ class DeviceKernel:
             frame = frames.pop()
         except IndexError:  # another thread has it, or there was none
             frame = self._frame(sizes)
-        frame.steps[_BLOCKS] = min(count, self._most)
+        frame.steps[_BLOCKS] = count if count < self._most else self._most
         status = 0 if self._status is None else self._status.data_ptr()
         self._pack(frame.buffer, 0, *words, status, z, y, x)
         call = frame.tape_address, frame.table_address, self._stream(self.device)

@@ -1,0 +1,50 @@
+"""Pages of keys that only attention reads are no copy; what a kernel cannot read page by page is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from weft.backends.nvidia.target import target_named
+from weft.config import Config
+from weft.frontends.torch.decompositions import decompositions
+from weft.frontends.torch.importer import import_graph
+from weft.pipelines import compile_nvidia
+
+_aten: Any = torch.ops.aten
+
+
+def steps(page: int, count: int, *, read_twice: bool = False) -> list[str]:
+    """The kernels of single queries over pages, as torch gives it to cuDNN."""
+
+    def attend(query: Any, keys: Any, values: Any, table: Any, lengths: Any) -> list[Any]:
+        lines = [_aten.index(pages, [table]).reshape(4, -1, 8, 128).transpose(1, 2) for pages in (keys, values)]
+        seen = torch.arange(count * page, device=query.device).lt(lengths.unsqueeze(1)).view(4, 1, 1, -1)
+        bias = torch.zeros_like(seen, dtype=query.dtype).masked_fill(seen.logical_not(), -65504.0)
+        made = _aten._scaled_dot_product_cudnn_attention(query, *lines, bias.expand(4, 32, 1, count * page), False)[0]
+        return [made, lines[0] * 2] if read_twice else [made]
+
+    with FakeTensorMode():
+        shapes = (4, 32, 1, 128), (900, page, 8, 128), (900, page, 8, 128), (4, count), (4,)
+        dtypes = [torch.bfloat16 if len(shape) == 4 else torch.int32 for shape in shapes]
+        inputs = [torch.empty(shape, device="cuda", dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+        traced = make_fx(attend, decomposition_table=decompositions())(*inputs)
+    imported = import_graph(traced, "main", Config(cache=False), device="cuda", tensor_cores=True)
+    plan = compile_nvidia(imported.function, Config(cache=False), target_named("sm_90a")).plan
+    return [getattr(step, "function", "") for step in plan.steps]
+
+
+@pytest.mark.parametrize(("page", "count"), [(16, 64), (64, 9), (256, 3)])
+def test_attention_reads_pages(page: int, count: int) -> None:
+    parts, join = steps(page, count)
+    assert "attention" in parts and parts.endswith("_parts") and "attention" in join
+
+
+@pytest.mark.parametrize("case", [{"page": 12, "count": 64}, {"page": 16, "count": 64, "read_twice": True}])
+def test_others_are_copied_first(case: Any) -> None:
+    first, *others = steps(**case)
+    assert first.startswith("take") and "attention" not in first and any(name.endswith("_parts") for name in others)
