@@ -6,7 +6,8 @@
 %d = tile.dot %v, %g                           %p = powers of %s
 … of %p and %d                                 … of %p and %d
 
-The second runs while powers are raised of the first.
+The second runs while powers are raised of the first. What a turn reads for rows or columns alone is asked for before
+its first product, and is there by the time it is needed.
 """
 
 from __future__ import annotations
@@ -27,17 +28,32 @@ def hoist_products(kernel: tile.KernelOp) -> None:
     """Rewrite the loops of a kernel in place."""
     for loop in [op for op in kernel.walk() if isinstance(op, tile.ForOp)]:
         dots = [op for op in loop.block.ops if isinstance(op, tile.DotOp)]
-        left, last = _MOST_EARLY, next(iter(dots), None)
+        if not dots:
+            continue
+        left, last = _MOST_EARLY, dots[0]
         for dot in dots[1:]:
             needed, held = _needed(loop.block, dot), registers_of(dot)
-            if needed is None or held > left or last is None:
-                continue
-            left -= held
-            moved = [op for op in loop.block.ops if op in needed and last.is_before_in_block(op)]
-            for op in (*moved, dot):
-                op.detach()
-            loop.block.insert_ops_after([*moved, dot], last)
-            last = dot
+            if needed is not None and held <= left:
+                _move(loop.block, needed, dot, last)
+                left, last = left - held, dot
+        if any(isinstance(op, tile.ScatterOp | tile.StoreOp | written.AtomicOp) or op.regions for op in loop.block.ops):
+            continue
+        for gather in [op for op in loop.block.ops if isinstance(op, tile.GatherOp)]:
+            needed = _needed(loop.block, gather)
+            is_line = len(tile.tile_type(gather.out).sizes) == 1
+            if needed is not None and is_line and dots[0].is_before_in_block(gather):
+                _move(loop.block, needed, gather, dots[0], before=True)
+
+
+def _move(block: Block, needed: set[Operation], op: Operation, place: Operation, *, before: bool = False) -> None:
+    """Move an op, and what it needs of what stands behind a place, to behind that or before it."""
+    moved = [*(each for each in block.ops if each in needed and place.is_before_in_block(each)), op]
+    for each in moved:
+        each.detach()
+    if before:
+        block.insert_ops_before(moved, place)
+    else:
+        block.insert_ops_after(moved, place)
 
 
 def registers_of(dot: tile.DotOp) -> int:
@@ -45,10 +61,10 @@ def registers_of(dot: tile.DotOp) -> int:
     return _ROWS * tile.tile_type(dot.out).sizes[1] // _THREADS
 
 
-def _needed(block: Block, dot: tile.DotOp) -> set[Operation] | None:
-    """The ops of a block that a product is computed by, if they can stand anywhere in it."""
+def _needed(block: Block, op: Operation) -> set[Operation] | None:
+    """The ops of a block that one is computed by, if they can stand anywhere in it."""
     found: set[Operation] = set()
-    left = list(dot.operands)
+    left = list(op.operands)
     while left:
         value = left.pop()
         if not isinstance(value, OpResult) or value.op.parent is not block or value.op in found:
