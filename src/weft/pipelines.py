@@ -52,6 +52,7 @@ from weft.passes.read_pages import ReadPages
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.recognize_codes import RecognizeCodes
 from weft.passes.scale_after_products import ScaleAfterProducts
+from weft.passes.share_keys import ShareKeys
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.split_products import SplitProducts
@@ -94,6 +95,8 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         Simplify(),
         EliminateCommon(),
         *([EliminateDead(), RecognizeAttention(narrow=True), FindSeenKeys(), Simplify()] if tensor_cores else []),
+        ShareKeys(),
+        EliminateDead(),
         FoldBatchNorm(),
         ConvolveTrained(pointwise=True),
         ComparePlaces(),

@@ -93,6 +93,26 @@ def test_masks_in_memory(added: bool, first: int, width: int) -> None:
     check(attend, operands((2, 16, 1024, width), 16, 1024), given.bfloat16() if added else given)
 
 
+@pytest.mark.parametrize(
+    ("query", "heads", "window", "first"),
+    [((2, 33, 1111, 128), 11, 200, 0), ((3, 32, 1500, 64), 8, 333, 5), ((2, 24, 2000, 96), 24, 700, 200)],
+)
+def test_programs_of_different_lengths_are_drawn_anew_in_every_run(
+    query: tuple[int, ...], heads: int, window: int, first: int
+) -> None:
+    def attend(q: Any, k: Any, v: Any) -> torch.Tensor:
+        place = torch.arange(q.shape[2], device=q.device)
+        behind = place[:, None] - place
+        seen = (behind >= 0) & ((behind < window) | (place < first))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+
+    inputs = operands(query, heads, query[2])
+    check(attend, inputs)
+    again = torch.compile(attend, backend="weft", options={"cache": False})
+    found = [again(*inputs).clone() for _ in range(5)]
+    assert all(torch.equal(found[0], other) for other in found)
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("capped", [False, True])
 def test_functions_of_places(capped: bool) -> None:
@@ -124,3 +144,47 @@ def test_keys_in_pages(page: int, count: int, lengths: list[int]) -> None:
     query = torch.randn(3, 32, 1, 128, device="cuda").bfloat16()
     table = torch.randint(-100, 100, (3, count), device="cuda", dtype=torch.int32)
     check(attend, [query, *pages], table, torch.tensor(lengths, device="cuda"))
+
+
+def repeated(x: torch.Tensor, times: int) -> torch.Tensor:
+    batch, heads, length, width = x.shape
+    return x[:, :, None].expand(batch, heads, times, length, width).reshape(batch, heads * times, length, width)
+
+
+@pytest.mark.parametrize("form", ["plain", "soft cap", "sinks", "added"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("query", "heads", "keys"), [((2, 8, 1024, 64), 2, 1024), ((1, 6, 333, 128), 3, 777), ((3, 12, 1, 128), 4, 1500)]
+)
+def test_attention_that_is_written_out(
+    form: str, dtype: torch.dtype, query: tuple[int, ...], heads: int, keys: int
+) -> None:
+    """As models write it: keys repeated, a causal mask, and a softmax in a wider type."""
+
+    def attend(q: Any, k: Any, v: Any, sinks: Any, bias: Any) -> torch.Tensor:
+        k, v = (repeated(x, q.shape[1] // heads) for x in (k, v))
+        scores = q @ k.transpose(2, 3) * 0.2
+        if form == "soft cap":
+            scores = torch.tanh(scores / 5) * 5
+        if form == "added":
+            scores = scores + bias
+        row, key = (torch.arange(size, device=q.device) for size in scores.shape[2:])
+        scores = scores.masked_fill(row[:, None] + (keys - q.shape[2]) < key, -torch.inf)
+        if form == "sinks":
+            scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
+            scores = scores - scores.max(-1, keepdim=True).values
+        weights = torch.softmax(scores, -1, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
+        return weights[..., :keys] @ v
+
+    inputs = operands(query, heads, keys, dtype)
+    inputs += [torch.randn(shape, device="cuda", dtype=dtype) for shape in ((query[1],), (query[2], keys))]
+    with torch.no_grad():
+        check(attend, inputs)
+
+
+def test_single_queries_with_lengths_share_keys() -> None:
+    def attend(q: Any, k: Any, v: Any, lengths: Any) -> torch.Tensor:
+        mask = torch.arange(k.shape[2], device=q.device) < lengths
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None], enable_gqa=True)
+
+    check(attend, operands((3, 12, 1, 128), 4, 777), torch.tensor([[0], [1], [700]], device="cuda"))

@@ -102,7 +102,7 @@ class AttentionLowering:
         domain.column_runs = [*by_role["j"], *by_role["e"]]
         self.runs = {letter: runs[0] for letter, runs in by_role.items() if runs}
         sides = result.shape[-2], self.keys, width, out_width
-        chosen = choose_attention_blocks(*sides, self.machine, masked=len(self.op.operands) > 3)
+        chosen = choose_attention_blocks(*sides, self.machine, masked=bool(self.op.masks))
         self.blocks = given_blocks(self.group, "attention") or chosen
         for pages in self.pages.values():
             rows, keys, *widths = self.blocks.sides
@@ -124,15 +124,20 @@ class AttentionLowering:
         scores = (*tensor_of(self.op.results[0].type).shape[:-1], self.keys)
         return broadcast_index([*self.domain.row_index[:-1], self.domain.column_index[0]], scores, mask.shape)
 
+    def _sink_index(self, sink: Tensor) -> list[Size]:
+        rows = tensor_of(self.op.results[0].type).shape[:-1]
+        return broadcast_index([*self.domain.row_index[:-1], 0], (*rows, 1), sink.shape)
+
     def _record(self) -> list[Size]:
         domain = self.domain
         recorder = AddressRecorder(self.layouts, space=domain.bounds)
-        q, k, v, *masks = self.op.operands[:4]
         indices = [self._q_index(), self._k_index(), self._v_index()]
-        indices += [self._mask_index(tensor_of(mask.type)) for mask in masks]
+        indices += [self._mask_index(tensor_of(mask.type)) for mask in self.op.masks]
+        indices += [self._sink_index(tensor_of(sink.type)) for sink in self.op.sinks]
+        values = *self.op.operands[:3], *self.op.masks, *self.op.sinks
         self.pages: dict[int, Pages] = {}
         paged: list[Size] = []
-        for number, (value, index) in enumerate(zip((q, k, v, *masks), indices, strict=True)):
+        for number, (value, index) in enumerate(zip(values, indices, strict=True)):
             pages = pages_of(value, index, domain.bounds) if self.reads_pages and number in (1, 2) else None
             if pages is None:
                 recorder.at(Source(value, tensor_of(value.type)), index)
@@ -178,20 +183,47 @@ class AttentionLowering:
 
     def _store(self, kernel: BlockedKernel, most: TileValue, total: TileValue, product: TileValue) -> None:
         """Write the results."""
-        value, lse = self._quotients(most, total, product)
+        found = self._with_sinks(most, total, product)
+        value, lse = self._quotients(*found, undefined=self.op.params.get("undefined", False))
         result, *kept = self.op.results
         products: dict[SSAValue, TileValue] = {result: TileValue(value.ssa, tensor_of(result.type).dtype)}
         products.update((each, lse) for each in kept)
         store_outputs(kernel, products)
 
-    def _quotients(self, most: TileValue, total: TileValue, product: TileValue) -> tuple[TileValue, TileValue]:
+    def _with_sinks(
+        self, most: TileValue, total: TileValue, product: TileValue
+    ) -> tuple[TileValue, TileValue, TileValue]:
+        """The greatest scores in units of powers of two, and the sums of powers and of values, with sinks as scores."""
+        if not self.op.sinks:
+            return most, total, product
+        emit = self.emit
+        self._axes("i", "n")
+        sink = self._sink()
+        nothing, none = emit.constant(float("-inf"), self.dtype), emit.constant(0.0, self.dtype)
+        greatest = self._typed(emit.math("max", most, sink))
+        base = emit.where(emit.math("eq", greatest, nothing), none, greatest)
+        rescale = self._typed(emit.math("exp2", emit.math("sub", most, base)))
+        beside = emit.math("exp2", emit.math("sub", sink, base))
+        sums = emit.math("add", emit.math("mul", total, rescale), beside)
+        return greatest, self._typed(sums), self._typed(emit.math("mul", product, rescale))
+
+    def _sink(self) -> Value:
+        """The score of a row beside those of its keys, in units of powers of two."""
+        (sink,) = self.op.sinks
+        tensor = tensor_of(sink.type)
+        value = self.emit.at(Source(sink, tensor), self._sink_index(tensor))
+        return self.emit.math("mul", self.emit.cast(value, self.dtype), self.emit.constant(LOG2_E, self.dtype))
+
+    def _quotients(
+        self, most: TileValue, total: TileValue, product: TileValue, *, undefined: bool = False
+    ) -> tuple[TileValue, TileValue]:
         """The sums of values, each by the sum of its weights, and the logarithms of these sums.
 
-        The greatest scores are in units of powers of two.
+        The greatest scores are in units of powers of two. Without weights, the result is 0, or `undefined`.
         """
         emit = self.emit
         one, none = emit.constant(1.0, self.dtype), emit.constant(0.0, self.dtype)
-        divisor = emit.where(emit.math("eq", total, none), one, total)
+        divisor: Value = total if undefined else emit.where(emit.math("eq", total, none), one, total)
         self._axes("i", "n")
         value = self._divided(product, divisor)
         power = emit.math("add", emit.math("log2", total), most)  # both are -inf in a row without any key
@@ -204,7 +236,7 @@ class AttentionLowering:
         """One block of keys: the new maximum, total and sum."""
         emit = self.emit
         bi, bj, _, bn = self.blocks.sides
-        _, _, v, *masks = self.op.operands[:4]
+        v, masks = self.op.operands[2], self.op.masks
         greatest, total, product = state
         scores = self._scores()
         self._axes("i", "j")

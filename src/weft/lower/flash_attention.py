@@ -35,13 +35,12 @@ from weft.lower.lowered import Argument, KernelCall, Lowered, lower, whole
 from weft.lower.mask_reading import Kept, read_masks
 from weft.lower.paged_keys import load_pages
 from weft.lower.regroup import new_group
-from weft.ops.attention import AnyAttention
+from weft.ops.attention import WIDEST_HEAD, AnyAttention
 from weft.ops.body import Value
 from weft.ops.graph import GraphBuilder
 from weft.ops.layouts import Layout, contiguous
 from weft.tile import dialect as tile
 
-_MOST_WIDTH = 256
 _COUNTED = Tensor(i32, (1,))
 """What counts programs of different lengths."""
 _MOST_READ_ONCE = 1 << 25
@@ -58,7 +57,7 @@ def is_flash(op: AnyAttention) -> bool:
     widths = q.shape[-1], v.shape[-1]
     return (
         q.dtype in (bf16, f16)
-        and all(isinstance(width, int) and 8 <= width <= _MOST_WIDTH and width % 8 == 0 for width in widths)
+        and all(isinstance(width, int) and 8 <= width <= WIDEST_HEAD and width % 8 == 0 for width in widths)
         and (q.shape[-2] != 1 or len(op.results) == 1)
         and k.shape[-2] not in (0, 1)
         and op.params["scale"] > 0

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from xdsl.ir import SSAValue
 
 from weft.ir.expr import Size, ceildiv, maximum, minimum, product, symbol
-from weft.ir.types import Tensor, f32, tensor_of
+from weft.ir.types import Tensor, f32, i32, tensor_of
 from weft.lower.blocked import BlockedKernel
 from weft.lower.domain import Run, Variable
 from weft.lower.flash_attention import FlashLowering
@@ -26,6 +26,7 @@ from weft.lower.machine import Machine
 from weft.lower.regroup import new_group
 from weft.lower.schedule import choose_attention_blocks, given_blocks
 from weft.ops.attention import AnyAttention
+from weft.ops.body import Value
 from weft.ops.graph import GraphBuilder, GroupOp
 from weft.ops.layouts import Layout, contiguous
 
@@ -40,7 +41,7 @@ def parts_of(op: AnyAttention, group: GroupOp, machine: Machine) -> int:
     """Into how many parts keys are best split, for all multiprocessors to have about as much to read."""
     *lead, rows, across = tensor_of(op.results[0].type).shape
     keys, width = tensor_of(op.operands[1].type).shape[-2:]
-    chosen = choose_attention_blocks(rows, keys, width, across, machine, masked=len(op.operands) > 3)
+    chosen = choose_attention_blocks(rows, keys, width, across, machine, masked=bool(op.masks))
     blocks = given_blocks(group, "attention") or chosen
     programs, turns = product(lead) * ceildiv(rows, blocks.sides[0]), ceildiv(keys, blocks.sides[1])
     plain = len(op.results) == 1 and list(group.yielded) == list(op.results)
@@ -98,13 +99,20 @@ class SplitLowering(FlashLowering):
         self._place(kernel, lead)
         self.emit.scalars[_PART] = kernel.frame.program(self.parts)
         self._take_part()
-        found = self._quotients(*self._attended())
+        found = self._quotients(*self._with_sinks(*self._attended()))
         *outer, row, column = self.domain.row_index
         row = symbol(_ROW) if self._is_single else row
         index = (*outer, symbol(_PART), row, column)
         for tensor, value, target in zip(self._found(), found, kernel.targets, strict=True):
             self.emit.store(value, target, contiguous(tensor).address(index[: tensor.rank]))
         return kernel.frame.finish(self.blocks)
+
+    def _sink(self) -> Value:
+        """That of the first part counts, once."""
+        emit = self.emit
+        number = emit.place_tile(symbol(_PART), [0, 0], [1, 1], i32)
+        first = emit.math("eq", number, emit.constant(0, i32))
+        return emit.where(first, super()._sink(), self._constant(-math.inf))
 
     def _take_part(self) -> None:
         """Let the program visit its part of the blocks; if none is left for it, one in which no key counts."""
@@ -134,7 +142,8 @@ def _joining(op: AnyAttention, scratch: Sequence[Tensor]) -> GroupOp:
         weights = b.exp(b.sub(sums, base))
         total = b.sum(weights, dims=(along,), keep=False)
         joined = b.sum(b.mul(weights, means), dims=(along,), keep=False)
-        divisor = b.where(b.eq(total, zero), b.full_like(total, 1), total)
+        undefined = op.params.get("undefined", False)
+        divisor = total if undefined else b.where(b.eq(total, zero), b.full_like(total, 1), total)
         return [b.cast(b.div(joined, divisor), dtype=result.dtype)]
 
     return new_group(scratch, body)

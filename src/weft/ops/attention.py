@@ -26,6 +26,7 @@ def _samples() -> list[Sample]:
         return Input((*lead, rows, width)), Input((*lead, columns, width)), Input((*lead, columns, out))
 
     small, wide = inputs((2, 3), 5, 7, 4, 4), inputs((2,), 17, 33, 8, 6)
+    plain = {"causal": False, "scale": 0.5}
     return [
         Sample(small, {"causal": False, "scale": 0.5}, _DTYPES),
         Sample(small, {"causal": True, "scale": 0.5}, _DTYPES),
@@ -36,10 +37,14 @@ def _samples() -> list[Sample]:
         Sample((*small, Input((3, 5, 7), dtype=boolean)), {"causal": True, "scale": 0.5}, _DTYPES),
         Sample((*small, Input((5, 7))), {"causal": False, "scale": 0.5, "softcap": 1.5}, _DTYPES),
         Sample(wide, {"causal": True, "scale": 0.3, "softcap": 2.0}, _DTYPES),
+        Sample((*small, Input((3, 1, 1))), {"causal": True, "scale": 0.5, "sinks": True}, _DTYPES),
+        Sample((*small, Input((5, 7), dtype=boolean), Input((3, 5, 1))), {**plain, "sinks": True}, _DTYPES),
         Sample(inputs((2, 0), 3, 4, 2, 2), {"causal": False, "scale": 0.5}, _DTYPES),
     ]
 
 
+WIDEST_HEAD = 256
+"""The width of the queries or values that one tile of a GPU's tensor cores holds."""
 SEEN_ROWS, SEEN = 128, 5
 """The rows of a tile that it is told of which keys they see, and how many numbers tell it."""
 
@@ -49,16 +54,26 @@ class AnyAttention(Structured):
 
     @property
     def masks(self) -> Sequence[SSAValue]:
-        return self.operands[3:4]
+        return self._given[:1]
 
     @property
     def seen(self) -> Sequence[SSAValue]:
         """Which keys the rows of tiles see, if that is told."""
-        return self.operands[4:]
+        return self._given[1:]
+
+    @property
+    def sinks(self) -> Sequence[SSAValue]:
+        """A score of each row that counts beside those of its keys, if there are such."""
+        return self.operands[-1:] if self.params.get("sinks") else ()
+
+    @property
+    def _given(self) -> Sequence[SSAValue]:
+        return self.operands[3 : len(self.operands) - len(self.sinks)]
 
     @classmethod
-    def weighted(cls, *tensors: Tensor) -> Tensor:
+    def weighted(cls, *tensors: Tensor, sinks: bool = False) -> Tensor:
         """The type of the sums of values."""
+        tensors, sink = (tensors[:-1], tensors[-1]) if sinks else (tensors, None)
         q, k, v, *masks = tensors[:4]
         dtype = same_dtype("attention", (q, k, v))
         lead, rows = q.shape[:-2], q.shape[-2:-1]
@@ -76,6 +91,8 @@ class AnyAttention(Structured):
                 f"attention: {', '.join(map(str, tensors))} do not fit",
                 hint="it takes [..., L, E], [..., S, E], [..., S, V] and perhaps a mask; expand grouped heads",
             )
+        if sink is not None and broadcast_shapes(sink.shape, (*lead, *rows, 1)) != (*lead, *rows, 1):
+            raise ShapeError(f"attention: the sinks {sink} do not broadcast to {(*lead, *rows, 1)}")
         for mask in masks:
             scores = (*lead, *rows, k.shape[-2])
             if mask.dtype not in (boolean, dtype, f32) or broadcast_shapes(mask.shape, scores) != scores:
@@ -91,10 +108,13 @@ class AnyAttention(Structured):
         causal: bool,
         scale: float,
         softcap: float = 0.0,
+        sinks: bool = False,
+        undefined: bool = False,
     ) -> Gradients:
         dtype = b.tensor(operands[0]).dtype
         g, q, k, v = (widened(b, value) for value in (grads[0], *operands[:3]))
-        capped, shares = _shares(b, q, k, operands[3:4], causal, scale, softcap)
+        operands, sink = (operands[:-1], operands[-1]) if sinks else (operands, None)
+        capped, shares, sunk = _shares(b, q, k, operands[3:4], causal, scale, softcap, sink)
         on_shares = b.dot(g, transposed(b, v))
         last = (b.tensor(shares).rank - 1,)
         mean = b.sum(b.mul(on_shares, shares), dims=last, keep=True)
@@ -110,18 +130,20 @@ class AnyAttention(Structured):
         for mask in operands[3:4]:
             kind = b.tensor(mask).dtype
             gradients.append(None if kind == boolean else narrowed(b, on_scores, kind))
-        return (*gradients, *(None for _ in operands[4:]))
+        gradients += [None for _ in operands[4:]]
+        if sink is not None and sunk is not None:
+            gradients.append(narrowed(b, b.neg(b.mul(sunk, mean)), b.tensor(sink).dtype))
+        return tuple(gradients)
 
     @classmethod
     def batch(cls, b: GraphBuilder, operands: Values, batched: Sequence[bool], **params: Any) -> Any:
         size = batch_size(b, operands, batched)
         tensors = [with_batch(b, x, flag, size) for x, flag in zip(operands[:3], batched[:3], strict=True)]
         rank = b.tensor(tensors[0]).rank - 1
-        masks = [
-            align_batched(b, mask, rank) if flag else mask
-            for mask, flag in zip(operands[3:4], batched[3:4], strict=True)
-        ]
-        return b.emit(cls.name.removeprefix("graph."), *tensors, *masks, **params)
+        others = list(zip(operands, batched, strict=True))[3:]
+        kept = [*others[:1], *others[-1:]] if params.get("sinks") and len(others) > 1 else others[:1]
+        spread = [align_batched(b, x, rank) if flag else x for x, flag in kept]
+        return b.emit(cls.name.removeprefix("graph."), *tensors, *spread, **params)
 
 
 @op("attention", onnx="Attention", samples=_samples())
@@ -132,20 +154,19 @@ class Attention(AnyAttention):
     key does not count. Five more, [tiles, 1], may tell of each tile of `SEEN_ROWS` rows what the mask does: from which
     key on and up to which one any of its rows sees keys, within these from where to where it leaves all scores as they
     are, and how many of the first keys are seen beside these. If `causal`, row i attends to keys 0 to i. A row without
-    any key is zero. Narrow floats are computed in f32. With a `softcap` c, scores are c · tanh(score / c)
-    before they are masked.
+    any key is zero, or NaN if that is `undefined`. Narrow floats are computed in f32. With a `softcap` c, scores are
+    c · tanh(score / c) before they are masked. If there are `sinks`, the last operand, broadcast to [..., L, 1], has
+    scores that softmax counts as if there was one key more, whose value is zero.
     """
 
     @classmethod
-    def infer(cls, *tensors: Tensor, **params: Any) -> Tensor:
-        return cls.weighted(*tensors)
+    def infer(cls, *tensors: Tensor, sinks: bool = False, **params: Any) -> Tensor:
+        return cls.weighted(*tensors, sinks=sinks)
 
     @staticmethod
     @rounded_once
-    def reference(
-        q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None = None, *_: np.ndarray, **params: Any
-    ) -> np.ndarray:
-        return _attended(q, k, v, mask, **params)[0]
+    def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, *others: np.ndarray, **params: Any) -> np.ndarray:
+        return _attended(q, k, v, *others, **params)[0]
 
 
 @op("attention_with_lse", samples=_samples())
@@ -156,17 +177,15 @@ class AttentionWithLse(AnyAttention):
     """
 
     @classmethod
-    def infer(cls, *tensors: Tensor, **params: Any) -> tuple[Tensor, Tensor]:
-        result = cls.weighted(*tensors)
+    def infer(cls, *tensors: Tensor, sinks: bool = False, **params: Any) -> tuple[Tensor, Tensor]:
+        result = cls.weighted(*tensors, sinks=sinks)
         return result, Tensor(f64 if result.dtype == f64 else f32, result.shape[:-1])
 
     @staticmethod
-    def reference(
-        q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None = None, *_: np.ndarray, **params: Any
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def reference(q: np.ndarray, *others: np.ndarray, **params: Any) -> tuple[np.ndarray, np.ndarray]:
         wide = np.float64 if q.dtype == np.float64 else np.float32
-        given = mask if mask is None or mask.dtype == np.bool_ else mask.astype(wide)
-        out, lse = _attended(q.astype(wide), k.astype(wide), v.astype(wide), given, **params)
+        given = (x if x.dtype == np.bool_ else x.astype(wide) for x in others)
+        out, lse = _attended(q.astype(wide), *given, **params)
         return out.astype(q.dtype), lse
 
 
@@ -174,12 +193,16 @@ def _attended(
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
-    mask: np.ndarray | None,
+    *others: np.ndarray,
     causal: bool,
     scale: float,
     softcap: float = 0.0,
+    sinks: bool = False,
+    undefined: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The sums of values, and the logarithm of the sum of powers of each row."""
+    others, sink = (others[:-1], others[-1]) if sinks else (others, np.array(-np.inf, q.dtype))
+    mask = others[0] if others else None
     scores = np.matmul(q, np.swapaxes(k, -1, -2)) * q.dtype.type(scale)
     if softcap:
         scores = np.tanh(scores / q.dtype.type(softcap)) * q.dtype.type(softcap)
@@ -187,19 +210,28 @@ def _attended(
         scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask
     if causal:
         scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
-    greatest = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
+    greatest = np.maximum(np.max(scores, axis=-1, keepdims=True, initial=-np.inf), sink)
     base = np.where(greatest == -np.inf, 0, greatest)
     powers = np.exp(scores - base)
-    total = np.sum(powers, axis=-1, keepdims=True)
-    with np.errstate(divide="ignore"):
+    total = np.sum(powers, axis=-1, keepdims=True) + np.exp(sink - base)
+    with np.errstate(divide="ignore", invalid="ignore"):
         lse = (np.log(total) + base)[..., 0]
-    return (np.matmul(powers, v) / np.where(total == 0, 1, total)).astype(q.dtype), lse.astype(q.dtype)
+        means = np.matmul(powers, v) / (total if undefined else np.where(total == 0, 1, total))
+    return means.astype(q.dtype), lse.astype(q.dtype)
 
 
 def _shares(
-    b: GraphBuilder, q: SSAValue, k: SSAValue, masks: Values, causal: bool, scale: float, softcap: float
-) -> tuple[SSAValue, SSAValue]:
-    """The scores before they are masked, and the weights of values: their softmax, zero in a row without any key."""
+    b: GraphBuilder,
+    q: SSAValue,
+    k: SSAValue,
+    masks: Values,
+    causal: bool,
+    scale: float,
+    softcap: float,
+    sink: SSAValue | None,
+) -> tuple[SSAValue, SSAValue, SSAValue | None]:
+    """The scores before they are masked, the weights of values: their softmax, zero in a row without any key, and what
+    sinks take of it."""
     scores = b.dot(q, transposed(b, k))
     scores = b.mul(scores, b.full_like(scores, scale))
     if softcap:
@@ -220,6 +252,14 @@ def _shares(
     last = (b.tensor(scores).rank - 1,)
     greatest = b.max(scores, dims=last, keep=True)
     zero, one = b.full_like(scores, 0), b.full_like(scores, 1)
-    powers = b.exp(b.sub(scores, b.where(b.eq(greatest, nothing), zero, greatest)))
+    if sink is not None:
+        sink = b.cast(sink, dtype=b.tensor(scores).dtype)
+        greatest = b.maximum(greatest, sink)
+    base = b.where(b.eq(greatest, nothing), zero, greatest)
+    powers = b.exp(b.sub(scores, base))
     total = b.sum(powers, dims=last, keep=True)
-    return unmasked, b.div(powers, b.where(b.eq(total, zero), one, total))
+    if sink is not None:
+        beside = b.exp(b.sub(sink, base))
+        total = b.add(total, beside)
+        return unmasked, b.div(powers, total), b.div(beside, total)
+    return unmasked, b.div(powers, b.where(b.eq(total, zero), one, total)), None

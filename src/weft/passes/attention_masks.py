@@ -9,7 +9,7 @@ import numpy as np
 from xdsl.ir import SSAValue
 
 from weft.ir.expr import Size
-from weft.ir.types import DType, boolean, i64, tensor_of
+from weft.ir.types import DType, boolean, tensor_of
 from weft.ops.base import broadcast_shapes
 from weft.ops.graph import GraphBuilder
 from weft.passes.arithmetic_rules import holds
@@ -38,13 +38,13 @@ class Masks:
 
     def add(self, mask: SSAValue) -> bool:
         """Note a tensor that is added to the scores; says whether that can be done."""
-        mask = _unwidened(_unbroadcast(mask))
+        mask = _unwidened(unbroadcast(mask))
         narrowed = made_by(mask, "graph.cast")
         choice = made_by(mask if narrowed is None else narrowed.operands[0], "graph.where")
         if choice is not None:
             condition, *values = choice.operands
             yes, no = (_number(value, tensor_of(mask.type).dtype) for value in values)
-            numbers = [self._hidden(yes, None), self._hidden(no, condition)]
+            numbers = [self._hidden(yes, condition, keeps=False), self._hidden(no, condition, keeps=True)]
             if numbers == [0, -math.inf]:
                 return self.keep(condition)
             if numbers == [-math.inf, 0]:
@@ -53,19 +53,19 @@ class Masks:
             self.added.append(mask)
         return True
 
-    def _hidden(self, number: float | None, kept: SSAValue | None) -> float | None:
-        """A number that scores get where a condition fails by which they are kept, -inf where it hides them like that.
+    def _hidden(self, number: float | None, condition: SSAValue, *, keeps: bool) -> float | None:
+        """A number that scores get where a condition that `keeps` them fails, or else holds; -inf if it hides them so.
 
         Lowest numbers do so in rows that see a key, as all do where the condition is causal.
         """
         if number is None or number >= _ABSORBS:
             return number
-        sees = kept is not None and _is_causal(_unbroadcast(kept), self.shape)
+        sees = _is_causal(unbroadcast(condition), self.shape, hides=not keeps)
         return -math.inf if self.hides or sees else number
 
     def choose(self, condition: SSAValue, fill: float, keeps: bool) -> bool:
         """Note that scores are kept where the condition is `keeps`, and replaced by `fill` elsewhere."""
-        if self._hidden(fill, condition if keeps else None) == -math.inf:
+        if self._hidden(fill, condition, keeps=keeps) == -math.inf:
             return self.keep(condition) if keeps else self._keep_where_not(condition)
         if not fill < _ABSORBS:
             return False
@@ -74,7 +74,7 @@ class Masks:
 
     def keep(self, condition: SSAValue) -> bool:
         """Note that keys count only where the condition holds."""
-        condition = _unbroadcast(condition)
+        condition = unbroadcast(condition)
         both = made_by(condition, "graph.bitwise_and", "graph.logical_and")
         if both is not None and tensor_of(both.operands[0].type).dtype == boolean:
             return all([self.keep(operand) for operand in both.operands])
@@ -85,9 +85,13 @@ class Masks:
         return True
 
     def _keep_where_not(self, condition: SSAValue) -> bool:
+        condition = unbroadcast(condition)
         negated = made_by(condition, "graph.logical_not", "graph.bitwise_not")
         if negated is not None:
             return self.keep(negated.operands[0])
+        if _is_causal(condition, self.shape, hides=True):
+            self.causal = True
+            return True
         self.negated.append(condition)
         return True
 
@@ -113,28 +117,11 @@ class Masks:
         held = all(holds(dtype, tensor_of(mask.type).dtype) for mask in self.added)
         return held and all(math.isfinite(as_held(fill, dtype)) for _, fill, _ in self.filled)
 
-    def without_hidden_rows(self, b: GraphBuilder, result: SSAValue) -> SSAValue:
-        """NaN in the rows that no key counts for, unless zeros are meant or there are no such rows."""
-        if self.safe:
-            return result
-        seen = [*self.kept, *(b.ne(x, b.full_like(x, -math.inf)) for x in self.added if _may_hide(x))]
-        if not seen:
-            return result
-        if self.causal:
-            *_, rows, columns = self.shape
-            row, column = b.iota(shape=(rows, 1), dim=0, dtype=i64), b.iota(shape=(1, columns), dim=1, dtype=i64)
-            seen.append(b.ge(row, column))
-        every = _joined(b, "bitwise_and", seen)
-        assert every is not None
-        rank = len(self.shape)
-        own = tensor_of(every.type).shape
-        if len(own) < rank:
-            every = b.reshape(every, shape=(*(1,) * (rank - len(own)), *own))
-        if tensor_of(every.type).shape[-1] == 1:
-            any_key = every
-        else:
-            any_key = b.any(every, dims=(rank - 1,), keep=True)
-        return b.where(any_key, result, b.full_like(result, math.nan))
+    @property
+    def may_hide_rows(self) -> bool:
+        """Whether rows that no key counts for are NaN, and there may be such."""
+        hidden = [*self.kept, *(x for x in self.added if _may_hide(x))]
+        return not self.safe and bool(hidden)
 
 
 def _number(value: SSAValue, dtype: DType) -> float | None:
@@ -152,7 +139,7 @@ def _joined(b: GraphBuilder, name: str, values: list[SSAValue]) -> SSAValue | No
     return total
 
 
-def _unbroadcast(value: SSAValue) -> SSAValue:
+def unbroadcast(value: SSAValue) -> SSAValue:
     """The mask before it was repeated, or got dimensions of 1 in front: the op repeats it itself."""
     while (view := made_by(value, "graph.broadcast", "graph.reshape")) is not None:
         source, shape = (tensor_of(each.type).shape for each in (view.operands[0], value))
@@ -173,7 +160,7 @@ def _unwidened(mask: SSAValue) -> SSAValue:
     cast = made_by(mask, "graph.cast")
     if cast is None or not holds(tensor_of(mask.type).dtype, tensor_of(cast.operands[0].type).dtype):
         return mask
-    return _unbroadcast(cast.operands[0])
+    return unbroadcast(cast.operands[0])
 
 
 def _may_hide(mask: SSAValue, dtype: DType | None = None) -> bool:
@@ -181,27 +168,28 @@ def _may_hide(mask: SSAValue, dtype: DType | None = None) -> bool:
     dtype = dtype or tensor_of(mask.type).dtype
     if (number := _number(mask, dtype)) is not None:
         return number == -math.inf
-    if (narrowed := made_by(mask, "graph.cast")) is not None:
-        mask = narrowed.operands[0]
     if (choice := made_by(mask, "graph.where")) is not None:
         return any(_may_hide(value, dtype) for value in choice.operands[1:])
+    if (source := made_by(mask, "graph.cast", "graph.broadcast", "graph.reshape")) is not None:
+        return _may_hide(source.operands[0], dtype)
     return True
 
 
-def _is_causal(condition: SSAValue, shape: tuple[Size, ...]) -> bool:
-    """Whether row i keeps the keys 0 to i and no others."""
+def _is_causal(condition: SSAValue, shape: tuple[Size, ...], *, hides: bool = False) -> bool:
+    """Whether row i keeps the keys 0 to i and no others; or hides all others, and not these."""
     own = tensor_of(condition.type).shape
     if own[-2:] != shape[-2:] or any(size != 1 for size in own[:-2]) or broadcast_shapes(own, shape) != shape:
         return False
-    comparison = made_by(condition, "graph.ge", "graph.le")
+    comparison = made_by(condition, *(("graph.lt", "graph.gt") if hides else ("graph.ge", "graph.le")))
     if comparison is not None:
-        row, column = comparison.operands if comparison.name == "graph.ge" else reversed(comparison.operands)
+        in_order = comparison.name in ("graph.ge", "graph.lt")
+        row, column = comparison.operands if in_order else reversed(comparison.operands)
         if _counts(row, -2) and _counts(column, -1):
             return True
     array = array_of(condition)
     if array is None:
         return False
-    return bool((array == np.tri(*array.shape[-2:], dtype=bool)).all())
+    return bool((array == (np.tri(*array.shape[-2:], dtype=bool) != hides)).all())
 
 
 def _counts(value: SSAValue, along: int) -> bool:

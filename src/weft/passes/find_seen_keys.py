@@ -39,12 +39,13 @@ class FindSeenKeys(ModulePass):
                 continue
             known: dict[SSAValue, list[SSAValue]] = {}
             for each in list(function.block.ops):
-                if isinstance(each, AnyAttention) and len(each.operands) == 4 and _is_worth_it(each):
+                if isinstance(each, AnyAttention) and each.masks and not each.seen and _is_worth_it(each):
                     mask = each.masks[0]
                     b = GraphBuilder(function.block, each.location, before=each)
                     if mask not in known:
                         known[mask] = _seen(b, mask)
-                    made = type(each).make(*each.operands, *known[mask], location=each.location, **each.params)
+                    operands = *each.operands[:4], *known[mask], *each.sinks
+                    made = type(each).make(*operands, location=each.location, **each.params)
                     b.insert(made)
                     for old, new in zip(each.results, made.results, strict=True):
                         old.replace_all_uses_with(new)

@@ -16,11 +16,12 @@ from xdsl.passes import ModulePass
 
 from weft.ir.expr import Size
 from weft.ir.types import DType, bf16, f16, tensor_of
-from weft.ops.attention import AnyAttention
+from weft.ops.attention import WIDEST_HEAD, AnyAttention
 from weft.ops.base import GraphOp, View
-from weft.ops.dot import Dot, transposed
+from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GraphBuilder
-from weft.passes.attention_masks import Masks
+from weft.passes.attention_masks import Masks, unbroadcast
+from weft.passes.attention_operands import factor_of, reshaped, times_number, uncast, untransposed
 from weft.passes.constant_values import made_by, number_of
 
 
@@ -35,9 +36,8 @@ class RecognizeAttention(ModulePass):
     %o = graph.dot %p, %v
 
     Masks become booleans, and `causal`, where it can be seen that they are. A further score of each row whose weight is
-    left out, as models learn for each head, scales what attention gives by the share that the others have of the sum.
-    With `narrow`, only attention over 16-bit floats is taken, also where these were widened for it, and computed on
-    these: tensor cores keep sums in f32 anyway.
+    left out, as models learn for each head, becomes an operand. With `narrow`, only attention over 16-bit floats is
+    taken, also where these were widened for it, and computed on these: tensor cores keep sums in f32 anyway.
     """
 
     name: ClassVar[str] = "recognize_attention"
@@ -68,47 +68,34 @@ def _erase(op: Operation) -> None:
 
 @dataclass
 class _Softmax:
-    """A softmax over the last dimension of `scores`; `safe` if a row of -∞ gives zeros instead of NaN."""
+    """A softmax over the last dimension of `scores`; `safe` if a row of -∞ gives zeros instead of NaN.
+
+    Perhaps with `sinks`, which are a column of scores that nothing is weighted by.
+    """
 
     scores: SSAValue
     ops: list[GraphOp]
     safe: bool
+    sinks: tuple[SSAValue, ...] = ()
 
-
-_LEAST_ROWS = 128
-"""Rows that are a tile for tensor cores: of fewer, with a further score, keys would not be split over a whole GPU."""
 
 # What may stand between the first product and the softmax.
-_STEPS = ("graph.add", "graph.where", "graph.mul", "graph.div", "graph.cast", "graph.reshape")
+_STEPS = ("graph.add", "graph.where", "graph.mul", "graph.div", "graph.cast", "graph.reshape", "graph.tanh")
 
 
 def _recognized(b: GraphBuilder, product: Dot, *, narrow: bool) -> SSAValue | None:
     weights, v = product.operands
     ops: list[GraphOp] = [product]
-    value = _through_views(weights, ops)
-    cut = _without_last(value)
-    if cut is not None:
-        ops.append(cut)
-        value = _through_views(cut.operands[0], ops)
-    softmax = _softmax(value)
+    softmax = _softmax_of(weights, ops)
     if softmax is None:
         return None
     ops += softmax.ops
-    value, further = softmax.scores, None
-    if cut is not None:
-        joined = made_by(_unshifted(value, ops), "graph.concat")
-        if joined is None or not _adds_one_score(joined, narrow=narrow):
-            return None
-        ops.append(joined)
-        value, further = joined.operands
-    # Where there is a further score, rows without any key give zeros, and lowest numbers hide as -inf does.
-    masks, scale = (
-        Masks(tensor_of(value.type).shape, softmax.safe or further is not None, hides=further is not None),
-        1.0,
-    )
-    while step := made_by(value, "graph.add", "graph.where", "graph.mul", "graph.div", "graph.cast", "graph.reshape"):
+    masks = Masks(tensor_of(softmax.scores.type).shape, softmax.safe, hides=bool(softmax.sinks))
+    scale, softcap = 1.0, 0.0
+    value = softmax.scores
+    while step := made_by(value, *_STEPS):
         ops.append(step)
-        factor = _factor(step)
+        factor = times_number(step)
         if step.name in ("graph.cast", "graph.reshape"):
             if not _keeps_scores(step):
                 return None
@@ -116,7 +103,9 @@ def _recognized(b: GraphBuilder, product: Dot, *, narrow: bool) -> SSAValue | No
         elif factor is not None:
             value, by = factor
             scale *= by
-        elif scale != 1.0:  # a mask that is scaled too
+        elif step.name == "graph.tanh" and not softcap and scale > 0:
+            value, softcap = step.operands[0], scale
+        elif softcap or scale != 1.0:  # a mask that is scaled too
             return None
         else:
             inner = _masked(masks, step)
@@ -128,41 +117,8 @@ def _recognized(b: GraphBuilder, product: Dot, *, narrow: bool) -> SSAValue | No
     ops.append(value.owner)
     if not _only_read_within(ops):
         return None
-    return _emit(b, product, value.owner, v, masks, scale, further, narrow=narrow)
-
-
-def _without_last(value: SSAValue) -> GraphOp | None:
-    """The op that leaves the last column out, if the value is made by it."""
-    cut = made_by(value, "graph.slice")
-    if cut is None or any(cut.params["starts"]) or any(step != 1 for step in cut.params["steps"]):
-        return None
-    *lead, columns = tensor_of(cut.operands[0].type).shape
-    return cut if tensor_of(value.type).shape == (*lead, columns - 1) else None
-
-
-def _unshifted(value: SSAValue, ops: list[GraphOp]) -> SSAValue:
-    """Scores before their greatest was subtracted, which changes nothing of their softmax, and before casts."""
-    while (step := made_by(value, "graph.cast", "graph.sub")) is not None:
-        source = step.operands[0]
-        if step.name == "graph.sub":
-            greatest = made_by(step.operands[1], "graph.max")
-            last = {"dims": (tensor_of(source.type).rank - 1,), "keep": True}
-            if greatest is None or greatest.operands[0] is not source or greatest.params != last:
-                break
-            ops.append(greatest)
-        elif not _keeps_scores(step):
-            break
-        ops.append(step)
-        value = source
-    return value
-
-
-def _adds_one_score(joined: GraphOp, *, narrow: bool) -> bool:
-    """Whether a concatenation puts one number behind the scores of each row, and there are rows enough."""
-    *_, rows, columns = tensor_of(joined.results[0].type).shape
-    last = joined.params["dim"] == tensor_of(joined.results[0].type).rank - 1
-    one = len(joined.operands) == 2 and tensor_of(joined.operands[1].type).shape[-1] == 1
-    return last and one and columns != 1 and (not narrow or (isinstance(rows, int) and rows >= _LEAST_ROWS))
+    numbers = {"scale": scale, **({"softcap": softcap} if softcap else {})}
+    return _emit(b, product, value.owner, v, masks, softmax.sinks, numbers, narrow=narrow)
 
 
 def _through_views(value: SSAValue, ops: list[GraphOp]) -> SSAValue:
@@ -179,6 +135,43 @@ def _keeps_scores(step: GraphOp) -> bool:
     if step.name == "graph.cast":
         return source.dtype.is_float and result.dtype.is_float
     return min(source.rank, result.rank) >= 2 and source.shape[-2:] == result.shape[-2:]
+
+
+def _softmax_of(weights: SSAValue, ops: list[GraphOp]) -> _Softmax | None:
+    """The softmax that weights are, or all columns of which they are but that of sinks; what lies between is noted."""
+    value = _through_views(weights, ops)
+    part = made_by(value, "graph.slice")
+    if part is None:
+        return _softmax(value)
+    ops.append(part)
+    softmax = _softmax(_through_views(part.operands[0], ops))
+    return None if softmax is None else _without_sinks(softmax, part)
+
+
+def _without_sinks(softmax: _Softmax, part: GraphOp) -> _Softmax | None:
+    """A softmax over scores and a column of sinks, of which a part has all but this column."""
+    value = softmax.scores
+    shape = tensor_of(value.type).shape
+    last = {"dims": (len(shape) - 1,), "keep": True}
+    while (step := made_by(value, "graph.cast", "graph.sub")) is not None:
+        softmax.ops.append(step)
+        if step.name == "graph.sub":  # what is subtracted from all scores of a row does not count
+            greatest = made_by(step.operands[1], "graph.max")
+            if greatest is None or greatest.operands[0] is not step.operands[0] or greatest.params != last:
+                return None
+            softmax.ops.append(greatest)
+        value = step.operands[0]
+    joined = made_by(value, "graph.concat")
+    if softmax.safe or joined is None or len(joined.operands) != 2 or joined.params["dim"] != len(shape) - 1:
+        return None
+    softmax.ops.append(joined)
+    first = tensor_of(joined.operands[0].type).shape[-1] == 1  # sinks may stand before the scores, or behind them
+    sinks, scores = joined.operands if first else reversed(joined.operands)
+    starts, steps = ((int(first) if d == len(shape) - 1 else 0 for d in range(len(shape))), (1,) * len(shape))
+    wanted = {"starts": tuple(starts), "shape": tensor_of(scores.type).shape, "steps": steps}
+    if tensor_of(sinks.type).shape[-1] != 1 or part.params != wanted:
+        return None
+    return _Softmax(scores, softmax.ops, safe=True, sinks=(unbroadcast(sinks),))
 
 
 def _softmax(value: SSAValue) -> _Softmax | None:
@@ -207,7 +200,7 @@ def _softmax(value: SSAValue) -> _Softmax | None:
     equal = None if every is None else made_by(every[-1].operands[0], "graph.eq")
     if every is None or equal is None or number_of(equal.operands[1]) != -float("inf"):
         return None
-    if _uncast(equal.operands[0]) is not _uncast(scores) or not any(op.params == last for op in every):
+    if uncast(equal.operands[0]) is not uncast(scores) or not any(op.params == last for op in every):
         return None
     return _Softmax(scores, [*ops, *every, equal], safe=True)
 
@@ -220,23 +213,6 @@ def _every(value: SSAValue) -> list[GraphOp] | None:
     somewhere = None if never is None else made_by(never.operands[0], "graph.any")
     fails = None if somewhere is None else made_by(somewhere.operands[0], "graph.logical_not")
     return None if never is None or somewhere is None or fails is None else [never, somewhere, fails]
-
-
-def _uncast(value: SSAValue) -> SSAValue:
-    cast = made_by(value, "graph.cast")
-    return value if cast is None else cast.operands[0]
-
-
-def _factor(step: GraphOp) -> tuple[SSAValue, float] | None:
-    """The operand and the number of a multiplication by a number."""
-    if step.name not in ("graph.mul", "graph.div"):
-        return None
-    x, y = step.operands
-    number = number_of(y)
-    if number is not None:
-        return (x, float(number)) if step.name == "graph.mul" else (x, 1 / number) if number else None
-    number = number_of(x) if step.name == "graph.mul" else None
-    return None if number is None else (y, float(number))
 
 
 def _masked(masks: Masks, step: GraphOp) -> SSAValue | None:
@@ -281,48 +257,41 @@ def _emit(
     first: Dot,
     v: SSAValue,
     masks: Masks,
-    scale: float,
-    further: SSAValue | None,
+    sinks: Sequence[SSAValue],
+    numbers: dict[str, float],
     *,
     narrow: bool,
 ) -> SSAValue | None:
-    dtype = wide = tensor_of(v.type).dtype
-    if tensor_of(first.results[0].type).dtype != dtype or not dtype.is_float:
+    wide = tensor_of(v.type).dtype
+    if tensor_of(first.results[0].type).dtype != wide or not wide.is_float:
+        return None
+    dtypes = (bf16, f16) if narrow else (wide,)
+    factors = [*(factor_of(x, dtypes) for x in first.operands), factor_of(v, dtypes, scaled=False)]
+    dtype = factors[2].dtype
+    if dtype not in dtypes or any(factor.dtype != dtype for factor in factors):
+        return None
+    if dtype != wide and not _is_rounded(product.results[0], dtype):
+        return None
+    if narrow and not all(_fits_tile(tensor_of(x.type).shape[-1]) for x in (first.operands[0], v)):
+        return None
+    kind = dtype if masks.fits(dtype) else wide
+    if not masks.fits(kind):
         return None
     lead = masks.shape[:-2]
-    q, k, v = (_reshaped(b, x, (*lead, *tensor_of(x.type).shape[-2:])) for x in (*first.operands, v))
-    q, by_q = _unscaled(q)
-    k, by_k = _unscaled(k)
-    k = _transposed(b, k)
-    if narrow:
-        q, k, v = map(_uncast, (q, k, v))
-        dtype = tensor_of(v.type).dtype
-        if {tensor_of(x.type).dtype for x in (q, k, v)} not in ({bf16}, {f16}):
-            return None
-        if dtype != wide and not _is_rounded(product.results[0], dtype):
-            return None
-    if not masks.fits(dtype):
-        return None
-    mask, causal = masks.combined(b, dtype)
-    params = {"causal": causal, "scale": scale * by_q * by_k}
-    result: SSAValue
-    if further is None:
-        result = b.attention(q, k, v, *mask, **params)
-    else:
-        result, sums = b.attention_with_lse(q, k, v, *mask, **params)
-        result = _beside(b, result, sums, further)
-    result = masks.without_hidden_rows(b, result if dtype == wide else b.cast(result, dtype=wide))
+    q, k, v = (reshaped(b, x, (*lead, *tensor_of(x.type).shape[-2:])) for x in (factor.seen(b) for factor in factors))
+    k = untransposed(b, k)
+    mask, causal = masks.combined(b, kind)
+    numbers["scale"] *= factors[0].scale * factors[1].scale
+    flags = {"undefined": masks.may_hide_rows, "sinks": bool(sinks)}
+    params = {"causal": causal, **numbers, **{name: True for name, flag in flags.items() if flag}}
+    result: SSAValue = b.attention(q, k, v, *mask, *sinks, **params)
+    result = result if dtype == wide else b.cast(result, dtype=wide)
     shape = tensor_of(product.results[0].type).shape
     return result if tensor_of(result.type).shape == shape else b.reshape(result, shape=shape)
 
 
-def _beside(b: GraphBuilder, result: SSAValue, sums: SSAValue, further: SSAValue) -> SSAValue:
-    """What attention gives where a further score has its share of the sum of powers."""
-    sums = b.reshape(sums, shape=(*b.tensor(sums).shape, 1))
-    dtype, wide = b.tensor(result).dtype, b.tensor(sums).dtype
-    others = b.exp(b.sub(b.cast(further, dtype=wide), sums))
-    one = b.full_like(others, 1)
-    return b.cast(b.mul(b.cast(result, dtype=wide), b.div(one, b.add(one, others))), dtype=dtype)
+def _fits_tile(width: Size) -> bool:
+    return isinstance(width, int) and width <= WIDEST_HEAD
 
 
 def _is_rounded(value: SSAValue, dtype: DType) -> bool:
@@ -335,33 +304,11 @@ def _is_rounded(value: SSAValue, dtype: DType) -> bool:
     )
 
 
-def _unscaled(value: SSAValue) -> tuple[SSAValue, float]:
-    """An operand of the first product before it was scaled by a number, and the number."""
-    step = made_by(value, "graph.mul", "graph.div")
-    factor = None if step is None or not step.results[0].has_one_use() else _factor(step)
-    if factor is None or tensor_of(factor[0].type) != tensor_of(value.type):
-        return value, 1.0
-    return factor
-
-
-def _reshaped(b: GraphBuilder, x: SSAValue, shape: tuple[Size, ...]) -> SSAValue:
-    view = made_by(x, "graph.reshape")
-    source = x if view is None else view.operands[0]
-    return source if tensor_of(source.type).shape == shape else b.reshape(source, shape=shape)
-
-
-def _transposed(b: GraphBuilder, x: SSAValue) -> SSAValue:
-    view = made_by(x, "graph.permute")
-    rank = tensor_of(x.type).rank
-    if view is not None and view.params["dims"] == (*range(rank - 2), rank - 1, rank - 2):
-        return view.operands[0]
-    return transposed(b, x)
-
-
 def _with_better_mask(b: GraphBuilder, op: AnyAttention) -> Sequence[SSAValue]:
     """The results of an attention op whose mask says the same with less; none where there is none."""
-    q, k, v, *mask = op.operands
-    if not mask:
+    q, k, v = op.operands[:3]
+    mask = list(op.masks)
+    if not mask or op.seen:
         return ()
     shape = (*tensor_of(q.type).shape[:-1], tensor_of(k.type).shape[-2])
     masks = Masks(shape, safe=True, causal=op.params["causal"])
@@ -372,6 +319,6 @@ def _with_better_mask(b: GraphBuilder, op: AnyAttention) -> Sequence[SSAValue]:
     better, causal = masks.combined(b, dtype)
     if list(better) == mask and causal == op.params["causal"]:
         return ()
-    made = type(op).make(q, k, v, *better, location=b.location, **op.params | {"causal": causal})
+    made = type(op).make(q, k, v, *better, *op.sinks, location=b.location, **op.params | {"causal": causal})
     b.insert(made)
     return made.results

@@ -35,6 +35,7 @@ from weft.passes.read_pages import ReadPages
 from weft.passes.recognize_attention import RecognizeAttention
 from weft.passes.recognize_codes import RecognizeCodes
 from weft.passes.scale_after_products import ScaleAfterProducts
+from weft.passes.share_keys import ShareKeys
 from weft.passes.simplify import Simplify
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.split_products import SplitProducts
@@ -51,6 +52,7 @@ PASSES: dict[str, type[ModulePass]] = {
         EliminateCommon,
         RecognizeAttention,
         FindSeenKeys,
+        ShareKeys,
         FoldBatchNorm,
         ConvolveByProducts,
         ConvolveTrained,

@@ -123,6 +123,28 @@ def test_masks_of_numbers_and_of_booleans() -> None:
         )
 
 
+@pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
+def test_sinks_and_rows_without_keys(dtype: DType) -> None:
+    rng = np.random.default_rng()
+    chosen = rng.random((40, 300)) < 0.5
+    chosen[3] = False
+    sinks = (3 * rng.standard_normal((2, 1, 1))).astype(dtype.numpy)
+    tensors = Case((2,), 40, 300, 32, 32, dtype).arrays()
+    for others, extra in (
+        ([sinks], {"sinks": True}),
+        ([chosen, sinks], {"sinks": True, "softcap": 2.0}),
+        ([chosen], {"undefined": True}),
+    ):
+        arrays, params = [*tensors, *others], {"causal": False, "scale": 0.3, **extra}
+        types = [Tensor(dtype_of_numpy(array.dtype), array.shape) for array in arrays]
+        trial = Trial.of(group_of(types, lambda b, *values, params=params: b.attention(*values, **params)), "forms")
+        (found,) = CpuModule([trial]).run(trial, arrays)
+        wide = [array if array.dtype == np.bool_ else array.astype(np.float64) for array in arrays]
+        expected = Attention.reference(*wide, **params)
+        assert np.isnan(expected).any() == ("undefined" in extra)
+        assert not judge(found, Attention.reference(*arrays, **params), expected)
+
+
 def test_not_a_number_stays() -> None:
     case = Case((1,), 9, 40, 8, 8)
     arrays = case.arrays()

@@ -22,7 +22,10 @@ LONG = (1, 32, 4096, 128)
 
 
 def kernels(function: Callable[..., Any], *shapes: tuple[int, ...], mask: torch.dtype = torch.bool) -> list[str]:
-    """The steps of a function of heads in bf16 and masks: the names of kernels without their numbers, or calls."""
+    """The steps of a function of heads in bf16 and masks: the names of kernels without their numbers, or calls.
+
+    What sets a counter of programs to 0 is left out.
+    """
     with FakeTensorMode():
         dtypes = [torch.bfloat16 if len(shape) == 4 else mask for shape in shapes]
         inputs = [torch.empty(shape, device="cuda", dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
@@ -32,6 +35,7 @@ def kernels(function: Callable[..., Any], *shapes: tuple[int, ...], mask: torch.
     return [
         step.function.rpartition("_")[0] if isinstance(step, KernelStep) else getattr(step, "target", "")
         for step in steps
+        if not (isinstance(step, KernelStep) and step.function.endswith("_counter"))
     ]
 
 
@@ -51,6 +55,48 @@ def test_attention_that_is_trained_keeps_its_sums() -> None:
     made = kernels(cudnn(0, 1, 6, 7), LONG, LONG, LONG)
     assert made[0] == "attention_with_lse"
     assert not any("scaled_dot_product" in name for name in made)
+
+
+def repeated(x: torch.Tensor, times: int) -> torch.Tensor:
+    batch, heads, *rest = x.shape
+    return x.unsqueeze(2).expand(batch, heads, times, *rest).reshape(batch, heads * times, *rest)
+
+
+def written_out(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """As models write it, with a soft cap."""
+    scores = query @ repeated(key, 4).transpose(2, 3) * 0.1
+    scores = torch.tanh(scores / 50) * 50
+    place = torch.arange(key.shape[2], device=query.device)
+    scores = scores.masked_fill(place.unsqueeze(1) < place, -torch.inf)
+    weights = torch.softmax(scores, -1, dtype=torch.float32)
+    return weights.to(query.dtype) @ repeated(value, 4)
+
+
+@pytest.mark.parametrize("width", [128, 64])
+def test_attention_that_is_written_out_is_one_kernel(width: int) -> None:
+    (name,) = kernels(lambda *args: [written_out(*args)], (1, 32, 4096, width), *2 * [(1, 8, 4096, width)])
+    assert name == "attention"
+
+
+def test_weights_that_somebody_reads_are_made() -> None:
+    def call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> list[Any]:
+        weights = torch.softmax(query @ key.transpose(2, 3), -1)
+        return [weights, weights @ value]
+
+    made = kernels(call, *3 * [(1, 4, 256, 64)])
+    assert "aten::bmm" in made and not any("attention" in name for name in made)
+
+
+def test_single_queries_with_a_mask_share_keys() -> None:
+    """Torch has no library for these: it writes them out, in f32."""
+
+    def call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: torch.Tensor) -> list[Any]:
+        mask = torch.arange(2048, device=query.device) < lengths
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return [attend(query, key, value, attn_mask=mask.view(4, 1, 1, -1), enable_gqa=True)]
+
+    made = kernels(call, (4, 32, 1, 128), *2 * [(4, 8, 2048, 128)], (4, 1), mask=torch.int64)
+    assert len(made) == 2 and all("attention" in name for name in made)
 
 
 def test_a_library_drops_weights_at_random() -> None:

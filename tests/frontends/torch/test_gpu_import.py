@@ -344,7 +344,7 @@ def test_products_around_a_softmax_of_f32_stay_the_librarys() -> None:
 
 @pytest.mark.parametrize("rows", [512, 8])
 def test_attention_with_a_score_that_each_head_learns_is_one_kernel(rows: int) -> None:
-    """As gpt-oss has it, in bf16; of few rows, keys could not be split over the GPU."""
+    """As gpt-oss has it, in bf16; of few rows, keys are split over the GPU."""
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
         k, v = k.repeat_interleave(8, 1), v.repeat_interleave(8, 1)
@@ -363,5 +363,4 @@ def test_attention_with_a_score_that_each_head_learns_is_one_kernel(rows: int) -
     imported = import_graph(graph, "main", Config(cache=False), device="cuda", tensor_cores=True)
     plan = compile_nvidia(imported.function, Config(cache=False), target_named("sm_90a")).plan
     labels = [step.label for step in plan.steps if isinstance(step, KernelStep)]
-    assert any("attention_with_lse" in label for label in labels) == (rows == 512)
-    assert len([step for step in plan.steps if isinstance(step, DotStep)]) == (0 if rows == 512 else 2)
+    assert len(plan.steps) == len(labels) and all("attention" in label for label in labels)

@@ -96,33 +96,7 @@ def weights_of_product(node: fx.Node) -> fx.Node | None:
     return weights if isinstance(weights, fx.Node) else None
 
 
-_SOFTMAX = (_aten._safe_softmax.default, _aten._softmax.default, _aten.amax.default)
-_POWERS = (_aten.exp.default, *_SOFTMAX)
 _VIEWS = {getattr(_aten, name).default for name in ("view", "_unsafe_view", "reshape", "expand", "clone", "_to_copy")}
-_SCALED = {getattr(getattr(_aten, name), kind) for name in ("add", "mul", "div") for kind in ("Tensor", "Scalar")}
-
-
-_BETWEEN = {*_VIEWS, *_SCALED, _aten.where.self, _aten.slice.Tensor, _aten.cat.default, _aten.sub.Tensor}
-"""What may stand between a product of attention that is written out and its softmax."""
-_ATTENDED = {torch.float32, torch.bfloat16, torch.float16}
-
-
-def may_be_attention(node: fx.Node) -> bool:
-    """Whether a product is one of attention that is written out: torch does so in f32 with masks no library takes."""
-    if node.target is not _aten.bmm.default or node.meta["val"].dtype not in _ATTENDED:
-        return False
-    weights = node.args[0]
-    while isinstance(weights, fx.Node) and weights.target in {*_VIEWS, *_SCALED, _aten.where.self, _aten.slice.Tensor}:
-        weights = weights.args[2 if weights.target is _aten.where.self else 0]
-    if isinstance(weights, fx.Node) and weights.target in _POWERS:
-        return True
-    scores: fx.Node | None = node
-    while scores is not None:
-        if any(user.target in _SOFTMAX for user in scores.users):
-            return True
-        between = (user for user in scores.users if user.target in _BETWEEN)
-        scores = next(between, None)
-    return False
 
 
 def is_pointwise_product(node: fx.Node, mapped: Callable[[Any], Any]) -> bool:

@@ -27,6 +27,7 @@ from weft.errors import UnsupportedError, WeftError
 from weft.frontends.torch.aliasing import aliased, memory_owners, replaced, view_of
 from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
 from weft.frontends.torch.aten.attention import flex_attention
+from weft.frontends.torch.attention_products import may_be_attention
 from weft.frontends.torch.builder import ImportBuilder, tensor_of_meta
 from weft.frontends.torch.checks import combined
 from weft.frontends.torch.claims import (
@@ -35,7 +36,6 @@ from weft.frontends.torch.claims import (
     is_own_on_tensor_cores,
     is_own_order,
     is_pointwise_product,
-    may_be_attention,
     needs_library,
     weights_of_product,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from xdsl.ir import OpResult, SSAValue
+from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.table import aten
@@ -130,12 +130,6 @@ def _gpu_attention(
         raise UnsupportedError("attention with dropout")
     factor = attention_scale(b, query, scale)
     mask = bias if bias is None or b.dtype(bias) == boolean else b.to(bias, b.dtype(query))
-    if not b.is_used(1):
-        grouped = _grouped(b, query, key, mask) if b.shape(query)[-2] == 1 and not causal else None
-        if grouped is not None:
-            rows, *masks = grouped
-            made = b.emit("attention", rows, key, value, *masks, causal=False, scale=factor)
-            return b.view(made, (*b.shape(query)[:-1], b.shape(value)[-1])), *(None,) * (len(b.results) - 1)
     operands = [query, _heads_like(b, key, query), _heads_like(b, value, query)]
     operands += [] if mask is None else [mask]
     kind = "attention_with_lse" if b.is_used(1) else "attention"
@@ -170,35 +164,12 @@ def flex_attention(
     if added is not None:
         mask = b.emit("where", mask, added, b.number(-math.inf, b.dtype(added)))
     params: dict[str, Any] = {"causal": False, "scale": scale, **({"softcap": softcap} if softcap else {})}
-    grouped = _grouped(b, query, key, mask) if b.shape(query)[-2] == 1 and not b.is_used(1) else None
-    if grouped is not None:
-        rows, *masks = grouped
-        made = b.emit("attention", rows, key, value, *masks, **params)
-        return b.view(made, (*b.shape(query)[:-1], b.shape(value)[-1])), *(None,) * (len(b.results) - 1)
     operands = [query, _heads_like(b, key, query), _heads_like(b, value, query), mask]
     if not b.is_used(1):
         return b.emit("attention", *operands, **params), *(None,) * (len(b.results) - 1)
     out, sums = b.emit("attention_with_lse", *operands, **params)
     # They are in units of powers of two.
     return out, b.emit("mul", sums, b.number(1 / math.log(2), b.dtype(sums))), *(None,) * (len(b.results) - 2)
-
-
-def _grouped(b: ImportBuilder, query: SSAValue, key: SSAValue, mask: SSAValue | None) -> list[SSAValue] | None:
-    """Single queries of heads that share keys as rows of one head, and their mask; None if each has keys of its own."""
-    batch, heads, _, width = b.shape(query)
-    shared = b.shape(key)[1]
-    if shared == heads:
-        return None
-    group = floordiv(heads, shared)
-    rows = b.view(query, (batch, shared, group, width))
-    if mask is None:
-        return [rows]
-    while isinstance(mask, OpResult) and mask.op.name == "graph.broadcast":
-        mask = mask.op.operands[0]
-    own = (*(1,) * (4 - b.rank(mask)), *b.shape(mask))
-    if own[1] == 1:
-        return [rows, b.view(mask, own)]
-    return [rows, b.view(mask, (own[0], shared, group, own[3]))]
 
 
 def _heads_like(b: ImportBuilder, x: SSAValue, query: SSAValue) -> SSAValue:
