@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from xdsl.ir import Operation
 
-import weft.backends.nvidia.programs as programs
 import weft.triton as triton
 import weft.triton.language as tl
 from weft.backends.nvidia.asynchronous import FinishOp, RolesOp, WgmmaOp
@@ -18,14 +17,13 @@ from weft.backends.nvidia.hoist_products import hoist_products
 from weft.backends.nvidia.protocol import check
 from weft.backends.nvidia.raise_accesses import raise_accesses
 from weft.backends.nvidia.roles_protocol import protocol_of
-from weft.ir.expr import evaluate
 from weft.tile import dialect as tile
 
 from .ptxas import assemble, needs_ptxas
 from .test_raise_accesses import RANDOM, TARGET, compile_like, kernel_for, kinds, matrices, product, run_on_cpu
 
 # isort: split
-from product_kernels import attention, gradients  # on the path since the import above
+from product_kernels import gradients  # on the path since the import above
 
 LOG2_E = 1.4426950408889634
 
@@ -70,7 +68,7 @@ def test_its_roles_share_rings_and_keep_their_protocol(width: int) -> None:
     # What is held of keys and values makes room for queries and gradients, and so do the parts that move.
     assert len(roles.rings.data) == 4
     # Where two blocks fit beside each other, each has one warp group that multiplies.
-    assert (launch.threads, launch.persistent) == ((256, False) if width == 64 else (384, True))
+    assert launch.threads == (256 if width == 64 else 384) and not launch.persistent
     assert not any(isinstance(op, ConvertOp) for op in annotated.walk())
     for block in range(3):
         check(protocol_of(annotated, (1, 2, 4), block=block, blocks=3, scalars={9: 512}), runs=3)
@@ -142,25 +140,3 @@ def test_sums_that_must_be_exact_are_made_of_wider_operands() -> None:
     a = bytes_like(np.zeros((64, 128)))
     args = (a, a, np.zeros((64, 64), np.float32), 128)
     assert "e5m2.e5m2" not in compile_like(exact_sums, args, {"BM": 64, "BK": 64}, TARGET.arch).code.ptx
-
-
-# -- the order of programs -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("grid", [(1, 3, 32), (1, 128, 32), (2, 3, 5), (1, 17, 3), (1, 1, 5)])
-@pytest.mark.parametrize("blocks", [1, 4, 132])
-def test_every_program_is_walked_once(grid: tuple[int, int, int], blocks: int) -> None:
-    total = grid[0] * grid[1] * grid[2]
-    for order in (programs._in_order, programs._there_and_back):
-        places = order(list(grid))
-        seen = {tuple(evaluate(p, {"d0": number, "d1": blocks}) for p in places) for number in range(total)}
-        assert seen == set(np.ndindex(grid))
-
-
-def test_programs_of_unequal_length_are_walked_there_and_back() -> None:
-    tensors = tuple(np.zeros((2, 512, 64), np.float16) for _ in range(4))
-    causal, full = (
-        kernel_for(attention, (*tensors, 0.18, 512), D=64, BM=128, BN=64, CAUSAL=each) for each in (True, False)
-    )
-    assert programs._order(full, False) is programs._order(causal, True) is programs._in_order
-    assert programs._order(causal, False) is programs._there_and_back

@@ -37,6 +37,7 @@ from weft.backends.nvidia.pipeline_dots import pipeline_dots
 from weft.backends.nvidia.pipeline_rows import pipeline_rows
 from weft.backends.nvidia.pipeline_streams import pipeline_streams
 from weft.backends.nvidia.pipeline_weights import pipeline_weights
+from weft.backends.nvidia.programs import worth_one_by_one
 from weft.backends.nvidia.raise_accesses import raise_accesses
 from weft.backends.nvidia.relax_arithmetic import relax_arithmetic
 from weft.backends.nvidia.shared_memory import allocate_shared
@@ -119,7 +120,8 @@ def _with_roles(
     assign_layouts(copy, converts=converts)
     order_memory(copy)
     shared = allocate_shared(copy, target.shared_per_block - pipelined.shared, pipelined.shared)
-    return copy, Launch(pipelined.threads, shared, persistent=pipelined.persistent, maps=pipelined.maps)
+    persistent = not worth_one_by_one(kernel, target.multiprocessors, integer(copy, RESIDENT, 1))
+    return copy, Launch(pipelined.threads, shared, persistent=persistent, maps=pipelined.maps)
 
 
 def _holding_one(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:

@@ -28,7 +28,8 @@ def overlap_products(kernel: tile.KernelOp) -> None:
         hoist_products(kernel)
     loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp)]
     dots = [[op for op in loop.block.ops if isinstance(op, tile.DotOp)] for loop in loops]
-    most, held = (max(map(count, dots), default=0) for count in (len, lambda each: sum(map(registers_of, each))))
+    most = max(map(len, dots), default=0)
+    held = max((sum(map(registers_of, each)) for each in dots), default=0)
     if written and most > 1 and held <= _MOST_HELD:
         set_integer(kernel, RESIDENT, 2)
     elif written and most >= _MANY and held <= _MOST_OF_MANY and _rows(dots) == {_TALL}:

@@ -53,7 +53,7 @@ from weft.backends.nvidia.drawn_programs import drawing_bytes, mark_drawn
 from weft.backends.nvidia.index_slices import ops_behind
 from weft.backends.nvidia.operand_copies import Batch, Operands, blocks_of, operands_of
 from weft.backends.nvidia.overlap_products import take_turns
-from weft.backends.nvidia.programs import Programs, worth_one_by_one
+from weft.backends.nvidia.programs import Programs
 from weft.backends.nvidia.roles import BARRIER_BYTES
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.tensor_parts import lines_of, part_of
@@ -82,7 +82,6 @@ class Pipelined:
     threads: int
     shared: int
     maps: tuple[TensorMap, ...]
-    persistent: bool
 
 
 def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = True) -> Pipelined | None:
@@ -129,10 +128,9 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = 
         set_integer(op, SHARED, ring)
     times = (False, True) if operands.starts_early else (False,)
     producers = [_Producer(operands, addends, maps[:inputs], needed, early) for early in times]
-    persistent = not worth_one_by_one(kernel, target.multiprocessors, resident)
-    _split(kernel, producers, _Consumer(operands, addends, consumers), rings, persistent)
+    _split(kernel, producers, _Consumer(operands, addends, consumers), rings, consumers)
     set_integer(kernel, WARPS, 4 * consumers)
-    return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps), persistent)
+    return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps))
 
 
 def _needed(kernel: tile.KernelOp, operands: Operands, addends: Iterable[tile.LoadOp]) -> set[Operation] | None:
@@ -209,15 +207,15 @@ def _split(
     producers: Sequence[_Producer],
     consumer: _Consumer,
     rings: Sequence[RingType],
-    persistent: bool,
+    consumers: int,
 ) -> None:
-    block, consumers = kernel.block, consumer.count
+    block = kernel.block
     original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
     first, count = BlockNumberOp.make("number"), BlockNumberOp.make("count")
     limit = _limit(kernel)
     block.insert_ops_before([first, count, *limit], original[0])
     numbers = first.out, count.out, limit[-1].results[0] if limit else None
-    walked = [Programs.of(kernel, *numbers, one_by_one=not persistent) for _ in (consumer, *producers)]
+    walked = [Programs.of(kernel, *numbers) for _ in (consumer, *producers)]
     for role, programs in zip((consumer, *producers), walked, strict=True):
         role.mapping = programs.numbers()
         role.walk(original, programs.loop.block)

@@ -6,33 +6,18 @@ order keeps what neighbours share in the second-level cache: a few blocks of row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from xdsl.ir import Operation, SSAValue
 
 from weft.backends.nvidia.asynchronous import IndexOp
-from weft.ir.expr import (
-    Size,
-    ceildiv,
-    floordiv,
-    maximum,
-    minimum,
-    mod,
-    product,
-    substitute,
-    symbol,
-)
+from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, product, substitute, symbol
 from weft.tile import dialect as tile
 from weft.tile.memory_groups import MemoryGroups
 
-Order: TypeAlias = Callable[[list[Size]], list[Size]]
-
 GROUP = 8
 """Neighbouring blocks of rows that are walked together, so that they share columns while these are near."""
-_NUMBER = symbol("d0")
-"""A program's number, among the operands of what is computed of it."""
 _OUTSIDE = 1 << 30
 """A coordinate that no tensor has."""
 
@@ -46,26 +31,16 @@ class Programs:
     count: SSAValue
     loop: tile.ForOp
     axes: tuple[SSAValue, ...]
-    order: Order
-    """Each axis's number of a program in terms of the program's, d0, and the number of blocks, d1."""
     limit: SSAValue | None = None
     """How many programs there are along the last axis, if memory says so."""
 
     @classmethod
-    def of(
-        cls,
-        kernel: tile.KernelOp,
-        first: SSAValue,
-        count: SSAValue,
-        limit: SSAValue | None = None,
-        one_by_one: bool = False,
-    ) -> Programs:
+    def of(cls, kernel: tile.KernelOp, first: SSAValue, count: SSAValue, limit: SSAValue | None = None) -> Programs:
         bounds = tile.Sizes((symbol("d0"), _upper(kernel), symbol("d1")))
         loop = tile.ForOp.make(bounds, [first, count, *_sizes(kernel, limit)], [])
-        order = _order(kernel, one_by_one)
-        numbers = _numbered(kernel, loop.block.args[0], count, limit, order)
+        numbers = _numbered(kernel, loop.block.args[0], count, limit)
         loop.block.add_ops(numbers)
-        return cls(kernel, first, count, loop, tuple(op.out for op in numbers), order, limit)
+        return cls(kernel, first, count, loop, tuple(op.out for op in numbers), limit)
 
     def numbers(self) -> dict[SSAValue, SSAValue]:
         """What stands in the loop for the kernel's program numbers."""
@@ -80,7 +55,7 @@ class Programs:
         place, step = symbol("d0"), symbol("d1")
         outside = (1 - minimum(floordiv(place, step), 1)) * _OUTSIDE
         made = [IndexOp.make(tile.Sizes((s,)), [number, self.count]) for s in (maximum(place - step, 0), outside)]
-        numbers = _numbered(self.kernel, made[0].out, self.count, self.limit, self.order)
+        numbers = _numbered(self.kernel, made[0].out, self.count, self.limit)
         places: dict[SSAValue, SSAValue] = dict(zip(self.axes, (op.out for op in numbers), strict=True))
         return [*made, *numbers], places, made[1].out
 
@@ -104,21 +79,14 @@ def _grid(kernel: tile.KernelOp) -> list[Size]:
     return grid if kernel.limit is None else [*grid[:-1], symbol(f"d{len(renamed) + 2}")]
 
 
-def _numbered(
-    kernel: tile.KernelOp, number: SSAValue, count: SSAValue, limit: SSAValue | None, order: Order
-) -> list[IndexOp]:
+def _numbered(kernel: tile.KernelOp, number: SSAValue, count: SSAValue, limit: SSAValue | None) -> list[IndexOp]:
     """Each axis's number of a program, from the program's."""
-    values = order(_grid(kernel))
-    return [IndexOp.make(tile.Sizes((value,)), [number, count, *_sizes(kernel, limit)]) for value in values]
-
-
-def _order(kernel: tile.KernelOp, one_by_one: bool) -> Order:
-    """The order that programs are walked in, by a block each or by blocks that take one after the other."""
+    grid = _grid(kernel)
     if kernel.paired:
-        return _paired_numbers
-    if not MemoryGroups.of_kernel(kernel).written:
-        return _numbers
-    return _there_and_back if not one_by_one and _is_unequal(kernel) else _in_order
+        values = _paired_numbers(grid)
+    else:
+        values = _in_order(grid) if MemoryGroups.of_kernel(kernel).written else _numbers(grid)
+    return [IndexOp.make(tile.Sizes((value,)), [number, count, *_sizes(kernel, limit)]) for value in values]
 
 
 def _upper(kernel: tile.KernelOp) -> Size:
@@ -156,21 +124,10 @@ def _paired_numbers(grid: list[Size]) -> list[Size]:
     return [*numbers, floordiv(place, height), top + mod(place, height)][: len(grid)]
 
 
-def _there_and_back(grid: list[Size]) -> list[Size]:
-    """The numbers of a program where programs are of unequal length: every other turn goes through blocks backwards.
-
-    Else a block would have programs of few places along an axis, and so one more of the long ones than another.
-    """
-    count = symbol("d1")
-    turn, block = floordiv(_NUMBER, count), mod(_NUMBER, count)
-    whole = minimum(1, maximum(0, product(grid) - (turn + 1) * count + 1))
-    return _in_order(grid, _NUMBER + mod(turn, 2) * whole * (count - 1 - 2 * block))
-
-
-def _in_order(grid: list[Size], number: Size = _NUMBER) -> list[Size]:
+def _in_order(grid: list[Size]) -> list[Size]:
     """The numbers of a program where its author has chosen the order: the last axis is the fastest."""
     numbers: list[Size] = []
-    rest = number
+    rest: Size = symbol("d0")
     for position in range(1, len(grid)):
         below = product(grid[position:])
         numbers.append(floordiv(rest, below))
@@ -203,17 +160,20 @@ def worth_one_by_one(kernel: tile.KernelOp, multiprocessors: int, resident: int 
 
     That costs what a block does before its first product, but few programs of unequal length would not even out; pairs
     of them are of one length, and those that are counted are drawn. Where several blocks are `resident` one does it
-    while another multiplies.
+    while another multiplies. In kernels that people write, neighbours read the same, and stay together so.
     """
     count = product(kernel.grid.data)
-    unequal = _is_unequal(kernel)
+    loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp)]
+    unequal = any(_depends_on_program(loop) for loop in loops)
     few = isinstance(count, int) and multiprocessors < count < _MANY * multiprocessors
+    if MemoryGroups.of_kernel(kernel).written:
+        return unequal or resident > 1
     return unequal and not kernel.paired and kernel.counter is None and (few or resident > 1)
 
 
-def _is_unequal(kernel: tile.KernelOp) -> bool:
-    """Whether how often loops turn is different in different programs."""
-    return any(depends_on_program(op.indices) for op in kernel.walk() if isinstance(op, tile.ForOp))
+def _depends_on_program(loop: tile.ForOp) -> bool:
+    """Whether how often a loop turns is different in different programs."""
+    return depends_on_program(loop.indices)
 
 
 def depends_on_program(values: Iterable[SSAValue]) -> bool:

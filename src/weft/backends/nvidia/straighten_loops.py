@@ -6,28 +6,23 @@
 …                                                                   } else {
                                                                       as before }
 
-What several loops read is read once, before the first of them has anything to wait for.
+What several loops read is read once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
 from xdsl.dialects.builtin import StringAttr
-from xdsl.ir import Block, Operation, OpResult, Region, SSAValue
+from xdsl.ir import Block, Operation, Region, SSAValue
 
-from weft.backends.nvidia.dialect import WARPS, integer
-from weft.backends.nvidia.layouts import WARP
 from weft.ir.attributes import from_attribute
 from weft.ir.types import boolean
 from weft.tile import dialect as tile
 from weft.tile import written
 from weft.tile.memory_groups import MemoryGroups
 
-_FEW = 8
-"""Elements of a tile that a thread may hold from before a reduction on."""
 _PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.ReduceOp, written.ViewOp, written.IndexOp)
 
 
@@ -55,7 +50,6 @@ def straighten_loops(kernel: tile.KernelOp) -> None:
         op.detach()
         op.erase(safe_erase=False)
     _merge(ops[: ops.index(rest[0])], turned, groups)
-    _read_early(turned, groups, integer(kernel, WARPS) * WARP)
 
 
 @dataclass(frozen=True)
@@ -133,28 +127,6 @@ def _merge(before: Sequence[Operation], block: Block, groups: MemoryGroups) -> N
                 old.replace_all_uses_with(new)
             op.detach()
             op.erase()
-
-
-def _read_early(block: Block, groups: MemoryGroups, threads: int) -> None:
-    """Let small tiles that stand behind a reduction, and do not wait for it, be read before it."""
-    reduces = next((op for op in block.ops if isinstance(op, tile.ReduceOp)), None)
-    writes: list[SSAValue] = []
-    for op in list(block.ops):
-        if isinstance(op, tile.ScatterOp):
-            writes.append(op.pointer)
-        elif not isinstance(op, (*_PURE, tile.GatherOp)):
-            return
-        if not isinstance(op, tile.GatherOp) or reduces is None or op.is_before_in_block(reduces):
-            continue
-        made = [value.op for value in op.operands if isinstance(value, OpResult) and value.op.parent is block]
-        small = prod(tile.tile_type(op.out).sizes) <= _FEW * threads
-        if (
-            small
-            and all(each.is_before_in_block(reduces) for each in made)
-            and not any(groups.meet(op.pointer, pointer) for pointer in writes)
-        ):
-            op.detach()
-            block.insert_op_before(op, reduces)
 
 
 def _key(op: Operation) -> object:
