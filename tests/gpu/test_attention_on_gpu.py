@@ -133,6 +133,27 @@ def test_functions_of_places(capped: bool) -> None:
         check(attend, operands((2, 8, 1024, 64), 8, 1024))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("heads", "shared", "width"), [(16, 16, 64), (32, 8, 128), (4, 2, 192)])
+def test_sequences_one_after_the_other(causal: bool, heads: int, shared: int, width: int) -> None:
+    lengths = [37, 700, 1, 0, 640, 130, 512]
+    starts = torch.tensor([0, *lengths], device="cuda").cumsum(0)
+    ends, total = starts.int(), sum(lengths)
+
+    def attend(q: Any, k: Any, v: Any, ends: Any) -> torch.Tensor:
+        packed: Any = torch.ops.aten._flash_attention_forward
+        return packed(q, k, v, ends, ends, max(lengths), max(lengths), 0.0, causal, False)[0]
+
+    inputs = [torch.randn(total, count, width, device="cuda").bfloat16() for count in (heads, shared, shared)]
+    with torch.no_grad():
+        found = torch.compile(attend, backend="weft", options={"cache": False})(*inputs, ends)
+    for start, length in zip(starts.tolist(), lengths, strict=False):
+        q, k, v = (x[start : start + length].transpose(0, 1)[None].double() for x in inputs)
+        expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)[0].transpose(0, 1)
+        error = (found[start : start + length].double() - expected).norm()
+        assert error <= 5e-3 * expected.norm()
+
+
 @pytest.mark.parametrize(("page", "count", "lengths"), [(16, 64, [1, 700, 1024]), (64, 20, [65, 1280, 513])])
 def test_keys_in_pages(page: int, count: int, lengths: list[int]) -> None:
     def attend(q: Any, keys: Any, values: Any, table: Any, lengths: Any) -> torch.Tensor:
@@ -188,3 +209,12 @@ def test_single_queries_with_lengths_share_keys() -> None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None], enable_gqa=True)
 
     check(attend, operands((3, 12, 1, 128), 4, 777), torch.tensor([[0], [1], [700]], device="cuda"))
+
+
+@pytest.mark.parametrize(("batch", "heads", "keys"), [(2, 16, 8192), (3, 40, 1000), (1, 128, 777)])
+def test_values_that_are_a_part_of_wide_keys(batch: int, heads: int, keys: int) -> None:
+    def attend(q: Any, latent: Any) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, latent, latent[..., :512], scale=0.07, enable_gqa=True)
+
+    shapes = (batch, heads, 1, 576), (batch, 1, keys, 576)
+    check(attend, [torch.randn(shape, device="cuda").bfloat16() for shape in shapes])
