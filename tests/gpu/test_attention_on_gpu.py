@@ -93,6 +93,26 @@ def test_masks_in_memory(added: bool, first: int, width: int) -> None:
     check(attend, operands((2, 16, 1024, width), 16, 1024), given.bfloat16() if added else given)
 
 
+@pytest.mark.parametrize(
+    ("query", "heads", "window", "first"),
+    [((2, 33, 1111, 128), 11, 200, 0), ((3, 32, 1500, 64), 8, 333, 5), ((2, 24, 2000, 96), 24, 700, 200)],
+)
+def test_programs_of_different_lengths_are_drawn_anew_in_every_run(
+    query: tuple[int, ...], heads: int, window: int, first: int
+) -> None:
+    def attend(q: Any, k: Any, v: Any) -> torch.Tensor:
+        place = torch.arange(q.shape[2], device=q.device)
+        behind = place[:, None] - place
+        seen = (behind >= 0) & ((behind < window) | (place < first))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+
+    inputs = operands(query, heads, query[2])
+    check(attend, inputs)
+    again = torch.compile(attend, backend="weft", options={"cache": False})
+    found = [again(*inputs).clone() for _ in range(5)]
+    assert all(torch.equal(found[0], other) for other in found)
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("capped", [False, True])
 def test_functions_of_places(capped: bool) -> None:
@@ -111,6 +131,27 @@ def test_functions_of_places(capped: bool) -> None:
 
     with torch.no_grad():
         check(attend, operands((2, 8, 1024, 64), 8, 1024))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("heads", "shared", "width"), [(16, 16, 64), (32, 8, 128), (4, 2, 192)])
+def test_sequences_one_after_the_other(causal: bool, heads: int, shared: int, width: int) -> None:
+    lengths = [37, 700, 1, 0, 640, 130, 512]
+    starts = torch.tensor([0, *lengths], device="cuda").cumsum(0)
+    ends, total = starts.int(), sum(lengths)
+
+    def attend(q: Any, k: Any, v: Any, ends: Any) -> torch.Tensor:
+        packed: Any = torch.ops.aten._flash_attention_forward
+        return packed(q, k, v, ends, ends, max(lengths), max(lengths), 0.0, causal, False)[0]
+
+    inputs = [torch.randn(total, count, width, device="cuda").bfloat16() for count in (heads, shared, shared)]
+    with torch.no_grad():
+        found = torch.compile(attend, backend="weft", options={"cache": False})(*inputs, ends)
+    for start, length in zip(starts.tolist(), lengths, strict=False):
+        q, k, v = (x[start : start + length].transpose(0, 1)[None].double() for x in inputs)
+        expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)[0].transpose(0, 1)
+        error = (found[start : start + length].double() - expected).norm()
+        assert error <= 5e-3 * expected.norm()
 
 
 @pytest.mark.parametrize(("page", "count", "lengths"), [(16, 64, [1, 700, 1024]), (64, 20, [65, 1280, 513])])
@@ -168,3 +209,12 @@ def test_single_queries_with_lengths_share_keys() -> None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None], enable_gqa=True)
 
     check(attend, operands((3, 12, 1, 128), 4, 777), torch.tensor([[0], [1], [700]], device="cuda"))
+
+
+@pytest.mark.parametrize(("batch", "heads", "keys"), [(2, 16, 8192), (3, 40, 1000), (1, 128, 777)])
+def test_values_that_are_a_part_of_wide_keys(batch: int, heads: int, keys: int) -> None:
+    def attend(q: Any, latent: Any) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, latent, latent[..., :512], scale=0.07, enable_gqa=True)
+
+    shapes = (batch, heads, 1, 576), (batch, 1, keys, 576)
+    check(attend, [torch.randn(shape, device="cuda").bfloat16() for shape in shapes])

@@ -139,11 +139,11 @@ class AttentionLowering:
         paged: list[Size] = []
         for number, (value, index) in enumerate(zip(values, indices, strict=True)):
             pages = pages_of(value, index, domain.bounds) if self.reads_pages and number in (1, 2) else None
-            if pages is None:
+            if pages is None or not {pages.cache, pages.table} <= self.layouts.keys():
                 recorder.at(Source(value, tensor_of(value.type)), index)
                 continue
             self.pages[number] = pages
-            pairs = zip(pages.take.operands, (pages.index, pages.place), strict=True)
+            pairs = (pages.cache, pages.index), (pages.table, pages.place)
             paged += [self.layouts[each].address(place) for each, place in pairs]
         for value in self.op.results:
             tensor = tensor_of(value.type)

@@ -33,9 +33,9 @@ from weft.lower.kernels import Kernel
 from weft.lower.key_ranges import AtMost, Condition, Rows, bound_of
 from weft.lower.lowered import Argument, KernelCall, Lowered, lower, whole
 from weft.lower.mask_reading import Kept, read_masks
-from weft.lower.paged_keys import load_pages
+from weft.lower.paged_keys import find_pages, load_pages
 from weft.lower.regroup import new_group
-from weft.ops.attention import WIDEST_HEAD, AnyAttention
+from weft.ops.attention import AnyAttention, widest_head
 from weft.ops.body import Value
 from weft.ops.graph import GraphBuilder
 from weft.ops.layouts import Layout, contiguous
@@ -54,10 +54,10 @@ def _zeroed(b: GraphBuilder) -> list[SSAValue]:
 def is_flash(op: AnyAttention) -> bool:
     """Whether tensor cores take the products: of 16-bit operands, in heads that one tile holds."""
     q, k, v = (tensor_of(value.type) for value in op.operands[:3])
-    widths = q.shape[-1], v.shape[-1]
+    widths, most = (q.shape[-1], v.shape[-1]), widest_head(q.shape[-2])
     return (
         q.dtype in (bf16, f16)
-        and all(isinstance(width, int) and 8 <= width <= WIDEST_HEAD and width % 8 == 0 for width in widths)
+        and all(isinstance(width, int) and 8 <= width <= most and width % 8 == 0 for width in widths)
         and (q.shape[-2] != 1 or len(op.results) == 1)
         and k.shape[-2] not in (0, 1)
         and op.params["scale"] > 0
@@ -105,7 +105,7 @@ class FlashLowering(AttentionLowering):
         first = self._first_row(kernel)
         for run in lead[-1:]:  # the innermost: programs of a few heads and neighbouring rows run at the same time
             kernel.program(run)
-        self.bases = {"i": first, "e": 0, "n": 0}
+        self.bases = {"i": first, "e": 0, "n": kernel.start_of(self.runs["n"], self.sides["n"])}
         self.keys_are_own = self._are_keys_own(lead)
         bi, bj = self.sides["i"], self.sides["j"]
         row = self.runs["i"].name if "i" in self.runs else ""
@@ -118,6 +118,7 @@ class FlashLowering(AttentionLowering):
         self.visited = maximum(ceildiv(self.range.upper, bj), self.lowest + 1)
         self.before = minimum(maximum(0, ceildiv(self.range.prefix, bj)), self.lowest)
         self.limit: Size = self.keys
+        self.known_pages: dict[tuple[SSAValue, Size], Size] = {}
 
     def _attended(self) -> tuple[TileValue, TileValue, TileValue]:
         """The greatest scores in units of powers of two, the sums of powers, and of values weighted by them."""
@@ -182,6 +183,7 @@ class FlashLowering(AttentionLowering):
         """Visit blocks; `ends` says that the last key that counts for a row may lie in one."""
         with self.emit.loop(f"{name}_block", upper, 1, state, lower) as carried:
             start, before = (self._start_of(symbol(f"{name}_block") - back) for back in (0, 1))
+            self._find_pages(start, before)
             greatest, total, weights, kept = carried
             scores = self._scores_at(start)
             product = self._summed(weights, kept, before)
@@ -189,6 +191,14 @@ class FlashLowering(AttentionLowering):
             most, total, powers, rescale = self._softened(scores, greatest, total, masks)
             kept = self._typed(self.emit.math("mul", product, rescale))
             carried[:] = [most, total, self._weights(powers), kept]
+        self.known_pages.clear()
+
+    def _find_pages(self, keys: Size, values: Size) -> None:
+        """Read where the pages of a turn are before any is waited for: all these numbers come at the same time."""
+        self.known_pages.clear()
+        for number, start in ((1, keys), (2, values)):
+            if number in self.pages:
+                find_pages(self, self.pages[number], start)
 
     def _start_of(self, number: Size) -> Size:
         """The first key of a block: blocks of the range are visited from the last one back, then the first keys'."""

@@ -31,7 +31,7 @@ class _Unknown:
 
 
 @dataclass(frozen=True)
-class _Integer:
+class Integer:
     """An integer as an index expression."""
 
     expr: Size
@@ -75,18 +75,18 @@ class MaskReader(Evaluator):
         place = simplify(address, self.bounds())
         name = next((n for n, known in self.numbers.items() if known == (value, place)), f"number{len(self.numbers)}")
         self.numbers[name] = (value, place)
-        return _Integer(symbol(name) + tile.NumberOp.LEAST, dtype)
+        return Integer(symbol(name) + tile.NumberOp.LEAST, dtype)
 
     def constant(self, value: float | int | bool, dtype: DType) -> Value:
         if dtype == boolean:
             return AtMost(0 if value else 1)
-        return _Unknown(dtype) if dtype.is_float else _Integer(int(value), dtype)
+        return _Unknown(dtype) if dtype.is_float else Integer(int(value), dtype)
 
     def position(self, index: Size, dtype: DType) -> Value:
-        return _Unknown(dtype) if dtype.is_float else _Integer(index, dtype)
+        return _Unknown(dtype) if dtype.is_float else Integer(index, dtype)
 
     def cast(self, value: Value, dtype: DType) -> Value:
-        if isinstance(value, _Integer) and not dtype.is_float and dtype != boolean and dtype.bits >= 32:
+        if isinstance(value, Integer) and not dtype.is_float and dtype != boolean and dtype.bits >= 32:
             return replace(value, dtype=dtype)
         return value if dtype == value.dtype else _Unknown(dtype)
 
@@ -96,9 +96,9 @@ class MaskReader(Evaluator):
     def math(self, function: str, *values: Value) -> Value:
         dtype = boolean if FUNCTIONS[function].result == "bool" else values[-1].dtype
         match function, values:
-            case (("add" | "sub" | "mul" | "neg"), _) if all(isinstance(value, _Integer) for value in values):
+            case (("add" | "sub" | "mul" | "neg"), _) if all(isinstance(value, Integer) for value in values):
                 return self._sum(function, values)
-            case (("lt" | "le" | "gt" | "ge" | "eq"), (_Integer() as a, _Integer() as b)):
+            case (("lt" | "le" | "gt" | "ge" | "eq"), (Integer() as a, Integer() as b)):
                 return _compared(function, a.expr - b.expr)
             case (("and" | "or"), (AtMost() | Joined() as a, AtMost() | Joined() as b)):
                 return Joined(function, (a, b))
@@ -108,14 +108,14 @@ class MaskReader(Evaluator):
                 return _Unknown(dtype)
 
     def _sum(self, function: str, values: Sequence[Value]) -> Value:
-        exprs = [value.expr for value in values if isinstance(value, _Integer)]
+        exprs = [value.expr for value in values if isinstance(value, Integer)]
         dtype = values[0].dtype
         if function == "neg":
-            return _Integer(-exprs[0], dtype)
+            return Integer(-exprs[0], dtype)
         a, b = exprs
         if function == "mul":
-            return _Integer(a * b, dtype) if isinstance(a, int) or isinstance(b, int) else _Unknown(dtype)
-        return _Integer(a + b if function == "add" else a - b, dtype)
+            return Integer(a * b, dtype) if isinstance(a, int) or isinstance(b, int) else _Unknown(dtype)
+        return Integer(a + b if function == "add" else a - b, dtype)
 
 
 def _compared(function: str, difference: Size) -> Condition:

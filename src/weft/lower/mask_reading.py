@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from xdsl.dialects.builtin import IndexType
 from xdsl.ir import OpResult, SSAValue
 
-from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, symbol, symbols_of
+from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, symbols_of
 from weft.ir.types import boolean, tensor_of
 from weft.lower.evaluate import Source
 from weft.lower.key_ranges import (
     AtMost,
     Bound,
     Condition,
+    Integer,
     Joined,
     KeyRange,
     MaskReader,
@@ -25,7 +26,7 @@ from weft.lower.key_ranges import (
     narrowed_range,
     whole_range,
 )
-from weft.ops.attention import SEEN_ROWS
+from weft.ops.attention import SEEN, SEEN_ROWS
 from weft.ops.base import GraphOp
 from weft.tile import dialect as tile
 
@@ -72,9 +73,9 @@ def read_masks(lowering: FlashLowering) -> Masks:
         narrowed = None if condition is None else narrowed_range(found, condition, lowering.rows)
         certain &= narrowed is not None
         found = narrowed or found
-    told = _told(lowering)
+    told = _told(lowering, reader)
     if told:
-        lower, upper, start, stop, prefix = told
+        lower, upper, start, stop, prefix = (*told, 0)[:SEEN]
         every = maximum(found.every[0], start), minimum(found.every[1], stop)
         found = KeyRange(maximum(found.lower, lower), minimum(found.upper, upper), every, prefix)
     edges = _edges(lowering, tuple(kept))
@@ -124,15 +125,22 @@ def _edge_of(condition: Condition | None, rows: Rows) -> Bound | None:
     return windows[0] if is_either and len(bounds) == 2 and first and windows else None
 
 
-def _told(lowering: FlashLowering) -> list[Size]:
+def _told(lowering: FlashLowering, reader: MaskReader) -> list[Size]:
     """What memory says of the keys that the program's rows see, if it does."""
     rows = lowering.rows
     if rows.count != SEEN_ROWS:
         return []
-    for place, seen in enumerate(lowering.op.seen):
-        address = lowering.layouts[seen].address((floordiv(rows.first, SEEN_ROWS), 0))
-        _read_number(lowering, f"seen{place}", seen, address)
-    return [symbol(f"seen{place}") + tile.NumberOp.LEAST for place in range(len(lowering.op.seen))]
+    tiles = (floordiv(rows.first, SEEN_ROWS), 0)
+    return [_read_value(lowering, reader, Source(seen, tensor_of(seen.type)), tiles) for seen in lowering.op.seen]
+
+
+def _read_value(lowering: FlashLowering, reader: MaskReader, source: Source, index: Sequence[Size]) -> Size:
+    """An integer that is the same for all rows and keys, of numbers that the kernel reads."""
+    found = reader.at(source, index)
+    assert isinstance(found, Integer)
+    for name in symbols_of(found.expr) & reader.numbers.keys():
+        _read_number(lowering, name, *reader.numbers[name])
+    return found.expr
 
 
 def _parts(mask: SSAValue) -> tuple[list[SSAValue], list[SSAValue]]:

@@ -32,7 +32,7 @@ def keys_of_block(pages: Pages, keys: int) -> int:
 
 def load_pages(lowering: FlashLowering, pages: Pages, start: Size, letters: str) -> SSAValue:
     """A block of keys or values from a key on, which is the first of a block."""
-    emit, cache = lowering.emit, pages.take.operands[0]
+    emit, cache = lowering.emit, pages.cache
     other = letters.replace("j", "")
     address = emit.resolve(lowering.layouts[cache].address(pages.index))
     run, sides = lowering.runs[other], {letter: lowering.sides[letter] for letter in letters}
@@ -41,8 +41,7 @@ def load_pages(lowering: FlashLowering, pages: Pages, start: Size, letters: str)
     strides = {"j": along_page[0], other: along_other[0]}
     first = mod(start, pages.size) if pages.size > sides["j"] else 0
     offset = substitute(address, {SLOT: first, run.name: 0})
-    count = max(1, sides["j"] // pages.size)
-    numbers = [_page(lowering, pages, floordiv(start, pages.size) + piece) for piece in range(count)]
+    numbers = find_pages(lowering, pages, start)
     whole = {"j": pages.size, other: run.size}
     expressions = {
         "offset": [substitute(offset, {PAGE: number}) for number in numbers],
@@ -60,14 +59,23 @@ def load_pages(lowering: FlashLowering, pages: Pages, start: Size, letters: str)
     return emit.add(op)
 
 
+def find_pages(lowering: FlashLowering, pages: Pages, start: Size) -> list[Size]:
+    """Which of all pages the block from a key on is in; numbers that are known already are not read again."""
+    count = max(1, lowering.sides["j"] // pages.size)
+    first = floordiv(start, pages.size)
+    known = lowering.known_pages
+    places = [(pages.table, first + piece) for piece in range(count)]
+    for piece, place in enumerate(places):
+        if place not in known:
+            known[place] = _page(lowering, pages, first + piece)
+    return [known[place] for place in places]
+
+
 def _page(lowering: FlashLowering, pages: Pages, number: Size) -> Size:
     """Which of all pages one of a sequence is."""
-    emit, (cache, table) = lowering.emit, pages.take.operands
-    row, _ = pages.place
-    place = emit.resolve(lowering.layouts[table].address((row, 0)))
-    step = coefficient_of(lowering.layouts[table].address((0, symbol(PAGE))), PAGE)
-    assert step is not None
-    place = place + step[0] * minimum(number, pages.count - 1)
+    emit, table = lowering.emit, pages.table
+    place = emit.resolve(lowering.layouts[table].address(pages.place))
+    place = substitute(place, {PAGE: minimum(number, pages.count - 1)})
     (offset,), operands = emit.sizes((place,))
     op = tile.NumberOp.create(
         operands=[emit.pointers[table], *operands], attributes={"offset": offset}, result_types=[IndexType()]
@@ -75,7 +83,5 @@ def _page(lowering: FlashLowering, pages: Pages, number: Size) -> Size:
     name = f"{PAGE}{sum(each.startswith(PAGE) for each in emit.scalars)}"
     emit.scalars[name] = emit.add(op)
     found = symbol(name) + tile.NumberOp.LEAST
-    count = tensor_of(cache.type).shape[0]
-    assert isinstance(count, int)
-    counted = found + minimum(maximum(-found, 0), 1) * count
-    return maximum(minimum(counted, count - 1), 0)
+    counted = found + minimum(maximum(-found, 0), 1) * pages.among
+    return maximum(minimum(counted, pages.among - 1), 0)

@@ -43,16 +43,23 @@ def parts_of(op: AnyAttention, group: GroupOp, machine: Machine) -> int:
     keys, width = tensor_of(op.operands[1].type).shape[-2:]
     chosen = choose_attention_blocks(rows, keys, width, across, machine, masked=bool(op.masks))
     blocks = given_blocks(group, "attention") or chosen
-    programs, turns = product(lead) * ceildiv(rows, blocks.sides[0]), ceildiv(keys, blocks.sides[1])
+    tiles = ceildiv(rows, blocks.sides[0]) * ceildiv(across, blocks.sides[3])
+    programs, turns = product(lead) * tiles, ceildiv(keys, blocks.sides[1])
     plain = len(op.results) == 1 and list(group.yielded) == list(op.results)
     if not plain or not isinstance(programs, int) or not isinstance(turns, int):
         return 1
     if programs >= machine.multiprocessors * _ENOUGH_PROGRAMS:
         return 1
+    # Sequences with a mask each may be of any lengths: on average half of the keys are seen, but the longest end last.
+    differ = any(size != 1 for mask in op.masks for size in tensor_of(mask.type).shape[:-2])
 
     def cost(parts: int) -> float:
-        waves = math.ceil(programs * parts / machine.multiprocessors)
-        return waves * (math.ceil(turns / parts) + _PROGRAM_COST) + (_JOINING_COST if parts > 1 else 0)
+        waves, longest = math.ceil(programs * parts / machine.multiprocessors), math.ceil(turns / parts) + _PROGRAM_COST
+        joining = _JOINING_COST if parts > 1 else 0
+        if not differ:
+            return waves * longest + joining
+        half = programs * (turns / 2 + parts * _PROGRAM_COST) / machine.multiprocessors
+        return (waves * longest + max(longest, half)) / 2 + joining
 
     return min(range(1, turns + 1), key=cost)
 

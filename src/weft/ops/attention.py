@@ -9,7 +9,8 @@ import numpy as np
 from xdsl.ir import SSAValue
 
 from weft.errors import DTypeError, ShapeError
-from weft.ir.types import Tensor, bf16, boolean, f16, f32, f64, i64
+from weft.ir.expr import Size
+from weft.ir.types import Tensor, bf16, boolean, f16, f32, f64, i32, i64
 from weft.ops.base import Structured, broadcast_shapes, op, same_dtype
 from weft.ops.composites import narrowed, widened
 from weft.ops.dot import transposed
@@ -45,8 +46,14 @@ def _samples() -> list[Sample]:
 
 WIDEST_HEAD = 256
 """The width of the queries or values that one tile of a GPU's tensor cores holds."""
+_WIDEST_OF_FEW, _FEW_ROWS = 576, 256
 SEEN_ROWS, SEEN = 128, 5
 """The rows of a tile that it is told of which keys they see, and how many numbers tell it."""
+
+
+def widest_head(rows: Size) -> int:
+    """The width of heads for which there are kernels: if rows are few, in narrow tiles and columns of values apart."""
+    return _WIDEST_OF_FEW if isinstance(rows, int) and rows <= _FEW_ROWS else WIDEST_HEAD
 
 
 class AnyAttention(Structured):
@@ -84,8 +91,8 @@ class AnyAttention(Structured):
             or not lead == k.shape[:-2] == v.shape[:-2]
             or q.shape[-1] != k.shape[-1]
             or k.shape[-2] != v.shape[-2]
-            or len(tensors) not in (3, 4, 4 + SEEN)
-            or any(seen.dtype != i64 or seen.rank != 2 or seen.shape[1] != 1 for seen in tensors[4:])
+            or len(tensors) not in (3, 4, 3 + SEEN, 4 + SEEN)
+            or any(seen.dtype not in (i32, i64) or seen.rank != 2 or seen.shape[1] != 1 for seen in tensors[4:])
         ):
             raise ShapeError(
                 f"attention: {', '.join(map(str, tensors))} do not fit",
@@ -151,12 +158,12 @@ class Attention(AnyAttention):
     """`softmax(q kᵀ · scale + mask) v` over q [..., L, E], k [..., S, E] and v [..., S, V].
 
     An optional fourth operand, broadcast to [..., L, S], is a mask: numbers are added, and where booleans are false the
-    key does not count. Five more, [tiles, 1], may tell of each tile of `SEEN_ROWS` rows what the mask does: from which
-    key on and up to which one any of its rows sees keys, within these from where to where it leaves all scores as they
-    are, and how many of the first keys are seen beside these. If `causal`, row i attends to keys 0 to i. A row without
-    any key is zero, or NaN if that is `undefined`. Narrow floats are computed in f32. With a `softcap` c, scores are
-    c · tanh(score / c) before they are masked. If there are `sinks`, the last operand, broadcast to [..., L, 1], has
-    scores that softmax counts as if there was one key more, whose value is zero.
+    key does not count. Four more, [tiles, 1], or five may tell of each tile of `SEEN_ROWS` rows what the mask does:
+    from which key on and up to which one any of its rows sees keys, within these from where to where it leaves all
+    scores as they are, and how many of the first keys are seen beside these. If `causal`, row i attends to keys 0 to i.
+    A row without any key is zero, or NaN if that is `undefined`. Narrow floats are computed in f32. With a `softcap` c,
+    scores are c · tanh(score / c) before they are masked. If there are `sinks`, the last operand, broadcast to
+    [..., L, 1], has scores that softmax counts as if there was one key more, whose value is zero.
     """
 
     @classmethod

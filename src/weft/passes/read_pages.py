@@ -8,13 +8,13 @@ from typing import ClassVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, UnitAttr
-from xdsl.ir import SSAValue
+from xdsl.ir import OpResult, SSAValue
 from xdsl.passes import ModulePass
 
-from weft.ir.expr import Size, simplify, symbol, symbols_of
+from weft.ir.expr import Size, coefficient_of, simplify, symbol, symbols_of
 from weft.ir.types import bf16, f16, tensor_of
 from weft.ops.attention import AnyAttention
-from weft.ops.base import GraphOp
+from weft.ops.base import Elementwise, GraphOp
 from weft.ops.graph import FuncOp
 from weft.ops.index import Take
 from weft.ops.reshaping import reshape_index
@@ -24,22 +24,31 @@ from weft.passes.constant_values import made_by
 PAGE, SLOT = "page", "slot"
 _UNIT, _MOST_WIDTH = 16, 256
 """Pages have whole fragments of the tensor cores, and heads fit into one tile."""
-_VIEWS = ("graph.permute", "graph.reshape", "graph.broadcast")
+_VIEWS = ("graph.permute", "graph.reshape", "graph.broadcast", "graph.slice")
 
 
 @dataclass(frozen=True)
 class Pages:
-    """Keys or values in pages: `take` chooses, for each sequence, `count` pages of `size` keys each.
+    """Keys or values in pages of `size` keys each, of which `take` chooses some for each sequence, `count` of them.
 
-    `place` is where in the table a sequence's first page is told, and `index` the place among all pages of a key at
-    `SLOT` in the page `PAGE`.
+    `place` is where in the `table` the number of a sequence's page `PAGE` stands, and `index` where in the `cache` a
+    key at `SLOT` in the page of the number `PAGE` lies.
     """
 
     take: Take
     size: int
     count: int
+    table: SSAValue
     place: tuple[Size, ...]
+    cache: SSAValue
     index: tuple[Size, ...]
+
+    @property
+    def among(self) -> int:
+        """The number of all pages."""
+        size = tensor_of(self.take.operands[0].type).shape[0]
+        assert isinstance(size, int)
+        return size
 
 
 def pages_of(value: SSAValue, index: Sequence[Size], bounds: dict[str, Size]) -> Pages | None:
@@ -47,31 +56,52 @@ def pages_of(value: SSAValue, index: Sequence[Size], bounds: dict[str, Size]) ->
 
     The index is over variables within bounds, but for that of the key, the next to last.
     """
-    views: list[GraphOp] = []
-    while (view := made_by(value, *_VIEWS)) is not None:
-        views.append(view)
-        value = view.operands[0]
-    take = value.owner
-    keys = index[-2] if views else None
-    if not isinstance(take, Take) or take.params["dim"] != 0 or keys is None:
+    take = _root(value).owner
+    length = tensor_of(value.type).shape[-2]
+    if not isinstance(take, Take) or take.params["dim"] != 0 or not isinstance(length, int):
         return None
     cache, table = (tensor_of(operand.type) for operand in take.operands)
-    length = tensor_of(views[0].results[0].type).shape[-2]
-    if not cache.is_static or not table.is_static or table.rank != 2 or not isinstance(length, int):
+    if not cache.is_static or not table.is_static:
         return None
-    count = table.shape[1]
-    assert isinstance(count, int)
-    size = length // max(count, 1)
-    if size * count != length:
-        return None
-    known = {**bounds, PAGE: count, SLOT: size}
-    places: list[Size] = [*index[:-2], symbol(PAGE) * size + symbol(SLOT), index[-1]]
-    for view in views:
-        places = [simplify(place, known) for place in _through(view, places)]
-    row, page, *rest = places
-    if page != symbol(PAGE) or any(PAGE in symbols_of(place) for place in (row, *rest)) or SLOT in symbols_of(row):
-        return None
-    return Pages(take, size, count, (row, 0), (symbol(PAGE), *rest))
+    sizes = {size for size in cache.shape[1:] if isinstance(size, int) and size > 1 and length % size == 0}
+    for size in sorted(sizes):
+        within = {**bounds, PAGE: length // size, SLOT: size}
+        key = symbol(PAGE) * size + symbol(SLOT)
+        _, places = _seen_through(value, [*index[:-2], key, index[-1]], within)
+        own, rest = places[: table.rank], places[table.rank :]
+        used = frozenset[str]().union(*map(symbols_of, rest))
+        if PAGE in used or SLOT not in used or any(SLOT in symbols_of(place) for place in own):
+            continue
+        within = {**within, PAGE: cache.shape[0]}
+        told, place = _seen_through(_narrow(take.operands[1]), own, {**bounds, PAGE: length // size})
+        lies, where = _seen_through(take.operands[0], [symbol(PAGE), *rest], within)
+        if all(coefficient_of(each, name) is not None for each in (*place, *where) for name in (PAGE, SLOT)):
+            return Pages(take, size, length // size, told, tuple(place), lies, tuple(where))
+    return None
+
+
+def _narrow(table: SSAValue) -> SSAValue:
+    """The numbers of a table before they were widened."""
+    cast = made_by(table, "graph.cast")
+    if cast is None:
+        return table
+    source, result = (tensor_of(each.type).dtype for each in (cast.operands[0], cast.results[0]))
+    return cast.operands[0] if source.is_integer and source.bits <= result.bits else table
+
+
+def _root(value: SSAValue) -> SSAValue:
+    while (view := made_by(value, *_VIEWS)) is not None:
+        value = view.operands[0]
+    return value
+
+
+def _seen_through(value: SSAValue, index: Sequence[Size], bounds: dict[str, Size]) -> tuple[SSAValue, list[Size]]:
+    """What a value is a view of, and where the element at an index lies in that."""
+    index = list(index)
+    while (view := made_by(value, *_VIEWS)) is not None:
+        index = [simplify(place, bounds) for place in _through(view, index)]
+        value = view.operands[0]
+    return value, index
 
 
 def _through(view: GraphOp, index: Sequence[Size]) -> list[Size]:
@@ -84,6 +114,9 @@ def _through(view: GraphOp, index: Sequence[Size]) -> list[Size]:
         case "graph.broadcast":
             own = index[len(shape) - len(source) :]
             return [0 if size == 1 else place for size, place in zip(source, own, strict=True)]
+        case "graph.slice":
+            places = zip(view.params["starts"], view.params["steps"], index, strict=True)
+            return [start + step * place for start, step, place in places]
         case _:
             return reshape_index(index, shape, source)
 
@@ -119,10 +152,15 @@ def _pages(op: AnyAttention) -> list[Take]:
         width = tensor.shape[-1]
         if pages is None or pages.size % _UNIT or not isinstance(width, int) or width % 8 or width > _MOST_WIDTH:
             return []
-        if not _is_read_by(pages.take.results[0], op):
+        if not _is_read_by(pages.take.results[0], op) or not all(map(_is_in_memory, (pages.cache, pages.table))):
             return []
         found.append(pages.take)
     return found if query.dtype in (bf16, f16) and op.params["scale"] > 0 else []
+
+
+def _is_in_memory(value: SSAValue) -> bool:
+    """Whether no kernel computes a value where it is read."""
+    return not isinstance(value, OpResult) or not isinstance(value.op, Elementwise)
 
 
 def _is_read_by(value: SSAValue, op: AnyAttention) -> bool:

@@ -219,3 +219,37 @@ def test_pairs_of_programs_are_all_programs(grid: Shape, blocks: int) -> None:
     assert set(found) == set(np.ndindex(*grid))
     if blocks == 3:
         assert max(work) < 1.25 * sum(work) / blocks
+
+
+def latent(batch: int, heads: int, keys: int, width: int = 576, across: int = 512) -> Trial:
+    """Attention whose values are the first columns of its keys, which all heads share."""
+
+    def body(b, query, key):  # type: ignore[no-untyped-def]
+        value = b.slice(key, starts=(0, 0, 0), shape=(batch, keys, across), steps=(1, 1, 1))
+        return b.attention(query, key, value, causal=False, scale=0.07)
+
+    operands = [Tensor(bf16, (batch, heads, width)), Tensor(bf16, (batch, keys, width))]
+    return Trial.of(group_of(operands, body), "attention", gpu_machine())
+
+
+@pytest.mark.parametrize(
+    ("heads", "keys", "width", "across"), [(16, 100, 576, 512), (5, 333, 576, 512), (64, 70, 320, 320)]
+)
+def test_wide_heads_of_few_rows(heads: int, keys: int, width: int, across: int) -> None:
+    rng = np.random.default_rng(keys)
+    query, key = (rng.standard_normal((2, rows, width)).astype(bf16.numpy) for rows in (heads, keys))
+    (found,) = run_interpreted(latent(2, heads, keys, width, across), [query, key])
+    wide = [x.astype(np.float64) for x in (query, key, key[..., :across])]
+    expected = REGISTRY["attention"].cls.reference(*wide, causal=False, scale=0.07)
+    assert np.linalg.norm(found.astype(np.float64) - expected) < 4e-3 * np.linalg.norm(expected)
+
+
+@needs_ptxas
+@pytest.mark.parametrize("batch", [2, 32])
+def test_wide_heads_assemble_without_spills(batch: int) -> None:
+    parts, _ = latent(batch, 16, 4096).lowered.calls
+    assert 2 in parts.kernel.op.grid.data  # halves of the values
+    found = assemble(compile_kernels({"attention": parts.kernel.op}, TARGET).ptx, TARGET.arch)
+    assert not found.error and not found.advice
+    (kernel,) = found.kernels.values()
+    assert kernel.spilled == 0

@@ -18,6 +18,7 @@ from weft.ir.types import Tensor, bf16, i32, i64
 from weft.lower.machine import gpu_machine
 from weft.ops.base import REGISTRY
 from weft.testing.kernels import Trial, group_of, run_interpreted
+from weft.tile import dialect as tile
 
 from .ptxas import assemble, needs_ptxas
 
@@ -75,6 +76,35 @@ def test_pages_are_read_where_they_lie(page: int, count: int, rows: int, by_head
     lines = [c.astype(np.float64)[table].transpose(axes).reshape(batch, heads, -1, width) for c in caches]
     seen = np.arange(page * count) < lengths
     expected = REGISTRY["attention"].cls.reference(query.astype(np.float64), *lines, seen, causal=False, scale=0.125)
+    assert np.linalg.norm(found.astype(np.float64) - expected) < 4e-3 * np.linalg.norm(expected)
+
+
+def test_parts_of_larger_caches_and_tables() -> None:
+    """Keys and values in one tensor, a list of all sequences' pages, of which the table has more than are read."""
+    batch, heads, page, count, width = 2, 2, 16, 9, 64
+    rng = np.random.default_rng(5)
+    query = rng.standard_normal((batch, heads, 4, width)).astype(bf16.numpy)
+    both = rng.standard_normal((20, 2, page, heads, width)).astype(bf16.numpy)
+    table = rng.integers(0, 20, (batch, count + 3)).astype(np.int64)
+
+    def body(b: Any, query: SSAValue, both: SSAValue, table: SSAValue) -> Any:
+        chosen = b.slice(table, starts=(0, 1), shape=(batch, count), steps=(1, 1))
+        chosen = b.reshape(chosen, shape=(batch * count,))
+        operands = [query]
+        for number in range(2):
+            own = b.slice(both, starts=(0, number, 0, 0, 0), shape=(20, 1, page, heads, width), steps=(1,) * 5)
+            own = b.take(b.reshape(own, shape=(20, page, heads, width)), chosen, dim=0)
+            line = b.reshape(own, shape=(batch, count * page, heads, width))
+            operands.append(b.permute(line, dims=(0, 2, 1, 3)))
+        return b.attention(*operands, causal=False, scale=0.125)
+
+    given = [Tensor(bf16, query.shape), Tensor(bf16, both.shape), Tensor(i64, table.shape)]
+    trial = Trial.of(group_of(given, body), "attention", gpu_machine())
+    assert any(isinstance(op, tile.LoadOp) and op.pieces > 1 for op in trial.lowered.calls[0].kernel.op.walk())
+    (found,) = run_interpreted(trial, [query, both, table])
+    chosen = both.astype(np.float64)[table[:, 1 : count + 1]]
+    lines = [chosen[:, :, n].transpose(0, 3, 1, 2, 4).reshape(batch, heads, -1, width) for n in range(2)]
+    expected = REGISTRY["attention"].cls.reference(query.astype(np.float64), *lines, causal=False, scale=0.125)
     assert np.linalg.norm(found.astype(np.float64) - expected) < 4e-3 * np.linalg.norm(expected)
 
 

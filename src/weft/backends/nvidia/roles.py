@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from weft.backends.nvidia.codegen import KernelCodegen
 
 _GROUP_WARPS = 4
-_REGISTERS = {(2, 1): (24, 240), (3, 1): (32, 160), (2, 2): (24, 104)}
+_REGISTERS = {(2, 1): (24, 240), (3, 1): (32, 160), (1, 2): (24, 232), (2, 2): (24, 104)}
 """What a thread of the producer and of a consumer may use, by the number of consumers, and of blocks beside each other:
 together what all enter with. One consumer has enough."""
 RING_OPS = (AcquireOp, CommitOp, WaitOp, ReleaseOp, LiftOp)

@@ -10,6 +10,7 @@ from weft.backends.llvm.builder import V, i64
 from weft.backends.nvidia.alignment import WIDEST, access_of, divisor_of, pointer_dtype
 from weft.backends.nvidia.asynchronous import is_staged
 from weft.backends.nvidia.block import i32, wide
+from weft.backends.nvidia.boolean_rows import is_of_rows, load_rows
 from weft.backends.nvidia.dialect import layout_of, layouts_of
 from weft.backends.nvidia.global_memory import ONCE, joined, load_chunk, load_raw, load_words, pair, store_chunk
 from weft.backends.nvidia.layouts import Layout, picked
@@ -32,6 +33,9 @@ def emit_load(codegen: KernelCodegen, op: tile.LoadOp) -> None:
             load_raw(codegen.b, address, pointer_dtype(op), predicate)
             for _, address, predicate in _chunks(codegen, op, layout, width=1)
         ]
+        return
+    if is_of_rows(op, layout):
+        codegen.tiles[op.out] = load_rows(codegen, op, layout)
         return
     values: list[V] = [V("", "")] * layout.count
     ragged = _ragged(op, layout)
@@ -72,7 +76,7 @@ def emit_store(codegen: KernelCodegen, op: tile.StoreOp) -> None:
         store_in_pieces(codegen, op)
         return
     (layout,) = layouts_of(op)
-    source, values = layout_of(op.value), codegen.stored(op)
+    source, values = layout_of(op.value), codegen.tiles[codegen.stored(op)]
     picks = picked(layout, source)
     owner = codegen.threads.owner(layout)
     ragged = _ragged(op, layout)

@@ -49,7 +49,10 @@ _GPU_LIBRARY = {
     )
     if overload in getattr(_aten, name).overloads()
 }
-_ATTENTION = ("aten::_scaled_dot_product_", "aten::_flash_attention_", "aten::_efficient_attention_")
+_ATTENTION = (
+    *(f"aten::{name}" for name in ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_")),
+    "torch_attn::",
+)
 
 
 _PRODUCTS = {_aten.mm.default: 0, _aten.bmm.default: 0, _aten.addmm.default: 1, _aten.baddbmm.default: 1}
@@ -155,6 +158,24 @@ def is_own_attention(node: fx.Node) -> bool:
     masks = [option for option in options.values() if isinstance(option, fx.Node)]
     wins = keys >= _LEAST_LENGTH and (rows <= _FEW_ROWS or all(_is_made_of(mask, rows * keys) for mask in masks))
     return fits and wins and all(map(_has_aligned_lines, (query, key, value)))
+
+
+_PACKED = ("aten::_flash_attention_forward", "torch_attn::_varlen_attn")
+
+
+def is_own_packed(node: fx.Node) -> bool:
+    """Whether attention over sequences that lie one after the other is a kernel of Weft's."""
+    name = node.target.name() if isinstance(node.target, torch._ops.OpOverload) else ""
+    if name not in _PACKED:
+        return False
+    query, key, value = (each.meta["val"] for each in node.args[:3])  # type: ignore[union-attr]
+    sizes = [size for meta in (query, key, value) for size in (*meta.shape, *meta.stride())]
+    if any(isinstance(size, torch.SymInt) for size in sizes) or query.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    widths = query.shape[-1], value.shape[-1]
+    fits = query.dim() == 3 and all(width % 16 == 0 and 64 <= width <= _WIDEST_HEAD for width in widths)
+    long = min(query.shape[0], key.shape[0]) >= _LEAST_LENGTH
+    return fits and long and all(meta.stride(-1) == 1 and _has_aligned_lines(meta) for meta in (query, key, value))
 
 
 def _is_made_of(mask: fx.Node, most: int) -> bool:
@@ -273,7 +294,8 @@ def is_own_grouped(node: fx.Node) -> bool:
 
 def is_own_on_tensor_cores(node: fx.Node) -> bool:
     """Whether a call is kernels of Weft's on a GPU's tensor cores."""
-    return is_own_grouped(node) or is_own_product(node) or is_own_attention(node) or is_own_backward(node)
+    own = is_own_grouped, is_own_product, is_own_attention, is_own_packed, is_own_backward
+    return any(is_own(node) for is_own in own)
 
 
 def _has_aligned_lines(factor: torch.Tensor) -> bool:

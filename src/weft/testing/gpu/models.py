@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -108,6 +109,17 @@ def _decoding(batch: int) -> Callable[[Place], Work]:
     return build
 
 
+def _decoding_codes(form: str, bits: float) -> Callable[[Place], Work]:
+    """The same with weights of few bits, factors included: no peer has such."""
+
+    def build(place: Place) -> Work:
+        work = _decoding(1)(place)
+        moved = int(work.bytes * bits / 16)
+        return replace(work, bytes=moved, allowed=None, options={"quantize": form}, peers=())
+
+    return build
+
+
 def _prompting(batch: int) -> Callable[[Place], Work]:
     """A prompt; two FLOPs for each weight and token, but for the head, which sees the last token alone."""
 
@@ -138,5 +150,6 @@ def model_cases() -> list[GpuCase]:
     return [
         *(GpuCase("models", f"{name}_{n}", sized(n)) for name, sized in families.items() for n in BATCHES),
         *(GpuCase("models", f"llama_8b_decode_{n}", _decoding(n)) for n in BATCHES),
+        GpuCase("models", "llama_8b_decode_1_int4", _decoding_codes("int4", 4 + 16 / 128)),
         *(GpuCase("models", f"llama_8b_prefill_{n}", _prompting(n)) for n in BATCHES),
     ]

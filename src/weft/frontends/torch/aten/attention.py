@@ -36,7 +36,7 @@ def flash_attention(
         raise UnsupportedError("attention with dropout")
     if b.is_used(1) and not b.strict:
         raise UnsupportedError("attention that is trained: torch's kernel keeps what its backward needs")
-    key, value = _heads_like(b, key, query), _heads_like(b, value, query)
+    key, value = heads_like(b, key, query), heads_like(b, value, query)
     operands = [query, key, value]
     if attn_mask is not None:
         operands.append(attn_mask if b.dtype(attn_mask) == boolean else b.to(attn_mask, b.dtype(query)))
@@ -130,7 +130,7 @@ def _gpu_attention(
         raise UnsupportedError("attention with dropout")
     factor = attention_scale(b, query, scale)
     mask = bias if bias is None or b.dtype(bias) == boolean else b.to(bias, b.dtype(query))
-    operands = [query, _heads_like(b, key, query), _heads_like(b, value, query)]
+    operands = [query, heads_like(b, key, query), heads_like(b, value, query)]
     operands += [] if mask is None else [mask]
     kind = "attention_with_lse" if b.is_used(1) else "attention"
     made = b.emit(kind, *operands, causal=causal, scale=factor)
@@ -164,7 +164,7 @@ def flex_attention(
     if added is not None:
         mask = b.emit("where", mask, added, b.number(-math.inf, b.dtype(added)))
     params: dict[str, Any] = {"causal": False, "scale": scale, **({"softcap": softcap} if softcap else {})}
-    operands = [query, _heads_like(b, key, query), _heads_like(b, value, query), mask]
+    operands = [query, heads_like(b, key, query), heads_like(b, value, query), mask]
     if not b.is_used(1):
         return b.emit("attention", *operands, **params), *(None,) * (len(b.results) - 1)
     out, sums = b.emit("attention_with_lse", *operands, **params)
@@ -172,7 +172,7 @@ def flex_attention(
     return out, b.emit("mul", sums, b.number(1 / math.log(2), b.dtype(sums))), *(None,) * (len(b.results) - 2)
 
 
-def _heads_like(b: ImportBuilder, x: SSAValue, query: SSAValue) -> SSAValue:
+def heads_like(b: ImportBuilder, x: SSAValue, query: SSAValue) -> SSAValue:
     """Keys or values with each head repeated for the queries that share it."""
     batch, heads, *rest = b.shape(x)
     wanted = b.shape(query)[1]
