@@ -30,6 +30,7 @@ from weft.backends.nvidia.join_exponentials import join_exponentials
 from weft.backends.nvidia.join_moments import join_moments
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.messages import VPRINTF
+from weft.backends.nvidia.narrow_operands import narrow_operands
 from weft.backends.nvidia.order_memory import order_memory
 from weft.backends.nvidia.overlap_products import overlap_products
 from weft.backends.nvidia.pipeline_dots import pipeline_dots
@@ -41,6 +42,7 @@ from weft.backends.nvidia.raise_accesses import raise_accesses
 from weft.backends.nvidia.relax_arithmetic import relax_arithmetic
 from weft.backends.nvidia.shared_memory import allocate_shared
 from weft.backends.nvidia.stage_operands import stage_operands
+from weft.backends.nvidia.straighten_loops import straighten_loops
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
 from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
 from weft.errors import LoweringError
@@ -61,6 +63,7 @@ _SINCE = {NO_BF16_ATOMICS: 90, NO_FP8: 89}
 def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch]:
     """A copy of a kernel with roles, layouts, conversions, shared memory and barriers."""
     kernel = kernel.clone()
+    straighten_loops(kernel)
     fold_sums(kernel)
     fold_tanh(kernel)
     relax_arithmetic(kernel)
@@ -98,7 +101,7 @@ def _streamed(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelO
         return None
     shared = allocate_shared(streamed.kernel, target.shared_per_block - streamed.shared, streamed.shared)
     blocks = streamed.cluster
-    launch = Launch(streamed.threads, shared, cluster=blocks, blocks_per_program=blocks, persistent=True)
+    launch = Launch(streamed.threads, shared, blocks, blocks, streamed.persistent)
     return streamed.kernel, launch
 
 
@@ -108,6 +111,7 @@ def _with_roles(
     """Products whose operands are brought ahead."""
     copy = kernel.clone()
     fold_views(copy)
+    narrow_operands(copy)
     raise_accesses(copy)
     overlap_products(copy)
     pipelined = pipeline_dots(copy, target, ahead=ahead)
