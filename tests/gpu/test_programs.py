@@ -79,6 +79,25 @@ def test_statistics_of_batches_follow_eager() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_optimizer_of_many_tensors_follows_eager(dtype: torch.dtype) -> None:
+    """Few and many elements, whole blocks of them and not, in one kernel."""
+    sizes = [(4096, 512), (1 << 20,), (1000,), (7,), (256,), (64, 3, 7, 7), (50257, 16), (4096,), (4096,), ()]
+    values = [torch.randn(size, device="cuda", dtype=dtype) for size in sizes]
+    own, eager = ([torch.nn.Parameter(value.clone()) for value in values] for _ in range(2))
+    optimizers = [torch.optim.AdamW(each, lr=1e-2, foreach=True, capturable=True) for each in (own, eager)]
+    step = torch.compile(optimizers[0].step, backend="weft", options={"cache": False})
+    for _ in range(3):
+        for one, other in zip(own, eager, strict=True):
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        step()
+        optimizers[1].step()
+    for one, other in zip(own, eager, strict=True):
+        near = 1e-5 if dtype == torch.float32 else 3e-2
+        torch.testing.assert_close(one, other, rtol=near, atol=near)
+
+
 @torch.no_grad()
 def test_memory_that_runs_out_is_torchs_error_and_the_next_call_works() -> None:
     compiled = torch.compile(lambda x: (x * 2).softmax(-1), backend="weft", options={"cache": False})

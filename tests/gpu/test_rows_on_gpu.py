@@ -41,7 +41,7 @@ def test_cross_entropy(columns: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("columns", [700, 5003, 33000, 50257, 65536, 100008, 262144])
+@pytest.mark.parametrize("columns", [700, 5003, 32768, 33000, 40960, 50257, 65536, 100008, 128256, 131072, 262144])
 def test_softmax(columns: int, dtype: torch.dtype) -> None:
     x = rows(1200, columns, dtype)
     agree(
@@ -58,6 +58,20 @@ def test_layer_norm_with_a_large_mean(columns: int, dtype: torch.dtype) -> None:
     weight = torch.randn(columns, device="cuda").to(dtype)
     found = compiled(lambda x, w: F.layer_norm(x, (columns,), w))(x, weight)
     agree(found, F.layer_norm(x.double(), (columns,), weight.double()), 2e-6 if dtype.itemsize == 4 else 3e-3)
+
+
+@pytest.mark.parametrize("columns", [32768, 50264, 128256])
+def test_gradient_of_softmax(columns: int) -> None:
+    x, change = (torch.randn(600, columns, device="cuda").bfloat16() for _ in range(2))
+    softmax = compiled(lambda x: torch.softmax(x, -1))
+    found, exact = (
+        torch.autograd.grad(function(leaf), leaf, grad.to(leaf.dtype))[0]
+        for function, leaf, grad in (
+            (softmax, x.clone().requires_grad_(), change),
+            (lambda x: torch.softmax(x, -1), x.double().requires_grad_(), change),
+        )
+    )
+    agree(found, exact, 1e-2)
 
 
 @pytest.mark.parametrize("columns", [4096, 50257])

@@ -7,7 +7,7 @@ read as the others, and at any time enough warps that wait for memory.
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, inf
 
 from weft.ir.expr import Size
 from weft.lower.machine import Machine
@@ -26,6 +26,8 @@ _LEAST = 16
 """Bytes of a row that a lane reads at a time."""
 _LANES = 4
 """Lanes that read a row."""
+_ROW_TILES = ((48, (16, 2048)), (128, (16, 1024)), (inf, (32, 1024)))
+"""Of one row, and weights of 4 bits: tiles of eight warps, by how many rows of weights a multiprocessor has at most."""
 _ROOM = 28
 """Warps of such programs that a multiprocessor has room for."""
 _ENOUGH = 16
@@ -43,6 +45,9 @@ def choose_streaming_tiles(
         columns, warps = _COLUMNS[0], _WARPS[0]
     elif bits == 16 and machine.brings_rows and (columns := _brought(m, n, k, batch, machine, products)):
         return m, columns, _PIECE // products // columns
+    elif m == batch == 1 and bits == 4 and n > _COLUMNS[0] * machine.multiprocessors:
+        columns, depth = next(tile for most, tile in _ROW_TILES if n <= most * machine.multiprocessors)
+        warps = depth * columns // read
     else:
         choices = [(c, w) for w in _WARPS for c in _COLUMNS if w * read // c < 2 * k or w == _WARPS[0]]
         columns, warps = min(choices, key=lambda c: _cost(rows, *c, batch * ceil(n / c[0]) / machine.multiprocessors))

@@ -5,7 +5,8 @@ The rules, from the first that fits:
 - no columns: a tile of neighbours; of two axes where the inner run is short, or where some are neighbours along one run
   and some along another (a transpose: 64 x 64, turned on its way);
 - a window of few columns: these one after the other, for a tile of results;
-- long columns that are needed once: blocks in a loop, brought ahead;
+- long columns that are needed once: blocks in a loop, brought ahead; or that are needed again, where the copy engine
+  brings them to memory that holds all of them;
 - columns that fit the registers: whole rows, several of them where they are short;
 - longer ones: blocks in a loop that carries a tile of partial results, along the columns if they are neighbours in
   memory, else with so many rows beside each other as a memory access brings;
@@ -19,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from weft.ir.expr import Size, coefficient_of, product, symbols_of
+from weft.ir.expr import Size, coefficient_of, product, split_multiple, symbols_of
 from weft.lower.domain import Domain, Run
 from weft.lower.evaluate import Address
 from weft.lower.machine import Machine
@@ -38,6 +39,9 @@ _HELD_ONCE = 16384
 _STREAM_BYTES = 16384
 """What a block of a streamed row brings of the widest operand."""
 _LEAST_STREAMED = 1024
+_HELD_BYTES, _COPIED, _SHARING = 4 * _STREAM_BYTES, 16, (2, 4, 8)
+"""What a block of threads has room for beside others, what the copy engine moves multiples of, and how many blocks
+may share a row."""
 _WAVES = 4
 """Programs for each multiprocessor, so that all have work until the end."""
 _FEW = 16
@@ -54,10 +58,12 @@ def choose_gpu_schedule(
     indexed: bool,
     window: bool = False,
     once: bool = False,
+    again: bool = False,
 ) -> Schedule:
     """Pick the schedule of a GPU's kernel from its addresses (over runs).
 
-    `once`: nothing needs the columns again behind the first pass over them.
+    `once`: nothing needs the columns again behind the first pass over them; `again`: every pass reads the same operand,
+    and no other.
     """
     if not domain.row_runs and not domain.column_runs:
         return Schedule("pointwise", "", 1)
@@ -74,6 +80,8 @@ def choose_gpu_schedule(
             return replace(_pointwise(domain, addresses, machine), mode="lanes", holds=True)
     if once and not window and (streamed := _streamed(domain, inner, machine)) is not None:
         return streamed
+    if again and not window and not indexed and (held := _held(domain, inner, machine)) is not None:
+        return held
     return _reduction(domain, inner, machine, indexed=indexed, window=window)
 
 
@@ -161,6 +169,34 @@ def _streamed(domain: Domain, inner: Sequence[Address], machine: Machine) -> Sch
     widest = max(address.bytes for address in inner if address.purpose != "position")
     elements = min(_STREAM_BYTES // max(widest, 2), 2 * machine.tile_elements)
     return Schedule("stream", column.name, max(elements, _LEAST_STREAMED), holds=True)
+
+
+def _held(domain: Domain, inner: Sequence[Address], machine: Machine) -> Schedule | None:
+    """Long rows of one operand, in blocks that are all kept where the copy engine brings them: threads read them again
+    from there.
+
+    A row that a block of threads has no room for is better held in the registers of several, unless these have no room
+    for it either, or places for much more than it has.
+    """
+    streamed = _streamed(domain, inner, machine) if machine.brings_rows else None
+    loads = {(address.expr, address.bytes) for address in inner if address.purpose == "load"}
+    columns = domain.column_runs[-1].size
+    if streamed is None or len(loads) != 1 or not isinstance(columns, int):
+        return None
+    ((_, size),) = loads
+    unit, memory = _COPIED // size, [address for address in inner if address.purpose != "position"]
+    if not all(_begins_at(address.expr, streamed.vector, unit) for address in memory):
+        return None
+    wasteful = columns * 8 < _power_below(2 * columns - 1) * 7 or columns > machine.row_elements
+    counts = (1, *_SHARING) if wasteful else (1,)
+    parts = [columns // blocks for blocks in counts if columns % (blocks * unit) == 0]
+    return streamed if any(streamed.capacity <= part <= _HELD_BYTES // size for part in parts) else None
+
+
+def _begins_at(place: Size, run: str, unit: int) -> bool:
+    """Whether rows lie along a run, and begin at multiples of so many elements."""
+    along = coefficient_of(place, run)
+    return along is not None and along[0] == 1 and split_multiple(along[1], unit)[1] == 0
 
 
 def _least_rows(size: Size) -> int:

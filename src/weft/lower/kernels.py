@@ -22,7 +22,7 @@ from xdsl.dialects.builtin import ArrayAttr, IndexType, StringAttr
 from xdsl.ir import Block, Region, SSAValue
 
 from weft.errors import LoweringError
-from weft.ir.expr import Expr, Size, ceildiv, simplify, symbol, symbols_of
+from weft.ir.expr import Expr, Size, ceildiv, product, simplify, symbol, symbols_of
 from weft.ir.types import element_type, tensor_of
 from weft.lower.columns import PART, GroupEmitter
 from weft.lower.domain import Domain, Run
@@ -93,8 +93,10 @@ def prepare_group(
     window = len(reductions) == 1 and not isinstance(reductions[0], DimensionReduction)
     pairs = online_pairs(group) if machine.is_gpu else []
     if machine.is_gpu:
-        once = _reads_once(group, pairs, domain, indices)
-        schedule = choose_gpu_schedule(domain, addresses, machine, indexed=indexed, window=window, once=once)
+        once, again = _reads_once(group, pairs, domain, indices), _reads_one(group, domain, indices)
+        schedule = choose_gpu_schedule(
+            domain, addresses, machine, indexed=indexed, window=window, once=once, again=again
+        )
     else:
         schedule = choose_schedule(domain, addresses, machine, indexed=indexed, window=window)
     if schedule.mode == "taps":
@@ -109,6 +111,27 @@ def _reads_once(group: GroupOp, pairs: Sequence[OnlinePair], domain: Domain, ind
     full = [stages[value] for value, index in zip(group.yielded, indices, strict=True) if is_full(index, domain)]
     reduced = [stages[op.results[0]] for op in group.block.ops if isinstance(op, Reduction)]
     return max(full, default=0) == 0 and max(reduced, default=0) == 1
+
+
+def _reads_one(group: GroupOp, domain: Domain, indices: Sequence[Sequence[Size]]) -> bool:
+    """Whether every pass over the columns, for a reduction or for what is written, reads one and the same operand."""
+    read: dict[SSAValue, frozenset[SSAValue]] = {
+        argument: frozenset((argument,) if _may_have_columns(argument, domain) else ()) for argument in group.block.args
+    }
+    passes: set[frozenset[SSAValue]] = set()
+    for op in group.block.ops:
+        found = frozenset[SSAValue]().union(*(read.get(operand, frozenset()) for operand in op.operands))
+        if isinstance(op, Reduction):
+            passes.add(found)
+        read.update({result: frozenset() if isinstance(op, Reduction) else found for result in op.results})
+    passes |= {read[value] for value, index in zip(group.yielded, indices, strict=True) if is_full(index, domain)}
+    return len(passes) == 1 and len(passes.pop()) == 1
+
+
+def _may_have_columns(value: SSAValue, domain: Domain) -> bool:
+    """Whether an operand has elements enough for a row."""
+    size, columns = product(tensor_of(value.type).shape), product(run.size for run in domain.column_runs)
+    return not isinstance(size, int) or not isinstance(columns, int) or size >= columns
 
 
 def _domain(group: GroupOp, reductions: Sequence[Reduction]) -> Domain:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from xdsl.ir import OpResult, SSAValue
 
 from weft.ir.attributes import from_attribute
-from weft.ir.expr import Size, substitute, symbol
+from weft.ir.expr import Size, split_multiple, substitute, symbol
 from weft.tile import dialect as tile
 from weft.tile import written
 from weft.tile.view_axes import axes_of
@@ -161,6 +161,9 @@ class Affines:
                 return y.scaled(x.start)
             case "shl", [x, y] if y.is_uniform and isinstance(y.start, int) and 0 <= y.start < 31:
                 return x.scaled(1 << y.start)
+            case "floordiv" | "truncdiv", [x, y] if x.is_uniform and y.is_uniform and isinstance(y.start, int):
+                quotient, rest = split_multiple(x.start, y.start) if y.start else (0, 1)
+                return replace(x, start=quotient) if rest == 0 and not x.wraps else None
             case "fmod" | "remainder", [x, y] if y.is_uniform and not x.is_uniform and not x.wraps:
                 walked = [axis for axis, step in enumerate(x.steps) if step != 0]
                 if len(walked) == 1 and x.steps[walked[0]] == 1:

@@ -102,6 +102,9 @@ class AxisFacts:
                     self._naturals.add(op.out)
             case tile.ProgramOp():
                 self._naturals.add(op.out)
+            case _ if op.regions:  # a target's, around what runs
+                for block in (block for region in op.regions for block in region.blocks):
+                    self._block(block)
             case _:
                 found = self._found(op)
                 if found is not None:

@@ -299,9 +299,9 @@ class ScatterOp(WeftOp):
     unordered = opt_attr_def(builtin.UnitAttr)
 
 
-CONTRACTS, FLUSHES = "contracts", "flushes"
+CONTRACTS, FLUSHES, ROUGH, EXACT = "contracts", "flushes", "rough", "exact"
 """On a map: its product need not be rounded before something is added to it; a result below the normal numbers may be
-zero."""
+zero; its result may be 2 ulp away; it must be rounded to nearest."""
 
 
 @irdl_op_definition

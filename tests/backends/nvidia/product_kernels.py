@@ -130,3 +130,40 @@ def of_many(addresses, sizes, count, TILES: tl.constexpr, BM: tl.constexpr, BN: 
             tl.store(c + rows[:, None] * n + columns[None, :], total.to(tl.float16))
             tile += TILES
         passed += here
+
+
+@triton.jit
+def gradients(q, k, v, g, sums, rests, dq, dk, dv, L, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """Of attention: those of a block of keys and values, and then those of the queries at the same places."""
+    head = tl.program_id(1) * L * D
+    sums, rests = sums + tl.program_id(1) * L, rests + tl.program_id(1) * L
+    first = tl.program_id(0) * BM
+    depth, own, part = tl.arange(0, D), first + tl.arange(0, BM), tl.arange(0, BN)
+    held = head + own[:, None] * D + depth[None, :]
+    keys, values = tl.load(k + held), tl.load(v + held)
+    to_keys, to_values = tl.zeros([BM, D], tl.float32), tl.zeros([BM, D], tl.float32)
+    for turn in range((L - first) // BN):
+        rows = first + turn * BN + part
+        turned = tl.load(q + head + rows[None, :] * D + depth[:, None])
+        powers = tl.exp2(tl.dot(keys, turned) - tl.load(sums + rows)[None, :])
+        powers = tl.where(rows[None, :] >= own[:, None], powers, 0.0)
+        given = tl.load(g + head + rows[:, None] * D + depth[None, :])
+        to_values += tl.dot(powers.to(tl.float16), given)
+        away = tl.dot(values, tl.trans(given)) - tl.load(rests + rows)[None, :]
+        to_keys += tl.dot((powers * away).to(tl.float16), tl.trans(turned))
+    tl.store(dv + held, to_values.to(tl.float16))
+    tl.store(dk + held, to_keys.to(tl.float16))
+    queries, own_given = tl.load(q + held), tl.load(g + held)
+    most, rest = tl.load(sums + own)[:, None], tl.load(rests + own)[:, None]
+    to_queries = tl.zeros([BM, D], tl.float32)
+    end = first + BM
+    steps = end // BN
+    for turn in range(steps):
+        columns = end - steps * BN + turn * BN + part
+        places = head + columns[None, :] * D + depth[:, None]
+        block, other = tl.load(k + places), tl.load(v + places)
+        powers = tl.exp2(tl.dot(queries, block) - most)
+        powers = tl.where(own[:, None] >= columns[None, :], powers, 0.0)
+        away = tl.dot(own_given, other) - rest
+        to_queries += tl.dot((powers * away).to(tl.float16), tl.trans(block))
+    tl.store(dq + held, to_queries.to(tl.float16))

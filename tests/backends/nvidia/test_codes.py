@@ -11,9 +11,11 @@ import torch
 
 import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.nvidia.compile import annotate, compile_kernels
+from weft.backends.nvidia.dialect import RESIDENT, integer
 from weft.backends.nvidia.early_start import mark_fixed
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import DType, Tensor, bf16, dtype_of_numpy, f8e4m3, f16, f32, u8
+from weft.lower.few_rows import choose_streaming_tiles
 from weft.lower.machine import gpu_machine
 from weft.lower.steps import KernelStep
 from weft.ops.quantized import FORMS, dequantized
@@ -176,15 +178,15 @@ def test_threads_ask_for_weights_before_the_kernel_ahead_has_ended() -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        (2, 16, 2880, "int4", 32, bf16, False, bf16),
+        (1, 16, 2880, "int4", 32, bf16, False, bf16),
         (1, 20, 8320, "e2m1", 32, u8, False, bf16),
         (1, 9, 8192 + 64, "int4", 64, f16, True, f16),
-        (2, 16, 8192, "int8", 8192, f32, False, bf16),
+        (1, 16, 8192, "int8", 8192, f32, False, bf16),
     ],
     ids=str,
 )
-def test_rows_are_held_in_shared_memory(case: tuple[Any, ...], arch: str) -> None:
-    """Also where the last turn has less of them than the others."""
+def test_a_row_is_held_in_shared_memory(case: tuple[Any, ...], arch: str) -> None:
+    """Also where the last turn has less of it than the others."""
     *_, form, group, _, _, dtype = case
     arrays = operands(*case)
     trial = trial_of(arrays, form, dtype)
@@ -192,3 +194,25 @@ def test_rows_are_held_in_shared_memory(case: tuple[Any, ...], arch: str) -> Non
     assert "nvidia.held" in str(kernel)
     agree(run_simulated(trial, arrays)[0], expected(arrays, form, group, dtype))
     agree(run_as_ptx(trial, arrays, arch), expected(arrays, form, group, dtype))
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "tile", "resident"),
+    [
+        (14336, 4096, (1, 16, 1024), 4),
+        (4096, 14336, (1, 16, 2048), 2),
+        (6144, 4096, (1, 16, 2048), 3),
+        (28672, 4096, (1, 32, 1024), 3),
+    ],
+)
+def test_blocks_of_a_row(n: int, k: int, tile: tuple[int, int, int], resident: int) -> None:
+    """Eight warps each; a multiprocessor has room for no more of them than it has programs."""
+    assert choose_streaming_tiles(1, n, k, 1, GPU, 4) == tile
+    arrays = [Tensor(bf16, (1, k)), Tensor(u8, (n, k // 2)), Tensor(u8, (n, k // 32))]
+
+    def body(b: Any, x: Any, *parts: Any) -> Any:
+        return b.dot(x, b.permute(b.dequantize(*parts, form="e2m1", dtype=bf16), dims=(1, 0)))
+
+    kernel = Trial.of(group_of(arrays, body), "product", GPU).lowered.calls[0].kernel.op
+    kernel, launch = annotate(kernel, target_named("sm_90a"))
+    assert (launch.threads, integer(kernel, RESIDENT)) == (256, resident)

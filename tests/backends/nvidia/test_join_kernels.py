@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from weft.backends.nvidia import join_kernels as join
 from weft.backends.nvidia.compile import compile_kernels
+from weft.backends.nvidia.early_start import written_by
 from weft.backends.nvidia.join_kernels import join_kernels
+from weft.backends.nvidia.stretches import PickOp
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import bf16
 from weft.lower.plan import Planned
@@ -94,3 +97,47 @@ def test_large_kernels_stay() -> None:
     before = steps(found)
     join_kernels(found)
     assert steps(found) == before
+
+
+def stepped(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What an optimizer does to each tensor."""
+    return tuple(each * 0.5 + each.abs() for each in tensors)
+
+
+def picks(found: Planned) -> list[PickOp]:
+    return [op for kernel in found.kernels.values() for op in kernel.walk() if isinstance(op, PickOp)]
+
+
+def test_what_is_done_to_many_tensors_is_written_down_once() -> None:
+    """Of 1000 elements the last block is not full, and 256 are a single one: in the same kernel, but apart."""
+    shapes = (512,), (2048,), (16, 64), (1000,), (256,)
+    found = planned(stepped, *shapes)
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(shape).astype(bf16.numpy) for shape in shapes]
+    expected = run(found, inputs)
+    join_kernels(found)
+    (step,) = found.plan.steps
+    (pick,) = picks(found)
+    assert isinstance(step, KernelStep) and len(pick.starts.data) == 3 and len(pick.picked) == 2
+    for actual, wanted in zip(run(found, inputs), expected, strict=True):
+        np.testing.assert_array_equal(actual.view(np.int16), wanted.view(np.int16))
+
+
+def test_large_tensors_share_a_kernel_with_small_ones() -> None:
+    found = planned(stepped, (4096, 4096), (8192, 4096), (4096,), (64,))
+    grids = [step.grid for step in found.plan.steps if isinstance(step, KernelStep)]
+    join_kernels(found)
+    (step,) = found.plan.steps
+    (kernel,) = found.kernels.values()
+    assert isinstance(step, KernelStep) and len(step.buffers) == 8
+    assert step.grid == sum(grid for grid in grids if isinstance(grid, int))
+    assert written_by(kernel) == (1, 3, 5, 7)
+
+
+def test_a_kernel_has_no_more_parameters_than_the_driver_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert join._MOST_POINTERS * 8 <= 4096  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(join, "_MOST_POINTERS", 6)
+    found = planned(stepped, *[(4096,)] * 5)
+    join_kernels(found)
+    assert [len(step.buffers) for step in found.plan.steps if isinstance(step, KernelStep)] == [6, 4]
+    assert len(found.kernels) == 2

@@ -52,7 +52,7 @@ def test_whole_blocks_and_the_rest_are_brought_by_the_copy_engine() -> None:
 
 
 def test_a_pass_that_writes_reads_the_row_again() -> None:
-    kernel, _ = annotate(row_kernel(softmax, (8192, 262144)), TARGET)
+    kernel, _ = annotate(row_kernel(softmax, (8192, 1 << 20)), TARGET)
     assert sum(isinstance(op, CopyOp) for op in stream_of(kernel).producer.walk()) == 2
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 
 from weft.backends.nvidia.alignment import WIDEST, ComputedAccess, access_of, computed_access, pointer_dtype
 from weft.backends.nvidia.asynchronous import (
@@ -22,10 +22,12 @@ from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.join_moments import MomentsOp
 from weft.backends.nvidia.layouts import WARP, Layout, blocked, next_power_of_two
 from weft.backends.nvidia.mma import PACKED, RAW, MmaOp, PackOp
+from weft.backends.nvidia.programs import depends_on_program
 from weft.backends.nvidia.wgmma import accumulator_layout
 from weft.tile import dialect as tile
 from weft.tile import written
 from weft.tile.axis_facts import AxisFacts
+from weft.tile.memory_groups import MemoryGroups
 
 _PER_THREAD, _HELD_PER_THREAD = 16, 32
 """Elements of its largest tile that a thread has: more where they are held from a reduction to what follows it."""
@@ -50,6 +52,8 @@ class Anchors:
     facts: AxisFacts
     converts: bool = True
     """Whether tiles may be turned through shared memory, so that each access is coalesced."""
+    of_products: bool = False
+    """Whether the tensor cores of Hopper say where the largest tiles are."""
 
     def of(self, shape: tuple[int, ...]) -> Layout:
         """The layout of tiles of a shape: that of the largest tile it is broadcast against, or one of its own."""
@@ -133,7 +137,7 @@ def anchors_of(kernel: tile.KernelOp, clusters: bool) -> Anchors:
         vector = min(vectors.get(order[0], 1), _fair(shape, warps)) if order else 1
         warp_order = sorted(order, key=lambda axis: axis in reduced)
         layouts[shape] = blocked(shape, warps, order, vector, warp_order, blocks)
-    return Anchors(warps, blocks, layouts, facts)
+    return Anchors(warps, blocks, layouts, facts, of_products=bool(products))
 
 
 def _is_operand(op: Operation) -> bool:
@@ -199,6 +203,8 @@ def blocks_beside(kernel: tile.KernelOp) -> int:
 
     While some wait for each other, others read or write. A thread that holds one row's part does with 64 registers.
     """
+    if MemoryGroups.of_kernel(kernel).written:
+        return _written_beside(kernel)
     warps, rows = integer(kernel, WARPS), list[tile.LoadOp]()
     reduces = any(isinstance(op, tile.ReduceOp | ExponentialsOp | MomentsOp) for op in kernel.block.ops)
     for op in kernel.block.ops:
@@ -207,6 +213,19 @@ def blocks_beside(kernel: tile.KernelOp) -> int:
                 return 1
             rows += [] if isinstance(op.offset.data[0], int) else [op]
     return _THREADS_BESIDE // (warps * WARP) if reduces and warps >= _MANY_WARPS and len(rows) == 1 else 1
+
+
+def _written_beside(kernel: tile.KernelOp) -> int:
+    """The same for kernels that people write; those that hold several rows do with twice the registers."""
+    warps, rows = integer(kernel, WARPS), set[SSAValue]()
+    reduces = any(isinstance(op, tile.ReduceOp) for op in kernel.walk())
+    for op in kernel.walk():
+        if isinstance(op, tile.GatherOp) and layout_of(op.out).count > _CHUNK:
+            if pointer_dtype(op).bytes != 2 or layout_of(op.out).count > _HELD_PER_THREAD:
+                return 1
+            rows |= {op.pointer} if depends_on_program([op.offsets]) else set()
+    threads = _THREADS_BESIDE if len(rows) == 1 else _THREADS_BESIDE // 2
+    return max(1, threads // (warps * WARP)) if reduces and warps >= _MANY_WARPS and 1 <= len(rows) <= 4 else 1
 
 
 def covered_shape(op: tile.LoadOp | tile.StoreOp) -> tuple[int, ...]:

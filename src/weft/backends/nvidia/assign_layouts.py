@@ -55,6 +55,7 @@ from weft.backends.nvidia.join_moments import MomentsOp
 from weft.backends.nvidia.layouts import Layout, blocked
 from weft.backends.nvidia.mma import PACKED, RAW, MmaOp, PackOp, SqueezeOp
 from weft.backends.nvidia.staged_copies import AwaitCopiesOp, CommitCopiesOp, CopyInOp, StagedOp
+from weft.backends.nvidia.stretches import PickOp
 from weft.backends.nvidia.view_layouts import demanded
 from weft.backends.nvidia.wgmma import words_layout
 from weft.backends.nvidia.written_layouts import assign_written, carried_layouts, is_free_view, scalar_layout
@@ -181,7 +182,7 @@ class Assignment:
                 pass
             case BlockNumberOp() | IndexOp() | SlotOp() | AcquireOp() | FillOp() | CommitOp() | WaitOp() | ReleaseOp():
                 pass
-            case TurnOp():
+            case TurnOp() | PickOp():
                 pass
             case _ if self.is_free(op):
                 pass
@@ -194,7 +195,7 @@ class Assignment:
         shape = _broadcast([tile.tile_type(o).sizes for o in operands])
         layout = self.home.get(op.offsets)
         if layout is None or layout.shape != shape:
-            layout = self.anchors.computed(op, shape)
+            layout = self._beside_products(op) or self.anchors.computed(op, shape)
         set_integer(op, VECTOR, self.anchors.width(op, layout))
         for number, operand in enumerate(op.operands):
             if isinstance(operand.type, tile.TileType):
@@ -203,6 +204,18 @@ class Assignment:
             self.settle(op, [layout])
         else:
             set_layouts(op, [layout])
+
+    def _beside_products(self, op: ComputedAccess) -> Layout | None:
+        """What is read for each row or column of a product alone: threads read it where they have the product."""
+        uses = [use.operation for result in op.results for use in result.uses]
+        views = [use for use in uses if isinstance(use, written.ViewOp)]
+        if not self.anchors.of_products or not isinstance(op, tile.GatherOp) or not views or len(views) < len(uses):
+            return None
+        rank = len(tile.tile_type(op.out).sizes)
+        if any(len(tile.tile_type(view.out).sizes) <= rank for view in views):
+            return None
+        wanted = {demanded(view, self.anchors.of(tile.tile_type(view.out).sizes)) for view in views}
+        return wanted.pop() if len(wanted) == 1 else None
 
     def _copied(self, op: CopyInOp) -> None:
         """What threads copy: each some neighbours, and lanes side by side."""

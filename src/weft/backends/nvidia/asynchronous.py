@@ -151,7 +151,8 @@ class RolesOp(IRDLOperation):
 
 @irdl_op_definition
 class BlockNumberOp(IRDLOperation):
-    """The number of this block, or how many there are: `kind` is `number` or `count`; or `cluster`, `clusters`."""
+    """The number of this block, or how many there are: `kind` is `number` or `count`; or `cluster`, `clusters`, and
+    the `rank` of a block in its cluster."""
 
     name = "nvidia.block"
     kind = attr_def(StringAttr)
@@ -349,6 +350,19 @@ class SendOp(IRDLOperation):
     piece = attr_def(IntegerAttr)
 
 
+@irdl_op_definition
+class RewindOp(IRDLOperation):
+    """A consumer goes back by some stages that it has not released, to read them again."""
+
+    name = "nvidia.rewind"
+    ring = attr_def(IntegerAttr)
+    stages = attr_def(IntegerAttr)
+
+    @classmethod
+    def by(cls, stages: int, ring: int = 0) -> Self:
+        return cls.create(attributes={"ring": IntegerAttr(ring, i64), "stages": IntegerAttr(stages, i64)})
+
+
 OPS: list[type[IRDLOperation]] = [
     RolesOp,
     BlockNumberOp,
@@ -365,4 +379,5 @@ OPS: list[type[IRDLOperation]] = [
     TurnOp,
     NarrowOp,
     SendOp,
+    RewindOp,
 ]

@@ -1,11 +1,13 @@
 """Code for atomic updates of global memory: by one thread for each element, and told to all that hold it.
 
 An update is a release of what its thread wrote before and an acquire for what it reads after: one fence on either side
-of all of a tile's updates, which are themselves relaxed.
+of all of a tile's updates, which are themselves relaxed. Of a scalar that is done by the thread alone that updates it:
+the others wait at a barrier before (`order_memory`), and for what it found behind it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from weft.backends.llvm.builder import V, const, memory_type
@@ -38,17 +40,30 @@ def emit_atomic(codegen: KernelCodegen, op: written.AtomicOp) -> None:
         codegen.registers_of(v, layout) for v in (op.offsets, op.value, op.mask, op.expected)
     )
     exists, owner = codegen.existing(op.out, layout), codegen.threads.owner(layout)
-    relaxed = "relaxed" in op.attributes
-    if not relaxed:
-        b.do(f"fence {_SCOPE} release")
+    relaxed, alone = "relaxed" in op.attributes, not layout.shape
+    release = [] if relaxed else [f"fence {_SCOPE} release"]
+    acquire = [f"fence {_SCOPE} acquire"] if op.out.uses and not relaxed else []
+    for fence in () if alone else release:
+        b.do(fence)
     found: list[V] = []
     for register in range(layout.count):
         address = address_of(codegen, codegen.pointers[op.pointer], offsets[register], memory.bytes)
         predicate = codegen.both(exists[register], owner, masks[register] if masks else None)
         wanted = expected[register] if expected else None
-        found.append(_guarded(codegen, op.kind.data, address, values[register], wanted, memory, predicate))
-    if op.out.uses and not relaxed:
-        b.do(f"fence {_SCOPE} acquire")
+
+        arguments = (address, values[register], wanted, memory)
+
+        def update(arguments: tuple[V, V, V | None, DType] = arguments) -> V:
+            for fence in release if alone else ():
+                b.do(fence)
+            old = _updated(codegen, op.kind.data, *arguments)
+            for fence in acquire if alone else ():
+                b.do(fence)
+            return old
+
+        found.append(_guarded(codegen, update, memory, predicate))
+    for fence in () if alone else acquire:
+        b.do(fence)
     if is_passed_on(op):
         start = integer(op, SHARED)
         write_registers(codegen, found, layout, start, register_bytes(type_.dtype))
@@ -57,17 +72,15 @@ def emit_atomic(codegen: KernelCodegen, op: written.AtomicOp) -> None:
     codegen.tiles[op.out] = found
 
 
-def _guarded(
-    codegen: KernelCodegen, kind: str, address: V, value: V, expected: V | None, memory: DType, predicate: V | None
-) -> V:
+def _guarded(codegen: KernelCodegen, update: Callable[[], V], memory: DType, predicate: V | None) -> V:
     """Update an element where a predicate holds; gives what was there, or 0."""
     if predicate is None:
-        return _updated(codegen, kind, address, value, expected, memory)
+        return update()
     b = codegen.b
     before, yes, after = b.block, b.label("then"), b.label("after")
     b.branch_if(predicate, yes, after)
     b.start(yes)
-    old = _updated(codegen, kind, address, value, expected, memory)
+    old = update()
     end = b.block
     b.branch(after)
     b.start(after)

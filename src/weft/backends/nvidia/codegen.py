@@ -18,7 +18,7 @@ from weft.backends.nvidia.block import Threads, i32, short
 from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
-from weft.backends.nvidia.control import emit_number, where_programs_are
+from weft.backends.nvidia.control import emit_number, program_numbers, where_programs_are
 from weft.backends.nvidia.conversions import emit_convert
 from weft.backends.nvidia.dequantize import Decoder
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
@@ -29,7 +29,7 @@ from weft.backends.nvidia.elements import emit_elements, emit_position
 from weft.backends.nvidia.exponentials import emit_added_exponentials, emit_exponentials
 from weft.backends.nvidia.extents import ConvertedLimits
 from weft.backends.nvidia.global_memory import narrowed_to
-from weft.backends.nvidia.held_rows import bring_rows, held_in
+from weft.backends.nvidia.held_row import bring_row, held_in
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.join_moments import MomentsOp
 from weft.backends.nvidia.layouts import WARP, Layout, picked
@@ -41,6 +41,7 @@ from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
 from weft.backends.nvidia.row_roles import emit_streaming
 from weft.backends.nvidia.staged_copies import emit_staged
 from weft.backends.nvidia.streaming import CopyOp, CopyRowsOp, ReadOp, StreamOp, WaitKeptOp
+from weft.backends.nvidia.stretches import PickOp, emit_pick
 from weft.backends.nvidia.strided_memory import emit_load, emit_pack, emit_store
 from weft.backends.nvidia.sums_apart import multiply_apart
 from weft.backends.nvidia.written import emit_written
@@ -116,15 +117,7 @@ class KernelCodegen:
         rest = b.call("llvm.nvvm.read.ptx.sreg.ctaid.x", "i32")
         if self.launch.blocks_per_program > 1:
             rest = b.binary("udiv", rest, i32(self.launch.blocks_per_program))
-        numbers: list[V] = []
-        grid = self.kernel.grid.data
-        for position in range(len(grid) - 1, 0, -1):
-            size = short(b, b.size(grid[position], symbols))
-            quotient = b.binary("udiv", rest, size)
-            numbers.append(b.sub(rest, b.mul(quotient, size)))
-            rest = quotient
-        numbers.append(rest)
-        numbers.reverse()
+        numbers = program_numbers(b, rest, [b.size(size, symbols) for size in self.kernel.grid.data])
         for op in self.kernel.walk():
             if isinstance(op, tile.ProgramOp):
                 self.scalars[op.out] = b.convert("zext", numbers[op.axis.value.data], "i64")
@@ -176,6 +169,8 @@ class KernelCodegen:
                 self._loop(op)
             case tile.NumberOp():
                 emit_number(self, op)
+            case PickOp():
+                emit_pick(self, op)
             case tile.ProgramOp() | tile.ReturnOp() | tile.YieldOp() | tile.DequantizeOp():
                 pass
             case StreamOp() | CopyOp() | CopyRowsOp() | ReadOp() | WaitKeptOp():
@@ -265,7 +260,7 @@ class KernelCodegen:
             for each in self.late:
                 self.visit(each)
         if (held := held_in(op)) is not None and not self.rings:
-            bring_rows(self, held)
+            bring_row(self, held)
         results = loop_with(b, i64(lower), i64(last), i64(step), initial, body, unrolled=False)
         self.tiles.update(zip(op.results, turn(i64(last), results)[:count], strict=True))
 
@@ -340,12 +335,10 @@ class KernelCodegen:
     def widened(self, value: V, memory: DType, dtype: DType) -> V:
         return value if value.type == register_type(dtype) else emit_cast(self.b, value, memory, dtype)
 
-    def stored(self, op: tile.StoreOp) -> list[V]:
-        """The registers of what is written; writing narrows it, so that it need not be narrowed before."""
+    def stored(self, op: tile.StoreOp | tile.ScatterOp) -> SSAValue:
+        """What is written: writing narrows it, so that it need not be narrowed before."""
         made = op.value.owner
-        if isinstance(made, tile.MapOp) and narrowed_to(made) == pointer_dtype(op):
-            return self.tiles[made.args[0]]
-        return self.tiles[op.value]
+        return made.args[0] if isinstance(made, tile.MapOp) and narrowed_to(made) == pointer_dtype(op) else op.value
 
     def registers_of(self, value: SSAValue | None, layout: Layout) -> list[V]:
         """A value's registers as those of a layout that it is broadcast to; nothing of nothing."""

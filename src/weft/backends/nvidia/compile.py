@@ -25,11 +25,12 @@ from weft.backends.nvidia.early_start import asked_early, written_by
 from weft.backends.nvidia.fold_sums import fold_sums
 from weft.backends.nvidia.fold_tanh import fold_tanh
 from weft.backends.nvidia.fold_views import fold_views
-from weft.backends.nvidia.held_rows import hold_rows
+from weft.backends.nvidia.held_row import hold_row
 from weft.backends.nvidia.join_exponentials import join_exponentials
 from weft.backends.nvidia.join_moments import join_moments
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.messages import VPRINTF
+from weft.backends.nvidia.narrow_operands import narrow_operands
 from weft.backends.nvidia.order_memory import order_memory
 from weft.backends.nvidia.overlap_products import overlap_products
 from weft.backends.nvidia.pipeline_dots import pipeline_dots
@@ -41,6 +42,7 @@ from weft.backends.nvidia.raise_accesses import raise_accesses
 from weft.backends.nvidia.relax_arithmetic import relax_arithmetic
 from weft.backends.nvidia.shared_memory import allocate_shared
 from weft.backends.nvidia.stage_operands import stage_operands
+from weft.backends.nvidia.straighten_loops import straighten_loops
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
 from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
 from weft.errors import LoweringError
@@ -61,6 +63,7 @@ _SINCE = {NO_BF16_ATOMICS: 90, NO_FP8: 89}
 def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch]:
     """A copy of a kernel with roles, layouts, conversions, shared memory and barriers."""
     kernel = kernel.clone()
+    straighten_loops(kernel)
     fold_sums(kernel)
     fold_tanh(kernel)
     relax_arithmetic(kernel)
@@ -78,12 +81,12 @@ def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp
         raise LoweringError("only the copy engine reads tiles in pieces")
     copy = kernel.clone()
     fold_views(copy)
-    use_tensor_cores(copy)
+    use_tensor_cores(copy, target.multiprocessors)
     assign_layouts(copy, clusters=target.has_clusters)
     if (resident := blocks_beside(copy)) > 1:
         set_integer(copy, RESIDENT, resident)
     order_memory(copy)
-    held, blocks = hold_rows(copy, 0), integer(copy, BLOCKS, 1)
+    held, blocks = hold_row(copy, 0), integer(copy, BLOCKS, 1)
     shared = allocate_shared(copy, target.shared_per_block - held, held)
     return copy, Launch(WARP * integer(copy, WARPS), shared, cluster=blocks, blocks_per_program=blocks)
 
@@ -98,7 +101,7 @@ def _streamed(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelO
         return None
     shared = allocate_shared(streamed.kernel, target.shared_per_block - streamed.shared, streamed.shared)
     blocks = streamed.cluster
-    launch = Launch(streamed.threads, shared, cluster=blocks, blocks_per_program=blocks, persistent=True)
+    launch = Launch(streamed.threads, shared, blocks, blocks, streamed.persistent)
     return streamed.kernel, launch
 
 
@@ -108,6 +111,7 @@ def _with_roles(
     """Products whose operands are brought ahead."""
     copy = kernel.clone()
     fold_views(copy)
+    narrow_operands(copy)
     raise_accesses(copy)
     overlap_products(copy)
     pipelined = pipeline_dots(copy, target, ahead=ahead)

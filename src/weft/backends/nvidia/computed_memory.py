@@ -6,6 +6,8 @@ from contextlib import ExitStack
 from math import prod
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from weft.backends.llvm.builder import V, const, i64
 from weft.backends.llvm.cast import register_type
 from weft.backends.nvidia.alignment import pointer_dtype
@@ -16,6 +18,7 @@ from weft.backends.nvidia.math import emit_map
 from weft.backends.nvidia.staging import read_tile, write_registers
 from weft.backends.nvidia.written_shared import is_awaited
 from weft.ir.attributes import from_attribute
+from weft.ir.types import DType
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
@@ -34,7 +37,10 @@ def address_of(codegen: KernelCodegen, pointer: V, offset: V, size: int) -> V:
 def emit_gather(codegen: KernelCodegen, op: tile.GatherOp) -> None:
     b, layout, dtype = codegen.b, layout_of(op.out), pointer_dtype(op)
     type_, width = tile.tile_type(op.out), integer(op, VECTOR, 1)
-    other = const(from_attribute(op.other), register_type(type_.dtype))  # type: ignore[arg-type]
+    number = from_attribute(op.other)
+    assert isinstance(number, int | float)
+    # Where memory cannot hold it, it takes the place of what was not read.
+    other = None if _has(dtype, number) else const(number, register_type(type_.dtype))
     offsets, masks = codegen.registers_of(op.offsets, layout), codegen.registers_of(op.mask, layout)
     exists = codegen.existing(op.out, layout)
     if is_awaited(op):
@@ -43,9 +49,9 @@ def emit_gather(codegen: KernelCodegen, op: tile.GatherOp) -> None:
     for first in range(0, layout.count, width):
         address = address_of(codegen, codegen.pointers[op.pointer], offsets[first], dtype.bytes)
         predicate = codegen.both(exists[first], masks[first] if masks else None)
-        for value in load_chunk(b, address, dtype, width, predicate):
+        for value in load_chunk(b, address, dtype, width, predicate, other=0 if other else number):
             value = codegen.widened(value, dtype, type_.dtype)
-            values.append(value if predicate is None else b.select(predicate, value, other))
+            values.append(value if predicate is None or other is None else b.select(predicate, value, other))
     if is_awaited(op):  # one thread has read it for all
         start = integer(op, SHARED)
         write_registers(codegen, values, layout, start, register_bytes(type_.dtype))
@@ -54,12 +60,18 @@ def emit_gather(codegen: KernelCodegen, op: tile.GatherOp) -> None:
     codegen.tiles[op.out] = values
 
 
+def _has(dtype: DType, number: float) -> bool:
+    """Whether a type has a number, but for NaNs."""
+    with np.errstate(all="ignore"):
+        return float(np.array(number).astype(dtype.numpy)) == number
+
+
 def emit_scatter(codegen: KernelCodegen, op: tile.ScatterOp) -> None:
     if op.unordered is None:
         _one_by_one(codegen, op)
         return
     dtype, (layout,), width = pointer_dtype(op), layouts_of(op), integer(op, VECTOR, 1)
-    offsets, values, masks = (codegen.registers_of(v, layout) for v in (op.offsets, op.value, op.mask))
+    offsets, values, masks = (codegen.registers_of(v, layout) for v in (op.offsets, codegen.stored(op), op.mask))
     exists, owner = codegen.existing(op.offsets, layout), codegen.threads.owner(layout)
     for first in range(0, layout.count, width):
         address = address_of(codegen, codegen.pointers[op.pointer], offsets[first], dtype.bytes)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from xdsl.ir import Block
 
-from weft.backends.llvm.builder import V
+from weft.backends.llvm.builder import Function, V
 from weft.backends.llvm.builder import i64 as i64_of
 from weft.backends.llvm.cast import emit_cast
 from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.asynchronous import RolesOp
+from weft.backends.nvidia.block import short
 from weft.backends.nvidia.global_memory import address_of, load_chunk
 from weft.ir.types import i64
 from weft.tile import dialect as tile
@@ -28,6 +30,35 @@ def emit_number(codegen: KernelCodegen, op: tile.NumberOp) -> None:
     (value,) = load_chunk(b, address_of(b, codegen.pointers[op.pointer], dtype.bytes, place), dtype, 1, None)
     number = b.intrinsic("smax", emit_cast(b, value, dtype, i64), i64_of(-op.MOST))
     codegen.scalars[op.out] = b.sub(b.intrinsic("smin", number, i64_of(op.MOST)), i64_of(op.LEAST))
+
+
+def program_numbers(b: Function, block: V, sizes: Sequence[V]) -> list[V]:
+    """The number along each axis of a grid that a block has, from its own: all fit 32 bits.
+
+    A grid that turns out to have one axis is not worth the divisions.
+    """
+    outer = [size for size in sizes[:-1] if size.name != "1"]
+    if not outer or not any(size.name.startswith("%") for size in outer):
+        return _divided(b, block, sizes)
+    before, divided, after = b.block, b.label("divided"), b.label("after")
+    b.branch_if(b.icmp("eq", reduce(b.mul, outer), i64_of(1)), after, divided)
+    b.start(divided)
+    numbers = _divided(b, block, sizes)
+    b.branch(after)
+    b.start(after)
+    pairs = zip([*["0"] * (len(sizes) - 1), block.name], numbers, strict=True)
+    return [b.emit("i32", f"phi i32 [ {first}, %{before} ], [ {n.name}, %{divided} ]") for first, n in pairs]
+
+
+def _divided(b: Function, block: V, sizes: Sequence[V]) -> list[V]:
+    numbers: list[V] = []
+    rest = block
+    for size in reversed(sizes[1:]):
+        size = short(b, size)
+        quotient = b.binary("udiv", rest, size)
+        numbers.append(b.sub(rest, b.mul(quotient, size)))
+        rest = quotient
+    return [rest, *reversed(numbers)]
 
 
 @contextmanager

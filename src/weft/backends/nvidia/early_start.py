@@ -24,6 +24,7 @@ from weft.backends.nvidia.block import do
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.mma import AHEAD
 from weft.backends.nvidia.streaming import CopyRowsOp, StreamOp
+from weft.backends.nvidia.stretches import PickOp
 from weft.ir.attributes import from_attribute, to_attribute
 from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Plan
 from weft.tile import dialect as tile
@@ -133,12 +134,18 @@ def _written(plan: Plan, kernels: Mapping[str, tile.KernelOp]) -> set[int]:
     return found
 
 
-def is_only_read(argument: BlockArgument) -> bool:
+def is_only_read(pointer: SSAValue) -> bool:
     """Whether a kernel does not write the memory of an argument."""
-    kernel = argument.block.parent_op()
-    if isinstance(kernel, tile.KernelOp) and kernel.counter_pointer is argument:
+    kernel = pointer.block.parent_op() if isinstance(pointer, BlockArgument) else None
+    if isinstance(kernel, tile.KernelOp) and kernel.counter_pointer is pointer:
         return False
-    return all(isinstance(use.operation, tile.LoadOp | tile.GatherOp | tile.NumberOp) for use in argument.uses)
+    for use in pointer.uses:
+        if isinstance(use.operation, PickOp):
+            if not is_only_read(use.operation.becomes(use.index)):
+                return False
+        elif not isinstance(use.operation, tile.LoadOp | tile.GatherOp | tile.NumberOp):
+            return False
+    return True
 
 
 def let_next_come(b: Function, kernel: tile.KernelOp) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from xdsl.ir import SSAValue
@@ -53,8 +54,9 @@ def emit_elements(codegen: KernelCodegen, op: tile.MapOp) -> None:
     operands = [codegen.registers_of(arg, layout) for arg in op.args]
     if (bits := _shared_bits(op)) and (groups := _shared_by_neighbours(op.args[0], bits)) is not None:
         operands = [[values[first] for first in groups] for values in operands]
-    if _divides_many(codegen, op):
-        exact = any(narrowed_to(use.operation) is None for use in op.out.uses)
+    if _divides_many(op, operands):
+        narrowed = all(narrowed_to(use.operation) is not None for use in op.out.uses)
+        exact = not narrowed and tile.ROUGH not in op.attributes
         dividends, divisors = operands
         codegen.tiles[op.out] = _divided(codegen, dividends, divisors, exact)
         return
@@ -98,11 +100,11 @@ def _shared_by_neighbours(value: SSAValue, bits: int) -> list[int] | None:
     return [places.index(place) for place in places]
 
 
-def _divides_many(codegen: KernelCodegen, op: tile.MapOp) -> bool:
+def _divides_many(op: tile.MapOp, operands: Sequence[list[V]]) -> bool:
     """Whether a thread divides several floats by the same."""
     if op.function.data != "div" or register_type(tile.tile_type(op.out).dtype) != "float":
         return False
-    return len(codegen.tiles[op.args[1]]) * 2 <= layout_of(op.out).count
+    return len(set(operands[1])) * 2 <= len(operands[0])
 
 
 def _divided(codegen: KernelCodegen, dividends: list[V], divisors: list[V], exact: bool) -> list[V]:
@@ -130,7 +132,8 @@ def _apply(codegen: KernelCodegen, op: tile.MapOp, args: list[V]) -> V:
         return power_of_two(codegen.b, args[0])
     if function == "exp" and args[0].type == "float" and loses_digits(op.out, _is_at_most_one(op)):
         return rough_exp(codegen.b, args[0])
-    if function in ROUGH and args[0].type == "float" and loses_digits(op.out, summed=False):
+    rough = tile.ROUGH in op.attributes or loses_digits(op.out, summed=False)
+    if function in ROUGH and args[0].type == "float" and rough:
         return ROUGH[function](codegen.b, *args)
     return emit_map(codegen.b, function, args, tile.tile_type(op.args[-1]).dtype)
 

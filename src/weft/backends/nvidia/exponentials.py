@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import e, log2
 from typing import TYPE_CHECKING
 
 from xdsl.ir import SSAValue
@@ -12,7 +11,7 @@ from weft.backends.llvm.builder import Function, V, const
 from weft.backends.nvidia.dialect import SHARED, integer, layout_of
 from weft.backends.nvidia.elements import loses_digits
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
-from weft.backends.nvidia.math import emit_map, power_of_two, reciprocal, rough_exp
+from weft.backends.nvidia.math import emit_map, reciprocal, rough_exp, rough_powers
 from weft.backends.nvidia.reduce import Exchange, Parts, groups, reduce_axis, tree
 from weft.backends.nvidia.shared_memory import part_bytes
 from weft.backends.nvidia.streaming import CROSSES
@@ -41,14 +40,10 @@ class _Floats:
         return self.of("exp", shift) if self.exact else rough_exp(self.b, shift)
 
     def powers(self, values: list[V], base: V) -> list[V]:
-        """Of many from the same base; where digits are lost, in one multiplication and addition each."""
+        """Of many from the same base."""
         if self.exact:
             return [self.power(value, base) for value in values]
-        # What is so large that its product would overflow differs by nothing, or by so much that nothing is left.
-        huge = self.b.fcmp("ogt", self.of("abs", base), const(2.0**120, "float"))
-        factor = self.b.select(huge, const(log2(e) / 16, "float"), const(log2(e), "float"))
-        shift = self.of("neg", self.of("mul", base, factor))
-        return [power_of_two(self.b, self.b.intrinsic("fma", value, factor, shift)) for value in values]
+        return rough_powers(self.b, values, base)[0]
 
     def base(self, largest: V) -> V:
         """What sums are seen from: from 0, -inf counts for nothing, also where there is nothing else, and inf for
@@ -80,7 +75,9 @@ def emit_added_exponentials(codegen: KernelCodegen, op: tile.AddExponentialsOp) 
     values = _existing(codegen, op.value)
     (larger,) = tree([(value,) for value in (largest, *values)], floats.larger)
     base = floats.base(larger)
-    (added,) = tree([(floats.power(value, base),) for value in values], floats.added)
+    powers, rest = rough_powers(codegen.b, values, base)
+    (added,) = tree([(power,) for power in powers], floats.added)
+    added = codegen.b.intrinsic("fma", added, rest, added)
     codegen.tiles[op.larger] = [larger]
     codegen.tiles[op.sum] = [codegen.b.intrinsic("fma", total, floats.power(largest, base), added)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from xdsl.ir import Operation
 
 from weft.backends.llvm.builder import Function, V, const, memory_type
@@ -17,12 +18,19 @@ _WORD = {8: ("i8", "b8", "h"), 16: ("i16", "b16", "h"), 32: ("i32", "b32", "r"),
 
 
 def load_chunk(
-    b: Function, address: V, dtype: DType, count: int, predicate: V | None, space: str = "global"
+    b: Function,
+    address: V,
+    dtype: DType,
+    count: int,
+    predicate: V | None,
+    space: str = "global",
+    other: float | int = 0,
 ) -> list[V]:
-    """`count` neighbours as registers hold them; what is not read is arbitrary."""
+    """`count` neighbours as registers hold them; what is not read is another number, which the type has."""
     bits = max(dtype.bits, 8)
     width, _ = _words(bits, count)
-    read = _read(b, address, bits, count, predicate, space)
+    pattern = int(np.array(other).astype(dtype.numpy).view(f"u{bits // 8}")) if other else 0
+    read = _read(b, address, bits, count, predicate, space, pattern=pattern * ((1 << width) - 1) // ((1 << bits) - 1))
     raw = [piece for word in read for piece in pieces(b, word, bits, width)]
     return [load_convert(b, b.bitcast(value, memory_type(dtype)), dtype) for value in raw]
 
@@ -52,8 +60,10 @@ def joined(b: Function, low: V, high: V) -> V:
     return b.binary("or", b.convert("zext", low, "i32"), wide)
 
 
-def _read(b: Function, address: V, bits: int, count: int, predicate: V | None, space: str, ahead: int = 0) -> list[V]:
-    """Neighbours as the words that memory holds."""
+def _read(
+    b: Function, address: V, bits: int, count: int, predicate: V | None, space: str, ahead: int = 0, pattern: int = 0
+) -> list[V]:
+    """Neighbours as the words that memory holds; what is not read is a pattern in each word."""
     width, words = _words(bits, count)
     llvm_type, ptx_type, constraint = _WORD[width]
     register = "i16" if width == 8 else llvm_type
@@ -63,7 +73,9 @@ def _read(b: Function, address: V, bits: int, count: int, predicate: V | None, s
     braces = f"{{{targets}}}" if words > 1 else targets
     guard = f"@${words + 1} " if predicate is not None else ""
     # What is not read must still be some value: PTX has no undefined ones.
-    clear = "".join(f"mov.b{max(width, 16)} ${i}, 0; " for i in range(words)) if predicate is not None else ""
+    clear = (
+        "".join(f"mov.b{max(width, 16)} ${i}, {pattern:#x}; " for i in range(words)) if predicate is not None else ""
+    )
     result = register if words == 1 else "{" + ", ".join([register] * words) + "}"
     inputs = (",l" if space.startswith("global") else ",r") + (",b" if predicate is not None else "")
     args = (address, *(() if predicate is None else (predicate,)))

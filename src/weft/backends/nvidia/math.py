@@ -61,6 +61,19 @@ def rough_exp(b: Function, x: V) -> V:
     return _ex2_normal(E(b, x) * _LOG2_E).v
 
 
+def rough_powers(b: Function, values: Sequence[V], base: V) -> tuple[list[V], V]:
+    """The same of many, from one base: a multiplication and addition each, and a power.
+
+    The base is rounded for that; the second result is by what part of them all powers are too small.
+    """
+    # What is so large that its product would overflow differs by nothing, or by so much that nothing is left.
+    start = E(b, base)
+    factor = abs(start).compare("ogt", 2.0**120).select(start.of(_LOG2_E / 16), start.of(_LOG2_E))
+    shift = -(start * factor)
+    rest = start.fma(factor, shift) * -_LN_2
+    return [_ex2_normal(E(b, value).fma(factor, shift)).v for value in values], rest.v
+
+
 def _rough_sigmoid(b: Function, x: V) -> V:
     """The same, for what is narrowed."""
     return _rcp_normal(_ex2_normal(E(b, x) * -_LOG2_E) + 1.0).v

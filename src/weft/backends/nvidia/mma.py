@@ -8,7 +8,7 @@ two instructions take them in turn: operands come straight from memory, and noth
 
 Of up to 8 rows and weights of few bits, these take the place of the 16 rows and the rows that of the 8 columns: `c` is
 then *turned*, and half as many instructions are left. Weights of 16 bits leave the tensor cores time enough. Of one row
-or two there are columns to spare, and what each lane holds along K is summed up *apart* (`sums_apart`).
+there are columns to spare, and what each lane holds along K is summed up *apart* (`sums_apart`).
 
 Operands are *packed*: a register holds two neighbours along K. Where a tile is too small for all warps of a block, they
 share its K, and the product has one more axis in front, along which what they have is then summed up.
@@ -48,10 +48,10 @@ PACKED, AHEAD, RAW = "nvidia.packed", "nvidia.ahead", "nvidia.raw"
 """On a load: its registers hold 4 bytes of neighbours each; it is made a turn of its loop before its tile is used; its
 registers hold elements as memory does."""
 SPREAD = "nvidia.spread"
-"""On the load of one row or two: of the lanes that hold the same, one reads it, whose column nobody else has; the
-others have zeros."""
+"""On the load of one row: of the lanes that hold the same, one reads it, whose column nobody else has; the others have
+zeros."""
 HELD = "nvidia.held"
-"""On such a load: the place in shared memory where the block has all of its rows (`held_rows`)."""
+"""On such a load: the place in shared memory where the block has all of the row (`held_row`)."""
 AGAIN = "nvidia.again"
 """On such a load: the block reads the same again, so that it stays in its cache."""
 
@@ -190,8 +190,7 @@ class Fragments:
             Mode(self.tiles_m, 0, ROWS),
             Mode(self.chunks, 1, 4 * self.vector),
         )
-        rows = (Mode(2, 0), Mode(LANES, None)) if self.apart else (Mode(8, 0),)
-        lanes = (Mode(LANES, 1, self.vector), *rows)
+        lanes = (Mode(LANES, 1, self.vector), Mode(8, None if self.apart else 0))
         warps = self.warps.modes((0, ROWS * self.tiles_m), (None, 1), (1, self.depth))
         return Layout((self.m, self.k), _real(registers), lanes, warps)
 
@@ -224,9 +223,9 @@ class Fragments:
 
     def product(self) -> Layout:
         if self.apart:
-            registers = Mode(self.m, 1), Mode(self.tiles_n, 2, COLUMNS)
+            registers, lanes = _real([Mode(self.tiles_n, 2, COLUMNS)]), (Mode(LANES, 0), Mode(8, 2))
             warps = self.warps.modes((1, ROWS), (2, COLUMNS * self.tiles_n), (0, LANES))
-            return Layout((LANES * self.warps.k, self.m, self.n), _real(registers), (Mode(LANES, 0), Mode(8, 2)), warps)
+            return Layout((LANES * self.warps.k, self.m, self.n), registers, lanes, warps)
         first = 1 if self.warps.k > 1 else 0
         rows, columns = first, first + 1
         across, down = (rows, columns) if self.turned else (columns, rows)
@@ -261,8 +260,8 @@ def _real(modes: Sequence[Mode]) -> tuple[Mode, ...]:
 
 
 def reads_alone(b: Function, lane: V) -> V:
-    """Whether a lane is the one that reads, of those which hold the same part of a row."""
-    return b.icmp("eq", b.binary("lshr", lane, i32(3)), b.binary("and", lane, i32(LANES - 1)))
+    """Whether a lane is the one that reads, of those which hold the same part of a row: that of column 2t."""
+    return b.icmp("eq", lane, b.mul(b.binary("and", lane, i32(LANES - 1)), i32(2 * LANES + 1)))
 
 
 Right: TypeAlias = Callable[[int, int, int, int], Sequence[V]]

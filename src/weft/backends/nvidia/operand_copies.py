@@ -1,9 +1,9 @@
 """The operands of products as the copy engine brings them: which loads come together, and which ring they go through.
 
 Loads that the products of one block read together are a batch: each turn brings all of them to one stage of a ring, and
-batches of the same tensors, in several loops, share a ring. What is loaded outside of the loops that read it is brought
-once for all their turns, through a ring of one stage. A tile that products read both as it lies and transposed is
-brought once.
+batches of the same shapes, in several loops, share a ring. What is loaded outside of the loops that read it is brought
+once for all their turns, through a ring of one stage, and what is loaded when they are done through the same. A tile
+that products read both as it lies and transposed is brought once.
 """
 
 from __future__ import annotations
@@ -61,8 +61,32 @@ class Batch:
     ring: int = 0
 
     @property
-    def contents(self) -> tuple[tuple[TensorMap, SlotType], ...]:
-        return tuple((copy.map, copy.slot) for copy in self.copies)
+    def shapes(self) -> tuple[object, ...]:
+        """What its slots take, whichever way products see them."""
+        return tuple((copy.slot.dtype, copy.slot.lines, copy.slot.blocks) for copy in self.copies)
+
+    @property
+    def is_brief(self) -> bool:
+        """Whether nothing else is brought between its loads and the last product that reads them."""
+        (block,) = {load.parent for load in self.loads}
+        assert block is not None
+        ops = list(block.ops)
+        if any(dot.parent is not block for dot in self.dots):
+            return False
+        first, last = min(map(ops.index, self.loads)), max(map(ops.index, self.dots))
+        return not any(op.regions for op in ops[first:last])
+
+    @property
+    def contents(self) -> tuple[object, ...]:
+        """What must be equal of batches that share a ring."""
+        return self.shapes if self.is_brief else tuple((copy.map, copy.slot) for copy in self.copies)
+
+    def is_done_before(self, load: tile.LoadOp) -> bool:
+        """Whether all products that read it stand before a load, or in loops before it."""
+        block = load.parent
+        assert block is not None
+        found = [block.find_ancestor_op_in_block(dot) for dot in self.dots]
+        return all(op is not None and op.is_before_in_block(load) for op in found)
 
     @property
     def loads(self) -> set[tile.LoadOp]:
@@ -184,7 +208,14 @@ def _in_rings(batches: Sequence[Batch]) -> Operands:
     operands = Operands()
     numbers: dict[object, int] = {}
     before: Counter[object] = Counter()
+    holding: list[Batch] = []
+    """The last batch of each ring of what is held."""
     for batch in batches:
+        if batch.held and (done := next((each for each in holding if _follows(batch, each)), None)) is not None:
+            holding[holding.index(done)] = batch
+            batch.ring = done.ring
+            operands.batches.update((load, batch) for copy in batch.copies for load in copy.seen)
+            continue
         # Between loops a ring gives one batch: a second with the same contents, taken before the first is released, has
         # a ring of its own.
         place = (batch.contents, batch.early, *_stretch(batch.copies[0].load))
@@ -195,8 +226,14 @@ def _in_rings(batches: Sequence[Batch]) -> Operands:
             operands.rings.append(tuple(copy.slot for copy in batch.copies))
             operands.held.append(batch.held)
         batch.ring = numbers[key]
+        holding += [batch] if batch.held else []
         operands.batches.update((load, batch) for copy in batch.copies for load in copy.seen)
     return operands
+
+
+def _follows(batch: Batch, earlier: Batch) -> bool:
+    """Whether what is held can take the place of what was held before."""
+    return batch.shapes == earlier.shapes and all(map(earlier.is_done_before, batch.loads))
 
 
 def _as_copy(kernel: tile.KernelOp, op: tile.LoadOp) -> Copy | None:

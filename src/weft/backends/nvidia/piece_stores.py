@@ -41,7 +41,7 @@ PIECE_WORDS = STAGE_ROWS * STAGE_COLUMNS // 64
 
 def store_in_pieces(codegen: KernelCodegen, op: tile.StoreOp) -> None:
     """Write a tile in the tensor cores' layout, piece by piece."""
-    words = _words(codegen, codegen.stored(op), pointer_dtype(op).name)
+    words = _words(codegen, codegen.tiles[codegen.stored(op)], pointer_dtype(op).name)
     for piece in range(len(words) // PIECE_WORDS):
         _send(codegen, op, words, piece)
 

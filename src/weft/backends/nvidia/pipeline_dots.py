@@ -48,7 +48,7 @@ from weft.backends.nvidia.asynchronous import (
 )
 from weft.backends.nvidia.code import TensorMap
 from weft.backends.nvidia.defer_stores import defer_stores
-from weft.backends.nvidia.dialect import RESIDENT, SHARED, WARPS, integer, set_integer
+from weft.backends.nvidia.dialect import CONSUMERS, RESIDENT, SHARED, WARPS, integer, set_integer
 from weft.backends.nvidia.drawn_programs import drawing_bytes, mark_drawn
 from weft.backends.nvidia.index_slices import ops_behind
 from weft.backends.nvidia.operand_copies import Batch, Operands, blocks_of, operands_of
@@ -95,8 +95,9 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = 
     dots = [op for block in blocks or () for op in block.ops if isinstance(op, tile.DotOp)]
     if not dots or all(dot.parent is kernel.block for dot in dots):
         return None
-    consumers = {64: 1, 128: 2, 192: 3, 256: 2}.get(tile.tile_type(dots[0].out).sizes[0])
-    operands = operands_of(kernel, dots, early=consumers == 1)
+    rows = tile.tile_type(dots[0].out).sizes[0]
+    consumers = integer(kernel, CONSUMERS) or {64: 1, 128: 2, 192: 3, 256: 2}.get(rows)
+    operands = operands_of(kernel, dots, early=rows == 64)
     if operands is None or consumers is None or not all(_fits(dot, operands.dtype, consumers) for dot in dots):
         return None
     # A ring has one producer, and an addend is not there early.
@@ -109,7 +110,7 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = 
     inputs = len(maps)
     staged = _stage_stores(kernel, maps)
     staging = 4 * consumers * 2 * STAGE_BYTES if staged else 0
-    resident = integer(kernel, RESIDENT, 1) if consumers == 2 else 1
+    resident = integer(kernel, RESIDENT, 1) if rows == 128 else 1
     room = target.shared_per_block // resident - resident * _ALIGNMENT
     most = _MOST_STAGES
     if operands.starts_early:

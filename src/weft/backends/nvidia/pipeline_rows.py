@@ -57,6 +57,8 @@ class Streamed:
     threads: int
     shared: int
     cluster: int
+    persistent: bool = True
+    """Whether blocks walk the programs, or each has one."""
 
 
 @dataclass(frozen=True)

@@ -9,23 +9,29 @@ tile.store %y[%p], %r
 
 As in `pipeline_rows`, blocks of threads are persistent and the next bytes are on their way all the time, also while a
 row's last results are computed; but a row need not be held, so that no cluster has to share it.
+
+Where several loops walk the same row (a softmax that finds its sum, then writes), it is brought once, to stages that
+hold all of it, in one block of threads or in a cluster of them. Each has one row then: several stand beside each other,
+and while some wait for theirs, others compute and write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from xdsl.ir import Block, SSAValue
 
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
 from weft.backends.nvidia.assign_layouts import assign_layouts
-from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, ReleaseOp, WaitOp
+from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, ReleaseOp, RewindOp, WaitOp
 from weft.backends.nvidia.dialect import LAYOUTS, RESIDENT, WARPS, ConvertOp, integer, layout_of, set_integer
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.peel_loops import peel_loops
 from weft.backends.nvidia.pipeline_rows import Streamed, programs_of
-from weft.backends.nvidia.streaming import ALIGNMENT, CopyOp, PieceType, ReadOp, StreamOp
+from weft.backends.nvidia.share_rows import share_rows
+from weft.backends.nvidia.shared_memory import crossing_bytes
+from weft.backends.nvidia.streaming import ALIGNMENT, CROSSES, CopyOp, PieceType, ReadOp, StreamOp
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.expr import product
 from weft.tile import dialect as tile
@@ -35,6 +41,11 @@ _RESIDENT = 4
 _REGISTERS_BESIDE = 24
 """What a thread needs beside what its loops carry."""
 _MOST_STAGES = 8
+_HOLDING = 3
+"""Blocks of a multiprocessor that hold a row, or a part of one."""
+_LEAST_HELD = 32768
+"""Bytes of that from which on it pays."""
+_BLOCKS = (1, 2, 4, 8)
 _LEAST_TURNS = 2
 """Programs of a block from which on it pays to stay."""
 _RESERVED = 8192
@@ -49,33 +60,97 @@ class _Stage:
     loop: tile.ForOp
     loads: list[tile.LoadOp]
 
+    @property
+    def turns(self) -> int:
+        lower, upper, step = (int(size) for size in self.loop.bounds.data if isinstance(size, int))
+        return -(-(upper - lower) // step)
+
+    @property
+    def brought(self) -> Hashable:
+        """What all turns read: equal for loops that walk the same."""
+        variable = self.loop.block.args[0]
+        return self.loop.bounds, tuple(
+            (op.pointer, op.offset, op.extents, tuple(None if i is variable else i for i in op.indices))
+            for op in self.loads
+        )
+
+
+@dataclass(frozen=True)
+class _Ring:
+    """How rows are brought: the blocks of a multiprocessor, the stages of each, and how many loops bring something."""
+
+    resident: int
+    stages: int
+    loops: int
+    blocks: int = 1
+    """Those of a cluster, that share a row."""
+    holds: bool = False
+    """Whether it has all that a block has of a row: each has one then."""
+
 
 def pipeline_streams(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | None:
     """A kernel with layouts and roles, if it is one of blocks of columns in loops."""
     if target.capability < 90 or not kernel.grid.data or kernel.serial is not None or not _is_simple(kernel):
         return None
+    return _holding(kernel, target) or _streaming(kernel, target)
+
+
+def _holding(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | None:
+    """A kernel whose rows are walked more than once: in stages that hold them, of as few blocks as have room."""
+    for blocks in _BLOCKS:
+        copy = kernel.clone()
+        if blocks > 1 and not share_rows(copy, blocks):
+            continue
+        stages = _stages(copy)
+        loops = len(stages) // _walks(stages) if stages else 0
+        if not stages or loops == len(stages):
+            continue
+        turns = sum(stage.turns for stage in stages[:loops])
+        if turns * _stage_bytes(stages) >= _LEAST_HELD and turns <= _fitting(target, stages, _HOLDING):
+            assign_layouts(copy)
+            return _with_roles(copy, stages, _Ring(_HOLDING, turns, loops, blocks, holds=True))
+    return None
+
+
+def _streaming(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | None:
+    """A kernel whose blocks walk the programs, and need what a turn brings in it alone."""
     copy = kernel.clone()
-    loops = peel_loops(copy)
-    stages = None if not loops else _stages(copy, loops)
+    stages = _stages(copy)
     if not stages:
         return None
     assign_layouts(copy)
-    if any(isinstance(op, ConvertOp) for op in copy.walk()):
-        return None
     resident = _resident(copy, target)
     programs = product(list(kernel.grid.data))
     if isinstance(programs, int) and programs < _LEAST_TURNS * resident * target.multiprocessors:
         return None
-    pieces = [PieceType.of(size, size, size, pointer_dtype(op)) for op in stages[0].loads for size in [_side(op)]]
-    bytes_of_stage = sum(piece.bytes for piece in pieces) + 16
-    count = min(_MOST_STAGES, (target.shared_per_block // resident - _RESERVED) // bytes_of_stage)
-    if count < 2:
+    count = min(_MOST_STAGES, _fitting(target, stages, resident))
+    return _with_roles(copy, stages, _Ring(resident, count, len(stages))) if count >= 2 else None
+
+
+def _with_roles(kernel: tile.KernelOp, stages: Sequence[_Stage], ring: _Ring) -> Streamed | None:
+    """Split a kernel with layouts, in place."""
+    if any(isinstance(op, ConvertOp) for op in kernel.walk()):
         return None
-    _split(copy, stages, pieces, count)
-    set_integer(copy, RESIDENT, resident)
-    threads = WARP * (integer(copy, WARPS) + 1)
+    crossing = ring.blocks * max((crossing_bytes(op) for op in kernel.walk() if CROSSES in op.attributes), default=0)
+    _split(kernel, stages, ring, crossing)
+    set_integer(kernel, RESIDENT, ring.resident)
+    threads = WARP * (integer(kernel, WARPS) + 1)
     # As `emit_streaming` lays it out: the ring, then barriers for what is kept and what crosses blocks.
-    return Streamed(copy, threads, sum(map(_up, (count * bytes_of_stage, 16, 16))), 1)
+    shared = sum(map(_up, (ring.stages * _stage_bytes(stages), 16, 2 * crossing + 16)))
+    return Streamed(kernel, threads, shared, ring.blocks, persistent=not ring.holds)
+
+
+def _fitting(target: NvidiaTarget, stages: Sequence[_Stage], resident: int) -> int:
+    """The stages that so many blocks of a multiprocessor have room for."""
+    return (target.shared_per_block // resident - _RESERVED) // _stage_bytes(stages)
+
+
+def _stage_bytes(stages: Sequence[_Stage]) -> int:
+    return sum(piece.bytes for piece in _pieces(stages)) + 16
+
+
+def _pieces(stages: Sequence[_Stage]) -> list[PieceType]:
+    return [PieceType.of(size, size, size, pointer_dtype(op)) for op in stages[0].loads for size in [_side(op)]]
 
 
 def _resident(kernel: tile.KernelOp, target: NvidiaTarget) -> int:
@@ -110,15 +185,30 @@ def _is_simple(kernel: tile.KernelOp) -> bool:
     return not any(op.pointer in written for op in kernel.walk() if isinstance(op, tile.LoadOp | tile.GatherOp))
 
 
-def _stages(kernel: tile.KernelOp, loops: Sequence[tile.ForOp]) -> list[_Stage] | None:
-    """What is brought, in order; None if a loop brings nothing, or others something else."""
+def _stages(kernel: tile.KernelOp) -> list[_Stage] | None:
+    """What loops bring, which are peeled in place; None if one brings nothing, or others something else."""
+    loops = peel_loops(kernel)
     numbers: set[SSAValue] = {op.out for op in kernel.block.ops if isinstance(op, tile.ProgramOp)}
     found = [
         _Stage(loop, [op for op in loop.block.ops if isinstance(op, tile.LoadOp) and _is_piece(op, numbers)])
-        for loop in loops
+        for loop in loops or []
     ]
+    places: dict[SSAValue, int] = {argument: number for number, argument in enumerate(kernel.block.args)}
+    for stage in found:  # what loops read in different orders lies in the same slots
+        stage.loads.sort(key=lambda op: (places[op.pointer], str(op.offset)))
     kinds = {tuple((_side(op), pointer_dtype(op)) for op in stage.loads) for stage in found}
     return found if len(kinds) == 1 and found[0].loads else None
+
+
+def _walks(stages: Sequence[_Stage]) -> int:
+    """How often the same is read, one time after the other."""
+    for count in range(len(stages), 1, -1):
+        length = len(stages) // count
+        if length * count == len(stages) and all(
+            stage.brought == stages[number % length].brought for number, stage in enumerate(stages)
+        ):
+            return count
+    return 1
 
 
 def _is_piece(op: tile.LoadOp, numbers: set[SSAValue]) -> bool:
@@ -130,16 +220,21 @@ def _is_piece(op: tile.LoadOp, numbers: set[SSAValue]) -> bool:
     return isinstance(extent, int) and extent * size % WIDEST == 0 and step * size % WIDEST == 0
 
 
-def _split(kernel: tile.KernelOp, stages: Sequence[_Stage], pieces: Sequence[PieceType], count: int) -> None:
+def _split(kernel: tile.KernelOp, stages: Sequence[_Stage], ring: _Ring, crossing: int) -> None:
+    """Let one role bring the first stages, which others read again."""
     block = kernel.block
-    original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
-    first, number = BlockNumberOp.make("number"), BlockNumberOp.make("count")
+    walk = stages[: ring.loops]
+    for stage in stages[ring.loops :: ring.loops]:
+        block.insert_op_before(RewindOp.by(sum(each.turns for each in walk)), stage.loop)
+    original = [op for op in block.ops if not isinstance(op, tile.ReturnOp | BlockNumberOp)]
+    kinds = ("number", "count") if ring.blocks == 1 else ("cluster", "clusters")
+    first, number = (BlockNumberOp.make(kind) for kind in kinds)
     block.insert_ops_before([first, number], original[0])
     programs, mapping = programs_of(kernel, first.out, number.out)
-    _produce(programs.block, stages, mapping)
+    _produce(programs.block, walk, mapping)
     producer = Block([programs])
-    for stage in stages:
-        _consume(stage)
+    for place, stage in enumerate(stages):
+        _consume(stage, last=place >= len(stages) - ring.loops)
     programs, mapping = programs_of(kernel, first.out, number.out)
     for op in original:
         if not isinstance(op, tile.ProgramOp):
@@ -148,7 +243,9 @@ def _split(kernel: tile.KernelOp, stages: Sequence[_Stage], pieces: Sequence[Pie
     for op in reversed(original):
         op.detach()
         op.erase(safe_erase=False)
-    block.insert_op_after(StreamOp.make(count, pieces, [], 0, producer, Block([programs])), number)
+    block.insert_op_after(
+        StreamOp.make(ring.stages, _pieces(stages), [], crossing, producer, Block([programs])), number
+    )
 
 
 def _produce(block: Block, stages: Sequence[_Stage], mapping: dict[SSAValue, SSAValue]) -> None:
@@ -167,17 +264,17 @@ def _produce(block: Block, stages: Sequence[_Stage], mapping: dict[SSAValue, SSA
     block.add_op(tile.YieldOp.create())
 
 
-def _consume(stage: _Stage) -> None:
-    """Let the loads of a stage be reads of its slots."""
-    block = stage.loads[0].parent_block()
-    assert block is not None
-    block.insert_op_before(WaitOp.of(), stage.loads[0])
-    for number, op in enumerate(stage.loads):
-        read = ReadOp.make(number, tile.Sizes((1,)), op.out.type, extents=op.extents)
+def _consume(stage: _Stage, *, last: bool) -> None:
+    """Let the loads of a stage be reads of its slots, which the last to read them gives back."""
+    block = stage.loop.block
+    loads = [op for op in block.ops if isinstance(op, tile.LoadOp) and op in stage.loads]
+    block.insert_op_before(WaitOp.of(), loads[0])
+    for op in loads:
+        read = ReadOp.make(stage.loads.index(op), tile.Sizes((1,)), op.out.type, extents=op.extents)
         read.attributes[LAYOUTS] = op.attributes[LAYOUTS]
         block.insert_op_before(read, op)
-        if op is stage.loads[-1]:
-            block.insert_op_before(ReleaseOp.of(), op)
+        if op is loads[-1]:
+            block.insert_op_before(ReleaseOp.of() if last else CommitOp.of(), op)
         op.out.replace_all_uses_with(read.out)
         op.detach()
         op.erase()

@@ -6,6 +6,7 @@ order keeps what neighbours share in the second-level cache: a few blocks of row
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from xdsl.ir import Operation, SSAValue
@@ -159,18 +160,25 @@ def worth_one_by_one(kernel: tile.KernelOp, multiprocessors: int, resident: int 
 
     That costs what a block does before its first product, but few programs of unequal length would not even out; pairs
     of them are of one length, and those that are counted are drawn. Where several blocks are `resident` one does it
-    while another multiplies.
+    while another multiplies. In kernels that people write, neighbours read the same, and stay together so.
     """
     count = product(kernel.grid.data)
     loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp)]
     unequal = any(_depends_on_program(loop) for loop in loops)
     few = isinstance(count, int) and multiprocessors < count < _MANY * multiprocessors
+    if MemoryGroups.of_kernel(kernel).written:
+        return unequal or resident > 1
     return unequal and not kernel.paired and kernel.counter is None and (few or resident > 1)
 
 
 def _depends_on_program(loop: tile.ForOp) -> bool:
     """Whether how often a loop turns is different in different programs."""
-    left, seen = [index.owner for index in loop.indices], set[object]()
+    return depends_on_program(loop.indices)
+
+
+def depends_on_program(values: Iterable[SSAValue]) -> bool:
+    """Whether values are different in different programs."""
+    left, seen = [value.owner for value in values], set[object]()
     while left:
         op = left.pop()
         if isinstance(op, tile.ProgramOp):

@@ -67,6 +67,10 @@ class _Raising:
     loads: dict[tuple[tile.GatherOp, bool], tile.LoadOp] = field(
         default_factory=dict[tuple[tile.GatherOp, bool], tile.LoadOp]
     )
+    indices: dict[tuple[SSAValue, Operation], SSAValue] = field(
+        default_factory=dict[tuple[SSAValue, Operation], SSAValue]
+    )
+    """Scalars as indices, before an op: a tile that is read as it lies and turned has the same."""
 
     def operand(self, dot: tile.DotOp, number: int) -> None:
         """What a product reads: a gather, or one that is turned."""
@@ -229,11 +233,14 @@ class _Raising:
         for name in names:
             value = self.affines.symbols[name]
             if isinstance(value.type, tile.TileType):
-                if value.type.dtype != i64:
-                    made.append(_widened(value))
-                    value = made[-1].results[0]
-                made.append(written.IndexOp.create(operands=[value], result_types=[IndexType()]))
-                value = made[-1].results[0]
+                if (value, before) not in self.indices:
+                    widened = [] if value.type.dtype == i64 else [_widened(value)]
+                    index = written.IndexOp.create(
+                        operands=[widened[0].out if widened else value], result_types=[IndexType()]
+                    )
+                    made += [*widened, index]
+                    self.indices[value, before] = index.out
+                value = self.indices[value, before]
             operands.append(value)
         block = before.parent_block()
         assert block is not None

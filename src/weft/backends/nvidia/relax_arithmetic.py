@@ -1,5 +1,5 @@
-"""Arithmetic of kernels that people write as Triton compiles it: a product and a sum may be rounded once, and powers of
-two below the normal numbers may be zero.
+"""Arithmetic of kernels that people write as Triton compiles it: a product and a sum may be rounded once, powers of two
+below the normal numbers may be zero, and quotients and roots may be 2 ulp away unless they are asked to be exact.
 
 %p = tile.map mul(%x, %scale)                  %p = tile.map mul(%x, %scale) {contracts}
 %d = tile.map sub(%p, %m)               →      %d = tile.map sub(%p, %m)
@@ -24,6 +24,8 @@ def relax_arithmetic(kernel: tile.KernelOp) -> None:
             continue
         if op.function.data == "exp2":
             op.attributes[tile.FLUSHES] = UnitAttr()
+        elif op.function.data in ("div", "sqrt") and tile.EXACT not in op.attributes:
+            op.attributes[tile.ROUGH] = UnitAttr()
         elif op.function.data == "mul" and all(_adds(use.operation) for use in op.out.uses):
             op.attributes[tile.CONTRACTS] = UnitAttr()
 

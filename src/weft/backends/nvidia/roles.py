@@ -20,6 +20,7 @@ from weft.backends.nvidia.asynchronous import (
     LiftOp,
     NarrowOp,
     ReleaseOp,
+    RewindOp,
     RolesOp,
     SendOp,
     SlotOp,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from weft.backends.nvidia.codegen import KernelCodegen
 
 _GROUP_WARPS = 4
-_REGISTERS = {(2, 1): (24, 240), (3, 1): (32, 160), (2, 2): (24, 104)}
+_REGISTERS = {(2, 1): (24, 240), (3, 1): (32, 160), (1, 2): (24, 232), (2, 2): (24, 104)}
 """What a thread of the producer and of a consumer may use, by the number of consumers, and of blocks beside each other:
 together what all enter with. One consumer has enough."""
 RING_OPS = (AcquireOp, CommitOp, WaitOp, ReleaseOp, LiftOp)
@@ -106,6 +107,16 @@ class Ring:
         wrap = b.icmp("eq", self.stage, i32(self.stages - 1))
         self.stage = b.select(wrap, i32(0), b.add(self.stage, i32(1)))
         self.phase = b.binary("xor", self.phase, b.convert("zext", wrap, "i32"))
+
+    def rewind(self, b: Function, count: int) -> None:
+        """Go back by some stages, no more than there are."""
+        if self.stages > 1:
+            before = b.sub(self.stage, i32(count))
+            wrap = b.icmp("slt", before, i32(0))
+            self.stage = b.select(wrap, b.add(before, i32(self.stages)), before)
+            self.phase = b.binary("xor", self.phase, b.convert("zext", wrap, "i32"))
+        elif count:
+            self.phase = b.binary("xor", self.phase, i32(1))
 
 
 def _rings(b: Function, op: RolesOp) -> list[Ring]:
@@ -192,9 +203,10 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
     b = codegen.b
     match op:
         case BlockNumberOp():
-            names = {"number": "ctaid", "count": "nctaid", "cluster": "clusterid", "clusters": "nclusterid"}
+            names = {"number": "ctaid.x", "count": "nctaid.x", "rank": "cluster.ctarank"}
+            names |= {"cluster": "clusterid.x", "clusters": "nclusterid.x"}
             name = names[op.kind.data]
-            codegen.scalars[op.out] = b.convert("zext", b.call(f"llvm.nvvm.read.ptx.sreg.{name}.x", "i32"), "i64")
+            codegen.scalars[op.out] = b.convert("zext", b.call(f"llvm.nvvm.read.ptx.sreg.{name}", "i32"), "i64")
             return
         case IndexOp():
             codegen.scalars[op.out] = codegen.size(op.value.data[0], op.indices)
@@ -217,7 +229,7 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
         case SendOp():
             send(codegen, op)
             return
-        case AcquireOp() | FillOp() | CommitOp() | WaitOp() | SlotOp() | ReleaseOp() | LiftOp():
+        case AcquireOp() | FillOp() | CommitOp() | WaitOp() | SlotOp() | ReleaseOp() | LiftOp() | RewindOp():
             ring = codegen.rings[op.ring.value.data]
         case _:
             raise LoweringError(f"there is no code for {op.name} on a GPU")
@@ -230,6 +242,8 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
             _fill(codegen, op, ring)
         case CommitOp():
             ring.advance(b)
+        case RewindOp():
+            ring.rewind(b, op.stages.value.data)
         case WaitOp():
             wait_for(b, ring.full(b), ring.phase)
         case SlotOp():

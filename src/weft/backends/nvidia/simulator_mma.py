@@ -26,7 +26,7 @@ def multiply_fragments(fragments: Fragments, left: np.ndarray, right: np.ndarray
     a = left.reshape(warps, WARP, fragments.chunks, fragments.tiles_m, halves, vector)
     b = right.reshape(warps, WARP, fragments.chunks, fragments.tiles_n, vector)
     if fragments.apart:
-        return _multiply_apart(fragments, a, b, total)
+        return _multiply_apart(a, b, total)
     if fragments.turned:
         return _multiply_turned(fragments, a, b, total)
     c = total.reshape(warps, WARP, fragments.tiles_m, fragments.tiles_n, halves, 2).astype(np.float32)
@@ -49,12 +49,10 @@ def _multiply_turned(fragments: Fragments, a: np.ndarray, b: np.ndarray, total: 
     return c.reshape(total.shape)
 
 
-def _multiply_apart(fragments: Fragments, a: np.ndarray, b: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """What each lane has of the columns, by the rows that the lane holds which reads them for it."""
-    readers = 4 * (2 * _MEMBER[:, None] + np.arange(fragments.m)) + _MEMBER[:, None]
-    rows = a[:, :, :, 0, 0][:, readers]
-    made = np.einsum("wlmcv,wlcnv->wlnm", rows.astype(np.float32), b.astype(np.float32))
-    return total + made.reshape(total.shape)
+def _multiply_apart(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """What each lane has of the columns, by what the lane holds of the row which reads it for it."""
+    row = a[:, :, :, 0, 0][:, 9 * _MEMBER].astype(np.float32)
+    return total + np.einsum("wlcv,wlcnv->wln", row, b.astype(np.float32)).reshape(total.shape)
 
 
 def _instruction(left: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -76,7 +76,7 @@ def emit_store(codegen: KernelCodegen, op: tile.StoreOp) -> None:
         store_in_pieces(codegen, op)
         return
     (layout,) = layouts_of(op)
-    source, values = layout_of(op.value), codegen.stored(op)
+    source, values = layout_of(op.value), codegen.tiles[codegen.stored(op)]
     picks = picked(layout, source)
     owner = codegen.threads.owner(layout)
     ragged = _ragged(op, layout)

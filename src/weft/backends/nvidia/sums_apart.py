@@ -1,9 +1,9 @@
-"""Products of one row or two with weights of few bits, in which every lane sums up what it holds itself.
+"""Products of one row with weights of few bits, in which every lane sums up what it holds itself.
 
 An instruction sums over what four lanes hold along K, which may be of different groups: factors would have to be on the
-weights before. Of one row or two there are columns to spare: lane t's part of a row comes in column 2t (2t + 1 for the
-second row), with zeros where the other lanes' parts would be. So lane t finds in its own first two sums what it holds
-of a column of weights, and multiplies that with the factor of the group:
+weights before. Of one row there are columns to spare: lane t's part of it comes in column 2t, with zeros where those of
+other lanes would be. So lane t finds in its own sums what it holds of a column of weights, and multiplies that with
+the factor of the group:
 
     c = digits @ x         16 columns of weights as an instruction's rows; for each group that a lane has a part of
     o = 1 @ x              the sum of the row, where digits begin at 128 or so, not at zero: the same for all columns
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.block import i32
 from weft.backends.nvidia.dequantize import ONE, Decoder
-from weft.backends.nvidia.held_rows import HeldParts, held_by
+from weft.backends.nvidia.held_row import HeldParts, held_by
 from weft.backends.nvidia.mma import MmaOp, instruction
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ _ZERO = V("float", "0.0")
 
 
 class Parts(Protocol):
-    """What a lane has of the rows in a turn."""
+    """What a lane has of the row in a turn."""
 
     def words(self, first: int, count: int) -> list[V]:
         """So many words from one on, in the order of codes."""
         ...
 
-    def sums(self, first: int, x: Sequence[V]) -> list[V]:
-        """The sums of words from one on, for each row."""
+    def sum(self, first: int, x: Sequence[V]) -> V:
+        """The sum of words from one on."""
         ...
 
 
@@ -51,32 +51,31 @@ class LoadedParts:
     def words(self, first: int, count: int) -> list[V]:
         return self.decoder.ordered(self.loaded[first : first + count])
 
-    def sums(self, first: int, x: Sequence[V]) -> list[V]:
+    def sum(self, first: int, x: Sequence[V]) -> V:
         dtype = self.decoder.dtype.name
         ones = [i32(ONE[dtype] << 16 | ONE[dtype])] * len(x)
-        return _multiplied(self.b, ones, ones, x, dtype)
+        return _multiplied(self.b, ones, ones, x, dtype)[0]
 
 
 def multiply_apart(codegen: KernelCodegen, op: MmaOp, decoder: Decoder, total: Sequence[V]) -> list[V]:
-    """Add the sums of a lane to its totals, [columns of weights, rows]."""
+    """Add the sums of a lane to its totals, one for each column of weights."""
     b, fragments, held = codegen.b, op.fragments, held_by(op)
-    columns, rows, words = fragments.tiles_n, fragments.m, fragments.vector // 2
+    columns, words = fragments.tiles_n, fragments.vector // 2
     parts: Parts = LoadedParts(b, codegen.tiles[op.a], decoder) if held is None else HeldParts(codegen, held)
     run, result = min(decoder.group, fragments.vector) // 2, list(total)
     for first in range(0, fragments.chunks * words, run):
         chunk, start = divmod(first, words)
         x = parts.words(first, run)
-        summed = parts.sums(first, x) if decoder.has_offset else []
+        summed = parts.sum(first, x) if decoder.has_offset else None
         for column in range(0, columns, 2):
             beside = min(column + 1, columns - 1)  # of a single one, the same again, which nobody reads
             upper, lower = (decoder.digits((chunk * columns + each) * words + start, run) for each in (column, beside))
-            made = _multiplied(b, upper, lower, x, op.dtype.data)
-            for each in range(min(2, columns - column)):
-                factor, offset = decoder.scale((chunk * columns + column + each) * words + start)
-                for row in range(rows):
-                    value, place = made[2 * each + row], (column + each) * rows + row
-                    value = value if offset is None else b.intrinsic("fma", offset, summed[row], value)
-                    result[place] = b.intrinsic("fma", factor, value, result[place])
+            made = _multiplied(b, upper, lower, x, op.dtype.data)[::2]
+            for place, value in zip(range(column, columns), made, strict=False):
+                factor, offset = decoder.scale((chunk * columns + place) * words + start)
+                if offset is not None and summed is not None:
+                    value = b.intrinsic("fma", offset, summed, value)
+                result[place] = b.intrinsic("fma", factor, value, result[place])
     return result
 
 

@@ -39,20 +39,23 @@ from weft.backends.nvidia.mma import (
 )
 from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute, to_attribute
+from weft.ir.expr import product
 from weft.ir.types import DType, f32
 from weft.lower.few_rows import READ
 from weft.ops.quantized import FORMS
 from weft.tile import dialect as tile
 from weft.tile import written
 
-_MOST_WARPS, _WARPS, _MOST_COLUMNS, _MOST_APART = 16, 4, 32, 2
-_VECTOR = 8
-"""Neighbours of 16 bits that an access of memory brings."""
+_MOST_WARPS, _WARPS, _MOST_COLUMNS = 16, 4, 32
+_APART_WARPS = 8
+"""Warps that share the K of one row at least, where it is long enough."""
+_VECTOR, _OF_4_BITS = 8, 32
+"""Neighbours of 16 and of 4 bits that an access of memory brings."""
 _ROOM, _LESS_ROOM, _FEW_PARTS = 28, 20, 4
 """Warps that a multiprocessor should have room for, and less where lanes hold more than so many parts of the rows."""
 
 
-def use_tensor_cores(kernel: tile.KernelOp) -> None:
+def use_tensor_cores(kernel: tile.KernelOp, multiprocessors: int = 1) -> None:
     """Rewrite the products of a kernel in place that the tensor cores can make."""
     dots = [op for op in kernel.walk() if isinstance(op, tile.DotOp) and narrow_type(op) is not None]
     if not dots:
@@ -61,7 +64,7 @@ def use_tensor_cores(kernel: tile.KernelOp) -> None:
     if all(map(_is_narrow, dots)) and (loop := _summing(dots)) is not False:
         count = _share_depth(dots, loop, warps)
         if not warps:
-            set_integer(kernel, RESIDENT, max(1, _room(kernel) // count))
+            set_integer(kernel, RESIDENT, _resident(kernel, count, multiprocessors))
         warps = count
     else:
         warps = warps or _WARPS
@@ -142,6 +145,8 @@ def _share_depth(dots: Sequence[tile.DotOp], loop: tile.ForOp | bool | None, war
     along = 1
     widest = _widest(dots[0])
     least = DEPTH if warps else max(widest * 4, READ[128 // widest] // n)
+    if m == 1 and widest == _OF_4_BITS and k >= _APART_WARPS * widest * 4:
+        least = min(least, k // _APART_WARPS)
     while along < (warps or _MOST_WARPS) and k % (along * 2 * least) == 0:
         along *= 2
     shared = _spread(m, n, along, max(warps // along, 1))
@@ -171,10 +176,10 @@ def _share_depth(dots: Sequence[tile.DotOp], loop: tile.ForOp | bool | None, war
 
 
 def _is_apart(dot: tile.DotOp, fragments: Fragments) -> bool:
-    """Whether lanes can sum up what they hold along K: of one row or two of memory, and whole words of codes."""
+    """Whether lanes can sum up what they hold along K: of one row of memory, and whole words of codes."""
     along = _is_along(dot.a.owner, 1, dot.parent_block())
     whole = fragments.vector == fragments.widest
-    return isinstance(dot.b.owner, tile.DequantizeOp) and fragments.m <= _MOST_APART and along and whole
+    return isinstance(dot.b.owner, tile.DequantizeOp) and fragments.m == 1 and along and whole
 
 
 def _summed_by_warps(outer: tile.ForOp, fragments: Fragments, count: int) -> tile.ForOp:
@@ -213,12 +218,16 @@ def _ask_before(loop: tile.ForOp) -> None:
             block.insert_op_before(op, loop)
 
 
-def _room(kernel: tile.KernelOp) -> int:
+def _resident(kernel: tile.KernelOp, warps: int, multiprocessors: int) -> int:
+    """How many blocks of so many warps a multiprocessor should have room for."""
     fragments = next(op.fragments for op in kernel.walk() if isinstance(op, MmaOp))
+    if fragments.apart and warps == _APART_WARPS and fragments.widest == _OF_4_BITS:
+        # No more than there are for it: those of the next kernel would come to some of them, and not to others.
+        programs, most = product(list(kernel.grid.data)), 4 if fragments.chunks * fragments.tiles_n == 2 else 3
+        return most if not isinstance(programs, int) else min(most, max(2, -(-programs // multiprocessors)))
     parts = fragments.halves * fragments.chunks * fragments.vector // _VECTOR
-    if fragments.apart:  # what two turns have of codes is held
-        return _LESS_ROOM
-    return _ROOM if parts <= (_FEW_PARTS if fragments.widest == _VECTOR else 2 * _FEW_PARTS) else _LESS_ROOM
+    few = parts <= (_FEW_PARTS if fragments.widest == _VECTOR else 2 * _FEW_PARTS) and not fragments.apart
+    return max(1, (_ROOM if few else _LESS_ROOM) // warps)
 
 
 def _turns(loop: tile.ForOp) -> int:

@@ -21,6 +21,7 @@ from weft.frontends.triton.promotion import (
 )
 from weft.frontends.triton.types import dtype, pointer_type
 from weft.frontends.triton.values import operator, tensor
+from weft.tile.dialect import EXACT
 
 
 class PropagateNan(enum.Enum):
@@ -40,6 +41,12 @@ def mapped(function: str, *values: tensor, result: dtype | None = None) -> tenso
         return mapped(function, *(converted(value, types.float32, None) for value in values), result=result)
     handle = builder.current.get().map(function, [value.handle for value in values], element.stored)
     return like(handle, values[-1], result)
+
+
+def exactly(value: tensor) -> tensor:
+    """The result of a function that is rounded to nearest, also where others need not be."""
+    builder.current.get().hint(value.handle, EXACT, ())
+    return value
 
 
 # On one bit, a sum and a difference are an exclusive or, and a product is an and.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weft.frontends.triton import types
-from weft.frontends.triton.arithmetic import mapped
+from weft.frontends.triton.arithmetic import exactly, mapped
 from weft.frontends.triton.casting import converted
 from weft.frontends.triton.constants import unwrap
 from weft.frontends.triton.errors import KernelTypeError
@@ -73,7 +73,7 @@ def sqrt(x: Any) -> tensor:
 @member
 def sqrt_rn(x: Any) -> tensor:
     """The square root, rounded to nearest."""
-    return mapped("sqrt", checked(x, "sqrt_rn", ("fp32",)))
+    return exactly(mapped("sqrt", checked(x, "sqrt_rn", ("fp32",))))
 
 
 @member
@@ -117,14 +117,15 @@ def fdiv(x: Any, y: Any, ieee_rounding: Any = False) -> tensor:
     if not a.dtype.is_floating() or not b.dtype.is_floating():
         raise KernelTypeError(f"both operands of fdiv must have floating scalar type, got {a} and {b}")
     a, b = pair(a, b)
-    return mapped("div", a, b)
+    quotient = mapped("div", a, b)
+    return exactly(quotient) if unwrap(ieee_rounding) else quotient
 
 
 def div_rn(x: Any, y: Any) -> tensor:
     """x / y, rounded to nearest."""
     allowed = ("fp32",)
     a, b = pair(checked(x, "div_rn", allowed), checked(y, "div_rn", allowed))
-    return mapped("div", a, b)
+    return exactly(mapped("div", a, b))
 
 
 def fma(x: Any, y: Any, z: Any) -> tensor:

@@ -41,6 +41,12 @@ def register(dtype: DType) -> DType:
     return f32 if dtype.is_float and dtype.bits < 32 else dtype
 
 
+def _is_one_of(number: float, dtype: DType) -> bool:
+    """Whether a type of floats has a number."""
+    with np.errstate(all="ignore"):
+        return float(np.array(number).astype(dtype.numpy)) == number
+
+
 class ValueEmitter:
     """Adds ops to a block."""
 
@@ -124,9 +130,9 @@ class ValueEmitter:
         return self.add(tile.MapOp.create(operands=list(args), attributes=attributes, result_types=[type_]))
 
     def _folded(self, function: str, args: Sequence[SSAValue], dtype: DType, result: DType) -> SSAValue | None:
-        """The result of integer arithmetic that is known, or that changes nothing."""
+        """The result of integer arithmetic that is known, or that changes nothing; of floats, which one is greater."""
         known = [self.number(arg) for arg in args]
-        if dtype.is_float or function == "select":
+        if (dtype.is_float and function not in ("max", "min")) or function == "select":
             return None
         if all(number is not None for number in known):
             if function in ("floordiv", "truncdiv", "remainder", "fmod") and known[1] == 0:
@@ -156,7 +162,7 @@ class ValueEmitter:
             return value
         known = self.number(value)
         integers = not source.is_float and not target.is_float
-        if known is not None and rounding is None and (integers or (known == 0 and target.is_float)):
+        if known is not None and rounding is None and (integers or (target.is_float and _is_one_of(known, target))):
             number = np.array(known).astype(source.numpy).astype(target.numpy).item() if integers else known
             return self.constant(number, target, tile.tile_type(value).sizes)
         return self.convert(value, source, target, rounding)

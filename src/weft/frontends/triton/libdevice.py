@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from weft.frontends.triton import bessel, directed, types
-from weft.frontends.triton.arithmetic import bit_pattern, mapped, where
+from weft.frontends.triton.arithmetic import bit_pattern, exactly, mapped, where
 from weft.frontends.triton.casting import converted, same_bits
 from weft.frontends.triton.elementary import fma as fma
 from weft.frontends.triton.errors import KernelTypeError, KernelUnsupportedError
@@ -68,17 +68,24 @@ def _binary(name: str) -> Function:
 
 
 floor, ceil, trunc, rint, nearbyint = (_unary(name) for name in ("floor", "ceil", "trunc", "round", "round"))
-sqrt, rsqrt, exp, exp2, expm1 = (_unary(name) for name in ("sqrt", "rsqrt", "exp", "exp2", "expm1"))
+rsqrt, exp, exp2, expm1 = (_unary(name) for name in ("rsqrt", "exp", "exp2", "expm1"))
 log, log2, log10, log1p = (_unary(name) for name in ("log", "log2", "log10", "log1p"))
 sin, cos, tan, asin, acos, atan = (_unary(name) for name in ("sin", "cos", "tan", "asin", "acos", "atan"))
 sinh, cosh, tanh, asinh, acosh, atanh = (_unary(name) for name in ("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"))
 erf, erfc, erfinv, lgamma = (_unary(name) for name in ("erf", "erfc", "erfinv", "lgamma"))
 atan2, copysign, fmod, nextafter = (_binary(name) for name in ("atan2", "copysign", "fmod", "nextafter"))
-sqrt_rn, rsqrt_rn = sqrt, rsqrt
 fast_sinf, fast_cosf, fast_tanf, fast_tanhf = sin, cos, tan, tanh
 fast_expf, fast_logf, fast_log2f, fast_log10f = exp, log, log2, log10
 j0, j1, y0, y1, jn, yn = bessel.j0, bessel.j1, bessel.y0, bessel.y1, bessel.jn, bessel.yn
 cyl_bessel_i0, cyl_bessel_i1 = bessel.i0, bessel.i1
+
+
+def sqrt(arg0: Any) -> tensor:
+    """The square root, rounded to nearest."""
+    return exactly(mapped("sqrt", floating(arg0)))
+
+
+sqrt_rn, rsqrt_rn = sqrt, rsqrt
 
 
 def abs(arg0: Any) -> tensor:
@@ -88,7 +95,7 @@ def abs(arg0: Any) -> tensor:
 
 
 def div_rn(arg0: Any, arg1: Any) -> tensor:
-    return mapped("div", *pair(floating(arg0), floating(arg1)))
+    return exactly(mapped("div", *pair(floating(arg0), floating(arg1))))
 
 
 fast_dividef = div_rn
@@ -96,7 +103,7 @@ fast_dividef = div_rn
 
 def rcp_rn(arg0: Any) -> tensor:
     value = floating(arg0)
-    return mapped("div", number(1.0, value), value)
+    return exactly(mapped("div", number(1.0, value), value))
 
 
 rcp64h = rcp_rn

@@ -48,7 +48,10 @@ def dot(
                 hint=f"make the accumulator {result}, or give out_dtype=tl.{accumulator.dtype.codegen_name()}",
             )
     if input.dtype.is_fp8():
-        # All 8-bit floats are 16-bit floats.
+        # All 8-bit floats are 16-bit floats. A GPU may add up products of 8-bit ones with few digits, unless it is told
+        # how many: then it does not see them.
+        if unwrap(max_num_imprecise_acc) is not None:
+            input, other = converted(input, types.float32, None), converted(other, types.float32, None)
         input, other = converted(input, types.float16, None), converted(other, types.float16, None)
     start = None if accumulator is None else accumulator.handle
     handle = builder.current.get().dot(input.handle, other.handle, start, input.dtype.stored, result.stored)

@@ -69,17 +69,13 @@ def matmul_kernel(
 
 
 @triton.jit
-def attention_kernel(q_ptr, k_ptr, v_ptr, out_ptr, scale, length, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    head = tl.program_id(1).to(tl.int64) * length * D
-    rows, columns, depth = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, D)
-    q = tl.load(q_ptr + head + rows[:, None] * D + depth[None, :])
-    most = tl.full([BM], -float("inf"), tl.float32)
-    total = tl.zeros([BM], tl.float32)
-    sums = tl.zeros([BM, D], tl.float32)
-    by = scale * 1.4426950408889634
-    for start in range(0, length, BN):
-        places = head + (start + columns)[:, None] * D + depth[None, :]
+def attend(q, k_ptr, v_ptr, rows, depth, most, total, sums, by, first, last, MASKED: tl.constexpr, BN: tl.constexpr):
+    columns = tl.arange(0, BN)
+    for start in range(first, last, BN):
+        places = (start + columns)[:, None] * q.shape[1] + depth[None, :]
         scores = tl.dot(q, tl.trans(tl.load(k_ptr + places))) * by
+        if MASKED:
+            scores = tl.where(rows[:, None] >= (start + columns)[None, :], scores, -1.0e6)
         greater = tl.maximum(most, tl.max(scores, 1))
         powers = tl.exp2(scores - greater[:, None])
         shrink = tl.exp2(most - greater)
@@ -87,6 +83,28 @@ def attention_kernel(q_ptr, k_ptr, v_ptr, out_ptr, scale, length, D: tl.constexp
         v = tl.load(v_ptr + places)
         sums = tl.dot(powers.to(v.dtype), v, sums * shrink[:, None])
         most = greater
+    return most, total, sums
+
+
+@triton.jit
+def attention_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, scale, length, D: tl.constexpr, CAUSAL: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr
+):  # fmt: skip
+    head = tl.program_id(1).to(tl.int64) * length * D
+    k_ptr += head
+    v_ptr += head
+    rows, depth = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, D)
+    q = tl.load(q_ptr + head + rows[:, None] * D + depth[None, :])
+    most = tl.full([BM], -float("inf"), tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    sums = tl.zeros([BM, D], tl.float32)
+    by = scale * 1.4426950408889634
+    # Keys that all rows see, and then those on the diagonal.
+    seen = tl.program_id(0) * BM if CAUSAL else length
+    most, total, sums = attend(q, k_ptr, v_ptr, rows, depth, most, total, sums, by, 0, seen, False, BN)
+    if CAUSAL:
+        most, total, sums = attend(q, k_ptr, v_ptr, rows, depth, most, total, sums, by, seen, seen + BM, True, BN)
     result = (sums / total[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + head + rows[:, None] * D + depth[None, :], result)
 
@@ -112,7 +130,11 @@ def matmul(a, b, out, BM, BN, BK, **launch):
     matmul_kernel[grid](a, b, out, m, n, k, BM=BM, BN=BN, BK=BK, GROUP=8, **launch)
 
 
-def attention(q, k, v, out, BM, BN, **launch):
+def attention(q, k, v, out, BM, BN, causal=False, **launch):
     batch, heads, length, depth = q.shape
     grid = (length // BM, batch * heads)
-    attention_kernel[grid](q, k, v, out, depth**-0.5, length, D=depth, BM=BM, BN=BN, **launch)
+    attention_kernel[grid](q, k, v, out, depth**-0.5, length, D=depth, CAUSAL=causal, BM=BM, BN=BN, **launch)
+
+
+def causal_attention(q, k, v, out, **launch):
+    attention(q, k, v, out, causal=True, **launch)

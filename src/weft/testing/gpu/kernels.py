@@ -141,10 +141,13 @@ def _square(side: int) -> Make:
     return make
 
 
-def _heads(place: Place) -> tuple[list[Tensor], Tensor]:
-    shape = (4, 32, 4096, 128) if place.shrink == 1 else (1, 1, 128, 64)
-    inputs = [place.normal(*shape) for _ in range(3)]
-    return inputs, torch.empty_like(inputs[0])
+def _heads(depth: int) -> Make:
+    def make(place: Place) -> tuple[list[Tensor], Tensor]:
+        shape = (4, 32, 4096, depth) if place.shrink == 1 else (1, 1, 128, 64)
+        inputs = [place.normal(*shape) for _ in range(3)]
+        return inputs, torch.empty_like(inputs[0])
+
+    return make
 
 
 def _softmax(x: Tensor) -> Tensor:
@@ -164,6 +167,14 @@ def _attention_flops(inputs: Sequence[Any]) -> int:
     return 4 * batch * heads * length * length * depth
 
 
+def _causal_flops(inputs: Sequence[Any]) -> int:
+    return _attention_flops(inputs) // 2
+
+
+def _causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
 def kernel_cases() -> list[GpuCase]:
     """The suite `kernels`: what Triton's tutorials teach, in bf16."""
     return [
@@ -175,14 +186,14 @@ def kernel_cases() -> list[GpuCase]:
         _case("layer_norm_16384x4096", "layer_norm", ROWS, _matrix(16384, 4096, 2), _layer_norm),
         *(
             _case(f"matmul_{side}", "matmul", MATMUL, _square(side), torch.matmul, _matmul_flops)
-            for side in (4096, 8192)
+            for side in (2048, 4096, 8192)
         ),
-        _case(
-            "attention_4x32x4096x128",
-            "attention",
-            ATTENTION,
-            _heads,
-            F.scaled_dot_product_attention,
-            _attention_flops,
+        *(
+            _case(f"{launcher}_4x32x4096x{depth}", launcher, ATTENTION, _heads(depth), operator, flops)
+            for depth in (128, 64)
+            for launcher, operator, flops in (
+                ("attention", F.scaled_dot_product_attention, _attention_flops),
+                ("causal_attention", _causal_attention, _causal_flops),
+            )
         ),
     ]

@@ -1,15 +1,15 @@
-"""Rows that a block brings to its shared memory once, in the order in which its lanes multiply them with codes.
+"""A row that a block brings to its shared memory once, in the order in which its lanes multiply it with codes.
 
 %p = tile.for %k (%acc) {                                     %p = tile.for %k (%acc) {
-  %x = tile.load %rows[%k] {packed, spread}             →       %x = tile.load %rows[%k] {packed, spread, held}
+  %x = tile.load %row[%k] {packed, spread}              →       %x = tile.load %row[%k] {packed, spread, held}
   … nvidia.mma %x, (tile.dequantize …), %acc }                  … nvidia.mma %x, (tile.dequantize …), %acc }
 
-Else every turn of every warp waits for a part of one row or two, and puts it in the codes' order again. Beside the rows
-lie the sums of what shares a factor, and zeros for the lanes that have nothing to read (`sums_apart`):
+Else every turn of every warp waits for a part of the row, and puts it in the codes' order again. Beside the row lie the
+sums of what shares a factor, and zeros for the lanes that have nothing to read (`sums_apart`):
 
-    rows     for each row, for each piece that four lanes hold: the first 16 bytes of each lane, then the next ones
+    row      for each piece that four lanes hold: the first 16 bytes of each lane, then the next ones
     zeros    as many bytes as a lane reads in a turn
-    sums     for each row, a float for each run of neighbours that share a factor
+    sums     a float for each run of neighbours that share a factor
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ _ALIGNMENT = 128
 
 
 @dataclass(frozen=True)
-class HeldRows:
-    """The rows of a product, and where in shared memory they lie."""
+class HeldRow:
+    """The row of a product, and where in shared memory it lies."""
 
     op: MmaOp
     load: tile.LoadOp
     loop: tile.ForOp
     turns: int
     length: int
-    """The neighbours of a row; what turns have beyond them is zero."""
+    """Its neighbours; what turns have beyond them is zero."""
 
     @classmethod
-    def of(cls, op: MmaOp) -> HeldRows | None:
-        """The rows of a product, if they lie along K from turn to turn, whole and in order."""
+    def of(cls, op: MmaOp) -> HeldRow | None:
+        """The row of a product, if it lies along K from turn to turn."""
         load, loop = op.a.owner, op.parent_op()
         if not isinstance(load, tile.LoadOp) or SPREAD not in load.attributes or not isinstance(loop, tile.ForOp):
             return None
@@ -68,19 +68,19 @@ class HeldRows:
         inner = [number for number, owner in enumerate(owners) if owner is loop.block]
         computed = any(isinstance(owner, Operation) and owner.parent is loop.block for owner in owners)
         rows, depth = load.extents.data
-        if len(inner) != 1 or computed or rows != op.fragments.m or not symbols_of(depth) <= {name := f"d{inner[0]}"}:
+        if len(inner) != 1 or computed or rows != 1 or not symbols_of(depth) <= {name := f"d{inner[0]}"}:
             return None
         offset, whole = load.offset.data[0], op.fragments.k
         split = coefficient_of(offset, name)
         length = (turns - 1) * whole + evaluate(depth, {name: turns - 1})
-        steps = [length, *(divisor_of(each, load.indices) for each in (offset, load.strides.data[0]))]
+        steps = [length, divisor_of(offset, load.indices)]
         along = split is not None and split[0] == whole and not any(each % _CHUNK for each in steps)
         found = cls(op, load, loop, turns, length)
         return found if along and found.bytes <= _MOST else None
 
     @property
     def total(self) -> int:
-        """The neighbours of a row in shared memory."""
+        """Its neighbours in shared memory."""
         return self.turns * self.op.fragments.k
 
     @property
@@ -99,7 +99,7 @@ class HeldRows:
     @property
     def zeros(self) -> int:
         """Where the zeros begin."""
-        return 2 * self.op.fragments.m * self.total
+        return 2 * self.total
 
     @property
     def sums(self) -> int:
@@ -107,46 +107,44 @@ class HeldRows:
 
     @property
     def bytes(self) -> int:
-        size = self.sums + 4 * self.op.fragments.m * self.total // self.run
+        size = self.sums + 4 * self.total // self.run
         return ceil(size / _ALIGNMENT) * _ALIGNMENT
 
 
-def hold_rows(block: Operation, start: int) -> int:
-    """Give the rows of a product a place in shared memory, from `start` on; returns the bytes that they take."""
+def hold_row(block: Operation, start: int) -> int:
+    """Give the row of a product a place in shared memory, from `start` on; returns the bytes that it takes."""
     products = [op for op in block.walk() if isinstance(op, MmaOp)]
-    held = HeldRows.of(products[0]) if len(products) == 1 else None
+    held = HeldRow.of(products[0]) if len(products) == 1 else None
     if held is None:
         return 0
     set_integer(held.load, HELD, start)
     return held.bytes
 
 
-def bring_rows(codegen: KernelCodegen, held: HeldRows) -> None:
-    """All threads read the rows, and write them to shared memory."""
+def bring_row(codegen: KernelCodegen, held: HeldRow) -> None:
+    """All threads read the row, and write it to shared memory."""
     b, threads, fragments = codegen.b, codegen.threads, held.op.fragments
     number = b.add(b.mul(threads.warp, i32(WARP)), threads.lane)
     codegen.scalars[held.loop.block.args[0]] = i64(0)
     start = _start(codegen, held)
     pieces, count = LANES * fragments.vector // _CHUNK, threads.warps * WARP
-    words: list[tuple[V, V, V | None, list[V]]] = []  # all are asked for before one is awaited
-    for row in range(fragments.m):
-        stride = codegen.size(held.load.strides.data[0], held.load.indices)
-        base = b.add(codegen.size(held.load.offset.data[0], held.load.indices), b.mul(stride, i64(row)))
-        origin = b.add(codegen.pointers[held.load.pointer], b.mul(base, i64(2)))
-        for first in range(0, held.total // _CHUNK, count):
-            chunk = b.add(number, i32(first))
-            there, kept = (_below(codegen, chunk, first + count, each // _CHUNK) for each in (held.length, held.total))
-            source = b.add(origin, b.mul(wide(b, chunk), i64(WIDEST)))
-            words.append((i32(row), chunk, kept, load_words(b, source, 2, _CHUNK, there)))
+    base = codegen.size(held.load.offset.data[0], held.load.indices)
+    origin = b.add(codegen.pointers[held.load.pointer], b.mul(base, i64(2)))
+    words: list[tuple[V, V | None, list[V]]] = []  # all are asked for before one is awaited
+    for first in range(0, held.total // _CHUNK, count):
+        chunk = b.add(number, i32(first))
+        there, kept = (_below(codegen, chunk, first + count, each // _CHUNK) for each in (held.length, held.total))
+        source = b.add(origin, b.mul(wide(b, chunk), i64(WIDEST)))
+        words.append((chunk, kept, load_words(b, source, 2, _CHUNK, there)))
     each = fragments.vector // _CHUNK
-    for row, chunk, kept, found in words:
+    for chunk, kept, found in words:
         inside = b.binary("and", chunk, i32(pieces - 1))
         lane, part = b.binary("udiv", inside, i32(each)), b.binary("urem", inside, i32(each))
         place = b.add(b.sub(chunk, inside), b.add(b.mul(part, i32(LANES)), lane))
-        place = b.add(b.mul(row, i32(2 * held.total)), b.mul(place, i32(WIDEST)))
-        _store(codegen, b.add(start, place), in_order(b, found, FORMS[held.form].bits), kept)
+        address = b.add(start, b.mul(place, i32(WIDEST)))
+        _store(codegen, address, in_order(b, found, FORMS[held.form].bits), kept)
         if held.form == "int4":
-            _store_sum(codegen, held, start, row, chunk, kept, found)
+            _store_sum(codegen, held, start, chunk, kept, found)
     for first in range(0, fragments.depth * 2 // WIDEST, count):
         place = b.add(number, i32(first))
         address = b.add(b.add(start, i32(held.zeros)), b.mul(place, i32(WIDEST)))
@@ -159,9 +157,7 @@ def _below(codegen: KernelCodegen, place: V, end: int, limit: int) -> V | None:
     return codegen.b.icmp("slt", place, i32(limit)) if end > limit else None
 
 
-def _store_sum(
-    codegen: KernelCodegen, held: HeldRows, start: V, row: V, chunk: V, there: V | None, words: list[V]
-) -> None:
+def _store_sum(codegen: KernelCodegen, held: HeldRow, start: V, chunk: V, there: V | None, words: list[V]) -> None:
     """The sum of a run of neighbours, which as many lanes have."""
     b, each = codegen.b, held.run // _CHUNK
     numbers = [number for word in words for number in numbers_of(b, word, held.op.dtype.data)]
@@ -170,17 +166,16 @@ def _store_sum(
     total = numbers[0]
     for bit in range(each.bit_length() - 1):
         total = b.binary("fadd", total, shuffle_xor(b, total, 1 << bit))
-    place = b.add(b.mul(row, i32(held.total // held.run)), b.binary("udiv", chunk, i32(each)))
-    address = b.add(b.add(start, i32(held.sums)), b.mul(place, i32(4)))
+    address = b.add(b.add(start, i32(held.sums)), b.mul(b.binary("udiv", chunk, i32(each)), i32(4)))
     first = b.icmp("eq", b.binary("and", chunk, i32(each - 1)), i32(0)) if each > 1 else None
     guard, given = _guard(codegen.both(there, first), 2)
     do(b, f"{guard}st.shared.b32 [$0], $1;", "r,f" + ",b" * len(given), address, total, *given)
 
 
 class HeldParts:
-    """What a lane reads of held rows in a turn of a loop."""
+    """What a lane reads of a held row in a turn of a loop."""
 
-    def __init__(self, codegen: KernelCodegen, held: HeldRows) -> None:
+    def __init__(self, codegen: KernelCodegen, held: HeldRow) -> None:
         b, fragments = codegen.b, held.op.fragments
         self.codegen, self.held, lane = codegen, held, codegen.threads.lane
         start = _start(codegen, held)
@@ -190,9 +185,8 @@ class HeldParts:
             mine = b.sub(mine, b.mul(b.binary("and", lane, i32(LANES - 1)), i32(fragments.vector)))
             first = b.add(first, mine)
         member = b.binary("and", lane, i32(LANES - 1))
-        row = b.binary("and", b.binary("lshr", lane, i32(2)), i32(1)) if fragments.m > 1 else i32(0)
-        place = b.add(b.mul(b.add(b.mul(row, i32(held.total)), first), i32(2)), b.mul(member, i32(WIDEST)))
-        self.rows = b.add(start, b.select(reads_alone(b, lane), place, i32(held.zeros)))
+        place = b.add(b.mul(first, i32(2)), b.mul(member, i32(WIDEST)))
+        self.row = b.add(start, b.select(reads_alone(b, lane), place, i32(held.zeros)))
         run = b.add(b.binary("udiv", first, i32(held.run)), b.mul(member, i32(fragments.vector // held.run)))
         self.first_sum = b.add(b.add(start, i32(held.sums)), b.mul(run, i32(4)))
 
@@ -203,32 +197,31 @@ class HeldParts:
         for word in range(first, first + count, _CHUNK // 2):
             chunk, part = divmod(word, fragments.vector // 2)
             ahead = 2 * chunk * LANES * fragments.vector + part // (_CHUNK // 2) * LANES * WIDEST
-            words += load_words(self.codegen.b, self.rows, 2, _CHUNK, None, "shared", ahead)
+            words += load_words(self.codegen.b, self.row, 2, _CHUNK, None, "shared", ahead)
         return words
 
-    def sums(self, first: int, x: Sequence[V]) -> list[V]:
-        """The sums of the run that begins with a word, for each row."""
-        held, fragments = self.held, self.held.op.fragments
+    def sum(self, first: int, x: Sequence[V]) -> V:
+        """The sum of the run that begins with a word."""
+        fragments = self.held.op.fragments
         chunk, part = divmod(2 * first, fragments.vector)
-        place = (chunk * LANES * fragments.vector + part) // held.run
-        places = [4 * (place + row * (held.total // held.run)) for row in range(fragments.m)]
-        texts = [f"ld.shared.f32 $0, [$1+{each}];" for each in places]
-        return [asm(self.codegen.b, "float", text, "=f,r", self.first_sum, pure=False) for text in texts]
+        place = (chunk * LANES * fragments.vector + part) // self.held.run
+        text = f"ld.shared.f32 $0, [$1+{4 * place}];"
+        return asm(self.codegen.b, "float", text, "=f,r", self.first_sum, pure=False)
 
 
-def held_in(loop: tile.ForOp) -> HeldRows | None:
-    """The held rows that a loop reads itself."""
+def held_in(loop: tile.ForOp) -> HeldRow | None:
+    """The held row that a loop reads itself."""
     products = [op for op in loop.block.ops if isinstance(op, MmaOp)]
     return next((held for op in products if (held := held_by(op)) is not None), None)
 
 
-def held_by(op: MmaOp) -> HeldRows | None:
-    """The rows of a product, if they are held."""
+def held_by(op: MmaOp) -> HeldRow | None:
+    """The row of a product, if it is held."""
     load = op.a.owner
-    return HeldRows.of(op) if isinstance(load, tile.LoadOp) and HELD in load.attributes else None
+    return HeldRow.of(op) if isinstance(load, tile.LoadOp) and HELD in load.attributes else None
 
 
-def _start(codegen: KernelCodegen, held: HeldRows) -> V:
+def _start(codegen: KernelCodegen, held: HeldRow) -> V:
     base = codegen.b.emit("i32", f"ptrtoint ptr addrspace(3) @{SHARED_SYMBOL} to i32")
     return codegen.b.add(base, i32(integer(held.load, HELD)))
 
