@@ -23,6 +23,7 @@ def normal(*shape: int, dtype: torch.dtype = HALF) -> Tensor:
 
 def agree(function: Callable[..., Tensor], *inputs: Tensor, exact: Tensor) -> None:
     """At most half as wrong again as eager, and the same each time."""
+    torch.compiler.reset()
     compiled: Any = compile_with("weft", cache=False)(function)
     found = compiled(*inputs)
     errors = [((each.double() - exact).norm() / exact.norm()).item() for each in (found, function(*inputs))]

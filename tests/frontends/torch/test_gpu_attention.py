@@ -62,19 +62,31 @@ def repeated(x: torch.Tensor, times: int) -> torch.Tensor:
     return x.unsqueeze(2).expand(batch, heads, times, *rest).reshape(batch, heads * times, *rest)
 
 
-def written_out(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """As models write it, with a soft cap."""
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+def written_out(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, change: Change = torch.Tensor.contiguous
+) -> torch.Tensor:
+    """As models write it, with a soft cap; `change` is made of the weights, and changes nothing."""
     scores = query @ repeated(key, 4).transpose(2, 3) * 0.1
     scores = torch.tanh(scores / 50) * 50
     place = torch.arange(key.shape[2], device=query.device)
     scores = scores.masked_fill(place.unsqueeze(1) < place, -torch.inf)
     weights = torch.softmax(scores, -1, dtype=torch.float32)
-    return weights.to(query.dtype) @ repeated(value, 4)
+    return change(weights.to(query.dtype)) @ repeated(value, 4)
 
 
 @pytest.mark.parametrize("width", [128, 64])
 def test_attention_that_is_written_out_is_one_kernel(width: int) -> None:
     (name,) = kernels(lambda *args: [written_out(*args)], (1, 32, 4096, width), *2 * [(1, 8, 4096, width)])
+    assert name == "attention"
+
+
+@pytest.mark.parametrize("change", [_aten.alias, _aten.clone, _aten.detach])
+def test_weights_may_be_passed_on_as_they_are(change: Change) -> None:
+    """A part that is the whole, or dropout without training, comes so."""
+    (name,) = kernels(lambda *args: [written_out(*args, change)], (1, 8, 512, 64), *2 * [(1, 2, 512, 64)])
     assert name == "attention"
 
 

@@ -13,15 +13,15 @@ from torch import fx
 
 _aten: Any = torch.ops.aten
 _POWERS = {_aten._safe_softmax.default, _aten._softmax.default, _aten.exp.default}
-_VIEWS = ("view", "_unsafe_view", "reshape", "expand", "squeeze", "unsqueeze", "slice", "_to_copy", "full_like")
+_VIEWS = ("view", "_unsafe_view", "reshape", "expand", "squeeze", "unsqueeze", "slice", "alias", "detach")
+_COPIES = ("_to_copy", "clone", "full_like")
 _REDUCTIONS = ("amax", "max", "sum", "any", "all", "cat")
-_PACKETS: list[Any] = [getattr(_aten, name) for name in (*_VIEWS, *_REDUCTIONS)]
 _BETWEEN = {
     operator.getitem,
     *_POWERS,
     *(
         getattr(getattr(_aten, name), kind)
-        for name in (*_VIEWS, *_REDUCTIONS)
+        for name in (*_VIEWS, *_COPIES, *_REDUCTIONS)
         for kind in getattr(_aten, name).overloads()
     ),
 }
