@@ -86,7 +86,7 @@ def test_attention_that_is_written_out_is_one_kernel(width: int) -> None:
 @pytest.mark.parametrize("change", [_aten.alias, _aten.clone, _aten.detach])
 def test_weights_may_be_passed_on_as_they_are(change: Change) -> None:
     """A part that is the whole, or dropout without training, comes so."""
-    (name,) = kernels(lambda *args: [written_out(*args, change)], (1, 8, 512, 64), *2 * [(1, 2, 512, 64)])
+    (name,) = kernels(lambda *args: [written_out(*args, change)], (1, 32, 4096, 64), *2 * [(1, 8, 4096, 64)])
     assert name == "attention"
 
 
