@@ -102,7 +102,9 @@ def test_rows_are_multiplied_with_the_matrix_of_their_group(ends: list[int], hei
 
 
 def gated(b: Any, x: Any, w: Any, scale: Any, *table: Any, height: int) -> Any:
-    halves = [b.slice(w, starts=(0, s, 0), shape=(5, 160, 96), steps=(1, 1, 1)) for s in (0, 160)]
+    groups, columns, depth = b.tensor(w).shape
+    half = columns // 2
+    halves = [b.slice(w, starts=(0, s, 0), shape=(groups, half, depth), steps=(1, 1, 1)) for s in (0, half)]
     gate, up = (b.tiled_dot(x, half, *table, rows=height) for half in halves)
     return b.mul(b.mul(b.silu(gate), up), scale)
 
@@ -155,7 +157,9 @@ def test_roles_agree_on_how_many_tiles_there_are(height: int, count: int) -> Non
 
 
 @needs_ptxas
-@pytest.mark.parametrize(("n", "k", "gates"), [(512, 640, False), (320, 96, True), (2880, 2880, False)])
+@pytest.mark.parametrize(
+    ("n", "k", "gates"), [(512, 640, False), (320, 96, True), (2880, 2880, False), (2880, 2880, True)]
+)
 @pytest.mark.parametrize("height", [64, 128])
 def test_tiles_assemble_and_are_written_by_the_copy_engine(height: int, n: int, k: int, gates: bool) -> None:
     kernel = kernel_of(n, k, height, gates=gates)
