@@ -38,7 +38,7 @@ class Place:
     shrink: int = 1
 
     def rows(self, count: int) -> int:
-        return max(2, count // self.shrink)
+        return count if self.shrink == 1 else max(2, count // self.shrink)
 
     def size(self, count: int) -> int:
         """A size that products take: a multiple of 16."""
