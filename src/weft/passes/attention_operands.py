@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from xdsl.ir import SSAValue
 
 from weft.ir.expr import Size
-from weft.ir.types import DType, tensor_of
+from weft.ir.types import DType, f16, tensor_of
 from weft.ops.base import GraphOp, View
 from weft.ops.dot import transposed
 from weft.ops.graph import GraphBuilder
+from weft.passes.arithmetic_rules import holds
 from weft.passes.constant_values import made_by, number_of
 
 
@@ -35,27 +36,40 @@ class Factor:
         return value
 
 
+_LEAST_SCALE = 1 / 64
+"""Numbers between this and 1 leave those of f16 within its range, so that only the last bits are rounded."""
+
+
 def factor_of(value: SSAValue, dtypes: Collection[DType], *, scaled: bool = True) -> Factor:
     """What lies deepest of a value that was cast among floats, viewed and, if it may be `scaled`, times numbers.
 
-    It is of one of the types, if there is such. What was rounded on the way is not: the kernel scales scores, in f32.
+    It is of one of the types, if there is such. That products with numbers were rounded to its own type does not count:
+    the kernel scales scores, in f32. Values that were rounded to another type stay so, which is what somebody wants.
     """
     found, scale = Factor(value, 1.0), 1.0
     views: list[GraphOp] = []
+    rounded: DType | None = None  # what products with numbers were rounded to, until one finds what was multiplied
     while (step := _step(value)) is not None:
-        factor = times_number(step)
-        if factor is not None and not scaled:
-            break
         if isinstance(step, View):
             views.append(step)
             value = step.operands[0]
             continue
+        factor = times_number(step)
+        source, result = (tensor_of(x.type).dtype for x in (step.operands[0], value))
         if factor is not None:
+            if not scaled or (f16 in (result, rounded) and not _LEAST_SCALE <= abs(factor[1]) <= 1):
+                break
             value, by = factor
             scale *= by
         else:
+            if not holds(result, source):
+                if rounded is not None or result.bits < 16:
+                    break
+                rounded = result
             value = step.operands[0]
-        if tensor_of(value.type).dtype in dtypes:
+            if rounded is not None and holds(rounded, source):
+                rounded = None
+        if rounded is None and tensor_of(value.type).dtype in dtypes:
             found = Factor(value, scale, tuple(views))
     return found
 

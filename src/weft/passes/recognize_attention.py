@@ -21,6 +21,7 @@ from weft.ops.attention import WIDEST_HEAD, AnyAttention, widest_head
 from weft.ops.base import GraphOp, View
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GraphBuilder
+from weft.passes.arithmetic_rules import holds
 from weft.passes.attention_masks import Masks, unbroadcast
 from weft.passes.attention_operands import factor_of, reshaped, times_number, uncast, untransposed
 from weft.passes.constant_values import made_by, number_of
@@ -86,8 +87,10 @@ _STEPS = ("graph.add", "graph.where", "graph.mul", "graph.div", "graph.cast", "g
 
 def _recognized(b: GraphBuilder, product: Dot, *, narrow: bool) -> SSAValue | None:
     weights, v = product.operands
+    wide = tensor_of(v.type).dtype
+    values = factor_of(v, (bf16, f16) if narrow else (wide,), scaled=False)
     ops: list[GraphOp] = [product]
-    softmax = _softmax_of(weights, ops)
+    softmax = _softmax_of(weights, ops, values.dtype)
     if softmax is None:
         return None
     ops += softmax.ops
@@ -98,10 +101,10 @@ def _recognized(b: GraphBuilder, product: Dot, *, narrow: bool) -> SSAValue | No
         ops.append(step)
         factor = times_number(step)
         if step.name in ("graph.cast", "graph.reshape"):
-            if not _keeps_scores(step):
+            if not _keeps_scores(step, values.dtype):
                 return None
             value = step.operands[0]
-        elif factor is not None:
+        elif factor is not None and tensor_of(factor[0].type) == tensor_of(value.type):
             value, by = factor
             scale *= by
         elif step.name == "graph.tanh" and not softcap and scale > 0:
@@ -122,34 +125,34 @@ def _recognized(b: GraphBuilder, product: Dot, *, narrow: bool) -> SSAValue | No
     return _emit(b, product, value.owner, v, masks, softmax.sinks, numbers, narrow=narrow)
 
 
-def _through_views(value: SSAValue, ops: list[GraphOp]) -> SSAValue:
+def _through_views(value: SSAValue, ops: list[GraphOp], dtype: DType) -> SSAValue:
     """What the weights are a reshape or a rounded copy of."""
-    while (step := made_by(value, "graph.cast", "graph.reshape")) is not None and _keeps_scores(step):
+    while (step := made_by(value, "graph.cast", "graph.reshape")) is not None and _keeps_scores(step, dtype):
         ops.append(step)
         value = step.operands[0]
     return value
 
 
-def _keeps_scores(step: GraphOp) -> bool:
-    """Whether a reshape leaves the rows and columns of the scores alone, or a cast leaves floats floats."""
+def _keeps_scores(step: GraphOp, dtype: DType) -> bool:
+    """Whether a reshape leaves the rows and columns of the scores alone, or a cast has floats as fine as the values."""
     source, result = tensor_of(step.operands[0].type), tensor_of(step.results[0].type)
     if step.name == "graph.cast":
-        return source.dtype.is_float and result.dtype.is_float
+        return source.dtype.is_float and result.dtype.is_float and holds(result.dtype, dtype)
     return min(source.rank, result.rank) >= 2 and source.shape[-2:] == result.shape[-2:]
 
 
-def _softmax_of(weights: SSAValue, ops: list[GraphOp]) -> _Softmax | None:
+def _softmax_of(weights: SSAValue, ops: list[GraphOp], dtype: DType) -> _Softmax | None:
     """The softmax that weights are, or all columns of which they are but that of sinks; what lies between is noted."""
-    value = _through_views(weights, ops)
+    value = _through_views(weights, ops, dtype)
     part = made_by(value, "graph.slice")
     if part is None:
         return _softmax(value)
     ops.append(part)
-    softmax = _softmax(_through_views(part.operands[0], ops))
-    return None if softmax is None else _without_sinks(softmax, part)
+    softmax = _softmax(_through_views(part.operands[0], ops, dtype))
+    return None if softmax is None else _without_sinks(softmax, part, dtype)
 
 
-def _without_sinks(softmax: _Softmax, part: GraphOp) -> _Softmax | None:
+def _without_sinks(softmax: _Softmax, part: GraphOp, dtype: DType) -> _Softmax | None:
     """A softmax over scores and a column of sinks, of which a part has all but this column."""
     value = softmax.scores
     shape = tensor_of(value.type).shape
@@ -161,6 +164,8 @@ def _without_sinks(softmax: _Softmax, part: GraphOp) -> _Softmax | None:
             if greatest is None or greatest.operands[0] is not step.operands[0] or greatest.params != last:
                 return None
             softmax.ops.append(greatest)
+        elif not _keeps_scores(step, dtype):
+            return None
         value = step.operands[0]
     joined = made_by(value, "graph.concat")
     if softmax.safe or joined is None or len(joined.operands) != 2 or joined.params["dim"] != len(shape) - 1:
