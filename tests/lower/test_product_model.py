@@ -31,6 +31,8 @@ def test_tiles_fill_the_last_wave() -> None:
 def test_sums_in_parts_and_second_products_take_registers() -> None:
     two = estimates(Products(4096, 4096, 4096, count=2), GPU)
     assert all(2 * each.sides[0] * each.sides[1] <= 128 * 256 for each in two)
+    low = estimates(Products(2, 2880, 2880, 32, count=2), GPU, height=64)
+    assert low and all(2 * each.sides[1] <= 256 for each in low), "one warp group has half of the registers"
     in_parts = estimates(Products(4096, 4096, 4096, width=1, in_parts=True), GPU)
     assert in_parts[0].sides == (128, 128, 128) and all(each.sides[0] <= 128 for each in in_parts)
     assert estimates(Products(8192, 8192, 8192, width=1, in_parts=True), GPU)[0].sides == (128, 192, 128)

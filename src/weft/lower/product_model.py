@@ -38,8 +38,8 @@ _MOST_PARTS, _SUM_BYTES = 8, 4
 """Parts that K is cut into, and the bytes of their sums."""
 _JOINING, _NEAR = 0.5e-6, 1.0e13
 """Seconds until parts are being added, and bytes a second that the second-level cache writes and reads of them."""
-_MOST_SUMS = 128 * 256
-"""Elements that two warp groups have registers to sum up."""
+_MOST_SUMS = 64 * 256
+"""Elements that a warp group has registers to sum up."""
 _TILES_IN_PARTS = ((128, 256), (128, 192), (128, 128), (64, 128), (64, 64))
 """Those that leave room for another sum beside each: of the widest, one half at a time."""
 _ODD, _LOST, _LOST_BY_HALVES = 192, 1.06, 1.1
@@ -99,11 +99,18 @@ def estimates(products: Products, machine: Machine, height: int | None = None) -
     """All tiles that there is room for, of a `height` if it is given, the fastest first."""
     tiles = [tile for tile in _TILES if not products.in_parts or tile in _TILES_IN_PARTS]
     if height is not None:
-        tiles = [tile for tile in tiles if tile[0] == height]
+        most = _COLUMNS[0] if height <= _ROWS else _MOST_SUMS
+        tiles = [tile for tile in tiles if tile[0] == height and tile[1] <= most]
     elif products.m <= ROWS_OF_TILE and products.width == 2:
         tiles = [(ROWS_OF_TILE, columns) for columns in _COLUMNS if products.count * columns <= _COLUMNS[0]]
-    fitting = [tile for tile in tiles if products.count * tile[0] * tile[1] <= _MOST_SUMS]
+    fitting = [tile for tile in tiles if products.count * _summed(tile) <= _MOST_SUMS]
     return sorted((estimate(products, tile, machine) for tile in fitting), key=lambda each: each.seconds)
+
+
+def _summed(tile: Sequence[int]) -> int:
+    """The elements of a tile that one warp group sums up."""
+    rows, columns = tile
+    return rows * columns // (1 if rows <= _ROWS else 2)
 
 
 def parts_of(dots: Sequence[Dot], machine: Machine) -> int:

@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from xdsl.context import Context
 from xdsl.dialects.builtin import UnitAttr
 
@@ -16,12 +19,16 @@ from weft.backends.nvidia.protocol import check
 from weft.backends.nvidia.roles_protocol import protocol_of
 from weft.backends.nvidia.target import target_named
 from weft.backends.reference.graph import run
+from weft.config import Config
+from weft.frontends.torch.decompositions import decompositions
+from weft.frontends.torch.importer import import_graph
 from weft.ir.types import Tensor, bf16, dtype_of_numpy, i32, u8
 from weft.lower.machine import gpu_machine
 from weft.ops.dot import TiledDot
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp, module_of
 from weft.ops.quantized import dequantized
 from weft.passes.tile_groups import IN_ORDER, TileGroups, expected_groups, rows_of_tile, tiles
+from weft.pipelines import compile_nvidia
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.tile import dialect as tile
 
@@ -102,7 +109,9 @@ def test_rows_are_multiplied_with_the_matrix_of_their_group(ends: list[int], hei
 
 
 def gated(b: Any, x: Any, w: Any, scale: Any, *table: Any, height: int) -> Any:
-    halves = [b.slice(w, starts=(0, s, 0), shape=(5, 160, 96), steps=(1, 1, 1)) for s in (0, 160)]
+    groups, columns, depth = b.tensor(w).shape
+    half = columns // 2
+    halves = [b.slice(w, starts=(0, s, 0), shape=(groups, half, depth), steps=(1, 1, 1)) for s in (0, half)]
     gate, up = (b.tiled_dot(x, half, *table, rows=height) for half in halves)
     return b.mul(b.mul(b.silu(gate), up), scale)
 
@@ -155,7 +164,9 @@ def test_roles_agree_on_how_many_tiles_there_are(height: int, count: int) -> Non
 
 
 @needs_ptxas
-@pytest.mark.parametrize(("n", "k", "gates"), [(512, 640, False), (320, 96, True), (2880, 2880, False)])
+@pytest.mark.parametrize(
+    ("n", "k", "gates"), [(512, 640, False), (320, 96, True), (2880, 2880, False), (2880, 2880, True)]
+)
 @pytest.mark.parametrize("height", [64, 128])
 def test_tiles_assemble_and_are_written_by_the_copy_engine(height: int, n: int, k: int, gates: bool) -> None:
     kernel = kernel_of(n, k, height, gates=gates)
@@ -173,3 +184,17 @@ def test_tiles_are_as_high_as_groups_are_large() -> None:
     assert rows_of_tile(16, 32, coded=False) == 64
     assert rows_of_tile(64, 32, coded=True) == 8
     assert rows_of_tile(16384, 32, coded=True) == 128
+
+
+@pytest.mark.parametrize(("rows", "groups"), [(64, 32), (32, 8), (7, 7), (700, 8)])
+def test_two_kernels_find_the_tiles(rows: int, groups: int) -> None:
+    def call(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> list[torch.Tensor]:
+        return [torch._grouped_mm(x, w.transpose(1, 2), offs=ends)]
+
+    with FakeTensorMode():
+        x, w = (torch.empty(shape, dtype=torch.bfloat16, device="cuda") for shape in ((rows, 512), (groups, 640, 512)))
+        ends = torch.empty(groups, dtype=torch.int32, device="cuda")
+        traced = make_fx(call, decomposition_table=decompositions())(x, w, ends)
+    function = import_graph(traced, "main", Config(cache=False), device="cuda", tensor_cores=True).function
+    names = [getattr(step, "function", "") for step in compile_nvidia(function, Config(cache=False), TARGET).plan.steps]
+    assert len(names) == 3 and names[-1].startswith("tiled_dot")

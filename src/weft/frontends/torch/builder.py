@@ -12,7 +12,7 @@ import torch.utils._pytree as pytree
 from xdsl.ir import Operation, SSAValue
 
 from weft.errors import UnsupportedError
-from weft.frontends.torch.dtypes import from_torch
+from weft.frontends.torch.dtypes import FLOAT8, HALF, from_torch, largest_cast
 from weft.frontends.torch.sizes import sizes_of
 from weft.ir.expr import Expr, Size
 from weft.ir.types import DType, Tensor, boolean, f32, i64
@@ -120,7 +120,15 @@ class ImportBuilder(GraphBuilder):
 
     def to(self, value: SSAValue, dtype: DType) -> SSAValue:
         """The value in another element type; itself where it has it."""
-        return value if self.dtype(value) == dtype else self.emit("cast", value, dtype=dtype)
+        source = self.dtype(value)
+        if source == dtype:
+            return value
+        if dtype in FLOAT8 and source not in (f32, *HALF, boolean):
+            value = self.to(value, f32)  # as torch does, which rounds f64 twice
+        largest = largest_cast(dtype)
+        if largest is not None and source != boolean:
+            value = self.emit("clamp", value, low=-largest, high=largest)
+        return self.emit("cast", value, dtype=dtype)
 
     def operand(self, value: SSAValue | bool | int | float | Expr, dtype: DType) -> SSAValue:
         """A tensor or a number, in the type an op computes in."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from functools import cache
 
 import torch
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]  no public name
+)
 from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
@@ -48,6 +53,20 @@ def from_torch(dtype: torch.dtype) -> DType:
 def to_torch(dtype: DType) -> torch.dtype:
     """Torch's name of a Weft type."""
     return _TORCH[dtype]
+
+
+@cache
+def largest_cast(dtype: DType) -> float | None:
+    """The number that torch casts all larger ones to; None where they become infinite, or none.
+
+    For f8e4m3, which has no infinity, versions of torch differ: those before 2.13 give NaN.
+    """
+    if dtype not in FLOAT8:
+        return None
+    narrow = to_torch(dtype)
+    with _disable_current_modes():  # a graph may be traced now, on tensors without data
+        found = torch.full((1,), math.inf, dtype=torch.float32, device="cpu").to(narrow).to(torch.float32).item()
+    return found if math.isfinite(found) else None
 
 
 Operand = SSAValue | bool | int | float | Expr
