@@ -109,7 +109,7 @@ class KernelOp(WeftOp):
     ones, the work of programs grows or falls along the next to last axis of the grid (or the only one). With a
     `limit`, the first number of that argument's memory says how many programs there are along the last axis of the
     grid, of which it is the most that there may be. With a `counter`, programs are of different lengths, and that
-    argument's memory is there to count those that were begun: one number, 0 before and after.
+    argument's memory is there to count those that were begun: one number, 0 before.
     """
 
     name = "tile.kernel"
