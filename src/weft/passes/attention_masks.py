@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from xdsl.ir import SSAValue
@@ -20,9 +21,30 @@ _ABSORBS = -(2.0**100)
 """Added to a score, a number below this gives itself: a row that is masked all over comes out even, as if replaced."""
 
 
+@dataclass(frozen=True)
+class _Mask:
+    """Scores get `fill` where the condition fails that `keeps` them, or else holds; as `added` numbers, if there are.
+
+    Without a condition, numbers are added of which nothing is known.
+    """
+
+    condition: SSAValue | None
+    fill: float
+    keeps: bool
+    added: SSAValue | None = None
+
+
+class Combined(NamedTuple):
+    """Masks as the op takes them; `hides_rows` if there may be rows without any key, for which softmax gives NaN."""
+
+    operands: tuple[SSAValue, ...]
+    causal: bool
+    hides_rows: bool
+
+
 @dataclass
 class Masks:
-    """The masks on scores of one shape.
+    """The masks on scores of one shape, noted from the one that is applied last to the first.
 
     `safe` says that a row without any key gives zeros, which is what the op does; softmax gives NaN. `hides` says that
     the lowest numbers do, too.
@@ -32,98 +54,95 @@ class Masks:
     safe: bool
     causal: bool = False
     hides: bool = False
-    kept: list[SSAValue] = field(default_factory=list[SSAValue])
-    added: list[SSAValue] = field(default_factory=list[SSAValue])
-    negated: list[SSAValue] = field(default_factory=list[SSAValue])
-    filled: list[tuple[SSAValue, float, bool]] = field(default_factory=list[tuple[SSAValue, float, bool]])
+    noted: list[_Mask] = field(default_factory=list[_Mask])
 
-    def add(self, mask: SSAValue) -> bool:
-        """Note a tensor that is added to the scores; says whether that can be done."""
+    def add(self, mask: SSAValue) -> None:
+        """Note a tensor that is added to the scores."""
         mask = _unwidened(unbroadcast(mask))
         narrowed = made_by(mask, "graph.cast")
         choice = made_by(mask if narrowed is None else narrowed.operands[0], "graph.where")
         if choice is not None:
             condition, *values = choice.operands
             yes, no = (_number(value, tensor_of(mask.type).dtype) for value in values)
-            numbers = [self._hidden(yes, condition, keeps=False), self._hidden(no, condition, keeps=True)]
-            if numbers == [0, -math.inf]:
-                return self.keep(condition)
-            if numbers == [-math.inf, 0]:
-                return self._keep_where_not(condition)
+            for kept, fill, keeps in ((yes, no, True), (no, yes, False)):
+                if kept == 0 and fill is not None and fill < _ABSORBS:
+                    self.noted.append(_Mask(condition, fill, keeps, mask))
+                    return
         if number_of(mask) != 0:
-            self.added.append(mask)
-        return True
-
-    def _hidden(self, number: float | None, condition: SSAValue, *, keeps: bool) -> float | None:
-        """A number that scores get where a condition that `keeps` them fails, or else holds; -inf if it hides them so.
-
-        Lowest numbers do so in rows that see a key, as all do where the condition is causal, or holds for own places.
-        """
-        if number is None or number >= _ABSORBS:
-            return number
-        condition = unbroadcast(condition)
-        sees = _is_causal(condition, self.shape, hides=not keeps) or (keeps and sees_own_place(condition, self.shape))
-        return -math.inf if self.hides or sees else number
+            self.noted.append(_Mask(None, 0.0, True, mask))
 
     def choose(self, condition: SSAValue, fill: float, keeps: bool) -> bool:
-        """Note that scores are kept where the condition is `keeps`, and replaced by `fill` elsewhere."""
-        if self._hidden(fill, condition, keeps=keeps) == -math.inf:
-            return self.keep(condition) if keeps else self._keep_where_not(condition)
-        if not fill < _ABSORBS:
-            return False
-        self.filled.append((condition, fill, keeps))
-        return True
+        """Note that scores are kept where the condition is `keeps`, and replaced by a low `fill` elsewhere."""
+        if fill < _ABSORBS:
+            self.noted.append(_Mask(condition, fill, keeps))
+        return fill < _ABSORBS
 
-    def keep(self, condition: SSAValue) -> bool:
-        """Note that keys count only where the condition holds."""
-        condition = unbroadcast(condition)
-        both = made_by(condition, "graph.bitwise_and", "graph.logical_and")
-        if both is not None and tensor_of(both.operands[0].type).dtype == boolean:
-            return all([self.keep(operand) for operand in both.operands])
-        if _is_causal(condition, self.shape):
-            self.causal = True
-        elif number_of(condition) is not True:
-            self.kept.append(condition)
-        return True
-
-    def _keep_where_not(self, condition: SSAValue) -> bool:
-        condition = unbroadcast(condition)
-        negated = made_by(condition, "graph.logical_not", "graph.bitwise_not")
-        if negated is not None:
-            return self.keep(negated.operands[0])
-        if _is_causal(condition, self.shape, hides=True):
-            self.causal = True
-            return True
-        self.negated.append(condition)
-        return True
-
-    def combined(self, b: GraphBuilder, dtype: DType) -> tuple[tuple[SSAValue, ...], bool]:
+    def combined(self, b: GraphBuilder, dtype: DType) -> Combined:
         """The mask as operand of the op, if one is left, and whether it is causal."""
-        self.kept += [b.logical_not(condition) for condition in self.negated]
-        self.negated.clear()
-        for condition, fill, keeps in self.filled:
-            zero, low = (b.full(value=number, shape=(), dtype=dtype) for number in (0, fill))
-            self.added.append(b.where(condition, zero, low) if keeps else b.where(condition, low, zero))
-        self.filled.clear()
-        keep = _joined(b, "bitwise_and", self.kept)
-        added = _joined(
-            b, "add", [x if tensor_of(x.type).dtype == dtype else b.cast(x, dtype=dtype) for x in self.added]
-        )
+        hiding = self._hiding()
+        # Lowest numbers that replace scores show again what masks before them hid: these are applied one by one.
+        replaces = (n for n, mask in enumerate(self.noted) if not hiding[n] and mask.added is None)
+        last = next(replaces, len(self.noted))
+        kept: list[SSAValue] = []
+        causal, added = self.causal, None
+        for n, mask in reversed(list(enumerate(self.noted))):
+            if hiding[n] and n < last:
+                for condition, keeps in _conditions(mask):
+                    if _is_causal(condition, self.shape, hides=not keeps):
+                        causal = True
+                    else:
+                        kept.append(condition if keeps else b.logical_not(condition))
+            elif mask.added is not None:
+                number = mask.added if tensor_of(mask.added.type).dtype == dtype else b.cast(mask.added, dtype=dtype)
+                added = number if added is None else b.add(added, number)
+            elif mask.condition is not None:
+                others = b.full(value=0, shape=(), dtype=dtype) if added is None else added
+                low = b.full(value=mask.fill, shape=(), dtype=dtype)
+                added = b.where(mask.condition, *((others, low) if mask.keeps else (low, others)))
+        hides_rows = not self.safe and (bool(kept) or (added is not None and _may_hide(added)))
+        keep = _joined(b, "bitwise_and", kept)
         if keep is None or added is None:
             mask = keep if added is None else added
-            return (() if mask is None else (mask,)), self.causal
-        return (b.where(keep, added, b.full(value=-math.inf, shape=(), dtype=dtype)),), self.causal
+            return Combined(() if mask is None else (mask,), causal, hides_rows)
+        both = b.where(keep, added, b.full(value=-math.inf, shape=(), dtype=dtype))
+        return Combined((both,), causal, hides_rows)
 
     def fits(self, dtype: DType) -> bool:
         """Whether what is added can be held in the type of the op."""
-        held = all(holds(dtype, tensor_of(mask.type).dtype) for mask in self.added)
-        return held and all(math.isfinite(as_held(fill, dtype)) for _, fill, _ in self.filled)
+        left = [mask for mask, hides in zip(self.noted, self._hiding(), strict=True) if not hides]
+        held = all(holds(dtype, tensor_of(mask.added.type).dtype) for mask in left if mask.added is not None)
+        return held and all(math.isfinite(as_held(mask.fill, dtype)) for mask in left if mask.added is None)
 
-    @property
-    def may_hide_rows(self) -> bool:
-        """Whether rows that no key counts for are NaN, and there may be such."""
-        hidden = [*self.kept, *(x for x in self.added if _may_hide(x))]
-        return not self.safe and bool(hidden)
+    def _hiding(self) -> list[bool]:
+        """Which of the masks hide keys: -∞, and lowest numbers where it is sure that every row sees a key.
+
+        That takes a key which all masks let a row see: the first one of causal masks, or that of the row's own place.
+        """
+        low = any(-math.inf < mask.fill < 0 for mask in self.noted)
+        hides = self.hides or (low and all(mask.condition is not None for mask in self.noted) and self._share_a_key())
+        return [mask.condition is not None and (hides or mask.fill == -math.inf) for mask in self.noted]
+
+    def _share_a_key(self) -> bool:
+        conditions = [condition for mask in self.noted for condition in _conditions(mask)]
+        others = [pair for pair in conditions if not _is_causal(pair[0], self.shape, hides=not pair[1])]
+        own = self.shape[-1] == self.shape[-2]
+        return not others or (own and all(keeps and sees_own_place(x, self.shape) for x, keeps in others))
+
+
+def _conditions(mask: _Mask) -> list[tuple[SSAValue, bool]]:
+    """What must hold for a mask to keep scores, or where that is false, must not."""
+    return [] if mask.condition is None else _parts(mask.condition, mask.keeps)
+
+
+def _parts(condition: SSAValue, keeps: bool) -> list[tuple[SSAValue, bool]]:
+    condition = unbroadcast(condition)
+    negated = None if keeps else made_by(condition, "graph.logical_not", "graph.bitwise_not")
+    if negated is not None:
+        return _parts(negated.operands[0], keeps=True)
+    both = made_by(condition, "graph.bitwise_and", "graph.logical_and") if keeps else None
+    if both is not None and tensor_of(both.operands[0].type).dtype == boolean:
+        return [part for operand in both.operands for part in _parts(operand, keeps=True)]
+    return [] if keeps and number_of(condition) is True else [(condition, keeps)]
 
 
 def _number(value: SSAValue, dtype: DType) -> float | None:

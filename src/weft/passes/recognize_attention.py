@@ -5,6 +5,7 @@ The scores between the two products never exist in memory then: the op's kernel 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -223,7 +224,8 @@ def _masked(masks: Masks, step: GraphOp) -> SSAValue | None:
     if step.name == "graph.add":
         for scores, mask in (step.operands, reversed(step.operands)):
             if tensor_of(scores.type).shape == shape and _leads_to_product(scores):
-                return scores if masks.add(mask) else None
+                masks.add(mask)
+                return scores
         return None
     if step.name != "graph.where":
         return None
@@ -282,11 +284,11 @@ def _emit(
     lead = masks.shape[:-2]
     q, k, v = (reshaped(b, x, (*lead, *tensor_of(x.type).shape[-2:])) for x in (factor.seen(b) for factor in factors))
     k = untransposed(b, k)
-    mask, causal = masks.combined(b, kind)
+    mask = masks.combined(b, kind)
     numbers["scale"] *= factors[0].scale * factors[1].scale
-    flags = {"undefined": masks.may_hide_rows, "sinks": bool(sinks)}
-    params = {"causal": causal, **numbers, **{name: True for name, flag in flags.items() if flag}}
-    result: SSAValue = b.attention(q, k, v, *mask, *sinks, **params)
+    flags = {"undefined": mask.hides_rows, "sinks": bool(sinks)}
+    params = {"causal": mask.causal, **numbers, **{name: True for name, flag in flags.items() if flag}}
+    result: SSAValue = b.attention(q, k, v, *mask.operands, *sinks, **params)
     result = result if dtype == wide else b.cast(result, dtype=wide)
     shape = tensor_of(product.results[0].type).shape
     return result if tensor_of(result.type).shape == shape else b.reshape(result, shape=shape)
@@ -315,12 +317,14 @@ def _with_better_mask(b: GraphBuilder, op: AnyAttention) -> Sequence[SSAValue]:
     shape = (*tensor_of(q.type).shape[:-1], tensor_of(k.type).shape[-2])
     masks = Masks(shape, safe=True, causal=op.params["causal"])
     dtype = tensor_of(mask[0].type).dtype if tensor_of(mask[0].type).dtype.is_float else tensor_of(q.type).dtype
-    known = masks.keep(mask[0]) if not tensor_of(mask[0].type).dtype.is_float else masks.add(mask[0])
-    if not known:
+    if tensor_of(mask[0].type).dtype.is_float:
+        masks.add(mask[0])
+    else:
+        masks.choose(mask[0], -math.inf, keeps=True)
+    better = masks.combined(b, dtype)
+    if list(better.operands) == mask and better.causal == op.params["causal"]:
         return ()
-    better, causal = masks.combined(b, dtype)
-    if list(better) == mask and causal == op.params["causal"]:
-        return ()
-    made = type(op).make(q, k, v, *better, *op.sinks, location=b.location, **op.params | {"causal": causal})
+    params = op.params | {"causal": better.causal}
+    made = type(op).make(q, k, v, *better.operands, *op.sinks, location=b.location, **params)
     b.insert(made)
     return made.results

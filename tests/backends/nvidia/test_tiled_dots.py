@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from xdsl.context import Context
 from xdsl.dialects.builtin import UnitAttr
 
@@ -16,12 +19,16 @@ from weft.backends.nvidia.protocol import check
 from weft.backends.nvidia.roles_protocol import protocol_of
 from weft.backends.nvidia.target import target_named
 from weft.backends.reference.graph import run
+from weft.config import Config
+from weft.frontends.torch.decompositions import decompositions
+from weft.frontends.torch.importer import import_graph
 from weft.ir.types import Tensor, bf16, dtype_of_numpy, i32, u8
 from weft.lower.machine import gpu_machine
 from weft.ops.dot import TiledDot
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp, module_of
 from weft.ops.quantized import dequantized
 from weft.passes.tile_groups import IN_ORDER, TileGroups, expected_groups, rows_of_tile, tiles
+from weft.pipelines import compile_nvidia
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.tile import dialect as tile
 
@@ -177,3 +184,17 @@ def test_tiles_are_as_high_as_groups_are_large() -> None:
     assert rows_of_tile(16, 32, coded=False) == 64
     assert rows_of_tile(64, 32, coded=True) == 8
     assert rows_of_tile(16384, 32, coded=True) == 128
+
+
+@pytest.mark.parametrize(("rows", "groups"), [(64, 32), (32, 8), (7, 7), (700, 8)])
+def test_two_kernels_find_the_tiles(rows: int, groups: int) -> None:
+    def call(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> list[torch.Tensor]:
+        return [torch._grouped_mm(x, w.transpose(1, 2), offs=ends)]
+
+    with FakeTensorMode():
+        x, w = (torch.empty(shape, dtype=torch.bfloat16, device="cuda") for shape in ((rows, 512), (groups, 640, 512)))
+        ends = torch.empty(groups, dtype=torch.int32, device="cuda")
+        traced = make_fx(call, decomposition_table=decompositions())(x, w, ends)
+    function = import_graph(traced, "main", Config(cache=False), device="cuda", tensor_cores=True).function
+    names = [getattr(step, "function", "") for step in compile_nvidia(function, Config(cache=False), TARGET).plan.steps]
+    assert len(names) == 3 and names[-1].startswith("tiled_dot")
