@@ -38,7 +38,7 @@ from weft.ops.attention import AnyAttention
 from weft.ops.body import Value
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
-from weft.passes.read_pages import Pages, pages_of
+from weft.passes.read_pages import Pages, pages_of, pages_of_both
 from weft.tile import dialect as tile
 
 LOG2_E = 1.4426950408889634
@@ -89,6 +89,7 @@ class AttentionLowering:
         self.keys = k.shape[-2]
         width, out_width = q.shape[-1], result.shape[-1]
         self.domain = domain = Domain(result.shape, (self.keys, width))
+        self.is_paged = self.reads_pages and pages_of_both(self.op, self.layouts.get) is not None
         while domain.split(addresses := self._record()):
             pass
         rank = result.rank
@@ -104,7 +105,7 @@ class AttentionLowering:
         sides = result.shape[-2], self.keys, width, out_width
         chosen = choose_attention_blocks(*sides, self.machine, masked=bool(self.op.masks))
         self.blocks = given_blocks(self.group, "attention") or chosen
-        for pages in self.pages.values():
+        for pages in self.pages.values():  # of one size
             rows, keys, *widths = self.blocks.sides
             self.blocks = replace(self.blocks, sides=(rows, keys_of_block(pages, keys), *widths))
         return self._emit(lead)
@@ -138,8 +139,8 @@ class AttentionLowering:
         self.pages: dict[int, Pages] = {}
         paged: list[Size] = []
         for number, (value, index) in enumerate(zip(values, indices, strict=True)):
-            pages = pages_of(value, index, domain.bounds) if self.reads_pages and number in (1, 2) else None
-            if pages is None or not {pages.cache, pages.table} <= self.layouts.keys():
+            pages = pages_of(value, index, domain.bounds) if self.is_paged and number in (1, 2) else None
+            if pages is None:
                 recorder.at(Source(value, tensor_of(value.type)), index)
                 continue
             self.pages[number] = pages

@@ -52,7 +52,7 @@ def _zeroed(b: GraphBuilder) -> list[SSAValue]:
 
 
 def is_flash(op: AnyAttention) -> bool:
-    """Whether tensor cores take the products: of 16-bit operands, in heads that one tile holds."""
+    """Whether tensor cores take the products: of 16-bit operands, in heads that tiles hold, whole or in halves."""
     q, k, v = (tensor_of(value.type) for value in op.operands[:3])
     widths, most = (q.shape[-1], v.shape[-1]), widest_head(q.shape[-2])
     return (

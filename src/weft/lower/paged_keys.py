@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from xdsl.dialects.builtin import IndexType
+from xdsl.dialects.builtin import IndexType, IntegerAttr, i64
 from xdsl.ir import SSAValue
 
 from weft.ir.expr import Size, coefficient_of, floordiv, maximum, minimum, mod, substitute, symbol
@@ -51,9 +51,10 @@ def load_pages(lowering: FlashLowering, pages: Pages, start: Size, letters: str)
         "starts": [first if letter == "j" else 0 for letter in letters],
     }
     attributes, operands = emit.sizes(*expressions.values())
+    in_pieces = {"piece_axis": IntegerAttr(letters.index("j"), i64)} if len(numbers) > 1 else {}
     op = tile.LoadOp.create(
         operands=[emit.pointers[cache], *operands],
-        attributes=dict(zip(expressions, attributes, strict=True)),
+        attributes={**dict(zip(expressions, attributes, strict=True)), **in_pieces},
         result_types=[tile.TileType.of(tuple(sides.values()), register_dtype(tensor_of(cache.type).dtype))],
     )
     return emit.add(op)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,19 +11,22 @@ from xdsl.dialects.builtin import ModuleOp, UnitAttr
 from xdsl.ir import OpResult, SSAValue
 from xdsl.passes import ModulePass
 
-from weft.ir.expr import Size, coefficient_of, simplify, symbol, symbols_of
+from weft.ir.expr import Size, coefficient_of, simplify, split_multiple, symbol, symbols_of
 from weft.ir.types import bf16, f16, tensor_of
 from weft.ops.attention import AnyAttention
 from weft.ops.base import Elementwise, GraphOp
 from weft.ops.graph import FuncOp
 from weft.ops.index import Take
+from weft.ops.layouts import Layout
 from weft.ops.reshaping import reshape_index
-from weft.passes.build_groups import INLINED
+from weft.passes.build_groups import INLINED, ValueLayouts
 from weft.passes.constant_values import made_by
 
 PAGE, SLOT = "page", "slot"
 _UNIT, _MOST_WIDTH = 16, 256
 """Pages have whole fragments of the tensor cores, and heads fit into one tile."""
+_ENGINE = 16
+"""Bytes in multiples of which the copy engine counts where lines begin."""
 _VIEWS = ("graph.permute", "graph.reshape", "graph.broadcast", "graph.slice")
 
 
@@ -80,6 +83,34 @@ def pages_of(value: SSAValue, index: Sequence[Size], bounds: dict[str, Size]) ->
     return None
 
 
+def pages_of_both(op: AnyAttention, layout_of: Callable[[SSAValue], Layout | None]) -> tuple[Pages, Pages] | None:
+    """How keys and values of attention lie in pages, where both do, in such as a kernel can read."""
+    keys, values = (_readable(value, layout_of) for value in op.operands[1:3])
+    # One block of keys is whole pages of both, or a part of one of each.
+    return (keys, values) if keys is not None and values is not None and keys.size == values.size else None
+
+
+def _readable(value: SSAValue, layout_of: Callable[[SSAValue], Layout | None]) -> Pages | None:
+    """How an operand of attention lies in pages, if it does and the copy engine can bring lines of them.
+
+    The elements of a head lie side by side, and all else is so many bytes apart as the engine counts in.
+    """
+    tensor = tensor_of(value.type)
+    variables = [f"i{d}" for d in range(tensor.rank)]
+    index: list[Size] = [0 if n == 1 else symbol(v) for v, n in zip(variables, tensor.shape, strict=True)]
+    pages = pages_of(value, index, dict(zip(variables, tensor.shape, strict=True)))
+    width = tensor.shape[-1]
+    if pages is None or pages.size % _UNIT or not isinstance(width, int) or width % 8 or width > _MOST_WIDTH:
+        return None
+    layout = layout_of(pages.cache)
+    if layout is None or layout_of(pages.table) is None:
+        return None
+    along = coefficient_of(layout.address(pages.index), variables[-1])
+    if along is None or along[0] != 1 or split_multiple(along[1], _ENGINE // tensor.dtype.bytes)[1] != 0:
+        return None
+    return pages
+
+
 def _narrow(table: SSAValue) -> SSAValue:
     """The numbers of a table before they were widened."""
     cast = made_by(table, "graph.cast")
@@ -133,29 +164,21 @@ class ReadPages(ModulePass):
         for function in op.body.block.ops:
             if not isinstance(function, FuncOp):
                 continue
+            layouts = ValueLayouts(function)
             for each in list(function.block.ops):
-                takes = _pages(each) if isinstance(each, AnyAttention) else []
-                if takes:
-                    for take in takes:
-                        take.attributes[INLINED] = UnitAttr()
+                for take in _takes(each, layouts) if isinstance(each, AnyAttention) else ():
+                    take.attributes[INLINED] = UnitAttr()
 
 
-def _pages(op: AnyAttention) -> list[Take]:
+def _takes(op: AnyAttention, layouts: ValueLayouts) -> list[Take]:
     """What chooses pages of keys and of values, where both are in pages that a kernel can read, for nobody else."""
-    query = tensor_of(op.operands[0].type)
-    found: list[Take] = []
-    for value in op.operands[1:3]:
-        tensor = tensor_of(value.type)
-        variables = [f"i{d}" for d in range(tensor.rank)]
-        index: list[Size] = [0 if n == 1 else symbol(v) for v, n in zip(variables, tensor.shape, strict=True)]
-        pages = pages_of(value, index, dict(zip(variables, tensor.shape, strict=True)))
-        width = tensor.shape[-1]
-        if pages is None or pages.size % _UNIT or not isinstance(width, int) or width % 8 or width > _MOST_WIDTH:
-            return []
+    if tensor_of(op.operands[0].type).dtype not in (bf16, f16) or op.params["scale"] <= 0:
+        return []
+    found = pages_of_both(op, layouts.of) or ()
+    for pages in found:
         if not _is_read_by(pages.take.results[0], op) or not all(map(_is_in_memory, (pages.cache, pages.table))):
             return []
-        found.append(pages.take)
-    return found if query.dtype in (bf16, f16) and op.params["scale"] > 0 else []
+    return [pages.take for pages in found]
 
 
 def _is_in_memory(value: SSAValue) -> bool:

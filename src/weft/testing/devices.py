@@ -58,7 +58,8 @@ def device_named(name: str) -> Device:
         return HostDevice()
     if not torch.cuda.is_available():
         raise NoDeviceError(
-            "torch finds no CUDA device here", hint="`weft doctor` says why; --rehearse runs small cases on the CPU"
+            "torch finds no CUDA device here",
+            hint="`weft doctor` says why; `weft bench gpu --rehearse` runs small cases on the CPU",
         )
     return CudaDevice(name)
 

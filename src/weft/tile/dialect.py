@@ -109,7 +109,7 @@ class KernelOp(WeftOp):
     ones, the work of programs grows or falls along the next to last axis of the grid (or the only one). With a
     `limit`, the first number of that argument's memory says how many programs there are along the last axis of the
     grid, of which it is the most that there may be. With a `counter`, programs are of different lengths, and that
-    argument's memory is there to count those that were begun: one number, 0 before and after.
+    argument's memory is there to count those that were begun: one number, 0 before.
     """
 
     name = "tile.kernel"
@@ -178,8 +178,8 @@ class LoadOp(WeftOp):
     """The elements at `offset + sum(strides[a] * i_a)` for i_a < extents[a].
 
     Where known, `sides` are those of the whole that the tile is a part of, and `starts` where along them it begins.
-    What is read `once`, by one program, need not stay near. With several offsets, a tile is as many pieces along the
-    axis whose elements lie apart, each of which begins at its own.
+    What is read `once`, by one program, need not stay near. With several offsets, a tile is as many pieces along
+    `piece_axis`, each of which begins at its own.
     """
 
     name = "tile.load"
@@ -191,19 +191,17 @@ class LoadOp(WeftOp):
     sides = opt_attr_def(Sizes)
     starts = opt_attr_def(Sizes)
     once = opt_attr_def(UnitAttr)
+    piece_axis = opt_attr_def(IntegerAttr)
     out = result_def(TileType)
 
     @property
     def pieces(self) -> int:
         return len(self.offset.data)
 
-    @property
-    def piece_axis(self) -> int:
-        """The axis that is in pieces, if any is."""
-        return next((axis for axis, stride in enumerate(self.strides.data) if stride != 1), 0)
-
     def verify_(self) -> None:
         _verify_access(self, tile_type(self.out))
+        if (self.pieces > 1) != (self.piece_axis is not None):
+            raise VerifyException(f"{self.name}: an axis for pieces, of which there are {self.pieces}")
 
 
 @irdl_op_definition

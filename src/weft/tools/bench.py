@@ -23,7 +23,7 @@ from unittest.mock import patch
 from rich.status import Status
 from rich.text import Text
 
-from weft.tools.terminal import Terminal, UsageError, counted
+from weft.tools.terminal import Terminal, UsageError, check_file, check_folder, counted
 
 if TYPE_CHECKING:
     from weft.testing.benchmark_case import Case, CaseResult
@@ -55,6 +55,9 @@ def bench_cpu(terminal: Terminal, request: Request) -> None:
     unknown = sorted(set(request.suites) - set(SUITES))
     if unknown:
         raise UsageError(f"no suite is called {', '.join(unknown)}", hint=f"there are {', '.join(SUITES)}")
+    check_folder(request.reports, "--reports")
+    if request.into is not None:
+        check_file(request.into, "--into", exists=True)
     with without_caches():
         # Imported in here: torch reads some of the settings when it is imported.
         import torch

@@ -18,11 +18,12 @@ from rich.text import Text
 
 from weft.frontends.triton.enable import enable
 from weft.testing.perf_report import Mark, Measured
-from weft.tools.terminal import Terminal, UsageError
+from weft.tools.terminal import Terminal, UsageError, check_folder
 
 
 def bench_file(terminal: Terminal, file: Path, patterns: tuple[str, ...], reports: Path) -> None:
     """Measure the file's benchmarks, print their tables, and write them with charts to a folder."""
+    check_folder(reports, "--reports")
     with enable():
         results = _measured(terminal, file, patterns)
     written: list[Path] = []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from weft.tools.bench import without_caches
-from weft.tools.terminal import Terminal, UsageError, counted, parse_shard
+from weft.tools.terminal import Terminal, UsageError, check_folder, counted, parse_shard
 
 if TYPE_CHECKING:
     from weft.testing.gpu.case import GpuCase
@@ -52,19 +52,23 @@ def bench_gpu(terminal: Terminal, request: GpuRequest) -> None:
     if unknown:
         raise UsageError(f"no suite is called {', '.join(unknown)}", hint=f"there are {', '.join(SUITES)}")
     shard = parse_shard(request.shard)
+    check_folder(request.reports, "--reports")
+    if not request.rehearse:
+        check_folder(request.results, "--results")
     with without_caches() as folder, patch.dict(os.environ, {"WEFT_CACHE_DIR": str(folder / "weft")}):
         # Imported in here: torch reads some of the settings when it is imported.
         from weft.testing.devices import device_named
         from weft.testing.gpu.runner import Setting, key, run_cases
         from weft.testing.journal import Journal, part, stamp
-        from weft.tools.bench_report import insert
-        from weft.tools.gpu_report import GpuResults, cells
+        from weft.tools.bench_report import check_text, insert
+        from weft.tools.gpu_report import PREFIX, GpuResults, cells
 
         device = "cpu" if request.rehearse else "cuda"
         device_named(device)  # says so at once where there is none
         shrink = REHEARSAL_SHRINK if request.rehearse else 1
         setting = Setting(device, shrink, request.rounds, request.seconds, request.budget, search=request.search)
         cases = _chosen(request)
+        check_text(request.into, {PREFIX + case.suite for case in cases})
         mine = part(cases, shard)
         when = stamp()
         journal = Journal(request.reports / JOURNAL, f"{when['commit']} {device}")
@@ -92,12 +96,13 @@ def bench_gpu(terminal: Terminal, request: GpuRequest) -> None:
 
 def bench_table(terminal: Terminal, files: Sequence[Path], into: Path | None) -> None:
     """Tables from result files: printed, and put into a text. Of a suite that stands in several, the last counts."""
-    from weft.tools.bench_report import insert
+    from weft.tools.bench_report import check_text, insert
     from weft.tools.gpu_report import read_results
 
     tables: dict[str, str] = {}
     for file in files:
         tables.update(read_results(file).markdown())
+    check_text(into, tables)
     for mark, table in tables.items():
         terminal.text(f"## {mark}\n\n{table}")
     if into is not None:

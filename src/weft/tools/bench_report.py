@@ -18,12 +18,12 @@ from rich.text import Text
 
 from weft import __version__
 from weft.backends.cpu.target import host_target
-from weft.errors import WeftError
 from weft.testing.benchmark import EAGER, EXACT, INDUCTOR, ONNX_RUNTIME, WEFT, Race, geometric_mean
 from weft.testing.benchmark_case import CONTENDERS, CaseResult
 from weft.testing.charts import Bar, Chart, write_chart
 from weft.testing.compile_times import WARM, CompileResult, compile_ratio
 from weft.testing.peak_memory import MemoryResult
+from weft.tools.terminal import UsageError, check_file
 
 # A case is lost when the whole interval of its ratio lies below this.
 LOST_BELOW = 0.95
@@ -126,19 +126,30 @@ class Results:
         return {suite: f"{text}\n\n{self.machine}\n" for suite, text in texts.items()}
 
 
+def check_text(path: Path | None, suites: Iterable[str]) -> None:
+    """Say at once that there is no text for tables, or that it has no places for those of some suites."""
+    if path is not None:
+        check_file(path, "--into", exists=True)
+        _inserted(path, dict.fromkeys(suites, ""))
+
+
 def insert(path: Path, tables: Mapping[str, str]) -> None:
     """Put tables into a text, each in place of what stands between `<!-- bench NAME -->` and `<!-- end -->`."""
+    path.write_text(_inserted(path, tables), encoding="utf-8")
+
+
+def _inserted(path: Path, tables: Mapping[str, str]) -> str:
     text = path.read_text(encoding="utf-8")
     for suite, table in tables.items():
         start = f"<!-- bench {suite} -->\n"
         before, mark, rest = text.partition(start)
         _, end, after = rest.partition("<!-- end -->")
         if not mark or not end:
-            raise WeftError(
+            raise UsageError(
                 f"{path} has no place for the suite {suite}", hint=f"write `{start.strip()}` and `<!-- end -->` into it"
             )
         text = f"{before}{start}\n{table}\n{end}{after}"
-    path.write_text(text, encoding="utf-8")
+    return text
 
 
 def summary(results: Sequence[CaseResult]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import typer
 from weft import __version__
 from weft.tools.cli_bench import bench
 from weft.tools.cli_options import Budget, Device, Json, Resume, Shard
-from weft.tools.terminal import Terminal, UsageError, counted
+from weft.tools.terminal import Terminal, UsageError, check_folder, counted
 
 app = typer.Typer(
     name="weft",
@@ -146,9 +146,16 @@ def explain(
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
+        if save is not None:
+            check_folder(save, "--save")
         if re.fullmatch(r".+\.py:\w+", file):
             from weft.tools.explain_kernel import Wanted, explain_kernel
 
+            if target is not None:
+                raise UsageError(
+                    "a kernel in Triton's language is shown for this processor",
+                    hint="leave the target out; on a GPU it is compiled where it is launched",
+                )
             script, _, kernel = file.rpartition(":")
             explain_kernel(terminal, Wanted(Path(script), kernel, tuple(context.args), signature, save))
         if signature is not None:

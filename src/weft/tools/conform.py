@@ -10,7 +10,7 @@ from rich.text import Text
 
 from weft.testing.conformance import ChoiceError, OpinfoReport, run_opinfo
 from weft.testing.opinfo_cases import CaseResult, Status
-from weft.tools.terminal import Terminal, UsageError, parse_shard
+from weft.tools.terminal import Terminal, UsageError, check_file, parse_shard
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ def opinfo(terminal: Terminal, choice: Choice) -> None:
     """Run the database, print what did not pass, and exit with 1 if a result was wrong or failed."""
     if choice.resume and choice.log is None:
         raise UsageError("there is nothing to resume without a log", hint="name the file of the run before with --log")
+    if choice.log is not None:
+        check_file(choice.log, "--log")
     if choice.device != "cpu":
         from weft.testing.devices import device_named
 

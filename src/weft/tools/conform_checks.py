@@ -10,7 +10,7 @@ from rich.text import Text
 
 from weft.testing.check_runner import Check, CheckSettings, Verdict, run_checks
 from weft.testing.journal import Journal, commit, part
-from weft.tools.terminal import Terminal, UsageError, counted, parse_shard
+from weft.tools.terminal import Terminal, UsageError, check_folder, counted, parse_shard
 
 JOURNAL = "conform-checks.jsonl"
 
@@ -64,6 +64,7 @@ def _run(terminal: Terminal, checks: Sequence[Check], request: CheckRequest) -> 
 
     device_named(request.device)
     mine: list[Check] = part(checks, parse_shard(request.shard))
+    check_folder(request.reports, "--reports")
     journal = Journal(request.reports / JOURNAL, f"{commit()} {request.device}")
     if not request.resume:
         journal.forget({check.key for check in mine})

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from weft.testing.triton_conformance import TestResult, TritonReport, TritonRun, function_of, run_triton
 from weft.testing.triton_tutorials import TutorialResult, run_tutorials
-from weft.tools.terminal import Terminal, counted
+from weft.tools.terminal import Terminal, check_file, counted
 
 ENOUGH = 0.9
 """The share of marked tests that must pass."""
@@ -18,6 +18,8 @@ ENOUGH = 0.9
 
 def conform_triton(terminal: Terminal, run: TritonRun) -> None:
     """Run the tests, group what failed by cause, and exit with 1 if too few passed."""
+    if run.output is not None:
+        check_file(run.output, "--output")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     shown = terminal.err.is_terminal and not terminal.json
     with Progress(*columns, console=terminal.err, disable=not shown, transient=True) as progress:

@@ -14,7 +14,7 @@ from weft.testing.failure import Failure, examine, examine_apart, run_apart
 from weft.testing.reduce import reduce_function
 from weft.tile.text import functions_of, parse_program, print_program
 from weft.tools.opt import read_source
-from weft.tools.terminal import Terminal, UsageError
+from weft.tools.terminal import Terminal, UsageError, check_folder
 
 _TRIVIAL = """\
 "graph.func"() ({
@@ -29,6 +29,7 @@ def reduce(terminal: Terminal, file: str, arguments: list[str], *, output: Path,
     """Find what fails, shrink it, and write the script."""
     if file.endswith(".py") and not Path(file).is_file():
         raise UsageError(f"there is no script {file}")
+    check_folder(output.parent, "-o")
     # Load everything once, here: each candidate runs in a child that is forked from this process.
     examine(_only(functions_of(parse_program(_TRIVIAL))))
     with terminal.working("looking for what fails"):

@@ -6,9 +6,11 @@ With `--json` the last line of stdout is one JSON object; what people read is le
 from __future__ import annotations
 
 import json as json_module
+import os
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
@@ -46,6 +48,30 @@ def parse_shard(text: str | None) -> tuple[int, int] | None:
             f"{text} is not a part of a run", hint="2/8 is every eighth from the third on; 0/8 is the first"
         )
     return int(index), int(count)
+
+
+def check_folder(folder: Path, option: str) -> None:
+    """Make a folder to write to, or say at once that it cannot be one: before hours of work."""
+    hint = f"give {option} a folder that you may write to"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"the folder {folder} cannot be made: {error.strerror}", hint=hint) from error
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"the folder {folder} cannot be written to", hint=hint)
+
+
+def check_file(path: Path, option: str, *, exists: bool = False) -> None:
+    """Say at once that a file cannot be written, or is not there where it has to be."""
+    if exists and not path.is_file():
+        raise UsageError(f"there is no file {path}", hint=f"write it first, or give {option} another")
+    try:
+        with path.open("a"):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}", hint=f"give {option} a file in a folder that is there"
+        ) from error
 
 
 class Terminal:

@@ -108,6 +108,36 @@ def test_parts_of_larger_caches_and_tables() -> None:
     assert np.linalg.norm(found.astype(np.float64) - expected) < 4e-3 * np.linalg.norm(expected)
 
 
+@pytest.mark.parametrize(
+    ("pages", "turned"), [((16, 16), True), ((64, 64), True), ((256, 256), True), ((64, 48), False), ((48, 64), False)]
+)
+def test_pages_that_no_copy_brings(pages: tuple[int, int], turned: bool) -> None:
+    """Keys of which the slots lie side by side, and pages of two sizes, of which no block is made."""
+    batch, heads, rows, width = FEW
+    length = 192 if 48 in pages else 256
+    rng = np.random.default_rng(sum(pages))
+    shapes = [(20, heads, page, width) for page in pages]
+    axes = [(0, 2, 1, 3, 4)] * 2
+    if turned:
+        shapes[0], axes[0] = (20, heads, width, pages[0]), (0, 2, 1, 4, 3)
+    arrays = [rng.standard_normal(shape).astype(bf16.numpy) for shape in ((batch, heads, rows, width), *shapes)]
+    arrays += [rng.integers(0, 20, (batch, length // page)).astype(np.int32) for page in pages]
+    query, *caches = (array.astype(np.float64) for array in arrays[:3])
+
+    def body(b: Any, query: SSAValue, *given: SSAValue) -> Any:
+        chosen = [b.permute(b.take(given[n], given[n + 2], dim=0), dims=axes[n]) for n in range(2)]
+        lines = [b.reshape(each, shape=(batch, heads, length, width)) for each in chosen]
+        return b.attention(query, *lines, causal=False, scale=0.125)
+
+    given = [Tensor(i32 if array.dtype == np.int32 else bf16, array.shape) for array in arrays]
+    trial = Trial.of(group_of(given, body), "attention", gpu_machine())
+    (found,) = run_interpreted(trial, arrays)
+    chosen = [cache[table].transpose(turn) for cache, table, turn in zip(caches, arrays[3:], axes, strict=True)]
+    lines = [each.reshape(batch, heads, length, width) for each in chosen]
+    expected = REGISTRY["attention"].cls.reference(query, *lines, causal=False, scale=0.125)
+    assert np.linalg.norm(found.astype(np.float64) - expected) < 4e-3 * np.linalg.norm(expected)
+
+
 @needs_ptxas
 @pytest.mark.parametrize("page", [16, 64, 256])
 def test_a_block_of_keys_is_a_copy_for_each_page(page: int) -> None:

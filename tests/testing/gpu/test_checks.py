@@ -106,6 +106,14 @@ def test_the_sanitizer_watches_tests_too(tmp_path: Path, monkeypatch: Any, capsy
     assert "7/32: REPORTS" in capsys.readouterr().out
 
 
+def test_the_sanitizer_does_not_take_one_file_for_another(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    said = {"tests/gpu/a.py": "3 passed", "tests/gpu/b.py": "2 passed", "tests/gpu/c.py": "0 passed"}
+    monkeypatch.setattr(sanitize, "command", lambda tool, part, python, tests: ["echo", said[tests[0]]])
+    for file, code, ran in (("a", 0, 48), ("b", 0, 32), ("c", 1, 0)):
+        assert sanitize.main(["--reports", str(tmp_path), f"tests/gpu/{file}.py"]) == code
+        assert f"{ran} tests" in capsys.readouterr().out
+
+
 def test_random_operators_are_known_by_their_generator() -> None:
     report = run_opinfo("identity", ops=["bernoulli"], samples=1, jobs=0, gradients=False)
     assert report.ok and torch.random.get_rng_state() is not None

@@ -4,8 +4,7 @@
     tile.for … {nvidia.drawn}                      this one needs, and puts the number into a ring of two
                                                  consumers: compute this one, and take the next one's number there
 
-The counter is 0 before the kernel runs, and after it: as often as there are programs a number is asked for, and then it
-wraps.
+A kernel before this one sets the counter to 0: scratch memory holds what another one left there.
 """
 
 from __future__ import annotations

@@ -243,6 +243,8 @@ def _as_copy(kernel: tile.KernelOp, op: tile.LoadOp) -> Copy | None:
     part = parts[0]
     if part is None or shape[part.inner] * dtype.bytes % LINE or ops_behind(op.indices) is None:
         return None
+    if op.piece_axis is not None and op.piece_axis.value.data == part.inner:
+        return None
     box = (LINE // dtype.bytes, shape[1 - part.inner] // op.pieces)
     if box[1] > _MOST_LINES or box[1] % 8 or {each and each.map(box) for each in parts} != {part.map(box)}:
         return None

@@ -186,13 +186,14 @@ class Program:
 
     def _loaded(self, op: tile.LoadOp, extents: Sequence[int]) -> np.ndarray:
         """The places of all pieces of a load, most of the time one."""
-        if op.pieces == 1:
+        if op.piece_axis is None:
             return self._places(op, extents)
-        own = [size // op.pieces if axis == op.piece_axis else size for axis, size in enumerate(extents)]
+        along = op.piece_axis.value.data
+        own = [size // op.pieces if axis == along else size for axis, size in enumerate(extents)]
         first, *_ = offsets = self._sizes(op.offset.data, op.indices)
         places = self._positions(op, own)
         pieces = [places + offset - first for offset in offsets]
-        return self.checked(op, op.pointer, np.concatenate(pieces, axis=op.piece_axis))
+        return self.checked(op, op.pointer, np.concatenate(pieces, axis=along))
 
     def checked(self, op: Operation, pointer: SSAValue, places: np.ndarray) -> np.ndarray:
         size = self.buffers[pointer].size

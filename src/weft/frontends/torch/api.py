@@ -53,7 +53,9 @@ def compile(
     try:
         Config.from_options(chosen)
     except WeftError as error:
-        raise WeftError(error.message, hint=f"{error.hint}; beside dynamic, fullgraph and regions") from None
+        raise WeftError(
+            error.message, hint=error.hint and f"{error.hint}; beside dynamic, fullgraph and regions"
+        ) from None
     if model is None:
         return partial(compile, dynamic=dynamic, fullgraph=fullgraph, regions=regions, options=chosen)
     if not callable(model):

@@ -65,6 +65,8 @@ class Work:
     amount: float | None = None
     bytes: int = 0
     flops: int = 0
+    speed: float = 1.0
+    """How many times as fast as 16-bit floats the machine multiplies these."""
     allowed: float | None = BF16_ERROR
     judge: str = EAGER
     wall: bool = False
@@ -195,7 +197,7 @@ def _share(work: Work, mine: float | None, copy: float | None, nominal_flops: fl
     """The time that the machine's limit allows, as a share of what Weft takes."""
     if mine is None or (work.flops and nominal_flops is None):
         return None
-    limits = [copy or 0.0, work.flops / nominal_flops if work.flops and nominal_flops else 0.0]
+    limits = [copy or 0.0, work.flops / (nominal_flops * work.speed) if work.flops and nominal_flops else 0.0]
     return max(limits) / mine if any(limits) else None
 
 

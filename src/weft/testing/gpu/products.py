@@ -65,7 +65,8 @@ def _gemm(
             return lambda: run(*inputs)
 
         peers = [eager(library), *(inductors(place) if compilers else [])]
-        return Work(start, peers, "TFLOP/s", flops, moved, flops, judge=library)
+        speed = 2 / inputs[0].element_size()
+        return Work(start, peers, "TFLOP/s", flops, moved, flops, speed, judge=library)
 
     return GpuCase("gemm", name, build)
 

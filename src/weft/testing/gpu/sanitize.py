@@ -66,7 +66,7 @@ def watch(line: Sequence[str], part: str, limit: float = LIMIT) -> Watched:
 
 
 def main(arguments: Sequence[str] | None = None, python: Sequence[str] = (sys.executable,)) -> int:
-    """Watch a shard of the samples or tests; 1 if something was reported, or too few kernels of ops ran."""
+    """Watch a shard of the samples or tests; 1 if something was reported, or no test or too few kernels of ops ran."""
     parser = argparse.ArgumentParser(description="compute-sanitizer over the ops' kernels, or over tests")
     parser.add_argument("tests", nargs="*", help="files of tests; the ops' kernels if there are none")
     parser.add_argument("--tool", default="memcheck", choices=["memcheck", "racecheck", "synccheck", "initcheck"])
@@ -81,20 +81,21 @@ def main(arguments: Sequence[str] | None = None, python: Sequence[str] = (sys.ex
     clean = {name for name, record in journal.results().items() if record["ok"]}
     whole = PARTS * count
     parts = [f"{number}/{whole}" for number in range(index, whole, count)]
-    waiting = [part for part in parts if part not in clean]
+    names = {part: " ".join([part, *sorted(given.tests)]) for part in parts}
+    waiting = [part for part in parts if names[part] not in clean]
 
     def watch_part(part: str) -> Watched:
         return watch(command(given.tool, part, python, given.tests), part, given.limit)
 
     with ThreadPoolExecutor(given.jobs) as pool:
         for watched in pool.map(watch_part, waiting):
-            journal.add(watched.part, {"ok": watched.ok, "ran": watched.ran})
+            journal.add(names[watched.part], {"ok": watched.ok, "ran": watched.ran})
             print(f"{given.tool} {watched.part}: {'clean' if watched.ok else 'REPORTS'}, {watched.ran} {kind}")
             if watched.said:
                 print(watched.said, flush=True)
-    known = {name: record for name, record in journal.results().items() if name in parts}
+    known = {name: record for name, record in journal.results().items() if name in names.values()}
     ran = sum(record["ran"] for record in known.values())
-    least = 0 if given.tests else LEAST_KERNELS
+    least = 1 if given.tests else LEAST_KERNELS
     ok = all(record["ok"] for record in known.values()) and ran * count >= least
     print(f"{given.tool}: {ran} {kind}, {'no report' if ok else 'NOT clean'}")
     return 0 if ok else 1

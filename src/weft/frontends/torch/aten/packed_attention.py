@@ -46,7 +46,7 @@ def packed_attention(
     **others: Any,
 ) -> Many:
     if ends_of_queries is None or ends_of_keys is None:
-        raise UnsupportedError("sequences of the same length")
+        raise UnsupportedError("packed attention without the ends of its sequences")
     if dropout or any(option is not None for option in others.values()):
         raise UnsupportedError("attention with dropout, slopes, pages or lengths")
     ahead = 0 if causal else window_size_right
