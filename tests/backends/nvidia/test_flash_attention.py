@@ -198,6 +198,12 @@ def test_what_is_compared_may_end_within_a_block_of_keys(keys: int) -> None:
     assert not assemble(code.ptx, TARGET.arch).error
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_there_may_be_no_rows(causal: bool) -> None:
+    (call,) = attention((2, 2, 0, 64), (2, 2, 128, 64), causal=causal).lowered.calls
+    assert compile_kernels({"k": call.kernel.op}, TARGET).ptx
+
+
 @pytest.mark.parametrize("grid", [(3, 5, 7), (16, 32), (9,), (4, 1, 40), (1, 33, 5)])
 @pytest.mark.parametrize("blocks", [1, 3, 132])
 def test_pairs_of_programs_are_all_programs(grid: Shape, blocks: int) -> None:

@@ -80,8 +80,8 @@ def _grid(kernel: tile.KernelOp) -> list[Size]:
 
 
 def _numbered(kernel: tile.KernelOp, number: SSAValue, count: SSAValue, limit: SSAValue | None) -> list[IndexOp]:
-    """Each axis's number of a program, from the program's."""
-    grid = _grid(kernel)
+    """Each axis's number of a program, from the program's. Where there is none, it may be any."""
+    grid = [size if size != 0 else 1 for size in _grid(kernel)]
     if kernel.paired:
         values = _paired_numbers(grid)
     else:
