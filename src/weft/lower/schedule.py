@@ -17,6 +17,7 @@ from weft.ir.types import DType, i8
 from weft.lower.domain import Domain, Run
 from weft.lower.evaluate import Address
 from weft.lower.machine import CPU, Machine
+from weft.ops.attention import WIDEST_HEAD
 from weft.ops.graph import GroupOp
 from weft.passes.build_groups import SCHEDULE
 
@@ -130,9 +131,8 @@ _LINE_ELEMENTS = 64
 """Elements of 16 bits that the copy engine of a GPU brings side by side."""
 _FLASH_KEYS = {64: 128, 128: 128, 192: 96}
 """Keys of a block by the width of heads: what registers and two stages of shared memory hold."""
-_WIDE_KEYS, _WIDE_ACROSS = 32, 256
-"""Keys of a block where heads are wider than a tile, and columns of values for each program."""
-_WIDE = 256
+_WIDE_KEYS = 32
+"""Keys of a block where heads are wider than a tile; programs have as many columns of values as one holds."""
 _FLASH_ROWS = {64: 192}
 """Rows of a block by the width of heads, where three warp groups share keys: they have no registers left for masks."""
 
@@ -146,8 +146,8 @@ def choose_attention_blocks(
         rows = 128 if masked else _FLASH_ROWS.get(max(depth, across), 128)
         if isinstance(queries, int):
             rows = next((side for side in (64, 128) if queries <= side), rows)
-        if max(depth, across) > _WIDE:
-            return Blocks("attention", (64, _WIDE_KEYS, depth, min(across, _WIDE_ACROSS)))
+        if max(depth, across) > WIDEST_HEAD:
+            return Blocks("attention", (64, _WIDE_KEYS, depth, min(across, WIDEST_HEAD)))
         return Blocks("attention", (rows, _FLASH_KEYS.get(max(depth, across), 64), depth, across))
     if machine.is_gpu:
         depth, across = (_gpu_side(size, _MOST_WIDTH // 2) for size in (width, out_width))

@@ -13,7 +13,7 @@ from xdsl.passes import ModulePass
 
 from weft.ir.expr import Size, coefficient_of, simplify, split_multiple, symbol, symbols_of
 from weft.ir.types import bf16, f16, tensor_of
-from weft.ops.attention import AnyAttention
+from weft.ops.attention import WIDEST_HEAD, AnyAttention
 from weft.ops.base import Elementwise, GraphOp
 from weft.ops.graph import FuncOp
 from weft.ops.index import Take
@@ -23,8 +23,8 @@ from weft.passes.build_groups import INLINED, ValueLayouts
 from weft.passes.constant_values import made_by
 
 PAGE, SLOT = "page", "slot"
-_UNIT, _MOST_WIDTH = 16, 256
-"""Pages have whole fragments of the tensor cores, and heads fit into one tile."""
+_UNIT = 16
+"""Pages have whole fragments of the tensor cores."""
 _ENGINE = 16
 """Bytes in multiples of which the copy engine counts where lines begin."""
 _VIEWS = ("graph.permute", "graph.reshape", "graph.broadcast", "graph.slice")
@@ -100,7 +100,7 @@ def _readable(value: SSAValue, layout_of: Callable[[SSAValue], Layout | None]) -
     index: list[Size] = [0 if n == 1 else symbol(v) for v, n in zip(variables, tensor.shape, strict=True)]
     pages = pages_of(value, index, dict(zip(variables, tensor.shape, strict=True)))
     width = tensor.shape[-1]
-    if pages is None or pages.size % _UNIT or not isinstance(width, int) or width % 8 or width > _MOST_WIDTH:
+    if pages is None or pages.size % _UNIT or not isinstance(width, int) or width % 8 or width > WIDEST_HEAD:
         return None
     layout = layout_of(pages.cache)
     if layout is None or layout_of(pages.table) is None:

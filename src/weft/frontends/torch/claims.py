@@ -19,6 +19,7 @@ from xdsl.ir import Operation
 from weft.frontends.torch.aten.convolution import convolution_params
 from weft.frontends.torch.builder import normal_dim, tensor_of_meta
 from weft.ir.types import DType
+from weft.ops.attention import WIDEST_HEAD
 from weft.ops.base import Scan, Scatter, Structured
 from weft.ops.convolution import Convolution
 from weft.passes.align_operands import worth_aligning
@@ -135,7 +136,7 @@ _ATTENTIONS: dict[Any, _Library] = {
     )
     if hasattr(_aten, name)
 }
-_LEAST_LENGTH, _FEW_ROWS, _WIDEST_HEAD = 512, 64, 256
+_LEAST_LENGTH, _FEW_ROWS = 512, 64
 
 
 def is_own_attention(node: fx.Node) -> bool:
@@ -153,7 +154,7 @@ def is_own_attention(node: fx.Node) -> bool:
     if any(isinstance(size, torch.SymInt) for size in sizes) or query.dtype not in (torch.float16, torch.bfloat16):
         return False
     width = query.shape[-1]
-    fits = width % 16 == 0 and 64 <= width <= _WIDEST_HEAD and value.shape[-1] == width
+    fits = width % 16 == 0 and 64 <= width <= WIDEST_HEAD and value.shape[-1] == width
     rows, keys = query.shape[-2], key.shape[-2]
     masks = [option for option in options.values() if isinstance(option, fx.Node)]
     wins = keys >= _LEAST_LENGTH and (rows <= _FEW_ROWS or all(_is_made_of(mask, rows * keys) for mask in masks))
@@ -173,7 +174,7 @@ def is_own_packed(node: fx.Node) -> bool:
     if any(isinstance(size, torch.SymInt) for size in sizes) or query.dtype not in (torch.float16, torch.bfloat16):
         return False
     widths = query.shape[-1], value.shape[-1]
-    fits = query.dim() == 3 and all(width % 16 == 0 and 64 <= width <= _WIDEST_HEAD for width in widths)
+    fits = query.dim() == 3 and all(width % 16 == 0 and 64 <= width <= WIDEST_HEAD for width in widths)
     long = min(query.shape[0], key.shape[0]) >= _LEAST_LENGTH
     return fits and long and all(meta.stride(-1) == 1 and _has_aligned_lines(meta) for meta in (query, key, value))
 

@@ -22,9 +22,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from weft.errors import UnsupportedError
 from weft.frontends.torch.decompositions import decompositions
+from weft.ops.attention import WIDEST_HEAD
 
 _aten: Any = torch.ops.aten
-_WIDEST_HEAD = 256
 
 
 def is_flex(node: fx.Node) -> bool:
@@ -37,7 +37,7 @@ def is_own_flex(node: fx.Node) -> bool:
         return False
     query, key, value = (each.meta["val"] for each in node.args[:3])  # type: ignore[union-attr]
     width = query.shape[-1]
-    fits = width % 16 == 0 and 64 <= width <= _WIDEST_HEAD and value.shape[-1] == width
+    fits = width % 16 == 0 and 64 <= width <= WIDEST_HEAD and value.shape[-1] == width
     return fits and query.dtype in (torch.float16, torch.bfloat16) and key.shape[-2] > 1
 
 
