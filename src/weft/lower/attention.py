@@ -105,7 +105,8 @@ class AttentionLowering:
         sides = result.shape[-2], self.keys, width, out_width
         chosen = choose_attention_blocks(*sides, self.machine, masked=bool(self.op.masks))
         self.blocks = given_blocks(self.group, "attention") or chosen
-        for pages in self.pages.values():  # of one size
+        if self.pages:
+            pages, *_ = self.pages.values()  # both are of one size
             rows, keys, *widths = self.blocks.sides
             self.blocks = replace(self.blocks, sides=(rows, keys_of_block(pages, keys), *widths))
         return self._emit(lead)

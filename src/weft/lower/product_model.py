@@ -99,8 +99,7 @@ def estimates(products: Products, machine: Machine, height: int | None = None) -
     """All tiles that there is room for, of a `height` if it is given, the fastest first."""
     tiles = [tile for tile in _TILES if not products.in_parts or tile in _TILES_IN_PARTS]
     if height is not None:
-        most = _COLUMNS[0] if height <= _ROWS else _MOST_SUMS
-        tiles = [tile for tile in tiles if tile[0] == height and tile[1] <= most]
+        tiles = [tile for tile in tiles if tile[0] == height and (height > _ROWS or tile[1] <= _COLUMNS[0])]
     elif products.m <= ROWS_OF_TILE and products.width == 2:
         tiles = [(ROWS_OF_TILE, columns) for columns in _COLUMNS if products.count * columns <= _COLUMNS[0]]
     fitting = [tile for tile in tiles if products.count * _summed(tile) <= _MOST_SUMS]

@@ -125,8 +125,7 @@ class Masks:
     def _share_a_key(self) -> bool:
         conditions = [condition for mask in self.noted for condition in _conditions(mask)]
         others = [pair for pair in conditions if not _is_causal(pair[0], self.shape, hides=not pair[1])]
-        own = self.shape[-1] == self.shape[-2]
-        return not others or (own and all(keeps and sees_own_place(x, self.shape) for x, keeps in others))
+        return all(keeps and sees_own_place(condition, self.shape) for condition, keeps in others)
 
 
 def _conditions(mask: _Mask) -> list[tuple[SSAValue, bool]]:

@@ -59,12 +59,9 @@ class _Known:
     def is_same(self, other: _Known) -> bool:
         """Whether a program does the same, for other tensors."""
         one, two = self.kernel, other.kernel
-        alike = self.outline == other.outline and one.grid.data[1:] == two.grid.data[1:]
-        if (
-            not alike
-            or len(one.grid.data) != len(two.grid.data)
-            or not all(isinstance(o, _PLAIN) for o in one.block.ops)
-        ):
+        grids = [(len(kernel.grid.data), kernel.grid.data[1:]) for kernel in (one, two)]
+        alike = self.outline == other.outline and grids[0] == grids[1]
+        if not alike or not all(isinstance(op, _PLAIN) for op in one.block.ops):
             return False
         return one is two or one.regions[0].is_structurally_equivalent(two.regions[0])
 

@@ -47,14 +47,14 @@ def command(tool: str, part: str, python: Sequence[str], tests: Sequence[str] = 
     return [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20", *watched]
 
 
-def watch(line: Sequence[str], part: str, limit: float = LIMIT) -> Watched:
+def watch(line: Sequence[str], part: str) -> Watched:
     """Run one process and read what it said."""
     # Memory that torch keeps would hide accesses behind a tensor; without it, no graph can be captured.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "WEFT_CACHE": "0", "WEFT_CUDA_GRAPHS": "0"}
     try:
-        done = subprocess.run(line, capture_output=True, text=True, timeout=limit, env=environment)
+        done = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT, env=environment)
     except subprocess.TimeoutExpired:
-        return Watched(part, False, 0, f"took longer than {limit:g} s")
+        return Watched(part, False, 0, f"took longer than {LIMIT:g} s")
     except OSError as error:
         return Watched(part, False, 0, f"compute-sanitizer cannot be run: {error}")
     said = done.stdout + done.stderr
@@ -72,7 +72,6 @@ def main(arguments: Sequence[str] | None = None, python: Sequence[str] = (sys.ex
     parser.add_argument("--tool", default="memcheck", choices=["memcheck", "racecheck", "synccheck", "initcheck"])
     parser.add_argument("--shard", default="0/1", help="a part: 0/2 is the first half")
     parser.add_argument("--jobs", type=int, default=16)
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds after which a process is ended")
     parser.add_argument("--reports", type=Path, default=Path("reports"))
     given = parser.parse_args(arguments)
     index, count = map(int, given.shard.split("/"))
@@ -85,7 +84,7 @@ def main(arguments: Sequence[str] | None = None, python: Sequence[str] = (sys.ex
     waiting = [part for part in parts if names[part] not in clean]
 
     def watch_part(part: str) -> Watched:
-        return watch(command(given.tool, part, python, given.tests), part, given.limit)
+        return watch(command(given.tool, part, python, given.tests), part)
 
     with ThreadPoolExecutor(given.jobs) as pool:
         for watched in pool.map(watch_part, waiting):
