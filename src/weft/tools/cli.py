@@ -197,8 +197,8 @@ def reduce(
     context: typer.Context,
     file: Annotated[str, typer.Argument(help="A graph program, or a Python script, run with the arguments after it.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the script.")] = Path("reduced.py"),
-    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a candidate counts as hanging.")] = 60.0,
+    seed: Annotated[int, typer.Option(help="Of the random inputs.", min=0)] = 0,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a candidate counts as hanging.", min=1)] = 60.0,
     json: Json = False,
 ) -> None:
     """Shrink a graph that fails to compile, crashes or gives wrong results to a small script that reproduces it."""
@@ -217,17 +217,17 @@ app.add_typer(conform, name="conform")
 def conform_opinfo(
     ops: Annotated[list[str] | None, typer.Argument(help="Operators by name; all of them if there are none.")] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="Element types, as torch names them.")] = None,
-    samples: Annotated[int, typer.Option(help="How many samples of each operator.")] = 2,
+    samples: Annotated[int, typer.Option(help="How many samples of each operator.", min=1)] = 2,
     gradients: Annotated[bool, typer.Option(help="Check gradients too.")] = True,
     strict: Annotated[bool, typer.Option("--strict", help="Without ATen and libraries.")] = False,
     shard: Shard = None,
-    jobs: Annotated[int, typer.Option(help="Child processes; 0 for none.")] = 2,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a case is ended.")] = 120.0,
+    jobs: Annotated[int, typer.Option(help="Child processes; 0 for none.", min=0)] = 2,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a case is ended.", min=1)] = 120.0,
     log: Annotated[Path | None, typer.Option(help="Write each result to this file, a JSON object a line.")] = None,
     backend: Annotated[str, typer.Option(help="A backend that `torch.compile` knows.")] = "weft",
     device: Device = "cpu",
     resume: Resume = False,
-    budget: Annotated[float | None, typer.Option(help="Seconds after which no operator is begun.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Seconds after which no operator is begun.", min=0)] = None,
     json: Json = False,
 ) -> None:
     """PyTorch's operator database, OpInfo, judged against eager and float64."""
@@ -292,8 +292,8 @@ def conform_triton(
     file: Annotated[list[str] | None, typer.Option(help="Files of tests; all of them if there are none.")] = None,
     interpret: Annotated[bool, typer.Option("--interpret", help="Run kernels as Python, a program at a time.")] = False,
     others: Annotated[bool, typer.Option("--others", help="Run tests too that upstream does not mark.")] = False,
-    jobs: Annotated[int, typer.Option(help="Child processes.")] = 2,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a test is ended.")] = 60.0,
+    jobs: Annotated[int, typer.Option(help="Child processes.", min=1)] = 2,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a test is ended.", min=1)] = 60.0,
     output: Annotated[Path | None, typer.Option(help="Write pytest's own report to this file.")] = None,
     device: Annotated[str, typer.Option(help="Where the tests put their tensors: cpu or cuda.")] = "cpu",
     json: Json = False,
