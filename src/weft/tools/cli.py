@@ -131,33 +131,32 @@ def explain(
         str | None, typer.Option(help="What to compile `kernel.py:name` for: `*fp32,*fp32,i32,BLOCK=1024`.")
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="Compile a graph program for a GPU, which need not be there: `sm_90a`.")
+        str | None,
+        typer.Option(help="A GPU, which need not be there, to compile a graph program or kernel for: `sm_90a`."),
     ] = None,
     json: Json = False,
 ) -> None:
     """Say what Weft does with a program: graphs, time by stage, kernels, claims, fallbacks, guards.
 
-    `kernel.py:name` is a kernel in Triton's language: its source, tile IR, LLVM IR and assembly, side by side.
+    `kernel.py:name` is a kernel in Triton's language: its source, tile IR, LLVM IR and assembly, side by side; PTX for
+    a GPU.
 
     Options are taken wherever they stand; put `--` before arguments of the script that look like them.
     """
     from weft.tools.explain import explain_program, explain_script
+    from weft.tools.explain_device import known_target
     from weft.tools.opt import read_source
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
         if save is not None:
             check_folder(save, "--save")
+        gpu = known_target(target) if target is not None else None
         if re.fullmatch(r".+\.py:\w+", file):
             from weft.tools.explain_kernel import Wanted, explain_kernel
 
-            if target is not None:
-                raise UsageError(
-                    "a kernel in Triton's language is shown for this processor",
-                    hint="leave the target out; on a GPU it is compiled where it is launched",
-                )
             script, _, kernel = file.rpartition(":")
-            explain_kernel(terminal, Wanted(Path(script), kernel, tuple(context.args), signature, save))
+            explain_kernel(terminal, Wanted(Path(script), kernel, tuple(context.args), signature, save, gpu))
         if signature is not None:
             raise UsageError("a signature is for a kernel", hint=f"name it: {file}:kernel")
         if Path(file).suffix == ".py" and target is not None:
@@ -169,7 +168,7 @@ def explain(
         else:
             with terminal.working(f"compiling {file}"):
                 programs = ir or save is not None
-                explanation, code = explain_program(*read_source(file), programs=programs, arch=target), 0
+                explanation, code = explain_program(*read_source(file), programs=programs, target=gpu), 0
         if ir:
             terminal.text(explanation.programs())
         terminal.show(explanation)
