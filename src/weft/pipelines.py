@@ -106,6 +106,7 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         LayOutConvolutions(),
         SinkReshapes(whole=True),
         *([CodeWeights(config.quantize, streamed=tensor_cores)] if config.quantize in CODES else []),
+        *([SplitProducts(), SinkReshapes(whole=True)] if tensor_cores and config.quantize in CODES else []),
         *(
             [SumSmallProducts(), ReadChosen(), ReadPages(), ReadCodes(), ScaleAfterProducts(), AlignOperands()]
             if tensor_cores

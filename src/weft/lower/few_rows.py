@@ -46,7 +46,8 @@ def choose_streaming_tiles(
     elif bits == 16 and machine.brings_rows and (columns := _brought(m, n, k, batch, machine, products)):
         return m, columns, _PIECE // products // columns
     elif m == batch == 1 and bits == 4 and n > _COLUMNS[0] * machine.multiprocessors:
-        columns, depth = next(tile for most, tile in _ROW_TILES if n <= most * machine.multiprocessors)
+        columns, depth = next(tile for most, tile in _ROW_TILES if n * products <= most * machine.multiprocessors)
+        columns = max(columns // products, _COLUMNS[0])
         warps = depth * columns // read
     else:
         choices = [(c, w) for w in _WARPS for c in _COLUMNS if w * read // c < 2 * k or w == _WARPS[0]]

@@ -30,6 +30,7 @@ from weft.backends.nvidia.join_exponentials import join_exponentials
 from weft.backends.nvidia.join_moments import join_moments
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.messages import VPRINTF
+from weft.backends.nvidia.mma import AHEAD
 from weft.backends.nvidia.narrow_operands import narrow_operands
 from weft.backends.nvidia.order_memory import order_memory
 from weft.backends.nvidia.overlap_products import overlap_products
@@ -154,7 +155,8 @@ def emit_llvm(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[str, Launch]
     annotated, launch = annotate(kernel, target)
     programmatic = target.capability >= 90
     asked = asked_early(annotated, launch) if programmatic else ()
-    launch = replace(launch, programmatic=programmatic, asked=asked, written=written_by(kernel))
+    ahead = any(AHEAD in op.attributes for op in annotated.walk())
+    launch = replace(launch, programmatic=programmatic, asked=asked, written=written_by(kernel), ahead=ahead)
     KernelCodegen(module, annotated, launch).emit()
     missing = [each for each in module.declarations if not each.startswith("llvm.") and each != VPRINTF]
     if missing:
