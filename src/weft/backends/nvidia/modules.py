@@ -207,8 +207,8 @@ def _function(
 def _fits_half(driver: Driver, facts: DeviceFacts, function: ctypes.c_void_p, launch: Launch) -> bool:
     """Whether half of a multiprocessor's memory is enough for all blocks of a kernel that it runs at once.
 
-    What is not shared memory is a cache, through which all goes that threads read: with the seventh of it that a kernel
-    ahead may have left, as the memory is not divided anew while one runs, too few loads are under way.
+    What is not shared memory is a cache, in which all is under way that threads read: of the eighth that a kernel ahead
+    with a ring leaves to it too few loads fit, and the memory is not divided anew while one runs.
     """
     blocks = _resident_blocks(driver, facts, function, launch) // facts.multiprocessors
     return 2 * blocks * launch.shared <= facts.shared_per_multiprocessor
