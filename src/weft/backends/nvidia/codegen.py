@@ -34,7 +34,7 @@ from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.join_moments import MomentsOp
 from weft.backends.nvidia.layouts import WARP, Layout, picked
 from weft.backends.nvidia.loops import loop_with
-from weft.backends.nvidia.mma import AHEAD, PACKED, MmaOp, PackOp, SqueezeOp, multiply
+from weft.backends.nvidia.mma import AHEAD, MmaOp, PackOp, SqueezeOp, multiply
 from weft.backends.nvidia.plain_dot import emit_plain_dot
 from weft.backends.nvidia.reductions import emit_reduce
 from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
@@ -42,7 +42,7 @@ from weft.backends.nvidia.row_roles import emit_streaming
 from weft.backends.nvidia.staged_copies import emit_staged
 from weft.backends.nvidia.streaming import CopyOp, CopyRowsOp, ReadOp, StreamOp, WaitKeptOp
 from weft.backends.nvidia.stretches import PickOp, emit_pick
-from weft.backends.nvidia.strided_memory import ask_near, emit_load, emit_pack, emit_store
+from weft.backends.nvidia.strided_memory import emit_load, emit_pack, emit_store
 from weft.backends.nvidia.sums_apart import multiply_apart
 from weft.backends.nvidia.written import emit_written
 from weft.backends.nvidia.written_layouts import scalar_layout
@@ -52,9 +52,6 @@ from weft.ir.types import DType
 from weft.tile import dialect as tile
 
 _MAP = 'ptr byval([128 x i8]) align 64 "nvvm.grid_constant"'
-
-
-NEAR = 0
 
 
 class KernelCodegen:
@@ -259,11 +256,6 @@ class KernelCodegen:
 
         initial = [*(self.tiles[value] for value in op.initial), *(ring.state for ring in rings), *load(i64(lower))]
         if op is self.early:
-            for number in range(lower + step, last + 1, step)[:NEAR]:
-                self.scalars[variable] = i64(number)
-                for inner in early:
-                    if isinstance(inner, tile.LoadOp) and PACKED in inner.attributes:
-                        ask_near(self, inner)
             wait_for_kernel(b)
             for each in self.late:
                 self.visit(each)

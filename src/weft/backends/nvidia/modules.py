@@ -18,11 +18,13 @@ _LOG_BYTES = 1 << 14
 _SHARED_BYTES, _LOCAL_BYTES, _REGISTERS = 1, 3, 4
 _MOST_DYNAMIC_SHARED, _SHARED_PERCENT, _ANY_CLUSTER = 8, 9, 14
 _PORTABLE_CLUSTER = 8
+_RESERVED = 1 << 10
+"""Shared memory of a block that the system takes."""
 _DEFAULT_SHARED = 48 << 10
 """Dynamic shared memory that a kernel may have without asking."""
-_HALF = 50
-"""Percent of a multiprocessor's memory that kernels whose threads read weights early have as shared memory."""
-_ALL = False
+_HALF, _IN_HALF = 50, 100 << 10
+"""Percent of a multiprocessor's memory that kernels whose threads read ahead have as shared memory, and how many bytes
+that is at least."""
 
 _RELAXED_CAPTURE = 2
 
@@ -191,7 +193,7 @@ def _function(
     if launch.shared + static > _DEFAULT_SHARED:
         wanted = (function, ctypes.c_int(_MOST_DYNAMIC_SHARED), ctypes.c_int(launch.shared))
         driver.call("cuFuncSetAttribute", *wanted, doing=f"the kernel {name} takes too much shared memory")
-    if (launch.ahead or _ALL) and _HALF and launch.programmatic and _fits_half(driver, facts, function, launch):
+    if launch.ahead and launch.programmatic and _fits_half(driver, facts, function, launch):
         wanted = (function, ctypes.c_int(_SHARED_PERCENT), ctypes.c_int(_HALF))
         driver.call("cuFuncSetAttribute", *wanted, doing=f"the kernel {name} cannot have half of the memory")
     if launch.cluster > _PORTABLE_CLUSTER:
@@ -211,7 +213,7 @@ def _fits_half(driver: Driver, facts: DeviceFacts, function: ctypes.c_void_p, la
     with a ring leaves to it too few loads fit, and the memory is not divided anew while one runs.
     """
     blocks = _resident_blocks(driver, facts, function, launch) // facts.multiprocessors
-    return 2 * blocks * launch.shared <= facts.shared_per_multiprocessor
+    return blocks * (launch.shared + _RESERVED) <= _IN_HALF
 
 
 def _resident_blocks(driver: Driver, facts: DeviceFacts, function: ctypes.c_void_p, launch: Launch) -> int:

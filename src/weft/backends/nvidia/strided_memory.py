@@ -9,7 +9,7 @@ from xdsl.ir import SSAValue
 from weft.backends.llvm.builder import V, i64
 from weft.backends.nvidia.alignment import WIDEST, access_of, divisor_of, pointer_dtype
 from weft.backends.nvidia.asynchronous import is_staged
-from weft.backends.nvidia.block import do, i32, wide
+from weft.backends.nvidia.block import i32, wide
 from weft.backends.nvidia.boolean_rows import is_of_rows, load_rows
 from weft.backends.nvidia.dialect import layout_of, layouts_of
 from weft.backends.nvidia.global_memory import ONCE, joined, load_chunk, load_raw, load_words, pair, store_chunk
@@ -62,13 +62,6 @@ def _packed(codegen: KernelCodegen, op: tile.LoadOp, layout: Layout) -> list[V]:
     if len(words) * 4 == layout.count * size:
         return words
     return [joined(codegen.b, low, high) for low, high in zip(words[::2], words[1::2], strict=True)]
-
-
-def ask_near(codegen: KernelCodegen, op: tile.LoadOp) -> None:
-    """Let what a load reads come to the second-level cache."""
-    for _, address, predicate in _chunks(codegen, op, layout_of(op.out)):
-        guard, given = ("", ()) if predicate is None else ("@$1 ", (predicate,))
-        do(codegen.b, f"{guard}prefetch.global.L2 [$0];", "l" + ",b" * len(given), address, *given)
 
 
 def emit_pack(codegen: KernelCodegen, op: PackOp) -> None:
