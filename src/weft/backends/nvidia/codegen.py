@@ -22,7 +22,7 @@ from weft.backends.nvidia.control import emit_number, program_numbers, where_pro
 from weft.backends.nvidia.conversions import emit_convert
 from weft.backends.nvidia.dequantize import Decoder
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
-from weft.backends.nvidia.dialect import RESIDENT, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
+from weft.backends.nvidia.dialect import APART, RESIDENT, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
 from weft.backends.nvidia.drawn_programs import DRAWN, Drawing
 from weft.backends.nvidia.early_start import let_next_come, loop_that_asks_early, ops_behind_wait, wait_for_kernel
 from weft.backends.nvidia.elements import emit_elements, emit_position
@@ -96,7 +96,8 @@ class KernelCodegen:
                 case _:
                     self.scalars[argument] = value
         if not any(isinstance(op, RolesOp | StreamOp) for op in kernel.block.ops):
-            self.threads = Threads.of_block(b, self.launch.threads // WARP, self.launch.cluster)
+            warps, cluster = self.launch.threads // WARP, self.launch.cluster
+            self.threads = Threads.of_warp(b) if APART in kernel.attributes else Threads.of_block(b, warps, cluster)
             self.threads.prepare(self.layouts)
             self._place_program()
         self.early = loop_that_asks_early(kernel) if self.launch.programmatic and kernel.limit is None else None
