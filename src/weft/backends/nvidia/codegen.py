@@ -21,8 +21,8 @@ from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
 from weft.backends.nvidia.control import emit_number, program_numbers, where_programs_are
 from weft.backends.nvidia.conversions import emit_convert
 from weft.backends.nvidia.dequantize import Decoder
-from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.dialect import APART, RESIDENT, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
+from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.drawn_programs import DRAWN, Drawing
 from weft.backends.nvidia.early_start import let_next_come, loop_that_asks_early, ops_behind_wait, wait_for_kernel
 from weft.backends.nvidia.elements import emit_elements, emit_position
