@@ -6,37 +6,42 @@
                                       nvidia.barrier
                                       tile.for %i = %w to 16 step 16  { … what @b does as program %i } }
 
-A launch takes longer than what such kernels do. Those that route the tokens of a layer of experts are ten. Kernels that
-do not need each other are done between the same two barriers, by other warps. What is large and stands between them
-comes behind them, unless they need it.
+A launch takes longer than what such kernels do. Those that route the tokens of a layer of experts are ten. What only
+they read and write is in memory that the block shares. Kernels that do not need each other are done between the same
+two barriers, by other warps. What is large and stands between them comes behind them, unless they need it.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from math import ceil
 
 from xdsl.dialects.builtin import ArrayAttr, StringAttr
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from weft.backends.nvidia.asynchronous import BlockNumberOp, IndexOp
 from weft.backends.nvidia.compile import annotate
-from weft.backends.nvidia.dialect import APART, WARPS, BarrierOp, set_integer
+from weft.backends.nvidia.dialect import APART, SHARED, WARPS, BarrierOp, set_integer
 from weft.backends.nvidia.early_start import is_only_read
 from weft.backends.nvidia.join_kernels import MOST_POINTERS, SIMPLE, name_of, on_axes
 from weft.backends.nvidia.layouts import WARP
+from weft.backends.nvidia.scratch import ScratchOp
 from weft.backends.nvidia.stretches import PickOp
+from weft.backends.nvidia.strided_memory import may_be_shared
 from weft.backends.nvidia.target import NvidiaTarget
-from weft.ir.expr import mod, symbol
+from weft.ir.expr import mod, product, symbol
 from weft.lower.plan import Planned
-from weft.lower.steps import KernelStep, LaunchStep, Step
+from weft.lower.steps import KernelStep, LaunchStep, Plan, Step, buffers_of
 from weft.tile import dialect as tile
 
 _MOST_WARPS, _MOST_TURNS = 32, 4
 """Warps of a block, and programs that each does of a kernel: with more, other multiprocessors are sooner done."""
 _MOST_LINKS = 16
+_MOST_SHARED, _ALIGNMENT = 32 << 10, 128
+"""Bytes of what is handed on in a block, and where each begins."""
 _DONE = (*SIMPLE, tile.ReduceOp, tile.ForOp, tile.YieldOp, PickOp, IndexOp)
 """What a warp does by itself."""
 
@@ -48,12 +53,18 @@ class _Link:
     step: KernelStep
     kernel: tile.KernelOp
     written: frozenset[int]
+    """The buffers that it may write."""
     level: int = 0
 
     @property
     def programs(self) -> int:
         assert isinstance(self.step.grid, int)
         return self.step.grid
+
+    def may_share(self, number: int) -> bool:
+        """Whether a buffer may be in memory that a block shares, for all that it does with it."""
+        pairs = zip(self.kernel.block.args, self.step.buffers, strict=True)
+        return all(may_be_shared(use.operation) for a, n in pairs if n == number for use in a.uses)
 
     def meets(self, step: KernelStep, written: frozenset[int]) -> bool:
         """Whether one of two writes what the other reads or writes."""
@@ -145,22 +156,47 @@ def _finished(planned: Planned, chain: _Chain) -> Iterator[Step]:
 
 def _one(planned: Planned, links: Sequence[_Link]) -> KernelStep:
     """The step that does what several do, and its kernel, unless others have done the same."""
-    buffers = tuple(dict.fromkeys(number for link in links for number in link.step.buffers))
-    places = [tuple(map(buffers.index, link.step.buffers)) for link in links]
+    scratch, shared = _scratch(planned.plan, links)
+    touched = dict.fromkeys(number for link in links for number in link.step.buffers)
+    buffers = tuple(number for number in touched if number not in scratch)
+    order = [*buffers, *scratch]
+    places = [tuple(map(order.index, link.step.buffers)) for link in links], tuple(scratch.values())
     names = [link.step.function for link in links]
     label = "_then_".join(dict.fromkeys(name_of(link.step) for link in links))[:60]
     name = f"{label}_{hashlib.sha256(repr((names, places)).encode()).hexdigest()[:12]}"
     if name not in planned.kernels:
-        planned.kernels[name] = _kernel(name, links, buffers)
+        planned.kernels[name] = kernel = _kernel(name, links, buffers, scratch)
+        set_integer(kernel, SHARED, shared)
         planned.schedules[name] = "; ".join(dict.fromkeys(planned.schedules[each] for each in names))
         planned.sources[name] = set().union(*(planned.sources.get(each, ()) for each in names))
     return KernelStep(name, buffers, (), 1, sum(link.step.work for link in links), False, label)
 
 
-def _kernel(name: str, links: Sequence[_Link], buffers: Sequence[int]) -> tile.KernelOp:
+def _scratch(plan: Plan, links: Sequence[_Link]) -> tuple[dict[int, int], int]:
+    """The buffers that nobody but a chain touches, with where they lie in the memory of its block, and its bytes."""
+    inside = {id(link.step) for link in links}
+    outside = {number for step in plan.steps if id(step) not in inside for number in buffers_of(step)}
+    found: dict[int, int] = {}
+    start = 0
+    for number in dict.fromkeys(number for link in links for number in link.step.buffers):
+        buffer = plan.buffers[number]
+        size = product(buffer.tensor.shape)
+        if buffer.role != "temporary" or number in outside or not isinstance(size, int):
+            continue
+        end = start + ceil(size * buffer.tensor.dtype.bytes / _ALIGNMENT) * _ALIGNMENT
+        if end <= _MOST_SHARED and all(link.may_share(number) for link in links):
+            found[number], start = start, end
+    return found, start
+
+
+def _kernel(name: str, links: Sequence[_Link], buffers: Sequence[int], scratch: Mapping[int, int]) -> tile.KernelOp:
     types = {n: a.type for link in links for a, n in zip(link.kernel.block.args, link.step.buffers, strict=True)}
     block = Block(arg_types=[types[number] for number in buffers])
-    arguments = dict(zip(buffers, block.args, strict=True))
+    arguments: dict[int, SSAValue] = dict(zip(buffers, block.args, strict=True))
+    for number, start in scratch.items():
+        memory = ScratchOp.make(types[number], start)
+        block.add_op(memory)
+        arguments[number] = memory.out
     levels = [list(level) for _, level in groupby(links, key=lambda link: link.level)]
     warps = min(max(sum(link.programs for link in level) for level in levels), _MOST_WARPS)
     warp = BlockNumberOp.make("warp")

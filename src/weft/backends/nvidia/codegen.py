@@ -39,6 +39,7 @@ from weft.backends.nvidia.plain_dot import emit_plain_dot
 from weft.backends.nvidia.reductions import emit_reduce
 from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
 from weft.backends.nvidia.row_roles import emit_streaming
+from weft.backends.nvidia.scratch import ScratchOp, emit_scratch
 from weft.backends.nvidia.staged_copies import emit_staged
 from weft.backends.nvidia.streaming import CopyOp, CopyRowsOp, ReadOp, StreamOp, WaitKeptOp
 from weft.backends.nvidia.stretches import PickOp, emit_pick
@@ -164,6 +165,8 @@ class KernelCodegen:
                 self._multiply(op)
             case SqueezeOp():
                 self.tiles[op.out] = self.tiles[op.value]
+            case ScratchOp():
+                emit_scratch(self, op)
             case BarrierOp():
                 self.threads.barrier()
             case tile.ForOp():
