@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from weft.backends.nvidia import chain_kernels as chain
 from weft.backends.nvidia.chain_kernels import chain_kernels
 from weft.backends.nvidia.compile import compile_kernels
 from weft.backends.nvidia.dialect import APART, BarrierOp, integer
+from weft.backends.nvidia.scratch import ScratchOp
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import bf16
 from weft.lower.plan import Planned
@@ -64,6 +66,9 @@ def test_kernels_that_need_each_other_are_one() -> None:
     (kernel,) = kernels(found)
     assert len(before) > 2 and barriers(kernel) == len(before) - 1
     assert integer(kernel, APART) == 32 and found.kernels.keys() == {kernel.sym_name.data}
+    (step,) = found.plan.steps
+    assert isinstance(step, KernelStep) and step.buffers == (*found.plan.inputs, *found.plan.outputs)
+    assert sum(isinstance(op, ScratchOp) for op in kernel.block.ops) == len(before) - 1
     same_as_before(down, (40, 24))
 
 
@@ -76,6 +81,14 @@ def test_kernels_that_need_the_same_one_wait_once() -> None:
     (kernel,) = kernels(found)
     assert 0 < barriers(kernel) < len(before) - 1
     same_as_before(both, (6, 10))
+
+
+def test_more_than_a_block_shares_is_in_global_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain, "_MOST_SHARED", 0)
+    found, before = chained(down, (40, 24))
+    (step,) = found.plan.steps
+    assert isinstance(step, KernelStep) and len(step.buffers) == 1 + len(before)
+    same_as_before(down, (40, 24))
 
 
 def test_no_more_warps_than_programs() -> None:
@@ -126,8 +139,8 @@ def route(x: Tensor, router: Tensor, chosen: int = 2) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("tokens", [1, 3, 7])
 def test_routes_of_tokens(tokens: int) -> None:
-    torch.manual_seed(tokens)
-    x, router = torch.randn(tokens, 32), torch.randn(6, 32)
+    drawn = torch.Generator().manual_seed(tokens)
+    x, router = torch.randn(tokens, 32, generator=drawn), torch.randn(6, 32, generator=drawn)
     torch.testing.assert_close(emulated(route)(x, router), route(x, router))
 
 
