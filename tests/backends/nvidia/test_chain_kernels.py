@@ -65,7 +65,7 @@ def test_kernels_that_need_each_other_are_one() -> None:
     found, before = chained(down, (40, 24))
     (kernel,) = kernels(found)
     assert len(before) > 2 and barriers(kernel) == len(before) - 1
-    assert integer(kernel, APART) == 32 and found.kernels.keys() == {kernel.sym_name.data}
+    assert 1 < integer(kernel, APART) <= 32 and found.kernels.keys() == {kernel.sym_name.data}
     (step,) = found.plan.steps
     assert isinstance(step, KernelStep) and step.buffers == (*found.plan.inputs, *found.plan.outputs)
     assert sum(isinstance(op, ScratchOp) for op in kernel.block.ops) == len(before) - 1
@@ -92,9 +92,10 @@ def test_more_than_a_block_shares_is_in_global_memory(monkeypatch: pytest.Monkey
 
 
 def test_no_more_warps_than_programs() -> None:
-    found, _ = chained(down, (5, 3))
-    assert [integer(kernel, APART) for kernel in kernels(found)] == [5]
-    same_as_before(down, (5, 3))
+    grids = [step.grid for step in planned(down, (5, 20)).plan.steps if isinstance(step, KernelStep)]
+    found, _ = chained(down, (5, 20))
+    assert [integer(kernel, APART) for kernel in kernels(found)] == [max(g for g in grids if isinstance(g, int))]
+    same_as_before(down, (5, 20))
 
 
 def around(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

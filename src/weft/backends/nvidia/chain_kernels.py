@@ -104,7 +104,10 @@ def chain_kernels(planned: Planned, target: NvidiaTarget) -> None:
             finish()
             chained.append(step)
         elif (link := links.of(step)) is None:
-            chain.behind.append(links.alone(step))
+            if chain.links:
+                chain.behind.append(links.alone(step))
+            else:
+                chained.append(step)
         else:
             if not chain.takes(link):
                 finish()

@@ -15,6 +15,7 @@ for different tensors, of any size, are written down once, as those of an optimi
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -31,6 +32,7 @@ from weft.lower.steps import KernelStep, LaunchStep, Step
 from weft.tile import dialect as tile
 
 _MOST_KERNELS, _MOST_PROGRAMS = 4, 1024
+_DIGEST = re.compile("_[0-9a-f]{12}")
 _MOST_TILES = 8
 """Kernels of one kernel that do the same with tiles of different sizes."""
 MOST_POINTERS = 480
@@ -164,8 +166,8 @@ def _written(known: _Known, step: KernelStep) -> set[int]:
 
 
 def name_of(step: KernelStep) -> str:
-    """What a step is called among others: by its label or, without one, by its kernel."""
-    return step.label or step.function.rpartition("_")[0]
+    """What a step is called among others: as its kernel, which is told from others by a digest."""
+    return _DIGEST.sub("", step.function)
 
 
 def _one(planned: Planned, turns: Sequence[_Turn]) -> KernelStep:
