@@ -122,7 +122,7 @@ def test_what_needs_something_large_comes_behind_it() -> None:
     assert places[found.plan.outputs[0]] == len(found.plan.steps) - 1
 
 
-@pytest.mark.parametrize("shape", [(4096, 64), (8, 65536)])
+@pytest.mark.parametrize("shape", [(4096, 64), (8, 65536), (128, 256)])
 def test_large_kernels_stay(shape: tuple[int, ...]) -> None:
     found, before = chained(lambda x: torch.softmax(x.float(), -1).flip(0).sum(1), shape)
     assert len(found.plan.steps) == len(before)

@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from math import ceil
+from math import ceil, prod
 
 from xdsl.dialects.builtin import ArrayAttr, StringAttr
 from xdsl.ir import Block, Operation, Region, SSAValue
@@ -37,8 +37,9 @@ from weft.lower.plan import Planned
 from weft.lower.steps import KernelStep, LaunchStep, Plan, Step, buffers_of
 from weft.tile import dialect as tile
 
-_MOST_WARPS, _MOST_TURNS = 32, 4
-"""Warps of a block, and programs that each does of a kernel: with more, other multiprocessors are sooner done."""
+_MOST_WARPS, _MOST_TURNS, _MOST_ELEMENTS = 32, 4, 16384
+"""Warps of a block, programs that each does of a kernel, and elements of all: more are sooner done by other
+multiprocessors."""
 _MOST_LINKS = 16
 _MOST_SHARED, _ALIGNMENT = 32 << 10, 128
 """Bytes of what is handed on in a block, and where each begins."""
@@ -141,12 +142,19 @@ class _Links:
 
     def _annotated(self, step: KernelStep) -> tile.KernelOp | None:
         kernel = self.planned.kernels[step.function]
-        few = isinstance(step.grid, int) and 0 < step.grid <= _MOST_WARPS * _MOST_TURNS
+        most = min(_MOST_WARPS * _MOST_TURNS, _MOST_ELEMENTS // _elements(kernel))
+        few = isinstance(step.grid, int) and 0 < step.grid <= most
         plain = not step.symbols and not step.serial and not any((kernel.paired, kernel.limit, kernel.counter))
         if not few or not plain or not all(isinstance(op, _DONE) for op in kernel.walk() if op is not kernel):
             return None
         annotated, launch = annotate(kernel, self.target)
         return annotated if launch.threads == WARP and launch.shared == 0 else None
+
+
+def _elements(kernel: tile.KernelOp) -> int:
+    """Those of the largest tile of a program."""
+    types = [result.type for op in kernel.walk() for result in op.results]
+    return max((prod(type_.sizes) for type_ in types if isinstance(type_, tile.TileType)), default=1)
 
 
 def _finished(planned: Planned, chain: _Chain) -> Iterator[Step]:
