@@ -245,3 +245,9 @@ def test_a_gate_and_what_it_opens_are_products_of_one_kernel(case: tuple[Any, ..
     for made in (run_interpreted(trial, arrays)[0], run_simulated(trial, arrays)[0]):
         agree(made, exact)
     agree(run_as_ptx(trial, arrays, "sm_90a"), exact)
+
+
+def test_blocks_of_rows_with_matrices_of_their_own() -> None:
+    """Four rows of one matrix each are as many programs as one row of four times the columns."""
+    for n, k in (5760, 2880), (2880, 2880), (28672, 4096):
+        assert choose_streaming_tiles(1, n, k, 4, GPU, 4) == choose_streaming_tiles(1, 4 * n, k, 1, GPU, 4)
