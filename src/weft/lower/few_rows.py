@@ -45,8 +45,8 @@ def choose_streaming_tiles(
         columns, warps = _COLUMNS[0], _WARPS[0]
     elif bits == 16 and machine.brings_rows and (columns := _brought(m, n, k, batch, machine, products)):
         return m, columns, _PIECE // products // columns
-    elif m == batch == 1 and bits == 4 and n > _COLUMNS[0] * machine.multiprocessors:
-        columns, depth = next(tile for most, tile in _ROW_TILES if n <= most * machine.multiprocessors)
+    elif m == 1 and bits == 4 and batch * n > _COLUMNS[0] * machine.multiprocessors:
+        columns, depth = next(tile for most, tile in _ROW_TILES if batch * n <= most * machine.multiprocessors)
         warps = depth * columns // read
     else:
         choices = [(c, w) for w in _WARPS for c in _COLUMNS if w * read // c < 2 * k or w == _WARPS[0]]

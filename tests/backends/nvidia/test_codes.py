@@ -216,3 +216,9 @@ def test_blocks_of_a_row(n: int, k: int, tile: tuple[int, int, int], resident: i
     kernel = Trial.of(group_of(arrays, body), "product", GPU).lowered.calls[0].kernel.op
     kernel, launch = annotate(kernel, target_named("sm_90a"))
     assert (launch.threads, integer(kernel, RESIDENT)) == (256, resident)
+
+
+def test_blocks_of_rows_with_matrices_of_their_own() -> None:
+    """Four rows of one matrix each are as many programs as one row of four times the columns."""
+    for n, k in (5760, 2880), (2880, 2880), (28672, 4096):
+        assert choose_streaming_tiles(1, n, k, 4, GPU, 4) == choose_streaming_tiles(1, 4 * n, k, 1, GPU, 4)

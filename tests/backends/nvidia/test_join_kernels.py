@@ -162,8 +162,8 @@ def test_large_tensors_share_a_kernel_with_small_ones() -> None:
 
 
 def test_a_kernel_has_no_more_parameters_than_the_driver_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert join._MOST_POINTERS * 8 <= 4096  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(join, "_MOST_POINTERS", 6)
+    assert join.MOST_POINTERS * 8 <= 4096
+    monkeypatch.setattr(join, "MOST_POINTERS", 6)
     found = planned(stepped, *[(4096,)] * 5)
     join_kernels(found)
     assert [len(step.buffers) for step in found.plan.steps if isinstance(step, KernelStep)] == [6, 4]

@@ -20,7 +20,7 @@ from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import AwaitedModules, DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
 from weft.backends.nvidia.dequantize import NO_FP8
-from weft.backends.nvidia.dialect import BLOCKS, RESIDENT, WARPS, integer, set_integer
+from weft.backends.nvidia.dialect import APART, BLOCKS, RESIDENT, SHARED, WARPS, integer, set_integer
 from weft.backends.nvidia.early_start import asked_early, written_by
 from weft.backends.nvidia.fold_sums import fold_sums
 from weft.backends.nvidia.fold_tanh import fold_tanh
@@ -63,6 +63,8 @@ _SINCE = {NO_BF16_ATOMICS: 90, NO_FP8: 89}
 def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch]:
     """A copy of a kernel with roles, layouts, conversions, shared memory and barriers."""
     kernel = kernel.clone()
+    if (apart := integer(kernel, APART)) > 0:  # its parts have all that
+        return kernel, Launch(WARP * apart, integer(kernel, SHARED))
     straighten_loops(kernel)
     fold_sums(kernel)
     fold_tanh(kernel)
