@@ -41,7 +41,7 @@ def choose_streaming_tiles(
 ) -> tuple[int, int, int]:
     """The tiles of products [m, k] x [k, n], of the same rows, with weights of so many bits."""
     read, rows = READ[bits], ceil(m / 8) * 16 / bits
-    if not isinstance(n, int) or not isinstance(k, int) or not isinstance(batch, int):
+    if not isinstance(n, int) or not isinstance(k, int) or not isinstance(batch, int) or not batch * n:
         columns, warps = _COLUMNS[0], _WARPS[0]
     elif bits == 16 and machine.brings_rows and (columns := _brought(m, n, k, batch, machine, products)):
         return m, columns, _PIECE // products // columns
