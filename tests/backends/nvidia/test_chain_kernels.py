@@ -128,6 +128,17 @@ def test_large_kernels_stay(shape: tuple[int, ...]) -> None:
     assert len(found.plan.steps) == len(before)
 
 
+def test_kernels_that_read_much_at_once_stay() -> None:
+    """A full block has 64 registers a thread."""
+
+    def update(*tensors: Tensor) -> Tensor:
+        made = sum((each * each.abs() for each in tensors[1:]), tensors[0].exp())
+        return torch.as_tensor(made).flip(0).exp().flip(0)
+
+    found, before = chained(update, *[(32, 256)] * 6)
+    assert len(found.plan.steps) == len(before)
+
+
 def route(x: Tensor, router: Tensor, chosen: int = 2) -> tuple[Tensor, ...]:
     """What comes before the products of a layer of experts."""
     experts = router.shape[0]

@@ -24,7 +24,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 
 from weft.backends.nvidia.asynchronous import BlockNumberOp, IndexOp
 from weft.backends.nvidia.compile import annotate
-from weft.backends.nvidia.dialect import APART, SHARED, WARPS, BarrierOp, set_integer
+from weft.backends.nvidia.dialect import APART, SHARED, WARPS, BarrierOp, layout_of, set_integer
 from weft.backends.nvidia.early_start import is_only_read
 from weft.backends.nvidia.join_kernels import MOST_POINTERS, SIMPLE, name_of, on_axes
 from weft.backends.nvidia.layouts import WARP
@@ -40,6 +40,8 @@ from weft.tile import dialect as tile
 _MOST_WARPS, _MOST_TURNS, _MOST_ELEMENTS = 32, 4, 16384
 """Warps of a block, programs that each does of a kernel, and elements of all: more are sooner done by other
 multiprocessors."""
+_MOST_READ = 24
+"""Elements that a lane reads in a program: with more, the registers of a block of so many warps run out."""
 _MOST_LINKS = 16
 _MOST_SHARED, _ALIGNMENT = 32 << 10, 128
 """Bytes of what is handed on in a block, and where each begins."""
@@ -148,7 +150,9 @@ class _Links:
         if not few or not plain or not all(isinstance(op, _DONE) for op in kernel.walk() if op is not kernel):
             return None
         annotated, launch = annotate(kernel, self.target)
-        return annotated if launch.threads == WARP and launch.shared == 0 else None
+        reads = [op for op in annotated.walk() if isinstance(op, tile.LoadOp | tile.GatherOp)]
+        fits = sum(layout_of(op.out).count for op in reads) <= _MOST_READ
+        return annotated if fits and launch.threads == WARP and launch.shared == 0 else None
 
 
 def _elements(kernel: tile.KernelOp) -> int:
