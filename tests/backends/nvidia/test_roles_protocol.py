@@ -8,6 +8,7 @@ from xdsl.ir import Block, Operation, Region
 
 from weft.backends.nvidia.asynchronous import AcquireOp, CommitOp, FillOp, ReleaseOp, RolesOp, WaitOp
 from weft.backends.nvidia.compile import annotate
+from weft.backends.nvidia.dialect import CLUSTER, set_integer
 from weft.backends.nvidia.protocol import check
 from weft.backends.nvidia.protocol_events import DeadlockError, PhaseError, TransactionError
 from weft.backends.nvidia.roles_protocol import protocol_of
@@ -91,3 +92,31 @@ def test_faults_in_roles() -> None:
 def _remove(op: Operation) -> None:
     op.detach()
     op.erase()
+
+
+def shared() -> tile.KernelOp:
+    """Two blocks of rows bring the columns for each other."""
+    kernel = product(256, 384, 640)
+    set_integer(kernel, CLUSTER, 2)
+    kernel, launch = annotate(kernel, target_named("sm_90a"))
+    assert launch.cluster == 2
+    return kernel
+
+
+@pytest.mark.parametrize("clusters", [1, 2, 3])
+def test_products_in_clusters(clusters: int) -> None:
+    for cluster in range(clusters):
+        check(protocol_of(shared(), block=cluster, blocks=clusters), runs=10)
+
+
+def test_faults_in_clusters() -> None:
+    kernel = shared()
+    (roles,) = [op for op in kernel.walk() if isinstance(op, RolesOp)]
+    roles.attributes["cluster"] = IntegerAttr(1, i64)  # nobody else's consumers are waited for
+    with pytest.raises(TransactionError):
+        check(protocol_of(kernel), runs=5)
+    kernel = shared()
+    (fill,) = [op for op in kernel.walk() if isinstance(op, FillOp) and op.sharers is not None]
+    del fill.attributes["sharers"]
+    with pytest.raises(AssertionError):
+        check(protocol_of(kernel), runs=5)

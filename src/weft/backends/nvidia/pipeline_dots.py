@@ -53,8 +53,9 @@ from weft.backends.nvidia.drawn_programs import drawing_bytes, mark_drawn
 from weft.backends.nvidia.index_slices import ops_behind
 from weft.backends.nvidia.operand_copies import Batch, Operands, blocks_of, operands_of
 from weft.backends.nvidia.overlap_products import take_turns
-from weft.backends.nvidia.programs import Programs
+from weft.backends.nvidia.programs import Cluster, Programs
 from weft.backends.nvidia.roles import BARRIER_BYTES
+from weft.backends.nvidia.share_operands import Sharing, share_operands
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.tensor_parts import lines_of, part_of
 from weft.backends.nvidia.wgmma import is_multiplied
@@ -82,6 +83,7 @@ class Pipelined:
     threads: int
     shared: int
     maps: tuple[TensorMap, ...]
+    cluster: int = 1
 
 
 def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = True) -> Pipelined | None:
@@ -105,6 +107,7 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = 
     needed = _needed(kernel, operands, addends)
     if needed is None:
         return None
+    sharing = share_operands(kernel, operands)
     copied = [copy.map for batch in operands.batches.values() for copy in batch.copies]
     maps = list(dict.fromkeys([*copied, *(addend.map for addend in addends.values())]))
     inputs = len(maps)
@@ -128,9 +131,10 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = 
         set_integer(op, SHARED, ring)
     times = (False, True) if operands.starts_early else (False,)
     producers = [_Producer(operands, addends, maps[:inputs], needed, early) for early in times]
-    _split(kernel, producers, _Consumer(operands, addends, consumers), rings, consumers)
+    _split(kernel, producers, _Consumer(operands, addends, consumers), rings, consumers, sharing)
     set_integer(kernel, WARPS, 4 * consumers)
-    return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps))
+    blocks = 1 if sharing is None else sharing.blocks
+    return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps), blocks)
 
 
 def _needed(kernel: tile.KernelOp, operands: Operands, addends: Iterable[tile.LoadOp]) -> set[Operation] | None:
@@ -208,13 +212,17 @@ def _split(
     consumer: _Consumer,
     rings: Sequence[RingType],
     consumers: int,
+    sharing: Sharing | None,
 ) -> None:
     block = kernel.block
     original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
-    first, count = BlockNumberOp.make("number"), BlockNumberOp.make("count")
+    kinds = ("number", "count") if sharing is None else ("cluster", "clusters")
+    first, count, rank = (BlockNumberOp.make(kind) for kind in (*kinds, "rank"))
     limit = _limit(kernel)
-    block.insert_ops_before([first, count, *limit], original[0])
-    numbers = first.out, count.out, limit[-1].results[0] if limit else None
+    found = [first, count, *([] if sharing is None else [rank]), *limit]
+    block.insert_ops_before(found, original[0])
+    cluster = None if sharing is None else Cluster(sharing, rank.out)
+    numbers = first.out, count.out, limit[-1].results[0] if limit else None, cluster
     walked = [Programs.of(kernel, *numbers) for _ in (consumer, *producers)]
     for role, programs in zip((consumer, *producers), walked, strict=True):
         role.mapping = programs.numbers()
@@ -224,8 +232,9 @@ def _split(
     for op in reversed(original):
         op.detach()
         op.erase(safe_erase=False)
-    roles = RolesOp.make(consumers, rings, producing, consuming, *early)
-    block.insert_op_after(roles, limit[-1] if limit else count)
+    blocks = 1 if sharing is None else sharing.blocks
+    roles = RolesOp.make(consumers, rings, producing, consuming, *early, cluster=blocks)
+    block.insert_op_after(roles, found[-1])
     if kernel.counter is None:
         defer_stores(walked[0], consumers, _MOST_HELD[consumers])
     else:
@@ -291,6 +300,8 @@ class _Producer:
             attributes["coordinates"] = tile.Sizes(copy.coordinates)
             if copy.load.pieces > 1:
                 attributes |= _numbered(pieces=copy.load.pieces)
+            if copy.sharers > 1:
+                attributes |= _numbered(sharers=copy.sharers)
             if batch.early or copy.load.once is not None:
                 attributes["once"] = UnitAttr()
             indices = [self.mapping.get(i, i) for i in copy.load.indices]
