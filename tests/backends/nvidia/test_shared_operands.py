@@ -1,0 +1,96 @@
+"""Products whose operands the blocks of a cluster bring for each other, as PTX on a machine of the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from .ptx_machine import Memory
+from .ptx_roles import Box, run_roles
+
+from weft.backends.nvidia.compile import compile_kernels
+from weft.backends.nvidia.dialect import CLUSTER, set_integer
+from weft.backends.nvidia.target import target_named
+from weft.ir.types import Tensor, bf16
+from weft.lower import dot
+from weft.lower.machine import gpu_machine
+from weft.lower.product_model import estimate
+from weft.testing.kernels import Trial, group_of
+
+TARGET = target_named("sm_90a")
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch,
+    body: Callable[..., object],
+    inputs: list[np.ndarray],
+    result: tuple[int, int],
+    tile: tuple[int, int],
+    cluster: int,
+    clusters: int,
+) -> np.ndarray:
+    """Compile a kernel for the GPU with tiles of two sides, and run it with so many clusters."""
+    monkeypatch.setattr(dot, "estimates", lambda products, machine: [estimate(products, tile, machine)])
+    trial = Trial.of(group_of([Tensor(bf16, each.shape) for each in inputs], body), "product", gpu_machine())
+    (kernel,) = [call.kernel.op for call in trial.lowered.calls]
+    set_integer(kernel, CLUSTER, cluster)
+    name = kernel.sym_name.data
+    code = compile_kernels({name: kernel}, TARGET)
+    launch = code.launches[name]
+    assert launch.cluster == cluster
+    memory = Memory()
+    out = np.full(result, np.nan, ml_dtypes.bfloat16)
+    words = [memory.add(each) for each in (*inputs, out)]
+    boxes = [Box(words[m.argument], tuple(map(int, m.sizes)), tuple(map(int, m.strides)), m.box) for m in launch.maps]
+    run_roles(code.ptx, name, launch.threads, launch.shared, memory, words, boxes, cluster, clusters)
+    return memory.read(words[-1], out)
+
+
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(prod(shape)).standard_normal(shape).astype(ml_dtypes.bfloat16)
+
+
+def close(given: np.ndarray, wanted: np.ndarray) -> bool:
+    return bool(np.linalg.norm(given.astype(np.float64) - wanted) < 4e-3 * np.linalg.norm(wanted))
+
+
+def turned(b: Any, w: object) -> object:
+    return b.permute(w, dims=(1, 0))
+
+
+TILES = [((128, 256), 1, 1), ((128, 256), 2, 1), ((128, 64), 4, 1), ((192, 192), 2, 2), ((256, 128), 2, 1)]
+
+
+@pytest.mark.parametrize(("tile", "cluster", "clusters"), TILES)
+def test_products(monkeypatch: pytest.MonkeyPatch, tile: tuple[int, int], cluster: int, clusters: int) -> None:
+    m, n, k = 4 * tile[0], 2 * tile[1], 320
+    x, w = random(m, k), random(n, k)
+    found = run(monkeypatch, lambda b, x, w: b.dot(x, turned(b, w)), [x, w], (m, n), tile, cluster, clusters)
+    assert close(found, x.astype(np.float64) @ w.astype(np.float64).T)
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_columns_side_by_side_with_a_residual(monkeypatch: pytest.MonkeyPatch, cluster: int) -> None:
+    x, w, r = random(512, 320), random(320, 256), random(512, 256)
+    body = lambda b, x, w, r: b.add(b.dot(x, w), r)  # noqa: E731
+    found = run(monkeypatch, body, [x, w, r], (512, 256), (128, 256), cluster, 1)
+    assert close(found, x.astype(np.float64) @ w.astype(np.float64) + r.astype(np.float64))
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("along_k", [True, False])
+def test_a_gate_and_what_it_opens(monkeypatch: pytest.MonkeyPatch, cluster: int, along_k: bool) -> None:
+    """Two products of the same rows are one instruction."""
+    x, gate, up = random(512, 320), random(256, 320), random(256, 320)[::-1]
+    body = lambda b, x, g, u: b.mul(b.silu(b.dot(x, turned(b, g))), b.dot(x, turned(b, u)))  # noqa: E731
+    given = [x, gate, np.ascontiguousarray(up)]
+    if not along_k:
+        body = lambda b, x, g, u: b.mul(b.silu(b.dot(x, g)), b.dot(x, u))  # noqa: E731
+        given = [x, *(np.ascontiguousarray(w.T) for w in (gate, up))]
+    found = run(monkeypatch, body, given, (512, 256), (128, 128), cluster, 1)
+    opened, wide = (x.astype(np.float64) @ w.astype(np.float64).T for w in (gate, up))
+    assert close(found, opened / (1 + np.exp(-opened)) * wide)
