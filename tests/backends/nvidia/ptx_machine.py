@@ -103,9 +103,7 @@ def parse(ptx: str, entry: str) -> tuple[list[Line], dict[str, int], list[tuple[
     found = re.search(r"\.entry " + re.escape(entry) + r"\((.*?)\)(.*?)\n\}", ptx, re.S)
     if not found:
         raise MachineError(f"no entry {entry}")
-    params = [
-        (WIDTHS[m.group(1)], m.group(2)) for m in re.finditer(_PARAMETER, found.group(1))
-    ]
+    params = [(WIDTHS[m.group(1)], m.group(2)) for m in re.finditer(_PARAMETER, found.group(1))]
     lines: list[Line] = []
     labels: dict[str, int] = {}
     body = re.sub(r"//[^\n]*", "", found.group(2))

@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 import numpy as np
+
 from .ptx_machine import BASE, U64, Line, Machine, MachineError, Memory
 
 GROUP, _ROWS, _DEPTH = 128, 64, 16

@@ -1,5 +1,5 @@
-"""Runs PTX of products in roles on the CPU: all blocks of a cluster, with the copy engine's boxes of tensors, those that
-it brings to several blocks at once among them, and the tensor cores of Hopper.
+"""Runs PTX of products in roles on the CPU: all blocks of a cluster, with the tensor cores of Hopper and the copy
+engine's boxes of tensors, those among them that it brings to several blocks at once.
 
 Boxes land late, as other copies do. What is written goes to memory at once.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from .ptx_clusters import ClusterMachine
 from .ptx_machine import BASE, U64, Line, MachineError, Memory
 from .ptx_products import GROUP, ProductMachine
@@ -132,7 +133,8 @@ class RolesMachine(ClusterMachine, ProductMachine):
                 raise MachineError(f"a box at {place}, in the midst of lines that are mixed")
             blocks = [place // self.window]
             if "multicast::cluster" in line.text:
-                blocks = [n for n in range(self.count // self.threads) if int(self.raw(mask[0], "b16")[thread]) >> n & 1]
+                chosen = int(self.raw(mask[0], "b16")[thread])
+                blocks = [n for n in range(self.count // self.threads) if chosen >> n & 1]
             for block in blocks:
                 apart = block * self.window
                 there = _swizzled(place % self.window + apart, places.shape[0])

@@ -9,8 +9,8 @@ from xdsl.ir import Block, Operation, Region
 from weft.backends.nvidia.asynchronous import AcquireOp, CommitOp, FillOp, ReleaseOp, RolesOp, WaitOp
 from weft.backends.nvidia.compile import annotate
 from weft.backends.nvidia.dialect import CLUSTER, set_integer
-from weft.backends.nvidia.protocol import check
-from weft.backends.nvidia.protocol_events import DeadlockError, PhaseError, TransactionError
+from weft.backends.nvidia.protocol import Protocol, check
+from weft.backends.nvidia.protocol_events import Arrive, DeadlockError, Event, PhaseError, TransactionError
 from weft.backends.nvidia.roles_protocol import protocol_of
 from weft.backends.nvidia.simulator_memory import RaceError
 from weft.backends.nvidia.target import target_named
@@ -110,13 +110,14 @@ def test_products_in_clusters(clusters: int) -> None:
 
 
 def test_faults_in_clusters() -> None:
-    kernel = shared()
-    (roles,) = [op for op in kernel.walk() if isinstance(op, RolesOp)]
-    roles.attributes["cluster"] = IntegerAttr(1, i64)  # nobody else's consumers are waited for
-    with pytest.raises(TransactionError):
-        check(protocol_of(kernel), runs=5)
-    kernel = shared()
-    (fill,) = [op for op in kernel.walk() if isinstance(op, FillOp) and op.sharers is not None]
-    del fill.attributes["sharers"]
-    with pytest.raises(AssertionError):
-        check(protocol_of(kernel), runs=5)
+    sound = protocol_of(shared())
+
+    def own(agent: str, event: Event) -> bool:
+        return not isinstance(event, Arrive) or event.barrier.endswith(" of 1") == agent.endswith(" of 1")
+
+    alone = {agent: [event for event in events if own(agent, event)] for agent, events in sound.agents.items()}
+    halved = {name: count if count == 1 else count // 2 for name, count in sound.barriers.items()}
+    with pytest.raises((RaceError, PhaseError)):  # nobody waits until the other block has read a slot
+        check(Protocol(alone, halved), runs=20)
+    with pytest.raises(DeadlockError):  # a block is not told of by the other
+        check(Protocol(alone, sound.barriers), runs=5)

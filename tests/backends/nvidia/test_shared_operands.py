@@ -9,8 +9,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from .ptx_machine import Memory
-from .ptx_roles import Box, run_roles
 
 from weft.backends.nvidia.compile import compile_kernels
 from weft.backends.nvidia.dialect import CLUSTER, set_integer
@@ -20,6 +18,9 @@ from weft.lower import dot
 from weft.lower.machine import gpu_machine
 from weft.lower.product_model import estimate
 from weft.testing.kernels import Trial, group_of
+
+from .ptx_machine import Memory
+from .ptx_roles import Box, run_roles
 
 TARGET = target_named("sm_90a")
 

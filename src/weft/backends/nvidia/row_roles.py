@@ -16,7 +16,7 @@ from weft.backends.nvidia.early_start import wait_for_kernel
 from weft.backends.nvidia.global_memory import load_chunk, load_words
 from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.mma import PACKED
-from weft.backends.nvidia.roles import Ring, expect, wait_for
+from weft.backends.nvidia.rings import Ring, expect, wait_for
 from weft.backends.nvidia.shifted_memory import Chunk, load_shifted
 from weft.backends.nvidia.streaming import ALIGNMENT, CopyOp, CopyRowsOp, PieceType, ReadOp, StreamOp, WaitKeptOp
 from weft.tile import dialect as tile

@@ -1,7 +1,7 @@
 """Let the blocks of a cluster bring operands of products for each other.
 
-    block 0: rows 0…127, columns 0…255        each brings its own 128 rows of a, and 128 of the 256 columns of b, to both:
-    block 1: rows 128…255, columns 0…255      32 KB of a stage of 48 cross the second-level cache instead of 48
+    block 0: rows 0…127, columns 0…255        each brings its own rows of a, and to both half of the columns of b:
+    block 1: rows 128…255, columns 0…255      32 KB of a stage of 48 are read instead of 48
 
 Programs that are neighbours along an axis of the grid are those of a cluster; what does not depend on that axis is the
 same for all of them. They go through their loops together, so these must turn equally often in all.
