@@ -20,7 +20,7 @@ from .ptx_products import GROUP, ProductMachine
 _LINE, _CHUNK = 128, 16
 _RELEASE = re.compile(
     r"\{ \.reg \.pred p; \.reg \.b32 there; setp\.lt\.u32 p, (%\w+), (\d+); mapa\.shared::cluster\.u32 there, (%\w+), "
-    r"%\w+; @p mbarrier\.arrive\.release\.cluster\.shared::cluster\.b64 _, \[there\]; \}"
+    r"%\w+; @p mbarrier\.arrive\.shared::cluster\.b64 _, \[there\]; \}"
 )
 _IGNORED = ("setmaxnreg", "prefetch", "fence")
 

@@ -208,7 +208,7 @@ def _release(codegen: KernelCodegen, ring: Ring, *, threads_read: bool) -> None:
     else:  # one lane for each block
         text = f"{{ .reg .pred p; .reg .b32 there; setp.lt.u32 p, $1, {ring.sharers}; "
         text += "mapa.shared::cluster.u32 there, $0, $1; "
-        text += "@p mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }"
+        text += "@p mbarrier.arrive.shared::cluster.b64 _, [there]; }"
         do(b, text, "r,r", ring.empty(b), codegen.threads.lane)
     ring.advance(b)
 
