@@ -76,3 +76,21 @@ def test_numbers_that_are_added_may_be_lowest_too(passes: Any) -> None:
     bias = np.where(np.arange(L) < 3, np.float32(LOW), np.float32(0)) * np.ones((B, 1, 1), np.float32)
     (wanted,), (found,) = (run(f, [*arrays, bias]) for f in (original, passes.function(module)))
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [boolean, f32])
+def test_no_keys_at_all_give_zeros(passes: Any, dtype: Any) -> None:
+    """Softmax of no scores has no element that could be NaN."""
+
+    def body(b: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
+        x = b.dot(q, b.permute(k, dims=(0, 2, 1)))
+        x = b.where(mask, x, b.full_like(x, -math.inf)) if dtype is boolean else b.add(x, mask)
+        return b.dot(composites.softmax(b, x, 2), v)
+
+    keys = Tensor(f32, (B, 0, E))
+    module = passes.built({"q": Tensor(f32, (B, L, E)), "k": keys, "v": keys, "mask": Tensor(dtype, (L, 0))}, body)
+    for each in PASSES:
+        each.apply(Context(), module)
+    arrays = [np.ones((B, L, E), np.float32), *[np.ones((B, 0, E), np.float32)] * 2, np.ones((L, 0), dtype.numpy)]
+    (found,) = run(passes.function(module), arrays)
+    np.testing.assert_array_equal(found, np.zeros((B, L, E)))

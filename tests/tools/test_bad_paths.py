@@ -22,7 +22,7 @@ RESULTS = "benchmarks/results/2026-11-15-13fbd5a-gpu-memory.json"
         ("conform", "opinfo", "abs", "--log", "{tmp}/nothere/x.jsonl"),
         ("conform", "models", "bert", "--reports", "{tmp}/file/folder"),
         ("explain", "{softmax}", "--target", "sm_90a", "--save", "{tmp}/file/folder"),
-        ("explain", "{tmp}/k.py:mm", "--signature", "*fp32", "--target", "sm_90a"),
+        ("explain", "{tmp}/k.py:mm", "--signature", "*fp32", "--target", "sm_91"),
     ],
     ids=lambda line: " ".join(line[:2] + line[-2:-1]),
 )

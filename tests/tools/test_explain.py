@@ -8,6 +8,7 @@ import pytest
 
 import weft as public
 from weft.backends.nvidia.assembler import tool
+from weft.backends.nvidia.target import target_named
 from weft.runtime.profile import StepEvent
 from weft.runtime.record import Resources
 from weft.tools.explain import Explanation, explain_program
@@ -110,13 +111,14 @@ def test_kernels_of_a_gpu_and_what_they_take(weft, softmax: str, tmp_path: Path)
 
 
 def test_a_gpu_that_there_is_not(weft, softmax: str, script: str) -> None:
-    unknown = weft("explain", softmax, "--target", "sm_10")
-    assert unknown.exit_code == 1 and "sm_90a" in unknown.stderr
+    unknown = weft("explain", softmax, "--target", "sm_90", "--json")
+    assert unknown.exit_code == 2 and "did you mean sm_90a? Weft knows sm_80" in last_json(unknown)["hint"]
+    assert weft("explain", softmax, "--target", "v100").exit_code == 2
     assert weft("explain", script, "--target", "sm_90a").exit_code == 2
 
 
 def test_times_of_a_gpu_are_set_against_its_limit() -> None:
-    explanation = explain_program(SOFTMAX, "text", programs=False, arch="sm_90a")
+    explanation = explain_program(SOFTMAX, "text", programs=False, target=target_named("sm_90a"))
     (record,) = explanation.records
     assert record.plan is not None
     record.loaded = {name: Resources(40, 16) for name in record.tiles}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from weft.backends.nvidia.assembler import tool
 from weft.tools.cli import app
 
 KERNEL = """
@@ -57,6 +58,23 @@ def test_a_kernel_is_explained_for_its_launch_or_for_a_signature(script: Path) -
         assert any("tile.gather" in line or "tile.load" in line for line in lines[loads:stores])
     figures = json.loads(CliRunner().invoke(app, ["explain", f"{script}:double", "--json"]).output.splitlines()[-1])
     assert {"source", "tile", "llvm", "asm"} <= figures.keys()
+
+
+def test_a_kernel_is_explained_for_a_gpu(script: Path, tmp_path: Path) -> None:
+    line = ["explain", f"{script}:double", "--target", "sm_90a"]
+    signature = "*fp32,i32,BLOCK=1024,num_warps=8"
+    for options, warps in ([], 4), (["--signature", signature, "--save", str(tmp_path / "programs")], 8):
+        result = CliRunner().invoke(app, [*line, *options, "--json"])
+        assert result.exit_code == 0, result.output
+        figures = json.loads(result.output.splitlines()[-1])
+        assert ".target sm_90a" in figures["ptx"] and ".entry double" in figures["ptx"] and "llvm" not in figures
+        (taken,) = figures["device_kernels"]
+        assert taken["threads"] == 32 * warps
+        if tool("ptxas") is not None:
+            assert taken["registers"] > 0 and taken["spilled"] == 0 and taken["blocks"] == 64 // warps
+    assert figures["ptx"] == (tmp_path / "programs" / "double.ptx").read_text()
+    report = CliRunner().invoke(app, line).output
+    assert "On the GPU" in report and "tl.load(x_ptr" in report and ".entry double" in report
 
 
 def test_a_kernel_that_is_not_there_is_named(script: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -131,16 +131,13 @@ def _told(lowering: FlashLowering, reader: MaskReader) -> list[Size]:
     if rows.count != SEEN_ROWS:
         return []
     tiles = (floordiv(rows.first, SEEN_ROWS), 0)
-    return [_read_value(lowering, reader, Source(seen, tensor_of(seen.type)), tiles) for seen in lowering.op.seen]
-
-
-def _read_value(lowering: FlashLowering, reader: MaskReader, source: Source, index: Sequence[Size]) -> Size:
-    """An integer that is the same for all rows and keys, of numbers that the kernel reads."""
-    found = reader.at(source, index)
-    assert isinstance(found, Integer)
-    for name in symbols_of(found.expr) & reader.numbers.keys():
+    found = [reader.at(Source(seen, tensor_of(seen.type)), tiles) for seen in lowering.op.seen]
+    told = [each.expr for each in found if isinstance(each, Integer)]
+    if len(told) < len(found):  # computed in this kernel, as of a single end of sequences: the mask tells all the same
+        return []
+    for name in sorted({name for expr in told for name in symbols_of(expr)} & reader.numbers.keys()):
         _read_number(lowering, name, *reader.numbers[name])
-    return found.expr
+    return told
 
 
 def _parts(mask: SSAValue) -> tuple[list[SSAValue], list[SSAValue]]:

@@ -99,7 +99,9 @@ class Masks:
                 others = b.full(value=0, shape=(), dtype=dtype) if added is None else added
                 low = b.full(value=mask.fill, shape=(), dtype=dtype)
                 added = b.where(mask.condition, *((others, low) if mask.keeps else (low, others)))
-        hides_rows = not self.safe and (bool(kept) or (added is not None and _may_hide(added)))
+        # Where there is no key at all softmax has no element, and sums over it are zero.
+        may_hide = self.shape[-1] != 0 and not self.safe
+        hides_rows = may_hide and (bool(kept) or (added is not None and _may_hide(added)))
         keep = _joined(b, "bitwise_and", kept)
         if keep is None or added is None:
             mask = keep if added is None else added

@@ -143,7 +143,8 @@ def run_opinfo(
     settings = CaseSettings(backend, recorder or RECORDERS.get(name), strict, gradients, samples, device)
     earlier = _logged(log, samples) if resume and log is not None and log.exists() else []
     done = frozenset((result.op, result.dtype) for result in earlier)
-    choice = _Choice(tuple(dtypes), None if ops is None else tuple(ops), shard, done, start + (budget or math.inf))
+    until = start + (math.inf if budget is None else budget)
+    choice = _Choice(tuple(dtypes), None if ops is None else tuple(ops), shard, done, until)
     choice.check_types()
     steps = _in_workers(settings, choice, jobs, time_limit) if jobs > 0 else _in_this_process(settings, choice)
     results = list(earlier)

@@ -131,33 +131,32 @@ def explain(
         str | None, typer.Option(help="What to compile `kernel.py:name` for: `*fp32,*fp32,i32,BLOCK=1024`.")
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="Compile a graph program for a GPU, which need not be there: `sm_90a`.")
+        str | None,
+        typer.Option(help="A GPU, which need not be there, to compile a graph program or kernel for: `sm_90a`."),
     ] = None,
     json: Json = False,
 ) -> None:
     """Say what Weft does with a program: graphs, time by stage, kernels, claims, fallbacks, guards.
 
-    `kernel.py:name` is a kernel in Triton's language: its source, tile IR, LLVM IR and assembly, side by side.
+    `kernel.py:name` is a kernel in Triton's language: its source, tile IR, LLVM IR and assembly, side by side; PTX for
+    a GPU.
 
     Options are taken wherever they stand; put `--` before arguments of the script that look like them.
     """
     from weft.tools.explain import explain_program, explain_script
+    from weft.tools.explain_device import known_target
     from weft.tools.opt import read_source
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
         if save is not None:
             check_folder(save, "--save")
+        gpu = known_target(target) if target is not None else None
         if re.fullmatch(r".+\.py:\w+", file):
             from weft.tools.explain_kernel import Wanted, explain_kernel
 
-            if target is not None:
-                raise UsageError(
-                    "a kernel in Triton's language is shown for this processor",
-                    hint="leave the target out; on a GPU it is compiled where it is launched",
-                )
             script, _, kernel = file.rpartition(":")
-            explain_kernel(terminal, Wanted(Path(script), kernel, tuple(context.args), signature, save))
+            explain_kernel(terminal, Wanted(Path(script), kernel, tuple(context.args), signature, save, gpu))
         if signature is not None:
             raise UsageError("a signature is for a kernel", hint=f"name it: {file}:kernel")
         if Path(file).suffix == ".py" and target is not None:
@@ -169,7 +168,7 @@ def explain(
         else:
             with terminal.working(f"compiling {file}"):
                 programs = ir or save is not None
-                explanation, code = explain_program(*read_source(file), programs=programs, arch=target), 0
+                explanation, code = explain_program(*read_source(file), programs=programs, target=gpu), 0
         if ir:
             terminal.text(explanation.programs())
         terminal.show(explanation)
@@ -197,8 +196,8 @@ def reduce(
     context: typer.Context,
     file: Annotated[str, typer.Argument(help="A graph program, or a Python script, run with the arguments after it.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the script.")] = Path("reduced.py"),
-    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a candidate counts as hanging.")] = 60.0,
+    seed: Annotated[int, typer.Option(help="Of the random inputs.", min=0)] = 0,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a candidate counts as hanging.", min=1)] = 60.0,
     json: Json = False,
 ) -> None:
     """Shrink a graph that fails to compile, crashes or gives wrong results to a small script that reproduces it."""
@@ -217,17 +216,17 @@ app.add_typer(conform, name="conform")
 def conform_opinfo(
     ops: Annotated[list[str] | None, typer.Argument(help="Operators by name; all of them if there are none.")] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="Element types, as torch names them.")] = None,
-    samples: Annotated[int, typer.Option(help="How many samples of each operator.")] = 2,
+    samples: Annotated[int, typer.Option(help="How many samples of each operator.", min=1)] = 2,
     gradients: Annotated[bool, typer.Option(help="Check gradients too.")] = True,
     strict: Annotated[bool, typer.Option("--strict", help="Without ATen and libraries.")] = False,
     shard: Shard = None,
-    jobs: Annotated[int, typer.Option(help="Child processes; 0 for none.")] = 2,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a case is ended.")] = 120.0,
+    jobs: Annotated[int, typer.Option(help="Child processes; 0 for none.", min=0)] = 2,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a case is ended.", min=1)] = 120.0,
     log: Annotated[Path | None, typer.Option(help="Write each result to this file, a JSON object a line.")] = None,
     backend: Annotated[str, typer.Option(help="A backend that `torch.compile` knows.")] = "weft",
     device: Device = "cpu",
     resume: Resume = False,
-    budget: Annotated[float | None, typer.Option(help="Seconds after which no operator is begun.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Seconds after which no operator is begun.", min=0)] = None,
     json: Json = False,
 ) -> None:
     """PyTorch's operator database, OpInfo, judged against eager and float64."""
@@ -292,8 +291,8 @@ def conform_triton(
     file: Annotated[list[str] | None, typer.Option(help="Files of tests; all of them if there are none.")] = None,
     interpret: Annotated[bool, typer.Option("--interpret", help="Run kernels as Python, a program at a time.")] = False,
     others: Annotated[bool, typer.Option("--others", help="Run tests too that upstream does not mark.")] = False,
-    jobs: Annotated[int, typer.Option(help="Child processes.")] = 2,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a test is ended.")] = 60.0,
+    jobs: Annotated[int, typer.Option(help="Child processes.", min=1)] = 2,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a test is ended.", min=1)] = 60.0,
     output: Annotated[Path | None, typer.Option(help="Write pytest's own report to this file.")] = None,
     device: Annotated[str, typer.Option(help="Where the tests put their tensors: cpu or cuda.")] = "cpu",
     json: Json = False,

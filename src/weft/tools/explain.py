@@ -24,7 +24,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from weft.backends.nvidia.target import target_named
+from weft.backends.nvidia.target import NvidiaTarget
 from weft.config import Config
 from weft.errors import UnsupportedError, WeftError
 from weft.runtime.profile import Profile, StepEvent, profile
@@ -148,13 +148,12 @@ def explain_script(path: str, arguments: Sequence[str], *, programs: bool, cache
     return Explanation(tuple(records), breaks, Config.from_options(), seconds, ran.steps), code
 
 
-def explain_program(text: str, name: str, *, programs: bool, arch: str | None = None) -> Explanation:
-    """Compile the functions of a graph program, for this processor or a GPU's architecture, and explain it."""
+def explain_program(text: str, name: str, *, programs: bool, target: NvidiaTarget | None = None) -> Explanation:
+    """Compile the functions of a graph program, for this processor or a GPU, and explain it."""
     from weft.pipelines import compile_cpu, compile_nvidia
     from weft.tile.text import functions_of, parse_program
 
     config, start = Config.from_options(), time.perf_counter()
-    target = target_named(arch) if arch is not None else None
     functions = functions_of(parse_program(text, name))
     if not functions:
         raise UnsupportedError(
@@ -179,7 +178,7 @@ _SUFFIXES = {"llvm": "ll", "ptx": "ptx", "sass": "sass"}
 
 def _levels(record: CompilationRecord) -> dict[str, str]:
     """The texts that a record kept; for a GPU also what its own instructions are, where a tool can tell."""
-    instructions = sass(record) if "ptx" in record.programs else None
+    instructions = sass(record.device) if "ptx" in record.programs else None
     return record.programs if instructions is None else {**record.programs, "sass": instructions}
 
 

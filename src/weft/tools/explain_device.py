@@ -7,7 +7,7 @@ kernel is the time in which the card's memory moves the tensors that it touches,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -16,12 +16,22 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.backends.nvidia.assembler import Assembly, assemble, disassemble
+from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.target import NvidiaTarget, target_named
+from weft.errors import WeftError
 from weft.lower.steps import KernelStep
 from weft.runtime.profile import StepEvent, work_of
 from weft.runtime.record import CompilationRecord, Resources
 from weft.tile.operations import Operations, count_operations
-from weft.tools.terminal import scaled
+from weft.tools.terminal import UsageError, scaled
+
+
+def known_target(name: str) -> NvidiaTarget:
+    """The GPU that a command line names."""
+    try:
+        return target_named(name)
+    except WeftError as error:
+        raise UsageError(error.message, hint=error.hint) from error
 
 
 @dataclass(frozen=True)
@@ -40,11 +50,11 @@ class DeviceKernel:
     """That a multiprocessor holds at once."""
     occupancy: float | None
     """Its threads as a share of those that a multiprocessor holds."""
-    bytes: int | None
-    operations: int | None
-    limit: float | None
+    bytes: int | None = None
+    operations: int | None = None
+    limit: float | None = None
     """Seconds that the card needs for the bytes or the operations, whichever takes longer."""
-    seconds: float | None
+    seconds: float | None = None
     """Measured, where the kernel ran."""
 
     @property
@@ -64,28 +74,41 @@ def device_kernels(record: CompilationRecord, events: Iterable[StepEvent] = ()) 
     steps = {step.function: step for step in plan.steps if isinstance(step, KernelStep)}
     rows: list[DeviceKernel] = []
     for name, step in steps.items():
-        launch, each = code.launches[name], taken.get(name)
-        blocks = target.blocks(launch.threads, each.registers, launch.shared) if each else None
         moved, work = (None, None) if sizes is None else (work_of(step, plan, sizes)["bytes"], _work(record, name))
         rows.append(
-            DeviceKernel(
-                name,
-                step.label or "copy",
-                uses[name],
-                launch.threads,
-                launch.shared,
-                launch.cluster,
-                each.registers if each else None,
-                each.spilled if each else None,
-                blocks,
-                blocks * launch.threads / target.threads if blocks is not None else None,
-                moved,
-                work.products + work.others if work else None,
-                _limit(target, moved, work) if moved is not None and work else None,
-                times.get(name),
+            replace(
+                _kernel(name, step.label or "copy", code.launches[name], taken.get(name), target),
+                uses=uses[name],
+                bytes=moved,
+                operations=work.products + work.others if work else None,
+                limit=_limit(target, moved, work) if moved is not None and work else None,
+                seconds=times.get(name),
             )
         )
     return rows
+
+
+def single_kernel(name: str, code: DeviceCode) -> DeviceKernel:
+    """A kernel that is in no graph, of which nothing is known but its code."""
+    taken = _assembled(assemble(code.ptx, code.arch))
+    return _kernel(name, name, code.launches[name], taken.get(name), target_named(code.arch))
+
+
+def _kernel(name: str, label: str, launch: Launch, taken: Resources | None, target: NvidiaTarget) -> DeviceKernel:
+    """What a kernel takes of a multiprocessor."""
+    blocks = target.blocks(launch.threads, taken.registers, launch.shared) if taken else None
+    return DeviceKernel(
+        name,
+        label,
+        uses=1,
+        threads=launch.threads,
+        shared=launch.shared,
+        cluster=launch.cluster,
+        registers=taken.registers if taken else None,
+        spilled=taken.spilled if taken else None,
+        blocks=blocks,
+        occupancy=blocks * launch.threads / target.threads if blocks is not None else None,
+    )
 
 
 def _assembled(assembly: Assembly) -> dict[str, Resources]:
@@ -111,11 +134,11 @@ def _limit(target: NvidiaTarget, moved: int, work: Operations) -> float:
     return max(moved / target.bandwidth, work.products / rate, work.others / target.plain_flops)
 
 
-def sass(record: CompilationRecord) -> str | None:
-    """The instructions of a record's kernels, where there are an assembler and a disassembler."""
-    if record.device is None or not record.device.ptx:
+def sass(code: DeviceCode | None) -> str | None:
+    """The instructions of code for a GPU, where there are an assembler and a disassembler."""
+    if code is None or not code.ptx:
         return None
-    cubin = assemble(record.device.ptx, record.device.arch).cubin
+    cubin = assemble(code.ptx, code.arch).cubin
     return disassemble(cubin) if cubin else None
 
 

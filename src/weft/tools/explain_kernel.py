@@ -1,7 +1,8 @@
 """`weft explain kernel.py:name`: a kernel's source beside the tile IR of each line, then LLVM IR beside assembly.
 
 The script is run; the kernel is shown for the arguments of its first launch. A kernel that is not launched is compiled
-for what `--signature` says: `*fp32,*fp32,i32,BLOCK=1024`.
+for what `--signature` says: `*fp32,*fp32,i32,BLOCK=1024`. For a GPU, it is PTX and SASS, and what the kernel takes of a
+multiprocessor.
 """
 
 # The script's objects can be anything.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import runpy
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,16 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from weft.backends.nvidia.target import NvidiaTarget
 from weft.errors import WeftError
 from weft.frontends.triton.autotune import kernel_of
+from weft.frontends.triton.device_listing import device_listing_of
 from weft.frontends.triton.enable import enable
-from weft.frontends.triton.jit import JITFunction, KernelInterface
+from weft.frontends.triton.jit import OPTIONS, JITFunction, KernelInterface
 from weft.frontends.triton.listing import Listing, listing_of
 from weft.frontends.triton.specialise import SHORT_NAMES, element_type
 from weft.frontends.triton.stand_ins import MockTensor
+from weft.tools.explain_device import DeviceKernel, device_figures, device_table, sass, single_kernel
 from weft.tools.terminal import Terminal, UsageError
 
 
@@ -39,21 +43,36 @@ class Wanted:
     arguments: tuple[str, ...] = ()
     signature: str | None = None
     save: Path | None = None
+    target: NvidiaTarget | None = None
+    """A GPU to compile for, instead of this processor."""
 
 
 def explain_kernel(terminal: Terminal, wanted: Wanted) -> None:
     """Show the kernel at every level, side by side."""
-    listing = _listing(wanted)
+    kernel, args, keywords = _launch(wanted)
+    taken: list[DeviceKernel] = []
+    if wanted.target is None:
+        listing = listing_of(kernel, args, keywords)
+    else:
+        listing, code = device_listing_of(kernel, args, keywords, wanted.target)
+        instructions = sass(code)
+        listing = listing if instructions is None else replace(listing, code={**listing.code, "sass": instructions})
+        taken.append(single_kernel(listing.name, code))
     terminal.show(*_report(listing))
+    table = device_table({1: taken})
+    if table is not None:
+        terminal.show(table)
     if wanted.save is not None:
         for level, text in listing.levels().items():
             wanted.save.mkdir(parents=True, exist_ok=True)
             (wanted.save / f"{listing.name}.{level}").write_text(text)
         terminal.show(Text(f"written to {wanted.save}"))
-    terminal.finish({"ok": True, "kernel": listing.name, "file": listing.file, **listing.levels()})
+    figures = {"kernel": listing.name, "file": listing.file, "device_kernels": device_figures(taken)}
+    terminal.finish({"ok": True, **figures, **listing.levels()})
 
 
-def _listing(wanted: Wanted) -> Listing:
+def _launch(wanted: Wanted) -> tuple[JITFunction, tuple[Any, ...], dict[str, Any]]:
+    """The kernel, and arguments to compile it for."""
     if not wanted.file.is_file():
         raise UsageError(f"there is no script {wanted.file}")
     if wanted.signature is not None:
@@ -63,19 +82,19 @@ def _listing(wanted: Wanted) -> Listing:
         kernel = kernel_of(found)
         args, keywords = _arguments(kernel, wanted.signature)
         try:
-            kernel.signature.bind(*args, **keywords)
+            kernel.signature.bind(*args, **{name: each for name, each in keywords.items() if name not in OPTIONS})
         except TypeError as error:
             raise UsageError(
                 f"the signature does not fit the kernel: {error}",
                 hint=f"its parameters are {', '.join(kernel.arg_names)}",
             ) from error
-        return listing_of(kernel, args, keywords)
+        return kernel, args, keywords
     launches: list[tuple[JITFunction, tuple[Any, ...], dict[str, Any]]] = []
     with JITFunction.watching(lambda kernel, args, keywords: launches.append((kernel, args, keywords))):
         _run(wanted, "__main__")
     for kernel, args, keywords in launches:
         if kernel.__name__ == wanted.name:
-            return listing_of(kernel, args, keywords)
+            return kernel, args, keywords
     seen = ", ".join(sorted({kernel.__name__ for kernel, _, _ in launches})) or "none"
     raise UsageError(
         f"{wanted.file} launched no kernel called {wanted.name}; launched: {seen}",
@@ -129,8 +148,8 @@ def _report(listing: Listing) -> Sequence[RenderableType]:
     for row in listing.rows():
         place = str(row.line) if row.file == listing.file else f"{Path(row.file).name}:{row.line}"
         lines.add_row(place, Text(row.source), Text(row.tile))
-    code = Table(title="LLVM IR and assembly", title_justify="left")
-    code.add_column("llvm", overflow="fold", ratio=1)
-    code.add_column("assembly", overflow="fold", ratio=1)
-    code.add_row(Text(listing.llvm), Text(listing.asm.expandtabs(4)))
+    code = Table(title="Code", title_justify="left")
+    for level in listing.code:
+        code.add_column(level, overflow="fold", ratio=1)
+    code.add_row(*(Text(text.expandtabs(4)) for text in listing.code.values()))
     return [lines, code]

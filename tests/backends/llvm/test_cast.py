@@ -8,7 +8,7 @@ import pytest
 from weft.backends.llvm.builder import Function, V
 from weft.backends.llvm.cast import emit_bitcast, emit_cast, round_to
 from weft.errors import DTypeError
-from weft.ir.types import DTYPES, DType, bf16, c64, f8e4m3, f8e5m2, f16, f32, f64, i8, i16, i32, u8, u16, u32
+from weft.ir.types import DTYPES, DType, bf16, c64, f8e4m3, f8e5m2, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32
 
 TYPES = [dtype for dtype in DTYPES.values() if dtype.kind != "complex"]
 EDGES = [np.nan, np.inf, -np.inf, 0.0, -0.0, 448, 464, 464.1, 480, 61439, 61440, 65504, 65519, 65520, 2**-9, 2**-10]
@@ -40,7 +40,9 @@ def expected(x: np.ndarray, source: DType, target: DType) -> np.ndarray:
     if not source.is_float:
         return np.array([(int(v) - low) % (high - low + 1) + low for v in x], object)
     wide = np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=1e300, neginf=-1e300)
-    return np.array([min(max(int(v), low), high) for v in wide], object)
+    least, most = limits({i8: i32, i16: i32, u8: i64}.get(target, target))
+    held = [min(max(int(v), least), most) for v in wide]
+    return np.array([(v - low) % (high - low + 1) + low for v in held], object)
 
 
 @pytest.mark.parametrize("source", TYPES, ids=str)

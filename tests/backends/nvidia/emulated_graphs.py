@@ -35,6 +35,7 @@ from weft.runtime.constants import as_program, prepared_by
 from weft.runtime.program import Program
 from weft.runtime.tape import Tape, size_place
 
+from .ptx_clusters import run_clusters
 from .ptx_machine import BASE, Memory, run_blocks
 
 PATTERN = 0xA5
@@ -91,7 +92,7 @@ class EmulatedExecutor(PlanExecutor[EmulatedProgram]):
     def _run_kernel(self, step: KernelStep, frame: Frame) -> None:
         plan, code, sizes = self.executable.plan, self.executable.code, frame.binding.sizes
         programs, launch = evaluate(step.grid, sizes), code.launches[step.function]
-        assert not launch.persistent and launch.cluster == 1, "more than the machine knows"
+        assert not launch.persistent, "more than the machine knows"
         spans: dict[int, int] = {}
         for number in step.buffers:
             size = to_torch(plan.buffers[number].tensor.dtype).itemsize
@@ -108,7 +109,11 @@ class EmulatedExecutor(PlanExecutor[EmulatedProgram]):
         words = [there[int(frame.table[number])][0] for number in step.buffers]
         words += [int(frame.table[size_place(plan, name)]) for name in step.symbols]
         blocks = 1 if step.serial else programs
-        run_blocks(code.ptx, step.function, launch.threads, launch.shared, memory, words, blocks)
+        given = code.ptx, step.function, launch.threads, launch.shared, memory, words
+        if launch.cluster > 1:
+            run_clusters(*given, launch.cluster, blocks)
+        else:
+            run_blocks(*given, blocks)
         for place, own in there.values():
             own[:] = memory.bytes[place - BASE : place - BASE + len(own)]
 

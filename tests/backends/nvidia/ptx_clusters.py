@@ -33,6 +33,8 @@ class ClusterMachine(StreamMachine):
                 return (np.arange(self.count) % self.threads).astype(U64)
             case "%cluster_ctarank":
                 return self.ranks.astype(U64)
+            case "%ctaid.x":
+                return (self.block * (self.count // self.threads) + self.ranks).astype(U64)
             case "%clusterid.x":
                 return np.full(self.count, self.block, U64)
             case "%nclusterid.x":

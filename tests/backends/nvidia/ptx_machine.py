@@ -458,7 +458,7 @@ class Machine:
 
     def access(self, line: Line, active: np.ndarray) -> None:
         name, parts, operands = line.name, line.parts, line.operands
-        spaces = [p for p in parts if p in ("param", "global", "shared", "local")]
+        spaces = [p.partition("::")[0] for p in parts if p.partition("::")[0] in ("param", "global", "shared", "local")]
         if not spaces:
             raise MachineError("generic memory")
         space, type_ = spaces[0], parts[-1]

@@ -56,6 +56,13 @@ def test_the_sign_of_a_byte() -> None:
     check(lambda x, y: x.float() / (y.float().abs() + 0.5), *(some(64, 33).mul(40).to(torch.int8) for _ in range(2)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_floats_that_small_integers_do_not_hold_wrap_around(dtype: torch.dtype) -> None:
+    x = torch.tensor([0.9, -0.9, 127.5, 128, 255, 256, 300, -5, -129, -300, 32768, -40000, 1e5, -2e9]).to(dtype)
+    check(lambda x: (x.to(torch.int8), x.to(torch.uint8), x.to(torch.int16)), x)
+    check(lambda x: x.to(torch.uint8), torch.tensor([3e9, -3e9, 2.0**40 + 2**17, -1e18]).to(dtype))
+
+
 def test_constants_that_kernels_make() -> None:
     check(lambda x: x * torch.arange(7.0).sin() + torch.linalg.cross(x[:, :3], x[:, 3:6])[:, :1], some(5, 7))
 

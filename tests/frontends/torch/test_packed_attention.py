@@ -114,6 +114,19 @@ def test_it_is_a_kernel_behind_one_that_finds_the_sequences_of_rows() -> None:
     assert "max" in find and ["attention" in name for name in attend] == [True, True]
 
 
+@pytest.mark.parametrize("ahead", [-1, 0])
+def test_rows_of_no_sequence_see_nothing(ahead: int) -> None:
+    def call(query: Any, key: Any, value: Any, *ends: Any) -> Any:
+        window = {"window_size_left": -1, "window_size_right": ahead}
+        return _aten._flash_attention_forward(query, key, value, *ends, 1, 1, 0.0, False, False, **window)[:2]
+
+    inputs = [torch.randn(600, heads, 64).bfloat16() for heads in (2, 1, 1)]
+    ends = [torch.zeros(1, dtype=torch.int32)] * 2
+    out, sums = interpreted(call, [*inputs, *ends])
+    assert torch.equal(out, torch.zeros_like(inputs[0])) and torch.equal(sums, torch.full((2, 600), -math.inf))
+    assert "_flash_attention_forward" not in steps(call, MANY, MANY, MANY, (1,), (1,))[-1]
+
+
 def test_training_has_the_librarys_backward() -> None:
     def call(query: Any, key: Any, value: Any, ends: Any) -> Any:
         out, sums, state = torch.ops.torch_attn._varlen_attn(query, key, value, ends, ends, 999, 999, True)

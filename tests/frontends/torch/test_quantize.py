@@ -14,6 +14,7 @@ import weft
 from weft.config import Config
 from weft.errors import WeftError
 from weft.frontends.torch import caching
+from weft.frontends.torch.freezing import warn_of_quantization
 from weft.runtime.cache import DiskCache
 from weft.runtime.record import recording
 
@@ -55,6 +56,26 @@ def test_many_rows_are_left_in_f32_where_weights_alone_are_rounded() -> None:
     module, x = model(), torch.randn(9, 66)
     with torch.no_grad():
         assert torch.equal(quantized(module, "int8_weights")(x), quantized(module, "")(x))
+
+
+def test_codes_of_a_gpu_leave_weights_of_a_cpu_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_quantization.cache_clear()
+    module, x = model(), torch.randn(1, 66)
+    with torch.no_grad():
+        plain = quantized(module, "")(x)
+        for _ in range(2):
+            torch.compiler.reset()
+            assert torch.equal(quantized(module, "int4")(x), plain)
+    (said,) = (record.getMessage() for record in caplog.records if record.name == "weft")
+    assert "'int4' has no effect" in said and "int8_weights, int8_dynamic" in said
+
+
+def test_integers_of_a_cpu_leave_weights_of_a_gpu_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_quantization.cache_clear()
+    for quantize in ("", "fp8", "int8_weights"):
+        warn_of_quantization(quantize, "cuda")
+    (said,) = caplog.messages
+    assert "'int8_weights' has no effect" in said and "nvfp4" in said
 
 
 @pytest.mark.parametrize("quantize", ["int8_weights", "int8_dynamic"])

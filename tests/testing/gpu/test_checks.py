@@ -41,7 +41,7 @@ def test_models_are_checked_in_children_and_kept(tmp_path: Path) -> None:
     found = last_json(first.stdout)["checks"]
     assert found["model bert float32"]["ok"]
     assert last_json(CliRunner().invoke(app, [*common, "--resume"]).stdout)["checks"] == found, "it was run again"
-    late = CliRunner().invoke(app, [*common, "--budget", "-1"])
+    late = CliRunner().invoke(app, [*common, "--budget", "0"])
     assert late.exit_code == 1 and last_json(late.stdout)["not_begun"] == ["model bert float32"]
     unknown = CliRunner().invoke(app, ["conform", "models", "nothing", "--json"])
     assert unknown.exit_code == 2 and "llama" in last_json(unknown.stdout)["hint"]

@@ -220,7 +220,9 @@ def _to_odd(x: E) -> E:
 def emit_cast(b: Function, value: V, source: DType, target: DType) -> V:
     """Convert a register's value.
 
-    Floats go to integers towards zero, saturating, NaN to 0; to booleans by `!= 0`. Integers wrap around.
+    Floats go to integers towards zero, NaN to 0; to booleans by `!= 0`. Integers wrap around. So do those of 8 or 16
+    bits that floats become, as in torch: they are the last bits of one of 32, bytes without a sign of one of 64. Other
+    floats that are too large saturate.
     """
     if source == target:
         return value
@@ -249,9 +251,20 @@ def _cast_float(x: E, source: DType, target: DType) -> V:
 
 
 def _float_to_integer(x: E, target: DType) -> V:
-    type_ = vector(register_type(target), x.v.lanes)
-    name = "fptosi" if target.kind == "int" else "fptoui"
-    return x.b.call(f"llvm.{name}.sat.{mangle(type_)}.{mangle(x.v.type)}", type_, x.v)
+    if target.name in ("i8", "i16"):
+        return _saturated(x, "fptosi", "i32").to("trunc", register_type(target)).v
+    if target.name != "ui8":
+        return _saturated(x, "fptosi" if target.kind == "int" else "fptoui", register_type(target)).v
+    if x.element == "double":
+        return _saturated(x, "fptosi", "i64").to("trunc", "i8").v
+    # 32 bits will do: the last byte of a float between 2³¹ and 2⁶³ is 0, as its 24 digits end before.
+    whole, beyond = _saturated(x, "fptosi", "i32"), x.compare("oge", 2.0**31) & x.compare("olt", 2.0**63)
+    return beyond.select(0, whole).to("trunc", "i8").v
+
+
+def _saturated(x: E, name: str, element: str) -> E:
+    type_ = vector(element, x.v.lanes)
+    return E(x.b, x.b.call(f"llvm.{name}.sat.{mangle(type_)}.{mangle(x.v.type)}", type_, x.v))
 
 
 def emit_bitcast(b: Function, value: V, source: DType, target: DType) -> V:

@@ -51,7 +51,8 @@ class Anchors:
     layouts: dict[tuple[int, ...], Layout]
     facts: AxisFacts
     converts: bool = True
-    """Whether tiles may be turned through shared memory, so that each access is coalesced."""
+    """Whether tiles may be turned through shared memory, so that each access is coalesced: not what blocks of a cluster
+    have parts of."""
     of_products: bool = False
     """Whether the tensor cores of Hopper say where the largest tiles are."""
 
@@ -70,13 +71,13 @@ class Anchors:
         if not self.converts or access.axis in (None, along) or along is None or shape[access.axis] < _WORTH:
             return layout
         order = [access.axis, *(axis for axis in _row_major(shape) if axis != access.axis)]
-        return blocked(shape, self.warps, order, min(access.vector, _fair(shape, self.warps)), blocks=self.blocks)
+        return blocked(shape, self.warps, order, min(access.vector, _fair(shape, self.warps)))
 
     def computed(self, op: ComputedAccess, shape: tuple[int, ...]) -> Layout:
         """The same for an access to computed places."""
         layout, access = self.of(shape), computed_access(self.facts, op)
         along = layout.lanes[0].axis if layout.lanes else None
-        if access.axis is None or along is None or access.axis == along or shape[access.axis] < _WORTH:
+        if self.blocks > 1 or access.axis in (None, along) or along is None or shape[access.axis] < _WORTH:
             return layout
         order = [access.axis, *(axis for axis in _row_major(shape) if axis != access.axis)]
         return blocked(shape, self.warps, order, min(access.widths[access.axis], _fair(shape, self.warps)))

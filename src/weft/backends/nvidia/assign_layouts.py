@@ -59,6 +59,7 @@ from weft.backends.nvidia.stretches import PickOp
 from weft.backends.nvidia.view_layouts import demanded
 from weft.backends.nvidia.wgmma import words_layout
 from weft.backends.nvidia.written_layouts import assign_written, carried_layouts, is_free_view, scalar_layout
+from weft.errors import LoweringError
 from weft.tile import dialect as tile
 from weft.tile import written
 
@@ -68,7 +69,8 @@ def assign_layouts(kernel: tile.KernelOp, clusters: bool = False, converts: bool
 
     Without `converts` no access asks for a layout of its own.
     """
-    anchors = replace(anchors_of(kernel, clusters), converts=converts)
+    anchors = anchors_of(kernel, clusters)
+    anchors = replace(anchors, converts=converts and anchors.blocks == 1)
     assignment = Assignment(anchors)
     scalars = [value for value in kernel.block.args if isinstance(value.type, tile.TileType)]
     set_layouts(kernel, [scalar_layout(anchors.warps)] * len(scalars), ARGUMENTS)
@@ -277,6 +279,9 @@ class Assignment:
         return self.made[value, layout]
 
     def _converted(self, value: SSAValue, layout: Layout) -> SSAValue:
+        shared = [mode for mode in self.home[value].blocks if mode.axis is not None]
+        if shared and self.home[value].blocks != layout.blocks:
+            raise LoweringError(f"blocks of a cluster have parts of a tile, {self.home[value]}, and need {layout}")
         op = ConvertOp.make(value, layout)
         if isinstance(value, OpResult):
             block = value.op.parent_block()

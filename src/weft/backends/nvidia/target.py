@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import threading
 from dataclasses import dataclass, replace
@@ -78,7 +79,9 @@ _TARGETS = {
 def target_named(arch: str, multiprocessors: int | None = None) -> NvidiaTarget:
     """A target by the name of its architecture."""
     if arch not in _TARGETS:
-        raise WeftError(f"there is no code for {arch}", hint=f"Weft knows {', '.join(_TARGETS)}")
+        close = difflib.get_close_matches(arch, _TARGETS, n=1)
+        meant = f"did you mean {close[0]}? " if close else ""
+        raise WeftError(f"there is no code for {arch}", hint=f"{meant}Weft knows {', '.join(_TARGETS)}")
     target = _TARGETS[arch]
     return target if multiprocessors is None else replace(target, multiprocessors=multiprocessors)
 

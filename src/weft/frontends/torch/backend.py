@@ -29,7 +29,7 @@ from weft.frontends.torch.device_timing import timer_on
 from weft.frontends.torch.devices import CPU, graph_device, kind_of, nvidia_target, target_on
 from weft.frontends.torch.executor import CpuExecutor
 from weft.frontends.torch.first_call import FirstCall, Loading
-from weft.frontends.torch.freezing import frozen_arguments, make_constants
+from weft.frontends.torch.freezing import frozen_arguments, make_constants, warn_of_quantization
 from weft.frontends.torch.graph import Calling, ImportedGraph
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.opaque import OpaqueRuntime
@@ -121,6 +121,8 @@ def _callable(
     start = time.perf_counter()
     try:
         device = graph_device(module)
+        if frozen:
+            warn_of_quantization(config.quantize, device.type)
         keeps = config.cache and config.target == "cpu"
         key = caching.graph_key(module, name, config, frozen, target_on(device)) if keeps else None
         loaded = _loaded(key, module, frozen, record, config, device) if key else None

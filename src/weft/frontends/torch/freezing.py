@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from weft.config import Config
+from weft.config import CODES, QUANTIZATIONS, Config
 from weft.frontends.torch.plan_executor import PlanExecutor
 
 log = logging.getLogger("weft")
@@ -50,6 +51,19 @@ def frozen_arguments(
         for position, (node, tensor) in given
         if (position < len(lifted) or _is_weight(tensor)) and _is_plain(tensor, node.meta.get("val"))
     }
+
+
+@cache
+def warn_of_quantization(quantize: str, device: str) -> None:
+    """Say once that weights stay as they are, if no kernel of their device reads what `quantize` would make of them."""
+    if quantize and (quantize in CODES) is (device == "cpu"):
+        others = ", ".join(each for each in QUANTIZATIONS if each and (each in CODES) is not (quantize in CODES))
+        log.warning(
+            "quantize=%r has no effect on weights on the device %s, which stay as they are; there it takes %s",
+            quantize,
+            device,
+            others,
+        )
 
 
 def _is_weight(value: Any) -> bool:

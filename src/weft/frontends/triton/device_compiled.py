@@ -30,6 +30,7 @@ from weft.ir.expr import symbols_of
 from weft.runtime.cache import DiskCache
 from weft.runtime.cubins import load_code
 from weft.runtime.device_program import MOST_BLOCKS, device_launcher, launch_failure, launched_again
+from weft.tile.dialect import KernelOp
 
 DEFAULT_WARPS = 4
 _BLOCKS = 3
@@ -164,12 +165,19 @@ def compile_device_kernel(
     """Compile a kernel for a GPU."""
     if warps < 1 or warps > 32 or warps & (warps - 1):
         raise KernelValueError(f"{name}: num_warps is a power of two up to 32, not {warps}")
+    with COMPILING:
+        kernel, checks = build_device_kernel(build, arguments, name, target)
+        set_integer(kernel, WARPS, warps)
+        code = compile_kernels({name: kernel}, target)
+    return DeviceKernelCode(name, tuple(arguments), checks, code)
+
+
+def build_device_kernel(
+    build: Callable[[TileBuilder, list[Handle]], None], arguments: Sequence[Argument], name: str, target: NvidiaTarget
+) -> tuple[KernelOp, tuple[tuple[str, str], ...]]:
+    """The tile IR of a kernel that is told that it is for a GPU, and the messages of its checks."""
     token = compiled_for.set(Cuda(target.capability))
     try:
-        with COMPILING:
-            kernel, checks = build_kernel(build, arguments, name)
-            set_integer(kernel, WARPS, warps)
-            code = compile_kernels({name: kernel}, target)
+        return build_kernel(build, arguments, name)
     finally:
         compiled_for.reset(token)
-    return DeviceKernelCode(name, tuple(arguments), checks, code)

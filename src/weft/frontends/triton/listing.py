@@ -42,15 +42,15 @@ class Listing:
     source: str
     located: str
     """The tile IR with a location behind each op."""
-    llvm: str
-    asm: str
+    code: Mapping[str, str]
+    """What comes of it, by level: LLVM IR and assembly, or a GPU's PTX."""
 
     @property
     def tile(self) -> str:
         return "\n".join(_UNKNOWN.sub("", _LOCATION.sub("", line)) for line in self.located.splitlines())
 
     def levels(self) -> dict[str, str]:
-        return {"source": self.source, "tile": self.tile, "llvm": self.llvm, "asm": self.asm}
+        return {"source": self.source, "tile": self.tile, **self.code}
 
     def rows(self) -> list[Row]:
         """The lines of the kernel in order, then those of functions that it calls, each with its tile ops."""
@@ -81,8 +81,14 @@ def listing_for(kernel: JITFunction, described: Sequence[Described], groups: tup
         located = print_program(op, locations=True)
         llvm = emit_kernels({name: op}, target)
         asm = compile_assembly(llvm, target)
+    return listed(kernel, described, located, {"llvm": llvm, "asm": asm})
+
+
+def listed(kernel: JITFunction, described: Sequence[Described], located: str, code: Mapping[str, str]) -> Listing:
+    """The listing of a kernel whose programs are known."""
     signature = ", ".join(f"{each}: {d.type}" for each, d in zip(kernel.arg_names, described, strict=True))
-    return Listing(name, signature, kernel.source.file, kernel.source.line, kernel.source.text, located, llvm, asm)
+    source = kernel.source
+    return Listing(name_of(kernel), signature, source.file, source.line, source.text, located, code)
 
 
 def _line(file: str, line: int) -> str:

@@ -1,0 +1,30 @@
+"""A kernel at every level for a GPU, which need not be there: its source, tile IR and PTX, for people to read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from weft.backends.nvidia.code import DeviceCode
+from weft.backends.nvidia.target import NvidiaTarget
+from weft.forks import COMPILING
+from weft.frontends.triton.compile_function import framed
+from weft.frontends.triton.compiling import arguments_of, builder_of, name_of
+from weft.frontends.triton.device_compiled import DEFAULT_WARPS, build_device_kernel, compile_device_kernel
+from weft.frontends.triton.jit import JITFunction
+from weft.frontends.triton.listing import Listing, listed
+from weft.tile.text import print_program
+
+
+def device_listing_of(
+    kernel: JITFunction, args: Sequence[Any], keywords: Mapping[str, Any], target: NvidiaTarget
+) -> tuple[Listing, DeviceCode]:
+    """The kernel compiled for a GPU and arguments like these; nothing is run, and nothing is taken from the cache."""
+    described, groups = kernel.launcher.describe(args, dict(keywords))
+    build, arguments, name = builder_of(kernel, described), arguments_of(described, groups), name_of(kernel)
+    with COMPILING, framed(kernel):
+        located = print_program(build_device_kernel(build, arguments, name, target)[0], locations=True)
+    with framed(kernel):
+        warps = int(keywords.get("num_warps") or DEFAULT_WARPS)
+        code = compile_device_kernel(build, arguments, name, target, warps).code
+    return listed(kernel, described, located, {"ptx": code.ptx}), code
