@@ -97,7 +97,9 @@ class RolesMachine(ClusterMachine, ProductMachine):
 
     def step(self, line: Line, active: np.ndarray) -> None:
         text = line.text
-        if line.name in _IGNORED or text.startswith(("cp.async.bulk.commit", "cp.async.bulk.wait")):
+        if line.name in _IGNORED or text.startswith(
+            ("cp.async.bulk.commit", "cp.async.bulk.wait", "cp.async.bulk.prefetch")
+        ):
             return
         if text.startswith("role.release"):
             self._release(line, active)
