@@ -12,7 +12,6 @@ from weft.backends.nvidia.asynchronous import FinishOp, TurnOp, WgmmaOp
 from weft.backends.nvidia.delay_products import delay_products
 from weft.backends.nvidia.dialect import CONSUMERS, RESIDENT, set_integer
 from weft.backends.nvidia.hoist_products import hoist_products, registers_of
-from weft.backends.nvidia.joined_products import joined
 from weft.tile import dialect as tile
 from weft.tile.memory_groups import MemoryGroups
 
@@ -49,6 +48,6 @@ def take_turns(block: Block) -> None:
     ops = list(block.ops)
     first = next((number for number, op in enumerate(ops) if isinstance(op, FinishOp)), len(ops))
     begun = [op for op in ops[:first] if isinstance(op, WgmmaOp)]
-    if len(begun) > 1 and joined(begun[0]) != begun:
+    if len(begun) > 1:
         block.insert_op_before(TurnOp.make("await"), begun[0])
         block.insert_op_after(TurnOp.make("pass"), begun[-1])
