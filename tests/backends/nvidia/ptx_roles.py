@@ -97,9 +97,7 @@ class RolesMachine(ClusterMachine, ProductMachine):
 
     def step(self, line: Line, active: np.ndarray) -> None:
         text = line.text
-        if line.name in _IGNORED or text.startswith(
-            ("cp.async.bulk.commit", "cp.async.bulk.wait", "cp.async.bulk.prefetch")
-        ):
+        if line.name in _IGNORED or text.startswith(("cp.async.bulk.commit", "cp.async.bulk.wait")):
             return
         if text.startswith("role.release"):
             self._release(line, active)

@@ -3,8 +3,7 @@
     %c = tile.for %k … ; %r = tile.load %x[%m, %n] : 128x256 ; tile.store %y[…], %c + %r
 
 Threads that read such a tile from memory wait for it when all products are done: each holds a few elements here and
-there. As the copy engine brings it in further stages behind the last operands, it is there by then; as it is asked for
-some turns before, it only has to come from the second-level cache.
+there. As the copy engine brings it in further stages behind the last operands, it is there by then.
 """
 
 from __future__ import annotations
@@ -24,9 +23,6 @@ from weft.tile import dialect as tile
 
 _MOST_LINES = 256
 """Of a box of the copy engine."""
-_TURNS_AHEAD = 12
-"""When addends are asked for, so that they are in the second-level cache in time: all multiprocessors want theirs at
-once. Long before, operands would push them out again."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +69,6 @@ def addends_of(kernel: tile.KernelOp, operands: Operands, shape: Sequence[int]) 
             if addend is not None:
                 found[op] = addend
     return found
-
-
-def parted(loop: tile.ForOp) -> list[tile.Sizes]:
-    """The bounds of the first turns of a loop, and of those before which addends are asked for; or of all."""
-    lower, upper, step = loop.bounds.data
-    if not isinstance(lower, int) or not isinstance(upper, int) or not isinstance(step, int):
-        return [loop.bounds]
-    middle = lower + (-(-(upper - lower) // step) - _TURNS_AHEAD) * step
-    return [tile.Sizes((lower, middle, step)), tile.Sizes((middle, upper, step))] if middle > lower else [loop.bounds]
 
 
 def _addend(kernel: tile.KernelOp, op: tile.LoadOp, ring: int, slot: int, room: int) -> Addend | None:

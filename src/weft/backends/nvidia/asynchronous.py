@@ -228,8 +228,6 @@ class FillOp(IRDLOperation):
     part = opt_attr_def(SlotType)
     """What is brought, where it is not what the slot is for."""
     pieces = opt_attr_def(IntegerAttr)
-    near = opt_attr_def(UnitAttr)
-    """It only comes to the second-level cache, from where a later one brings it sooner."""
     sharers = opt_attr_def(IntegerAttr)
     """The blocks of a cluster that each bring as many of the slot's lines, to all of them."""
 

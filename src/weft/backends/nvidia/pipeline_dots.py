@@ -21,7 +21,7 @@ from math import prod
 from xdsl.dialects.builtin import IndexType, IntegerAttr, UnitAttr, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from weft.backends.nvidia.addends import Addend, addends_of, parted
+from weft.backends.nvidia.addends import Addend, addends_of
 from weft.backends.nvidia.asynchronous import (
     STAGE_BYTES,
     AcquireOp,
@@ -220,7 +220,11 @@ class _Producer:
             if op in self.needed:
                 block.add_op(op.clone(self.mapping))
             elif isinstance(op, tile.ForOp) and self.operands.any_in(op):
-                self._loop(op, block)
+                turns = tile.ForOp.make(op.bounds, [self.mapping.get(i, i) for i in op.indices], [])
+                block.add_op(turns)
+                self.mapping[op.block.args[0]] = turns.block.args[0]
+                self.walk(list(op.block.ops), turns.block)
+                turns.block.add_op(tile.YieldOp.create())
             elif isinstance(op, tile.LoadOp) and op in self.operands.batches:
                 self.passed.add(op)
                 batch = self.operands.batches[op]
@@ -229,36 +233,14 @@ class _Producer:
             elif isinstance(op, tile.LoadOp) and op in self.addends and not self.early:
                 self._add(self.addends[op], block)
 
-    def _loop(self, op: tile.ForOp, block: Block) -> None:
-        """All turns of a loop; before the last ones, the addends behind it are asked for."""
-        near = [] if self.early else [addend for addend in self.addends.values() if self._is_placed_behind(op, addend)]
-        for bounds in parted(op) if near else [op.bounds]:
-            if bounds != op.bounds and bounds.data[0] != op.bounds.data[0]:
-                block.add_ops(self._filled(a, number, near=UnitAttr()) for a in near for number in range(a.parts))
-            turns = tile.ForOp.make(bounds, [self.mapping.get(i, i) for i in op.indices], [])
-            block.add_op(turns)
-            self.mapping[op.block.args[0]] = turns.block.args[0]
-            self.passed -= set(op.block.ops)
-            self.walk(list(op.block.ops), turns.block)
-            turns.block.add_op(tile.YieldOp.create())
-
-    def _is_placed_behind(self, loop: tile.ForOp, addend: Addend) -> bool:
-        """Whether an addend is the next to be brought when a loop is done, and its place is known before."""
-        block = loop.parent
-        others = [op for op in (() if block is None else block.ops) if isinstance(op, tile.ForOp)]
-        return loop is others[-1] and all(index in self.mapping for index in addend.load.indices)
-
     def _add(self, addend: Addend, block: Block) -> None:
         """Bring an addend behind the operands."""
         for number in range(addend.parts):
-            acquire, fill = AcquireOp.expecting(addend.part.bytes, addend.ring), self._filled(addend, number)
-            block.add_ops([acquire, fill, CommitOp.of(addend.ring)])
-
-    def _filled(self, addend: Addend, number: int, **attributes: Attribute) -> FillOp:
-        """A part of an addend on its way."""
-        attributes |= _numbered(ring=addend.ring, slot=addend.slot, map=self.maps.index(addend.map))
-        attributes |= {"coordinates": tile.Sizes(addend.at(number)), "part": addend.part}
-        return FillOp.create(operands=[self.mapping.get(i, i) for i in addend.load.indices], attributes=attributes)
+            attributes = _numbered(ring=addend.ring, slot=addend.slot, map=self.maps.index(addend.map))
+            attributes |= {"coordinates": tile.Sizes(addend.at(number)), "part": addend.part}
+            indices = [self.mapping.get(i, i) for i in addend.load.indices]
+            fill = FillOp.create(operands=indices, attributes=attributes)
+            block.add_ops([AcquireOp.expecting(addend.part.bytes, addend.ring), fill, CommitOp.of(addend.ring)])
 
     def _bring(self, batch: Batch, block: Block) -> None:
         block.add_op(AcquireOp.of(batch.ring))

@@ -260,8 +260,6 @@ def _fill(codegen: KernelCodegen, op: FillOp, ring: Ring) -> None:
     if op.once is not None:
         text, places, kinds = f"{text}.L2::cache_hint", f"{places}, ${3 + rank + len(policy)}", f"{kinds},l"
         policy.append(converged(b, "i64", "createpolicy.fractional.L2::evict_first.b64 $0, 1.0;", "=l"))
-    if op.near is not None:
-        text, places = f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global.tile", f"[$1, {{{names}}}]"
     for piece in range(pieces):
         first, *others = coordinates[piece * rank : (piece + 1) * rank]
         for block in range(slot.blocks):

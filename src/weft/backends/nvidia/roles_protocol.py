@@ -182,8 +182,6 @@ class _Role:
                     yield from self.run(op.block)
                     if DRAWN in op.attributes:
                         yield from self._draw(turn)
-            case FillOp() if op.near is not None:
-                pass
             case AcquireOp() | FillOp() | CommitOp() | WaitOp() | SlotOp() | ReleaseOp():
                 yield from self._of_ring(op)
             case LiftOp():
