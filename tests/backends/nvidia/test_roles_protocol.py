@@ -8,7 +8,6 @@ from xdsl.ir import Block, Operation, Region
 
 from weft.backends.nvidia.asynchronous import AcquireOp, CommitOp, FillOp, ReleaseOp, RolesOp, WaitOp
 from weft.backends.nvidia.compile import annotate
-from weft.backends.nvidia.dialect import CLUSTER, set_integer
 from weft.backends.nvidia.protocol import Protocol, check
 from weft.backends.nvidia.protocol_events import Arrive, DeadlockError, Event, PhaseError, TransactionError
 from weft.backends.nvidia.roles_protocol import protocol_of
@@ -97,7 +96,7 @@ def _remove(op: Operation) -> None:
 def shared() -> tile.KernelOp:
     """Two blocks of rows bring the columns for each other."""
     kernel = product(256, 384, 640)
-    set_integer(kernel, CLUSTER, 2)
+    kernel.attributes["cluster"] = IntegerAttr(2, i64)
     kernel, launch = annotate(kernel, target_named("sm_90a"))
     assert launch.cluster == 2
     return kernel

@@ -26,8 +26,6 @@ VECTOR = "nvidia.vector"
 """How many neighbours of a thread an access to computed places moves at once."""
 RESIDENT = "nvidia.resident"
 """On a kernel: how many of its blocks a multiprocessor should have registers for."""
-CLUSTER = "nvidia.cluster"
-"""On a kernel: how many blocks bring operands of products for each other."""
 CONSUMERS = "nvidia.consumers"
 """On a kernel: how many warp groups of a block multiply, where that is not what its tiles say."""
 

@@ -270,11 +270,12 @@ def _fill(codegen: KernelCodegen, op: FillOp, ring: Ring) -> None:
 
 def _multiply(codegen: KernelCodegen, op: WgmmaOp) -> None:
     """Begin a product, with those that are one with it when the last of them comes."""
-    b, products = codegen.b, joined(op)
+    b, layout = codegen.b, layout_of(op.out)
+    # What one warp group multiplies is bound by memory.
+    products = joined(op) if layout.warp_count > _GROUP_WARPS else [op]
     if op is not products[-1]:
         return
     a_type, b_type = op.a.type, joined_slot(products)
-    layout = layout_of(op.out)
     rows = tile.tile_type(op.out).sizes[0] * _GROUP_WARPS // layout.warp_count
     right = descriptor(b, codegen.slots[products[0].b], b_type, 0), b_type
     if isinstance(a_type, SlotType):

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 from xdsl.ir import Operation, SSAValue
 
-from weft.backends.nvidia.dialect import CLUSTER, integer
 from weft.backends.nvidia.operand_copies import Batch, Copy, Operands
 from weft.tile import dialect as tile
 
@@ -32,9 +31,9 @@ class Sharing:
 
 def share_operands(kernel: tile.KernelOp, operands: Operands) -> Sharing | None:
     """Divide the copies that blocks of a cluster have in common between them, along the axis that saves most."""
-    blocks = integer(kernel, CLUSTER, 1)
-    if blocks == 1 or operands.starts_early or not _walks_in_step(kernel, operands):
+    if kernel.cluster is None or operands.starts_early or not _walks_in_step(kernel, operands):
         return None
+    blocks = kernel.cluster.value.data
     axes = [n for n, size in enumerate(kernel.grid.data) if isinstance(size, int) and size and size % blocks == 0]
     batches = list({id(batch): batch for batch in operands.batches.values()}.values())
     saved = {axis: sum(copy.slot.bytes for copy in _shared(batches, axis, blocks)) for axis in axes}
