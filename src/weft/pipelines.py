@@ -15,6 +15,7 @@ from xdsl.passes import ModulePass
 from weft.backends.cpu.compile import emit_kernels
 from weft.backends.cpu.microkernel import panel_form
 from weft.backends.cpu.target import CpuTarget, compile_object, target_for
+from weft.backends.nvidia.chain_kernels import chain_kernels
 from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.compile import KernelCompiler, Loads
 from weft.backends.nvidia.early_start import mark_fixed
@@ -106,6 +107,7 @@ def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModuleP
         LayOutConvolutions(),
         SinkReshapes(whole=True),
         *([CodeWeights(config.quantize, streamed=tensor_cores)] if config.quantize in CODES else []),
+        *([SplitProducts(), SinkReshapes(whole=True)] if tensor_cores and config.quantize in CODES else []),
         *(
             [SumSmallProducts(), ReadChosen(), ReadPages(), ReadCodes(), ScaleAfterProducts(), AlignOperands()]
             if tensor_cores
@@ -206,6 +208,7 @@ def compile_nvidia(
         start = time.perf_counter()
         planned = build_plan(function, machine=machine)
         join_kernels(planned)
+        chain_kernels(planned, target)
         report.program("tile", planned.kernels.values())
         mark_fixed(planned.plan, planned.kernels)
         share_kernels(planned)

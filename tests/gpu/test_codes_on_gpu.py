@@ -63,6 +63,28 @@ def test_frozen_weights_are_coded_on_the_gpu(form: str, rows: int) -> None:
         assert relative(found, wanted) < max(2**-7, 2 * relative(eager(x), wanted))
 
 
+class Gate(torch.nn.Module):
+    """A gate and what it opens as one product that is cut in halves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = torch.nn.Linear(1024, 2 * 8200, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.both(x).chunk(2, -1)
+        return torch.nn.functional.silu(gate) * up
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("form", ["int4", "int4_32", "mxfp4", "int8"])
+def test_gates_with_codes(form: str, rows: int) -> None:
+    model, x = Gate().cuda().bfloat16(), normal(rows, 1024)
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()
+        exact.both.weight.copy_(coded(model.both.weight, form))
+        assert relative(compiled(model, quantize=form)(x), exact(x.double())) < 2**-6
+
+
 @pytest.mark.parametrize("of_4_bits", [False, True])
 @pytest.mark.parametrize("tokens", [1, 7, 300])
 def test_experts(tokens: int, of_4_bits: bool) -> None:

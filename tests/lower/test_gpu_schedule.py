@@ -11,7 +11,7 @@ from xdsl.ir import SSAValue
 
 import weft.ops  # noqa: F401  (fills the registry)
 from weft.errors import ShapeError
-from weft.ir.expr import Size, symbol
+from weft.ir.expr import Size, product, symbol
 from weft.ir.types import Tensor, bf16, dtype_of_numpy, f32
 from weft.lower.machine import Machine, gpu_machine
 from weft.ops.base import REGISTRY, Elementwise, GraphOp, Movement, OpSpec, Reduction, Scan, Scatter
@@ -172,3 +172,10 @@ def test_groups(body: Callable[..., Any], shape: tuple[int, int]) -> None:
 def test_groups_of_symbolic_sizes(body: Callable[..., Any], shape: tuple[int, int]) -> None:
     check(body, shape, GPU, dynamic=True)
     check(body, shape, SMALL, dynamic=True)
+
+
+@pytest.mark.parametrize(("rows", "columns", "programs"), [(512, 32, 128), (96, 8, 6), (4, 32, 1), (5, 128, 5)])
+def test_short_rows_share_a_warp(rows: int, columns: int, programs: int) -> None:
+    """Lanes would else have nothing to do; longer rows are a program each while there are few."""
+    trial = Trial.of(group_of([Tensor(f32, (rows, columns))], softmax), "rows", GPU)
+    assert product(trial.lowered.calls[0].kernel.op.grid.data) == programs

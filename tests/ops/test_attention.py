@@ -68,6 +68,26 @@ def test_gradient_is_torchs(mask: str, causal: bool) -> None:
         np.testing.assert_allclose(actual, wanted.numpy(), rtol=1e-9, atol=1e-11)
 
 
+def test_sinks_of_minus_infinity_are_none() -> None:
+    """Neither in a row with keys nor in one without any, nor in its gradients."""
+    arrays, _ = operands("boolean")
+    types = {f"a{n}": Tensor(dtype_of_numpy(a.dtype), a.shape) for n, a in enumerate(arrays)}
+    found: list[list[np.ndarray]] = []
+    for sinks in ([], [np.full((5, 1), -np.inf)]):
+        named = types | {f"sink{n}": Tensor(dtype_of_numpy(a.dtype), a.shape) for n, a in enumerate(sinks)}
+        function = FuncOp.make("main", named)
+        b = GraphBuilder(function.block)
+        params = {"causal": False, "scale": 0.4, **({"sinks": True} if sinks else {})}
+        result = b.attention(*function.block.args, **params)
+        rule: Any = REGISTRY["attention"].cls
+        gradients = rule.vjp(b, (result,), function.block.args, (result,), **params)
+        function.block.add_op(ReturnOp.make([result, *gradients[:3]]))
+        found.append(list(run(function, [*arrays, *sinks])))
+    for one, other in zip(*found, strict=True):
+        assert np.isfinite(other).all()
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
 @pytest.mark.parametrize("lowest", [torch.finfo(torch.float32).min, -2.4e38, -1e38])
 def test_a_row_that_is_masked_by_the_lowest_number_has_the_mean(lowest: float) -> None:
     q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))

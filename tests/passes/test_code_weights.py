@@ -13,8 +13,9 @@ from weft.config import CODES, Config
 from weft.errors import WeftError
 from weft.ir.attributes import to_attribute
 from weft.ir.types import DType, Tensor, bf16, f16, f32, i32, tensor_of
-from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
+from weft.ops.graph import FuncOp, GraphBuilder, GroupOp, ReturnOp
 from weft.passes.code_weights import CodeWeights
+from weft.passes.split_products import SplitProducts
 from weft.pipelines import nvidia_passes
 from weft.testing.gpu.narrow import coded
 
@@ -138,3 +139,31 @@ def test_matrices_that_are_chosen_for_rows_are_coded_too(form: str) -> None:
     (actual,) = run(function, [rows, weights, places])
     exact = np.matmul(rows.astype(np.float64), weights.astype(np.float64)[places].transpose(0, 2, 1))
     assert relative(actual, exact) < ERRORS[form]
+
+
+@pytest.mark.parametrize(("form", "kernels"), [("int4", 1), ("mxfp4", 1), ("int8", 2)])
+def test_a_gate_and_what_it_opens_are_coded_apart_for_one_kernel(form: str, kernels: int) -> None:
+    """The codes are those of the whole: neighbours along K share factors. Factors for rows follow one product."""
+    outs, ins = 1 << 14, 512
+    function = FuncOp.make("f", {"x": Tensor(bf16, (1, ins)), "w": Tensor(bf16, (outs, ins))})
+    b = GraphBuilder(function.block)
+    x, w = function.block.args
+    whole = b.dot(x, b.permute(w, dims=(1, 0)))
+    cuts = [b.slice(whole, starts=(0, at), shape=(1, outs // 2), steps=(1, 1)) for at in (0, outs // 2)]
+    function.block.add_op(ReturnOp.make([b.mul(b.silu(cuts[0]), cuts[1])]))
+    function.attributes["constants"] = to_attribute((1,))
+    module, given = ModuleOp([function]), operands(1, outs, ins)
+    before = module.clone()
+    every = nvidia_passes(Config(freeze=True, quantize=form), tensor_cores=True)
+    for each in every:
+        each.apply(Context(), module)
+    assert sum(isinstance(op, GroupOp) for op in function.block.ops) == kernels
+    split = next(each for each in every if isinstance(each, SplitProducts))
+    results: list[np.ndarray] = []
+    for passes in ([CodeWeights(form)], [split, CodeWeights(form)]):
+        copy = before.clone()
+        for each in passes:
+            each.apply(Context(), copy)
+        (coded,) = (op for op in copy.body.block.ops if isinstance(op, FuncOp))
+        results += run(coded, given)
+    assert (results[0] == results[1]).all()

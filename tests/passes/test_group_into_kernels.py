@@ -245,3 +245,15 @@ def test_floats_that_are_widened_for_sums_are_read_narrow_behind_a_product(passe
     module = passes.apply(GroupIntoKernels(), passes.built(tensors, body), rtol=0.05)
     product, sums = [op for op in passes.function(module).block.ops if isinstance(op, GroupOp)]
     assert len(product.results) == 1 and sums.operands[0] is product.results[0]
+
+
+def test_rows_that_are_read_as_columns_are_there_before(passes: Any) -> None:
+    """Of as many rows as columns their sums have the shape of either; both kernels read what is summed up."""
+
+    def body(b: Any, x: Any) -> Any:
+        made = b.abs(x)
+        sums = b.sum(made, dims=(1,), keep=False)
+        across = b.sub(b.broadcast(b.reshape(sums, shape=(1, 8)), shape=(8, 8)), made)
+        return b.sum(b.add(made, b.exp(across)), dims=(1,), keep=False)
+
+    assert len(steps(passes, {"x": Tensor(f32, (8, 8))}, body)) == 2

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from xdsl.ir import SSAValue
 
-from weft.ir.types import Tensor, bf16
+from weft.ir.types import Tensor, bf16, u8
 from weft.ops.graph import GraphBuilder
 from weft.passes.eliminate_dead import EliminateDead
 from weft.passes.group_into_kernels import GroupIntoKernels
+from weft.passes.read_codes import ReadCodes
 from weft.passes.sink_reshapes import SinkReshapes
 from weft.passes.split_products import SplitProducts
 
@@ -122,3 +123,23 @@ def test_few_rows_of_small_weights_stay_apart(passes: Any, change: dict[str, tup
 
     text = str(passes.apply(PASSES, passes.built(given, body), rtol=0.02))
     assert text.count('"graph.dot"') == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "groups", "kernels"), [(8192, (64, 64), 1), (8192, (64, 32), 2), (512, (64, 64), 2)]
+)
+def test_products_of_one_row_with_codes(passes: Any, columns: int, groups: tuple[int, int], kernels: int) -> None:
+    """Those of one kind, and of many columns, are one kernel."""
+    depth = 128
+    given = {"x": Tensor(bf16, (1, depth))}
+    for name, group in zip("gu", groups, strict=True):
+        given[name] = Tensor(u8, (columns, depth // 2))
+        given[f"{name}_scales"] = Tensor(bf16, (columns, depth // group))
+
+    def body(b: GraphBuilder, x: SSAValue, *parts: SSAValue) -> SSAValue:
+        wide = [b.dequantize(*parts[at : at + 2], form="int4", dtype=bf16) for at in (0, 2)]
+        gate, up = (b.dot(x, b.permute(each, dims=(1, 0))) for each in wide)
+        return b.mul(b.silu(gate), up)
+
+    found = str(passes.apply((ReadCodes(), *PASSES), passes.built(given, body), rtol=0.05))
+    assert found.count('"graph.group"') == kernels

@@ -164,6 +164,9 @@ class AttentionLowering:
         self.emit = emit = kernel.emit
         for run in lead:
             kernel.program(run)
+        # What has one element is no axis of tiles: a single key would count as often as they are long.
+        sides = (side if letter in self.runs else 1 for letter, side in zip("ijen", self.blocks.sides, strict=True))
+        self.blocks = replace(self.blocks, sides=tuple(sides))
         bi, _, _, bn = self.blocks.sides
         self.sides = dict(zip("ijen", self.blocks.sides, strict=True))
         across: Size = kernel.start_of(self.runs["n"], bn) if "n" in self.runs else 0

@@ -5,10 +5,11 @@ Only products of few rows read codes; all others have weights that a kernel of t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects.builtin import IntegerAttr, StringAttr, i64
-from xdsl.ir import OpResult, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.rewriter import Rewriter
 
 from weft.errors import LoweringError
@@ -70,6 +71,11 @@ class Codes:
     @property
     def form(self) -> Form:
         return FORMS[self.op.params["form"]]
+
+    @property
+    def kind(self) -> tuple[str, int]:
+        """What products in one kernel have in common: the form, and how many share a factor."""
+        return self.op.params["form"], self.group
 
     @property
     def depth(self) -> int:
@@ -134,6 +140,18 @@ class Codes:
                 result_types=[tile.TileType.of(sides, register_dtype(dtype))],
             )
         )
+
+
+def codes_of(
+    dots: Sequence[Operation], weights: Sequence[SSAValue], layouts: dict[SSAValue, Layout], matrix: Size | None
+) -> list[Codes]:
+    """The codes of the weights of a kernel's products, if all are made of such, and of one kind."""
+    read = [dot for dot in dots if isinstance(dot, Dot) or (isinstance(dot, TiledDot) and len(dots) == 1)]
+    if len(read) != len(dots):
+        return []
+    found = [Codes.of(dot, weight, layouts, matrix) for dot, weight in zip(read, weights, strict=True)]
+    codes = [each for each in found if each is not None]
+    return codes if len(codes) == len(dots) and len({each.kind for each in codes}) == 1 else []
 
 
 def _filled(value: SSAValue, sides: tuple[int, int]) -> SSAValue:

@@ -25,7 +25,7 @@ from weft.ir.types import DType, Tensor, i8, tensor_of
 from weft.lower.block_factors import BlockFactors, scaled
 from weft.lower.blocked import BlockedKernel, Reads, output_indices, store_outputs, uses
 from weft.lower.chosen import Chosen
-from weft.lower.codes import Codes
+from weft.lower.codes import Codes, codes_of
 from weft.lower.domain import Domain, Run, Variable, fused
 from weft.lower.emit import TileValue, register_dtype
 from weft.lower.evaluate import AddressRecorder, Dummy, Source
@@ -94,17 +94,17 @@ class _DotLowering:
         self.tiles = Tiles.of(self.dots)
         choice = self.chosen or self.tiles
         self.matrix = None if choice is None else choice.matrix  # where it is one of several
-        coded = isinstance(alone, Dot | TiledDot)
-        self._split_domain(Codes.of(alone, self._weights(alone), self.layouts, self.matrix) if coded else None)
-        if self.codes is not None and (len(self.domain.column_runs) != 1 or len(self.domain.row_runs) > 2):
-            self._split_domain(None)
+        weights = [self._weights(dot) for dot in self.dots]
+        self._split_domain(codes_of(self.dots, weights, self.layouts, self.matrix) if self.machine.is_gpu else [])
+        if self.codes and (len(self.domain.column_runs) != 1 or len(self.domain.row_runs) > 2):
+            self._split_domain([])
         outer = [run for run in self.domain.row_runs if run not in (self.m_run, self.n_run)]
         if self.tiles is not None and (outer or self.m_run is None or self.n_run is None):
             raise LoweringError("rows in tiles are not rows of what follows them")
         self.blocks = given_blocks(self.group, "dot") or self._chosen_blocks(outer, self.reads)
         return self._emit(outer)
 
-    def _split_domain(self, codes: Codes | None) -> None:
+    def _split_domain(self, codes: list[Codes]) -> None:
         """Find the runs of M, N and K."""
         self.codes = codes
         shape = self.result.shape
@@ -133,14 +133,14 @@ class _DotLowering:
         if isinstance(self.dot, ScaledDot):
             return Blocks("dot", (SCALED_BLOCK,) * 3)
         if self.tiles is not None:
-            bits = self.codes.form.bits if self.codes is not None else 16
+            bits = self.codes[0].form.bits if self.codes else 16
             return Blocks("dot", *self.tiles.blocks(len(self.dots), bits, self.machine))
         m, n, k = (run.size if run is not None else 1 for run in (self.m_run, self.n_run, self.k_run))
         width = self.a_tensor.dtype.bytes
         if self.machine.is_gpu and self._is_for_tensor_cores(m, n, k, reads):
             batch = product(run.size for run in outer)
             if isinstance(m, int) and 0 < m <= FEW_ROWS and width == 2:
-                bits = self.codes.form.bits if self.codes is not None else 16
+                bits = self.codes[0].form.bits if self.codes else 16
                 return Blocks("dot", choose_streaming_tiles(m, n, k, batch, self.machine, bits, len(self.dots)))
             m, n, k = (max(1, size) if isinstance(size, int) else _UNKNOWN for size in (m, n, k))
             times = max(1, batch) if isinstance(batch, int) else 1
@@ -157,7 +157,8 @@ class _DotLowering:
         """Whether tensor cores take the operands: of 8 bits only where these lie along K and tiles can be copied."""
         narrow, wide = self.a_tensor.dtype, self.result.dtype
         if narrow.bytes != 1 or wide.bytes != 4:
-            return narrow.bytes == 2 and narrow.is_float
+            # A side of one element is no axis of their tiles, but of those of few rows.
+            return narrow.bytes == 2 and narrow.is_float and (1 not in (n, k) or (isinstance(m, int) and m <= FEW_ROWS))
         if not isinstance(m, int) or not isinstance(n, int) or not isinstance(k, int) or self.k_run is None:
             return False
         parts = [coefficient_of(self.domain.in_runs(each), self.k_run.name) for each in (*reads.a, *reads.b)]
@@ -213,7 +214,7 @@ class _DotLowering:
         recorder.at(Source(a, tensor_of(a.type)), self._a_index())
         reads.a = [address.expr for address in recorder.addresses]
         recorder.addresses.clear()
-        for b in [self._weights(dot) for dot in self.dots if self.panels is None and self.codes is None]:
+        for b in [self._weights(dot) for dot in self.dots if self.panels is None and not self.codes]:
             recorder.at(Source(b, tensor_of(b.type)), self._b_index())
         reads.b = [address.expr for address in recorder.addresses]
         recorder.addresses.clear()
@@ -329,11 +330,11 @@ class _DotLowering:
         run, *inner = runs
         blocked = run is self.k_run
         name = f"{run.name}_start" if blocked else run.name
-        if self.codes is not None:  # by turns, of which codes and factors have a known number each
+        if self.codes:  # by turns, of which codes and factors have a known number each
             with self.emit.loop(name, ceildiv(run.size, self.blocks.sides[2]), 1, carried) as state:
                 self.bases["k"] = symbol(name) * self.blocks.sides[2]
-                (total,) = self._step([state[0].ssa], type_, turn=symbol(name))
-                state[0] = TileValue(total, carried[0].dtype)
+                totals = self._step([each.ssa for each in state], type_, turn=symbol(name))
+                state[:] = [TileValue(total, carried[0].dtype) for total in totals]
             return
         with self.emit.loop(name, run.size, self.blocks.sides[2] if blocked else 1, carried) as state:
             if inner:
@@ -369,8 +370,8 @@ class _DotLowering:
 
     def _right(self, dot: Product, shape: tuple[int, int], turn: Size, dtype: DType) -> SSAValue:
         """The tile of a product's second operand."""
-        if self.codes is not None and self.n_run is not None:
-            return self.codes.tile(self.emit, turn, self.n_run, self.bases["n"], shape)
+        if self.codes and self.n_run is not None:
+            return self.codes[self.dots.index(dot)].tile(self.emit, turn, self.n_run, self.bases["n"], shape)
         if self.panels is not None:
             matrix: Size = 0
             if self.panels.batch > 1:

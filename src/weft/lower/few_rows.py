@@ -41,12 +41,14 @@ def choose_streaming_tiles(
 ) -> tuple[int, int, int]:
     """The tiles of products [m, k] x [k, n], of the same rows, with weights of so many bits."""
     read, rows = READ[bits], ceil(m / 8) * 16 / bits
-    if not isinstance(n, int) or not isinstance(k, int) or not isinstance(batch, int):
+    if not isinstance(n, int) or not isinstance(k, int) or not isinstance(batch, int) or not batch * n:
         columns, warps = _COLUMNS[0], _WARPS[0]
     elif bits == 16 and machine.brings_rows and (columns := _brought(m, n, k, batch, machine, products)):
         return m, columns, _PIECE // products // columns
-    elif m == batch == 1 and bits == 4 and n > _COLUMNS[0] * machine.multiprocessors:
-        columns, depth = next(tile for most, tile in _ROW_TILES if n <= most * machine.multiprocessors)
+    elif m == 1 and bits == 4 and batch * n > _COLUMNS[0] * machine.multiprocessors:
+        read_at_once = batch * n * products
+        columns, depth = next(tile for most, tile in _ROW_TILES if read_at_once <= most * machine.multiprocessors)
+        columns = max(columns // products, _COLUMNS[0])
         warps = depth * columns // read
     else:
         choices = [(c, w) for w in _WARPS for c in _COLUMNS if w * read // c < 2 * k or w == _WARPS[0]]

@@ -44,6 +44,8 @@ _HELD_BYTES, _COPIED, _SHARING = 4 * _STREAM_BYTES, 16, (2, 4, 8)
 may share a row."""
 _WAVES = 4
 """Programs for each multiprocessor, so that all have work until the end."""
+_OF_A_WARP = 128
+"""Elements of short rows that a program has at least: lanes of a warp would else have nothing to do."""
 _FEW = 16
 _TURNS = 4
 """Turns of a loop that are worth a program of their own."""
@@ -221,7 +223,8 @@ def _rows(domain: Domain, column: Run, beside: Run | None, total: int, least: in
         return schedule
     side = _power_below(max(least, machine.tile_elements // total))
     rows = _known(run.size for run in domain.row_runs)
-    while rows is not None and side > least and rows < side * machine.multiprocessors * _WAVES:
+    fewest = max(least, _OF_A_WARP // total)
+    while rows is not None and side > fewest and rows < side * machine.multiprocessors * _WAVES:
         side //= 2
     side = _fitting(beside.size, side)
     return schedule if side == 1 else replace(schedule, outer=beside.name, outer_capacity=side)

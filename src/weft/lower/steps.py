@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -82,6 +83,19 @@ class LaunchStep:
 
 
 Step: TypeAlias = KernelStep | CallStep | DotStep | LaunchStep
+
+
+def buffers_of(step: Step) -> Iterable[int]:
+    """The buffers a step reads or writes."""
+    match step:
+        case CallStep():
+            return (*(place.buffer for place in step.operands), *step.results)
+        case DotStep():
+            return (step.a.buffer, step.b.buffer, step.out.buffer)
+        case LaunchStep():
+            return (place.buffer for place in step.places)
+        case _:
+            return step.buffers
 
 
 @dataclass(frozen=True)

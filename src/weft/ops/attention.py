@@ -41,6 +41,8 @@ def _samples() -> list[Sample]:
         Sample((*small, Input((3, 1, 1))), {"causal": True, "scale": 0.5, "sinks": True}, _DTYPES),
         Sample((*small, Input((5, 7), dtype=boolean), Input((3, 5, 1))), {**plain, "sinks": True}, _DTYPES),
         Sample(inputs((2, 0), 3, 4, 2, 2), {"causal": False, "scale": 0.5}, _DTYPES),
+        Sample((*inputs((2,), 5, 1, 4, 4), Input((5, 1))), {**plain, "sinks": True}, _DTYPES),
+        Sample((*inputs((), 1, 1, 1, 1), Input((1, 1), dtype=boolean)), plain, _DTYPES),
     ]
 
 
@@ -163,7 +165,8 @@ class Attention(AnyAttention):
     scores as they are, and how many of the first keys are seen beside these. If `causal`, row i attends to keys 0 to i.
     A row without any key is zero, or NaN if that is `undefined`. Narrow floats are computed in f32. With a `softcap` c,
     scores are c · tanh(score / c) before they are masked. If there are `sinks`, the last operand, broadcast to
-    [..., L, 1], has scores that softmax counts as if there was one key more, whose value is zero.
+    [..., L, 1], has scores that softmax counts as if there was one key more, whose value is zero; one of -inf counts
+    as none, so that a row without any key is as if there were no sinks.
     """
 
     @classmethod
@@ -264,9 +267,9 @@ def _shares(
         greatest = b.maximum(greatest, sink)
     base = b.where(b.eq(greatest, nothing), zero, greatest)
     powers = b.exp(b.sub(scores, base))
-    total = b.sum(powers, dims=last, keep=True)
+    total, beside = b.sum(powers, dims=last, keep=True), None
     if sink is not None:
         beside = b.exp(b.sub(sink, base))
         total = b.add(total, beside)
-        return unmasked, b.div(powers, total), b.div(beside, total)
-    return unmasked, b.div(powers, b.where(b.eq(total, zero), one, total)), None
+    divisor = b.where(b.eq(total, zero), one, total)
+    return unmasked, b.div(powers, divisor), None if beside is None else b.div(beside, divisor)

@@ -223,7 +223,8 @@ class _Grouping:
             return
         if group.number in other.before:
             return
-        if not self._reads_in_place(op, other):
+        # What reads rows in another way than the op does needs all of them before: it stays in a kernel behind them.
+        if not all(self._reads_in_place(each, other) for each in ([op, *group.ops] if other.kind == "rows" else [op])):
             return
         if any(other.number in g.before and g.number in group.before for g in self.groups.values()):
             return

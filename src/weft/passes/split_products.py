@@ -20,12 +20,16 @@ from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, GraphOp
 from weft.ops.dot import Dot, TiledDot
 from weft.ops.graph import FuncOp, GraphBuilder
+from weft.ops.quantized import FORMS, Dequantize
 from weft.passes.build_groups import is_free
 from weft.passes.claim_libraries import FEW_ROWS, is_for_tensor_cores, worth_streaming, worth_tensor_cores
+from weft.passes.constant_values import made_by
 from weft.passes.parts import views_from
 
 _PARTS = 2
 """Products that a kernel has registers for."""
+_BITS, _LEAST_CODED = 4, 8192
+"""Bits of codes that two products are made of at once, and columns of each from which on a GPU has enough to read."""
 _LEAST_BROUGHT, _PIECE = 1 << 19, 512
 """Weights of few rows from which on a copy engine brings them, and how many of each it brings at once."""
 
@@ -59,6 +63,7 @@ def share_rows(ops: Sequence[Operation], most: int) -> bool:
         same = {(op.operands[0], *op.operands[2:], op.params["rows"]) for op in tiled}
         return not dots and len(tiled) <= most and len(same) == 1 and tiled[0].params["rows"] > FEW_ROWS
     fitting = all(is_for_tensor_cores(dot) and (_has_many_rows(dot) or _are_brought(dot)) for dot in dots)
+    fitting = fitting or _are_coded(dots)
     return fitting and 0 < len(dots) <= most and len({dot.operands[0] for dot in dots}) == 1
 
 
@@ -75,6 +80,31 @@ def _are_brought(dot: Dot) -> bool:
     return plain and turned and _is_brought(dot, tensor_of(dot.results[0].type).shape[-1])
 
 
+def _are_coded(dots: Sequence[Dot]) -> bool:
+    """Whether a kernel reads the codes of several products side by side, as they are of one kind."""
+    codes = [op for op in map(_codes_of, dots) if op is not None]
+    kinds = {(op.params["form"], *(tensor_of(value.type).shape[1:] for value in op.operands)) for op in codes}
+    whole = len(codes) == len(dots) and len(kinds) == 1
+    return whole and all(_is_coded(dot, tensor_of(dot.results[0].type).shape[-1]) for dot in dots)
+
+
+def _is_coded(dot: Dot, width: Size) -> bool:
+    """Whether a product of so many columns has one row, codes of 4 bits, and with another work for all of a GPU."""
+    codes, result = _codes_of(dot), tensor_of(dot.results[0].type)
+    if codes is None or FORMS[codes.params["form"]].bits != _BITS or result.shape[0] != 1:
+        return False
+    each = len({tensor_of(value.type).shape[:-1] for value in (*codes.operands, codes.results[0])}) == 1
+    streamed = worth_streaming(result.dtype, (1, width), tensor_of(dot.operands[0].type).shape[-1])
+    return each and streamed and isinstance(width, int) and width >= _LEAST_CODED
+
+
+def _codes_of(dot: Dot) -> Dequantize | None:
+    """What widens the weights [N, K] of a product."""
+    view = made_by(dot.operands[1], "graph.permute")
+    codes = view.operands[0].owner if view is not None and view.params["dims"] == (1, 0) else None
+    return codes if isinstance(codes, Dequantize) else None
+
+
 def _is_brought(dot: Dot, width: Size) -> bool:
     """The same of so many columns: there are enough of them, and whole pieces."""
     result, depth = tensor_of(dot.results[0].type), tensor_of(dot.operands[0].type).shape[-1]
@@ -89,6 +119,8 @@ def _is_worth(dot: Dot | TiledDot, width: int, few_rows: bool) -> bool:
     result, depth = tensor_of(dot.results[0].type), tensor_of(dot.operands[0].type).shape[-1]
     if isinstance(dot, TiledDot):
         return dot.params["rows"] > FEW_ROWS
+    if _codes_of(dot) is not None and not _has_many_rows(dot):
+        return _is_coded(dot, width)
     return worth_tensor_cores(result.dtype, (result.shape[0], width), depth) or (few_rows and _is_brought(dot, width))
 
 
@@ -155,9 +187,16 @@ def _replace(dot: Dot | TiledDot, cut: GraphOp, start: int, width: int) -> None:
     if isinstance(dot, TiledDot):
         part = b.slice(w, starts=(0, start, 0), shape=(*lead, width, depth), steps=(1, 1, 1))
         made = b.tiled_dot(x, part, *tiles, **dot.params)
+    elif (codes := _codes_of(dot)) is not None and not _has_many_rows(dot):
+        parts = [_rows_of(b, value, start, width) for value in codes.operands]
+        made = b.dot(x, b.permute(b.dequantize(*parts, **codes.params), dims=(1, 0)), **dot.params)
     else:
         part = b.slice(w, starts=(0, start), shape=(depth, width), steps=(1, 1))
         made = b.dot(x, part, **dot.params)
     shape = tensor_of(cut.results[0].type).shape
     made = b.reshape(made, shape=shape) if shape != b.tensor(made).shape else made
     cut.results[0].replace_all_uses_with(made)  # what nobody reads any more is eliminated later
+
+
+def _rows_of(b: GraphBuilder, value: SSAValue, start: int, count: int) -> SSAValue:
+    return b.slice(value, starts=(start, 0), shape=(count, b.tensor(value).shape[-1]), steps=(1, 1))

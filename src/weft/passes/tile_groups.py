@@ -122,8 +122,6 @@ def tiles(b: GraphBuilder, ends: SSAValue, rows: int, height: int) -> tuple[SSAV
     (groups,) = b.tensor(ends).shape
     assert isinstance(groups, int)
     most = rows // height + min(groups, rows)
-    # Of as many tiles as groups, both tables would have values in common, which then are kernels of their own.
-    most += most == groups
     one, zero, side, size, room = (b.full(value=value, shape=(), dtype=i32) for value in (1, 0, height, rows, most))
     ends = b.cast(ends, dtype=i32)
 

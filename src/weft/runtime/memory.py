@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weft.ir.expr import evaluate, product
-from weft.lower.steps import CallStep, DotStep, LaunchStep, Plan, Step
+from weft.lower.steps import Plan, buffers_of
 
 ALIGNMENT = 64
 
@@ -17,19 +17,6 @@ class Arena:
 
     size: int
     offsets: Mapping[int, int]
-
-
-def buffers_of(step: Step) -> Iterable[int]:
-    """The buffers a step reads or writes."""
-    match step:
-        case CallStep():
-            return (*(place.buffer for place in step.operands), *step.results)
-        case DotStep():
-            return (step.a.buffer, step.b.buffer, step.out.buffer)
-        case LaunchStep():
-            return (place.buffer for place in step.places)
-        case _:
-            return step.buffers
 
 
 def lifetimes(plan: Plan) -> dict[int, tuple[int, int]]:

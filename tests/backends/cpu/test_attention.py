@@ -133,6 +133,7 @@ def test_sinks_and_rows_without_keys(dtype: DType) -> None:
     for others, extra in (
         ([sinks], {"sinks": True}),
         ([chosen, sinks], {"sinks": True, "softcap": 2.0}),
+        ([chosen, np.full_like(sinks, -np.inf)], {"sinks": True}),
         ([chosen], {"undefined": True}),
     ):
         arrays, params = [*tensors, *others], {"causal": False, "scale": 0.3, **extra}

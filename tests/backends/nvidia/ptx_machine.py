@@ -15,7 +15,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-BASE = 1 << 20
+BASE, PARAMETERS = 1 << 20, 1 << 40
+"""Where global memory begins, and that of the parameters, eight bytes each."""
 WIDTHS = {"pred": 1, "b8": 8, "u8": 8, "s8": 8, "b16": 16, "u16": 16, "s16": 16, "f16": 16, "bf16": 16}
 WIDTHS |= {f"{kind}{bits}": bits for kind in "busf" for bits in (32, 64)}
 WHOLE = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
@@ -197,6 +198,8 @@ class Machine:
             return np.arange(self.count).astype(U64) if operand == "%tid.x" else np.full(self.count, self.block, U64)
         if operand.startswith("%"):
             return self.registers.get(operand, np.zeros(self.count, U64))
+        if operand in self.words:
+            return np.full(self.count, PARAMETERS + 8 * [*self.words].index(operand), U64)
         if operand == "shared" or operand.startswith(("__local_depot", "weft_text")):
             return np.zeros(self.count, U64)
         if operand.startswith(("0f", "0F", "0d", "0D")):
@@ -456,6 +459,20 @@ class Machine:
             place = group + 8 * (number // 2), 2 * member + number % 2
             self.write(register, c[:, place[0], place[1]].reshape(-1), "f32", active)
 
+    def parameter(self, base: str, offset: int, active: np.ndarray) -> np.ndarray:
+        """What lies at an address of parameters: of one by name, or of one that a register holds."""
+        words = np.array(
+            [
+                word & ((1 << 64) - 1) if isinstance(word, int) else int(np.float32(word).view(np.uint32))
+                for word, _ in self.words.values()
+            ],
+            U64,
+        )
+        places = np.where(active, self.raw(base, "b64").view(np.int64) + (offset - PARAMETERS), 0)
+        if (places < 0).any() or (places >= 8 * len(words)).any():
+            raise MachineError(f"parameters at {places[:4]} of {8 * len(words)}")
+        return words[places // 8] >> (places % 8 * 8).astype(U64)
+
     def access(self, line: Line, active: np.ndarray) -> None:
         name, parts, operands = line.name, line.parts, line.operands
         spaces = [p.partition("::")[0] for p in parts if p.partition("::")[0] in ("param", "global", "shared", "local")]
@@ -468,11 +485,7 @@ class Machine:
             self.write(operands[0], np.zeros(self.count, U64), "b32", active)
             return
         if space == "param":
-            word, _ = self.words[base]
-            raw = word & ((1 << 64) - 1) if isinstance(word, int) else int(np.float32(word).view(np.uint32))
-            self.write(
-                operands[0], np.full(self.count, raw >> (8 * int(offset or 0)), U64), f"b{WIDTHS[type_]}", active
-            )
+            self.write(operands[0], self.parameter(base, int(offset or 0), active), f"b{WIDTHS[type_]}", active)
             return
         size = WIDTHS[type_] // 8
         places = self.raw(base, "b64").view(np.int64)[active] + int(offset or 0)

@@ -13,6 +13,7 @@ import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.nvidia.compile import annotate, compile_kernels
 from weft.backends.nvidia.dialect import RESIDENT, integer
 from weft.backends.nvidia.early_start import mark_fixed
+from weft.backends.nvidia.mma import MmaOp
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import DType, Tensor, bf16, dtype_of_numpy, f8e4m3, f16, f32, u8
 from weft.lower.few_rows import choose_streaming_tiles
@@ -216,3 +217,37 @@ def test_blocks_of_a_row(n: int, k: int, tile: tuple[int, int, int], resident: i
     kernel = Trial.of(group_of(arrays, body), "product", GPU).lowered.calls[0].kernel.op
     kernel, launch = annotate(kernel, target_named("sm_90a"))
     assert (launch.threads, integer(kernel, RESIDENT)) == (256, resident)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [(1, 40, 2048, "int4", 128, bf16, False, bf16), (1, 33, 2880, "e2m1", 32, u8, False, bf16)],
+    ids=str,
+)
+def test_a_gate_and_what_it_opens_are_products_of_one_kernel(case: tuple[Any, ...]) -> None:
+    *_, form, group, _, _, dtype = case
+    x, *parts = operands(*case)
+    others = [np.roll(part, 1, axis=0) for part in parts]
+    arrays = [x, *parts, *others]
+
+    def body(b: Any, x: Any, *parts: Any) -> Any:
+        def made(*parts: Any) -> Any:
+            return b.dot(x, b.permute(b.dequantize(*parts, form=form, dtype=dtype), dims=(1, 0)))
+
+        return b.mul(b.silu(made(*parts[:2])), made(*parts[2:]))
+
+    trial = Trial.of(group_of([Tensor(dtype_of_numpy(a.dtype), a.shape) for a in arrays], body), "product", GPU)
+    kernel, _ = annotate(trial.lowered.calls[0].kernel.op, target_named("sm_90a"))
+    products = [op for op in kernel.walk() if isinstance(op, MmaOp)]
+    assert len(products) == 2 and "nvidia.held" in str(kernel)
+    gate, up = (expected([x, *each], form, group, dtype) for each in (parts, others))
+    exact = gate / (1 + np.exp(-gate)) * up
+    for made in (run_interpreted(trial, arrays)[0], run_simulated(trial, arrays)[0]):
+        agree(made, exact)
+    agree(run_as_ptx(trial, arrays, "sm_90a"), exact)
+
+
+def test_blocks_of_rows_with_matrices_of_their_own() -> None:
+    """Four rows of one matrix each are as many programs as one row of four times the columns."""
+    for n, k in (5760, 2880), (2880, 2880), (28672, 4096):
+        assert choose_streaming_tiles(1, n, k, 4, GPU, 4) == choose_streaming_tiles(1, 4 * n, k, 1, GPU, 4)

@@ -114,6 +114,18 @@ def test_large_shared_memory_and_clusters_are_asked_for() -> None:
     assert loaded.functions["small"].registers == 42 and loaded.functions["small"].local_bytes == 16
 
 
+@pytest.mark.parametrize(("shared", "attributes"), [(40_000, [(9, 50)]), (100_000, [(8, 100_000)])])
+def test_half_of_the_memory_is_a_cache_for_threads_that_read_ahead(
+    shared: int, attributes: list[tuple[int, int]]
+) -> None:
+    """Two blocks of the first fit the other half."""
+    library = FakeLibrary()
+    driver = Driver(library)
+    launches = {"k": Launch(256, shared, programmatic=True, ahead=True), "other": Launch(32, 0, programmatic=True)}
+    load_module(driver, driver.facts(0), b"cubin", launches)
+    assert library.attributes == attributes
+
+
 def test_a_kernel_that_cannot_fit_is_refused_before_it_is_launched() -> None:
     driver = Driver(FakeLibrary())
     with pytest.raises(UnsupportedDeviceError, match="k takes 128 threads and 300000 bytes"):

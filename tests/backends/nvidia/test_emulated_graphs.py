@@ -48,6 +48,20 @@ def test_nothing(shape: tuple[int, ...]) -> None:
     check(lambda x: (x.sum(-1), torch.cat([x, x]) + 1, x.sum()), some(*shape))
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(70, 1, 64), (70, 64, 1), (5, 0, 64), (70, 0, 64), (5, 64, 0), (1, 1, 1)])
+def test_products_with_a_side_of_one_or_none(m: int, n: int, k: int) -> None:
+    x, y = some(2, m, k, dtype=torch.bfloat16), some(2, k, n, dtype=torch.bfloat16)
+    torch.testing.assert_close(emulated(torch.matmul, strict=True)(x, y), x @ y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("rows", "keys"), [(5, 1), (70, 1), (1, 1), (5, 0)])
+def test_attention_over_a_single_key_or_none(rows: int, keys: int, dtype: torch.dtype) -> None:
+    operands = [some(1, 2, size, 64, dtype=dtype) for size in (rows, keys, keys)]
+    attend = F.scaled_dot_product_attention
+    torch.testing.assert_close(emulated(attend, strict=True)(*operands), attend(*operands))
+
+
 def test_backwards() -> None:
     check(lambda x: (x.flip(0) + x.flip(1), x.flip(0, 1).cumsum(0), x.flip(0) @ x.t()), some(9, 33))
 

@@ -20,6 +20,7 @@ from weft.ir.types import bf16
 from weft.lower.plan import Planned
 from weft.lower.steps import KernelStep
 
+from . import emulated_graphs
 from .ptx_machine import Memory, run_blocks
 from .row_kernels import planned
 
@@ -123,6 +124,32 @@ def test_what_is_done_to_many_tensors_is_written_down_once() -> None:
         np.testing.assert_array_equal(actual.view(np.int16), wanted.view(np.int16))
 
 
+def adamw(*tensors: torch.Tensor) -> None:
+    """The third step of an optimizer over parameters, gradients and both of their moments."""
+    count = len(tensors) // 4
+    for p, g, m, v in zip(*(tensors[first * count : (first + 1) * count] for first in range(4)), strict=True):
+        p.mul_(1 - 1e-2 * 0.1)
+        m.lerp_(g, 0.1)
+        v.mul_(0.999).addcmul_(g, g, value=0.001)
+        p.addcdiv_(m / (1 - 0.9**3), (v / (1 - 0.999**3)).sqrt() + 1e-8, value=-1e-2)
+
+
+@pytest.mark.parametrize("sizes", [(64, 64, 64), (512, 2048, 1024, 1000, 256)])
+def test_a_step_of_adamw_is_one_kernel(sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against f64; of three tensors of one size, addresses of parameters are chosen instead of what lies there."""
+    launched: list[str] = []
+    run_blocks = emulated_graphs.run_blocks
+    monkeypatch.setattr(
+        emulated_graphs, "run_blocks", lambda ptx, name, *args: (launched.append(name), run_blocks(ptx, name, *args))
+    )
+    tensors = [torch.randn(size) for _ in range(3) for size in sizes] + [torch.rand(size) for size in sizes]
+    expected = [each.double() for each in tensors]
+    adamw(*expected)
+    emulated_graphs.emulated(adamw)(*tensors)
+    assert len(launched) == 1
+    torch.testing.assert_close([each.double() for each in tensors], expected, rtol=1e-5, atol=1e-6)
+
+
 def test_large_tensors_share_a_kernel_with_small_ones() -> None:
     found = planned(stepped, (4096, 4096), (8192, 4096), (4096,), (64,))
     grids = [step.grid for step in found.plan.steps if isinstance(step, KernelStep)]
@@ -135,8 +162,8 @@ def test_large_tensors_share_a_kernel_with_small_ones() -> None:
 
 
 def test_a_kernel_has_no_more_parameters_than_the_driver_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert join._MOST_POINTERS * 8 <= 4096  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(join, "_MOST_POINTERS", 6)
+    assert join.MOST_POINTERS * 8 <= 4096
+    monkeypatch.setattr(join, "MOST_POINTERS", 6)
     found = planned(stepped, *[(4096,)] * 5)
     join_kernels(found)
     assert [len(step.buffers) for step in found.plan.steps if isinstance(step, KernelStep)] == [6, 4]

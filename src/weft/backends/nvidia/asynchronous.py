@@ -161,7 +161,7 @@ class RolesOp(IRDLOperation):
 @irdl_op_definition
 class BlockNumberOp(IRDLOperation):
     """The number of this block, or how many there are: `kind` is `number` or `count`; or `cluster`, `clusters`, and
-    the `rank` of a block in its cluster."""
+    the `rank` of a block in its cluster; or the number of the `warp`, where each has programs of its own."""
 
     name = "nvidia.block"
     kind = attr_def(StringAttr)

@@ -50,6 +50,12 @@ class Threads:
             return cls(b, warps, number, i32(0), rank=rank)
         return cls(b, warps, b.binary("and", number, i32(WARP - 1)), b.binary("lshr", number, i32(5)), rank=rank)
 
+    @classmethod
+    def of_warp(cls, b: Function) -> Threads:
+        """Those of a warp that does what it does by itself; its barrier is the whole block's."""
+        lane = b.binary("and", b.call("llvm.nvvm.read.ptx.sreg.tid.x", "i32"), i32(WARP - 1))
+        return cls(b, 1, lane, i32(0))
+
     def _numbers(self, layout: Layout) -> tuple[tuple[V, tuple[Mode, ...]], ...]:
         return (self.lane, layout.lanes), (self.warp, layout.warps), (self.rank, layout.blocks)
 

@@ -52,6 +52,8 @@ class Launch:
     """Which of its pointers are to memory that it reads before that."""
     written: tuple[int, ...] = ()
     """Which are to memory that it may write."""
+    ahead: bool = False
+    """Its threads have much memory under way at any time, which comes through the first-level cache."""
 
 
 class AwaitedModules(Mapping[str, str]):

@@ -21,8 +21,8 @@ from weft.backends.nvidia.computed_memory import emit_gather, emit_scatter
 from weft.backends.nvidia.control import emit_number, program_numbers, where_programs_are
 from weft.backends.nvidia.conversions import emit_convert
 from weft.backends.nvidia.dequantize import Decoder
+from weft.backends.nvidia.dialect import APART, RESIDENT, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
 from weft.backends.nvidia.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
-from weft.backends.nvidia.dialect import RESIDENT, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
 from weft.backends.nvidia.drawn_programs import DRAWN, Drawing
 from weft.backends.nvidia.early_start import let_next_come, loop_that_asks_early, ops_behind_wait, wait_for_kernel
 from weft.backends.nvidia.elements import emit_elements, emit_position
@@ -40,6 +40,7 @@ from weft.backends.nvidia.reductions import emit_reduce
 from weft.backends.nvidia.rings import Ring
 from weft.backends.nvidia.roles import RING_OPS, emit_asynchronous
 from weft.backends.nvidia.row_roles import emit_streaming
+from weft.backends.nvidia.scratch import ScratchOp, emit_scratch
 from weft.backends.nvidia.staged_copies import emit_staged
 from weft.backends.nvidia.streaming import CopyOp, CopyRowsOp, ReadOp, StreamOp, WaitKeptOp
 from weft.backends.nvidia.stretches import PickOp, emit_pick
@@ -97,7 +98,8 @@ class KernelCodegen:
                 case _:
                     self.scalars[argument] = value
         if not any(isinstance(op, RolesOp | StreamOp) for op in kernel.block.ops):
-            self.threads = Threads.of_block(b, self.launch.threads // WARP, self.launch.cluster)
+            warps, cluster = self.launch.threads // WARP, self.launch.cluster
+            self.threads = Threads.of_warp(b) if APART in kernel.attributes else Threads.of_block(b, warps, cluster)
             self.threads.prepare(self.layouts)
             self._place_program()
         self.early = loop_that_asks_early(kernel) if self.launch.programmatic and kernel.limit is None else None
@@ -164,6 +166,8 @@ class KernelCodegen:
                 self._multiply(op)
             case SqueezeOp():
                 self.tiles[op.out] = self.tiles[op.value]
+            case ScratchOp():
+                emit_scratch(self, op)
             case BarrierOp():
                 self.threads.barrier()
             case tile.ForOp():

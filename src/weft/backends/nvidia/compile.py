@@ -20,7 +20,7 @@ from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import AwaitedModules, DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
 from weft.backends.nvidia.dequantize import NO_FP8
-from weft.backends.nvidia.dialect import BLOCKS, RESIDENT, WARPS, integer, set_integer
+from weft.backends.nvidia.dialect import APART, BLOCKS, RESIDENT, SHARED, WARPS, integer, set_integer
 from weft.backends.nvidia.early_start import asked_early, written_by
 from weft.backends.nvidia.fold_sums import fold_sums
 from weft.backends.nvidia.fold_tanh import fold_tanh
@@ -30,6 +30,7 @@ from weft.backends.nvidia.join_exponentials import join_exponentials
 from weft.backends.nvidia.join_moments import join_moments
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.messages import VPRINTF
+from weft.backends.nvidia.mma import AHEAD
 from weft.backends.nvidia.narrow_operands import narrow_operands
 from weft.backends.nvidia.order_memory import order_memory
 from weft.backends.nvidia.overlap_products import overlap_products
@@ -63,6 +64,8 @@ _SINCE = {NO_BF16_ATOMICS: 90, NO_FP8: 89}
 def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch]:
     """A copy of a kernel with roles, layouts, conversions, shared memory and barriers."""
     kernel = kernel.clone()
+    if (apart := integer(kernel, APART)) > 0:  # its parts have all that
+        return kernel, Launch(WARP * apart, integer(kernel, SHARED))
     straighten_loops(kernel)
     fold_sums(kernel)
     fold_tanh(kernel)
@@ -155,7 +158,8 @@ def emit_llvm(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[str, Launch]
     annotated, launch = annotate(kernel, target)
     programmatic = target.capability >= 90
     asked = asked_early(annotated, launch) if programmatic else ()
-    launch = replace(launch, programmatic=programmatic, asked=asked, written=written_by(kernel))
+    ahead = any(AHEAD in op.attributes for op in annotated.walk())
+    launch = replace(launch, programmatic=programmatic, asked=asked, written=written_by(kernel), ahead=ahead)
     KernelCodegen(module, annotated, launch).emit()
     missing = [each for each in module.declarations if not each.startswith("llvm.") and each != VPRINTF]
     if missing:

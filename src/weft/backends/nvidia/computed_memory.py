@@ -15,6 +15,7 @@ from weft.backends.nvidia.block import i32, load_shared, register_bytes
 from weft.backends.nvidia.dialect import SHARED, VECTOR, integer, layout_of, layouts_of
 from weft.backends.nvidia.global_memory import load_chunk, store_chunk
 from weft.backends.nvidia.math import emit_map
+from weft.backends.nvidia.scratch import space_of
 from weft.backends.nvidia.staging import read_tile, write_registers
 from weft.backends.nvidia.written_shared import is_awaited
 from weft.ir.attributes import from_attribute
@@ -49,7 +50,8 @@ def emit_gather(codegen: KernelCodegen, op: tile.GatherOp) -> None:
     for first in range(0, layout.count, width):
         address = address_of(codegen, codegen.pointers[op.pointer], offsets[first], dtype.bytes)
         predicate = codegen.both(exists[first], masks[first] if masks else None)
-        for value in load_chunk(b, address, dtype, width, predicate, other=0 if other else number):
+        loaded = load_chunk(b, address, dtype, width, predicate, space_of(op.pointer), 0 if other else number)
+        for value in loaded:
             value = codegen.widened(value, dtype, type_.dtype)
             values.append(value if predicate is None or other is None else b.select(predicate, value, other))
     if is_awaited(op):  # one thread has read it for all
@@ -76,7 +78,7 @@ def emit_scatter(codegen: KernelCodegen, op: tile.ScatterOp) -> None:
     for first in range(0, layout.count, width):
         address = address_of(codegen, codegen.pointers[op.pointer], offsets[first], dtype.bytes)
         predicate = codegen.both(exists[first], owner, masks[first] if masks else None)
-        store_chunk(codegen.b, address, values[first : first + width], dtype, predicate)
+        store_chunk(codegen.b, address, values[first : first + width], dtype, predicate, space_of(op.pointer))
 
 
 def _one_by_one(codegen: KernelCodegen, op: tile.ScatterOp) -> None:

@@ -16,6 +16,7 @@ from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.asynchronous import RolesOp
 from weft.backends.nvidia.block import short
 from weft.backends.nvidia.global_memory import address_of, load_chunk
+from weft.backends.nvidia.scratch import space_of
 from weft.ir.types import i64
 from weft.tile import dialect as tile
 from weft.tile import written
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 def emit_number(codegen: KernelCodegen, op: tile.NumberOp) -> None:
     b, dtype = codegen.b, pointer_dtype(op)
     place = codegen.size(op.offset.data[0], op.indices)
-    (value,) = load_chunk(b, address_of(b, codegen.pointers[op.pointer], dtype.bytes, place), dtype, 1, None)
+    address = address_of(b, codegen.pointers[op.pointer], dtype.bytes, place)
+    (value,) = load_chunk(b, address, dtype, 1, None, space_of(op.pointer))
     number = b.intrinsic("smax", emit_cast(b, value, dtype, i64), i64_of(-op.MOST))
     codegen.scalars[op.out] = b.sub(b.intrinsic("smin", number, i64_of(op.MOST)), i64_of(op.LEAST))
 

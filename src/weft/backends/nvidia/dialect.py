@@ -22,6 +22,8 @@ from weft.tile import dialect as tile
 
 LAYOUTS, ARGUMENTS, SHARED = "nvidia.layouts", "nvidia.arguments", "nvidia.shared"
 WARPS, BLOCKS = "nvidia.warps", "nvidia.blocks"
+APART = "nvidia.apart"
+"""On a kernel: how many warps a block has, if each does programs of its own."""
 VECTOR = "nvidia.vector"
 """How many neighbours of a thread an access to computed places moves at once."""
 RESIDENT = "nvidia.resident"

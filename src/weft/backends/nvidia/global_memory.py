@@ -77,7 +77,7 @@ def _read(
         "".join(f"mov.b{max(width, 16)} ${i}, {pattern:#x}; " for i in range(words)) if predicate is not None else ""
     )
     result = register if words == 1 else "{" + ", ".join([register] * words) + "}"
-    inputs = (",l" if space.startswith("global") else ",r") + (",b" if predicate is not None else "")
+    inputs = (",l" if address.type == "i64" else ",r") + (",b" if predicate is not None else "")
     args = (address, *(() if predicate is None else (predicate,)))
     text = f"{clear}{guard}ld.{space}{form}.{ptx_type} {braces}, [${words}{_offset(ahead)}];"
     # An output is written before the address is read where there is a clearing move.
@@ -86,18 +86,28 @@ def _read(
     return [loaded] if words == 1 else [b.emit(register, f"extractvalue {loaded}, {i}") for i in range(words)]
 
 
-def store_chunk(b: Function, address: V, values: Sequence[V], dtype: DType, predicate: V | None) -> None:
+def store_chunk(
+    b: Function, address: V, values: Sequence[V], dtype: DType, predicate: V | None, space: str = "global"
+) -> None:
     """Write neighbours."""
     bits = max(dtype.bits, 8)
     width, _ = _words(bits, len(values))
-    store_words(b, address, packed(b, values, dtype, bits, width), width, predicate)
+    store_words(b, address, packed(b, values, dtype, bits, width), width, predicate, space=space)
 
 
 def _offset(ahead: int) -> str:
     return f"+{ahead}" if ahead else ""
 
 
-def store_words(b: Function, address: V, words: Sequence[V], width: int, predicate: V | None, ahead: int = 0) -> None:
+def store_words(
+    b: Function,
+    address: V,
+    words: Sequence[V],
+    width: int,
+    predicate: V | None,
+    ahead: int = 0,
+    space: str = "global",
+) -> None:
     """Write words of so many bits, from `ahead` bytes behind an address on; one of 8 stands in a word of 16."""
     _, ptx_type, constraint = _WORD[width]
     count = len(words)
@@ -109,7 +119,7 @@ def store_words(b: Function, address: V, words: Sequence[V], width: int, predica
     asm(
         b,
         "void",
-        f"{guard}st.global{form}.{ptx_type} [${count}{_offset(ahead)}], {braces};",
+        f"{guard}st.{space}{form}.{ptx_type} [${count}{_offset(ahead)}], {braces};",
         constraints,
         *args,
         pure=False,

@@ -112,9 +112,9 @@ class HeldRow:
 
 
 def hold_row(block: Operation, start: int) -> int:
-    """Give the row of a product a place in shared memory, from `start` on; returns the bytes that it takes."""
+    """Give the row of a product, or of several, a place in shared memory, from `start` on; returns its bytes."""
     products = [op for op in block.walk() if isinstance(op, MmaOp)]
-    held = HeldRow.of(products[0]) if len(products) == 1 else None
+    held = HeldRow.of(products[0]) if len({op.a for op in products}) == 1 else None
     if held is None:
         return 0
     set_integer(held.load, HELD, start)

@@ -15,6 +15,7 @@ for different tensors, of any size, are written down once, as those of an optimi
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -25,18 +26,19 @@ from xdsl.ir import Block, Region, SSAValue
 from weft.backends.nvidia.asynchronous import IndexOp
 from weft.backends.nvidia.early_start import is_only_read
 from weft.backends.nvidia.stretches import PickOp
-from weft.ir.expr import floordiv, maximum, minimum, mod, product, symbol
+from weft.ir.expr import Size, floordiv, maximum, minimum, mod, product, symbol
 from weft.lower.plan import Planned
 from weft.lower.steps import KernelStep, LaunchStep, Step
 from weft.tile import dialect as tile
 
 _MOST_KERNELS, _MOST_PROGRAMS = 4, 1024
+_DIGEST = re.compile("_[0-9a-f]{12}")
 _MOST_TILES = 8
 """Kernels of one kernel that do the same with tiles of different sizes."""
-_MOST_POINTERS = 480
+MOST_POINTERS = 480
 """Parameters of a kernel take 4 KB at most."""
 _PLAIN = (tile.ProgramOp, tile.ConstantOp, tile.PositionOp, tile.LoadOp, tile.MapOp, tile.StoreOp, tile.ReturnOp)
-_SIMPLE = (*_PLAIN, tile.GatherOp, tile.NumberOp, tile.ScatterOp)
+SIMPLE = (*_PLAIN, tile.GatherOp, tile.NumberOp, tile.ScatterOp)
 """What is done element by element: such kernels take any number of warps."""
 
 
@@ -95,7 +97,7 @@ class _Group:
         writes = _written(known, step)
         if writes & self.touched or self.written & set(step.buffers):
             return False
-        if self.pointers + len(step.buffers) > _MOST_POINTERS:
+        if self.pointers + len(step.buffers) > MOST_POINTERS:
             return False
         count = len(self.turns) + (self._turn(known, step) is None)
         if all(turn.known.outline == known.outline for turn in self.turns):
@@ -152,7 +154,7 @@ def _is_simple(planned: Planned, step: KernelStep) -> bool:
     kernel = planned.kernels[step.function]
     plain = not step.symbols and not step.serial and not any((kernel.paired, kernel.limit, kernel.counter))
     some = isinstance(step.grid, int) and step.grid > 0
-    return some and plain and all(isinstance(op, _SIMPLE) for op in kernel.block.ops)
+    return some and plain and all(isinstance(op, SIMPLE) for op in kernel.block.ops)
 
 
 def _is_small(step: KernelStep) -> bool:
@@ -163,12 +165,17 @@ def _written(known: _Known, step: KernelStep) -> set[int]:
     return {number for written, number in zip(known.written, step.buffers, strict=True) if written}
 
 
+def name_of(step: KernelStep) -> str:
+    """What a step is called among others: as its kernel, which is told from others by a digest."""
+    return _DIGEST.sub("", step.function)
+
+
 def _one(planned: Planned, turns: Sequence[_Turn]) -> KernelStep:
     """The step that does what several do, and its kernel, unless others have done the same."""
     steps = [step for turn in turns for step in turn.steps]
     names = [step.function for step in steps]
     digest = hashlib.sha256(" ".join(names).encode()).hexdigest()[:12]
-    label = "_and_".join(dict.fromkeys(step.label for step in steps))[:60]
+    label = "_and_".join(dict.fromkeys(map(name_of, steps)))[:60]
     name = f"{label}_{digest}"
     if name not in planned.kernels:
         planned.kernels[name] = _kernel(planned, name, turns)
@@ -230,13 +237,17 @@ def _write(
         block.add_op(pick)
         program, start, own = pick.number, 0, list(pick.picked)
     mapping: dict[SSAValue, SSAValue] = dict(zip(kernel.block.args, own, strict=True))
-    number, grid = symbol("d0"), kernel.grid.data
     for op in kernel.block.ops:
         if isinstance(op, tile.ProgramOp):
-            axis = op.axis.value.data
-            value = floordiv(number - start, product(grid[axis + 1 :])) if axis + 1 < len(grid) else number - start
-            index = IndexOp.make(tile.Sizes((mod(value, grid[axis]) if axis else value,)), [program])
+            index = on_axes(op, program, kernel.grid.data, start)
             block.add_op(index)
             mapping[op.out] = index.out
         elif not isinstance(op, tile.ReturnOp):
             block.add_op(op.clone(mapping))
+
+
+def on_axes(op: tile.ProgramOp, program: SSAValue, grid: Sequence[Size], start: int = 0) -> IndexOp:
+    """The number along an axis of the grid that a program has, whose first is `start`."""
+    number, axis = symbol("d0"), op.axis.value.data
+    value = floordiv(number - start, product(grid[axis + 1 :])) if axis + 1 < len(grid) else number - start
+    return IndexOp.make(tile.Sizes((mod(value, grid[axis]) if axis else value,)), [program])

@@ -16,10 +16,15 @@ _PTX = 1
 _LOG_BYTES = 1 << 14
 
 _SHARED_BYTES, _LOCAL_BYTES, _REGISTERS = 1, 3, 4
-_MOST_DYNAMIC_SHARED, _ANY_CLUSTER = 8, 14
+_MOST_DYNAMIC_SHARED, _SHARED_PERCENT, _ANY_CLUSTER = 8, 9, 14
 _PORTABLE_CLUSTER = 8
+_RESERVED = 1 << 10
+"""Shared memory of a block that the system takes."""
 _DEFAULT_SHARED = 48 << 10
 """Dynamic shared memory that a kernel may have without asking."""
+_HALF, _IN_HALF = 50, 100 << 10
+"""Percent of a multiprocessor's memory that kernels whose threads read ahead have as shared memory, and how many bytes
+that is at least."""
 
 _RELAXED_CAPTURE = 2
 
@@ -188,6 +193,9 @@ def _function(
     if launch.shared + static > _DEFAULT_SHARED:
         wanted = (function, ctypes.c_int(_MOST_DYNAMIC_SHARED), ctypes.c_int(launch.shared))
         driver.call("cuFuncSetAttribute", *wanted, doing=f"the kernel {name} takes too much shared memory")
+    if launch.ahead and launch.programmatic and _fits_half(driver, facts, function, launch):
+        wanted = (function, ctypes.c_int(_SHARED_PERCENT), ctypes.c_int(_HALF))
+        driver.call("cuFuncSetAttribute", *wanted, doing=f"the kernel {name} cannot have half of the memory")
     if launch.cluster > _PORTABLE_CLUSTER:
         wanted = (function, ctypes.c_int(_ANY_CLUSTER), ctypes.c_int(1))
         driver.call("cuFuncSetAttribute", *wanted, doing=f"the kernel {name} takes clusters of {launch.cluster}")
@@ -196,6 +204,16 @@ def _function(
     )
     registers, local = attribute(_REGISTERS), attribute(_LOCAL_BYTES)
     return DeviceFunction(name, handle, launch, registers, local, static, resident)
+
+
+def _fits_half(driver: Driver, facts: DeviceFacts, function: ctypes.c_void_p, launch: Launch) -> bool:
+    """Whether half of a multiprocessor's memory is enough for all blocks of a kernel that it runs at once.
+
+    What is not shared memory is a cache, in which all is under way that threads read: of the eighth that a kernel ahead
+    with a ring leaves to it too few loads fit, and the memory is not divided anew while one runs.
+    """
+    blocks = _resident_blocks(driver, facts, function, launch) // facts.multiprocessors
+    return blocks * (launch.shared + _RESERVED) <= _IN_HALF
 
 
 def _resident_blocks(driver: Driver, facts: DeviceFacts, function: ctypes.c_void_p, launch: Launch) -> int:

@@ -144,9 +144,10 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
     match op:
         case BlockNumberOp():
             names = {"number": "ctaid.x", "count": "nctaid.x", "rank": "cluster.ctarank"}
-            names |= {"cluster": "clusterid.x", "clusters": "nclusterid.x"}
-            name = names[op.kind.data]
-            codegen.scalars[op.out] = b.convert("zext", b.call(f"llvm.nvvm.read.ptx.sreg.{name}", "i32"), "i64")
+            names |= {"cluster": "clusterid.x", "clusters": "nclusterid.x", "warp": "tid.x"}
+            number = b.call(f"llvm.nvvm.read.ptx.sreg.{names[op.kind.data]}", "i32")
+            number = b.binary("lshr", number, i32(5)) if op.kind.data == "warp" else number
+            codegen.scalars[op.out] = b.convert("zext", number, "i64")
             return
         case IndexOp():
             codegen.scalars[op.out] = codegen.size(op.value.data[0], op.indices)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from weft.backends.llvm.builder import V, i64
 from weft.backends.nvidia.alignment import WIDEST, access_of, divisor_of, pointer_dtype
@@ -16,6 +16,7 @@ from weft.backends.nvidia.global_memory import ONCE, joined, load_chunk, load_ra
 from weft.backends.nvidia.layouts import Layout, picked
 from weft.backends.nvidia.mma import AGAIN, AHEAD, HELD, PACKED, RAW, SPREAD, PackOp, reads_alone
 from weft.backends.nvidia.piece_stores import store_in_pieces
+from weft.backends.nvidia.scratch import space_of
 from weft.backends.nvidia.shifted_memory import Chunk, load_shifted, store_shifted
 from weft.tile import dialect as tile
 
@@ -44,7 +45,8 @@ def emit_load(codegen: KernelCodegen, op: tile.LoadOp) -> None:
             chunk = _ragged_chunk(codegen, op, layout, registers[0], address, predicate)
             loaded = load_shifted(codegen.b, chunk, pointer_dtype(op))
         else:
-            loaded = load_chunk(codegen.b, address, pointer_dtype(op), len(registers), predicate)
+            space = space_of(op.pointer)
+            loaded = load_chunk(codegen.b, address, pointer_dtype(op), len(registers), predicate, space)
         for register, value in zip(registers, loaded, strict=True):
             values[register] = codegen.widened(value, pointer_dtype(op), tile.tile_type(op.out).dtype)
     codegen.tiles[op.out] = values
@@ -87,7 +89,17 @@ def emit_store(codegen: KernelCodegen, op: tile.StoreOp) -> None:
             chunk = _ragged_chunk(codegen, op, layout, registers[0], address, predicate, op.value)
             store_shifted(codegen.b, chunk, neighbours, pointer_dtype(op), codegen.threads.lane, layout)
         else:
-            store_chunk(codegen.b, address, neighbours, pointer_dtype(op), predicate)
+            store_chunk(codegen.b, address, neighbours, pointer_dtype(op), predicate, space_of(op.pointer))
+
+
+def may_be_shared(op: Operation) -> bool:
+    """Whether an op with layouts reads or writes memory that a block shares as it does any other."""
+    if isinstance(op, tile.LoadOp | tile.StoreOp):
+        (layout,) = layouts_of(op)
+        return not _ragged(op, layout) and not (isinstance(op, tile.LoadOp) and is_of_rows(op, layout))
+    return isinstance(op, tile.GatherOp | tile.NumberOp) or (
+        isinstance(op, tile.ScatterOp) and op.unordered is not None
+    )
 
 
 def _ragged(op: tile.LoadOp | tile.StoreOp, layout: Layout) -> int:

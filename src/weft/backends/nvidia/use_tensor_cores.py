@@ -220,10 +220,12 @@ def _ask_before(loop: tile.ForOp) -> None:
 
 def _resident(kernel: tile.KernelOp, warps: int, multiprocessors: int) -> int:
     """How many blocks of so many warps a multiprocessor should have room for."""
-    fragments = next(op.fragments for op in kernel.walk() if isinstance(op, MmaOp))
+    products = [op for op in kernel.walk() if isinstance(op, MmaOp)]
+    fragments = products[0].fragments
     if fragments.apart and warps == _APART_WARPS and fragments.widest == _OF_4_BITS:
         # No more than there are for it: those of the next kernel would come to some of them, and not to others.
-        programs, most = product(list(kernel.grid.data)), 4 if fragments.chunks * fragments.tiles_n == 2 else 3
+        held = fragments.chunks * fragments.tiles_n * len(products)
+        programs, most = product(list(kernel.grid.data)), 4 if held == 2 else 3
         return most if not isinstance(programs, int) else min(most, max(2, -(-programs // multiprocessors)))
     parts = fragments.halves * fragments.chunks * fragments.vector // _VECTOR
     few = parts <= (_FEW_PARTS if fragments.widest == _VECTOR else 2 * _FEW_PARTS) and not fragments.apart
