@@ -41,16 +41,16 @@ def grouped(function: FuncOp) -> FuncOp:
 
 
 class Clock:
-    """The second of several candidates takes `gain` of the time of the others."""
+    """One of several candidates, the second if not told, takes `gain` of the time of the others."""
 
-    def __init__(self, gain: float) -> None:
-        self.gain = gain
+    def __init__(self, gain: float, which: int = 1) -> None:
+        self.gain, self.which = gain, which
         self.asked: list[int] = []
 
     def __call__(self, function: FuncOp, programs: Sequence[Candidate]) -> list[float]:
         self.asked.append(len(programs))
         assert all(len(code.launches) == 1 for _, code in programs)
-        return [1e-3 * (self.gain if number == 1 else 1.0) for number in range(len(programs))]
+        return [1e-3 * (self.gain if number == self.which else 1.0) for number in range(len(programs))]
 
 
 def tuner(clock: Clock, cache: DiskCache | None = None) -> DeviceTuner:
@@ -65,10 +65,18 @@ def schedules(function: FuncOp) -> list[str]:
 def test_the_fastest_is_chosen_for_all_equal_kernels(gain: float) -> None:
     function, clock = grouped(layers()), Clock(gain)
     (tuned,) = tuner(clock).tune(function)
-    assert clock.asked == [4] and tuned.uses == 2
+    assert clock.asked == [5] and tuned.uses == 2
     assert (tuned.after < tuned.before) is (gain < 0.9)
     (schedule,) = set(schedules(function))
     assert "predicted" in schedule and f"{1000 * (gain if gain < 0.9 else 1):.3g} µs measured" in schedule
+
+
+def test_clusters_are_tried_where_tiles_wait_for_the_second_level_cache() -> None:
+    compiled = compile_nvidia(layers(), Config(tune=True, cache=False), TARGET, Clock(0.5, which=4))
+    assert all("in clusters of 2>" in kernel.schedule for kernel in compiled.report.kernels)
+    assert {launch.cluster for launch in compiled.code.launches.values()} == {2}
+    tuner(clock := Clock(0.5)).tune(grouped(layers(1 << 16)))
+    assert clock.asked == [4]  # tensor cores set the pace there
 
 
 def test_what_was_measured_is_kept(tmp_path: Path) -> None:

@@ -271,7 +271,8 @@ class _DotLowering:
             store_outputs(kernel, dict(zip((dot.results[0] for dot in self.dots), values, strict=True)))
             self.emit.scopes.pop()
         self.emit.place_ahead(kernel.frame.block)
-        return kernel.frame.finish(self.blocks, limit=self.tiles.limit if self.tiles else None)
+        limit = self.tiles.limit if self.tiles else None
+        return kernel.frame.finish(self.blocks, limit=limit, cluster=self.blocks.cluster)
 
     def _axes(self, first: str, second: str, piece: int = 0) -> None:
         """Make two of the runs m, n and k the axes of the tiles that follow; of n it may be a piece."""

@@ -92,6 +92,7 @@ class KernelFrame:
         paired: bool = False,
         limit: int | None = None,
         counter: int | None = None,
+        cluster: int = 1,
     ) -> Kernel:
         """End the block and wrap it up."""
         self.block.add_op(tile.ReturnOp.create())
@@ -102,6 +103,6 @@ class KernelFrame:
             "schedule": StringAttr(str(schedule)),
         }
         attributes.update((name, UnitAttr()) for name, holds in (("serial", serial), ("paired", paired)) if holds)
-        numbers = {"limit": limit, "counter": counter}
+        numbers = {"limit": limit, "counter": counter, "cluster": cluster if cluster > 1 else None}
         attributes |= {name: IntegerAttr(n, i64_attr) for name, n in numbers.items() if n is not None}
         return Kernel(tile.KernelOp.create(attributes=attributes, regions=[Region(self.block)]), self.symbols, schedule)

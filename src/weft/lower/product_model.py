@@ -25,6 +25,9 @@ _ROWS = 64
 _MULTIPLIED, _READ, _COPIED = 4096, 128, 60
 """What a multiprocessor multiplies of bytes in a cycle, what it reads of them from shared memory, and what it gets from
 the second-level cache."""
+_CACHE = "the second-level cache"
+_SHARERS = 2
+"""Programs of a cluster that is tried."""
 _BETWEEN = 800
 """Cycles from one tile to the next."""
 _CLOCK, _MEMORY, _START = 1.5e9, 4.0e12, 3e-6
@@ -67,7 +70,8 @@ class Products:
 class Estimate:
     """Tiles, the seconds that they should take, and what these are spent on."""
 
-    sides: tuple[int, int, int]
+    sides: tuple[int, ...]
+    """Of M, N and K, and how many programs are a cluster, if they are."""
     seconds: float
     bound: str
 
@@ -106,6 +110,19 @@ def estimates(products: Products, machine: Machine, height: int | None = None) -
     return sorted((estimate(products, tile, machine) for tile in fitting), key=lambda each: each.seconds)
 
 
+def in_clusters(products: Products, machine: Machine) -> list[Estimate]:
+    """Tiles that wait for the second-level cache and would be the fastest of all if neighbours brought each other what
+    they share, the best first.
+
+    Only measuring chooses them: where tensor cores set the pace, clusters were no faster, and of others nothing is
+    known yet.
+    """
+    alone = estimates(products, machine)
+    waiting = [each.sides for each in alone if each.bound == _CACHE and products.m % (_SHARERS * each.sides[0]) == 0]
+    found = [estimate(products, sides, machine, _SHARERS) for sides in waiting]
+    return sorted((each for each in found if each.seconds < alone[0].seconds), key=lambda each: each.seconds)
+
+
 def _summed(tile: Sequence[int]) -> int:
     """The elements of a tile that one warp group sums up."""
     rows, columns = tile
@@ -128,8 +145,8 @@ def parts_of(dots: Sequence[Dot], machine: Machine) -> int:
     return min(choices, key=seconds, default=1)
 
 
-def estimate(products: Products, tile: Sequence[int], machine: Machine) -> Estimate:
-    """What the model says of tiles of these rows and columns."""
+def estimate(products: Products, tile: Sequence[int], machine: Machine, sharers: int = 1) -> Estimate:
+    """What the model says of tiles of these rows and columns, where `sharers` below each other share the columns."""
     bm, bn = tile[:2]
     rows, columns = ceil(products.m / bm), ceil(products.n / bn)
     waves = ceil(rows * columns * products.batch / machine.multiprocessors)
@@ -138,7 +155,7 @@ def estimate(products: Products, tile: Sequence[int], machine: Machine) -> Estim
     cycles = {
         "tensor cores": products.count * bm * bn * depth / _MULTIPLIED,
         "shared memory": products.count * ceil(bm / _ROWS) * (_ROWS + bn) * depth / _READ,
-        "the second-level cache": (bm + products.count * bn) * depth / _COPIED,
+        _CACHE: (bm + products.count * bn / sharers) * depth / _COPIED,
     }
     seconds = {name: waves * (each * lost + _BETWEEN) / _CLOCK for name, each in cycles.items()}
     busy = min(1.0, rows * columns * products.batch / machine.multiprocessors)
@@ -148,7 +165,8 @@ def estimate(products: Products, tile: Sequence[int], machine: Machine) -> Estim
         again = bm * columns * products.batch * depth / _AGAIN
     seconds["memory"] = _moved(products, bm, bn, machine) / _MEMORY * max(idle, _BUSY / busy) + again
     bound = max(seconds, key=seconds.__getitem__)
-    return Estimate((bm, bn, _LINE // products.width), seconds[bound] + _START, bound)
+    sides = (bm, bn, _LINE // products.width, *([sharers] if sharers > 1 else []))
+    return Estimate(sides, seconds[bound] + _START, bound)
 
 
 def _moved(products: Products, bm: int, bn: int, machine: Machine) -> float:

@@ -68,16 +68,22 @@ class Blocks:
     sides: tuple[int, ...]
     note: str = ""
     """What is expected of it."""
+    cluster: int = 1
+    """Neighbouring programs that bring operands for each other."""
 
     def __str__(self) -> str:
-        return f"#{self.mode}<{'x'.join(map(str, self.sides))}>{self.note and f' {self.note}'}"
+        shared = f" in clusters of {self.cluster}" if self.cluster > 1 else ""
+        return f"#{self.mode}<{'x'.join(map(str, self.sides))}{shared}>{self.note and f' {self.note}'}"
 
 
 def given_blocks(group: GroupOp, mode: str) -> Blocks | None:
-    """The schedule that a group was given, if it was."""
-    sides, note = group.attributes.get(SCHEDULE), group.attributes.get(NOTE)
+    """The schedule that a group was given, if it was; a product's fourth number is that of a cluster's programs."""
+    given, note = group.attributes.get(SCHEDULE), group.attributes.get(NOTE)
     said = note.data if isinstance(note, StringAttr) else ""
-    return None if sides is None else Blocks(mode, from_attribute(sides), said)  # type: ignore[arg-type]
+    if given is None:
+        return None
+    sides: tuple[int, ...] = from_attribute(given)  # type: ignore[assignment]
+    return Blocks(mode, sides[:3], said, *sides[3:]) if mode == "dot" else Blocks(mode, sides, said)
 
 
 _MOST_ROWS, _UNKNOWN_ROWS, _FEW_ROWS = 132, 96, 8

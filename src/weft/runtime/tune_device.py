@@ -22,7 +22,7 @@ from weft.errors import LoweringError
 from weft.ir.attributes import to_attribute
 from weft.lower.machine import Machine
 from weft.lower.plan import build_plan
-from weft.lower.product_model import estimates, products_of
+from weft.lower.product_model import estimates, in_clusters, products_of
 from weft.lower.schedule import NOTE
 from weft.lower.steps import Plan
 from weft.ops.dot import Dot
@@ -65,7 +65,7 @@ class DeviceTuner:
         known = self._known(kernel)
         if known is not None:
             return self._choose(kernel, *known)
-        options = estimates(products, self.machine)[:_MEASURED]
+        options = [*estimates(products, self.machine)[:_MEASURED], *in_clusters(products, self.machine)[:1]]
         made = {each: made for each in options if (made := self._compiled(kernel, each.sides)) is not None}
         if not made:
             return None
@@ -106,6 +106,6 @@ class DeviceTuner:
         """What was chosen before, and what was said of it."""
         entry = self.cache.get(self._key(kernel)) if self.cache is not None else None
         sides, note = (entry.meta.get("sides"), entry.meta.get("note")) if entry is not None else (None, None)
-        if not isinstance(sides, list) or len(sides) != 3 or not isinstance(note, str):  # type: ignore[arg-type]
+        if not isinstance(sides, list) or len(sides) not in (3, 4) or not isinstance(note, str):  # type: ignore[arg-type]
             return None
         return (tuple(sides), note) if all(isinstance(side, int) and side > 0 for side in sides) else None  # type: ignore[misc, arg-type]

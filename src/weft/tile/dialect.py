@@ -109,7 +109,8 @@ class KernelOp(WeftOp):
     ones, the work of programs grows or falls along the next to last axis of the grid (or the only one). With a
     `limit`, the first number of that argument's memory says how many programs there are along the last axis of the
     grid, of which it is the most that there may be. With a `counter`, programs are of different lengths, and that
-    argument's memory is there to count those that were begun: one number, 0 before.
+    argument's memory is there to count those that were begun: one number, 0 before. With a `cluster`, so many
+    neighbours are to bring operands of products for each other, on a device that has such.
     """
 
     name = "tile.kernel"
@@ -119,6 +120,7 @@ class KernelOp(WeftOp):
     paired = opt_attr_def(builtin.UnitAttr)
     limit = opt_attr_def(IntegerAttr)
     counter = opt_attr_def(IntegerAttr)
+    cluster = opt_attr_def(IntegerAttr)
     symbols = opt_attr_def(ArrayAttr[StringAttr])
     body = region_def("single_block")
     traits = traits_def(IsolatedFromAbove())

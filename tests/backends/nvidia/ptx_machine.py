@@ -21,6 +21,7 @@ WIDTHS = {"pred": 1, "b8": 8, "u8": 8, "s8": 8, "b16": 16, "u16": 16, "s16": 16,
 WIDTHS |= {f"{kind}{bits}": bits for kind in "busf" for bits in (32, 64)}
 WHOLE = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 """How numbers are made whole."""
+_PARAMETER = r"\.param (?:\.align \d+ )?\.(\w+)[^,\n]*?(\w+)(?:\[\d+\])?(?:,|\n|$)"
 U64 = np.uint64
 
 
@@ -103,9 +104,7 @@ def parse(ptx: str, entry: str) -> tuple[list[Line], dict[str, int], list[tuple[
     found = re.search(r"\.entry " + re.escape(entry) + r"\((.*?)\)(.*?)\n\}", ptx, re.S)
     if not found:
         raise MachineError(f"no entry {entry}")
-    params = [
-        (WIDTHS[m.group(1)], m.group(2)) for m in re.finditer(r"\.param \.(\w+)[^,\n]*?(\w+)(?:,|\n|$)", found.group(1))
-    ]
+    params = [(WIDTHS[m.group(1)], m.group(2)) for m in re.finditer(_PARAMETER, found.group(1))]
     lines: list[Line] = []
     labels: dict[str, int] = {}
     body = re.sub(r"//[^\n]*", "", found.group(2))

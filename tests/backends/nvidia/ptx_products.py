@@ -11,9 +11,10 @@ import re
 from typing import Any
 
 import numpy as np
-from ptx_machine import BASE, U64, Line, Machine, MachineError, Memory
 
-_GROUP, _ROWS, _DEPTH = 128, 64, 16
+from .ptx_machine import BASE, U64, Line, Machine, MachineError, Memory
+
+GROUP, _ROWS, _DEPTH = 128, 64, 16
 _NAMES = ("lo", "da", "db", "p")
 """Registers of a piece of PTX by itself."""
 
@@ -44,8 +45,7 @@ class ProductMachine(Machine):
             case "cp", ["async", *_]:
                 self._copy(line, active)
             case "wgmma", ["mma_async", *_]:
-                self._all(active)
-                self._multiply(line)
+                self._multiply(line, active)
             case "wgmma", _:
                 pass
             case _:
@@ -72,7 +72,12 @@ class ProductMachine(Machine):
         self.shared[places[:, None] + np.arange(bytes_)] = 0xCD  # until it has landed
         self.begun.append((places, content, bytes_))
 
-    def _multiply(self, line: Line) -> None:
+    def groups_of(self, active: np.ndarray) -> range | list[int]:
+        """The first threads of the warp groups that multiply."""
+        self._all(active)
+        return range(0, self.count, GROUP)
+
+    def _multiply(self, line: Line, active: np.ndarray) -> None:
         found = re.fullmatch(r"m64n(\d+)k16", line.parts[3])
         if found is None or line.parts[4:] not in (["f32", "f16", "f16"], ["f32", "bf16", "bf16"]):
             raise MachineError("no such product")
@@ -80,23 +85,28 @@ class ProductMachine(Machine):
         registers, left, right, flag = line.operands[:4]
         turned = [int(operand) for operand in line.operands[6:8]]
         keeps = self.raw(flag, "pred").astype(bool)
-        for first in range(0, self.count, _GROUP):
+        for first in self.groups_of(active):
             a = self._operand(int(self.registers[left][first]), _ROWS, turned[0], dtype, first)
             b = self._operand(int(self.registers[right][first]), columns, turned[1], dtype, first)
             product = a @ b.T
-            lanes = np.arange(_GROUP)
+            lanes = np.arange(GROUP)
             for number, register in enumerate(registers):
                 row = lanes // 32 * 16 + lanes % 32 // 4 + 8 * (number // 2 % 2)
                 column = number // 4 * 8 + lanes % 4 * 2 + number % 2
                 old = self.raw(register, "b32").copy()
-                total = old[first : first + _GROUP].astype(np.uint32).view(np.float32)
-                total = np.where(keeps[first : first + _GROUP], total, 0) + product[row, column].astype(np.float32)
-                old[first : first + _GROUP] = total.astype(np.float32).view(np.uint32).astype(U64)
+                total = old[first : first + GROUP].astype(np.uint32).view(np.float32)
+                total = np.where(keeps[first : first + GROUP], total, 0) + product[row, column].astype(np.float32)
+                old[first : first + GROUP] = total.astype(np.float32).view(np.uint32).astype(U64)
                 self.registers[register] = old
+
+    def whole(self, address: int, thread: int) -> int:
+        """The address of which a descriptor holds the lower 18 bits."""
+        return address
 
     def _operand(self, descriptor: int, count: int, turned: int, dtype: str, thread: int) -> np.ndarray:
         """The elements of `count` rows, each of 16 along K."""
         start, apart, stride = ((descriptor >> shift & 0x3FFF) << 4 for shift in (0, 16, 32))
+        start = self.whole(start, thread)
         if descriptor >> 62 != 1:
             raise MachineError("lines that are not mixed by 128 bytes")
         outer, k = np.arange(count)[:, None], np.arange(_DEPTH)[None, :]

@@ -34,7 +34,8 @@ sys.path[:0] = [str(Path(__file__).parent)]
 from emulation import compile_like, emulate  # noqa: E402
 from product_kernels import attention, by_blocks, of_many, persistent, product  # noqa: E402
 from ptx_machine import Memory  # noqa: E402
-from ptx_products import run_products  # noqa: E402
+
+from .ptx_products import run_products  # noqa: E402
 
 TARGET = target_named("sm_90a")
 RANDOM = np.random.default_rng(3)

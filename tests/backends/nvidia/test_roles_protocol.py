@@ -8,8 +8,8 @@ from xdsl.ir import Block, Operation, Region
 
 from weft.backends.nvidia.asynchronous import AcquireOp, CommitOp, FillOp, ReleaseOp, RolesOp, WaitOp
 from weft.backends.nvidia.compile import annotate
-from weft.backends.nvidia.protocol import check
-from weft.backends.nvidia.protocol_events import DeadlockError, PhaseError, TransactionError
+from weft.backends.nvidia.protocol import Protocol, check
+from weft.backends.nvidia.protocol_events import Arrive, DeadlockError, Event, PhaseError, TransactionError
 from weft.backends.nvidia.roles_protocol import protocol_of
 from weft.backends.nvidia.simulator_memory import RaceError
 from weft.backends.nvidia.target import target_named
@@ -91,3 +91,32 @@ def test_faults_in_roles() -> None:
 def _remove(op: Operation) -> None:
     op.detach()
     op.erase()
+
+
+def shared() -> tile.KernelOp:
+    """Two blocks of rows bring the columns for each other."""
+    kernel = product(256, 384, 640)
+    kernel.attributes["cluster"] = IntegerAttr(2, i64)
+    kernel, launch = annotate(kernel, target_named("sm_90a"))
+    assert launch.cluster == 2
+    return kernel
+
+
+@pytest.mark.parametrize("clusters", [1, 2, 3])
+def test_products_in_clusters(clusters: int) -> None:
+    for cluster in range(clusters):
+        check(protocol_of(shared(), block=cluster, blocks=clusters), runs=10)
+
+
+def test_faults_in_clusters() -> None:
+    sound = protocol_of(shared())
+
+    def own(agent: str, event: Event) -> bool:
+        return not isinstance(event, Arrive) or event.barrier.endswith(" of 1") == agent.endswith(" of 1")
+
+    alone = {agent: [event for event in events if own(agent, event)] for agent, events in sound.agents.items()}
+    halved = {name: count if count == 1 else count // 2 for name, count in sound.barriers.items()}
+    with pytest.raises((RaceError, PhaseError)):  # nobody waits until the other block has read a slot
+        check(Protocol(alone, halved), runs=20)
+    with pytest.raises(DeadlockError):  # a block is not told of by the other
+        check(Protocol(alone, sound.barriers), runs=5)

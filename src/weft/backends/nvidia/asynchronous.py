@@ -133,13 +133,22 @@ class RolesOp(IRDLOperation):
     producer = region_def("single_block")
     consumer = region_def("single_block")
     early = opt_region_def("single_block")
+    cluster = attr_def(IntegerAttr)
+    """Blocks that share operands: a stage is empty when the consumers of all of them have released it."""
 
     @classmethod
     def make(
-        cls, consumers: int, rings: Sequence[RingType], producer: Block, consumer: Block, early: Block | None = None
+        cls,
+        consumers: int,
+        rings: Sequence[RingType],
+        producer: Block,
+        consumer: Block,
+        early: Block | None = None,
+        cluster: int = 1,
     ) -> Self:
+        numbers = {"consumers": IntegerAttr(consumers, i64), "cluster": IntegerAttr(cluster, i64)}
         return cls.create(
-            attributes={"consumers": IntegerAttr(consumers, i64), "rings": ArrayAttr(rings)},
+            attributes={**numbers, "rings": ArrayAttr(rings)},
             regions=[Region(block) for block in (producer, consumer, early) if block is not None],
         )
 
@@ -219,6 +228,8 @@ class FillOp(IRDLOperation):
     part = opt_attr_def(SlotType)
     """What is brought, where it is not what the slot is for."""
     pieces = opt_attr_def(IntegerAttr)
+    sharers = opt_attr_def(IntegerAttr)
+    """The blocks of a cluster that each bring as many of the slot's lines, to all of them."""
 
 
 @irdl_op_definition

@@ -123,6 +123,14 @@ class Threads:
         return self._owners[key]
 
 
+def meet(b: Function, cluster: int) -> None:
+    """All threads of the block, or of its cluster, wait for each other, wherever they come from."""
+    if cluster > 1:
+        do(b, "barrier.cluster.arrive; barrier.cluster.wait;", "")
+    else:
+        barrier(b)
+
+
 def barrier(b: Function, number: int = 0, threads: int = 0) -> None:
     """The threads of the block wait for each other, or so many of them at a barrier of their own."""
     which = f"{number}, {threads}" if number else "0"

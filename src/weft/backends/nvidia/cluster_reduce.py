@@ -13,7 +13,7 @@ from typing import TypeAlias
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.block import Threads, converged, do, i32, shared_pointer, shuffle_xor
 from weft.backends.nvidia.layouts import WARP
-from weft.backends.nvidia.roles import Ring, expect, wait_for
+from weft.backends.nvidia.rings import Ring, expect, wait_for
 from weft.backends.nvidia.shared_memory import sent_bytes
 
 Parts: TypeAlias = tuple[V, ...]

@@ -37,7 +37,8 @@ from weft.backends.nvidia.loops import loop_with
 from weft.backends.nvidia.mma import AHEAD, MmaOp, PackOp, SqueezeOp, multiply
 from weft.backends.nvidia.plain_dot import emit_plain_dot
 from weft.backends.nvidia.reductions import emit_reduce
-from weft.backends.nvidia.roles import RING_OPS, Ring, emit_asynchronous
+from weft.backends.nvidia.rings import Ring
+from weft.backends.nvidia.roles import RING_OPS, emit_asynchronous
 from weft.backends.nvidia.row_roles import emit_streaming
 from weft.backends.nvidia.scratch import ScratchOp, emit_scratch
 from weft.backends.nvidia.staged_copies import emit_staged

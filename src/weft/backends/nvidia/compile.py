@@ -124,7 +124,8 @@ def _with_roles(
     order_memory(copy)
     shared = allocate_shared(copy, target.shared_per_block - pipelined.shared, pipelined.shared)
     persistent = not worth_one_by_one(kernel, target.multiprocessors, integer(copy, RESIDENT, 1))
-    return copy, Launch(pipelined.threads, shared, persistent=persistent, maps=pipelined.maps)
+    cluster, maps = pipelined.cluster, pipelined.maps
+    return copy, Launch(pipelined.threads, shared, cluster, persistent=persistent, maps=maps)
 
 
 def _holding_one(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:

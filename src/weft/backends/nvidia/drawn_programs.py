@@ -11,16 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import UnitAttr
 
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.block import converged, do, i32
+from weft.backends.nvidia.rings import Ring, wait_for
 from weft.tile import dialect as tile
-
-if TYPE_CHECKING:
-    from weft.backends.nvidia.roles import Ring
 
 DRAWN = "nvidia.drawn"
 """On a loop over programs: each block draws the next number."""
@@ -58,8 +55,6 @@ class Drawing:
 
     def following(self, b: Function, asked: V | None) -> V:
         """The number of the next program, handed on by the producer."""
-        from weft.backends.nvidia.roles import wait_for
-
         ring = self.ring
         full, empty = ring.full(b), ring.empty(b)
         place = b.add(full, i32(16 * NUMBERS))

@@ -41,6 +41,8 @@ class Copy:
     """Those of all its pieces, one after the other."""
     seen: dict[tile.LoadOp, SlotType] = field(default_factory=dict[tile.LoadOp, SlotType], compare=False)
     """All loads that the slot is for, and how each of them sees it."""
+    sharers: int = 1
+    """The blocks that each bring a part of it to all of them."""
 
     def brings_what(self, other: Copy) -> bool:
         """Whether another copy would bring the same."""

@@ -22,16 +22,8 @@ from xdsl.dialects.builtin import IndexType, IntegerAttr, UnitAttr, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from weft.backends.nvidia.addends import Addend, addends_of
-from weft.backends.nvidia.alignment import divisor_of, pointer_dtype
 from weft.backends.nvidia.asynchronous import (
-    COORDINATES,
-    LIMIT,
-    LINES,
-    MAP,
-    POINTER,
     STAGE_BYTES,
-    STAGE_COLUMNS,
-    STAGE_ROWS,
     AcquireOp,
     BlockNumberOp,
     CommitOp,
@@ -53,13 +45,14 @@ from weft.backends.nvidia.drawn_programs import drawing_bytes, mark_drawn
 from weft.backends.nvidia.index_slices import ops_behind
 from weft.backends.nvidia.operand_copies import Batch, Operands, blocks_of, operands_of
 from weft.backends.nvidia.overlap_products import take_turns
-from weft.backends.nvidia.programs import Programs
-from weft.backends.nvidia.roles import BARRIER_BYTES
+from weft.backends.nvidia.programs import Cluster, Programs
+from weft.backends.nvidia.rings import BARRIER_BYTES
+from weft.backends.nvidia.share_operands import Sharing, share_operands
+from weft.backends.nvidia.stage_stores import stage_stores
 from weft.backends.nvidia.target import NvidiaTarget
-from weft.backends.nvidia.tensor_parts import lines_of, part_of
 from weft.backends.nvidia.wgmma import is_multiplied
-from weft.ir.expr import Size, symbol
-from weft.ir.types import DType, bf16, f16, f32, i32
+from weft.ir.expr import symbol
+from weft.ir.types import DType, f32, i32
 from weft.tile import dialect as tile
 
 _MOST_STAGES, _ALIGNMENT = 6, 1024
@@ -69,8 +62,6 @@ _FEW_SUMS = 64 * 128
 """Of one consumer, with registers left for another block."""
 _RESERVED = 1024
 """Shared memory of a block that the system takes."""
-_CHUNK = 16
-"""Bytes that the copy engine writes at once."""
 _MOST_HELD = {1: 200, 2: 200, 3: 120}
 """Registers that a thread may hold of products and of what is still to be written, by the number of consumers."""
 
@@ -82,6 +73,7 @@ class Pipelined:
     threads: int
     shared: int
     maps: tuple[TensorMap, ...]
+    cluster: int = 1
 
 
 def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = True) -> Pipelined | None:
@@ -105,10 +97,11 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = 
     needed = _needed(kernel, operands, addends)
     if needed is None:
         return None
+    sharing = share_operands(kernel, operands)
     copied = [copy.map for batch in operands.batches.values() for copy in batch.copies]
     maps = list(dict.fromkeys([*copied, *(addend.map for addend in addends.values())]))
     inputs = len(maps)
-    staged = _stage_stores(kernel, maps)
+    staged = stage_stores(kernel, maps)
     staging = 4 * consumers * 2 * STAGE_BYTES if staged else 0
     resident = integer(kernel, RESIDENT, 1) if rows == 128 else 1
     room = target.shared_per_block // resident - resident * _ALIGNMENT
@@ -128,9 +121,10 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = 
         set_integer(op, SHARED, ring)
     times = (False, True) if operands.starts_early else (False,)
     producers = [_Producer(operands, addends, maps[:inputs], needed, early) for early in times]
-    _split(kernel, producers, _Consumer(operands, addends, consumers), rings, consumers)
+    _split(kernel, producers, _Consumer(operands, addends, consumers), rings, consumers, sharing)
     set_integer(kernel, WARPS, 4 * consumers)
-    return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps))
+    blocks = 1 if sharing is None else sharing.blocks
+    return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps), blocks)
 
 
 def _needed(kernel: tile.KernelOp, operands: Operands, addends: Iterable[tile.LoadOp]) -> set[Operation] | None:
@@ -154,47 +148,6 @@ def _rings(operands: Operands, room: int, ahead: bool, most: int) -> list[RingTy
     return list(map(RingType.of, counts, operands.rings))
 
 
-def _stage_stores(kernel: tile.KernelOp, maps: list[TensorMap]) -> list[tile.StoreOp]:
-    """Let results of 16 bits be written through shared memory, 16 rows of 64 columns of a warp at a time.
-
-    The copy engine does it where it can, else the warp, line by line.
-    """
-    found: list[tile.StoreOp] = []
-    for op in kernel.walk():
-        if not isinstance(op, tile.StoreOp) or op.spread is not None or pointer_dtype(op) not in (bf16, f16):
-            continue
-        shape = tile.tile_type(op.value).sizes
-        if len(shape) != 2 or shape[0] % 64 or shape[1] % STAGE_COLUMNS:
-            continue
-        part, limit = part_of(kernel, op, shape), _row_limit(kernel, op)
-        if part is not None and part.inner == 1 and _ends_with_chunk(op) and (limit is None or part.is_known):
-            if limit is not None:
-                op.attributes[LIMIT] = tile.Sizes((limit,))
-            set_integer(op, MAP, len(maps))
-            op.attributes[COORDINATES] = tile.Sizes(part.coordinates)
-            maps.append(part.map((STAGE_COLUMNS, STAGE_ROWS)))
-        elif (lines := lines_of(kernel, op)) is not None:
-            assert op.starts is not None
-            lines = lines if limit is None else (lines[0], limit, *lines[2:])
-            op.attributes |= {LINES: tile.Sizes(lines), COORDINATES: tile.Sizes(op.starts.data[::-1])}
-            set_integer(op, POINTER, list(kernel.block.args).index(op.pointer))  # type: ignore[arg-type]
-        else:
-            continue
-        found.append(op)
-    return found
-
-
-def _row_limit(kernel: tile.KernelOp, op: tile.StoreOp) -> Size | None:
-    """The row that a tile ends before, where that is told by memory as the number of tiles is."""
-    return None if kernel.limit is None or op.starts is None else op.starts.data[0] + op.extents.data[0]
-
-
-def _ends_with_chunk(op: tile.StoreOp) -> bool:
-    """Whether rows end where a chunk does: the engine writes whole ones, past the end of a tensor too."""
-    assert op.sides is not None
-    return divisor_of(op.sides.data[1], op.indices) * pointer_dtype(op).bytes % _CHUNK == 0
-
-
 def _fits(dot: tile.DotOp, dtype: DType, consumers: int) -> bool:
     (rows, columns), depth = tile.tile_type(dot.out).sizes, tile.tile_type(dot.a).sizes[1]
     accumulators = rows * columns // (128 * consumers)
@@ -208,13 +161,17 @@ def _split(
     consumer: _Consumer,
     rings: Sequence[RingType],
     consumers: int,
+    sharing: Sharing | None,
 ) -> None:
     block = kernel.block
     original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
-    first, count = BlockNumberOp.make("number"), BlockNumberOp.make("count")
+    kinds = ("number", "count") if sharing is None else ("cluster", "clusters")
+    first, count, rank = (BlockNumberOp.make(kind) for kind in (*kinds, "rank"))
     limit = _limit(kernel)
-    block.insert_ops_before([first, count, *limit], original[0])
-    numbers = first.out, count.out, limit[-1].results[0] if limit else None
+    found = [first, count, *([] if sharing is None else [rank]), *limit]
+    block.insert_ops_before(found, original[0])
+    cluster = None if sharing is None else Cluster(sharing, rank.out)
+    numbers = first.out, count.out, limit[-1].results[0] if limit else None, cluster
     walked = [Programs.of(kernel, *numbers) for _ in (consumer, *producers)]
     for role, programs in zip((consumer, *producers), walked, strict=True):
         role.mapping = programs.numbers()
@@ -224,8 +181,9 @@ def _split(
     for op in reversed(original):
         op.detach()
         op.erase(safe_erase=False)
-    roles = RolesOp.make(consumers, rings, producing, consuming, *early)
-    block.insert_op_after(roles, limit[-1] if limit else count)
+    blocks = 1 if sharing is None else sharing.blocks
+    roles = RolesOp.make(consumers, rings, producing, consuming, *early, cluster=blocks)
+    block.insert_op_after(roles, found[-1])
     if kernel.counter is None:
         defer_stores(walked[0], consumers, _MOST_HELD[consumers])
     else:
@@ -291,6 +249,8 @@ class _Producer:
             attributes["coordinates"] = tile.Sizes(copy.coordinates)
             if copy.load.pieces > 1:
                 attributes |= _numbered(pieces=copy.load.pieces)
+            if copy.sharers > 1:
+                attributes |= _numbered(sharers=copy.sharers)
             if batch.early or copy.load.once is not None:
                 attributes["once"] = UnitAttr()
             indices = [self.mapping.get(i, i) for i in copy.load.indices]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from xdsl.ir import Operation, SSAValue
 
 from weft.backends.nvidia.asynchronous import IndexOp
+from weft.backends.nvidia.share_operands import Sharing
 from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, product, substitute, symbol
 from weft.tile import dialect as tile
 from weft.tile.memory_groups import MemoryGroups
@@ -23,8 +24,19 @@ _OUTSIDE = 1 << 30
 
 
 @dataclass(frozen=True)
+class Cluster:
+    """Blocks that walk neighbouring programs in step, and the number of this one among them."""
+
+    sharing: Sharing
+    rank: SSAValue
+
+
+@dataclass(frozen=True)
 class Programs:
-    """A loop over a block's programs, and the program's number along each axis of the grid."""
+    """A loop over a block's programs, and the program's number along each axis of the grid.
+
+    `first` and `count` are the block's number and how many there are, or those of its cluster.
+    """
 
     kernel: tile.KernelOp
     first: SSAValue
@@ -33,14 +45,22 @@ class Programs:
     axes: tuple[SSAValue, ...]
     limit: SSAValue | None = None
     """How many programs there are along the last axis, if memory says so."""
+    cluster: Cluster | None = None
 
     @classmethod
-    def of(cls, kernel: tile.KernelOp, first: SSAValue, count: SSAValue, limit: SSAValue | None = None) -> Programs:
-        bounds = tile.Sizes((symbol("d0"), _upper(kernel), symbol("d1")))
+    def of(
+        cls,
+        kernel: tile.KernelOp,
+        first: SSAValue,
+        count: SSAValue,
+        limit: SSAValue | None = None,
+        cluster: Cluster | None = None,
+    ) -> Programs:
+        bounds = tile.Sizes((symbol("d0"), _upper(kernel, cluster), symbol("d1")))
         loop = tile.ForOp.make(bounds, [first, count, *_sizes(kernel, limit)], [])
-        numbers = _numbered(kernel, loop.block.args[0], count, limit)
+        numbers = _numbered(kernel, loop.block.args[0], count, limit, cluster)
         loop.block.add_ops(numbers)
-        return cls(kernel, first, count, loop, tuple(op.out for op in numbers), limit)
+        return cls(kernel, first, count, loop, tuple(op.out for op in numbers), limit, cluster)
 
     def numbers(self) -> dict[SSAValue, SSAValue]:
         """What stands in the loop for the kernel's program numbers."""
@@ -55,14 +75,14 @@ class Programs:
         place, step = symbol("d0"), symbol("d1")
         outside = (1 - minimum(floordiv(place, step), 1)) * _OUTSIDE
         made = [IndexOp.make(tile.Sizes((s,)), [number, self.count]) for s in (maximum(place - step, 0), outside)]
-        numbers = _numbered(self.kernel, made[0].out, self.count, self.limit)
+        numbers = _numbered(self.kernel, made[0].out, self.count, self.limit, self.cluster)
         places: dict[SSAValue, SSAValue] = dict(zip(self.axes, (op.out for op in numbers), strict=True))
         return [*made, *numbers], places, made[1].out
 
     def end(self) -> IndexOp:
         """The number that would follow the last program's."""
         first, step = symbol("d0"), symbol("d1")
-        turns = ceildiv(maximum(_upper(self.kernel) - first, 0), step)
+        turns = ceildiv(maximum(_upper(self.kernel, self.cluster) - first, 0), step)
         sizes = _sizes(self.kernel, self.limit)
         return IndexOp.make(tile.Sizes((first + turns * step,)), [self.first, self.count, *sizes])
 
@@ -72,26 +92,38 @@ def _sizes(kernel: tile.KernelOp, limit: SSAValue | None) -> list[SSAValue]:
     return [*sizes, *([] if limit is None else [limit])]
 
 
-def _grid(kernel: tile.KernelOp) -> list[Size]:
-    """The sides of the grid, with d2, d3, … for the kernel's sizes, and the next one for its limit."""
+def _grid(kernel: tile.KernelOp, cluster: Cluster | None = None) -> list[Size]:
+    """The sides of the grid, with d2, d3, … for the kernel's sizes, and the next one for its limit.
+
+    A cluster's programs are one.
+    """
     renamed: dict[str, Size] = {name: symbol(f"d{i + 2}") for i, name in enumerate(kernel.size_names)}
     grid = [substitute(size, renamed) for size in kernel.grid.data]
+    if cluster is not None:
+        grid[cluster.sharing.axis] = floordiv(grid[cluster.sharing.axis], cluster.sharing.blocks)
     return grid if kernel.limit is None else [*grid[:-1], symbol(f"d{len(renamed) + 2}")]
 
 
-def _numbered(kernel: tile.KernelOp, number: SSAValue, count: SSAValue, limit: SSAValue | None) -> list[IndexOp]:
+def _numbered(
+    kernel: tile.KernelOp, number: SSAValue, count: SSAValue, limit: SSAValue | None, cluster: Cluster | None
+) -> list[IndexOp]:
     """Each axis's number of a program, from the program's. Where there is none, it may be any."""
-    grid = [size if size != 0 else 1 for size in _grid(kernel)]
+    grid = [size if size != 0 else 1 for size in _grid(kernel, cluster)]
     if kernel.paired:
         values = _paired_numbers(grid)
     else:
         values = _in_order(grid) if MemoryGroups.of_kernel(kernel).written else _numbers(grid)
-    return [IndexOp.make(tile.Sizes((value,)), [number, count, *_sizes(kernel, limit)]) for value in values]
+    operands = [number, count, *_sizes(kernel, limit)]
+    if cluster is not None:
+        sharing, rank = cluster.sharing, symbol(f"d{len(operands)}")
+        values[sharing.axis] = values[sharing.axis] * sharing.blocks + rank
+        operands.append(cluster.rank)
+    return [IndexOp.make(tile.Sizes((value,)), operands) for value in values]
 
 
-def _upper(kernel: tile.KernelOp) -> Size:
+def _upper(kernel: tile.KernelOp, cluster: Cluster | None) -> Size:
     """Where the numbers of a block end that begin with d0, in steps of d1."""
-    programs = product(_grid(kernel))
+    programs = product(_grid(kernel, cluster))
     if not kernel.paired:
         return programs
     outer, (rows, columns) = _outer_and_last(_grid(kernel))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from xdsl.ir import Operation
@@ -29,13 +29,15 @@ from weft.backends.nvidia.asynchronous import (
     WaitOp,
     WgmmaOp,
 )
-from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converged, do, elected, i32
+from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, converged, do, elected, i32, meet
 from weft.backends.nvidia.dialect import RESIDENT, integer, layout_of
 from weft.backends.nvidia.drawn_programs import NUMBERS, Drawing
 from weft.backends.nvidia.early_start import wait_for_kernel
 from weft.backends.nvidia.global_memory import load_chunk, narrowed_to, pair
+from weft.backends.nvidia.joined_products import joined, joined_slot, sums_apart, sums_together
 from weft.backends.nvidia.narrowed_factors import narrowed_factor
 from weft.backends.nvidia.piece_stores import finish_stores, narrow, send
+from weft.backends.nvidia.rings import BARRIER_BYTES, Ring, expect, wait_for
 from weft.backends.nvidia.streaming import PieceType
 from weft.backends.nvidia.wgmma import descriptor, multiply, wait
 from weft.errors import LoweringError
@@ -51,72 +53,6 @@ together what all enter with. One consumer has enough."""
 RING_OPS = (AcquireOp, CommitOp, WaitOp, ReleaseOp, LiftOp)
 _FIRST_TURN, _GROUP_THREADS = 2, 128
 """The named barrier of the first consumer's turn; those of the others follow. Who waits and who passes meet there."""
-BARRIER_BYTES = 16
-"""Of the two barriers of a stage."""
-
-
-@dataclass
-class Ring:
-    """Where the stages and their barriers lie in shared memory, and at which stage and phase a role is."""
-
-    stages: int
-    slots: tuple[SlotType, ...] | tuple[PieceType, ...]
-    base: V
-    stage: V
-    phase: V
-    turn: V | None = None
-    """Of blocks in a cluster: how often they have exchanged something."""
-    arriving: V | None = None
-    """The bytes that come for a stage, where they are not known before."""
-    barriers: V | None = None
-    """Where the barriers are, if not behind the slots."""
-
-    @property
-    def state(self) -> list[V]:
-        """What goes on from turn to turn of a loop."""
-        return [*([self.stage] if self.stages > 1 else []), self.phase, *([] if self.turn is None else [self.turn])]
-
-    @state.setter
-    def state(self, values: list[V]) -> None:
-        left = list(values)
-        if self.stages > 1:
-            self.stage = left.pop(0)
-        self.phase = left.pop(0)
-        self.turn = left[0] if left else None
-
-    @property
-    def stage_bytes(self) -> int:
-        return sum(slot.bytes for slot in self.slots)
-
-    def slot(self, b: Function, number: int) -> V:
-        """The address of a slot of this stage: slots of all stages lie one after the other."""
-        start = self.stages * sum(slot.bytes for slot in self.slots[:number])
-        return b.add(self.base, b.add(b.mul(self.stage, i32(self.slots[number].bytes)), i32(start)))
-
-    def full(self, b: Function) -> V:
-        first = self.barriers or b.add(self.base, i32(self.stages * self.stage_bytes))
-        return b.add(first, b.mul(self.stage, i32(8)))
-
-    def empty(self, b: Function) -> V:
-        return b.add(self.full(b), i32(8 * self.stages))
-
-    def advance(self, b: Function) -> None:
-        if self.stages == 1:
-            self.phase = b.binary("xor", self.phase, i32(1))
-            return
-        wrap = b.icmp("eq", self.stage, i32(self.stages - 1))
-        self.stage = b.select(wrap, i32(0), b.add(self.stage, i32(1)))
-        self.phase = b.binary("xor", self.phase, b.convert("zext", wrap, "i32"))
-
-    def rewind(self, b: Function, count: int) -> None:
-        """Go back by some stages, no more than there are."""
-        if self.stages > 1:
-            before = b.sub(self.stage, i32(count))
-            wrap = b.icmp("slt", before, i32(0))
-            self.stage = b.select(wrap, b.add(before, i32(self.stages)), before)
-            self.phase = b.binary("xor", self.phase, b.convert("zext", wrap, "i32"))
-        elif count:
-            self.phase = b.binary("xor", self.phase, i32(1))
 
 
 def _rings(b: Function, op: RolesOp) -> list[Ring]:
@@ -127,7 +63,8 @@ def _rings(b: Function, op: RolesOp) -> list[Ring]:
     start, barriers = 0, sum(each.bytes for each in types)
     for each in types:
         place, behind = b.add(base, i32(start)), b.add(base, i32(barriers))
-        rings.append(Ring(each.count, tuple(each.slots), place, i32(0), i32(0), barriers=behind))
+        sharers = op.cluster.value.data
+        rings.append(Ring(each.count, tuple(each.slots), place, i32(0), i32(0), barriers=behind, sharers=sharers))
         start += each.bytes
         barriers += BARRIER_BYTES * each.count
     return rings
@@ -143,7 +80,7 @@ def _numbers(b: Function, op: RolesOp) -> Ring:
 def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     """The whole of a kernel: set up the barriers, then each warp takes its role."""
     b = codegen.b
-    consumers = op.consumers.value.data
+    consumers, cluster = op.consumers.value.data, op.cluster.value.data
     thread = b.call("llvm.nvvm.read.ptx.sreg.tid.x", "i32")
     warp = converged(b, "i32", "shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", b.binary("lshr", thread, i32(5)))
     lane = b.binary("and", thread, i32(31))
@@ -152,14 +89,15 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     numbers = [] if counter is None else [_numbers(b, op)]
     with b.when(b.icmp("eq", thread, i32(0))):
         for ring in (*rings, *numbers):
+            arrivals = _GROUP_WARPS * consumers * ring.sharers
             for number in range(ring.stages):
                 at = replace(ring, stage=i32(number))
                 do(b, "mbarrier.init.shared::cta.b64 [$0], 1;", "r", at.full(b))
-                do(b, f"mbarrier.init.shared::cta.b64 [$0], {_GROUP_WARPS * consumers};", "r", at.empty(b))
+                do(b, f"mbarrier.init.shared::cta.b64 [$0], {arrivals};", "r", at.empty(b))
         do(b, "fence.mbarrier_init.release.cluster;", "")
         for map_ in codegen.maps:  # they lie in memory too
             do(b, "prefetch.tensormap [$0];", "l", map_)
-    barrier(b)
+    meet(b, cluster)
     producing, consuming, after = b.label("producer"), b.label("consumer"), b.label("after")
     b.branch_if(b.icmp("ult", warp, i32(_GROUP_WARPS)), producing, consuming)
     fewer, more = _REGISTERS.get((consumers, integer(codegen.kernel, RESIDENT, 1)), (0, 0))
@@ -196,6 +134,8 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
         finish_stores(codegen)
     b.branch(after)
     b.start(after)
+    if cluster > 1:  # nobody goes while others may still write to its memory
+        meet(b, cluster)
 
 
 def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
@@ -250,20 +190,27 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
         case SlotOp():
             codegen.slots[op.out] = ring.slot(b, op.slot.value.data)
         case ReleaseOp():
-            _release(b, ring, threads_read=isinstance(ring.slots[0], PieceType))
+            _release(codegen, ring, threads_read=isinstance(ring.slots[0], PieceType))
         case LiftOp():
             _lift(codegen, op, ring)
 
 
-def _release(b: Function, ring: Ring, *, threads_read: bool) -> None:
+def _release(codegen: KernelCodegen, ring: Ring, *, threads_read: bool) -> None:
     """Say that a warp is done with a stage, and go on to the next."""
+    b = codegen.b
     if threads_read:
         # All lanes have read what they need, before the copy engine overwrites it.
         do(b, "fence.proxy.async.shared::cta;", "")
         do(b, "bar.warp.sync -1;", "")
     # Without a branch: products may be under way.
-    text = "{ .reg .pred p; elect.sync _|p, -1; @p mbarrier.arrive.shared::cta.b64 _, [$0]; }"
-    do(b, text, "r", ring.empty(b))
+    if ring.sharers == 1:
+        text = "{ .reg .pred p; elect.sync _|p, -1; @p mbarrier.arrive.shared::cta.b64 _, [$0]; }"
+        do(b, text, "r", ring.empty(b))
+    else:  # one lane for each block
+        text = f"{{ .reg .pred p; .reg .b32 there; setp.lt.u32 p, $1, {ring.sharers}; "
+        text += "mapa.shared::cluster.u32 there, $0, $1; "
+        text += "@p mbarrier.arrive.shared::cluster.b64 _, [there]; }"
+        do(b, text, "r,r", ring.empty(b), codegen.threads.lane)
     ring.advance(b)
 
 
@@ -287,7 +234,7 @@ def _lift(codegen: KernelCodegen, op: LiftOp, ring: Ring) -> None:
             read = load_chunk(b, b.add(place, apart), part.dtype, 2, None, "shared")
             wanted = tile.tile_type(op.out).dtype
             values[register : register + 2] = [codegen.widened(value, part.dtype, wanted) for value in read]
-        _release(b, ring, threads_read=True)
+        _release(codegen, ring, threads_read=True)
     codegen.tiles[op.out] = values
 
 
@@ -304,9 +251,16 @@ def _fill(codegen: KernelCodegen, op: FillOp, ring: Ring) -> None:
     names = ", ".join(f"${i + 3}" for i in range(rank))
     text = f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
     places, kinds, policy = f"[$0], [$1, {{{names}}}], [$2]", "r,l,r" + ",r" * rank, list[V]()
+    if op.sharers is not None:
+        sharers = op.sharers.value.data
+        lines //= sharers
+        own = b.mul(b.call("llvm.nvvm.read.ptx.sreg.cluster.ctarank", "i32"), i32(lines))
+        place, coordinates[1] = b.add(place, b.mul(own, i32(LINE))), b.add(coordinates[1], own)
+        text, places, kinds = f"{text}.multicast::cluster", f"{places}, ${3 + rank}", f"{kinds},h"
+        policy.append(V("i16", str((1 << sharers) - 1)))
     if op.once is not None:
-        text, places, kinds = f"{text}.L2::cache_hint", f"{places}, ${3 + rank}", f"{kinds},l"
-        policy = [converged(b, "i64", "createpolicy.fractional.L2::evict_first.b64 $0, 1.0;", "=l")]
+        text, places, kinds = f"{text}.L2::cache_hint", f"{places}, ${3 + rank + len(policy)}", f"{kinds},l"
+        policy.append(converged(b, "i64", "createpolicy.fractional.L2::evict_first.b64 $0, 1.0;", "=l"))
     for piece in range(pieces):
         first, *others = coordinates[piece * rank : (piece + 1) * rank]
         for block in range(slot.blocks):
@@ -316,12 +270,15 @@ def _fill(codegen: KernelCodegen, op: FillOp, ring: Ring) -> None:
 
 
 def _multiply(codegen: KernelCodegen, op: WgmmaOp) -> None:
-    b = codegen.b
-    a_type, b_type = op.a.type, op.b.type
-    assert isinstance(b_type, SlotType)
-    layout = layout_of(op.out)
+    """Begin a product, with those that are one with it when the last of them comes."""
+    b, layout = codegen.b, layout_of(op.out)
+    # What one warp group multiplies is bound by memory.
+    products = joined(op) if layout.warp_count > _GROUP_WARPS else [op]
+    if op is not products[-1]:
+        return
+    a_type, b_type = op.a.type, joined_slot(products)
     rows = tile.tile_type(op.out).sizes[0] * _GROUP_WARPS // layout.warp_count
-    right = descriptor(b, codegen.slots[op.b], b_type, 0), b_type
+    right = descriptor(b, codegen.slots[products[0].b], b_type, 0), b_type
     if isinstance(a_type, SlotType):
         group = b.binary("lshr", codegen.threads.warp, i32(2))
         # A warp group's rows: whole lines further on where rows are lines, whole blocks where they are not.
@@ -329,9 +286,12 @@ def _multiply(codegen: KernelCodegen, op: WgmmaOp) -> None:
         start = b.add(codegen.slots[op.a], b.mul(group, i32(apart)))
         left = descriptor(b, start, a_type, 1), a_type
     else:
-        left = codegen.in_flight[op.out] = codegen.tiles[op.a]
-    total = None if op.accumulator is None else codegen.tiles[op.accumulator]
-    codegen.tiles[op.out] = multiply(b, left, right, total, rows)
+        left = codegen.tiles[op.a]
+        codegen.in_flight.update((product.out, left) for product in products)
+    totals = [codegen.tiles[product.accumulator] for product in products if product.accumulator is not None]
+    values = multiply(b, left, right, sums_together(totals, rows) if totals else None, rows)
+    for product, part in zip(products, sums_apart(values, len(products), rows), strict=True):
+        codegen.tiles[product.out] = part
 
 
 def packed_for_product(codegen: KernelCodegen, op: tile.MapOp) -> list[V] | None:
@@ -373,17 +333,3 @@ def _turn(codegen: KernelCodegen, op: TurnOp) -> None:
     last = b.icmp("eq", group, i32(consumers - 1))
     following = b.select(last, i32(_FIRST_TURN), b.add(group, i32(_FIRST_TURN + 1)))
     do(b, f"bar.arrive $0, {2 * _GROUP_THREADS};", "r", following)
-
-
-def expect(b: Function, address: V, size: V) -> None:
-    """Arrive at a barrier that completes when so many bytes have come as well."""
-    if size.name.isdigit():
-        do(b, f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {size.name};", "r", address)
-    else:
-        do(b, "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", "r,r", address, size)
-
-
-def wait_for(b: Function, address: V, parity: V) -> None:
-    """Until the phase of that parity is complete; a fresh barrier lets parity 1 pass."""
-    text = "{ .reg .pred p; W: mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1; @p bra D; bra W; D: }"
-    do(b, text, "r,r", address, parity)

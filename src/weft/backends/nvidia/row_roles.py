@@ -9,14 +9,14 @@ from xdsl.ir import Operation
 
 from weft.backends.llvm.builder import Function, V, i64
 from weft.backends.nvidia.alignment import WIDEST
-from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, barrier, converged, do, elected, i32, short
+from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, converged, do, elected, i32, meet, short
 from weft.backends.nvidia.cluster_reduce import Crossing
 from weft.backends.nvidia.dialect import layout_of
 from weft.backends.nvidia.early_start import wait_for_kernel
 from weft.backends.nvidia.global_memory import load_chunk, load_words
 from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.mma import PACKED
-from weft.backends.nvidia.roles import Ring, expect, wait_for
+from weft.backends.nvidia.rings import Ring, expect, wait_for
 from weft.backends.nvidia.shifted_memory import Chunk, load_shifted
 from weft.backends.nvidia.streaming import ALIGNMENT, CopyOp, CopyRowsOp, PieceType, ReadOp, StreamOp, WaitKeptOp
 from weft.tile import dialect as tile
@@ -65,7 +65,7 @@ def _emit_roles(codegen: KernelCodegen, op: StreamOp) -> None:
         for number in range(2):
             _start(b, b.add(base, i32(crossing_start + 8 * number)), 1)
         do(b, "fence.mbarrier_init.release.cluster;", "")
-    _meet(b, cluster)
+    meet(b, cluster)
     codegen.kept = kept
     # A copy's bytes depend on the block's place in the cluster: the last one may have less.
     codegen.threads = Threads(b, warps, b.binary("and", thread, i32(31)), warp, barrier_number=1, rank=rank)
@@ -91,7 +91,7 @@ def _emit_roles(codegen: KernelCodegen, op: StreamOp) -> None:
     b.branch(after)
     b.start(after)
     if cluster > 1:  # nobody goes while others may still write to its memory
-        _meet(b, cluster)
+        meet(b, cluster)
 
 
 def _up(size: int) -> int:
@@ -100,13 +100,6 @@ def _up(size: int) -> int:
 
 def _start(b: Function, address: V, count: int) -> None:
     do(b, f"mbarrier.init.shared::cta.b64 [$0], {count};", "r", address)
-
-
-def _meet(b: Function, cluster: int) -> None:
-    if cluster > 1:
-        do(b, "barrier.cluster.arrive; barrier.cluster.wait;", "")
-    else:
-        barrier(b)
 
 
 def _sum(b: Function, values: list[V]) -> V:
