@@ -95,13 +95,11 @@ def bench_gpu(terminal: Terminal, request: GpuRequest) -> None:
 
 
 def bench_table(terminal: Terminal, files: Sequence[Path], into: Path | None) -> None:
-    """Tables from result files: printed, and put into a text. Of a suite that stands in several, the last counts."""
+    """Tables from result files: printed, and put into a text. Of a case that stands in several, the last counts."""
     from weft.tools.bench_report import check_text, insert
-    from weft.tools.gpu_report import read_results
+    from weft.tools.gpu_report import markdown, read_results
 
-    tables: dict[str, str] = {}
-    for file in files:
-        tables.update(read_results(file).markdown())
+    tables = markdown([read_results(file) for file in files])
     check_text(into, tables)
     for mark, table in tables.items():
         terminal.text(f"## {mark}\n\n{table}")

@@ -80,12 +80,7 @@ class GpuResults:
 
     def markdown(self) -> dict[str, str]:
         """A table for each suite, by the mark that stands for it in a text: `gpu-memory`."""
-        texts: dict[str, str] = {}
-        for suite, rows in self.suites().items():
-            lines = [COLUMNS, ["---", *("---:" for _ in COLUMNS[2:]), "---"], *map(cells, rows)]
-            table = "".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in lines)
-            texts[PREFIX + suite] = f"{table}\n{in_words(summary(rows))}\n\n{self.machine}\n"
-        return texts
+        return markdown([self])
 
     def write(self, folder: Path) -> list[Path]:
         """A file for each suite: `2026-11-15-0cf814a-gpu-memory.json`."""
@@ -107,6 +102,26 @@ def read_results(path: Path) -> GpuResults:
         raise WeftError(f"{path} holds no results of `weft bench gpu`: {error}") from error
     about = {name: value for name, value in found.items() if name not in ("ok", "suites", "not_begun")}
     return GpuResults(about, rows)
+
+
+def markdown(results: Sequence[GpuResults]) -> dict[str, str]:
+    """The tables of several results; of a case that stands in more than one of them, the last counts."""
+    suites: dict[str, dict[str, tuple[int, Row]]] = {}
+    for number, each in enumerate(results):
+        for row in each.rows:
+            suites.setdefault(row["suite"], {})[row["name"]] = number, row
+    texts: dict[str, str] = {}
+    for suite, cases in suites.items():
+        rows = [row for _, row in cases.values()]
+        lines = [COLUMNS, ["---", *("---:" for _ in COLUMNS[2:]), "---"], *map(cells, rows)]
+        table = "".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in lines)
+        names: dict[int, list[str]] = {}
+        for name, (number, _) in cases.items():
+            names.setdefault(number, []).append(name)
+        of = {number: f": {', '.join(each)}" if len(names) > 1 else "" for number, each in names.items()}
+        machines = "\n\n".join(f"{results[number].machine}{said}" for number, said in sorted(of.items()))
+        texts[PREFIX + suite] = f"{table}\n{in_words(summary(rows))}\n\n{machines}\n"
+    return texts
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:

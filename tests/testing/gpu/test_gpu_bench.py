@@ -27,7 +27,7 @@ from weft.testing.gpu.runner import Setting, key, run_cases
 from weft.testing.gpu.suites import SUITES, case_named
 from weft.testing.journal import Journal, part
 from weft.tools.cli import app
-from weft.tools.gpu_report import GpuResults, cells, read_results, summary
+from weft.tools.gpu_report import GpuResults, cells, markdown, read_results, summary
 
 BRIEF = Limits(rounds=2, least=2, seconds=0.1, sample_seconds=0.0)
 HERE = Place(HostDevice(), 4096)
@@ -127,6 +127,23 @@ def test_parts_of_a_run_share_a_journal_and_a_file(tmp_path: Path) -> None:
     text.write_text("<!-- bench gpu-memory -->\n<!-- end -->\n")
     run = CliRunner().invoke(app, ["bench", "table", str(file), "--into", str(text)])
     assert run.exit_code == 0 and "| add_rms_norm_16384x4096_bf16 |" in text.read_text()
+
+
+def test_a_table_of_two_runs_has_each_case_as_it_was_last(tmp_path: Path) -> None:
+    row: dict[str, Any] = {"suite": "gemv", "unit": "µs", "peer": None, "peer_name": None, "ratio": None, "ok": True}
+    row |= {"ratio_low": None, "ratio_high": None, "share_of_limit": None, "backend_seconds": {}, "failures": {}}
+    row |= {"wrong": {}, "left_out": {}, "claims": [], "fallbacks": [], "uncompiled": None}
+    runs = [
+        GpuResults({"commit": "aaa", "date": "d"}, [{**row, "name": n, "weft": 1.0} for n in ("one", "two")]),
+        GpuResults({"commit": "bbb", "date": "d"}, [{**row, "name": n, "weft": 2.0} for n in ("two", "three")]),
+    ]
+    text = markdown(runs)["gpu-gemv"]
+    assert [line.split(" | ")[:2] for line in text.splitlines()[2:5]] == [
+        ["| one", "1"],
+        ["| two", "2"],
+        ["| three", "2"],
+    ]
+    assert "commit aaa, d: one\n" in text and "commit bbb, d: two, three\n" in text
 
 
 def test_bad_requests_are_errors_with_a_hint(tmp_path: Path) -> None:
