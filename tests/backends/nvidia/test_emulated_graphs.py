@@ -98,16 +98,19 @@ def test_gradients(dtype: torch.dtype) -> None:
     def f(x: Tensor, w: Tensor) -> Tensor:
         return F.layer_norm(F.gelu(x * w), (33,)).softmax(0)
 
-    x, w, seed = some(5, 33, dtype=dtype), some(33, dtype=dtype), some(5, 33, dtype=dtype)
-    found: list[tuple[Tensor, ...]] = []
-    for each in (emulated(f), f):
-        inputs = [t.clone().requires_grad_() for t in (x, w)]
-        found.append(torch.autograd.grad(each(*inputs), inputs, seed))
-    exact = [t.double().requires_grad_() for t in (x, w)]
-    for mine, eager, wanted in zip(*found, torch.autograd.grad(f(*exact), exact, seed.double()), strict=True):
-        scale, ulp = wanted.abs().max(), torch.finfo(dtype).eps
-        error, theirs = ((t.double() - wanted).abs().max() / scale for t in (mine, eager))
-        assert error <= max(2 * theirs, 2 * ulp)
+    compiled, errors = emulated(f), torch.zeros(2, 2, dtype=torch.float64)
+    for _ in range(8):  # of one draw, either error may be small by chance
+        x, w, seed = some(5, 33, dtype=dtype), some(33, dtype=dtype), some(5, 33, dtype=dtype)
+        found = [_gradients(each, x, w, seed) for each in (compiled, f)]
+        wanted = _gradients(f, x.double(), w.double(), seed.double())
+        for own, each in zip(errors, found, strict=True):
+            own += torch.stack([(g - e).square().sum() / e.square().sum() for g, e in zip(each, wanted, strict=True)])
+    assert (errors[0].sqrt() <= 1.5 * errors[1].sqrt()).all()
+
+
+def _gradients(function: Callable[..., Tensor], x: Tensor, w: Tensor, seed: Tensor) -> tuple[Tensor, ...]:
+    inputs = [t.clone().requires_grad_() for t in (x, w)]
+    return torch.autograd.grad(function(*inputs), inputs, seed)
 
 
 def test_products_of_many_rows_have_coded_weights_too() -> None:
