@@ -137,8 +137,10 @@ def test_a_factor_for_all_is_applied_before_f16_rounds(form: str, group: int) ->
 
 def test_codes_and_factors_are_read_ahead() -> None:
     arrays = operands(1, 16, 16384, "int4", 32, bf16, False, bf16)
-    kernel, _ = annotate(trial_of(arrays, "int4", bf16).lowered.calls[0].kernel.op, target_named("sm_90a"))
+    given = trial_of(arrays, "int4", bf16).lowered.calls[0].kernel.op
+    kernel, _ = annotate(given, target_named("sm_90a"))
     assert str(kernel).count("nvidia.ahead") == 2 and "nvidia.convert" not in str(kernel)
+    assert compile_kernels({"product": given}, target_named("sm_90a")).launches["product"].ahead
 
 
 @needs_ptxas
@@ -172,7 +174,7 @@ def test_threads_ask_for_weights_before_the_kernel_ahead_has_ended() -> None:
     for name in names:
         code = compile_kernels({name: found.kernels[name]}, target_named("sm_90a"))
         assert code.ptx.index("ld.global") < code.ptx.index("griddepcontrol.wait")
-        assert code.launches[name].asked == (1,)
+        assert code.launches[name].asked == (1,) and not code.launches[name].ahead, "of codes alone"
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])

@@ -37,7 +37,7 @@ from weft.lower.plan import Planned
 from weft.lower.steps import KernelStep, LaunchStep, Plan, Step, buffers_of
 from weft.tile import dialect as tile
 
-_MOST_WARPS, _MOST_TURNS, _MOST_ELEMENTS = 32, 4, 16384
+_MOST_WARPS, _MOST_TURNS, _MOST_ELEMENTS = 32, 4, 4096
 """Warps of a block, programs that each does of a kernel, and elements of all: more are sooner done by other
 multiprocessors."""
 _MOST_READ = 24

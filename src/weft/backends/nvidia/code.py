@@ -53,7 +53,7 @@ class Launch:
     written: tuple[int, ...] = ()
     """Which are to memory that it may write."""
     ahead: bool = False
-    """Its threads have much memory under way at any time, which comes through the first-level cache."""
+    """Its threads have many codes under way at any time, which come through the first-level cache."""
 
 
 class AwaitedModules(Mapping[str, str]):

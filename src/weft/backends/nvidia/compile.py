@@ -151,6 +151,12 @@ def _with_stages(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.Kern
     return copy, Launch(WARP * integer(copy, WARPS), shared)
 
 
+def _widens_ahead(kernel: tile.KernelOp) -> bool:
+    """Whether threads widen codes that they have asked for turns before: wider operands lost by half of the memory."""
+    ops = list(kernel.walk())
+    return any(AHEAD in op.attributes for op in ops) and any(isinstance(op, tile.DequantizeOp) for op in ops)
+
+
 def emit_llvm(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[str, Launch]:
     """A kernel as the text of an LLVM module, and how it is launched."""
     module = Module(TRIPLE, frozenset(what for what, since in _SINCE.items() if target.capability < since))
@@ -158,8 +164,8 @@ def emit_llvm(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[str, Launch]
     annotated, launch = annotate(kernel, target)
     programmatic = target.capability >= 90
     asked = asked_early(annotated, launch) if programmatic else ()
-    ahead = any(AHEAD in op.attributes for op in annotated.walk())
-    launch = replace(launch, programmatic=programmatic, asked=asked, written=written_by(kernel), ahead=ahead)
+    written, ahead = written_by(kernel), _widens_ahead(annotated)
+    launch = replace(launch, programmatic=programmatic, asked=asked, written=written, ahead=ahead)
     KernelCodegen(module, annotated, launch).emit()
     missing = [each for each in module.declarations if not each.startswith("llvm.") and each != VPRINTF]
     if missing:

@@ -23,8 +23,8 @@ _RESERVED = 1 << 10
 _DEFAULT_SHARED = 48 << 10
 """Dynamic shared memory that a kernel may have without asking."""
 _HALF, _IN_HALF = 50, 100 << 10
-"""Percent of a multiprocessor's memory that kernels whose threads read ahead have as shared memory, and how many bytes
-that is at least."""
+"""Percent of a multiprocessor's memory that kernels whose threads read codes ahead have as shared memory, and how many
+bytes that is at least."""
 
 _RELAXED_CAPTURE = 2
 
