@@ -157,8 +157,9 @@ class _DotLowering:
         """Whether tensor cores take the operands: of 8 bits only where these lie along K and tiles can be copied."""
         narrow, wide = self.a_tensor.dtype, self.result.dtype
         if narrow.bytes != 1 or wide.bytes != 4:
+            few = isinstance(m, int) and 0 < m <= FEW_ROWS
             # A side of one element is no axis of their tiles, but of those of few rows.
-            return narrow.bytes == 2 and narrow.is_float and (1 not in (n, k) or (isinstance(m, int) and m <= FEW_ROWS))
+            return narrow.bytes == 2 and narrow.is_float and (few or 1 not in (n, k))
         if not isinstance(m, int) or not isinstance(n, int) or not isinstance(k, int) or self.k_run is None:
             return False
         parts = [coefficient_of(self.domain.in_runs(each), self.k_run.name) for each in (*reads.a, *reads.b)]

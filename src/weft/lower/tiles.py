@@ -89,7 +89,7 @@ class Tiles:
         end = run.size if whole else self.end
         return Axis(run.name, position, self.first, self.height, minimum(self.height, end - self.first), run.size)
 
-    def blocks(self, count: int, bits: int, machine: Machine) -> tuple[tuple[int, int, int], str]:
+    def blocks(self, count: int, bits: int, machine: Machine) -> tuple[tuple[int, ...], str]:
         """The sides of tiles, of `count` products with weights of so many bits; and what is expected of them."""
         x, w = (tensor_of(value.type) for value in self.op.operands[:2])
         (rows, depth), (groups, columns, _) = x.shape, w.shape

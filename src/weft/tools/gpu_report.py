@@ -28,6 +28,8 @@ COLUMNS = (
     "compile: Inductor + Weft, s",
     "",
 )
+_OF_A_RUN = ("ok", "suites", "cases", "not_begun")
+"""What a file has beside what its rows belong to."""
 PREFIX = "gpu-"
 """Of the suites' names where they stand beside those of the CPU."""
 
@@ -96,11 +98,17 @@ class GpuResults:
 def read_results(path: Path) -> GpuResults:
     """What `write` wrote."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        rows = found.pop("cases")
-    except (OSError, ValueError, KeyError) as error:
-        raise WeftError(f"{path} holds no results of `weft bench gpu`: {error}") from error
-    about = {name: value for name, value in found.items() if name not in ("ok", "suites", "not_begun")}
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise WeftError(f"{path} cannot be read: {error}") from error
+    try:
+        given: list[Row] = found["cases"]
+        rows = [row for row in given if row["suite"] and ("error" in row or "share_of_limit" in row)]
+        about: dict[str, Any] = {name: found[name] for name in found if name not in _OF_A_RUN}
+    except (TypeError, KeyError):
+        given, rows, about = [], [], {}
+    if not rows or len(rows) < len(given):
+        raise WeftError(f"{path} holds no results of `weft bench gpu`", hint="name files that it wrote: *-gpu-*.json")
     return GpuResults(about, rows)
 
 

@@ -48,7 +48,9 @@ def test_nothing(shape: tuple[int, ...]) -> None:
     check(lambda x: (x.sum(-1), torch.cat([x, x]) + 1, x.sum()), some(*shape))
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(70, 1, 64), (70, 64, 1), (5, 0, 64), (70, 0, 64), (5, 64, 0), (1, 1, 1)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(70, 1, 64), (70, 64, 1), (5, 0, 64), (70, 0, 64), (5, 64, 0), (1, 1, 1), (0, 1, 8), (0, 9, 1)]
+)
 def test_products_with_a_side_of_one_or_none(m: int, n: int, k: int) -> None:
     x, y = some(2, m, k, dtype=torch.bfloat16), some(2, k, n, dtype=torch.bfloat16)
     torch.testing.assert_close(emulated(torch.matmul, strict=True)(x, y), x @ y)

@@ -27,11 +27,11 @@ TARGET = target_named("sm_90a")
 
 
 def compiled(
-    body: Callable[..., object], shapes: Sequence[tuple[int, ...]], tile: tuple[int, int], cluster: int = 1
+    body: Callable[..., object], shapes: Sequence[tuple[int, ...]], tile: Sequence[int], cluster: int = 1
 ) -> tuple[str, Launch, str]:
-    """The name of a kernel with tiles of two sides, how it is launched, and its PTX."""
+    """The name of a kernel with tiles of two or three sides, how it is launched, and its PTX."""
     group = group_of([Tensor(bf16, shape) for shape in shapes], body)
-    group.attributes[SCHEDULE] = to_attribute((*tile, 64, cluster))
+    group.attributes[SCHEDULE] = to_attribute((*tile, *((64,) if len(tile) == 2 else ()), cluster))
     (kernel,) = [call.kernel.op for call in Trial.of(group, "product", gpu_machine()).lowered.calls]
     name = kernel.sym_name.data
     code = compile_kernels({name: kernel}, TARGET)
@@ -42,7 +42,7 @@ def run(
     body: Callable[..., object],
     inputs: list[np.ndarray],
     result: tuple[int, int],
-    tile: tuple[int, int],
+    tile: Sequence[int],
     cluster: int,
     clusters: int,
 ) -> np.ndarray:
@@ -88,17 +88,17 @@ def test_columns_side_by_side_with_a_residual(cluster: int) -> None:
     assert close(found, x.astype(np.float64) @ w.astype(np.float64) + r.astype(np.float64))
 
 
-@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize(("cluster", "depth"), [(1, 64), (2, 64), (1, 128)])
 @pytest.mark.parametrize("along_k", [True, False])
-def test_a_gate_and_what_it_opens(cluster: int, along_k: bool) -> None:
-    """Two products of the same rows are one instruction."""
+def test_a_gate_and_what_it_opens(cluster: int, depth: int, along_k: bool) -> None:
+    """Two products of the same rows are one instruction, unless their slots would have to alternate."""
     x, gate, up = random(512, 320), random(256, 320), random(256, 320)[::-1]
     body = lambda b, x, g, u: b.mul(b.silu(b.dot(x, turned(b, g))), b.dot(x, turned(b, u)))  # noqa: E731
     given = [x, gate, np.ascontiguousarray(up)]
     if not along_k:
         body = lambda b, x, g, u: b.mul(b.silu(b.dot(x, g)), b.dot(x, u))  # noqa: E731
         given = [x, *(np.ascontiguousarray(w.T) for w in (gate, up))]
-    found = run(body, given, (512, 256), (128, 128), cluster, 1)
+    found = run(body, given, (512, 256), (128, 128, depth), cluster, 1)
     opened, wide = (x.astype(np.float64) @ w.astype(np.float64).T for w in (gate, up))
     assert close(found, opened / (1 + np.exp(-opened)) * wide)
 

@@ -150,8 +150,12 @@ def test_bad_requests_are_errors_with_a_hint(tmp_path: Path) -> None:
     for given in (["--suite", "cpu"], ["--suite", "gemv", "--case", "x*"], ["--shard", "3/2"]):
         run = CliRunner().invoke(app, ["bench", "gpu", "--rehearse", *given, "--reports", str(tmp_path), "--json"])
         assert run.exit_code == 2 and last_json(run.stdout)["hint"]
-    with pytest.raises(WeftError, match="holds no results"):
+    with pytest.raises(WeftError, match="cannot be read"):
         read_results(tmp_path / "none.json")
+    for text in ("[1]", "{}", '{"cases": [{"name": "of a CPU"}]}', '{"cases": 3}'):
+        (tmp_path / "other.json").write_text(text)
+        with pytest.raises(WeftError, match="holds no results"):
+            read_results(tmp_path / "other.json")
 
 
 def test_no_case_is_begun_after_the_budget(tmp_path: Path) -> None:

@@ -220,9 +220,9 @@ def _to_odd(x: E) -> E:
 def emit_cast(b: Function, value: V, source: DType, target: DType) -> V:
     """Convert a register's value.
 
-    Floats go to integers towards zero, NaN to 0; to booleans by `!= 0`. Integers wrap around. So do those of 8 or 16
-    bits that floats become, as in torch: they are the last bits of one of 32, bytes without a sign of one of 64. Other
-    floats that are too large saturate.
+    Floats go to integers towards zero, NaN to 0; to booleans by `!= 0`. Integers wrap around. So do those of 8 bits,
+    and of 16 with a sign, that floats become, as in torch: they are the last bits of one of 32, bytes without a sign of
+    one of 64. Other floats that are too large saturate: what torch makes of them depends on where they stand.
     """
     if source == target:
         return value

@@ -78,7 +78,9 @@ def _follows(op: WgmmaOp, before: Sequence[WgmmaOp]) -> bool:
     behind = here.ring == last.ring and here.slot.value.data == last.slot.value.data + 1
     own = op.accumulator is None or op.accumulator not in [each.out for each in before]
     fits = slot.sizes[1] * (len(before) + 1) <= _MOST_COLUMNS and slot.blocks * slot.lines % 8 == 0
-    return behind and own and fits and (op.accumulator is None) == (before[0].accumulator is None)
+    # Along K, the second block of a product would lie between the first ones of both.
+    in_order = slot.axis == 1 or slot.blocks == 1
+    return behind and own and fits and in_order and (op.accumulator is None) == (before[0].accumulator is None)
 
 
 def _slot(value: SSAValue) -> SlotOp | None:

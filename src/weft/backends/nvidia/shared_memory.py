@@ -92,7 +92,8 @@ def allocate_shared(kernel: tile.KernelOp, limit: int, start: int = 0) -> int:
     users = [(op, size) for op in kernel.walk() if (size := shared_bytes(op))]
     largest = max((_aligned(size) for _, size in users), default=0)
     if largest > limit:
-        raise LoweringError(f"a tile needs {largest} bytes of shared memory, a block has {limit}")
+        needed = f"a tile needs {largest} bytes of shared memory, a block has {limit}"
+        raise LoweringError(needed, hint="smaller tiles need less")
     two = largest <= _SMALL and len(users) > 1
     for turn, (op, _) in enumerate(users):
         set_integer(op, SHARED, _aligned(start) + (largest * (turn % 2) if two else 0))

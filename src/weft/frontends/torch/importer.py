@@ -437,7 +437,9 @@ class _Importer:
         meta = _meta(argument) if isinstance(argument, fx.Node) else argument
         if isinstance(meta, torch.SymFloat):
             return NumberArgument(value)
-        strides = unusual_strides(meta) if isinstance(meta, torch.Tensor) else None
+        strides = None
+        if isinstance(meta, torch.Tensor):  # one without elements has strides too, which operators look at
+            strides = unusual_strides(meta, exact=0 in sizes_of(meta.shape))
         for stride in strides or ():
             self.symbols |= symbols_of(stride)
         return TensorArgument(value, strides, is_complex)
