@@ -26,7 +26,7 @@ from weft.backends.nvidia.asynchronous import BlockNumberOp, IndexOp
 from weft.backends.nvidia.compile import annotate
 from weft.backends.nvidia.dialect import APART, SHARED, WARPS, BarrierOp, layout_of, set_integer
 from weft.backends.nvidia.early_start import is_only_read
-from weft.backends.nvidia.join_kernels import MOST_POINTERS, SIMPLE, name_of, on_axes
+from weft.backends.nvidia.join_kernels import MOST_POINTERS, SIMPLE, is_plain, name_of, on_axes, set_steps
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.scratch import ScratchOp
 from weft.backends.nvidia.stretches import PickOp
@@ -34,7 +34,7 @@ from weft.backends.nvidia.strided_memory import may_be_shared
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.expr import mod, product, symbol
 from weft.lower.plan import Planned
-from weft.lower.steps import KernelStep, LaunchStep, Plan, Step, buffers_of
+from weft.lower.steps import KernelStep, Plan, Step, buffers_of
 from weft.tile import dialect as tile
 
 _MOST_WARPS, _MOST_TURNS, _MOST_ELEMENTS = 32, 4, 4096
@@ -43,6 +43,7 @@ multiprocessors."""
 _MOST_READ = 24
 """Elements that a lane reads in a program: with more, the registers of a block of so many warps run out."""
 _MOST_LINKS = 16
+"""Kernels of a chain, whose code grows with each."""
 _MOST_SHARED, _ALIGNMENT = 32 << 10, 128
 """Bytes of what is handed on in a block, and where each begins."""
 _DONE = (*SIMPLE, tile.ReduceOp, tile.ForOp, tile.YieldOp, PickOp, IndexOp)
@@ -116,10 +117,7 @@ def chain_kernels(planned: Planned, target: NvidiaTarget) -> None:
                 finish()
             chain.add(link)
     finish()
-    planned.plan = replace(planned.plan, steps=tuple(chained))
-    used = {step.function for step in chained if isinstance(step, KernelStep | LaunchStep)}
-    for name in [each for each in planned.kernels if each not in used]:
-        del planned.kernels[name]
+    set_steps(planned, chained)
 
 
 @dataclass
@@ -146,8 +144,8 @@ class _Links:
         kernel = self.planned.kernels[step.function]
         most = min(_MOST_WARPS * _MOST_TURNS, _MOST_ELEMENTS // _elements(kernel))
         few = isinstance(step.grid, int) and 0 < step.grid <= most
-        plain = not step.symbols and not step.serial and not any((kernel.paired, kernel.limit, kernel.counter))
-        if not few or not plain or not all(isinstance(op, _DONE) for op in kernel.walk() if op is not kernel):
+        simple = is_plain(kernel, step) and all(isinstance(op, _DONE) for op in kernel.walk() if op is not kernel)
+        if not few or not simple:
             return None
         annotated, launch = annotate(kernel, self.target)
         reads = [op for op in annotated.walk() if isinstance(op, tile.LoadOp | tile.GatherOp)]

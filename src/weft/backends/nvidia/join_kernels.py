@@ -140,8 +140,13 @@ def join_kernels(planned: Planned) -> None:
             group = _Group()
         group.add(found, step)
     joined += _finished(planned, group)
-    planned.plan = replace(planned.plan, steps=tuple(joined))
-    used = {step.function for step in joined if isinstance(step, KernelStep | LaunchStep)}
+    set_steps(planned, joined)
+
+
+def set_steps(planned: Planned, steps: Sequence[Step]) -> None:
+    """Let a plan have other steps; kernels that none of them runs are dropped."""
+    planned.plan = replace(planned.plan, steps=tuple(steps))
+    used = {step.function for step in steps if isinstance(step, KernelStep | LaunchStep)}
     for name in [each for each in planned.kernels if each not in used]:
         del planned.kernels[name]
 
@@ -152,9 +157,13 @@ def _finished(planned: Planned, group: _Group) -> list[Step]:
 
 def _is_simple(planned: Planned, step: KernelStep) -> bool:
     kernel = planned.kernels[step.function]
-    plain = not step.symbols and not step.serial and not any((kernel.paired, kernel.limit, kernel.counter))
     some = isinstance(step.grid, int) and step.grid > 0
-    return some and plain and all(isinstance(op, SIMPLE) for op in kernel.block.ops)
+    return some and is_plain(kernel, step) and all(isinstance(op, SIMPLE) for op in kernel.block.ops)
+
+
+def is_plain(kernel: tile.KernelOp, step: KernelStep) -> bool:
+    """Whether programs of a kernel are done by their numbers alone: no sizes are to be given, in no special order."""
+    return not step.symbols and not step.serial and not any((kernel.paired, kernel.limit, kernel.counter))
 
 
 def _is_small(step: KernelStep) -> bool:
