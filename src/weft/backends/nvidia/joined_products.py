@@ -12,11 +12,10 @@ from xdsl.ir import OpResult, SSAValue
 
 from weft.backends.llvm.builder import V
 from weft.backends.nvidia.asynchronous import FinishOp, SlotOp, SlotType, WgmmaOp
+from weft.backends.nvidia.wgmma import ROWS
 
 _MOST_COLUMNS = 256
 """Of an instruction."""
-_PARTS = 64
-"""Rows of one."""
 
 
 def joined(op: WgmmaOp) -> list[WgmmaOp]:
@@ -41,14 +40,14 @@ def joined_slot(products: Sequence[WgmmaOp]) -> SlotType:
 
 def sums_together(products: Sequence[Sequence[V]], rows: int) -> list[V]:
     """The registers of products as those of one: 64 rows of each after the other."""
-    each = len(products[0]) * _PARTS // rows
+    each = len(products[0]) * ROWS // rows
     starts = range(0, len(products[0]), each)
     return [value for start in starts for product in products for value in product[start : start + each]]
 
 
 def sums_apart(values: Sequence[V], products: int, rows: int) -> list[list[V]]:
     """The opposite."""
-    each = len(values) * _PARTS // (rows * products)
+    each = len(values) * ROWS // (rows * products)
     parts = [list(values[start : start + each]) for start in range(0, len(values), each)]
     return [[value for part in parts[number::products] for value in part] for number in range(products)]
 

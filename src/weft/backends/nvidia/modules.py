@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.driver import DeviceFacts, Driver
+from weft.backends.nvidia.target import SYSTEM_SHARED
 from weft.errors import CompilationError, DeviceError, UnsupportedDeviceError
 
 _INFO_LOG, _INFO_SIZE, _ERROR_LOG, _ERROR_SIZE = 3, 4, 5, 6
@@ -18,8 +19,6 @@ _LOG_BYTES = 1 << 14
 _SHARED_BYTES, _LOCAL_BYTES, _REGISTERS = 1, 3, 4
 _MOST_DYNAMIC_SHARED, _SHARED_PERCENT, _ANY_CLUSTER = 8, 9, 14
 _PORTABLE_CLUSTER = 8
-_RESERVED = 1 << 10
-"""Shared memory of a block that the system takes."""
 _DEFAULT_SHARED = 48 << 10
 """Dynamic shared memory that a kernel may have without asking."""
 _HALF, _IN_HALF = 50, 100 << 10
@@ -213,7 +212,7 @@ def _fits_half(driver: Driver, facts: DeviceFacts, function: ctypes.c_void_p, la
     with a ring leaves to it too few loads fit, and the memory is not divided anew while one runs.
     """
     blocks = _resident_blocks(driver, facts, function, launch) // facts.multiprocessors
-    return blocks * (launch.shared + _RESERVED) <= _IN_HALF
+    return blocks * (launch.shared + SYSTEM_SHARED) <= _IN_HALF
 
 
 def _resident_blocks(driver: Driver, facts: DeviceFacts, function: ctypes.c_void_p, launch: Launch) -> int:

@@ -49,7 +49,7 @@ from weft.backends.nvidia.programs import Cluster, Programs
 from weft.backends.nvidia.rings import BARRIER_BYTES
 from weft.backends.nvidia.share_operands import Sharing, share_operands
 from weft.backends.nvidia.stage_stores import stage_stores
-from weft.backends.nvidia.target import NvidiaTarget
+from weft.backends.nvidia.target import SYSTEM_SHARED, NvidiaTarget
 from weft.backends.nvidia.wgmma import is_multiplied
 from weft.ir.expr import symbol
 from weft.ir.types import DType, f32, i32
@@ -60,8 +60,6 @@ _MOST_AHEAD = 10
 """Stages of weights that are on their way before the kernel ahead has ended."""
 _FEW_SUMS = 64 * 128
 """Of one consumer, with registers left for another block."""
-_RESERVED = 1024
-"""Shared memory of a block that the system takes."""
 _MOST_HELD = {1: 200, 2: 200, 3: 120}
 """Registers that a thread may hold of products and of what is still to be written, by the number of consumers."""
 
@@ -110,7 +108,7 @@ def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = 
         # A kernel that adds up parts of K comes behind these, and two blocks side by side do not wait for it.
         in_parts, sums = sum(size != 1 for size in kernel.grid.data) > 1, [tile.tile_type(d.out).sizes for d in dots]
         resident, most = (2, most) if in_parts and sum(map(prod, sums)) <= _FEW_SUMS else (1, _MOST_AHEAD)
-        room = ((target.shared_per_block + _RESERVED) // resident - _RESERVED) // _ALIGNMENT * _ALIGNMENT
+        room = ((target.shared_per_block + SYSTEM_SHARED) // resident - SYSTEM_SHARED) // _ALIGNMENT * _ALIGNMENT
     rings = _rings(operands, room - staging - drawing_bytes(kernel), ahead, most)
     if rings is None:
         return None

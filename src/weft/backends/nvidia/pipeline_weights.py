@@ -32,7 +32,7 @@ from weft.backends.nvidia.mma import AGAIN, AHEAD, PACKED, MmaOp
 from weft.backends.nvidia.pipeline_rows import Streamed, programs_of
 from weft.backends.nvidia.shared_memory import shared_bytes
 from weft.backends.nvidia.streaming import ALIGNMENT, CopyRowsOp, PieceType, ReadOp, StreamOp
-from weft.backends.nvidia.target import NvidiaTarget
+from weft.backends.nvidia.target import SYSTEM_SHARED, NvidiaTarget
 from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
 from weft.ir.expr import product
 from weft.lower.few_rows import LEAST_BROUGHT
@@ -40,8 +40,6 @@ from weft.tile import dialect as tile
 
 _WARPS, _RESIDENT = 8, 2
 """Warps that multiply, and blocks of a multiprocessor: one goes on while the other sums up."""
-_RESERVED = 1024
-"""Shared memory of a block that the system takes."""
 _LEAST_STAGES, _LEAST_BYTES = 3, 4096
 _APART = 64
 """Bytes between rows in a slot: so two rows lie in different banks."""
@@ -81,7 +79,7 @@ def pipeline_weights(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | 
         return None
     assign_layouts(copy)
     largest = max(_up(shared_bytes(op)) for op in copy.walk())
-    room = target.shared_per_block // _RESIDENT - _RESERVED - 2 * largest - 4 * ALIGNMENT
+    room = target.shared_per_block // _RESIDENT - SYSTEM_SHARED - 2 * largest - 4 * ALIGNMENT
     stage = sum(each.piece.bytes for each in weights)
     stages = room // (stage + 16)
     if stages < _LEAST_STAGES:

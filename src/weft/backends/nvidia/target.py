@@ -16,7 +16,7 @@ from weft.backends.llvm.threads import emit_assembly, parse, run_passes
 from weft.errors import WeftError
 
 TRIPLE = "nvptx64-nvidia-cuda"
-_SYSTEM_SHARED, _SHARED_UNIT = 1024, 128
+SYSTEM_SHARED, _SHARED_UNIT = 1024, 128
 """Bytes of shared memory that every block has beside its own, and in what units it is given out."""
 _PARTS, _REGISTER_UNIT = 4, 256
 """The parts of a multiprocessor, which have their own registers, and in what units warps get them."""
@@ -53,8 +53,8 @@ class NvidiaTarget:
         """How many blocks a multiprocessor holds at once that take so much each."""
         warps, of_warp = -(-threads // 32), -(-registers * 32 // _REGISTER_UNIT) * _REGISTER_UNIT
         by_registers = self.registers // _PARTS // of_warp * _PARTS // warps if registers else self.most_blocks
-        of_block = -(-(shared + _SYSTEM_SHARED) // _SHARED_UNIT) * _SHARED_UNIT
-        by_shared = (self.shared_per_block + _SYSTEM_SHARED) // of_block
+        of_block = -(-(shared + SYSTEM_SHARED) // _SHARED_UNIT) * _SHARED_UNIT
+        by_shared = (self.shared_per_block + SYSTEM_SHARED) // of_block
         return min(self.most_blocks, self.threads // 32 // warps, by_registers, by_shared)
 
     @property
@@ -68,15 +68,23 @@ class NvidiaTarget:
         return self.arch == "sm_90a"
 
 
+_SMALL = {"shared_per_block": 101376, "threads": 1536}
+"""Of cards that are not for servers."""
 _TARGETS = {
     target.arch: target
     for target in (
         NvidiaTarget("sm_80", 80, 108, 166912, bandwidth=2.0e12, tensor_flops=312e12, plain_flops=19.5e12),
-        NvidiaTarget("sm_86", 80, 84, 101376, 65536, 1536, 16, 0.77e12, tensor_flops=155e12, plain_flops=39e12),
-        NvidiaTarget("sm_89", 81, 128, 101376, 65536, 1536, 24, 1e12, tensor_flops=330e12, plain_flops=82e12),
+        NvidiaTarget(
+            "sm_86", 80, 84, **_SMALL, most_blocks=16, bandwidth=0.77e12, tensor_flops=155e12, plain_flops=39e12
+        ),
+        NvidiaTarget(
+            "sm_89", 81, 128, **_SMALL, most_blocks=24, bandwidth=1e12, tensor_flops=330e12, plain_flops=82e12
+        ),
         NvidiaTarget("sm_90a"),
         NvidiaTarget("sm_100a", 87, 148, bandwidth=8e12, tensor_flops=2250e12, plain_flops=80e12),
-        NvidiaTarget("sm_120a", 87, 188, 101376, 65536, 1536, 24, 1.8e12, tensor_flops=5e14, plain_flops=126e12),
+        NvidiaTarget(
+            "sm_120a", 87, 188, **_SMALL, most_blocks=24, bandwidth=1.8e12, tensor_flops=5e14, plain_flops=126e12
+        ),
     )
 }
 

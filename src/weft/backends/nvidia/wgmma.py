@@ -15,7 +15,8 @@ from weft.backends.nvidia.block import i32
 from weft.backends.nvidia.layouts import Layout, Mode
 from weft.ir.types import DType
 
-_ROWS = 64
+ROWS = 64
+"""Of an instruction."""
 _DEPTH_BYTES = 32
 """Of each operand's K, what one instruction takes."""
 _NAMES = {"bf16": "bf16", "f16": "f16", "f8E4M3FN": "e4m3", "f8E5M2": "e5m2", "i8": "s8"}
@@ -26,10 +27,10 @@ _HIGH = _SWIZZLED | _STRIDE
 def accumulator_layout(shape: Sequence[int], consumers: int) -> Layout:
     """Where the tensor cores leave a product: 64 rows to a warp group at a time, 16 of them to each of its warps."""
     rows, columns = shape
-    each = rows // (_ROWS * consumers)
+    each = rows // (ROWS * consumers)
     registers = [Mode(2, 1), Mode(2, 0, 8), Mode(columns // 8, 1, 8)]
-    registers += [Mode(each, 0, _ROWS)] if each > 1 else []
-    warps = [Mode(4, 0, 16), *([Mode(consumers, 0, _ROWS * each)] if consumers > 1 else [])]
+    registers += [Mode(each, 0, ROWS)] if each > 1 else []
+    warps = [Mode(4, 0, 16), *([Mode(consumers, 0, ROWS * each)] if consumers > 1 else [])]
     return Layout((rows, columns), tuple(m for m in registers if m.size > 1), (Mode(4, 1, 2), Mode(8, 0)), tuple(warps))
 
 
@@ -84,7 +85,7 @@ def multiply(
     b_low, b_slot = c
     depth, columns = b_slot.sizes
     each = columns // 2
-    count = each * rows // _ROWS
+    count = each * rows // ROWS
     step = _DEPTH_BYTES // b_slot.dtype.bytes
     first = count if accumulators is None else 2 * count  # the number of the first operand that is no accumulator
     lines = ["{ .reg .pred p; .reg .b32 lo; .reg .b64 da, db; wgmma.fence.sync.aligned; "]
@@ -92,11 +93,11 @@ def multiply(
     for k in range(0, depth, step):
         lines.append("setp.ne.b32 p, 1, 0; " if k == step and accumulators is None else "")
         lines.append(f"add.u32 lo, ${first}, {_step(b_slot, 0, 0, k)}; mov.b64 db, {{lo, {_HIGH}}}; ")
-        for part in range(rows // _ROWS):
+        for part in range(rows // ROWS):
             registers = ", ".join(f"${part * each + i}" for i in range(each))
             if isinstance(a, tuple):
                 _, slot = a
-                lines.append(f"add.u32 lo, ${first + 1}, {_step(slot, 1, part * _ROWS, k)}; ")
+                lines.append(f"add.u32 lo, ${first + 1}, {_step(slot, 1, part * ROWS, k)}; ")
                 lines.append(f"mov.b64 da, {{lo, {_HIGH}}}; ")
                 left, majors = "da", f", {int(slot.axis == 0)}, {int(b_slot.axis == 1)}"
             else:
