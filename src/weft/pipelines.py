@@ -60,14 +60,15 @@ from weft.passes.split_products import SplitProducts
 from weft.passes.sum_small_products import SumSmallProducts
 from weft.passes.tile_groups import TileGroups
 from weft.passes.update_in_place import UpdateInPlace
+from weft.runtime.blas import blas_symbols
 from weft.runtime.cache import DiskCache
 from weft.runtime.record import CompilationRecord, compilation, wants_blocks
 from weft.runtime.tune import Tuner
 from weft.runtime.tune_device import DeviceTimer, DeviceTuner
 
 
-def cpu_passes(config: Config) -> list[ModulePass]:
-    """From an imported function to groups that are kernels."""
+def cpu_passes(config: Config, *, blas: bool = True) -> list[ModulePass]:
+    """From an imported function to groups that are kernels; `blas` says that there is a library for products."""
     return [
         FoldConstants(),
         Simplify(),
@@ -80,7 +81,7 @@ def cpu_passes(config: Config) -> list[ModulePass]:
         *([QuantizeWeights(dynamic=config.quantize == "int8_dynamic")] if config.quantize.startswith("int8_") else []),
         HoistConstants(),
         EliminateDead(),
-        ClaimLibraries(enabled=not config.strict),
+        ClaimLibraries(enabled=blas and not config.strict),
         GroupIntoKernels(),
         ChooseLayouts(),
         UpdateInPlace(),
@@ -163,7 +164,7 @@ def compile_cpu(function: FuncOp, config: Config, target: CpuTarget | None = Non
     module = _module_of(function)
     with compilation(function.sym_name.data) as report:
         report.imported(function)
-        run_passes(module, cpu_passes(config), report, verify=config.verify)
+        run_passes(module, cpu_passes(config, blas=bool(blas_symbols())), report, verify=config.verify)
         if config.tune:
             start = time.perf_counter()
             Tuner(target, cache=DiskCache() if config.cache else None).tune(function)

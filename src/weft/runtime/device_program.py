@@ -23,7 +23,7 @@ from weft.lower.steps import CallStep, DotStep, KernelStep, Plan, Step
 from weft.runtime.cache import DiskCache
 from weft.runtime.captures import Captures, Early, Span
 from weft.runtime.cubins import load_code
-from weft.runtime.executable import link
+from weft.runtime.linking import link
 from weft.runtime.program import Program
 from weft.runtime.record import Resources, note_loaded
 from weft.runtime.tape import Tape, size_place, table_words

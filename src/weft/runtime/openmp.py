@@ -49,7 +49,7 @@ def pool_symbols() -> dict[str, int]:
     for path in candidates:
         try:
             library = ctypes.CDLL(path)
-            return {name: _address(library, name) for name in SYMBOLS}
+            return {name: address_of(library, name) for name in SYMBOLS}
         except (OSError, AttributeError):
             continue
     return {}
@@ -65,27 +65,8 @@ def pool_threads() -> int:
     return 1
 
 
-def _address(library: ctypes.CDLL, name: str) -> int:
+def address_of(library: ctypes.CDLL, name: str) -> int:
+    """Where a symbol of a library lies; AttributeError if there is none."""
     address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
     assert address is not None
     return address
-
-
-_blas: dict[str, int] = {}
-
-
-def blas_symbols() -> dict[str, int]:
-    """Addresses of the BLAS routines of the library that the process has loaded, or an empty dict."""
-    if not _blas:  # looked for again until there is one: the framework that brings it may be imported later
-        _blas.update(_find_blas())
-    return _blas
-
-
-def _find_blas() -> dict[str, int]:
-    for path in loaded_libraries(r"^lib(openblas|mkl_rt|torch_cpu|blas|cblas)"):
-        try:
-            library = ctypes.CDLL(path)
-            return {name: _address(library, name) for name in ("cblas_sgemm", "cblas_dgemm")}
-        except (OSError, AttributeError):
-            continue
-    return {}

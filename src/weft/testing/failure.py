@@ -31,8 +31,8 @@ from weft.ir.types import Tensor, tensor_of
 from weft.ops.graph import FuncOp, OpaqueOp
 from weft.pipelines import compile_cpu
 from weft.runtime.arrays import run_arrays
+from weft.runtime.blas import blas_symbols
 from weft.runtime.executable import Executable
-from weft.runtime.openmp import blas_symbols
 from weft.tile.text import functions_of, parse_program
 
 # Against the NumPy reference, which computes in the same types: the largest error in units of the largest magnitude.

@@ -147,11 +147,12 @@ def openmp() -> Finding:
 
 
 def blas() -> Finding:
-    from weft.runtime.openmp import blas_symbols, loaded_libraries
+    from weft.runtime.blas import LIBRARIES, blas_symbols
+    from weft.runtime.openmp import loaded_libraries
 
     if not blas_symbols():
         return Finding("blas", "note", "none: matrix products are generated", "install torch, which brings one")
-    found = loaded_libraries(r"^lib(openblas|mkl_rt|torch_cpu|blas|cblas)")
+    found = loaded_libraries(LIBRARIES)
     return Finding("blas", "ok", ", ".join(found), "", {"libraries": found})
 
 

@@ -36,6 +36,7 @@ from weft.lower.constants import Constant
 from weft.lower.packing import PackedPanels, Packing
 from weft.lower.steps import Buffer, CallStep, DotStep, KernelStep, LaunchStep, Place, Plan
 from weft.ops.layouts import Layout
+from weft.runtime.blas import blas_symbols
 from weft.runtime.cache import DiskCache, cache_key
 from weft.runtime.check_plan import check_plan
 from weft.runtime.codec import decode, encode, table
@@ -78,7 +79,7 @@ def graph_key(
         )
     lines.extend(size_facts(module))
     target = target or cpu_target.host_target()
-    made_with = (*versions(), torch.__version__)
+    made_with = (*versions(), torch.__version__, f"blas {sorted(blas_symbols())}")
     return cache_key("torch graph", "\n".join(lines), config.key(), made_with, repr(target), source_digest())
 
 

@@ -22,7 +22,8 @@ from weft.frontends.triton.builder import Handle, current
 from weft.frontends.triton.emit import GRID, Argument, TileBuilder
 from weft.frontends.triton.errors import DeviceAssertError
 from weft.frontends.triton.target import Processor, compiled_for
-from weft.runtime.executable import launcher, link
+from weft.runtime.executable import launcher
+from weft.runtime.linking import link
 from weft.runtime.openmp import in_forked_child, pool_symbols
 from weft.tile import dialect as tile
 from weft.tile.close_inductions import close_inductions

@@ -1,0 +1,56 @@
+"""CBLAS on top of the Fortran interface, as LLVM IR: MKL inside of a framework may export the latter alone.
+
+    void cblas_sgemm(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
+      →  sgemm_(&tb, &ta, &n, &m, &k, &alpha, b, &ldb, a, &lda, &beta, c, &ldc)
+
+The Fortran interface sees matrices column by column: rows of C = A·B are columns of Cᵀ = Bᵀ·Aᵀ, hence the operands
+change places. All that launchers ask for is row-major, so that `order` is not looked at.
+"""
+
+from __future__ import annotations
+
+from weft.backends.llvm.builder import Function, Module, V
+
+_PLAIN = 111
+_LETTERS = {False: ord("N"), True: ord("T")}
+
+
+def adapter_module(triple: str, routines: dict[str, tuple[str, int]]) -> str:
+    """Functions by the names of CBLAS; `routines` has the LLVM type of an element and the address of the routine."""
+    module = Module(triple)
+    for name, (element, address) in routines.items():
+        _adapter(module, name, element, address)
+    return str(module)
+
+
+def _adapter(module: Module, name: str, element: str, address: int) -> None:
+    sizes = ("m", "n", "k")
+    b = Function(
+        module,
+        name,
+        [
+            *(("i32", each) for each in ("order", "ta", "tb", *sizes)),
+            *((element, "alpha"), ("ptr", "a"), ("i32", "lda"), ("ptr", "b"), ("i32", "ldb")),
+            *((element, "beta"), ("ptr", "c"), ("i32", "ldc")),
+        ],
+    )
+    _, ta, tb, m, n, k, alpha, first, lda, second, ldb, beta, result, ldc = b.args
+    letters = [_letter(b, each) for each in (tb, ta)]
+    by_address = [_stored(b, each) for each in (n, m, k, alpha, ldb, lda, beta, ldc)]
+    columns, rows, depth, factor, step_b, step_a, kept, step_c = by_address
+    arguments = (*letters, columns, rows, depth, factor, second, step_b, first, step_a, kept, result, step_c)
+    b.do(f"call void inttoptr (i64 {address} to ptr)({', '.join(map(str, arguments))})")
+    b.finish()
+
+
+def _letter(b: Function, transpose: V) -> V:
+    """Where the letter for a constant of CBLAS stands: N for a matrix as it is, T for its transpose."""
+    is_plain = b.icmp("eq", transpose, V("i32", str(_PLAIN)))
+    return _stored(b, b.select(is_plain, V("i8", str(_LETTERS[False])), V("i8", str(_LETTERS[True]))))
+
+
+def _stored(b: Function, value: V) -> V:
+    """A place that holds a value: all arguments of Fortran are addresses."""
+    place = b.alloca(value.type, 1, 8)
+    b.store(value, place, 1 if value.type == "i8" else 4)
+    return place
