@@ -10,10 +10,12 @@ import ctypes
 import ctypes.util
 import os
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
 SYMBOLS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+_FRAMEWORK, _POOL = r"^libtorch_cpu", r"^lib(gomp|omp|iomp5)[.-]"
 _forked = False
 
 
@@ -40,27 +42,39 @@ def loaded_libraries(pattern: str) -> list[str]:
     return sorted(path for path in paths if re.search(pattern, Path(path).name))
 
 
+def _pools() -> Iterator[ctypes.CDLL]:
+    """Libraries that may hold the pool, the framework's first.
+
+    Several copies of one may be loaded, each with threads of its own: packages bring theirs. What the framework's calls
+    are bound to is found as its loader finds it: in the process, then in what the framework's library depends on.
+    """
+    yield ctypes.CDLL(None)
+    for pattern in (_FRAMEWORK, _POOL):
+        for path in loaded_libraries(pattern):
+            try:
+                yield ctypes.CDLL(path)
+            except OSError:
+                continue
+
+
 @lru_cache(maxsize=1)
 def pool_symbols() -> dict[str, int]:
     """Addresses of the OpenMP entry points, or an empty dict where there is no pool."""
-    candidates = loaded_libraries(r"^lib(gomp|omp|iomp5)[.-]")
-    if not candidates and (system := ctypes.util.find_library("gomp")):
-        candidates = [system]
-    for path in candidates:
+    system = ctypes.util.find_library("gomp") if not loaded_libraries(_POOL) else None
+    for library in (*_pools(), *([ctypes.CDLL(system)] if system else [])):
         try:
-            library = ctypes.CDLL(path)
             return {name: address_of(library, name) for name in SYMBOLS}
-        except (OSError, AttributeError):
+        except AttributeError:
             continue
     return {}
 
 
 def pool_threads() -> int:
     """How many threads the pool runs a loop in, as the framework has set it; 1 where there is no pool."""
-    for path in loaded_libraries(r"^lib(gomp|omp|iomp5)[.-]"):
+    for library in _pools():
         try:
-            return int(ctypes.CDLL(path).omp_get_max_threads())
-        except (OSError, AttributeError):
+            return int(library.omp_get_max_threads())
+        except AttributeError:
             continue
     return 1
 
