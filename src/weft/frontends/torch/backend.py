@@ -33,6 +33,7 @@ from weft.frontends.torch.freezing import frozen_arguments, make_constants, warn
 from weft.frontends.torch.graph import Calling, ImportedGraph
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.opaque import OpaqueRuntime
+from weft.frontends.torch.overlaps import overlaps_checked, written_arguments
 from weft.frontends.torch.plan_executor import PlanExecutor
 from weft.frontends.torch.report import Fallback, note_fallback, note_targets, shape_guards
 from weft.frontends.torch.report import record_targets as record_targets
@@ -92,7 +93,9 @@ def weft_backend(
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
-    return shortcut.shortened(backend(module, example_inputs))
+    compiled = shortcut.shortened(backend(module, example_inputs))
+    written = written_arguments(len(example_inputs))
+    return compiled if written == () else overlaps_checked(compiled, module, example_inputs, written)
 
 
 def compile_graph(

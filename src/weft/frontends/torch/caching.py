@@ -24,6 +24,7 @@ import weft.backends.cpu.target as cpu_target
 from weft.backends.nvidia.code import DeviceCode
 from weft.config import Config
 from weft.errors import ParseError, WeftError
+from weft.frontends.torch.aliasing import shared_arguments
 from weft.frontends.torch.checks import Check
 from weft.frontends.torch.encoding import operator_named
 from weft.frontends.torch.facts import size_facts
@@ -78,8 +79,10 @@ def graph_key(
             f"{node.name} {node.op} {node.target} {node.args} {node.kwargs} {_described(node.meta.get('val'))}"
         )
     lines.extend(size_facts(module))
+    lines.extend(shared_arguments(module.graph))
     target = target or cpu_target.host_target()
-    made_with = (*versions(), torch.__version__, f"blas {sorted(blas_symbols())}")
+    numbers = str(torch.get_default_dtype())
+    made_with = (*versions(), torch.__version__, numbers, f"blas {sorted(blas_symbols())}")
     return cache_key("torch graph", "\n".join(lines), config.key(), made_with, repr(target), source_digest())
 
 
@@ -97,14 +100,17 @@ def _constant(module: fx.GraphModule, path: str) -> str | None:
         return None
     # Tracing is still under way, which would make a fake tensor of whatever is computed here.
     with unset_fake_temporarily(), torch.no_grad():
-        content = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        content = value.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return f"{path} {_described(value)} {hashlib.sha256(content).hexdigest()}"
 
 
 def _described(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        strides = value.stride() if value.layout == torch.strided else value.layout
-        return f"{value.dtype} {tuple(value.shape)} {strides} {value.device}"
+        text = f"{value.dtype} {tuple(value.shape)} {value.layout} {value.device}"
+        if value.layout != torch.strided:
+            return text
+        read = f"{' conjugated' * value.is_conj()}{' negated' * value.is_neg()}"
+        return f"{text} {value.stride()} from {value.storage_offset()}{read}"
     if isinstance(value, tuple | list):
         return f"[{', '.join(_described(item) for item in value)}]"
     return str(value)
