@@ -2,7 +2,8 @@
 
 An entry is one file (`cache_entry`), named by the hash of everything that shaped the code (`cache_key`). Entries are
 never changed in place, and a finished file appears under its name in one step, so readers and writers need no locks and
-a process may die, or fork, at any moment. Nothing read is trusted: what does not check is a miss.
+a process may die, or fork, at any moment. Nothing read is trusted: what does not check is a miss. A lock for each key
+(`single_flight`) only saves work: of processes that miss at the same time one compiles.
 """
 
 import hashlib
@@ -12,12 +13,13 @@ import re
 import stat
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from weft.runtime.cache_entry import (
+    OTHERS_WRITE,
     BadContentError,
     CacheEntry,
     encode_entry,
@@ -27,7 +29,9 @@ from weft.runtime.cache_entry import (
     weft_version,
     write_entry,
 )
+from weft.runtime.single_flight import Flight, SingleFlight
 
+T = TypeVar("T")
 KeyPart: TypeAlias = "str | bytes | int | float | tuple[KeyPart, ...] | None"
 
 _log = logging.getLogger("weft.cache")
@@ -100,6 +104,7 @@ class DiskCache:
         self._goal = limit_bytes - limit_bytes // 10
         self._room = 0  # bytes to write before the directory is looked at again
         self._refusal_logged = False
+        self._flights = SingleFlight()
 
     def get(self, key: str) -> CacheEntry | None:
         """The entry, or None: absent, damaged, written by another version, or not readable."""
@@ -140,6 +145,16 @@ class DiskCache:
         if self._room <= 0:
             self._evict(root)
 
+    def lead(self, key: str, is_there: Callable[[], T | None]) -> tuple[Flight, T | None]:
+        """The right to make an entry that is missing, or what `is_there` finds when another process has made it.
+
+        It waits, though not for ever, for a process that makes it now.
+        """
+        _entry_name(key)
+        if not self.enabled or (root := self._trusted_root(create=True)) is None:
+            return Flight(key, None), None
+        return self._flights.lead(root, key, is_there)
+
     def entries(self) -> list[StoredEntry]:
         """All entries, the most recently used first; only their headers are read."""
         files = [] if (root := self._trusted_root()) is None else _scan(root, _ENTRY_NAME)
@@ -176,8 +191,8 @@ class DiskCache:
         near = next(path for path in (self.root, *self.root.parents) if os.path.lexists(path))
         if not near.is_dir():
             return f"{near} is not a directory"
-        if near == self.root and near.stat().st_uid != os.geteuid():
-            return "another user owns it"
+        if near == self.root and (distrust := _distrust(near.stat())) is not None:
+            return distrust
         # The superuser may write everywhere, but no folder can be made in a file system of the kernel's.
         kernels = near.parts[1:2] in (("proc",), ("sys",))
         return f"{near} cannot be written" if kernels or not os.access(near, os.W_OK | os.X_OK) else None
@@ -188,17 +203,14 @@ class DiskCache:
             return None
         try:
             if create:
-                self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _make_private(self.root)
             status = self.root.stat()
         except FileNotFoundError:
             return None
         except OSError as error:
             return self._refuse(str(error))
-        if not stat.S_ISDIR(status.st_mode):
-            return self._refuse("it is not a directory")
-        if status.st_uid != os.geteuid():
-            return self._refuse(f"it is owned by user {status.st_uid}, not by {os.geteuid()}")
-        return self.root
+        distrust = _distrust(status)
+        return self.root if distrust is None else self._refuse(distrust)
 
     def _refuse(self, reason: str) -> None:
         if not self._refusal_logged:
@@ -217,6 +229,27 @@ class DiskCache:
                 _remove(file.path)
                 total -= file.size
         self._room = min(self.limit_bytes - total, self.limit_bytes // 10)
+
+
+def _make_private(root: Path) -> None:
+    """Make a directory that is its owner's alone, whatever the umask; one that is there stays as it is."""
+    root.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        root.mkdir(mode=0o700)
+    except FileExistsError:
+        return
+    root.chmod(0o700)
+
+
+def _distrust(status: os.stat_result) -> str | None:
+    """Why a directory is not to be used, None if it is: whoever writes there chooses what this process runs."""
+    if not stat.S_ISDIR(status.st_mode):
+        return "it is not a directory"
+    if status.st_uid != os.geteuid():
+        return f"it is owned by user {status.st_uid}, not by {os.geteuid()}"
+    if status.st_mode & OTHERS_WRITE:
+        return f"others than its owner can write to it (mode {stat.S_IMODE(status.st_mode):o}): `chmod go-w` it"
+    return None
 
 
 def _default_root() -> Path | None:

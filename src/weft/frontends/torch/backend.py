@@ -46,6 +46,7 @@ from weft.runtime.cache import DiskCache
 from weft.runtime.cubins import EarlyLoader
 from weft.runtime.executable import Executable
 from weft.runtime.record import CompilationRecord, compilation, is_recording
+from weft.runtime.single_flight import Flight
 
 if TYPE_CHECKING:
     from weft.frontends.torch.cuda_executor import CudaExecutor
@@ -122,13 +123,19 @@ def _callable(
     module: fx.GraphModule, name: str, config: Config, frozen: Mapping[int, torch.Tensor], record: CompilationRecord
 ) -> Callable[[list[Any]], Sequence[Any]]:
     start = time.perf_counter()
+    flight, executor = Flight("", None), None
     try:
         device = graph_device(module)
         if frozen:
             warn_of_quantization(config.quantize, device.type)
         keeps = config.cache and config.target == "cpu"
         key = caching.graph_key(module, name, config, frozen, target_on(device)) if keeps else None
-        loaded = _loaded(key, module, frozen, record, config, device) if key else None
+        loaded: CompiledGraph | None = None
+        if key:
+            look_up = partial(_loaded, key, module, frozen, record, config, device)
+            loaded = look_up()
+            if loaded is None:
+                flight, loaded = caching.lead(key, look_up)
         if loaded is not None:
             record.measure("load", start)
             log.info("loaded %s from the cache in %.3f s", name, time.perf_counter() - start)
@@ -139,6 +146,8 @@ def _callable(
         while True:
             imported = import_graph(module, name, config, frozen, device.type, tensor_cores, left)
             record.measure("import", looked)
+            if not is_storable(imported):
+                flight.release()  # others would wait for nothing
             try:
                 executor = executor_for(imported, config, key, frozen, device)
                 break
@@ -155,6 +164,9 @@ def _callable(
         if config.strict:
             raise
         return _uncompiled(module, record, error)
+    finally:
+        if not isinstance(executor, LaterExecutor):
+            flight.release()
     log.info(
         "compiled %s: %d nodes, %d left to torch, %.3f s",
         name,
@@ -165,7 +177,12 @@ def _callable(
     compiled = partial(CompiledGraph, imported.calling, imported.constants)
     if isinstance(executor, LaterExecutor):
         load = executor.load
-        return FirstCall(Loading(lambda: compiled(load()).shortest(), partial(_uncompiled, module, record), record))
+
+        def finish() -> Callable[[list[Any]], Sequence[Any]]:
+            with flight:
+                return compiled(load()).shortest()
+
+        return FirstCall(Loading(finish, partial(_uncompiled, module, record), record))
     return compiled(executor).shortest()
 
 
@@ -272,6 +289,11 @@ class LaterExecutor:
     load: Callable[[], Executor]
 
 
+def is_storable(imported: ImportedGraph) -> bool:
+    """Whether a program of it can be kept for other processes."""
+    return imported.cacheable and all(imported.calling.constants)
+
+
 def executor_for(
     imported: ImportedGraph,
     config: Config,
@@ -295,7 +317,7 @@ def executor_for(
 
     def load() -> Executor:
         start = time.perf_counter()
-        if key is not None and imported.cacheable and all(imported.calling.constants):
+        if key is not None and is_storable(imported):
             caching.store(key, compiled.plan, compiled.code, imported.calling)
             start = compiled.report.measure("store", start)
         executor = _loaded_on(device, compiled.plan, compiled.code, compiled.prepare, runtime, config, imported.calling)

@@ -12,9 +12,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -42,8 +42,10 @@ from weft.runtime.cache import DiskCache, cache_key
 from weft.runtime.check_plan import check_plan
 from weft.runtime.codec import decode, encode, table
 from weft.runtime.cubins import decode_code, encode_code
+from weft.runtime.single_flight import Flight
 from weft.runtime.sources import source_digest, versions
 
+T = TypeVar("T")
 log = logging.getLogger("weft")
 
 _CLASSES = table(
@@ -127,6 +129,11 @@ _BAD_ENTRY = (
     TypeError,
     AttributeError,
 )
+
+
+def lead(key: str, load: Callable[[], T | None]) -> tuple[Flight, T | None]:
+    """The right to compile a graph, or what `load` gives of one that another process has compiled meanwhile."""
+    return disk_cache().lead(key, load)
 
 
 def load(key: str) -> tuple[Plan, bytes | DeviceCode, Calling] | None:

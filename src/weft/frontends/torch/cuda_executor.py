@@ -53,8 +53,16 @@ def load_program(
             raise torch.OutOfMemoryError(str(error)) from error
 
 
-_CAPTURED: list[tuple[DeviceProgram, list[ConstantSet]]] = []
-"""Programs and constants of calls that someone captured as a CUDA graph: its launches need them where they are."""
+_CAPTURED: dict[int, tuple[DeviceProgram, dict[int, ConstantSet]]] = {}
+"""Programs and constants of calls that someone captured as a CUDA graph: its launches need them where they are.
+
+They go by their identities: many captures of one program keep it once.
+"""
+
+
+def _keep(program: DeviceProgram, sets: Sequence[ConstantSet]) -> None:
+    _, kept = _CAPTURED.setdefault(id(program), (program, {}))
+    kept.update({id(each): each for each in sets})
 
 
 class CudaExecutor(PlanExecutor[DeviceProgram]):
@@ -88,7 +96,7 @@ class CudaExecutor(PlanExecutor[DeviceProgram]):
         """A call without a graph of its own."""
         results = super().__call__(tensors, symbols)
         if torch.cuda.is_current_stream_capturing():
-            _CAPTURED.append((self.executable, list(self.sets)))
+            _keep(self.executable, self.sets)
         return results
 
     def direct(self, calling: Calling, constants: Sequence[torch.Tensor], otherwise: BoxedCall) -> BoxedCall | None:

@@ -161,11 +161,17 @@ class GraphedCalls:
                 self.refuse(f"it is called with {len(self.streams)} sets of weights")
                 return None
             stream = self.streams.setdefault(key, _Stream(pool_of(executor.index, handle)))
-        captured = stream.captured
-        with stream.pool.lock:
-            if captured is None or not captured.has(tensors):
-                captured = self._captured(stream, tensors)
-            return None if captured is None else self._replay(captured, tensors)
+        captured, pool = stream.captured, stream.pool
+        with pool.lock:
+            if pool.is_in_use:
+                return None
+            try:
+                pool.is_in_use = True
+                if captured is None or not captured.has(tensors):
+                    captured = self._captured(stream, tensors)
+                return None if captured is None else self._replay(captured, tensors)
+            finally:
+                pool.is_in_use = False
 
     def _captured(self, stream: _Stream, tensors: list[torch.Tensor]) -> _Captured | None:
         """A graph for these inputs, unless it is the first call, or not worth its while."""

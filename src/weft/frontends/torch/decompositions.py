@@ -33,6 +33,7 @@ _WHOLE: tuple[Any, ...] = (
     _ops.masked_fill.Scalar,
     _ops.masked_fill.Tensor,
     _ops.mish.default,
+    _ops.roll.default,
     _ops.select_scatter.default,
     _ops.silu.default,
     _ops.softplus.default,

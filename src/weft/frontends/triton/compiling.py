@@ -45,14 +45,28 @@ def kernel_code(
     """The machine code of a kernel for arguments like the described."""
     arguments = arguments_of(described, groups)
     key = kernel_key(function, described, arguments, debug, repr(host_target()))
+
+    def compiled() -> KernelCode:
+        with framed(function):
+            return compile_kernel(builder_of(function, described), arguments, name_of(function))
+
+    if key is None:
+        return compiled()
     cache = disk_cache()
-    if key is not None and (entry := cache.get(key)) is not None and (stored := _decode(entry)) is not None:
+
+    def look_up() -> KernelCode | None:
+        entry = cache.get(key)
+        return None if entry is None else _decode(entry)
+
+    if (stored := look_up()) is not None:
         return stored
-    with framed(function):
-        code = compile_kernel(builder_of(function, described), arguments, name_of(function))
-    if key is not None:
+    flight, stored = cache.lead(key, look_up)
+    with flight:
+        if stored is not None:
+            return stored
+        code = compiled()
         cache.put(key, _encode(code), {_CODE: code.code})
-    return code
+        return code
 
 
 def name_of(function: JITFunction) -> str:
