@@ -15,7 +15,7 @@ SHARD ?= 0/1
 SANITIZED ?= $(addprefix tests/gpu/test_,$(addsuffix _on_gpu.py,products few_rows codes groups attention attention_backward))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-gpu sanitize-gpu conform-gpu lint format offline clean
+.PHONY: help venv demo test test-slow faults test-gpu sanitize-gpu conform-gpu lint format offline clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -40,6 +40,9 @@ test: lint ## lint, then all tests but the slow ones, with coverage
 
 test-slow: $(STAMP) ## the slow tests only
 	$(BIN)/python -m pytest -n $(JOBS) -m slow
+
+faults: $(STAMP) ## kills, damaged files, full disks, threads, forks, interrupts; FAULTS="kills --count 100" is a part
+	$(BIN)/python -m weft.testing.faults $(FAULTS)
 
 # The next three run on a machine with a GPU, with what `make offline` collected: SHARD=i/n takes a part, and a part that
 # is run again goes on where it stopped. They need no environment of their own.

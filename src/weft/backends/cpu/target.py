@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
 from dataclasses import dataclass
@@ -190,7 +191,20 @@ def compile_assembly(text: str, target: CpuTarget, level: int = 2) -> str:
         return _emitted(text, target.machine(level, jit=False), level, "emit_assembly")
 
 
+_NEEDED = 64 << 20
+"""Bytes of address space that LLVM may want for a program: a fair share more than was seen."""
+
+
+def require_memory(size: int = 0) -> None:
+    """Raise a `MemoryError` where LLVM would end the process, which it does when it gets no memory."""
+    try:
+        mmap.mmap(-1, _NEEDED + 4 * size).close()
+    except OSError as error:
+        raise MemoryError("not enough memory for the compiler") from error
+
+
 def _emitted(text: str, machine: llvm.TargetMachine, level: int, form: str) -> Any:
+    require_memory(16 * len(text))
     # LLVM's objects are freed when this returns, which is still under the lock.
     return getattr(machine, form)(_optimised(text, machine, level))
 

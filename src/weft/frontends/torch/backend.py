@@ -132,7 +132,7 @@ def _callable(
         key = caching.graph_key(module, name, config, frozen, target_on(device)) if keeps else None
         loaded: CompiledGraph | None = None
         if key:
-            look_up = partial(_loaded, key, module, frozen, record, config, device)
+            look_up = partial(load_graph, key, module, frozen, record, config, device)
             loaded = look_up()
             if loaded is None:
                 flight, loaded = caching.lead(key, look_up)
@@ -226,7 +226,7 @@ class LaterCall:
         return self.compiled(arguments)
 
 
-def _loaded(
+def load_graph(
     key: str,
     module: fx.GraphModule,
     frozen: Mapping[int, torch.Tensor],
