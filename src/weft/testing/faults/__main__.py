@@ -1,4 +1,4 @@
-"""`python -m weft.testing.faults`: each kind of fault in turn, so many cases or seconds; it goes on where it stopped."""
+"""`python -m weft.testing.faults`: each kind of fault in turn, by cases or seconds; it goes on where it stopped."""
 
 from __future__ import annotations
 

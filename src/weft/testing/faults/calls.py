@@ -1,4 +1,4 @@
-"""Faults of compiled functions: many threads, forks, calls within calls, interrupts at any moment, memory that is out."""
+"""Faults of compiled functions: many threads, forks, calls within calls, interrupts, little memory."""
 
 # torch leaves some of its functions without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -235,15 +235,16 @@ def interrupts(programs: Sequence[Program], draw: random.Random) -> Iterator[Out
         arguments = make()
         compiling = draw.randrange(3) == 0
 
-        def deed(program: Program = program, compiling: bool = compiling) -> None:
-            if compiling:
-                program.compiled(cache=bool(draw.randrange(2)))
-            else:
-                for _ in range(20):
-                    compiled(*arguments)
+        def compile_one(program: Program = program) -> None:
+            program.compiled(cache=bool(draw.randrange(2)))
+
+        def call_often(compiled: Callable[..., Any] = compiled, arguments: Tensors = arguments) -> None:
+            for _ in range(20):
+                compiled(*arguments)
 
         try:
-            interrupted(deed, 0.3 if compiling else 2e-3, bool(draw.randrange(2)))
+            longest = 0.3 if compiling else 2e-3
+            interrupted(compile_one if compiling else call_often, longest, bool(draw.randrange(2)))
         except _Interrupt:
             pass
         except Exception as error:
@@ -287,10 +288,8 @@ def short_memory(programs: Sequence[Program], draw: random.Random) -> Iterator[O
             try:
                 trouble = program.trouble(program.compiled(cache=False))
             except (MemoryError, RuntimeError, OSError) as error:
-                said = repr(error).lower()
-                trouble = (
-                    None if "memory" in said or "alloc" in said or "errno 12" in said else f"raised {error!r:.300}"
-                )
+                expected = any(word in repr(error).lower() for word in ("memory", "alloc", "errno 12"))
+                trouble = None if expected else f"raised {error!r:.300}"
             resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, hard))
             return trouble or program.trouble(program.compiled(cache=False))
 

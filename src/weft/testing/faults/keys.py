@@ -13,6 +13,7 @@ import contextlib
 import random
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -116,9 +117,7 @@ def keys(programs: Sequence[Program], draw: random.Random) -> Iterator[Outcome]:
             draw.shuffle(states)
             for start in range(0, len(states), 10):
                 part = states[start : start + 10]
-                outcome = in_child(
-                    lambda part=part, function=function, root=str(root): _right(function, part, root), 600
-                )
+                outcome = in_child(partial(_right, function, part, str(root)), 600)
                 yield from [Outcome(GOOD)] * (len(part) - 1)
                 yield outcome
 

@@ -1,4 +1,4 @@
-"""Thousands of compilations and calls: memory, handles, mappings and files in the cache do not grow with their number."""
+"""Thousands of compilations and calls: memory, handles, mappings and files in the cache do not grow with them."""
 
 # torch leaves some of its functions without types.
 # pyright: reportUnknownMemberType=false
