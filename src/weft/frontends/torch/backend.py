@@ -123,7 +123,7 @@ def _callable(
     module: fx.GraphModule, name: str, config: Config, frozen: Mapping[int, torch.Tensor], record: CompilationRecord
 ) -> Callable[[list[Any]], Sequence[Any]]:
     start = time.perf_counter()
-    flight, executor = Flight("", None), None
+    flight, is_awaited = Flight("", None), False
     try:
         device = graph_device(module)
         if frozen:
@@ -150,6 +150,7 @@ def _callable(
                 flight.release()  # others would wait for nothing
             try:
                 executor = executor_for(imported, config, key, frozen, device)
+                is_awaited = isinstance(executor, LaterExecutor)
                 break
             except LoweringError as error:  # torch has code for what this kernel was to do
                 if config.strict or error.sources <= left:
@@ -165,7 +166,7 @@ def _callable(
             raise
         return _uncompiled(module, record, error)
     finally:
-        if not isinstance(executor, LaterExecutor):
+        if not is_awaited:
             flight.release()
     log.info(
         "compiled %s: %d nodes, %d left to torch, %.3f s",

@@ -71,7 +71,8 @@ def _run(kind: str, given: Any) -> int:
         journal.forget([kind])
     before: dict[str, Any] = journal.results().get(kind, {})
     wanted, done = given.count or count, int(before.get("done", 0))
-    counts, said = Counter(before.get("outcomes", {})), Counter(before.get("said", {}))
+    counts: Counter[str] = Counter(before.get("outcomes", {}))
+    said: Counter[str] = Counter(before.get("said", {}))
     torch.set_num_threads(threads)
     logging.getLogger("weft").setLevel(logging.ERROR)
     with folder() as root:

@@ -146,9 +146,13 @@ def calls_within(programs: Sequence[Program], draw: random.Random) -> Iterator[O
         module = torch.nn.Linear(16, 16)
         compiled = torch.compile(module, backend="weft")
         said: list[str | None] = []
-        module.register_forward_hook(lambda *_: said.append(check()))
+
+        def hook(*_: Any) -> None:
+            said.append(check())
+
+        module.register_forward_hook(hook)
         x = torch.randn(5, 16, requires_grad=True)
-        x.register_hook(lambda gradient: said.append(check()))
+        x.register_hook(hook)
         result = compiled(x)
         with torch.autograd.graph.saved_tensors_hooks(lambda t: (said.append(check()), t)[1], lambda t: t):
             compiled(x).sum().backward()
@@ -171,7 +175,11 @@ def calls_within(programs: Sequence[Program], draw: random.Random) -> Iterator[O
 
     def signalled() -> str | None:
         said: list[str | None] = []
-        before = signal.signal(signal.SIGALRM, lambda *_: said.append(check()))
+
+        def handler(*_: object) -> None:
+            said.append(check())
+
+        before = signal.signal(signal.SIGALRM, handler)
         try:
             for _ in range(20):
                 signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 2e-3))
