@@ -15,6 +15,7 @@ import copy
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def measured(name: str, size: int) -> dict[str, Any]:
             try:
                 began = time.perf_counter()
                 with torch.no_grad():
-                    eager = peak_of(lambda args=args, kwargs=kwargs: op.op(*copy.copy(args), **kwargs))
+                    eager = peak_of(partial(op.op, *copy.copy(args), **kwargs))
                 if time.perf_counter() - began > LONGEST_EAGER_SECONDS:
                     why = "eager takes too long"
                     continue
@@ -96,9 +97,13 @@ def measured(name: str, size: int) -> dict[str, Any]:
 
             compiled = torch.compile(function, backend="weft", options={"cache": False}, dynamic=False)
             with torch.no_grad():
-                weft = peak_of(lambda args=args, kwargs=kwargs, compiled=compiled: compiled(args, kwargs))
+                weft = peak_of(partial(compiled, args, kwargs))
             return {"eager": eager, "weft": weft, "exceeds": exceeds(weft, eager)}
     return {"left_out": why}
+
+
+def _first(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x @ x, 0)
 
 
 def _prepare(settings: dict[str, Any]) -> Callable[[dict[str, Any], Answer], None]:
@@ -108,7 +113,7 @@ def _prepare(settings: dict[str, Any]) -> Callable[[dict[str, Any], Answer], Non
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     # What the compiler itself takes when it is first used is no operator's.
-    torch.compile(lambda x: torch.softmax(x @ x, 0), backend="weft", options={"cache": False})(torch.randn(64, 64))
+    torch.compile(_first, backend="weft", options={"cache": False})(torch.randn(64, 64))
 
     def handle(request: dict[str, Any], answer: Answer) -> None:
         try:
@@ -136,7 +141,7 @@ def main() -> int:
             if name in journal.results() or time.monotonic() > until:
                 continue
             child.send({"op": name})
-            answer = child.receive(given.limit)
+            answer: dict[str, Any] | None = child.receive(given.limit)
             if answer is None:
                 answer = {"left_out": f"Weft failed: {child.epitaph(given.limit)}"}
             journal.add(name, answer)
