@@ -70,6 +70,14 @@ class DivisionError(WeftError, RuntimeError):
     """An integer in a program's data that is divided by zero."""
 
 
+class CountError(WeftError, RuntimeError):
+    """A number of values, in a program's data, that does not fit what it is for."""
+
+
+class PowerError(WeftError, RuntimeError):
+    """Integers that are raised to a negative power, which they have not."""
+
+
 class DeviceError(WeftError):
     """The GPU or its driver failed. `result` and `number` are the driver's name and number of what went wrong."""
 

@@ -117,3 +117,6 @@ class Plan:
     prepare: str = ""
     replacing: tuple[int, ...] = ()
     """The outputs, by position, that are written over the input that they replace."""
+    decided_after: int = 0
+    """How many steps it takes to know whether the data is right, where others write over inputs: the last output is 0
+    then. 0 where nobody has to wait for it."""

@@ -33,7 +33,7 @@ from weft.frontends.torch.freezing import frozen_arguments, make_constants, warn
 from weft.frontends.torch.graph import Calling, ImportedGraph
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.opaque import OpaqueRuntime
-from weft.frontends.torch.plan_executor import PlanExecutor
+from weft.frontends.torch.plan_executor import PlanExecutor, WrongData
 from weft.frontends.torch.report import Fallback, note_fallback, note_targets, shape_guards
 from weft.frontends.torch.report import record_targets as record_targets
 from weft.frontends.torch.returning import output_of, write_back, written_inputs
@@ -331,7 +331,10 @@ class CompiledGraph:
             tensors[position] = as_real(tensors[position])
         given = list(arguments)
         arguments.clear()
-        results = self.executor(tensors, symbols)
+        try:
+            results = self.executor(tensors, symbols)
+        except WrongData as wrong:
+            raise failure(calling.checks, wrong.code) from None
         if calling.checks and (code := int(results[-1])):
             raise failure(calling.checks, code)
         if calling.mutated:

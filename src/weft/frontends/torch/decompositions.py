@@ -39,6 +39,9 @@ _WHOLE: tuple[Any, ...] = (
     _ops.std.correction,
 )
 
+# In parts, places that count from the end would do, which eager refuses.
+_CHECKED: tuple[Any, ...] = (_ops.index_add.default, _ops.index_copy.default)
+
 
 def decompositions(device: str = "cpu") -> dict[Any, Callable[..., Any]]:
     """The table for AOTAutograd: torch's to core ATen, less what Weft does better whole; dropout as eager draws it.
@@ -57,6 +60,8 @@ def _table(device: str) -> dict[Any, Callable[..., Any]]:
     table.pop(_ops.native_dropout.default, None)
     if device == "cpu":
         table[_ops.native_dropout.default] = native_dropout
+        for target in _CHECKED:
+            table.pop(target, None)
     else:
         # In parts, a row's largest and its sum are kept for the backward, and not what they are taken from, in f32.
         table |= get_decompositions([_ops._log_softmax.default, _ops._softmax.default])

@@ -59,6 +59,7 @@ from weft.ir.attributes import to_attribute
 from weft.ir.expr import Expr, Size, symbols_of
 from weft.ir.types import Tensor, tensor_of, tensor_type
 from weft.ops.graph import FuncOp, ReturnOp
+from weft.passes.check_first import state_verdict
 
 # Assertions about sizes: tracing has turned them into guards by the time a graph is imported.
 _GUARDED = {torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default}
@@ -140,6 +141,8 @@ class _Importer:
         own = (len(self.constants), int(code is not None))
         pairs = replaced(mutated, outputs)
         self.symbols |= annotate(function, tensors, returned, own, mutated, pairs, self.symbols)
+        if code is not None and pairs:
+            state_verdict(function)
         if constants := self._constant_places(tensors):
             function.attributes["constants"] = to_attribute(constants)
         calling = Calling(

@@ -31,6 +31,14 @@ BoxedCall: TypeAlias = Callable[[list[Any]], list[Any]]
 ProgramT = TypeVar("ProgramT", bound=Program)
 
 
+class WrongData(Exception):
+    """What a program checks of its data does not hold; its arguments are as they were."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
 @dataclass
 class Frame:
     """The memory of one running call: an arena, and the table of addresses with the launcher's scratch behind it.
@@ -188,19 +196,35 @@ class PlanExecutor(Generic[ProgramT]):
         return held
 
     def _run_segments(self, frame: Frame, held: dict[int, torch.Tensor]) -> None:
+        deciding = frame.binding.deciding
         for step in frame.binding.segments:
             if isinstance(step, Tape):
                 self._launch(step, frame)
             else:
                 self._carry_out(step, frame, held)
+            if step is deciding:
+                self._decide(held)
+
+    def _decide(self, held: Mapping[int, torch.Tensor]) -> None:
+        """Raise before anything is written over, if the program has found its data to be wrong."""
+        if code := int(held[self.returned[-1]]):
+            raise WrongData(code)
 
     def _run_profiled(self, profile: Profile, frame: Frame, held: dict[int, torch.Tensor]) -> None:
         def launch(tape: Tape) -> int | None:
-            return self._launch_timed(tape, frame)
+            nanoseconds = self._launch_timed(tape, frame)
+            if deciding is not None and tape.steps[-1] is last:
+                self._decide(held)
+            return nanoseconds
 
         def call(step: CallStep | DotStep) -> None:
             self._carry_out(step, frame, held)
             self._finish()
+            if step is deciding:
+                self._decide(held)
+
+        deciding = frame.binding.deciding
+        last = deciding.steps[-1] if isinstance(deciding, Tape) else None
 
         self._finish()
         profile.run(self.executable, frame.binding, launch, call)
