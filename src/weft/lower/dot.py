@@ -215,6 +215,7 @@ class _DotLowering:
         recorder.at(Source(a, tensor_of(a.type)), self._a_index())
         reads.a = [address.expr for address in recorder.addresses]
         recorder.addresses.clear()
+        recorder.scopes[-1].clear()  # both operands may be one value, read at one place
         for b in [self._weights(dot) for dot in self.dots if self.panels is None and not self.codes]:
             recorder.at(Source(b, tensor_of(b.type)), self._b_index())
         reads.b = [address.expr for address in recorder.addresses]
