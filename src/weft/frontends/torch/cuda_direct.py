@@ -77,7 +77,8 @@ def _one_tape(executor: CudaExecutor) -> Run | None:
             return executor.plain(tensors, {})
         addresses = [tensor.data_ptr() for tensor in tensors]
         if (
-            any([address % ALIGNMENT for address in addresses])
+            not all(addresses)  # none, or one of a tensor without memory
+            or any([address % ALIGNMENT for address in addresses])
             or any([tensors[place].stride() != strides for place, strides in watched])
             or not all([executor._is_here(tensors[place]) for place in numerals])
         ):

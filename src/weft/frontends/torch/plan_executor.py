@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import numpy as np
 import torch
 
+from weft.errors import GuardError
 from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.frozen import ConstantSet, Preparing, make_set
 from weft.frontends.torch.graph import Calling
@@ -184,11 +185,16 @@ class PlanExecutor(Generic[ProgramT]):
             held.update(constants.tensors)
             tensors = [tensors[place] for place in self.taken]
         for (number, strides), tensor in zip(frame.inputs, tensors, strict=True):
-            held[number] = tensor = self._input(tensor, strides)
-            table[number] = tensor.data_ptr()
+            tensor = self._input(tensor, strides)
+            if not (address := tensor.data_ptr()) and tensor.numel():
+                tensor = self._input(in_memory(tensor), strides)
+                address = tensor.data_ptr()
+            held[number], table[number] = tensor, address
         for number, make, shape, strides, dtype in frame.results:
             held[number] = out = make(shape, strides, dtype)
-            table[number] = out.data_ptr()
+            if not (address := out.data_ptr()) and out.numel():
+                in_memory(out)
+            table[number] = address
         if (profile := active_profile()) is not None:
             self._run_profiled(profile, frame, held)
         else:
@@ -298,6 +304,17 @@ class PlanExecutor(Generic[ProgramT]):
             whole = arena[start : start + (arena.numel() - start) // dtype.itemsize * dtype.itemsize].view(dtype)
             frame.views[place] = whole.as_strided(shape, strides, whole.storage_offset() + offset)
         return frame.views[place]
+
+
+def in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with elements, but no memory, as one that has some: zeros that are only said to be zeros."""
+    if tensor._is_zerotensor():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    kind = "" if type(tensor) is torch.Tensor else f"{type(tensor).__name__} "
+    raise GuardError(
+        f"a {kind}tensor of shape {tuple(tensor.shape)} has no memory to compute on",
+        hint="programs run on data: call the function itself, not the compiled one, under a fake tensor mode",
+    )
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
