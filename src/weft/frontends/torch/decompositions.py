@@ -40,7 +40,12 @@ _WHOLE: tuple[Any, ...] = (
 )
 
 # In parts, places that count from the end would do, which eager refuses.
-_CHECKED: tuple[Any, ...] = (_ops.index_add.default, _ops.index_copy.default)
+_CHECKED: tuple[Any, ...] = (
+    _ops.index_add.default,
+    _ops.index_copy.default,
+    _ops.index_fill.int_Scalar,
+    _ops.index_fill.int_Tensor,
+)
 
 
 def decompositions(device: str = "cpu") -> dict[Any, Callable[..., Any]]:
@@ -60,6 +65,7 @@ def _table(device: str) -> dict[Any, Callable[..., Any]]:
     table.pop(_ops.native_dropout.default, None)
     if device == "cpu":
         table[_ops.native_dropout.default] = native_dropout
+        table[_ops.log_sigmoid_forward.default] = log_sigmoid_forward
         for target in _CHECKED:
             table.pop(target, None)
     else:
@@ -77,6 +83,12 @@ def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
     mask = _ops.bernoulli.p(torch.empty_like(x, dtype=torch.bool), 1.0 - p)
     return x * mask * (1.0 / (1.0 - p)), mask
+
+
+def log_sigmoid_forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logarithm of the sigmoid, which eager's CPU kernel gives row-major however its argument lies."""
+    result, buffer = all_decompositions[_ops.log_sigmoid_forward.default](x)
+    return result.contiguous(), buffer.contiguous()
 
 
 @cache

@@ -120,23 +120,41 @@ def index_add(
     if alpha != 1:
         source = b.emit("mul", source, b.number(alpha, b.dtype(x)))
     # Eager does nothing to a tensor without elements, whatever the places are.
-    return _put_along(b, x, dim, places, source, product(b.shape(x)), accumulate=True)
+    check_along(b, x, dim, places, touched=product(b.shape(x)))
+    return _put_along(b, x, dim, places, source, accumulate=True)
 
 
 @aten("index_copy")
 def index_copy(b: ImportBuilder, x: SSAValue, dim: int, places: SSAValue, source: SSAValue) -> SSAValue:
-    return _put_along(b, x, dim, places, source, product(b.shape(source)), accumulate=False)
+    check_along(b, x, dim, places, touched=product(b.shape(source)))
+    return _put_along(b, x, dim, places, source, accumulate=False)
+
+
+@aten("index_fill.int_Scalar", "index_fill.int_Tensor")
+def index_fill(b: ImportBuilder, x: SSAValue, dim: int, places: SSAValue, value: Any) -> SSAValue:
+    row = at_least_1d(b, x)
+    rest = [size for d, size in enumerate(b.shape(row)) if d != normal_dim(dim, b.rank(row))]
+    check_along(b, x, dim, places, wraps=True, touched=product(rest))
+    return _put_along(b, x, dim, places, b.operand(value, b.dtype(x)), accumulate=False)
+
+
+def check_along(
+    b: ImportBuilder, x: SSAValue, dim: int, places: SSAValue, *, touched: Size, wraps: bool = False
+) -> None:
+    """All places must be indices into a dimension of `x`, which has one even if it is a number."""
+    shape = b.shape(x) or (1,)
+    dim = normal_dim(dim, len(shape))
+    check_places(b, places, dim, shape[dim], wraps=wraps, touched=touched)
 
 
 def _put_along(
-    b: ImportBuilder, x: SSAValue, dim: int, places: SSAValue, source: SSAValue, touched: Size, *, accumulate: bool
+    b: ImportBuilder, x: SSAValue, dim: int, places: SSAValue, source: SSAValue, *, accumulate: bool
 ) -> SSAValue:
-    """`x` with slices written at places along one dimension, which are counted from its front only."""
+    """`x` with slices written, or one number, at places along one dimension."""
     row, places = at_least_1d(b, x), at_least_1d(b, places)
     dim = normal_dim(dim, b.rank(row))
-    check_places(b, places, dim, b.shape(row)[dim], touched=touched)
     shape = (*b.shape(row)[:dim], *b.shape(places), *b.shape(row)[dim + 1 :])
-    source = b.view(source, shape)
+    source = b.view(source, shape) if b.rank(source) else b.expand(source, shape)
     if accumulate and dim == 0 and (added := added_by_token(b, row, places, source)) is not None:
         return b.view(added, b.shape(x))
     put = b.emit("index_put", row, places, source, dims=(dim,), position=dim, accumulate=accumulate)
