@@ -17,7 +17,7 @@ CHILD = "weft.testing.check_child"
 
 @dataclass(frozen=True)
 class Check:
-    """One thing to check: `model`, `training` or `tutorial`, by name, in an element type."""
+    """One thing to check: `model`, `training`, `tutorial` or `raises`, by name, in an element type."""
 
     kind: str
     name: str

@@ -284,6 +284,25 @@ def conform_training(
         run(terminal, names or [], dtype or ["float32"], asked)
 
 
+@conform.command("raises")
+def conform_raises(
+    ops: Annotated[list[str] | None, typer.Argument(help="Operators by name; all that could raise if none.")] = None,
+    shard: Shard = None,
+    resume: Resume = False,
+    jobs: Annotated[int, typer.Option(help="Child processes.", min=1)] = 2,
+    budget: Budget = 420.0,
+    reports: Annotated[Path, typer.Option(help="Where the journal of verdicts lies.")] = Path("reports"),
+    json: Json = False,
+) -> None:
+    """Wrong indices, divisors, counts and sizes: eager raises if and only if the compiled program does."""
+    from weft.tools.conform_checks import CheckRequest
+    from weft.tools.conform_checks import conform_raises as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        run(terminal, ops or [], CheckRequest("cpu", shard, resume, jobs, budget, reports))
+
+
 @conform.command("triton")
 def conform_triton(
     checkout: Annotated[Path, typer.Option("--from", help="A checkout of Triton: v3.6.0.")],
