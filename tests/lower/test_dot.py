@@ -9,8 +9,15 @@ import torch
 from torch import Tensor
 
 
-@pytest.mark.parametrize("shape", [(6, 1, 1), (6, 1, 4), (6, 4, 1), (2, 3, 1, 1), (6, 3, 3)])
-@pytest.mark.parametrize("product", [lambda x: x @ x.mT, lambda x: x.mT @ x])
+@pytest.mark.parametrize(
+    ("product", "shape"),
+    [
+        (lambda x: x @ x, (6, 1, 1)),
+        (lambda x: x @ x, (2, 3, 1, 1)),
+        (lambda x: x @ x.mT, (6, 1, 4)),
+        (lambda x: x.mT @ x, (6, 4, 1)),
+    ],
+)
 def test_a_batch_of_matrices_times_itself(product: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> None:
     x = torch.rand(shape)
     torch.compiler.reset()

@@ -126,7 +126,7 @@ def test_as_many_values_as_a_mask_has_true_elements(
     for shape in does_not:
         with pytest.raises(RuntimeError):
             function(X, mask, torch.rand(shape))
-        with pytest.raises(RuntimeError, match="true elements of the mask|shape mismatch"):
+        with pytest.raises(RuntimeError, match=r"true elements of the mask|shape mismatch"):
             run(X, mask, torch.rand(shape))
 
 
@@ -150,8 +150,9 @@ EMPTY: dict[str, tuple[Callable[..., Any], tuple[int, ...], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", EMPTY)
+@pytest.mark.parametrize(
+    ("name", "dynamic"), [*((name, False) for name in EMPTY), ("index", True), ("behind a slice", True)]
+)
 def test_nothing_is_read_from_a_dimension_of_size_0(name: str, dynamic: bool) -> None:
     function, shape, places = EMPTY[name]
     x = torch.zeros(shape)
@@ -229,3 +230,10 @@ def test_they_are_also_checked_first_when_a_call_is_timed() -> None:
     with weft.profile(), pytest.raises(PlaceError):
         run(cache, at([4]), new)
     torch.testing.assert_close(cache, before, rtol=0, atol=0)
+
+
+def test_weights_of_a_bag_have_the_type_of_its_table() -> None:
+    run = compiled(lambda i, w: F.embedding_bag(i, X, at([0]), mode="sum", per_sample_weights=w))
+    torch.testing.assert_close(run(at([0, 3]), at([1.0, 2.0])), X[:1] + 2 * X[3:])
+    with pytest.raises(RuntimeError, match="same type"):
+        run(at([0, 3]), at([1, 2]))

@@ -36,13 +36,14 @@ def compiled_gradients(
     return table.grad.to_dense(), None if factors is None else factors.grad
 
 
+# Tracing weighted sums of f32 without padding fails in torch, with any backend.
 CASES = [
-    (mode, weighted, dtype, padding)
-    for mode, weighted in (("sum", False), ("sum", True), ("mean", False))
-    for dtype in (torch.float32, torch.float64, torch.bfloat16)
-    for padding in (None, 0)
-    # Tracing these fails in torch, with any backend.
-    if (mode, weighted, dtype, padding) != ("sum", True, torch.float32, None)
+    ("sum", False, torch.float64, None),
+    ("sum", False, torch.bfloat16, 0),
+    ("sum", True, torch.float32, 0),
+    ("sum", True, torch.bfloat16, None),
+    ("mean", False, torch.float32, None),
+    ("mean", False, torch.float64, 0),
 ]
 
 
@@ -55,8 +56,7 @@ def test_sparse_gradients(mode: str, weighted: bool, dtype: torch.dtype, padding
     torch.testing.assert_close(actual, expected)
 
 
-@pytest.mark.parametrize("padding", [-1, 0])
-@pytest.mark.parametrize("mode", [0, 1, 2])
+@pytest.mark.parametrize(("mode", "padding"), [(0, -1), (1, 0), (2, 0)])
 def test_what_is_kept_for_a_backward_of_torch(mode: int, padding: int) -> None:
     def function(weight: Tensor) -> tuple[Tensor, ...]:
         return torch.ops.aten._embedding_bag(weight, INDICES, OFFSETS, False, mode, False, None, False, padding)

@@ -134,6 +134,8 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding: int = -1,
 ) -> tuple[SSAValue, ...]:
+    if per_sample_weights is not None and b.dtype(per_sample_weights) != b.dtype(weight):
+        raise UnsupportedError("weights of another type than the table, which torch refuses")
     bags = Bags.of(b, indices, offsets, b.result.shape[0], padding)
     check_places(b, indices, 0, b.shape(weight)[0])
     _check_offsets(b, indices, offsets, bags.count, ordered=_needs_order(b, weight, mode, padding))
