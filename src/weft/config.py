@@ -13,6 +13,7 @@ TARGETS = ("cpu", "reference")
 CODES = ("int4", "int4_64", "int4_32", "int8", "fp8", "mxfp4", "nvfp4")
 """How a GPU's weights can be held."""
 QUANTIZATIONS = ("", "int8_weights", "int8_dynamic", *CODES)
+DEVICE_CHECKS = ("auto", "on", "wait", "off")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class Config:
     """Measure schedules of the kernels that take most of the time, and keep the fastest on disk."""
     cuda_graphs: bool = True
     """Capture calls on a GPU as CUDA graphs, where sizes do not change and that is quicker."""
+    device_checks: str = "auto"
+    """Indices out of range and other mistakes in a GPU's data: `on` finds them while later work runs, and the next call
+    raises; `wait` waits for each call's verdict; `auto` is `on` for graphs that are large enough not to notice."""
     cpu: str = "native"
     """The processor to compile for: `native`, or a name LLVM knows."""
 
@@ -44,6 +48,9 @@ class Config:
         if self.quantize not in QUANTIZATIONS:
             known = ", ".join(map(repr, QUANTIZATIONS))
             raise WeftError(f"quantize is {self.quantize!r}, which is none of {known}")
+        if self.device_checks not in DEVICE_CHECKS:
+            known = ", ".join(map(repr, DEVICE_CHECKS))
+            raise WeftError(f"device_checks is {self.device_checks!r}, which is none of {known}")
         if self.quantize and not self.freeze:
             raise WeftError(f"quantize={self.quantize!r} needs constant weights", hint="set freeze=True, too")
 

@@ -25,6 +25,7 @@ from weft.frontends.torch.checks import failure
 from weft.frontends.torch.collection import without_collection
 from weft.frontends.torch.complex_numbers import as_real
 from weft.frontends.torch.decompositions import decompositions
+from weft.frontends.torch.device_checks import Watch, raise_found
 from weft.frontends.torch.device_timing import timer_on
 from weft.frontends.torch.devices import CPU, graph_device, kind_of, nvidia_target, target_on
 from weft.frontends.torch.executor import CpuExecutor
@@ -315,15 +316,20 @@ class CompiledGraph:
     executor: Executor
     _boxed_call: bool = True
 
+    def __post_init__(self) -> None:
+        self.watch = Watch(self.calling.checks) if self.calling.deferred and self.calling.checks else None
+
     def shortest(self) -> Callable[[list[Any]], list[Any]]:
         """The quickest callable: the executor's own, where arguments and results are just the program's."""
         executor, calling = self.executor, self.calling
         if not isinstance(executor, PlanExecutor) or calling.complex_arguments or calling.symbols.rules:
             return self
-        return executor.direct(calling, self.constants, self) or self
+        return executor.direct(calling, self.constants, self, self.watch) or self
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
-        calling = self.calling
+        calling, watch = self.calling, self.watch
+        if watch is not None:
+            raise_found()
         symbols = calling.symbols(arguments)
         tensors = [arguments[position] for position in calling.arguments]
         tensors.extend(self.constants)
@@ -335,7 +341,9 @@ class CompiledGraph:
             results = self.executor(tensors, symbols)
         except WrongData as wrong:
             raise failure(calling.checks, wrong.code) from None
-        if calling.checks and (code := int(results[-1])):
+        if watch is not None:
+            watch.note(results[-1])
+        elif calling.checks and (code := int(results[-1])):
             raise failure(calling.checks, code)
         if calling.mutated:
             write_back([(given[position], results[result]) for position, result in calling.mutated])

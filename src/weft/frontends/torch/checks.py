@@ -54,9 +54,7 @@ def check_divisor(b: ImportBuilder, divisor: SSAValue | bool | int | float | Exp
     """No element of an integer divisor may be 0, where there are elements to divide."""
     if isinstance(divisor, SSAValue):
         zero = b.emit("eq", divisor, b.number(0, b.dtype(divisor)))
-    elif isinstance(divisor, Expr):
-        zero = b.emit("eq", b.number(divisor, i64), b.number(0, i64))
-    elif int(divisor) == 0:
+    elif not isinstance(divisor, Expr) and int(divisor) == 0:  # sizes of 0 are no symbols
         zero = b.number(True, boolean)
     else:
         return
@@ -103,6 +101,11 @@ def combined(b: ImportBuilder) -> tuple[SSAValue | None, tuple[Check, ...]]:
         this = b.emit("where", b.to(found, boolean), b.number(number, i64), b.number(0, i64))
         code = this if code is None else b.emit("maximum", code, this)
     return code, tuple(check for _, check in stated)
+
+
+def is_of_data(check: Check) -> bool:
+    """Whether a check is of what a program is given; those that the user's kernels make are theirs to wait for."""
+    return check.kind != "assert"
 
 
 def failure(checks: Sequence[Check], code: int) -> WeftError:

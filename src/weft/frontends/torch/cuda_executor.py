@@ -23,6 +23,7 @@ from weft.errors import DeviceMemoryError
 from weft.frontends.torch.alignment import aligned
 from weft.frontends.torch.cuda_direct import direct_call
 from weft.frontends.torch.cuda_graphs import GraphedCalls
+from weft.frontends.torch.device_checks import Watch
 from weft.frontends.torch.devices import nvidia_target
 from weft.frontends.torch.frozen import ConstantSet, Preparing
 from weft.frontends.torch.graph import Calling
@@ -91,8 +92,14 @@ class CudaExecutor(PlanExecutor[DeviceProgram]):
             _CAPTURED.append((self.executable, list(self.sets)))
         return results
 
-    def direct(self, calling: Calling, constants: Sequence[torch.Tensor], otherwise: BoxedCall) -> BoxedCall | None:
-        return direct_call(self, calling, constants, otherwise)
+    def direct(
+        self,
+        calling: Calling,
+        constants: Sequence[torch.Tensor],
+        otherwise: BoxedCall,
+        watch: Watch | None = None,
+    ) -> BoxedCall | None:
+        return direct_call(self, calling, constants, otherwise, watch)
 
     def release(self) -> None:
         super().release()

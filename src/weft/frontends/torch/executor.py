@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._C import _len_torch_dispatch_stack as _modes
+from torch._C import _len_torch_dispatch_stack as _modes  # pyright: ignore[reportPrivateUsage]
 from torch._subclasses.fake_tensor import FakeTensor
 
 from weft.frontends.torch.checks import failure
+from weft.frontends.torch.device_checks import Watch
 from weft.frontends.torch.graph import Calling, Returned
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.outputs import ResultMemory, use_huge_pages
@@ -50,7 +51,13 @@ class CpuExecutor(PlanExecutor[Executable]):
     def _launch(self, tape: Tape, frame: Frame) -> None:
         self.launch(tape.address, frame.address, _threads())
 
-    def direct(self, calling: Calling, constants: Sequence[torch.Tensor], otherwise: BoxedCall) -> BoxedCall | None:
+    def direct(
+        self,
+        calling: Calling,
+        constants: Sequence[torch.Tensor],
+        otherwise: BoxedCall,
+        watch: Watch | None = None,
+    ) -> BoxedCall | None:
         """A call of nothing but the launcher, for a program of known sizes that is one tape and gives new tensors.
 
         What small graphs compute takes less time than the way to it.

@@ -29,7 +29,7 @@ from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
 from weft.frontends.torch.aten.attention import flex_attention
 from weft.frontends.torch.attention_products import may_be_attention
 from weft.frontends.torch.builder import ImportBuilder, tensor_of_meta
-from weft.frontends.torch.checks import combined
+from weft.frontends.torch.checks import combined, is_of_data
 from weft.frontends.torch.claims import (
     is_claimed,
     is_own_convolution,
@@ -41,6 +41,7 @@ from weft.frontends.torch.claims import (
 )
 from weft.frontends.torch.complex_numbers import Complex, interleaved_type
 from weft.frontends.torch.decompositions import decomposition_of
+from weft.frontends.torch.device_checks import are_checked
 from weft.frontends.torch.devices import copies_away
 from weft.frontends.torch.dtypes import FLOAT8
 from weft.frontends.torch.encoding import NumberArgument, TensorArgument
@@ -110,7 +111,9 @@ class _Importer:
         tensors = [node for node in placeholders if isinstance(_meta(node), torch.Tensor) and node not in tokens]
         function = FuncOp.make(self.name, {node.name: self._type(_meta(node)) for node in tensors})
         self.block = function.block
-        self.builder = ImportBuilder(self.block, strict=self.config.strict, checked=self.device == "cpu")
+        calls = sum(node.op == "call_function" for node in nodes)
+        checked = self.device == "cpu" or are_checked(self.config, calls)
+        self.builder = ImportBuilder(self.block, strict=self.config.strict, checked=checked)
         for node, argument in zip(tensors, function.block.args, strict=True):
             self.values[node] = self._incoming(argument, _meta(node))
         self.positions = {node: position for position, node in enumerate(placeholders)}
@@ -141,7 +144,7 @@ class _Importer:
         own = (len(self.constants), int(code is not None))
         pairs = replaced(mutated, outputs)
         self.symbols |= annotate(function, tensors, returned, own, mutated, pairs, self.symbols)
-        if code is not None and pairs:
+        if code is not None and pairs and self.device == "cpu":
             state_verdict(function)
         if constants := self._constant_places(tensors):
             function.attributes["constants"] = to_attribute(constants)
@@ -153,6 +156,7 @@ class _Importer:
             mutated=tuple((position, returned.index(node)) for position, node in self.mutated),
             fallbacks=tuple(self.fallbacks),
             checks=checks,
+            deferred=self.device != "cpu" and self.config.device_checks != "wait" and all(map(is_of_data, checks)),
             complex_arguments=tuple(
                 position for position, value in enumerate((*map(_meta, tensors), *self.constants)) if value.is_complex()
             ),

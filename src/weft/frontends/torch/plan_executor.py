@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from weft.errors import GuardError
+from weft.frontends.torch.device_checks import Watch
 from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.frozen import ConstantSet, Preparing, make_set
 from weft.frontends.torch.graph import Calling
@@ -112,10 +113,17 @@ class PlanExecutor(Generic[ProgramT]):
         pool.append(frame)
         return results
 
-    def direct(self, calling: Calling, constants: Sequence[torch.Tensor], otherwise: BoxedCall) -> BoxedCall | None:
+    def direct(
+        self,
+        calling: Calling,
+        constants: Sequence[torch.Tensor],
+        otherwise: BoxedCall,
+        watch: Watch | None = None,
+    ) -> BoxedCall | None:
         """A callable that does what `otherwise` does, on a shorter way, for a call whose sizes are known.
 
-        Whatever is out of the ordinary is left to `otherwise`; `constants` are those of the graph.
+        Whatever is out of the ordinary is left to `otherwise`; `constants` are those of the graph. `watch` is told what
+        the program says of its data where nobody waits for it.
         """
         return None
 
