@@ -75,7 +75,9 @@ def test_small_graphs_are_not_checked_unless_asked() -> None:
 
 def test_verdicts_are_kept_until_someone_looks() -> None:
     watch = Watch([Check("place", "one", "a.py:1"), Check("division", "two", "a.py:2")])
-    for code in (0, 2, 0, 1):
+    with torch.inference_mode():
+        watch.note(at(0))
+    for code in (2, 0, 1):
         watch.note(at(code))
     with pytest.raises(WeftError, match=r"two\n.*a.py:2"):
         raise_found()

@@ -48,8 +48,9 @@ class Watch:
     def note(self, verdict: torch.Tensor) -> None:
         """Let the GPU add a verdict to those before, when it has got there."""
         if self._memory is None:
-            seen = torch.zeros((), dtype=torch.int64, pin_memory=verdict.is_cuda)
-            self._memory = torch.zeros_like(verdict), seen
+            with torch.inference_mode(False):  # calls outside of it write there too
+                seen = torch.zeros((), dtype=torch.int64, pin_memory=verdict.is_cuda)
+                self._memory = torch.zeros((), dtype=torch.int64, device=verdict.device), seen
             self.found = seen.numpy()
         total, seen = self._memory
         torch.maximum(total, verdict, out=total)
