@@ -6,6 +6,7 @@ The fork says first what eager did. If it dies before, eager's own behaviour is 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import os
 import signal
@@ -74,6 +75,7 @@ def isolated(case: RaiseCase) -> tuple[str, str]:
 def _judge(case: RaiseCase, sink: IO[str]) -> None:
     signal.alarm(LIMIT)
     logging.disable()  # torch prints what it raises as well
+    faulthandler.disable()
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - the process ends with it
     eager = outcome(case, None)
     print(eager.error or "nothing raised", file=sink, flush=True)
