@@ -73,7 +73,7 @@ def check_dim(name: str, x: Tensor, *dims: int) -> None:
         Sample((Input((5, 4)), Input((2, 7), -4, 4, i32)), {"dim": 1}, _MOVED),
         Sample((Input((2, 3, 4)), Input((2, 0, 4), 0, 3, i64)), {"dim": 1}, _MOVED),
         Sample((Input((3,)), Input((6,), -9, 9, i64)), {"dim": 0}, _MOVED),
-        Sample((Input((2, 0)), Input((2, 3), -2, 2, i64)), {"dim": 1}, _MOVED),
+        Sample((Input((2, 0)), Input((2, 3), -2, 2, i64)), {"dim": 1}, (i64, boolean)),
     ],
 )
 class Gather(Movement):
@@ -122,7 +122,7 @@ class Gather(Movement):
         Sample((Input((2, 5)), Input((), 0, 5, i64)), {"dim": 1}, _MOVED),
         Sample((Input((5, 3)), Input((0,), 0, 5, i64)), {"dim": 0}, _MOVED),
         Sample((Input((3,)), Input((6,), -9, 9, i64)), {"dim": 0}, _MOVED),
-        Sample((Input((0, 3)), Input((2,), -2, 2, i64)), {"dim": 0}, _MOVED),
+        Sample((Input((0, 3)), Input((2,), -2, 2, i64)), {"dim": 0}, (i64, boolean)),
     ],
 )
 class Take(Movement):
@@ -220,7 +220,9 @@ def indices_first(position: int, rank: int, rest: int) -> list[int]:
         Sample((Input((2, 5, 4)), Input((3,), 0, 5, i64), Input((3,), 0, 4, i64)), {"dims": (1, 2), "position": 1}),
         Sample((Input((5, 4)), Input((), 0, 5, i64), Input((0,), 0, 4, i64)), {"dims": (0, 1), "position": 0}),
         Sample((Input((3, 2)), Input((6,), -9, 9, i64)), {"dims": (0,), "position": 1}),
-        Sample((Input((0, 4)), Input((2,), 0, 2, i64), Input((2,), 0, 4, i64)), {"dims": (0, 1), "position": 0}),
+        Sample(
+            (Input((0, 4)), Input((2,), 0, 2, i64), Input((2,), 0, 4, i64)), {"dims": (0, 1), "position": 0}, (i64,)
+        ),
     ],
 )
 class Index(Movement):
