@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from weft.diagnostics import forget
 from weft.testing.journal import Journal, commit, part
 
 PASSED = pytest.StashKey[set[str]]()
@@ -37,6 +38,11 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     node.workerinput["weft_passed"] = sorted(node.config.stash[PASSED])
+
+
+@pytest.fixture(autouse=True)
+def _warnings_are_told_again() -> None:  # pyright: ignore[reportUnusedFunction]  pytest calls it
+    forget()
 
 
 @pytest.hookimpl(trylast=True)  # after `-m` and `-k`

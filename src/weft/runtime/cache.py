@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from weft.config import truth
+from weft.diagnostics import warn
 from weft.runtime.cache_entry import (
     BadContentError,
     CacheEntry,
@@ -31,6 +33,7 @@ from weft.runtime.cache_entry import (
 KeyPart: TypeAlias = "str | bytes | int | float | tuple[KeyPart, ...] | None"
 
 _log = logging.getLogger("weft.cache")
+_ELSEWHERE = "set WEFT_CACHE_DIR to a folder of yours, or WEFT_CACHE=0 to do without"
 _ENTRY_NAME = re.compile(r"([0-9a-f]{64})\.weft")
 _TEMP_NAME = re.compile(r"\.([0-9]{1,10})-[0-9a-f]{16}\.tmp")
 # A process id is only known to be dead in our own container: wait before believing it. And ids are used again.
@@ -96,10 +99,10 @@ class DiskCache:
     def __init__(self, root: Path | None = None, limit_bytes: int = 2 << 30) -> None:
         self.root = root.absolute() if root is not None else _default_root()
         self.limit_bytes = limit_bytes
-        self.enabled = self.root is not None and os.environ.get("WEFT_CACHE") != "0"
+        self.enabled = self.root is not None and truth("WEFT_CACHE", default=True)
         self._goal = limit_bytes - limit_bytes // 10
         self._room = 0  # bytes to write before the directory is looked at again
-        self._refusal_logged = False
+        self._refused = False
 
     def get(self, key: str) -> CacheEntry | None:
         """The entry, or None: absent, damaged, written by another version, or not readable."""
@@ -115,10 +118,10 @@ class DiskCache:
         except FileNotFoundError:
             return None
         except BadContentError as bad:
-            _log.warning("removing cache entry %s: %s", path, bad)
+            _log.warning("weft: removing cache entry %s: %s", path, bad)
             _remove(path)
         except (OSError, MemoryError) as error:
-            _log.warning("cannot read cache entry %s: %r", path, error)
+            warn("cache", f"cache entries in {root} are not read", str(error), "the programs are compiled anew")
         return None
 
     def put(self, key: str, meta: Mapping[str, Any], blobs: Mapping[str, bytes]) -> None:
@@ -129,12 +132,13 @@ class DiskCache:
         sections = encode_entry(key, meta, blobs)
         size = sum(map(len, sections))
         if size > self._goal:
-            _log.warning("not caching %s: %d bytes do not fit in a cache of %d", key, size, self.limit_bytes)
+            _log.warning("weft: not caching %s: %d bytes do not fit in a cache of %d", key, size, self.limit_bytes)
             return
         try:
             write_entry(root / name, sections)
         except OSError as error:
-            _log.warning("cannot write cache entry %s: %s", root / name, error)
+            why = error.strerror or str(error)
+            warn("cache", f"compiled programs are not kept in {root}", why, _ELSEWHERE)
             return
         self._room -= size
         if self._room <= 0:
@@ -190,8 +194,8 @@ class DiskCache:
             if create:
                 self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = self.root.stat()
-        except FileNotFoundError:
-            return None
+        except FileNotFoundError as error:
+            return self._refuse(str(error)) if create else None
         except OSError as error:
             return self._refuse(str(error))
         if not stat.S_ISDIR(status.st_mode):
@@ -201,9 +205,9 @@ class DiskCache:
         return self.root
 
     def _refuse(self, reason: str) -> None:
-        if not self._refusal_logged:
-            _log.warning("not using the cache in %s: %s; set WEFT_CACHE_DIR to another place", self.root, reason)
-        self._refusal_logged = True
+        if not self._refused:
+            warn("cache", f"compiled programs are not kept in {self.root}", reason, _ELSEWHERE)
+        self._refused = True
 
     def _evict(self, root: Path) -> None:
         """Brings the directory to a tenth below the limit if it is over, so that not every write has to look at it."""
@@ -228,7 +232,7 @@ def _default_root() -> Path | None:
     try:
         return Path.home() / ".cache" / "weft"
     except RuntimeError as error:
-        _log.warning("no disk cache: %s; set WEFT_CACHE_DIR", error)
+        warn("cache", "there is no disk cache", str(error), _ELSEWHERE)
         return None
 
 
@@ -252,7 +256,7 @@ def _scan(root: Path, name: re.Pattern[str]) -> list[_File]:
     try:
         names = os.listdir(root)
     except OSError as error:
-        _log.warning("cannot list the cache in %s: %s", root, error)
+        warn("cache", f"the cache in {root} cannot be listed", str(error), _ELSEWHERE)
         return files
     for found in filter(None, map(name.fullmatch, names)):
         path = root / found.string
@@ -287,6 +291,6 @@ def _remove(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        _log.warning("cannot remove %s from the cache: %s", path, error)
+        _log.warning("weft: cannot remove %s from the cache: %s", path, error)
         return False
     return True

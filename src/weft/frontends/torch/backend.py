@@ -18,7 +18,8 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from weft.backends.nvidia.code import DeviceCode
 from weft.config import Config
-from weft.errors import LoweringError, ParseError, WeftError
+from weft.diagnostics import warn
+from weft.errors import CompilationError, LoweringError, ParseError, WeftError
 from weft.forks import COMPILING
 from weft.frontends.torch import caching
 from weft.frontends.torch.checks import failure
@@ -32,11 +33,21 @@ from weft.frontends.torch.first_call import FirstCall, Loading
 from weft.frontends.torch.freezing import frozen_arguments, make_constants, warn_of_quantization
 from weft.frontends.torch.graph import Calling, ImportedGraph
 from weft.frontends.torch.importer import import_graph
+from weft.frontends.torch.locations import first_line
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.plan_executor import PlanExecutor
-from weft.frontends.torch.report import Fallback, note_fallback, note_targets, shape_guards
+from weft.frontends.torch.report import (
+    HOW_TO_DECIDE,
+    Fallback,
+    check_fallbacks,
+    note_fallback,
+    note_targets,
+    note_whole_graph,
+    shape_guards,
+)
 from weft.frontends.torch.report import record_targets as record_targets
 from weft.frontends.torch.returning import output_of, write_back, written_inputs
+from weft.frontends.torch.settings import settings, watch
 from weft.frontends.torch.shortcut import Shortcut
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
@@ -51,7 +62,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weft")
 
-_HOW_TO_REPORT = "\nRun `weft reduce` on it to make a report; WEFT_STRICT=1 makes this an error."
+_HOW_TO_REPORT = "`weft reduce script.py` makes a report of it"
 
 
 class Executor(Protocol):
@@ -70,11 +81,8 @@ def weft_backend(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph that Dynamo captured; `options` are the fields of `weft.config.Config`.
-
-    `mode` is accepted for the sake of `torch.compile`'s signature; Weft has one mode.
-    """
-    config = Config.from_options(options)
+    """Compile a graph that Dynamo captured; `options` are fields of `weft.config.Config`, `mode` stands for some."""
+    config = settings(options, mode)
     shortcut = Shortcut()
     compilers = {
         name: partial(compile_graph, name=name, config=config, traced_inputs=example_inputs)
@@ -140,18 +148,20 @@ def _callable(
                 executor = executor_for(imported, config, key, frozen, device)
                 break
             except LoweringError as error:  # torch has code for what this kernel was to do
-                if config.strict or error.sources <= left:
+                if config.forbids_fallbacks or error.sources <= left:
                     raise
-                log.warning("a kernel cannot be made, torch carries out what it was to do: %s", error)
+                if config.fallback == "warn":
+                    what = "a kernel cannot be made, torch carries out what it was to do"
+                    warn("fallback", what, error.message, _HOW_TO_REPORT, location=error.location)
                 left |= error.sources
     except torch.OutOfMemoryError as error:
         return LaterCall(module, name, config, frozen, str(error))
     except Exception as error:  # whatever is wrong in the compiler, torch can run the graph
         if record.wants_programs and "import" not in record.seconds:
             record.captured = module
-        if config.strict:
+        if config.forbids_fallbacks:
             raise
-        return _uncompiled(module, record, error)
+        return _uncompiled(module, record, error, config)
     log.info(
         "compiled %s: %d nodes, %d left to torch, %.3f s",
         name,
@@ -162,21 +172,32 @@ def _callable(
     compiled = partial(CompiledGraph, imported.calling, imported.constants)
     if isinstance(executor, LaterExecutor):
         load = executor.load
-        return FirstCall(Loading(lambda: compiled(load()).shortest(), partial(_uncompiled, module, record), record))
+        return FirstCall(
+            Loading(lambda: compiled(load()).shortest(), partial(_uncompiled, module, record, config=config), record)
+        )
     return compiled(executor).shortest()
 
 
-def _uncompiled(module: fx.GraphModule, record: CompilationRecord, error: Exception) -> Callable[..., Sequence[Any]]:
+def _uncompiled(
+    module: fx.GraphModule,
+    record: CompilationRecord,
+    error: Exception,
+    config: Config = Config(),  # noqa: B008  frozen
+) -> Callable[..., Sequence[Any]]:
     """The graph as torch runs it, for which there is a reason; memory that ran out may be there in the next call."""
-    if isinstance(error, torch.OutOfMemoryError):
+    if isinstance(error, torch.OutOfMemoryError) or config.forbids_fallbacks:
         raise error
-    expected = isinstance(error, WeftError)
-    log.warning(
-        "a graph runs uncompiled: %s%s", error if expected else repr(error), _HOW_TO_REPORT, exc_info=not expected
-    )
+    line = (error.location if isinstance(error, WeftError) else None) or first_line(module.graph.nodes)
+    if config.fallback == "warn":
+        # What is no error of Weft's own is a mistake in it, and so is what LLVM does not take.
+        expected = isinstance(error, WeftError) and not isinstance(error, CompilationError)
+        why = error.message if isinstance(error, WeftError) else repr(error)
+        hint = error.hint if isinstance(error, WeftError) else None
+        advice = "; ".join(filter(None, (hint, None if expected else _HOW_TO_REPORT, HOW_TO_DECIDE)))
+        shown = None if isinstance(error, WeftError) else error
+        warn("fallback", "a graph runs uncompiled", why, advice, location=line, error=shown)
     record.source, record.error = "torch", f"{type(error).__name__}: {error}"
-    location = error.location if isinstance(error, WeftError) else None
-    note_fallback("the whole graph", Fallback("the whole graph", location, str(error).partition("\n")[0]))
+    note_whole_graph(Fallback("the whole graph", line, str(error).partition("\n")[0]))
     return make_boxed_func(module.forward)
 
 
@@ -226,13 +247,14 @@ def _loaded(
         executor = _loaded_on(device, plan, code, None, OpaqueRuntime({}), config, calling)
         make_constants(executor, [*map(frozen.get, calling.arguments), *constants])
     except Exception as error:  # an entry is data from elsewhere: whatever is wrong with it, the graph is compiled
-        log.warning("a cache entry is not used: %r", error)
+        warn("cache", "a cache entry is not used", repr(error), "the graph is compiled anew")
         return None
     record.source = "cache"
     record.planned(plan, {})
     note_targets(str(node.target) for node in module.graph.nodes if node.op == "call_function")
     for fallback in calling.fallbacks:
-        note_fallback(fallback.target, fallback)
+        note_fallback(fallback.target, fallback, config)
+    check_fallbacks(calling.fallbacks, config)
     return CompiledGraph(calling, constants, executor)
 
 
@@ -337,3 +359,6 @@ class CompiledGraph:
         if calling.mutated:
             write_back([(given[position], results[result]) for position, result in calling.mutated])
         return [output_of(output, given, results, symbols) for output in calling.outputs]
+
+
+watch(weft_backend)

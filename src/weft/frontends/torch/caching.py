@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
@@ -23,6 +22,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 import weft.backends.cpu.target as cpu_target
 from weft.backends.nvidia.code import DeviceCode
 from weft.config import Config
+from weft.diagnostics import warn
 from weft.errors import ParseError, WeftError
 from weft.frontends.torch.checks import Check
 from weft.frontends.torch.encoding import operator_named
@@ -42,8 +42,6 @@ from weft.runtime.check_plan import check_plan
 from weft.runtime.codec import decode, encode, table
 from weft.runtime.cubins import decode_code, encode_code
 from weft.runtime.sources import source_digest, versions
-
-log = logging.getLogger("weft")
 
 _CLASSES = table(
     *(Plan, Buffer, Place, KernelStep, CallStep, DotStep, LaunchStep, Layout, Tensor, Constant, Packing, PackedPanels),
@@ -140,7 +138,7 @@ def load(key: str) -> tuple[Plan, bytes | DeviceCode, Calling] | None:
         if isinstance(code, DeviceCode):
             _check_kernels(plan, code)
     except _BAD_ENTRY as error:
-        log.warning("a cache entry is not used: %s", str(error)[:200] or repr(error))
+        warn("cache", "a cache entry is not used", str(error)[:200] or repr(error), "the graph is compiled anew")
         return None
     return plan, code, calling
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from weft.diagnostics import warn
 from weft.frontends.torch.alignment import copied_whole, span, spanned
 from weft.frontends.torch.copies import CopiesIn, CopiesOut, copy_all, lies_dense
 from weft.frontends.torch.encoding import operator_named
@@ -222,7 +223,8 @@ class GraphedCalls:
                     made = [held[number] for number in executor.returned]
                     copy_all([(arguments[executor.taken[n]], made[result]) for result, n in self.written.items()])
             except Exception as error:  # whatever a library does not allow while it is captured, it does when it runs
-                log.warning("a CUDA graph could not be captured: %r", error)
+                what = "a call is not captured as a CUDA graph"
+                warn("cuda_graphs", what, repr(error), 'options={"cuda_graphs": False} does not try')
                 self.refuse(f"{type(error).__name__}: {error}")
                 return None
             executor._leave(frame)

@@ -49,8 +49,16 @@ from weft.frontends.torch.flex import is_flex, is_own_flex, read_flex
 from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed, Returned
 from weft.frontends.torch.inlining import record_random_results, trace_decomposition
 from weft.frontends.torch.locations import location_of, user_line
-from weft.frontends.torch.opaque import as_drawn, is_pure, make_opaque
-from weft.frontends.torch.report import Fallback, note_fallback, note_targets
+from weft.frontends.torch.opaque import as_drawn, draws_numbers, is_pure, make_opaque
+from weft.frontends.torch.report import (
+    COPIES_AWAY,
+    DRAWS,
+    HAS_EFFECTS,
+    Fallback,
+    check_fallbacks,
+    note_fallback,
+    note_targets,
+)
 from weft.frontends.torch.signature import annotate
 from weft.frontends.torch.sizes import Source, integer_sources, read_symbols, size_of, sizes_of
 from weft.frontends.torch.strides import dense_strides, unusual_strides
@@ -126,13 +134,9 @@ class _Importer:
                     outputs, returned = self._outputs(node)
                 case _:
                     pass
-        if self.config.strict and self.fallbacks:
-            first = self.fallbacks[0]
-            raise UnsupportedError(
-                f"{len(self.fallbacks)} calls have no lowering, first {first.target}: {first.reason}",
-                location=first.line,
-                hint="without strict, torch carries them out",
-            )
+        for fallback in self.fallbacks:
+            note_fallback(fallback.target, fallback, self.config)
+        check_fallbacks(self.fallbacks, self.config)
         self.builder.location = None
         code, checks = combined(self.builder)
         self.block.add_op(ReturnOp.make([*map(self._outgoing, returned), *([] if code is None else [code])]))
@@ -230,12 +234,12 @@ class _Importer:
         if _is_effect(node):
             # The token orders effects; opaque calls that are not pure keep their order without it.
             _, target, *args = node.args
-            outputs = self._opaque(target, args, node.kwargs, _meta(node)[1:], "it has effects", pure=False)
+            outputs = self._opaque(target, args, node.kwargs, _meta(node)[1:], HAS_EFFECTS, pure=False)
             return None, *outputs
         if not self.config.strict and self._is_claimed(node):
             return self._opaque(node.target, node.args, node.kwargs, _meta(node), "a library claims it", claimed=True)
         if self.device != "cpu" and copies_away(node):
-            return self._opaque(node.target, node.args, node.kwargs, _meta(node), "it copies to another device")
+            return self._opaque(node.target, node.args, node.kwargs, _meta(node), COPIES_AWAY)
         last = self.block.last_op
         try:
             if self.builder.location in self.left:
@@ -243,7 +247,8 @@ class _Importer:
             value = self._converted(node)
         except WeftError as error:
             self._erase_after(last)
-            return self._opaque(as_drawn(node), node.args, node.kwargs, _meta(node), error.message)
+            reason = DRAWS if draws_numbers(node.target) else error.message
+            return self._opaque(as_drawn(node), node.args, node.kwargs, _meta(node), reason)
         if (
             self.device != "cpu"
             and not self.config.strict
@@ -416,7 +421,6 @@ class _Importer:
             made.attributes["weft.claim"] = to_attribute("library")
         else:
             self.fallbacks.append(fallback)
-            note_fallback(fallback.target, fallback)
         tensors = iter(made.results)
         values = [
             self._incoming(next(tensors), leaf)

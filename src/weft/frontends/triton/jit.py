@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 from weakref import WeakValueDictionary
 
+from weft.config import truth
 from weft.forks import cached_property
 from weft.frontends.triton import builder
 from weft.frontends.triton.constants import constexpr_type, unwrap
@@ -83,7 +84,7 @@ def interpreting() -> bool:
     chosen = _interpreted.get()
     if chosen is not None:
         return chosen
-    return os.environ.get("WEFT_INTERPRET", os.environ.get("TRITON_INTERPRET", "0")) not in ("", "0")
+    return truth("WEFT_INTERPRET", default=os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"))
 
 
 @contextmanager
