@@ -57,9 +57,8 @@ def compile(
     try:
         settings(chosen, mode)
     except WeftError as error:
-        raise WeftError(
-            error.message, hint=error.hint and f"{error.hint}; beside dynamic, fullgraph, mode and regions"
-        ) from None
+        beside = "; beside dynamic, fullgraph, mode and regions" if "unknown option" in error.message else ""
+        raise WeftError(error.message, hint=error.hint and f"{error.hint}{beside}") from None
     chosen = {**MODES[mode or "default"], **chosen}
     if model is None:
         return partial(compile, dynamic=dynamic, fullgraph=fullgraph, regions=regions, options=chosen)
