@@ -32,17 +32,20 @@ def warn(
     advice: str = "",
     *,
     location: str | None = None,
+    cause: str | None = None,
     error: BaseException | None = None,
 ) -> bool:
     """Warn of something under a topic, if that was not done before; says whether it was done now.
 
     `location` is a line of the user's program, by default the one that called; with an `error` its traceback is shown.
+    What was told of a `cause` (by default `what` and `why`) at a line is not told again.
     """
     what = f"{what}, {_line(why)}" if why else what
+    key = topic, location, cause or what
     with _telling:
-        if (topic, location, what) in _told:
+        if key in _told:
             return False
-        _told.add((topic, location, what))
+        _told.add(key)
     text = ": ".join(filter(None, ("weft", location or calling_line(), what)))
     text = f"{text}; {_line(advice)}" if advice else text
     logging.getLogger(f"weft.{topic}").warning("%s", text, exc_info=error)

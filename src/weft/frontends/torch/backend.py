@@ -49,6 +49,7 @@ from weft.frontends.torch.report import record_targets as record_targets
 from weft.frontends.torch.returning import output_of, write_back, written_inputs
 from weft.frontends.torch.settings import settings, watch
 from weft.frontends.torch.shortcut import Shortcut
+from weft.frontends.torch.splitting import split_graph
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.pipelines import Compiled, compile_cpu, compile_nvidia
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weft")
 
+_UNKNOWN_SIZE = "the size of its result is only known when it has run"
 _HOW_TO_REPORT = "`weft reduce script.py` makes a report of it"
 
 
@@ -115,10 +117,36 @@ def compile_graph(
 
     `traced_inputs` are what Dynamo traced it with: the weights among them can be frozen.
     """
+    guards = shape_guards(example_inputs) if is_recording() else []
+    frozen = frozen_arguments(module, name, config, traced_inputs)
+    split = split_graph(module)
+    if split is None:
+        return _compiled(module, name, config, frozen, guards)
+    placeholders = {node: position for position, node in enumerate(module.graph.find_nodes(op="placeholder"))}
+    fallbacks = [Fallback(str(node.target), first_line([node]), _UNKNOWN_SIZE) for node in split.sources]
+    check_fallbacks(fallbacks, config)
+    parts: list[Callable[[list[Any]], Sequence[Any]]] = []
+    for part in split.parts:
+        places = {placeholders[node]: place for place, node in enumerate(part.inputs) if node in placeholders}
+        weights = {places[position]: tensor for position, tensor in frozen.items() if position in places}
+        parts.append(_compiled(part.module, name, config, weights, guards, () if parts else fallbacks))
+    return split.runner(parts)
+
+
+def _compiled(
+    module: fx.GraphModule,
+    name: str,
+    config: Config,
+    frozen: Mapping[int, torch.Tensor],
+    guards: list[str],
+    left: Sequence[Fallback] = (),
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """A callable for a graph, or a part of one, of which some calls were `left` to torch."""
     with COMPILING, compilation(name) as record:
         record.nodes = len(module.graph.nodes)
-        record.guards = shape_guards(example_inputs) if is_recording() else []
-        frozen = frozen_arguments(module, name, config, traced_inputs)
+        record.guards = guards
+        for fallback in left:
+            note_fallback(fallback.target, fallback, config)
         with without_collection():
             return _callable(module, name, config, frozen, record)
 

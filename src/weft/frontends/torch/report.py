@@ -55,7 +55,7 @@ def note_fallback(target: str, fallback: Fallback, config: Config) -> None:
     """A target was left to torch, of which the user is told unless he wants no word of it, or it is torch's work."""
     if config.fallback == "warn" and not config.strict and not is_by_design(fallback):
         what = f"{fallback.target} is left to torch"
-        warn("fallback", what, fallback.reason, HOW_TO_DECIDE, location=fallback.line)
+        warn("fallback", what, fallback.reason, HOW_TO_DECIDE, location=fallback.line, cause=fallback.target)
     _note(target, fallback)
 
 
