@@ -13,6 +13,7 @@ from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.outputs import ResultMemory, use_huge_pages
 from weft.frontends.torch.plan_executor import BoxedCall, Frame, PlanExecutor
 from weft.frontends.torch.returning import picked_from
+from weft.frontends.torch.traced_steps import is_traced
 from weft.runtime.executable import Executable
 from weft.runtime.openmp import in_forked_child, pool_symbols
 from weft.runtime.profile import active_profile
@@ -68,7 +69,7 @@ class CpuExecutor(PlanExecutor[Executable]):
         verdict = self.executable.words + self.executable.scratch
 
         def call(arguments: list[Any]) -> list[Any]:
-            if active_profile() is not None:
+            if active_profile() is not None or is_traced():
                 return otherwise(arguments)
             try:
                 frame = frames.pop()

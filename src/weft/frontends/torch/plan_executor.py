@@ -16,9 +16,10 @@ from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.frozen import ConstantSet, Preparing, make_set
 from weft.frontends.torch.graph import Calling
 from weft.frontends.torch.opaque import OpaqueRuntime
+from weft.frontends.torch.traced_steps import SingleSteps, is_traced, run_traced
 from weft.ir.expr import evaluate
 from weft.lower.steps import CallStep, DotStep, Place
-from weft.runtime.profile import Profile, active_profile
+from weft.runtime.profile import Profile, active_profile, single_steps
 from weft.runtime.program import Binding, Program
 from weft.runtime.tape import Tape
 
@@ -50,6 +51,8 @@ class Frame:
     arena: torch.Tensor | None = None
     constants: ConstantSet | None = None
     views: dict[Place, torch.Tensor] = field(default_factory=dict[Place, torch.Tensor])
+    single_steps: SingleSteps | None = None
+    """The program's steps one by one, once a profiler has asked for them."""
     base: int = 0
     """Where in memory the temporaries begin."""
 
@@ -183,6 +186,8 @@ class PlanExecutor(Generic[ProgramT]):
             table[number] = out.data_ptr()
         if (profile := active_profile()) is not None:
             self._run_profiled(profile, frame, held)
+        elif is_traced() and self.device.type == "cpu":
+            self._run_traced(frame, held)
         else:
             self._run_segments(frame, held)
         return held
@@ -204,6 +209,16 @@ class PlanExecutor(Generic[ProgramT]):
 
         self._finish()
         profile.run(self.executable, frame.binding, launch, call)
+
+    def _run_traced(self, frame: Frame, held: dict[int, torch.Tensor]) -> None:
+        if frame.single_steps is None:
+            frame.single_steps = single_steps(self.executable, frame.binding)
+        run_traced(
+            self.executable.plan.name,
+            frame.single_steps,
+            lambda tape: self._launch(tape, frame),
+            lambda step: self._carry_out(step, frame, held),
+        )
 
     def _pool(self, key: tuple[int, ...]) -> list[Frame]:
         """A place for the frames of new sizes. Those of the oldest sizes are given back: each has memory of its own."""
