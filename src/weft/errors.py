@@ -70,6 +70,23 @@ class DivisionError(WeftError, RuntimeError):
     """An integer in a program's data that is divided by zero."""
 
 
+class MissingError(WeftError, ModuleNotFoundError):
+    """A package that is not installed, and that what was asked for needs."""
+
+
+_EXTRAS = {"torch": "torch", "functorch": "torch", "onnx": "onnx", "jax": "jax", "matplotlib": "plots"}
+"""What installs a package with Weft."""
+
+
+def missing(error: ModuleNotFoundError, wanted: str) -> MissingError | None:
+    """What to say of a package that is not there; None where it is not one that Weft does without."""
+    package = (error.name or "").partition(".")[0]
+    if package not in _EXTRAS:
+        return None
+    hint = f"`pip install weft[{_EXTRAS[package]}]`; `weft doctor` says what there is"
+    return MissingError(f"{wanted} needs {package}, which is not installed", hint=hint)
+
+
 class DeviceError(WeftError):
     """The GPU or its driver failed. `result` and `number` are the driver's name and number of what went wrong."""
 

@@ -10,10 +10,12 @@ import typer
 
 from weft import __version__
 from weft.tools.cli_bench import bench
+from weft.tools.cli_commands import Commands, ScriptCommand
 from weft.tools.cli_options import Budget, Device, Json, Resume, Shard
 from weft.tools.terminal import Terminal, UsageError, check_folder, counted
 
 app = typer.Typer(
+    cls=Commands,
     name="weft",
     help="Weft, a deep-learning compiler: look at what it does, check it, and shrink what goes wrong.",
     no_args_is_help=True,
@@ -118,7 +120,7 @@ def cache_verify(
         verify(terminal, fix=fix)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(cls=ScriptCommand, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def explain(
     context: typer.Context,
     file: Annotated[str, typer.Argument(help="A Python script, run with the arguments after it, or a graph program.")],
@@ -147,7 +149,7 @@ def explain(
     from weft.tools.explain_device import known_target
     from weft.tools.opt import read_source
 
-    terminal = Terminal(json=json)
+    terminal, failure = Terminal(json=json), None
     with terminal.reporting_errors():
         if save is not None:
             check_folder(save, "--save")
@@ -165,6 +167,7 @@ def explain(
             if not Path(file).is_file():
                 raise UsageError(f"there is no script {file}")
             explanation, code = explain_script(file, context.args, programs=ir or save is not None, cached=cached)
+            failure = explanation.failure
         else:
             with terminal.working(f"compiling {file}"):
                 programs = ir or save is not None
@@ -175,7 +178,8 @@ def explain(
         if save is not None:
             terminal.show(f"{counted(len(explanation.save(save)), 'program')} written to {save}")
         code = code or int(any(record.error for record in explanation.records))
-        terminal.finish({"ok": code == 0, **explanation.figures()}, code=code)
+        failed = {} if failure is None else {"error": type(failure).__name__, "message": str(failure)}
+        terminal.finish({"ok": code == 0, **failed, **explanation.figures()}, code=code)
 
 
 @app.command()
@@ -191,7 +195,7 @@ def irdl(json: Json = False) -> None:
     terminal.finish({"ok": True, "irdl": text, "terminators": terminators(Graph, Tile)})
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(cls=ScriptCommand, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def reduce(
     context: typer.Context,
     file: Annotated[str, typer.Argument(help="A graph program, or a Python script, run with the arguments after it.")],

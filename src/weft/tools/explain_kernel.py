@@ -128,6 +128,8 @@ def _arguments(kernel: JITFunction, signature: str) -> tuple[tuple[Any, ...], di
                 args.append(MockTensor(element_type(_element(part[1:]))))
             else:
                 args.append({"f": 0.5, "b": 0.5}.get(_element(part)[0], (1 << 40) + 3 if part == "i64" else 3))
+        except UsageError:
+            raise
         except WeftError as error:
             raise UsageError(f"{part} is not a type: {error.message}", hint="types are fp32, i32, *fp16 ...") from error
     return tuple(args), keywords

@@ -122,6 +122,8 @@ class ArgumentError(WeftError, TypeError):
 class OptionError(WeftError, KeyError):
     """A keyword of a launch that is neither a parameter nor an option."""
 
+    __str__ = Exception.__str__  # KeyError would show the text as a string in quotes
+
 
 class DeviceAssertError(KernelError, AssertionError):
     """A `tl.device_assert` whose condition does not hold."""
