@@ -170,8 +170,13 @@ def _leaves(outputs: Sequence[Any]) -> list[Any]:
     return found
 
 
-def explain_script(path: str, arguments: Sequence[str], *, programs: bool, cached: bool) -> tuple[Explanation, int]:
-    """Run a Python script and explain what it compiled; also gives the script's exit code."""
+def explain_script(
+    path: str, arguments: Sequence[str], *, programs: bool, cached: bool, inputs: bool = False
+) -> tuple[Explanation, int]:
+    """Run a Python script and explain what it compiled; also gives the script's exit code.
+
+    With `inputs`, records keep what the programs were called with.
+    """
     if not Path(path).is_file():
         raise UnsupportedError(f"there is no script {path}", location=path)
     if not cached:
@@ -179,7 +184,7 @@ def explain_script(path: str, arguments: Sequence[str], *, programs: bool, cache
     before, start, code, failure = _graph_breaks(), time.perf_counter(), 0, None
     kept = sys.argv, sys.path
     sys.argv, sys.path = [path, *arguments], [str(Path(path).resolve().parent), *sys.path]
-    with recording(programs=programs, blocks=True) as records, _timing() as ran:
+    with recording(programs=programs, blocks=True, inputs=inputs) as records, _timing() as ran:
         try:
             runpy.run_path(path, run_name="__main__")
         except SystemExit as stopped:
