@@ -37,6 +37,10 @@ class Reader(nn.Module):
         return self.head(h)
 
 
+def places(x):
+    return torch.nonzero(x.sin() > 0) * 2  # nonzero
+
+
 def refused(**asked):
     try:
         torch.compile(largest, backend="weft", **asked)
@@ -44,6 +48,7 @@ def refused(**asked):
         print(type(error).__name__, str(error).splitlines()[0])
 
 
+x = torch.randn(5)
 for _ in range(2):
     torch.compiler.reset()
     fast = torch.compile(largest, backend="weft")  # variable
@@ -53,6 +58,9 @@ for _ in range(2):
     for _ in range(2):
         reader(torch.arange(6).view(3, 2))
     torch.compile(nn.GRU(8, 8), backend="weft")(torch.randn(3, 2, 8))  # gru
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        torch.compile(places, backend="weft")(torch.randn(5))
+    torch.compile(lambda x: x.sin().sum(), backend="weft", options={"freeze": True})(x.requires_grad_())  # trained
 refused(mode="nonsense")
 refused(options={"strikt": True})
 refused(options={"strict": "no"})
@@ -77,6 +85,8 @@ def test_every_silent_thing_is_told_once_with_its_line(tmp_path: Path) -> None:
         "svdvals": "aten._linalg_svd.default is left to torch",
         "lstm": "LSTM runs in eager",
         "gru": "GRU runs in eager",
+        "nonzero": "aten.nonzero.default is left to torch",
+        "trained": "weights are not frozen",
         "variable": "WEFT_STRIKT has no effect (did you mean WEFT_STRICT?)",
         "cache": f"compiled programs are not kept in {place}",
     }

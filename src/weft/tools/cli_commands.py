@@ -14,7 +14,7 @@ from weft.tools.terminal import Terminal, UsageError
 
 _LIKE = 0.75
 # Typer brings click along under a name of its own, or takes the one that is installed.
-_Refused = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "ClickException")
+_Refused: type[Exception] = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "ClickException")
 
 
 class Commands(TyperGroup):

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.node import map_arg
 
 from weft.frontends.torch.first_call import Boxed
 from weft.frontends.torch.opaque import is_pure
@@ -81,7 +82,7 @@ class Split:
                     values[step] = _carried_out(step, values)
                 for node in finished:
                     values.pop(node, None)
-            return list(fx.node.map_arg(output.args[0], values.__getitem__))
+            return list(map_arg(output.args[0], values.__getitem__))
 
         call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
         return call
@@ -183,7 +184,7 @@ def _tellers(nodes: Iterable[fx.Node], before: fx.Node) -> Iterable[fx.Node]:
 
 def _carried_out(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     function: Callable[..., Any] = node.target  # pyright: ignore[reportAssignmentType]
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+    args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
     with torch.no_grad():
         return function(*args, **kwargs)
 
@@ -200,7 +201,8 @@ def _last_uses(steps: Sequence[Part | fx.Node], output: fx.Node) -> list[list[fx
 
 
 def _unbacked(node: fx.Node) -> set[Any]:
-    return set(free_unbacked_symbols(node.meta.get("val")))
+    value: Any = node.meta.get("val")
+    return set(free_unbacked_symbols(value))
 
 
 def _is_tensor(node: fx.Node) -> bool:
