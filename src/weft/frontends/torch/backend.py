@@ -125,6 +125,7 @@ def compile_graph(
         return _compiled(module, name, config, frozen, guards)
     placeholders = {node: position for position, node in enumerate(module.graph.find_nodes(op="placeholder"))}
     fallbacks = [Fallback(str(node.target), first_line([node]), _UNKNOWN_SIZE) for node in split.sources]
+    note_targets(str(node.target) for node in split.sources)
     check_fallbacks(fallbacks, config)
     parts: list[Callable[[list[Any]], Sequence[Any]]] = []
     for part in split.parts:
