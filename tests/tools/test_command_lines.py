@@ -98,3 +98,12 @@ def test_a_signature_that_is_no_type_is_said_once(weft, tmp_path: Path) -> None:
     kernel.write_text("import triton\n\n@triton.jit\ndef scale(x):\n    pass\n")
     figures = last_json(weft("explain", f"{kernel}:scale", "--signature", "64", "--json"))
     assert figures["message"] == "64 is not a type"
+
+
+def test_an_unknown_keyword_of_a_launch_is_shown_in_lines() -> None:
+    from weft.frontends.triton.errors import OptionError
+
+    assert str(OptionError("BLOK is no parameter", hint="did you mean BLOCK?")).splitlines() == [
+        "BLOK is no parameter",
+        "  hint: did you mean BLOCK?",
+    ]

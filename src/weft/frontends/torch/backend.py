@@ -34,9 +34,9 @@ from weft.frontends.torch.freezing import frozen_arguments, make_constants, warn
 from weft.frontends.torch.graph import Calling, ImportedGraph
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.locations import first_line
+from weft.frontends.torch.observed_call import ObservedCall
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.plan_executor import PlanExecutor
-from weft.frontends.torch.reference import to_array
 from weft.frontends.torch.report import (
     HOW_TO_DECIDE,
     Fallback,
@@ -207,7 +207,7 @@ def _callable(
             Loading(lambda: compiled(load()).shortest(), partial(_uncompiled, module, record, config=config), record)
         )
     if record.wants_inputs and device.type == "cpu":
-        return ObservedCall(compiled(executor), record)
+        return ObservedCall(compiled(executor), imported.calling, imported.constants, record)
     return compiled(executor).shortest()
 
 
@@ -392,30 +392,6 @@ class CompiledGraph:
         if calling.mutated:
             write_back([(given[position], results[result]) for position, result in calling.mutated])
         return [output_of(output, given, results, symbols) for output in calling.outputs]
-
-
-@dataclass
-class ObservedCall:
-    """A graph whose record keeps what it is called with: the first time, or when that fails."""
-
-    graph: CompiledGraph
-    record: CompilationRecord
-    _boxed_call: bool = True
-
-    def __call__(self, arguments: list[Any]) -> list[Any]:
-        calling = self.graph.calling
-        tensors = [*(arguments[position] for position in calling.arguments), *self.graph.constants]
-        for position in calling.complex_arguments:
-            tensors[position] = as_real(tensors[position])
-        given = [to_array(tensor).copy() for tensor in tensors]
-        self.record.checks = [f"{check.message} at {check.line}" for check in calling.checks]
-        try:
-            results = self.graph(arguments)
-        except Exception:
-            self.record.inputs = given
-            raise
-        self.record.inputs = self.record.inputs or given
-        return results
 
 
 watch(weft_backend)
