@@ -1,6 +1,7 @@
 """The graph dialect: whole-tensor ops, one class each. Importing this package fills the registry."""
 
 from weft.ops import activation as activation
+from weft.ops import adaptive_pool as adaptive_pool
 from weft.ops import arithmetic as arithmetic
 from weft.ops import attention as attention
 from weft.ops import attention_gradients as attention_gradients
