@@ -70,6 +70,10 @@ class DivisionError(WeftError, RuntimeError):
     """An integer in a program's data that is divided by zero."""
 
 
+class DataError(WeftError, RuntimeError):
+    """Data for which an operation is not defined: probabilities below zero, a range without end."""
+
+
 class DeviceError(WeftError):
     """The GPU or its driver failed. `result` and `number` are the driver's name and number of what went wrong."""
 

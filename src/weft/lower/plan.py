@@ -300,7 +300,8 @@ class _Planner:
         if (told := op.attributes.get("symbols")) is not None:
             self.symbols.update(from_attribute(told))  # type: ignore[arg-type]
         target = op.target.data
-        claimed = "weft.claim" in op.attributes
+        claim = op.attributes.get("weft.claim")
+        claimed = claim.data if isinstance(claim, StringAttr) else ""
         self.steps.append(CallStep(target, op.arguments.data, operands, results, target, claimed))
 
     def _launch(self, op: LaunchOp, outputs: dict[SSAValue, Target]) -> None:

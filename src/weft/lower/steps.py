@@ -46,14 +46,17 @@ class KernelStep:
 
 @dataclass(frozen=True)
 class CallStep:
-    """Let the framework carry out a call: one that Weft lacks or, if `claimed`, one that a library does better."""
+    """Let the framework carry out a call: one that Weft lacks, or one that is `claimed`.
+
+    A `library` claims what it does better, and the framework's `generator` the drawing of random numbers.
+    """
 
     target: str
     arguments: str
     operands: tuple[Place, ...]
     results: tuple[int, ...]
     label: str
-    claimed: bool = False
+    claimed: str = ""
 
 
 @dataclass(frozen=True)

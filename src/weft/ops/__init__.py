@@ -23,6 +23,7 @@ from weft.ops import resize as resize
 from weft.ops import rounding as rounding
 from weft.ops import scan as scan
 from weft.ops import scatter as scatter
+from weft.ops import search as search
 from weft.ops import select as select
 from weft.ops import shape as shape
 from weft.ops import sort as sort

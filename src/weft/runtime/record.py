@@ -183,8 +183,9 @@ def _steps(plan: Plan, schedules: Mapping[str, str]) -> tuple[list[KernelRecord]
                 kernels[name] = KernelRecord(name, step.label or "copy", schedule, str(step.grid), uses[name])
             case DotStep():
                 claims["blas", step.label, f"{step.a.tensor} · {step.b.tensor}"] += 1
-            case CallStep(claimed=True):
-                claims["torch", step.label, " · ".join(str(place.tensor) for place in step.operands)] += 1
+            case CallStep(claimed=claimed) if claimed:
+                library = "torch" if claimed == "library" else claimed
+                claims[library, step.label, " · ".join(str(place.tensor) for place in step.operands)] += 1
             case CallStep():
                 continue  # listed with the fallbacks, which know the user's line
     return list(kernels.values()), [ClaimRecord(*key, count) for key, count in claims.items()]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
 
-from weft.errors import DivisionError, PlaceError, WeftError
+from weft.errors import DataError, DivisionError, PlaceError, WeftError
 from weft.frontends.torch.builder import ImportBuilder
 from weft.frontends.torch.locations import user_line
 from weft.frontends.triton.errors import DeviceAssertError
@@ -21,6 +21,7 @@ from weft.ir.types import boolean, i64
 _KINDS: dict[str, type[WeftError]] = {
     "place": PlaceError,
     "division": DivisionError,
+    "data": DataError,
     "assert": DeviceAssertError,
 }
 
@@ -48,6 +49,11 @@ def check_divisor(b: ImportBuilder, divisor: SSAValue) -> None:
     """No element of an integer divisor may be 0."""
     zero = b.emit("eq", divisor, b.number(0, b.dtype(divisor)))
     _state(b, "division", "an integer is divided by zero", zero)
+
+
+def check_data(b: ImportBuilder, wrong: SSAValue, message: str) -> None:
+    """No element of a condition on data may be true."""
+    _state(b, "data", message, wrong)
 
 
 def check_zero(b: ImportBuilder, status: SSAValue, number: int, message: str, line: str) -> None:

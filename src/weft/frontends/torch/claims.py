@@ -348,6 +348,25 @@ def is_claimed(node: fx.Node, device: str = "cpu") -> bool:
     return node.target in _LIBRARY
 
 
+_DRAWS = {
+    getattr(_aten, name)
+    for name in (
+        *("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm"),
+        *("bernoulli", "binomial", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal"),
+        *("normal_functional", "poisson", "random", "uniform", "_sample_dirichlet", "_standard_gamma"),
+    )
+}
+
+
+def is_draw(node: fx.Node) -> bool:
+    """Whether a call does nothing but draw random numbers: torch's generator draws them, so that they are eager's.
+
+    Which numbers eager draws depends on its kernels: on the CPU those of a vectorised Box-Muller transform from 16
+    elements on, or of MKL's generators; on a GPU those of as many threads as a launch has.
+    """
+    return getattr(node.target, "overloadpacket", None) in _DRAWS
+
+
 def needs_library(ops: Iterable[Operation]) -> bool:
     """Whether among the ops that stand for a call are such as a GPU has no kernel for but a library's.
 

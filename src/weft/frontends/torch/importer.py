@@ -32,6 +32,7 @@ from weft.frontends.torch.builder import ImportBuilder, tensor_of_meta
 from weft.frontends.torch.checks import combined
 from weft.frontends.torch.claims import (
     is_claimed,
+    is_draw,
     is_own_convolution,
     is_own_on_tensor_cores,
     is_own_order,
@@ -233,7 +234,12 @@ class _Importer:
             outputs = self._opaque(target, args, node.kwargs, _meta(node)[1:], "it has effects", pure=False)
             return None, *outputs
         if not self.config.strict and self._is_claimed(node):
-            return self._opaque(node.target, node.args, node.kwargs, _meta(node), "a library claims it", claimed=True)
+            return self._opaque(
+                node.target, node.args, node.kwargs, _meta(node), "a library claims it", claim="library"
+            )
+        if is_draw(node):
+            reason = "random numbers are drawn by torch's generator"
+            return self._opaque(as_drawn(node), node.args, node.kwargs, _meta(node), reason, claim="generator")
         if self.device != "cpu" and copies_away(node):
             return self._opaque(node.target, node.args, node.kwargs, _meta(node), "it copies to another device")
         last = self.block.last_op
@@ -251,7 +257,9 @@ class _Importer:
             and needs_library(self._made_after(last))
         ):
             self._erase_after(last)
-            return self._opaque(node.target, node.args, node.kwargs, _meta(node), "a library claims it", claimed=True)
+            return self._opaque(
+                node.target, node.args, node.kwargs, _meta(node), "a library claims it", claim="library"
+            )
         return value
 
     def _made_after(self, last: Operation | None) -> list[Operation]:
@@ -396,7 +404,7 @@ class _Importer:
         meta: Any,
         reason: str,
         pure: bool = True,
-        claimed: bool = False,
+        claim: str = "",
     ) -> Any:
         """A call that torch carries out, whose results have the types that tracing recorded."""
         fallback = Fallback(str(target), user_line(self.builder.location), reason)
@@ -412,8 +420,8 @@ class _Importer:
         if any(strides):
             made.attributes["result_strides"] = to_attribute(strides)
         self.block.add_op(made)
-        if claimed:
-            made.attributes["weft.claim"] = to_attribute("library")
+        if claim:
+            made.attributes["weft.claim"] = to_attribute(claim)
         else:
             self.fallbacks.append(fallback)
             note_fallback(fallback.target, fallback)

@@ -19,6 +19,7 @@ from weft.frontends.torch.aten import random as random
 from weft.frontends.torch.aten import reduction as reduction
 from weft.frontends.torch.aten import sampling as sampling
 from weft.frontends.torch.aten import scatter as scatter
+from weft.frontends.torch.aten import searching as searching
 from weft.frontends.torch.aten import shape as shape
 from weft.frontends.torch.aten import sorting as sorting
 from weft.frontends.torch.aten.complex import COMPLEX_CONVERTERS as COMPLEX_CONVERTERS

@@ -20,7 +20,7 @@ def mm(b: ImportBuilder, x: SSAValue, y: SSAValue) -> SSAValue:
     return b.emit("dot", x, y)
 
 
-@aten("_grouped_mm")
+@aten("_grouped_mm", "transformers.grouped_mm_fallback")
 def grouped_mm(b: ImportBuilder, x: SSAValue, weights: SSAValue, offs: SSAValue | None = None) -> SSAValue:
     """Rows in groups, each times the matrix of its group: by the number of the group of every row."""
     if offs is None or len(b.shape(x)) != 2 or len(b.shape(weights)) != 3:
