@@ -36,6 +36,8 @@ _LIBRARY = {
     torch.ops.aten._scaled_mm.default,
     torch.ops.aten._int_mm.default,
 }
+# Products for each group of rows, as many as there are: generated code would copy a matrix for each row.
+_GROUPED = ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
 
 
 _aten: Any = torch.ops.aten
@@ -340,12 +342,12 @@ def is_claimed(node: fx.Node, device: str = "cpu") -> bool:
 
     On a GPU libraries take all attention, and products, convolutions, sorts and scans.
     """
+    name = node.target.name() if isinstance(node.target, torch._ops.OpOverload) else ""
     if device == "cuda":
-        name = node.target.name() if isinstance(node.target, torch._ops.OpOverload) else ""
         return node.target in _GPU_LIBRARY or name.startswith(_ATTENTION)
     if node.target is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
         return any(user.target is operator.getitem and user.args[1] == 1 for user in node.users)
-    return node.target in _LIBRARY
+    return node.target in _LIBRARY or name in _GROUPED
 
 
 _DRAWS = {

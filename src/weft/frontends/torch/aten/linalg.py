@@ -32,7 +32,11 @@ def grouped_mm(b: ImportBuilder, x: SSAValue, weights: SSAValue, offs: SSAValue 
     groups.op.attributes[IN_ORDER] = UnitAttr()  # torch asks for ends that do not fall
     matrices = b.emit("take", b.emit("permute", weights, dims=(0, 2, 1)), groups, dim=0)
     product = b.emit("dot", b.view(x, (rows, 1, depth)), b.emit("permute", matrices, dims=(0, 2, 1)))
-    return b.view(product, (rows, b.shape(weights)[2]))
+    product = b.view(product, (rows, b.shape(weights)[2]))
+    if b.node.target.name().startswith("aten::"):
+        return product  # rows of no group have no defined result
+    grouped = b.emit("lt", b.unsqueeze(groups, 1), b.number(b.shape(weights)[0], i32))
+    return b.emit("where", grouped, product, b.number(0, b.dtype(product)))
 
 
 @aten("mv")
