@@ -35,6 +35,7 @@ _LIBRARY = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
     torch.ops.aten._scaled_mm.default,
     torch.ops.aten._int_mm.default,
+    torch.ops.aten.linalg_solve_triangular.default,
 }
 # Products for each group of rows, as many as there are: generated code would copy a matrix for each row.
 _GROUPED = ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
@@ -46,6 +47,7 @@ _GPU_LIBRARY = {
     for name, overload in (
         *((name, "default") for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm", "_grouped_mm")),
         *((name, "default") for name in ("convolution", "convolution_backward", "embedding_dense_backward")),
+        ("linalg_solve_triangular", "default"),
         *((name, "default") for name in ("sort", "topk", "kthvalue", "cumsum", "cumprod", "cummax", "cummin")),
         *(("sort", "stable"), ("logcumsumexp", "default")),
         *(("scatter_add", "default"), ("scatter_reduce", "two"), ("index_add", "default")),

@@ -18,7 +18,7 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._decomp import decomposition_table as all_decompositions
 
-from weft.frontends.torch.fused_layers import encoder_layer, multi_head_attention
+from weft.frontends.torch.fused_layers import encoder_layer, multi_head_attention, trilinear
 from weft.frontends.torch.random_numbers import dropout_by_counter, multinomial
 
 _ops: Any = torch.ops.aten
@@ -58,6 +58,7 @@ def _table(device: str) -> dict[Any, Callable[..., Any]]:
     table.pop(_ops.native_dropout.default, None)
     table[_ops._transformer_encoder_layer_fwd.default] = encoder_layer
     table[_ops._native_multi_head_attention.default] = multi_head_attention
+    table[_ops._trilinear.default] = trilinear
     if device == "cpu":
         table[_ops.native_dropout.default] = native_dropout
         table[_ops.multinomial.default] = multinomial

@@ -1,4 +1,4 @@
-"""Layers that torch runs as one call when nothing is trained, taken apart: attention and transformer layers."""
+"""Layers that torch runs as one call, taken apart: attention and transformer layers, bilinear layers."""
 
 # Torch's operators have no types that can be followed.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -108,3 +109,21 @@ def _attention(
     weights = scores.softmax(-1)
     seen = (weights @ v).transpose(1, 2).reshape(batch, length, width)
     return functional.linear(seen, out_weight, out_bias), weights
+
+
+def trilinear(
+    first: Tensor,
+    second: Tensor,
+    third: Tensor,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Tensor:
+    """`aten::_trilinear`: the sum over some dimensions of the product of three tensors that lack some of all."""
+    rank = first.dim() + len(expand1)
+    names = [chr(ord("a") + dim) for dim in range(rank)]
+    absent = [{dim % rank for dim in dims} for dims in (expand1, expand2, expand3, sumdim)]
+    *terms, result = ("".join(name for dim, name in enumerate(names) if dim not in dims) for dims in absent)
+    return torch.einsum(f"{','.join(terms)}->{result}", first, second, third)

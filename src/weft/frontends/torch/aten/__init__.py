@@ -1,5 +1,6 @@
 """Converters from ATen operators to graph ops, a file a family. Importing this package fills `CONVERTERS`."""
 
+from weft.frontends.torch.aten import antialiasing as antialiasing
 from weft.frontends.torch.aten import attention as attention
 from weft.frontends.torch.aten import attention_gradients as attention_gradients
 from weft.frontends.torch.aten import backward as backward
