@@ -31,6 +31,7 @@ from weft.frontends.torch.executor import CpuExecutor
 from weft.frontends.torch.first_call import FirstCall, Loading
 from weft.frontends.torch.freezing import frozen_arguments, make_constants, warn_of_quantization
 from weft.frontends.torch.graph import Calling, ImportedGraph
+from weft.frontends.torch.grouped_products import with_traced_gradients
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.plan_executor import PlanExecutor
@@ -92,7 +93,7 @@ def weft_backend(
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
-    return shortcut.shortened(backend(module, example_inputs))
+    return shortcut.shortened(backend(with_traced_gradients(module), example_inputs))
 
 
 def compile_graph(

@@ -38,7 +38,7 @@ _LIBRARY = {
     torch.ops.aten.linalg_solve_triangular.default,
 }
 # Products for each group of rows, as many as there are: generated code would copy a matrix for each row.
-_GROUPED = ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
+_GROUPED = ("aten::_grouped_mm", "weft::grouped_mm", "weft::grouped_outer")
 
 
 _aten: Any = torch.ops.aten

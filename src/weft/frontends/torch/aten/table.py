@@ -27,7 +27,7 @@ def aten(*names: str) -> Callable[[_Function], _Function]:
 
 def full_name(name: str) -> str:
     """An overload's name as it is printed: in the ATen namespace and the default one, unless it says otherwise."""
-    full = name if name.startswith(("aten.", "prims.", "weft.", "torch_attn.", "transformers.")) else f"aten.{name}"
+    full = name if name.startswith(("aten.", "prims.", "weft.", "torch_attn.")) else f"aten.{name}"
     return full if full.count(".") == 2 else f"{full}.default"
 
 
