@@ -66,3 +66,11 @@ def test_gradients_of_weight_norms(layer: nn.Module) -> None:
     run = torch.compile(module, backend="weft", options={"strict": True, "cache": False})
     gradients = [torch.autograd.grad(f(x).square().sum(), list(module.parameters())) for f in (run, module)]
     torch.testing.assert_close(*gradients)
+
+
+def test_bilinear_layers() -> None:
+    torch.compiler.reset()
+    layer, x, y = nn.Bilinear(5, 6, 7), torch.randn(4, 5, requires_grad=True), torch.randn(4, 6)
+    run = torch.compile(layer, backend="weft", options={"strict": True, "cache": False})
+    gradients = [torch.autograd.grad(f(x, y).square().sum(), [x, *layer.parameters()]) for f in (run, layer)]
+    torch.testing.assert_close(*gradients)
