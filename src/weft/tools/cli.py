@@ -208,6 +208,33 @@ def reduce(
         run(terminal, file, context.args, output=output, seed=seed, seconds=timeout)
 
 
+@app.command()
+def fuzz(
+    kind: Annotated[list[str] | None, typer.Option(help="torch, graph, triton or nnsmith; torch if none.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the first program; those that follow have the next ones.", min=0)] = 0,
+    count: Annotated[int | None, typer.Option(help="How many programs of each kind.", min=1)] = None,
+    minutes: Annotated[float | None, typer.Option(help="After which no program is begun.", min=0)] = None,
+    jobs: Annotated[int, typer.Option(help="Child processes.", min=1)] = 2,
+    device: Device = "cpu",
+    timeout: Annotated[float, typer.Option(help="Seconds after which a program counts as hanging.", min=1)] = 120.0,
+    shrinking: Annotated[float, typer.Option(help="Seconds for making a failure small; 0 for not at all.", min=0)] = 90,
+    resume: Resume = False,
+    reports: Annotated[Path, typer.Option(help="Where the journal and the scripts of failures lie.")] = Path("reports"),
+    json: Json = False,
+) -> None:
+    """Random programs, judged against eager and float64; what fails is kept as a short script."""
+    from weft.tools.fuzz import FuzzRequest
+    from weft.tools.fuzz import fuzz as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        kinds = tuple(kind or ["torch"])
+        run(
+            terminal,
+            FuzzRequest(kinds, seed, count, minutes, jobs, device, timeout, shrinking, resume, reports),
+        )
+
+
 conform = typer.Typer(help="Outside test suites, run through Weft.", no_args_is_help=True)
 app.add_typer(conform, name="conform")
 
