@@ -37,6 +37,9 @@ class Config:
     """Measure schedules of the kernels that take most of the time, and keep the fastest on disk."""
     cuda_graphs: bool = True
     """Capture calls on a GPU as CUDA graphs, where sizes do not change and that is quicker."""
+    emulate_precision_casts: bool = False
+    """Round what each op of the program gives to its type, as eager does; else narrow floats stay wide inside a kernel,
+    but for results that leave it."""
     cpu: str = "native"
     """The processor to compile for: `native`, or a name LLVM knows."""
 

@@ -19,7 +19,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 
 from weft.backends.cpu.target import target_for
 from weft.config import CODES, Config
@@ -58,7 +58,8 @@ from weft.frontends.torch.symbolic_floats import float_value
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import Expr, Size, symbols_of
 from weft.ir.types import Tensor, tensor_of, tensor_type
-from weft.ops.graph import FuncOp, ReturnOp
+from weft.ops.base import Movement
+from weft.ops.graph import FuncOp, OpaqueOp, ReturnOp
 
 # Assertions about sizes: tracing has turned them into guards by the time a graph is imported.
 _GUARDED = {torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default}
@@ -252,7 +253,13 @@ class _Importer:
         ):
             self._erase_after(last)
             return self._opaque(node.target, node.args, node.kwargs, _meta(node), "a library claims it", claimed=True)
-        return value
+        return pytree.tree_map_only(SSAValue, self._rounded, value) if self.config.emulate_precision_casts else value
+
+    def _rounded(self, value: SSAValue) -> SSAValue:
+        """What an op of the program computes, rounded to its type as eager does; what only moves is so already."""
+        dtype = tensor_of(value.type).dtype
+        computed = isinstance(value, OpResult) and not isinstance(value.op, Movement | OpaqueOp)
+        return self.builder.emit("reduce_precision", value) if computed and dtype.is_float and dtype.bits < 32 else value
 
     def _made_after(self, last: Operation | None) -> list[Operation]:
         """The ops at the end of the block that are newer than one."""
