@@ -13,6 +13,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
+from weft.backends.cpu.separate_selects import separate_selects
 from weft.errors import CompilationError, WeftError
 from weft.forks import COMPILING, release_after_fork
 
@@ -215,4 +216,5 @@ def _optimised(text: str, machine: llvm.TargetMachine, level: int) -> llvm.Modul
     manager.add_simplify_cfg_pass()
     manager.add_dead_code_elimination_pass()
     manager.run(module, builder)
-    return module
+    apart = separate_selects(str(module)) if machine.triple.startswith("x86_64") else None
+    return module if apart is None else llvm.parse_assembly(apart)
