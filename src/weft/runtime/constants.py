@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
 import numpy as np
 from xdsl.dialects.builtin import UnitAttr
@@ -65,8 +66,11 @@ def _results(prepare: FuncOp, given: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _strided(array: np.ndarray, strides: object) -> np.ndarray:
-    """The array in memory of its own, with strides in elements."""
-    if not isinstance(strides, tuple):
+    """The array in memory of its own, with strides in elements; where a stride is 0, all elements are one."""
+    if not isinstance(strides, tuple) or not array.size:
         return np.array(array, order="C")
-    order = sorted(range(array.ndim), key=lambda d: (-int(strides[d]), d))  # type: ignore[arg-type]
-    return np.array(array.transpose(order), order="C").transpose(np.argsort(order))
+    steps = [int(step) for step in cast(tuple[Any, ...], strides)]
+    memory = np.zeros(1 + sum((size - 1) * step for size, step in zip(array.shape, steps, strict=True)), array.dtype)
+    made = np.lib.stride_tricks.as_strided(memory, array.shape, [step * array.itemsize for step in steps])
+    made[...] = array
+    return made
