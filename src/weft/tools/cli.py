@@ -218,6 +218,7 @@ def fuzz(
     device: Device = "cpu",
     timeout: Annotated[float, typer.Option(help="Seconds after which a program counts as hanging.", min=1)] = 120.0,
     shrinking: Annotated[float, typer.Option(help="Seconds for making a failure small; 0 for not at all.", min=0)] = 90,
+    backend: Annotated[str, typer.Option(help="A backend by name, or a module that has one, in Weft's place.")] = "",
     resume: Resume = False,
     reports: Annotated[Path, typer.Option(help="Where the journal and the scripts of failures lie.")] = Path("reports"),
     json: Json = False,
@@ -231,7 +232,7 @@ def fuzz(
         kinds = tuple(kind or ["torch"])
         run(
             terminal,
-            FuzzRequest(kinds, seed, count, minutes, jobs, device, timeout, shrinking, resume, reports),
+            FuzzRequest(kinds, seed, count, minutes, jobs, device, timeout, shrinking, resume, reports, backend),
         )
 
 

@@ -32,6 +32,7 @@ class FuzzRequest:
     shrinking: float
     resume: bool
     reports: Path
+    backend: str = ""
 
 
 def fuzz(terminal: Terminal, request: FuzzRequest) -> None:
@@ -44,7 +45,7 @@ def fuzz(terminal: Terminal, request: FuzzRequest) -> None:
     device_named(request.device)
     check_folder(request.reports, "--reports")
     kept = request.reports / "fuzz"
-    journal = Journal(request.reports / JOURNAL, f"{commit()} {request.device}")
+    journal = Journal(request.reports / JOURNAL, f"{commit()} {request.device} {request.backend}".strip())
     count = request.count or (WITHOUT_END if request.minutes else 200)
     seconds = None if request.minutes is None else request.minutes * 60 / len(request.kinds)
     if not request.resume:
@@ -59,7 +60,8 @@ def fuzz(terminal: Terminal, request: FuzzRequest) -> None:
 
     for kind in request.kinds:
         settings = FuzzSettings(
-            kind, request.seed, count, seconds, request.jobs, request.device, request.timeout, request.shrinking, kept
+            kind, request.seed, count, seconds, request.jobs, request.device, request.timeout, request.shrinking, kept,
+            backend=request.backend,
         )
         left = FuzzRun(settings, journal, lambda seed, verdict, kind=kind: note(kind, seed, verdict)).run()
         if left and request.minutes is None:

@@ -10,32 +10,33 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.testing.child import Answer, serve_requests
-from weft.testing.fuzz.kinds import kind_named
+from weft.testing.fuzz.kinds import backend_of, kind_named
 from weft.testing.fuzz.verdict import Verdict
 
 
 def _prepare(settings: dict[str, Any]) -> Callable[[dict[str, Any], Answer], None]:
     kind, device = kind_named(settings["kind"]), settings["device"]
+    given = {"backend": backend_of(settings["kind"], settings["backend"])} if settings["backend"] else {}
     warnings.simplefilter("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
     if settings["torch"]:
         import torch
 
-        torch.set_num_threads(settings["threads"])
+        torch.set_num_threads(2)
 
     def handle(request: dict[str, Any], answer: Answer) -> None:
         for seed in request.get("seeds", ()):
             start = time.perf_counter()
             case = kind.draw(seed, device)
             try:
-                verdict = kind.judge(case)
+                verdict = kind.judge(case, **given)
             except Exception as error:  # the judge itself: as much a finding as any
                 verdict = Verdict("raises", f"in the judge: {type(error).__name__}: {error}"[:300])
             record = verdict.to_json() | {"seed": seed, "seconds": time.perf_counter() - start}
             answer(record | ({"case": case.to_json()} if verdict.failed else {}))
             _leave_if_broken(device)
         if "case" in request:
-            answer(kind.judge(kind.read(request["case"])).to_json())
+            answer(kind.judge(kind.read(request["case"]), **given).to_json())
             _leave_if_broken(device)
         if "drawn" in request:
             answer({"case": kind.draw(request["drawn"], device).to_json()})

@@ -40,7 +40,7 @@ def run_on_cpu(function: FuncOp, arrays: Sequence[np.ndarray], symbols: Mapping[
     return run_arrays(Executable(compiled.plan, compiled.code), arrays, symbols, threads=2)
 
 
-def judge_graph(case: GraphCase, runner: Runner = run_on_cpu) -> Verdict:
+def judge_graph(case: GraphCase, backend: Runner = run_on_cpu) -> Verdict:
     """The verdict on a program."""
     start = time.perf_counter()
     function = case.function()
@@ -52,7 +52,7 @@ def judge_graph(case: GraphCase, runner: Runner = run_on_cpu) -> Verdict:
     oracle = _oracle(function, arrays, symbols)
     before = [array.copy() for array in arrays]
     try:
-        found = runner(function.clone(), arrays, symbols)
+        found = backend(function.clone(), arrays, symbols)
     except Exception as error:  # whatever it is, it is the finding
         text = str(error).strip().partition("\n")[0]
         return Verdict("raises", f"{type(error).__name__}: {text}"[:300], time.perf_counter() - start)

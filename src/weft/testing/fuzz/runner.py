@@ -44,9 +44,11 @@ class FuzzSettings:
     kept: Path = Path("reports/fuzz")
     alike: int = 2
     """How many failures of one signature are made small."""
+    backend: str = ""
+    """What is judged in Weft's place: see `kinds.backend_of`."""
 
     def child(self) -> Child:
-        settings = {"kind": self.kind, "device": self.device, "torch": self.kind != "graph", "threads": 1}
+        settings = {"kind": self.kind, "device": self.device, "backend": self.backend, "torch": self.kind != "graph"}
         return Child(CHILD, settings, {"OMP_NUM_THREADS": "2", "WEFT_CACHE": "0"})
 
 
@@ -118,26 +120,35 @@ class FuzzRun:
                 self._note(seed, verdict, answer.get("case"))
 
     def _note(self, seed: int, verdict: Verdict, case: dict[str, Any] | None) -> None:
-        if verdict.failed:
+        if case is None and verdict.failed:
+            again = self._again(seed)
+            if again is not None:
+                verdict, case = again
+        script = None
+        if verdict.failed and case is not None:
             with self._writing:
                 self._alike[verdict.signature] += 1
                 keep = self._alike[verdict.signature] <= self.settings.alike
             script = self._kept(seed, verdict, case) if keep else None
-        else:
-            script = None
         with self._writing:
             record = verdict.to_json() | ({"script": str(script)} if script else {})
             self.journal.add(f"{self.settings.kind} {seed}", record)
             self.on_verdict(seed, verdict)
 
-    def _kept(self, seed: int, verdict: Verdict, case: dict[str, Any] | None) -> Path:
+    def _again(self, seed: int) -> tuple[Verdict, dict[str, Any]] | None:
+        """A program that ended its child, alone: a busy machine is no finding, nor what an earlier program left."""
+        with self.settings.child() as child:
+            child.send({"drawn": seed})
+            drawn = child.receive(self.settings.limit)
+            if drawn is None:
+                return None
+            return _verdict(child, kind_named(self.settings.kind).read(drawn["case"]), 2 * self.settings.limit), drawn["case"]
+
+    def _kept(self, seed: int, verdict: Verdict, case: dict[str, Any]) -> Path:
         """The script of a failure, made small in a child of its own: it may crash as the program did."""
         settings = self.settings
         kind = kind_named(settings.kind)
         with settings.child() as child:
-            if case is None:
-                child.send({"drawn": seed})
-                case = (child.receive(settings.limit) or {"case": {}})["case"]
             small = kind.read(case)
 
             def same(candidate: Any) -> bool:

@@ -68,17 +68,16 @@ def failures_inside() -> Generator[list[str]]:
         log.propagate = shown
 
 
-def judge(case: TorchCase, options: dict[str, Any] | None = None) -> Verdict:
+def judge(case: TorchCase, backend: Backend = "weft") -> Verdict:
     """The verdict on a program."""
     start = time.perf_counter()
-    verdict = _judge(case, {"cache": False, **(options or {})})
-    return replace(verdict, seconds=time.perf_counter() - start)
+    return replace(_judge(case, backend), seconds=time.perf_counter() - start)
 
 
-def _judge(case: TorchCase, options: dict[str, Any]) -> Verdict:
+def _judge(case: TorchCase, backend: Backend) -> Verdict:
     eager, refusal = _run(case, None)
     with failures_inside() as inside:
-        mine, error = _run(case, "weft", options=options)
+        mine, error = _run(case, backend, options={"cache": False} if backend == "weft" else None)
     if refusal is not None and error is None and len(mine) > len(eager):
         return Verdict("accepts", f"eager raises {_first_line(refusal)}")
     verdict = Verdict("refused" if refusal is not None else "right")
