@@ -35,7 +35,7 @@ def backend_of(kind: str, name: str) -> Any:
     """
     if "." not in name:
         return name
-    attribute = {"torch": "torch_backend", "graph": "run_graph", "triton": "launch_kernel"}[kind]
+    attribute = {"torch": "torch_backend", "nnsmith": "torch_backend", "graph": "run_graph", "triton": "launch_kernel"}[kind]
     return getattr(importlib.import_module(name), attribute)
 
 
@@ -58,4 +58,8 @@ def kind_named(name: str) -> Kind:
         from weft.testing.fuzz.triton_programs import TritonCase, draw_kernel
 
         return Kind(draw_kernel, judge_kernel, shrink_kernel, TritonCase.from_json)
+    if name == "nnsmith":
+        from weft.testing.fuzz.nnsmith_models import NnsmithCase, draw_model, judge_model, shrink_model
+
+        return Kind(draw_model, judge_model, shrink_model, NnsmithCase.from_json)
     raise ValueError(f"no kind of program is called {name}")

@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,21 @@ VALUES = ("outputs", "inputs", "gradients")
 
 Backend = str | Callable[..., Any] | None
 Result = dict[str, Any]
+
+
+class Runs(Protocol):
+    """A program that can be run in several ways; each gives results up to the first call that raises, and the error."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether it takes random numbers as it runs: those of the float64 oracle are others."""
+        ...
+
+    def run(
+        self, backend: Backend = None, *, wide: bool = False, only: int | None = None, noise: int = 0
+    ) -> tuple[list[Result], Exception | None]:
+        """Eager if there is no backend; `wide` is the oracle, `only` one of the calls, `noise` the seed of one."""
+        ...
 
 
 @dataclass
@@ -71,55 +86,56 @@ def failures_inside() -> Generator[list[str]]:
 def judge(case: TorchCase, backend: Backend = "weft") -> Verdict:
     """The verdict on a program."""
     start = time.perf_counter()
-    return replace(_judge(case, backend), seconds=time.perf_counter() - start)
+    return replace(judge_runs(TorchRuns(case), backend), seconds=time.perf_counter() - start)
 
 
-def _judge(case: TorchCase, backend: Backend) -> Verdict:
-    eager, refusal = _run(case, None)
+def judge_runs(runs: Runs, backend: Backend) -> Verdict:
+    """The verdict on a program, however it is run."""
+    eager, refusal = runs.run()
     with failures_inside() as inside:
-        mine, error = _run(case, backend, options={"cache": False} if backend == "weft" else None)
+        mine, error = runs.run(backend)
     if refusal is not None and error is None and len(mine) > len(eager):
         return Verdict("accepts", f"eager raises {_first_line(refusal)}")
     verdict = Verdict("refused" if refusal is not None else "right")
     if error is not None and len(mine) < len(eager):
         verdict = Verdict("raises", f"call {len(mine)}: {_first_line(error)}")
     for number, (found, expected) in enumerate(zip(mine, eager, strict=False)):
-        said = difference(case, number, found, expected)
+        said = difference(runs, number, found, expected)
         if said:
             verdict = Verdict("wrong", f"call {number}: {said}")
             break
     if verdict.failed:
-        return _excused(case, eager, mine, verdict)
+        return _excused(runs, eager, mine, verdict)
     return Verdict("uncompiled", inside[0]) if inside else verdict
 
 
-def _excused(case: TorchCase, eager: Sequence[Result], mine: Sequence[Result], verdict: Verdict) -> Verdict:
+def _excused(runs: Runs, eager: Sequence[Result], mine: Sequence[Result], verdict: Verdict) -> Verdict:
     """The verdict, or why it cannot be held against Weft."""
-    identity, error = _run(case, identity_backend())
-    same = all(not difference(case, n, a, b) for n, (a, b) in enumerate(zip(identity, eager, strict=False)))
+    identity, error = runs.run(identity_backend())
+    same = all(not difference(runs, n, a, b) for n, (a, b) in enumerate(zip(identity, eager, strict=False)))
     if not same or (error is not None and len(identity) < len(eager)):
         return Verdict("torch", verdict.reason)
     if verdict.status == "wrong" and all(
-        _is_noise(case, number, found, expected) for number, (found, expected) in enumerate(zip(mine, eager, strict=False))
+        _is_noise(runs, number, found, expected) for number, (found, expected) in enumerate(zip(mine, eager, strict=False))
     ):
         return Verdict("undecided", verdict.reason)
     return verdict
 
 
-def difference(case: TorchCase, number: int, found: Result, expected: Result) -> str:
+def difference(runs: Runs, number: int, found: Result, expected: Result) -> str:
     """What is wrong with the result of a call, in a line; nothing where all is within its bound."""
     if found["shared"] != expected["shared"]:
         return f"memory is shared by {sorted(found['shared'])}, in eager by {sorted(expected['shared'])}"
-    comparison = _compared(case, number, found, expected)
+    comparison = _compared(runs, number, found, expected)
     return "" if comparison.ok else str(comparison).replace("\n", ";")
 
 
-def _compared(case: TorchCase, number: int, found: Result, expected: Result) -> Comparison:
+def _compared(runs: Runs, number: int, found: Result, expected: Result) -> Comparison:
     mine, theirs = ({part: result[part] for part in VALUES} for result in (found, expected))
     close = compare_close(mine, theirs)
-    if close.ok or case.draws:
+    if close.ok or runs.draws:
         return close
-    oracle, _ = _run(case, None, wide=True, only=number)
+    oracle, _ = runs.run(wide=True, only=number)
     if not oracle:
         return close
     try:
@@ -137,13 +153,13 @@ def _acquits(leaf: TensorComparison) -> bool:
     return leaf.eager_error <= math.sqrt(torch.finfo(dtype).eps) or leaf.error <= 2 * torch.finfo(dtype).eps
 
 
-def _is_noise(case: TorchCase, number: int, found: Result, expected: Result) -> bool:
+def _is_noise(runs: Runs, number: int, found: Result, expected: Result) -> bool:
     """Whether other rounding errors change the result of a call as much as it is off."""
     if found["shared"] != expected["shared"]:
         return False
-    noisy = [_run(case, None, only=number, noise=seed)[0] for seed in range(1, NOISY_RUNS + 1)]
+    noisy = [runs.run(only=number, noise=seed)[0] for seed in range(1, NOISY_RUNS + 1)]
     others = [_leaves(each[0]) for each in noisy if each]
-    wrong = {position for position, leaf in enumerate(_compared(case, number, found, expected).leaves) if not leaf.ok}
+    wrong = {position for position, leaf in enumerate(_compared(runs, number, found, expected).leaves) if not leaf.ok}
     for position, (mine, theirs) in enumerate(zip(_leaves(found), _leaves(expected), strict=True)):
         moved = [other[position] for other in others]
         if position in wrong and not _moves_as_much(mine, theirs, moved):
@@ -170,49 +186,53 @@ def _leaves(result: Result) -> list[Any]:
     return [leaf for part in VALUES for leaf in result[part]]
 
 
-def _run(
-    case: TorchCase,
-    backend: Backend,
-    *,
-    options: dict[str, Any] | None = None,
-    wide: bool = False,
-    only: int | None = None,
-    noise: int = 0,
-) -> tuple[list[Result], Exception | None]:
-    """The results of the calls, up to the first that raises, and what it raises."""
-    results: list[Result] = []
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64 if wide else before)
-    try:
-        inputs, program = functions(case, wide=wide)
-        call: Callable[..., Any] = program
-        weights: Sequence[Tensor] = ()
-        if backend is not None:
-            torch.compiler.reset()
-            if case.mode == "freeze" and backend == "weft":
-                options = {**(options or {}), "freeze": True}
-            call = torch.compile(call, backend=backend, dynamic=case.dynamic, options=options or None)
-        for number, sizes in enumerate(case.calls):
-            if only is not None and number != only:
-                continue
-            layout = sizes.get("layout", 0)
-            seed = case.seed + (0 if case.mode == "freeze" else number)
-            draw = Draw(seed, wide, layout, case.device, train=case.mode == "train")
-            given = inputs(draw, **{name: size for name, size in sizes.items() if name != "layout"})
-            if case.mode == "freeze" and backend is not None and not weights:
-                call, weights = _with_weights(program, given, backend, options, case.dynamic)
-            torch.manual_seed(SEED)
-            with _grad_mode(case.mode), RoundingNoise(noise) if noise else contextlib.nullcontext():
-                results.append(_result(call, given, draw.leaves, case.mode))
-    except Exception as error:  # whatever it is, it is the answer
-        return results, error
-    finally:
-        torch.set_default_dtype(before)
-    return results, None
+@dataclass(frozen=True)
+class TorchRuns:
+    """A case, whose inputs are made anew for each run."""
+
+    case: TorchCase
+
+    @property
+    def draws(self) -> bool:
+        return self.case.draws
+
+    def run(
+        self, backend: Backend = None, *, wide: bool = False, only: int | None = None, noise: int = 0
+    ) -> tuple[list[Result], Exception | None]:
+        case, results = self.case, list[Result]()
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64 if wide else before)
+        try:
+            inputs, program = functions(case, wide=wide)
+            call = program if backend is None else compiled(program, backend, case.mode, case.dynamic)
+            weighted = case.mode == "freeze" and backend is not None
+            for number, sizes in enumerate(case.calls):
+                if only is not None and number != only:
+                    continue
+                seed = case.seed + (0 if case.mode == "freeze" else number)
+                draw = Draw(seed, wide, sizes.get("layout", 0), case.device, train=case.mode == "train")
+                given = inputs(draw, **{name: size for name, size in sizes.items() if name != "layout"})
+                if weighted:
+                    call, weighted = compiled(_with_weight(program, given), backend, case.mode, case.dynamic), False
+                torch.manual_seed(SEED)
+                with _grad_mode(case.mode), RoundingNoise(noise) if noise else contextlib.nullcontext():
+                    results.append(result_of(call, given, draw.leaves, case.mode))
+        except Exception as error:  # whatever it is, it is the answer
+            return results, error
+        finally:
+            torch.set_default_dtype(before)
+        return results, None
+
+
+def compiled(program: Callable[..., Any], backend: Backend, mode: Mode, dynamic: bool | None) -> Callable[..., Any]:
+    """A program through a backend, from nothing."""
+    torch.compiler.reset()
+    options = {"cache": False, **({"freeze": True} if mode == "freeze" else {})} if backend == "weft" else None
+    return torch.compile(program, backend=backend, dynamic=dynamic, options=options)
 
 
 class _Frozen(nn.Module):
-    """The program with its last floating argument as a parameter, which can be frozen."""
+    """A program one of whose arguments is a parameter."""
 
     def __init__(self, program: Callable[..., Any], place: int, weight: Tensor) -> None:
         super().__init__()
@@ -223,19 +243,15 @@ class _Frozen(nn.Module):
         return self.program(*given[: self.place], self.weight, *given[self.place + 1 :])
 
 
-def _with_weights(
-    program: Callable[..., Any], given: Sequence[Tensor], backend: Backend, options: Any, dynamic: bool | None
-) -> tuple[Callable[..., Any], Sequence[Tensor]]:
+def _with_weight(program: Callable[..., Any], given: Sequence[Tensor]) -> Callable[..., Any]:
+    """The program with the last argument that can be one as a frozen weight."""
     memory = [tensor.untyped_storage().data_ptr() for tensor in given]
     places = [
         place
         for place, tensor in enumerate(given)
         if tensor.is_floating_point() and memory.count(memory[place]) == 1 and tensor.numel()
     ]
-    if not places:
-        return torch.compile(program, backend=backend, dynamic=dynamic, options=options or None), ()
-    module = _Frozen(program, places[-1], given[places[-1]])
-    return torch.compile(module, backend=backend, dynamic=dynamic, options=options or None), (module.weight,)
+    return _Frozen(program, places[-1], given[places[-1]]) if places else program
 
 
 @contextlib.contextmanager
@@ -248,7 +264,8 @@ def _grad_mode(mode: Mode) -> Generator[None]:
             yield
 
 
-def _result(call: Callable[..., Any], given: Sequence[Tensor], leaves: Sequence[Tensor], mode: Mode) -> Result:
+def result_of(call: Callable[..., Any], given: Sequence[Tensor], leaves: Sequence[Tensor], mode: Mode) -> Result:
+    """What a call gives and leaves behind: results, inputs, gradients, and which of them share memory."""
     outputs = list(call(*given))
     gradients: list[Any] = []
     wanted = [each for each in outputs if isinstance(each, Tensor) and each.requires_grad]
