@@ -70,7 +70,15 @@ def _strided(array: np.ndarray, strides: object) -> np.ndarray:
     if not isinstance(strides, tuple) or not array.size:
         return np.array(array, order="C")
     steps = [int(step) for step in cast(tuple[Any, ...], strides)]
-    memory = np.zeros(1 + sum((size - 1) * step for size, step in zip(array.shape, steps, strict=True)), array.dtype)
-    made = np.lib.stride_tricks.as_strided(memory, array.shape, [step * array.itemsize for step in steps])
+    made = strided_zeros(array.shape, steps, array.dtype)
     made[...] = array
     return made
+
+
+def strided_zeros(shape: Sequence[int], strides: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """A new array with strides in elements, which may overlap or leave gaps."""
+    reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1 if 0 not in shape else 0
+    # NumPy cannot stride over some of the types that it has from elsewhere, but over bytes.
+    memory = np.zeros((max(reach, 1), dtype.itemsize), np.uint8)
+    steps = [*(stride * dtype.itemsize for stride in strides), 1]
+    return np.lib.stride_tricks.as_strided(memory, (*shape, dtype.itemsize), steps).view(dtype)[..., 0]

@@ -108,7 +108,7 @@ class FuzzRun:
                 left.extend(batch)
                 return
             # Near the end of the time, a program at a time.
-            now = batch if until - time.perf_counter() > 60 else batch[:1]
+            now = list(batch) if until - time.perf_counter() > 60 else batch[:1]
             child.send({"seeds": now})
             for seed in now:
                 answer = child.receive(self.settings.limit)
@@ -116,6 +116,7 @@ class FuzzRun:
                 if answer is None:
                     self._note(seed, Verdict(*_ending(child, self.settings.limit)), None)
                     break
+                assert answer["seed"] == seed
                 verdict = Verdict(answer["status"], answer["reason"], answer["seconds"])
                 self._note(seed, verdict, answer.get("case"))
 
