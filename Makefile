@@ -12,10 +12,13 @@ CPU_TORCH := https://download.pytorch.org/whl/cpu
 GPU_PYTHON ?= PYTHONPATH=src:offline python3
 GPU_JOBS ?= 16
 SHARD ?= 0/1
+# For how many minutes `make fuzz` looks for programs that fail, and from which seed on.
+MINUTES ?= 10
+SEED ?= 0
 SANITIZED ?= $(addprefix tests/gpu/test_,$(addsuffix _on_gpu.py,products few_rows codes groups attention attention_backward))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-gpu sanitize-gpu conform-gpu lint format offline clean
+.PHONY: help venv demo fuzz fuzz-gpu fuzz-ptx test test-slow test-gpu sanitize-gpu conform-gpu lint format offline clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -40,6 +43,16 @@ test: lint ## lint, then all tests but the slow ones, with coverage
 
 test-slow: $(STAMP) ## the slow tests only
 	$(BIN)/python -m pytest -n $(JOBS) -m slow
+
+fuzz: $(STAMP) ## random programs of each kind for MINUTES=10 from SEED=0 on; failures become scripts in reports/fuzz
+	$(BIN)/python -m weft fuzz --kind torch --kind graph --kind triton --minutes $(MINUTES) --seed $(SEED) --jobs $(JOBS) --resume
+
+fuzz-ptx: $(STAMP) ## the same on the PTX machine, which needs no GPU
+	$(BIN)/python -m weft fuzz --kind torch --kind graph --kind triton --minutes $(MINUTES) --seed $(SEED) --jobs $(JOBS) \
+	  --backend tests.backends.nvidia.emulated_graphs --reports reports/ptx --resume
+
+fuzz-gpu: ## on a machine with a GPU: random programs and kernels for MINUTES=10 from SEED=0 on
+	$(GPU_PYTHON) -m weft fuzz --device cuda --kind torch --kind triton --minutes $(MINUTES) --seed $(SEED) --jobs $(GPU_JOBS) --resume
 
 # The next three run on a machine with a GPU, with what `make offline` collected: SHARD=i/n takes a part, and a part that
 # is run again goes on where it stopped. They need no environment of their own.

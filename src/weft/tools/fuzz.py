@@ -43,6 +43,10 @@ def fuzz(terminal: Terminal, request: FuzzRequest) -> None:
         if name not in NAMES:
             raise UsageError(f"no kind of program is called {name}", hint=f"there are {', '.join(NAMES)}")
     device_named(request.device)
+    if "nnsmith" in request.kinds:
+        from weft.testing.fuzz.nnsmith_models import check_installed
+
+        check_installed()
     check_folder(request.reports, "--reports")
     kept = request.reports / "fuzz"
     journal = Journal(request.reports / JOURNAL, f"{commit()} {request.device} {request.backend}".strip())
@@ -60,7 +64,15 @@ def fuzz(terminal: Terminal, request: FuzzRequest) -> None:
 
     for kind in request.kinds:
         settings = FuzzSettings(
-            kind, request.seed, count, seconds, request.jobs, request.device, request.timeout, request.shrinking, kept,
+            kind,
+            request.seed,
+            count,
+            seconds,
+            request.jobs,
+            request.device,
+            request.timeout,
+            request.shrinking,
+            kept,
             backend=request.backend,
         )
         left = FuzzRun(settings, journal, lambda seed, verdict, kind=kind: note(kind, seed, verdict)).run()
@@ -69,7 +81,9 @@ def fuzz(terminal: Terminal, request: FuzzRequest) -> None:
     earlier = [record for name, record in journal.results().items() if name.partition(" ")[0] in request.kinds]
     total = Counter(record["status"] for record in earlier)
     words = ", ".join(f"{number:,} {status}" for status, number in total.most_common())
-    terminal.show(Text(f"{counted(sum(tally.values()), 'program')} now, {len(earlier):,} in all: {words}", style="bold"))
+    terminal.show(
+        Text(f"{counted(sum(tally.values()), 'program')} now, {len(earlier):,} in all: {words}", style="bold")
+    )
     wrong = sum(total[status] for status in FAILURES)
     figures = {"ok": not wrong, "now": dict(tally), "all": dict(total), "failures": failures, "kept": str(kept)}
     terminal.finish(figures, code=1 if wrong else 0)

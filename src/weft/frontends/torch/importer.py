@@ -259,7 +259,9 @@ class _Importer:
         """What an op of the program computes, rounded to its type as eager does; what only moves is so already."""
         dtype = tensor_of(value.type).dtype
         computed = isinstance(value, OpResult) and not isinstance(value.op, Movement | OpaqueOp)
-        return self.builder.emit("reduce_precision", value) if computed and dtype.is_float and dtype.bits < 32 else value
+        return (
+            self.builder.emit("reduce_precision", value) if computed and dtype.is_float and dtype.bits < 32 else value
+        )
 
     def _made_after(self, last: Operation | None) -> list[Operation]:
         """The ops at the end of the block that are newer than one."""

@@ -25,13 +25,32 @@ from weft.tile.text import functions_of, parse_program, print_program
 LARGEST = 20_000
 # These jump where their operand changes by a rounding error, or read its bits.
 STEPS = frozenset(
-    "floor ceil trunc round sign floordiv truncdiv remainder fmod argmax argmin sort topk cast bitcast nextafter "
-    "max_pool_indices copysign any all isnan isinf isfinite logical_and logical_or logical_xor logical_not grid_sample "
-    "cummax cummin dequantize quantize".split()
+    (
+        *("floor", "ceil", "trunc", "round", "sign", "floordiv", "truncdiv", "remainder", "fmod", "argmax", "argmin"),
+        *(
+            "sort",
+            "topk",
+            "cast",
+            "bitcast",
+            "nextafter",
+            "max_pool_indices",
+            "copysign",
+            "any",
+            "all",
+            "isnan",
+            "isinf",
+        ),
+        *("isfinite", "logical_and", "logical_or", "logical_xor", "logical_not", "grid_sample", "cummax", "cummin"),
+    )
 )
+# These give what they take, or its sign turned around.
+MOVING = frozenset(("max", "min", "maximum", "minimum", "relu", "neg", "abs"))
 # Their results are defined by more than their operands, or they are made by passes alone.
 LEFT_OUT = frozenset(
-    "uniform tiled_dot scaled_dot dequantize attention_gradients attention_with_lse attention as_strided".split()
+    (
+        *("uniform", "tiled_dot", "scaled_dot", "dequantize", "as_strided"),
+        *("attention", "attention_with_lse", "attention_gradients"),
+    )
 )
 
 
@@ -120,7 +139,7 @@ class _Drawing:
         numbers = tuple(range(self.next, self.next + len(made)))
         self.next += len(made)
         self.types.update(zip(numbers, made, strict=True))
-        moves = issubclass(spec.cls, Movement) or spec.name in ("max", "min", "maximum", "minimum", "relu", "neg", "abs")
+        moves = issubclass(spec.cls, Movement) or spec.name in MOVING
         whole = all(not self.types[number].dtype.is_float for number in operands)
         if whole or moves or spec.name in STEPS or issubclass(spec.cls, Comparison):
             self.exact.update(numbers if all(number in self.exact for number in operands) else ())
@@ -131,9 +150,7 @@ class _Drawing:
     def _size(self, size: int) -> Size:
         return symbol(f"s{size}") if self.dynamic and size > 1 else size
 
-    def _known(
-        self, spec: OpSpec, sample: Sample, place: int, dtype: DType, operands: Sequence[int]
-    ) -> int | None:
+    def _known(self, spec: OpSpec, sample: Sample, place: int, dtype: DType, operands: Sequence[int]) -> int | None:
         """A value there is that can be this operand, or None."""
         source = sample.inputs[place]
         if self.rng.random() < 0.15 or (source.low, source.high) != (-4.0, 4.0):

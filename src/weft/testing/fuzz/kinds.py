@@ -35,7 +35,7 @@ def backend_of(kind: str, name: str) -> Any:
     """
     if "." not in name:
         return name
-    attribute = {"torch": "torch_backend", "nnsmith": "torch_backend", "graph": "run_graph", "triton": "launch_kernel"}[kind]
+    attribute = {"graph": "run_graph", "triton": "launch_kernel"}.get(kind, "torch_backend")
     return getattr(importlib.import_module(name), attribute)
 
 

@@ -49,7 +49,8 @@ class NnsmithCase:
         settings = f"{self.seed}, {self.nodes}, {self.returned}, train={self.train}, device={self.device!r}"
         model = "\n".join(f"# {line}" for line in described(self))
         return (
-            f'"""Found by `weft fuzz`: {first}"""\n\nfrom weft.testing.fuzz.nnsmith_models import reproduce\n\n{model}\n\n'
+            f'"""Found by `weft fuzz`: {first}"""\n\n'
+            f"from weft.testing.fuzz.nnsmith_models import reproduce\n\n{model}\n\n"
             f'if __name__ == "__main__":\n    reproduce({settings})\n'
         )
 
@@ -58,7 +59,8 @@ class NnsmithCase:
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> NnsmithCase:
-        return NnsmithCase(**{**record, "returned": tuple(record["returned"])})
+        given: dict[str, Any] = {**record, "returned": tuple(record["returned"])}
+        return NnsmithCase(**given)
 
 
 def draw_model(seed: int, device: str = "cpu") -> NnsmithCase:
@@ -67,11 +69,16 @@ def draw_model(seed: int, device: str = "cpu") -> NnsmithCase:
     return NnsmithCase(seed, rng.choice((3, 5, 8, 12)), (), rng.random() < 0.3, device)
 
 
+def check_installed() -> None:
+    """Say that NNSmith is not there."""
+    if importlib.util.find_spec("nnsmith") is None:
+        raise WeftError("NNSmith is not installed here", hint="pip install nnsmith")
+
+
 @cache
 def _generator() -> tuple[Any, Any]:
     """NNSmith's class of torch models, and the ops that this torch has."""
-    if importlib.util.find_spec("nnsmith") is None:
-        raise WeftError("NNSmith is not installed here", hint="pip install nnsmith")
+    check_installed()
     from nnsmith.materialize import Model
     from nnsmith.narrow_spec import auto_opset
 
@@ -103,9 +110,9 @@ class _Model:
 
 
 def _model(case: NnsmithCase) -> _Model:
+    type_, opset = _generator()
     from nnsmith.graph_gen import model_gen
 
-    type_, opset = _generator()
     given = {"max_nodes": case.nodes, "timeout_ms": SECONDS, "max_elem_per_tensor": ELEMENTS}
     made = model_gen(opset=opset, method="symbolic-cinit", seed=case.seed, **given)
     torch.manual_seed(case.seed)

@@ -143,7 +143,8 @@ class FuzzRun:
             drawn = child.receive(self.settings.limit)
             if drawn is None:
                 return None
-            return _verdict(child, kind_named(self.settings.kind).read(drawn["case"]), 2 * self.settings.limit), drawn["case"]
+            case = kind_named(self.settings.kind).read(drawn["case"])
+            return _verdict(child, case, 2 * self.settings.limit), drawn["case"]
 
     def _kept(self, seed: int, verdict: Verdict, case: dict[str, Any]) -> Path:
         """The script of a failure, made small in a child of its own: it may crash as the program did."""

@@ -112,7 +112,7 @@ def _smaller_sizes(case: TorchCase) -> Iterator[TorchCase]:
             for smaller in (1, 2, 3, 4, 8, size // 2, size - 1):
                 if name != "layout" and 0 < smaller < size:
                     changed = {**call, name: smaller}
-                    yield replace(case, calls=case.calls[:number] + (changed,) + case.calls[number + 1 :])
+                    yield replace(case, calls=(*case.calls[:number], changed, *case.calls[number + 1 :]))
 
 
 def _fewer_inputs(case: TorchCase) -> Iterator[TorchCase]:
@@ -128,4 +128,4 @@ def _fewer_inputs(case: TorchCase) -> Iterator[TorchCase]:
     for number, line in enumerate(case.inputs):
         plain = re.sub(r"(= draw\(\(.*?\), torch\.\w+\)).+$", r"\1", line)
         if plain != line:
-            yield replace(case, inputs=case.inputs[:number] + (plain,) + case.inputs[number + 1 :])
+            yield replace(case, inputs=(*case.inputs[:number], plain, *case.inputs[number + 1 :]))

@@ -23,7 +23,7 @@ import linecache
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -98,8 +98,10 @@ class TorchCase:
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> TorchCase:
-        lists = {name: tuple(cast(list[Any], record[name])) for name in ("inputs", "body", "outputs", "calls")}
-        return TorchCase(**{**record, **lists})
+        given: dict[str, Any] = dict(record)
+        for name in ("inputs", "body", "outputs", "calls"):
+            given[name] = tuple(record[name])
+        return TorchCase(**given)
 
     def live(self) -> TorchCase:
         """Without inputs that nothing uses."""

@@ -16,13 +16,15 @@ UNARY = (
     "{0}.asinh()", "{0}.tan()", "F.logsigmoid({0})", "F.hardswish({0})", "F.celu({0})", "{0}.exp2()",
     "({0}.abs() + 1).log2()", "({0}.abs() + 1).log10()", "{0} ** 2", "{0} ** 3", "({0}.abs() + 0.1) ** 0.5",
     "({0}.abs() + 0.5) ** -1", "F.softsign({0})", "F.tanhshrink({0})", "{0}.erfc()", "({0}.abs() + 1).lgamma()",
-    "torch.special.i0({0})", "torch.sinc({0})", "{0}.cosh()", "{0} / 3", "{0} * 1.7", "{0} + 0.3", "1 - {0}", "2 / ({0} + 9)",
+    "torch.special.i0({0})", "torch.sinc({0})", "{0}.cosh()", "{0} / 3", "{0} * 1.7", "{0} + 0.3", "1 - {0}",
+    "2 / ({0} + 9)",
     "({0}.abs() + 1).digamma()", "torch.logit({0}.sigmoid(), 0.1)", "{0}.nan_to_num()", "F.glu({0}, 0)",
 )  # fmt: skip
 # These do not round what they take.
 EXACT = (
     "{0}.neg()", "{0}.abs()", "{0}.relu()", "{0}.clamp(-1, 1)", "{0}.clamp(min=0)", "F.relu6({0})", "F.hardtanh({0})",
-    "{0}.clone()", "{0}.detach()", "{0} * 2", "{0} * 0.5", "{0} * 1", "{0} + 0", "F.threshold({0}, 0.1, 0.0)", "-{0}", "{0} / 2",
+    "{0}.clone()", "{0}.detach()", "{0} * 2", "{0} * 0.5", "{0} * 1", "{0} + 0", "F.threshold({0}, 0.1, 0.0)", "-{0}",
+    "{0} / 2",
     "{0} / 1", "{0}.positive()",
 )  # fmt: skip
 # These jump: only what no rounding has touched goes in.
@@ -33,8 +35,10 @@ STEPS = (
     "{0}.logical_not()", "{0}.to(torch.int8)", "{0}.round(decimals=1)", "{0}.frexp()[0]", "{0}.isinf()",
 )  # fmt: skip
 BINARY = (
-    "{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} * {1} + {0}", "torch.add({0}, {1}, alpha=2)", "{0} / ({1} * {1} + 1)", "torch.hypot({0}, {1})",
-    "torch.atan2({0}, {1} + 9)", "torch.lerp({0}, {1}, 0.3)", "torch.addcmul({0}, {1}, {1}, value=0.5)", "torch.rsub({0}, {1})",
+    "{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} * {1} + {0}", "torch.add({0}, {1}, alpha=2)", "{0} / ({1} * {1} + 1)",
+    "torch.hypot({0}, {1})",
+    "torch.atan2({0}, {1} + 9)", "torch.lerp({0}, {1}, 0.3)", "torch.addcmul({0}, {1}, {1}, value=0.5)",
+    "torch.rsub({0}, {1})",
     "torch.addcdiv({0}, {1}, {0} * {0} + 2)", "torch.logaddexp({0}, {1})", "F.mse_loss({0}, {1}, reduction='none')",
     "F.smooth_l1_loss({0}, {1}, reduction='none')", "torch.xlogy({0}, {1}.abs() + 1)", "({0}.abs() + 0.5) ** {1}",
 )  # fmt: skip
@@ -45,7 +49,8 @@ BINARY_EXACT = (
 BINARY_STEPS = (
     "{0} > {1}", "{0} <= {1}", "{0} == {1}", "{0} != {1}", "torch.remainder({0}, {1} * {1} + 1)", "{0} >= {1}",
     "torch.floor_divide({0}, {1} * {1} + 1)", "torch.fmod({0}, {1} * {1} + 1)", "torch.isclose({0}, {1})",
-    "torch.div({0}, {1} * {1} + 1, rounding_mode='floor')", "torch.logical_and({0}, {1})", "torch.logical_xor({0}, {1})",
+    "torch.div({0}, {1} * {1} + 1, rounding_mode='floor')", "torch.logical_and({0}, {1})",
+    "torch.logical_xor({0}, {1})",
     "torch.div({0}, {1} * {1} + 1, rounding_mode='trunc')", "{0} < {1}",
 )  # fmt: skip
 WHOLE = (
@@ -109,7 +114,8 @@ def truths(drawing: Drawing) -> str:
     if not drawing.value(second).dtype == torch.bool:
         raise Unfit
     return drawing.rng.choice(
-        ("{0} & {1}", "{0} | {1}", "{0} ^ {1}", "~{0}", "{0}.sum()", "{0}.any(0)", "{0}.all(-1)", "{0} + {1}", "{0} * 2",
+        ("{0} & {1}", "{0} | {1}", "{0} ^ {1}", "~{0}", "{0}.sum()", "{0}.any(0)", "{0}.all(-1)", "{0} + {1}",
+        "{0} * 2",
          "{0}.to(torch.float32)", "{0}.cumsum(0)", "{0}.long()", "torch.logical_or({0}, {1})", "{0} == {1}")
     ).format(first, second)  # fmt: skip
 
@@ -119,7 +125,8 @@ def complex_numbers(drawing: Drawing) -> str:
     drawing.rounds()
     name = drawing.tensor(Tensor.is_complex)
     return drawing.rng.choice(
-        ("{0} * {0}", "{0}.abs()", "{0}.real", "{0}.imag", "{0}.conj()", "{0} + 1", "torch.view_as_real({0})", "{0}.sum()",
+        ("{0} * {0}", "{0}.abs()", "{0}.real", "{0}.imag", "{0}.conj()", "{0} + 1", "torch.view_as_real({0})",
+        "{0}.sum()",
          "{0}.conj().imag", "{0}.exp()", "{0} / ({0}.abs() + 1)", "{0}.angle()")
     ).format(name)  # fmt: skip
 
@@ -145,12 +152,16 @@ def reduction(drawing: Drawing) -> str:
     drawing.rounds()
     return f"{name}." + drawing.rng.choice(
         (
-            f"sum({dims}{keep})", f"mean({dims}{keep})", "sum()", "mean()", f"amax({dims}{keep})", f"amin({dims}{keep})",
-            f"softmax({dim})", f"log_softmax({dim})", f"logsumexp({dim}{keep})", f"var({dim}{keep})", f"std({dim}, correction=0{keep})",
-            f"norm(dim={dim}{keep})", f"prod({dim}{keep})", f"cumsum({dim})", f"tanh().cumprod({dim})", f"max({dim}{keep})[0]",
+            f"sum({dims}{keep})", f"mean({dims}{keep})", "sum()", "mean()", f"amax({dims}{keep})",
+            f"amin({dims}{keep})",
+            f"softmax({dim})", f"log_softmax({dim})", f"logsumexp({dim}{keep})", f"var({dim}{keep})",
+            f"std({dim}, correction=0{keep})",
+            f"norm(dim={dim}{keep})", f"prod({dim}{keep})", f"cumsum({dim})", f"tanh().cumprod({dim})",
+            f"max({dim}{keep})[0]",
             f"min({dim}{keep})[0]", "max()", "min()", f"logcumsumexp({dim})", f"sum({dims}, dtype=torch.float32)",
             f"cummax({dim})[0]", f"diff(dim={dim})", f"var_mean({dim})[1]", f"nansum({dim})", f"norm(p=1, dim={dim})",
-            f"softmax({dim}, dtype=torch.float32)", f"square().mean({dim}, keepdim=True)", "norm()", f"aminmax(dim={dim})[1]",
+            f"softmax({dim}, dtype=torch.float32)", f"square().mean({dim}, keepdim=True)", "norm()",
+            f"aminmax(dim={dim})[1]",
         )
     )  # fmt: skip
 
@@ -165,7 +176,8 @@ def whole_reduction(drawing: Drawing) -> str:
         (
             f"sum({dim})", "sum()", f"any({dim})", f"all({dim})", f"amax({dim})", f"cumsum({dim})", f"prod({dim})",
             f"argmax({dim})", f"sort({dim}, stable=True)[0]", f"sort({dim}, stable=True)[1]", f"count_nonzero({dim})",
-            "max()", f"min({dim})[0]", f"argmin({dim}, keepdim=True)", f"flip({dim}).cumsum({dim})", f"cummax({dim})[1]",
+            "max()", f"min({dim})[0]", f"argmin({dim}, keepdim=True)", f"flip({dim}).cumsum({dim})",
+            f"cummax({dim})[1]",
         )
     )  # fmt: skip
 
@@ -252,7 +264,11 @@ def layer(drawing: Drawing) -> str:
         choices += [f"F.batch_norm({name}, None, None, training=True)"] if value.shape[0] * value.shape[2] > 1 else []
         choices += [f"F.conv1d({name}, {name}[:{channels}, :1, :2].contiguous(), groups={channels})"]
     if value.dim() == 4:
-        choices += [f"F.avg_pool2d({name}, 2)", f"F.max_pool2d({name}, 3, 2, 1)", f"F.adaptive_avg_pool2d({name}, 1)"] * 2
+        choices += [
+            f"F.avg_pool2d({name}, 2)",
+            f"F.max_pool2d({name}, 3, 2, 1)",
+            f"F.adaptive_avg_pool2d({name}, 1)",
+        ] * 2
         choices += [f"F.conv2d({name}, {name}[:3, :, :2, :2].contiguous(), stride={rng.choice((1, 2))})"] * 3
         choices += [f"F.interpolate({name}, size=(5, 7), mode='bilinear')", f"F.pixel_shuffle({name}, 2)"]
         choices += [f"F.scaled_dot_product_attention({name}, {name}, {name})"] * 2
@@ -264,7 +280,10 @@ def layer(drawing: Drawing) -> str:
         target = f"(torch.arange({rows}, device={name}.device) % {max(last, 1)})"
         choices += [f"F.cross_entropy({name}, {target})", f"F.nll_loss({name}.log_softmax(1), {target})"]
         choices += [f"F.pairwise_distance({name}, {name} * 0.5)", f"torch.outer({name}[0], {name}[:, 0])"]
-        choices += [f"torch.einsum('ij,ik->jk', {name}, {name})", f"torch.addmm({name}, {name}, {name}.new_ones({last}, {last}))"]
+        choices += [
+            f"torch.einsum('ij,ik->jk', {name}, {name})",
+            f"torch.addmm({name}, {name}, {name}.new_ones({last}, {last}))",
+        ]
         choices += [f"torch.cdist({name}, {name} + 1)", f"torch.trace({name})", f"torch.linalg.vector_norm({name})"]
     return rng.choice(choices)
 
@@ -275,8 +294,10 @@ def random_numbers(drawing: Drawing) -> str:
     name = drawing.floating()
     return drawing.rng.choice(
         (
-            f"torch.rand_like({name})", f"torch.randn_like({name})", f"F.dropout({name}, 0.3)", f"torch.bernoulli({name}.sigmoid())",
-            f"torch.randint(0, 9, {name}.shape, device={name}.device)", f"torch.rand({name}.shape, device={name}.device)",
+            f"torch.rand_like({name})", f"torch.randn_like({name})", f"F.dropout({name}, 0.3)",
+            f"torch.bernoulli({name}.sigmoid())",
+            f"torch.randint(0, 9, {name}.shape, device={name}.device)",
+            f"torch.rand({name}.shape, device={name}.device)",
         )
     )  # fmt: skip
 
@@ -289,11 +310,14 @@ def created(drawing: Drawing) -> str:
     dtype = rng.choice((*FLOATS, *INTEGERS))
     return rng.choice(
         (
-            f"torch.zeros_like({name})", f"torch.ones_like({name}, dtype={dtype})", f"torch.full({tuple(value.shape)}, 2, device={name}.device)",
-            f"torch.arange({last}, device={name}.device)", f"{name}.new_zeros({tuple(value.shape)})", f"torch.full_like({name}, 3)",
+            f"torch.zeros_like({name})", f"torch.ones_like({name}, dtype={dtype})",
+            f"torch.full({tuple(value.shape)}, 2, device={name}.device)",
+            f"torch.arange({last}, device={name}.device)", f"{name}.new_zeros({tuple(value.shape)})",
+            f"torch.full_like({name}, 3)",
             f"torch.arange(0, {last}, dtype={dtype}, device={name}.device)", f"torch.eye(4, device={name}.device)",
             f"torch.tensor([1.0, 2.5, -1.0], device={name}.device)", f"torch.tensor(3, device={name}.device)",
-            f"torch.ones({last}, 2, dtype={dtype}, device={name}.device)", f"torch.linspace(0, 1, 5, device={name}.device)",
+            f"torch.ones({last}, 2, dtype={dtype}, device={name}.device)",
+            f"torch.linspace(0, 1, 5, device={name}.device)",
             f"{name}.new_full((2, 3), 1)", f"torch.scalar_tensor(2.0, device={name}.device)",
         )
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """Judges a random PyTorch program: compiled against eager, with float64 as the oracle and eager's error as the bound.
 
-Each run makes its inputs anew from the seed. Compared are results, inputs as the call left them, gradients, and which of
-them share memory. Where something differs, the identity backend says whether torch's own layers are at fault, and runs
-with other rounding errors (`noise`) whether the numbers mean anything.
+Each run makes its inputs anew from the seed. Compared are results, inputs as the call left them, gradients, and which
+of them share memory. Where something differs, the identity backend says whether torch's own layers are at fault, and
+runs with other rounding errors (`noise`) whether the numbers mean anything.
 """
 
 # torch leaves some of its arguments without types.
@@ -116,7 +116,8 @@ def _excused(runs: Runs, eager: Sequence[Result], mine: Sequence[Result], verdic
     if not same or (error is not None and len(identity) < len(eager)):
         return Verdict("torch", verdict.reason)
     if verdict.status == "wrong" and all(
-        _is_noise(runs, number, found, expected) for number, (found, expected) in enumerate(zip(mine, eager, strict=False))
+        _is_noise(runs, number, found, expected)
+        for number, (found, expected) in enumerate(zip(mine, eager, strict=False))
     ):
         return Verdict("undecided", verdict.reason)
     return verdict
@@ -205,14 +206,14 @@ class TorchRuns:
         try:
             inputs, program = functions(case, wide=wide)
             call = program if backend is None else compiled(program, backend, case.mode, case.dynamic)
-            weighted = case.mode == "freeze" and backend is not None
+            weighted = case.mode == "freeze"
             for number, sizes in enumerate(case.calls):
                 if only is not None and number != only:
                     continue
                 seed = case.seed + (0 if case.mode == "freeze" else number)
                 draw = Draw(seed, wide, sizes.get("layout", 0), case.device, train=case.mode == "train")
                 given = inputs(draw, **{name: size for name, size in sizes.items() if name != "layout"})
-                if weighted:
+                if weighted and backend is not None:
                     call, weighted = compiled(_with_weight(program, given), backend, case.mode, case.dynamic), False
                 torch.manual_seed(SEED)
                 with _grad_mode(case.mode), RoundingNoise(noise) if noise else contextlib.nullcontext():
@@ -224,10 +225,12 @@ class TorchRuns:
         return results, None
 
 
-def compiled(program: Callable[..., Any], backend: Backend, mode: Mode, dynamic: bool | None) -> Callable[..., Any]:
+def compiled(
+    program: Callable[..., Any], backend: str | Callable[..., Any], mode: Mode, dynamic: bool | None
+) -> Callable[..., Any]:
     """A program through a backend, from nothing."""
     torch.compiler.reset()
-    options = {"cache": False, **({"freeze": True} if mode == "freeze" else {})} if backend == "weft" else None
+    options: Any = {"cache": False, "freeze": mode == "freeze"} if backend == "weft" else None
     return torch.compile(program, backend=backend, dynamic=dynamic, options=options)
 
 
@@ -301,7 +304,10 @@ def _shared(tensors: Sequence[Any]) -> frozenset[tuple[int, int]]:
         for each in tensors
     ]
     return frozenset(
-        (a, b) for b in range(len(memory)) for a in range(b) if memory[a] == memory[b] and memory[a] and tensors[b].numel()
+        (a, b)
+        for b in range(len(memory))
+        for a in range(b)
+        if memory[a] == memory[b] and memory[a] and tensors[b].numel()
     )
 
 
@@ -328,7 +334,11 @@ def reproduce(
 
 
 def case_of(
-    inputs: Callable[..., Any], program: Callable[..., Any], calls: Sequence[dict[str, int]], mode: Mode, **settings: Any
+    inputs: Callable[..., Any],
+    program: Callable[..., Any],
+    calls: Sequence[dict[str, int]],
+    mode: Mode,
+    **settings: Any,
 ) -> TorchCase:
     """The case that a script's functions state."""
 

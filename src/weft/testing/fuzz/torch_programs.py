@@ -1,8 +1,8 @@
 """Draws random PyTorch programs: lines are chosen by chance and tried in eager as they come, so that types fit.
 
 A line comes from a form (`torch_forms`, `torch_view_forms`): a function of the drawing that states an expression over
-values there are, or raises `Unfit`. What eager refuses, what grows too large and what is not finite is left out, but for
-a few programs that keep what eager refuses: these must be refused compiled, too.
+values there are, or raises `Unfit`. What eager refuses, what grows too large and what is not finite is left out; but
+with the sizes of a second call eager may refuse the program after all: then it must be refused compiled, too.
 """
 
 # torch leaves some of its arguments without types.
@@ -252,7 +252,7 @@ def _drawn_input(drawing: Drawing) -> str:
         order = rng.sample(range(rank), rank)
         text += f".permute({', '.join(map(str, order))})"
     elif rank and rng.random() < 0.1:
-        text += rng.choice(("[::2]", "[1:]", "[..., ::3]", "[..., 1:]", ".expand(2, *([-1] * %d))" % rank))
+        text += rng.choice(("[::2]", "[1:]", "[..., ::3]", "[..., 1:]", f".expand(2, *([-1] * {rank}))"))
     return text
 
 

@@ -106,7 +106,7 @@ def odd_views(drawing: Drawing) -> str:
 
 @form(1)
 def moved(drawing: Drawing) -> str:
-    name, dim, size = _sized(drawing)
+    name, dim, _ = _sized(drawing)
     rng = drawing.rng
     other = drawing.tensor(lambda tensor: tensor.shape == drawing.value(name).shape)
     value = drawing.value(name)
@@ -185,7 +185,7 @@ def _indices(drawing: Drawing, name: str, dim: int, shape: str) -> str:
         source = drawing.integral(lambda tensor: tensor.dtype == torch.int64 and tensor.dim() > 0)
     except Unfit:
         return f"(torch.arange({shape or 5}, device={name}.device) * 7 % {size})"
-    return f"{source}.remainder({size}){'' if not shape else '.flatten()[:%s]' % shape}"
+    return f"{source}.remainder({size})" + (f".flatten()[:{shape}]" if shape else "")
 
 
 @form(2.5)

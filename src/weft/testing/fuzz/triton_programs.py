@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import random
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,18 +19,37 @@ from weft.ir.types import bf16
 
 ARITHMETIC = ("{0} + {1}", "{0} - {1}", "{0} * {1}", "tl.maximum({0}, {1})", "tl.minimum({0}, {1})")
 FLOATING = (
-    "tl.exp(-tl.abs({0}))", "tl.sqrt(tl.abs({0}))", "tl.sin({0})", "tl.cos({0})", "tl.log(tl.abs({0}) + 1.0)", "tl.abs({0})",
-    "tl.sigmoid({0})", "-{0}", "{0} * 0.5", "{0} / (tl.abs({1}) + 1.0)", "tl.exp2(-tl.abs({0}))", "tl.erf({0})", "{0} + 1.5",
+    "tl.exp(-tl.abs({0}))", "tl.sqrt(tl.abs({0}))", "tl.sin({0})", "tl.cos({0})", "tl.log(tl.abs({0}) + 1.0)",
+    "tl.abs({0})",
+    "tl.sigmoid({0})", "-{0}", "{0} * 0.5", "{0} / (tl.abs({1}) + 1.0)", "tl.exp2(-tl.abs({0}))", "tl.erf({0})",
+    "{0} + 1.5",
     "tl.fma({0}, {1}, {0})", "tl.rsqrt(tl.abs({0}) + 1.0)", "tl.where({0} > 0, {0}, {1})", "tl.clamp({0}, -1.0, 1.0)",
 )  # fmt: skip
 WHOLE = (
     "{0} & {1}", "{0} | {1}", "{0} ^ {1}", "{0} << 1", "{0} >> 1", "~{0}", "tl.abs({0})", "{0} // 3", "{0} % 5", "-{0}",
-    "{0} // (tl.abs({1}) + 1)", "tl.where({0} < {1}, {0}, {1})", "{0} * 3 + 1", "({0} > {1}).to(tl.int32)", "{0} % 7 - 3",
+    "{0} // (tl.abs({1}) + 1)", "tl.where({0} < {1}, {0}, {1})", "{0} * 3 + 1", "({0} > {1}).to(tl.int32)",
+    "{0} % 7 - 3",
 )  # fmt: skip
-TYPES = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16), "i32": np.dtype(np.int32), "i64": np.dtype(np.int64)}
-TYPES |= {"i8": np.dtype(np.int8), "bf16": bf16.numpy, "fp64": np.dtype(np.float64), "u8": np.dtype(np.uint8)}
-LANGUAGE = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
-LANGUAGE |= {"i32": "int32", "i64": "int64", "i8": "int8", "u8": "uint8"}
+TYPES = {
+    "fp64": np.dtype(np.float64),
+    "fp32": np.dtype(np.float32),
+    "fp16": np.dtype(np.float16),
+    "bf16": bf16.numpy,
+    "i64": np.dtype(np.int64),
+    "i32": np.dtype(np.int32),
+    "i8": np.dtype(np.int8),
+    "u8": np.dtype(np.uint8),
+}
+LANGUAGE = {
+    "fp64": "float64",
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "i64": "int64",
+    "i32": "int32",
+    "i8": "int8",
+    "u8": "uint8",
+}
 _numbers = itertools.count()
 
 
@@ -80,7 +100,8 @@ class TritonCase:
 
     def script(self, said: str) -> str:
         first = said.replace("\\", "/").replace('"""', "'''").splitlines()[0] if said else ""
-        settings = f"{self.inputs}, {self.outputs}, {self.grid}, {self.numbers}, seed={self.seed}, device={self.device!r}"
+        given = f"{self.inputs}, {self.outputs}, {self.grid}, {self.numbers}"
+        settings = f"{given}, seed={self.seed}, device={self.device!r}"
         return (
             f'"""Found by `weft fuzz`: {first}"""\n\nimport weft.triton as triton\nimport weft.triton.language as tl\n'
             f"from weft.testing.fuzz.triton_judge import reproduce\n\n\n{self.text()}\n\n"
@@ -92,8 +113,11 @@ class TritonCase:
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> TritonCase:
-        arrays = {name: tuple((type_, size) for type_, size in record[name]) for name in ("inputs", "outputs")}
-        return TritonCase(**{**record, **arrays, "lines": tuple(record["lines"])})
+        given: dict[str, Any] = dict(record)
+        for name in ("inputs", "outputs"):
+            given[name] = tuple((type_, size) for type_, size in record[name])
+        given["lines"] = tuple(record["lines"])
+        return TritonCase(**given)
 
 
 @dataclass(frozen=True)
@@ -153,7 +177,8 @@ class _Drawing:
         whole = int(np.prod(shape))
         start = f"pid * {whole}" if base is None else base
         if len(shape) == 1:
-            forms = (f"{start} + tl.arange(0, {shape[0]})",) * 3 + (f"{start} + {whole - 1} - tl.arange(0, {shape[0]})",)
+            line = f"tl.arange(0, {shape[0]})"
+            forms = (f"{start} + {line}",) * 3 + (f"{start} + {whole - 1} - {line}",)
             return self.rng.choice(forms) if base is None else forms[0]
         rows, columns = f"tl.arange(0, {shape[0]})[:, None]", f"tl.arange(0, {shape[1]})[None, :]"
         forms = (f"{start} + {rows} * {shape[1]} + {columns}",) * 3 + (f"{start} + {columns} * {shape[0]} + {rows}",)
@@ -189,7 +214,7 @@ class _Drawing:
         )[0]
         getattr(self, f"_{kind}")()
 
-    def _pair(self, test: Any) -> tuple[_Tile, _Tile] | None:
+    def _pair(self, test: Callable[[_Tile], bool]) -> tuple[_Tile, _Tile] | None:
         fit = [tile for tile in self.tiles if test(tile)]
         if not fit:
             return None
