@@ -50,11 +50,11 @@ def fuzz(terminal: Terminal, request: FuzzRequest) -> None:
     check_folder(request.reports, "--reports")
     kept = request.reports / "fuzz"
     journal = Journal(request.reports / JOURNAL, f"{commit()} {request.device} {request.backend}".strip())
-    count = request.count or (WITHOUT_END if request.minutes else 200)
+    count = request.count or (WITHOUT_END if request.minutes is not None else 200)
     seconds = None if request.minutes is None else request.minutes * 60 / len(request.kinds)
     if not request.resume:
         journal.forget({f"{kind} {request.seed + n}" for kind in request.kinds for n in range(count)})
-    tally, failures = Counter[str](), dict[str, str]()
+    tally, failures, not_begun = Counter[str](), dict[str, str](), 0
 
     def note(kind: str, seed: int, verdict: Verdict) -> None:
         tally[verdict.status] += 1
@@ -76,8 +76,9 @@ def fuzz(terminal: Terminal, request: FuzzRequest) -> None:
             backend=request.backend,
         )
         left = FuzzRun(settings, journal, lambda seed, verdict, kind=kind: note(kind, seed, verdict)).run()
-        if left and request.minutes is None:
-            terminal.show(f"no time for {counted(len(left), 'program')}")
+        if left and request.count is not None:
+            not_begun += len(left)
+            terminal.show(f"no time for {counted(len(left), 'program')} of {kind}: go on with --resume")
     earlier = [record for name, record in journal.results().items() if name.partition(" ")[0] in request.kinds]
     total = Counter(record["status"] for record in earlier)
     words = ", ".join(f"{number:,} {status}" for status, number in total.most_common())
@@ -86,4 +87,4 @@ def fuzz(terminal: Terminal, request: FuzzRequest) -> None:
     )
     wrong = sum(total[status] for status in FAILURES)
     figures = {"ok": not wrong, "now": dict(tally), "all": dict(total), "failures": failures, "kept": str(kept)}
-    terminal.finish(figures, code=1 if wrong else 0)
+    terminal.finish({**figures, "not_begun": not_begun}, code=1 if wrong else 0)

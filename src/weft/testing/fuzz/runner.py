@@ -6,6 +6,7 @@ program. After some batches a child is replaced, so that nothing that leaks adds
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -71,7 +72,7 @@ class FuzzRun:
         batches: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
         for start in range(0, len(waiting), BATCH):
             batches.put(waiting[start : start + BATCH])
-        until = time.perf_counter() + (settings.seconds or float("inf"))
+        until = time.perf_counter() + (math.inf if settings.seconds is None else settings.seconds)
         left, troubles = list[int](), list[Exception]()
 
         def watched() -> None:
