@@ -307,6 +307,35 @@ def conform_triton(
         run(terminal, TritonRun(checkout, expression, files, jobs, timeout, interpret, others, output, device))
 
 
+@conform.command("kernels")
+def conform_kernels(
+    library: Annotated[str, typer.Option("--from", help="A checkout of a library of kernels, or a package's name.")],
+    tests: Annotated[str, typer.Option(help="The folder of tests in it; found if it is not given.")] = "",
+    expression: Annotated[str, typer.Option("-k", help="Tests by name, as pytest selects them.")] = "",
+    file: Annotated[list[str] | None, typer.Option(help="Files of tests; all of them if there are none.")] = None,
+    sample: Annotated[int | None, typer.Option(help="So many tests at random.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Which tests a sample has.")] = 0,
+    shard: Shard = None,
+    resume: Resume = False,
+    jobs: Annotated[int, typer.Option(help="Child processes.", min=1)] = 2,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a test is ended.", min=1)] = 120.0,
+    budget: Annotated[float | None, typer.Option(help="Seconds after which no test is begun.", min=0)] = None,
+    device: Annotated[str, typer.Option(help="Where the tests put their tensors: cpu or cuda.")] = "cpu",
+    side: Annotated[
+        list[str] | None, typer.Option(help="weft, triton; both where Triton and a GPU are there, if not given.")
+    ] = None,
+    reports: Annotated[Path, typer.Option(help="Where the journal of verdicts lies.")] = Path("reports"),
+    json: Json = False,
+) -> None:
+    """The tests of a library of Triton kernels (flash-linear-attention, Liger), with `triton` resolved to Weft."""
+    from weft.tools.conform_kernels import KernelRequest, conform_kernels
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        chosen = tests, tuple(file or ()), expression, sample, seed, shard, jobs, timeout, budget, device
+        conform_kernels(terminal, KernelRequest(library, *chosen, tuple(side or ()), resume, reports))
+
+
 @conform.command("tutorials")
 def conform_tutorials(
     checkout: Annotated[Path, typer.Option("--from", help="A checkout of Triton: v3.6.0.")],

@@ -109,4 +109,6 @@ from weft.frontends.triton.values import slice as slice
 from weft.frontends.triton.values import tensor as tensor
 from weft.frontends.triton.values import tuple as tuple
 
+CONSTEXPR_0 = constexpr(0)
+
 __all__ = ["_aggregate", "_unwrap_if_constexpr"]
