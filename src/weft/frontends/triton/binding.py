@@ -16,7 +16,7 @@ from typing import Any
 
 from weft.frontends.triton.errors import ArgumentError
 from weft.frontends.triton.jit import OPTIONS, JITFunction, interpreted_here
-from weft.frontends.triton.specialise import Parameter, Words, alias_groups, constant_key
+from weft.frontends.triton.specialise import Parameter, Words, alias_groups, constant_key, place_of_foreign
 
 Bound = tuple[tuple[Any, ...], dict[str, Any]]
 Classified = tuple[tuple[Hashable, ...], Words, tuple[Any, ...], dict[str, Any]]
@@ -97,6 +97,7 @@ def _classifying(function: JITFunction, scope: dict[str, Any], options: str) -> 
         "Tensor_": torch.Tensor if torch is not None else _NoTensor,
         "constant_key_": constant_key,
         "alias_groups_": alias_groups,
+        "foreign_": place_of_foreign,
         **{"type_": type, "len_": len, "int_": int, "tuple_": tuple},  # a parameter may be called like these
     }
     lines = ["    words_ = []", "    storages_ = []"]
@@ -123,7 +124,8 @@ def _classify(parameter: Parameter) -> list[str]:
         f"    s_ = {name}.untyped_storage()",
         "    b_ = s_.data_ptr()",
         "    storages_.append((b_, b_ + s_.nbytes()))",
-        f"    {key} = ({name}.dtype, {aligned} and not a_ & 15, {name}.is_cpu or -1 - {name}.get_device())",
+        f"    p_ = s_.resizable() or foreign_(s_) if {name}.is_cpu else -1 - {name}.get_device()",
+        f"    {key} = ({name}.dtype, {aligned} and not a_ & 15, p_)",
     ]
     if parameter.scalar is None and not parameter.do_not_specialize and aligned == "True":
         lines += [

@@ -22,6 +22,7 @@ from weft.frontends.triton.builder import Handle, current
 from weft.frontends.triton.emit import GRID, Argument, TileBuilder
 from weft.frontends.triton.errors import DeviceAssertError
 from weft.frontends.triton.target import Processor, compiled_for
+from weft.frontends.triton.written_arguments import written_arguments
 from weft.runtime.executable import launcher
 from weft.runtime.linking import link
 from weft.runtime.openmp import in_forked_child, pool_symbols
@@ -47,6 +48,8 @@ class KernelCode:
     arguments: tuple[Argument, ...]
     checks: tuple[tuple[str, str], ...]
     code: bytes
+    written: tuple[int, ...] = ()
+    """The numbers of the arguments that it writes through."""
 
 
 @dataclass
@@ -142,7 +145,8 @@ def compile_kernel(
     try:
         with COMPILING:
             kernel, checks = build_kernel(build, arguments, name)
+            changed = written_arguments(kernel)
             code = compile_object(emit_kernels({name: kernel}, target), target)
     finally:
         compiled_for.reset(token)
-    return KernelCode(name, tuple(arguments), checks, code)
+    return KernelCode(name, tuple(arguments), checks, code, changed)

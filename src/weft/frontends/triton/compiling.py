@@ -129,6 +129,7 @@ def _encode(code: KernelCode) -> dict[str, Any]:
         "name": code.name,
         "arguments": [[each.dtype.name, each.pointer, each.group] for each in code.arguments],
         "checks": [list(check) for check in code.checks],
+        "written": list(code.written),
     }
 
 
@@ -137,6 +138,7 @@ def _decode(entry: CacheEntry) -> KernelCode | None:
         meta = entry.meta
         arguments = tuple(Argument(DTYPES[str(n)], bool(p), int(g)) for n, p, g in meta["arguments"])
         checks = tuple((str(message), str(location)) for message, location in meta["checks"])
-        return KernelCode(str(meta["name"]), arguments, checks, entry.blobs[_CODE])
+        written = tuple(map(int, meta["written"]))
+        return KernelCode(str(meta["name"]), arguments, checks, entry.blobs[_CODE], written)
     except (KeyError, TypeError, ValueError):  # the file is whole, but was not written by this code
         return None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weft.frontends.triton.binding import make_bind, make_classify, make_launch, with_warps
 from weft.frontends.triton.constants import unwrap
-from weft.frontends.triton.errors import KernelTypeError, KernelValueError, OptionError
+from weft.frontends.triton.errors import KernelTypeError, KernelValueError, OptionError, ReadOnlyError
 from weft.frontends.triton.jit import OPTIONS, Grid, JITCallable, JITFunction, python_frames
 from weft.frontends.triton.source import Scope
 from weft.frontends.triton.specialise import Described, Words, describe, device_of
@@ -137,6 +137,7 @@ class Launcher:
             from weft.frontends.triton.compiling import compile_for
 
             kernel = compile_for(self.function, described, groups, bool(options.get("debug", self.function.debug)))
+            self._check_written(described, kernel.code.written)
         else:
             from weft.frontends.triton.device_compiling import compile_for_device
 
@@ -144,6 +145,16 @@ class Launcher:
         self.kernels[key] = kernel
         self._watch([self.function, *values])
         return kernel
+
+    def _check_written(self, described: Sequence[Described], written: Sequence[int]) -> None:
+        """Refuse a kernel that writes to memory which must not be written to."""
+        words = ((name, word) for name, each in zip(self.names, described, strict=True) for word in each.words)
+        for number, (name, word) in enumerate(words):
+            if word.read_only and number in written:
+                raise ReadOnlyError(
+                    f"{self.function.__name__} writes to its argument {name}, whose memory is read-only",
+                    hint="pass a copy, or memory that may be written to",
+                )
 
     def _watch(self, values: Sequence[Any]) -> None:
         """Have later launches see when a name is bound anew that the kernel, or a function given to it, uses."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +20,7 @@ from weft.frontends.triton.constants import base_type, constexpr, constexpr_type
 from weft.frontends.triton.errors import KernelTypeError
 from weft.frontends.triton.types import OF_STORED, block_type, dtype, pointer_type, tuple_type
 from weft.ir.types import DType, dtype_of_numpy
+from weft.runtime.writable import is_writable
 
 Words: TypeAlias = list["int | float"]
 Ranges: TypeAlias = "list[tuple[int, int]]"
@@ -28,6 +29,8 @@ Classify: TypeAlias = Callable[[Any, Words, Ranges], Hashable]
 """Gives the part of the key; appends the argument's words, and the memory in which its tensors lie."""
 
 ALIGNMENT = 16
+READ_ONLY = 2
+"""The place, in a key, of memory on the CPU that must not be written to. (True is that of other memory there.)"""
 
 ANNOTATIONS = {
     **{"bool": "int1", "u1": "int1", "i1": "int1", "int": "int32", "float": "fp32", "half": "fp16", "double": "fp64"},
@@ -61,6 +64,8 @@ class Word:
     dtype: DType
     pointer: bool = False
     divisibility: int = 1
+    read_only: bool = field(default=False, repr=False)
+    """Whether it points to memory that must not be written to: a kernel that does so is refused."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +158,7 @@ class _Numbers:
         address: int = value.__array_interface__["data"][0]
         words.append(address)
         storages.append(_range_of_array(value))
-        return value.dtype, self.align and address % ALIGNMENT == 0, True
+        return value.dtype, self.align and address % ALIGNMENT == 0, value.flags.writeable or READ_ONLY
 
     def pointer(self, value: Any, words: Words, storages: Ranges) -> Hashable:
         """Anything with an address and a type of elements: wrapped tensors, mock tensors."""
@@ -178,18 +183,26 @@ class _Numbers:
 
 
 def _place_of(value: Any) -> bool | int:
-    """Where a tensor is: True on the CPU, else -1 for the first GPU, -2 for the next, and so on."""
-    return True if value.is_cpu else -1 - value.get_device()
+    """Where a tensor is: True or READ_ONLY on the CPU, else -1 for the first GPU, -2 for the next, and so on."""
+    if not value.is_cpu:
+        return -1 - value.get_device()
+    storage = value.untyped_storage()
+    return storage.resizable() or place_of_foreign(storage)
+
+
+def place_of_foreign(storage: Any) -> bool | int:
+    """The place of a tensor whose memory torch has not made itself: it may be a file that is mapped to be read."""
+    return storage.device.type != "cpu" or is_writable(storage.data_ptr(), storage.nbytes()) or READ_ONLY
 
 
 def device_of(key: Hashable) -> int | None:
     """The number of the GPU that the tensors of a key are on; None where they are on the CPU."""
-    places = set(_places(key))
+    places = {place < 0 and place for place in _places(key)}
     if len(places) > 1:
-        names = sorted("cpu" if place is True else f"cuda:{-1 - place}" for place in places)
+        names = sorted("cpu" if place is False else f"cuda:{-1 - place}" for place in places)
         raise KernelTypeError(f"the tensors are on different devices: {', '.join(names)}", hint="move them to one")
-    place = places.pop() if places else True
-    return None if place is True else -1 - place
+    place = places.pop() if places else False
+    return None if place is False else -1 - place
 
 
 def _places(key: Hashable) -> Iterator[bool | int]:
@@ -357,10 +370,11 @@ def _describe(value: Any, key: Hashable, parameter: Parameter) -> Described:
             return Described(tuple_type([item.type for item in items], names), sum((i.words for i in items), ()))
         case (element, bool() as aligned, bool() | int() as place):
             device = getattr(getattr(value, "base", value), "device", None)
-            if place is not True and getattr(device, "type", None) != "cuda":
+            if place < 0 and getattr(device, "type", None) != "cuda":
                 raise KernelTypeError(f"the tensor is on {device}", hint="move it to the CPU: tensor.cpu()")
             language = element_type(element)
-            word = Word(language.stored, pointer=True, divisibility=ALIGNMENT if aligned else 1)
+            divisibility = ALIGNMENT if aligned else 1
+            word = Word(language.stored, True, divisibility, read_only=place == READ_ONLY)
             return Described(pointer_type(language, const=parameter.is_const), (word,))
         case _:
             return Described(constexpr_type(unwrap(value)))
