@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from weft.frontends.triton.errors import ArgumentError
-from weft.frontends.triton.jit import OPTIONS, JITFunction, interpreted_here
+from weft.frontends.triton.jit import JITFunction, interpreted_here, options_fit
 from weft.frontends.triton.specialise import Parameter, Words, alias_groups, constant_key, place_of_foreign
 
 Bound = tuple[tuple[Any, ...], dict[str, Any]]
@@ -57,7 +57,7 @@ def make_launch(
     """
     head, scope, options = _head(function, "grid_of_the_launch_")
     scope |= {"kernels_": kernels, "used_": used, "triple_": triple, "otherwise_": otherwise}
-    scope |= {"function_": function, "here_": interpreted_here, "with_warps_": with_warps, "known_": OPTIONS}
+    scope |= {"function_": function, "here_": interpreted_here, "with_warps_": with_warps, "fit_": options_fit}
     classifying, key = _classifying(function, scope, options)
     given = _tuple(function.arg_names)
     rest = f"otherwise_(grid_of_the_launch_, key_, words_, ({given}), {options})"
@@ -75,7 +75,7 @@ def make_launch(
         f"    if {options}:",
         f"        key_ = with_warps_(key_, {options})",
         "    kernel_ = kernels_.get(key_)",
-        f"    if kernel_ is None or type_(grid_of_the_launch_) is not tuple_ or not known_.issuperset({options}):",
+        f"    if kernel_ is None or type_(grid_of_the_launch_) is not tuple_ or {options} and not fit_({options}):",
         f"        return {rest}",
         "    for scope_, name_, value_ in used_:",
         "        if scope_.get(name_) is not value_:",
@@ -173,7 +173,7 @@ def _tuple(names: list[str]) -> str:
 def with_warps(key: tuple[Hashable, ...], options: dict[str, Any]) -> tuple[Hashable, ...]:
     """How many warps a program has shapes its code on a GPU."""
     warps = options.get("num_warps")
-    return key if warps is None else (*key[:-1], warps, key[-1])
+    return key if warps is None else (*key[:-1], warps if type(warps) is int else constant_key(warps), key[-1])
 
 
 def _passed(function: JITFunction) -> str:

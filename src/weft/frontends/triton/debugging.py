@@ -6,6 +6,7 @@ import builtins
 import inspect
 import string
 from collections.abc import Iterator
+from operator import index
 from typing import Any
 
 from weft.frontends.triton import builder, types
@@ -189,7 +190,7 @@ class range(base_value):
 
     def __iter__(self) -> Iterator[tensor]:
         """The turns, for a kernel that runs as a Python function."""
-        bounds = [int(unwrap(bound)) for bound in (self.start, self.end, self.step)]
+        bounds = [index(unwrap(bound)) for bound in (self.start, self.end, self.step)]
         return map(to_tensor, builtins.range(*bounds))
 
 

@@ -47,7 +47,7 @@ def wrapped_axis(axis: Any, rank: int) -> int:
 
 def _checked_program_axis(axis: Any, name: str) -> int:
     axis = unwrap(axis)
-    if axis not in (0, 1, 2):
+    if not isinstance(axis, int) or axis not in (0, 1, 2):
         raise KernelValueError(f"{name} axis must be 0, 1, or 2 but got {axis}")
     return axis
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
+from operator import index
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -176,9 +177,9 @@ class _Numbers:
 
     def descriptor(self, value: Any, words: Words, storages: Ranges) -> Hashable:
         base = classifier_of(value.base, self)(value.base, words, storages)
-        words.extend(int(size) for size in value.shape)
-        words.extend(int(stride) for stride in value.strides)
-        sizes = tuple(not int(number) % ALIGNMENT for number in (*value.shape, *value.strides))
+        numbers = [_whole(number, "sizes and strides of a descriptor") for number in (*value.shape, *value.strides)]
+        words.extend(numbers)
+        sizes = tuple(not number % ALIGNMENT for number in numbers)
         return "descriptor", base, tuple(value.block_shape), value.padding, sizes
 
 
@@ -214,6 +215,13 @@ def _places(key: Hashable) -> Iterator[bool | int]:
                 yield from _places(part)
         case _:
             return
+
+
+def _whole(value: Any, what: str) -> int:
+    try:
+        return index(value)
+    except TypeError:
+        raise KernelTypeError(f"{what} are integers, not {value!r}") from None
 
 
 def _wide(value: int) -> str:
@@ -314,7 +322,7 @@ class _Annotated:
         self.align = numbers.align
 
     def __call__(self, value: Any, words: Words, storages: Ranges) -> Hashable:
-        words.append(int(value) if self.integer else value)
+        words.append(_whole(value, f"arguments of type {self.name}") if self.integer else value)
         return f"{self.name}:16" if self.specialise and self.align and value % ALIGNMENT == 0 else self.name
 
 
