@@ -21,6 +21,7 @@ from weft.forks import COMPILING
 from weft.frontends.triton.builder import Handle, current
 from weft.frontends.triton.emit import GRID, Argument, TileBuilder
 from weft.frontends.triton.errors import DeviceAssertError
+from weft.frontends.triton.kernel_handle import KernelHandle
 from weft.frontends.triton.target import Processor, compiled_for
 from weft.frontends.triton.written_arguments import written_arguments
 from weft.runtime.executable import launcher
@@ -68,7 +69,7 @@ class _Frame:
         self.status_address: int = self.status.ctypes.data
 
 
-class CompiledKernel:
+class CompiledKernel(KernelHandle):
     """A kernel in this process."""
 
     def __init__(self, code: KernelCode) -> None:

@@ -19,6 +19,7 @@ from weft.frontends.triton.binding import make_bind, make_classify, make_launch,
 from weft.frontends.triton.constants import unwrap
 from weft.frontends.triton.errors import KernelTypeError, KernelValueError, OptionError, ReadOnlyError
 from weft.frontends.triton.jit import COUNTS, OPTIONS, Grid, JITCallable, JITFunction, is_count, python_frames
+from weft.frontends.triton.kernel_handle import Origin
 from weft.frontends.triton.source import Scope
 from weft.frontends.triton.specialise import Described, Words, describe, device_of
 from weft.ir.types import DType
@@ -151,6 +152,7 @@ class Launcher:
             from weft.frontends.triton.device_compiling import compile_for_device
 
             kernel = compile_for_device(self.function, described, groups, device, options)
+        kernel.origin = Origin(self.function, described, groups, dict(options))
         self.kernels[key] = kernel
         self._watch([self.function, *values])
         return kernel

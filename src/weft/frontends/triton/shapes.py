@@ -158,6 +158,22 @@ def expand_dims(input: Any, axis: Any) -> tensor:
     return viewed(value, sides, 0, row_major(sides))
 
 
+@member
+def squeeze(x: tensor, dim: Any) -> tensor:
+    """Without a side of length 1."""
+    axis = wrapped_axis(dim, len(x.sides))
+    if x.sides[axis] != 1:
+        raise KernelShapeError(f"squeeze takes away sides of length 1, side {axis} of {x} has {x.sides[axis]}")
+    sides = [side for place, side in enumerate(x.sides) if place != axis]
+    return viewed(x, sides, 0, row_major(sides))
+
+
+@member
+def unsqueeze(x: tensor, dim: Any) -> tensor:
+    """With a side of length 1 more."""
+    return expand_dims(x, dim)
+
+
 @operator("index")
 def index(value: tensor, places: Any) -> tensor:
     """`x[:, None]`: whole axes, and new ones."""
