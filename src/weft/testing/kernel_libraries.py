@@ -101,6 +101,14 @@ class LibraryReport:
         judged = self.judged
         return sum(judged.values()) / max(len(judged), 1)
 
+    @property
+    def seconds_of_both(self) -> dict[str, float]:
+        """How long the tests took, tuning and all, that are right on both sides."""
+        right = [{result.test: result.seconds for result in self.having(side, "right")} for side in ("weft", "triton")]
+        shared = right[0].keys() & right[1].keys()
+        ours, theirs = (round(sum(seconds[test] for test in shared), 1) for seconds in right)
+        return {"tests": len(shared), "weft": ours, "triton": theirs}
+
     def by_cause(self, side: Side, *verdicts: Verdict) -> dict[str, list[LibraryResult]]:
         """Results that have a cause in common, the most frequent first."""
         groups: dict[str, list[LibraryResult]] = {}
@@ -116,6 +124,7 @@ class LibraryReport:
             **{side: self.counts(side) for side in self.sides},
             "by_cause": {cause: len(found) for cause, found in self.by_cause("weft", "wrong", "error").items()},
             "skipped_by_cause": {cause: len(found) for cause, found in self.by_cause("weft", "skipped").items()},
+            "seconds_of_both": self.seconds_of_both,
             "not_imported": self.modules,
             "seconds": round(self.seconds, 1),
         }

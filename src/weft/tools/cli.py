@@ -139,7 +139,7 @@ def explain(
     """Say what Weft does with a program: graphs, time by stage, kernels, claims, fallbacks, guards.
 
     `kernel.py:name` is a kernel in Triton's language: its source, tile IR, LLVM IR and assembly, side by side; PTX for
-    a GPU.
+    a GPU. `kernel.py` alone shows all kernels that the script launches.
 
     Options are taken wherever they stand; put `--` before arguments of the script that look like them.
     """
@@ -157,6 +157,11 @@ def explain(
 
             script, _, kernel = file.rpartition(":")
             explain_kernel(terminal, Wanted(Path(script), kernel, tuple(context.args), signature, save, gpu))
+        if Path(file).suffix == ".py" and signature is None:
+            from weft.tools.explain_kernel import Wanted, explain_kernels, is_script_of_kernels
+
+            if is_script_of_kernels(Path(file)):
+                explain_kernels(terminal, Wanted(Path(file), "", tuple(context.args), None, save, gpu))
         if signature is not None:
             raise UsageError("a signature is for a kernel", hint=f"name it: {file}:kernel")
         if Path(file).suffix == ".py" and target is not None:

@@ -113,6 +113,10 @@ def _show(terminal: Terminal, report: LibraryReport, run: LibraryRun) -> None:
     for side in report.sides:
         counts = ", ".join(f"{count:,} {verdict}" for verdict, count in report.counts(side).items())
         terminal.show(Text(f"{side}: {counts}", style="bold"))
+    both = report.seconds_of_both
+    if both["tests"]:
+        seconds = f"Weft {both['weft']:.0f} s, Triton {both['triton']:.0f} s"
+        terminal.show(Text(f"{both['tests']} tests that are right with both took {seconds}, tuning included"))
     what = "of those that pass under Triton" if "triton" in report.sides else "of those that ran"
     seconds = f"{report.seconds:.0f} s; verdicts in {run.journal}"
     terminal.show(Text(f"{report.share:.1%} right {what} ({len(report.judged):,}); {seconds}", style="bold"))

@@ -172,7 +172,7 @@ class Autotuner(KernelInterface):
                 costs = {config: model(**{**named, **config.all_kwargs()}) for config in configs}
                 configs = sorted(costs, key=lambda config: costs[config])[: max(count, 1)]
         on_gpu = _is_on_gpu(named)
-        return list({config if on_gpu else config.on_cpu(): config for config in reversed(configs)}.values())[::-1]
+        return list({c.on_gpu() if on_gpu else c.on_cpu(): c for c in reversed(configs)}.values())[::-1]
 
     def _worth_measuring(self, configs: list[Config], named: Mapping[str, Any], grid: Grid) -> list[Config]:
         """The configs that do not cost far more than others on a processor, by what their tile IR says."""
