@@ -165,6 +165,14 @@ def library_at(name: str) -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
+def sampled(tests: Sequence[str], sample: int | None, seed: int, shard: tuple[int, int] | None) -> list[str]:
+    """A random sample of the tests, the same for a seed whatever their order; of it, what a shard has."""
+    tests = sorted(tests)
+    if sample is not None and sample < len(tests):
+        tests = random.Random(seed).sample(tests, sample)
+    return sorted(part(tests, shard))
+
+
 def run_library(run: LibraryRun, on_progress: Progress | None = None) -> LibraryReport:
     """Run the tests; `on_progress` is called whenever something is known."""
     return _Library(run, on_progress or (lambda report, result: None)).run()
@@ -209,10 +217,7 @@ class _Library:
         if not tests:
             tail = "\n".join(output.read_text(errors="replace").splitlines()[-15:])
             raise LibraryError(f"pytest found no test:\n{tail}", hint="is pytest installed? pip install 'weft[dev]'")
-        tests.sort()
-        if self.asked.sample is not None and self.asked.sample < len(tests):
-            tests = random.Random(self.asked.seed).sample(tests, self.asked.sample)
-        return sorted(part(tests, self.asked.shard))
+        return sampled(tests, self.asked.sample, self.asked.seed, self.asked.shard)
 
     def _folders(self) -> list[Path]:
         library = self.asked.library.absolute()

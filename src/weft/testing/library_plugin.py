@@ -43,6 +43,7 @@ def pytest_configure(config: Any) -> None:
         stay_on_cpu()
 
 
+@pytest.hookimpl(trylast=True)  # after those that select tests by name
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     if config.option.collectonly:
         _write({"collected": [item.nodeid for item in items]})
