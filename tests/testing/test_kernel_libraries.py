@@ -109,7 +109,7 @@ def test_a_sample_is_the_same_for_a_seed_and_shards_divide_it() -> None:
     sample = sampled(tests, 10, 1, None)
     assert len(set(sample)) == 10 and sample == sampled(tests[::-1], 10, 1, None) != sampled(tests, 10, 2, None)
     shards = [sampled(tests, 10, 1, (index, 3)) for index in range(3)]
-    assert sorted(sum(shards, [])) == sample and sampled(tests, 60, 1, None) == sorted(tests)
+    assert sorted(test for shard in shards for test in shard) == sample and sampled(tests, 60, 1, None) == sorted(tests)
 
 
 def test_a_folder_without_tests_is_refused(tmp_path: Path) -> None:
