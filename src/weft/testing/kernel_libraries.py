@@ -283,7 +283,8 @@ class _Library:
         log.touch()
         library, ours = self.asked.library.absolute(), Path(weft.__file__).parent.parent
         sources = [str(folder) for folder in (library / "src", library) if folder.is_dir()]
-        paths = [*sources, str(ours), *filter(None, [os.environ.get("PYTHONPATH")])]
+        given = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        paths = [*sources, str(ours), *given]
         return {
             # A pytest that this runs under has told its own workers who they are.
             **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
