@@ -304,7 +304,8 @@ class _Batch:
     def __init__(
         self, library: _Library, side: Side, tests: Sequence[str], note: Callable[[LibraryResult], None]
     ) -> None:
-        self.library, self.side, self.tests, self.note = library, side, list(tests), note
+        self.library, self.tests, self.note = library, list(tests), note
+        self.side: Side = side
         self.begun: str | None = None
         self.done: set[str] = set()
         self.seen = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weft.frontends.triton import builder, types
-from weft.frontends.triton.arithmetic import logical_and, not_
+from weft.frontends.triton.arithmetic import eq, logical_and, not_
 from weft.frontends.triton.builder import Handle
 from weft.frontends.triton.casting import cast, converted
 from weft.frontends.triton.constants import unwrap
@@ -67,7 +67,7 @@ def atomic_poll(
     build = builder.current.get()
 
     def look() -> tensor:
-        return atomic_load(pointer, None, sem, scope) == expected
+        return eq(atomic_load(pointer, None, sem, scope), expected)
 
     first = look()
     known = build.known(first.handle)

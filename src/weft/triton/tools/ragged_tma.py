@@ -7,6 +7,7 @@ create_ragged_descriptor(x, [BM, BN])  ──►  load_ragged(desc, first row, r
 # Kernels' functions have no types that Python knows.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportGeneralTypeIssues=false
+# pyright: reportAssignmentType=false, reportArgumentType=false
 
 from __future__ import annotations
 
