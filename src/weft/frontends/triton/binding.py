@@ -16,7 +16,8 @@ from typing import Any
 
 from weft.frontends.triton.errors import ArgumentError
 from weft.frontends.triton.jit import JITFunction, interpreted_here, options_fit
-from weft.frontends.triton.specialise import Parameter, Words, alias_groups, constant_key, place_of_foreign
+from weft.frontends.triton.memory_places import place_of_foreign
+from weft.frontends.triton.specialise import Parameter, Words, alias_groups, constant_key
 
 Bound = tuple[tuple[Any, ...], dict[str, Any]]
 Classified = tuple[tuple[Hashable, ...], Words, tuple[Any, ...], dict[str, Any]]

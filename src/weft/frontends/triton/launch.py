@@ -20,8 +20,9 @@ from weft.frontends.triton.constants import unwrap
 from weft.frontends.triton.errors import KernelTypeError, KernelValueError, OptionError, ReadOnlyError
 from weft.frontends.triton.jit import COUNTS, OPTIONS, Grid, JITCallable, JITFunction, is_count, python_frames
 from weft.frontends.triton.kernel_handle import Origin
+from weft.frontends.triton.memory_places import device_of
 from weft.frontends.triton.source import Scope
-from weft.frontends.triton.specialise import Described, Words, describe, device_of
+from weft.frontends.triton.specialise import Described, Words, describe
 from weft.ir.types import DType
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ words that are handed to it. Only when there is no kernel for a key yet is the a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, fields, is_dataclass
 from operator import index
 from typing import Any, TypeAlias
@@ -19,9 +19,9 @@ import numpy as np
 
 from weft.frontends.triton.constants import base_type, constexpr, constexpr_type, unwrap
 from weft.frontends.triton.errors import KernelTypeError
+from weft.frontends.triton.memory_places import READ_ONLY, place_of
 from weft.frontends.triton.types import OF_STORED, block_type, dtype, pointer_type, tuple_type
 from weft.ir.types import DType, dtype_of_numpy
-from weft.runtime.writable import is_writable
 
 Words: TypeAlias = list["int | float"]
 Ranges: TypeAlias = "list[tuple[int, int]]"
@@ -30,8 +30,6 @@ Classify: TypeAlias = Callable[[Any, Words, Ranges], Hashable]
 """Gives the part of the key; appends the argument's words, and the memory in which its tensors lie."""
 
 ALIGNMENT = 16
-READ_ONLY = 2
-"""The place, in a key, of memory on the CPU that must not be written to. (True is that of other memory there.)"""
 
 ANNOTATIONS = {
     **{"bool": "int1", "u1": "int1", "i1": "int1", "int": "int32", "float": "fp32", "half": "fp16", "double": "fp64"},
@@ -153,7 +151,7 @@ class _Numbers:
         address = value.data_ptr()
         words.append(address)
         storages.append(_range_of_storage(value))
-        return value.dtype, self.align and address % ALIGNMENT == 0, _place_of(value)
+        return value.dtype, self.align and address % ALIGNMENT == 0, place_of(value)
 
     def array(self, value: np.ndarray, words: Words, storages: Ranges) -> Hashable:
         address: int = value.__array_interface__["data"][0]
@@ -169,7 +167,7 @@ class _Numbers:
         owned = hasattr(base, "untyped_storage")
         # One byte where the size is not known; what stands for a tensor in a warm-up lies nowhere.
         storages.append(_range_of_storage(base) if owned else (address, address + 1 if address else 0))
-        place = _place_of(base) if owned else True
+        place = place_of(base) if owned else True
         return value.dtype, self.align and address % ALIGNMENT == 0, place
 
     def items(self, value: tuple[Any, ...], words: Words, storages: Ranges) -> Hashable:
@@ -181,40 +179,6 @@ class _Numbers:
         words.extend(numbers)
         sizes = tuple(not number % ALIGNMENT for number in numbers)
         return "descriptor", base, tuple(value.block_shape), value.padding, sizes
-
-
-def _place_of(value: Any) -> bool | int:
-    """Where a tensor is: True or READ_ONLY on the CPU, else -1 for the first GPU, -2 for the next, and so on."""
-    if not value.is_cpu:
-        return -1 - value.get_device()
-    storage = value.untyped_storage()
-    return storage.resizable() or place_of_foreign(storage)
-
-
-def place_of_foreign(storage: Any) -> bool | int:
-    """The place of a tensor whose memory torch has not made itself: it may be a file that is mapped to be read."""
-    return storage.device.type != "cpu" or is_writable(storage.data_ptr(), storage.nbytes()) or READ_ONLY
-
-
-def device_of(key: Hashable) -> int | None:
-    """The number of the GPU that the tensors of a key are on; None where they are on the CPU."""
-    places = {place < 0 and place for place in _places(key)}
-    if len(places) > 1:
-        names = sorted("cpu" if place is False else f"cuda:{-1 - place}" for place in places)
-        raise KernelTypeError(f"the tensors are on different devices: {', '.join(names)}", hint="move them to one")
-    place = places.pop() if places else False
-    return None if place is False else -1 - place
-
-
-def _places(key: Hashable) -> Iterator[bool | int]:
-    match key:
-        case (_, bool(), bool() | int() as place):
-            yield place
-        case tuple():
-            for part in key:
-                yield from _places(part)
-        case _:
-            return
 
 
 def _whole(value: Any, what: str) -> int:
