@@ -77,6 +77,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "tests" / "ops").mkdir(parents=True)
     (folder / "src" / "doubling.py").write_text(LIBRARY)
     (folder / "tests" / "ops" / "test_double.py").write_text(TESTS)
+    (folder / "tests" / "conftest.py").write_text("import doubling\n")  # before pytest has taken its options
     (folder / "tests" / "ops" / "test_broken.py").write_text("import not_there\n")
     return folder
 

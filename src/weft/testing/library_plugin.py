@@ -34,7 +34,9 @@ def _write(line: dict[str, Any]) -> None:
         log.write(json.dumps(line) + "\n")
 
 
-def pytest_configure(config: Any) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: Any) -> None:
+    """Before a library's own conftest, which may import its kernels."""
     if os.environ[SIDE] == "weft":
         import weft.triton
 
