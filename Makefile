@@ -4,6 +4,8 @@ VENV ?= .venv
 # The first supported Python that really starts (a pyenv shim may exist for a version that is not selected).
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do $$p -c "" 2>/dev/null && echo $$p && break; done)
 JOBS ?= 2
+PYTHONS ?= 3.11 3.12 3.13
+TORCHES ?= 2.11.0 2.13.0 newest
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -15,7 +17,7 @@ SHARD ?= 0/1
 SANITIZED ?= $(addprefix tests/gpu/test_,$(addsuffix _on_gpu.py,products few_rows codes groups attention attention_backward))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-gpu sanitize-gpu conform-gpu lint format offline clean
+.PHONY: help venv demo test test-slow test-matrix test-gpu sanitize-gpu conform-gpu lint format offline clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -40,6 +42,11 @@ test: lint ## lint, then all tests but the slow ones, with coverage
 
 test-slow: $(STAMP) ## the slow tests only
 	$(BIN)/python -m pytest -n $(JOBS) -m slow
+
+# Environments are made in .matrix; a run that is ended goes on where it stopped. The first Python gets every torch, the
+# others the last one.
+test-matrix: ## the front end's, integration and runtime tests on other versions: PYTHONS="3.11 3.12 3.13" TORCHES="2.11.0 2.13.0 newest"
+	$(PYTHON) requirements/matrix.py --pythons $(PYTHONS) --torches $(TORCHES) --jobs $(JOBS)
 
 # The next three run on a machine with a GPU, with what `make offline` collected: SHARD=i/n takes a part, and a part that
 # is run again goes on where it stopped. They need no environment of their own.
