@@ -77,6 +77,7 @@ def cpu_passes(config: Config, *, blas: bool = True) -> list[ModulePass]:
         FoldBatchNorm(),
         ConvolveByProducts(),
         ConvolveTrained(),
+        ComparePlaces(),
         SinkReshapes(),
         *([QuantizeWeights(dynamic=config.quantize == "int8_dynamic")] if config.quantize.startswith("int8_") else []),
         HoistConstants(),
