@@ -5,7 +5,6 @@ Programs know nothing of torch, so neither does this: arrays in, arrays out.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,6 +19,7 @@ from weft.lower.steps import Plan
 from weft.ops.dialect import parse_module
 from weft.ops.graph import FuncOp
 from weft.passes.hoist_constants import RUNS_ONCE
+from weft.runtime.cores import available_cores
 
 _MOST_THREADS = 8
 
@@ -36,7 +36,7 @@ def prepared(plan: Plan, prepare: FuncOp | None, given: Sequence[np.ndarray]) ->
         return array if constant.packing is None else constant.packing.pack(array)
 
     # Packing is copying, which NumPy does without holding the interpreter.
-    with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(_MOST_THREADS, available_cores())) as pool:
         return dict(zip((constant.buffer for constant in plan.constants), pool.map(made, plan.constants), strict=True))
 
 

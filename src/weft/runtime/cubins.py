@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
-import os
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +20,7 @@ from weft.errors import CompilationError, ParseError, UnsupportedDeviceError, We
 from weft.ir.types import DTYPES
 from weft.runtime.cache import DiskCache, cache_key
 from weft.runtime.codec import decode, encode, table
+from weft.runtime.cores import available_cores
 
 log = logging.getLogger("weft")
 
@@ -67,7 +67,7 @@ def load_code(driver: Driver, facts: DeviceFacts, code: DeviceCode, cache: DiskC
 
     if len(modules) == 1:
         return LoadedCode(tuple(map(load, modules.items())))
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(available_cores()) as pool:
         return LoadedCode(tuple(pool.map(load, modules.items())))
 
 

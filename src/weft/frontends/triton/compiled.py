@@ -5,7 +5,6 @@ A launch writes the arguments into a table and hands it, with a tape of one step
 
 from __future__ import annotations
 
-import os
 import struct
 import sys
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from weft.frontends.triton.errors import DeviceAssertError
 from weft.frontends.triton.target import Processor, compiled_for
 from weft.runtime.executable import launcher
 from weft.runtime.linking import link
-from weft.runtime.openmp import in_forked_child, pool_symbols
+from weft.runtime.openmp import default_threads, in_forked_child, pool_symbols
 from weft.tile import dialect as tile
 from weft.tile.close_inductions import close_inductions
 
@@ -105,7 +104,7 @@ def threads() -> int:
     if not pool_symbols() or in_forked_child():
         return 1
     torch: Any = sys.modules.get("torch")
-    return torch.get_num_threads() if torch is not None else len(os.sched_getaffinity(0))
+    return torch.get_num_threads() if torch is not None else default_threads()
 
 
 def word_form(argument: Argument) -> str:
