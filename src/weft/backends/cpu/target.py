@@ -178,10 +178,13 @@ def _said_by_llvm(target: CpuTarget) -> str:
         return file.read().decode(errors="replace")
 
 
-def compile_object(text: str, target: CpuTarget, level: int = 2) -> bytes:
-    """LLVM IR → an object file. Loops are already vectors, so LLVM only cleans up, schedules and allocates."""
+def compile_object(text: str, target: CpuTarget, level: int = 2, *, jit: bool = True) -> bytes:
+    """LLVM IR → an object file. Loops are already vectors, so LLVM only cleans up, schedules and allocates.
+
+    It is loaded into this process, unless `jit` says that a linker takes it.
+    """
     with COMPILING:
-        return _emitted(text, target.machine(level), level, "emit_object")
+        return _emitted(text, target.machine(level, jit), level, "emit_object")
 
 
 def compile_assembly(text: str, target: CpuTarget, level: int = 2) -> str:
