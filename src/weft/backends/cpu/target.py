@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -63,6 +65,14 @@ class CpuTarget:
         return "vpdpbusd" in text if self.is_x86 else "sdot" in text
 
     @property
+    def has_matrix_tiles(self) -> bool:
+        """Whether there are an x86's matrix tiles (AMX), and the system lets programs use them."""
+        given = self.features.split(",")
+        if not self.is_x86 or any(f"-{name}" in given for name in _TILES):
+            return False
+        return self.cpu in _TILED or all(f"+{name}" in given for name in _TILES)
+
+    @property
     def has_library_convolutions(self) -> bool:
         """Whether torch's library makes code for convolutions and their gradients, as it does for wide vectors."""
         return self.is_x86 or "+sve" in self.features.split(",")
@@ -88,6 +98,9 @@ class CpuTarget:
         )
 
 
+_TILES = ("amx-tile", "amx-bf16", "amx-int8")
+_TILED = frozenset(["sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d", "diamondrapids"])
+"""Processors by LLVM's names that have matrix tiles: there is no instruction to know them by."""
 _INSTRUCTIONS = {"f16": "vcvtps2ph", "fma": "vfmadd"}
 _PROBE = """
 define void @probe(ptr %p, ptr %q) {
@@ -137,13 +150,29 @@ def host_target() -> CpuTarget:
     with COMPILING:
         _initialise()
         features = llvm.get_host_cpu_features()
-        return CpuTarget(llvm.get_process_triple(), llvm.get_host_cpu_name(), features.flatten() if features else "")
+        return _permitted(
+            CpuTarget(llvm.get_process_triple(), llvm.get_host_cpu_name(), features.flatten() if features else "")
+        )
+
+
+_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18
+
+
+def _permitted(target: CpuTarget) -> CpuTarget:
+    """The processor without matrix tiles, unless the system lets this process use them: Linux wants to be asked."""
+    if not target.has_matrix_tiles:
+        return target
+    system = ctypes.CDLL(None, use_errno=True)
+    if platform.system() == "Linux" and system.syscall(_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA) == 0:
+        return target
+    kept = [each for each in target.features.split(",") if each.lstrip("+-") not in _TILES and each]
+    return replace(target, features=",".join([*kept, *(f"-{name}" for name in _TILES)]))
 
 
 def target_for(cpu: str) -> CpuTarget:
     """The processor that `Config.cpu` names: this one, or another of its family that this one can run the code of."""
     host = host_target()
-    return host if cpu in ("native", host.cpu) else checked_target(host.triple, cpu)
+    return host if cpu in ("native", host.cpu) else _permitted(checked_target(host.triple, cpu))
 
 
 @lru_cache

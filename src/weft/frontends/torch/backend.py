@@ -285,7 +285,7 @@ def executor_for(
     function = imported.function
     compiled: Compiled[bytes] | Compiled[DeviceCode]
     if device.type == "cpu":
-        compiled = compile_cpu(function, config)
+        compiled = compile_cpu(function, config, framework=True)
     else:
         loader = EarlyLoader(device.index or 0, _disk_cache(config))
         compiled = compile_nvidia(function, config, nvidia_target(device), timer_on(device), loader)

@@ -335,8 +335,13 @@ def _has_aligned_lines(factor: torch.Tensor) -> bool:
     return 1 in (rows, columns) and all(step * factor.element_size() % _ENGINE_BYTES == 0 for step in steps)
 
 
-def is_claimed(node: fx.Node, device: str = "cpu") -> bool:
-    """Whether a library takes the call: attention only where its backward needs what torch's kernel keeps.
+_LONG_IN_TILES = 256
+"""Queries and keys from which a library's attention in a processor's matrix tiles beats generated kernels in f32."""
+
+
+def is_claimed(node: fx.Node, device: str = "cpu", *, matrix_tiles: bool = False) -> bool:
+    """Whether a library takes the call: attention only where its backward needs what torch's kernel keeps, or where it
+    is long, in bf16, and the library multiplies in `matrix_tiles`.
 
     On a GPU libraries take all attention, and products, convolutions, sorts and scans.
     """
@@ -344,8 +349,16 @@ def is_claimed(node: fx.Node, device: str = "cpu") -> bool:
         name = node.target.name() if isinstance(node.target, torch._ops.OpOverload) else ""
         return node.target in _GPU_LIBRARY or name.startswith(_ATTENTION)
     if node.target is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
-        return any(user.target is operator.getitem and user.args[1] == 1 for user in node.users)
+        needed = any(user.target is operator.getitem and user.args[1] == 1 for user in node.users)
+        return needed or (matrix_tiles and _is_long_in_bf16(node))
     return node.target in _LIBRARY
+
+
+def _is_long_in_bf16(node: fx.Node) -> bool:
+    query, key = (each.meta["val"] for each in node.args[:2])  # type: ignore[union-attr]
+    lengths = query.shape[-2], key.shape[-2]
+    known = all(isinstance(length, int) and length >= _LONG_IN_TILES for length in lengths)
+    return known and query.dtype == torch.bfloat16
 
 
 def needs_library(ops: Iterable[Operation]) -> bool:

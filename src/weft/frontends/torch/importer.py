@@ -283,8 +283,11 @@ class _Importer:
 
     def _is_claimed(self, node: fx.Node) -> bool:
         """Whether a library carries out a call; convolutions are Weft's own where that is faster."""
-        if self.device != "cpu" or not is_claimed(node):
+        if self.device != "cpu":
             return is_claimed(node, self.device) and not self._is_own_kernel(node)
+        tiles = target_for(self.config.cpu).has_matrix_tiles
+        if not is_claimed(node, matrix_tiles=tiles):
+            return False
         frozen = node.target is torch.ops.aten.convolution.default and self._is_constant(node.args[1])
         library = target_for(self.config.cpu).has_library_convolutions
         return not is_own_convolution(node, self._mapped, frozen=frozen, library=library)
