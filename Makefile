@@ -9,13 +9,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CPU_TORCH := https://download.pytorch.org/whl/cpu
 # What the machine with the GPU runs: nothing of the environment above exists there.
-GPU_PYTHON ?= PYTHONPATH=src:offline python3
+# Paths are whole ones: tests start children in other folders.
+GPU_PYTHON ?= PYTHONPATH=$(CURDIR)/src:$(CURDIR)/offline python3
 GPU_JOBS ?= 16
 SHARD ?= 0/1
 SANITIZED ?= $(addprefix tests/gpu/test_,$(addsuffix _on_gpu.py,products few_rows codes groups attention attention_backward))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-gpu sanitize-gpu conform-gpu lint format offline clean
+.PHONY: help venv demo test test-slow test-gpu test-x86 sanitize-gpu conform-gpu lint format offline clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -41,10 +42,15 @@ test: lint ## lint, then all tests but the slow ones, with coverage
 test-slow: $(STAMP) ## the slow tests only
 	$(BIN)/python -m pytest -n $(JOBS) -m slow
 
-# The next three run on a machine with a GPU, with what `make offline` collected: SHARD=i/n takes a part, and a part that
+# The next four run on a machine with a GPU, or an x86-64 one, with what `make offline` collected: SHARD=i/n takes a part, and a part that
 # is run again goes on where it stopped. They need no environment of their own.
 test-gpu: ## on a machine with a GPU: the tests that need one; SHARD=0/2 is the first half
 	$(GPU_PYTHON) -m pytest -p no:cacheprovider -m gpu -n $(GPU_JOBS) --shard $(SHARD) --resume reports/test-gpu.jsonl tests
+
+# A machine with AVX-512 and AMX runs what others skip. Threads are few, since tests run side by side.
+test-x86: ## on an x86-64 machine: all tests but the slow ones and those for GPUs; SHARD=0/2 is the first half
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=2 $(GPU_PYTHON) -m pytest -p no:cacheprovider -m "not slow and not gpu" \
+	  -n $(GPU_JOBS) --shard $(SHARD) --resume reports/test-x86.jsonl tests
 
 sanitize-gpu: ## on a machine with a GPU: compute-sanitizer over the ops' kernels, products and attention
 	for watched in "memcheck" "racecheck" "memcheck $(SANITIZED)"; do \
