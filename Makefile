@@ -4,18 +4,24 @@ VENV ?= .venv
 # The first supported Python that really starts (a pyenv shim may exist for a version that is not selected).
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do $$p -c "" 2>/dev/null && echo $$p && break; done)
 JOBS ?= 2
+PYTHONS ?= 3.11 3.12 3.13
+TORCHES ?= 2.11.0 2.13.0 newest
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CPU_TORCH := https://download.pytorch.org/whl/cpu
 # What the machine with the GPU runs: nothing of the environment above exists there.
-GPU_PYTHON ?= PYTHONPATH=src:offline python3
+# Paths are whole ones: tests start children in other folders.
+GPU_PYTHON ?= PYTHONPATH=$(CURDIR)/src:$(CURDIR)/offline python3
 GPU_JOBS ?= 16
 SHARD ?= 0/1
+# For how many minutes `make fuzz` looks for programs that fail, and from which seed on.
+MINUTES ?= 10
+SEED ?= 0
 SANITIZED ?= $(addprefix tests/gpu/test_,$(addsuffix _on_gpu.py,products few_rows codes groups attention attention_backward))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-gpu sanitize-gpu conform-gpu lint format offline clean
+.PHONY: help venv demo fuzz fuzz-gpu fuzz-ptx test test-slow test-matrix test-gpu test-x86 faults sanitize-gpu conform-gpu lint format offline clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
@@ -41,10 +47,33 @@ test: lint ## lint, then all tests but the slow ones, with coverage
 test-slow: $(STAMP) ## the slow tests only
 	$(BIN)/python -m pytest -n $(JOBS) -m slow
 
-# The next three run on a machine with a GPU, with what `make offline` collected: SHARD=i/n takes a part, and a part that
-# is run again goes on where it stopped. They need no environment of their own.
+faults: $(STAMP) ## kills, damaged files, full disks, threads, forks, interrupts; FAULTS="kills --count 100" is a part
+	$(BIN)/python -m weft.testing.faults $(FAULTS)
+
+fuzz: $(STAMP) ## random programs of each kind for MINUTES=10 from SEED=0 on; failures become scripts in reports/fuzz
+	$(BIN)/python -m weft fuzz --kind torch --kind graph --kind triton --minutes $(MINUTES) --seed $(SEED) --jobs $(JOBS) --resume
+
+fuzz-ptx: $(STAMP) ## the same on the PTX machine, which needs no GPU
+	$(BIN)/python -m weft fuzz --kind torch --kind graph --kind triton --minutes $(MINUTES) --seed $(SEED) --jobs $(JOBS) \
+	  --backend tests.backends.nvidia.emulated_graphs --reports reports/ptx --resume
+
+fuzz-gpu: ## on a machine with a GPU: random programs and kernels for MINUTES=10 from SEED=0 on
+	$(GPU_PYTHON) -m weft fuzz --device cuda --kind torch --kind triton --minutes $(MINUTES) --seed $(SEED) --jobs $(GPU_JOBS) --resume
+
+# Environments are made in .matrix; a run that is ended goes on where it stopped. The first Python gets every torch, the
+# others the last one.
+test-matrix: ## the front end's, integration and runtime tests on other versions: PYTHONS="3.11 3.12 3.13" TORCHES="2.11.0 2.13.0 newest"
+	$(PYTHON) requirements/matrix.py --pythons $(PYTHONS) --torches $(TORCHES) --jobs $(JOBS)
+
+# The next four run on a machine with a GPU, or an x86-64 one, with what `make offline` collected: SHARD=i/n takes a part,
+# and a part that is run again goes on where it stopped. They need no environment of their own.
 test-gpu: ## on a machine with a GPU: the tests that need one; SHARD=0/2 is the first half
 	$(GPU_PYTHON) -m pytest -p no:cacheprovider -m gpu -n $(GPU_JOBS) --shard $(SHARD) --resume reports/test-gpu.jsonl tests
+
+# A machine with AVX-512 and AMX runs what others skip. Threads are few, since tests run side by side.
+test-x86: ## on an x86-64 machine: all tests but the slow ones and those for GPUs; SHARD=0/2 is the first half
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=2 $(GPU_PYTHON) -m pytest -p no:cacheprovider -m "not slow and not gpu" \
+	  -n $(GPU_JOBS) --shard $(SHARD) --resume reports/test-x86.jsonl tests
 
 sanitize-gpu: ## on a machine with a GPU: compute-sanitizer over the ops' kernels, products and attention
 	for watched in "memcheck" "racecheck" "memcheck $(SANITIZED)"; do \

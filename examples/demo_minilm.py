@@ -14,7 +14,6 @@ import time
 import warnings
 from datetime import date
 from html import escape
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -147,19 +146,27 @@ def latency_chart(races: dict[int, Race], names: list[str]) -> Chart:
     return Chart("all-MiniLM-L6-v2: latency as a share of eager's", groups, "shorter is better", line=1.0)
 
 
+def html_table(made: Table) -> str:
+    """A table of the terminal's as one of a page."""
+    columns = [[str(cell) for cell in column.cells] for column in made.columns]
+    head = "".join(f"<th>{escape(str(column.header))}</th>" for column in made.columns)
+    rows = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in zip(*columns, strict=True))
+    body = "".join(f"<tr>{row}</tr>\n" for row in rows)
+    return f'<h2>{escape(str(made.title))}</h2><div class="wide"><table><tr>{head}</tr>\n{body}</table></div>\n'
+
+
 def write_report(folder: Path, head: str, verdict: str, tables: list[Table], chart: Chart) -> Path:
-    """The tables and the chart as one page."""
+    """The tables and the chart as one page, for windows of any width."""
     write_chart(chart, folder / "demo")
-    printer = Console(width=130, color_system=None, file=StringIO(), record=True)
-    for each in tables:
-        printer.print(each)
     page = folder / "demo.html"
     page.write_text(
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Weft: all-MiniLM-L6-v2</title>\n'
         "<style>body { font-family: system-ui, sans-serif; max-width: 70em; margin: 2em auto; padding: 0 1em }"
-        " pre { line-height: 1.2; overflow-x: auto }</style>\n"
+        " svg { max-width: 100%; height: auto } .wide { overflow-x: auto } h2 { font-size: 1em; margin-top: 2em }"
+        " table { border-collapse: collapse } th, td { padding: 0.3em 0.8em; border-bottom: 1px solid #ddd }"
+        " th, td { text-align: right } th:first-child, td:first-child { text-align: left }</style>\n"
         f"<h1>all-MiniLM-L6-v2 with Weft</h1><p>{escape(head)}</p><p>{escape(verdict)}</p>\n"
-        f"{svg(chart)}<pre>{escape(printer.export_text())}</pre></html>\n",
+        f"{svg(chart)}{''.join(map(html_table, tables))}</html>\n",
         encoding="utf-8",
     )
     return page

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from weft.diagnostics import forget
 from weft.testing.journal import Journal, commit, part
 
 PASSED = pytest.StashKey[set[str]]()
@@ -39,6 +40,11 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["weft_passed"] = sorted(node.config.stash[PASSED])
 
 
+@pytest.fixture(autouse=True)
+def _warnings_are_told_again() -> None:  # pyright: ignore[reportUnusedFunction]  pytest calls it
+    forget()
+
+
 @pytest.hookimpl(trylast=True)  # after `-m` and `-k`
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     shard = config.getoption("--shard")
@@ -54,9 +60,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     journal = CONTROLLER.get("journal")
-    if journal is not None and report.when == "call" and report.passed:
-        journal.add(report.nodeid, {"seconds": report.duration})
+    if journal is None or not report.passed:
+        return
+    if report.when == "call":
+        CALLED[report.nodeid] = report.duration
+    elif report.when == "teardown" and report.nodeid in CALLED:
+        # Not before its fixtures are gone: one that gives up privileges takes the right to write with them.
+        journal.add(report.nodeid, {"seconds": CALLED.pop(report.nodeid)})
 
+
+CALLED: dict[str, float] = {}
+"""How long the tests took that have passed, but for their fixtures."""
 
 CONTROLLER: dict[str, Journal] = {}
 """The journal of the process that gathers reports: the hook above is not told of the configuration."""

@@ -21,7 +21,18 @@ def test_at_most_twenty_names() -> None:
     assert set(weft.__all__) <= set(dir(weft))
 
 
-@pytest.mark.parametrize("name", ["Config", "WeftError", "ShapeError", "GuardError"])
+def test_a_listing_shows_nothing_but_names_for_users() -> None:
+    names = set(fresh("import weft; print(*dir(weft))").split())
+    assert {name for name in names if not name.startswith("__")} == set(weft.__all__) - {"__version__"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Config", "WeftError", "ShapeError", "GuardError", "PlaceError", "DivisionError"),
+        *("DeviceError", "NoDeviceError", "DeviceMemoryError", "KernelFaultError"),
+    ],
+)
 def test_light_names_resolve(name: str) -> None:
     assert getattr(weft, name).__name__ == name
 

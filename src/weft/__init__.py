@@ -5,20 +5,26 @@ The public names are imported when they are first used, so that `import weft` co
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import typing as _typing
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from weft.config import Config as Config
     from weft.errors import CompilationError as CompilationError
+    from weft.errors import DeviceError as DeviceError
+    from weft.errors import DeviceMemoryError as DeviceMemoryError
+    from weft.errors import DivisionError as DivisionError
     from weft.errors import DTypeError as DTypeError
     from weft.errors import GuardError as GuardError
+    from weft.errors import KernelFaultError as KernelFaultError
     from weft.errors import LoweringError as LoweringError
+    from weft.errors import NoDeviceError as NoDeviceError
     from weft.errors import ParseError as ParseError
+    from weft.errors import PlaceError as PlaceError
     from weft.errors import ShapeError as ShapeError
     from weft.errors import UnsupportedError as UnsupportedError
     from weft.errors import WeftError as WeftError
     from weft.frontends.torch.api import compile as compile
+    from weft.frontends.torch.frozen import refreeze as refreeze
     from weft.runtime.profile import profile as profile
     from weft.tools.explain import explain as explain
 
@@ -26,6 +32,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "compile": "weft.frontends.torch.api",
+    "refreeze": "weft.frontends.torch.frozen",
     "explain": "weft.tools.explain",
     "profile": "weft.runtime.profile",
     "Config": "weft.config",
@@ -37,19 +44,33 @@ _HOMES = {
     "LoweringError": "weft.errors",
     "CompilationError": "weft.errors",
     "GuardError": "weft.errors",
+    "PlaceError": "weft.errors",
+    "DivisionError": "weft.errors",
+    "DeviceError": "weft.errors",
+    "NoDeviceError": "weft.errors",
+    "DeviceMemoryError": "weft.errors",
+    "KernelFaultError": "weft.errors",
 }
 
 __all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
+    from importlib import import_module
+
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
+    try:
+        value = getattr(import_module(home), name)
+    except ModuleNotFoundError as error:
+        from weft.errors import missing
+
+        raise missing(error, f"weft.{name}") or error from None
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    modules = (name for name, value in globals().items() if isinstance(value, type(_typing)) and name[0] != "_")
+    return sorted({*__all__, *modules, "__doc__", "__file__", "__name__", "__path__"})

@@ -7,12 +7,24 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
+from weft.diagnostics import nearest, warn
 from weft.errors import WeftError
 
 TARGETS = ("cpu", "reference")
+FALLBACKS = ("warn", "error", "quiet")
+MODES: Mapping[str, Mapping[str, bool]] = {
+    "default": {},
+    "reduce-overhead": {"cuda_graphs": True},
+    "max-autotune": {"tune": True, "cuda_graphs": True},
+    "max-autotune-no-cudagraphs": {"tune": True, "cuda_graphs": False},
+}
+"""What the modes of `torch.compile` mean here."""
+OTHER_VARIABLES = ("CACHE_DIR", "INTERPRET", "COMMIT")
+"""Environment variables that are no fields, after their `WEFT_`; `CONFORM_...` are of our own runs."""
 CODES = ("int4", "int4_64", "int4_32", "int8", "fp8", "mxfp4", "nvfp4")
 """How a GPU's weights can be held."""
 QUANTIZATIONS = ("", "int8_weights", "int8_dynamic", *CODES)
+DEVICE_CHECKS = ("auto", "on", "wait", "off")
 
 
 @dataclass(frozen=True)
@@ -23,6 +35,9 @@ class Config:
     """`cpu`: machine code, for a GPU where the tensors lie on one; `reference`: NumPy, the meaning of every op."""
     strict: bool = False
     """Neither libraries nor the framework's own kernels: an op that Weft cannot compile is an error."""
+    fallback: str = "warn"
+    """What is done about an op, or a graph, that Weft cannot compile: `warn` lets torch run it and says so once,
+    `quiet` does not say so, `error` refuses it. Libraries stay, unlike with `strict`, which refuses them too."""
     freeze: bool = False
     """Weights are constants: they may be folded and packed at compile time."""
     quantize: str = ""
@@ -37,47 +52,94 @@ class Config:
     """Measure schedules of the kernels that take most of the time, and keep the fastest on disk."""
     cuda_graphs: bool = True
     """Capture calls on a GPU as CUDA graphs, where sizes do not change and that is quicker."""
+    device_checks: str = "auto"
+    """Indices out of range and other mistakes in a GPU's data: `on` finds them while later work runs, and the next call
+    raises; `wait` waits for each call's verdict; `auto` is `on` for graphs that are large enough not to notice."""
+    emulate_precision_casts: bool = False
+    """Round what each op of the program gives to its type, as eager does; else narrow floats stay wide inside a kernel,
+    but for results that leave it."""
     cpu: str = "native"
     """The processor to compile for: `native`, or a name LLVM knows."""
 
     def __post_init__(self) -> None:
-        if self.quantize not in QUANTIZATIONS:
-            known = ", ".join(map(repr, QUANTIZATIONS))
-            raise WeftError(f"quantize is {self.quantize!r}, which is none of {known}")
+        for field in fields(self):
+            value, wanted = getattr(self, field.name), bool if field.type == "bool" else str
+            if not isinstance(value, wanted):
+                kind = "True or False" if wanted is bool else "a string"
+                raise WeftError(f"the option {field.name} is {value!r}", hint=f"it takes {kind}")
+        _check_choice("quantize", self.quantize, QUANTIZATIONS)
+        _check_choice("fallback", self.fallback, FALLBACKS)
+        _check_choice("device_checks", self.device_checks, DEVICE_CHECKS)
+        if self.target not in TARGETS:
+            raise WeftError(
+                f"no target is called {self.target!r}",
+                hint="`cpu` makes machine code for where the tensors lie, a GPU too; `reference` runs on NumPy",
+            )
         if self.quantize and not self.freeze:
             raise WeftError(f"quantize={self.quantize!r} needs constant weights", hint="set freeze=True, too")
 
+    @property
+    def forbids_fallbacks(self) -> bool:
+        """Whether what Weft cannot compile is an error."""
+        return self.strict or self.fallback == "error"
+
     @classmethod
-    def from_options(cls, options: Mapping[str, Any] | None = None) -> Self:
-        """The defaults, overridden by the environment, overridden by `options`."""
+    def from_options(cls, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Self:
+        """The defaults, overridden by the environment, by what the mode means, and by `options`."""
         known = {field.name: field for field in fields(cls)}
         values: dict[str, Any] = {}
         for name, field in known.items():
             text = os.environ.get(f"WEFT_{name.upper()}")
-            if text is not None:
-                values[name] = _truth(f"WEFT_{name.upper()}", text) if field.type == "bool" else text
-        unknown = sorted(set(options or {}) - known.keys())
+            if text:
+                values[name] = truth(f"WEFT_{name.upper()}") if field.type == "bool" else text
+        _warn_of_unknown_variables(known)
+        if mode is not None and mode not in MODES:
+            raise WeftError(
+                f"no mode is called {mode!r}{nearest(str(mode), MODES)}", hint=f"modes are {', '.join(MODES)}"
+            )
+        unknown = sorted(map(str, set(options or {}) - known.keys()))
         if unknown:
-            raise WeftError(f"unknown option {', '.join(unknown)}", hint=f"options are {', '.join(known)}")
-        for name, value in (options or {}).items():
-            wanted = bool if known[name].type == "bool" else str
-            if not isinstance(value, wanted):
-                raise WeftError(f"the option {name} is {value!r}", hint=f"it takes a {wanted.__name__}")
-        values |= dict(options or {})
+            close = nearest(unknown[0], known)
+            raise WeftError(f"unknown option {', '.join(unknown)}{close}", hint=f"options are {', '.join(known)}")
+        inherited = {f"WEFT_{name.upper()}" for name in values.keys() - (options or {}).keys()}
+        values |= {**MODES[mode or "default"], **(options or {})}
         if values.get("quantize") in CODES:
             values.setdefault("freeze", True)
-        config = cls(**values)
-        if config.target not in TARGETS:
-            raise WeftError(f"no target is called {config.target!r}", hint=f"there are {', '.join(TARGETS)}")
-        return config
+        try:
+            return cls(**values)
+        except WeftError as error:
+            told = f"the environment sets {', '.join(sorted(inherited))}" if inherited else None
+            raise WeftError(error.message, hint="; ".join(filter(None, (error.hint, told)))) from None
 
     def key(self) -> str:
         """The part of the configuration that changes the code, as text."""
-        return repr(sorted((k, v) for k, v in asdict(self).items() if k not in ("cache", "verify")))
+        return repr(sorted((k, v) for k, v in asdict(self).items() if k not in ("cache", "verify", "fallback")))
 
 
-def _truth(name: str, text: str) -> bool:
+def _check_choice(option: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise WeftError(f"{option} is {value!r}{nearest(value, known)}, which is none of {', '.join(map(repr, known))}")
+
+
+def _warn_of_unknown_variables(known: Mapping[str, Any]) -> None:
+    names = {*(name.upper() for name in known), *OTHER_VARIABLES}
+    for variable in os.environ:
+        name = variable.removeprefix("WEFT_")
+        if name != variable and name not in names and not name.startswith("CONFORM_"):
+            close = nearest(variable, (f"WEFT_{each}" for each in names))
+            listed = ", ".join(f"WEFT_{each}" for each in sorted(names))
+            warn(
+                "options",
+                f"the environment variable {variable} has no effect{close}",
+                "nothing reads it",
+                f"there are {listed}",
+            )
+
+
+def truth(variable: str, default: bool = False) -> bool:
+    """What an environment variable says, by any of the usual words."""
+    text = os.environ.get(variable, "")
     known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    if text.lower() not in known:
-        raise WeftError(f"the environment variable {name} is {text!r}", hint="it takes 1 or 0")
-    return known[text.lower()]
+    if text and text.lower() not in known:
+        raise WeftError(f"the environment variable {variable} is {text!r}", hint="it takes 1 or 0")
+    return known[text.lower()] if text else default

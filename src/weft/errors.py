@@ -70,6 +70,35 @@ class DivisionError(WeftError, RuntimeError):
     """An integer in a program's data that is divided by zero."""
 
 
+class CountError(WeftError, RuntimeError):
+    """A number of values, in a program's data, that does not fit what it is for."""
+
+
+class PowerError(WeftError, RuntimeError):
+    """Integers that are raised to a negative power, which they have not."""
+
+
+class DataError(WeftError, RuntimeError):
+    """Data for which an operation is not defined: probabilities below zero, a range without end."""
+
+
+class MissingError(WeftError, ModuleNotFoundError):
+    """A package that is not installed, and that what was asked for needs."""
+
+
+_EXTRAS = {"torch": "torch", "functorch": "torch", "onnx": "onnx", "jax": "jax", "matplotlib": "plots"}
+"""What installs a package with Weft."""
+
+
+def missing(error: ModuleNotFoundError, wanted: str) -> MissingError | None:
+    """What to say of a package that is not there; None where it is not one that Weft does without."""
+    package = (error.name or "").partition(".")[0]
+    if package not in _EXTRAS:
+        return None
+    hint = f"`pip install weft[{_EXTRAS[package]}]`; `weft doctor` says what there is"
+    return MissingError(f"{wanted} needs {package}, which is not installed", hint=hint)
+
+
 class DeviceError(WeftError):
     """The GPU or its driver failed. `result` and `number` are the driver's name and number of what went wrong."""
 

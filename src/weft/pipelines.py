@@ -13,7 +13,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from weft.backends.cpu.compile import emit_kernels
-from weft.backends.cpu.microkernel import panel_form
+from weft.backends.cpu.microkernel import cpu_machine, panel_form
 from weft.backends.cpu.target import CpuTarget, compile_object, target_for
 from weft.backends.nvidia.chain_kernels import chain_kernels
 from weft.backends.nvidia.code import DeviceCode
@@ -67,8 +67,9 @@ from weft.runtime.tune import Tuner
 from weft.runtime.tune_device import DeviceTimer, DeviceTuner
 
 
-def cpu_passes(config: Config, *, blas: bool = True) -> list[ModulePass]:
-    """From an imported function to groups that are kernels; `blas` says that there is a library for products."""
+def cpu_passes(config: Config, *, blas: bool = True, matrix_tiles: bool = False) -> list[ModulePass]:
+    """From an imported function to groups that are kernels; `blas` says that there is a library for products, and
+    `matrix_tiles` that the framework has one for bf16."""
     return [
         FoldConstants(),
         Simplify(),
@@ -77,11 +78,12 @@ def cpu_passes(config: Config, *, blas: bool = True) -> list[ModulePass]:
         FoldBatchNorm(),
         ConvolveByProducts(),
         ConvolveTrained(),
+        ComparePlaces(),
         SinkReshapes(),
         *([QuantizeWeights(dynamic=config.quantize == "int8_dynamic")] if config.quantize.startswith("int8_") else []),
         HoistConstants(),
         EliminateDead(),
-        ClaimLibraries(enabled=blas and not config.strict),
+        ClaimLibraries(enabled=blas and not config.strict, matrix_tiles=matrix_tiles),
         GroupIntoKernels(),
         ChooseLayouts(),
         UpdateInPlace(),
@@ -158,13 +160,19 @@ def run_passes(
         start = report.measure(each.name, start)
 
 
-def compile_cpu(function: FuncOp, config: Config, target: CpuTarget | None = None) -> Compiled[bytes]:
-    """Compile a function for a processor: passes, plan, LLVM, object code."""
+def compile_cpu(
+    function: FuncOp, config: Config, target: CpuTarget | None = None, *, framework: bool = False
+) -> Compiled[bytes]:
+    """Compile a function for a processor: passes, plan, LLVM, object code.
+
+    A `framework` that runs the program carries out products, too, where its library is quicker.
+    """
     target = target or target_for(config.cpu)
     module = _module_of(function)
     with compilation(function.sym_name.data) as report:
         report.imported(function)
-        run_passes(module, cpu_passes(config, blas=bool(blas_symbols())), report, verify=config.verify)
+        passes = cpu_passes(config, blas=bool(blas_symbols()), matrix_tiles=framework and target.has_matrix_tiles)
+        run_passes(module, passes, report, verify=config.verify)
         if config.tune:
             start = time.perf_counter()
             Tuner(target, cache=DiskCache() if config.cache else None).tune(function)
@@ -172,7 +180,7 @@ def compile_cpu(function: FuncOp, config: Config, target: CpuTarget | None = Non
         report.program("grouped", function)
         report.blocks = list(map(str, repeated_blocks(function))) if wants_blocks() else []
         start = time.perf_counter()
-        planned = build_plan(function, partial(panel_form, target))
+        planned = build_plan(function, partial(panel_form, target), cpu_machine(target))
         start = report.measure("lower_to_tile", start)
         report.planned(planned.plan, planned.schedules)
         report.program("tile", planned.kernels.values())

@@ -344,5 +344,7 @@ def test_the_decorator_and_options_in_a_dictionary() -> None:
 
     x = torch.randn(3)
     torch.testing.assert_close(double(x), x * 2)
-    with pytest.raises(weft.WeftError, match=r"(?s)unknown option mode.*fullgraph"):
-        weft.compile(lambda x: x, mode="max-autotune")
+    with pytest.raises(weft.WeftError, match=r"(?s)unknown option modes.*fullgraph"):
+        weft.compile(lambda x: x, modes="max-autotune")
+    with pytest.raises(weft.WeftError, match="no mode is called 'fast'"):
+        weft.compile(lambda x: x, mode="fast")

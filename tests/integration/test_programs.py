@@ -216,7 +216,7 @@ def test_a_failing_compiler_falls_back_with_a_warning(
         run = torch.compile(model, backend="weft")
         torch.testing.assert_close(run(x), model(x))
         run(x).sum().backward()
-    warnings = [record.getMessage() for record in caplog.records if record.name == "weft"]
+    warnings = [record.getMessage() for record in caplog.records if record.name == "weft.fallback"]
     assert any(str(failure) in message and "weft reduce" in message for message in warnings)
     torch.compiler.reset()
     with pytest.raises(Exception, match=str(failure)):

@@ -286,3 +286,10 @@ def test_functional_transforms() -> None:
     w, x = torch.randn(4), torch.randn(6, 4)
     per_sample = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))
     torch.testing.assert_close(torch.compile(per_sample, backend="weft")(w, x), per_sample(w, x))
+
+
+def test_the_gradient_of_a_loss_that_picks_is_no_scatter_of_its_own(records: list[CompilationRecord]) -> None:
+    labels = torch.randint(50, (20,))
+    check_gradients(lambda x: F.cross_entropy(x, labels), torch.randn(20, 50))
+    kernels = [kernel.label for record in records for kernel in record.kernels]
+    assert kernels and not any(label.startswith("scatter") for label in kernels)

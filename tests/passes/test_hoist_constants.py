@@ -165,3 +165,27 @@ def test_what_prepares_a_program_is_compiled_as_it_is() -> None:
     assert prepare is not None
     made = compile_nvidia(as_program(prepare), Config(cache=False), target)
     assert made.prepare is None and len(made.plan.steps) == 1
+
+
+def test_what_is_made_of_much_stays_however_little_it_is(passes: Any) -> None:
+    """Making it would take more memory than the program does."""
+
+    def body(b: Any, x: Any) -> Any:
+        return b.mul(x, b.sum(b.sin(b.iota(shape=(1 << 25,), dim=0, dtype=f32)), dims=(0,), keep=False))
+
+    assert hoisted_alone(passes.built({"x": X}, body)) is None
+
+
+def test_what_is_made_of_weights_and_is_much_larger_than_they_are_stays(passes: Any) -> None:
+    def body(b: Any, x: Any, w: Any) -> Any:
+        line = b.iota(shape=(1 << 19, 1, 1), dim=0, dtype=f32)
+        return b.mul(x, b.sum(b.exp(b.mul(line, w)), dims=(0, 1, 2), keep=False))
+
+    assert hoisted_alone(frozen(passes, {"x": X, "w": W}, body, "w")) is None
+
+
+def hoisted_alone(module: Any) -> FuncOp | None:
+    """What prepares a program, which is too much to be run here."""
+    HoistConstants().apply(Context(), module)
+    _, *others = (op for op in module.body.block.ops if isinstance(op, FuncOp))
+    return others[0] if others else None

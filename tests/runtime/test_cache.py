@@ -594,3 +594,43 @@ def test_two_hundred_writers_killed_at_random_moments(root: Path) -> None:
         os.utime(root / name, (0, 0))
     store.put(KEY, META, BLOBS)
     assert not [name for name in os.listdir(root) if name.endswith(".tmp")]
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o377])
+def test_the_directory_is_its_owners_alone_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    cache = DiskCache(tmp_path / "cache")
+    before = os.umask(umask)
+    try:
+        cache.put(KEY, {}, {})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
+    assert cache.get(KEY) is not None
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777, 0o1777])
+def test_a_directory_that_others_can_write_to_is_not_used(
+    tmp_path: Path, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "cache"
+    cache = DiskCache(root)
+    cache.put(KEY, {}, {})
+    root.chmod(mode)
+    with caplog.at_level(logging.WARNING, logger="weft.cache"):
+        for _ in range(3):
+            assert cache.get(KEY) is None
+            cache.put(KEY, {}, {})
+    assert len(caplog.records) == 1 and "chmod go-w" in caplog.text
+    assert "can write" in (cache.unusable() or "")
+    root.chmod(0o755)
+    assert cache.get(KEY) is not None
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_an_entry_that_others_can_write_to_is_not_used(tmp_path: Path, mode: int) -> None:
+    cache = DiskCache(tmp_path / "cache")
+    cache.put(KEY, {}, {})
+    path = tmp_path / "cache" / f"{KEY}.weft"
+    path.chmod(mode)
+    assert [bad.reason for bad in cache.verify()] and not cache.entries()[0].created_by.startswith("0")
+    assert cache.get(KEY) is None and not path.exists()

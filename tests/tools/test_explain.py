@@ -156,6 +156,31 @@ def test_explain_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "graph.relu" in found.programs() or "graph.max" in found.programs()
 
 
+def test_what_torch_compile_takes_does_not_go_to_the_function(tmp_path: Path) -> None:
+    found = public.explain(lambda x, *, scale: x * scale, torch.randn(4, 5), dynamic=True, fullgraph=True, scale=3.0)
+    assert found.records[0].symbols
+    assert all(path.is_file() for path in found.save(str(tmp_path / "programs")))
+    with pytest.raises(public.WeftError, match="no mode is called"):
+        public.explain(torch.sin, torch.randn(3), mode="fastest")
+
+
+def test_the_backward_graph_of_a_module_is_explained() -> None:
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh()), torch.randn(2, 4)
+    assert [record.name for record in public.explain(model, x).records] == ["forward", "backward"]
+    assert all(parameter.grad is None for parameter in model.parameters())
+    with torch.no_grad():
+        assert [record.name for record in public.explain(model, x).records] == ["inference"]
+    weight = torch.randn(4, requires_grad=True)
+    assert [record.name for record in public.explain(lambda: (weight * 2).sum()).records] == ["forward", "backward"]
+
+
+def test_a_report_leaves_out_what_says_nothing() -> None:
+    report = str(public.explain(lambda x: x.sin() + 1, torch.randn(4)))
+    assert "others" in report and "Config(" not in report and "options:" not in report
+    quiet = public.explain(lambda x: x.sin() + 2, torch.randn(4), options={"fallback": "quiet"})
+    assert "options: fallback='quiet'" in str(quiet)
+
+
 def test_graph_breaks_are_counted() -> None:
     def f(x):
         y = x.sin()

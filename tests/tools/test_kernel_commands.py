@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,3 +106,51 @@ def test_the_benchmarks_of_a_file_are_measured(script: Path, tmp_path: Path) -> 
 def test_a_wrong_signature_is_a_mistake_of_use(script: Path, kernel: str, signature: str, said: str) -> None:
     result = CliRunner().invoke(app, ["explain", f"{script}{kernel}", "--signature", signature, "--json"])
     assert result.exit_code == 2 and said in result.output, result.output
+
+
+def test_a_script_of_kernels_is_explained_without_a_name(script: Path) -> None:
+    script.write_text(KERNEL.replace("weft.triton", "triton"))
+    result = CliRunner().invoke(app, ["explain", str(script)])
+    assert result.exit_code == 0 and "tl.load(x_ptr" in result.output and "Dynamo" not in result.output, result.output
+    figures = json.loads(CliRunner().invoke(app, ["explain", str(script), "--json"]).output.splitlines()[-1])
+    assert [each["kernel"] for each in figures["kernels"]] == ["double"]
+
+
+def test_a_script_that_launches_no_kernel_says_how_to_name_one(script: Path) -> None:
+    script.write_text(KERNEL.partition("if __name__")[0])
+    result = CliRunner().invoke(app, ["explain", str(script)])
+    assert result.exit_code == 2 and "double" in result.output and "--signature" in result.output
+
+
+SCRIPT = """
+import sys
+import numpy as np
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def double(x_ptr, BLOCK: tl.constexpr):
+    tl.store(x_ptr + tl.arange(0, BLOCK), tl.load(x_ptr + tl.arange(0, BLOCK)) * 2)
+
+
+if __name__ == "__main__":
+    x = np.ones(16, np.float32)
+    double[(1,)](x, BLOCK=16)
+    print(triton.__name__, sys.argv[1:], x.sum())
+    raise SystemExit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("way", ["script", "module"])
+def test_a_script_for_triton_runs_unmodified(tmp_path: Path, way: str) -> None:
+    (tmp_path / "kernels.py").write_text(SCRIPT)
+    started = ["kernels.py"] if way == "script" else ["-m", "kernels"]
+    command = [sys.executable, "-m", "weft.triton", *started, "3", "--flag"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (3, "weft.triton ['3', '--flag'] 32.0"), done.stderr
+
+
+def test_a_script_that_is_not_there_is_said_to_be() -> None:
+    done = subprocess.run([sys.executable, "-m", "weft.triton", "gone.py"], capture_output=True, text=True)
+    assert done.returncode == 2 and "there is no script gone.py" in done.stderr

@@ -66,6 +66,46 @@ def test_a_script_whose_graph_cannot_be_imported(weft, tmp_path: Path, monkeypat
     assert import_failure(scope["call"], scope["INPUTS"]) is None
 
 
+def said_by(script: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(script), run_name="__main__")
+    assert ended.value.code
+    return capsys.readouterr().out
+
+
+def test_a_script_that_fails_by_its_options(weft, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+    torch.compiler.reset()
+    script, output = tmp_path / "user.py", tmp_path / "small.py"
+    script.write_text(
+        "import torch\n"
+        "f = torch.compile(lambda x: torch.linalg.svdvals(x * 2) + 1, backend='weft', options={'strict': True})\n"
+        "f(torch.randn(4, 4))\n"
+    )
+    figures = last_json(weft("reduce", str(script), "-o", str(output), "--json"))
+    assert figures["ok"] and figures["failure"].startswith("UnsupportedError"), figures
+    assert "torch.ops.aten._linalg_svd" in output.read_text() and "options={'strict': True}" in output.read_text()
+    assert "_linalg_svd" in said_by(output, capsys)
+
+
+def test_a_script_that_fails_by_its_inputs(weft, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+    torch.compiler.reset()
+    script, output = tmp_path / "user.py", tmp_path / "small.py"
+    script.write_text(
+        "import torch\n"
+        "f = torch.compile(lambda x, i: (x.exp() + 1)[i].sum(), backend='weft')\n"
+        "with torch.no_grad():\n"
+        "    f(torch.randn(7, 3), torch.tensor([1, 2]))\n"
+        "    f(torch.randn(7, 3), torch.tensor([1, 9]))\n"
+    )
+    figures = last_json(weft("reduce", str(script), "-o", str(output), "--json"))
+    assert figures["ok"] and figures["kind"] == "raises", figures
+    assert "an index is out of range for dimension 0, of size 7" in figures["failure"]
+    assert "graph.exp" not in figures["program"]
+    assert "out of range" in said_by(output, capsys)
+
+
 def test_what_works_is_refused(weft, softmax: str, tmp_path: Path) -> None:
     result = weft("reduce", softmax, "-o", str(tmp_path / "small.py"))
     assert result.exit_code == 1 and "the graph does not fail" in result.stderr

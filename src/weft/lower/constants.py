@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from xdsl.dialects.builtin import ModuleOp
 
-from weft.ir.types import DType, f32, f64, i8, i16, i32, tensor_of
+from weft.ir.types import DType, bf16, f32, f64, i8, i16, i32, tensor_of
 from weft.lower.lowered import anchor_of
 from weft.lower.packing import Packing, packable, weight_of
 from weft.ops.dot import Dot
@@ -56,6 +56,8 @@ def packing_of(group: GroupOp, fixed: Sequence[bool], form: PanelForm) -> Packin
         return None
     columns, together = form(f32 if dtype.is_float and dtype != f64 else dtype, weight)
     if tensor_of(dot.operands[0].type).dtype == i16 and TWO_DIGITS not in dot.attributes:
+        together = 1
+    if weight == bf16 and tensor_of(dot.operands[0].type).dtype != bf16:
         together = 1
     packing = packable(group, columns, together)
     return packing if packing is not None and fixed[packing.operand] else None

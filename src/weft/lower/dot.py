@@ -14,14 +14,14 @@ it on the result's. Programs of one column block are neighbours, so that the blo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from xdsl.ir import BlockArgument, OpResult, SSAValue
 
 from weft.errors import LoweringError
 from weft.ir.expr import Size, ceildiv, coefficient_of, floordiv, mod, product, simplify, symbol, symbols_of
-from weft.ir.types import DType, Tensor, i8, tensor_of
+from weft.ir.types import DType, Tensor, bf16, i8, tensor_of
 from weft.lower.block_factors import BlockFactors, scaled
 from weft.lower.blocked import BlockedKernel, Reads, output_indices, store_outputs, uses
 from weft.lower.chosen import Chosen
@@ -102,6 +102,9 @@ class _DotLowering:
         if self.tiles is not None and (outer or self.m_run is None or self.n_run is None):
             raise LoweringError("rows in tiles are not rows of what follows them")
         self.blocks = given_blocks(self.group, "dot") or self._chosen_blocks(outer, self.reads)
+        if self.panels is not None and self.panels.together > 1:
+            *sides, depth = self.blocks.sides
+            self.blocks = replace(self.blocks, sides=(*sides, self._whole_steps(depth, self.panels)))
         return self._emit(outer)
 
     def _split_domain(self, codes: list[Codes]) -> None:
@@ -148,10 +151,17 @@ class _DotLowering:
             return Blocks("dot", best.sides, str(best))
         as_bytes = self.panels is not None and self.panels.together > 1
         # A block is a quarter as wide in memory where rows are digits of 8 bits.
-        dtype, packed = i8 if as_bytes else self.result.dtype, self.panels.NR if self.panels else None
+        dtype, packed = self.result.dtype, self.panels.NR if self.panels else None
+        if self.panels is not None and as_bytes:
+            dtype = self.panels.dtype
         in_place = self.panels is not None or self._b_in_place(reads)
-        split, sizes = as_bytes and self.a_tensor.dtype != i8, [run.size for run in outer]
-        return choose_blocks(m, n, k, sizes, dtype, packed, in_place, split, self.machine)
+        split = as_bytes and self.a_tensor.dtype not in (i8, bf16)
+        sizes = [run.size for run in outer]
+        return choose_blocks(m, n, k, sizes, dtype, packed, in_place, split, self.machine, joined=as_bytes)
+
+    def _whole_steps(self, depth: int, panels: PackedPanels) -> int:
+        """A side along K that is made of the steps that panels are, or all of K: a block ends where a step does."""
+        return depth if depth >= panels.K else -(-depth // panels.unit) * panels.unit
 
     def _is_for_tensor_cores(self, m: Size, n: Size, k: Size, reads: Reads) -> bool:
         """Whether tensor cores take the operands: of 8 bits only where these lie along K and tiles can be copied."""
@@ -215,6 +225,7 @@ class _DotLowering:
         recorder.at(Source(a, tensor_of(a.type)), self._a_index())
         reads.a = [address.expr for address in recorder.addresses]
         recorder.addresses.clear()
+        recorder.scopes[-1].clear()  # both operands may be one value, read at one place
         for b in [self._weights(dot) for dot in self.dots if self.panels is None and not self.codes]:
             recorder.at(Source(b, tensor_of(b.type)), self._b_index())
         reads.b = [address.expr for address in recorder.addresses]

@@ -17,6 +17,7 @@ from weft.ir.expr import Expr, Size, is_nonnegative, simplify, symbol, symbols_o
 from weft.ir.types import DType, Tensor, boolean, i64, tensor_of
 from weft.ops.base import Elementwise, GraphOp, Movement, Reduction
 from weft.ops.body import Operand, Value
+from weft.ops.graph import YieldOp
 from weft.ops.layouts import Layout
 from weft.tile.functions import COMBINERS, FUNCTIONS
 
@@ -73,17 +74,25 @@ class Evaluator:
             place, result = self.given[operand.value]
             if tuple(simplify(position, bounds) for position in place) != index:
                 raise LoweringError(f"a kernel computes its {tuple(map(str, place))}, not {tuple(map(str, index))}")
-            return result
+            return self._as_kept(operand.value, result)
         if operand.value in self.layouts:
             result = self.load(operand.value, self.layouts[operand.value].address(index), within, other)
         else:
             outer, self.reading = self.reading, within
-            result = self.evaluate(operand.value, index)
+            result = self._as_kept(operand.value, self.evaluate(operand.value, index))
             self.reading = outer
             if mask is not None:
                 result = self.where(mask, result, self.constant(other, result.dtype))
         self.scopes[-1][key] = result
         return result
+
+    def _as_kept(self, value: SSAValue, result: Value) -> Value:
+        """A result that is stored, too, is to the ops after it what is stored: what a caller sees is consistent."""
+        dtype = tensor_of(value.type).dtype
+        if not dtype.is_float or dtype.bits >= 32:
+            return result
+        stored = [isinstance(use.operation, YieldOp) for use in value.uses]
+        return self.rounded(result, dtype) if any(stored) and not all(stored) else result
 
     def know(self, operand: Source, index: Sequence[Size], value: Value) -> None:
         """Note what an operand is at an index: whoever asks for it in this scope gets the value."""
@@ -118,6 +127,9 @@ class Evaluator:
 
     def where(self, condition: Value, yes: Value, no: Value) -> Value:
         return self.math("select", condition, yes, no)
+
+    def rounded(self, value: Value, dtype: DType) -> Value:
+        raise NotImplementedError
 
     def position(self, index: Size, dtype: DType) -> Value:
         raise NotImplementedError
@@ -186,6 +198,9 @@ class AddressRecorder(Evaluator):
         return Dummy(dtype)
 
     def bitcast(self, value: Value, dtype: DType) -> Value:
+        return Dummy(dtype)
+
+    def rounded(self, value: Value, dtype: DType) -> Value:
         return Dummy(dtype)
 
     def position(self, index: Size, dtype: DType) -> Value:

@@ -93,6 +93,9 @@ class MaskReader(Evaluator):
     def bitcast(self, value: Value, dtype: DType) -> Value:
         return _Unknown(dtype)
 
+    def rounded(self, value: Value, dtype: DType) -> Value:
+        return value
+
     def math(self, function: str, *values: Value) -> Value:
         dtype = boolean if FUNCTIONS[function].result == "bool" else values[-1].dtype
         match function, values:

@@ -20,6 +20,8 @@ class Machine:
     """The longest row that is held from its reduction to its use."""
     lanes: int = 64
     """Rows that are reduced, or scanned, side by side."""
+    product_rows: int = 0
+    """Rows of the blocks that products have in registers, where blocks of memory are chosen for many cores by them."""
     multiprocessors: int = 0
     brings_rows: bool = False
     """Whether a copy engine brings pieces of rows to where threads share them."""

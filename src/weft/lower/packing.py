@@ -4,8 +4,8 @@
 
 A frozen weight is packed when the program is built; `lower_dot` is told by a `PackedLayout` in place of the operand's
 own layout. Integers of 8 bits are multiplied four at a time, where a processor can: then four neighbours along K lie
-together, panels [N / NR, K / 4, NR, 4], 0 beyond the last K. `packable` says which operand of a group that may be, and
-how the matrix lies in it.
+together, panels [N / NR, K / 4, NR, 4], 0 beyond the last K; bf16 two at a time. `packable` says which operand of a
+group that may be, and how the matrix lies in it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,15 @@ class PackedPanels:
     dtype: DType
     batch: int = 1
     together: int = 1
+    unit: int = 1
+    """What K is filled up to a multiple of, where neighbours lie together."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        inner = (self.NR,) if self.together == 1 else (self.NR, self.together)
-        return (self.batch, -(-self.N // self.NR), -(-self.K // self.together), *inner)
+        if self.together == 1:
+            return (self.batch, -(-self.N // self.NR), self.K, self.NR)
+        depth = -(-self.K // self.unit) * self.unit
+        return (self.batch, -(-self.N // self.NR), -(-depth // self.together), self.NR, self.together)
 
     def pack(self, array: np.ndarray) -> np.ndarray:
         """Pack matrices [batch..., K, N] of any strides."""
@@ -105,6 +109,10 @@ def weight_of(dot: Dot | ScaledDot | TiledDot) -> SSAValue:
     return viewed(value)
 
 
+_STEP_BYTES = 64
+"""What instructions for matrix tiles take of K."""
+
+
 def packable(group: GroupOp, columns: int, together: int = 1) -> Packing | None:
     """How the weights of a group's product are packed in panels of so many columns, if they are an operand of it."""
     dot = next((op for op in group.block.ops if isinstance(op, Dot)), None)
@@ -136,6 +144,7 @@ def packable(group: GroupOp, columns: int, together: int = 1) -> Packing | None:
     count = int(np.prod(batch, dtype=np.int64)) if batch else 1
     if any(stride == 0 and size != 1 for stride, size in zip(strides, (*batch, k, n), strict=True)):
         return None
-    panels = PackedPanels(k, n, columns, tensor.dtype, count, together)
+    unit = _STEP_BYTES // tensor.dtype.bytes if together > 1 else 1
+    panels = PackedPanels(k, n, columns, tensor.dtype, count, together, unit)
     operand = list(group.block.args).index(value)
     return Packing(operand, panels, tuple(batch), tuple(strides), rest) if isinstance(rest, int) else None

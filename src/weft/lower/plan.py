@@ -38,6 +38,7 @@ from weft.passes.build_groups import (
     split_group,
     strides_of,
 )
+from weft.passes.check_first import verdict_of
 from weft.passes.constant_values import constant_arguments
 from weft.passes.parts import part_written, views_from
 from weft.passes.place_launches import lies_as, wanted_layouts
@@ -88,6 +89,7 @@ class _Planner:
         inputs = self._inputs()
         returned = function.returned
         outputs = result_targets(function)
+        verdict, decided_after = verdict_of(function), 0
         for op in list(function.block.ops):
             match op:
                 case ReturnOp():
@@ -104,6 +106,8 @@ class _Planner:
                     self._view(op)
                 case _:
                     raise LoweringError(f"{op.name} is neither in a group nor claimed")
+            if verdict is not None and op is verdict.owner:
+                decided_after = len(self.steps)
         results = tuple(self.places[value].buffer for value in returned.operands)
         self._collect_symbols()
         prepare = preparing(function)
@@ -120,6 +124,7 @@ class _Planner:
             self._used_constants(results),
             "" if prepare is None else str(prepare),
             tuple(position for position, value in enumerate(returned.operands) if value in self.replacing),
+            decided_after if self.replacing else 0,
         )
         return Planned(plan, self.kernels, self.schedules, prepare, self.sources)
 
@@ -300,7 +305,8 @@ class _Planner:
         if (told := op.attributes.get("symbols")) is not None:
             self.symbols.update(from_attribute(told))  # type: ignore[arg-type]
         target = op.target.data
-        claimed = "weft.claim" in op.attributes
+        claim = op.attributes.get("weft.claim")
+        claimed = claim.data if isinstance(claim, StringAttr) else ""
         self.steps.append(CallStep(target, op.arguments.data, operands, results, target, claimed))
 
     def _launch(self, op: LaunchOp, outputs: dict[SSAValue, Target]) -> None:

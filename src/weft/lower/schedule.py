@@ -13,10 +13,11 @@ from xdsl.dialects.builtin import StringAttr
 
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, coefficient_of, symbols_of
-from weft.ir.types import DType, i8
+from weft.ir.types import DType
 from weft.lower.domain import Domain, Run
 from weft.lower.evaluate import Address
 from weft.lower.machine import CPU, Machine
+from weft.lower.product_blocks import even_blocks
 from weft.ops.attention import WIDEST_HEAD
 from weft.ops.graph import GroupOp
 from weft.passes.build_groups import SCHEDULE
@@ -91,6 +92,8 @@ _MOST_COLUMNS, _LEAST_COLUMNS, _COLUMN_UNIT, _ROW_UNIT = 256, 64, 32, 12
 _DEPTH_BYTES, _FEW_ROWS_DEPTH = 1024, 8192
 _SPLIT_ROWS, _SPLIT_COLUMNS = 32, 128
 _PROGRAMS = 16
+_TILED_ROWS, _TILED_RATE = 32, 1 / 16
+"""The rows of blocks of products in matrix tiles, and the time of one as a share of that in f32."""
 
 
 def choose_blocks(
@@ -103,23 +106,34 @@ def choose_blocks(
     in_place: bool,
     split: bool = False,
     machine: Machine = CPU,
+    *,
+    joined: bool = False,
 ) -> Blocks:
     """The tiles of a product [m, k] x [k, n]; `packed` is the width of b's panels if it lies in such.
 
+    Neighbours along K may be `joined` in these; `dtype` is then that of the weights.
+
     A block of a (BM x BK) stays in the second-level cache while panels of b pass; column blocks are narrow enough for
     all threads to have some. With few rows b is read once: if it is read `in_place`, then best from end to end. Where
-    rows are `split` into digits, they are so for every block of columns: few of those, and more blocks of rows.
+    rows are `split` into digits, they are so for every block of columns: few of those, and more blocks of rows. Panels
+    on a machine of many cores are blocks that are even for any number of threads.
     """
     if machine.is_gpu:
         return Blocks("dot", (_gpu_side(m, 64), _gpu_side(n, 64), _gpu_side(k, 32)))
     few = isinstance(m, int) and m <= _FEW_ROWS
     most = _SPLIT_ROWS if split else _MOST_ROWS
     rows = min(most, _UNKNOWN_ROWS) if not isinstance(m, int) else _even(m, most, _ROW_UNIT)
-    depth = _DEPTH_BYTES // (1 if dtype == i8 else max(dtype.bytes, 4))
+    depth = _DEPTH_BYTES // (1 if joined else max(dtype.bytes, 4))
     if few and in_place:
         depth = _FEW_ROWS_DEPTH
     if isinstance(k, int):
-        depth = max(1, k) if k <= depth * 3 // 2 else _even(k, depth, 8)
+        whole = k <= depth * 3 // 2
+        depth = max(1, k) if whole else _rounded(-(-k // -(-k // depth)), 64) if joined else _even(k, depth, 8)
+    known = isinstance(m, int) and isinstance(n, int) and m > 0 and n > 1
+    if machine.product_rows and packed is not None and not split and known:
+        high, rate = (_TILED_ROWS, _TILED_RATE) if joined else (machine.product_rows, 1.0)
+        unit = high, max(packed, _COLUMN_UNIT)
+        return Blocks("dot", (*even_blocks(m, n, _known([k]), _known(batch), unit, depth, rate), depth))
     others = _known(batch) * (-(-m // rows) if isinstance(m, int) else 1)
     columns = 1 if n == 1 else _MOST_COLUMNS
     least = _SPLIT_COLUMNS if split else _LEAST_COLUMNS

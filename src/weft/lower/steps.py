@@ -46,14 +46,17 @@ class KernelStep:
 
 @dataclass(frozen=True)
 class CallStep:
-    """Let the framework carry out a call: one that Weft lacks or, if `claimed`, one that a library does better."""
+    """Let the framework carry out a call: one that Weft lacks, or one that is `claimed`.
+
+    A `library` claims what it does better, and the framework's `generator` the drawing of random numbers.
+    """
 
     target: str
     arguments: str
     operands: tuple[Place, ...]
     results: tuple[int, ...]
     label: str
-    claimed: bool = False
+    claimed: str = ""
 
 
 @dataclass(frozen=True)
@@ -117,3 +120,6 @@ class Plan:
     prepare: str = ""
     replacing: tuple[int, ...] = ()
     """The outputs, by position, that are written over the input that they replace."""
+    decided_after: int = 0
+    """How many steps it takes to know whether the data is right, where others write over inputs: the last output is 0
+    then. 0 where nobody has to wait for it."""

@@ -1,6 +1,7 @@
 """The graph dialect: whole-tensor ops, one class each. Importing this package fills the registry."""
 
 from weft.ops import activation as activation
+from weft.ops import adaptive_pool as adaptive_pool
 from weft.ops import arithmetic as arithmetic
 from weft.ops import attention as attention
 from weft.ops import attention_gradients as attention_gradients
@@ -22,6 +23,7 @@ from weft.ops import resize as resize
 from weft.ops import rounding as rounding
 from weft.ops import scan as scan
 from weft.ops import scatter as scatter
+from weft.ops import search as search
 from weft.ops import select as select
 from weft.ops import shape as shape
 from weft.ops import sort as sort

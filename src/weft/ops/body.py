@@ -47,6 +47,10 @@ class Body(Protocol):
 
     def bitcast(self, value: Value, dtype: DType) -> Value: ...
 
+    def rounded(self, value: Value, dtype: DType) -> Value:
+        """The value as memory would hold it: narrow floats are wider while they are computed with."""
+        ...
+
     def where(self, condition: Value, yes: Value, no: Value) -> Value: ...
 
     def position(self, index: Size, dtype: DType) -> Value:

@@ -58,6 +58,25 @@ class Cast(Pointwise):
         return body.cast(x, dtype)
 
 
+@op("reduce_precision", samples=unary(-100, 100, dtypes=(bf16, f16, f32)))
+class ReducePrecision(Pointwise):
+    """The value as memory would hold it. Inside a kernel narrow floats are computed in f32, and rounded when stored."""
+
+    KINDS: ClassVar[tuple[str, ...]] = ("float",)
+
+    @staticmethod
+    def reference(x: np.ndarray) -> np.ndarray:
+        return x
+
+    @staticmethod
+    def vjp(b: GraphBuilder, grads: Values, operands: Values, results: Values) -> Gradients:
+        return (grads[0],)
+
+    @staticmethod
+    def tile(body: Body, x: Value) -> Value:
+        return body.rounded(x, x.dtype)
+
+
 @op(
     "bitcast",
     samples=(

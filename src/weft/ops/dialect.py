@@ -5,12 +5,11 @@ from __future__ import annotations
 from xdsl.context import Context
 from xdsl.dialects.builtin import Builtin, ModuleOp
 from xdsl.ir import Dialect
-from xdsl.parser import Parser
-from xdsl.utils.exceptions import ParseError as XdslParseError
 
 import weft.ops  # pyright: ignore[reportUnusedImport]  # noqa: F401  the registry has to be full
 from weft.errors import ParseError
 from weft.ir.attributes import SizeAttr
+from weft.ir.parser import TextParser
 from weft.ir.types import SizesAttr
 from weft.ops.base import REGISTRY
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, ReturnOp, YieldOp
@@ -32,9 +31,9 @@ def weft_context() -> Context:
 
 def parse_module(text: str, name: str = "<text>") -> ModuleOp:
     """Read a module of graph functions and check it."""
+    module = TextParser(weft_context(), text, name, "a graph program").program()
     try:
-        module = Parser(weft_context(), text, name).parse_module()
-    except XdslParseError as error:
-        raise ParseError(f"not a graph program: {error}", hint="programs are in MLIR's generic form") from error
-    module.verify()
+        module.verify()
+    except Exception as error:  # a verifier may meet what no program has
+        raise ParseError(f"the program is not valid: {error}", location=name) from error
     return module

@@ -1,7 +1,7 @@
 """Reading elements at computed places: gather, take and advanced indexing.
 
 A negative index counts from the end, as in NumPy. What lies outside even so is undefined, but reads no foreign memory:
-the nearest element takes its place.
+the nearest element takes its place, and zero that of an element of a dimension which has none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from xdsl.ir import SSAValue
 
 from weft.errors import DTypeError, ShapeError
-from weft.ir.expr import Expr, Size
+from weft.ir.expr import Expr, Size, is_nonnegative
 from weft.ir.types import Tensor, boolean, f32, i32, i64
 from weft.ops.base import Movement, broadcast_shapes, op
 from weft.ops.body import Body, Operand, Value
@@ -30,13 +30,25 @@ def wrapped(body: Body, value: Value, size: Size) -> Expr:
     zero, extent = body.constant(0, i64), body.position(size, i64)
     value = body.where(body.math("lt", value, zero), body.math("add", value, extent), value)
     last = body.math("sub", extent, body.constant(1, i64))
-    return body.index(body.math("max", body.math("min", value, last), zero), size)
+    # A dimension without elements has no place: `read_at` reads nothing there, whatever this says.
+    return body.index(body.math("max", body.math("min", value, last), zero), 1 if size == 0 else size)
 
 
 def wrapped_reference(index: np.ndarray, size: int) -> np.ndarray:
     """NumPy's form of `wrapped`."""
     index = index.astype(np.int64)
     return np.clip(np.where(index < 0, index + size, index), 0, max(size - 1, 0))
+
+
+def read_at(body: Body, x: Operand, place: Sequence[Size], dims: Sequence[int]) -> Value:
+    """The element at a place that is `wrapped` in some dimensions; zero where one of these is empty."""
+    mask: Value | None = None
+    for size in dict.fromkeys(x.tensor.shape[dim] for dim in dims):
+        if size == 0:
+            return body.constant(0, x.tensor.dtype)
+        if not is_nonnegative(size - 1):
+            mask = body.both(mask, body.math("gt", body.position(size, i64), body.constant(0, i64)))
+    return body.at(x, place, mask)
 
 
 def check_index(name: str, *indices: Tensor) -> None:
@@ -62,6 +74,7 @@ def check_dim(name: str, x: Tensor, *dims: int) -> None:
         Sample((Input((5, 4)), Input((2, 7), -4, 4, i32)), {"dim": 1}, _MOVED),
         Sample((Input((2, 3, 4)), Input((2, 0, 4), 0, 3, i64)), {"dim": 1}, _MOVED),
         Sample((Input((3,)), Input((6,), -9, 9, i64)), {"dim": 0}, _MOVED),
+        Sample((Input((2, 0)), Input((2, 3), -2, 2, i64)), {"dim": 1}, (i64, boolean)),
     ],
 )
 class Gather(Movement):
@@ -82,6 +95,8 @@ class Gather(Movement):
     @staticmethod
     def reference(x: np.ndarray, index: np.ndarray, dim: int) -> np.ndarray:
         inner = x[tuple(slice(None) if d == dim else slice(size) for d, size in enumerate(index.shape))]
+        if x.size == 0:
+            return np.zeros(index.shape, x.dtype)
         return np.take_along_axis(inner, wrapped_reference(index, x.shape[dim]), dim)
 
     @staticmethod
@@ -96,7 +111,7 @@ class Gather(Movement):
     @staticmethod
     def pull(body: Body, index: Sequence[Size], x: Operand, places: Operand, dim: int) -> Value:
         place = wrapped(body, body.at(places, index), x.tensor.shape[dim])
-        return body.at(x, [*index[:dim], place, *index[dim + 1 :]])
+        return read_at(body, x, [*index[:dim], place, *index[dim + 1 :]], [dim])
 
 
 @op(
@@ -108,6 +123,7 @@ class Gather(Movement):
         Sample((Input((2, 5)), Input((), 0, 5, i64)), {"dim": 1}, _MOVED),
         Sample((Input((5, 3)), Input((0,), 0, 5, i64)), {"dim": 0}, _MOVED),
         Sample((Input((3,)), Input((6,), -9, 9, i64)), {"dim": 0}, _MOVED),
+        Sample((Input((0, 3)), Input((2,), -2, 2, i64)), {"dim": 0}, (i64, boolean)),
     ],
 )
 class Take(Movement):
@@ -123,6 +139,8 @@ class Take(Movement):
 
     @staticmethod
     def reference(x: np.ndarray, index: np.ndarray, dim: int) -> np.ndarray:
+        if x.size == 0:
+            return np.zeros((*x.shape[:dim], *index.shape, *x.shape[dim + 1 :]), x.dtype)
         return np.take(x, wrapped_reference(index, x.shape[dim]), axis=dim)
 
     @staticmethod
@@ -143,7 +161,7 @@ class Take(Movement):
     def pull(body: Body, index: Sequence[Size], x: Operand, places: Operand, dim: int) -> Value:
         rank = places.tensor.rank
         place = wrapped(body, body.at(places, index[dim : dim + rank]), x.tensor.shape[dim])
-        return body.at(x, [*index[:dim], place, *index[dim + rank :]])
+        return read_at(body, x, [*index[:dim], place, *index[dim + rank :]], [dim])
 
 
 def indexed_shape(name: str, x: Tensor, indices: Sequence[Tensor], dims: tuple[int, ...], position: int) -> Tensor:
@@ -203,6 +221,9 @@ def indices_first(position: int, rank: int, rest: int) -> list[int]:
         Sample((Input((2, 5, 4)), Input((3,), 0, 5, i64), Input((3,), 0, 4, i64)), {"dims": (1, 2), "position": 1}),
         Sample((Input((5, 4)), Input((), 0, 5, i64), Input((0,), 0, 4, i64)), {"dims": (0, 1), "position": 0}),
         Sample((Input((3, 2)), Input((6,), -9, 9, i64)), {"dims": (0,), "position": 1}),
+        Sample(
+            (Input((0, 4)), Input((2,), 0, 2, i64), Input((2,), 0, 4, i64)), {"dims": (0, 1), "position": 0}, (i64,)
+        ),
     ],
 )
 class Index(Movement):
@@ -217,7 +238,8 @@ class Index(Movement):
 
     @staticmethod
     def reference(x: np.ndarray, *indices: np.ndarray, dims: tuple[int, ...], position: int) -> np.ndarray:
-        chosen = x[indexed_reference(x, indices, dims)]
+        places = indexed_reference(x, indices, dims)
+        chosen = x[places] if x.size else np.zeros(np.broadcast_shapes(*(place.shape for place in places)), x.dtype)
         rank, rest = max(index.ndim for index in indices), x.ndim - len(dims)
         return np.transpose(chosen, np.argsort(indices_first(position, rank, rest)))
 
@@ -250,7 +272,7 @@ class Index(Movement):
     def pull(
         body: Body, index: Sequence[Size], x: Operand, *indices: Operand, dims: tuple[int, ...], position: int
     ) -> Value:
-        return body.at(x, indexed_place(body, index, x.tensor, indices, dims, position))
+        return read_at(body, x, indexed_place(body, index, x.tensor, indices, dims, position), dims)
 
 
 def batched_indices(b: GraphBuilder, operands: Values, batched: Sequence[bool]) -> list[SSAValue]:

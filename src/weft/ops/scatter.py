@@ -84,6 +84,8 @@ class ScatterElements(Scatter):
     @rounded_once
     def reference(x: np.ndarray, index: np.ndarray, updates: np.ndarray, dim: int, kind: str) -> np.ndarray:
         result = x.copy()
+        if x.size == 0:
+            return result
         places: list[np.ndarray] = list(np.indices(index.shape, sparse=True))
         places[dim] = wrapped_reference(index, x.shape[dim])
         used = updates[tuple(slice(size) for size in index.shape)]
@@ -164,6 +166,8 @@ class IndexPut(Scatter):
     ) -> np.ndarray:
         *indices, updates = arrays
         result = x.copy()
+        if x.size == 0:
+            return result
         places = indexed_reference(x, indices, dims)
         rank = max(index.ndim for index in indices)
         ordered = np.transpose(updates, indices_first(position, rank, x.ndim - len(dims)))

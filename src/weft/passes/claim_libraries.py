@@ -26,6 +26,9 @@ _FEW_ROWS = 128
 _SMALL_SIDE = 64
 """Neither side of weights larger than this: a product is over before a library has set out."""
 
+_LEAST_TILED = 16
+"""The least side of a product that a library takes to matrix tiles."""
+
 _TILE, _LEAST_TILES, _LEAST_DEPTH = 128, 96, 128
 """The side of the tiles that a GPU's multiprocessors multiply, how many keep them all at work, and the least K."""
 _ALIGNED, _LEAST_ODD_TILES = 8, 8
@@ -57,6 +60,8 @@ class ClaimLibraries(ModulePass):
     """Whether the library takes products of all floats, whatever their weights are: a GPU's does."""
     tensor_cores: bool = False
     """Whether generated kernels use a GPU's tensor cores as well as the library does."""
+    matrix_tiles: bool = False
+    """Whether the library multiplies bf16 in matrix tiles of a processor, as generated kernels do by packed weights."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         if not self.enabled:
@@ -75,6 +80,8 @@ class ClaimLibraries(ModulePass):
             return False  # what widens its operands was claimed as the call that it came from, or not at all
         if self.all_floats:
             return tensor_of(dot.results[0].type).dtype in (f16, bf16, f32, f64)
+        if self.matrix_tiles and tensor_of(dot.results[0].type).dtype == bf16:
+            return _is_for_matrix_tiles(dot, constants)
         return _is_for_blas(dot, constants)
 
 
@@ -129,6 +136,15 @@ def worth_reading_once(dtype: DType, shape: Sequence[Size], depth: Size) -> bool
     whole = n % _CHUNK == 0 and depth % _CHUNK == 0
     many = min(n, depth) >= _LEAST_SIDE and n * depth >= _LEAST_READ and (n >= _WIDE or depth >= n)
     return FEW_ROWS < m <= ROWS_OF_TILE and whole and many
+
+
+def _is_for_matrix_tiles(dot: Dot, constants: set[SSAValue]) -> bool:
+    """Whether a product of bf16 is worth a call of the framework: what it multiplies by cannot be packed ahead."""
+    result, weight = tensor_of(dot.results[0].type), dot.operands[1]
+    widened = isinstance(weight, OpResult) and WIDENS in weight.op.attributes
+    sides = (*result.shape[-2:], tensor_of(dot.operands[0].type).shape[-1])
+    small = any(isinstance(size, int) and size < _LEAST_TILED for size in sides)
+    return not (widened or small or viewed(weight) in constants)
 
 
 def _is_for_blas(dot: Dot, constants: set[SSAValue]) -> bool:

@@ -35,6 +35,7 @@ RUNS_ONCE = "runs_once"
 """An attribute of functions that are called once, as what prepares another is where it is a program of its own."""
 _FEW_OPS = 8
 _SMALL, _LARGE = 1 << 20, 1 << 24
+"""Elements of a value made of weights, and bytes of one that is made of nothing, which are not too many to keep."""
 
 
 @dataclass(frozen=True)
@@ -89,13 +90,14 @@ class _Hoisting:
             self._consider(operand)
 
     def _is_worth(self, value: SSAValue) -> bool:
-        size = _elements(value)
         ops = _made_of(value)
+        # What it is made of lies in memory too while it is made.
+        made = [value, *(result for op in ops for result in op.results)]
         leaves = [operand for op in _made_of(value, free=True) for operand in op.operands if operand in self.arguments]
         if leaves:
-            return size <= max(_SMALL, 2 * max(map(_elements, leaves)))
+            return max(map(_elements, made)) <= max(_SMALL, 2 * max(map(_elements, leaves)))
         cheap = len(ops) <= _FEW_OPS and all(isinstance(op, Elementwise) and op.name in _CHEAP for op in ops)
-        return not cheap and size <= _LARGE
+        return not cheap and max(map(_bytes, made)) <= _LARGE
 
     def _prepare(self) -> FuncOp:
         name = self.function.sym_name.data
@@ -135,6 +137,10 @@ class _Hoisting:
 def _elements(value: SSAValue) -> int:
     size: Size = product(tensor_of(value.type).shape)
     return size if isinstance(size, int) else 0
+
+
+def _bytes(value: SSAValue) -> int:
+    return _elements(value) * tensor_of(value.type).dtype.bytes
 
 
 def _made_of(value: SSAValue, free: bool = False) -> set[Operation]:

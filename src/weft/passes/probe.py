@@ -78,6 +78,9 @@ class Probe:
     def bitcast(self, value: Sampled, dtype: DType) -> Sampled:
         return Sampled(np.asarray(FUNCTIONS["bitcast"].numpy(value.array, dtype.numpy)))
 
+    def rounded(self, value: Sampled, dtype: DType) -> Sampled:
+        return value
+
     def where(self, condition: Sampled, yes: Sampled, no: Sampled) -> Sampled:
         return self.math("select", condition, yes, no)
 

@@ -9,6 +9,7 @@ from xdsl.passes import ModulePass
 from xdsl.utils.arg_spec import parse_pipeline
 from xdsl.utils.exceptions import ArgSpecParseError
 
+from weft.diagnostics import nearest
 from weft.errors import ParseError
 from weft.passes.align_operands import AlignOperands
 from weft.passes.choose_layouts import ChooseLayouts
@@ -94,8 +95,11 @@ def read_pipeline(text: str, pipelines: dict[str, list[ModulePass]]) -> list[Mod
             passes.extend(pipelines[spec.name])
             continue
         if spec.name not in PASSES:
-            known = ", ".join([*pipelines, *PASSES])
-            raise ParseError(f"no pass is called {spec.name}", hint=f"there are {known}")
+            known = [*pipelines, *PASSES]
+            close = nearest(spec.name, known)
+            raise ParseError(
+                f"no pass is called {spec.name}{close}", hint=None if close else f"there are {', '.join(known)}"
+            )
         try:
             passes.append(PASSES[spec.name].from_spec(spec))
         except ValueError as error:

@@ -21,6 +21,7 @@ from weft.ops.graph import FuncOp, GroupOp, YieldOp
 from weft.ops.layouts import Layout, contiguous, lies_apart, same_places, slice_layout, view_layout
 from weft.ops.scatter import UpdateSlice
 from weft.passes.build_groups import is_free, result_targets, strides_of
+from weft.passes.check_first import check_first, verdict_of
 from weft.passes.parts import Part, part_written, reads_of, updated_slice, views_from
 
 _ATTRIBUTE = "in_place"
@@ -44,6 +45,8 @@ class UpdateInPlace(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:
             if isinstance(function, FuncOp):
+                if _replaced(function):
+                    check_first(function)
                 _Updates(function).mark()
 
 
@@ -51,6 +54,12 @@ def in_place_of(group: GroupOp) -> Mapping[int, int]:
     """Which results a group writes into the memory of which operands."""
     attribute = group.attributes.get(_ATTRIBUTE)
     return {} if attribute is None else dict(cast("Any", from_attribute(attribute)))
+
+
+def _replaced(function: FuncOp) -> list[tuple[int, int]]:
+    """The arguments and the results that replace them and are nothing else."""
+    attribute = function.attributes.get("replaced")
+    return [] if attribute is None else list(cast("Any", from_attribute(attribute)))
 
 
 class _Updates:
@@ -62,10 +71,13 @@ class _Updates:
         self.strides: dict[SSAValue, Any] = dict(zip(function.block.args, given, strict=True))
         self.chosen: dict[GroupOp, dict[int, int]] = {}
         self.taken: set[SSAValue] = set()
+        verdict = verdict_of(function)
+        self.decided = -1 if verdict is None else self.order.get(cast("Operation", verdict.owner), len(self.order))
+        """The place of the op after which it is known whether the data is right: arguments stay as they are so long."""
 
     def mark(self) -> None:
         returned = list(self.function.returned.operands)
-        for argument, result in self._replaced():
+        for argument, result in _replaced(self.function):
             if returned.count(returned[result]) == 1:
                 self._follow(returned[result], self.function.block.args[argument])
         for group in self.order:
@@ -76,18 +88,13 @@ class _Updates:
         for group, pairs in self.chosen.items():
             group.attributes[_ATTRIBUTE] = to_attribute(tuple(sorted(pairs.items())))
 
-    def _replaced(self) -> list[tuple[int, int]]:
-        """The arguments and the results that replace them and are nothing else."""
-        attribute = self.function.attributes.get("replaced")
-        return [] if attribute is None else list(cast("Any", from_attribute(attribute)))
-
     def _follow(self, value: SSAValue, argument: SSAValue) -> None:
         """Find the groups that, one after the other, turn an argument into the value that replaces it."""
         chain: list[tuple[GroupOp, int, int]] = []
         while value is not argument:
             if not isinstance(value, OpResult) or not isinstance(group := value.op, GroupOp):
                 return
-            operand = self._best(group, value, argument)
+            operand = self._best(group, value, argument) if self.order[group] > self.decided else None
             if operand is None:
                 return
             chain.append((group, value.index, operand))
@@ -112,6 +119,8 @@ class _Updates:
         made = group.operands[given.index] if isinstance(given, BlockArgument) else given
         maker = made.owner
         if not isinstance(maker, GroupOp) or len(maker.results) != 1 or maker in self.chosen or made in self.targets:
+            return
+        if self.order[maker] <= self.decided:
             return
         number = scattered_over(maker)
         if number is None or maker.operands[number] is not old or not maker.block.args[number].has_one_use():

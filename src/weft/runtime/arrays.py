@@ -12,6 +12,7 @@ import numpy as np
 from weft.errors import GuardError, UnsupportedError
 from weft.ir.expr import Expr
 from weft.lower.steps import CallStep, DotStep
+from weft.runtime.constants import strided_zeros
 from weft.runtime.executable import Executable
 from weft.runtime.profile import active_profile
 from weft.runtime.tape import Tape
@@ -50,12 +51,12 @@ class ArrayCall:
         self.held: dict[int, np.ndarray] = {}
         for number, array in (*zip(plan.inputs, arrays, strict=True), *constants.items()):
             dtype = plan.buffers[number].tensor.dtype.numpy
-            self.held[number] = _strided(binding.shapes[number], binding.strides[number], dtype)
+            self.held[number] = strided_zeros(binding.shapes[number], binding.strides[number], dtype)
             self.held[number][...] = array
         for number, buffer in enumerate(plan.buffers):
             if buffer.role == "output":
                 dtype = buffer.tensor.dtype.numpy
-                self.held[number] = _strided(binding.shapes[number], binding.strides[number], dtype)
+                self.held[number] = strided_zeros(binding.shapes[number], binding.strides[number], dtype)
         for number, array in self.held.items():
             self.table[number] = array.ctypes.data
         self.arena = np.zeros(binding.arena.size + _ALIGNMENT, np.uint8)
@@ -80,10 +81,3 @@ class ArrayCall:
 
 def _refuse(step: CallStep | DotStep) -> None:
     raise UnsupportedError(f"{step.label} is a call to the framework that brought it")
-
-
-def _strided(shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """A new array with strides in elements, which may overlap or leave gaps."""
-    reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1 if 0 not in shape else 0
-    memory = np.zeros(max(reach, 1), dtype)
-    return np.lib.stride_tricks.as_strided(memory, shape, [stride * dtype.itemsize for stride in strides])

@@ -2,7 +2,8 @@
 
 An entry is one file (`cache_entry`), named by the hash of everything that shaped the code (`cache_key`). Entries are
 never changed in place, and a finished file appears under its name in one step, so readers and writers need no locks and
-a process may die, or fork, at any moment. Nothing read is trusted: what does not check is a miss.
+a process may die, or fork, at any moment. Nothing read is trusted: what does not check is a miss. A lock for each key
+(`single_flight`) only saves work: of processes that miss at the same time one compiles.
 """
 
 import hashlib
@@ -12,12 +13,15 @@ import re
 import stat
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
+from weft.config import truth
+from weft.diagnostics import warn
 from weft.runtime.cache_entry import (
+    OTHERS_WRITE,
     BadContentError,
     CacheEntry,
     encode_entry,
@@ -27,10 +31,13 @@ from weft.runtime.cache_entry import (
     weft_version,
     write_entry,
 )
+from weft.runtime.single_flight import Flight, SingleFlight
 
+T = TypeVar("T")
 KeyPart: TypeAlias = "str | bytes | int | float | tuple[KeyPart, ...] | None"
 
 _log = logging.getLogger("weft.cache")
+_ELSEWHERE = "set WEFT_CACHE_DIR to a folder of yours, or WEFT_CACHE=0 to do without"
 _ENTRY_NAME = re.compile(r"([0-9a-f]{64})\.weft")
 _TEMP_NAME = re.compile(r"\.([0-9]{1,10})-[0-9a-f]{16}\.tmp")
 # A process id is only known to be dead in our own container: wait before believing it. And ids are used again.
@@ -96,10 +103,11 @@ class DiskCache:
     def __init__(self, root: Path | None = None, limit_bytes: int = 2 << 30) -> None:
         self.root = root.absolute() if root is not None else _default_root()
         self.limit_bytes = limit_bytes
-        self.enabled = self.root is not None and os.environ.get("WEFT_CACHE") != "0"
+        self.enabled = self.root is not None and truth("WEFT_CACHE", default=True)
         self._goal = limit_bytes - limit_bytes // 10
         self._room = 0  # bytes to write before the directory is looked at again
-        self._refusal_logged = False
+        self._refused = False
+        self._flights = SingleFlight()
 
     def get(self, key: str) -> CacheEntry | None:
         """The entry, or None: absent, damaged, written by another version, or not readable."""
@@ -115,10 +123,10 @@ class DiskCache:
         except FileNotFoundError:
             return None
         except BadContentError as bad:
-            _log.warning("removing cache entry %s: %s", path, bad)
+            _log.warning("weft: removing cache entry %s: %s", path, bad)
             _remove(path)
         except (OSError, MemoryError) as error:
-            _log.warning("cannot read cache entry %s: %r", path, error)
+            warn("cache", f"cache entries in {root} are not read", str(error), "the programs are compiled anew")
         return None
 
     def put(self, key: str, meta: Mapping[str, Any], blobs: Mapping[str, bytes]) -> None:
@@ -129,16 +137,27 @@ class DiskCache:
         sections = encode_entry(key, meta, blobs)
         size = sum(map(len, sections))
         if size > self._goal:
-            _log.warning("not caching %s: %d bytes do not fit in a cache of %d", key, size, self.limit_bytes)
+            _log.warning("weft: not caching %s: %d bytes do not fit in a cache of %d", key, size, self.limit_bytes)
             return
         try:
             write_entry(root / name, sections)
         except OSError as error:
-            _log.warning("cannot write cache entry %s: %s", root / name, error)
+            why = error.strerror or str(error)
+            warn("cache", f"compiled programs are not kept in {root}", why, _ELSEWHERE)
             return
         self._room -= size
         if self._room <= 0:
             self._evict(root)
+
+    def lead(self, key: str, is_there: Callable[[], T | None]) -> tuple[Flight, T | None]:
+        """The right to make an entry that is missing, or what `is_there` finds when another process has made it.
+
+        It waits, though not for ever, for a process that makes it now.
+        """
+        _entry_name(key)
+        if not self.enabled or (root := self._trusted_root(create=True)) is None:
+            return Flight(key, None), None
+        return self._flights.lead(root, key, is_there)
 
     def entries(self) -> list[StoredEntry]:
         """All entries, the most recently used first; only their headers are read."""
@@ -176,8 +195,8 @@ class DiskCache:
         near = next(path for path in (self.root, *self.root.parents) if os.path.lexists(path))
         if not near.is_dir():
             return f"{near} is not a directory"
-        if near == self.root and near.stat().st_uid != os.geteuid():
-            return "another user owns it"
+        if near == self.root and (distrust := _distrust(near.stat())) is not None:
+            return distrust
         # The superuser may write everywhere, but no folder can be made in a file system of the kernel's.
         kernels = near.parts[1:2] in (("proc",), ("sys",))
         return f"{near} cannot be written" if kernels or not os.access(near, os.W_OK | os.X_OK) else None
@@ -188,22 +207,19 @@ class DiskCache:
             return None
         try:
             if create:
-                self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _make_private(self.root)
             status = self.root.stat()
-        except FileNotFoundError:
-            return None
+        except FileNotFoundError as error:
+            return self._refuse(str(error)) if create else None
         except OSError as error:
             return self._refuse(str(error))
-        if not stat.S_ISDIR(status.st_mode):
-            return self._refuse("it is not a directory")
-        if status.st_uid != os.geteuid():
-            return self._refuse(f"it is owned by user {status.st_uid}, not by {os.geteuid()}")
-        return self.root
+        distrust = _distrust(status)
+        return self.root if distrust is None else self._refuse(distrust)
 
     def _refuse(self, reason: str) -> None:
-        if not self._refusal_logged:
-            _log.warning("not using the cache in %s: %s; set WEFT_CACHE_DIR to another place", self.root, reason)
-        self._refusal_logged = True
+        if not self._refused:
+            warn("cache", f"compiled programs are not kept in {self.root}", reason, _ELSEWHERE)
+        self._refused = True
 
     def _evict(self, root: Path) -> None:
         """Brings the directory to a tenth below the limit if it is over, so that not every write has to look at it."""
@@ -219,6 +235,27 @@ class DiskCache:
         self._room = min(self.limit_bytes - total, self.limit_bytes // 10)
 
 
+def _make_private(root: Path) -> None:
+    """Make a directory that is its owner's alone, whatever the umask; one that is there stays as it is."""
+    root.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        root.mkdir(mode=0o700)
+    except FileExistsError:
+        return
+    root.chmod(0o700)
+
+
+def _distrust(status: os.stat_result) -> str | None:
+    """Why a directory is not to be used, None if it is: whoever writes there chooses what this process runs."""
+    if not stat.S_ISDIR(status.st_mode):
+        return "it is not a directory"
+    if status.st_uid != os.geteuid():
+        return f"it is owned by user {status.st_uid}, not by {os.geteuid()}"
+    if status.st_mode & OTHERS_WRITE:
+        return f"others than its owner can write to it (mode {stat.S_IMODE(status.st_mode):o}): `chmod go-w` it"
+    return None
+
+
 def _default_root() -> Path | None:
     if configured := os.environ.get("WEFT_CACHE_DIR"):
         return Path(os.path.expanduser(configured)).absolute()
@@ -228,7 +265,7 @@ def _default_root() -> Path | None:
     try:
         return Path.home() / ".cache" / "weft"
     except RuntimeError as error:
-        _log.warning("no disk cache: %s; set WEFT_CACHE_DIR", error)
+        warn("cache", "there is no disk cache", str(error), _ELSEWHERE)
         return None
 
 
@@ -252,7 +289,7 @@ def _scan(root: Path, name: re.Pattern[str]) -> list[_File]:
     try:
         names = os.listdir(root)
     except OSError as error:
-        _log.warning("cannot list the cache in %s: %s", root, error)
+        warn("cache", f"the cache in {root} cannot be listed", str(error), _ELSEWHERE)
         return files
     for found in filter(None, map(name.fullmatch, names)):
         path = root / found.string
@@ -287,6 +324,6 @@ def _remove(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        _log.warning("cannot remove %s from the cache: %s", path, error)
+        _log.warning("weft: cannot remove %s from the cache: %s", path, error)
         return False
     return True

@@ -21,6 +21,8 @@ from typing import Any, BinaryIO
 
 MAGIC = b"\x89WEFT\r\n\x00"
 FORMAT = 1
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+"""The bits of a mode that let others than the owner choose what is read."""
 
 _log = logging.getLogger("weft.cache")
 _PREFIX = struct.Struct(">8sIQ32s")
@@ -111,6 +113,8 @@ def read_header(file: BinaryIO, key: str) -> Header:
         raise BadContentError("not a regular file")
     if status.st_uid != os.geteuid():
         raise BadContentError(f"owned by user {status.st_uid}")
+    if status.st_mode & OTHERS_WRITE:
+        raise BadContentError(f"others than its owner can write to it (mode {stat.S_IMODE(status.st_mode):o})")
     if len(prefix := file.read(_PREFIX.size)) < _PREFIX.size:
         raise BadContentError("truncated")
     magic, version, length, digest = _PREFIX.unpack(prefix)

@@ -31,6 +31,7 @@ def check_plan(plan: Plan) -> None:
     _check_numbers(plan.fixed, arguments, "a constant argument")
     _check_numbers(plan.replacing, range(len(plan.outputs)), "an output that replaces")
     _check_numbers((constant.buffer for constant in plan.constants), buffers, "a constant")
+    _require(0 <= plan.decided_after <= len(plan.steps), f"its data checked after {plan.decided_after} steps")
     _require(len(symbols) == len(plan.symbols), "symbols that occur twice")
     _require(len({*plan.inputs}) == len(plan.inputs), "inputs that are one")
     _require(len({*plan.fixed}) == len(plan.fixed), "constant arguments that are one")

@@ -5,9 +5,9 @@ Programs know nothing of torch, so neither does this: arrays in, arrays out.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
 import numpy as np
 from xdsl.dialects.builtin import UnitAttr
@@ -20,6 +20,7 @@ from weft.lower.steps import Plan
 from weft.ops.dialect import parse_module
 from weft.ops.graph import FuncOp
 from weft.passes.hoist_constants import RUNS_ONCE
+from weft.runtime.cores import available_cores
 
 _MOST_THREADS = 8
 
@@ -36,7 +37,7 @@ def prepared(plan: Plan, prepare: FuncOp | None, given: Sequence[np.ndarray]) ->
         return array if constant.packing is None else constant.packing.pack(array)
 
     # Packing is copying, which NumPy does without holding the interpreter.
-    with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(_MOST_THREADS, available_cores())) as pool:
         return dict(zip((constant.buffer for constant in plan.constants), pool.map(made, plan.constants), strict=True))
 
 
@@ -65,8 +66,19 @@ def _results(prepare: FuncOp, given: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _strided(array: np.ndarray, strides: object) -> np.ndarray:
-    """The array in memory of its own, with strides in elements."""
-    if not isinstance(strides, tuple):
+    """The array in memory of its own, with strides in elements; where a stride is 0, all elements are one."""
+    if not isinstance(strides, tuple) or not array.size:
         return np.array(array, order="C")
-    order = sorted(range(array.ndim), key=lambda d: (-int(strides[d]), d))  # type: ignore[arg-type]
-    return np.array(array.transpose(order), order="C").transpose(np.argsort(order))
+    steps = [int(step) for step in cast(tuple[Any, ...], strides)]
+    made = strided_zeros(array.shape, steps, array.dtype)
+    made[...] = array
+    return made
+
+
+def strided_zeros(shape: Sequence[int], strides: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """A new array with strides in elements, which may overlap or leave gaps."""
+    reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1 if 0 not in shape else 0
+    # NumPy cannot stride over some of the types that it has from elsewhere, but over bytes.
+    memory = np.zeros((max(reach, 1), dtype.itemsize), np.uint8)
+    steps = [*(stride * dtype.itemsize for stride in strides), 1]
+    return np.lib.stride_tricks.as_strided(memory, (*shape, dtype.itemsize), steps).view(dtype)[..., 0]

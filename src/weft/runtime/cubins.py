@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import logging
-import os
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,12 +15,12 @@ from weakref import WeakValueDictionary
 from weft.backends.nvidia.code import DeviceCode, Launch, TensorMap
 from weft.backends.nvidia.driver import DeviceFacts, Driver, device_facts, driver
 from weft.backends.nvidia.modules import DeviceFunction, LoadedModule, compile_ptx, load_module
+from weft.diagnostics import warn
 from weft.errors import CompilationError, ParseError, UnsupportedDeviceError, WeftError
 from weft.ir.types import DTYPES
 from weft.runtime.cache import DiskCache, cache_key
 from weft.runtime.codec import decode, encode, table
-
-log = logging.getLogger("weft")
+from weft.runtime.cores import available_cores
 
 _MOVES_REGISTERS = "setmaxnreg"
 _CLASSES = table(Launch, TensorMap)
@@ -67,7 +65,7 @@ def load_code(driver: Driver, facts: DeviceFacts, code: DeviceCode, cache: DiskC
 
     if len(modules) == 1:
         return LoadedCode(tuple(map(load, modules.items())))
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(available_cores()) as pool:
         return LoadedCode(tuple(pool.map(load, modules.items())))
 
 
@@ -126,7 +124,7 @@ def _load_new(
         try:
             return load_module(driver, facts, entry.blobs["cubin"], launches)
         except (CompilationError, UnsupportedDeviceError) as error:
-            log.warning("a cubin from the cache is not used: %s", error)
+            warn("cache", "a cubin from the cache is not used", str(error), "the driver compiles the kernels again")
     cubin = compile_ptx(driver, ptx)
     loaded = load_module(driver, facts, cubin, launches)
     if cache is not None:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
+from weft.backends.cpu.blas import ROUTINES
 from weft.backends.cpu.launcher import LAUNCHER, launcher_module
 from weft.backends.cpu.target import compile_object, host_target
 from weft.errors import CompilationError
-from weft.lower.steps import DotStep, KernelStep, LaunchStep, Step
+from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Step
 from weft.runtime.blas import blas_symbols
 from weft.runtime.linking import link, unload
 from weft.runtime.program import Program
@@ -29,17 +30,26 @@ class Executable(Program):
     def __post_init__(self) -> None:
         super().__post_init__()
         names = sorted({step.function for step in self.plan.steps if isinstance(step, KernelStep | LaunchStep)})
-        self._library = link(self.code, names) if names else {}
+        self._library: Any = link(self.code, names) if names else {}
         if names:
             weakref.finalize(self, unload, self._library).atexit = False
         routines = blas_symbols()
-        if not routines and any(isinstance(step, DotStep) for step in self.plan.steps):
+        if not routines and any(isinstance(step, DotStep) and not is_foreign(step) for step in self.plan.steps):
             raise CompilationError("a program calls BLAS, and this process has none", hint="compile it anew")
         self.addresses: dict[str, int] = {name: self._library[name] for name in names} | routines
         self.launch = launcher()
 
+    def is_apart(self, step: Step) -> bool:
+        """Calls, and products of types that BLAS has no routine for: these are the framework's."""
+        return isinstance(step, CallStep) or is_foreign(step)
+
     def write_tape(self, steps: Sequence[Step], sizes: Mapping[str, int]) -> Tape:
         return write_tape(self.plan, steps, sizes, self.addresses)
+
+
+def is_foreign(step: Step) -> bool:
+    """Whether a step is a product of a type that BLAS does not have."""
+    return isinstance(step, DotStep) and step.out.tensor.dtype not in ROUTINES
 
 
 @lru_cache(maxsize=1)

@@ -10,6 +10,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
+from weft.backends.cpu.target import require_memory
 from weft.errors import CompilationError
 from weft.forks import COMPILING
 from weft.runtime.openmp import SYMBOLS, pool_symbols
@@ -20,6 +21,7 @@ _counter = 0
 def link(code: bytes, names: list[str]) -> Any:
     """Load an object file into this process; its calls to OpenMP and libm are resolved here."""
     global _counter
+    require_memory(len(code))
     with COMPILING:
         _counter += 1
         builder = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()

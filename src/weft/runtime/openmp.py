@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+from weft.runtime.cores import available_cores
+
 SYMBOLS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 _FRAMEWORK, _POOL = r"^libtorch_cpu", r"^lib(gomp|omp|iomp5)[.-]"
 _forked = False
@@ -77,6 +79,11 @@ def pool_threads() -> int:
         except AttributeError:
             continue
     return 1
+
+
+def default_threads() -> int:
+    """How many threads to use where no framework says: OMP_NUM_THREADS, or the cores that there are for us."""
+    return pool_threads() if os.environ.get("OMP_NUM_THREADS") else available_cores()
 
 
 def address_of(library: ctypes.CDLL, name: str) -> int:

@@ -45,16 +45,21 @@ class StepEvent:
 
     @property
     def name(self) -> str:
-        match self.step:
-            case KernelStep() | LaunchStep():
-                return self.step.label or "copy"
-            case DotStep():
-                return f"{self.step.label} (BLAS)"
-            case CallStep():
-                return f"{self.step.target} (torch)"
+        return step_name(self.step)
 
     def work(self) -> dict[str, int]:
         return work_of(self.step, self.plan, self.sizes)
+
+
+def step_name(step: Step) -> str:
+    """What a step does, in a word or two."""
+    match step:
+        case KernelStep() | LaunchStep():
+            return step.label or "copy"
+        case DotStep():
+            return f"{step.label} (BLAS)"
+        case CallStep():
+            return f"{step.target} (torch)"
 
 
 def work_of(step: Step, plan: Plan, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -134,7 +139,7 @@ class Profile:
     def _single_steps(self, program: Program, binding: Binding) -> list[tuple[Step, Tape | CallStep | DotStep]]:
         known = self._tapes.get(id(binding))
         if known is None:
-            single = [(step, program.segment([step], binding.sizes)) for step in program.plan.steps]
+            single = single_steps(program, binding)
             # The binding is kept with them, so that its id stays its own.
             known = self._tapes[id(binding)] = (binding, single)
         return known[1]
@@ -218,6 +223,11 @@ class Profile:
         with console.capture() as captured:
             console.print(self)
         return captured.get()
+
+
+def single_steps(program: Program, binding: Binding) -> list[tuple[Step, Tape | CallStep | DotStep]]:
+    """The steps of a program that is bound to sizes, each to be run by itself."""
+    return [(step, program.segment([step], binding.sizes)) for step in program.plan.steps]
 
 
 def _category(step: Step) -> str:

@@ -35,6 +35,8 @@ class Binding:
     segments: tuple[Tape | CallStep | DotStep, ...]
     numbers: Mapping[int, int]
     """Numbers that kernels take, by their places in the table: sizes, and what the user's kernels are given."""
+    deciding: Tape | CallStep | DotStep | None = None
+    """The segment after which it is known whether the data is right, where later ones write over inputs."""
 
 
 @dataclass
@@ -70,19 +72,32 @@ class Program:
         assert isinstance(first, CallStep | DotStep)
         return first
 
+    def _deciding(
+        self, parts: Sequence[tuple[Step, ...]], carried: Sequence[Tape | CallStep | DotStep]
+    ) -> Tape | CallStep | DotStep | None:
+        passed = 0
+        for steps, segment in zip(parts, carried, strict=True):
+            passed += len(steps)
+            if self.plan.decided_after and passed == self.plan.decided_after:
+                return segment
+        return None
+
     def bind(self, sizes: Mapping[str, int]) -> Binding:
         """The layout of memory for these sizes, planned once for each set of them."""
         key = tuple(sizes[name] for name in self.plan.symbols)
         binding = self.bindings.get(key)
         if binding is None:
             buffers = self.plan.buffers
+            parts = segments(self.plan, self.is_apart)
+            carried = tuple(self.segment(steps, sizes) for steps in parts)
             binding = Binding(
                 dict(sizes),
                 plan_arena(self.plan, sizes),
                 tuple(tuple(evaluate(size, sizes) for size in buffer.tensor.shape) for buffer in buffers),
                 tuple(tuple(evaluate(s, sizes) for s in buffer.layout.strides) for buffer in buffers),
-                tuple(self.segment(steps, sizes) for steps in segments(self.plan, self.is_apart)),
+                carried,
                 {size_place(self.plan, name): sizes[name] for name in self.plan.symbols} | numbers_of(self.plan, sizes),
+                self._deciding(parts, carried),
             )
             while len(self.bindings) >= _MOST_BINDINGS:
                 self.bindings.pop(next(iter(self.bindings)), None)

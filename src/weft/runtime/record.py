@@ -20,9 +20,11 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 from xdsl.ir import Attribute, Operation
 
 from weft.backends.nvidia.code import DeviceCode
+from weft.config import Config
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import symbols_of
 from weft.ir.types import tensor_of
@@ -30,7 +32,20 @@ from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Plan
 from weft.ops.graph import FuncOp
 from weft.tile.dialect import KernelOp
 
-_INTERNAL = ("captured", "plan", "wants_programs", "schedules", "started", "thread", "device", "tiles")
+_INTERNAL = (
+    "captured",
+    "config",
+    "wants_inputs",
+    "inputs",
+    "checks",
+    "plan",
+    "wants_programs",
+    "schedules",
+    "started",
+    "thread",
+    "device",
+    "tiles",
+)
 """Fields of a record that are no figures."""
 
 
@@ -101,6 +116,13 @@ class CompilationRecord:
     error: str | None = None
     captured: Any = None
     """The front end's graph, where programs are kept and it could not be imported."""
+    config: Config | None = None
+    """What it was compiled with."""
+    wants_inputs: bool = False
+    inputs: list[np.ndarray] | None = None
+    """What the program was called with first, or when it failed, where a recording asks for it;"""
+    checks: list[str] = field(default_factory=list[str])
+    """and what is wrong with that for each number which its last result can be, from 1 on."""
     plan: Plan | None = None
     device: DeviceCode | None = None
     """The code for a GPU, where it is for one."""
@@ -183,8 +205,9 @@ def _steps(plan: Plan, schedules: Mapping[str, str]) -> tuple[list[KernelRecord]
                 kernels[name] = KernelRecord(name, step.label or "copy", schedule, str(step.grid), uses[name])
             case DotStep():
                 claims["blas", step.label, f"{step.a.tensor} · {step.b.tensor}"] += 1
-            case CallStep(claimed=True):
-                claims["torch", step.label, " · ".join(str(place.tensor) for place in step.operands)] += 1
+            case CallStep(claimed=claimed) if claimed:
+                library = "torch" if claimed == "library" else claimed
+                claims[library, step.label, " · ".join(str(place.tensor) for place in step.operands)] += 1
             case CallStep():
                 continue  # listed with the fallbacks, which know the user's line
     return list(kernels.values()), [ClaimRecord(*key, count) for key, count in claims.items()]
@@ -195,6 +218,7 @@ class _Recording:
     records: list[CompilationRecord]
     programs: bool
     blocks: bool
+    inputs: bool
 
 
 _recordings: list[_Recording] = []
@@ -202,12 +226,15 @@ _current: ContextVar[CompilationRecord | None] = ContextVar("weft_compilation", 
 
 
 @contextmanager
-def recording(*, programs: bool = False, blocks: bool = False) -> Generator[list[CompilationRecord]]:
+def recording(
+    *, programs: bool = False, blocks: bool = False, inputs: bool = False
+) -> Generator[list[CompilationRecord]]:
     """Collect the records of all compilations inside the `with`, on any thread.
 
-    `programs` keeps their texts, `blocks` looks for the regions that repeat, which takes a while.
+    `programs` keeps their texts, `blocks` looks for the regions that repeat, which takes a while, `inputs` keeps what
+    programs are called with.
     """
-    mine = _Recording([], programs, blocks)
+    mine = _Recording([], programs, blocks, inputs)
     _recordings.append(mine)
     try:
         yield mine.records
@@ -232,6 +259,7 @@ def compilation(name: str) -> Generator[CompilationRecord]:
         yield outer
         return
     record = CompilationRecord(name, wants_programs=any(each.programs for each in _recordings))
+    record.wants_inputs = any(each.inputs for each in _recordings)
     for each in _recordings:
         each.records.append(record)
     token = _current.set(record)

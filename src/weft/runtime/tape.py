@@ -33,10 +33,16 @@ class Tape:
 
 
 def segments(plan: Plan, is_apart: Callable[[Step], bool]) -> list[tuple[Step, ...]]:
-    """The plan's steps, cut at those that the framework carries out: runs of kernels, and such steps alone."""
+    """The plan's steps, cut at those that the framework carries out: runs of kernels, and such steps alone.
+
+    They are also cut where it is known whether the data is right.
+    """
     result: list[tuple[Step, ...]] = []
     run: list[Step] = []
-    for step in plan.steps:
+    for number, step in enumerate(plan.steps):
+        if number and number == plan.decided_after and run:
+            result.append(tuple(run))
+            run = []
         if not is_apart(step):
             run.append(step)
             continue

@@ -10,7 +10,6 @@ winner is kept in the disk cache, under the kernel with its sizes, the processor
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,13 +20,14 @@ import numpy as np
 from xdsl.ir import OpResult, SSAValue
 
 from weft.backends.cpu.compile import emit_kernels
-from weft.backends.cpu.microkernel import panel_form
+from weft.backends.cpu.microkernel import cpu_machine, panel_form
 from weft.backends.cpu.target import CpuTarget, compile_object, host_target
 from weft.errors import CompilationError, LoweringError
 from weft.ir.attributes import to_attribute
 from weft.ir.types import DType, Tensor, tensor_of
 from weft.lower.constants import PanelForm
 from weft.lower.lowered import anchor_of
+from weft.lower.machine import CPU, Machine
 from weft.lower.plan import build_plan
 from weft.ops.attention import AnyAttention
 from weft.ops.base import View, viewed
@@ -38,6 +38,7 @@ from weft.passes.constant_values import constant_arguments
 from weft.passes.update_in_place import in_place_of
 from weft.runtime.arrays import ArrayCall
 from weft.runtime.cache import DiskCache, cache_key
+from weft.runtime.cores import available_cores
 from weft.runtime.executable import Executable
 from weft.runtime.openmp import pool_threads
 
@@ -125,7 +126,7 @@ class Tuner:
     cache: DiskCache | None = None
     timer: Timer = time_calls
     progress: Callable[[str], None] = tell
-    threads: int = field(default_factory=lambda: min(pool_threads(), len(os.sched_getaffinity(0))))
+    threads: int = field(default_factory=lambda: min(pool_threads(), available_cores()))
 
     def tune(self, function: FuncOp) -> list[Tuned]:
         """Give the groups of a function the schedules that are fastest; what was chosen for which."""
@@ -135,7 +136,7 @@ class Tuner:
         found: list[Tuned] = []
         unknown: list[TunedKernel] = []
         for kernel in tunable_kernels(function):
-            kernel.own = _own_sides(kernel, self._panel_form)
+            kernel.own = _own_sides(kernel, self._panel_form, cpu_machine(self.target))
             if not kernel.own:
                 continue
             sides = self._known(kernel)
@@ -219,7 +220,7 @@ class Tuner:
         for group in function.block.ops:
             if isinstance(group, GroupOp) and sides:
                 group.attributes[SCHEDULE] = to_attribute(sides)
-        planned = build_plan(function, self._panel_form)
+        planned = build_plan(function, self._panel_form, cpu_machine(self.target))
         code = compile_object(emit_kernels(planned.kernels, self.target), self.target)
         arrays = [_random(tensor_of(value.type)) for value in function.block.args]
         call = ArrayCall(Executable(planned.plan, code), arrays)
@@ -286,9 +287,9 @@ def _alone(group: GroupOp, constants: set[SSAValue]) -> FuncOp:
     return function
 
 
-def _own_sides(kernel: TunedKernel, form: PanelForm) -> Sides:
+def _own_sides(kernel: TunedKernel, form: PanelForm, machine: Machine = CPU) -> Sides:
     """The sides that the lowering chooses by itself; none where it takes several kernels to do it."""
-    planned = build_plan(kernel.alone.clone(), form)
+    planned = build_plan(kernel.alone.clone(), form, machine)
     schedules = list(planned.schedules.values())
     if len(schedules) != 1 or not schedules[0].startswith(f"#{kernel.mode}<"):
         return ()

@@ -56,8 +56,9 @@ def svg(chart: Chart) -> str:
         y += _GAP
     if chart.line is not None:
         x = _LEFT + chart.line * scale
-        parts.append(
-            f'<line x1="{x:.1f}" y1="54" x2="{x:.1f}" y2="{y - _GAP + 4}" stroke="#444" stroke-dasharray="3 3"/>'
+        # Behind the bars and their labels, which have an edge of white: it must not strike them through.
+        parts.insert(
+            0, f'<line x1="{x:.1f}" y1="54" x2="{x:.1f}" y2="{y - _GAP + 4}" stroke="#444" stroke-dasharray="3 3"/>'
         )
     width, height = _LEFT + _WIDTH + _LABELS, y + 18
     names = dict.fromkeys(bar.name for bars in chart.groups.values() for bar in bars)
@@ -70,7 +71,7 @@ def svg(chart: Chart) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'role="img" font-family="system-ui, sans-serif" font-size="13">\n'
         f"<title>{escape(chart.title)}</title>\n"
-        "<style>.value { font-size: 11px; fill: #444 }</style>\n"
+        "<style>.value { font-size: 11px; fill: #444; paint-order: stroke; stroke: #fff; stroke-width: 4px }</style>\n"
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>\n'
         f'<text x="14" y="22" font-weight="600" font-size="15">{escape(chart.title)}</text>\n{legend}\n'
         + "\n".join(parts)
@@ -106,11 +107,13 @@ def _write_png(chart: Chart, path: Path) -> None:
             legend = None if bar.name in shown else bar.name
             shown.add(bar.name)
             axes.barh(y, bar.length, 0.9, color=COLORS.get(bar.name, _OTHER), label=legend)
-            axes.annotate(bar.text, (bar.length, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=7)
+            where: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+            edge = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+            axes.annotate(bar.text, (bar.length, y), **where, fontsize=7, bbox=edge)
             y += 1
         y += 0.8
     if chart.line is not None:
-        axes.axvline(chart.line, color="#444444", linestyle="--", linewidth=0.8)
+        axes.axvline(chart.line, color="#444444", linestyle="--", linewidth=0.8, zorder=0.5)
     axes.set_yticks(list(ticks.values()), list(ticks), fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(0, chart.longest * 1.2)

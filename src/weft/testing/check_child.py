@@ -1,4 +1,4 @@
-"""The child process of `weft conform` for whole programs: a model, a training run or a tutorial on request."""
+"""The child process of `weft conform`: a model, a training run, a tutorial or an operator's errors on request."""
 
 # torch leaves some of its arguments without types.
 # pyright: reportUnknownMemberType=false
@@ -31,6 +31,11 @@ def check(kind: str, name: str, settings: dict[str, Any]) -> tuple[bool, str]:
         with weft.triton.enable():
             result = tutorial_result(Path(settings["checkout"]), name, CASES[name], device)
         return result.passed, result.error or ""
+    if kind == "raises":
+        from weft.testing.raise_child import check_unit
+
+        tally = check_unit(f"{name} {settings['dtype']}")
+        return not tally.wrong, str(tally)
     from weft.testing.model_check import check_model, compile_with
     from weft.testing.models import FULL_SIZE, SMALL
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from weft.testing.child import Child
@@ -17,7 +18,7 @@ CHILD = "weft.testing.check_child"
 
 @dataclass(frozen=True)
 class Check:
-    """One thing to check: `model`, `training` or `tutorial`, by name, in an element type."""
+    """One thing to check: `model`, `training`, `tutorial` or `raises`, by name, in an element type."""
 
     kind: str
     name: str
@@ -38,6 +39,12 @@ class CheckSettings:
     budget: float = 420.0
     steps: int = 20
     checkout: str = ""
+    child: str = CHILD
+    """The module whose process does the work."""
+    more: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What else that process is told at its start."""
+    lives: int | None = None
+    """After how many checks a process is replaced by a new one; None for never."""
 
 
 Verdict = dict[str, Any]
@@ -56,9 +63,9 @@ def run_checks(
     troubles: list[Exception] = []
 
     def work() -> None:
-        given = {"device": settings.device, "steps": settings.steps, "checkout": settings.checkout}
-        with Child(CHILD, {**given, "dtype": "float32"}) as child:
-            while True:
+        given = {"device": settings.device, "steps": settings.steps, "checkout": settings.checkout, **settings.more}
+        with Child(settings.child, {**given, "dtype": "float32"}) as child:
+            for count in itertools.count(1):
                 try:
                     check = waiting.get_nowait()
                 except queue.Empty:
@@ -71,6 +78,8 @@ def run_checks(
                         continue
                     journal.add(check.key, verdict)
                     on_verdict(check, verdict)
+                if settings.lives is not None and count % settings.lives == 0:
+                    child.stop()
 
     def watched() -> None:
         try:
@@ -89,6 +98,11 @@ def run_checks(
 
 
 def _verdict(child: Child, check: Check, limit: float) -> Verdict:
+    """The last answer; those before it say what was begun, for the case that the process ends in the middle."""
     child.send({"kind": check.kind, "name": check.name, "dtype": check.dtype})
-    answer = child.receive(limit)
-    return answer if answer is not None else {"ok": False, "said": child.epitaph(limit), "seconds": limit}
+    so_far: Verdict = {}
+    while (answer := child.receive(limit)) is not None:
+        if "begun" not in answer:
+            return answer
+        so_far = answer
+    return {**so_far, "ok": False, "said": child.epitaph(limit), "seconds": limit}

@@ -33,6 +33,7 @@ from weft.pipelines import compile_cpu
 from weft.runtime.arrays import run_arrays
 from weft.runtime.blas import blas_symbols
 from weft.runtime.executable import Executable
+from weft.testing.kept_inputs import KeptInputs, read_inputs
 from weft.tile.text import functions_of, parse_program
 
 # Against the NumPy reference, which computes in the same types: the largest error in units of the largest magnitude.
@@ -53,21 +54,34 @@ class Failure:
         return f"{self.kind}: {self.text}"
 
 
-def examine(function: FuncOp, config: Config | None = None, seed: int = 0) -> Failure | None:
-    """The function's failure, or None; raises a `WeftError` where not even the reference can run it."""
-    arrays, symbols = random_inputs([tensor_of(value.type) for value in function.block.args], seed)
+def examine(
+    function: FuncOp, config: Config | None = None, seed: int = 0, inputs: KeptInputs | None = None
+) -> Failure | None:
+    """The function's failure, or None; raises a `WeftError` where not even the reference can run it.
+
+    It runs on random inputs, or on `inputs`: then it is a failure too if these are said to be wrong.
+    """
+    tensors = [tensor_of(value.type) for value in function.block.args]
+    if inputs is None:
+        arrays, symbols = random_inputs(tensors, seed)
+    else:
+        arrays = inputs.of(function)
+        symbols = bind_symbols(tensors, arrays, {})
     opaque = any(isinstance(op, OpaqueOp) for op in function.walk())
     reference = _torch_reference(function) if opaque else partial(run, function, symbols=symbols)
     try:
         expected = reference(arrays)
     except (IndexError, ValueError, TypeError, RuntimeError) as error:
-        raise WeftError(f"the reference cannot run this on random inputs: {error}") from error
+        kind = "random" if inputs is None else "these"
+        raise WeftError(f"the reference cannot run this on {kind} inputs: {error}") from error
     try:
         found = _compiled(function.clone(), config or Config.from_options(), opaque)(arrays, symbols)
     except Exception as error:  # whatever it is, it is the failure
         text = f"{type(error).__name__}: {error}"
         words = re.sub(r"[^A-Za-z ]", "", str(error).splitlines()[0] if str(error) else "")[:40]
         return Failure("raises", f"{type(error).__name__} {words}", text)
+    if inputs is not None and (said := inputs.complaint(found)) is not None:
+        return Failure("raises", said, said)
     complaints = [_complaint(a, b) for a, b in zip(found, expected, strict=True)]
     wrong = [f"result {number}: {text}" for number, text in enumerate(complaints) if text]
     return Failure("wrong", "", "; ".join(wrong)) if wrong else None
@@ -152,12 +166,16 @@ _NAMES = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf1
 
 
 def examine_apart(
-    function: FuncOp, config: Config | None = None, seed: int = 0, seconds: float = 60.0
+    function: FuncOp,
+    config: Config | None = None,
+    seed: int = 0,
+    seconds: float = 60.0,
+    inputs: KeptInputs | None = None,
 ) -> Failure | None:
     """As `examine`, in a child process."""
 
     def check() -> dict[str, Any]:
-        failure = examine(function, config, seed)
+        failure = examine(function, config, seed, inputs)
         return {} if failure is None else asdict(failure)
 
     outcome = run_apart(check, seconds)
@@ -211,9 +229,15 @@ def _answer(check: Callable[[], dict[str, Any]], reader: int, writer: int) -> No
         os._exit(70)
 
 
-def reproduce(program: str, seed: int = 0) -> NoReturn:
-    """Examine a program's text, say what happens, and exit with 1 if it fails."""
+def reproduce(
+    program: str, seed: int = 0, options: Mapping[str, Any] | None = None, inputs: Mapping[str, Any] | None = None
+) -> NoReturn:
+    """Examine a program's text, say what happens, and exit with 1 if it fails.
+
+    `options` are those that it was compiled with, `inputs` what it was called with, where it fails on that alone.
+    """
     (function,) = functions_of(parse_program(program, "reproducer"))
-    failure = examine(function, seed=seed)
+    config = Config.from_options(options)
+    failure = examine(function, config, seed, None if inputs is None else read_inputs(inputs))
     print("it works" if failure is None else f"it fails: {failure}")
     raise SystemExit(failure is not None)

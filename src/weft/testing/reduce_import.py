@@ -15,7 +15,7 @@ Each call is converted by itself, whatever stands around it, so that it fails al
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -56,9 +56,9 @@ def import_failure(call: Callable[..., Any], inputs: Sequence[Any], config: Conf
     return None
 
 
-def reproduce(call: Callable[..., Any], inputs: Sequence[Any]) -> NoReturn:
-    """Import a call's graph, say what happens, and exit with 1 if it fails."""
-    error = import_failure(call, inputs)
+def reproduce(call: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any] | None = None) -> NoReturn:
+    """Import a call's graph with the options that it failed with, say what happens, and exit with 1 if it fails."""
+    error = import_failure(call, inputs, Config.from_options(options))
     print("it works" if error is None else f"it fails: raises: {type(error).__name__}: {error}")
     raise SystemExit(error is not None)
 

@@ -11,33 +11,25 @@ every verdict is written as a JSON line for `triton_conformance` to read.
 from __future__ import annotations
 
 import builtins
-import faulthandler
 import importlib.util
 import itertools
 import json
 import linecache
 import os
-import re
-import signal
 import sys
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
-from types import FrameType
-from typing import Any, TextIO
+from typing import Any
 
 import pytest
 
+from weft.testing.pytest_verdicts import cause_of, first_line, time_limited
+
 CHECKOUT, LOG, LIMIT, ALL = "WEFT_CONFORM_FROM", "WEFT_CONFORM_LOG", "WEFT_CONFORM_LIMIT", "WEFT_CONFORM_ALL"
 _MARK = "interpreter"
-_HANGING = 3.0
-"""After so many time limits a test that does not come back to Python ends its process."""
 
 _parts = itertools.count()
-
-
-class TimeLimitError(Exception):
-    """A test took too long."""
 
 
 def _write(line: dict[str, Any]) -> None:
@@ -94,24 +86,8 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: Any) -> Generator[None, Any, Any]:
-    limit = float(os.environ[LIMIT])
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise TimeLimitError(f"took more than {limit:g} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    faulthandler.dump_traceback_later(limit * _HANGING, exit=True, file=_stderr())
-    signal.setitimer(signal.ITIMER_REAL, limit)
-    try:
+    with time_limited(float(os.environ[LIMIT])):
         return (yield)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        faulthandler.cancel_dump_traceback_later()
-
-
-def _stderr() -> TextIO:
-    return sys.__stderr__ or sys.stderr
 
 
 @pytest.hookimpl(wrapper=True)
@@ -139,7 +115,7 @@ def pytest_runtest_logreport(report: Any) -> None:
             "test": report.nodeid,
             "outcome": report.outcome,
             "marked": bool(properties.get(_MARK, True)),
-            "cause": None if report.passed else _cause(report),
+            "cause": None if report.passed else cause_of(report),
             "seconds": round(report.duration, 3),
         }
     )
@@ -148,26 +124,4 @@ def pytest_runtest_logreport(report: Any) -> None:
 def pytest_collectreport(report: Any) -> None:
     if report.failed and not os.environ.get("PYTEST_XDIST_WORKER") and report.nodeid not in _reported:
         _reported.add(report.nodeid)
-        _write({"module": report.nodeid, "cause": _first_line(str(report.longrepr).strip().splitlines()[-1])})
-
-
-def _cause(report: Any) -> str:
-    """One line that failures of one kind have in common."""
-    described = report.longrepr
-    if report.skipped and isinstance(described, tuple):
-        return _first_line(str(described[2]).removeprefix("Skipped: "))
-    crash = getattr(described, "reprcrash", None)
-    message = crash.message if crash is not None else str(described)
-    line = _first_line(message)
-    if line.startswith(("AssertionError", "assert")):
-        function = report.nodeid.partition("[")[0].rpartition("::")[2]
-        return f"wrong result in {function}"
-    return line
-
-
-def _first_line(message: str) -> str:
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    line = lines[0] if lines else "no message"
-    line = re.sub(r"^(?:[\w]+\.)+(\w+(?:Error|Exception|Failure|Exit)\b)", r"\1", line)
-    line = re.sub(r"0x[0-9a-f]+", "0x…", line)
-    return re.sub(r"\d+", "#", line)[:160]
+        _write({"module": report.nodeid, "cause": first_line(str(report.longrepr).strip().splitlines()[-1])})

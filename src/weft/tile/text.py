@@ -10,19 +10,17 @@ from io import StringIO
 
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, LocationAttr, ModuleOp, StringAttr, UnknownLoc
 from xdsl.ir import Operation
-from xdsl.parser import Parser
 from xdsl.printer import Printer
-from xdsl.utils.exceptions import ParseError as XdslParseError
-from xdsl.utils.exceptions import VerifyException
 
-from weft.errors import ParseError, WeftError
+from weft.errors import ParseError
+from weft.ir.parser import TextParser
 from weft.ops.dialect import weft_context
 from weft.ops.graph import FuncOp
 from weft.tile.dialect import KernelOp
 from weft.tile.registry import Tile
 
 
-class _LocatingParser(Parser):
+class _LocatingParser(TextParser):
     def parse_operation(self) -> Operation:
         span = self._current_token.span
         operation = super().parse_operation()
@@ -36,17 +34,7 @@ def parse_program(text: str, name: str = "<text>") -> ModuleOp:
     """Read a module of graph functions and tile kernels, and check it."""
     context = weft_context()
     context.load_dialect(Tile)
-    try:
-        module = _LocatingParser(context, text, name).parse_module()
-    except XdslParseError as error:
-        place = error.span.get_location()
-        raise ParseError(
-            f"not a graph or tile program: {error.msg}",
-            location=f"{name}:{place.line}:{place.col}",
-            hint="programs are in MLIR's generic form, as `weft opt` prints it",
-        ) from error
-    except WeftError as error:
-        raise ParseError(f"not a graph or tile program: {error.message}", location=name, hint=error.hint) from error
+    module = _LocatingParser(context, text, name, "a graph or tile program").program()
     verify_program(module)
     return module
 
@@ -55,11 +43,11 @@ def verify_program(module: ModuleOp) -> None:
     """Check a module; a complaint names the line of the op."""
     try:
         module.verify()
-    except VerifyException as whole:
+    except Exception as whole:  # a verifier may meet what no program has
         for operation in module.walk():
             try:
                 operation.verify(verify_nested_ops=False)
-            except VerifyException as error:
+            except Exception as error:
                 message = _first_line(str(error))
                 raise ParseError(f"the program is not valid: {message}", location=place_of(operation)) from error
         raise ParseError(f"the program is not valid: {_first_line(str(whole))}") from whole

@@ -23,7 +23,7 @@ from unittest.mock import patch
 from rich.status import Status
 from rich.text import Text
 
-from weft.tools.terminal import Terminal, UsageError, check_file, check_folder, counted
+from weft.tools.terminal import Terminal, UsageError, check_file, check_folder, counted, parse_shard
 
 if TYPE_CHECKING:
     from weft.testing.benchmark_case import Case, CaseResult
@@ -45,6 +45,8 @@ class Request:
     repeats: int = 1
     reports: Path = Path("reports")
     into: Path | None = None
+    shard: str | None = None
+    budget: float = float("inf")
 
     def wants(self, name: str) -> bool:
         return not self.cases or any(fnmatchcase(name, pattern) for pattern in self.cases)
@@ -56,6 +58,7 @@ def bench_cpu(terminal: Terminal, request: Request) -> None:
     if unknown:
         raise UsageError(f"no suite is called {', '.join(unknown)}", hint=f"there are {', '.join(SUITES)}")
     check_folder(request.reports, "--reports")
+    shard = parse_shard(request.shard)
     if request.into is not None:
         check_file(request.into, "--into", exists=True)
     with without_caches():
@@ -63,13 +66,14 @@ def bench_cpu(terminal: Terminal, request: Request) -> None:
         import torch
 
         from weft.testing.benchmark import cpp_compiler
+        from weft.testing.journal import part
         from weft.testing.onnx_runtime import missing_packages
         from weft.tools.bench_report import Results, insert, machine
 
         if request.threads:
             torch.set_num_threads(request.threads)
             _keep_to_cores(request.threads)
-        cases, models, weighed = _chosen(request)
+        cases, models, weighed = (part(each, shard) for each in _chosen(request))
         results = Results(machine(torch.get_num_threads()))
         if cpp_compiler() is None:
             results.left_out.append("Inductor: there is no C++ compiler (g++, or what $CXX names)")
@@ -81,6 +85,9 @@ def bench_cpu(terminal: Terminal, request: Request) -> None:
         for note in results.left_out:
             terminal.err.print(f"left out: {note}", highlight=False)
         results.timed = _measured(terminal, cases, request)
+        if len(results.timed) < len(cases):
+            names = ", ".join(case.name for case in cases[len(results.timed) :])
+            results.left_out.append(f"not begun within the budget: {names}")
         results.compiled = _compiled(terminal, models, request)
         results.weighed = _weighed(terminal, weighed, request)
     for renderable in results.tables():
@@ -148,7 +155,10 @@ def _measured(terminal: Terminal, cases: Sequence[Case], request: Request) -> li
 
     limits = Limits(request.rounds, min(request.rounds, Limits().least), request.seconds)
     results: list[CaseResult] = []
+    start = time.monotonic()
     for number, case in enumerate(cases, 1):
+        if time.monotonic() - start > request.budget:
+            break
         with watching(terminal, f"{number}/{len(cases)} {case.suite} {case.name}") as watcher:
             results.append(run_case(case, limits, watcher.say))
             watcher.done(line(results[-1]))

@@ -97,9 +97,12 @@ def bench_gpu(terminal: Terminal, request: GpuRequest) -> None:
 def bench_table(terminal: Terminal, files: Sequence[Path], into: Path | None) -> None:
     """Tables from result files: printed, and put into a text. Of a case that stands in several, the last counts."""
     from weft.tools.bench_report import check_text, insert
+    from weft.tools.cpu_tables import read_cpu_results, side_by_side
     from weft.tools.gpu_report import markdown, read_results
 
-    tables = markdown([read_results(file) for file in files])
+    of_processors = {file: found for file in files if (found := read_cpu_results(file)) is not None}
+    others = [read_results(file) for file in files if file not in of_processors]
+    tables = {**side_by_side(list(of_processors.values())), **markdown(others)}
     check_text(into, tables)
     for mark, table in tables.items():
         terminal.text(f"## {mark}\n\n{table}")

@@ -22,6 +22,7 @@ from weft.testing.benchmark import EAGER, EXACT, INDUCTOR, ONNX_RUNTIME, WEFT, R
 from weft.testing.benchmark_case import CONTENDERS, CaseResult
 from weft.testing.charts import Bar, Chart, write_chart
 from weft.testing.compile_times import WARM, CompileResult, compile_ratio
+from weft.testing.journal import commit
 from weft.testing.peak_memory import MemoryResult
 from weft.tools.terminal import UsageError, check_file
 
@@ -60,6 +61,10 @@ class Results:
         return {
             "ok": self.ok,
             "machine": self.machine,
+            "architecture": platform.machine(),
+            "cpu": host_target().cpu,
+            "threads": torch.get_num_threads(),
+            "commit": commit(),
             "left_out": self.left_out,
             **summary(self.timed),
             **self._compile_figures(),

@@ -10,10 +10,13 @@ import typer
 
 from weft import __version__
 from weft.tools.cli_bench import bench
+from weft.tools.cli_commands import Commands, ScriptCommand
 from weft.tools.cli_options import Budget, Device, Json, Resume, Shard
+from weft.tools.cli_zoo import conform_zoo
 from weft.tools.terminal import Terminal, UsageError, check_folder, counted
 
 app = typer.Typer(
+    cls=Commands,
     name="weft",
     help="Weft, a deep-learning compiler: look at what it does, check it, and shrink what goes wrong.",
     no_args_is_help=True,
@@ -118,7 +121,7 @@ def cache_verify(
         verify(terminal, fix=fix)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(cls=ScriptCommand, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def explain(
     context: typer.Context,
     file: Annotated[str, typer.Argument(help="A Python script, run with the arguments after it, or a graph program.")],
@@ -139,7 +142,7 @@ def explain(
     """Say what Weft does with a program: graphs, time by stage, kernels, claims, fallbacks, guards.
 
     `kernel.py:name` is a kernel in Triton's language: its source, tile IR, LLVM IR and assembly, side by side; PTX for
-    a GPU.
+    a GPU. `kernel.py` alone shows all kernels that the script launches.
 
     Options are taken wherever they stand; put `--` before arguments of the script that look like them.
     """
@@ -147,7 +150,7 @@ def explain(
     from weft.tools.explain_device import known_target
     from weft.tools.opt import read_source
 
-    terminal = Terminal(json=json)
+    terminal, failure = Terminal(json=json), None
     with terminal.reporting_errors():
         if save is not None:
             check_folder(save, "--save")
@@ -157,6 +160,11 @@ def explain(
 
             script, _, kernel = file.rpartition(":")
             explain_kernel(terminal, Wanted(Path(script), kernel, tuple(context.args), signature, save, gpu))
+        if Path(file).suffix == ".py" and signature is None:
+            from weft.tools.explain_kernel import Wanted, explain_kernels, is_script_of_kernels
+
+            if is_script_of_kernels(Path(file)):
+                explain_kernels(terminal, Wanted(Path(file), "", tuple(context.args), None, save, gpu))
         if signature is not None:
             raise UsageError("a signature is for a kernel", hint=f"name it: {file}:kernel")
         if Path(file).suffix == ".py" and target is not None:
@@ -165,6 +173,7 @@ def explain(
             if not Path(file).is_file():
                 raise UsageError(f"there is no script {file}")
             explanation, code = explain_script(file, context.args, programs=ir or save is not None, cached=cached)
+            failure = explanation.failure
         else:
             with terminal.working(f"compiling {file}"):
                 programs = ir or save is not None
@@ -175,7 +184,8 @@ def explain(
         if save is not None:
             terminal.show(f"{counted(len(explanation.save(save)), 'program')} written to {save}")
         code = code or int(any(record.error for record in explanation.records))
-        terminal.finish({"ok": code == 0, **explanation.figures()}, code=code)
+        failed = {} if failure is None else {"error": type(failure).__name__, "message": str(failure)}
+        terminal.finish({"ok": code == 0, **failed, **explanation.figures()}, code=code)
 
 
 @app.command()
@@ -191,7 +201,7 @@ def irdl(json: Json = False) -> None:
     terminal.finish({"ok": True, "irdl": text, "terminators": terminators(Graph, Tile)})
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(cls=ScriptCommand, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def reduce(
     context: typer.Context,
     file: Annotated[str, typer.Argument(help="A graph program, or a Python script, run with the arguments after it.")],
@@ -208,8 +218,37 @@ def reduce(
         run(terminal, file, context.args, output=output, seed=seed, seconds=timeout)
 
 
+@app.command()
+def fuzz(
+    kind: Annotated[list[str] | None, typer.Option(help="torch, graph, triton or nnsmith; torch if none.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the first program; those that follow have the next ones.", min=0)] = 0,
+    count: Annotated[int | None, typer.Option(help="How many programs of each kind.", min=1)] = None,
+    minutes: Annotated[float | None, typer.Option(help="After which no program is begun.", min=0)] = None,
+    jobs: Annotated[int, typer.Option(help="Child processes.", min=1)] = 2,
+    device: Device = "cpu",
+    timeout: Annotated[float, typer.Option(help="Seconds after which a program counts as hanging.", min=1)] = 120.0,
+    shrinking: Annotated[float, typer.Option(help="Seconds for making a failure small; 0 for not at all.", min=0)] = 90,
+    backend: Annotated[str, typer.Option(help="A backend by name, or a module that has one, in Weft's place.")] = "",
+    resume: Resume = False,
+    reports: Annotated[Path, typer.Option(help="Where the journal and the scripts of failures lie.")] = Path("reports"),
+    json: Json = False,
+) -> None:
+    """Random programs, judged against eager and float64; what fails is kept as a short script."""
+    from weft.tools.fuzz import FuzzRequest
+    from weft.tools.fuzz import fuzz as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        kinds = tuple(kind or ["torch"])
+        run(
+            terminal,
+            FuzzRequest(kinds, seed, count, minutes, jobs, device, timeout, shrinking, resume, reports, backend),
+        )
+
+
 conform = typer.Typer(help="Outside test suites, run through Weft.", no_args_is_help=True)
 app.add_typer(conform, name="conform")
+conform.command("zoo")(conform_zoo)
 
 
 @conform.command("opinfo")
@@ -284,6 +323,25 @@ def conform_training(
         run(terminal, names or [], dtype or ["float32"], asked)
 
 
+@conform.command("raises")
+def conform_raises(
+    ops: Annotated[list[str] | None, typer.Argument(help="Operators by name; all that could raise if none.")] = None,
+    shard: Shard = None,
+    resume: Resume = False,
+    jobs: Annotated[int, typer.Option(help="Child processes.", min=1)] = 2,
+    budget: Budget = 420.0,
+    reports: Annotated[Path, typer.Option(help="Where the journal of verdicts lies.")] = Path("reports"),
+    json: Json = False,
+) -> None:
+    """Wrong indices, divisors, counts and sizes: eager raises if and only if the compiled program does."""
+    from weft.tools.conform_checks import CheckRequest
+    from weft.tools.conform_checks import conform_raises as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        run(terminal, ops or [], CheckRequest("cpu", shard, resume, jobs, budget, reports))
+
+
 @conform.command("triton")
 def conform_triton(
     checkout: Annotated[Path, typer.Option("--from", help="A checkout of Triton: v3.6.0.")],
@@ -305,6 +363,35 @@ def conform_triton(
     with terminal.reporting_errors():
         files = tuple(file or ())
         run(terminal, TritonRun(checkout, expression, files, jobs, timeout, interpret, others, output, device))
+
+
+@conform.command("kernels")
+def conform_kernels(
+    library: Annotated[str, typer.Option("--from", help="A checkout of a library of kernels, or a package's name.")],
+    tests: Annotated[str, typer.Option(help="The folder of tests in it; found if it is not given.")] = "",
+    expression: Annotated[str, typer.Option("-k", help="Tests by name, as pytest selects them.")] = "",
+    file: Annotated[list[str] | None, typer.Option(help="Files of tests; all of them if there are none.")] = None,
+    sample: Annotated[int | None, typer.Option(help="So many tests at random.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Which tests a sample has.")] = 0,
+    shard: Shard = None,
+    resume: Resume = False,
+    jobs: Annotated[int, typer.Option(help="Child processes.", min=1)] = 2,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a test is ended.", min=1)] = 120.0,
+    budget: Annotated[float | None, typer.Option(help="Seconds after which no test is begun.", min=0)] = None,
+    device: Annotated[str, typer.Option(help="Where the tests put their tensors: cpu or cuda.")] = "cpu",
+    side: Annotated[
+        list[str] | None, typer.Option(help="weft, triton; both where Triton and a GPU are there, if not given.")
+    ] = None,
+    reports: Annotated[Path, typer.Option(help="Where the journal of verdicts lies.")] = Path("reports"),
+    json: Json = False,
+) -> None:
+    """The tests of a library of Triton kernels (flash-linear-attention, Liger), with `triton` resolved to Weft."""
+    from weft.tools.conform_kernels import KernelRequest, conform_kernels
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        chosen = tests, tuple(file or ()), expression, sample, seed, shard, jobs, timeout, budget, device
+        conform_kernels(terminal, KernelRequest(library, *chosen, tuple(side or ()), resume, reports))
 
 
 @conform.command("tutorials")

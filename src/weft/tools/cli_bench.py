@@ -52,10 +52,12 @@ def bench_cpu(
         typer.Option(help="small, ops, models, quantized, train, kernels, compile or memory; all if none is named."),
     ] = None,
     case: Annotated[list[str] | None, typer.Option(help="Cases by pattern: `softmax.*`, `minilm*`.")] = None,
+    shard: Shard = None,
     threads: Annotated[int | None, typer.Option(help="Threads; torch's default if not given.", min=1)] = None,
     rounds: Annotated[int, typer.Option(help="Rounds of samples, at most.", min=1)] = 40,
     seconds: Annotated[float, typer.Option(help="How long to measure a case, about.", min=0)] = 10.0,
     repeats: Annotated[int, typer.Option(help="Processes for each compile time.", min=1)] = 1,
+    budget: Budget = float("inf"),
     reports: Annotated[Path, typer.Option(help="Where charts and tables go.")] = Path("reports"),
     into: Annotated[Path | None, typer.Option(help="A text with marks for tables: `<!-- bench models -->`.")] = None,
     json: Json = False,
@@ -66,7 +68,8 @@ def bench_cpu(
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
-        asked = Request(tuple(suite or SUITES), tuple(case or ()), threads, rounds, seconds, repeats, reports, into)
+        chosen = tuple(suite or SUITES), tuple(case or ())
+        asked = Request(*chosen, threads, rounds, seconds, repeats, reports, into, shard, budget)
         run(terminal, asked)
 
 
@@ -102,7 +105,9 @@ def bench_gpu(
 
 @bench.command("table")
 def bench_table(
-    files: Annotated[list[Path], typer.Argument(help="Files that `weft bench gpu` wrote; the newest last.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="What `weft bench gpu` wrote or `cpu --json` printed, newest last.")
+    ],
     into: Annotated[Path | None, typer.Option(help="A text with marks: `<!-- bench gpu-memory -->`.")] = None,
     json: Json = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`weft conform models`, `training` and `tutorials --device`: whole programs against eager, over child processes."""
+"""`weft conform models`, `training`, `raises` and `tutorials --device`: against eager, over child processes."""
 
 from __future__ import annotations
 
@@ -43,6 +43,22 @@ def conform_training(terminal: Terminal, names: Sequence[str], dtypes: Sequence[
 
     _known(names, [*SMALL, *FULL_SIZE])
     _run(terminal, [Check("training", name, dtype) for dtype in dtypes for name in names or ["gpt2_small"]], request)
+
+
+def conform_raises(terminal: Terminal, names: Sequence[str], request: CheckRequest) -> None:
+    """Operators that index, divide or have preconditions: eager raises if and only if the compiled program does."""
+    from weft.testing.raise_cases import units
+
+    known = [unit.rpartition(" ")[::2] for unit in units()]
+    names_of = {op: {op, op.rpartition(".")[0]} for op, _ in known}
+    unknown = [name for name in names if all(name not in several for several in names_of.values())]
+    if unknown:
+        raise UsageError(
+            f"no operator that could raise is called {', '.join(unknown)}",
+            hint="names are as in PyTorch's database: gather, nn.functional.embedding",
+        )
+    chosen = [(op, dtype) for op, dtype in known if not names or names_of[op] & set(names)]
+    _run(terminal, [Check("raises", op, dtype) for op, dtype in chosen], request)
 
 
 def conform_tutorials_on(terminal: Terminal, names: Sequence[str], request: CheckRequest) -> None:

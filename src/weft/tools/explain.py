@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.backends.nvidia.target import NvidiaTarget
-from weft.config import Config
+from weft.config import MODES, Config
 from weft.errors import UnsupportedError, WeftError
 from weft.runtime.profile import Profile, StepEvent, profile
 from weft.runtime.record import CompilationRecord, Fallback, recording
@@ -43,6 +43,8 @@ class Explanation:
     seconds: float = 0.0
     steps: Sequence[StepEvent] = ()
     """What ran on a GPU, and for how long."""
+    failure: Exception | None = None
+    """What the script raised at its end."""
 
     @property
     def fallbacks(self) -> list[Fallback]:
@@ -71,8 +73,9 @@ class Explanation:
             "compile_seconds": sum(sum(record.seconds.values()) for record in self.records),
         }
 
-    def save(self, folder: Path) -> list[Path]:
+    def save(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write the programs that were kept to files, which `weft opt`, `weft explain` and `weft reduce` read."""
+        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         saved: list[Path] = []
         for number, record in enumerate(self.records, 1):
@@ -100,17 +103,27 @@ class Explanation:
 
 
 def explain(
-    function: Callable[..., Any], *inputs: Any, options: Mapping[str, Any] | None = None, **named: Any
+    function: Callable[..., Any],
+    *inputs: Any,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+    **named: Any,
 ) -> Explanation:
     """Compile a function or module with Weft, call it with the inputs, and say what was done.
 
-    Nothing is taken from the disk cache, so that times are those of a compilation. `options` are fields of `Config`.
+    Where gradients are wanted of what it gives, they are computed as well, and go nowhere: the backward graph is
+    explained too. Nothing is taken from the disk cache, so that times are those of a compilation. `options` are fields
+    of `Config`; these, `mode`, `dynamic` and `fullgraph` are what `torch.compile` takes, all else goes to the function.
     """
     import torch
 
     from weft.frontends.torch.backend import weft_backend
+    from weft.frontends.torch.settings import settings
 
-    given = {**(options or {}), "cache": False}
+    given = {**MODES[mode or "default"], **(options or {}), "cache": False} if mode in (None, *MODES) else {}
+    config = settings(given, mode)
 
     # A backend of our own, or Dynamo would find what it compiled for `function` before.
     def backend(module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -118,34 +131,72 @@ def explain(
 
     before, start = _graph_breaks(), time.perf_counter()
     with recording(programs=True, blocks=True) as records, _timing() as ran:
-        compiled: Any = torch.compile(function, backend=backend)  # pyright: ignore[reportUnknownMemberType]
-        compiled(*inputs, **named)
+        compiled: Any = torch.compile(  # pyright: ignore[reportUnknownMemberType]
+            function, backend=backend, dynamic=dynamic, fullgraph=fullgraph
+        )
+        _differentiate(function, (inputs, named), compiled(*inputs, **named))
     breaks = _graph_breaks() - before
-    return Explanation(tuple(records), breaks, Config.from_options(given), time.perf_counter() - start, ran.steps)
+    return Explanation(tuple(records), breaks, config, time.perf_counter() - start, ran.steps)
 
 
-def explain_script(path: str, arguments: Sequence[str], *, programs: bool, cached: bool) -> tuple[Explanation, int]:
-    """Run a Python script and explain what it compiled; also gives the script's exit code."""
+def _differentiate(function: Any, given: Any, results: Any) -> None:
+    """Compute the gradients of results, if there are any, without leaving them on what they are of."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    def wanted(values: Any) -> list[Any]:
+        leaves = pytree.tree_leaves(values)
+        return [each for each in leaves if isinstance(each, torch.Tensor) and each.requires_grad]
+
+    outputs = [each for each in wanted(results) if each.grad_fn is not None]
+    parameters = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
+    leaves = {id(each): each for each in (*wanted(given), *wanted(parameters), *_leaves(outputs))}
+    if outputs:
+        ones = [torch.ones_like(each) for each in outputs]
+        torch.autograd.grad(outputs, list(leaves.values()), ones, allow_unused=True)
+
+
+def _leaves(outputs: Sequence[Any]) -> list[Any]:
+    """The tensors that gradients of others would be added up on: what functions close over, too."""
+    seen: set[Any] = set()
+    pending, found = [each.grad_fn for each in outputs], list[Any]()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        found += [node.variable] if hasattr(node, "variable") else []
+        pending += [following for following, _ in node.next_functions]
+    return found
+
+
+def explain_script(
+    path: str, arguments: Sequence[str], *, programs: bool, cached: bool, inputs: bool = False
+) -> tuple[Explanation, int]:
+    """Run a Python script and explain what it compiled; also gives the script's exit code.
+
+    With `inputs`, records keep what the programs were called with.
+    """
     if not Path(path).is_file():
         raise UnsupportedError(f"there is no script {path}", location=path)
     if not cached:
         os.environ["WEFT_CACHE"] = "0"
-    before, start, code = _graph_breaks(), time.perf_counter(), 0
+    before, start, code, failure = _graph_breaks(), time.perf_counter(), 0, None
     kept = sys.argv, sys.path
     sys.argv, sys.path = [path, *arguments], [str(Path(path).resolve().parent), *sys.path]
-    with recording(programs=programs, blocks=True) as records, _timing() as ran:
+    with recording(programs=programs, blocks=True, inputs=inputs) as records, _timing() as ran:
         try:
             runpy.run_path(path, run_name="__main__")
         except SystemExit as stopped:
             code = stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)
-        except Exception:
+        except Exception as error:
             # The script's own failure is shown as Python would, and what was compiled until then is explained.
             traceback.print_exc()
-            code = 1
+            code, failure = 1, error
         finally:
             sys.argv, sys.path = kept
     seconds, breaks = time.perf_counter() - start, _graph_breaks() - before
-    return Explanation(tuple(records), breaks, Config.from_options(), seconds, ran.steps), code
+    return Explanation(tuple(records), breaks, Config.from_options(), seconds, ran.steps, failure), code
 
 
 def explain_program(text: str, name: str, *, programs: bool, target: NvidiaTarget | None = None) -> Explanation:
@@ -173,6 +224,8 @@ def explain_program(text: str, name: str, *, programs: bool, target: NvidiaTarge
     return Explanation(tuple(records), {}, config, time.perf_counter() - start)
 
 
+_LEAST_SHARE = 0.02
+"""Of the time of all stages: those that took less stand in one line."""
 _SUFFIXES = {"llvm": "ll", "ptx": "ptx", "sass": "sass"}
 
 
@@ -224,8 +277,15 @@ def _report(explanation: Explanation) -> list[RenderableType]:
         parts.append(_breaks(explanation.graph_breaks))
     if records:
         parts.append(_assumptions(records))
-    parts.append(Text(f"{explanation.config}", style="dim"))
+    if changed := _changed(explanation.config):
+        parts.append(Text(f"options: {changed}", style="dim"))
     return parts
+
+
+def _changed(config: Config) -> str:
+    """The options that are not what they are by default, without the cache, which explaining turns off."""
+    default = vars(Config())
+    return ", ".join(f"{k}={v!r}" for k, v in vars(config).items() if v != default[k] and k != "cache")
 
 
 def _graph(number: int, record: CompilationRecord) -> RenderableType:
@@ -263,8 +323,12 @@ def _times(records: Sequence[CompilationRecord]) -> RenderableType:
             seconds[stage] = seconds.get(stage, 0.0) + took
     total = sum(seconds.values()) or 1.0
     table = _table("Time by stage", "stage", "ms", "share")
-    for stage, took in seconds.items():
+    shown = {stage: took for stage, took in seconds.items() if took >= _LEAST_SHARE * total}
+    for stage, took in shown.items():
         table.add_row(stage, f"{took * 1e3:.1f}", f"{took / total:.0%}")
+    if others := len(seconds) - len(shown):
+        took = sum(seconds.values()) - sum(shown.values())
+        table.add_row(f"{others} others", f"{took * 1e3:.1f}", f"{took / total:.0%}")
     table.add_row("all", f"{total * 1e3:.1f}", "100%", style="bold")
     return table
 

@@ -1,8 +1,8 @@
 """`weft explain kernel.py:name`: a kernel's source beside the tile IR of each line, then LLVM IR beside assembly.
 
-The script is run; the kernel is shown for the arguments of its first launch. A kernel that is not launched is compiled
-for what `--signature` says: `*fp32,*fp32,i32,BLOCK=1024`. For a GPU, it is PTX and SASS, and what the kernel takes of a
-multiprocessor.
+The script is run; the kernel is shown for the arguments of its first launch, and `kernel.py` alone shows every kernel
+that is launched. One that is not is compiled for what `--signature` says: `*fp32,*fp32,i32,BLOCK=1024`. For a GPU, it
+is PTX and SASS, and what the kernel takes of a multiprocessor.
 """
 
 # The script's objects can be anything.
@@ -10,6 +10,8 @@ multiprocessor.
 
 from __future__ import annotations
 
+import ast
+import re
 import runpy
 import sys
 from collections.abc import Sequence
@@ -47,9 +49,55 @@ class Wanted:
     """A GPU to compile for, instead of this processor."""
 
 
+def is_script_of_kernels(path: Path) -> bool:
+    """Whether a script has kernels in Triton's language, and compiles no graphs."""
+    try:
+        text = path.read_text()
+        tree = ast.parse(text)
+    except (OSError, ValueError, SyntaxError):
+        return False  # whoever runs it says so
+    return bool(_kernels_in(tree)) and not re.search(r"\b(?:torch|weft)\.compile\(", text)
+
+
+def _kernels_in(tree: ast.Module) -> list[str]:
+    """The functions that `@triton.jit`, alone or under others, makes kernels of."""
+    return [
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and any(_is_jit(each) for each in node.decorator_list)
+    ]
+
+
+def _is_jit(decorator: ast.expr) -> bool:
+    match decorator.func if isinstance(decorator, ast.Call) else decorator:
+        case ast.Attribute(value=ast.Name(id="triton" | "tr"), attr="jit"):
+            return True
+        case _:
+            return False
+
+
+def explain_kernels(terminal: Terminal, wanted: Wanted) -> None:
+    """Show every kernel that a script launches, for its first launch."""
+    first: dict[str, tuple[JITFunction, tuple[Any, ...], dict[str, Any]]] = {}
+    for kernel, args, keywords in _launches(wanted):
+        first.setdefault(kernel.__name__, (kernel, args, keywords))
+    if not first:
+        names = _kernels_in(ast.parse(wanted.file.read_text()))
+        raise UsageError(
+            f"{wanted.file} launched no kernel; it has {', '.join(names)}",
+            hint=f"say what to compile one for: {wanted.file}:{names[0]} --signature '*fp32,*fp32,i32,BLOCK=1024'",
+        )
+    terminal.finish({"ok": True, "kernels": [_explained(terminal, wanted, *launch) for launch in first.values()]})
+
+
 def explain_kernel(terminal: Terminal, wanted: Wanted) -> None:
     """Show the kernel at every level, side by side."""
-    kernel, args, keywords = _launch(wanted)
+    terminal.finish({"ok": True, **_explained(terminal, wanted, *_launch(wanted))})
+
+
+def _explained(
+    terminal: Terminal, wanted: Wanted, kernel: JITFunction, args: tuple[Any, ...], keywords: dict[str, Any]
+) -> dict[str, Any]:
     taken: list[DeviceKernel] = []
     if wanted.target is None:
         listing = listing_of(kernel, args, keywords)
@@ -68,7 +116,7 @@ def explain_kernel(terminal: Terminal, wanted: Wanted) -> None:
             (wanted.save / f"{listing.name}.{level}").write_text(text)
         terminal.show(Text(f"written to {wanted.save}"))
     figures = {"kernel": listing.name, "file": listing.file, "device_kernels": device_figures(taken)}
-    terminal.finish({"ok": True, **figures, **listing.levels()})
+    return {**figures, **listing.levels()}
 
 
 def _launch(wanted: Wanted) -> tuple[JITFunction, tuple[Any, ...], dict[str, Any]]:
@@ -89,9 +137,7 @@ def _launch(wanted: Wanted) -> tuple[JITFunction, tuple[Any, ...], dict[str, Any
                 hint=f"its parameters are {', '.join(kernel.arg_names)}",
             ) from error
         return kernel, args, keywords
-    launches: list[tuple[JITFunction, tuple[Any, ...], dict[str, Any]]] = []
-    with JITFunction.watching(lambda kernel, args, keywords: launches.append((kernel, args, keywords))):
-        _run(wanted, "__main__")
+    launches = _launches(wanted)
     for kernel, args, keywords in launches:
         if kernel.__name__ == wanted.name:
             return kernel, args, keywords
@@ -100,6 +146,14 @@ def _launch(wanted: Wanted) -> tuple[JITFunction, tuple[Any, ...], dict[str, Any
         f"{wanted.file} launched no kernel called {wanted.name}; launched: {seen}",
         hint="say what to compile it for: --signature '*fp32,*fp32,i32,BLOCK=1024'",
     )
+
+
+def _launches(wanted: Wanted) -> list[tuple[JITFunction, tuple[Any, ...], dict[str, Any]]]:
+    """What the script launches."""
+    launches: list[tuple[JITFunction, tuple[Any, ...], dict[str, Any]]] = []
+    with JITFunction.watching(lambda kernel, args, keywords: launches.append((kernel, args, keywords))):
+        _run(wanted, "__main__")
+    return launches
 
 
 def _run(wanted: Wanted, name: str) -> dict[str, Any]:
@@ -128,6 +182,8 @@ def _arguments(kernel: JITFunction, signature: str) -> tuple[tuple[Any, ...], di
                 args.append(MockTensor(element_type(_element(part[1:]))))
             else:
                 args.append({"f": 0.5, "b": 0.5}.get(_element(part)[0], (1 << 40) + 3 if part == "i64" else 3))
+        except UsageError:
+            raise
         except WeftError as error:
             raise UsageError(f"{part} is not a type: {error.message}", hint="types are fp32, i32, *fp16 ...") from error
     return tuple(args), keywords

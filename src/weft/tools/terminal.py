@@ -17,7 +17,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from weft.errors import WeftError
+from weft.errors import WeftError, missing
 
 
 class UsageError(WeftError):
@@ -74,6 +74,15 @@ def check_file(path: Path, option: str, *, exists: bool = False) -> None:
         ) from error
 
 
+@contextmanager
+def _missing_packages() -> Generator[None]:
+    """Say what to install where a command needs a package that Weft does without."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise missing(error, "this command") or error from None
+
+
 class Terminal:
     """The output of one run of a command."""
 
@@ -114,7 +123,8 @@ class Terminal:
     def reporting_errors(self) -> Generator[None]:
         """Turn Weft's errors into a message and exit code 1, wrong command lines into 2; all else is a bug of ours."""
         try:
-            yield
+            with _missing_packages():
+                yield
         except WeftError as error:
             kind = type(error).__name__
             self.err.print(Text.assemble(("error", "bold red"), f" ({kind}): {error}"), soft_wrap=True)

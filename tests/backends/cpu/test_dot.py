@@ -280,7 +280,10 @@ def test_packed_weights(dtype: DType) -> None:
         (result,) = module.run(trial, arrays)
         assert product.error(result) <= 16
         (meant,) = run_interpreted(trial, arrays)
-        assert product.error(meant) <= 16
+        x, y = (array.astype(np.float32) for array in product.arrays)
+        by_numpy = (x @ (y if product.body is plain else y.T)).astype(meant.dtype)
+        # NumPy's library multiplies there, which sums as it likes: a long row in one sum on some machines.
+        assert product.error(meant) <= max(16, 2 * product.error(by_numpy))
 
 
 def test_panels_hold_the_columns_side_by_side() -> None:
@@ -352,8 +355,7 @@ def test_micro_kernels_keep_their_block_in_registers(target: CpuTarget) -> None:
     emit_kernel(module, trial.lowered.calls[0].kernel.op, target)
     assembly = compile_assembly(str(module), target)
     block = BLOCKS[target]
-    suffix = ".panel" if block.rows > 8 else ""
-    start = assembly.index(f"\nweft.panel.{block.rows}x{block.vectors}x{block.lanes}.f32.f32{suffix}:")
+    start = assembly.index(f"\nweft.panel.{block.rows}x{block.vectors}x{block.lanes}.f32.f32:")
     kernel = assembly[
         start : assembly.index(".cfi_endproc" if ".cfi_endproc" in assembly[start:] else ".Lfunc_end", start)
     ]

@@ -7,8 +7,10 @@ outside of the tensors that a kernel is given are errors.
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from weft.frontends.torch.frozen import Preparing
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.plan_executor import Frame, PlanExecutor
+from weft.frontends.torch.reference import to_array, to_tensor
 from weft.ir.expr import evaluate
 from weft.lower.steps import CallStep, DotStep, KernelStep, Step
 from weft.pipelines import compile_nvidia
@@ -141,17 +144,32 @@ def emulated(function: Callable[..., Any], arch: str = "sm_90a", **options: Any)
     """A function compiled for a GPU, forward and backward; the shapes are those of the first call."""
     torch.compiler.reset()
     config = Config.from_options({"cache": False, **options})
+    return torch.compile(function, backend=partial(torch_backend, arch=arch, config=config), dynamic=False)
 
-    def backend(module: Any, inputs: Sequence[Any]) -> Any:
-        given = {"arch": arch, "config": config, "traced": inputs}
-        made = aot_autograd(
-            fw_compiler=partial(_compile, name="forward", **given),
-            bw_compiler=partial(_compile, name="backward", **given),
-            inference_compiler=partial(_compile, name="inference", **given),
-            decompositions=decompositions("cuda"),
-            partition_fn=min_cut_rematerialization_partition,
-            keep_inference_input_mutations=True,
-        )
-        return made(module, inputs)
 
-    return torch.compile(function, backend=backend, dynamic=False)
+def torch_backend(module: Any, inputs: Sequence[Any], *, arch: str = "sm_90a", config: Config | None = None) -> Any:
+    """The backend itself; with `run_graph` and `launch_kernel` it is what `weft fuzz --backend` takes a module for."""
+    given = {"arch": arch, "config": config or Config(cache=False), "traced": inputs}
+    made = aot_autograd(
+        fw_compiler=partial(_compile, name="forward", **given),
+        bw_compiler=partial(_compile, name="backward", **given),
+        inference_compiler=partial(_compile, name="inference", **given),
+        decompositions=decompositions("cuda"),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
+    return made(module, inputs)
+
+
+def run_graph(function: Any, arrays: Sequence[np.ndarray], symbols: Mapping[str, int]) -> list[np.ndarray]:
+    """The results of a graph function on the PTX machine."""
+    tensors = [to_tensor(array) for array in arrays]
+    return [to_array(result) for result in executor_of(function, OpaqueRuntime({}), "sm_90a")(tensors, symbols)]
+
+
+def launch_kernel(kernel: Any, grid: int, arrays: Sequence[np.ndarray], numbers: Mapping[str, int]) -> None:
+    """A kernel in Triton's language on the PTX machine."""
+    sys.path.append(str(Path(__file__).parent))
+    from emulation import emulate
+
+    emulate(kernel, *arrays, grid=(grid,), **numbers)

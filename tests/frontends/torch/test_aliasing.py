@@ -73,3 +73,34 @@ def test_gradients_through_views_of_arguments(dynamic: bool) -> None:
         first, second = f(values, 2)
         (first.square().sum() + second.t().sum()).backward()
     torch.testing.assert_close(x.grad, eager.grad)
+
+
+TWO: dict[str, Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]] = {
+    "both": lambda a, b: (b.view(2, 4), a.view(4, 2)),
+    "parts": lambda a, b: (*b.chunk(2), a[3:], a + b),
+    "turned": lambda a, b: (a.view(2, 4).t(), b.view(2, 4).t()[1:]),
+}
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_views_belong_to_their_own_argument_where_two_shared_memory_while_tracing(name: str) -> None:
+    compiled = torch.compile(TWO[name], backend="weft")
+    memory = torch.randn(20)
+    for a, b in ((memory[:8], memory[4:12]), (torch.randn(8), torch.randn(8)), (memory[6:14], memory[:8])):
+        for given, expected in zip(compiled(a, b), TWO[name](a, b), strict=True):
+            torch.testing.assert_close(given, expected)
+            shared = expected.untyped_storage().data_ptr() in (x.untyped_storage().data_ptr() for x in (a, b))
+            assert not shared or given.data_ptr() == expected.data_ptr()
+
+
+@pytest.mark.parametrize("starts", [(0, 2), (2, 0)])
+def test_a_strided_view_counts_from_where_the_memory_of_an_argument_begins(starts: tuple[int, int]) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scattered = torch.as_strided_scatter(x, torch.zeros(3), (3,), (1,), 3)
+        return torch.as_strided(x, (3,), (1,), 3) * 2, torch.as_strided(x, (3,), (2,)) * 2, scattered
+
+    memory = torch.randn(20)
+    compiled = torch.compile(function, backend="weft")
+    for start in starts:  # tracing guards the strides of an argument, and not where it starts
+        x = memory[start : start + 8]
+        torch.testing.assert_close(compiled(x), function(x))

@@ -120,3 +120,52 @@ def test_symbols_that_only_a_call_to_torch_takes(cache: DiskCache, size: int) ->
     for n in (2, 1, 3):
         x = torch.randn(size)
         torch.testing.assert_close(compiled(x, n), function(x, n))
+
+
+def _negated() -> tuple[torch.Tensor, torch.Tensor]:
+    numbers = torch.tensor([1 + 2j, 3 - 4j])
+    return numbers.imag, numbers.conj().imag
+
+
+def _conjugated() -> tuple[torch.Tensor, torch.Tensor]:
+    numbers = torch.tensor([1 + 2j, 3 - 4j])
+    return numbers, numbers.conj()
+
+
+@pytest.mark.parametrize("make", [_negated, _conjugated])
+@pytest.mark.parametrize(
+    "function", [torch.clone, lambda x: x.contiguous() * 1, lambda x: torch.empty(2).copy_(x.real)]
+)
+def test_how_memory_is_read_is_part_of_the_key(
+    cache: DiskCache, make: Callable[[], tuple[torch.Tensor, torch.Tensor]], function: Callable[..., Any]
+) -> None:
+    for arguments in (make(), make()[::-1]):
+        cache.clear()
+        for x in arguments:
+            torch.testing.assert_close(run(function, x)[0], function(x))
+
+
+def test_arguments_in_one_memory_and_apart_have_keys_of_their_own(cache: DiskCache) -> None:
+    def function(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return b.view(2, 4), a.view(4, 2), a + b
+
+    memory = torch.randn(20)
+    _, sources = run(function, memory[:8], memory[4:12])
+    assert sources == ["compiled"]
+    a, b = torch.randn(8), torch.randn(8)
+    result, sources = run(function, a, b)
+    assert sources == ["compiled"]
+    torch.testing.assert_close(result, function(a, b))
+
+
+def test_the_type_of_new_tensors_is_part_of_the_key(cache: DiskCache) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > 0, 0.5, 2.0) / 3
+
+    x = torch.randint(-2, 3, (16,))
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            torch.testing.assert_close(run(function, x)[0], function(x))
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -12,9 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+import weft
 from weft.frontends.torch import caching
 from weft.lower.steps import DotStep, KernelStep
 from weft.runtime.cache import DiskCache
+from weft.runtime.memory_samples import MemorySamples, sampled_addresses
 from weft.runtime.record import CompilationRecord, recording
 
 
@@ -188,7 +190,31 @@ def _fused_step(model: nn.Linear) -> None:
     optimizer.step()
 
 
-@pytest.mark.parametrize("change", [_other_data, _other_data_twice, _fused_step])
+def _written_through_data(model: nn.Linear) -> None:
+    for parameter in model.parameters():
+        parameter.data.copy_(torch.randn_like(parameter))
+
+
+def _averaged(model: nn.Linear) -> None:
+    model.weight.data.mul_(0.5).add_(torch.randn_like(model.weight), alpha=0.5)
+
+
+def _written_by_numpy(model: nn.Linear) -> None:
+    model.bias.detach().numpy()[:] = 1.0
+
+
+def _one_element_and_told(model: nn.Linear) -> None:
+    model.weight.data[3, 7] += 5
+    weft.refreeze()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(_other_data, _other_data_twice, _fused_step),
+        *(_written_through_data, _averaged, _written_by_numpy, _one_element_and_told),
+    ],
+)
 def test_changes_of_frozen_weights_are_noticed(change: Callable[[nn.Linear], None]) -> None:
     torch.compiler.reset()
     model = nn.Linear(16, 8)
@@ -198,3 +224,22 @@ def test_changes_of_frozen_weights_are_noticed(change: Callable[[nn.Linear], Non
         with torch.no_grad():
             torch.testing.assert_close(compiled(x), model(x))
         change(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (5, 3), (4, 1, 6)])
+def test_samples_of_memory_tell_that_it_was_written_over(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensors = [torch.zeros(shape, dtype=dtype), torch.zeros(*shape, 2, dtype=dtype)[..., 0]]
+    addresses = [
+        address
+        for each in tensors
+        for address in sampled_addresses(each.data_ptr(), each.shape, each.stride(), each.element_size())
+    ]
+    samples = MemorySamples(addresses)
+    assert samples.are_unchanged()
+    for each in tensors:
+        each.data.fill_(1)
+        assert not samples.are_unchanged()
+        each.data.zero_()
+        assert samples.are_unchanged()
+    assert sampled_addresses(8, (0, 3), (3, 1), 4) == []

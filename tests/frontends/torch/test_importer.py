@@ -171,6 +171,8 @@ def test_a_check_without_results_is_carried_out(imported: list[ImportedGraph]) -
     one_hot = compiled(lambda x: F.one_hot(x, 4) * 2)
     assert one_hot(torch.tensor([3, 0])).tolist() == [[0, 0, 0, 2], [2, 0, 0, 0]]
     calls = opaque_calls(imported[0])
+    if not calls:
+        pytest.skip(f"torch {torch.__version__} captures one_hot without its check")
     assert {call.target.data for call in calls} == {"aten::_assert_async.msg"}
     assert not any(from_attribute(call.attributes["pure"]) for call in calls)
     with pytest.raises(RuntimeError, match="smaller than num_classes"):
@@ -237,14 +239,14 @@ def test_operators_with_a_decomposition_are_taken_apart_by_the_import(imported: 
     assert not record.opaque
 
 
-def test_a_graph_whose_sizes_depend_on_data_runs_as_torch_would() -> None:
+def test_a_graph_whose_sizes_depend_on_data_is_compiled_but_for_what_makes_them() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x.nonzero() * 2
 
     x = torch.tensor([0.0, 1.0, 2.0])
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), record_targets() as record:
         torch.testing.assert_close(compiled(function)(x), function(x))
-    assert "the whole graph" in record.opaque
+    assert record.opaque == {"aten.nonzero.default"} and record.seen >= {"aten.nonzero.default", "aten.mul.Tensor"}
     with (
         torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True),
         pytest.raises(Exception, match=UnsupportedError.__name__),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from weft.frontends.torch import opaque
 from weft.runtime.record import recording
@@ -70,3 +71,15 @@ def test_calls_get_no_tensors_that_run_backwards(dynamic: bool) -> None:
     found = torch.compile(f, backend="weft", dynamic=dynamic, options={"cache": False})(x)
     for mine, eager in zip(found, f(x), strict=True):
         torch.testing.assert_close(mine, eager)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logsigmoid_of_a_strided_tensor_lies_as_in_eager(dtype: torch.dtype) -> None:
+    x = torch.randn(6, 4, dtype=dtype).t().requires_grad_()
+    torch.compiler.reset()
+    found = torch.compile(F.logsigmoid, backend="weft", options={"cache": False})(x)
+    expected = F.logsigmoid(x)
+    assert found.stride() == expected.stride() == (6, 1)
+    torch.testing.assert_close(found, expected)
+    (gradient,) = torch.autograd.grad(found.sum(), x)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), x)[0])

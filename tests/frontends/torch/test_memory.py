@@ -198,3 +198,16 @@ def test_what_is_released_is_not_taken_again() -> None:
     second = memory.tensor((LARGE,), (1,), torch.float32)
     second.fill_(2)
     assert first.data_ptr() != second.data_ptr() and float(first[0]) == 1
+
+
+def test_storages_that_nobody_holds_are_counted_as_this_python_counts() -> None:
+    memory = ResultMemory()
+    shape, strides = (1 << 20,), (1,)
+    first = memory.tensor(shape, strides, torch.float32)
+    address = first.data_ptr()
+    view = first[3:]
+    assert memory.tensor(shape, strides, torch.float32).data_ptr() != address
+    del first
+    assert memory.tensor(shape, strides, torch.float32).data_ptr() != address
+    del view
+    assert address in {memory.tensor(shape, strides, torch.float32).data_ptr() for _ in range(3)}

@@ -59,19 +59,17 @@ def test_many_rows_are_left_in_f32_where_weights_alone_are_rounded() -> None:
 
 
 def test_codes_of_a_gpu_leave_weights_of_a_cpu_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    warn_of_quantization.cache_clear()
     module, x = model(), torch.randn(1, 66)
     with torch.no_grad():
         plain = quantized(module, "")(x)
         for _ in range(2):
             torch.compiler.reset()
             assert torch.equal(quantized(module, "int4")(x), plain)
-    (said,) = (record.getMessage() for record in caplog.records if record.name == "weft")
+    (said,) = (record.getMessage() for record in caplog.records if record.name == "weft.freeze")
     assert "'int4' has no effect" in said and "int8_weights, int8_dynamic" in said
 
 
 def test_integers_of_a_cpu_leave_weights_of_a_gpu_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
-    warn_of_quantization.cache_clear()
     for quantize in ("", "fp8", "int8_weights"):
         warn_of_quantization(quantize, "cuda")
     (said,) = caplog.messages

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from weft.frontends.torch import backend
+from weft.frontends.torch import backend, shortcut
 from weft.frontends.torch.shortcut import Shortcut
 
 CALLS = 6
@@ -234,3 +236,27 @@ def test_an_argument_that_is_given_twice(shortcuts: list[Shortcut]) -> None:
             expected = function(x, x) if same else function(x, y)
             torch.testing.assert_close(run(again[0], again[0] if same else again[1]), expected)
             torch.testing.assert_close(again[0], x)
+
+
+def test_an_interrupt_before_any_line_leaves_gradients_on() -> None:
+    lines, first = inspect.getsourcelines(shortcut._without_gradients)
+    for line in range(first, first + len(lines) - 1):  # the last one restores, and no signal comes before it
+
+        def trace(frame: Any, event: str, argument: Any, line: int = line) -> Any:
+            if frame.f_code is not shortcut._without_gradients.__code__:
+                return None
+            if event == "line" and frame.f_lineno == line:
+                raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            shortcut._without_gradients(lambda arguments: arguments, [torch.ones(2)])
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        was_enabled = torch.is_grad_enabled()
+        torch.set_grad_enabled(True)
+        assert was_enabled, lines[line - first]

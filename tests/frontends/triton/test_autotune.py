@@ -138,3 +138,71 @@ def test_configs_whose_tiles_do_not_fit_are_not_measured() -> None:
     costs = {side: cost_of(product, {**given, "B": side}, (1,)) for side in (16, 64, 1024)}
     assert costs[64].footprint == 3 * 64 * 64 * 4 and not costs[64].whole
     assert list(prune(costs)) == [1024] and "second-level cache" in prune(costs)[1024]
+
+
+# -- what libraries build on ---------------------------------------------------------------------------------------
+
+
+@triton.jit
+def add_to(x_ptr, optional_ptr, n, BLOCK: tl.constexpr):
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(x_ptr + places, 1.0, mask=places < n)
+    if optional_ptr is not None:
+        tl.store(optional_ptr + places, tl.load(optional_ptr + places, mask=places < n) * 2, mask=places < n)
+
+
+class OwnAutotuner(triton.runtime.autotuner.Autotuner):
+    """A tuner of a library's own, which replaces the hooks where the user gave none."""
+
+    def __init__(self, fn, arg_names, configs, key, reset_to_zero, restore_value, **options):
+        super().__init__(fn, arg_names, configs, key, reset_to_zero, restore_value, **options)
+        self.called: list[bool] = []
+        if not self.user_defined_pre_hook:
+            given = self.pre_hook
+
+            def pre_hook(arguments, reset_only=False):
+                self.called.append(reset_only)
+                given(arguments, reset_only)
+
+            self.pre_hook = pre_hook
+
+
+def _own(**options: Any) -> OwnAutotuner:
+    configs = [triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})]
+    return OwnAutotuner(add_to, add_to.arg_names, configs, ["n"], ["x_ptr"], ["optional_ptr"], **options)
+
+
+@pytest.mark.parametrize("optional", [True, False])
+def test_a_library_may_replace_the_hooks_and_optional_tensors_may_be_none(optional: bool) -> None:
+    tuner = _own()
+    assert not tuner.user_defined_pre_hook and not tuner.user_defined_post_hook
+    x, other = torch.full((40,), 7.0), torch.ones(40) if optional else None
+    tuner[lambda meta: (triton.cdiv(40, meta["BLOCK"]),)](x, other, 40)
+    assert torch.equal(x, torch.ones(40)), "reset before the launch, not only while measuring"
+    assert other is None or torch.equal(other, torch.full((40,), 2.0)), "put back after each run that is measured"
+    assert tuner.called[-1] and not tuner.called[0]
+
+
+def test_the_keys_of_the_cache_are_those_of_triton() -> None:
+    tuner, x = _own(), torch.zeros(40)
+    tuner.cache[(40, "torch.float32", "torch.float32")] = triton.Config({"BLOCK": 32})
+    tuner[(2,)](x, torch.ones(40), 40)
+    assert tuner.best_config is not None and tuner.best_config.kwargs == {"BLOCK": 32} and not tuner.configs_timings
+
+
+def test_what_is_kept_on_disk_resets_nothing() -> None:
+    x = torch.full((40,), 7.0)
+    for expected in (1.0, 8.0):  # measured first; then another process would find the config, and just launch
+        _own()[(2,)](x, torch.ones(40), 40)
+        assert x[:32].eq(expected).all()
+        x.fill_(7.0)
+
+
+def test_configs_that_differ_in_what_weft_chooses_are_one_on_a_gpu() -> None:
+    stages = [triton.Config({"BLOCK": 16}, num_stages=stages) for stages in (2, 3, 4)]
+    assert len({config.on_gpu() for config in stages}) == 1
+    assert len({config.on_gpu() for config in [*stages, triton.Config({"BLOCK": 16}, num_warps=8)]}) == 2
+
+
+def test_values_that_are_known_have_the_names_of_triton() -> None:
+    assert tl.core.CONSTEXPR_0.value == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,22 @@ def test_the_device_has_properties() -> None:
     device = triton.runtime.driver.active.get_current_device()
     properties = triton.runtime.driver.active.utils.get_device_properties(device)
     assert properties["multiprocessor_count"] >= 1 and properties["max_shared_mem"] > 0
+
+
+def test_files_that_threads_put_at_once_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft.triton.runtime.cache import get_cache_manager
+
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    texts = [str(number) * 5000 for number in range(8)]
+
+    def put_and_read(number: int) -> set[str]:
+        files, seen = get_cache_manager("shared"), set[str]()
+        for _ in range(40):
+            seen.add(Path(files.put(texts[number], "one.txt", binary=False)).read_text())
+        return seen
+
+    with ThreadPoolExecutor(8) as pool:
+        seen = set[str]().union(*pool.map(put_and_read, range(8)))
+    assert seen <= set(texts), "a file was torn"
+    folder = Path(get_cache_manager("shared").cache_dir)
+    assert [path.name for path in folder.iterdir()] == ["one.txt"] and folder.stat().st_mode & 0o777 == 0o700

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from xdsl.ir import OpResult
 
 from weft.backends.cpu.buffers import Buffer
-from weft.backends.cpu.byte_kernels import DIGITS, byte_kernel, split_floats, split_integers
+from weft.backends.cpu.byte_kernels import DIGITS, byte_kernel, join_digits, split_floats, split_integers
 from weft.backends.cpu.clusters import Fill
+from weft.backends.cpu.matrix_dot import MatrixRows, multiply_in_tiles
+from weft.backends.cpu.matrix_kernels import MATRIX_COLUMNS
 from weft.backends.cpu.microkernel import Blocking, blocking
 from weft.backends.cpu.row_groups import row_groups
 from weft.backends.llvm.builder import Function, V, const, i64, scalar_type
@@ -76,6 +78,18 @@ def emit_byte_dot(codegen: KernelCodegen, op: tile.DotOp) -> None:
     panels = codegen.accesses[op.b.op]
     block = _blocking(codegen, width, left)
     row_size, element = i64(type_.sizes[1]), scalar_type(type_.dtype)
+    if in_tiles(codegen, op):
+        lines = b.mul(extent, i64(DIGITS[left]))
+        sums = Buffer.allocate(b, (height * DIGITS[left], type_.sizes[1]), i32).pointer
+        held = codegen.extents(op.b)[0]
+        rows_of = MatrixRows(rows, stride, lines, height * DIGITS[left], turns)
+        multiply_in_tiles(
+            codegen, sums, row_size, rows_of, panels.base, panels.strides[0], held, const(False, "i1"), i8
+        )
+        joined = join_digits(codegen.module, block.lanes, left)
+        columns = b.mul(held, i64(width))
+        _call(b, joined, result.pointer, sums, row_size, extent, columns, keep, factors)
+        return
     with b.loop(i64(0), codegen.extents(op.b)[0], i64(1)) as panel:
         start = b.gep(panels.base, b.mul(panel, panels.strides[0]), "i8")
         result_panel = b.gep(result.pointer, b.mul(panel, i64(width)), element)
@@ -85,6 +99,13 @@ def emit_byte_dot(codegen: KernelCodegen, op: tile.DotOp) -> None:
             source = b.gep(rows, b.mul(row, b.mul(stride, i64(DIGITS[left]))), "i8")
             scales = factors if factors.name == "null" else b.gep(factors, row, "float")
             _call(b, name, place, row_size, source, stride, start, turns, keep, blocks, scales)
+
+
+def in_tiles(codegen: KernelCodegen, op: tile.DotOp) -> bool:
+    """Whether rows of digits are so many that matrix tiles multiply them, where there are such."""
+    height = tile.tile_type(op.a).sizes[0] * DIGITS[tile.tile_type(op.a).dtype]
+    wide = tile.tile_type(op.b).sizes[2] == MATRIX_COLUMNS
+    return codegen.target.has_matrix_tiles and wide and height > _MOST_ROWS
 
 
 def _blocking(codegen: KernelCodegen, width: int, left: DType) -> Blocking:

@@ -94,6 +94,33 @@ def byte_kernel(module: Module, target: CpuTarget, block: Blocking, left: DType)
     return name
 
 
+def join_digits(module: Module, lanes: int, left: DType) -> str:
+    """`c (+)=` what sums of digits stand for, of rows whose digits' sums lie one below the other. Returns its name.
+
+    Rows have whole vectors of columns. c is as that of `byte_kernel`.
+    """
+    digits = DIGITS[left]
+    name = f"weft.join.{lanes}.{left}"
+    if not module.add_shared(name):
+        return name
+    params = [("ptr noalias", "c"), ("ptr noalias", "sums"), ("i64", "stride"), ("i64", "rows"), ("i64", "columns")]
+    params += [("i1", "keep"), ("ptr noalias", "factors")]
+    f = Function(module, name, params, attributes="nounwind noinline", linkage="internal")
+    c, sums, stride, rows, columns, keep, factors = f.args
+    type_ = vector("i32", lanes)
+    with f.loop(i64(0), rows, i64(1)) as row:
+        factor = f.load("float", f.gep(factors, row, "float"), 4) if left == f32 else None
+        result = f.gep(c, f.mul(row, stride), "i32")
+        tops = [f.gep(sums, f.mul(f.add(f.mul(row, i64(digits)), i64(d)), stride), "i32") for d in range(digits)]
+        with f.loop(i64(0), columns, i64(lanes)) as n:
+            joined = _joined(f, [f.load(type_, f.gep(top, n, "i32"), 4) for top in tops], factor)
+            address = f.gep(result, n, "i32")
+            old = f.select(keep, f.load(joined.type, address, 4), const(0, joined.type))
+            f.store(f.binary("add" if factor is None else "fadd", joined, old), address, 4)
+    f.finish()
+    return name
+
+
 def _joined(f: Function, sums: list[V], factor: V | None) -> V:
     """The sum that the digits' sums stand for, the most significant first: as an i32, or scaled as floats."""
     if factor is None:

@@ -18,6 +18,7 @@ from xdsl.ir import OpResult, SSAValue
 from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.byte_dot import emit_byte_dot, in_bytes, reads_rows
 from weft.backends.cpu.clusters import Fill
+from weft.backends.cpu.matrix_dot import emit_matrix_dot, in_matrix_tiles, reads_matrix_rows
 from weft.backends.cpu.microkernel import Blocking, blocking, panel_kernel, row_kernel, slab_kernel
 from weft.backends.cpu.panels import PANEL_GAP, copy_panels, transpose_panel
 from weft.backends.cpu.row_groups import row_groups
@@ -36,7 +37,7 @@ _WAYS, _SET_BYTES = 4, 2048
 _LONGEST_SUM = 512
 """Terms that are summed up at a time: sums of sums lose fewer digits."""
 _MOST_POINTERS = 8
-"""Rows that a micro-kernel reads by a pointer each; more are copied side by side."""
+"""Rows of a micro-kernel where there are few: more would leave most of its last block empty."""
 _FEW_BLOCKS = 2
 """Up to so many blocks of rows, b's elements are used too rarely to be worth a copy."""
 
@@ -53,7 +54,9 @@ class _Matrix:
 
 def emit_dot(codegen: KernelCodegen, op: tile.DotOp) -> None:
     """Add the code of a product; its result is in `codegen.buffers`."""
-    if in_bytes(op):
+    if in_matrix_tiles(codegen, op):
+        emit_matrix_dot(codegen, op)
+    elif in_bytes(op):
         emit_byte_dot(codegen, op)
     else:
         _Product(codegen, op).emit()
@@ -61,6 +64,8 @@ def emit_dot(codegen: KernelCodegen, op: tile.DotOp) -> None:
 
 def buffered_operands(codegen: KernelCodegen, op: tile.DotOp) -> list[SSAValue]:
     """The operands that `emit_dot` computes into buffers of their own."""
+    if in_matrix_tiles(codegen, op):
+        return [] if reads_matrix_rows(codegen, op) else [op.a]
     if in_bytes(op):
         return [] if reads_rows(codegen, op) else [op.a]
     product = _Product(codegen, op)
@@ -101,7 +106,6 @@ class _Product:
         # The kernels of few rows hold 4 by 4 sums or factors, if there are 32 registers.
         self.few_side = _SIDE if codegen.target.registers == 32 else _SIDE // 2
         self.few_rows = self.capacity[0] <= _FEW_BLOCKS * min(self.block.rows, _MOST_POINTERS)
-        self.a_panels: V | None = None
         if self.few_rows:
             self.block = replace(self.block, rows=min(self.block.rows, _MOST_POINTERS))
 
@@ -134,7 +138,7 @@ class _Product:
         load = self._load(self.op.a)
         if load is None or _pointer_dtype(load) != self.dtype or (load.strides.data[1] != 1 and self.depth != 1):
             return False
-        if self.few_rows or self.block.rows <= _WAYS or self.block.rows > _MOST_POINTERS:
+        if self.few_rows or self.block.rows <= _WAYS:
             return True
         stride = load.strides.data[0]
         return isinstance(stride, int) and stride * self.dtype.bytes % _SET_BYTES != 0
@@ -169,8 +173,6 @@ class _Product:
         if self.capacity[1] == 1 and self.right.rows.name == "1":
             self._rows_of_both()
             return
-        if self.block.rows > _MOST_POINTERS:
-            self._copy_rows()
         if self.in_panels:
             self._panels()
         elif self.right.columns.name == "1":
@@ -188,16 +190,6 @@ class _Product:
         self.keep = const(op.accumulator is not None, "i1")
         if op.accumulator is not None and codegen.buffers.get(op.accumulator) != self.result:
             codegen.block([Fill(op.accumulator, self.result)])
-
-    def _copy_rows(self) -> None:
-        """Put the rows of every block side by side."""
-        b, a = self.b, self.a
-        self.a_panels = Buffer.allocate(b, (self.capacity[0], self.depth), self.dtype).pointer
-        for row, count in self._row_blocks(self.block.rows):
-            copy = transpose_panel(self.codegen.module, count, min(count & -count, 8), self.dtype, a.memory)
-            panel = b.gep(self.a_panels, b.mul(row, self.turns), scalar_type(self.dtype))
-            start = b.gep(a.pointer, b.mul(row, a.rows), memory_type(a.memory))
-            self._call(copy, panel, start, a.rows, i64(count), self.turns)
 
     def _panels(self) -> None:
         """b lies in panels: they are read in place, unless they hold a narrow type and are read often."""
@@ -298,20 +290,17 @@ class _Product:
 
     def _part(self, n: V, pointer: V, stride: V, memory: DType, k: V, turns: V, keep: V) -> None:
         """A part of K for one panel of columns."""
-        block, a_panel = self.block, self.a_panels is not None
+        block = self.block
         for row, count, blocks in self._row_groups(block.rows):
             part = Blocking(count, block.vectors, block.lanes)
-            name = panel_kernel(self.codegen.module, self.codegen.target, part, self.dtype, memory, a_panel=a_panel)
+            name = panel_kernel(self.codegen.module, self.codegen.target, part, self.dtype, memory)
             c, a = self.result.address(self.b, (row, n)), self._rows_from(row, k)
             self._call(name, c, i64(self.capacity[1]), a, self.a.rows, pointer, stride, turns, keep, blocks)
 
     def _rows_from(self, row: V, k: V) -> V:
         """Where the rows of a start: from `row` on, at `k`."""
-        b, element = self.b, scalar_type(self.dtype)
-        if self.a_panels is not None:
-            assert k.name == "0", "more rows than pointers come with short sums"
-            return b.gep(self.a_panels, b.mul(row, self.turns), element)
-        return b.gep(self.a.pointer, b.add(b.mul(row, self.a.rows), k), element)
+        b = self.b
+        return b.gep(self.a.pointer, b.add(b.mul(row, self.a.rows), k), scalar_type(self.dtype))
 
     def _row_groups(self, rows: int) -> Iterator[tuple[V, int, V]]:
         return row_groups(self.b, self.extents[0], self.capacity[0], rows)

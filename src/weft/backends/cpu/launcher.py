@@ -95,7 +95,8 @@ def _kernel(b: Function, step: _Reader, table: V, scratch: V, threads: V) -> V:
         b.store(function, context, 8)
         b.store(scratch, b.gep(context, i64(1), "i64"), 8)
         b.store(count, b.gep(context, i64(2), "i64"), 8)
-        wanted = b.convert("trunc", b.intrinsic("smin", threads, count), "i32")
+        # Always all threads: GNU's pool ends those that a smaller team has no use for, and has to make them anew.
+        wanted = b.convert("trunc", threads, "i32")
         b.call("GOMP_parallel", "void", V("ptr", f"@{_WORKER}"), context, wanted, V("i32", "0"))
         otherwise()
         b.do(f"call void {function.name}({scratch}, {i64(0)}, {count})")

@@ -7,12 +7,14 @@ own, so that registers are allotted to them alone and all products of a module s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from weft.backends.cpu.matrix_kernels import MATRIX_COLUMNS
 from weft.backends.cpu.target import CpuTarget
 from weft.backends.llvm.builder import Function, Module, V, const, i64, memory_type, scalar_type, vector
 from weft.backends.llvm.cast import load_as
-from weft.ir.types import DType, f32, i8, i32
+from weft.ir.types import DType, bf16, f32, i8, i32
+from weft.lower.machine import CPU, Machine
 
 _PARAMS = [
     ("ptr noalias", "c"),
@@ -59,8 +61,15 @@ def blocking(target: CpuTarget, dtype: DType) -> Blocking:
 
 def panel_form(target: CpuTarget, dtype: DType, memory: DType) -> tuple[int, int]:
     """The columns of a panel of packed weights, and how many of K lie together in it."""
+    if memory == bf16 and dtype == f32 and target.has_matrix_tiles:
+        return MATRIX_COLUMNS, BYTES_TOGETHER // bf16.bytes
     together = BYTES_TOGETHER if memory == i8 and dtype in (f32, i32) and target.multiplies_bytes else 1
     return blocking(target, dtype).columns, together
+
+
+def cpu_machine(target: CpuTarget) -> Machine:
+    """What lowering knows of a processor. Those of x86 have many cores, as a rule, and far caches between them."""
+    return replace(CPU, product_rows=blocking(target, f32).rows) if target.is_x86 else CPU
 
 
 def multiply_add(b: Function, x: V, y: V, total: V) -> V:
@@ -70,15 +79,12 @@ def multiply_add(b: Function, x: V, y: V, total: V) -> V:
     return b.binary("add", b.binary("mul", x, y), total)
 
 
-def panel_kernel(
-    module: Module, target: CpuTarget, block: Blocking, dtype: DType, memory: DType, *, a_panel: bool = False
-) -> str:
+def panel_kernel(module: Module, target: CpuTarget, block: Blocking, dtype: DType, memory: DType) -> str:
     """A kernel for `b` contiguous along N; `memory` is the type of b's elements there. Returns its name.
 
     The rows' factors are broadcast from a: by lane of a vector along K where instructions take a lane, else by scalar.
-    With `a_panel` a lies as a panel, too: the rows side by side, K after K.
     """
-    name = f"weft.panel.{block.rows}x{block.vectors}x{block.lanes}.{dtype}.{memory}{'.panel' if a_panel else ''}"
+    name = f"weft.panel.{block.rows}x{block.vectors}x{block.lanes}.{dtype}.{memory}"
     if not module.add_shared(name):
         return name
     f = Function(module, name, [*_PARAMS, ("i64", "blocks")], attributes="nounwind noinline", linkage="internal")
@@ -87,7 +93,7 @@ def panel_kernel(
     type_ = vector(element, block.lanes)
     phases = max(1, min(4, _LEAST_CHAINS // (block.rows * block.vectors)))
     slots = [[[f.alloca(type_) for _ in range(block.vectors)] for _ in range(block.rows)] for _ in range(phases)]
-    by_lane = target.multiplies_by_lane and dtype.bits >= 32 and not a_panel
+    by_lane = target.multiplies_by_lane and dtype.bits >= 32
     unroll = 128 // dtype.bits if by_lane else 4
     whole = f.binary("and", depth, i64(-unroll))
     # A lane costs no register, a broadcast factor does: then it is used up before the next one.
@@ -111,24 +117,33 @@ def panel_kernel(
     with f.loop(i64(0), blocks, i64(1)) as number:
         first = f.mul(number, i64(block.rows))
         result = f.gep(c, f.mul(first, c_stride), element)
-        start = f.gep(a, f.mul(first, depth if a_panel else a_stride), element)
-        rows = [f.gep(start, i64(r) if a_panel else f.mul(a_stride, i64(r)), element) for r in range(block.rows)]
+        start = f.gep(a, f.mul(first, a_stride), element)
+        rows = [f.gep(start, f.mul(a_stride, i64(r)), element) for r in range(block.rows)]
         places = [
             (slots[0][r][v], f.gep(result, f.add(f.mul(c_stride, i64(r)), i64(v * block.lanes)), element))
             for r in range(block.rows)
             for v in range(block.vectors)
         ]
         _clear(f, slots, type_)
-        step_k = i64(block.rows if a_panel else 1)
+        walk = _Walk(f, start, f.mul(a_stride, i64(dtype.bytes)), block.rows, element) if target.is_x86 else None
 
         def scalar(k: V) -> Callable[[int], V]:
-            return lambda r: f.load(element, f.gep(rows[r], f.mul(k, step_k), element), dtype.bytes)
+            return lambda r: f.load(element, f.gep(rows[r], k, element), dtype.bytes)
+
+        def walked(walk: _Walk, pointers: list[V], u: int) -> Callable[[int], V]:
+            return lambda r: f.load(element, walk.address(pointers, r, u), dtype.bytes)
 
         with f.loop(i64(0), whole, i64(unroll)) as k:
             lanes = [f.load(vector(element, unroll), f.gep(row, k, element), dtype.bytes) for row in rows if by_lane]
+            pointers = walk.pointers() if walk is not None else []
             for u in range(unroll):
                 here = f.add(k, i64(u))
-                step(here, (lambda r, u=u: f.extract(lanes[r], u)) if by_lane else scalar(here), u % phases)
+                if walk is not None:
+                    step(here, walked(walk, pointers, u), u % phases)
+                else:
+                    step(here, (lambda r, u=u: f.extract(lanes[r], u)) if by_lane else scalar(here), u % phases)
+            if walk is not None:
+                walk.advance(pointers, unroll)
         with f.loop(whole, depth, i64(1)) as k:
             step(k, scalar(k), 0)
         for phase in slots[1:]:
@@ -136,6 +151,32 @@ def panel_kernel(
         _finish(f, places, type_, keep, dtype)
     f.finish()
     return name
+
+
+class _Walk:
+    """Rows that are walked side by side with a pointer for every three: an x86's addresses add one or two strides.
+
+    LLVM would keep a pointer for each, of which an x86 has too few.
+    """
+
+    def __init__(self, f: Function, start: V, stride: V, rows: int, element: str) -> None:
+        self.f, self.stride, self.element = f, stride, element
+        self.slots = [f.alloca("ptr") for _ in range(0, rows, 3)]
+        for number, slot in enumerate(self.slots):
+            f.store(f.gep(start, f.mul(stride, i64(3 * number)), "i8"), slot, 8)
+
+    def pointers(self) -> list[V]:
+        """The pointers of a turn, whose origin LLVM does not see."""
+        loaded = [self.f.load("ptr", slot, 8) for slot in self.slots]
+        return [self.f.emit("ptr", f'call ptr asm "", "=r,0"({pointer})') for pointer in loaded]
+
+    def address(self, pointers: list[V], row: int, k: int) -> V:
+        base = self.f.gep(pointers[row // 3], i64(k), self.element)
+        return self.f.gep(base, self.f.mul(self.stride, i64(row % 3)), "i8")
+
+    def advance(self, pointers: list[V], count: int) -> None:
+        for pointer, slot in zip(pointers, self.slots, strict=True):
+            self.f.store(self.f.gep(pointer, i64(count), self.element), slot, 8)
 
 
 def slab_kernel(module: Module, rows: int, depth: int, lanes: int, dtype: DType, memory: DType) -> str:

@@ -5,14 +5,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+import platform
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import llvmlite.binding as llvm
 
+from weft.backends.cpu.separate_selects import separate_selects
 from weft.errors import CompilationError, WeftError
 from weft.forks import COMPILING, release_after_fork
 
@@ -63,6 +67,14 @@ class CpuTarget:
         return "vpdpbusd" in text if self.is_x86 else "sdot" in text
 
     @property
+    def has_matrix_tiles(self) -> bool:
+        """Whether there are an x86's matrix tiles (AMX), and the system lets programs use them."""
+        given = self.features.split(",")
+        if not self.is_x86 or any(f"-{name}" in given for name in _TILES):
+            return False
+        return self.cpu in _TILED or all(f"+{name}" in given for name in _TILES)
+
+    @property
     def has_library_convolutions(self) -> bool:
         """Whether torch's library makes code for convolutions and their gradients, as it does for wide vectors."""
         return self.is_x86 or "+sve" in self.features.split(",")
@@ -88,6 +100,9 @@ class CpuTarget:
         )
 
 
+_TILES = ("amx-tile", "amx-bf16", "amx-int8")
+_TILED = frozenset(["sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d", "diamondrapids"])
+"""Processors by LLVM's names that have matrix tiles: there is no instruction to know them by."""
 _INSTRUCTIONS = {"f16": "vcvtps2ph", "fma": "vfmadd"}
 _PROBE = """
 define void @probe(ptr %p, ptr %q) {
@@ -137,13 +152,29 @@ def host_target() -> CpuTarget:
     with COMPILING:
         _initialise()
         features = llvm.get_host_cpu_features()
-        return CpuTarget(llvm.get_process_triple(), llvm.get_host_cpu_name(), features.flatten() if features else "")
+        return _permitted(
+            CpuTarget(llvm.get_process_triple(), llvm.get_host_cpu_name(), features.flatten() if features else "")
+        )
+
+
+_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18
+
+
+def _permitted(target: CpuTarget) -> CpuTarget:
+    """The processor without matrix tiles, unless the system lets this process use them: Linux wants to be asked."""
+    if not target.has_matrix_tiles:
+        return target
+    system = ctypes.CDLL(None, use_errno=True)
+    if platform.system() == "Linux" and system.syscall(_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA) == 0:
+        return target
+    kept = [each for each in target.features.split(",") if each.lstrip("+-") not in _TILES and each]
+    return replace(target, features=",".join([*kept, *(f"-{name}" for name in _TILES)]))
 
 
 def target_for(cpu: str) -> CpuTarget:
     """The processor that `Config.cpu` names: this one, or another of its family that this one can run the code of."""
     host = host_target()
-    return host if cpu in ("native", host.cpu) else checked_target(host.triple, cpu)
+    return host if cpu in ("native", host.cpu) else _permitted(checked_target(host.triple, cpu))
 
 
 @lru_cache
@@ -178,10 +209,13 @@ def _said_by_llvm(target: CpuTarget) -> str:
         return file.read().decode(errors="replace")
 
 
-def compile_object(text: str, target: CpuTarget, level: int = 2) -> bytes:
-    """LLVM IR → an object file. Loops are already vectors, so LLVM only cleans up, schedules and allocates."""
+def compile_object(text: str, target: CpuTarget, level: int = 2, *, jit: bool = True) -> bytes:
+    """LLVM IR → an object file. Loops are already vectors, so LLVM only cleans up, schedules and allocates.
+
+    It is loaded into this process, unless `jit` says that a linker takes it.
+    """
     with COMPILING:
-        return _emitted(text, target.machine(level), level, "emit_object")
+        return _emitted(text, target.machine(level, jit), level, "emit_object")
 
 
 def compile_assembly(text: str, target: CpuTarget, level: int = 2) -> str:
@@ -190,7 +224,20 @@ def compile_assembly(text: str, target: CpuTarget, level: int = 2) -> str:
         return _emitted(text, target.machine(level, jit=False), level, "emit_assembly")
 
 
+_NEEDED = 64 << 20
+"""Bytes of address space that LLVM may want for a program: a fair share more than was seen."""
+
+
+def require_memory(size: int = 0) -> None:
+    """Raise a `MemoryError` where LLVM would end the process, which it does when it gets no memory."""
+    try:
+        mmap.mmap(-1, _NEEDED + 4 * size).close()
+    except OSError as error:
+        raise MemoryError("not enough memory for the compiler") from error
+
+
 def _emitted(text: str, machine: llvm.TargetMachine, level: int, form: str) -> Any:
+    require_memory(16 * len(text))
     # LLVM's objects are freed when this returns, which is still under the lock.
     return getattr(machine, form)(_optimised(text, machine, level))
 
@@ -215,4 +262,5 @@ def _optimised(text: str, machine: llvm.TargetMachine, level: int) -> llvm.Modul
     manager.add_simplify_cfg_pass()
     manager.add_dead_code_elimination_pass()
     manager.run(module, builder)
-    return module
+    apart = separate_selects(str(module)) if machine.triple.startswith("x86_64") else None
+    return module if apart is None else llvm.parse_assembly(apart)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -42,19 +43,54 @@ def memory_owners(
         for item, storage in storages.items()
         if storage is not None and (counts[storage] > 1 or (storage in updated and _is_symbolic(item)))
     }
-    owners: dict[int | None, fx.Node] = {}
+    arguments: dict[int | None, list[fx.Node]] = {}
+    makers: dict[int | None, fx.Node] = {}
     for node in nodes:
         if node.op != "placeholder" and not shared:
             break  # arguments come first
         if (storage := _storage(node)) in counts:
-            owners.setdefault(storage, node)
-    owned = {item: owners[storage] for item, storage in storages.items() if storage is not None and storage in owners}
+            if node.op == "placeholder":
+                arguments.setdefault(storage, []).append(node)
+            else:
+                makers.setdefault(storage, node)
+    owned: dict[fx.Node, fx.Node] = {}
+    for item, storage in storages.items():
+        given = arguments.get(storage, [])
+        # Arguments that shared memory while tracing may lie apart in a call, so the output is only its own one's.
+        owner = viewed_node(item) if len(given) > 1 else given[0] if given else makers.get(storage)
+        if storage is not None and owner is not None and (owner in given or not given):
+            owned[item] = owner
     return {
         item: owner
         for item, owner in owned.items()
         if _reading(owner) == _reading(item)
         and (owner not in written if owner.op == "placeholder" else storages[item] in shared and _is_made(owner))
     }
+
+
+def shared_arguments(graph: fx.Graph) -> tuple[str, ...]:
+    """Which arguments of a captured graph lie in one memory, as text; those that have theirs for themselves do not."""
+    found: dict[int, list[str]] = {}
+    for node in graph.find_nodes(op="placeholder"):
+        if (storage := _storage(node)) is not None:
+            found.setdefault(storage, []).append(node.name)
+    return tuple(f"in one memory {names}" for names in found.values() if len(names) > 1)
+
+
+def viewed_node(node: fx.Node) -> fx.Node:
+    """What a chain of views begins with."""
+    storage = _storage(node)
+    while node.op == "call_function":
+        if node.target is operator.getitem:
+            source = node.args[0]
+        else:
+            arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
+            places = [place for place, argument in enumerate(arguments) if argument.alias_info is not None]
+            source = node.args[places[0]] if places and places[0] < len(node.args) else None
+        if not isinstance(source, fx.Node) or _storage(source) not in (storage, None):
+            break
+        node = source
+    return node
 
 
 def _is_symbolic(node: fx.Node) -> bool:

@@ -19,8 +19,9 @@ import torch
 from torch import nn
 from torch._dynamo import trace_rules
 
-from weft.config import Config
+from weft.config import MODES
 from weft.errors import WeftError
+from weft.frontends.torch.settings import settings
 
 _LEAST_COPIES = 3
 _LEAST_PARTS = 2
@@ -40,10 +41,13 @@ def compile(
     dynamic: bool | None = None,
     fullgraph: bool = False,
     regions: bool = True,
+    mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> Any:
     """A compiled version of a module or function; `options` are fields of `weft.Config`, and may be given by name.
+
+    `mode` is one of torch's, and stands for some of them.
 
     Without a model it is a decorator: `@weft.compile(strict=True)`. Unlike `torch.compile(model, backend="weft")` this
     compiles repeated layers once (`regions=False` turns that off).
@@ -51,26 +55,26 @@ def compile(
     """
     chosen = {**(options or {}), **fields}
     try:
-        Config.from_options(chosen)
+        settings(chosen, mode)
     except WeftError as error:
-        raise WeftError(
-            error.message, hint=error.hint and f"{error.hint}; beside dynamic, fullgraph and regions"
-        ) from None
+        beside = "; beside dynamic, fullgraph, mode and regions" if "unknown option" in error.message else ""
+        raise WeftError(error.message, hint=error.hint and f"{error.hint}{beside}") from None
+    chosen = {**MODES[mode or "default"], **chosen}
     if model is None:
         return partial(compile, dynamic=dynamic, fullgraph=fullgraph, regions=regions, options=chosen)
     if not callable(model):
         raise WeftError(f"weft.compile takes a module or a function, got {type(model).__name__}")
-    settings: dict[str, Any] = {
+    asked: dict[str, Any] = {
         "backend": "weft",
         "dynamic": dynamic,
         "fullgraph": fullgraph,
         "options": chosen or None,
     }
     if not isinstance(model, nn.Module):
-        return torch.compile(model, **settings)
+        return torch.compile(model, **asked)
     blocks = list(repeated_blocks(model)) if regions and not fullgraph else []
     for module in blocks or [model]:
-        _compile_in_place(module, settings)
+        _compile_in_place(module, asked)
     return model
 
 

@@ -18,26 +18,42 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from weft.backends.nvidia.code import DeviceCode
 from weft.config import Config
-from weft.errors import LoweringError, ParseError, WeftError
+from weft.diagnostics import warn
+from weft.errors import CompilationError, LoweringError, ParseError, WeftError
 from weft.forks import COMPILING
 from weft.frontends.torch import caching
 from weft.frontends.torch.checks import failure
 from weft.frontends.torch.collection import without_collection
 from weft.frontends.torch.complex_numbers import as_real
 from weft.frontends.torch.decompositions import decompositions
+from weft.frontends.torch.device_checks import Watch, raise_found
 from weft.frontends.torch.device_timing import timer_on
 from weft.frontends.torch.devices import CPU, graph_device, kind_of, nvidia_target, target_on
 from weft.frontends.torch.executor import CpuExecutor
 from weft.frontends.torch.first_call import FirstCall, Loading
 from weft.frontends.torch.freezing import frozen_arguments, make_constants, warn_of_quantization
 from weft.frontends.torch.graph import Calling, ImportedGraph
+from weft.frontends.torch.grouped_products import with_traced_gradients
 from weft.frontends.torch.importer import import_graph
+from weft.frontends.torch.locations import first_line
+from weft.frontends.torch.observed_call import ObservedCall
 from weft.frontends.torch.opaque import OpaqueRuntime
-from weft.frontends.torch.plan_executor import PlanExecutor
-from weft.frontends.torch.report import Fallback, note_fallback, note_targets, shape_guards
+from weft.frontends.torch.overlaps import overlaps_checked, written_arguments
+from weft.frontends.torch.plan_executor import PlanExecutor, WrongData
+from weft.frontends.torch.report import (
+    HOW_TO_DECIDE,
+    Fallback,
+    check_fallbacks,
+    note_fallback,
+    note_targets,
+    note_whole_graph,
+    shape_guards,
+)
 from weft.frontends.torch.report import record_targets as record_targets
 from weft.frontends.torch.returning import output_of, write_back, written_inputs
+from weft.frontends.torch.settings import settings, watch
 from weft.frontends.torch.shortcut import Shortcut
+from weft.frontends.torch.splitting import split_graph
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.pipelines import Compiled, compile_cpu, compile_nvidia
@@ -45,13 +61,15 @@ from weft.runtime.cache import DiskCache
 from weft.runtime.cubins import EarlyLoader
 from weft.runtime.executable import Executable
 from weft.runtime.record import CompilationRecord, compilation, is_recording
+from weft.runtime.single_flight import Flight
 
 if TYPE_CHECKING:
     from weft.frontends.torch.cuda_executor import CudaExecutor
 
 log = logging.getLogger("weft")
 
-_HOW_TO_REPORT = "\nRun `weft reduce` on it to make a report; WEFT_STRICT=1 makes this an error."
+_UNKNOWN_SIZE = "the size of its result is only known when it has run"
+_HOW_TO_REPORT = "`weft reduce script.py` makes a report of it"
 
 
 class Executor(Protocol):
@@ -70,11 +88,8 @@ def weft_backend(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph that Dynamo captured; `options` are the fields of `weft.config.Config`.
-
-    `mode` is accepted for the sake of `torch.compile`'s signature; Weft has one mode.
-    """
-    config = Config.from_options(options)
+    """Compile a graph that Dynamo captured; `options` are fields of `weft.config.Config`, `mode` stands for some."""
+    config = settings(options, mode)
     shortcut = Shortcut()
     compilers = {
         name: partial(compile_graph, name=name, config=config, traced_inputs=example_inputs)
@@ -92,7 +107,9 @@ def weft_backend(
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
-    return shortcut.shortened(backend(module, example_inputs))
+    compiled = shortcut.shortened(backend(with_traced_gradients(module), example_inputs))
+    written = written_arguments(len(example_inputs))
+    return compiled if written == () else overlaps_checked(compiled, module, example_inputs, written)
 
 
 def compile_graph(
@@ -107,10 +124,37 @@ def compile_graph(
 
     `traced_inputs` are what Dynamo traced it with: the weights among them can be frozen.
     """
+    guards = shape_guards(example_inputs) if is_recording() else []
+    frozen = frozen_arguments(module, name, config, traced_inputs)
+    split = split_graph(module)
+    if split is None:
+        return _compiled(module, name, config, frozen, guards)
+    placeholders = {node: position for position, node in enumerate(module.graph.find_nodes(op="placeholder"))}
+    fallbacks = [Fallback(str(node.target), first_line([node]), _UNKNOWN_SIZE) for node in split.sources]
+    note_targets(str(node.target) for node in split.sources)
+    check_fallbacks(fallbacks, config)
+    parts: list[Callable[[list[Any]], Sequence[Any]]] = []
+    for part in split.parts:
+        places = {placeholders[node]: place for place, node in enumerate(part.inputs) if node in placeholders}
+        weights = {places[position]: tensor for position, tensor in frozen.items() if position in places}
+        parts.append(_compiled(part.module, name, config, weights, guards, () if parts else fallbacks))
+    return split.runner(parts)
+
+
+def _compiled(
+    module: fx.GraphModule,
+    name: str,
+    config: Config,
+    frozen: Mapping[int, torch.Tensor],
+    guards: list[str],
+    left: Sequence[Fallback] = (),
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """A callable for a graph, or a part of one, of which some calls were `left` to torch."""
     with COMPILING, compilation(name) as record:
         record.nodes = len(module.graph.nodes)
-        record.guards = shape_guards(example_inputs) if is_recording() else []
-        frozen = frozen_arguments(module, name, config, traced_inputs)
+        record.guards = guards
+        for fallback in left:
+            note_fallback(fallback.target, fallback, config)
         with without_collection():
             return _callable(module, name, config, frozen, record)
 
@@ -119,13 +163,20 @@ def _callable(
     module: fx.GraphModule, name: str, config: Config, frozen: Mapping[int, torch.Tensor], record: CompilationRecord
 ) -> Callable[[list[Any]], Sequence[Any]]:
     start = time.perf_counter()
+    flight, is_awaited = Flight("", None), False
+    record.config = config
     try:
         device = graph_device(module)
         if frozen:
             warn_of_quantization(config.quantize, device.type)
         keeps = config.cache and config.target == "cpu"
         key = caching.graph_key(module, name, config, frozen, target_on(device)) if keeps else None
-        loaded = _loaded(key, module, frozen, record, config, device) if key else None
+        loaded: CompiledGraph | None = None
+        if key:
+            look_up = partial(load_graph, key, module, frozen, record, config, device)
+            loaded = look_up()
+            if loaded is None:
+                flight, loaded = caching.lead(key, look_up)
         if loaded is not None:
             record.measure("load", start)
             log.info("loaded %s from the cache in %.3f s", name, time.perf_counter() - start)
@@ -136,22 +187,30 @@ def _callable(
         while True:
             imported = import_graph(module, name, config, frozen, device.type, tensor_cores, left)
             record.measure("import", looked)
+            if not is_storable(imported):
+                flight.release()  # others would wait for nothing
             try:
                 executor = executor_for(imported, config, key, frozen, device)
+                is_awaited = isinstance(executor, LaterExecutor)
                 break
             except LoweringError as error:  # torch has code for what this kernel was to do
-                if config.strict or error.sources <= left:
+                if config.forbids_fallbacks or error.sources <= left:
                     raise
-                log.warning("a kernel cannot be made, torch carries out what it was to do: %s", error)
+                if config.fallback == "warn":
+                    what = "a kernel cannot be made, torch carries out what it was to do"
+                    warn("fallback", what, error.message, _HOW_TO_REPORT, location=error.location)
                 left |= error.sources
     except torch.OutOfMemoryError as error:
         return LaterCall(module, name, config, frozen, str(error))
     except Exception as error:  # whatever is wrong in the compiler, torch can run the graph
         if record.wants_programs and "import" not in record.seconds:
             record.captured = module
-        if config.strict:
+        if config.forbids_fallbacks:
             raise
-        return _uncompiled(module, record, error)
+        return _uncompiled(module, record, error, config)
+    finally:
+        if not is_awaited:
+            flight.release()
     log.info(
         "compiled %s: %d nodes, %d left to torch, %.3f s",
         name,
@@ -162,21 +221,37 @@ def _callable(
     compiled = partial(CompiledGraph, imported.calling, imported.constants)
     if isinstance(executor, LaterExecutor):
         load = executor.load
-        return FirstCall(Loading(lambda: compiled(load()).shortest(), partial(_uncompiled, module, record), record))
+
+        def finish() -> Callable[[list[Any]], Sequence[Any]]:
+            with flight:
+                return compiled(load()).shortest()
+
+        return FirstCall(Loading(finish, partial(_uncompiled, module, record, config=config), record))
+    if record.wants_inputs and device.type == "cpu":
+        return ObservedCall(compiled(executor), imported.calling, imported.constants, record)
     return compiled(executor).shortest()
 
 
-def _uncompiled(module: fx.GraphModule, record: CompilationRecord, error: Exception) -> Callable[..., Sequence[Any]]:
+def _uncompiled(
+    module: fx.GraphModule,
+    record: CompilationRecord,
+    error: Exception,
+    config: Config = Config(),  # noqa: B008  frozen
+) -> Callable[..., Sequence[Any]]:
     """The graph as torch runs it, for which there is a reason; memory that ran out may be there in the next call."""
-    if isinstance(error, torch.OutOfMemoryError):
+    if isinstance(error, torch.OutOfMemoryError) or config.forbids_fallbacks:
         raise error
-    expected = isinstance(error, WeftError)
-    log.warning(
-        "a graph runs uncompiled: %s%s", error if expected else repr(error), _HOW_TO_REPORT, exc_info=not expected
-    )
+    line = (error.location if isinstance(error, WeftError) else None) or first_line(module.graph.nodes)
+    if config.fallback == "warn":
+        # What is no error of Weft's own is a mistake in it, and so is what LLVM does not take.
+        expected = isinstance(error, WeftError) and not isinstance(error, CompilationError)
+        why = error.message if isinstance(error, WeftError) else repr(error)
+        hint = error.hint if isinstance(error, WeftError) else None
+        advice = "; ".join(filter(None, (hint, None if expected else _HOW_TO_REPORT, HOW_TO_DECIDE)))
+        shown = None if isinstance(error, WeftError) else error
+        warn("fallback", "a graph runs uncompiled", why, advice, location=line, error=shown)
     record.source, record.error = "torch", f"{type(error).__name__}: {error}"
-    location = error.location if isinstance(error, WeftError) else None
-    note_fallback("the whole graph", Fallback("the whole graph", location, str(error).partition("\n")[0]))
+    note_whole_graph(Fallback("the whole graph", line, str(error).partition("\n")[0]))
     return make_boxed_func(module.forward)
 
 
@@ -206,7 +281,7 @@ class LaterCall:
         return self.compiled(arguments)
 
 
-def _loaded(
+def load_graph(
     key: str,
     module: fx.GraphModule,
     frozen: Mapping[int, torch.Tensor],
@@ -226,13 +301,14 @@ def _loaded(
         executor = _loaded_on(device, plan, code, None, OpaqueRuntime({}), config, calling)
         make_constants(executor, [*map(frozen.get, calling.arguments), *constants])
     except Exception as error:  # an entry is data from elsewhere: whatever is wrong with it, the graph is compiled
-        log.warning("a cache entry is not used: %r", error)
+        warn("cache", "a cache entry is not used", repr(error), "the graph is compiled anew")
         return None
     record.source = "cache"
     record.planned(plan, {})
     note_targets(str(node.target) for node in module.graph.nodes if node.op == "call_function")
     for fallback in calling.fallbacks:
-        note_fallback(fallback.target, fallback)
+        note_fallback(fallback.target, fallback, config)
+    check_fallbacks(calling.fallbacks, config)
     return CompiledGraph(calling, constants, executor)
 
 
@@ -269,6 +345,11 @@ class LaterExecutor:
     load: Callable[[], Executor]
 
 
+def is_storable(imported: ImportedGraph) -> bool:
+    """Whether a program of it can be kept for other processes."""
+    return imported.cacheable and all(imported.calling.constants)
+
+
 def executor_for(
     imported: ImportedGraph,
     config: Config,
@@ -285,14 +366,14 @@ def executor_for(
     function = imported.function
     compiled: Compiled[bytes] | Compiled[DeviceCode]
     if device.type == "cpu":
-        compiled = compile_cpu(function, config)
+        compiled = compile_cpu(function, config, framework=True)
     else:
         loader = EarlyLoader(device.index or 0, _disk_cache(config))
         compiled = compile_nvidia(function, config, nvidia_target(device), timer_on(device), loader)
 
     def load() -> Executor:
         start = time.perf_counter()
-        if key is not None and imported.cacheable and all(imported.calling.constants):
+        if key is not None and is_storable(imported):
             caching.store(key, compiled.plan, compiled.code, imported.calling)
             start = compiled.report.measure("store", start)
         executor = _loaded_on(device, compiled.plan, compiled.code, compiled.prepare, runtime, config, imported.calling)
@@ -315,15 +396,20 @@ class CompiledGraph:
     executor: Executor
     _boxed_call: bool = True
 
+    def __post_init__(self) -> None:
+        self.watch = Watch(self.calling.checks) if self.calling.deferred and self.calling.checks else None
+
     def shortest(self) -> Callable[[list[Any]], list[Any]]:
         """The quickest callable: the executor's own, where arguments and results are just the program's."""
         executor, calling = self.executor, self.calling
         if not isinstance(executor, PlanExecutor) or calling.complex_arguments or calling.symbols.rules:
             return self
-        return executor.direct(calling, self.constants, self) or self
+        return executor.direct(calling, self.constants, self, self.watch) or self
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
-        calling = self.calling
+        calling, watch = self.calling, self.watch
+        if watch is not None:
+            raise_found()
         symbols = calling.symbols(arguments)
         tensors = [arguments[position] for position in calling.arguments]
         tensors.extend(self.constants)
@@ -331,9 +417,17 @@ class CompiledGraph:
             tensors[position] = as_real(tensors[position])
         given = list(arguments)
         arguments.clear()
-        results = self.executor(tensors, symbols)
-        if calling.checks and (code := int(results[-1])):
+        try:
+            results = self.executor(tensors, symbols)
+        except WrongData as wrong:
+            raise failure(calling.checks, wrong.code) from None
+        if watch is not None:
+            watch.note(results[-1])
+        elif calling.checks and (code := int(results[-1])):
             raise failure(calling.checks, code)
         if calling.mutated:
             write_back([(given[position], results[result]) for position, result in calling.mutated])
         return [output_of(output, given, results, symbols) for output in calling.outputs]
+
+
+watch(weft_backend)

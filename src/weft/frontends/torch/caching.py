@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -23,7 +22,9 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 import weft.backends.cpu.target as cpu_target
 from weft.backends.nvidia.code import DeviceCode
 from weft.config import Config
+from weft.diagnostics import warn
 from weft.errors import ParseError, WeftError
+from weft.frontends.torch.aliasing import shared_arguments
 from weft.frontends.torch.checks import Check
 from weft.frontends.torch.encoding import operator_named
 from weft.frontends.torch.facts import size_facts
@@ -41,9 +42,10 @@ from weft.runtime.cache import DiskCache, cache_key
 from weft.runtime.check_plan import check_plan
 from weft.runtime.codec import decode, encode, table
 from weft.runtime.cubins import decode_code, encode_code
+from weft.runtime.single_flight import Flight
 from weft.runtime.sources import source_digest, versions
 
-log = logging.getLogger("weft")
+T = TypeVar("T")
 
 _CLASSES = table(
     *(Plan, Buffer, Place, KernelStep, CallStep, DotStep, LaunchStep, Layout, Tensor, Constant, Packing, PackedPanels),
@@ -78,8 +80,10 @@ def graph_key(
             f"{node.name} {node.op} {node.target} {node.args} {node.kwargs} {_described(node.meta.get('val'))}"
         )
     lines.extend(size_facts(module))
+    lines.extend(shared_arguments(module.graph))
     target = target or cpu_target.host_target()
-    made_with = (*versions(), torch.__version__, f"blas {sorted(blas_symbols())}")
+    numbers = str(torch.get_default_dtype())
+    made_with = (*versions(), torch.__version__, numbers, f"blas {sorted(blas_symbols())}")
     return cache_key("torch graph", "\n".join(lines), config.key(), made_with, repr(target), source_digest())
 
 
@@ -97,14 +101,17 @@ def _constant(module: fx.GraphModule, path: str) -> str | None:
         return None
     # Tracing is still under way, which would make a fake tensor of whatever is computed here.
     with unset_fake_temporarily(), torch.no_grad():
-        content = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        content = value.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return f"{path} {_described(value)} {hashlib.sha256(content).hexdigest()}"
 
 
 def _described(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        strides = value.stride() if value.layout == torch.strided else value.layout
-        return f"{value.dtype} {tuple(value.shape)} {strides} {value.device}"
+        text = f"{value.dtype} {tuple(value.shape)} {value.layout} {value.device}"
+        if value.layout != torch.strided:
+            return text
+        read = f"{' conjugated' * value.is_conj()}{' negated' * value.is_neg()}"
+        return f"{text} {value.stride()} from {value.storage_offset()}{read}"
     if isinstance(value, tuple | list):
         return f"[{', '.join(_described(item) for item in value)}]"
     return str(value)
@@ -121,6 +128,11 @@ _BAD_ENTRY = (
     TypeError,
     AttributeError,
 )
+
+
+def lead(key: str, load: Callable[[], T | None]) -> tuple[Flight, T | None]:
+    """The right to compile a graph, or what `load` gives of one that another process has compiled meanwhile."""
+    return disk_cache().lead(key, load)
 
 
 def load(key: str) -> tuple[Plan, bytes | DeviceCode, Calling] | None:
@@ -140,7 +152,7 @@ def load(key: str) -> tuple[Plan, bytes | DeviceCode, Calling] | None:
         if isinstance(code, DeviceCode):
             _check_kernels(plan, code)
     except _BAD_ENTRY as error:
-        log.warning("a cache entry is not used: %s", str(error)[:200] or repr(error))
+        warn("cache", "a cache entry is not used", str(error)[:200] or repr(error), "the graph is compiled anew")
         return None
     return plan, code, calling
 

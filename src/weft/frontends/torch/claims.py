@@ -35,7 +35,10 @@ _LIBRARY = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
     torch.ops.aten._scaled_mm.default,
     torch.ops.aten._int_mm.default,
+    torch.ops.aten.linalg_solve_triangular.default,
 }
+# Products for each group of rows, as many as there are: generated code would copy a matrix for each row.
+_GROUPED = ("aten::_grouped_mm", "weft::grouped_mm", "weft::grouped_outer")
 
 
 _aten: Any = torch.ops.aten
@@ -44,6 +47,7 @@ _GPU_LIBRARY = {
     for name, overload in (
         *((name, "default") for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm", "_grouped_mm")),
         *((name, "default") for name in ("convolution", "convolution_backward", "embedding_dense_backward")),
+        ("linalg_solve_triangular", "default"),
         *((name, "default") for name in ("sort", "topk", "kthvalue", "cumsum", "cumprod", "cummax", "cummin")),
         *(("sort", "stable"), ("logcumsumexp", "default")),
         *(("scatter_add", "default"), ("scatter_reduce", "two"), ("index_add", "default")),
@@ -335,17 +339,49 @@ def _has_aligned_lines(factor: torch.Tensor) -> bool:
     return 1 in (rows, columns) and all(step * factor.element_size() % _ENGINE_BYTES == 0 for step in steps)
 
 
-def is_claimed(node: fx.Node, device: str = "cpu") -> bool:
-    """Whether a library takes the call: attention only where its backward needs what torch's kernel keeps.
+_LONG_IN_TILES = 256
+"""Queries and keys from which a library's attention in a processor's matrix tiles beats generated kernels in f32."""
+
+
+def is_claimed(node: fx.Node, device: str = "cpu", *, matrix_tiles: bool = False) -> bool:
+    """Whether a library takes the call: attention only where its backward needs what torch's kernel keeps, or where it
+    is long, in bf16, and the library multiplies in `matrix_tiles`.
 
     On a GPU libraries take all attention, and products, convolutions, sorts and scans.
     """
+    name = node.target.name() if isinstance(node.target, torch._ops.OpOverload) else ""
     if device == "cuda":
-        name = node.target.name() if isinstance(node.target, torch._ops.OpOverload) else ""
         return node.target in _GPU_LIBRARY or name.startswith(_ATTENTION)
     if node.target is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
-        return any(user.target is operator.getitem and user.args[1] == 1 for user in node.users)
-    return node.target in _LIBRARY
+        needed = any(user.target is operator.getitem and user.args[1] == 1 for user in node.users)
+        return needed or (matrix_tiles and _is_long_in_bf16(node))
+    return node.target in _LIBRARY or name in _GROUPED
+
+
+_DRAWS = {
+    getattr(_aten, name)
+    for name in (
+        *("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm"),
+        *("bernoulli", "binomial", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal"),
+        *("normal_functional", "poisson", "random", "uniform", "_sample_dirichlet", "_standard_gamma"),
+    )
+}
+
+
+def is_draw(node: fx.Node) -> bool:
+    """Whether a call does nothing but draw random numbers: torch's generator draws them, so that they are eager's.
+
+    Which numbers eager draws depends on its kernels: on the CPU those of a vectorised Box-Muller transform from 16
+    elements on, or of MKL's generators; on a GPU those of as many threads as a launch has.
+    """
+    return getattr(node.target, "overloadpacket", None) in _DRAWS
+
+
+def _is_long_in_bf16(node: fx.Node) -> bool:
+    query, key = (each.meta["val"] for each in node.args[:2])  # type: ignore[union-attr]
+    lengths = query.shape[-2], key.shape[-2]
+    known = all(isinstance(length, int) and length >= _LONG_IN_TILES for length in lengths)
+    return known and query.dtype == torch.bfloat16
 
 
 def needs_library(ops: Iterable[Operation]) -> bool:

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 def without_collection() -> Generator[None]:
     """No garbage collection: it would walk all of the user's objects, several times, to find little."""
     enabled = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if enabled:

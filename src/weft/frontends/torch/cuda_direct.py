@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from weft.frontends.torch.alignment import ALIGNMENT
+from weft.frontends.torch.device_checks import Watch, raise_found
 from weft.frontends.torch.graph import Calling, Returned
 from weft.frontends.torch.plan_executor import BoxedCall
 from weft.frontends.torch.returning import output_of, write_back
@@ -30,24 +31,34 @@ Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
 def direct_call(
-    executor: CudaExecutor, calling: Calling, constants: Sequence[torch.Tensor], otherwise: BoxedCall
+    executor: CudaExecutor,
+    calling: Calling,
+    constants: Sequence[torch.Tensor],
+    otherwise: BoxedCall,
+    watch: Watch | None = None,
 ) -> BoxedCall | None:
-    """The call of a program whose sizes are known."""
-    if executor.symbols or calling.checks:
+    """The call of a program whose sizes are known, and whose verdict on its data nobody waits for."""
+    if executor.symbols or (calling.checks and watch is None):
         return None
     places, mutated, outputs = calling.arguments, calling.mutated, calling.outputs
     straight = places == tuple(range(len(places))) and not constants
-    as_made = outputs == tuple(map(Returned, range(len(executor.returned))))
+    count = len(executor.returned) - (0 if watch is None else 1)
+    as_made = outputs == tuple(map(Returned, range(count)))
     graphs, device = executor.graphs, executor.index
     launch = _one_tape(executor) or partial(executor.plain, symbols={})
 
     def call(arguments: list[Any]) -> list[Any]:
         if torch.cuda.current_device() != device:
             return otherwise(arguments)
+        if watch is not None:
+            raise_found()
         tensors = arguments[: len(places)] if straight else [*(arguments[place] for place in places), *constants]
         results = None if graphs is None or graphs.refusal is not None else graphs.call(tensors)
         if results is None:
             results = launch(tensors)
+        if watch is not None:
+            watch.note(results[-1])
+            results = results[:count] if as_made else results
         if mutated:
             write_back([(arguments[place], results[result]) for place, result in mutated])
         if not as_made:
@@ -77,7 +88,8 @@ def _one_tape(executor: CudaExecutor) -> Run | None:
             return executor.plain(tensors, {})
         addresses = [tensor.data_ptr() for tensor in tensors]
         if (
-            any([address % ALIGNMENT for address in addresses])
+            not all(addresses)  # none, or one of a tensor without memory
+            or any([address % ALIGNMENT for address in addresses])
             or any([tensors[place].stride() != strides for place, strides in watched])
             or not all([executor._is_here(tensors[place]) for place in numerals])
         ):

@@ -23,6 +23,7 @@ from weft.errors import DeviceMemoryError
 from weft.frontends.torch.alignment import aligned
 from weft.frontends.torch.cuda_direct import direct_call
 from weft.frontends.torch.cuda_graphs import GraphedCalls
+from weft.frontends.torch.device_checks import Watch
 from weft.frontends.torch.devices import nvidia_target
 from weft.frontends.torch.frozen import ConstantSet, Preparing
 from weft.frontends.torch.graph import Calling
@@ -53,8 +54,16 @@ def load_program(
             raise torch.OutOfMemoryError(str(error)) from error
 
 
-_CAPTURED: list[tuple[DeviceProgram, list[ConstantSet]]] = []
-"""Programs and constants of calls that someone captured as a CUDA graph: its launches need them where they are."""
+_CAPTURED: dict[int, tuple[DeviceProgram, dict[int, ConstantSet]]] = {}
+"""Programs and constants of calls that someone captured as a CUDA graph: its launches need them where they are.
+
+They go by their identities: many captures of one program keep it once.
+"""
+
+
+def _keep(program: DeviceProgram, sets: Sequence[ConstantSet]) -> None:
+    _, kept = _CAPTURED.setdefault(id(program), (program, {}))
+    kept.update({id(each): each for each in sets})
 
 
 class CudaExecutor(PlanExecutor[DeviceProgram]):
@@ -88,11 +97,17 @@ class CudaExecutor(PlanExecutor[DeviceProgram]):
         """A call without a graph of its own."""
         results = super().__call__(tensors, symbols)
         if torch.cuda.is_current_stream_capturing():
-            _CAPTURED.append((self.executable, list(self.sets)))
+            _keep(self.executable, self.sets)
         return results
 
-    def direct(self, calling: Calling, constants: Sequence[torch.Tensor], otherwise: BoxedCall) -> BoxedCall | None:
-        return direct_call(self, calling, constants, otherwise)
+    def direct(
+        self,
+        calling: Calling,
+        constants: Sequence[torch.Tensor],
+        otherwise: BoxedCall,
+        watch: Watch | None = None,
+    ) -> BoxedCall | None:
+        return direct_call(self, calling, constants, otherwise, watch)
 
     def release(self) -> None:
         super().release()

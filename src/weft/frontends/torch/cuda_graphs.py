@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from weft.diagnostics import warn
 from weft.frontends.torch.alignment import copied_whole, span, spanned
 from weft.frontends.torch.copies import CopiesIn, CopiesOut, copy_all, lies_dense
 from weft.frontends.torch.encoding import operator_named
@@ -161,11 +162,17 @@ class GraphedCalls:
                 self.refuse(f"it is called with {len(self.streams)} sets of weights")
                 return None
             stream = self.streams.setdefault(key, _Stream(pool_of(executor.index, handle)))
-        captured = stream.captured
-        with stream.pool.lock:
-            if captured is None or not captured.has(tensors):
-                captured = self._captured(stream, tensors)
-            return None if captured is None else self._replay(captured, tensors)
+        captured, pool = stream.captured, stream.pool
+        with pool.lock:
+            if pool.is_in_use:
+                return None
+            try:
+                pool.is_in_use = True
+                if captured is None or not captured.has(tensors):
+                    captured = self._captured(stream, tensors)
+                return None if captured is None else self._replay(captured, tensors)
+            finally:
+                pool.is_in_use = False
 
     def _captured(self, stream: _Stream, tensors: list[torch.Tensor]) -> _Captured | None:
         """A graph for these inputs, unless it is the first call, or not worth its while."""
@@ -222,7 +229,8 @@ class GraphedCalls:
                     made = [held[number] for number in executor.returned]
                     copy_all([(arguments[executor.taken[n]], made[result]) for result, n in self.written.items()])
             except Exception as error:  # whatever a library does not allow while it is captured, it does when it runs
-                log.warning("a CUDA graph could not be captured: %r", error)
+                what = "a call is not captured as a CUDA graph"
+                warn("cuda_graphs", what, repr(error), 'options={"cuda_graphs": False} does not try')
                 self.refuse(f"{type(error).__name__}: {error}")
                 return None
             executor._leave(frame)

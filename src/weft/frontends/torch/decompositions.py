@@ -18,7 +18,8 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._decomp import decomposition_table as all_decompositions
 
-from weft.frontends.torch.random_numbers import dropout_by_counter
+from weft.frontends.torch.fused_layers import encoder_layer, multi_head_attention, trilinear
+from weft.frontends.torch.random_numbers import dropout_by_counter, multinomial
 
 _ops: Any = torch.ops.aten
 
@@ -33,10 +34,19 @@ _WHOLE: tuple[Any, ...] = (
     _ops.masked_fill.Scalar,
     _ops.masked_fill.Tensor,
     _ops.mish.default,
+    _ops.roll.default,
     _ops.select_scatter.default,
     _ops.silu.default,
     _ops.softplus.default,
     _ops.std.correction,
+)
+
+# In parts, places that count from the end would do, which eager refuses.
+_CHECKED: tuple[Any, ...] = (
+    _ops.index_add.default,
+    _ops.index_copy.default,
+    _ops.index_fill.int_Scalar,
+    _ops.index_fill.int_Tensor,
 )
 
 
@@ -55,8 +65,15 @@ def _table(device: str) -> dict[Any, Callable[..., Any]]:
     for target in _WHOLE:
         table.pop(target, None)
     table.pop(_ops.native_dropout.default, None)
+    table[_ops._transformer_encoder_layer_fwd.default] = encoder_layer
+    table[_ops._native_multi_head_attention.default] = multi_head_attention
+    table[_ops._trilinear.default] = trilinear
     if device == "cpu":
         table[_ops.native_dropout.default] = native_dropout
+        table[_ops.log_sigmoid_forward.default] = log_sigmoid_forward
+        for target in _CHECKED:
+            table.pop(target, None)
+        table[_ops.multinomial.default] = multinomial
     else:
         # In parts, a row's largest and its sum are kept for the backward, and not what they are taken from, in f32.
         table |= get_decompositions([_ops._log_softmax.default, _ops._softmax.default])
@@ -72,6 +89,12 @@ def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
     mask = _ops.bernoulli.p(torch.empty_like(x, dtype=torch.bool), 1.0 - p)
     return x * mask * (1.0 / (1.0 - p)), mask
+
+
+def log_sigmoid_forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logarithm of the sigmoid, which eager's CPU kernel gives row-major however its argument lies."""
+    result, buffer = all_decompositions[_ops.log_sigmoid_forward.default](x)
+    return result.contiguous(), buffer.contiguous()
 
 
 @cache

@@ -6,13 +6,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._C import _len_torch_dispatch_stack as _modes  # pyright: ignore[reportPrivateUsage]
+from torch._subclasses.fake_tensor import FakeTensor
 
 from weft.frontends.torch.checks import failure
+from weft.frontends.torch.device_checks import Watch
 from weft.frontends.torch.graph import Calling, Returned
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.outputs import ResultMemory, use_huge_pages
-from weft.frontends.torch.plan_executor import BoxedCall, Frame, PlanExecutor
+from weft.frontends.torch.plan_executor import BoxedCall, Frame, PlanExecutor, in_memory
 from weft.frontends.torch.returning import picked_from
+from weft.frontends.torch.traced_steps import is_traced
 from weft.runtime.executable import Executable
 from weft.runtime.openmp import in_forked_child, pool_symbols
 from weft.runtime.profile import active_profile
@@ -40,13 +44,21 @@ class CpuExecutor(PlanExecutor[Executable]):
         if frame.arena is not None:
             return
         arena = torch.empty(frame.binding.arena.size + _ALIGNMENT, dtype=torch.uint8)
+        if isinstance(arena, FakeTensor):
+            in_memory(arena)
         frame.place_arena(arena, -(-arena.data_ptr() // _ALIGNMENT) * _ALIGNMENT)
         use_huge_pages(arena.data_ptr(), arena.numel())
 
     def _launch(self, tape: Tape, frame: Frame) -> None:
         self.launch(tape.address, frame.address, _threads())
 
-    def direct(self, calling: Calling, constants: Sequence[torch.Tensor], otherwise: BoxedCall) -> BoxedCall | None:
+    def direct(
+        self,
+        calling: Calling,
+        constants: Sequence[torch.Tensor],
+        otherwise: BoxedCall,
+        watch: Watch | None = None,
+    ) -> BoxedCall | None:
         """A call of nothing but the launcher, for a program of known sizes that is one tape and gives new tensors.
 
         What small graphs compute takes less time than the way to it.
@@ -59,7 +71,7 @@ class CpuExecutor(PlanExecutor[Executable]):
         (tape, *others) = self.executable.bind({}).segments or (None,)
         if others or not isinstance(tape, Tape):
             return None
-        address, frames, launch = tape.address, self.frames.setdefault((), []), self.launch
+        start, frames, launch = tape.address, self.frames.setdefault((), []), self.launch
         has_constants = self.has_constants
         fixed = [places[number] for number in self.fixed]
         taken = [places[number] for number in self.taken]
@@ -68,7 +80,7 @@ class CpuExecutor(PlanExecutor[Executable]):
         verdict = self.executable.words + self.executable.scratch
 
         def call(arguments: list[Any]) -> list[Any]:
-            if active_profile() is not None:
+            if active_profile() is not None or _modes() or is_traced():
                 return otherwise(arguments)
             try:
                 frame = frames.pop()
@@ -79,10 +91,11 @@ class CpuExecutor(PlanExecutor[Executable]):
             constants = self._place_constants(frame, [arguments[place] for place in fixed]) if has_constants else None
             for place, (number, strides) in zip(taken, frame.inputs, strict=True):
                 tensor = arguments[place]
-                if tensor.stride() != strides:
+                address = tensor.data_ptr()
+                if tensor.stride() != strides or not address:
                     frames.append(frame)
                     return otherwise(arguments)
-                table[number] = tensor.data_ptr()
+                table[number] = address
             results: list[torch.Tensor] = []
             for number, make, shape, strides, dtype in frame.results[:count]:
                 result = make(shape, strides, dtype)
@@ -90,7 +103,7 @@ class CpuExecutor(PlanExecutor[Executable]):
                 results.append(result)
             if checks:
                 table[frame.results[count][0]] = frame.address + 8 * verdict
-            launch(address, frame.address, 1 if tape.alone else _threads())
+            launch(start, frame.address, 1 if tape.alone else _threads())
             del constants  # another thread may have put newer ones in their place: they had to live until here
             code = table[verdict] if checks else 0
             frames.append(frame)

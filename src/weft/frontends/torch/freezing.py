@@ -9,9 +9,7 @@ ahead of time. What a program holds are snapshots: see `frozen` for what is noti
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -21,9 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from weft.config import CODES, QUANTIZATIONS, Config
+from weft.diagnostics import warn
+from weft.frontends.torch.locations import first_line
 from weft.frontends.torch.plan_executor import PlanExecutor
-
-log = logging.getLogger("weft")
 
 
 def frozen_arguments(
@@ -37,13 +35,15 @@ def frozen_arguments(
         return {}
     if name != "inference":
         if name == "forward":
-            log.warning("the weights of a graph that is trained are not frozen; run inference under torch.no_grad()")
+            what, why = "weights are not frozen", "gradients are wanted of this graph"
+            warn("freeze", what, why, "run inference under torch.no_grad()", location=first_line(module.graph.nodes))
         return {}
     context = TracingContext.try_get()
     lifted = list(context.params_flat or ()) if context is not None else []
     placeholders = module.graph.find_nodes(op="placeholder")
     if len(placeholders) != len(lifted) + len(inputs):
-        log.warning("weights are not frozen: tracing has changed the arguments of the graph")
+        why, line = "tracing has changed the arguments of the graph", first_line(module.graph.nodes)
+        warn("freeze", "weights are not frozen", why, "leave freeze out, or subclasses of tensors", location=line)
         return {}
     given = enumerate(zip(placeholders, [*lifted, *inputs], strict=True))
     return {
@@ -53,17 +53,12 @@ def frozen_arguments(
     }
 
 
-@cache
 def warn_of_quantization(quantize: str, device: str) -> None:
     """Say once that weights stay as they are, if no kernel of their device reads what `quantize` would make of them."""
     if quantize and (quantize in CODES) is (device == "cpu"):
         others = ", ".join(each for each in QUANTIZATIONS if each and (each in CODES) is not (quantize in CODES))
-        log.warning(
-            "quantize=%r has no effect on weights on the device %s, which stay as they are; there it takes %s",
-            quantize,
-            device,
-            others,
-        )
+        why = f"no kernel of the device {device} reads such weights, which stay as they are"
+        warn("freeze", f"quantize={quantize!r} has no effect", why, f"there it takes {others}")
 
 
 def _is_weight(value: Any) -> bool:

@@ -2,7 +2,9 @@
 
 Code does not depend on the values, so one program serves many sets of weights: those of the layers of a model, or those
 of one layer at different times. A set is made when weights are met that are not those of another set: other tensors, or
-the same ones changed in place as torch counts it. What writes past torch (`.data`, NumPy) is not noticed.
+the same ones changed in place. Torch counts most changes. Those that it does not (through `.data`, or NumPy) are seen
+in a few elements of each weight in the processor's memory; what leaves these as they are, or writes to a GPU's memory
+past torch, has to be told by `refreeze`.
 """
 
 # torch leaves some of its functions without types.
@@ -24,6 +26,7 @@ from weft.frontends.torch.alignment import aligned
 from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.reference import to_array
 from weft.ir.types import dtype_of_numpy
+from weft.runtime.memory_samples import MemorySamples, sampled_addresses
 from weft.runtime.program import Program
 
 
@@ -38,6 +41,10 @@ class ConstantSet:
     memory: tuple[torch.Tensor, ...]
     pointers: tuple[int, ...]
     versions: tuple[int, ...]
+    samples: MemorySamples | None
+    """Elements of those in the processor's memory."""
+    time: int
+    """How often `refreeze` had been called."""
     tensors: dict[int, torch.Tensor]
     places: np.ndarray
     addresses: np.ndarray
@@ -47,13 +54,29 @@ class ConstantSet:
         return tuple([tensor.data_ptr() for tensor in given]) == self.pointers
 
     def is_fresh(self, given: Sequence[torch.Tensor]) -> bool:
-        """Whether the weights have not changed since."""
-        return tuple([tensor._version for tensor in given]) == self.versions
+        """Whether the weights, which lie where they did, have not changed since."""
+        return (
+            tuple([tensor._version for tensor in given]) == self.versions
+            and (self.samples is None or self.samples.are_unchanged())
+            and self.time == _refrozen[0]
+        )
 
     def is_needed(self) -> bool:
         """Whether all of the weights are still there, where they were."""
         found = [reference() for reference in self.weights]
         return all(t is not None and t.data_ptr() == p for t, p in zip(found, self.pointers, strict=True))
+
+
+_refrozen = [0]
+
+
+def refreeze() -> None:
+    """Take the weights of all compiled functions with `freeze` anew, when these are next called.
+
+    To be called after weights were changed in a way that nobody sees: parts of them through `.data` or NumPy, or the
+    memory of a GPU past torch.
+    """
+    _refrozen[0] += 1
 
 
 Preparing = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
@@ -78,10 +101,22 @@ def make_set(
         tuple(tensor.detach() for tensor in given),
         tuple(tensor.data_ptr() for tensor in given),
         tuple(tensor._version for tensor in given),
+        _samples(given),
+        _refrozen[0],
         tensors,
         np.array(list(tensors), np.int64),
         np.array([tensor.data_ptr() for tensor in tensors.values()], np.int64),
     )
+
+
+def _samples(given: Sequence[torch.Tensor]) -> MemorySamples | None:
+    here = [tensor for tensor in given if tensor.device.type == "cpu" and tensor.data_ptr()]
+    addresses = [
+        address
+        for each in here
+        for address in sampled_addresses(each.data_ptr(), each.shape, each.stride(), each.element_size())
+    ]
+    return MemorySamples(addresses) if addresses else None
 
 
 @lru_cache(maxsize=1)

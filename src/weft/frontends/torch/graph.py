@@ -73,6 +73,8 @@ class Calling:
     fallbacks: tuple[Fallback, ...]
     checks: tuple[Check, ...] = ()
     """What the number that is the last result, after all outputs, stands for."""
+    deferred: bool = False
+    """Whether nobody waits for that number: later calls say what it was."""
     complex_arguments: tuple[int, ...] = ()
     """The arguments (and constants) that are passed as real tensors with the parts in a last dimension."""
 

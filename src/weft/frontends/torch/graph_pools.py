@@ -29,7 +29,8 @@ class GraphPool:
 
     def __init__(self, device: int) -> None:
         self.device = device
-        self.lock = threading.Lock()
+        # A call may come upon another in its thread: by a signal or a finaliser. That one runs without a graph.
+        self.lock, self.is_in_use = threading.RLock(), False
         self.handle, self.keeper = _new_memory(device)
 
     @contextmanager

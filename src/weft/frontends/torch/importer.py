@@ -19,7 +19,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 
 from weft.backends.cpu.target import target_for
 from weft.config import CODES, Config
@@ -29,9 +29,10 @@ from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
 from weft.frontends.torch.aten.attention import flex_attention
 from weft.frontends.torch.attention_products import may_be_attention
 from weft.frontends.torch.builder import ImportBuilder, tensor_of_meta
-from weft.frontends.torch.checks import combined
+from weft.frontends.torch.checks import combined, is_of_data
 from weft.frontends.torch.claims import (
     is_claimed,
+    is_draw,
     is_own_convolution,
     is_own_on_tensor_cores,
     is_own_order,
@@ -41,6 +42,7 @@ from weft.frontends.torch.claims import (
 )
 from weft.frontends.torch.complex_numbers import Complex, interleaved_type
 from weft.frontends.torch.decompositions import decomposition_of
+from weft.frontends.torch.device_checks import are_checked
 from weft.frontends.torch.devices import copies_away
 from weft.frontends.torch.dtypes import FLOAT8
 from weft.frontends.torch.encoding import NumberArgument, TensorArgument
@@ -49,8 +51,16 @@ from weft.frontends.torch.flex import is_flex, is_own_flex, read_flex
 from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed, Returned
 from weft.frontends.torch.inlining import record_random_results, trace_decomposition
 from weft.frontends.torch.locations import location_of, user_line
-from weft.frontends.torch.opaque import as_drawn, is_pure, make_opaque
-from weft.frontends.torch.report import Fallback, note_fallback, note_targets
+from weft.frontends.torch.opaque import as_drawn, draws_numbers, is_pure, make_opaque
+from weft.frontends.torch.report import (
+    COPIES_AWAY,
+    DRAWS,
+    HAS_EFFECTS,
+    Fallback,
+    check_fallbacks,
+    note_fallback,
+    note_targets,
+)
 from weft.frontends.torch.signature import annotate
 from weft.frontends.torch.sizes import Source, integer_sources, read_symbols, size_of, sizes_of
 from weft.frontends.torch.strides import dense_strides, unusual_strides
@@ -58,7 +68,9 @@ from weft.frontends.torch.symbolic_floats import float_value
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import Expr, Size, symbols_of
 from weft.ir.types import Tensor, tensor_of, tensor_type
-from weft.ops.graph import FuncOp, ReturnOp
+from weft.ops.base import Movement
+from weft.ops.graph import FuncOp, OpaqueOp, ReturnOp
+from weft.passes.check_first import state_verdict
 
 # Assertions about sizes: tracing has turned them into guards by the time a graph is imported.
 _GUARDED = {torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default}
@@ -109,7 +121,9 @@ class _Importer:
         tensors = [node for node in placeholders if isinstance(_meta(node), torch.Tensor) and node not in tokens]
         function = FuncOp.make(self.name, {node.name: self._type(_meta(node)) for node in tensors})
         self.block = function.block
-        self.builder = ImportBuilder(self.block, strict=self.config.strict, checked=self.device == "cpu")
+        calls = sum(node.op == "call_function" for node in nodes)
+        checked = self.device == "cpu" or are_checked(self.config, calls)
+        self.builder = ImportBuilder(self.block, strict=self.config.strict, checked=checked)
         for node, argument in zip(tensors, function.block.args, strict=True):
             self.values[node] = self._incoming(argument, _meta(node))
         self.positions = {node: position for position, node in enumerate(placeholders)}
@@ -126,13 +140,9 @@ class _Importer:
                     outputs, returned = self._outputs(node)
                 case _:
                     pass
-        if self.config.strict and self.fallbacks:
-            first = self.fallbacks[0]
-            raise UnsupportedError(
-                f"{len(self.fallbacks)} calls have no lowering, first {first.target}: {first.reason}",
-                location=first.line,
-                hint="without strict, torch carries them out",
-            )
+        for fallback in self.fallbacks:
+            note_fallback(fallback.target, fallback, self.config)
+        check_fallbacks(self.fallbacks, self.config)
         self.builder.location = None
         code, checks = combined(self.builder)
         self.block.add_op(ReturnOp.make([*map(self._outgoing, returned), *([] if code is None else [code])]))
@@ -140,6 +150,8 @@ class _Importer:
         own = (len(self.constants), int(code is not None))
         pairs = replaced(mutated, outputs)
         self.symbols |= annotate(function, tensors, returned, own, mutated, pairs, self.symbols)
+        if code is not None and pairs and self.device == "cpu":
+            state_verdict(function)
         if constants := self._constant_places(tensors):
             function.attributes["constants"] = to_attribute(constants)
         calling = Calling(
@@ -150,6 +162,7 @@ class _Importer:
             mutated=tuple((position, returned.index(node)) for position, node in self.mutated),
             fallbacks=tuple(self.fallbacks),
             checks=checks,
+            deferred=self.device != "cpu" and self.config.device_checks != "wait" and all(map(is_of_data, checks)),
             complex_arguments=tuple(
                 position for position, value in enumerate((*map(_meta, tensors), *self.constants)) if value.is_complex()
             ),
@@ -230,12 +243,17 @@ class _Importer:
         if _is_effect(node):
             # The token orders effects; opaque calls that are not pure keep their order without it.
             _, target, *args = node.args
-            outputs = self._opaque(target, args, node.kwargs, _meta(node)[1:], "it has effects", pure=False)
+            outputs = self._opaque(target, args, node.kwargs, _meta(node)[1:], HAS_EFFECTS, pure=False)
             return None, *outputs
         if not self.config.strict and self._is_claimed(node):
-            return self._opaque(node.target, node.args, node.kwargs, _meta(node), "a library claims it", claimed=True)
+            return self._opaque(
+                node.target, node.args, node.kwargs, _meta(node), "a library claims it", claim="library"
+            )
+        if is_draw(node):
+            reason = "random numbers are drawn by torch's generator"
+            return self._opaque(as_drawn(node), node.args, node.kwargs, _meta(node), reason, claim="generator")
         if self.device != "cpu" and copies_away(node):
-            return self._opaque(node.target, node.args, node.kwargs, _meta(node), "it copies to another device")
+            return self._opaque(node.target, node.args, node.kwargs, _meta(node), COPIES_AWAY)
         last = self.block.last_op
         try:
             if self.builder.location in self.left:
@@ -243,7 +261,8 @@ class _Importer:
             value = self._converted(node)
         except WeftError as error:
             self._erase_after(last)
-            return self._opaque(as_drawn(node), node.args, node.kwargs, _meta(node), error.message)
+            reason = DRAWS if draws_numbers(node.target) else error.message
+            return self._opaque(as_drawn(node), node.args, node.kwargs, _meta(node), reason)
         if (
             self.device != "cpu"
             and not self.config.strict
@@ -251,8 +270,18 @@ class _Importer:
             and needs_library(self._made_after(last))
         ):
             self._erase_after(last)
-            return self._opaque(node.target, node.args, node.kwargs, _meta(node), "a library claims it", claimed=True)
-        return value
+            return self._opaque(
+                node.target, node.args, node.kwargs, _meta(node), "a library claims it", claim="library"
+            )
+        return pytree.tree_map_only(SSAValue, self._rounded, value) if self.config.emulate_precision_casts else value
+
+    def _rounded(self, value: SSAValue) -> SSAValue:
+        """What an op of the program computes, rounded to its type as eager does; what only moves is so already."""
+        dtype = tensor_of(value.type).dtype
+        computed = isinstance(value, OpResult) and not isinstance(value.op, Movement | OpaqueOp)
+        return (
+            self.builder.emit("reduce_precision", value) if computed and dtype.is_float and dtype.bits < 32 else value
+        )
 
     def _made_after(self, last: Operation | None) -> list[Operation]:
         """The ops at the end of the block that are newer than one."""
@@ -283,8 +312,11 @@ class _Importer:
 
     def _is_claimed(self, node: fx.Node) -> bool:
         """Whether a library carries out a call; convolutions are Weft's own where that is faster."""
-        if self.device != "cpu" or not is_claimed(node):
+        if self.device != "cpu":
             return is_claimed(node, self.device) and not self._is_own_kernel(node)
+        tiles = target_for(self.config.cpu).has_matrix_tiles
+        if not is_claimed(node, matrix_tiles=tiles):
+            return False
         frozen = node.target is torch.ops.aten.convolution.default and self._is_constant(node.args[1])
         library = target_for(self.config.cpu).has_library_convolutions
         return not is_own_convolution(node, self._mapped, frozen=frozen, library=library)
@@ -396,7 +428,7 @@ class _Importer:
         meta: Any,
         reason: str,
         pure: bool = True,
-        claimed: bool = False,
+        claim: str = "",
     ) -> Any:
         """A call that torch carries out, whose results have the types that tracing recorded."""
         fallback = Fallback(str(target), user_line(self.builder.location), reason)
@@ -412,11 +444,10 @@ class _Importer:
         if any(strides):
             made.attributes["result_strides"] = to_attribute(strides)
         self.block.add_op(made)
-        if claimed:
-            made.attributes["weft.claim"] = to_attribute("library")
+        if claim:
+            made.attributes["weft.claim"] = to_attribute(claim)
         else:
             self.fallbacks.append(fallback)
-            note_fallback(fallback.target, fallback)
         tensors = iter(made.results)
         values = [
             self._incoming(next(tensors), leaf)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
 import torch
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, LocationAttr, StringAttr, UnknownLoc
 
-_TORCH = os.path.dirname(torch.__file__)
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+def is_of_torch(file: str) -> bool:
+    return file.startswith(_TORCH)
 
 
 def location_of(node: Any) -> LocationAttr:
@@ -24,7 +29,7 @@ def _location(stack_trace: str | None) -> LocationAttr:
     frames = _FRAME.findall(stack_trace or "")
     if not frames:
         return UnknownLoc()
-    own = [frame for frame in frames if not frame[0].startswith(_TORCH)]
+    own = [frame for frame in frames if not is_of_torch(frame[0])]
     file, line = (own or frames)[-1]
     return FileLineColLoc(StringAttr(file), IntAttr(int(line)), IntAttr(0))
 
@@ -34,3 +39,8 @@ def user_line(location: LocationAttr | None) -> str | None:
     if not isinstance(location, FileLineColLoc):
         return None
     return f"{location.filename.data}:{location.line.data}"
+
+
+def first_line(nodes: Iterable[Any]) -> str | None:
+    """Where the first of some nodes that tells it comes from, as `file:line`."""
+    return next((line for node in nodes if (line := user_line(location_of(node))) is not None), None)

@@ -10,6 +10,7 @@ A call sees its operands with the strides that eager execution would give them, 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +46,21 @@ def is_pure(target: Any) -> bool:
         and target.namespace in ("aten", "prims")
         and not target._schema.is_mutable
         and torch.Tag.nondeterministic_seeded not in target.tags
+    )
+
+
+_DRAWS = re.compile(
+    r"(rand|rand_like|randn|randn_like|randint|randint_like|randperm|bernoulli|normal|normal_functional|uniform|random"
+    r"|exponential|geometric|cauchy|log_normal|poisson|binomial|native_dropout|_fused_dropout|standard_gamma)_?"
+)
+
+
+def draws_numbers(target: Any) -> bool:
+    """Whether an operator does little more than to draw from torch's generator, whose numbers are to be eager's."""
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in target.tags
+        and _DRAWS.fullmatch(target._schema.name.rpartition("::")[2]) is not None
     )
 
 

@@ -29,9 +29,6 @@ LARGE = 1 << 22
 _KEPT = 3
 """Blocks kept of one size: the caller may hold the last result, or two, while the next is made."""
 
-_OURS = 3
-"""References to a storage that nobody else holds: the list's, the loop's and that of the count itself."""
-
 
 class ResultMemory:
     """The blocks of one program's results, by their size in bytes."""
@@ -97,3 +94,15 @@ def _free(blocks: Sequence[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
         if not block.is_shared() and block.resizable():
             found.append(block)
     return found
+
+
+def _references() -> int:
+    """What `_free` counts of a storage that nobody else holds: the list's, the loop's and that of the count itself."""
+    blocks, count = [torch.empty(1).untyped_storage()], 0
+    for block in blocks:
+        count = sys.getrefcount(block)
+    return count
+
+
+_OURS = _references()
+"""References to a storage that nobody else holds; how many these are is Python's affair."""

@@ -12,13 +12,16 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import numpy as np
 import torch
 
+from weft.errors import GuardError
+from weft.frontends.torch.device_checks import Watch
 from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.frozen import ConstantSet, Preparing, make_set
 from weft.frontends.torch.graph import Calling
 from weft.frontends.torch.opaque import OpaqueRuntime
+from weft.frontends.torch.traced_steps import SingleSteps, is_traced, run_traced
 from weft.ir.expr import evaluate
 from weft.lower.steps import CallStep, DotStep, Place
-from weft.runtime.profile import Profile, active_profile
+from weft.runtime.profile import Profile, active_profile, single_steps
 from weft.runtime.program import Binding, Program
 from weft.runtime.tape import Tape
 
@@ -29,6 +32,14 @@ BoxedCall: TypeAlias = Callable[[list[Any]], list[Any]]
 """What AOTAutograd calls: with a list of arguments, which it empties."""
 
 ProgramT = TypeVar("ProgramT", bound=Program)
+
+
+class WrongData(Exception):
+    """What a program checks of its data does not hold; its arguments are as they were."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 @dataclass
@@ -50,6 +61,8 @@ class Frame:
     arena: torch.Tensor | None = None
     constants: ConstantSet | None = None
     views: dict[Place, torch.Tensor] = field(default_factory=dict[Place, torch.Tensor])
+    single_steps: SingleSteps | None = None
+    """The program's steps one by one, once a profiler has asked for them."""
     base: int = 0
     """Where in memory the temporaries begin."""
 
@@ -103,10 +116,17 @@ class PlanExecutor(Generic[ProgramT]):
         pool.append(frame)
         return results
 
-    def direct(self, calling: Calling, constants: Sequence[torch.Tensor], otherwise: BoxedCall) -> BoxedCall | None:
+    def direct(
+        self,
+        calling: Calling,
+        constants: Sequence[torch.Tensor],
+        otherwise: BoxedCall,
+        watch: Watch | None = None,
+    ) -> BoxedCall | None:
         """A callable that does what `otherwise` does, on a shorter way, for a call whose sizes are known.
 
-        Whatever is out of the ordinary is left to `otherwise`; `constants` are those of the graph.
+        Whatever is out of the ordinary is left to `otherwise`; `constants` are those of the graph. `watch` is told what
+        the program says of its data where nobody waits for it.
         """
         return None
 
@@ -176,34 +196,67 @@ class PlanExecutor(Generic[ProgramT]):
             held.update(constants.tensors)
             tensors = [tensors[place] for place in self.taken]
         for (number, strides), tensor in zip(frame.inputs, tensors, strict=True):
-            held[number] = tensor = self._input(tensor, strides)
-            table[number] = tensor.data_ptr()
+            tensor = self._input(tensor, strides)
+            if not (address := tensor.data_ptr()) and tensor.numel():
+                tensor = self._input(in_memory(tensor), strides)
+                address = tensor.data_ptr()
+            held[number], table[number] = tensor, address
         for number, make, shape, strides, dtype in frame.results:
             held[number] = out = make(shape, strides, dtype)
-            table[number] = out.data_ptr()
+            if not (address := out.data_ptr()) and out.numel():
+                in_memory(out)
+            table[number] = address
         if (profile := active_profile()) is not None:
             self._run_profiled(profile, frame, held)
+        elif is_traced() and self.device.type == "cpu":
+            self._run_traced(frame, held)
         else:
             self._run_segments(frame, held)
         return held
 
     def _run_segments(self, frame: Frame, held: dict[int, torch.Tensor]) -> None:
+        deciding = frame.binding.deciding
         for step in frame.binding.segments:
             if isinstance(step, Tape):
                 self._launch(step, frame)
             else:
                 self._carry_out(step, frame, held)
+            if step is deciding:
+                self._decide(held)
+
+    def _decide(self, held: Mapping[int, torch.Tensor]) -> None:
+        """Raise before anything is written over, if the program has found its data to be wrong."""
+        if code := int(held[self.returned[-1]]):
+            raise WrongData(code)
 
     def _run_profiled(self, profile: Profile, frame: Frame, held: dict[int, torch.Tensor]) -> None:
         def launch(tape: Tape) -> int | None:
-            return self._launch_timed(tape, frame)
+            nanoseconds = self._launch_timed(tape, frame)
+            if deciding is not None and tape.steps[-1] is last:
+                self._decide(held)
+            return nanoseconds
 
         def call(step: CallStep | DotStep) -> None:
             self._carry_out(step, frame, held)
             self._finish()
+            if step is deciding:
+                self._decide(held)
+
+        deciding = frame.binding.deciding
+        last = deciding.steps[-1] if isinstance(deciding, Tape) else None
 
         self._finish()
         profile.run(self.executable, frame.binding, launch, call)
+
+    def _run_traced(self, frame: Frame, held: dict[int, torch.Tensor]) -> None:
+        if frame.single_steps is None:
+            frame.single_steps = single_steps(self.executable, frame.binding)
+        run_traced(
+            self.executable.plan.name,
+            frame.single_steps,
+            lambda tape: self._launch(tape, frame),
+            lambda step: self._carry_out(step, frame, held),
+        )
 
     def _pool(self, key: tuple[int, ...]) -> list[Frame]:
         """A place for the frames of new sizes. Those of the oldest sizes are given back: each has memory of its own."""
@@ -274,6 +327,17 @@ class PlanExecutor(Generic[ProgramT]):
             whole = arena[start : start + (arena.numel() - start) // dtype.itemsize * dtype.itemsize].view(dtype)
             frame.views[place] = whole.as_strided(shape, strides, whole.storage_offset() + offset)
         return frame.views[place]
+
+
+def in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with elements, but no memory, as one that has some: zeros that are only said to be zeros."""
+    if tensor._is_zerotensor():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    kind = "" if type(tensor) is torch.Tensor else f"{type(tensor).__name__} "
+    raise GuardError(
+        f"a {kind}tensor of shape {tuple(tensor.shape)} has no memory to compute on",
+        hint="programs run on data: call the function itself, not the compiled one, under a fake tensor mode",
+    )
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Random numbers that kernels make themselves, as an operator of torch: `weft::uniform(seed, size)`.
+"""Random numbers: drawn by torch, or made by kernels themselves, as an operator of torch: `weft::uniform(seed, size)`.
 
 A GPU's kernel that reads a mask from memory moves more bytes than one that makes its own. The seed is drawn by torch's
 generator in every call, so that `torch.manual_seed` decides and captured graphs go on from replay to replay. Which
@@ -10,6 +10,7 @@ numbers eager draws depends on its kernels' threads: few are still drawn by thes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,8 +32,31 @@ def _fake(seed: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     return seed.new_empty(size, dtype=torch.float32)
 
 
+_library.define("probabilities(Tensor x) -> Tensor")
 _library.impl("uniform", _uniform, "CompositeExplicitAutograd")
 torch.library.register_fake("weft::uniform", _fake)
+
+
+def _probabilities(x: torch.Tensor) -> torch.Tensor:
+    if not bool(((x.max() < math.inf) & (x.min() >= 0)).item()):
+        raise RuntimeError("probabilities are negative, infinite or not numbers")
+    if bool((x.sum(-1) == 0).any().item()):
+        raise RuntimeError("probabilities sum up to 0")
+    return x.clone()
+
+
+_library.impl("probabilities", _probabilities, "CompositeExplicitAutograd")
+torch.library.register_fake("weft::probabilities", torch.empty_like)
+
+
+def multinomial(x: torch.Tensor, num_samples: int, replacement: bool = False, generator: Any = None) -> Any:
+    """Choices without replacement, from the same exponential numbers as eager's."""
+    count: Any = num_samples
+    operators: Any = torch.ops
+    if (replacement and count != 1) or generator is not None or x.numel() == 0 or not isinstance(count, int):
+        return NotImplemented
+    chances = operators.weft.probabilities(x) / operators.aten.exponential.default(torch.empty_like(x))
+    return chances.argmax(-1, keepdim=True) if count == 1 else chances.topk(count)[1]
 
 
 def dropout_by_counter(x: torch.Tensor, p: float, train: bool | None) -> Any:

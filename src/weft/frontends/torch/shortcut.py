@@ -79,8 +79,8 @@ class Shortcut:
 
 
 def _without_gradients(graph: Boxed, arguments: Sequence[Any]) -> Sequence[Any]:
-    torch._C._set_grad_enabled(False)
-    try:
+    try:  # an interrupt may come after any statement: none that changes something stands before this one
+        torch._C._set_grad_enabled(False)
         return graph(list(arguments))
     finally:
         torch._C._set_grad_enabled(True)

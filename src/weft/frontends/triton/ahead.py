@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
-from weft.forks import cached_property
 from weft.frontends.triton.autotune import kernel_of
 from weft.frontends.triton.compiled import CompiledKernel
 from weft.frontends.triton.compiling import kernel_code
 from weft.frontends.triton.constants import constexpr_type, unwrap
 from weft.frontends.triton.errors import ArgumentError, KernelTypeError, KernelValueError
 from weft.frontends.triton.jit import JITFunction
-from weft.frontends.triton.listing import listing_for
+from weft.frontends.triton.kernel_handle import Origin
 from weft.frontends.triton.specialise import ANNOTATIONS, Described, Word
 from weft.frontends.triton.types import dtype, pointer_type
 
@@ -84,14 +82,17 @@ class AheadKernel(CompiledKernel):
 
     def __init__(self, source: ASTSource, described: list[Described], debug: bool) -> None:
         super().__init__(kernel_code(source.fn, described, None, debug))
-        self.src, self.hash, self.name = source, source.hash(), source.name
-        self.metadata = SimpleNamespace(name=source.name, shared=0, num_warps=1, num_ctas=1)
-        self._described = described
+        self._source = source
+        self.origin = Origin(source.fn, described, None, {"debug": debug})
 
-    @cached_property
-    def asm(self) -> dict[str, str]:
-        """The text at each level, by its name."""
-        return listing_for(self.src.fn, self._described, None).levels()
+    @property
+    def src(self) -> ASTSource:
+        return self._source
+
+    @property
+    def hash(self) -> str:
+        """A digest of all that it depends on."""
+        return self._source.hash()
 
 
 def compile(src: Any, target: Any = None, options: Mapping[str, Any] | None = None) -> AheadKernel:

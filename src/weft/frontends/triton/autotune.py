@@ -26,12 +26,14 @@ from weft.errors import WeftError
 from weft.frontends.triton.config import Config
 from weft.frontends.triton.errors import AutotunerError, MemoryAccessError
 from weft.frontends.triton.jit import Grid, JITFunction, KernelInterface
+from weft.frontends.triton.target import cuda_is_there, driver
 from weft.runtime.cache import DiskCache, cache_key
 from weft.runtime.sources import source_digest, versions
 
 log = logging.getLogger("weft")
 
-_ON_GPU = "on a GPU"
+_ON_CPU = "on the CPU"
+"""Ends the keys of launches on the CPU where there is a GPU as well: Triton's own keys are those of the GPU."""
 _FEW = 4
 """So many configs are measured, whatever they seem to cost."""
 _RACE = 4.0
@@ -95,7 +97,12 @@ class Autotuner(KernelInterface):
         self.configs = list(configs) or [Config({})]
         self.keys = list(key)
         self.reset_to_zero, self.restore_value = list(reset_to_zero or ()), list(restore_value or ())
-        self.user_pre_hook, self.user_post_hook = pre_hook, post_hook
+        self.user_defined_pre_hook, self.user_defined_post_hook = pre_hook is not None, post_hook is not None
+        self.pre_hook: Callable[..., Any] = pre_hook or self._before_run
+        """Called with all arguments before each measured run; with `reset_only`, before the launch itself."""
+        self.post_hook: Callable[..., Any] = post_hook or self._after_run
+        """Called with all arguments and the exception, if any, after each measured run."""
+        self.restore_copies: dict[str, Any] = {}
         pruning = dict(prune_configs_by or {})
         self.perf_model: Callable[..., float] | None = pruning.get("perf_model")
         self.configs_top_k: int | float = pruning.get("top_k", 1.0)
@@ -143,8 +150,7 @@ class Autotuner(KernelInterface):
         types = [
             str(value.dtype) for name, value in named.items() if name in self.arg_names and hasattr(value, "dtype")
         ]
-        on_gpu = any(getattr(value, "is_cuda", False) for value in named.values())
-        return (*values, *types, *((_ON_GPU,) if on_gpu else ()))
+        return (*values, *types, *((_ON_CPU,) if cuda_is_there() and not _is_on_gpu(named) else ()))
 
     def prune_configs(self, named: Mapping[str, Any], keywords: Mapping[str, Any]) -> list[Config]:
         """The configs that are worth measuring: those the user's functions leave, and one of each that differ here."""
@@ -166,7 +172,7 @@ class Autotuner(KernelInterface):
                 costs = {config: model(**{**named, **config.all_kwargs()}) for config in configs}
                 configs = sorted(costs, key=lambda config: costs[config])[: max(count, 1)]
         on_gpu = _is_on_gpu(named)
-        return list({config if on_gpu else config.on_cpu(): config for config in reversed(configs)}.values())[::-1]
+        return list({c.on_gpu() if on_gpu else c.on_cpu(): c for c in reversed(configs)}.values())[::-1]
 
     def _worth_measuring(self, configs: list[Config], named: Mapping[str, Any], grid: Grid) -> list[Config]:
         """The configs that do not cost far more than others on a processor, by what their tile IR says."""
@@ -199,14 +205,14 @@ class Autotuner(KernelInterface):
                 )
         start = time.perf_counter()
         configs = self._worth_measuring(self.prune_configs(named, keywords), named, grid)
-        place = self._place_on_disk(key, configs)
+        place = self._place_on_disk(key, configs, _is_on_gpu(named))
         config = self._from_disk(place, configs)
         if config is None:
             config = self._measured(configs, args, named, grid, keywords)
             self._to_disk(place, config)
+            self.pre_hook({**named, **config.all_kwargs()}, reset_only=True)
         self.bench_time = time.perf_counter() - start
         self.cache[key] = config
-        self._reset(named)
         log.info("%s: %s was best, in %.2f s", self.base_fn.__name__, config, self.bench_time)
         return config
 
@@ -250,26 +256,17 @@ class Autotuner(KernelInterface):
     ) -> Any:
         current = {**keywords, **config.all_kwargs()}
         everything = {**named, **current}
-        kept = {name: named[name].clone() for name in self.restore_value} if self.user_pre_hook is None else {}
 
         def call() -> None:
             if config.pre_hook is not None:
                 config.pre_hook(everything)
-            if self.user_pre_hook is not None:
-                self.user_pre_hook(everything)
-            else:
-                self._reset(named)
-            error: Exception | None = None
+            self.pre_hook(everything)
             try:
                 self.fn.run(*args, grid=grid, **current)
-            except Exception as raised:
-                error = raised
+            except Exception as error:
+                self.post_hook(everything, exception=error)
                 raise
-            finally:
-                if self.user_post_hook is not None:
-                    self.user_post_hook(everything, exception=error)
-                for name, value in kept.items():
-                    named[name].copy_(value)
+            self.post_hook(everything, exception=None)
 
         if self._do_bench is not None:
             return self._do_bench(call, quantiles=(0.5, 0.2, 0.8))
@@ -286,13 +283,22 @@ class Autotuner(KernelInterface):
             return [first, first, first]
         return do_bench(call, warmup=self.warmup_ms, rep=self.rep_ms, quantiles=(0.5, 0.2, 0.8))
 
-    def _reset(self, named: Mapping[str, Any]) -> None:
+    def _before_run(self, named: Mapping[str, Any], reset_only: bool = False) -> None:
+        """What the kernel adds to starts at zero, what is to be put back is kept; a tensor may be None."""
         for name in self.reset_to_zero:
-            named[name].zero_()
+            if named[name] is not None:
+                named[name].zero_()
+        if not reset_only:
+            self.restore_copies = {name: named[name].clone() for name in self.restore_value if named[name] is not None}
+
+    def _after_run(self, named: Mapping[str, Any], exception: Exception | None = None) -> None:
+        for name, copy in self.restore_copies.items():
+            named[name].copy_(copy)
+        self.restore_copies = {}
 
     # -- on disk ---------------------------------------------------------------------------------------------------
 
-    def _place_on_disk(self, key: tuple[Any, ...], configs: Sequence[Config]) -> str | None:
+    def _place_on_disk(self, key: tuple[Any, ...], configs: Sequence[Config], on_gpu: bool) -> str | None:
         """Where the best config is kept: by kernel, configs, arguments and machine; None where it cannot be."""
         if not self.cache_results or self._do_bench is not None:
             return None
@@ -302,7 +308,7 @@ class Autotuner(KernelInterface):
         if None in texts or not origin.stable or not plain:
             return None
         parts = [origin.digest, repr(key), *map(str, texts)]
-        return cache_key("triton autotune", "\n".join(parts), versions(), _machine(key), source_digest())
+        return cache_key("triton autotune", "\n".join(parts), versions(), _machine(on_gpu), source_digest())
 
     def _from_disk(self, place: str | None, configs: Sequence[Config]) -> Config | None:
         entry = DiskCache().get(place) if place is not None else None
@@ -327,12 +333,11 @@ def _waiting(named: Mapping[str, Any]) -> Callable[[], None]:
     return torch.cuda.synchronize
 
 
-def _machine(key: tuple[Any, ...]) -> str:
+def _machine(on_gpu: bool) -> str:
     """What measurements depend on."""
-    if _ON_GPU not in key:
+    if not on_gpu:
         return repr(host_target())
     from weft.frontends.triton.device_compiled import device_target
-    from weft.frontends.triton.target import driver
 
     return repr(device_target(driver.active.get_current_device()))
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from weft.frontends.triton.errors import ArgumentError
-from weft.frontends.triton.jit import OPTIONS, JITFunction, interpreted_here
+from weft.frontends.triton.jit import JITFunction, interpreted_here, options_fit
+from weft.frontends.triton.memory_places import place_of_foreign
 from weft.frontends.triton.specialise import Parameter, Words, alias_groups, constant_key
 
 Bound = tuple[tuple[Any, ...], dict[str, Any]]
@@ -57,7 +58,7 @@ def make_launch(
     """
     head, scope, options = _head(function, "grid_of_the_launch_")
     scope |= {"kernels_": kernels, "used_": used, "triple_": triple, "otherwise_": otherwise}
-    scope |= {"function_": function, "here_": interpreted_here, "with_warps_": with_warps, "known_": OPTIONS}
+    scope |= {"function_": function, "here_": interpreted_here, "with_warps_": with_warps, "fit_": options_fit}
     classifying, key = _classifying(function, scope, options)
     given = _tuple(function.arg_names)
     rest = f"otherwise_(grid_of_the_launch_, key_, words_, ({given}), {options})"
@@ -75,7 +76,7 @@ def make_launch(
         f"    if {options}:",
         f"        key_ = with_warps_(key_, {options})",
         "    kernel_ = kernels_.get(key_)",
-        f"    if kernel_ is None or type_(grid_of_the_launch_) is not tuple_ or not known_.issuperset({options}):",
+        f"    if kernel_ is None or type_(grid_of_the_launch_) is not tuple_ or {options} and not fit_({options}):",
         f"        return {rest}",
         "    for scope_, name_, value_ in used_:",
         "        if scope_.get(name_) is not value_:",
@@ -97,6 +98,7 @@ def _classifying(function: JITFunction, scope: dict[str, Any], options: str) -> 
         "Tensor_": torch.Tensor if torch is not None else _NoTensor,
         "constant_key_": constant_key,
         "alias_groups_": alias_groups,
+        "foreign_": place_of_foreign,
         **{"type_": type, "len_": len, "int_": int, "tuple_": tuple},  # a parameter may be called like these
     }
     lines = ["    words_ = []", "    storages_ = []"]
@@ -123,7 +125,8 @@ def _classify(parameter: Parameter) -> list[str]:
         f"    s_ = {name}.untyped_storage()",
         "    b_ = s_.data_ptr()",
         "    storages_.append((b_, b_ + s_.nbytes()))",
-        f"    {key} = ({name}.dtype, {aligned} and not a_ & 15, {name}.is_cpu or -1 - {name}.get_device())",
+        f"    p_ = s_.resizable() or foreign_(s_) if {name}.is_cpu else -1 - {name}.get_device()",
+        f"    {key} = ({name}.dtype, {aligned} and not a_ & 15, p_)",
     ]
     if parameter.scalar is None and not parameter.do_not_specialize and aligned == "True":
         lines += [
@@ -171,7 +174,7 @@ def _tuple(names: list[str]) -> str:
 def with_warps(key: tuple[Hashable, ...], options: dict[str, Any]) -> tuple[Hashable, ...]:
     """How many warps a program has shapes its code on a GPU."""
     warps = options.get("num_warps")
-    return key if warps is None else (*key[:-1], warps, key[-1])
+    return key if warps is None else (*key[:-1], warps if type(warps) is int else constant_key(warps), key[-1])
 
 
 def _passed(function: JITFunction) -> str:

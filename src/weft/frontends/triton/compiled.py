@@ -5,7 +5,6 @@ A launch writes the arguments into a table and hands it, with a tape of one step
 
 from __future__ import annotations
 
-import os
 import struct
 import sys
 from collections.abc import Callable, Sequence
@@ -21,10 +20,12 @@ from weft.forks import COMPILING
 from weft.frontends.triton.builder import Handle, current
 from weft.frontends.triton.emit import GRID, Argument, TileBuilder
 from weft.frontends.triton.errors import DeviceAssertError
+from weft.frontends.triton.kernel_handle import KernelHandle
 from weft.frontends.triton.target import Processor, compiled_for
+from weft.frontends.triton.written_arguments import written_arguments
 from weft.runtime.executable import launcher
 from weft.runtime.linking import link
-from weft.runtime.openmp import in_forked_child, pool_symbols
+from weft.runtime.openmp import default_threads, in_forked_child, pool_symbols
 from weft.tile import dialect as tile
 from weft.tile.close_inductions import close_inductions
 
@@ -47,6 +48,8 @@ class KernelCode:
     arguments: tuple[Argument, ...]
     checks: tuple[tuple[str, str], ...]
     code: bytes
+    written: tuple[int, ...] = ()
+    """The numbers of the arguments that it writes through."""
 
 
 @dataclass
@@ -65,7 +68,7 @@ class _Frame:
         self.status_address: int = self.status.ctypes.data
 
 
-class CompiledKernel:
+class CompiledKernel(KernelHandle):
     """A kernel in this process."""
 
     def __init__(self, code: KernelCode) -> None:
@@ -105,7 +108,7 @@ def threads() -> int:
     if not pool_symbols() or in_forked_child():
         return 1
     torch: Any = sys.modules.get("torch")
-    return torch.get_num_threads() if torch is not None else len(os.sched_getaffinity(0))
+    return torch.get_num_threads() if torch is not None else default_threads()
 
 
 def word_form(argument: Argument) -> str:
@@ -142,7 +145,8 @@ def compile_kernel(
     try:
         with COMPILING:
             kernel, checks = build_kernel(build, arguments, name)
+            changed = written_arguments(kernel)
             code = compile_object(emit_kernels({name: kernel}, target), target)
     finally:
         compiled_for.reset(token)
-    return KernelCode(name, tuple(arguments), checks, code)
+    return KernelCode(name, tuple(arguments), checks, code, changed)

@@ -45,14 +45,28 @@ def kernel_code(
     """The machine code of a kernel for arguments like the described."""
     arguments = arguments_of(described, groups)
     key = kernel_key(function, described, arguments, debug, repr(host_target()))
+
+    def compiled() -> KernelCode:
+        with framed(function):
+            return compile_kernel(builder_of(function, described), arguments, name_of(function))
+
+    if key is None:
+        return compiled()
     cache = disk_cache()
-    if key is not None and (entry := cache.get(key)) is not None and (stored := _decode(entry)) is not None:
+
+    def look_up() -> KernelCode | None:
+        entry = cache.get(key)
+        return None if entry is None else _decode(entry)
+
+    if (stored := look_up()) is not None:
         return stored
-    with framed(function):
-        code = compile_kernel(builder_of(function, described), arguments, name_of(function))
-    if key is not None:
+    flight, stored = cache.lead(key, look_up)
+    with flight:
+        if stored is not None:
+            return stored
+        code = compiled()
         cache.put(key, _encode(code), {_CODE: code.code})
-    return code
+        return code
 
 
 def name_of(function: JITFunction) -> str:
@@ -129,6 +143,7 @@ def _encode(code: KernelCode) -> dict[str, Any]:
         "name": code.name,
         "arguments": [[each.dtype.name, each.pointer, each.group] for each in code.arguments],
         "checks": [list(check) for check in code.checks],
+        "written": list(code.written),
     }
 
 
@@ -137,6 +152,7 @@ def _decode(entry: CacheEntry) -> KernelCode | None:
         meta = entry.meta
         arguments = tuple(Argument(DTYPES[str(n)], bool(p), int(g)) for n, p, g in meta["arguments"])
         checks = tuple((str(message), str(location)) for message, location in meta["checks"])
-        return KernelCode(str(meta["name"]), arguments, checks, entry.blobs[_CODE])
+        written = tuple(map(int, meta["written"]))
+        return KernelCode(str(meta["name"]), arguments, checks, entry.blobs[_CODE], written)
     except (KeyError, TypeError, ValueError):  # the file is whole, but was not written by this code
         return None

@@ -39,6 +39,10 @@ class Config:
         """What tells configs apart on a CPU, where warps and stages mean nothing."""
         return tuple(sorted((name, repr(value)) for name, value in self.kwargs.items())), self.pre_hook
 
+    def on_gpu(self) -> Any:
+        """What tells configs apart on a GPU, where stages, clusters and limits of registers are Weft's own choice."""
+        return self.num_warps, *self.on_cpu()
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Config) and self.all_kwargs() == other.all_kwargs() and self.pre_hook is other.pre_hook
 

@@ -6,6 +6,7 @@ import builtins
 import inspect
 import string
 from collections.abc import Iterator
+from operator import index
 from typing import Any
 
 from weft.frontends.triton import builder, types
@@ -103,6 +104,14 @@ def device_assert(cond: Any, msg: Any = "", mask: Any = None) -> None:
     builder.current.get().check(condition.handle, str(message), author_location(), None)
 
 
+def expect_zero(x: Any, mask: Any) -> Any:
+    """x itself; where the mask holds the author expects zero, which is checked in kernels that run as Python."""
+    value, chosen = to_tensor(x), to_tensor(mask)
+    if builder.current.get().show(chosen.handle) is not None:
+        device_assert(value == 0, "expect_zero expected x == 0 where mask is true", mask)
+    return x
+
+
 _OWN = __name__.rsplit(".", 1)[0]
 
 
@@ -189,7 +198,7 @@ class range(base_value):
 
     def __iter__(self) -> Iterator[tensor]:
         """The turns, for a kernel that runs as a Python function."""
-        bounds = [int(unwrap(bound)) for bound in (self.start, self.end, self.step)]
+        bounds = [index(unwrap(bound)) for bound in (self.start, self.end, self.step)]
         return map(to_tensor, builtins.range(*bounds))
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,12 +25,16 @@ from weft.frontends.triton.builder import Handle
 from weft.frontends.triton.compiled import build_kernel, word_form
 from weft.frontends.triton.emit import GRID, Argument, TileBuilder
 from weft.frontends.triton.errors import DeviceAssertError, KernelValueError
+from weft.frontends.triton.kernel_handle import KernelHandle
 from weft.frontends.triton.target import Cuda, compiled_for
 from weft.ir.expr import symbols_of
 from weft.runtime.cache import DiskCache
 from weft.runtime.cubins import load_code
 from weft.runtime.device_program import MOST_BLOCKS, device_launcher, launch_failure, launched_again
 from weft.tile.dialect import KernelOp
+
+if TYPE_CHECKING:
+    from weft.frontends.triton.listing import Listing
 
 DEFAULT_WARPS = 4
 _BLOCKS = 3
@@ -63,7 +67,7 @@ class _Frame:
         self.table_address: int = self.table.ctypes.data
 
 
-class DeviceKernel:
+class DeviceKernel(KernelHandle):
     """A kernel on one GPU."""
 
     def __init__(self, code: DeviceKernelCode, device: int, cache: DiskCache | None) -> None:
@@ -72,6 +76,8 @@ class DeviceKernel:
         self._driver.use(device)
         self._loaded = load_code(self._driver, device_facts(device), code.code, cache)
         self._function = self._loaded.functions[code.name]
+        self.n_regs, self.n_spills = self._function.registers, self._function.local_bytes // 4
+        self.n_max_threads = self._function.launch.threads
         self._pack = struct.Struct("<" + "".join(map(word_form, code.arguments)) + "q" * (1 + len(GRID))).pack_into
         names = {argument_name(number): number for number in range(len(code.arguments))}
         described = [size for each in self._function.launch.maps for size in (*each.sizes, *each.strides)]
@@ -88,6 +94,25 @@ class DeviceKernel:
         self._current_device: Callable[[], int] = torch._C._cuda_getDevice
         self._stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         self._status: Any = torch.zeros(1, dtype=torch.int64, device=f"cuda:{device}") if code.checks else None
+
+    @property
+    def function(self) -> int:
+        """The driver's handle."""
+        return self._function.handle
+
+    def _taken(self) -> dict[str, Any]:
+        launch, target = self._function.launch, Cuda(device_target(self.device).capability).get_current_target()
+        return {"shared": launch.shared, "num_warps": -(-launch.threads // 32), "target": target}
+
+    def _binary(self) -> dict[str, Any]:
+        return {"cubin": self._loaded.modules[0].cubin}
+
+    def _listing(self) -> Listing:
+        from weft.frontends.triton.device_listing import device_listing_for
+
+        origin = self._origin()
+        target, warps = device_target(self.device), origin.options.get("num_warps")
+        return device_listing_for(origin.function, origin.described, origin.groups, target, warps)[0]
 
     def _frame(self, sizes: Sequence[int | float]) -> _Frame:
         count, launch = len(self.code.arguments) + 1 + len(GRID), self._function.launch
@@ -166,17 +191,21 @@ def compile_device_kernel(
     if warps < 1 or warps > 32 or warps & (warps - 1):
         raise KernelValueError(f"{name}: num_warps is a power of two up to 32, not {warps}")
     with COMPILING:
-        kernel, checks = build_device_kernel(build, arguments, name, target)
+        kernel, checks = build_device_kernel(build, arguments, name, target, warps)
         set_integer(kernel, WARPS, warps)
         code = compile_kernels({name: kernel}, target)
     return DeviceKernelCode(name, tuple(arguments), checks, code)
 
 
 def build_device_kernel(
-    build: Callable[[TileBuilder, list[Handle]], None], arguments: Sequence[Argument], name: str, target: NvidiaTarget
+    build: Callable[[TileBuilder, list[Handle]], None],
+    arguments: Sequence[Argument],
+    name: str,
+    target: NvidiaTarget,
+    warps: int = DEFAULT_WARPS,
 ) -> tuple[KernelOp, tuple[tuple[str, str], ...]]:
     """The tile IR of a kernel that is told that it is for a GPU, and the messages of its checks."""
-    token = compiled_for.set(Cuda(target.capability))
+    token = compiled_for.set(Cuda(target.capability, warps))
     try:
         return build_kernel(build, arguments, name)
     finally:

@@ -32,7 +32,8 @@ def compile_for_device(
 ) -> DeviceKernel:
     """The kernel on a device, for arguments like the described."""
     arguments = arguments_of(described, groups)
-    warps, debug = int(options.get("num_warps") or DEFAULT_WARPS), bool(options.get("debug", function.debug))
+    given = options.get("num_warps")
+    warps, debug = DEFAULT_WARPS if given is None else int(given), bool(options.get("debug", function.debug))
     target, cache = device_target(device), disk_cache()
     key = kernel_key(function, described, arguments, debug, f"{target!r} warps {warps}")
     if key is not None and (entry := cache.get(key)) is not None and (stored := _decode(entry)) is not None:

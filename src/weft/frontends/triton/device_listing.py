@@ -13,6 +13,7 @@ from weft.frontends.triton.compiling import arguments_of, builder_of, name_of
 from weft.frontends.triton.device_compiled import DEFAULT_WARPS, build_device_kernel, compile_device_kernel
 from weft.frontends.triton.jit import JITFunction
 from weft.frontends.triton.listing import Listing, listed
+from weft.frontends.triton.specialise import Described
 from weft.tile.text import print_program
 
 
@@ -21,10 +22,21 @@ def device_listing_of(
 ) -> tuple[Listing, DeviceCode]:
     """The kernel compiled for a GPU and arguments like these; nothing is run, and nothing is taken from the cache."""
     described, groups = kernel.launcher.describe(args, dict(keywords))
+    return device_listing_for(kernel, described, groups, target, keywords.get("num_warps"))
+
+
+def device_listing_for(
+    kernel: JITFunction,
+    described: Sequence[Described],
+    groups: tuple[int, ...] | None,
+    target: NvidiaTarget,
+    warps: int | None,
+) -> tuple[Listing, DeviceCode]:
+    """The kernel compiled for a GPU and arguments like the described."""
+    warps = DEFAULT_WARPS if warps is None else warps
     build, arguments, name = builder_of(kernel, described), arguments_of(described, groups), name_of(kernel)
     with COMPILING, framed(kernel):
-        located = print_program(build_device_kernel(build, arguments, name, target)[0], locations=True)
+        located = print_program(build_device_kernel(build, arguments, name, target, warps)[0], locations=True)
     with framed(kernel):
-        warps = int(keywords.get("num_warps") or DEFAULT_WARPS)
         code = compile_device_kernel(build, arguments, name, target, warps).code
     return listed(kernel, described, located, {"ptx": code.ptx}), code

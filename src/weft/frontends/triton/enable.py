@@ -19,6 +19,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, TracebackType
 from typing import Any
 
+from weft.frontends.triton.torch_mutation import teach_torch
+
 _NAME = "triton"
 
 
@@ -65,6 +67,7 @@ class Enabled:
         sys.meta_path.insert(0, self._finder)
         importlib.import_module(_NAME)
         _forget_what_torch_found()
+        teach_torch()
 
     def disable(self) -> None:
         """Let `import triton` find what it did before. Modules that have imported it keep what they have."""

@@ -107,6 +107,10 @@ class MemoryAccessError(KernelError, IndexError):
     """An access outside of the tensor that the pointer belongs to, or to memory that nothing was written to."""
 
 
+class ReadOnlyError(KernelError, ValueError):
+    """A kernel that writes to an argument whose memory is read-only."""
+
+
 class RaceError(KernelError):
     """Two programs that write to the same place, with nothing that says which comes first."""
 
@@ -121,6 +125,8 @@ class ArgumentError(WeftError, TypeError):
 
 class OptionError(WeftError, KeyError):
     """A keyword of a launch that is neither a parameter nor an option."""
+
+    __str__ = Exception.__str__  # KeyError would show the text as a string in quotes
 
 
 class DeviceAssertError(KernelError, AssertionError):

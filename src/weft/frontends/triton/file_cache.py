@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from weft.frontends.triton.errors import KernelValueError
 from weft.runtime.cache import DiskCache
+
+_SHORT = 100
+"""Characters of a name that the name of an unfinished file has."""
 
 
 def default_cache_dir() -> str:
@@ -46,10 +50,15 @@ class FileCacheManager:
     def put(self, data: bytes | str, filename: str, binary: bool = True) -> str:
         """Keep a file; others see all of it or nothing."""
         path = self._path(filename)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{filename}.{os.getpid()}")
-        unfinished.write_bytes(data if isinstance(data, bytes) else str(data).encode())
-        os.replace(unfinished, path)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        number, unfinished = tempfile.mkstemp(prefix=f".{filename[:_SHORT]}.", dir=path.parent)
+        try:
+            with os.fdopen(number, "wb") as sink:
+                sink.write(data if isinstance(data, bytes) else str(data).encode())
+            os.replace(unfinished, path)
+        except BaseException:
+            Path(unfinished).unlink(missing_ok=True)
+            raise
         return str(path)
 
     def put_group(self, filename: str, group: Mapping[str, str]) -> str:

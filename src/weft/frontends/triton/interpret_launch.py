@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import index
 from types import TracebackType
 from typing import Any, cast
 
@@ -82,8 +83,8 @@ def as_value(name: str, value: Any, memory: Memory, annotation: Any = None) -> A
 
 def _as_descriptor(name: str, value: Any, memory: Memory) -> tensor_descriptor:
     base = as_value(name, value.base, memory)
-    shape = [constant(int(size), types.int32) for size in value.shape]
-    strides = [constant(int(stride), types.int64) for stride in value.strides]
+    shape = [constant(index(size), types.int32) for size in value.shape]
+    strides = [constant(index(stride), types.int64) for stride in value.strides]
     tile = block_type(base.dtype.element_ty, list(value.block_shape))
     return tensor_descriptor(base, shape, strides, tile, getattr(value, "padding", "zero"))
 

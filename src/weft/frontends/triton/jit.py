@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import operator
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -21,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 from weakref import WeakValueDictionary
 
+from weft.config import truth
 from weft.forks import cached_property
 from weft.frontends.triton import builder
 from weft.frontends.triton.constants import constexpr_type, unwrap
@@ -51,6 +53,13 @@ OPTIONS = frozenset(
     }
 )
 """Keywords of a launch that tune GPU code: a CPU kernel takes no notice of them, save `debug`."""
+COUNTS = {
+    "num_warps": "a power of two",
+    "num_ctas": "a power of two",
+    "num_stages": "an integer that is not negative",
+    "maxnreg": "a positive integer, or None",
+}
+"""Those of them that count something, and what they have to be."""
 
 _interpreted: ContextVar[bool | None] = ContextVar("_interpreted", default=None)
 interpreted_here = _interpreted.get
@@ -83,7 +92,7 @@ def interpreting() -> bool:
     chosen = _interpreted.get()
     if chosen is not None:
         return chosen
-    return os.environ.get("WEFT_INTERPRET", os.environ.get("TRITON_INTERPRET", "0")) not in ("", "0")
+    return truth("WEFT_INTERPRET", default=os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"))
 
 
 @contextmanager
@@ -107,6 +116,23 @@ def interpret(enabled: bool = True, races: bool = True) -> Generator[None]:
 def is_traced() -> bool:
     """Whether Dynamo is tracing what runs here."""
     return _tracing is not None and _tracing()
+
+
+def is_count(name: str, value: Any) -> bool:
+    """Whether an option of a launch that counts something has a value that it can have."""
+    if value is None:
+        return True
+    if not hasattr(value, "__index__"):
+        return False
+    number = operator.index(value)
+    if name in ("num_warps", "num_ctas"):
+        return number > 0 and not number & (number - 1)
+    return number >= (0 if name == "num_stages" else 1)
+
+
+def options_fit(options: Mapping[str, Any]) -> bool:
+    """Whether the options of a launch are known ones, and those that count something are counts."""
+    return OPTIONS.issuperset(options) and all([is_count(name, options[name]) for name in COUNTS if name in options])
 
 
 class KernelInterface:

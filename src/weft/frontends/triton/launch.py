@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weft.frontends.triton.binding import make_bind, make_classify, make_launch, with_warps
 from weft.frontends.triton.constants import unwrap
-from weft.frontends.triton.errors import KernelTypeError, KernelValueError, OptionError
-from weft.frontends.triton.jit import OPTIONS, Grid, JITCallable, JITFunction, python_frames
+from weft.frontends.triton.errors import KernelTypeError, KernelValueError, OptionError, ReadOnlyError
+from weft.frontends.triton.jit import COUNTS, OPTIONS, Grid, JITCallable, JITFunction, is_count, python_frames
+from weft.frontends.triton.kernel_handle import Origin
+from weft.frontends.triton.memory_places import device_of
 from weft.frontends.triton.source import Scope
-from weft.frontends.triton.specialise import Described, Words, describe, device_of
+from weft.frontends.triton.specialise import Described, Words, describe
 from weft.ir.types import DType
 
 if TYPE_CHECKING:
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
 
 Key: TypeAlias = "tuple[Hashable, ...]"
 
+_LONGEST_SIDE, _MOST_PROGRAMS = (1 << 31) - 1, (1 << 63) - 1
+_EASY_SIDE = 1 << 20
+"""Three sides of this length are not too large."""
 _LARGEST_FLOAT = 3.4028234663852886e38
 """Of 32 bits."""
 
@@ -118,6 +124,11 @@ class Launcher:
                     f"Keyword argument {name} was specified but unrecognised by {self.function.__name__}",
                     hint=f"its parameters are {', '.join(self.names)}",
                 )
+        for name in COUNTS.keys() & options.keys():
+            if not is_count(name, options[name]):
+                raise KernelValueError(
+                    f"{name} of {self.function.__name__} is {COUNTS[name]}, not {options[name]!r}",
+                )
 
     def _check_ranges(self, kernel: CompiledKernel | DeviceKernel, values: Sequence[Any]) -> None:
         """Say which number does not fit into the type of its parameter."""
@@ -137,13 +148,25 @@ class Launcher:
             from weft.frontends.triton.compiling import compile_for
 
             kernel = compile_for(self.function, described, groups, bool(options.get("debug", self.function.debug)))
+            self._check_written(described, kernel.code.written)
         else:
             from weft.frontends.triton.device_compiling import compile_for_device
 
             kernel = compile_for_device(self.function, described, groups, device, options)
+        kernel.origin = Origin(self.function, described, groups, dict(options))
         self.kernels[key] = kernel
         self._watch([self.function, *values])
         return kernel
+
+    def _check_written(self, described: Sequence[Described], written: Sequence[int]) -> None:
+        """Refuse a kernel that writes to memory which must not be written to."""
+        words = ((name, word) for name, each in zip(self.names, described, strict=True) for word in each.words)
+        for number, (name, word) in enumerate(words):
+            if word.read_only and number in written:
+                raise ReadOnlyError(
+                    f"{self.function.__name__} writes to its argument {name}, whose memory is read-only",
+                    hint="pass a copy, or memory that may be written to",
+                )
 
     def _watch(self, values: Sequence[Any]) -> None:
         """Have later launches see when a name is bound anew that the kernel, or a function given to it, uses."""
@@ -179,24 +202,32 @@ def _fits(word: float, dtype: DType) -> bool:
 def triple(grid: Any) -> tuple[int, int, int]:
     """The sides of a grid, all three of them."""
     match grid:
-        case (int() as x,) if x >= 0:
+        case (int() as x,) if 0 <= x <= _LONGEST_SIDE:
             return x, 1, 1
-        case (int() as x, int() as y) if x >= 0 and y >= 0:
+        case (int() as x, int() as y) if 0 <= x <= _LONGEST_SIDE and 0 <= y <= _LONGEST_SIDE:
             return x, y, 1
-        case (int() as x, int() as y, int() as z) if x >= 0 and y >= 0 and z >= 0:
+        case (int() as x, int() as y, int() as z) if 0 <= min(x, y, z) <= max(x, y, z) <= _EASY_SIDE:
             return x, y, z
         case _:
             return _checked(unwrap(grid))
 
 
 def _checked(grid: Any) -> tuple[int, int, int]:
-    sides = (grid,) if isinstance(grid, int) else tuple(grid)
+    sides: tuple[Any, ...] = tuple(grid) if isinstance(grid, Iterable) and not isinstance(grid, str) else (grid,)
     if not 1 <= len(sides) <= 3:
         raise KernelValueError(f"a grid has one to three sides, not {len(sides)}")
     try:
-        x, y, z = (int(unwrap(side)) for side in (*sides, 1, 1)[:3])
-    except (TypeError, ValueError) as error:
-        raise KernelValueError(f"the sides of a grid are integers, not {sides}") from error
+        x, y, z = (index(unwrap(side)) for side in (*sides, 1, 1)[:3])
+    except TypeError as error:
+        raise KernelValueError(
+            f"the sides of a grid are integers, not {', '.join(map(repr, sides))}",
+            hint="divide sizes by triton.cdiv(n, BLOCK), or //, which give integers",
+        ) from error
     if min(x, y, z) < 0:
         raise KernelValueError(f"the sides of a grid are not negative: {sides}")
+    if max(x, y, z) > _LONGEST_SIDE or x * y * z > _MOST_PROGRAMS:
+        raise KernelValueError(
+            f"the grid {sides} is too large: a side has at most {_LONGEST_SIDE:,} programs,"
+            f" as tl.program_id is an int32, and all sides together {_MOST_PROGRAMS:,}"
+        )
     return x, y, z

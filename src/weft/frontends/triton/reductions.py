@@ -201,10 +201,12 @@ def cumsum(input: Any, axis: Any = 0, reverse: Any = False, dtype: Any = None) -
 
 
 @member
-def cumprod(input: Any, axis: Any = 0, reverse: Any = False) -> tensor:
+def cumprod(input: Any, axis: Any = 0, reverse: Any = False, dtype: Any = None) -> tensor:
     """Partial products along an axis."""
     (value,) = _inputs(input)
-    return _scanned([widened(value)], axis, "prod", reverse)[0]
+    value = widened(value)
+    value = value if unwrap(dtype) is None else converted(value, unwrap(dtype), None)
+    return _scanned([value], axis, "prod", reverse)[0]
 
 
 def _last_axis(x: tensor, dim: Any) -> None:
@@ -221,12 +223,12 @@ def sort(x: tensor, dim: Any = None, descending: Any = False) -> tensor:
     return converted(tensor(handle, value.type), x.dtype, None)
 
 
-def topk(x: tensor, k: Any, dim: Any = None) -> tensor:
-    """The k greatest elements of the last axis, the greatest first."""
+def topk(x: tensor, k: Any, dim: Any = None, descending: Any = True) -> tensor:
+    """The k greatest elements of the last axis, the greatest first; or the k smallest, the smallest first."""
     count = unwrap(k)
     if not isinstance(count, int) or not 1 <= count <= x.sides[-1]:
         raise KernelValueError(f"tl.topk takes 1 to {x.sides[-1]} elements of {x}, got {count}")
-    ordered = sort(x, dim, True)
+    ordered = sort(x, dim, descending)
     sides = [*x.sides[:-1], count]
     return viewed(ordered, sides, 0, row_major(x.sides))
 

@@ -47,7 +47,7 @@ def wrapped_axis(axis: Any, rank: int) -> int:
 
 def _checked_program_axis(axis: Any, name: str) -> int:
     axis = unwrap(axis)
-    if axis not in (0, 1, 2):
+    if not isinstance(axis, int) or axis not in (0, 1, 2):
         raise KernelValueError(f"{name} axis must be 0, 1, or 2 but got {axis}")
     return axis
 
@@ -156,6 +156,22 @@ def expand_dims(input: Any, axis: Any) -> tensor:
     for place in sorted(places):
         sides.insert(place, 1)
     return viewed(value, sides, 0, row_major(sides))
+
+
+@member
+def squeeze(x: tensor, dim: Any) -> tensor:
+    """Without a side of length 1."""
+    axis = wrapped_axis(dim, len(x.sides))
+    if x.sides[axis] != 1:
+        raise KernelShapeError(f"squeeze takes away sides of length 1, side {axis} of {x} has {x.sides[axis]}")
+    sides = [side for place, side in enumerate(x.sides) if place != axis]
+    return viewed(x, sides, 0, row_major(sides))
+
+
+@member
+def unsqueeze(x: tensor, dim: Any) -> tensor:
+    """With a side of length 1 more."""
+    return expand_dims(x, dim)
 
 
 @operator("index")

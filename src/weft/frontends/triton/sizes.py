@@ -21,6 +21,18 @@ def next_power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length() if n > 0 else 0
 
 
+@constexpr_function
+def log2(i: int) -> int:
+    """The logarithm of a power of 2; of other numbers, rounded down."""
+    return max(i, 1).bit_length() - 1
+
+
+@constexpr_function
+def is_power_of_two(i: int) -> bool:
+    """Is it one?"""
+    return i > 0 and not i & (i - 1)
+
+
 _allocator: ContextVar[Callable[..., Any] | None] = ContextVar("_allocator", default=None)
 
 

@@ -10,14 +10,16 @@ words that are handed to it. Only when there is no kernel for a key yet is the a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, fields, is_dataclass
+from operator import index
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from weft.frontends.triton.constants import base_type, constexpr, constexpr_type, unwrap
 from weft.frontends.triton.errors import KernelTypeError
+from weft.frontends.triton.memory_places import READ_ONLY, place_of
 from weft.frontends.triton.types import OF_STORED, block_type, dtype, pointer_type, tuple_type
 from weft.ir.types import DType, dtype_of_numpy
 
@@ -61,6 +63,8 @@ class Word:
     dtype: DType
     pointer: bool = False
     divisibility: int = 1
+    read_only: bool = field(default=False, repr=False)
+    """Whether it points to memory that must not be written to: a kernel that does so is refused."""
 
 
 @dataclass(frozen=True)
@@ -147,13 +151,13 @@ class _Numbers:
         address = value.data_ptr()
         words.append(address)
         storages.append(_range_of_storage(value))
-        return value.dtype, self.align and address % ALIGNMENT == 0, _place_of(value)
+        return value.dtype, self.align and address % ALIGNMENT == 0, place_of(value)
 
     def array(self, value: np.ndarray, words: Words, storages: Ranges) -> Hashable:
         address: int = value.__array_interface__["data"][0]
         words.append(address)
         storages.append(_range_of_array(value))
-        return value.dtype, self.align and address % ALIGNMENT == 0, True
+        return value.dtype, self.align and address % ALIGNMENT == 0, value.flags.writeable or READ_ONLY
 
     def pointer(self, value: Any, words: Words, storages: Ranges) -> Hashable:
         """Anything with an address and a type of elements: wrapped tensors, mock tensors."""
@@ -163,7 +167,7 @@ class _Numbers:
         owned = hasattr(base, "untyped_storage")
         # One byte where the size is not known; what stands for a tensor in a warm-up lies nowhere.
         storages.append(_range_of_storage(base) if owned else (address, address + 1 if address else 0))
-        place = _place_of(base) if owned else True
+        place = place_of(base) if owned else True
         return value.dtype, self.align and address % ALIGNMENT == 0, place
 
     def items(self, value: tuple[Any, ...], words: Words, storages: Ranges) -> Hashable:
@@ -171,36 +175,17 @@ class _Numbers:
 
     def descriptor(self, value: Any, words: Words, storages: Ranges) -> Hashable:
         base = classifier_of(value.base, self)(value.base, words, storages)
-        words.extend(int(size) for size in value.shape)
-        words.extend(int(stride) for stride in value.strides)
-        sizes = tuple(not int(number) % ALIGNMENT for number in (*value.shape, *value.strides))
+        numbers = [_whole(number, "sizes and strides of a descriptor") for number in (*value.shape, *value.strides)]
+        words.extend(numbers)
+        sizes = tuple(not number % ALIGNMENT for number in numbers)
         return "descriptor", base, tuple(value.block_shape), value.padding, sizes
 
 
-def _place_of(value: Any) -> bool | int:
-    """Where a tensor is: True on the CPU, else -1 for the first GPU, -2 for the next, and so on."""
-    return True if value.is_cpu else -1 - value.get_device()
-
-
-def device_of(key: Hashable) -> int | None:
-    """The number of the GPU that the tensors of a key are on; None where they are on the CPU."""
-    places = set(_places(key))
-    if len(places) > 1:
-        names = sorted("cpu" if place is True else f"cuda:{-1 - place}" for place in places)
-        raise KernelTypeError(f"the tensors are on different devices: {', '.join(names)}", hint="move them to one")
-    place = places.pop() if places else True
-    return None if place is True else -1 - place
-
-
-def _places(key: Hashable) -> Iterator[bool | int]:
-    match key:
-        case (_, bool(), bool() | int() as place):
-            yield place
-        case tuple():
-            for part in key:
-                yield from _places(part)
-        case _:
-            return
+def _whole(value: Any, what: str) -> int:
+    try:
+        return index(value)
+    except TypeError:
+        raise KernelTypeError(f"{what} are integers, not {value!r}") from None
 
 
 def _wide(value: int) -> str:
@@ -301,7 +286,7 @@ class _Annotated:
         self.align = numbers.align
 
     def __call__(self, value: Any, words: Words, storages: Ranges) -> Hashable:
-        words.append(int(value) if self.integer else value)
+        words.append(_whole(value, f"arguments of type {self.name}") if self.integer else value)
         return f"{self.name}:16" if self.specialise and self.align and value % ALIGNMENT == 0 else self.name
 
 
@@ -357,10 +342,11 @@ def _describe(value: Any, key: Hashable, parameter: Parameter) -> Described:
             return Described(tuple_type([item.type for item in items], names), sum((i.words for i in items), ()))
         case (element, bool() as aligned, bool() | int() as place):
             device = getattr(getattr(value, "base", value), "device", None)
-            if place is not True and getattr(device, "type", None) != "cuda":
+            if place < 0 and getattr(device, "type", None) != "cuda":
                 raise KernelTypeError(f"the tensor is on {device}", hint="move it to the CPU: tensor.cpu()")
             language = element_type(element)
-            word = Word(language.stored, pointer=True, divisibility=ALIGNMENT if aligned else 1)
+            divisibility = ALIGNMENT if aligned else 1
+            word = Word(language.stored, True, divisibility, read_only=place == READ_ONLY)
             return Described(pointer_type(language, const=parameter.is_const), (word,))
         case _:
             return Described(constexpr_type(unwrap(value)))

@@ -41,6 +41,8 @@ class Processor:
     """The device: this machine's processor."""
 
     utils = _Facts()
+    warps = 1
+    """Of a program."""
 
     def get_current_target(self) -> GPUTarget:
         from weft.backends.cpu.target import host_target
@@ -102,9 +104,11 @@ class Cuda:
 
     utils = _CudaFacts()
 
-    def __init__(self, capability: int | None = None) -> None:
+    def __init__(self, capability: int | None = None, warps: int = 4) -> None:
         self._torch: Any = sys.modules.get("torch")
         self._capability = capability
+        self.warps = warps
+        """Of a program of the kernel that is being compiled."""
 
     def get_current_target(self) -> GPUTarget:
         if self._capability is not None:  # of what is being compiled for

@@ -21,7 +21,7 @@ import torch._dynamo
 
 from weft.frontends.triton import jit
 from weft.frontends.triton.autotune import Autotuner, Heuristics, kernel_of
-from weft.frontends.triton.errors import LaunchError
+from weft.frontends.triton.errors import KernelValueError, LaunchError
 from weft.frontends.triton.jit import Grid, JITFunction, KernelInterface
 from weft.frontends.triton.specialise import alias_groups
 from weft.frontends.triton.stored import stored_parameters
@@ -103,7 +103,10 @@ def launch_traced(kernel: Any, grid: Grid, args: Sequence[Any], keywords: dict[s
     sides: list[Any] = []
     for variant in variants:
         here: Any = grid({**given, **variant}) if callable(grid) else grid
-        here = [here] if isinstance(here, int) else list(here)
+        here = list(here) if isinstance(here, tuple | list) else [here]
+        for side in here:
+            if isinstance(side, float | str) or side is None:
+                raise KernelValueError(f"the sides of a grid are integers, not {side!r}")
         sides += [*here, 1, 1][:3]
     stored = _stored(kernel.number)
     tensors: list[Any] = []

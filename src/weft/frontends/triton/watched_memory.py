@@ -17,8 +17,9 @@ from typing import Any, cast
 import numpy as np
 
 from weft.frontends.triton import uninitialised
-from weft.frontends.triton.errors import MemoryAccessError, RaceError
+from weft.frontends.triton.errors import MemoryAccessError, RaceError, ReadOnlyError
 from weft.ir.types import DType
+from weft.runtime.writable import is_writable
 
 Array = np.ndarray[Any, Any]
 UNKNOWN = -1
@@ -51,6 +52,7 @@ class Region:
     shape: tuple[int, ...]
     owner: object = None
     poisoned: bool = False
+    read_only: bool = False
     writers: Array | None = None
     readers: Array | None = None
     """The programs that last wrote to, and that read, each element: 0 for none, else one more than the number."""
@@ -68,11 +70,13 @@ def region_of(name: str, value: Any) -> Region:
         while isinstance(base.base, np.ndarray):
             base = base.base
         start, end = np.lib.array_utils.byte_bounds(base)
-        return Region(name, start, end - start, array.ctypes.data, array.itemsize, array.shape, array)
+        place = array.ctypes.data, array.itemsize, array.shape
+        return Region(name, start, end - start, *place, array, read_only=not array.flags.writeable)
     storage = value.untyped_storage()
     start, size = storage.data_ptr(), storage.nbytes()
-    poisoned = uninitialised.is_poisoned(start, size)
-    return Region(name, start, size, value.data_ptr(), value.element_size(), tuple(value.shape), value, poisoned)
+    poisoned, locked = uninitialised.is_poisoned(start, size), not storage.resizable() and not is_writable(start, size)
+    place = value.data_ptr(), value.element_size(), tuple(value.shape)
+    return Region(name, start, size, *place, value, poisoned, locked)
 
 
 races: ContextVar[bool] = ContextVar("races", default=True)
@@ -157,6 +161,11 @@ class Memory:
         for number in np.unique(numbers):
             chosen = lanes[numbers == number]
             for region, part in self._split(int(number), chosen, address, what):
+                if region.read_only and what != "load":
+                    raise ReadOnlyError(
+                        f"{what} to `{region.name}`, whose memory is read-only{self._in_program()}",
+                        hint="pass a copy, or memory that may be written to",
+                    )
                 offset = address[part] - region.start
                 outside = (offset < 0) | (offset + itemsize > region.size)
                 if outside.any():

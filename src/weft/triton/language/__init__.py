@@ -18,6 +18,7 @@ from weft.frontends.triton.debugging import condition as condition
 from weft.frontends.triton.debugging import debug_barrier as debug_barrier
 from weft.frontends.triton.debugging import device_assert as device_assert
 from weft.frontends.triton.debugging import device_print as device_print
+from weft.frontends.triton.debugging import expect_zero as expect_zero
 from weft.frontends.triton.debugging import inline_asm_elementwise as inline_asm_elementwise
 from weft.frontends.triton.debugging import max_constancy as max_constancy
 from weft.frontends.triton.debugging import max_contiguous as max_contiguous
@@ -64,6 +65,7 @@ from weft.frontends.triton.memory import load as load
 from weft.frontends.triton.memory import store as store
 from weft.frontends.triton.products import dot as dot
 from weft.frontends.triton.products import dot_scaled as dot_scaled
+from weft.frontends.triton.promotion import to_tensor as to_tensor
 from weft.frontends.triton.random import pair_uniform_to_normal as pair_uniform_to_normal
 from weft.frontends.triton.random import philox as philox
 from weft.frontends.triton.random import philox_impl as philox_impl
@@ -105,11 +107,16 @@ from weft.frontends.triton.shapes import program_id as program_id
 from weft.frontends.triton.shapes import ravel as ravel
 from weft.frontends.triton.shapes import reshape as reshape
 from weft.frontends.triton.shapes import split as split
+from weft.frontends.triton.shapes import squeeze as squeeze
 from weft.frontends.triton.shapes import swizzle2d as swizzle2d
 from weft.frontends.triton.shapes import trans as trans
+from weft.frontends.triton.shapes import unsqueeze as unsqueeze
 from weft.frontends.triton.shapes import view as view
 from weft.frontends.triton.shapes import zeros as zeros
 from weft.frontends.triton.shapes import zeros_like as zeros_like
+from weft.frontends.triton.synchronisation import atomic_load as atomic_load
+from weft.frontends.triton.synchronisation import atomic_poll as atomic_poll
+from weft.frontends.triton.synchronisation import atomic_store as atomic_store
 from weft.frontends.triton.type_names import const as const
 from weft.frontends.triton.type_names import str_to_ty as str_to_ty
 from weft.frontends.triton.types import TRITON_MAX_TENSOR_NUMEL as TRITON_MAX_TENSOR_NUMEL

@@ -24,6 +24,7 @@ from weft.frontends.triton.debugging import condition as condition
 from weft.frontends.triton.debugging import debug_barrier as debug_barrier
 from weft.frontends.triton.debugging import device_assert as device_assert
 from weft.frontends.triton.debugging import device_print as device_print
+from weft.frontends.triton.debugging import expect_zero as expect_zero
 from weft.frontends.triton.debugging import extern_elementwise as extern_elementwise
 from weft.frontends.triton.debugging import inline_asm_elementwise as inline_asm_elementwise
 from weft.frontends.triton.debugging import max_constancy as max_constancy
@@ -76,6 +77,9 @@ from weft.frontends.triton.shapes import reshape as reshape
 from weft.frontends.triton.shapes import split as split
 from weft.frontends.triton.shapes import trans as trans
 from weft.frontends.triton.shapes import view as view
+from weft.frontends.triton.synchronisation import atomic_load as atomic_load
+from weft.frontends.triton.synchronisation import atomic_poll as atomic_poll
+from weft.frontends.triton.synchronisation import atomic_store as atomic_store
 from weft.frontends.triton.type_names import const as const
 from weft.frontends.triton.type_names import str_to_ty as str_to_ty
 from weft.frontends.triton.types import TRITON_MAX_TENSOR_NUMEL as TRITON_MAX_TENSOR_NUMEL
@@ -108,5 +112,7 @@ from weft.frontends.triton.types import void as void
 from weft.frontends.triton.values import slice as slice
 from weft.frontends.triton.values import tensor as tensor
 from weft.frontends.triton.values import tuple as tuple
+
+CONSTEXPR_0 = constexpr(0)
 
 __all__ = ["_aggregate", "_unwrap_if_constexpr"]

@@ -1,5 +1,6 @@
 """`triton.language.standard`."""
 
+from weft.frontends.triton import sizes as _sizes
 from weft.frontends.triton.elementary import cdiv as cdiv
 from weft.frontends.triton.elementary import sigmoid as sigmoid
 from weft.frontends.triton.elementary import softmax as softmax
@@ -18,6 +19,10 @@ from weft.frontends.triton.reductions import xor_sum as xor_sum
 from weft.frontends.triton.shapes import flip as flip
 from weft.frontends.triton.shapes import interleave as interleave
 from weft.frontends.triton.shapes import ravel as ravel
+from weft.frontends.triton.shapes import squeeze as squeeze
 from weft.frontends.triton.shapes import swizzle2d as swizzle2d
+from weft.frontends.triton.shapes import unsqueeze as unsqueeze
 from weft.frontends.triton.shapes import zeros as zeros
 from weft.frontends.triton.shapes import zeros_like as zeros_like
+
+_is_power_of_two, _log2 = _sizes.is_power_of_two, _sizes.log2

@@ -12,4 +12,8 @@ from weft.frontends.triton.jit import KernelInterface as KernelInterface
 from weft.frontends.triton.stand_ins import MockTensor as MockTensor
 from weft.frontends.triton.stand_ins import TensorWrapper as TensorWrapper
 from weft.frontends.triton.stand_ins import reinterpret as reinterpret
+from weft.triton.runtime import autotuner as autotuner
+from weft.triton.runtime import cache as cache
+from weft.triton.runtime import errors as errors
+from weft.triton.runtime import jit as jit
 from weft.triton.runtime.driver import driver as driver

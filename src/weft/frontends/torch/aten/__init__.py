@@ -1,5 +1,6 @@
 """Converters from ATen operators to graph ops, a file a family. Importing this package fills `CONVERTERS`."""
 
+from weft.frontends.torch.aten import antialiasing as antialiasing
 from weft.frontends.torch.aten import attention as attention
 from weft.frontends.torch.aten import attention_gradients as attention_gradients
 from weft.frontends.torch.aten import backward as backward
@@ -19,6 +20,7 @@ from weft.frontends.torch.aten import random as random
 from weft.frontends.torch.aten import reduction as reduction
 from weft.frontends.torch.aten import sampling as sampling
 from weft.frontends.torch.aten import scatter as scatter
+from weft.frontends.torch.aten import searching as searching
 from weft.frontends.torch.aten import shape as shape
 from weft.frontends.torch.aten import sorting as sorting
 from weft.frontends.torch.aten.complex import COMPLEX_CONVERTERS as COMPLEX_CONVERTERS

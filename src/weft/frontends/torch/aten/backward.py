@@ -89,3 +89,20 @@ def _norm_gradient(b: ImportBuilder, grad: SSAValue, difference: SSAValue, dista
         # Below 2 a difference of 0 has an infinite power; its share is 0 all the same.
         share = b.emit("where", b.emit("eq", size, zero), zero, share)
     return b.emit("where", b.emit("eq", distance, zero), zero, share)
+
+
+@aten("_weight_norm_interface_backward")
+def weight_norm_backward(
+    b: ImportBuilder, grad: SSAValue, direction: SSAValue, length: SSAValue, norms: SSAValue, dim: int
+) -> tuple[SSAValue, SSAValue]:
+    """The gradients of `length · direction / norms`, the norms being those of the direction's slices along `dim`."""
+    results = b.result.dtype, b.dtype(length)
+    grad, direction, length, norms = map(b.wide, (grad, direction, length, norms))
+    dtype = b.dtype(grad)
+    norms, length = b.to(norms, dtype), b.to(length, dtype)
+    others = tuple(d for d in range(b.rank(grad)) if d != dim)
+    along = b.emit("sum", b.emit("mul", grad, direction), dims=others, keep=True)
+    on_length = b.emit("div", along, norms)
+    across = b.emit("mul", direction, b.emit("div", along, b.emit("mul", norms, norms)))
+    on_direction = b.emit("mul", b.emit("div", length, norms), b.emit("sub", grad, across))
+    return b.to(on_direction, results[0]), b.to(on_length, results[1])

@@ -236,11 +236,11 @@ def _spread(b: ImportBuilder, value: Complex | SSAValue) -> Complex | SSAValue:
 @complex_aten("full", "full_like", "new_full", "fill.Scalar", "scalar_tensor", "zeros", "zeros_like", "ones_like")
 @complex_aten("empty.memory_format", "empty_like", "new_zeros", "new_empty", "empty_permuted", "new_empty_strided")
 def full(b: ImportBuilder, *args: Any, **options: Any) -> Any:
-    name = b.node.target.__name__
-    value = next((v for v in reversed((*args, *options.values())) if isinstance(v, int | float | complex)), 0)
-    number = complex(
-        1 if name.startswith("ones") else 0 if name.startswith(("zeros", "empty", "new_z", "new_e")) else value
-    )
+    name = b.node.target.__name__.partition(".")[0]
+    # What is filled with is the last that is not an option; of the options, several are numbers too.
+    place = {"full": 1, "full_like": 1, "new_full": 2, "fill": 1, "scalar_tensor": 0}.get(name)
+    given = args[place] if place is not None and place < len(args) else options.get("fill_value", name == "ones_like")
+    number = complex(given)
     result = b.result
     if not b.meta.is_complex():
         return b.emit("full", value=number.real, shape=result.shape, dtype=result.dtype)

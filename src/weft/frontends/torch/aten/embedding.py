@@ -1,12 +1,14 @@
 """Bags of embeddings: rows of a table summed, averaged or maximised over runs of indices.
 
 What torch's forward keeps for its backward (the bag of each index, the sizes of bags) varies with the kernel it takes,
-so the backward here computes it from the indices and offsets again; only the places of maxima are handed over.
+so the backward here computes it from the indices and offsets again; only the places of maxima are handed over. The rest
+is there for torch's own backward, which makes sparse gradients.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +17,10 @@ from xdsl.ir import SSAValue
 from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder
+from weft.frontends.torch.checks import check_places, check_that
+from weft.frontends.torch.dtypes import HALF
 from weft.ir.expr import Size
-from weft.ir.types import DType, Tensor, i64
+from weft.ir.types import DType, Tensor, f32, i64
 
 _SUM, _MEAN, _MAX = range(3)
 
@@ -64,6 +68,18 @@ class Bags:
         (length,) = self.b.shape(self.indices)
         return self.b.unsqueeze(self.sums(self.counted(self.b.expand(self.b.number(1, dtype), (length,)))), 1)
 
+    def kept(self, results: Sequence[Tensor | None]) -> list[SSAValue]:
+        """What eager keeps for its backward: the bag of each index, where it does, the sizes of bags, no maxima."""
+        b = self.b
+        bag, sizes, maxima = (result for result in results if result is not None)
+        length = b.shape(self.indices)
+        counted = b.to(b.view(self.sizes(i64), (self.count,)), sizes.dtype)
+        return [
+            b.to(self.bag, bag.dtype) if bag.shape == length else b.zeros(bag),
+            counted if sizes.shape == (self.count,) else b.zeros(sizes),
+            b.zeros(maxima),
+        ]
+
     def spread(self, values: SSAValue) -> SSAValue:
         """For each index, the row that its bag has."""
         return self.b.emit("take", values, self.bag, dim=0)
@@ -83,6 +99,28 @@ class Bags:
         return b.emit("where", empty, b.number(0, dtype), best), b.emit("take", self.indices, first, dim=0)
 
 
+def _needs_order(b: ImportBuilder, weight: SSAValue, mode: int, padding: int) -> bool:
+    """Whether eager takes the kernel that goes from one offset to the next; others look at how many bags began."""
+    return mode != _MAX and padding < 0 and b.dtype(weight) in (f32, *HALF)
+
+
+def _check_offsets(b: ImportBuilder, indices: SSAValue, offsets: SSAValue, count: Size, *, ordered: bool) -> None:
+    """Bags start at the first index, and none of them outside of the indices."""
+    (length,), (given,) = b.shape(indices), b.shape(offsets)
+    if given == 0:
+        return
+    offsets = b.to(offsets, i64)
+    first = b.emit("slice", offsets, starts=(0,), shape=(1,), steps=(1,))
+    check_that(b, "place", "the first offset is not 0", b.emit("ne", first, b.number(0, i64)))
+    below = b.emit("lt", offsets, b.number(0, i64))
+    beyond = b.emit("gt", offsets, b.number(length, i64))
+    check_that(b, "place", f"an offset is out of range for {length} indices", b.emit("logical_or", below, beyond))
+    if ordered and given != 1:
+        before = b.emit("slice", offsets, starts=(0,), shape=(given - 1,), steps=(1,))
+        after = b.emit("slice", offsets, starts=(1,), shape=(given - 1,), steps=(1,))
+        check_that(b, "place", "an offset is less than the one before", b.emit("lt", after, before))
+
+
 @aten("_embedding_bag", "_embedding_bag_forward_only")
 def embedding_bag(
     b: ImportBuilder,
@@ -96,9 +134,13 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding: int = -1,
 ) -> tuple[SSAValue, ...]:
+    if per_sample_weights is not None and b.dtype(per_sample_weights) != b.dtype(weight):
+        raise UnsupportedError("weights of another type than the table, which torch refuses")
     bags = Bags.of(b, indices, offsets, b.result.shape[0], padding)
+    check_places(b, indices, 0, b.shape(weight)[0])
+    _check_offsets(b, indices, offsets, bags.count, ordered=_needs_order(b, weight, mode, padding))
     rows = b.wide(b.emit("take", weight, bags.indices, dim=0))
-    kept = [b.zeros(result) for result in b.results[1:] if result is not None]
+    kept = bags.kept(b.results[1:])
     if per_sample_weights is not None:
         rows = b.emit("mul", rows, b.unsqueeze(b.to(per_sample_weights, b.dtype(rows)), 1))
     if mode == _MAX:

@@ -12,7 +12,7 @@ from weft.frontends.torch.aten.combining import added_by_token
 from weft.frontends.torch.aten.shape import flat, given, place_of, start_of, step_of
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder, normal_dim
-from weft.frontends.torch.checks import check_places
+from weft.frontends.torch.checks import check_count, check_places
 from weft.ir.expr import Size, product
 from weft.ir.types import Tensor, boolean, i64
 
@@ -22,16 +22,17 @@ Indices = Sequence[SSAValue | None]
 @aten("index.Tensor", "_unsafe_index.Tensor")
 def index(b: ImportBuilder, x: SSAValue, indices: Indices) -> SSAValue:
     dims, places = _indexed(b, indices)
-    _check(b, x, dims, places)
+    _check(b, x, dims, places, product(b.result.shape))
     if len(dims) == 1:
         return b.emit("take", x, places[0], dim=dims[0])
     return b.emit("index", x, *places, dims=dims, position=_position(dims))
 
 
-def _check(b: ImportBuilder, x: SSAValue, dims: Sequence[int], places: Sequence[SSAValue]) -> None:
+def _check(b: ImportBuilder, x: SSAValue, dims: Sequence[int], places: Sequence[SSAValue], touched: Size) -> None:
     if not b.node.target.name().startswith("aten::_unsafe"):
         for dim, place in zip(dims, places, strict=True):
-            check_places(b, place, dim, b.shape(x)[dim], wraps=True)
+            size = b.shape(x)[dim]
+            check_places(b, place, dim, size, wraps=True, touched=1 if size == 0 else touched)
 
 
 def _indexed(b: ImportBuilder, indices: Indices) -> tuple[tuple[int, ...], list[SSAValue]]:
@@ -55,9 +56,9 @@ def index_put(b: ImportBuilder, x: SSAValue, indices: Indices, values: SSAValue,
     if masks:
         return _masked_put(b, x, indices, masks, values, accumulate)
     dims, places = _indexed(b, indices)
-    _check(b, x, dims, places)
     position = _position(dims)
     rest = [size for d, size in enumerate(b.shape(x)) if d not in dims]
+    _check(b, x, dims, places, product(rest))
     rank = max(b.rank(place) for place in places)
     chosen = _broadcast(b, places, rank)
     values = b.expand(values, (*rest[:position], *chosen, *rest[position:]))
@@ -91,6 +92,7 @@ def _masked_put(
     where = b.view(mask, (*b.shape(mask), *(1 for _ in trailing)))
     if b.rank(values) > len(trailing) and b.shape(values)[0] != 1:
         values = b.expand(values, (b.shape(values)[0], *trailing))
+        check_count(b, _true_count(b, mask), b.shape(values)[0], "a masked assignment")
         taken = b.emit("take", values, _ordinal(b, flat(b, mask)), dim=0)
         values = b.view(taken, (*b.shape(x)[:chosen], *trailing))
     elif b.rank(values) > len(trailing):
@@ -106,9 +108,63 @@ def _ordinal(b: ImportBuilder, mask: SSAValue) -> SSAValue:
     return b.emit("maximum", b.emit("sub", count, b.number(1, i64)), b.number(0, i64))
 
 
+def _true_count(b: ImportBuilder, mask: SSAValue) -> SSAValue:
+    return b.emit("sum", b.to(mask, i64), dims=tuple(range(b.rank(mask))), keep=False)
+
+
+@aten("index_add")
+def index_add(
+    b: ImportBuilder, x: SSAValue, dim: int, places: SSAValue, source: SSAValue, alpha: bool | int | float = 1
+) -> SSAValue:
+    source = b.to(source, b.dtype(x))
+    if alpha != 1:
+        source = b.emit("mul", source, b.number(alpha, b.dtype(x)))
+    # Eager does nothing to a tensor without elements, whatever the places are.
+    check_along(b, x, dim, places, touched=product(b.shape(x)))
+    return _put_along(b, x, dim, places, source, accumulate=True)
+
+
+@aten("index_copy")
+def index_copy(b: ImportBuilder, x: SSAValue, dim: int, places: SSAValue, source: SSAValue) -> SSAValue:
+    check_along(b, x, dim, places, touched=product(b.shape(source)))
+    return _put_along(b, x, dim, places, source, accumulate=False)
+
+
+@aten("index_fill.int_Scalar", "index_fill.int_Tensor")
+def index_fill(b: ImportBuilder, x: SSAValue, dim: int, places: SSAValue, value: Any) -> SSAValue:
+    row = at_least_1d(b, x)
+    rest = [size for d, size in enumerate(b.shape(row)) if d != normal_dim(dim, b.rank(row))]
+    check_along(b, x, dim, places, wraps=True, touched=product(rest))
+    return _put_along(b, x, dim, places, b.operand(value, b.dtype(x)), accumulate=False)
+
+
+def check_along(
+    b: ImportBuilder, x: SSAValue, dim: int, places: SSAValue, *, touched: Size, wraps: bool = False
+) -> None:
+    """All places must be indices into a dimension of `x`, which has one even if it is a number."""
+    shape = b.shape(x) or (1,)
+    dim = normal_dim(dim, len(shape))
+    check_places(b, places, dim, shape[dim], wraps=wraps, touched=touched)
+
+
+def _put_along(
+    b: ImportBuilder, x: SSAValue, dim: int, places: SSAValue, source: SSAValue, *, accumulate: bool
+) -> SSAValue:
+    """`x` with slices written, or one number, at places along one dimension."""
+    row, places = at_least_1d(b, x), at_least_1d(b, places)
+    dim = normal_dim(dim, b.rank(row))
+    shape = (*b.shape(row)[:dim], *b.shape(places), *b.shape(row)[dim + 1 :])
+    source = b.view(source, shape) if b.rank(source) else b.expand(source, shape)
+    if accumulate and dim == 0 and (added := added_by_token(b, row, places, source)) is not None:
+        return b.view(added, b.shape(x))
+    put = b.emit("index_put", row, places, source, dims=(dim,), position=dim, accumulate=accumulate)
+    return b.view(put, b.shape(x))
+
+
 @aten("index_select")
 def index_select(b: ImportBuilder, x: SSAValue, dim: int, places: SSAValue) -> SSAValue:
     if not b.rank(x):
+        check_places(b, places, 0, 1)
         return b.expand(x, b.result.shape)
     dim = normal_dim(dim, b.rank(x))
     check_places(b, places, dim, b.shape(x)[dim])
@@ -174,7 +230,9 @@ def put(b: ImportBuilder, x: SSAValue, places: SSAValue, source: SSAValue, accum
 def masked_scatter(b: ImportBuilder, x: SSAValue, mask: SSAValue, source: SSAValue) -> SSAValue:
     """The n-th true element of the mask takes the n-th element of the source."""
     shape = b.result.shape
-    taken = b.emit("take", flat(b, source), _ordinal(b, flat(b, b.expand(mask, shape))), dim=0)
+    row, whole = flat(b, source), b.expand(mask, shape)
+    check_count(b, _true_count(b, whole), b.shape(row)[0], "masked_scatter", at_least=True)
+    taken = b.emit("take", row, _ordinal(b, flat(b, whole)), dim=0)
     return b.emit("where", b.expand(mask, shape), b.view(taken, shape), b.expand(x, shape))
 
 

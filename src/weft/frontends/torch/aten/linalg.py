@@ -11,6 +11,7 @@ from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.pointwise import apply
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder
+from weft.ir.expr import Size
 from weft.ir.types import f32, i32
 from weft.passes.tile_groups import IN_ORDER
 
@@ -20,19 +21,39 @@ def mm(b: ImportBuilder, x: SSAValue, y: SSAValue) -> SSAValue:
     return b.emit("dot", x, y)
 
 
-@aten("_grouped_mm")
+@aten("_grouped_mm", "weft.grouped_mm")
 def grouped_mm(b: ImportBuilder, x: SSAValue, weights: SSAValue, offs: SSAValue | None = None) -> SSAValue:
     """Rows in groups, each times the matrix of its group: by the number of the group of every row."""
     if offs is None or len(b.shape(x)) != 2 or len(b.shape(weights)) != 3:
         raise UnsupportedError("_grouped_mm has other forms than rows in groups and a matrix for each")
     rows, depth = b.shape(x)
-    places = b.emit("iota", shape=(rows, 1), dim=0, dtype=i32)
-    ended = b.emit("le", b.emit("cast", b.unsqueeze(offs, 0), dtype=i32), places)
-    groups = b.emit("sum", b.emit("cast", ended, dtype=i32), dims=(1,), keep=False)
-    groups.op.attributes[IN_ORDER] = UnitAttr()  # torch asks for ends that do not fall
+    groups = _groups(b, rows, offs)
     matrices = b.emit("take", b.emit("permute", weights, dims=(0, 2, 1)), groups, dim=0)
     product = b.emit("dot", b.view(x, (rows, 1, depth)), b.emit("permute", matrices, dims=(0, 2, 1)))
-    return b.view(product, (rows, b.shape(weights)[2]))
+    product = b.view(product, (rows, b.shape(weights)[2]))
+    if b.node.target.name().startswith("aten::"):
+        return product  # rows of no group have no defined result
+    grouped = b.emit("lt", b.unsqueeze(groups, 1), b.number(b.shape(weights)[0], i32))
+    return b.emit("where", grouped, product, b.number(0, b.dtype(product)))
+
+
+def _groups(b: ImportBuilder, rows: Size, ends: SSAValue) -> SSAValue:
+    """The number of the group of every row: how many groups end before it."""
+    places = b.emit("iota", shape=(rows, 1), dim=0, dtype=i32)
+    ended = b.emit("le", b.emit("cast", b.unsqueeze(ends, 0), dtype=i32), places)
+    groups = b.emit("sum", b.emit("cast", ended, dtype=i32), dims=(1,), keep=False)
+    groups.op.attributes[IN_ORDER] = UnitAttr()  # torch asks for ends that do not fall
+    return groups
+
+
+@aten("weft.grouped_outer")
+def grouped_outer(b: ImportBuilder, x: SSAValue, y: SSAValue, ends: SSAValue) -> SSAValue:
+    """For each group, the product of its rows: all rows, of which those of other groups are 0."""
+    (rows, depth), (_, width), (count,) = b.shape(x), b.shape(y), b.shape(ends)
+    own = b.emit("eq", b.view(_groups(b, rows, ends), (1, 1, rows)), b.view(b.iota_of(count, i32), (count, 1, 1)))
+    turned = b.expand(b.view(b.transpose(x, (1, 0)), (1, depth, rows)), (count, depth, rows))
+    chosen = b.emit("where", own, turned, b.number(0, b.dtype(x)))
+    return b.emit("dot", chosen, b.expand(b.unsqueeze(y, 0), (count, rows, width)))
 
 
 @aten("mv")

@@ -12,8 +12,9 @@ from xdsl.ir import SSAValue
 from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.table import aten, register
 from weft.frontends.torch.builder import ImportBuilder
-from weft.frontends.torch.checks import check_divisor
+from weft.frontends.torch.checks import check_divisor, check_that
 from weft.frontends.torch.dtypes import HALF, Operand, result_type
+from weft.ir.expr import product
 from weft.ir.types import DType, boolean, f32, tensor_of
 from weft.ops.base import REGISTRY, Comparison, Elementwise
 
@@ -28,8 +29,8 @@ def apply(b: ImportBuilder, name: str, *operands: Operand, dtype: DType | None =
     dtype = dtype or b.result.dtype
     if dtype == boolean and name in _BOOLEAN:
         name = _BOOLEAN[name]
-    if name in _DIVISIONS and not dtype.is_float and isinstance(divisor := operands[1], SSAValue):
-        check_divisor(b, divisor)  # pyright: ignore[reportUnknownArgumentType]
+    if name in _DIVISIONS and not dtype.is_float:
+        check_divisor(b, operands[1], product(b.result.shape))
     compute = f32 if dtype in HALF and _is_finer(operands) else dtype
     return b.to(b.emit(name, *(b.operand(operand, compute) for operand in operands), **params), dtype)
 
@@ -177,6 +178,8 @@ def pow_scalar(b: ImportBuilder, x: SSAValue, exponent: bool | int | float) -> S
             return apply(b, "reciprocal", x)
         if exponent == 1:
             return b.to(x, b.result.dtype)
+    elif exponent < 0:
+        check_that(b, "power", f"integers have no power of {exponent}", b.number(True, boolean))
     return apply(b, "pow", x, exponent)
 
 

@@ -204,6 +204,17 @@ def adaptive_avg_pool_backward(b: ImportBuilder, grad: SSAValue, x: SSAValue) ->
     return b.emit("adaptive_sum_pool", share, shape=sizes)
 
 
+@aten("adaptive_max_pool2d", "adaptive_max_pool3d")
+def adaptive_max_pool(b: ImportBuilder, x: SSAValue, shape: Sequence[Size]) -> tuple[SSAValue, SSAValue]:
+    params = {"shape": tuple(shape)}
+    return b.emit("adaptive_max_pool", x, **params), b.emit("adaptive_max_pool_indices", x, **params)
+
+
+@aten("adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward")
+def adaptive_max_pool_backward(b: ImportBuilder, grad: SSAValue, x: SSAValue, places: SSAValue) -> SSAValue:
+    return max_unpool(b, grad, places, b.shape(x), 3 if "3d" in str(b.node.target) else 2)
+
+
 def _adaptive_counts(b: ImportBuilder, sizes: Sequence[Size], counts: Sequence[Size], dtype: DType) -> SSAValue:
     """The number of elements in each window when `sizes` are covered by `counts` windows of nearly equal size."""
     rank = len(sizes)

@@ -9,6 +9,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
+from weft.frontends.torch.aliasing import viewed_node
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder, normal_dim
 from weft.frontends.torch.dtypes import Operand
@@ -224,10 +225,13 @@ def as_strided_scatter(
 
 def _relative_offset(b: ImportBuilder, offset: Size | None) -> Size:
     """Where in the tensor's own memory a strided view starts."""
-    own = size_of(b.meta_of(0).storage_offset())
-    if own != 0:
+    if offset is None:
+        return 0
+    if size_of(b.meta_of(0).storage_offset()) != 0:
         raise UnsupportedError("a strided view of a tensor that starts within its memory")
-    return 0 if offset is None else offset
+    if viewed_node(b.node.args[0]).op == "placeholder":  # tracing does not guard where in its memory it starts
+        raise UnsupportedError("a strided view of an argument, from a place in its memory")
+    return offset
 
 
 @aten("diagonal", "diagonal_copy")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 from xdsl.ir import SSAValue
 
-from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.combining import inverse_of, is_order
 from weft.frontends.torch.aten.index import at_least_1d
+from weft.frontends.torch.aten.shape import flat
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder, normal_dim
-from weft.ir.expr import Size, product
-from weft.ir.types import i64
+from weft.ir.expr import Size, floordiv, product
+from weft.ir.types import i32, i64
 
 Pair = tuple[SSAValue, SSAValue]
 
@@ -61,13 +63,93 @@ def _running(b: ImportBuilder, name: str, x: SSAValue, dim: int) -> Pair:
     return b.view(values, b.shape(x)), b.view(places, b.shape(x))
 
 
-@aten("histc")
-def histc(b: ImportBuilder, x: SSAValue, bins: int = 100, min: float = 0, max: float = 0) -> SSAValue:
-    """How often each integer of a range occurs."""
-    least = int(min)
-    # An empty range stands for that of the data.
-    if not b.dtype(x).is_integer or min == max or (least, least + bins - 1) != (min, max):
-        raise UnsupportedError("a histogram of anything but single integers")
-    numbers = b.emit("iota", shape=(1, bins), dim=1, dtype=i64, start=least, step=1)
-    row = b.to(b.view(x, (product(b.shape(x)), 1)), i64)
-    return b.emit("sum", b.to(b.emit("eq", row, numbers), b.result.dtype), dims=(0,), keep=False)
+@aten("kthvalue")
+def kthvalue(b: ImportBuilder, x: SSAValue, k: Size, dim: int = -1, keepdim: bool = False) -> Pair:
+    row = at_least_1d(b, x)
+    return _shaped(b, _of_rank(b, row, k - 1, normal_dim(dim, b.rank(row))))
+
+
+@aten("median.dim")
+def median_along(b: ImportBuilder, x: SSAValue, dim: int, keepdim: bool = False) -> Pair:
+    row = at_least_1d(b, x)
+    return _shaped(b, _median(b, row, normal_dim(dim, b.rank(row))))
+
+
+@aten("nanmedian.dim")
+def nanmedian_along(b: ImportBuilder, x: SSAValue, dim: int, keepdim: bool = False) -> Pair:
+    row = at_least_1d(b, x)
+    return _shaped(b, _nanmedian(b, row, normal_dim(dim, b.rank(row))))
+
+
+@aten("median")
+def median(b: ImportBuilder, x: SSAValue) -> SSAValue:
+    return _of_all(b, x, _median)
+
+
+@aten("nanmedian")
+def nanmedian(b: ImportBuilder, x: SSAValue) -> SSAValue:
+    return _of_all(b, x, _nanmedian)
+
+
+def _of_all(b: ImportBuilder, x: SSAValue, along: Callable[[ImportBuilder, SSAValue, int], Pair]) -> SSAValue:
+    """The median of all elements; where there are none, NaN."""
+    if product(b.shape(x)) == 0:
+        return b.number(math.nan, b.dtype(x)) if b.dtype(x).is_float else b.number(0, b.dtype(x))
+    return b.view(along(b, flat(b, x), 0)[0], ())
+
+
+def _of_rank(b: ImportBuilder, x: SSAValue, rank: Size, dim: int) -> Pair:
+    """The element along a dimension that so many are below, and where it stands."""
+    values, places = b.emit("topk", x, k=rank + 1, dim=dim, largest=False, sorted=True)
+    starts = tuple(rank if d == dim else 0 for d in range(b.rank(x)))
+    shape = tuple(1 if d == dim else size for d, size in enumerate(b.shape(x)))
+    first, second = (
+        b.emit("slice", each, starts=starts, shape=shape, steps=(1,) * len(shape)) for each in (values, places)
+    )
+    return first, second
+
+
+def _median(b: ImportBuilder, x: SSAValue, dim: int) -> Pair:
+    """The lower of two medians; a NaN is the median of what has one."""
+    value, place = _of_rank(b, x, floordiv(b.shape(x)[dim] - 1, 2), dim)
+    if not b.dtype(x).is_float:
+        return value, place
+    absent = b.emit("isnan", x)
+    spoiled = b.emit("any", absent, dims=(dim,), keep=True)
+    first = b.emit("argmax", b.to(absent, i32), dims=(dim,), keep=True)
+    return b.emit("where", spoiled, b.number(math.nan, b.dtype(x)), value), b.emit("where", spoiled, first, place)
+
+
+def _nanmedian(b: ImportBuilder, x: SSAValue, dim: int) -> Pair:
+    """The lower median of what is no NaN: sorted, the NaNs come last."""
+    if not b.dtype(x).is_float:
+        return _median(b, x, dim)
+    values, places = b.emit("sort", x, dim=dim, descending=False, stable=True)
+    there = b.to(b.emit("logical_not", b.emit("isnan", x)), i64)
+    count = b.emit("sum", there, dims=(dim,), keep=True)
+    rank = b.emit("floordiv", b.emit("sub", count, b.number(1, i64)), b.number(2, i64))
+    rank = b.emit("maximum", rank, b.number(0, i64))
+    return b.emit("gather", values, rank, dim=dim), b.emit("gather", places, rank, dim=dim)
+
+
+@aten("mode")
+def mode(b: ImportBuilder, x: SSAValue, dim: int = -1, keepdim: bool = False) -> Pair:
+    """The least of the most frequent elements, and where it stands last."""
+    row = at_least_1d(b, x)
+    dim, shape = normal_dim(dim, b.rank(row)), b.shape(row)
+    values, places = b.emit("sort", row, dim=dim, descending=False, stable=True)
+    number = b.emit("iota", shape=shape, dim=dim, dtype=i64)
+    starts = tuple(1 if d == dim else 0 for d in range(len(shape)))
+    least = tuple(shape[dim] - 1 if d == dim else size for d, size in enumerate(shape))
+    ends = b.emit("slice", values, starts=starts, shape=least, steps=(1,) * len(shape))
+    before = b.emit("slice", values, starts=(0,) * len(shape), shape=least, steps=(1,) * len(shape))
+    # Equal elements are neighbours: each counts those before it from where their first one stands.
+    changes = b.emit("pad", b.emit("ne", ends, before), value=True, low=starts, high=(0,) * len(shape))
+    start, _ = b.emit("cummax", b.emit("where", changes, number, b.number(0, i64)), dim=dim)
+    best = b.emit("argmax", b.emit("sub", number, start), dims=(dim,), keep=True)
+    return _shaped(b, (b.emit("gather", values, best, dim=dim), b.emit("gather", places, best, dim=dim)))
+
+
+def _shaped(b: ImportBuilder, pair: Pair) -> Pair:
+    """The pair without, or with, the dimension along which it was found."""
+    return b.view(pair[0], b.result.shape), b.view(pair[1], b.result.shape)

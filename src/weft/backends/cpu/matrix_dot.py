@@ -1,0 +1,112 @@
+"""Products of tiles with weights in panels that an x86's matrix tiles read: the rows of bf16 or i8, where they lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from xdsl.ir import OpResult
+
+from weft.backends.cpu.buffers import Buffer
+from weft.backends.cpu.clusters import Fill
+from weft.backends.cpu.matrix_kernels import MATRIX_COLUMNS, MATRIX_ROWS, elements_of_step, matrix_kernel, narrow_rows
+from weft.backends.cpu.row_groups import row_groups
+from weft.backends.llvm.builder import Function, V, const, i64
+from weft.ir.types import DType, bf16, i8
+from weft.tile import dialect as tile
+
+if TYPE_CHECKING:
+    from weft.backends.cpu.codegen import KernelCodegen
+
+_LINE = 64
+
+
+def in_matrix_tiles(codegen: KernelCodegen, op: tile.DotOp) -> bool:
+    """Whether b lies in panels for matrix tiles, and the rows of a are of the same type."""
+    weights = _weights_type(op)
+    if weights == bf16:
+        return True
+    wide = weights == i8 and tile.tile_type(op.b).sizes[2] == MATRIX_COLUMNS
+    return wide and tile.tile_type(op.a).dtype == i8 and codegen.target.has_matrix_tiles
+
+
+def reads_matrix_rows(codegen: KernelCodegen, op: tile.DotOp) -> bool:
+    """Whether the rows of a are read where they lie: contiguous along K, of which there are whole steps."""
+    value, weights = op.a, _weights_type(op)
+    if value in codegen.buffers or not isinstance(value, OpResult) or not isinstance(load := value.op, tile.LoadOp):
+        return False
+    assert isinstance(load.pointer.type, tile.PointerType) and weights is not None
+    depth = load.extents.data[1]
+    whole = isinstance(depth, int) and depth % elements_of_step(weights) == 0
+    return load.pointer.type.dtype == weights and load.strides.data[1] == 1 and whole
+
+
+def emit_matrix_dot(codegen: KernelCodegen, op: tile.DotOp) -> None:
+    """Add the code of a product; its result is in `codegen.buffers`."""
+    b, type_, weights = codegen.b, tile.tile_type(op.out), _weights_type(op)
+    assert weights is not None
+    step = elements_of_step(weights)
+    direct = reads_matrix_rows(codegen, op)
+    if direct:
+        assert isinstance(op.a, OpResult)
+        access = codegen.accesses[op.a.op]
+        rows, stride = access.base, access.strides[0]
+    else:
+        buffer = codegen.materialise(op.a)
+        rows, stride = buffer.pointer, i64(buffer.shape[1])
+    if op.out not in codegen.buffers:
+        codegen.buffers[op.out] = Buffer.allocate(b, type_.sizes, type_.dtype)
+    result = codegen.buffers[op.out]
+    if op.accumulator is not None and codegen.buffers.get(op.accumulator) != result:
+        codegen.block([Fill(op.accumulator, result)])
+    keep = const(op.accumulator is not None, "i1")
+    extent, turns = codegen.extents(op.a)
+    height, depth = tile.tile_type(op.a).sizes
+    if not direct:
+        padded = -(-depth // step) * step + _LINE // weights.bytes  # rows do not all fall into one set of the cache
+        copied = b.alloca("i8", height * padded * weights.bytes)
+        kind = tile.tile_type(op.a).dtype
+        _call(b, narrow_rows(codegen.module, kind, weights), copied, i64(padded), rows, stride, extent, turns)
+        rows, stride = copied, i64(padded)
+    assert isinstance(op.b, OpResult)
+    panels = codegen.accesses[op.b.op]
+    given = MatrixRows(rows, stride, extent, height, turns)
+    held, row_size = codegen.extents(op.b)[0], i64(type_.sizes[1])
+    multiply_in_tiles(codegen, result.pointer, row_size, given, panels.base, panels.strides[0], held, keep, weights)
+
+
+@dataclass(frozen=True)
+class MatrixRows:
+    """Rows that are multiplied: where they lie, how far apart, how many of how many that there may be, and K."""
+
+    pointer: V
+    stride: V
+    count: V
+    capacity: int
+    depth: V
+
+
+def multiply_in_tiles(
+    codegen: KernelCodegen, sums: V, stride: V, rows: MatrixRows, b: V, panel: V, panels: V, keep: V, dtype: DType
+) -> None:
+    """Add the code of `sums (+)= rows @ b`, of panels that are `panel` elements apart; sums are of 32 bits."""
+    f, step = codegen.b, elements_of_step(dtype)
+    steps = f.binary("udiv", f.add(rows.depth, i64(step - 1)), i64(step))
+    a_bytes, panel_bytes = f.mul(rows.stride, i64(dtype.bytes)), f.mul(panel, i64(dtype.bytes))
+    for row, count, blocks in row_groups(f, rows.count, rows.capacity, MATRIX_ROWS):
+        place = f.gep(sums, f.mul(row, stride), "i32")
+        source = f.gep(rows.pointer, f.mul(row, a_bytes), "i8")
+        name = matrix_kernel(codegen.module, count, dtype)
+        _call(f, name, place, stride, source, a_bytes, b, panel_bytes, panels, steps, keep, blocks)
+
+
+def _weights_type(op: tile.DotOp) -> DType | None:
+    """The type of weights in panels with neighbours along K together, as memory holds them."""
+    if len(tile.tile_type(op.b).sizes) != 4 or not isinstance(op.b, OpResult):
+        return None
+    assert isinstance(op.b.op, tile.LoadOp) and isinstance(op.b.op.pointer.type, tile.PointerType)
+    return op.b.op.pointer.type.dtype
+
+
+def _call(b: Function, name: str, *arguments: V) -> None:
+    b.do(f"call void @{name}({', '.join(map(str, arguments))})")

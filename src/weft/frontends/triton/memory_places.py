@@ -1,0 +1,49 @@
+"""Where the memory of a tensor is, as a part of a launch's key: on the CPU, there but read-only, or on a GPU."""
+
+# torch types only a part of what it has.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+from weft.frontends.triton.errors import KernelTypeError
+from weft.runtime.writable import is_writable
+
+READ_ONLY = 2
+"""The place, in a key, of memory on the CPU that must not be written to. (True is that of other memory there.)"""
+
+
+def place_of(value: Any) -> bool | int:
+    """Where a tensor is: True or READ_ONLY on the CPU, else -1 for the first GPU, -2 for the next, and so on."""
+    if not value.is_cpu:
+        return -1 - value.get_device()
+    storage = value.untyped_storage()
+    return storage.resizable() or place_of_foreign(storage)
+
+
+def place_of_foreign(storage: Any) -> bool | int:
+    """The place of a tensor whose memory torch has not made itself: it may be a file that is mapped to be read."""
+    return storage.device.type != "cpu" or is_writable(storage.data_ptr(), storage.nbytes()) or READ_ONLY
+
+
+def device_of(key: Hashable) -> int | None:
+    """The number of the GPU that the tensors of a key are on; None where they are on the CPU."""
+    places = {place < 0 and place for place in _places(key)}
+    if len(places) > 1:
+        names = sorted("cpu" if place is False else f"cuda:{-1 - place}" for place in places)
+        raise KernelTypeError(f"the tensors are on different devices: {', '.join(names)}", hint="move them to one")
+    place = places.pop() if places else False
+    return None if place is False else -1 - place
+
+
+def _places(key: Hashable) -> Iterator[bool | int]:
+    match key:
+        case (_, bool(), bool() | int() as place):
+            yield place
+        case tuple():
+            for part in key:
+                yield from _places(part)
+        case _:
+            return

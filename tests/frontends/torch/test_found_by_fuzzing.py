@@ -1,0 +1,67 @@
+"""What `weft fuzz` found, each as short as it became: results are eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+
+def check(function: Callable[..., Any], *args: Tensor) -> None:
+    torch.compiler.reset()
+    found = torch.compile(function, backend="weft", options={"cache": False})(*(arg.clone() for arg in args))
+    torch.testing.assert_close(found, function(*(arg.clone() for arg in args)))
+
+
+def filled_row(x: Tensor) -> Tensor:
+    x[-1].fill_(1)
+    return x
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        filled_row,
+        torch.ones_like,
+        lambda x: torch.full_like(x, 3),
+        lambda x: x.new_full((2,), 1 + 2j),
+        lambda x: x.index_fill(0, torch.tensor([0]), 1 + 2j),
+        lambda x: torch.lerp(x, x * 2, 0.5),
+        lambda x: x.fill_diagonal_(1),
+    ],
+    ids=["fill", "ones_like", "full_like", "new_full", "index_fill", "lerp", "fill_diagonal"],
+)
+def test_complex_numbers_are_filled_with_what_is_given(function: Callable[[Tensor], Tensor]) -> None:
+    """`pin_memory=False` among the options was taken for the number."""
+    check(function, torch.complex(torch.randn(3, 4), torch.randn(3, 4)))
+
+
+def test_a_constant_that_is_spread_out_for_a_call_of_torch() -> None:
+    """The call wants strides of 0; the constant lay densely, with its dimensions in another order."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        spread = torch.tensor([1.0, 2.0]).sin().expand(4, 2)
+        number = torch.tensor([1 + 2j, 3 - 1j]).expand(1, 2)
+        return torch.cdist(x, spread), torch.index_put(x + 0j, (torch.tensor([0]),), number)
+
+    check(function, torch.randn(3, 2))
+
+
+@pytest.mark.parametrize("count", [16, 48, 144])
+@pytest.mark.parametrize("function", [torch.log1p, torch.nn.functional.elu, torch.asinh])
+def test_signs_that_are_copied_by_wide_vectors(function: Callable[[Tensor], Tensor], count: int) -> None:
+    """LLVM's AVX-512 instructions for a choice between bits were garbage, in the last 16 elements of bf16."""
+    check(function, torch.randn(count).clamp(-0.9, 3).bfloat16())
+    check(function, torch.randn(count).clamp(-0.9, 3))
+
+
+def test_bits_that_are_put_together_and_chosen() -> None:
+    def function(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        mixed = (x & 0x7FFF00FF) | (v & ~0x7FFF00FF)
+        return torch.where(w > 0, v, mixed), torch.where(w > 0, mixed, v), torch.where(w > 0, mixed, x)
+
+    for dtype in (torch.int32, torch.int64):
+        check(function, *(torch.randint(-(2**31), 2**31, (67,)).to(dtype) for _ in range(3)))

@@ -1,0 +1,33 @@
+"""transformers' products of rows in groups: one graph, also in training, by a library or, if strict, by Weft."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+moe = pytest.importorskip("transformers.integrations.moe")
+
+
+def multiplied(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    operators: Any = torch.ops
+    return operators.transformers.grouped_mm_fallback(x, weights, offs=ends).tanh()
+
+
+def gradients(function: Any, x: Tensor, weights: Tensor, ends: Tensor) -> tuple[Tensor, ...]:
+    x, weights = x.clone().requires_grad_(), weights.clone().requires_grad_()
+    result = function(x, weights, ends)
+    return (result.detach(), *torch.autograd.grad(result.square().sum(), (x, weights)))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_one_graph_serves_all_divisions_into_groups(strict: bool) -> None:
+    torch.compiler.reset()
+    options = {"strict": strict, "cache": False}
+    run = torch.compile(multiplied, backend="weft", fullgraph=True, options=options)
+    x, weights = torch.randn(20, 6), torch.randn(4, 6, 5)
+    for ends in ([5, 5, 14, 20], [0, 0, 20, 20], [3, 7, 9, 16]):  # the last ones of the rows may be in no group
+        given = torch.tensor(ends, dtype=torch.int32)
+        torch.testing.assert_close(gradients(run, x, weights, given), gradients(multiplied, x, weights, given))

@@ -1,0 +1,37 @@
+"""Which products a library takes: by their type, their sizes, and whether what they multiply by can be packed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+
+import weft.ops  # noqa: F401  (fills the registry)
+from weft.ir.types import DType, Tensor, bf16, f16, f32
+from weft.ops.dot import Dot
+from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
+from weft.passes.build_groups import CLAIM
+from weft.passes.claim_libraries import ClaimLibraries
+
+
+def is_claimed(pass_: ClaimLibraries, dtype: DType, m: int, k: int, n: int) -> bool:
+    function = FuncOp.make("f", {"x": Tensor(dtype, (m, k)), "w": Tensor(dtype, (k, n))})
+    b: Any = GraphBuilder(function.block)
+    b.insert(ReturnOp.make([b.dot(*function.block.args)]))
+    pass_.apply(Context(), ModuleOp([function]))
+    (dot,) = (op for op in function.block.ops if isinstance(op, Dot))
+    return CLAIM in dot.attributes
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16, f16], ids=str)
+def test_blas_takes_what_it_has_routines_for(dtype: DType) -> None:
+    assert is_claimed(ClaimLibraries(), dtype, 256, 256, 256) == (dtype == f32)
+
+
+def test_a_framework_with_matrix_tiles_takes_bf16_that_fills_them() -> None:
+    tiles = ClaimLibraries(matrix_tiles=True)
+    assert is_claimed(tiles, bf16, 256, 256, 256)
+    assert not any(is_claimed(tiles, bf16, *sides) for sides in ((1, 256, 256), (256, 4, 256), (256, 256, 8)))
+    assert not is_claimed(tiles, f16, 256, 256, 256) and is_claimed(tiles, f32, 256, 256, 256)

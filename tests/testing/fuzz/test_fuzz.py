@@ -1,0 +1,168 @@
+"""The fuzzer: a few seeds of each kind are right, what is wrong is found, and failures become small scripts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weft.testing.fuzz.graph_judge import judge_graph, run_on_cpu
+from weft.testing.fuzz.graph_programs import GraphCase, draw_graph
+from weft.testing.fuzz.kinds import NAMES, kind_named
+from weft.testing.fuzz.runner import FuzzRun, FuzzSettings
+from weft.testing.fuzz.shrink import shrink
+from weft.testing.fuzz.torch_case import TorchCase
+from weft.testing.fuzz.torch_judge import case_of, judge
+from weft.testing.fuzz.torch_programs import draw_case
+from weft.testing.fuzz.triton_judge import judge_kernel
+from weft.testing.fuzz.triton_programs import draw_kernel
+from weft.testing.fuzz.verdict import Verdict
+from weft.testing.journal import Journal
+
+SIMPLE = TorchCase(
+    ("x0 = draw((A, B), torch.float32)", "x1 = draw((B,), torch.float32)"),
+    ("v0 = x0 * 2", "v1 = v0 + x1", "v2 = v1.exp()", "v3 = x1.sin()"),
+    ("v2", "v3"),
+    ({"A": 3, "B": 5},),
+)
+
+
+def test_programs_of_torch_are_right() -> None:
+    for seed in range(7000, 7004):
+        verdict = judge(draw_case(seed))
+        assert not verdict.failed, f"torch {seed}: {verdict}"
+
+
+def test_programs_over_the_registry_are_right() -> None:
+    for seed in range(7000, 7015):
+        verdict = judge_graph(draw_graph(seed))
+        assert not verdict.failed, f"graph {seed}: {verdict}"
+
+
+def test_kernels_of_triton_are_right() -> None:
+    for seed in range(7000, 7004):
+        verdict = judge_kernel(draw_kernel(seed))
+        assert not verdict.failed, f"triton {seed}: {verdict}"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "nnsmith"])
+def test_a_seed_is_a_program_and_travels_as_json(name: str) -> None:
+    kind = kind_named(name)
+    case = kind.draw(11, "cpu")
+    assert case == kind.draw(11, "cpu")
+    assert kind.read(json.loads(json.dumps(case.to_json()))) == case
+
+
+def wrong_backend(module: Any, inputs: Any) -> Any:
+    """Adds a little where it must not."""
+
+    def call(*args: Any) -> Any:
+        return tuple(result + 0.01 if result.is_floating_point() else result for result in module(*args))
+
+    return call
+
+
+def test_wrong_results_are_found() -> None:
+    verdict = judge(SIMPLE, wrong_backend)
+    assert verdict.status == "wrong" and "beyond" in verdict.reason
+
+
+def test_errors_are_found() -> None:
+    def refusing(module: Any, inputs: Any) -> Any:
+        raise RuntimeError("no")
+
+    verdict = judge(SIMPLE, refusing)
+    assert verdict.status == "raises" and "no" in verdict.reason
+
+
+def test_results_that_should_share_memory_are_found() -> None:
+    def copying(module: Any, inputs: Any) -> Any:
+        return lambda *args: tuple(result.clone() for result in module(*args))
+
+    case = replace(SIMPLE, body=("v0 = x0[1:]",), outputs=("v0",)).live()
+    verdict = judge(case, copying)
+    assert verdict.status == "wrong" and "shared" in verdict.reason
+
+
+def test_what_eager_refuses_must_be_refused() -> None:
+    case = replace(SIMPLE, body=("v0 = x0.view(-1, 1000)",), outputs=("v0",)).live()
+    assert judge(case).status == "refused"
+
+
+def test_what_rounding_decides_is_not_held_against_anyone() -> None:
+    body = ("v0 = x0.sum(0)", "v1 = (v0 - x0.double().sum(0).to(torch.float32)) * 1e6", "v2 = v1 > 0")
+    case = replace(SIMPLE, body=body, outputs=("v1", "v2"), calls=({"A": 300, "B": 5},)).live()
+    assert not judge(case).failed
+
+
+def test_a_failure_shrinks_to_what_matters() -> None:
+    def interesting(case: TorchCase) -> bool:
+        return any("exp()" in line for line in case.body) and "v2" in case.outputs
+
+    small = shrink(SIMPLE, interesting, 30)
+    assert small.body == ("v2 = x0.exp()",)
+    assert small.outputs == ("v2",)
+    assert small.calls == ({"A": 1, "B": 1},)
+
+
+def test_the_script_of_a_failure_states_the_same_case(tmp_path: Path) -> None:
+    path = tmp_path / "found.py"
+    path.write_text(SIMPLE.script("wrong, by 3"))
+    scope: dict[str, Any] = {"__name__": "found"}
+    import linecache
+
+    linecache.checkcache(str(path))
+    exec(compile(path.read_text(), str(path), "exec"), scope)
+    assert case_of(scope["inputs"], scope["program"], scope["CALLS"], SIMPLE.mode) == SIMPLE
+
+
+def test_wrong_graphs_are_found() -> None:
+    case = GraphCase(
+        '"graph.func"() ({\n^bb0(%x0: tensor<5xf32>):\n  %0 = "graph.exp"(%x0) : (tensor<5xf32>) -> tensor<5xf32>\n'
+        '  "graph.return"(%0) : (tensor<5xf32>) -> ()\n}) {sym_name = "f", arg_names = ["x0"]} : () -> ()',
+        {"x0": (-1.0, 1.0)},
+    )
+    assert judge_graph(case).status == "right"
+    wrong = judge_graph(case, lambda *given: [result * np.float32(1.01) for result in run_on_cpu(*given)])
+    assert wrong.status == "wrong"
+
+
+def test_a_run_is_resumed_and_a_crash_costs_one_program(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "fuzz.jsonl")
+    journal.add("graph 1", Verdict("right").to_json())
+    seen: list[int] = []
+    settings = FuzzSettings("graph", 0, 4, jobs=1, kept=tmp_path, shrinking=0)
+    assert FuzzRun(settings, journal, lambda seed, verdict: seen.append(seed)).run() == []
+    assert seen == [0, 2, 3]
+    assert {name: record["status"] for name, record in journal.results().items()} == {
+        f"graph {seed}": "right" for seed in range(4)
+    }
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "weft", "fuzz", "--kind", "torch", "--kind", "graph", "--count", "40", "--json"]
+    done = subprocess.run([*command, "--reports", str(tmp_path)], capture_output=True, text=True, timeout=1200)
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["ok"], figures["failures"]
+    assert sum(figures["all"].values()) == 80
+
+
+def test_without_nnsmith_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    from weft.errors import WeftError
+    from weft.testing.fuzz import nnsmith_models
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "nnsmith" else find(name))
+    nnsmith_models._generator.cache_clear()
+    for needs_it in (nnsmith_models.check_installed, lambda: nnsmith_models.judge_model(nnsmith_models.draw_model(0))):
+        with pytest.raises(WeftError, match="NNSmith is not installed"):
+            needs_it()

@@ -1,0 +1,63 @@
+"""The fault harness finds nothing in a small slice, and finds what is planted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from weft.testing.faults.__main__ import KINDS
+from weft.testing.faults.children import CRASHED, GOOD, HUNG, KILLED, WRONG, Forked, in_child
+from weft.testing.op_memory import ALLOWANCE, exceeds
+
+SLICE = """
+import itertools, random, torch
+torch.set_num_threads(1)
+from weft.testing.faults import calls, storage
+from weft.testing.faults.programs import captured_programs
+programs, draw = captured_programs()[:2], random.Random()
+cases = [
+    *itertools.islice(storage.kills(programs, draw), 5),
+    *itertools.islice(storage.flips(programs, draw), 22),
+    *itertools.islice(storage.cold_starts(programs, draw, 6), 1),
+    *itertools.islice(storage.hostile(programs[:1], draw), 3),
+    *itertools.islice(calls.short_memory(programs, draw), 2),
+]
+bad = [case for case in cases if case.is_bad]
+assert not bad, bad
+print(len(cases))
+"""
+
+
+def test_a_slice_of_faults_does_no_harm(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", SLICE], capture_output=True, text=True, timeout=600, cwd=tmp_path)
+    assert (done.returncode, done.stdout.strip()) == (0, "33"), done.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_faults_of_each_kind_do_no_harm(kind: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "weft.testing.faults", kind, "--seconds", "60", "--log", str(tmp_path / "log")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_what_children_do_is_told() -> None:
+    assert in_child(lambda: None).kind == GOOD
+    assert in_child(lambda: "not so").kind == WRONG
+    raised = in_child(lambda: str(1 // 0))
+    assert raised.kind == WRONG and "ZeroDivisionError" in raised.said
+    crashed = in_child(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    assert crashed.kind == CRASHED and "SIGKILL" in crashed.said
+    assert in_child(lambda: time.sleep(60), 0.2).kind == HUNG
+    assert Forked(lambda: time.sleep(60)).outcome(60, killed_after=0.1).kind == KILLED
+
+
+def test_a_peak_may_be_half_as_much_again_and_what_the_compiler_takes() -> None:
+    assert not exceeds(ALLOWANCE + 150, 100)
+    assert exceeds(ALLOWANCE + 151, 100)
