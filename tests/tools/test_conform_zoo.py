@@ -81,3 +81,9 @@ def test_a_family_is_judged_in_a_child_and_kept_in_the_journal(weft, tmp_path):
     assert again["right"] == 1
     kept = json.loads(output.read_text())
     assert kept["suite"] == "zoo" and kept["checks"]["family bert float32"]["training"]["graphs"] == 2
+
+
+def test_a_result_file_that_was_cut_off_is_named(weft, tmp_path):
+    (tmp_path / "2026-01-01-zoo.json").write_text("")
+    result = weft("conform", "zoo", "--into", str(tmp_path / "zoo.md"), "--results", str(tmp_path), "--json")
+    assert result.exit_code == 2 and "2026-01-01-zoo.json is no result file" in last_json(result)["message"]

@@ -202,5 +202,10 @@ def _some(names: Sequence[str], most: int = 8) -> str:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    document = json.loads(path.read_text())
-    return document if document.get("suite") == "zoo" else None
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path} is no result file: {error}", hint="remove it, or run `weft conform zoo -o` again"
+        ) from error
+    return document if isinstance(document, dict) and document.get("suite") == "zoo" else None
