@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
@@ -70,3 +71,24 @@ def test_symbols_that_nobody_needs_are_not_read() -> None:
 def test_a_symbol_that_no_argument_tells_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="s1"):
         read_symbols([(Source(0, 0), S), (Source(0, 1), maximum(T, 4))], {"s0", "s1"})
+
+
+@pytest.mark.parametrize(("factor", "mode"), [(2.0, "bicubic"), (1.5, "nearest"), (2.5, "bilinear")])
+def test_sizes_may_be_multiplied_with_exact_fractions(factor: float, mode: str) -> None:
+    def resized(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, scale_factor=factor, mode=mode) * 2
+
+    torch.compiler.reset()
+    run = torch.compile(resized, backend="weft", dynamic=True, fullgraph=True, options={"fallback": "error"})
+    for sizes in ((6, 9), (7, 11), (12, 5)):
+        x = torch.randn(2, 3, *sizes, dtype=torch.float64)
+        torch.testing.assert_close(run(x), resized(x))
+
+
+def test_sizes_that_floats_are_rounded_to_are_left_to_torch() -> None:
+    torch.compiler.reset()
+    run = torch.compile(
+        lambda x: F.interpolate(x, scale_factor=0.7), backend="weft", dynamic=True, options={"fallback": "error"}
+    )
+    with pytest.raises(Exception, match="depends on how floats are rounded"):
+        run(torch.randn(2, 3, 10, 9))

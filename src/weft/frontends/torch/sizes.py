@@ -100,6 +100,8 @@ def _converted(expression: Any, shape_env: Any) -> Size:
     name = type(expression).__name__
     if name not in _POLYNOMIAL and not all(_nonnegative(s, shape_env) for s in expression.free_symbols):
         raise UnsupportedError(f"the size {expression} takes a value that may be negative")
+    if name in ("TruncToInt", "FloorToInt"):
+        return _scaled(expression, shape_env)
     arguments = [_converted(argument, shape_env) for argument in expression.args]
     match name:
         case "Add":
@@ -117,6 +119,24 @@ def _converted(expression: Any, shape_env: Any) -> Size:
             return _FUNCTIONS[name](*arguments)
         case _:
             raise UnsupportedError(f"{name} in the size {expression} is not a function of sizes")
+
+
+_EXACT_FACTOR, _EXACT_SHIFT = 1 << 20, 1 << 20
+"""Up to these, a factor's product with a size below 2**32 is exact in f64: then it may be taken as a fraction."""
+
+
+def _scaled(expression: Any, shape_env: Any) -> Size:
+    """trunc(1.5 * float(s0)) is 3 * s0 // 2: how resizing by a factor says what comes out."""
+    (scaled,) = expression.args
+    factors = scaled.args if type(scaled).__name__ == "Mul" else (scaled,)
+    numbers = [factor for factor in factors if factor.is_Float or factor.is_Integer]
+    sizes = [factor.args[0] for factor in factors if type(factor).__name__ == "ToFloat"]
+    if len(sizes) != 1 or len(numbers) > 1 or len(factors) != len(sizes) + len(numbers) or not sizes[0].is_Symbol:
+        raise UnsupportedError(f"the size {expression} is computed in floats")
+    above, below = float(numbers[0]).as_integer_ratio() if numbers else (1, 1)
+    if not 0 < above <= _EXACT_FACTOR or below > _EXACT_SHIFT:
+        raise UnsupportedError(f"the size {expression} depends on how floats are rounded")
+    return floordiv(_converted(sizes[0], shape_env) * above, below)
 
 
 def _folded(function: Callable[[Size, Size], Size], sizes: Sequence[Size]) -> Size:
