@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from weft.tools.conform_zoo import MODES, cause_of, counts
 from weft.tools.terminal import Terminal, UsageError, check_file, counted
@@ -203,9 +203,10 @@ def _some(names: Sequence[str], most: int = 8) -> str:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        document = cast("dict[str, Any]", json.loads(path.read_text()))
+        suite = document.get("suite")
+    except (OSError, ValueError, AttributeError) as error:  # the last: it is no object
         raise UsageError(
             f"{path} is no result file: {error}", hint="remove it, or run `weft conform zoo -o` again"
         ) from error
-    return document if isinstance(document, dict) and document.get("suite") == "zoo" else None
+    return document if suite == "zoo" else None
