@@ -52,7 +52,7 @@ class Config:
     """Measure schedules of the kernels that take most of the time, and keep the fastest on disk."""
     cuda_graphs: bool = True
     """Capture calls on a GPU as CUDA graphs, where sizes do not change and that is quicker."""
-    device_checks: str = "auto"
+    device_checks: str = "off"
     """Indices out of range and other mistakes in a GPU's data: `on` finds them while later work runs, and the next call
     raises; `wait` waits for each call's verdict; `auto` is `on` for graphs that are large enough not to notice."""
     emulate_precision_casts: bool = False

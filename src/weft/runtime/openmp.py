@@ -44,26 +44,26 @@ def loaded_libraries(pattern: str) -> list[str]:
     return sorted(path for path in paths if re.search(pattern, Path(path).name))
 
 
-def _pools() -> Iterator[ctypes.CDLL]:
+def _pools(*, with_system: bool = False) -> Iterator[ctypes.CDLL]:
     """Libraries that may hold the pool, the framework's first.
 
     Several copies of one may be loaded, each with threads of its own: packages bring theirs. What the framework's calls
     are bound to is found as its loader finds it: in the process, then in what the framework's library depends on.
     """
     yield ctypes.CDLL(None)
-    for pattern in (_FRAMEWORK, _POOL):
-        for path in loaded_libraries(pattern):
-            try:
-                yield ctypes.CDLL(path)
-            except OSError:
-                continue
+    loaded = [path for pattern in (_FRAMEWORK, _POOL) for path in loaded_libraries(pattern)]
+    system = ctypes.util.find_library("gomp") if with_system and not loaded_libraries(_POOL) else None
+    for path in (*loaded, *([system] if system else [])):
+        try:
+            yield ctypes.CDLL(path)
+        except OSError:
+            continue
 
 
 @lru_cache(maxsize=1)
 def pool_symbols() -> dict[str, int]:
     """Addresses of the OpenMP entry points, or an empty dict where there is no pool."""
-    system = ctypes.util.find_library("gomp") if not loaded_libraries(_POOL) else None
-    for library in (*_pools(), *([ctypes.CDLL(system)] if system else [])):
+    for library in _pools(with_system=True):
         try:
             return {name: address_of(library, name) for name in SYMBOLS}
         except AttributeError:

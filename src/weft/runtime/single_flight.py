@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import struct
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,10 +28,14 @@ _FIRST_NAP_S, _LONGEST_NAP_S = 0.002, 0.1
 
 _held: dict[str, int] = {}
 """The keys that this process holds: whoever asks for one of them again must not wait for itself."""
+_claiming = threading.Lock()
+"""Two threads that ask for one key: the second of them sees that the first has it."""
 
 
 def _forget() -> None:
     """Leave the locks to the parent: a child that kept the handles would hold them as long as it lives."""
+    global _claiming
+    _claiming = threading.Lock()
     for handle in _held.values():
         os.close(handle)
     _held.clear()
@@ -45,14 +50,13 @@ class Flight:
     def __init__(self, key: str, handle: int | None) -> None:
         self._key, self._handle = key, handle
         self._process = os.getpid()
-        if handle is not None:
-            _held[key] = handle
 
     def release(self) -> None:
         """Let others go on; more than once does no harm."""
         handle, self._handle = self._handle, None
         if handle is not None and self._process == os.getpid():
-            _held.pop(self._key, None)
+            if _held.get(self._key) == handle:
+                del _held[self._key]
             os.close(handle)
 
     def __enter__(self) -> Self:
@@ -78,19 +82,20 @@ class SingleFlight:
 
         Where a wait was for nothing, because another hangs or stores nothing, the next one is shorter.
         """
-        if _SET is None or key in _held or (handle := _open(root)) is None:
-            return Flight(key, None), None
+        with _claiming:
+            if _SET is None or key in _held or (handle := _open(root)) is None:
+                return Flight(key, None), None
+            _held[key] = handle
         flight = Flight(key, handle)
         try:
             waited = self._wait(handle, key)
+            if waited is None:
+                flight.release()
+            found = is_there()  # also without a wait: another may have made it since the caller looked
         except BaseException:
             flight.release()
             raise
-        if waited is None:
-            flight.release()
-            return Flight(key, None), is_there()
-        found = is_there()  # also without a wait: another may have made it since the caller looked
-        if found is not None:
+        if found is not None or waited is None:
             flight.release()
         elif waited:
             self._patience_s /= 2

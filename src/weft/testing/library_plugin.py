@@ -22,7 +22,7 @@ import pytest
 
 from weft.testing.pytest_verdicts import cause_of, first_line, is_wrong_result, message_of, time_limited
 
-LOG, LIMIT, DEVICE, SIDE, END = (f"WEFT_KERNELS_{name}" for name in ("LOG", "LIMIT", "DEVICE", "SIDE", "END"))
+LOG, LIMIT, DEVICE, SIDE, END = (f"WEFT_CONFORM_KERNELS_{name}" for name in ("LOG", "LIMIT", "DEVICE", "SIDE", "END"))
 """Names in the environment: where verdicts go, seconds for a test, the device, whose kernels, when to begin no more."""
 
 _ENDED = 77

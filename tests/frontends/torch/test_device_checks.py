@@ -65,8 +65,8 @@ def test_small_graphs_are_not_checked_unless_asked() -> None:
     run = on_gpu(lambda i: X[i] * 2, "auto")
     for _ in range(2):
         torch.testing.assert_close(run(at([4])), X[3:] * 2)
-    assert not are_checked(Config(), LEAST_CALLS - 1)
-    assert are_checked(Config(), LEAST_CALLS)
+    assert not are_checked(Config(device_checks="auto"), LEAST_CALLS - 1)
+    assert are_checked(Config(device_checks="auto"), LEAST_CALLS)
     assert are_checked(Config(device_checks="wait"), 1)
     assert not are_checked(Config(device_checks="off"), LEAST_CALLS)
     with pytest.raises(WeftError, match="none of 'auto'"):

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 import torch
 
-from weft.frontends.torch import overlaps
+import weft
 from weft.frontends.torch.overlaps import OverlapCheck
 
 PLACES: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = {
@@ -53,14 +53,13 @@ def test_gradients_are_right_too() -> None:
         torch.testing.assert_close(*gradients)
 
 
-def test_it_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlaps, "_warned", False)
+def test_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     torch.compiler.reset()
     compiled = torch.compile(update, backend="weft")
     with caplog.at_level(logging.WARNING, logger="weft"):
         for place in ("apart", "apart", "by two", "by four"):
             compiled(*PLACES[place](torch.randn(24)))
-    said = [record for record in caplog.records if "lie in each other's memory" in record.message]
+    said = [record for record in caplog.records if "share memory otherwise" in record.message]
     assert len(said) == 1
 
 
@@ -79,3 +78,15 @@ def test_addresses_tell_what_comparing_every_pair_tells() -> None:
         assert check.holds(moved) is not overlap
         if not overlap:
             arguments = moved
+
+
+def test_what_may_not_run_uncompiled_is_refused() -> None:
+    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.add_(b)
+        return a * 2
+
+    run = torch.compile(function, backend="weft", options={"cache": False, "fallback": "error"})
+    run(torch.ones(4), torch.ones(4))
+    memory = torch.arange(5.0)
+    with pytest.raises(weft.WeftError, match="share memory otherwise"):
+        run(memory[1:], memory[:-1])

@@ -54,3 +54,17 @@ def test_small_graphs_that_are_called_directly_have_them_too(monkeypatch: pytest
 
     monkeypatch.setattr(plan_executor.PlanExecutor, "_run_traced", never)
     torch.testing.assert_close(compiled(x), x.sin() + 1)
+
+
+def test_arguments_stay_as_they_were_where_data_is_wrong() -> None:
+    def function(x: torch.Tensor, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        x.mul_(2).add_(1)
+        return table[index]
+
+    run = torch.compile(function, backend="weft", options={"cache": False})
+    table = torch.randn(4)
+    run(torch.ones(3), table, torch.tensor([1]))
+    x = torch.ones(3)
+    with profile(activities=[ProfilerActivity.CPU]), pytest.raises(IndexError):
+        run(x, table, torch.tensor([9]))
+    assert torch.equal(x, torch.ones(3))

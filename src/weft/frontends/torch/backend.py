@@ -109,7 +109,7 @@ def weft_backend(
     )
     compiled = shortcut.shortened(backend(with_traced_gradients(module), example_inputs))
     written = written_arguments(len(example_inputs))
-    return compiled if written == () else overlaps_checked(compiled, module, example_inputs, written)
+    return compiled if written == () else overlaps_checked(compiled, module, example_inputs, written, config)
 
 
 def compile_graph(
@@ -126,7 +126,13 @@ def compile_graph(
     """
     guards = shape_guards(example_inputs) if is_recording() else []
     frozen = frozen_arguments(module, name, config, traced_inputs)
-    split = split_graph(module)
+    try:
+        split = split_graph(module)
+    except Exception as error:  # whatever is wrong in cutting it, the graph can be compiled, or run, as a whole
+        if config.forbids_fallbacks:
+            raise
+        log.info("a graph is not split: %r", error)
+        split = None
     if split is None:
         return _compiled(module, name, config, frozen, guards)
     placeholders = {node: position for position, node in enumerate(module.graph.find_nodes(op="placeholder"))}
@@ -384,7 +390,7 @@ def executor_for(
         return executor
 
     awaited = isinstance(compiled.code, DeviceCode) and compiled.code.is_awaited
-    return LaterExecutor(load) if awaited and not frozen and not config.strict else load()
+    return LaterExecutor(load) if awaited and not frozen and not config.forbids_fallbacks else load()
 
 
 @dataclass

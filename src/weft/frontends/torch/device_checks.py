@@ -46,7 +46,12 @@ class Watch:
         _watches.add(self)
 
     def note(self, verdict: torch.Tensor) -> None:
-        """Let the GPU add a verdict to those before, when it has got there."""
+        """Let the GPU add a verdict to those before, when it has got there.
+
+        Not in a graph that the user captures: replays may outlive the memory that verdicts go to.
+        """
+        if verdict.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
         if self._memory is None:
             with torch.inference_mode(False):  # calls outside of it write there too
                 seen = torch.zeros((), dtype=torch.int64, pin_memory=verdict.is_cuda)
@@ -71,7 +76,7 @@ class Watch:
 
 def raise_found() -> None:
     """Raise what any program has found since, if the GPU has got there."""
-    for watch in list(_watches):
+    for watch in _watches.copy():
         if watch.found and (error := watch.take()) is not None:
             raise error
 

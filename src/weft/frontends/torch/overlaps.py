@@ -10,7 +10,6 @@ it sees them, but guards neither that they stay so nor that others do not become
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeAlias
 
@@ -18,9 +17,11 @@ import torch
 from torch import fx
 from torch._guards import TracingContext
 
+from weft.config import Config
+from weft.diagnostics import warn
+from weft.errors import UnsupportedError
 from weft.frontends.torch.alignment import span
-
-log = logging.getLogger("weft")
+from weft.frontends.torch.locations import first_line
 
 Overlaps: TypeAlias = frozenset[tuple[int, int, int]]
 """Pairs of arguments whose memory overlaps, with the distance of their first elements in bytes."""
@@ -109,29 +110,28 @@ def _overlaps(starts: Sequence[int], sizes: Sequence[int], written: Collection[i
     return frozenset(found)
 
 
+_WHY = "its arguments, of which it writes to some, share memory otherwise than when it was traced"
+_ADVICE = "compile a function of its own for such calls"
+
+
 def overlaps_checked(
-    compiled: Callable[..., Any], module: fx.GraphModule, traced: Sequence[Any], written: Collection[int] | None
+    compiled: Callable[..., Any],
+    module: fx.GraphModule,
+    traced: Sequence[Any],
+    written: Collection[int] | None,
+    config: Config,
 ) -> Callable[..., Any]:
     """What does as a compiled graph; it runs the captured one where arguments that it writes to lie otherwise."""
     check = OverlapCheck(traced, written)
+    line = first_line(module.graph.nodes)
 
     def call(*arguments: Any) -> Any:
         if check.holds(arguments):
             return compiled(*arguments)
-        _warn()
+        if config.forbids_fallbacks:
+            raise UnsupportedError(f"a graph cannot run compiled: {_WHY}", location=line, hint=_ADVICE)
+        if config.fallback == "warn":
+            warn("fallback", "a graph runs uncompiled", _WHY, _ADVICE, location=line)
         return module(*arguments)
 
     return call
-
-
-_warned = False
-
-
-def _warn() -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        log.warning(
-            "a graph that writes to its arguments runs uncompiled: they lie in each other's memory, or no longer do, "
-            "other than when it was traced; compile a function of its own for such calls"
-        )

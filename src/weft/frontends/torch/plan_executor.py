@@ -251,12 +251,20 @@ class PlanExecutor(Generic[ProgramT]):
     def _run_traced(self, frame: Frame, held: dict[int, torch.Tensor]) -> None:
         if frame.single_steps is None:
             frame.single_steps = single_steps(self.executable, frame.binding)
-        run_traced(
-            self.executable.plan.name,
-            frame.single_steps,
-            lambda tape: self._launch(tape, frame),
-            lambda step: self._carry_out(step, frame, held),
-        )
+        deciding = frame.binding.deciding
+        last = deciding.steps[-1] if isinstance(deciding, Tape) else None
+
+        def launch(tape: Tape) -> None:
+            self._launch(tape, frame)
+            if deciding is not None and tape.steps[-1] is last:
+                self._decide(held)
+
+        def call(step: CallStep | DotStep) -> None:
+            self._carry_out(step, frame, held)
+            if step is deciding:
+                self._decide(held)
+
+        run_traced(self.executable.plan.name, frame.single_steps, launch, call)
 
     def _pool(self, key: tuple[int, ...]) -> list[Frame]:
         """A place for the frames of new sizes. Those of the oldest sizes are given back: each has memory of its own."""
