@@ -16,7 +16,7 @@ from typing import Any
 
 from weft.frontends.triton.errors import ArgumentError
 from weft.frontends.triton.jit import JITFunction, interpreted_here, options_fit
-from weft.frontends.triton.memory_places import place_of_foreign
+from weft.frontends.triton.memory_places import address_of, place_of_foreign
 from weft.frontends.triton.specialise import Parameter, Words, alias_groups, constant_key
 
 Bound = tuple[tuple[Any, ...], dict[str, Any]]
@@ -99,6 +99,8 @@ def _classifying(function: JITFunction, scope: dict[str, Any], options: str) -> 
         "constant_key_": constant_key,
         "alias_groups_": alias_groups,
         "foreign_": place_of_foreign,
+        "address_of_": address_of,
+        "strided_": torch.strided if torch is not None else None,
         **{"type_": type, "len_": len, "int_": int, "tuple_": tuple},  # a parameter may be called like these
     }
     lines = ["    words_ = []", "    storages_ = []"]
@@ -120,7 +122,8 @@ def _classify(parameter: Parameter) -> list[str]:
     aligned = "True" if not parameter.do_not_specialize_on_alignment else "False"
     lines = [
         f"if type_({name}) is Tensor_:",
-        f"    a_ = {name}.data_ptr()",
+        f"    a_ = {name}.data_ptr() if {name}.layout is strided_ else 0",
+        f"    if not a_: a_ = address_of_({name}, {name!r})",
         "    words_.append(a_)",
         f"    s_ = {name}.untyped_storage()",
         "    b_ = s_.data_ptr()",

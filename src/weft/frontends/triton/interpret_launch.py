@@ -16,6 +16,7 @@ from weft.frontends.triton.constants import constexpr
 from weft.frontends.triton.descriptors import tensor_descriptor
 from weft.frontends.triton.errors import Frame, KernelError, KernelTypeError
 from weft.frontends.triton.interpret import NumpyBuilder
+from weft.frontends.triton.memory_places import address_of
 from weft.frontends.triton.promotion import constant, to_tensor
 from weft.frontends.triton.types import block_type, dtype, pointer_type
 from weft.frontends.triton.values import tensor, tuple_of
@@ -78,6 +79,8 @@ def as_value(name: str, value: Any, memory: Memory, annotation: Any = None) -> A
     element = element_of(value)
     if element is None:
         raise KernelTypeError(f"the argument {name} is a {type(value).__name__}: kernels take tensors and numbers")
+    if hasattr(value, "data_ptr") and hasattr(value, "numel"):
+        address_of(value, name)
     return tensor(memory.add(name, value), pointer_type(element))
 
 

@@ -23,6 +23,26 @@ def place_of(value: Any) -> bool | int:
     return storage.resizable() or place_of_foreign(storage)
 
 
+def address_of(value: Any, name: str | None = None) -> int:
+    """Where a tensor's elements begin; one that is not in memory has no address, or 0, as one that is empty has."""
+    try:
+        address: int = value.data_ptr()
+    except RuntimeError as error:
+        raise _absent(value, name) from error
+    if not address and value.numel():
+        raise _absent(value, name)
+    return address
+
+
+def _absent(value: Any, name: str | None) -> KernelTypeError:
+    which = "an argument" if name is None else f"the argument {name}"
+    kind = f"{value.layout}".removeprefix("torch.") if value.device.type != "meta" else "meta"
+    return KernelTypeError(
+        f"{which}, a {type(value).__name__} ({kind}) of shape {tuple(value.shape)}, has no memory",
+        hint="kernels take dense tensors that hold data",
+    )
+
+
 def place_of_foreign(storage: Any) -> bool | int:
     """The place of a tensor whose memory torch has not made itself: it may be a file that is mapped to be read."""
     return storage.device.type != "cpu" or is_writable(storage.data_ptr(), storage.nbytes()) or READ_ONLY

@@ -19,7 +19,7 @@ import numpy as np
 
 from weft.frontends.triton.constants import base_type, constexpr, constexpr_type, unwrap
 from weft.frontends.triton.errors import KernelTypeError
-from weft.frontends.triton.memory_places import READ_ONLY, place_of
+from weft.frontends.triton.memory_places import READ_ONLY, address_of, place_of
 from weft.frontends.triton.types import OF_STORED, block_type, dtype, pointer_type, tuple_type
 from weft.ir.types import DType, dtype_of_numpy
 
@@ -148,7 +148,7 @@ class _Numbers:
         return "i32" if -0x80000000 <= value <= 0x7FFFFFFF else _wide(value)
 
     def tensor(self, value: Any, words: Words, storages: Ranges) -> Hashable:
-        address = value.data_ptr()
+        address = address_of(value)
         words.append(address)
         storages.append(_range_of_storage(value))
         return value.dtype, self.align and address % ALIGNMENT == 0, place_of(value)
