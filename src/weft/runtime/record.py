@@ -56,6 +56,8 @@ class Fallback:
     target: str
     line: str | None
     reason: str
+    node: str = ""
+    """The name of the call in the captured graph, by which a program from the cache finds the line anew."""
 
     def __str__(self) -> str:
         return f"{self.target} at {self.line or 'an unknown line'}: {self.reason}"

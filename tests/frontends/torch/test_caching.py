@@ -173,3 +173,19 @@ def test_the_type_of_new_tensors_is_part_of_the_key(cache: DiskCache) -> None:
             torch.testing.assert_close(run(function, x)[0], function(x))
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_lines_are_those_of_the_program_that_runs(cache: DiskCache) -> None:
+    def first(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return x[i].sin() + 3
+
+    def second(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return x[i].sin() + 3
+
+    x, i = torch.randn(11, 5), torch.tensor([40])
+    for function, source in ((first, "compiled"), (second, "cache")):
+        assert run(function, x, i % 11)[1] == [source]
+        torch.compiler.reset()
+        with pytest.raises(IndexError) as raised:
+            torch.compile(function, backend="weft")(x, i)
+        assert f"test_caching.py:{function.__code__.co_firstlineno + 1}" in str(raised.value)

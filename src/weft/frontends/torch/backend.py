@@ -32,7 +32,7 @@ from weft.frontends.torch.devices import CPU, graph_device, kind_of, nvidia_targ
 from weft.frontends.torch.executor import CpuExecutor
 from weft.frontends.torch.first_call import FirstCall, Loading
 from weft.frontends.torch.freezing import frozen_arguments, make_constants, warn_of_quantization
-from weft.frontends.torch.graph import Calling, ImportedGraph
+from weft.frontends.torch.graph import Calling, ImportedGraph, with_own_lines
 from weft.frontends.torch.grouped_products import with_traced_gradients
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.locations import first_line
@@ -300,6 +300,7 @@ def load_graph(
     if stored is None:
         return None
     plan, code, calling = stored
+    calling = with_own_lines(calling, module)
     try:
         if isinstance(code, bytes) is not (device.type == "cpu"):
             raise ParseError("a program of another device's")

@@ -56,6 +56,8 @@ class ImportBuilder(GraphBuilder):
     """
 
     node: Any = None
+    source: str = ""
+    """The name of the captured graph's node, of which `node` may be a part."""
     strict: bool = False
     checked: bool = True
     results: tuple[Tensor | None, ...] = ()

@@ -35,6 +35,8 @@ class Check:
     kind: str
     message: str
     line: str | None
+    node: str = ""
+    """The name of the call in the captured graph, by which a program from the cache finds the line anew."""
 
 
 def check_places(
@@ -91,7 +93,7 @@ def _state(b: ImportBuilder, kind: str, message: str, wrong: SSAValue, touched: 
     found = b.emit("any", wrong, dims=tuple(range(b.rank(wrong))), keep=False)
     if not is_nonnegative(touched - 1):
         found = b.emit("logical_and", found, b.emit("gt", b.number(touched, i64), b.number(0, i64)))
-    b.checks.append((found, Check(kind, f"{_name(b)}: {message}", user_line(b.location))))
+    b.checks.append((found, Check(kind, f"{_name(b)}: {message}", user_line(b.location), b.source)))
 
 
 def _name(b: ImportBuilder) -> str:

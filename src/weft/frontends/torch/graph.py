@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import fx
 
 from weft.frontends.torch.checks import Check
+from weft.frontends.torch.locations import location_of, user_line
 from weft.frontends.torch.report import Fallback
 from weft.frontends.torch.sizes import SymbolReader
 from weft.ir.expr import Size, symbols_of
@@ -100,3 +102,13 @@ class ImportedGraph:
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
         return self.calling.fallbacks
+
+
+def with_own_lines(calling: Calling, module: fx.GraphModule) -> Calling:
+    """The same with lines of the program that a graph was captured from: another one may have been compiled first."""
+    lines = {node.name: user_line(location_of(node)) for node in module.graph.nodes}
+    return replace(
+        calling,
+        checks=tuple(replace(each, line=lines.get(each.node, each.line)) for each in calling.checks),
+        fallbacks=tuple(replace(each, line=lines.get(each.node, each.line)) for each in calling.fallbacks),
+    )

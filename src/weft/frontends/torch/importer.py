@@ -237,7 +237,7 @@ class _Importer:
         return None if node.target in _GUARDED else otherwise(node)
 
     def _call(self, node: fx.Node) -> Any:
-        self.builder.location = location_of(node)
+        self.builder.location, self.builder.source = location_of(node), node.name
         if node.target is torch.ops.aten.copy_.default and node.args[0] in self.positions:
             return self._write_back(node)
         if _is_effect(node):
@@ -431,7 +431,7 @@ class _Importer:
         claim: str = "",
     ) -> Any:
         """A call that torch carries out, whose results have the types that tracing recorded."""
-        fallback = Fallback(str(target), user_line(self.builder.location), reason)
+        fallback = Fallback(str(target), user_line(self.builder.location), reason, self.builder.source)
         args, kwargs = pytree.tree_map(self._tensor_argument, (list(args), dict(kwargs)))
         leaves, structure = pytree.tree_flatten(meta)
         types = [self._type(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
