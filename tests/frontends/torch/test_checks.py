@@ -237,3 +237,17 @@ def test_weights_of_a_bag_have_the_type_of_its_table() -> None:
     torch.testing.assert_close(run(at([0, 3]), at([1.0, 2.0])), X[:1] + 2 * X[3:])
     with pytest.raises(RuntimeError, match="same type"):
         run(at([0, 3]), at([1, 2]))
+
+
+@pytest.mark.parametrize("wrong", [1.5, -0.25, float("nan")])
+def test_what_are_no_probabilities_have_no_cross_entropy(wrong: float) -> None:
+    def loss(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.binary_cross_entropy(x, target)
+
+    run = torch.compile(loss, backend="weft", options={"cache": False, "fallback": "error"})
+    x, target = torch.rand(6, 5, requires_grad=True), torch.rand(6, 5)
+    torch.testing.assert_close(run(x, target), loss(x, target))
+    torch.testing.assert_close(*(torch.autograd.grad(each(x, target), x) for each in (run, loss)))
+    for each in (run, loss):
+        with pytest.raises(RuntimeError, match="between 0 and 1"):
+            each(torch.tensor([0.5, wrong]), torch.ones(2))

@@ -41,12 +41,13 @@ _WHOLE: tuple[Any, ...] = (
     _ops.std.correction,
 )
 
-# In parts, places that count from the end would do, which eager refuses.
+# In parts, places that count from the end would do, and numbers that are no probabilities, which eager refuses.
 _CHECKED: tuple[Any, ...] = (
     _ops.index_add.default,
     _ops.index_copy.default,
     _ops.index_fill.int_Scalar,
     _ops.index_fill.int_Tensor,
+    _ops.binary_cross_entropy.default,
 )
 
 

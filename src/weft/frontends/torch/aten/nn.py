@@ -12,6 +12,7 @@ from xdsl.ir import SSAValue
 from weft.frontends.torch.aten.index import at_least_1d
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder, normal_dim
+from weft.frontends.torch.checks import check_that
 from weft.ir.expr import Size
 from weft.ir.types import f64
 from weft.ops import composites
@@ -180,3 +181,29 @@ def _moved(b: ImportBuilder, running: SSAValue, new: SSAValue, momentum: float) 
     dtype = b.dtype(new)
     old = b.emit("mul", b.to(running, dtype), b.number(1 - momentum, dtype))
     return b.to(b.emit("add", b.emit("mul", new, b.number(momentum, dtype)), old), b.dtype(running))
+
+
+_MEAN, _SUM, _LEAST_LOGARITHM = 1, 2, -100.0
+
+
+@aten("binary_cross_entropy")
+def binary_cross_entropy(
+    b: ImportBuilder, x: SSAValue, target: SSAValue, weight: SSAValue | None = None, reduction: int = _MEAN
+) -> SSAValue:
+    """Taken apart by torch it would not look at its input, which must be probabilities."""
+    p, target = b.wide(x), b.wide(target)
+    dtype = b.dtype(p)
+    one, least = b.number(1, dtype), b.number(_LEAST_LOGARITHM, dtype)
+    inside = b.emit("logical_and", b.emit("ge", p, b.number(0, dtype)), b.emit("le", p, one))
+    check_that(b, "data", "an element of the input is not between 0 and 1", b.emit("logical_not", inside))
+    of_no = b.emit("maximum", b.emit("log1p", b.emit("neg", p)), least)
+    of_yes = b.emit("maximum", b.emit("log", p), least)
+    loss = b.emit("sub", b.emit("mul", b.emit("sub", target, one), of_no), b.emit("mul", target, of_yes))
+    if weight is not None:
+        loss = b.emit("mul", loss, b.wide(weight))
+    if reduction in (_MEAN, _SUM):
+        dims = tuple(range(b.rank(loss)))
+        shape = b.shape(loss)
+        loss = b.emit("sum", loss, dims=dims, keep=False)
+        loss = b.emit("div", loss, b.count(shape, dims, dtype)) if reduction == _MEAN else loss
+    return b.to(loss, b.dtype(x))
