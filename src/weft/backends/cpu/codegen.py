@@ -24,6 +24,7 @@ from weft.backends.cpu.position import (
     Position,
     load_strided,
     read_along,
+    write_along,
 )
 from weft.backends.cpu.sort import emit_sort
 from weft.backends.cpu.target import CpuTarget
@@ -228,7 +229,7 @@ class KernelCodegen:
 
     def write(self, buffer: Buffer, value: V, here: Position) -> None:
         lanes = here.lanes if here.index and buffer.shape[here.inner] != 1 else 1
-        buffer.write(self.b, self.b.splat(value, lanes), here.index)
+        write_along(self.b, buffer, value, here, lanes)
 
     def prepare(self, values: Sequence[SSAValue], sinks: Sequence[Sink | Operation] = ()) -> None:
         """Evaluate the addresses that a loop needs before it starts."""

@@ -146,6 +146,18 @@ def read_along(b: Function, buffer: Buffer, here: Position, lanes: int) -> V:
     return buffer.loaded(b, raw)
 
 
+def write_along(b: Function, buffer: Buffer, value: V, here: Position, lanes: int) -> None:
+    """Write the elements of a buffer at a position; along an axis that is not the last they lie apart."""
+    stride = prod(buffer.shape[here.inner + 1 :]) if lanes > 1 else 1
+    if stride == 1:
+        buffer.write(b, b.splat(value, lanes), here.index)
+        return
+    for lane in range(lanes):
+        moved = b.add(here.index[here.inner], i64(lane))
+        element = b.extract(value, lane) if value.lanes > 1 else value
+        buffer.write(b, element, [*here.index[: here.inner], moved, *here.index[here.inner + 1 :]])
+
+
 def load_strided(b: Function, element: str, address: V, stride: V, lanes: int, align: int) -> V:
     """`lanes` elements that lie `stride` apart in memory. Nothing beside or behind the last one is read."""
     type_ = vector(element, lanes)
