@@ -75,11 +75,6 @@ def check_that(b: ImportBuilder, kind: str, message: str, wrong: SSAValue) -> No
     _state(b, kind, message, wrong)
 
 
-def check_data(b: ImportBuilder, wrong: SSAValue, message: str) -> None:
-    """No element of a condition on data may be true."""
-    _state(b, "data", message, wrong)
-
-
 def check_zero(b: ImportBuilder, status: SSAValue, number: int, message: str, line: str) -> None:
     """A kernel's status must not be the number of one of its assertions."""
     wrong = b.emit("eq", status, b.number(number, i64))

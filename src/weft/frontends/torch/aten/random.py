@@ -9,7 +9,7 @@ from xdsl.ir import SSAValue
 
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder
-from weft.frontends.torch.checks import check_data
+from weft.frontends.torch.checks import check_that
 
 
 @aten("weft.uniform")
@@ -23,6 +23,6 @@ def probabilities(b: ImportBuilder, x: SSAValue) -> SSAValue:
     zero, last = b.number(0, b.dtype(x)), b.rank(x) - 1
     regular = b.emit("logical_and", b.emit("ge", x, zero), b.emit("lt", x, b.number(math.inf, b.dtype(x))))
     total = b.emit("sum", x, dims=(last,), keep=False)
-    check_data(b, b.emit("eq", total, zero), "probabilities sum up to 0")
-    check_data(b, b.emit("logical_not", regular), "probabilities are negative, infinite or not numbers")
+    check_that(b, "data", "probabilities sum up to 0", b.emit("eq", total, zero))
+    check_that(b, "data", "probabilities are negative, infinite or not numbers", b.emit("logical_not", regular))
     return x

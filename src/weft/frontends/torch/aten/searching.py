@@ -11,7 +11,7 @@ from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.shape import flat
 from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder
-from weft.frontends.torch.checks import check_data, check_places
+from weft.frontends.torch.checks import check_places, check_that
 from weft.ir.expr import product
 from weft.ir.types import DType, boolean, f32, i64
 from weft.ops.select import holds
@@ -94,7 +94,7 @@ def _edges(b: ImportBuilder, row: SSAValue, min: float, max: float) -> tuple[SSA
     else:
         low, high = (b.emit(name, row, dims=(0,), keep=False) for name in ("min", "max"))
         wrong = b.emit("logical_not", b.emit("logical_and", *(b.emit("isfinite", edge) for edge in (low, high))))
-        check_data(b, wrong, "the range of a histogram is that of its data, which is not finite")
+        check_that(b, "data", "the range of a histogram is that of its data, which is not finite", wrong)
     single, one = b.emit("eq", low, high), b.number(1, dtype)
     return tuple(b.emit("where", single, b.emit(move, edge, one), edge) for move, edge in (("sub", low), ("add", high)))  # type: ignore[return-value]
 
