@@ -16,7 +16,7 @@ from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import AwaitedModules, DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
 from weft.backends.nvidia.dequantize import NO_FP8
-from weft.backends.nvidia.dialect import LAUNCH, launch_of
+from weft.backends.nvidia.dialect import APART, LAUNCH, launch_of, set_launch
 from weft.backends.nvidia.early_start import asked_early, written_by
 from weft.backends.nvidia.kernel_passes import KernelPass, PassNote, run_passes
 from weft.backends.nvidia.messages import VPRINTF
@@ -45,12 +45,23 @@ def annotate(
     `passes` are those of `weft.pipelines.nvidia_kernel_passes`; `notes` takes what came of each of them. A kernel that
     has a launch already has all that, too.
     """
-    kernel = kernel.clone()
-    if LAUNCH not in kernel.attributes:
-        refused = run_passes(kernel, passes, target, [] if notes is None else notes)
+    annotated = kernel.clone()
+    if LAUNCH not in annotated.attributes:
+        refused = run_passes(annotated, passes, target, [] if notes is None else notes)
         if refused is not None:
             raise LoweringError(refused.reason, hint=refused.hint)
-    return kernel, launch_of(kernel)
+        set_launch(annotated, _whole_launch(kernel, annotated, target))
+    elif APART in annotated.attributes:  # it was made of annotated kernels
+        set_launch(annotated, _whole_launch(kernel, annotated, target))
+    return annotated, launch_of(annotated)
+
+
+def _whole_launch(kernel: tile.KernelOp, annotated: tile.KernelOp, target: NvidiaTarget) -> Launch:
+    """The launch of an annotated kernel with what it asks for before the kernel ahead has ended, and what it writes."""
+    launch, programmatic = launch_of(annotated), target.capability >= 90
+    asked = asked_early(annotated, launch) if programmatic else ()
+    written, ahead = written_by(kernel), _widens_ahead(annotated)
+    return replace(launch, programmatic=programmatic, asked=asked, written=written, ahead=ahead)
 
 
 def _widens_ahead(kernel: tile.KernelOp) -> bool:
@@ -66,10 +77,6 @@ def emit_llvm(
     module = Module(TRIPLE, frozenset(what for what, since in _SINCE.items() if target.capability < since))
     module.globals[SHARED_SYMBOL] = f"@{SHARED_SYMBOL} = external addrspace(3) global [0 x i8], align 1024"
     annotated, launch = annotate(kernel, target, passes, notes)
-    programmatic = target.capability >= 90
-    asked = asked_early(annotated, launch) if programmatic else ()
-    written, ahead = written_by(kernel), _widens_ahead(annotated)
-    launch = replace(launch, programmatic=programmatic, asked=asked, written=written, ahead=ahead)
     KernelCodegen(module, annotated, launch).emit()
     missing = [each for each in module.declarations if not each.startswith("llvm.") and each != VPRINTF]
     if missing:
