@@ -183,7 +183,7 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
         JoinMoments(),
         MarkShifted(),
         FirstThatMatches(
-            "who copies",
+            "choose_copies",
             (
                 Alternative(
                     "TMA brings rows", (PipelineRows(), AllocateShared()), when=(reads_whole_tiles, knows_its_programs)
@@ -218,7 +218,7 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
                         RaiseAccesses(),
                         HoistProducts(),
                         FirstThatMatches(
-                            "overlap of products",
+                            "choose_overlap",
                             (
                                 Alternative("two blocks beside each other", (PairBlocks(),)),
                                 Alternative("a product a turn later", (DelayProducts(),)),
@@ -226,7 +226,7 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
                         ),
                         StageStores(),
                         FirstThatMatches(
-                            "shared memory",
+                            "choose_room",
                             (
                                 Alternative(
                                     "the next program's held tiles, too", multiplied(PipelineDots(), AssignLayouts())

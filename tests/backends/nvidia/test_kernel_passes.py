@@ -84,8 +84,8 @@ KERNELS: dict[str, Callable[[], tile.KernelOp]] = {
 def test_the_listed_passes_are_those_that_run(arch: str, taken: str) -> None:
     passes, notes = nvidia_kernel_passes(), list[PassNote]()
     annotate_by(KERNELS[taken](), target_named(arch), passes, notes)
-    ways = [note for note in notes if note.inside == ("who copies",)]
-    assert all(note.refused for note in ways[:-1]) and ways[-1] == PassNote(taken, ("who copies",))
+    ways = [note for note in notes if note.inside == ("choose_copies",)]
+    assert all(note.refused for note in ways[:-1]) and ways[-1] == PassNote(taken, ("choose_copies",))
     agrees(passes, notes)
     assert not notes
 
@@ -95,7 +95,7 @@ def test_kernels_of_the_language_go_the_same_way() -> None:
     sizes = {"ta": 0, "END": "mask", "MASKED": 1, "BM": 128, "BN": 128, "BK": 64}
     listing, _ = device_listing_of(product, [x, x, x, 256, 256, 256, 256, 256, 256], sizes, TARGET)
     notes = list(listing.passes)
-    assert PassNote("raise_accesses", ("who copies", "TMA brings operands of wgmma")) in notes
+    assert PassNote("raise_accesses", ("choose_copies", "TMA brings operands of wgmma")) in notes
     agrees(nvidia_kernel_passes(), notes)
     assert not notes
 
