@@ -28,6 +28,7 @@ from weft.tile.text import functions_of, kernels_of, print_program, verify_progr
 from weft.tools.terminal import UsageError
 
 LEVELS = ("nvidia", "ptx")
+_GRAPH_LISTS = ("cpu", "nvidia")
 ALL = "nvidia_kernel"
 """The name that stands for the whole list of kernel passes."""
 
@@ -61,13 +62,15 @@ def divided(passes: str, last: str | None = None) -> tuple[str, list[KernelPass]
         return passes, None  # whoever reads it says what is wrong
     kernel = [spec for spec in specs if is_kernel_pass(spec.name)]
     first = specs.index(kernel[0]) if kernel else len(specs)
+    known = [*_GRAPH_LISTS, *PASSES, ALL, *_named()]
+    for spec in specs:
+        if spec.name not in known:
+            close = nearest(spec.name, known)
+            hint = None if close else f"there are {', '.join(known)}"
+            raise UsageError(f"no pass is called {spec.name}{close}", hint=hint)
     late = [spec.name for spec in specs[first:] if not is_kernel_pass(spec.name)]
-    if late and late[0] in PASSES:
-        raise UsageError(f"{late[0]} is a pass over graphs, and kernels come after these")
     if late:
-        known = [ALL, *_named()]
-        close = nearest(late[0], known)
-        raise UsageError(f"no pass is called {late[0]}{close}", hint=None if close else f"there are {', '.join(known)}")
+        raise UsageError(f"{late[0]} is a pass over graphs, and kernels come after these")
     listed = [each for spec in kernel for each in _passes_of(spec)] or list(nvidia_kernel_passes())
     names = [each.name for each in listed]
     whole = last not in names and [spec.name for spec in kernel] in ([], [ALL])

@@ -7,10 +7,10 @@ A kernel for a GPU is a `tile.kernel` whose ops carry annotations, `nvidia.…` 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, UnitAttr
 from xdsl.ir import Attribute, Dialect, Operation
-from xdsl.irdl import IRDLOperation
 
 from weft.backends.nvidia import asynchronous, dialect, early_start, mma, scratch, staged_copies, streaming, stretches
 from weft.backends.nvidia.alignment import SHIFTED
@@ -26,7 +26,7 @@ from weft.tile import dialect as tile
 from weft.tile import written
 from weft.tile.text import kernels_of, parse_program, place_of
 
-OPS: list[type[IRDLOperation]] = [
+OPS: list[type[Operation]] = [
     *dialect.OPS,
     *asynchronous.OPS,
     *streaming.OPS,
@@ -128,8 +128,7 @@ def _wrong_layouts(op: Operation) -> str | None:
     attribute = op.attributes.get(dialect.LAYOUTS)
     if attribute is None:
         return None
-    assert isinstance(attribute, ArrayAttr)
-    if not all(isinstance(each, LayoutAttr) for each in attribute):
+    if not all(isinstance(each, LayoutAttr) for each in cast("ArrayAttr[Attribute]", attribute)):
         return f"{dialect.LAYOUTS} of {op.name} are no layouts: {attribute}"
     layouts = dialect.layouts_of(op)
     if op.results and len(layouts) != len(op.results):
