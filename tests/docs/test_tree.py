@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from weft.tools.cli import app
 from weft.tools.cpu_tables import side_by_side
 from weft.tools.gpu_report import markdown
 from weft.tools.result_files import chart_of, read_files
@@ -232,6 +234,14 @@ def test_tables_are_those_of_the_result_files() -> None:
     for suite, table in tables.items():
         assert shown[suite] == f"\n{table}\n", f"{suite}: {advice}"
     assert (ROOT / "docs/speed.svg").read_text(encoding="utf-8") == chart_of(found.ratios()), advice
+
+
+def test_the_page_of_the_zoo_is_that_of_the_result_files(tmp_path: Path) -> None:
+    page = tmp_path / "zoo.md"
+    run = CliRunner().invoke(app, ["conform", "zoo", "--into", str(page), "--results", str(ROOT / "benchmarks/results")])
+    assert run.exit_code == 0, run.output
+    advice = "`weft conform zoo --into docs/zoo.md` brings it up to date"
+    assert page.read_text(encoding="utf-8") == PAGES["docs/zoo.md"], advice
 
 
 def test_no_table_of_figures_stands_elsewhere() -> None:
