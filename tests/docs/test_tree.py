@@ -238,7 +238,8 @@ def test_tables_are_those_of_the_result_files() -> None:
 
 def test_the_page_of_the_zoo_is_that_of_the_result_files(tmp_path: Path) -> None:
     page = tmp_path / "zoo.md"
-    run = CliRunner().invoke(app, ["conform", "zoo", "--into", str(page), "--results", str(ROOT / "benchmarks/results")])
+    results = str(ROOT / "benchmarks/results")
+    run = CliRunner().invoke(app, ["conform", "zoo", "--into", str(page), "--results", results])
     assert run.exit_code == 0, run.output
     advice = "`weft conform zoo --into docs/zoo.md` brings it up to date"
     assert page.read_text(encoding="utf-8") == PAGES["docs/zoo.md"], advice

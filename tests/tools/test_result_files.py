@@ -82,6 +82,17 @@ def test_the_picture_has_every_case_with_a_peer_that_does_the_same(weft, tmp_pat
     assert "1.41× (2)" in picture.read_text() and "prefers-color-scheme: dark" in picture.read_text()
 
 
+def test_a_wrong_result_has_no_speed(weft, tmp_path: Path) -> None:
+    wrong = {**timed("ops", "b", 9.0), "wrong": {"weft": "differs from eager by 1.0"}}
+    files = [
+        processor_file(tmp_path / "c", timed("ops", "a", 2.0), wrong),
+        gpu_file(tmp_path / "d", gpu_row("gemm", "x", 2.0), gpu_row("gemm", "y", 9.0, ok=False, wrong={"weft": "no"})),
+    ]
+    assert read_files(files).ratios() == {"a GPU": {"gemm": [2.0]}, "AArch64, 2 threads": {"ops": [2.0]}}
+    table = last_json(weft("bench", "table", str(files[0]), "--json"))["tables"]["ops"]
+    assert "| b | – | wrong | – |" in table and "geometric mean 2.00" in table
+
+
 def test_a_picture_that_cannot_be_written_is_an_error_with_a_hint(weft, tmp_path: Path) -> None:
     file = processor_file(tmp_path / "c", timed("ops", "a", 2.0))
     run = weft("bench", "chart", str(file), "--output", str(tmp_path / "none" / "speed.svg"), "--json")

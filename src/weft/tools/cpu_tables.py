@@ -87,7 +87,14 @@ def side_by_side(results: Sequence[CpuResults]) -> dict[str, str]:
     return texts
 
 
+def is_right(row: Row) -> bool:
+    """Whether Weft's results agreed with eager's: a wrong result has no speed."""
+    return "weft" not in row.get("wrong", {})
+
+
 def _timed_cells(row: Row) -> list[str]:
+    if not is_right(row):
+        return ["–", "wrong", "–"]
     if row.get("ratio") is None:
         return ["–", "–" if row.get("weft") is None else _ms(row["weft"]), "–"]
     peer = row.get("peer") or ""
@@ -100,11 +107,12 @@ def _ms(seconds: float) -> str:
 
 
 def _timed_in_words(rows: Sequence[Row]) -> str:
-    ratios = {row["name"]: row["ratio"] for row in rows if row.get("ratio") is not None}
-    if not ratios:
+    raced = [row for row in rows if row.get("ratio") is not None and is_right(row)]
+    if not raced:
         return "no case has a peer here"
+    ratios = {row["name"]: row["ratio"] for row in raced}
     worst = min(ratios, key=ratios.__getitem__)
-    lost = sum(row["ratio_high"] < LOST_BELOW for row in rows if row.get("ratio") is not None)
+    lost = sum(row["ratio_high"] < LOST_BELOW for row in raced)
     mean = geometric_mean(list(ratios.values()))
     return f"geometric mean {mean:.2f}, worst {ratios[worst]:.2f} ({worst}), {lost} surely below {LOST_BELOW}"
 

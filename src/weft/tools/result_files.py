@@ -8,7 +8,7 @@ from pathlib import Path
 
 from weft.testing.ratio_chart import RatioChart, ratio_svg
 from weft.tools.bench_report import check_text, insert
-from weft.tools.cpu_tables import CpuResults, read_cpu_results, side_by_side
+from weft.tools.cpu_tables import CpuResults, is_right, read_cpu_results, side_by_side
 from weft.tools.gpu_report import GpuResults, has_wider_peers, markdown, read_results
 from weft.tools.terminal import Terminal, check_file
 
@@ -38,12 +38,12 @@ class ResultFiles:
         found: dict[str, dict[str, dict[str, float | None]]] = {}
         for gpu in self.gpus:
             for row in gpu.rows:
-                if not has_wider_peers(row):
+                if row["ok"] and not has_wider_peers(row):
                     suites = found.setdefault(str(gpu.about.get("gpu")), {})
                     suites.setdefault(row["suite"], {})[row["name"]] = row.get("ratio")
         for processor in self.processors:
             for row in processor.rows:
-                if "ratio" in row and row.get("peer") not in _NOT_PEERS:
+                if "ratio" in row and is_right(row) and row.get("peer") not in _NOT_PEERS:
                     found.setdefault(processor.place, {}).setdefault(row["suite"], {})[row["name"]] = row["ratio"]
         return {
             machine: {
