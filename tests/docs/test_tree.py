@@ -94,8 +94,13 @@ def test_modules_and_names_can_be_imported(name: str) -> None:
         dotted = re.fullmatch(r"(weft(?:\.\w+)+)(?:\(.*\))?", span)
         if dotted is not None:
             assert is_importable(dotted[1]) or dotted[1] in loggers(), span
-        for module in re.findall(r"\bpython -m ([\w.]+)", span):
-            assert find_spec(module), span
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_modules_that_are_run_exist(name: str) -> None:
+    for each in commands(PAGES[name]):
+        for module in re.findall(r"\bpython3? -m (weft[\w.]*)", each):
+            assert find_spec(module), each
 
 
 @cache
