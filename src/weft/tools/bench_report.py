@@ -181,9 +181,9 @@ def _in_words(figures: dict[str, Any]) -> str:
         said.append(f"geometric mean {figures['geomean']:.2f} × the best peer's speed")
         said.append(f"worst {figures['worst']:.2f} ({figures['worst_case']})")
         said.append(f"{counted(len(figures['lost']), 'case')} surely below {LOST_BELOW}")
-    if figures.get("compile_ratio") is not None:
+    if figures.get("compile_ratio"):
         said.append(f"compiles inside the backend at {1 / figures['compile_ratio']:.2f} × Inductor's speed")
-    if figures.get("first_call_ratio") is not None:
+    if figures.get("first_call_ratio"):
         said.append(f"first calls at {1 / figures['first_call_ratio']:.2f} × Inductor's speed")
     if figures.get("warm_seconds") is not None:
         said.append(f"from the disk cache at most {figures['warm_seconds']:.2f} s inside the backend")

@@ -205,7 +205,7 @@ def in_words(figures: Mapping[str, Any]) -> str:
         said.append(f"{counted(len(figures['lost']), 'case')} surely below {LOST_BELOW}")
     if figures["least_share"] is not None:
         said.append(f"least share of the limit {figures['least_share']:.2f} ({figures['least_share_case']})")
-    if figures["compile_ratio"] is not None:
+    if figures["compile_ratio"]:
         said.append(f"compiles at {1 / figures['compile_ratio']:.2f} × Inductor's speed")
     if figures["failed"]:
         said.append(f"{len(figures['failed'])} failed")
