@@ -37,8 +37,8 @@ from weft.backends.nvidia.kernel_passes import (
     KernelPass,
     PassNote,
     has_products,
-    has_wgmma,
     knows_its_programs,
+    multiplies_from_shared,
     reads_whole_tiles,
 )
 from weft.backends.nvidia.limit_registers import LimitRegisters
@@ -241,12 +241,12 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
                             ),
                         ),
                     ),
-                    when=(has_wgmma, has_products),
+                    when=(multiplies_from_shared, has_products),
                 ),
                 Alternative(
                     "threads copy operands of wgmma (cp.async)",
                     (FoldViews(), StageOperands(), AssignLayouts(), OrderMemory(), AllocateShared()),
-                    when=(has_wgmma, has_products, reads_whole_tiles),
+                    when=(multiplies_from_shared, has_products, reads_whole_tiles),
                 ),
                 Alternative(
                     "threads load what they need",

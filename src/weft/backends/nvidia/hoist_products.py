@@ -9,6 +9,7 @@ from xdsl.ir import Block, Operation, OpResult
 
 from weft.backends.nvidia.asynchronous import IndexOp
 from weft.backends.nvidia.kernel_passes import KernelPass, Match, Refused
+from weft.backends.nvidia.matmul_unit import WGMMA
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.tile import dialect as tile
 from weft.tile import written
@@ -16,7 +17,6 @@ from weft.tile.memory_groups import MemoryGroups
 
 _MOST_EARLY = 32
 """Registers that a thread may hold of products which begin earlier than they stand."""
-_ROWS, _THREADS = 64, 128
 _PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.LoadOp, written.ViewOp, written.IndexOp, IndexOp)
 
 
@@ -75,7 +75,7 @@ def _move(block: Block, needed: set[Operation], op: Operation, place: Operation,
 
 def registers_of(dot: tile.DotOp) -> int:
     """What a thread holds of a product, of 64 rows by a warp group."""
-    return _ROWS * tile.tile_type(dot.out).sizes[1] // _THREADS
+    return WGMMA.rows * tile.tile_type(dot.out).sizes[1] // WGMMA.threads
 
 
 def _needed(block: Block, op: Operation) -> set[Operation] | None:

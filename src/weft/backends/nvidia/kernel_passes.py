@@ -169,9 +169,10 @@ def has_products(kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
     return True if any(isinstance(op, tile.DotOp) for op in kernel.walk()) else Refused("it has no product of tiles")
 
 
-def has_wgmma(kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
-    """Targets whose warp groups multiply from shared memory."""
-    return True if target.has_wgmma else Refused(f"{target.arch} has no products from shared memory (wgmma)")
+def multiplies_from_shared(kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
+    """Targets with a unit that multiplies from shared memory."""
+    units = ", ".join(unit.name for unit in target.matmul_units)
+    return True if target.has_wgmma else Refused(f"{target.arch} multiplies by {units}: not from shared memory")
 
 
 def has_bulk_copies(kernel: tile.KernelOp, target: NvidiaTarget) -> Match:

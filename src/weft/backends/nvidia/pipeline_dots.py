@@ -34,12 +34,12 @@ from weft.backends.nvidia.dialect import CONSUMERS, RESIDENT, SHARED, WARPS, int
 from weft.backends.nvidia.drawn_programs import drawing_bytes
 from weft.backends.nvidia.index_slices import ops_behind
 from weft.backends.nvidia.kernel_passes import KernelPass, Refused
+from weft.backends.nvidia.matmul_unit import WGMMA
 from weft.backends.nvidia.operand_copies import Batch, Operands, blocks_of, operands_of
 from weft.backends.nvidia.programs import Cluster, Programs, worth_one_by_one
 from weft.backends.nvidia.rings import BARRIER_BYTES
 from weft.backends.nvidia.share_operands import Sharing, share_operands
 from weft.backends.nvidia.target import SYSTEM_SHARED, NvidiaTarget
-from weft.backends.nvidia.wgmma import is_multiplied
 from weft.ir.expr import symbol
 from weft.ir.types import DType, f32, i32
 from weft.tile import dialect as tile
@@ -55,10 +55,12 @@ _FEW_SUMS = 64 * 128
 class PipelineDots(KernelPass):
     """Split a kernel around products into roles: one that copies operands in, others that multiply.
 
-      %c = tile.for %k (%acc) {                              nvidia.roles { %a = tile.load %x[%m, %k] : 128x64
-      … nvidia.acquire ; nvidia.fill 0 [%k, %m] ; nvidia.fill 1 … %b = tile.load %w[%k, %n] : 64x256             →     }
-      { tile.yield tile.dot %a, %b, %acc }                     … nvidia.wait ; nvidia.wgmma … ; nvidia.finish ;
-      nvidia.release tile.store %y[%m, %n], gelu(%c)                          tile.store %y[%m, %n], gelu(%c) }
+    %c = tile.for %k (%acc) {                      nvidia.roles {
+      %a = tile.load %x[%m, %k] : 128x64             … nvidia.acquire ; nvidia.fill 0 [%k, %m] ; nvidia.fill 1 …
+      %b = tile.load %w[%k, %n] : 64x256     →     } {
+      tile.yield tile.dot %a, %b, %acc }             … nvidia.wait ; nvidia.wgmma … ; nvidia.finish ; nvidia.release
+    tile.store %y[%m, %n], gelu(%c)                  tile.store %y[%m, %n], gelu(%c)
+                                                   }
 
     The loads that only products read are what the producer does; all else stays with the consumers. A product is begun
     where it stands and waited for where something else first needs it, so that what stands between runs beside it.
@@ -145,7 +147,9 @@ def _pipeline(kernel: tile.KernelOp, target: NvidiaTarget, found: _Pipelined, *,
     set_integer(kernel, WARPS, 4 * consumers)
     maps = (*inputs, *launch_of(kernel).maps)
     cluster = 1 if sharing is None else sharing.blocks
-    set_launch(kernel, Launch(128 * (consumers + 1), ring + staging, cluster, persistent=persistent, maps=maps))
+    set_launch(
+        kernel, Launch(WGMMA.threads * (consumers + 1), ring + staging, cluster, persistent=persistent, maps=maps)
+    )
     return None
 
 
@@ -172,9 +176,8 @@ def _rings(operands: Operands, room: int, ahead: bool, most: int) -> list[RingTy
 
 def _fits(dot: tile.DotOp, dtype: DType, consumers: int) -> bool:
     (rows, columns), depth = tile.tile_type(dot.out).sizes, tile.tile_type(dot.a).sizes[1]
-    accumulators = rows * columns // (128 * consumers)
     summed = tile.tile_type(dot.out).dtype == (f32 if dtype.is_float else i32)
-    return summed and rows % (64 * consumers) == 0 and accumulators <= 128 and is_multiplied(dtype, columns, depth)
+    return summed and WGMMA.holds(rows, columns, consumers) and WGMMA.takes(dtype, columns, depth)
 
 
 def _split(

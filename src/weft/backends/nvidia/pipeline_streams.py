@@ -89,10 +89,12 @@ class _Ring:
 class PipelineStreams(KernelPass):
     """Split a kernel that walks its rows in blocks into roles: one that brings the next blocks, others that compute.
 
-      tile.for %c = 0 to 9000 by 4096 (%s) {     nvidia.stream { %x = tile.load %a[%p * 9000 + %c]          tile.for %p
-      … { tile.for %c … { nvidia.acquire ; nvidia.copy … } … } %t = tile.map add(%s, %x)           →    } { tile.yield
-      %t }                            tile.for %p … { tile.for %c … { nvidia.wait ; %x = nvidia.read 0 ; … } … …
-      … tile.store %y[%p], %r } } tile.store %y[%p], %r
+    tile.for %c = 0 to 9000 by 4096 (%s) {     nvidia.stream {
+      %x = tile.load %a[%p * 9000 + %c]          tile.for %p … { tile.for %c … { nvidia.acquire ; nvidia.copy … } … }
+      %t = tile.map add(%s, %x)           →    } {
+      tile.yield %t }                            tile.for %p … { tile.for %c … { nvidia.wait ; %x = nvidia.read 0 ; … }
+    …                                              … tile.store %y[%p], %r } }
+    tile.store %y[%p], %r
 
     As in `pipeline_rows`, blocks of threads are persistent and the next bytes are on their way all the time, also while
     a row's last results are computed; but a row need not be held, so that no cluster has to share it.
@@ -129,9 +131,10 @@ class HoldStreams(KernelPass):
     that hold all of it, in one block of threads or in a cluster of them. Each has one row then: several stand beside
     each other, and while some wait for theirs, others compute and write.
 
-    tile.for %c … { … tile.load %a[…] … }     nvidia.stream { … } { tile.for %c … { nvidia.wait ; %x = nvidia.read 0 ; …
-    } tile.for %c … { … tile.load %a[…] … }  →                         nvidia.rewind ; tile.for %c … { … nvidia.read 0 …
-    } }
+    tile.for %c … { … tile.load %a[…] … }         nvidia.stream { … } {
+    tile.for %c … { … tile.load %a[…] … }    →      tile.for %c … { nvidia.wait ; %x = nvidia.read 0 ; … }
+                                                    nvidia.rewind
+                                                    tile.for %c … { nvidia.wait ; %x = nvidia.read 0 ; … } }
 
     How many blocks share a row is found by trying, the fewest first.
     """

@@ -15,9 +15,9 @@ from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.dialect import VECTOR, WARPS, BarrierOp, integer, set_integer, set_launch
 from weft.backends.nvidia.kernel_passes import KernelPass, Refused
 from weft.backends.nvidia.layouts import WARP
+from weft.backends.nvidia.matmul_unit import WGMMA
 from weft.backends.nvidia.staged_copies import AwaitCopiesOp, CommitCopiesOp, CopyInOp, StagedOp
 from weft.backends.nvidia.target import NvidiaTarget
-from weft.backends.nvidia.wgmma import is_multiplied
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, floordiv, mod, substitute, symbol
 from weft.ir.types import f32
@@ -98,8 +98,8 @@ def _operands(loop: tile.ForOp, facts: AxisFacts, groups: int) -> dict[tile.Gath
             operands[gather] = operand
         (rows, columns), depth = tile.tile_type(dot.out).sizes, tile.tile_type(dot.a).sizes[1]
         dtype = operands[next(iter(operands))].slot.dtype
-        fits = rows % (64 * groups) == 0 and rows * columns // (128 * groups) <= 128
-        if not fits or not is_multiplied(dtype, columns, depth) or tile.tile_type(dot.out).dtype != f32:
+        fits = WGMMA.holds(rows, columns, groups) and WGMMA.takes(dtype, columns, depth)
+        if not fits or tile.tile_type(dot.out).dtype != f32:
             return None
         if any(not isinstance(use.operation, tile.DotOp | tile.YieldOp) for use in dot.out.uses):
             return None

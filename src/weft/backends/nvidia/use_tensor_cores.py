@@ -13,6 +13,7 @@ from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.dialect import RESIDENT, WARPS, integer, set_integer, set_layouts
 from weft.backends.nvidia.kernel_passes import KernelPass, Match, Refused
 from weft.backends.nvidia.layouts import Layout
+from weft.backends.nvidia.matmul_unit import MMA
 from weft.backends.nvidia.mma import (
     AHEAD,
     COLUMNS,
@@ -120,7 +121,7 @@ def _narrow(value: SSAValue) -> DType | None:
             found = target if isinstance(target, DType) else None
         case _:
             pass
-    return found if found is not None and found.name in ("bf16", "f16") else None
+    return found if found is not None and found.name in MMA.dtypes else None
 
 
 def _sides(dot: tile.DotOp) -> tuple[int, int, int]:
