@@ -291,10 +291,12 @@ def _changed(config: Config) -> str:
 def _graph(number: int, record: CompilationRecord) -> RenderableType:
     took = sum(record.seconds.values())
     nodes = f"{counted(record.nodes, 'node')} → " if record.nodes else ""
-    claimed, left = sum(claim.uses for claim in record.claims), len(record.fallbacks)
+    drawn = sum(claim.uses for claim in record.claims if claim.library == "generator")
+    claimed, left = sum(claim.uses for claim in record.claims) - drawn, len(record.fallbacks)
     made = f"{nodes}{counted(record.ops, 'op')} → {counted(len(record.kernels), 'kernel')}"
     made += f", launched {counted(record.launches, 'time')} a call"
     made += f", {counted(claimed, 'library call')}, {counted(left, 'call')} left to torch"
+    made += f", {counted(drawn, 'call')} of torch's generator" if drawn else ""
     for sizes, size in record.arenas.items():
         made += f"; {scaled(size, 'B')} of temporaries" + (f" at {sizes}" if sizes else "")
     match record.source:

@@ -51,10 +51,9 @@ from weft.frontends.torch.flex import is_flex, is_own_flex, read_flex
 from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed, Returned
 from weft.frontends.torch.inlining import record_random_results, trace_decomposition
 from weft.frontends.torch.locations import location_of, user_line
-from weft.frontends.torch.opaque import as_drawn, draws_numbers, is_pure, make_opaque
+from weft.frontends.torch.opaque import as_drawn, has_effects, is_pure, make_opaque
 from weft.frontends.torch.report import (
     COPIES_AWAY,
-    DRAWS,
     HAS_EFFECTS,
     Fallback,
     check_fallbacks,
@@ -116,7 +115,7 @@ class _Importer:
         nodes = self.module.graph.nodes
         note_targets(str(node.target) for node in nodes if node.op == "call_function")
         placeholders = self.module.graph.find_nodes(op="placeholder")
-        tokens = {node for node in placeholders if any(_is_effect(user) for user in node.users)}
+        tokens = {node for node in placeholders if any(has_effects(user) for user in node.users)}
         self.values.update(dict.fromkeys(tokens))
         tensors = [node for node in placeholders if isinstance(_meta(node), torch.Tensor) and node not in tokens]
         function = FuncOp.make(self.name, {node.name: self._type(_meta(node)) for node in tensors})
@@ -240,7 +239,7 @@ class _Importer:
         self.builder.location, self.builder.source = location_of(node), node.name
         if node.target is torch.ops.aten.copy_.default and node.args[0] in self.positions:
             return self._write_back(node)
-        if _is_effect(node):
+        if has_effects(node):
             # The token orders effects; opaque calls that are not pure keep their order without it.
             _, target, *args = node.args
             outputs = self._opaque(target, args, node.kwargs, _meta(node)[1:], HAS_EFFECTS, pure=False)
@@ -261,8 +260,7 @@ class _Importer:
             value = self._converted(node)
         except WeftError as error:
             self._erase_after(last)
-            reason = DRAWS if draws_numbers(node.target) else error.message
-            return self._opaque(as_drawn(node), node.args, node.kwargs, _meta(node), reason)
+            return self._opaque(node.target, node.args, node.kwargs, _meta(node), error.message)
         if (
             self.device != "cpu"
             and not self.config.strict
@@ -513,7 +511,3 @@ class _Importer:
 
 def _meta(node: fx.Node) -> Any:
     return node.meta.get("val")
-
-
-def _is_effect(node: fx.Node) -> bool:
-    return node.op == "call_function" and getattr(node.target, "_name", None) == "with_effects"
