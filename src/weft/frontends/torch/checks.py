@@ -64,10 +64,10 @@ def check_divisor(b: ImportBuilder, divisor: SSAValue | bool | int | float | Exp
     _state(b, "division", "an integer is divided by zero", zero, touched)
 
 
-def check_count(b: ImportBuilder, count: SSAValue, given: Size, what: str, *, at_least: bool = False) -> None:
+def check_count(b: ImportBuilder, count: SSAValue, given: Size, *, at_least: bool = False) -> None:
     """As many values must be given as a mask has true elements, or more."""
     wrong = b.emit("gt" if at_least else "ne", count, b.number(given, i64))
-    _state(b, "count", f"{what}: {given} values do not fit the number of true elements of the mask", wrong)
+    _state(b, "count", f"{given} values do not fit the number of true elements of the mask", wrong)
 
 
 def check_that(b: ImportBuilder, kind: str, message: str, wrong: SSAValue) -> None:
