@@ -69,7 +69,7 @@ def test_whoever_dies_is_followed_by_one_other(tmp_path: Path) -> None:
     assert made(root) == 2
 
 
-def test_whoever_hangs_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+def test_whoever_hangs_is_not_waited_for_for_ever(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = tmp_path / "cache"
     first = start(root, seconds=600)
     try:
@@ -85,6 +85,8 @@ def test_whoever_hangs_is_not_waited_for_for_ever(tmp_path: Path) -> None:
             waits.append(time.monotonic() - began)
         assert 0.4 <= waits[0] < 5 and sum(waits) < 5
         assert waits[2] < waits[0]
+        told = [record.getMessage() for record in caplog.records]
+        assert told and all(text.startswith("weft: ") and "another process still compiles it" in text for text in told)
     finally:
         first.kill()
         first.communicate()
