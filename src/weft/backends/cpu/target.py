@@ -231,7 +231,8 @@ _NEEDED = 64 << 20
 def require_memory(size: int = 0) -> None:
     """Raise a `MemoryError` where LLVM would end the process, which it does when it gets no memory."""
     try:
-        mmap.mmap(-1, _NEEDED + 4 * size).close()
+        # Private as LLVM's own memory is: a shared mapping is a file, which other limits hold for.
+        mmap.mmap(-1, _NEEDED + 4 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
     except OSError as error:
         raise MemoryError("not enough memory for the compiler") from error
 
