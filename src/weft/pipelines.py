@@ -83,7 +83,7 @@ def cpu_passes(config: Config, *, blas: bool = True, matrix_tiles: bool = False)
         *([QuantizeWeights(dynamic=config.quantize == "int8_dynamic")] if config.quantize.startswith("int8_") else []),
         HoistConstants(),
         EliminateDead(),
-        ClaimLibraries(enabled=blas and not config.strict, matrix_tiles=matrix_tiles),
+        ClaimLibraries(enabled=not config.strict, blas=blas, matrix_tiles=matrix_tiles),
         GroupIntoKernels(),
         ChooseLayouts(),
         UpdateInPlace(),
