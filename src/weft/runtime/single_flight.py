@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from weft.diagnostics import warn
+from weft.forks import pause
 
 _log = logging.getLogger("weft.cache")
 _NAME = ".lock"
@@ -122,7 +123,7 @@ class SingleFlight:
                 warn("cache", "a program that others may compile is compiled here too", why)
                 return None
             waited = True
-            time.sleep(nap)
+            pause(nap)
             nap = min(2 * nap, _LONGEST_NAP_S)
 
 
