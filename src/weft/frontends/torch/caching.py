@@ -30,7 +30,7 @@ from weft.frontends.torch.encoding import operator_named
 from weft.frontends.torch.facts import size_facts
 from weft.frontends.torch.graph import Calling, Number, Passed, Returned, Viewed
 from weft.frontends.torch.report import Fallback
-from weft.frontends.torch.sizes import Source, SymbolReader, SymbolRule
+from weft.frontends.torch.sizes import LARGEST_FACTOR, Source, SymbolReader, SymbolRule
 from weft.ir.expr import Expr, symbols_of
 from weft.ir.types import Tensor
 from weft.lower.constants import Constant
@@ -161,7 +161,7 @@ def _check_calling(calling: Calling, plan: Plan) -> None:
     """Raise where the call cannot give the plan what it needs, or wants of it what it does not have."""
     known: set[str] = set()
     for rule in calling.symbols.rules:
-        if rule.scale == 0 or not symbols_of(rule.rest) <= known:
+        if rule.scale == 0 or not 0 <= rule.factor < LARGEST_FACTOR or not symbols_of(rule.rest) <= known:
             raise ParseError(f"a stored rule for {rule.name} cannot be followed")
         known.add(rule.name)
     expected = len(plan.inputs) + len(plan.fixed)

@@ -46,7 +46,7 @@ from weft.frontends.torch.device_checks import are_checked
 from weft.frontends.torch.devices import copies_away
 from weft.frontends.torch.dtypes import FLOAT8
 from weft.frontends.torch.encoding import NumberArgument, TensorArgument
-from weft.frontends.torch.facts import condition_count, symbols_told
+from weft.frontends.torch.facts import condition_count, environment_of, symbols_told
 from weft.frontends.torch.flex import is_flex, is_own_flex, read_flex
 from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed, Returned
 from weft.frontends.torch.inlining import record_random_results, trace_decomposition
@@ -61,7 +61,7 @@ from weft.frontends.torch.report import (
     note_targets,
 )
 from weft.frontends.torch.signature import annotate
-from weft.frontends.torch.sizes import Source, integer_sources, read_symbols, size_of, sizes_of
+from weft.frontends.torch.sizes import Source, fix_facts, integer_sources, read_symbols, scaled_sizes, size_of, sizes_of
 from weft.frontends.torch.strides import dense_strides, unusual_strides
 from weft.frontends.torch.symbolic_floats import float_value
 from weft.ir.attributes import to_attribute
@@ -90,6 +90,8 @@ def import_graph(
     libraries do. What comes from places of the user's program that are `left` is left to torch.
     """
     known = condition_count(module)
+    if (environment := environment_of(module)) is not None:
+        fix_facts(environment)
     imported = _Importer(module, name, config, frozen, device, tensor_cores, left).run()
     return replace(imported, conditional=condition_count(module) > known)
 
@@ -156,7 +158,7 @@ class _Importer:
         calling = Calling(
             arguments=tuple(self.positions[node] for node in tensors),
             constants=tuple(self.paths),
-            symbols=read_symbols(known, self.symbols),
+            symbols=read_symbols(known, self.symbols, self._scaled_sizes()),
             outputs=tuple(outputs),
             mutated=tuple((position, returned.index(node)) for position, node in self.mutated),
             fallbacks=tuple(self.fallbacks),
@@ -167,6 +169,10 @@ class _Importer:
             ),
         )
         return ImportedGraph(function, calling, tuple(self.constants), self.objects)
+
+    def _scaled_sizes(self) -> Mapping[str, tuple[Size, float]]:
+        environment = environment_of(self.module)
+        return {} if environment is None else scaled_sizes(environment)
 
     def _constant_places(self, tensors: Sequence[fx.Node]) -> tuple[int, ...]:
         """Which of the function's arguments are the same in every call: frozen ones, and the graph's own constants."""

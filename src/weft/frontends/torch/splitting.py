@@ -124,7 +124,8 @@ class _Levels:
             symbols = _unbacked(node)
             scalar = not _is_tensor(node) and not isinstance(node.meta.get("val"), tuple | list)
             asserts = node.target in _ASSERTIONS and any(_unbacked(given) for given in node.all_input_nodes)
-            if symbols - known or (symbols and scalar) or asserts:
+            taken = node.target is operator.getitem and node.args[0] in self.apart  # parts take no tuples
+            if symbols - known or (symbols and scalar) or asserts or taken:
                 self.apart.add(node)
             known |= symbols
             level = max((self._after(given, node in self.apart) for given in node.all_input_nodes), default=0)
