@@ -29,6 +29,7 @@ from weft.config import MODES, Config
 from weft.errors import UnsupportedError, WeftError
 from weft.runtime.profile import Profile, StepEvent, profile
 from weft.runtime.record import CompilationRecord, Fallback, recording
+from weft.tools.explain_breaks import GraphBreaks
 from weft.tools.explain_device import DeviceKernel, device_figures, device_kernels, device_table, sass
 from weft.tools.terminal import counted, scaled
 
@@ -129,14 +130,13 @@ def explain(
     def backend(module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return weft_backend(module, example_inputs, options=given)
 
-    before, start = _graph_breaks(), time.perf_counter()
+    breaks, start = GraphBreaks(), time.perf_counter()
     with recording(programs=True, blocks=True) as records, _timing() as ran:
         compiled: Any = torch.compile(  # pyright: ignore[reportUnknownMemberType]
             function, backend=backend, dynamic=dynamic, fullgraph=fullgraph
         )
         _differentiate(function, (inputs, named), compiled(*inputs, **named))
-    breaks = _graph_breaks() - before
-    return Explanation(tuple(records), breaks, config, time.perf_counter() - start, ran.steps)
+    return Explanation(tuple(records), breaks.since(), config, time.perf_counter() - start, ran.steps)
 
 
 def _differentiate(function: Any, given: Any, results: Any) -> None:
@@ -181,7 +181,7 @@ def explain_script(
         raise UnsupportedError(f"there is no script {path}", location=path)
     if not cached:
         os.environ["WEFT_CACHE"] = "0"
-    before, start, code, failure = _graph_breaks(), time.perf_counter(), 0, None
+    breaks, start, code, failure = GraphBreaks(), time.perf_counter(), 0, None
     kept = sys.argv, sys.path
     sys.argv, sys.path = [path, *arguments], [str(Path(path).resolve().parent), *sys.path]
     with recording(programs=programs, blocks=True, inputs=inputs) as records, _timing() as ran:
@@ -195,8 +195,8 @@ def explain_script(
             code, failure = 1, error
         finally:
             sys.argv, sys.path = kept
-    seconds, breaks = time.perf_counter() - start, _graph_breaks() - before
-    return Explanation(tuple(records), breaks, Config.from_options(), seconds, ran.steps, failure), code
+    seconds = time.perf_counter() - start
+    return Explanation(tuple(records), breaks.since(), Config.from_options(), seconds, ran.steps, failure), code
 
 
 def explain_program(text: str, name: str, *, programs: bool, target: NvidiaTarget | None = None) -> Explanation:
@@ -245,11 +245,6 @@ def _timing() -> Generator[Profile]:
             yield ran
     else:
         yield Profile()
-
-
-def _graph_breaks() -> Counter[str]:
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return Counter() if dynamo is None else Counter(dynamo.counters["graph_break"])
 
 
 def _report(explanation: Explanation) -> list[RenderableType]:

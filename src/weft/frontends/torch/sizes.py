@@ -176,7 +176,7 @@ def _nonnegative(symbol_: Any, shape_env: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What calls must meet of symbols by themselves: what divides them, and what they are where nothing else is left."""
+    """What every call meets of symbols by themselves: what divides them, and the values of those that have but one."""
 
     divisors: Mapping[str, int]
     values: Mapping[str, int]
@@ -309,7 +309,7 @@ class SymbolReader:
 def read_symbols(
     known: Sequence[tuple[Source, Size]], needed: set[str], scaled: Mapping[str, tuple[Size, float]] | None = None
 ) -> SymbolReader:
-    """How to get the symbols that are `needed` from the sizes that are `known` at a call, and those `scaled` from them."""
+    """How to get the symbols that are `needed` from the sizes that are `known` at a call, or from others, `scaled`."""
     rules: list[SymbolRule] = []
     found: set[str] = set()
     # Sizes that are a symbol alone come first, integers before tensor sizes: they are the quickest to read.
