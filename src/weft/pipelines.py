@@ -183,8 +183,8 @@ def compile_cpu(
         planned = build_plan(function, partial(panel_form, target), cpu_machine(target))
         start = report.measure("lower_to_tile", start)
         report.planned(planned.plan, planned.schedules)
-        report.program("tile", planned.kernels.values())
-        text = emit_kernels(planned.kernels, target)
+        report.made_of_tiles(planned.kernels)
+        text = emit_kernels(planned.kernels, target, debug_lines=config.debug_lines)
         start = report.measure("emit_llvm", start)
         report.program("llvm", text)
         code = compile_object(text, target)
@@ -223,7 +223,7 @@ def compile_nvidia(
         share_kernels(planned)
         report.planned(planned.plan, planned.schedules)
         start = report.measure("lower_to_tile", start)
-        with KernelCompiler(target, loads) as compiler:
+        with KernelCompiler(target, loads, debug_lines=config.debug_lines) as compiler:
             compiler.add(planned.kernels, planned.sources)
             start = report.measure("emit_llvm", start)
             report.program("llvm", "\n".join(compiler.texts.values()))
