@@ -87,9 +87,9 @@ def instructions(text: str) -> Iterator[tuple[str, int]]:
         if (found := _LINE.match(each)) is not None:
             line = int(found[2])
         elif re.match(r"\s*(?:\.cfi_startproc|\{)", each):
-            line, inside = 0, True
+            inside = True
         elif re.match(r"\s*\.cfi_endproc|\}", each):
-            inside = False
+            line, inside = 0, False
         elif inside and not _NO_INSTRUCTION.match(each):
             yield each.strip(), line
 

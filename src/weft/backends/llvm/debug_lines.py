@@ -5,11 +5,16 @@ it, so that profilers and disassemblers show the line and the op. Nothing else c
 line tables and without.
 """
 
+# llvmlite has no types.
+# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
+import llvmlite.binding as llvm
 from xdsl.dialects.builtin import FileLineColLoc, LocationAttr
 
 from weft.ir.locations import file_line, op_named
@@ -105,6 +110,22 @@ class Origins:
                     lines[number] += f", !dbg !{place}"
             start = end
         return f" !dbg !{function}"
+
+
+def has_lines(text: str) -> bool:
+    """Whether a module says which lines its instructions are of."""
+    return text.rfind("\n!llvm.dbg.cu") >= 0
+
+
+@lru_cache(maxsize=1)
+def keep_lines() -> None:
+    """Let LLVM not take lines away from instructions, which it does for debuggers that step from line to line.
+
+    One that two lines share has the line of one of them, and one that LLVM puts between others (a spill, a constant)
+    that of the one before it.
+    """
+    for option in ("-pick-merged-source-locations", "-use-unknown-locations=Disable"):
+        llvm.set_option("weft", option)
 
 
 def _quoted(text: str) -> str:

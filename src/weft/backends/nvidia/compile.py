@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from weft.backends.llvm.builder import Module
-from weft.backends.llvm.debug_lines import DebugLines
+from weft.backends.llvm.debug_lines import DebugLines, keep_lines
 from weft.backends.nvidia.alignment import mark_shifted
 from weft.backends.nvidia.anchors import blocks_beside
 from weft.backends.nvidia.assign_layouts import assign_layouts
@@ -205,6 +205,8 @@ class KernelCompiler:
 
     def __enter__(self) -> KernelCompiler:
         COMPILING.acquire()
+        if self._debug_lines:
+            keep_lines()
         BACKGROUND.add(self)
         self._interval = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_SECONDS)
