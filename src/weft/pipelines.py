@@ -23,6 +23,7 @@ from weft.backends.nvidia.join_kernels import join_kernels
 from weft.backends.nvidia.share_kernels import share_kernels
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.config import CODES, Config
+from weft.ir.locations import inherit_locations
 from weft.lower.machine import gpu_machine
 from weft.lower.plan import build_plan
 from weft.lower.steps import Plan
@@ -148,7 +149,7 @@ def _module_of(function: FuncOp) -> ModuleOp:
 def run_passes(
     module: ModuleOp, passes: Sequence[ModulePass], report: CompilationRecord, *, verify: bool = False
 ) -> None:
-    """Apply passes in order, verifying around each where asked."""
+    """Apply passes in order, verifying around each where asked. What they made comes from where it was put."""
     context = Context()
     start = time.perf_counter()
     if verify:
@@ -158,6 +159,7 @@ def run_passes(
         if verify:
             module.verify()
         start = report.measure(each.name, start)
+    inherit_locations(module)
 
 
 def compile_cpu(

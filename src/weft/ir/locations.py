@@ -68,21 +68,21 @@ def line_of(location: LocationAttr | None) -> str | None:
 def inherit_locations(op: Operation) -> None:
     """Give the ops inside that have no place that of the next one which has; at the end of a block, the last one's.
 
+    An op with regions that has none takes that of the first inside.
+
         %a = tile.map …  loc("model.py":3)        %a = tile.map …  loc("model.py":3)
         %b = nvidia.convert %a             →      %b = nvidia.convert %a  loc("model.py":4)
         tile.store %b    loc("model.py":4)        tile.store %b    loc("model.py":4)
     """
-    for region in op.regions:
-        for block in region.blocks:
-            _inherit(list(block.ops), op.location)
-
-
-def _inherit(ops: list[Operation], around: LocationAttr) -> None:
-    last = next((each.location for each in reversed(ops) if file_line(each.location) is not None), around)
-    for each in reversed(ops):
-        if file_line(each.location) is None:
-            each.location = last
-        last = each.location
-        if each.regions:
-            inherit_locations(each)
-
+    blocks = [list(block.ops) for region in op.regions for block in region.blocks]
+    if file_line(op.location) is None:
+        found = (inner.location for ops in blocks for inner in ops if file_line(inner.location) is not None)
+        op.location = next(found, op.location)
+    for ops in blocks:
+        last = next((each.location for each in reversed(ops) if file_line(each.location) is not None), op.location)
+        for each in reversed(ops):
+            if each.regions:
+                inherit_locations(each)
+            if file_line(each.location) is None:
+                each.location = last
+            last = each.location

@@ -8,13 +8,13 @@ Nothing here needs a GPU: models are traced on the CPU, and their graphs compile
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from weft.backends.cpu.target import compile_assembly, host_target
+from weft.backends.llvm.stated_lines import stated_lines
 from weft.backends.nvidia.target import NvidiaTarget, target_named
 from weft.config import Config
 from weft.ir.locations import file_line
@@ -23,10 +23,6 @@ from weft.pipelines import compile_cpu, compile_nvidia
 from weft.runtime.record import CompilationRecord, recording
 from weft.testing.gpu.corpus import traced
 from weft.testing.models import FULL_SIZE
-
-_LINE = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)")
-_NO_INSTRUCTION = re.compile(r"\s*(?:$|[.#/{}@)]*\s*$|\.|//|#|[$\w.\"]+:|\}|\{|\))")
-
 
 @dataclass(frozen=True)
 class Share:
@@ -76,33 +72,8 @@ def _tile_ops(record: CompilationRecord) -> Share:
 
 def instruction_share(text: str) -> Share:
     """The instructions of assembly or PTX that a line is stated for."""
-    lines = [line > 0 for _, line in instructions(text)]
+    lines = [each.line > 0 for each in stated_lines(text) if each.is_instruction]
     return Share(sum(lines), len(lines))
-
-
-def instructions(text: str) -> Iterator[tuple[str, int]]:
-    """The instructions of assembly or PTX, each with its line; 0 where it has none."""
-    line, inside = 0, False
-    for each in text.splitlines():
-        if (found := _LINE.match(each)) is not None:
-            line = int(found[2])
-        elif re.match(r"\s*(?:\.cfi_startproc|\{)", each):
-            inside = True
-        elif re.match(r"\s*\.cfi_endproc|\}", each):
-            line, inside = 0, False
-        elif inside and not _NO_INSTRUCTION.match(each):
-            yield each.strip(), line
-
-
-def without_lines(text: str) -> str:
-    """Assembly or PTX without what says which line it is of."""
-    kept: list[str] = []
-    for line in text.splitlines():
-        if re.match(r"\s*\.section\s+\.debug_|\s*\.section\s+\"?\.debug", line):
-            break
-        if not re.match(r"\s*(?:\.(?:loc|file)\b|\$?\.?L(?:tmp|func_(?:begin|end)|__func_)\d*:)", line):
-            kept.append(line)
-    return "\n".join(kept)
 
 
 def model_functions(name: str, dtype: torch.dtype = torch.float32) -> list[FuncOp]:
