@@ -24,6 +24,7 @@ from weft.runtime.record import CompilationRecord, recording
 from weft.testing.gpu.corpus import traced
 from weft.testing.models import FULL_SIZE
 
+
 @dataclass(frozen=True)
 class Share:
     """How many of something have a line."""

@@ -51,7 +51,7 @@ def without_lines(text: str) -> str:
 
 
 def with_source(text: str) -> str:
-    """Assembly or PTX with the lines of the program as comments, each above what came of it; as it is, if it has none."""
+    """Assembly or PTX with the lines of the program as comments, each above what came of it; else as it is."""
     if "\t.loc\t" not in text:
         return text
     comment, shown, lines = "//" if ".visible .entry" in text else "#", ("", 0), list[str]()
