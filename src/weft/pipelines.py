@@ -61,6 +61,7 @@ from weft.backends.nvidia.straighten_loops import StraightenLoops
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.use_tensor_cores import UseTensorCores
 from weft.config import CODES, Config
+from weft.ir.locations import inherit_locations
 from weft.lower.machine import gpu_machine
 from weft.lower.plan import build_plan
 from weft.lower.steps import Plan
@@ -122,7 +123,7 @@ def cpu_passes(config: Config, *, blas: bool = True, matrix_tiles: bool = False)
         *([QuantizeWeights(dynamic=config.quantize == "int8_dynamic")] if config.quantize.startswith("int8_") else []),
         HoistConstants(),
         EliminateDead(),
-        ClaimLibraries(enabled=blas and not config.strict, matrix_tiles=matrix_tiles),
+        ClaimLibraries(enabled=not config.strict, blas=blas, matrix_tiles=matrix_tiles),
         GroupIntoKernels(),
         ChooseLayouts(),
         UpdateInPlace(),
@@ -272,10 +273,14 @@ def annotate(kernel: KernelOp, target: NvidiaTarget) -> tuple[KernelOp, Launch]:
 
 
 def compile_kernels(
-    kernels: Mapping[str, KernelOp], target: NvidiaTarget, notes: dict[str, list[PassNote]] | None = None
+    kernels: Mapping[str, KernelOp],
+    target: NvidiaTarget,
+    notes: dict[str, list[PassNote]] | None = None,
+    *,
+    debug_lines: bool = False,
 ) -> DeviceCode:
     """Kernels as PTX for a GPU; `notes` takes what came of each pass over each of them."""
-    with KernelCompiler(target, nvidia_kernel_passes()) as compiler:
+    with KernelCompiler(target, nvidia_kernel_passes(), debug_lines=debug_lines) as compiler:
         compiler.add(kernels)
         if notes is not None:
             notes.update(compiler.notes)
@@ -304,7 +309,7 @@ def _module_of(function: FuncOp) -> ModuleOp:
 def run_passes(
     module: ModuleOp, passes: Sequence[ModulePass], report: CompilationRecord, *, verify: bool = False
 ) -> None:
-    """Apply passes in order, verifying around each where asked."""
+    """Apply passes in order, verifying around each where asked. What they made comes from where it was put."""
     context = Context()
     start = time.perf_counter()
     if verify:
@@ -314,6 +319,7 @@ def run_passes(
         if verify:
             module.verify()
         start = report.measure(each.name, start)
+    inherit_locations(module)
 
 
 def compile_cpu(
@@ -339,8 +345,8 @@ def compile_cpu(
         planned = build_plan(function, partial(panel_form, target), cpu_machine(target))
         start = report.measure("lower_to_tile", start)
         report.planned(planned.plan, planned.schedules)
-        report.program("tile", planned.kernels.values())
-        text = emit_kernels(planned.kernels, target)
+        report.made_of_tiles(planned.kernels)
+        text = emit_kernels(planned.kernels, target, debug_lines=config.debug_lines)
         start = report.measure("emit_llvm", start)
         report.program("llvm", text)
         code = compile_object(text, target)
@@ -381,7 +387,7 @@ def compile_nvidia(
         share_kernels(planned)
         report.planned(planned.plan, planned.schedules)
         start = report.measure("lower_to_tile", start)
-        with KernelCompiler(target, kernel_passes, loads) as compiler:
+        with KernelCompiler(target, kernel_passes, loads, debug_lines=config.debug_lines) as compiler:
             compiler.add(planned.kernels, planned.sources)
             start = report.measure("emit_llvm", start)
             report.program("llvm", "\n".join(compiler.texts.values()))

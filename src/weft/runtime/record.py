@@ -130,7 +130,7 @@ class CompilationRecord:
     device: DeviceCode | None = None
     """The code for a GPU, where it is for one."""
     tiles: Mapping[str, KernelOp] = field(default_factory=dict[str, KernelOp])
-    """The kernels of a GPU's code at the level of tiles."""
+    """The kernels at the level of tiles."""
     kernel_passes: Mapping[str, Sequence[PassNote]] = field(default_factory=dict[str, "Sequence[PassNote]"])
     """What came of each pass over a kernel of a GPU, and why alternatives were or were not taken."""
     loaded: dict[str, Resources] = field(default_factory=dict[str, Resources])
@@ -171,6 +171,12 @@ class CompilationRecord:
         self.plan = plan
         self.schedules = dict(schedules)
         self.kernels, self.claims = _steps(plan, schedules)
+
+    def made_of_tiles(self, tiles: Mapping[str, KernelOp]) -> None:
+        """The kernels at the level of tiles."""
+        self.program("tile", tiles.values())
+        if is_recording():
+            self.tiles = tiles
 
     def made_for_device(
         self, code: DeviceCode, tiles: Mapping[str, KernelOp], passes: Mapping[str, Sequence[PassNote]]

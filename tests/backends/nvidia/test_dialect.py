@@ -98,12 +98,12 @@ def test_kernels_are_read_back_and_make_the_same_code(name: str, arch: str) -> N
 def test_kernels_of_the_benchmarks_are_read_back(suite: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[str] = set()
 
-    def emitted(kernel: KernelOp, target: NvidiaTarget, *given: Any) -> tuple[str, Launch]:
+    def emitted(kernel: KernelOp, target: NvidiaTarget, *given: Any, **named: Any) -> tuple[str, Launch]:
         annotated, _ = annotate(kernel, target)
         if (text := print_program(annotated)) not in seen:
             read_back(annotated, target)
         seen.add(text)
-        return emit_llvm(kernel, target, *given)
+        return emit_llvm(kernel, target, *given, **named)
 
     monkeypatch.setattr(compile, "emit_llvm", emitted)
     monkeypatch.setattr(compile, "compile_ptx", lambda text, target: "")

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from weft.backends.llvm.builder import Module
+from weft.backends.llvm.debug_lines import DebugLines, keep_lines
 from weft.backends.nvidia.atomics import NO_BF16_ATOMICS
 from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import AwaitedModules, DeviceCode, Launch
@@ -24,6 +25,7 @@ from weft.backends.nvidia.mma import AHEAD
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
 from weft.errors import LoweringError
 from weft.forks import BACKGROUND, COMPILING
+from weft.ir.locations import inherit_locations
 from weft.tile import dialect as tile
 
 Loads: TypeAlias = Callable[[str, str, Launch], None]
@@ -71,12 +73,23 @@ def _widens_ahead(kernel: tile.KernelOp) -> bool:
 
 
 def emit_llvm(
-    kernel: tile.KernelOp, target: NvidiaTarget, passes: Sequence[KernelPass], notes: list[PassNote] | None = None
+    kernel: tile.KernelOp,
+    target: NvidiaTarget,
+    passes: Sequence[KernelPass],
+    notes: list[PassNote] | None = None,
+    *,
+    debug_lines: bool = False,
 ) -> tuple[str, Launch]:
-    """A kernel as the text of an LLVM module, and how it is launched."""
+    """A kernel as the text of an LLVM module, and how it is launched.
+
+    With `debug_lines` the module says which line of the user's program each instruction comes from.
+    """
     module = Module(TRIPLE, frozenset(what for what, since in _SINCE.items() if target.capability < since))
     module.globals[SHARED_SYMBOL] = f"@{SHARED_SYMBOL} = external addrspace(3) global [0 x i8], align 1024"
     annotated, launch = annotate(kernel, target, passes, notes)
+    if debug_lines:
+        module.debug = DebugLines("DebugDirectivesOnly")
+        inherit_locations(annotated)
     KernelCodegen(module, annotated, launch).emit()
     missing = [each for each in module.declarations if not each.startswith("llvm.") and each != VPRINTF]
     if missing:
@@ -96,8 +109,15 @@ class KernelCompiler:
     the `with`. A fork waits for them.
     """
 
-    def __init__(self, target: NvidiaTarget, passes: Sequence[KernelPass], loads: Loads | None = None) -> None:
-        self.target, self.passes, self._loads = target, passes, loads
+    def __init__(
+        self,
+        target: NvidiaTarget,
+        passes: Sequence[KernelPass],
+        loads: Loads | None = None,
+        *,
+        debug_lines: bool = False,
+    ) -> None:
+        self.target, self.passes, self._loads, self._debug_lines = target, passes, loads, debug_lines
         self.texts: dict[str, str] = {}
         """The LLVM IR of each kernel."""
         self.notes: dict[str, list[PassNote]] = {}
@@ -110,6 +130,8 @@ class KernelCompiler:
 
     def __enter__(self) -> KernelCompiler:
         COMPILING.acquire()
+        if self._debug_lines:
+            keep_lines()
         BACKGROUND.add(self)
         self._interval = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_SECONDS)
@@ -135,7 +157,7 @@ class KernelCompiler:
         for name in sorted(kernels, key=lambda each: each not in slow):
             try:
                 notes = self.notes[name] = []
-                self.texts[name], self._launches[name] = emit_llvm(kernels[name], self.target, self.passes, notes)
+                self.texts[name], self._launches[name] = self._emitted(kernels[name], notes)
             except LoweringError as error:
                 known = frozenset(sources.get(name, ()))
                 raise LoweringError(f"{name}: {error.message}", hint=error.hint, sources=known) from error
@@ -150,6 +172,9 @@ class KernelCompiler:
         awaited = AwaitedModules(self._made, self._loads)
         modules = awaited if self._takes_long and self._loads is not None else dict(awaited)
         return DeviceCode(self.target.arch, modules, launches)
+
+    def _emitted(self, kernel: tile.KernelOp, notes: list[PassNote]) -> tuple[str, Launch]:
+        return emit_llvm(kernel, self.target, self.passes, notes, debug_lines=self._debug_lines)
 
     def _make(self, name: str) -> None:
         made = self._made[name]
@@ -168,9 +193,13 @@ def has_product(kernel: tile.KernelOp) -> bool:
 
 
 def compile_kernels(
-    kernels: Mapping[str, tile.KernelOp], target: NvidiaTarget, passes: Sequence[KernelPass]
+    kernels: Mapping[str, tile.KernelOp],
+    target: NvidiaTarget,
+    passes: Sequence[KernelPass],
+    *,
+    debug_lines: bool = False,
 ) -> DeviceCode:
     """Kernels as PTX for a target."""
-    with KernelCompiler(target, passes) as compiler:
+    with KernelCompiler(target, passes, debug_lines=debug_lines) as compiler:
         compiler.add(kernels)
         return compiler.code()
