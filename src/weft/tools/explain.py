@@ -24,6 +24,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from weft.backends.cpu.target import compile_assembly, target_for
+from weft.backends.llvm.stated_lines import with_source
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.config import MODES, Config
 from weft.errors import UnsupportedError, WeftError
@@ -91,6 +93,15 @@ class Explanation:
         for number, record in enumerate(self.records, 1):
             for level, text in _levels(record).items():
                 parts.append(f"// graph {number} ({record.name}) as {level}\n{text}")
+        return "\n".join(parts)
+
+    def code(self) -> str:
+        """The assembly or PTX of each graph, with the lines of the program that it came of."""
+        parts: list[str] = []
+        for number, record in enumerate(self.records, 1):
+            text = record.programs.get("ptx") or _assembly(record)
+            if text:
+                parts.append(f"// graph {number} ({record.name})\n{with_source(text)}")
         return "\n".join(parts)
 
     def __rich__(self) -> RenderableType:
@@ -238,6 +249,13 @@ def _levels(record: CompilationRecord) -> dict[str, str]:
     """The texts that a record kept; for a GPU also what its own instructions are, where a tool can tell."""
     instructions = sass(record.device) if "ptx" in record.programs else None
     return record.programs if instructions is None else {**record.programs, "sass": instructions}
+
+
+def _assembly(record: CompilationRecord) -> str:
+    """A graph's code for a processor, which is not kept as text."""
+    if "llvm" not in record.programs:
+        return ""
+    return compile_assembly(record.programs["llvm"], target_for((record.config or Config()).cpu))
 
 
 @contextmanager

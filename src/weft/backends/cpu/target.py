@@ -17,6 +17,7 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from weft.backends.cpu.separate_selects import separate_selects
+from weft.backends.llvm.debug_lines import has_lines, keep_lines
 from weft.errors import CompilationError, WeftError
 from weft.forks import COMPILING, release_after_fork
 
@@ -239,6 +240,8 @@ def require_memory(size: int = 0) -> None:
 
 def _emitted(text: str, machine: llvm.TargetMachine, level: int, form: str) -> Any:
     require_memory(16 * len(text))
+    if has_lines(text):
+        keep_lines()
     # LLVM's objects are freed when this returns, which is still under the lock.
     return getattr(machine, form)(_optimised(text, machine, level))
 

@@ -29,9 +29,11 @@ from weft.frontends.torch.checks import Check
 from weft.frontends.torch.encoding import operator_named
 from weft.frontends.torch.facts import size_facts
 from weft.frontends.torch.graph import Calling, Number, Passed, Returned, Viewed
+from weft.frontends.torch.locations import location_of
 from weft.frontends.torch.report import Fallback
 from weft.frontends.torch.sizes import LARGEST_FACTOR, Source, SymbolReader, SymbolRule
 from weft.ir.expr import Expr, symbols_of
+from weft.ir.locations import line_of
 from weft.ir.types import Tensor
 from weft.lower.constants import Constant
 from weft.lower.packing import PackedPanels, Packing
@@ -63,8 +65,8 @@ def graph_key(
 ) -> str | None:
     """The key of a captured graph, or None where it holds something that has no stable text.
 
-    Which arguments are `frozen` is part of it; their contents are not: no code depends on them. `target` is what code
-    is made for, by default this machine.
+    Which arguments are `frozen` is part of it; their contents are not: no code depends on them. Nor are lines of the
+    user's program, unless the code is to state them. `target` is what code is made for, by default this machine.
     """
     lines: list[str] = [name, f"frozen {sorted(frozen)}"]
     for node in module.graph.nodes:
@@ -79,6 +81,8 @@ def graph_key(
         lines.append(
             f"{node.name} {node.op} {node.target} {node.args} {node.kwargs} {_described(node.meta.get('val'))}"
         )
+        if config.debug_lines:
+            lines.append(f"line {line_of(location_of(node))}")
     lines.extend(size_facts(module))
     lines.extend(shared_arguments(module.graph))
     target = target or cpu_target.host_target()

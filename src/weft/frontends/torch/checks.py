@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xdsl.ir import SSAValue
+from xdsl.ir import OpResult, SSAValue
 
 from weft.errors import CountError, DataError, DivisionError, PlaceError, PowerError, WeftError
 from weft.frontends.torch.builder import ImportBuilder
@@ -101,6 +101,7 @@ def combined(b: ImportBuilder) -> tuple[SSAValue | None, tuple[Check, ...]]:
     stated = [(found, check) for found, check in b.checks if b.exists(found)]
     code: SSAValue | None = None
     for number, (found, _) in enumerate(stated, 1):
+        b.location = found.owner.location if isinstance(found, OpResult) else None
         this = b.emit("where", b.to(found, boolean), b.number(number, i64), b.number(0, i64))
         code = this if code is None else b.emit("maximum", code, this)
     return code, tuple(check for _, check in stated)
