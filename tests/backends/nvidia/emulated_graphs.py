@@ -134,7 +134,7 @@ def executor_of(function: Any, opaque: OpaqueRuntime, arch: str, config: Config 
 
 def _compile(module: Any, inputs: Any, *, name: str, arch: str, config: Config, traced: Sequence[Any]) -> CompiledGraph:
     frozen = frozen_arguments(module, name, config, traced)
-    imported = import_graph(module, name, config, frozen, "cuda", target_named(arch).has_wgmma)
+    imported = import_graph(module, name, config, frozen, target_named(arch).capabilities)
     executor = executor_of(imported.function, OpaqueRuntime(imported.objects), arch, config)
     make_constants(executor, [*map(frozen.get, imported.calling.arguments), *imported.constants])
     return CompiledGraph(imported.calling, imported.constants, executor)

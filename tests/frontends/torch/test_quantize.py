@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import weft
+from weft.backends.nvidia.target import target_named
 from weft.config import Config
 from weft.errors import WeftError
 from weft.frontends.torch import caching
@@ -71,7 +72,7 @@ def test_codes_of_a_gpu_leave_weights_of_a_cpu_and_say_so_once(caplog: pytest.Lo
 
 def test_integers_of_a_cpu_leave_weights_of_a_gpu_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
     for quantize in ("", "fp8", "int8_weights"):
-        warn_of_quantization(quantize, "cuda")
+        warn_of_quantization(quantize, "cuda", target_named("sm_90a").capabilities)
     (said,) = caplog.messages
     assert "'int8_weights' has no effect" in said and "nvfp4" in said
 

@@ -59,7 +59,7 @@ def disk_cache() -> DiskCache:
 
 
 def graph_key(
-    module: fx.GraphModule, name: str, config: Config, frozen: Iterable[int] = (), target: object = None
+    module: fx.GraphModule, name: str, config: Config, frozen: Iterable[int] = (), target: str = ""
 ) -> str | None:
     """The key of a captured graph, or None where it holds something that has no stable text.
 
@@ -81,10 +81,10 @@ def graph_key(
         )
     lines.extend(size_facts(module))
     lines.extend(shared_arguments(module.graph))
-    target = target or cpu_target.host_target()
+    target = target or repr(cpu_target.host_target())
     numbers = str(torch.get_default_dtype())
     made_with = (*versions(), torch.__version__, numbers, f"blas {sorted(blas_symbols())}")
-    return cache_key("torch graph", "\n".join(lines), config.key(), made_with, repr(target), source_digest())
+    return cache_key("torch graph", "\n".join(lines), config.key(), made_with, target, source_digest())
 
 
 def _has_stable_name(target: Any) -> bool:

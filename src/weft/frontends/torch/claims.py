@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from xdsl.ir import Operation
 
+from weft.capabilities import PROCESSOR, Capabilities
 from weft.frontends.torch.aten.convolution import convolution_params
 from weft.frontends.torch.builder import normal_dim, tensor_of_meta
 from weft.ir.types import DType
@@ -343,18 +344,18 @@ _LONG_IN_TILES = 256
 """Queries and keys from which a library's attention in a processor's matrix tiles beats generated kernels in f32."""
 
 
-def is_claimed(node: fx.Node, device: str = "cpu", *, matrix_tiles: bool = False) -> bool:
+def is_claimed(node: fx.Node, capabilities: Capabilities = PROCESSOR) -> bool:
     """Whether a library takes the call: attention only where its backward needs what torch's kernel keeps, or where it
-    is long, in bf16, and the library multiplies in `matrix_tiles`.
+    is long, in bf16, and the library multiplies in matrix tiles.
 
-    On a GPU libraries take all attention, and products, convolutions, sorts and scans.
+    Where libraries come first they take all attention, and products, convolutions, sorts and scans.
     """
     name = node.target.name() if isinstance(node.target, torch._ops.OpOverload) else ""
-    if device == "cuda":
+    if capabilities.library_first:
         return node.target in _GPU_LIBRARY or name.startswith(_ATTENTION)
     if node.target is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
         needed = any(user.target is operator.getitem and user.args[1] == 1 for user in node.users)
-        return needed or (matrix_tiles and _is_long_in_bf16(node))
+        return needed or (capabilities.library_matrix_tiles and _is_long_in_bf16(node))
     return node.target in _LIBRARY or name in _GROUPED
 
 

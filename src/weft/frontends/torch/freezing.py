@@ -18,6 +18,7 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from weft.capabilities import Capabilities
 from weft.config import CODES, QUANTIZATIONS, Config
 from weft.diagnostics import warn
 from weft.frontends.torch.locations import first_line
@@ -53,9 +54,9 @@ def frozen_arguments(
     }
 
 
-def warn_of_quantization(quantize: str, device: str) -> None:
+def warn_of_quantization(quantize: str, device: str, capabilities: Capabilities) -> None:
     """Say once that weights stay as they are, if no kernel of their device reads what `quantize` would make of them."""
-    if quantize and (quantize in CODES) is (device == "cpu"):
+    if quantize and (quantize in CODES) is not capabilities.streamed_weights:
         others = ", ".join(each for each in QUANTIZATIONS if each and (each in CODES) is not (quantize in CODES))
         why = f"no kernel of the device {device} reads such weights, which stay as they are"
         warn("freeze", f"quantize={quantize!r} has no effect", why, f"there it takes {others}")
