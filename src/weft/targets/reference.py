@@ -15,6 +15,7 @@ from weft.backends.target import ALONE, CostFacts, Host, Opaque, argument_names,
 from weft.capabilities import Capabilities
 from weft.config import Config
 from weft.ops.graph import FuncOp, OpaqueOp
+from weft.runtime.record import compilation
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Reference:
         return []
 
     def compile(self, function: FuncOp, config: Config, host: Host = ALONE) -> Interpreted:
+        with compilation(function.sym_name.data) as report:
+            report.imported(function)
         return Interpreted(function)
 
     def load(self, compiled: Interpreted, config: Config, host: Host = ALONE) -> ReferenceProgram:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from functorch.compile import make_boxed_func  # pyright: ignore[reportMissingTypeStubs, reportPrivateImportUsage]
@@ -370,9 +370,9 @@ def executor_for(
     runtime = OpaqueRuntime(imported.objects)
     function, host = imported.function, host_on(device, config, runtime)
     made = target.compile(function, config, host)
-    if not isinstance(made, Compiled) or not isinstance(made.code, bytes | DeviceCode):
+    if not isinstance(made.code, bytes | DeviceCode) or not isinstance(made, Compiled):
         return ArrayExecutor(function, target.load(made, config, host))  # a program of arrays, whatever it is else
-    compiled: Compiled[bytes | DeviceCode] = made
+    compiled = cast("Compiled[bytes | DeviceCode]", made)
 
     def load() -> Executor:
         start = time.perf_counter()
