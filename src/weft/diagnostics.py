@@ -4,7 +4,8 @@
 
 They go to loggers below `weft` (`weft.fallback`, `weft.options`, `weft.freeze`, `weft.cache`, `weft.targets`) at the
 level of warnings, which Python prints to stderr unless logging is set up otherwise:
-`logging.getLogger("weft").setLevel("ERROR")` silences them all. The line is that of the user's program: of the op, where one is to blame, else of the call that led here.
+`logging.getLogger("weft").setLevel("ERROR")` silences them all. The line is that of the user's program: of the op,
+where one is to blame, else of the call that led here.
 """
 
 from __future__ import annotations

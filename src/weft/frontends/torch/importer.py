@@ -38,7 +38,6 @@ from weft.frontends.torch.claims import (
     is_own_on_tensor_cores,
     is_own_order,
     is_pointwise_product,
-    needs_library,
     weights_of_product,
 )
 from weft.frontends.torch.complex_numbers import Complex, interleaved_type
@@ -72,6 +71,7 @@ from weft.ir.types import Tensor, tensor_of, tensor_type
 from weft.ops.base import Movement
 from weft.ops.graph import FuncOp, OpaqueOp, ReturnOp
 from weft.passes.check_first import state_verdict
+from weft.passes.own_kernels import needs_library
 
 # Assertions about sizes: tracing has turned them into guards by the time a graph is imported.
 _GUARDED = {torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default}
