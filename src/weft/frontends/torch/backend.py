@@ -39,7 +39,6 @@ from weft.frontends.torch.locations import first_line
 from weft.frontends.torch.observed_call import ObservedCall
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.overlaps import overlaps_checked, written_arguments
-from weft.frontends.torch.plan_executor import PlanExecutor, WrongData
 from weft.frontends.torch.report import (
     HOW_TO_DECIDE,
     Fallback,
@@ -54,12 +53,15 @@ from weft.frontends.torch.returning import output_of, write_back, written_inputs
 from weft.frontends.torch.settings import settings, watch
 from weft.frontends.torch.shortcut import Shortcut
 from weft.frontends.torch.splitting import split_graph
+from weft.frontends.torch.torch_executor import TorchExecutor
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.pipelines import Compiled, compile_cpu, compile_nvidia
+from weft.runtime import stored_programs
 from weft.runtime.cache import DiskCache
 from weft.runtime.cubins import EarlyLoader
 from weft.runtime.executable import Executable
+from weft.runtime.plan_executor import WrongData
 from weft.runtime.record import CompilationRecord, compilation, is_recording
 from weft.runtime.single_flight import Flight
 
@@ -342,7 +344,7 @@ def _loaded_on(
 
 
 def _disk_cache(config: Config) -> DiskCache | None:
-    return caching.disk_cache() if config.cache else None
+    return stored_programs.disk_cache() if config.cache else None
 
 
 @dataclass
@@ -381,7 +383,7 @@ def executor_for(
     def load() -> Executor:
         start = time.perf_counter()
         if key is not None and is_storable(imported):
-            caching.store(key, compiled.plan, compiled.code, imported.calling)
+            stored_programs.store(key, compiled.plan, compiled.code, imported.calling)
             start = compiled.report.measure("store", start)
         executor = _loaded_on(device, compiled.plan, compiled.code, compiled.prepare, runtime, config, imported.calling)
         start = compiled.report.measure("link", start)
@@ -409,7 +411,7 @@ class CompiledGraph:
     def shortest(self) -> Callable[[list[Any]], list[Any]]:
         """The quickest callable: the executor's own, where arguments and results are just the program's."""
         executor, calling = self.executor, self.calling
-        if not isinstance(executor, PlanExecutor) or calling.complex_arguments or calling.symbols.rules:
+        if not isinstance(executor, TorchExecutor) or calling.complex_arguments or calling.symbols.rules:
             return self
         return executor.direct(calling, self.constants, self, self.watch) or self
 

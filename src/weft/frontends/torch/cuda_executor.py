@@ -25,16 +25,17 @@ from weft.frontends.torch.cuda_direct import direct_call
 from weft.frontends.torch.cuda_graphs import GraphedCalls
 from weft.frontends.torch.device_checks import Watch
 from weft.frontends.torch.devices import nvidia_target
-from weft.frontends.torch.frozen import ConstantSet, Preparing
 from weft.frontends.torch.graph import Calling
 from weft.frontends.torch.opaque import OpaqueRuntime
-from weft.frontends.torch.plan_executor import BoxedCall, Frame, PlanExecutor
+from weft.frontends.torch.torch_executor import BoxedCall, TorchExecutor
 from weft.lower.steps import CallStep, DotStep, Plan
 from weft.ops.graph import FuncOp
 from weft.pipelines import compile_nvidia
 from weft.runtime.cache import DiskCache
+from weft.runtime.constant_sets import ConstantSet, Preparing
 from weft.runtime.constants import as_program, prepared_by
 from weft.runtime.device_program import DeviceProgram, DeviceTape
+from weft.runtime.plan_executor import Frame
 from weft.runtime.tape import Tape
 
 
@@ -54,19 +55,19 @@ def load_program(
             raise torch.OutOfMemoryError(str(error)) from error
 
 
-_CAPTURED: dict[int, tuple[DeviceProgram, dict[int, ConstantSet]]] = {}
+_CAPTURED: dict[int, tuple[DeviceProgram, dict[int, ConstantSet[torch.Tensor]]]] = {}
 """Programs and constants of calls that someone captured as a CUDA graph: its launches need them where they are.
 
 They go by their identities: many captures of one program keep it once.
 """
 
 
-def _keep(program: DeviceProgram, sets: Sequence[ConstantSet]) -> None:
+def _keep(program: DeviceProgram, sets: Sequence[ConstantSet[torch.Tensor]]) -> None:
     _, kept = _CAPTURED.setdefault(id(program), (program, {}))
     kept.update({id(each): each for each in sets})
 
 
-class CudaExecutor(PlanExecutor[DeviceProgram]):
+class CudaExecutor(TorchExecutor[DeviceProgram]):
     """A function compiled for a GPU. With `cuda_graphs`, calls that gain by it are captured and replayed.
 
     `written` and `guarded` are what `GraphedCalls` knows of results and inputs.
@@ -114,7 +115,7 @@ class CudaExecutor(PlanExecutor[DeviceProgram]):
         if self.graphs is not None:
             self.graphs.release()
 
-    def _preparing(self) -> Preparing:
+    def _preparing(self) -> Preparing[torch.Tensor]:
         return self._prepare
 
     def _prepare(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -145,16 +146,16 @@ class CudaExecutor(PlanExecutor[DeviceProgram]):
     def _maker(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Callable[..., torch.Tensor]:
         return _empty_strided_cuda
 
-    def _enter(self, frame: Frame) -> None:
+    def _enter(self, frame: Frame[torch.Tensor]) -> None:
         if size := frame.binding.arena.size:
             arena = _empty_strided_cuda((size,), (1,), torch.uint8)
             frame.place_arena(arena, arena.data_ptr())
 
-    def _leave(self, frame: Frame) -> None:
+    def _leave(self, frame: Frame[torch.Tensor]) -> None:
         frame.arena = None
         frame.views.clear()
 
-    def _launch(self, tape: Tape, frame: Frame) -> None:
+    def _launch(self, tape: Tape, frame: Frame[torch.Tensor]) -> None:
         assert isinstance(tape, DeviceTape)
         try:
             self.executable.launch(tape, frame.address, self.stream())
@@ -164,7 +165,7 @@ class CudaExecutor(PlanExecutor[DeviceProgram]):
     def _finish(self) -> None:
         torch.cuda.synchronize(self.index)
 
-    def _launch_timed(self, tape: Tape, frame: Frame) -> int:
+    def _launch_timed(self, tape: Tape, frame: Frame[torch.Tensor]) -> int:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         self._launch(tape, frame)
@@ -179,7 +180,7 @@ class CudaExecutor(PlanExecutor[DeviceProgram]):
     def _fitting(self, tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
         return aligned(super()._fitting(tensor, strides))
 
-    def _carry_out(self, step: CallStep | DotStep, frame: Frame, held: dict[int, torch.Tensor]) -> None:
+    def _carry_out(self, step: CallStep | DotStep, frame: Frame[torch.Tensor], held: dict[int, torch.Tensor]) -> None:
         super()._carry_out(step, frame, held)
         if self.graphs is not None and isinstance(step, CallStep):
             for number in step.results:
