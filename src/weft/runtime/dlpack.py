@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class Lent:
 def lent(array: Any, stream: int | None = None) -> Lent:
     """The memory of any library's array. On a GPU, what that library has launched is waited for by the stream."""
     if isinstance(array, np.ndarray):
-        return _of_numpy(array)
+        return _of_numpy(cast(np.ndarray, array))
     if hasattr(array, "__dlpack__"):
         return _of_dlpack(array, stream)
     if (stated := getattr(array, "__cuda_array_interface__", None)) is not None:
