@@ -1,21 +1,35 @@
-"""A compiled function as users call it without a framework: arrays of any library in, arrays of NumPy's out."""
+"""A compiled function as users call it without a framework: arrays of any library in, arrays of its device out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, Protocol
 
-import numpy as np
-
-from weft.errors import DataError, GuardError, UnsupportedError
-from weft.runtime.dlpack import lent
-from weft.runtime.numpy_arrays import HostExecutor
+from weft.errors import DataError, GuardError
+from weft.ir.types import DType
+from weft.runtime.array_adapter import ArrayAdapter, ArrayT
 from weft.runtime.plan_executor import WrongData
 from weft.runtime.signature import Signature
 
 
-class ArrayFunction:
-    """A function compiled for the processor. It may be called from several threads at once.
+class ArrayExecutor(Protocol[ArrayT]):
+    """What runs a program on arrays of one kind, and takes those of others for them."""
+
+    @property
+    def arrays(self) -> ArrayAdapter[ArrayT]: ...
+
+    @property
+    def fixed(self) -> Sequence[int]: ...
+
+    def borrow(self, value: Any, written: bool) -> tuple[ArrayT, DType]: ...
+
+    def freeze(self, given: Sequence[ArrayT]) -> None: ...
+
+    def __call__(self, tensors: Sequence[ArrayT], symbols: Mapping[str, int]) -> list[ArrayT]: ...
+
+
+class ArrayFunction(Generic[ArrayT]):
+    """A compiled function. It may be called from several threads at once.
 
     Arguments come in the order of the function's own, or by name; those that are `constants` were given before. Arrays
     of other libraries are read where they lie, by DLPack. Arguments that the function replaces are written over if they
@@ -23,7 +37,7 @@ class ArrayFunction:
     """
 
     def __init__(
-        self, signature: Signature, executor: HostExecutor, constants: Mapping[str, Any] | None = None
+        self, signature: Signature, executor: ArrayExecutor[ArrayT], constants: Mapping[str, Any] | None = None
     ) -> None:
         self.signature = signature
         self.executor = executor
@@ -33,7 +47,7 @@ class ArrayFunction:
         if self._constants:
             executor.freeze([self._constants[place] for place in executor.fixed])
 
-    def __call__(self, *arrays: Any, **named: Any) -> tuple[np.ndarray, ...]:
+    def __call__(self, *arrays: Any, **named: Any) -> tuple[ArrayT, ...]:
         places, signature = self._places, self.signature
         if len(arrays) + len(named) != len(places) or not set(named) <= set(list(places)[len(arrays) :]):
             raise GuardError(
@@ -44,20 +58,15 @@ class ArrayFunction:
         for name, array in (*zip(places, arrays, strict=False), *named.items()):
             given[places[name]] = self._taken(name, array)
         taken = [given[place] for place in range(len(given))]
-        symbols = signature.sizes([array.shape for array in taken])
+        symbols = signature.sizes([self.executor.arrays.shape(array) for array in taken])
         try:
             return tuple(self.executor(taken, symbols))
         except WrongData as wrong:
             raise DataError(f"{signature.name} has found its data to be wrong: check number {wrong.code}") from None
 
-    def _taken(self, name: str, value: Any) -> np.ndarray:
+    def _taken(self, name: str, value: Any) -> ArrayT:
         """The array of an argument, where the program can read it."""
         place = self.signature.names.index(name)
-        found = lent(value)
-        if found.device is not None:
-            raise UnsupportedError(f"the argument {name} lies on the GPU {found.device}", hint="copy it to the CPU")
-        self.signature.check_type(place, found.dtype)
-        array = value if found.owner is value else found.numpy()
-        if place in self.signature.replaced and not array.flags.writeable:
-            array = array.copy()
+        array, dtype = self.executor.borrow(value, place in self.signature.replaced)
+        self.signature.check_type(place, dtype)
         return array

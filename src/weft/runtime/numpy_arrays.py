@@ -12,7 +12,7 @@ from weft.ir.types import DType
 from weft.runtime.array_adapter import ForeignCalls, NoForeignCalls
 from weft.runtime.constant_sets import ConstantSet
 from weft.runtime.constants import strided_zeros
-from weft.runtime.dlpack import array_at
+from weft.runtime.dlpack import array_at, lent
 from weft.runtime.executable import Executable
 from weft.runtime.huge_pages import use_huge_pages
 from weft.runtime.openmp import can_use_threads, default_threads
@@ -122,6 +122,14 @@ class HostExecutor(PlanExecutor[Executable, np.ndarray]):
 
     def constants(self, given: Sequence[np.ndarray]) -> ConstantSet[np.ndarray]:
         return self._bound or super().constants(given)
+
+    def borrow(self, value: Any, written: bool) -> tuple[np.ndarray, DType]:
+        """Any library's array where the program can read it, or write to it, and the type of its elements."""
+        found = lent(value)
+        if found.device is not None:
+            raise UnsupportedError(f"an array on the GPU {found.device}", hint="copy it to the CPU")
+        array = value if found.owner is value else found.numpy()
+        return (array.copy() if written and not array.flags.writeable else array), found.dtype
 
     def _maker(self, shape: Sequence[int], strides: Sequence[int], dtype: Any) -> Callable[..., np.ndarray]:
         return new_array

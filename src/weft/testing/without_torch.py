@@ -6,6 +6,9 @@ exports MiniLM and times it here, compiled by Weft under torch, and there, in tu
 be imported, and neither a BLAS nor an OpenMP library is loaded but for what NumPy brings for itself.
 """
 
+# torch leaves some of its functions without types.
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import json
@@ -149,7 +152,8 @@ def compare(batch: int, rounds: int, folder: Path, *, freeze: bool = True) -> di
     call = export_graph(module, padded_tokens(batch, 128, 30522)(0), folder, freeze=freeze)
     elsewhere = Elsewhere(folder)
     calls = max(3, 40 // batch)
-    timed(call, 3), elsewhere.times(3)
+    timed(call, 3)
+    elsewhere.times(3)
     turns = [(median(timed(call, calls)), median(elsewhere.times(calls))) for _ in range(rounds)]
     elsewhere.close()
     here, there = (1e3 * median(each) for each in zip(*turns, strict=True))

@@ -24,7 +24,8 @@ class TorchExecutor(PlanExecutor[ProgramT, torch.Tensor]):
     """A compiled function as a callable on tensors."""
 
     def __init__(self, executable: ProgramT, opaque: OpaqueRuntime, device: torch.device) -> None:
-        super().__init__(executable, opaque, TorchArrays(device))
+        self.tensors = TorchArrays(device)
+        super().__init__(executable, opaque, self.tensors)
         self.device = device
         if self.has_constants:
             count_fused_steps()
