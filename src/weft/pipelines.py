@@ -28,7 +28,7 @@ from weft.config import CODES, Config
 from weft.lower.machine import machine_of
 from weft.lower.plan import build_plan
 from weft.lower.steps import Plan
-from weft.ops.graph import FuncOp
+from weft.ops.graph import FuncOp, module_of
 from weft.passes.align_operands import AlignOperands
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
@@ -146,11 +146,6 @@ class Compiled(Generic[Code]):
     """The names of the function's arguments."""
 
 
-def _module_of(function: FuncOp) -> ModuleOp:
-    parent = function.parent_op()
-    return parent if isinstance(parent, ModuleOp) else ModuleOp([function])
-
-
 def run_passes(
     module: ModuleOp, passes: Sequence[ModulePass], report: CompilationRecord, *, verify: bool = False
 ) -> None:
@@ -174,7 +169,7 @@ def compile_cpu(
     A `framework` that runs the program carries out products, too, where its library is quicker.
     """
     target = target or target_for(config.cpu)
-    module = _module_of(function)
+    module = module_of(function)
     with compilation(function.sym_name.data) as report:
         report.imported(function)
         passes = cpu_passes(
@@ -211,7 +206,7 @@ def compile_nvidia(
 
     `loads` gets each kernel as soon as it is PTX, while others still are not (`KernelCompiler`).
     """
-    module = _module_of(function)
+    module = module_of(function)
     capabilities = target.capabilities
     machine = machine_of(capabilities, target.multiprocessors)
     with compilation(function.sym_name.data) as report:

@@ -80,6 +80,31 @@ except UnsupportedError as error:
 """
 
 
+FROM_TEXT = """
+import sys
+
+import numpy as np
+
+from weft.config import Config
+from weft.frontends.text import compile_text
+
+multiply = compile_text('''
+"graph.func"() ({
+^bb0(%x: tensor<5x96xf32>, %w: tensor<96x40xf32>):
+  %y = "graph.dot"(%x, %w) : (tensor<5x96xf32>, tensor<96x40xf32>) -> tensor<5x40xf32>
+  "graph.return"(%y) : (tensor<5x40xf32>) -> ()
+}) {sym_name = "f", arg_names = ["x", "w"]} : () -> ()
+''', config=Config(target="fixed_tiles"), constants={"w": np.eye(96, 40, dtype=np.float32)})
+x = np.arange(480, dtype=np.float32).reshape(5, 96)
+np.testing.assert_array_equal(multiply(x)[0], x[:, :40])
+print("torch" in sys.modules)
+"""
+
+
+def test_graphs_from_text_run_on_it_without_a_framework(environment: dict[str, str]) -> None:
+    assert run(environment, "-c", FROM_TEXT).strip() == "False"
+
+
 def test_dynamic_sizes_are_refused_with_what_to_do(environment: dict[str, str]) -> None:
     said = run(environment, "-c", REFUSED)
     assert "has the dynamic size s0, and the target 'fixed_tiles' takes none" in said

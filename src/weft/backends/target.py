@@ -48,6 +48,8 @@ class Host:
     """It carries out products by its own library, where that is quicker."""
     opaque: Opaque | None = None
     """Carries out calls that Weft does not look into."""
+    threads: int | None = None
+    """In how many threads programs run on a processor, where that is not the number of its cores."""
     timer: Any = None
     """Measures programs on the device (`runtime.tune_device.DeviceTimer`), where schedules are measured."""
     loads: Any = None
@@ -112,7 +114,10 @@ class Target(Protocol):
         ...
 
     def cache_key(self) -> str:
-        """All that changes the code beside the function and the configuration; empty if programs are not kept."""
+        """All that changes the code beside the function and the configuration.
+
+        It is empty where programs are not kept on disk; those that are, are `weft.pipelines.Compiled`.
+        """
         ...
 
 
@@ -145,6 +150,19 @@ def target_for_device(device: str) -> type[Target]:
         if found.device == device:
             return found
     raise TargetError(f"no target takes tensors on {device}", hint="move them, or install a target that does")
+
+
+def target_at(device: str, config: Config, index: int = 0) -> Target:
+    """The target that is asked for; where none is, that of the kind of device that tensors lie on."""
+    found = find_target(config.target)
+    if found.device != device and config.target == Config.target:
+        found = target_for_device(device)
+    if found.device != device:
+        raise TargetError(
+            f"the target {config.target!r} takes tensors on {found.device}, and these lie on {device}",
+            hint=f"move them to {found.device}, or leave the target out: it follows where tensors lie",
+        )
+    return found.here(config, index)
 
 
 def require_capabilities(function: FuncOp, target: Target) -> None:

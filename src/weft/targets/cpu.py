@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from xdsl.passes import ModulePass
 
 from weft.backends.cpu.target import CpuTarget, target_for
-from weft.backends.target import ALONE, CostFacts, Host, result_names
+from weft.backends.target import ALONE, CostFacts, Host
 from weft.capabilities import Capabilities
 from weft.config import Config
 from weft.ops.graph import FuncOp
 from weft.pipelines import Compiled, compile_cpu, cpu_passes
-from weft.runtime.arrays import run_arrays
 from weft.runtime.blas import blas_symbols
 from weft.runtime.cores import available_cores
 from weft.runtime.executable import Executable
-
-
-@dataclass(frozen=True)
-class CpuProgram:
-    """A program in this process, on NumPy's arrays; a front end may run `program` on memory of its own."""
-
-    program: Executable
-    inputs: tuple[str, ...]
-
-    @property
-    def outputs(self) -> Sequence[str]:
-        return result_names(len(self.program.plan.outputs))
-
-    def __call__(self, arrays: Sequence[Any], symbols: Mapping[str, int] | None = None) -> list[np.ndarray]:
-        return run_arrays(self.program, [np.asarray(array) for array in arrays], symbols, available_cores())
+from weft.runtime.numpy_arrays import HostExecutor
+from weft.targets.plan_program import PlanProgram
 
 
 @dataclass(frozen=True)
@@ -63,8 +48,9 @@ class Cpu:
     def compile(self, function: FuncOp, config: Config, host: Host = ALONE) -> Compiled[bytes]:
         return compile_cpu(function, config, self.processor, framework=host.libraries)
 
-    def load(self, compiled: Compiled[bytes], config: Config, host: Host = ALONE) -> CpuProgram:
-        return CpuProgram(Executable(compiled.plan, compiled.code, compiled.prepare), compiled.inputs)
+    def load(self, compiled: Compiled[bytes], config: Config, host: Host = ALONE) -> PlanProgram[np.ndarray]:
+        program = Executable(compiled.plan, compiled.code, compiled.prepare)
+        return PlanProgram(compiled.plan, HostExecutor(program, threads=host.threads), compiled.inputs)
 
     def cache_key(self) -> str:
         return repr(self.processor)

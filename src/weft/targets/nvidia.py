@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from xdsl.passes import ModulePass
 
 from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.driver import device_facts
 from weft.backends.nvidia.target import NvidiaTarget, target_of_capability
-from weft.backends.target import ALONE, CostFacts, Host, result_names
+from weft.backends.target import ALONE, CostFacts, Host
 from weft.capabilities import Capabilities
 from weft.config import Config
-from weft.errors import UnsupportedError
 from weft.ops.graph import FuncOp
 from weft.pipelines import Compiled, compile_nvidia, nvidia_passes
-from weft.runtime.cache import DiskCache
+from weft.runtime.device_arrays import DeviceArray, DriverExecutor
 from weft.runtime.device_program import DeviceProgram
-
-
-@dataclass(frozen=True)
-class NvidiaProgram:
-    """A program on a GPU; the front end that owns the GPU's memory runs `program` there."""
-
-    program: DeviceProgram
-    inputs: tuple[str, ...]
-
-    @property
-    def outputs(self) -> Sequence[str]:
-        return result_names(len(self.program.plan.outputs))
-
-    def __call__(self, arrays: Sequence[Any], symbols: Mapping[str, int] | None = None) -> list[Any]:
-        raise UnsupportedError("arrays of NumPy lie in no GPU", hint="call it through torch")
+from weft.runtime.stored_programs import disk_cache
+from weft.targets.plan_program import PlanProgram
 
 
 @dataclass(frozen=True)
@@ -65,10 +50,10 @@ class Nvidia:
     def compile(self, function: FuncOp, config: Config, host: Host = ALONE) -> Compiled[DeviceCode]:
         return compile_nvidia(function, config, self.gpu, host.timer, host.loads)
 
-    def load(self, compiled: Compiled[DeviceCode], config: Config, host: Host = ALONE) -> NvidiaProgram:
-        cache = DiskCache() if config.cache else None
+    def load(self, compiled: Compiled[DeviceCode], config: Config, host: Host = ALONE) -> PlanProgram[DeviceArray]:
+        cache = disk_cache() if config.cache else None
         program = DeviceProgram(compiled.plan, compiled.code, compiled.prepare, device=self.index, cache=cache)
-        return NvidiaProgram(program, compiled.inputs)
+        return PlanProgram(compiled.plan, DriverExecutor(program), compiled.inputs)
 
     def cache_key(self) -> str:
         return repr(self.gpu)  # of a GPU its kind counts, not which of several it is

@@ -138,12 +138,14 @@ def gpu() -> Finding:
 
 
 def openmp() -> Finding:
-    from weft.runtime.openmp import loaded_libraries, pool_symbols
+    from weft.runtime.openmp import can_use_threads, loaded_libraries, uses_own_pool
 
-    if not pool_symbols():
-        return Finding("openmp", "note", "none: kernels run in one thread", "install torch, or libgomp of your system")
+    if not can_use_threads():
+        return Finding("openmp", "note", "none: kernels run in one thread", "install torch, which brings one")
+    if uses_own_pool():
+        return Finding("openmp", "ok", "none: kernels run on Weft's own threads", "", {"libraries": []})
     found = loaded_libraries(r"^lib(gomp|omp|iomp5)[.-]")
-    return Finding("openmp", "ok", ", ".join(found) or "libgomp of the system", "", {"libraries": found})
+    return Finding("openmp", "ok", ", ".join(found) or "in the process", "", {"libraries": found})
 
 
 def blas() -> Finding:

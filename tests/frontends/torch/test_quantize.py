@@ -14,8 +14,8 @@ import weft
 from weft.backends.nvidia.target import target_named
 from weft.config import Config
 from weft.errors import WeftError
-from weft.frontends.torch import caching
 from weft.frontends.torch.freezing import warn_of_quantization
+from weft.runtime import stored_programs
 from weft.runtime.cache import DiskCache
 from weft.runtime.record import recording
 
@@ -150,7 +150,7 @@ def test_the_environment_may_give_a_part(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_cache_holds_programs_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caching, "disk_cache", lambda: DiskCache(tmp_path))
+    monkeypatch.setattr(stored_programs, "disk_cache", lambda: DiskCache(tmp_path))
     module, x = model(), torch.randn(2, 66)
     sources: list[str] = []
     results: list[torch.Tensor] = []

@@ -101,6 +101,7 @@ class FixedTiles:
 
     def compile(self, function: FuncOp, config: Config, host: Host = ALONE) -> TiledCode:
         require_capabilities(function, self)
+        function.attributes.pop("constants", None)  # weights are arguments like all others
         with compilation(function.sym_name.data) as report:
             run_passes(module_of(function), self.passes(config), report, verify=config.verify)
             machine = Machine(tile_elements=SIDE * SIDE, capabilities=self.capabilities)

@@ -39,8 +39,7 @@ from weft.frontends.torch.locations import first_line
 from weft.frontends.torch.observed_call import ObservedCall
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.overlaps import overlaps_checked, written_arguments
-from weft.frontends.torch.plan_executor import PlanExecutor, WrongData
-from weft.frontends.torch.reference import ArrayExecutor
+from weft.frontends.torch.reference import TargetExecutor
 from weft.frontends.torch.report import (
     HOW_TO_DECIDE,
     Fallback,
@@ -55,11 +54,14 @@ from weft.frontends.torch.returning import output_of, write_back, written_inputs
 from weft.frontends.torch.settings import settings, watch
 from weft.frontends.torch.shortcut import Shortcut
 from weft.frontends.torch.splitting import split_graph
+from weft.frontends.torch.torch_executor import TorchExecutor
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.pipelines import Compiled
+from weft.runtime import stored_programs
 from weft.runtime.cache import DiskCache
 from weft.runtime.executable import Executable
+from weft.runtime.plan_executor import WrongData
 from weft.runtime.record import CompilationRecord, compilation, is_recording
 from weft.runtime.single_flight import Flight
 
@@ -343,7 +345,7 @@ def _loaded_on(
 
 
 def _disk_cache(config: Config) -> DiskCache | None:
-    return caching.disk_cache() if config.cache else None
+    return stored_programs.disk_cache() if config.cache else None
 
 
 @dataclass
@@ -371,13 +373,13 @@ def executor_for(
     function, host = imported.function, host_on(device, config, runtime)
     made = target.compile(function, config, host)
     if not isinstance(made.code, bytes | DeviceCode) or not isinstance(made, Compiled):
-        return ArrayExecutor(function, target.load(made, config, host))  # a program of arrays, whatever it is else
+        return TargetExecutor(function, target.load(made, config, host))  # a program of arrays, whatever it is else
     compiled = cast("Compiled[bytes | DeviceCode]", made)
 
     def load() -> Executor:
         start = time.perf_counter()
         if key is not None and is_storable(imported):
-            caching.store(key, compiled.plan, compiled.code, imported.calling)
+            stored_programs.store(key, compiled.plan, compiled.code, imported.calling)
             start = compiled.report.measure("store", start)
         executor = _loaded_on(device, compiled.plan, compiled.code, compiled.prepare, runtime, config, imported.calling)
         start = compiled.report.measure("link", start)
@@ -405,7 +407,7 @@ class CompiledGraph:
     def shortest(self) -> Callable[[list[Any]], list[Any]]:
         """The quickest callable: the executor's own, where arguments and results are just the program's."""
         executor, calling = self.executor, self.calling
-        if not isinstance(executor, PlanExecutor) or calling.complex_arguments or calling.symbols.rules:
+        if not isinstance(executor, TorchExecutor) or calling.complex_arguments or calling.symbols.rules:
             return self
         return executor.direct(calling, self.constants, self, self.watch) or self
 

@@ -13,15 +13,15 @@ import torch.utils._pytree as pytree
 from torch import fx
 
 from weft.backends.nvidia.target import NvidiaTarget, target_of_capability
-from weft.backends.target import Host, Target, find_target, target_for_device
+from weft.backends.target import Host, Target, target_at
 from weft.config import Config
-from weft.errors import TargetError, UnsupportedError
+from weft.errors import UnsupportedError
 from weft.frontends.torch.builder import DEVICES
-from weft.frontends.torch.caching import disk_cache
 from weft.frontends.torch.device_timing import timer_on
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.reference import calls_on_arrays
 from weft.runtime.cubins import EarlyLoader
+from weft.runtime.stored_programs import disk_cache
 
 CPU = torch.device("cpu")
 
@@ -78,16 +78,8 @@ def nvidia_target(device: torch.device) -> NvidiaTarget:
 
 
 def target_on(device: torch.device, config: Config) -> Target:
-    """What code is made for: the target that is asked for; where none is, that of the device that tensors lie on."""
-    found = find_target(config.target)
-    if found.device != device.type and config.target == Config.target:
-        found = target_for_device(device.type)
-    if found.device != device.type:
-        raise TargetError(
-            f"the target {config.target!r} takes tensors on {found.device}, and these lie on {device}",
-            hint=f"move them to {found.device}, or leave the target out: it follows where tensors lie",
-        )
-    return found.here(config, device.index or 0)
+    """What code is made for on a device."""
+    return target_at(device.type, config, device.index or 0)
 
 
 def host_on(device: torch.device, config: Config, opaque: OpaqueRuntime) -> Host:

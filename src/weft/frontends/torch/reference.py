@@ -46,7 +46,7 @@ def to_tensor(array: np.ndarray) -> torch.Tensor:
 
 
 @dataclass
-class ArrayExecutor:
+class TargetExecutor:
     """A program of any target that takes arrays, for a function that torch brought."""
 
     function: FuncOp
