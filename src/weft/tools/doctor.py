@@ -195,6 +195,17 @@ def _version(distribution: str) -> str:
         return "(unknown version)"
 
 
+def targets() -> Finding:
+    from weft import discovery
+    from weft.backends.target import targets as found_targets
+
+    stated, found = set(discovery.entry_points()), set(found_targets())
+    broken = sorted(stated - found)
+    advice = f"{', '.join(broken)} cannot be loaded: repair or remove the distribution" if broken else ""
+    figures = {"found": sorted(found), "broken": broken}
+    return Finding("targets", "note" if broken else "ok", ", ".join(sorted(found)), advice, figures)
+
+
 def self_test() -> Finding:
     """Compile a softmax from graph to machine code, run it, and compare it with NumPy in float64."""
     import numpy as np
@@ -244,5 +255,6 @@ EXAMINATIONS: dict[str, Callable[[], Finding]] = {
     "blas": blas,
     "cache": cache,
     "extras": extras,
+    "targets": targets,
     "self-test": self_test,
 }
