@@ -191,7 +191,7 @@ def checked_target(triple: str, cpu: str) -> CpuTarget:
     target = CpuTarget(triple, cpu, "")
     with COMPILING:
         said = _said_by_llvm(target)
-    if "not a recognized processor" in said:
+    if not cpu or "not a recognized processor" in said:
         family = triple.partition("-")[0]
         raise WeftError(
             f"LLVM knows no processor called {cpu!r} for {family}",
