@@ -118,10 +118,9 @@ ASKED = r"is_gpu|has_wgmma|tensor_cores=|\bsm_\d|config\.target ==|target == [\"
 """Ways to ask for a machine by its kind, its architecture or its name."""
 
 
-@pytest.mark.parametrize("folder", ["lower", "passes", "frontends/torch", "pipelines.py"])
+@pytest.mark.parametrize("folder", ["lower", "passes", "frontends/torch"])
 def test_nothing_asks_for_a_kind_of_machine(folder: str) -> None:
-    root = Path(discovery.__file__).parent / folder
-    for path in [root] if root.is_file() else root.rglob("*.py"):
+    for path in (Path(discovery.__file__).parent / folder).rglob("*.py"):
         found = [line for line in path.read_text().splitlines() if re.search(ASKED, line)]
         assert not found, f"{path.name} is to ask `weft.capabilities`: {found}"
 
