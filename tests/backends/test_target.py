@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import weft
 from weft import discovery
 from weft.backends.target import Target, find_target, require_capabilities, target_for_device, targets
 from weft.config import Config
@@ -75,6 +76,12 @@ def test_an_unknown_target_lists_those_that_are_found(stated: dict[str, str]) ->
     with pytest.raises(TargetError, match=r"no target is called 'cup' \(did you mean cpu\?\)") as caught:
         Config.from_options({"target": "cup"})
     assert "`cpu`, `mine`, `nvidia`, `reference`" in str(caught.value)
+
+
+def test_compile_takes_no_unknown_target() -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(TargetError, match="no target is called 'abacus'"):
+        weft.compile(lambda x: x, target="abacus")
 
 
 def test_a_name_is_enough_for_the_configuration(stated: dict[str, str]) -> None:
