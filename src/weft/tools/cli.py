@@ -77,12 +77,10 @@ def opt(
     """Run passes over a program's text and print it, like `mlir-opt`."""
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
-        if target != "cpu":
-            raise UsageError(f"no target is called {target}", hint="there is cpu")
         from weft.tools.opt import Options
         from weft.tools.opt import opt as run
 
-        asked = Options(passes, stop_after, level, verify, time, locations, cpu, triple, strict)
+        asked = Options(passes, stop_after, level, verify, time, locations, cpu, triple, strict, target)
         run(terminal, file, asked)
 
 

@@ -16,7 +16,9 @@ from xdsl.passes import ModulePass
 
 from weft.backends.cpu.compile import emit_kernels
 from weft.backends.cpu.target import CpuTarget, checked_target, compile_assembly, host_target
+from weft.backends.target import find_target
 from weft.config import Config
+from weft.discovery import is_target, unknown_target
 from weft.errors import ParseError, WeftError
 from weft.lower.plan import build_plan
 from weft.ops.base import REGISTRY
@@ -62,6 +64,7 @@ class Options:
     cpu: str = "native"
     triple: str | None = None
     strict: bool = False
+    target: str = "cpu"
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
 
@@ -121,9 +124,9 @@ def at_level(module: ModuleOp, options: Options) -> str:
     if options.level not in LEVELS:
         raise UsageError(f"no level is called {options.level}", hint=f"levels are {', '.join(LEVELS)}")
     config = Config.from_options({"strict": True} if options.strict else None)
-    pipelines = {"cpu": cpu_passes(config)}
+    pipelines = {options.target: _passes_of(options, config)}
     # Below the graph there are kernels only: without a list of passes, the target's own makes them.
-    asked = options.passes or ("cpu" if options.level != "graph" and functions_of(module) else "")
+    asked = options.passes or (options.target if options.level != "graph" and functions_of(module) else "")
     try:
         passes = read_pipeline(asked, pipelines)
     except ParseError as error:
@@ -141,6 +144,17 @@ def at_level(module: ModuleOp, options: Options) -> str:
     assembly = compile_assembly(text, target)
     options.seconds["llvm"] = time.perf_counter() - start
     return assembly
+
+
+def _passes_of(options: Options, config: Config) -> list[ModulePass]:
+    """The list of the target that is asked for; what is below graphs is printed for processors."""
+    if options.target == "cpu":
+        return cpu_passes(config)
+    if not is_target(options.target):
+        raise UsageError(f"no target is called {options.target}", hint=unknown_target(options.target).hint)
+    if options.level != "graph":
+        raise UsageError(f"the level {options.level} is printed for the target cpu", hint="`weft explain` shows others")
+    return find_target(options.target).here(config).passes(config)
 
 
 def _until(passes: list[ModulePass], last: str | None) -> list[ModulePass]:

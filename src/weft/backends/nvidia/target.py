@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 import llvmlite.binding as llvm
 
 from weft.backends.llvm.threads import emit_assembly, parse, run_passes
+from weft.capabilities import Capabilities
 from weft.errors import WeftError
+from weft.lower.machine import gpu_capabilities
 
 TRIPLE = "nvptx64-nvidia-cuda"
 SYSTEM_SHARED, _SHARED_UNIT = 1024, 128
@@ -66,6 +68,11 @@ class NvidiaTarget:
     def has_wgmma(self) -> bool:
         """Whether warp groups multiply from shared memory, which a copy engine fills: Hopper alone."""
         return self.arch == "sm_90a"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What passes, lowerings and front ends ask."""
+        return gpu_capabilities(clusters=self.has_clusters, fast_matmuls=self.has_wgmma)
 
 
 _SMALL = {"shared_per_block": 101376, "threads": 1536}
