@@ -60,12 +60,14 @@ from weft.backends.nvidia.stage_stores import StageStores
 from weft.backends.nvidia.straighten_loops import StraightenLoops
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.use_tensor_cores import UseTensorCores
+from weft.backends.target import argument_names
+from weft.capabilities import PROCESSOR, Capabilities
 from weft.config import CODES, Config
 from weft.ir.locations import inherit_locations
-from weft.lower.machine import gpu_machine
+from weft.lower.machine import machine_of
 from weft.lower.plan import build_plan
 from weft.lower.steps import Plan
-from weft.ops.graph import FuncOp
+from weft.ops.graph import FuncOp, module_of
 from weft.passes.align_operands import AlignOperands
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
@@ -131,36 +133,37 @@ def cpu_passes(config: Config, *, blas: bool = True, matrix_tiles: bool = False)
     ]
 
 
-def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModulePass]:
-    """From an imported function to groups that are kernels of a GPU."""
+def nvidia_passes(config: Config, capabilities: Capabilities = PROCESSOR) -> list[ModulePass]:
+    """From an imported function to groups that are kernels of thread blocks."""
+    fast = capabilities.fast_matmuls
     return [
         OrderByComparing(),
         FoldConstants(),
         Simplify(),
         EliminateCommon(),
-        *([EliminateDead(), RecognizeAttention(narrow=True), FindSeenKeys(), Simplify()] if tensor_cores else []),
+        *([EliminateDead(), RecognizeAttention(narrow=True), FindSeenKeys(), Simplify()] if fast else []),
         ShareKeys(),
         EliminateDead(),
         FoldBatchNorm(),
         ConvolveTrained(pointwise=True),
         ComparePlaces(),
         RecognizeCodes(),
-        *([TileGroups(), EliminateCommon()] if tensor_cores else []),
-        *([SplitProducts(few_rows=config.quantize not in CODES)] if tensor_cores else []),
+        *([TileGroups(), EliminateCommon()] if fast else []),
+        *([SplitProducts(few_rows=config.quantize not in CODES)] if fast else []),
         LayOutConvolutions(),
         SinkReshapes(whole=True),
-        *([CodeWeights(config.quantize, streamed=tensor_cores)] if config.quantize in CODES else []),
-        *([SplitProducts(), SinkReshapes(whole=True)] if tensor_cores and config.quantize in CODES else []),
+        *([CodeWeights(config.quantize, streamed=fast)] if config.quantize in CODES else []),
+        *([SplitProducts(), SinkReshapes(whole=True)] if fast and config.quantize in CODES else []),
         *(
             [SumSmallProducts(), ReadChosen(), ReadPages(), ReadCodes(), ScaleAfterProducts(), AlignOperands()]
-            if tensor_cores
+            if fast
             else []
         ),
         HoistConstants(),
         EliminateDead(),
-        ClaimLibraries(enabled=not config.strict, all_floats=True, tensor_cores=tensor_cores),
+        ClaimLibraries(enabled=not config.strict, all_floats=True, fast_matmuls=fast),
         InlineSmall(),
-        GroupIntoKernels(products=2 if tensor_cores else 1, updates=True),
+        GroupIntoKernels(products=2 if fast else 1, updates=True),
         ChooseLayouts(),
         UpdateInPlace(),
     ]
@@ -287,7 +290,8 @@ def compile_kernels(
         return compiler.code()
 
 
-Code = TypeVar("Code", bytes, DeviceCode, covariant=True)
+Code = TypeVar("Code", covariant=True)
+"""What a backend makes: an object file, kernels of a GPU, or whatever another target's has."""
 
 
 @dataclass(frozen=True)
@@ -299,11 +303,8 @@ class Compiled(Generic[Code]):
     code: Code
     report: CompilationRecord
     prepare: FuncOp | None = None
-
-
-def _module_of(function: FuncOp) -> ModuleOp:
-    parent = function.parent_op()
-    return parent if isinstance(parent, ModuleOp) else ModuleOp([function])
+    inputs: tuple[str, ...] = ()
+    """The names of the function's arguments."""
 
 
 def run_passes(
@@ -330,10 +331,12 @@ def compile_cpu(
     A `framework` that runs the program carries out products, too, where its library is quicker.
     """
     target = target or target_for(config.cpu)
-    module = _module_of(function)
+    module = module_of(function)
     with compilation(function.sym_name.data) as report:
         report.imported(function)
-        passes = cpu_passes(config, blas=bool(blas_symbols()), matrix_tiles=framework and target.has_matrix_tiles)
+        passes = cpu_passes(
+            config, blas=bool(blas_symbols()), matrix_tiles=framework and target.capabilities.library_matrix_tiles
+        )
         run_passes(module, passes, report, verify=config.verify)
         if config.tune:
             start = time.perf_counter()
@@ -351,7 +354,7 @@ def compile_cpu(
         report.program("llvm", text)
         code = compile_object(text, target)
         report.measure("llvm", start)
-    return Compiled(planned.plan, code, report, planned.prepare)
+    return Compiled(planned.plan, code, report, planned.prepare, argument_names(function))
 
 
 def compile_nvidia(
@@ -365,13 +368,14 @@ def compile_nvidia(
 
     `loads` gets each kernel as soon as it is PTX, while others still are not (`KernelCompiler`).
     """
-    module = _module_of(function)
-    machine = gpu_machine(target.multiprocessors, clusters=target.has_clusters)
+    module = module_of(function)
+    capabilities = target.capabilities
+    machine = machine_of(capabilities, target.multiprocessors)
     kernel_passes = nvidia_kernel_passes()
     with compilation(function.sym_name.data) as report:
         report.imported(function)
-        run_passes(module, nvidia_passes(config, tensor_cores=target.has_wgmma), report, verify=config.verify)
-        if config.tune and timer is not None and target.has_wgmma:
+        run_passes(module, nvidia_passes(config, capabilities), report, verify=config.verify)
+        if config.tune and timer is not None and capabilities.fast_matmuls:
             start = time.perf_counter()
             cache = DiskCache() if config.cache else None
             DeviceTuner(target, machine, timer, kernel_passes, cache=cache).tune(function)
@@ -394,4 +398,4 @@ def compile_nvidia(
             code = compiler.code()
         report.measure("llvm", start)
         report.made_for_device(code, planned.kernels, compiler.notes)
-    return Compiled(planned.plan, code, report, planned.prepare)
+    return Compiled(planned.plan, code, report, planned.prepare, argument_names(function))

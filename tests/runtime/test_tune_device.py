@@ -36,7 +36,9 @@ def layers(rows: Size = 2048, dtype: DType = bf16, count: int = 2) -> FuncOp:
 
 
 def grouped(function: FuncOp) -> FuncOp:
-    run_passes(ModuleOp([function]), nvidia_passes(Config(), tensor_cores=True), CompilationRecord("layers"))
+    run_passes(
+        ModuleOp([function]), nvidia_passes(Config(), target_named("sm_90a").capabilities), CompilationRecord("layers")
+    )
     return function
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from weft.backends.nvidia.target import target_named
 from weft.config import CODES, Config
 from weft.passes.registry import PASSES
 from weft.pipelines import cpu_passes, nvidia_passes
@@ -33,7 +34,9 @@ def test_stop_after(weft, softmax: str) -> None:
 
 def test_every_pass_of_the_target_has_a_name() -> None:
     passes = cpu_passes(Config())
-    passes += nvidia_passes(Config()) + nvidia_passes(Config(quantize=CODES[0], freeze=True), tensor_cores=True)
+    passes += nvidia_passes(Config()) + nvidia_passes(
+        Config(quantize=CODES[0], freeze=True), target_named("sm_90a").capabilities
+    )
     assert all(PASSES[each.name] is type(each) for each in passes)
 
 

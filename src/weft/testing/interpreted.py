@@ -146,7 +146,7 @@ class GpuInterpreter:
 
     def _compile(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         config = Config(cache=False, verify=True, device_checks=self.device_checks)
-        imported = import_graph(module, "interpreted", config, device="cuda")
+        imported = import_graph(module, "interpreted", config, capabilities=self.machine.capabilities)
         owner = ModuleOp([imported.function])
         with compilation("interpreted") as report:
             run_passes(owner, nvidia_passes(config), report, verify=True)

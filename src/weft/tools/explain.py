@@ -217,11 +217,13 @@ def explain_script(
 
 
 def explain_program(text: str, name: str, *, programs: bool, target: NvidiaTarget | None = None) -> Explanation:
-    """Compile the functions of a graph program, for this processor or a GPU, and explain it."""
-    from weft.pipelines import compile_cpu, compile_nvidia
+    """Compile the functions of a graph program, for the configured target or a GPU that need not be there."""
+    from weft.backends.target import find_target
+    from weft.targets.nvidia import Nvidia
     from weft.tile.text import functions_of, parse_program
 
     config, start = Config.from_options(), time.perf_counter()
+    made_for = Nvidia(target) if target is not None else find_target(config.target).here(config)
     functions = functions_of(parse_program(text, name))
     if not functions:
         raise UnsupportedError(
@@ -231,10 +233,7 @@ def explain_program(text: str, name: str, *, programs: bool, target: NvidiaTarge
         for function in functions:
             function.detach()
             try:
-                if target is None:
-                    compile_cpu(function, config)
-                else:
-                    compile_nvidia(function, config, target)
+                made_for.compile(function, config)
             except WeftError:
                 if not any(record.error for record in records):
                     raise  # else the record has it

@@ -21,9 +21,11 @@ from weft.backends.cpu.target import CpuTarget, checked_target, compile_assembly
 from weft.backends.nvidia.registry import Nvidia, parse_kernels
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.target import target_named as gpu_named
+from weft.backends.target import find_target
 from weft.config import Config
+from weft.discovery import is_target, unknown_target
 from weft.errors import ParseError, WeftError
-from weft.lower.machine import CPU, gpu_machine
+from weft.lower.machine import CPU, machine_of
 from weft.lower.plan import build_plan
 from weft.ops.base import REGISTRY
 from weft.passes.registry import read_pipeline
@@ -71,7 +73,7 @@ class Options:
     triple: str | None = None
     strict: bool = False
     target: str = "cpu"
-    """`cpu`, or a GPU by the name of its architecture."""
+    """`cpu`, a GPU by the name of its architecture, or another target by its own."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
 
@@ -135,13 +137,15 @@ def at_level(module: ModuleOp, options: Options, told: Callable[[str], None] = p
     gpu = _gpu_of(options)
     pipelines = {
         "cpu": cpu_passes(config),
-        "nvidia": nvidia_passes(config, tensor_cores=(gpu or NvidiaTarget()).has_wgmma),
+        "nvidia": nvidia_passes(config, (gpu or NvidiaTarget()).capabilities),
     }
+    if gpu is None and options.target != "cpu":
+        pipelines[options.target] = _passes_of(options, config)
     # Below the graph there are kernels only: without a list of passes, the target's own makes them.
     last = options.stop_after
     asked, kernel_passes = opt_nvidia.divided(options.passes, last) if gpu is not None else (options.passes, None)
     lowers = options.level != "graph" and functions_of(module)
-    asked = asked or (("cpu" if gpu is None else "nvidia") if lowers else "")
+    asked = asked or ((options.target if gpu is None else "nvidia") if lowers else "")
     try:
         passes = read_pipeline(asked, pipelines)
     except ParseError as error:
@@ -167,15 +171,25 @@ def at_level(module: ModuleOp, options: Options, told: Callable[[str], None] = p
 
 def _gpu_of(options: Options) -> NvidiaTarget | None:
     """The GPU that a program is for: the levels of one are for Hopper where no other is named."""
-    if options.target != "cpu":
-        if options.level in ("llvm", "asm"):
-            raise UsageError(f"{options.level} is of processors", hint="for a GPU there are nvidia and ptx")
-        try:
-            return gpu_named(options.target)
-        except WeftError as error:
-            hint = f"there is cpu, and for GPUs: {error.hint}"
-            raise UsageError(f"no target is called {options.target}", hint=hint) from error
-    return NvidiaTarget() if options.level in opt_nvidia.LEVELS else None
+    if options.level in opt_nvidia.LEVELS and options.target in ("cpu", "nvidia"):
+        return NvidiaTarget()
+    if options.level not in opt_nvidia.LEVELS and not options.target.startswith("sm_"):
+        return None
+    if options.level in ("llvm", "asm"):
+        raise UsageError(f"{options.level} is of processors", hint="for a GPU there are nvidia and ptx")
+    try:
+        return gpu_named(options.target)
+    except WeftError as error:
+        raise UsageError(f"no target is called {options.target}", hint=error.hint) from error
+
+
+def _passes_of(options: Options, config: Config) -> list[ModulePass]:
+    """The list of another target; what is below graphs is printed for processors and GPUs."""
+    if not is_target(options.target):
+        raise UsageError(f"no target is called {options.target}", hint=unknown_target(options.target).hint)
+    if options.level != "graph":
+        raise UsageError(f"the level {options.level} is printed for the target cpu", hint="`weft explain` shows others")
+    return find_target(options.target).here(config).passes(config)
 
 
 def _until(passes: list[ModulePass], last: str | None) -> list[ModulePass]:
@@ -201,7 +215,7 @@ def _tiles(module: ModuleOp, options: Options, gpu: NvidiaTarget | None = None) 
     """The kernels of a program: those it has, and those its functions are lowered to."""
     start = time.perf_counter()
     kernels = [kernel.clone() for kernel in kernels_of(module)]
-    machine = CPU if gpu is None else gpu_machine(gpu.multiprocessors, clusters=gpu.has_clusters)
+    machine = CPU if gpu is None else machine_of(gpu.capabilities, gpu.multiprocessors)
     for function in functions_of(module):
         kernels.extend(build_plan(function, machine=machine).kernels.values())
     options.seconds["lower_to_tile"] = time.perf_counter() - start

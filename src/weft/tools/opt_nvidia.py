@@ -19,7 +19,7 @@ from weft.backends.nvidia.registry import verify_kernels
 from weft.backends.nvidia.share_kernels import share_kernels
 from weft.backends.nvidia.target import NvidiaTarget, compile_ptx
 from weft.diagnostics import nearest
-from weft.lower.machine import gpu_machine
+from weft.lower.machine import machine_of
 from weft.lower.plan import build_plan
 from weft.passes.registry import PASSES
 from weft.pipelines import annotate, nvidia_kernel_passes
@@ -130,7 +130,7 @@ def _lowered(module: ModuleOp, options: NvidiaOptions) -> list[KernelOp]:
     start, kernels = time.perf_counter(), list[KernelOp]()
     target = options.target
     for function in functions_of(module):
-        planned = build_plan(function, machine=gpu_machine(target.multiprocessors, clusters=target.has_clusters))
+        planned = build_plan(function, machine=machine_of(target.capabilities, target.multiprocessors))
         join_kernels(planned)
         chain_kernels(planned, target, nvidia_kernel_passes())
         mark_fixed(planned.plan, planned.kernels)

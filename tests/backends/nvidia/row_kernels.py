@@ -58,8 +58,10 @@ def planned(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Planned:
             return made if isinstance(made, tuple) else (made,)
 
         graph = make_fx(results, decompositions("cuda"))(*inputs)
-    program = import_graph(graph, "main", Config(cache=False), device="cuda", tensor_cores=True).function
+    program = import_graph(
+        graph, "main", Config(cache=False), capabilities=target_named("sm_90a").capabilities
+    ).function
     module = ModuleOp([program])
-    for each in nvidia_passes(Config(cache=False), tensor_cores=True):
+    for each in nvidia_passes(Config(cache=False), target_named("sm_90a").capabilities):
         each.apply(Context(), module)
     return build_plan(program, machine=gpu_machine())

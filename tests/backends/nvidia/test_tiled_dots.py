@@ -194,6 +194,8 @@ def test_one_kernel_finds_the_tiles(rows: int, groups: int) -> None:
         x, w = (torch.empty(shape, dtype=torch.bfloat16, device="cuda") for shape in ((rows, 512), (groups, 640, 512)))
         ends = torch.empty(groups, dtype=torch.int32, device="cuda")
         traced = make_fx(call, decomposition_table=decompositions())(x, w, ends)
-    function = import_graph(traced, "main", Config(cache=False), device="cuda", tensor_cores=True).function
+    function = import_graph(
+        traced, "main", Config(cache=False), capabilities=target_named("sm_90a").capabilities
+    ).function
     names = [getattr(step, "function", "") for step in compile_nvidia(function, Config(cache=False), TARGET).plan.steps]
     assert len(names) == 2 and names[-1].startswith("tiled_dot")

@@ -62,7 +62,7 @@ class ProgramHere(Executable):
 class ExecutorHere(CudaExecutor):
     def __init__(self, executable: Any, opaque: OpaqueRuntime, **options: Any) -> None:
         super().__init__(executable, opaque, **options)
-        self.device = torch.device("cpu")
+        self.device = self.tensors.device = torch.device("cpu")
         self.current = 0
 
     def stream(self) -> int:

@@ -14,7 +14,9 @@ import llvmlite.binding as llvm
 
 from weft.backends.llvm.threads import emit_assembly, parse, run_passes
 from weft.backends.nvidia.matmul_unit import MMA, WGMMA, MatmulUnit
+from weft.capabilities import Capabilities
 from weft.errors import WeftError
+from weft.lower.machine import gpu_capabilities
 
 TRIPLE = "nvptx64-nvidia-cuda"
 SYSTEM_SHARED, _SHARED_UNIT = 1024, 128
@@ -72,6 +74,11 @@ class NvidiaTarget:
     def has_wgmma(self) -> bool:
         """Whether products are made from shared memory, which a copy engine fills."""
         return any(unit.from_shared for unit in self.matmul_units)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What passes, lowerings and front ends ask."""
+        return gpu_capabilities(clusters=self.has_clusters, fast_matmuls=self.has_wgmma)
 
 
 _MATMUL_UNITS = {"sm_90a": (WGMMA, MMA)}

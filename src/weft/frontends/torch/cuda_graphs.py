@@ -31,9 +31,9 @@ from weft.diagnostics import warn
 from weft.frontends.torch.alignment import copied_whole, span, spanned
 from weft.frontends.torch.copies import CopiesIn, CopiesOut, copy_all, lies_dense
 from weft.frontends.torch.encoding import operator_named
-from weft.frontends.torch.frozen import ConstantSet
 from weft.frontends.torch.graph_pools import GraphPool, pool_of
 from weft.lower.steps import CallStep, KernelStep, Plan
+from weft.runtime.constant_sets import ConstantSet
 from weft.runtime.profile import active_profile
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class _Captured:
     """of which such results get copies."""
     changed: list[int]
     """Places of moving inputs that get their new values."""
-    constants: ConstantSet | None
+    constants: ConstantSet[torch.Tensor] | None
     fixed: list[int]
     """The places of the weights that these were made of."""
 
@@ -214,7 +214,7 @@ class GraphedCalls:
         stream: _Stream,
         tensors: list[torch.Tensor],
         fitting: Sequence[torch.Tensor],
-        constants: ConstantSet | None,
+        constants: ConstantSet[torch.Tensor] | None,
     ) -> _Captured | None:
         executor = self.executor
         # Memory of inference mode could not be written outside of it, where a later call may be.
