@@ -14,6 +14,7 @@ import numpy as np
 
 from weft.errors import DTypeError, UnsupportedError
 from weft.ir.types import DTYPES, DType, dtype_of_numpy
+from weft.runtime.strides import row_major
 
 CPU, CUDA = 1, 2
 _HOST_KINDS = (CPU, 3)
@@ -113,16 +114,6 @@ def _of_cuda(array: Any, stated: dict[str, Any]) -> Lent:
 
 _pointer: Any = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-
-
-def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a dense array, in elements."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
 
 
 class _Memory:
