@@ -97,7 +97,7 @@ def similarity_table(eager: Tensor, compiled: Tensor) -> Table:
 def latency_table(races: dict[int, Race], names: list[str]) -> Table:
     columns = [f"{name}, ms" for name in names]
     title = f"Latency, {TOKENS} tokens a sentence, {torch.get_num_threads()} threads: medians of interleaved rounds"
-    made = table(title, "batch", *columns, "rounds", "best peer / weft (95%)")
+    made = table(title, "batch", *columns, "rounds", "× best peer (95%)")
     for batch, race in races.items():
         cells = [milliseconds(race, name) for name in names]
         rounds = str(max((len(timing.seconds) for timing in race.timings.values()), default=0))

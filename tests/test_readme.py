@@ -22,11 +22,21 @@ def test_the_python_blocks_run(tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 3
     script = tmp_path / "readme.py"
-    script.write_text("\n".join(blocks), encoding="utf-8")
+    # What the text says of an explanation: that it prints as a report, and has the programs.
+    asked = "print(explanation)\nprint(explanation.programs())\n"
+    script.write_text("\n".join([*blocks, asked]), encoding="utf-8")
     environment = {**os.environ, "WEFT_CACHE_DIR": str(tmp_path / "cache")}
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "Kernels" in done.stdout and "tile.kernel" in done.stdout
+
+
+def test_what_is_printed_is_what_is_shown(tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "tests/docs/pages.py", ROOT / "README.md"]
+    environment = {**os.environ, "WEFT_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert README.count("<!-- output of: previous block -->") >= 2
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.parametrize("link", re.findall(r"\]\(([^)#]+)\)", PROSE))
@@ -39,6 +49,6 @@ def test_commands_exist(command: str) -> None:
     assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"^make ([a-z-]+)", README, re.MULTILINE))))
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"(?:^|`)make ([a-z-]+)", README, re.MULTILINE))))
 def test_make_targets_exist(target: str) -> None:
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)

@@ -105,7 +105,7 @@ def test_every_command_has_its_section() -> None:
         assert f"`weft {name}" in TEXTS["cli.md"], name
 
 
-@pytest.mark.parametrize("name", [*TEXTS, "../README.md"])
+@pytest.mark.parametrize("name", [*TEXTS, "../README.md", "../CONTRIBUTING.md", "../benchmarks/README.md"])
 def test_commands_and_their_options_exist(name: str) -> None:
     known = commands()
     text = (ROOT / "docs" / name).read_text(encoding="utf-8")

@@ -156,6 +156,12 @@ def test_explain_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "graph.relu" in found.programs() or "graph.max" in found.programs()
 
 
+@pytest.mark.parametrize("given", [3, None, "model.py"])
+def test_what_cannot_be_called_is_refused_by_name(given: object) -> None:
+    with pytest.raises(public.WeftError, match=f"takes a module or a function, got {type(given).__name__}"):
+        public.explain(given, 1)  # type: ignore[arg-type]
+
+
 def test_what_torch_compile_takes_does_not_go_to_the_function(tmp_path: Path) -> None:
     found = public.explain(lambda x, *, scale: x * scale, torch.randn(4, 5), dynamic=True, fullgraph=True, scale=3.0)
     assert found.records[0].symbols

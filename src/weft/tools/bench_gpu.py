@@ -7,7 +7,6 @@ is run in a child process, and its row is written to a journal at once: a run th
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -92,23 +91,6 @@ def bench_gpu(terminal: Terminal, request: GpuRequest) -> None:
     for path in results.write(request.reports if request.rehearse else request.results):
         terminal.err.print(f"written: {path}", highlight=False)
     terminal.finish(results.figures(), code=0 if results.ok and not results.not_begun else 1)
-
-
-def bench_table(terminal: Terminal, files: Sequence[Path], into: Path | None) -> None:
-    """Tables from result files: printed, and put into a text. Of a case that stands in several, the last counts."""
-    from weft.tools.bench_report import check_text, insert
-    from weft.tools.cpu_tables import read_cpu_results, side_by_side
-    from weft.tools.gpu_report import markdown, read_results
-
-    of_processors = {file: found for file in files if (found := read_cpu_results(file)) is not None}
-    others = [read_results(file) for file in files if file not in of_processors]
-    tables = {**side_by_side(list(of_processors.values())), **markdown(others)}
-    check_text(into, tables)
-    for mark, table in tables.items():
-        terminal.text(f"## {mark}\n\n{table}")
-    if into is not None:
-        insert(into, tables)
-    terminal.finish({"ok": True, "tables": tables})
 
 
 def _chosen(request: GpuRequest) -> list[GpuCase]:

@@ -24,7 +24,7 @@ from weft.testing.charts import Bar, Chart, write_chart
 from weft.testing.compile_times import WARM, CompileResult, compile_ratio
 from weft.testing.journal import commit
 from weft.testing.peak_memory import MemoryResult
-from weft.tools.terminal import UsageError, check_file
+from weft.tools.terminal import UsageError, check_file, counted
 
 # A case is lost when the whole interval of its ratio lies below this.
 LOST_BELOW = 0.95
@@ -180,20 +180,21 @@ def _in_words(figures: dict[str, Any]) -> str:
     if figures.get("geomean") is not None:
         said.append(f"geometric mean {figures['geomean']:.2f} × the best peer's speed")
         said.append(f"worst {figures['worst']:.2f} ({figures['worst_case']})")
-        said.append(f"{len(figures['lost'])} cases surely below {LOST_BELOW}")
-    if figures.get("compile_ratio") is not None:
-        said.append(f"compiling inside the backend takes {figures['compile_ratio']:.3f} × Inductor's time")
-    if figures.get("first_call_ratio") is not None:
-        said.append(f"first calls take {figures['first_call_ratio']:.2f} × Inductor's")
+        said.append(f"{counted(len(figures['lost']), 'case')} surely below {LOST_BELOW}")
+    if figures.get("compile_ratio"):
+        said.append(f"compiles inside the backend at {1 / figures['compile_ratio']:.2f} × Inductor's speed")
+    if figures.get("first_call_ratio"):
+        said.append(f"first calls at {1 / figures['first_call_ratio']:.2f} × Inductor's speed")
     if figures.get("warm_seconds") is not None:
         said.append(f"from the disk cache at most {figures['warm_seconds']:.2f} s inside the backend")
-    if figures.get("memory_ratio") is not None:
-        said.append(f"calls take at most {figures['memory_ratio']:.2f} × eager's memory")
+    if figures.get("memory_ratio"):
+        said.append(f"eager takes at least {1 / figures['memory_ratio']:.2f} × Weft's memory")
+    if figures.get("packed_share") is not None:
         said.append(f"packed weights at most {figures['packed_share']:.2f} × the weights' own")
     return "; ".join(said)
 
 
-_WEIGHED = ("model", "eager, MB", "Weft, MB", "Weft / eager", "packed, MB", "weights, MB", "")
+_WEIGHED = ("model", "eager, MB", "Weft, MB", "eager / Weft", "packed, MB", "weights, MB", "")
 _NAMES = {EAGER: "eager", INDUCTOR: "Inductor", ONNX_RUNTIME: "ONNX Runtime", WEFT: "Weft"}
 _COMPILED = ("model", "Inductor, s", "Weft, s", "warm, s", "first calls: Inductor, s", "Weft, s", "warm, s", "")
 
@@ -202,7 +203,7 @@ def _timed(results: Sequence[CaseResult]) -> tuple[list[str], list[list[str]]]:
     """The columns of a suite's table, and its rows. ONNX Runtime has a column where it took part."""
     shown = _shown(results)
     times = [f"{_NAMES[name]}, ms" for name in shown]
-    columns = ["case", *times, "best peer / Weft (95%)", "Inductor + Weft compile, s", ""]
+    columns = ["case", *times, "× best peer (95%)", "compile: Inductor, Weft, s", ""]
     return columns, [_timed_row(result, shown) for result in results]
 
 
@@ -213,7 +214,7 @@ def _shown(results: Sequence[CaseResult]) -> list[str]:
 
 def _timed_row(result: CaseResult, shown: Sequence[str]) -> list[str]:
     times = [_milliseconds(result.race, name) for name in shown]
-    compiling = " + ".join(_number(result.backend_seconds.get(name)) for name in (INDUCTOR, WEFT))
+    compiling = ", ".join(_number(result.backend_seconds.get(name)) for name in (INDUCTOR, WEFT))
     return [
         result.name,
         *times,
@@ -240,7 +241,7 @@ def _memory_row(result: MemoryResult) -> list[str]:
     grown = [_megabytes(result.taken[who].growth if who in result.taken else None) for who in (EAGER, WEFT)]
     found = result.taken.get(WEFT)
     others = [_megabytes(found and found.packed), _megabytes(found and found.weights)]
-    return [result.name, *grown, _number(result.ratio), *others, result.trouble]
+    return [result.name, *grown, _number(1 / result.ratio if result.ratio else None), *others, result.trouble]
 
 
 def _megabytes(count: int | None) -> str:

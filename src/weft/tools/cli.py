@@ -333,7 +333,7 @@ def conform_raises(
     reports: Annotated[Path, typer.Option(help="Where the journal of verdicts lies.")] = Path("reports"),
     json: Json = False,
 ) -> None:
-    """Wrong indices, divisors, counts and sizes: eager raises if and only if the compiled program does."""
+    """Wrong indices, divisors, counts and sizes: eager raises if and only if Weft does. Minutes for each operator."""
     from weft.tools.conform_checks import CheckRequest
     from weft.tools.conform_checks import conform_raises as run
 

@@ -112,8 +112,24 @@ def bench_table(
     json: Json = False,
 ) -> None:
     """Tables from files of results."""
-    from weft.tools.bench_gpu import bench_table as run
+    from weft.tools.result_files import bench_table as run
 
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
         run(terminal, files, into)
+
+
+@bench.command("chart")
+def bench_chart(
+    files: Annotated[
+        list[Path], typer.Argument(help="What `weft bench gpu` wrote or `cpu --json` printed, newest last.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The picture, an SVG file.")] = Path("speed.svg"),
+    json: Json = False,
+) -> None:
+    """One picture of files of results: the speed against the best peer, by machine and suite."""
+    from weft.tools.result_files import bench_chart as run
+
+    terminal = Terminal(json=json)
+    with terminal.reporting_errors():
+        run(terminal, files, output)

@@ -117,6 +117,11 @@ def explain(
     explained too. Nothing is taken from the disk cache, so that times are those of a compilation. `options` are fields
     of `Config`; these, `mode`, `dynamic` and `fullgraph` are what `torch.compile` takes, all else goes to the function.
     """
+    if not callable(function):
+        raise WeftError(
+            f"weft.explain takes a module or a function, got {type(function).__name__}",
+            hint="give it what is to be compiled, then its inputs: weft.explain(model, x)",
+        )
     import torch
 
     from weft.frontends.torch.backend import weft_backend

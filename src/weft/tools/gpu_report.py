@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.text import Text
 
 from weft.errors import WeftError
 from weft.testing.benchmark import INDUCTOR, WEFT, geometric_mean
+from weft.tools.terminal import counted
 
 Row = dict[str, Any]
 
@@ -23,13 +25,14 @@ COLUMNS = (
     "Weft",
     "best peer",
     "unit",
-    "Weft / peer (95%)",
+    "× best peer (95%)",
     "share of the limit",
-    "compile: Inductor + Weft, s",
+    "compile: Inductor, Weft, s",
     "",
 )
 _OF_A_RUN = ("ok", "suites", "cases", "not_begun")
 """What a file has beside what its rows belong to."""
+_NARROW = re.compile(r"_(?:int4|int8|fp8|mxfp4|nvfp4)(?:_\w+)?$")
 PREFIX = "gpu-"
 """Of the suites' names where they stand beside those of the CPU."""
 
@@ -41,6 +44,7 @@ class GpuResults:
     about: dict[str, Any]
     rows: list[Row] = field(default_factory=list[Row])
     not_begun: list[str] = field(default_factory=list[str])
+    file: str = ""
 
     @property
     def ok(self) -> bool:
@@ -78,7 +82,8 @@ class GpuResults:
     @property
     def machine(self) -> str:
         known = [self.about.get("gpu"), f"driver {self.about.get('driver')}", f"torch {self.about.get('torch')}"]
-        return "; ".join([*map(str, known), f"commit {self.about.get('commit')}, {self.about.get('date')}"])
+        known.append(f"commit {self.about.get('commit')}, {self.about.get('date')}")
+        return "; ".join([*map(str, known), *([f"`{self.file}`"] if self.file else [])])
 
     def markdown(self) -> dict[str, str]:
         """A table for each suite, by the mark that stands for it in a text: `gpu-memory`."""
@@ -109,7 +114,7 @@ def read_results(path: Path) -> GpuResults:
         given, rows, about = [], [], {}
     if not rows or len(rows) < len(given):
         raise WeftError(f"{path} holds no results of `weft bench gpu`", hint="name files that it wrote: *-gpu-*.json")
-    return GpuResults(about, rows)
+    return GpuResults(about, rows, file=path.name)
 
 
 def markdown(results: Sequence[GpuResults]) -> dict[str, str]:
@@ -121,15 +126,44 @@ def markdown(results: Sequence[GpuResults]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for suite, cases in suites.items():
         rows = [row for _, row in cases.values()]
-        lines = [COLUMNS, ["---", *("---:" for _ in COLUMNS[2:]), "---"], *map(cells, rows)]
+        rest: list[Row] = [{**row, "left_out": {}} for row in rows]
+        lines = [COLUMNS, ["---", *("---:" for _ in COLUMNS[2:]), "---"], *map(cells, rest)]
         table = "".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in lines)
         names: dict[int, list[str]] = {}
         for name, (number, _) in cases.items():
             names.setdefault(number, []).append(name)
         of = {number: f": {', '.join(each)}" if len(names) > 1 else "" for number, each in names.items()}
         machines = "\n\n".join(f"{results[number].machine}{said}" for number, said in sorted(of.items()))
-        texts[PREFIX + suite] = f"{table}\n{in_words(summary(rows))}\n\n{machines}\n"
+        said = "\n\n".join([in_words_apart(rows), *left_out_in_words(rows)])
+        texts[PREFIX + suite] = f"{table}\n{said}\n\n{machines}\n"
     return texts
+
+
+def has_wider_peers(row: Row) -> bool:
+    """Whether Weft reads weights of 4 or 8 bits in a case whose peers, which have no such kernel, read 16."""
+    return row["suite"] in ("gemv", "moe") and _NARROW.search(row["name"]) is not None
+
+
+def in_words_apart(rows: Sequence[Row]) -> str:
+    """A suite in words; cases whose peers have wider weights, and so more to read, in words of their own."""
+    wider = [row for row in rows if has_wider_peers(row)]
+    if not wider:
+        return in_words(summary(rows))
+    same = in_words(summary([row for row in rows if not has_wider_peers(row)]))
+    return f"the same weights on both sides: {same}\n\n4 or 8 bits against 16: {in_words(summary(wider))}"
+
+
+def left_out_in_words(rows: Sequence[Row]) -> list[str]:
+    """Who did not take part in which cases, and why: said once below a table, not in each of its rows."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for name, why in row.get("left_out", {}).items():
+            found.setdefault((name, why), []).append(row["name"])
+    every = len(rows)
+    return [
+        f"without {name} ({why}): {'all cases' if len(names) == every else ', '.join(names)}"
+        for (name, why), names in found.items()
+    ]
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
@@ -168,11 +202,11 @@ def in_words(figures: Mapping[str, Any]) -> str:
     if figures["geomean"] is not None:
         said.append(f"geometric mean {figures['geomean']:.2f} × the best peer's speed")
         said.append(f"worst {figures['worst']:.2f} ({figures['worst_case']})")
-        said.append(f"{len(figures['lost'])} cases surely below {LOST_BELOW}")
+        said.append(f"{counted(len(figures['lost']), 'case')} surely below {LOST_BELOW}")
     if figures["least_share"] is not None:
         said.append(f"least share of the limit {figures['least_share']:.2f} ({figures['least_share_case']})")
-    if figures["compile_ratio"] is not None:
-        said.append(f"compiling inside the backend takes {figures['compile_ratio']:.3f} × Inductor's time")
+    if figures["compile_ratio"]:
+        said.append(f"compiles at {1 / figures['compile_ratio']:.2f} × Inductor's speed")
     if figures["failed"]:
         said.append(f"{len(figures['failed'])} failed")
     return "; ".join(said) or "no case has a peer here"
@@ -187,7 +221,7 @@ def cells(row: Row) -> list[str]:
     share = "–" if row["share_of_limit"] is None else f"{row['share_of_limit']:.1%}"
     peer = "–" if row["peer"] is None else f"{row['peer']:.4g} {row['peer_name']}"
     took = row["backend_seconds"]
-    compiling = " + ".join("–" if each is None else f"{each:.2f}" for each in (inductor_of(took), took.get(WEFT)))
+    compiling = ", ".join("–" if each is None else f"{each:.2f}" for each in (inductor_of(took), took.get(WEFT)))
     mine = "failed" if row["weft"] is None else f"{row['weft']:.4g}"
     return [row["name"], mine, peer, row["unit"], ratio, share, compiling, trouble(row)]
 
