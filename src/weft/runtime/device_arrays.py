@@ -23,7 +23,7 @@ from weft.runtime.constant_sets import ConstantSet
 from weft.runtime.constants import strided_zeros
 from weft.runtime.device_executor import ALIGNMENT, DeviceExecutor
 from weft.runtime.device_program import DeviceProgram
-from weft.runtime.dlpack import array_at, lent
+from weft.runtime.dlpack import CUDA, array_at, lend, lent
 from weft.runtime.strides import row_major, span
 
 _LEGACY_STREAM = 1
@@ -34,7 +34,7 @@ _RELEASE_THRESHOLD = 4
 
 @dataclass(frozen=True, eq=False)
 class DeviceArray:
-    """An array in a GPU's memory; strides count elements. Other libraries read it by CUDA's array interface."""
+    """An array in a GPU's memory; strides count elements. Others read it by DLPack, or CUDA's array interface."""
 
     address: int
     shape: tuple[int, ...]
@@ -60,6 +60,14 @@ class DeviceArray:
             "strides": None if self.strides == row_major(self.shape) else steps,
             "stream": _LEGACY_STREAM,
         }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CUDA, self.device
+
+    def __dlpack__(self, *, stream: int | None = None, **wishes: Any) -> Any:
+        if stream not in (None, -1, _LEGACY_STREAM):  # other streams may not wait for the default one
+            self.memory.synchronize()
+        return lend(self.address, self.shape, self.strides, dtype_of_numpy(self.dtype), self.device, self.owner)
 
     def numpy(self) -> np.ndarray:
         """A copy in the processor's memory; waits for what computes it."""
