@@ -60,6 +60,9 @@ class Config:
     but for results that leave it."""
     cpu: str = "native"
     """The processor to compile for: `native`, or a name LLVM knows."""
+    debug_lines: bool = False
+    """Line tables in the code: profilers and disassemblers show which line of the program, and which op of the graph,
+    an instruction comes from. The instructions are the same without."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

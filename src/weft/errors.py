@@ -62,8 +62,11 @@ class GuardError(WeftError):
     """A compiled program was called with arguments it was not compiled for."""
 
 
-class PlaceError(WeftError, IndexError):
-    """An index in a program's data that lies outside of what it indexes."""
+class PlaceError(WeftError, IndexError, RuntimeError):
+    """An index in a program's data that lies outside of what it indexes.
+
+    Eager raises an `IndexError` for indexing and embeddings, and a `RuntimeError` for `gather` and `scatter`.
+    """
 
 
 class DivisionError(WeftError, RuntimeError):

@@ -13,6 +13,12 @@ COMPILING = threading.RLock()
 """Held while anything is compiled, and around every use of LLVM; a fork waits for it."""
 
 
+def pause(seconds: float) -> None:
+    """Sleep, and let others compile and forks go on meanwhile, also where this thread holds `COMPILING`."""
+    with COMPILING:
+        threading.Condition(COMPILING).wait(seconds)
+
+
 class Background(Protocol):
     """Work of other threads."""
 

@@ -9,11 +9,13 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 import weft.ops  # noqa: F401  (fills the registry)
+from weft.config import Config
 from weft.ir.types import DType, Tensor, bf16, f16, f32
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 from weft.passes.build_groups import CLAIM
 from weft.passes.claim_libraries import ClaimLibraries
+from weft.pipelines import cpu_passes
 
 
 def is_claimed(pass_: ClaimLibraries, dtype: DType, m: int, k: int, n: int) -> bool:
@@ -35,3 +37,11 @@ def test_a_framework_with_matrix_tiles_takes_bf16_that_fills_them() -> None:
     assert is_claimed(tiles, bf16, 256, 256, 256)
     assert not any(is_claimed(tiles, bf16, *sides) for sides in ((1, 256, 256), (256, 4, 256), (256, 256, 8)))
     assert not is_claimed(tiles, f16, 256, 256, 256) and is_claimed(tiles, f32, 256, 256, 256)
+
+
+def test_a_framework_with_matrix_tiles_takes_them_also_where_there_is_no_blas() -> None:
+    config = Config()
+    (tiles,) = (p for p in cpu_passes(config, blas=False, matrix_tiles=True) if isinstance(p, ClaimLibraries))
+    assert is_claimed(tiles, bf16, 256, 256, 256) and not is_claimed(tiles, f32, 256, 256, 256)
+    (none,) = (p for p in cpu_passes(config, blas=False) if isinstance(p, ClaimLibraries))
+    assert not any(is_claimed(none, dtype, 256, 256, 256) for dtype in (f32, bf16))

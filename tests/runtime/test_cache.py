@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from weft import diagnostics
 from weft.runtime import cache, cache_entry
 from weft.runtime.cache import BadEntry, CacheEntry, DiskCache, cache_key
 
@@ -145,9 +146,21 @@ def test_every_flipped_byte_is_a_miss(store: DiskCache, path: Path, caplog: pyte
     for position, byte in enumerate(good):
         path.write_bytes(good[:position] + bytes([byte ^ (1 << position % 8)]) + good[position + 1 :])
         caplog.clear()
+        diagnostics.forget()  # each cause is told once
         assert store.get(KEY) is None, position
         assert not path.exists(), position
         assert [(r.name, r.levelno) for r in caplog.records] == [("weft.cache", logging.WARNING)], position
+
+
+def test_a_cause_is_told_once_however_many_entries_it_takes(store: DiskCache, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(3):
+        key = cache_key(str(number))
+        store.put(key, META, BLOBS)
+        path = next(store.root.glob(f"{key}*"))  # type: ignore[union-attr]
+        path.write_bytes(b"")
+        assert store.get(key) is None
+    assert len(caplog.records) == 1
+    assert "compiled anew" in caplog.text
 
 
 def test_every_truncation_and_any_tail_is_a_miss(store: DiskCache, path: Path) -> None:

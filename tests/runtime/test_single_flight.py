@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from weft.forks import COMPILING
 from weft.runtime.cache import DiskCache, cache_key
 from weft.runtime.single_flight import SingleFlight
 
@@ -69,7 +71,7 @@ def test_whoever_dies_is_followed_by_one_other(tmp_path: Path) -> None:
     assert made(root) == 2
 
 
-def test_whoever_hangs_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+def test_whoever_hangs_is_not_waited_for_for_ever(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = tmp_path / "cache"
     first = start(root, seconds=600)
     try:
@@ -85,9 +87,37 @@ def test_whoever_hangs_is_not_waited_for_for_ever(tmp_path: Path) -> None:
             waits.append(time.monotonic() - began)
         assert 0.4 <= waits[0] < 5 and sum(waits) < 5
         assert waits[2] < waits[0]
+        told = [record.getMessage() for record in caplog.records]
+        assert told and all(text.startswith("weft: ") and "another process still compiles it" in text for text in told)
     finally:
         first.kill()
         first.communicate()
+
+
+def test_others_compile_while_one_waits(tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    first = start(root, seconds=600)
+    waiting, compiled = threading.Event(), threading.Event()
+
+    def wait_for_it() -> None:
+        with COMPILING, COMPILING:
+            waiting.set()
+            flight, _ = SingleFlight(patience_s=30).lead(root, KEY, lambda: None)
+            flight.release()
+
+    try:
+        wait_until_made(root, 1)
+        thread = threading.Thread(target=wait_for_it)
+        thread.start()
+        waiting.wait(30)
+        with COMPILING:
+            compiled.set()
+        assert thread.is_alive(), "the other process still holds the key"
+    finally:
+        first.kill()
+        first.communicate()
+    thread.join(60)
+    assert compiled.is_set() and not thread.is_alive()
 
 
 def test_a_process_does_not_wait_for_itself_and_other_keys_are_free(tmp_path: Path) -> None:

@@ -198,6 +198,20 @@ def test_graph_breaks_are_counted() -> None:
     assert "Graph breaks" in str(found)
 
 
+def test_graph_breaks_at_branches_on_data_are_counted() -> None:
+    def branched(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        if y.sum() > 0:
+            return y + 1
+        return y - 1
+
+    found = public.explain(branched, torch.ones(8))
+    ((reason, count),) = found.graph_breaks.items()
+    line = branched.__code__.co_firstlineno + 2
+    assert count == 1 and reason.startswith(f"Data-dependent branching at {__file__}:{line}\n")
+    assert len(found.records) == 2 and "Data-dependent branching" in str(found)
+
+
 def test_read_source_takes_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     import io
 

@@ -154,3 +154,16 @@ def test_a_script_for_triton_runs_unmodified(tmp_path: Path, way: str) -> None:
 def test_a_script_that_is_not_there_is_said_to_be() -> None:
     done = subprocess.run([sys.executable, "-m", "weft.triton", "gone.py"], capture_output=True, text=True)
     assert done.returncode == 2 and "there is no script gone.py" in done.stderr
+
+
+def test_code_is_shown_below_the_lines_that_it_comes_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_DEBUG_LINES", "0")
+    script = tmp_path / "kernels.py"
+    script.write_text(KERNEL)
+    for target, comment in ((["--target", "sm_90a"], "//"), ([], "#")):
+        shown = (
+            CliRunner(env={"COLUMNS": "200"}).invoke(app, ["explain", f"{script}:double", "--lines", *target]).output
+        )
+        for text in ("x = tl.load(x_ptr + offsets", "tl.store(x_ptr + offsets"):
+            line = next(number for number, each in enumerate(KERNEL.splitlines(), 1) if text in each)
+            assert f"{comment} kernels.py:{line}  {text}" in shown

@@ -106,6 +106,26 @@ def test_a_script_that_fails_by_its_inputs(weft, tmp_path: Path, capsys: pytest.
     assert "out of range" in said_by(output, capsys)
 
 
+def test_a_script_that_fails_by_its_inputs_before_it_writes(
+    weft, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+    torch.compiler.reset()
+    script, output = tmp_path / "user.py", tmp_path / "small.py"
+    script.write_text(
+        "import torch\n"
+        "def f(x, i):\n"
+        "    x.add_(x[i].sum())\n"
+        "    return torch.linalg.svdvals(x)\n"
+        "f = torch.compile(f, backend='weft')\n"
+        "with torch.no_grad(): f(torch.randn(7, 3), torch.tensor([1, 9]))\n"
+    )
+    figures = last_json(weft("reduce", str(script), "-o", str(output), "--json"))
+    assert figures["ok"] and figures["kind"] == "raises", figures
+    assert "an index is out of range for dimension 0, of size 7" in figures["failure"]
+    assert "out of range" in said_by(output, capsys)
+
+
 def test_what_works_is_refused(weft, softmax: str, tmp_path: Path) -> None:
     result = weft("reduce", softmax, "-o", str(tmp_path / "small.py"))
     assert result.exit_code == 1 and "the graph does not fail" in result.stderr

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from abc import ABCMeta
 
+from xdsl.dialects.builtin import UNKNOWN_LOC
 from xdsl.ir import Operation, SSAValue
 from xdsl.irdl import IRDLOperation
+
+from weft.ir.locations import CURRENT
 
 
 class _OpClass(ABCMeta):
@@ -16,7 +19,12 @@ class _OpClass(ABCMeta):
 
 
 class WeftOp(IRDLOperation, metaclass=_OpClass):
-    """An operation of one of Weft's dialects."""
+    """An operation of one of Weft's dialects. Made without a location, it comes from where `sourced` says."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if CURRENT.location is not None and self.location is UNKNOWN_LOC:
+            self.location = CURRENT.location
 
 
 def users_of(value: SSAValue) -> list[Operation]:

@@ -14,6 +14,7 @@ from xdsl.ir import OpResult, SSAValue
 
 from weft.errors import LoweringError
 from weft.ir.expr import Expr, Size, is_nonnegative, simplify, symbol, symbols_of
+from weft.ir.locations import made_of, sourced
 from weft.ir.types import DType, Tensor, boolean, i64, tensor_of
 from weft.ops.base import Elementwise, GraphOp, Movement, Reduction
 from weft.ops.body import Operand, Value
@@ -104,10 +105,13 @@ class Evaluator:
         assert isinstance(value, OpResult) and isinstance(value.op, GraphOp)
         op = value.op
         operands = [Source(v, tensor_of(v.type)) for v in op.operands]
+        with sourced(made_of(op)):
+            return self._by_rule(op, tensor_of(value.type).shape, index, operands)
+
+    def _by_rule(self, op: GraphOp, shape: Sequence[Size], index: Sequence[Size], operands: Sequence[Source]) -> Value:
         rule: Any = type(op)
         match op:
             case Elementwise():
-                shape = tensor_of(value.type).shape
                 values = [self.at(o, broadcast_index(index, shape, o.tensor.shape)) for o in operands]
                 return rule.tile(self, *values, **op.params)
             case Movement():

@@ -10,9 +10,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from xdsl.dialects.builtin import LocationAttr
 from xdsl.ir import OpResult
 
 from weft.errors import LoweringError
+from weft.ir.locations import file_line, made_of
 from weft.ir.types import Tensor
 from weft.lower.kernels import Kernel, prepare_group
 from weft.lower.machine import CPU, Machine
@@ -60,6 +62,13 @@ def anchor_of(group: GroupOp) -> GraphOp | None:
             f"a group holds {' and '.join(op.name for op in anchors)}: at most one can shape the kernel"
         )
     return anchors[0] if anchors else None
+
+
+def origin_of(group: GroupOp) -> LocationAttr:
+    """Where a group's kernels come from, as far as no op of it has said so: what shapes them, or what ends it."""
+    ops = [op for op in group.block.ops if file_line(op.location) is not None and isinstance(op, GraphOp)]
+    shaping = [op for op in ops if isinstance(op, Structured | Scatter | Scan)]
+    return made_of((shaping or ops)[-1]) if ops else group.location
 
 
 def concat_of(group: GroupOp) -> Concat | None:

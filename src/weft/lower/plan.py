@@ -17,9 +17,10 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute, identity_of
 from weft.ir.expr import Size, product, symbols_of
+from weft.ir.locations import sourced
 from weft.ir.types import Tensor, tensor_of
 from weft.lower.constants import Constant, PanelForm, packing_of, preparing
-from weft.lower.lowered import Lowered, lower, slice_written_by
+from weft.lower.lowered import Lowered, lower, origin_of, slice_written_by
 from weft.lower.machine import CPU, Machine
 from weft.lower.packing import PackedLayout
 from weft.lower.steps import Buffer, CallStep, DotStep, KernelStep, LaunchStep, Place, Plan, Step
@@ -280,7 +281,8 @@ class _Planner:
             text = f"{group_key(op, str)} {in_place} {inputs} {outputs}"
             digest = hashlib.sha256(text.encode()).hexdigest()[:12]
             name = f"{label or 'copy'}_{digest}"
-            lowered = lower(op, name, inputs, outputs, self.machine)
+            with sourced(origin_of(op)):
+                lowered = lower(op, name, inputs, outputs, self.machine)
             for call in lowered.calls:
                 self.kernels[call.kernel.op.sym_name.data] = call.kernel.op
                 self.schedules[call.kernel.op.sym_name.data] = str(call.kernel.schedule)

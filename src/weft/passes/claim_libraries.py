@@ -56,6 +56,8 @@ class ClaimLibraries(ModulePass):
     name: ClassVar[str] = "claim_libraries"
 
     enabled: bool = True
+    blas: bool = True
+    """Whether there is a library for products of f32 and f64 on a processor."""
     all_floats: bool = False
     """Whether the library takes products of all floats, whatever their weights are: a GPU's does."""
     tensor_cores: bool = False
@@ -82,7 +84,7 @@ class ClaimLibraries(ModulePass):
             return tensor_of(dot.results[0].type).dtype in (f16, bf16, f32, f64)
         if self.matrix_tiles and tensor_of(dot.results[0].type).dtype == bf16:
             return _is_for_matrix_tiles(dot, constants)
-        return _is_for_blas(dot, constants)
+        return self.blas and _is_for_blas(dot, constants)
 
 
 def is_for_tensor_cores(dot: Dot) -> bool:

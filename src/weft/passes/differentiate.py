@@ -12,6 +12,7 @@ from xdsl.dialects.builtin import ArrayAttr, StringAttr
 from xdsl.ir import Operation, SSAValue
 
 from weft.errors import UnsupportedError
+from weft.ir.locations import sourced
 from weft.ir.types import tensor_of
 from weft.ops.base import GraphOp
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
@@ -44,7 +45,8 @@ def vjp_function(function: FuncOp) -> FuncOp:
             seed.name_hint = names[-1]
             tape.add(result, seed)
     for op in reversed(forward):
-        tape.propagate(op)
+        with sourced(op.location):
+            tape.propagate(op)
     gradients = [tape.gradients[x] if x in tape.gradients else zeros(b, x) for x in arguments]
     block.insert_op_before(ReturnOp.make(gradients), returned)
     returned.detach()

@@ -123,7 +123,8 @@ class DiskCache:
         except FileNotFoundError:
             return None
         except BadContentError as bad:
-            _log.warning("weft: removing cache entry %s: %s", path, bad)
+            advice = "it is removed, the program is compiled anew"
+            warn("cache", f"cache entry {path} is not used", str(bad), advice, cause=f"{root}: {bad}")
             _remove(path)
         except (OSError, MemoryError) as error:
             warn("cache", f"cache entries in {root} are not read", str(error), "the programs are compiled anew")
@@ -137,7 +138,8 @@ class DiskCache:
         sections = encode_entry(key, meta, blobs)
         size = sum(map(len, sections))
         if size > self._goal:
-            _log.warning("weft: not caching %s: %d bytes do not fit in a cache of %d", key, size, self.limit_bytes)
+            why = f"{size} bytes do not fit in a cache of {self.limit_bytes}"
+            warn("cache", f"a compiled program is not kept in {root}", why, "the next process compiles it anew")
             return
         try:
             write_entry(root / name, sections)
@@ -324,6 +326,7 @@ def _remove(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        _log.warning("weft: cannot remove %s from the cache: %s", path, error)
+        why, where = error.strerror or str(error), path.parent
+        warn("cache", f"{path} cannot be removed from the cache", why, cause=f"remove from {where}: {why}")
         return False
     return True

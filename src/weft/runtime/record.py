@@ -129,7 +129,7 @@ class CompilationRecord:
     device: DeviceCode | None = None
     """The code for a GPU, where it is for one."""
     tiles: Mapping[str, KernelOp] = field(default_factory=dict[str, KernelOp])
-    """The kernels of a GPU's code at the level of tiles."""
+    """The kernels at the level of tiles."""
     loaded: dict[str, Resources] = field(default_factory=dict[str, Resources])
     """What the driver says that kernels take, once it has compiled them."""
     sizes: dict[str, int] = field(default_factory=dict[str, int])
@@ -168,6 +168,12 @@ class CompilationRecord:
         self.plan = plan
         self.schedules = dict(schedules)
         self.kernels, self.claims = _steps(plan, schedules)
+
+    def made_of_tiles(self, tiles: Mapping[str, KernelOp]) -> None:
+        """The kernels at the level of tiles."""
+        self.program("tile", tiles.values())
+        if is_recording():
+            self.tiles = tiles
 
     def made_for_device(self, code: DeviceCode, tiles: Mapping[str, KernelOp]) -> None:
         """The code for a GPU that came out, kept where someone may ask what its kernels take."""

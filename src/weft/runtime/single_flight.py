@@ -18,6 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from weft.diagnostics import warn
+from weft.forks import pause
+
 _log = logging.getLogger("weft.cache")
 _NAME = ".lock"
 _BUSY = (errno.EACCES, errno.EAGAIN)
@@ -115,11 +118,12 @@ class SingleFlight:
                     _log.debug("no lock in the cache: %s", error)
                     return None
             if time.monotonic() > until:
+                why = f"after {self._patience_s:.3g} s another process still compiles it"
                 self._patience_s /= 2
-                _log.warning("another process holds cache key %s for long: compiling without waiting for it", key)
+                warn("cache", "a program that others may compile is compiled here too", why)
                 return None
             waited = True
-            time.sleep(nap)
+            pause(nap)
             nap = min(2 * nap, _LONGEST_NAP_S)
 
 

@@ -35,7 +35,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from weft.backends.cpu.target import compile_assembly, target_for
+from weft.backends.cpu.target import compile_assembly, host_target
 from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.target import NvidiaTarget, target_named
 from weft.config import Config
@@ -147,7 +147,7 @@ def cpu_code(case: Case) -> str:
             if contender.name.startswith(WEFT):
                 start(contender)()
     texts = [record.programs["llvm"] for record in records if "llvm" in record.programs]
-    return "".join(compile_assembly(text, target_for("")) for text in texts)
+    return "".join(compile_assembly(text, host_target()) for text in texts)
 
 
 def cases(tutorials: Path | None) -> Iterator[tuple[str, Make]]:

@@ -39,7 +39,10 @@ class KeptInputs:
     def complaint(self, results: Sequence[np.ndarray]) -> str | None:
         """What the last result says is wrong with the data."""
         last = results[-1] if self.checks and len(results) else np.zeros(())
-        code = int(last) if last.shape == () and last.dtype == np.int64 else 0
+        return self.said(int(last)) if last.shape == () and last.dtype == np.int64 else None
+
+    def said(self, code: int) -> str | None:
+        """What such a number means; None for one that no check has."""
         return self.checks[code - 1] if 0 < code <= len(self.checks) else None
 
     def only(self, function: FuncOp) -> KeptInputs:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from io import StringIO
 
-from xdsl.dialects.builtin import FileLineColLoc, IntAttr, LocationAttr, ModuleOp, StringAttr, UnknownLoc
+from xdsl.dialects.builtin import FileLineColLoc, IntAttr, ModuleOp, StringAttr, UnknownLoc
 from xdsl.ir import Operation
 from xdsl.printer import Printer
 
 from weft.errors import ParseError
+from weft.ir.locations import line_of
 from weft.ir.parser import TextParser
 from weft.ops.dialect import weft_context
 from weft.ops.graph import FuncOp
@@ -63,13 +64,6 @@ def _first_line(text: str) -> str:
 def place_of(operation: Operation | None) -> str | None:
     """An op's location as `file:line`, None where it is not known."""
     return None if operation is None else line_of(operation.location)
-
-
-def line_of(location: LocationAttr | None) -> str | None:
-    """A location as `file:line`, None where it is not known."""
-    if not isinstance(location, FileLineColLoc):
-        return None
-    return f"{location.filename.data}:{location.line.data}"
 
 
 def functions_of(module: ModuleOp) -> list[FuncOp]:

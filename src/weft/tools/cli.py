@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated
@@ -129,6 +130,9 @@ def explain(
         bool, typer.Option("--ir", help="Print the programs at each level: graph, grouped, tile, llvm; ptx, sass.")
     ] = False,
     save: Annotated[Path | None, typer.Option(help="Write the programs at each level to this folder.")] = None,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Print assembly or PTX, each line of the program above what came of it.")
+    ] = False,
     cached: Annotated[bool, typer.Option("--cached", help="Use the disk cache, as the script would.")] = False,
     signature: Annotated[
         str | None, typer.Option(help="What to compile `kernel.py:name` for: `*fp32,*fp32,i32,BLOCK=1024`.")
@@ -155,6 +159,8 @@ def explain(
         if save is not None:
             check_folder(save, "--save")
         gpu = known_target(target) if target is not None else None
+        if lines:
+            os.environ["WEFT_DEBUG_LINES"] = "1"
         if re.fullmatch(r".+\.py:\w+", file):
             from weft.tools.explain_kernel import Wanted, explain_kernel
 
@@ -169,17 +175,19 @@ def explain(
             raise UsageError("a signature is for a kernel", hint=f"name it: {file}:kernel")
         if Path(file).suffix == ".py" and target is not None:
             raise UsageError("a script is compiled for where its tensors are", hint="leave the target out")
+        programs = ir or lines or save is not None
         if Path(file).suffix == ".py":
             if not Path(file).is_file():
                 raise UsageError(f"there is no script {file}")
-            explanation, code = explain_script(file, context.args, programs=ir or save is not None, cached=cached)
+            explanation, code = explain_script(file, context.args, programs=programs, cached=cached)
             failure = explanation.failure
         else:
             with terminal.working(f"compiling {file}"):
-                programs = ir or save is not None
                 explanation, code = explain_program(*read_source(file), programs=programs, target=gpu), 0
         if ir:
             terminal.text(explanation.programs())
+        if lines:
+            terminal.text(explanation.code())
         terminal.show(explanation)
         if save is not None:
             terminal.show(f"{counted(len(explanation.save(save)), 'program')} written to {save}")

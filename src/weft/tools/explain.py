@@ -24,11 +24,14 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from weft.backends.cpu.target import compile_assembly, target_for
+from weft.backends.llvm.stated_lines import with_source
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.config import MODES, Config
 from weft.errors import UnsupportedError, WeftError
 from weft.runtime.profile import Profile, StepEvent, profile
 from weft.runtime.record import CompilationRecord, Fallback, recording
+from weft.tools.explain_breaks import GraphBreaks
 from weft.tools.explain_device import DeviceKernel, device_figures, device_kernels, device_table, sass
 from weft.tools.terminal import counted, scaled
 
@@ -92,6 +95,15 @@ class Explanation:
                 parts.append(f"// graph {number} ({record.name}) as {level}\n{text}")
         return "\n".join(parts)
 
+    def code(self) -> str:
+        """The assembly or PTX of each graph, with the lines of the program that it came of."""
+        parts: list[str] = []
+        for number, record in enumerate(self.records, 1):
+            text = record.programs.get("ptx") or _assembly(record)
+            if text:
+                parts.append(f"// graph {number} ({record.name})\n{with_source(text)}")
+        return "\n".join(parts)
+
     def __rich__(self) -> RenderableType:
         return Group(*_report(self))
 
@@ -134,14 +146,13 @@ def explain(
     def backend(module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return weft_backend(module, example_inputs, options=given)
 
-    before, start = _graph_breaks(), time.perf_counter()
+    breaks, start = GraphBreaks(), time.perf_counter()
     with recording(programs=True, blocks=True) as records, _timing() as ran:
         compiled: Any = torch.compile(  # pyright: ignore[reportUnknownMemberType]
             function, backend=backend, dynamic=dynamic, fullgraph=fullgraph
         )
         _differentiate(function, (inputs, named), compiled(*inputs, **named))
-    breaks = _graph_breaks() - before
-    return Explanation(tuple(records), breaks, config, time.perf_counter() - start, ran.steps)
+    return Explanation(tuple(records), breaks.since(), config, time.perf_counter() - start, ran.steps)
 
 
 def _differentiate(function: Any, given: Any, results: Any) -> None:
@@ -186,7 +197,7 @@ def explain_script(
         raise UnsupportedError(f"there is no script {path}", location=path)
     if not cached:
         os.environ["WEFT_CACHE"] = "0"
-    before, start, code, failure = _graph_breaks(), time.perf_counter(), 0, None
+    breaks, start, code, failure = GraphBreaks(), time.perf_counter(), 0, None
     kept = sys.argv, sys.path
     sys.argv, sys.path = [path, *arguments], [str(Path(path).resolve().parent), *sys.path]
     with recording(programs=programs, blocks=True, inputs=inputs) as records, _timing() as ran:
@@ -200,8 +211,8 @@ def explain_script(
             code, failure = 1, error
         finally:
             sys.argv, sys.path = kept
-    seconds, breaks = time.perf_counter() - start, _graph_breaks() - before
-    return Explanation(tuple(records), breaks, Config.from_options(), seconds, ran.steps, failure), code
+    seconds = time.perf_counter() - start
+    return Explanation(tuple(records), breaks.since(), Config.from_options(), seconds, ran.steps, failure), code
 
 
 def explain_program(text: str, name: str, *, programs: bool, target: NvidiaTarget | None = None) -> Explanation:
@@ -240,6 +251,13 @@ def _levels(record: CompilationRecord) -> dict[str, str]:
     return record.programs if instructions is None else {**record.programs, "sass": instructions}
 
 
+def _assembly(record: CompilationRecord) -> str:
+    """A graph's code for a processor, which is not kept as text."""
+    if "llvm" not in record.programs:
+        return ""
+    return compile_assembly(record.programs["llvm"], target_for((record.config or Config()).cpu))
+
+
 @contextmanager
 def _timing() -> Generator[Profile]:
     """Times the steps of what runs inside, where there is a GPU; else the profile stays empty."""
@@ -250,11 +268,6 @@ def _timing() -> Generator[Profile]:
             yield ran
     else:
         yield Profile()
-
-
-def _graph_breaks() -> Counter[str]:
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return Counter() if dynamo is None else Counter(dynamo.counters["graph_break"])
 
 
 def _report(explanation: Explanation) -> list[RenderableType]:
@@ -296,10 +309,12 @@ def _changed(config: Config) -> str:
 def _graph(number: int, record: CompilationRecord) -> RenderableType:
     took = sum(record.seconds.values())
     nodes = f"{counted(record.nodes, 'node')} → " if record.nodes else ""
-    claimed, left = sum(claim.uses for claim in record.claims), len(record.fallbacks)
+    drawn = sum(claim.uses for claim in record.claims if claim.library == "generator")
+    claimed, left = sum(claim.uses for claim in record.claims) - drawn, len(record.fallbacks)
     made = f"{nodes}{counted(record.ops, 'op')} → {counted(len(record.kernels), 'kernel')}"
     made += f", launched {counted(record.launches, 'time')} a call"
     made += f", {counted(claimed, 'library call')}, {counted(left, 'call')} left to torch"
+    made += f", {counted(drawn, 'call')} of torch's generator" if drawn else ""
     for sizes, size in record.arenas.items():
         made += f"; {scaled(size, 'B')} of temporaries" + (f" at {sizes}" if sizes else "")
     match record.source:

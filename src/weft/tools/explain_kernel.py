@@ -23,6 +23,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from weft.backends.llvm.stated_lines import with_source
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.errors import WeftError
 from weft.frontends.triton.autotune import kernel_of
@@ -207,5 +208,6 @@ def _report(listing: Listing) -> Sequence[RenderableType]:
     code = Table(title="Code", title_justify="left")
     for level in listing.code:
         code.add_column(level, overflow="fold", ratio=1)
-    code.add_row(*(Text(text.expandtabs(4)) for text in listing.code.values()))
+    texts = (with_source(text) if level in ("asm", "ptx") else text for level, text in listing.code.items())
+    code.add_row(*(Text(text.expandtabs(4)) for text in texts))
     return [lines, code]

@@ -187,10 +187,11 @@ def _llvm(module: ModuleOp, target: CpuTarget, options: Options) -> str:
         planned = build_plan(functions[0])
         options.seconds["lower_to_tile"] = time.perf_counter() - start
         start = time.perf_counter()
-        text = emit_kernels(planned.kernels, target)
+        text = emit_kernels(planned.kernels, target, debug_lines=options.locations)
     else:
         start = time.perf_counter()
-        text = emit_kernels({kernel.sym_name.data: kernel for kernel in kernels_of(module)}, target)
+        kernels = {kernel.sym_name.data: kernel for kernel in kernels_of(module)}
+        text = emit_kernels(kernels, target, debug_lines=options.locations)
     options.seconds["emit_llvm"] = time.perf_counter() - start
     return text
 

@@ -45,3 +45,10 @@ def test_no_function_of_three_operands_keeps_one_of_them_under_a_mask() -> None:
     target = CpuTarget("x86_64-unknown-linux-gnu", "skylake-avx512", "+avx512f,+avx512vl,+avx512bw,+avx512dq")
     lines = [line for line in compile_assembly(HEAD + MIXED + TAIL, target).splitlines() if "vpternlog" in line]
     assert not [line for line in lines if "{%k" in line and "{z}" not in line]
+
+
+def test_a_choice_that_states_its_line_is_taken_apart_too() -> None:
+    stated = MIXED.replace("<16 x i32> %x\n", "<16 x i32> %x, !dbg !7\n")
+    text = separate_selects(HEAD + stated + TAIL)
+    assert text is not None
+    assert "%s = or <16 x i32> %s.yes, %s.no, !dbg !7" in text

@@ -8,7 +8,8 @@ import pytest
 
 import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.cpu.compile import emit_kernels
-from weft.backends.cpu.target import CpuTarget, compile_assembly
+from weft.backends.cpu.target import CpuTarget, compile_assembly, target_for
+from weft.errors import WeftError
 from weft.ir.types import bf16, f16
 from weft.ops.base import REGISTRY
 from weft.testing.op_cases import op_cases
@@ -63,3 +64,8 @@ def test_narrow_floats_need_no_library(cpu: str) -> None:
     assembly = compile_assembly(emit_kernels(kernels, x86(cpu)), x86(cpu))
     called = {name.removesuffix("@PLT") for name in re.findall(r"^\s+callq?\s+(\S+)", assembly, re.MULTILINE)}
     assert {name for name in called if not name.startswith((".Lweft.", "weft."))} <= IN_EVERY_PROCESS
+
+
+def test_a_name_is_needed() -> None:
+    with pytest.raises(WeftError, match="LLVM knows no processor called ''"):
+        target_for("")

@@ -189,3 +189,16 @@ def test_lines_are_those_of_the_program_that_runs(cache: DiskCache) -> None:
         with pytest.raises(IndexError) as raised:
             torch.compile(function, backend="weft")(x, i)
         assert f"test_caching.py:{function.__code__.co_firstlineno + 1}" in str(raised.value)
+
+
+def test_code_that_states_lines_is_that_of_its_own_lines(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def one(x: torch.Tensor) -> torch.Tensor:
+        return (x + 1).exp()
+
+    def same(x: torch.Tensor) -> torch.Tensor:
+        return (x + 1).exp()
+
+    x = torch.randn(8)
+    assert [run(each, x)[1] for each in (one, same)] == [["compiled"], ["cache"]]
+    monkeypatch.setenv("WEFT_DEBUG_LINES", "1")
+    assert [run(each, x)[1] for each in (one, same, one)] == [["compiled"], ["compiled"], ["cache"]]

@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.config import Config
 from weft.errors import PlaceError, WeftError
 from weft.frontends.torch.checks import Check
-from weft.frontends.torch.device_checks import LEAST_CALLS, Watch, are_checked, raise_found
+from weft.frontends.torch.device_checks import LEAST_CALLS, Watch, are_checked, raise_found, warn_at_exit
 from weft.lower.machine import gpu_machine
 from weft.testing.interpreted import GpuInterpreter
 
@@ -82,3 +82,17 @@ def test_verdicts_are_kept_until_someone_looks() -> None:
     with pytest.raises(WeftError, match=r"two\n.*a.py:2"):
         raise_found()
     raise_found()
+
+
+def test_what_nobody_looked_at_is_told_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    watch = Watch([Check("place", "index: an index is out of range", "a.py:1")])
+    watch.note(at(1))
+    warn_at_exit()
+    assert [(record.name, record.getMessage()) for record in caplog.records] == [
+        (
+            "weft.data",
+            "weft: a.py:1: a program on the GPU has met wrong data, and no later call could raise it, "
+            "index: an index is out of range",
+        )
+    ]
+    watch.take()

@@ -29,6 +29,7 @@ DRAWS: dict[str, Callable[[Tensor], Any]] = {
         torch.empty(6).cauchy_(),
         torch.poisson(p * 4),
     ),
+    "dropout": lambda p: (torch.native_dropout(p, 0.5, True), torch.dropout(p, 0.25, True)),
     "choices": lambda p: (torch.multinomial(p, 1), torch.multinomial(p[0], 3), torch.multinomial(p, 1, True)),
     "choices with replacement": lambda p: torch.multinomial(p.t(), 4, replacement=True),
     "choices of other types": lambda p: (torch.multinomial(p.double(), 2), torch.multinomial(p.bfloat16(), 1)),
@@ -52,6 +53,7 @@ def test_draws_are_listed_with_what_others_do() -> None:
     found = weft.explain(lambda x: torch.bernoulli(x) + torch.randn(3), torch.rand(3))
     assert found.fallbacks == []
     assert {claim.library for record in found.records for claim in record.claims} == {"generator"}
+    assert "0 library calls, 0 calls left to torch, 2 calls of torch's generator" in " ".join(str(found).split())
 
 
 @pytest.mark.parametrize("wrong", [[0.5, -0.1], [0.5, float("nan")], [float("inf"), 1.0], [[0.5, 1], [0, 0]]])

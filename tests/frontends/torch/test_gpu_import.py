@@ -246,6 +246,7 @@ def test_dropout_is_drawn_by_torch() -> None:
     imported = import_graph(module, "dropout", Config(), device="cuda")
     compiled = compile_nvidia(imported.function, Config(), target_named("sm_90a"))
     assert [s.target for s in compiled.plan.steps if isinstance(s, CallStep)] == ["aten::native_dropout"]
+    assert not imported.fallbacks, "numbers that torch's generator draws are no fallback"
 
 
 def test_graphs_over_several_devices_are_refused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -85,10 +87,29 @@ def test_sizes_may_be_multiplied_with_exact_fractions(factor: float, mode: str) 
         torch.testing.assert_close(run(x), resized(x))
 
 
-def test_sizes_that_floats_are_rounded_to_are_left_to_torch() -> None:
+@pytest.mark.parametrize(("factor", "mode"), [(0.7, "nearest"), (0.29, "bilinear"), (1.1, "bicubic"), (0.7, "area")])
+def test_sizes_may_be_multiplied_with_factors_that_are_rounded(factor: float, mode: str) -> None:
+    def resized(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x.sin(), scale_factor=factor, mode=mode) * 2
+
     torch.compiler.reset()
-    run = torch.compile(
-        lambda x: F.interpolate(x, scale_factor=0.7), backend="weft", dynamic=True, options={"fallback": "error"}
-    )
-    with pytest.raises(Exception, match="depends on how floats are rounded"):
-        run(torch.randn(2, 3, 10, 9))
+    run = torch.compile(resized, backend="weft", dynamic=True, fullgraph=True, options={"fallback": "error"})
+    for sizes in ((10, 9), (100, 31), (30, 57)):  # 0.29 * 100 is less than 29
+        x, y = (torch.randn(2, 3, *sizes, dtype=torch.float64) for _ in range(2))
+        torch.testing.assert_close(run(x), resized(x))
+        y.requires_grad_()
+        torch.testing.assert_close(torch.autograd.grad(run(y).sum(), y), torch.autograd.grad(resized(y).sum(), y))
+
+
+@pytest.mark.parametrize("viewed", [lambda x: x.view(-1, 10), lambda x: x.view(-1, 2, 5), lambda x: x.view(5, -1)])
+def test_sizes_that_must_be_multiples_are_divided(viewed: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def cut(x: torch.Tensor) -> torch.Tensor:
+        return viewed(x + 1).sum(-1) * 2
+
+    torch.compiler.reset()
+    run = torch.compile(cut, backend="weft", dynamic=True, fullgraph=True, options={"fallback": "error"})
+    for count in (30, 40, 700, 10):  # where one row is left, torch assumes that and traces anew
+        x = torch.randn(count, dtype=torch.float64)
+        torch.testing.assert_close(run(x), cut(x))
+    x.requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(run(x).sum(), x), torch.autograd.grad(cut(x).sum(), x))

@@ -53,6 +53,11 @@ def drawn(x: torch.Tensor) -> Any:
     return torch.rand(2, dtype=x.dtype) + 1, found * 2, first + torch.rand(3, dtype=x.dtype)
 
 
+def different(x: torch.Tensor) -> Any:
+    values, inverse, counts = torch.unique(torch.round(x), return_inverse=True, return_counts=True)
+    return values * 2 + 1, inverse + 1, (counts.double() * values).sum(), torch.unique_consecutive(values > 0) + 1
+
+
 def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
@@ -65,6 +70,7 @@ def random(*shape: int) -> torch.Tensor:
         (sliced, [(random(3, 4), torch.tensor(count)) for count in (2, 3, 2)]),
         (written, [(random(9), random(9)), (random(9), random(9))]),
         (drawn, [(random(9),), (random(9),)]),
+        (different, [(random(9),), (random(9) * 3,)]),
     ],
 )
 def test_parts_around_such_sizes_are_compiled(function: Callable[..., Any], inputs: list[Any]) -> None:

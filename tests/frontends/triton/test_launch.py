@@ -114,6 +114,7 @@ def test_which_tensors_share_memory() -> None:
     ("launch", "error", "said"),
     [
         (lambda x: add[(1,)](x, x, x), TypeError, "missing 1 required positional argument: 'n'"),
+        (lambda x: add[(1,)](x, x, x, 4, 64, 5), TypeError, "takes from 4 to 5 positional arguments but 6 were given"),
         (lambda x: add[(1,)](x, x, x, 4, BLOK=3), OptionError, "BLOK"),
         (lambda x: add[(1, 1, 1, 1)](x, x, x, 4), KernelValueError, "one to three sides"),
         (lambda x: add[(-1,)](x, x, x, 4), KernelValueError, "not negative"),

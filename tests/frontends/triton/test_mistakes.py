@@ -87,6 +87,17 @@ def length_of_a_range_not_known(x, y, out, n):
     tl.store(out + offsets, 0.0)
 
 
+@mistake(KernelError, "no whole number: divide by //", BLOCK=128 / 2)
+def length_of_a_range_a_float(x, y, out, n, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)  # here
+    tl.store(out + offsets, 0.0)
+
+
+@mistake(KernelShapeError, "no whole number: divide by //")
+def shape_with_a_float(x, y, out, n):
+    acc = tl.zeros((16, 64 / 2), tl.float32)  # here
+
+
 @mistake(KernelShapeError, "constexpr")
 def shape_not_known(x, y, out, n):
     acc = tl.zeros((16, n), tl.float32)  # here

@@ -37,6 +37,7 @@ def _released() -> torch.Tensor:
     [lambda: torch.empty(8, device="meta"), _fake, _released, lambda: torch.ones(8).to_sparse()],
     ids=["meta", "fake", "released", "sparse"],
 )
+@pytest.mark.filterwarnings("error")
 def test_they_are_refused(made: Callable[[], torch.Tensor], interpreted: bool) -> None:
     out = torch.full((8,), -7.0)
     with triton.interpret() if interpreted else nullcontext(), pytest.raises(WeftError, match="has no memory"):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from weft.testing.fuzz.graph_judge import judge_graph, run_on_cpu
 from weft.testing.fuzz.graph_programs import GraphCase, draw_graph
@@ -18,7 +19,7 @@ from weft.testing.fuzz.kinds import NAMES, kind_named
 from weft.testing.fuzz.runner import FuzzRun, FuzzSettings
 from weft.testing.fuzz.shrink import shrink
 from weft.testing.fuzz.torch_case import TorchCase
-from weft.testing.fuzz.torch_judge import case_of, judge
+from weft.testing.fuzz.torch_judge import TorchRuns, case_of, judge
 from weft.testing.fuzz.torch_programs import draw_case
 from weft.testing.fuzz.triton_judge import judge_kernel
 from weft.testing.fuzz.triton_programs import draw_kernel
@@ -99,6 +100,24 @@ def test_what_rounding_decides_is_not_held_against_anyone() -> None:
     body = ("v0 = x0.sum(0)", "v1 = (v0 - x0.double().sum(0).to(torch.float32)) * 1e6", "v2 = v1 > 0")
     case = replace(SIMPLE, body=body, outputs=("v1", "v2"), calls=({"A": 300, "B": 5},)).live()
     assert not judge(case).failed
+
+
+def test_what_the_last_place_of_inputs_decides_is_not_either() -> None:
+    for seed, judged in ((810452, judge_graph(draw_graph(810452))), (810075, judge_kernel(draw_kernel(810075)))):
+        assert judged.status == "undecided", f"{seed}: {judged}"
+
+
+def test_the_oracle_draws_the_numbers_of_the_program() -> None:
+    body = ("v0 = torch.bernoulli(x0.sigmoid())", "v1 = torch.rand_like(x0) * v0", "v2 = v1.exp().sum(0)")
+    case = replace(SIMPLE, inputs=("x0 = draw((A, B), torch.float16)",), body=body, outputs=("v1", "v2")).live()
+    assert case.draws
+    runs = TorchRuns(case)
+    (narrow,), (wide,) = runs.run()[0], runs.run(wide=True)[0]
+    assert torch.equal(narrow["outputs"][0].double(), wide["outputs"][0])
+    assert not torch.equal(narrow["outputs"][1].double(), wide["outputs"][1])
+    drawing = replace(SIMPLE, body=("v0 = torch.rand_like(x0) * x1",), outputs=("v0",)).live()
+    assert judge(drawing, wrong_backend).status == "wrong"
+    assert judge(draw_case(60024)).status == "right", "eager's loss in bf16 is 0, and was taken for the truth"
 
 
 def test_a_failure_shrinks_to_what_matters() -> None:

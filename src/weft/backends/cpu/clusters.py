@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from xdsl.dialects.builtin import LocationAttr
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from weft.backends.cpu.buffers import Buffer
@@ -77,6 +78,17 @@ Step: TypeAlias = "Cluster | Operation"
 
 def sink_value(sink: Sink) -> SSAValue:
     return sink.value
+
+
+def origin_of(step: Step | Sink) -> LocationAttr | None:
+    """Where in the user's program a step comes from: the first of what shares a loop stands for all."""
+    match step:
+        case Cluster():
+            return next((origin_of(sink) for sink in step.sinks), None)
+        case Fill():
+            return step.value.owner.location if isinstance(step.value, OpResult) else None
+        case _:
+            return step.location
 
 
 def sink_roots(sink: Sink) -> list[SSAValue]:

@@ -14,7 +14,7 @@ from math import prod
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from weft.backends.cpu.buffers import Buffer
-from weft.backends.cpu.clusters import Cluster, Fill, Sink, form_steps
+from weft.backends.cpu.clusters import Cluster, Fill, Sink, form_steps, origin_of
 from weft.backends.cpu.computed import emit_gather, emit_scatter
 from weft.backends.cpu.dot import accumulates_in_place, buffered_operands, emit_dot
 from weft.backends.cpu.loop_nest import LoopNest
@@ -85,6 +85,7 @@ class KernelCodegen:
 
     def emit(self) -> None:
         name = self.kernel.sym_name.data
+        self.module.made_for(self.kernel.location)
         arguments = self.kernel.block.args
         params = [(self._parameter(argument), f"a{i}") for i, argument in enumerate(arguments)]
         self.b = b = Function(
@@ -110,6 +111,7 @@ class KernelCodegen:
         self._entry(name)
 
     def _entry(self, name: str) -> None:
+        self.module.made_for(self.kernel.location)
         entry = Function(self.module, name, [("ptr", "args"), ("i64", "begin"), ("i64", "end")])
         values: list[V] = []
         for i, argument in enumerate(self.kernel.block.args):
@@ -182,6 +184,7 @@ class KernelCodegen:
 
     def block(self, operations: Sequence[Operation | Fill]) -> None:
         for step in form_steps(operations, self.order):
+            outer = self.b.made_for(origin_of(step))
             match step:
                 case Cluster():
                     LoopNest(self, step).emit()
@@ -197,6 +200,7 @@ class KernelCodegen:
                     emit_sort(self, step)
                 case _:
                     emit_written(self, step)
+            self.b.made_for(outer)
 
     def for_loop(self, op: tile.ForOp) -> None:
         b = self.b
@@ -264,9 +268,11 @@ class KernelCodegen:
             lanes = here.lanes if here.index and buffer.shape[here.inner] != 1 else 1
             result = read_along(self.b, buffer, here, lanes)
         else:
+            outer = self.b.made_for(value.owner.location if isinstance(value, OpResult) else None)
             result = self._compute(value, here, kept)
             if value in kept:
                 self.write(self.buffers[value], result, here)
+            self.b.made_for(outer)
         here.values[value] = result
         return result
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeGuard
 from xdsl.ir import OpResult, SSAValue
 
 from weft.backends.cpu.buffers import Buffer
-from weft.backends.cpu.clusters import Cluster, Fill, Sink, cost_of, sink_roots, sink_value
+from weft.backends.cpu.clusters import Cluster, Fill, Sink, cost_of, origin_of, sink_roots, sink_value
 from weft.backends.cpu.computed import all_of, rows_ahead
 from weft.backends.cpu.masks import unmasked_part
 from weft.backends.cpu.memory_order import lazy_closure, same_place_closure
@@ -255,7 +255,9 @@ class LoopNest:
             self.codegen.at(root, here, self.kept)
         results = [(sink, self.codegen.at(sink_value(sink), here, self.kept)) for sink in self.cluster.sinks]
         for sink, value in results:
+            outer = self.b.made_for(origin_of(sink))
             self._put(sink, value, here)
+            self.b.made_for(outer)
 
     def _put(self, sink: Sink, value: V, here: Position) -> None:
         b, codegen = self.b, self.codegen

@@ -21,7 +21,8 @@ _VALUE = r"(?:%[\w.]+|zeroinitializer|splat \([^)]*\)|<[^>]*>)"
 _TYPE = r"<\d+ x i(?:32|64)>"
 _DEFINED = re.compile(rf"^ *(%[\w.]+) = (?:and|or|xor)(?: disjoint)? {_TYPE} ({_VALUE}), ({_VALUE})", re.MULTILINE)
 _SELECT = re.compile(
-    rf"^ *(%[\w.]+) = select (<\d+ x i1>) (%[\w.]+), ({_TYPE}) ({_VALUE}), {_TYPE} ({_VALUE})$", re.MULTILINE
+    rf"^ *(%[\w.]+) = select (<\d+ x i1>) (%[\w.]+), ({_TYPE}) ({_VALUE}), {_TYPE} ({_VALUE})(, !dbg !\d+)?$",
+    re.MULTILINE,
 )
 
 
@@ -35,14 +36,14 @@ def separate_selects(text: str) -> str | None:
 
     def separated(found: re.Match[str]) -> str:
         nonlocal changed
-        result, bits, condition, type_, yes, no = found.groups()
+        result, bits, condition, type_, yes, no, line = found.groups(default="")
         if not (is_assembled(yes) or is_assembled(no)):
             return found[0]
         changed = True
         return (
-            f"  {result}.yes = select {bits} {condition}, {type_} {yes}, {type_} zeroinitializer\n"
-            f"  {result}.no = select {bits} {condition}, {type_} zeroinitializer, {type_} {no}\n"
-            f"  {result} = or {type_} {result}.yes, {result}.no"
+            f"  {result}.yes = select {bits} {condition}, {type_} {yes}, {type_} zeroinitializer{line}\n"
+            f"  {result}.no = select {bits} {condition}, {type_} zeroinitializer, {type_} {no}{line}\n"
+            f"  {result} = or {type_} {result}.yes, {result}.no{line}"
         )
 
     made = _SELECT.sub(separated, text)

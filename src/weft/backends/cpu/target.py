@@ -17,6 +17,7 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from weft.backends.cpu.separate_selects import separate_selects
+from weft.backends.llvm.debug_lines import has_lines, keep_lines
 from weft.errors import CompilationError, WeftError
 from weft.forks import COMPILING, release_after_fork
 
@@ -183,7 +184,7 @@ def checked_target(triple: str, cpu: str) -> CpuTarget:
     target = CpuTarget(triple, cpu, "")
     with COMPILING:
         said = _said_by_llvm(target)
-    if "not a recognized processor" in said:
+    if not cpu or "not a recognized processor" in said:
         family = triple.partition("-")[0]
         raise WeftError(
             f"LLVM knows no processor called {cpu!r} for {family}",
@@ -231,13 +232,16 @@ _NEEDED = 64 << 20
 def require_memory(size: int = 0) -> None:
     """Raise a `MemoryError` where LLVM would end the process, which it does when it gets no memory."""
     try:
-        mmap.mmap(-1, _NEEDED + 4 * size).close()
+        # Private as LLVM's own memory is: a shared mapping is a file, which other limits hold for.
+        mmap.mmap(-1, _NEEDED + 4 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
     except OSError as error:
         raise MemoryError("not enough memory for the compiler") from error
 
 
 def _emitted(text: str, machine: llvm.TargetMachine, level: int, form: str) -> Any:
     require_memory(16 * len(text))
+    if has_lines(text):
+        keep_lines()
     # LLVM's objects are freed when this returns, which is still under the lock.
     return getattr(machine, form)(_optimised(text, machine, level))
 

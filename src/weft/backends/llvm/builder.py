@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 
 import ml_dtypes
 import numpy as np
+from xdsl.dialects.builtin import LocationAttr
 
+from weft.backends.llvm.debug_lines import DebugLines, Origins
 from weft.ir.expr import Size
 from weft.ir.types import DType
 
@@ -103,6 +105,8 @@ class Module:
     shared: set[str] = field(default_factory=set[str])
     addends: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
     """Where the constants stand that are read from memory: the literal and which of a function's uses of it."""
+    debug: DebugLines | None = None
+    """The line of the user's program that each instruction comes from, where that is asked for."""
 
     @property
     def is_x86(self) -> bool:
@@ -114,9 +118,16 @@ class Module:
         self.shared.add(name)
         return not known
 
+    def made_for(self, location: LocationAttr) -> None:
+        """Say where in the user's program functions that are begun now come from."""
+        if self.debug is not None:
+            self.debug.current = location
+
     def __str__(self) -> str:
         head = f'target triple = "{self.triple}"\n'
         parts = [*self._addends(), *self.globals.values(), *self.functions, *self.declarations.values()]
+        if self.debug is not None:
+            parts.append(str(self.debug))
         return head + "\n".join(parts) + "\n"
 
     def _addends(self) -> list[str]:
@@ -151,6 +162,11 @@ class Function:
         self._entry: list[str] = []
         self.lines: list[str] = []
         self.block = "entry"
+        self._origins = None if module.debug is None else Origins(module.debug)
+
+    def made_for(self, location: LocationAttr | None) -> LocationAttr | None:
+        """Say where in the user's program the following instructions come from; gives what was said before."""
+        return None if self._origins is None else self._origins.mark(len(self.lines), location)
 
     # -- values ----------------------------------------------------------------------------------------------------
 
@@ -342,8 +358,10 @@ class Function:
     def finish(self, result: V | None = None) -> None:
         """End the function and hand it to the module."""
         self.do(f"ret {result}" if result else "ret void")
-        head = f"define {self.result} @{self.name}({self._params}) {self.attributes} {{"
-        self.module.functions.append("\n".join([head, "entry:", *self._entry, *self.lines, "}"]))
+        lines = [*self._entry, *self.lines]
+        origin = "" if self._origins is None else self._origins.annotate(self.name, lines, len(self._entry))
+        head = f"define {self.result} @{self.name}({self._params}) {self.attributes}{origin} {{"
+        self.module.functions.append("\n".join([head, "entry:", *lines, "}"]))
 
     # -- sizes -----------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from weft.backends.nvidia.stretches import PickOp
 from weft.backends.nvidia.strided_memory import may_be_shared
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.expr import mod, product, symbol
+from weft.ir.locations import inherit_locations, sourced
 from weft.lower.plan import Planned
 from weft.lower.steps import KernelStep, Plan, Step, buffers_of
 from weft.tile import dialect as tile
@@ -178,7 +179,9 @@ def _one(planned: Planned, links: Sequence[_Link]) -> KernelStep:
     label = "_then_".join(dict.fromkeys(name_of(link.step) for link in links))[:60]
     name = f"{label}_{hashlib.sha256(repr((names, places)).encode()).hexdigest()[:12]}"
     if name not in planned.kernels:
-        planned.kernels[name] = kernel = _kernel(name, links, buffers, scratch)
+        with sourced(links[0].kernel.location):
+            planned.kernels[name] = kernel = _kernel(name, links, buffers, scratch)
+        inherit_locations(planned.kernels[name])
         set_integer(kernel, SHARED, shared)
         planned.schedules[name] = "; ".join(dict.fromkeys(planned.schedules[each] for each in names))
         planned.sources[name] = set().union(*(planned.sources.get(each, ()) for each in names))
@@ -219,7 +222,8 @@ def _kernel(name: str, links: Sequence[_Link], buffers: Sequence[int], scratch: 
             block.add_op(BarrierOp.create())
         first = 0
         for link in level:
-            block.add_ops(_turns(link, [arguments[n] for n in link.step.buffers], warp.out, first, warps))
+            with sourced(link.kernel.location):
+                block.add_ops(_turns(link, [arguments[n] for n in link.step.buffers], warp.out, first, warps))
             first += link.programs
     block.add_op(tile.ReturnOp.create())
     attributes = {

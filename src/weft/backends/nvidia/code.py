@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -88,9 +89,24 @@ class DeviceCode:
     @property
     def ptx(self) -> str:
         """All kernels as one module."""
-        parts = [_parted(module) for module in dict.fromkeys(self.modules.values())]
+        files: dict[str, int] = {}
+        parts = [_parted(_with_files(module, files)) for module in dict.fromkeys(self.modules.values())]
         heads = dict.fromkeys(line for head, _ in parts for line in head.splitlines(keepends=True))
-        return "".join([*heads, *(kernels for _, kernels in parts)])
+        named = [f"\t.file\t{number} {name}\n" for name, number in files.items()]
+        return "".join([*heads, *(kernels for _, kernels in parts), *named])
+
+
+_FILE = re.compile(r"^\t\.file\t(\d+) (.*)\n", re.MULTILINE)
+_LINE = re.compile(r"^(\t\.loc\t)(\d+)", re.MULTILINE)
+_NO_MACROS = "\t.section\t.debug_macinfo\t{\t}\n"
+
+
+def _with_files(ptx: str, files: dict[str, int]) -> str:
+    """A module whose source files have the numbers of `files`, which gets those that it has not; they stand there."""
+    own = {number: str(files.setdefault(name, len(files) + 1)) for number, name in _FILE.findall(ptx)}
+    if not own:
+        return ptx
+    return _LINE.sub(lambda found: found[1] + own[found[2]], _FILE.sub("", ptx)).replace(_NO_MACROS, "")
 
 
 def _parted(ptx: str) -> tuple[str, str]:

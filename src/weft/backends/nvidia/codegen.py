@@ -80,6 +80,7 @@ class KernelCodegen:
 
     def emit(self) -> None:
         kernel, arguments = self.kernel, self.kernel.block.args
+        self.module.made_for(kernel.location)
         params = [(_parameter(argument), f"a{i}") for i, argument in enumerate(arguments)]
         maps = [(_MAP, f"m{i}") for i in range(len(self.launch.maps))]
         attributes = f'nounwind "nvvm.reqntid"="{self.launch.threads}" "nvvm.minctasm"="{integer(kernel, RESIDENT, 1)}"'
@@ -133,6 +134,11 @@ class KernelCodegen:
                 self.visit(op)
 
     def visit(self, op: Operation) -> None:
+        outer = self.b.made_for(op.location)
+        self._emit(op)
+        self.b.made_for(outer)
+
+    def _emit(self, op: Operation) -> None:
         match op:
             case tile.ConstantOp():
                 type_ = tile.tile_type(op.out)

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from weft.backends.llvm.builder import Module
+from weft.backends.llvm.debug_lines import DebugLines, keep_lines
 from weft.backends.nvidia.alignment import mark_shifted
 from weft.backends.nvidia.anchors import blocks_beside
 from weft.backends.nvidia.assign_layouts import assign_layouts
@@ -48,6 +49,7 @@ from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
 from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
 from weft.errors import LoweringError
 from weft.forks import BACKGROUND, COMPILING
+from weft.ir.locations import inherit_locations
 from weft.tile import dialect as tile
 
 Loads: TypeAlias = Callable[[str, str, Launch], None]
@@ -157,11 +159,17 @@ def _widens_ahead(kernel: tile.KernelOp) -> bool:
     return any(AHEAD in op.attributes for op in ops) and any(isinstance(op, tile.DequantizeOp) for op in ops)
 
 
-def emit_llvm(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[str, Launch]:
-    """A kernel as the text of an LLVM module, and how it is launched."""
+def emit_llvm(kernel: tile.KernelOp, target: NvidiaTarget, *, debug_lines: bool = False) -> tuple[str, Launch]:
+    """A kernel as the text of an LLVM module, and how it is launched.
+
+    With `debug_lines` the module says which line of the user's program each instruction comes from.
+    """
     module = Module(TRIPLE, frozenset(what for what, since in _SINCE.items() if target.capability < since))
     module.globals[SHARED_SYMBOL] = f"@{SHARED_SYMBOL} = external addrspace(3) global [0 x i8], align 1024"
     annotated, launch = annotate(kernel, target)
+    if debug_lines:
+        module.debug = DebugLines("DebugDirectivesOnly")
+        inherit_locations(annotated)
     programmatic = target.capability >= 90
     asked = asked_early(annotated, launch) if programmatic else ()
     written, ahead = written_by(kernel), _widens_ahead(annotated)
@@ -185,8 +193,8 @@ class KernelCompiler:
     the `with`. A fork waits for them.
     """
 
-    def __init__(self, target: NvidiaTarget, loads: Loads | None = None) -> None:
-        self.target, self._loads = target, loads
+    def __init__(self, target: NvidiaTarget, loads: Loads | None = None, *, debug_lines: bool = False) -> None:
+        self.target, self._loads, self._debug_lines = target, loads, debug_lines
         self.texts: dict[str, str] = {}
         """The LLVM IR of each kernel."""
         self._launches: dict[str, Launch] = {}
@@ -197,6 +205,8 @@ class KernelCompiler:
 
     def __enter__(self) -> KernelCompiler:
         COMPILING.acquire()
+        if self._debug_lines:
+            keep_lines()
         BACKGROUND.add(self)
         self._interval = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_SECONDS)
@@ -221,7 +231,7 @@ class KernelCompiler:
         self._takes_long = self._takes_long or bool(slow)
         for name in sorted(kernels, key=lambda each: each not in slow):
             try:
-                self.texts[name], self._launches[name] = emit_llvm(kernels[name], self.target)
+                self.texts[name], self._launches[name] = self._emitted(kernels[name])
             except LoweringError as error:
                 known = frozenset(sources.get(name, ()))
                 raise LoweringError(f"{name}: {error.message}", hint=error.hint, sources=known) from error
@@ -236,6 +246,9 @@ class KernelCompiler:
         awaited = AwaitedModules(self._made, self._loads)
         modules = awaited if self._takes_long and self._loads is not None else dict(awaited)
         return DeviceCode(self.target.arch, modules, launches)
+
+    def _emitted(self, kernel: tile.KernelOp) -> tuple[str, Launch]:
+        return emit_llvm(kernel, self.target, debug_lines=self._debug_lines)
 
     def _make(self, name: str) -> None:
         made = self._made[name]
@@ -253,8 +266,10 @@ def has_product(kernel: tile.KernelOp) -> bool:
     return any(isinstance(op, tile.DotOp) for op in kernel.walk())
 
 
-def compile_kernels(kernels: Mapping[str, tile.KernelOp], target: NvidiaTarget) -> DeviceCode:
+def compile_kernels(
+    kernels: Mapping[str, tile.KernelOp], target: NvidiaTarget, *, debug_lines: bool = False
+) -> DeviceCode:
     """Kernels as PTX for a target."""
-    with KernelCompiler(target) as compiler:
+    with KernelCompiler(target, debug_lines=debug_lines) as compiler:
         compiler.add(kernels)
         return compiler.code()

@@ -27,6 +27,7 @@ from weft.backends.nvidia.asynchronous import IndexOp
 from weft.backends.nvidia.early_start import is_only_read
 from weft.backends.nvidia.stretches import PickOp
 from weft.ir.expr import Size, floordiv, maximum, minimum, mod, product, symbol
+from weft.ir.locations import inherit_locations, sourced
 from weft.lower.plan import Planned
 from weft.lower.steps import KernelStep, LaunchStep, Step
 from weft.tile import dialect as tile
@@ -187,7 +188,9 @@ def _one(planned: Planned, turns: Sequence[_Turn]) -> KernelStep:
     label = "_and_".join(dict.fromkeys(map(name_of, steps)))[:60]
     name = f"{label}_{digest}"
     if name not in planned.kernels:
-        planned.kernels[name] = _kernel(planned, name, turns)
+        with sourced(turns[0].known.kernel.location):
+            planned.kernels[name] = _kernel(planned, name, turns)
+        inherit_locations(planned.kernels[name])
         planned.schedules[name] = "; ".join(dict.fromkeys(planned.schedules[each] for each in names))
         planned.sources[name] = set().union(*(planned.sources.get(each, ()) for each in names))
     programs = sum(step.grid for step in steps if isinstance(step.grid, int))
@@ -205,10 +208,11 @@ def _kernel(planned: Planned, name: str, turns: Sequence[_Turn]) -> tile.KernelO
         counts = [step.grid for step in turn.steps if isinstance(step.grid, int)]
         starts = list(accumulate(counts, initial=first))
         own = [[arguments.pop(0) for _ in turn.known.kernel.block.args] for _ in turn.steps]
-        if len(turns) == 1:
-            _write(block, turn.known.kernel, own, program.out, starts[:-1])
-        else:
-            block.add_op(_where(turn.known.kernel, own, program.out, starts))
+        with sourced(turn.known.kernel.location):
+            if len(turns) == 1:
+                _write(block, turn.known.kernel, own, program.out, starts[:-1])
+            else:
+                block.add_op(_where(turn.known.kernel, own, program.out, starts))
         first = starts[-1]
     block.add_op(tile.ReturnOp.create())
     attributes = {

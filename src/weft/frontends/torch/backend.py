@@ -38,7 +38,7 @@ from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.locations import first_line
 from weft.frontends.torch.observed_call import ObservedCall
 from weft.frontends.torch.opaque import OpaqueRuntime
-from weft.frontends.torch.overlaps import overlaps_checked, written_arguments
+from weft.frontends.torch.overlaps import mutated_arguments, overlaps_checked
 from weft.frontends.torch.report import (
     HOW_TO_DECIDE,
     Fallback,
@@ -110,7 +110,7 @@ def weft_backend(
         keep_inference_input_mutations=True,
     )
     compiled = shortcut.shortened(backend(with_traced_gradients(module), example_inputs))
-    written = written_arguments(len(example_inputs))
+    written = mutated_arguments(len(example_inputs))
     return compiled if written == () else overlaps_checked(compiled, module, example_inputs, written, config)
 
 

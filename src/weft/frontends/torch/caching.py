@@ -27,9 +27,11 @@ from weft.frontends.torch.checks import Check
 from weft.frontends.torch.encoding import operator_named
 from weft.frontends.torch.facts import size_facts
 from weft.frontends.torch.graph import Calling, Number, Passed, Returned, Viewed
+from weft.frontends.torch.locations import location_of
 from weft.frontends.torch.report import Fallback
-from weft.frontends.torch.sizes import Source, SymbolReader, SymbolRule
+from weft.frontends.torch.sizes import LARGEST_FACTOR, Source, SymbolReader, SymbolRule
 from weft.ir.expr import Expr, symbols_of
+from weft.ir.locations import line_of
 from weft.lower.steps import CallStep, Plan
 from weft.runtime import stored_programs
 from weft.runtime.blas import blas_symbols
@@ -48,8 +50,8 @@ def graph_key(
 ) -> str | None:
     """The key of a captured graph, or None where it holds something that has no stable text.
 
-    Which arguments are `frozen` is part of it; their contents are not: no code depends on them. `target` is what code
-    is made for, by default this machine.
+    Which arguments are `frozen` is part of it; their contents are not: no code depends on them. Nor are lines of the
+    user's program, unless the code is to state them. `target` is what code is made for, by default this machine.
     """
     lines: list[str] = [name, f"frozen {sorted(frozen)}"]
     for node in module.graph.nodes:
@@ -64,6 +66,8 @@ def graph_key(
         lines.append(
             f"{node.name} {node.op} {node.target} {node.args} {node.kwargs} {_described(node.meta.get('val'))}"
         )
+        if config.debug_lines:
+            lines.append(f"line {line_of(location_of(node))}")
     lines.extend(size_facts(module))
     lines.extend(shared_arguments(module.graph))
     target = target or cpu_target.host_target()
@@ -116,7 +120,7 @@ def _check_calling(calling: Calling, plan: Plan) -> None:
     """Raise where the call cannot give the plan what it needs, or wants of it what it does not have."""
     known: set[str] = set()
     for rule in calling.symbols.rules:
-        if rule.scale == 0 or not symbols_of(rule.rest) <= known:
+        if rule.scale == 0 or not 0 <= rule.factor < LARGEST_FACTOR or not symbols_of(rule.rest) <= known:
             raise ParseError(f"a stored rule for {rule.name} cannot be followed")
         known.add(rule.name)
     expected = len(plan.inputs) + len(plan.fixed)

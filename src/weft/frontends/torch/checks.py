@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xdsl.ir import SSAValue
+from xdsl.ir import OpResult, SSAValue
 
 from weft.errors import CountError, DataError, DivisionError, PlaceError, PowerError, WeftError
 from weft.frontends.torch.builder import ImportBuilder
@@ -64,10 +64,10 @@ def check_divisor(b: ImportBuilder, divisor: SSAValue | bool | int | float | Exp
     _state(b, "division", "an integer is divided by zero", zero, touched)
 
 
-def check_count(b: ImportBuilder, count: SSAValue, given: Size, what: str, *, at_least: bool = False) -> None:
+def check_count(b: ImportBuilder, count: SSAValue, given: Size, *, at_least: bool = False) -> None:
     """As many values must be given as a mask has true elements, or more."""
     wrong = b.emit("gt" if at_least else "ne", count, b.number(given, i64))
-    _state(b, "count", f"{what}: {given} values do not fit the number of true elements of the mask", wrong)
+    _state(b, "count", f"{given} values do not fit the number of true elements of the mask", wrong)
 
 
 def check_that(b: ImportBuilder, kind: str, message: str, wrong: SSAValue) -> None:
@@ -101,6 +101,7 @@ def combined(b: ImportBuilder) -> tuple[SSAValue | None, tuple[Check, ...]]:
     stated = [(found, check) for found, check in b.checks if b.exists(found)]
     code: SSAValue | None = None
     for number, (found, _) in enumerate(stated, 1):
+        b.location = found.owner.location if isinstance(found, OpResult) else None
         this = b.emit("where", b.to(found, boolean), b.number(number, i64), b.number(0, i64))
         code = this if code is None else b.emit("maximum", code, this)
     return code, tuple(check for _, check in stated)

@@ -11,7 +11,6 @@ looks there. Indices that lie outside read and write nothing foreign meanwhile: 
 from __future__ import annotations
 
 import atexit
-import logging
 import weakref
 from collections.abc import Sequence
 
@@ -19,10 +18,9 @@ import numpy as np
 import torch
 
 from weft.config import Config
+from weft.diagnostics import warn
 from weft.errors import WeftError
 from weft.frontends.torch.checks import Check, failure
-
-log = logging.getLogger("weft")
 
 LEAST_CALLS = 400
 """Calls in a graph from which on its data is checked unless the user says otherwise. A check is two or three launches,
@@ -81,10 +79,13 @@ def raise_found() -> None:
             raise error
 
 
-def _warn_at_exit() -> None:
+def warn_at_exit() -> None:
+    """Tell what no call could raise any more."""
     for watch in list(_watches):
         if watch.found:
-            log.error("no call has raised what a program found on the GPU: %s", failure(watch.checks, int(watch.found)))
+            error = failure(watch.checks, int(watch.found))
+            what = "a program on the GPU has met wrong data, and no later call could raise it"
+            warn("data", what, error.message, error.hint or "", location=error.location)
 
 
-atexit.register(_warn_at_exit)
+atexit.register(warn_at_exit)

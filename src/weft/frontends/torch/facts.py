@@ -18,7 +18,7 @@ from weft.ir.expr import Expr, symbols_of
 
 def size_facts(module: fx.GraphModule) -> tuple[str, ...]:
     """The ranges of symbols, and the conditions that a call must meet for the graph to be used."""
-    environment = _environment(module)
+    environment = environment_of(module)
     if environment is None:
         return ()
     ranges: dict[Any, Any] = environment.var_to_range
@@ -29,13 +29,13 @@ def size_facts(module: fx.GraphModule) -> tuple[str, ...]:
 
 def condition_count(module: fx.GraphModule) -> int:
     """How many conditions there are; more when one has come up since."""
-    environment = _environment(module)
+    environment = environment_of(module)
     if environment is None:
         return 0
     return len(environment.guards) + sum(map(len, environment.deferred_runtime_asserts.values()))
 
 
-def _environment(module: fx.GraphModule) -> Any:
+def environment_of(module: fx.GraphModule) -> Any:
     """The shape environment of a captured graph; None where all its sizes are known."""
     for node in module.graph.find_nodes(op="placeholder"):
         meta = node.meta.get("val")

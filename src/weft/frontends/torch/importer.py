@@ -46,15 +46,14 @@ from weft.frontends.torch.device_checks import are_checked
 from weft.frontends.torch.devices import copies_away
 from weft.frontends.torch.dtypes import FLOAT8
 from weft.frontends.torch.encoding import NumberArgument, TensorArgument
-from weft.frontends.torch.facts import condition_count, symbols_told
+from weft.frontends.torch.facts import condition_count, environment_of, symbols_told
 from weft.frontends.torch.flex import is_flex, is_own_flex, read_flex
 from weft.frontends.torch.graph import Calling, ImportedGraph, Number, Output, Passed, Returned
 from weft.frontends.torch.inlining import record_random_results, trace_decomposition
 from weft.frontends.torch.locations import location_of, user_line
-from weft.frontends.torch.opaque import as_drawn, draws_numbers, is_pure, make_opaque
+from weft.frontends.torch.opaque import as_drawn, has_effects, is_pure, make_opaque
 from weft.frontends.torch.report import (
     COPIES_AWAY,
-    DRAWS,
     HAS_EFFECTS,
     Fallback,
     check_fallbacks,
@@ -62,7 +61,7 @@ from weft.frontends.torch.report import (
     note_targets,
 )
 from weft.frontends.torch.signature import annotate
-from weft.frontends.torch.sizes import Source, integer_sources, read_symbols, size_of, sizes_of
+from weft.frontends.torch.sizes import Source, fix_facts, integer_sources, read_symbols, scaled_sizes, size_of, sizes_of
 from weft.frontends.torch.strides import dense_strides, unusual_strides
 from weft.frontends.torch.symbolic_floats import float_value
 from weft.ir.attributes import to_attribute
@@ -91,6 +90,8 @@ def import_graph(
     libraries do. What comes from places of the user's program that are `left` is left to torch.
     """
     known = condition_count(module)
+    if (environment := environment_of(module)) is not None:
+        fix_facts(environment)
     imported = _Importer(module, name, config, frozen, device, tensor_cores, left).run()
     return replace(imported, conditional=condition_count(module) > known)
 
@@ -116,7 +117,7 @@ class _Importer:
         nodes = self.module.graph.nodes
         note_targets(str(node.target) for node in nodes if node.op == "call_function")
         placeholders = self.module.graph.find_nodes(op="placeholder")
-        tokens = {node for node in placeholders if any(_is_effect(user) for user in node.users)}
+        tokens = {node for node in placeholders if any(has_effects(user) for user in node.users)}
         self.values.update(dict.fromkeys(tokens))
         tensors = [node for node in placeholders if isinstance(_meta(node), torch.Tensor) and node not in tokens]
         function = FuncOp.make(self.name, {node.name: self._type(_meta(node)) for node in tensors})
@@ -157,7 +158,7 @@ class _Importer:
         calling = Calling(
             arguments=tuple(self.positions[node] for node in tensors),
             constants=tuple(self.paths),
-            symbols=read_symbols(known, self.symbols),
+            symbols=read_symbols(known, self.symbols, self._scaled_sizes()),
             outputs=tuple(outputs),
             mutated=tuple((position, returned.index(node)) for position, node in self.mutated),
             fallbacks=tuple(self.fallbacks),
@@ -168,6 +169,10 @@ class _Importer:
             ),
         )
         return ImportedGraph(function, calling, tuple(self.constants), self.objects)
+
+    def _scaled_sizes(self) -> Mapping[str, tuple[Size, float]]:
+        environment = environment_of(self.module)
+        return {} if environment is None else scaled_sizes(environment)
 
     def _constant_places(self, tensors: Sequence[fx.Node]) -> tuple[int, ...]:
         """Which of the function's arguments are the same in every call: frozen ones, and the graph's own constants."""
@@ -240,7 +245,7 @@ class _Importer:
         self.builder.location, self.builder.source = location_of(node), node.name
         if node.target is torch.ops.aten.copy_.default and node.args[0] in self.positions:
             return self._write_back(node)
-        if _is_effect(node):
+        if has_effects(node):
             # The token orders effects; opaque calls that are not pure keep their order without it.
             _, target, *args = node.args
             outputs = self._opaque(target, args, node.kwargs, _meta(node)[1:], HAS_EFFECTS, pure=False)
@@ -261,8 +266,7 @@ class _Importer:
             value = self._converted(node)
         except WeftError as error:
             self._erase_after(last)
-            reason = DRAWS if draws_numbers(node.target) else error.message
-            return self._opaque(as_drawn(node), node.args, node.kwargs, _meta(node), reason)
+            return self._opaque(node.target, node.args, node.kwargs, _meta(node), error.message)
         if (
             self.device != "cpu"
             and not self.config.strict
@@ -513,7 +517,3 @@ class _Importer:
 
 def _meta(node: fx.Node) -> Any:
     return node.meta.get("val")
-
-
-def _is_effect(node: fx.Node) -> bool:
-    return node.op == "call_function" and getattr(node.target, "_name", None) == "with_effects"

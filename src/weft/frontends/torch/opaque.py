@@ -10,7 +10,6 @@ A call sees its operands with the strides that eager execution would give them, 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,19 +48,9 @@ def is_pure(target: Any) -> bool:
     )
 
 
-_DRAWS = re.compile(
-    r"(rand|rand_like|randn|randn_like|randint|randint_like|randperm|bernoulli|normal|normal_functional|uniform|random"
-    r"|exponential|geometric|cauchy|log_normal|poisson|binomial|native_dropout|_fused_dropout|standard_gamma)_?"
-)
-
-
-def draws_numbers(target: Any) -> bool:
-    """Whether an operator does little more than to draw from torch's generator, whose numbers are to be eager's."""
-    return (
-        isinstance(target, torch._ops.OpOverload)
-        and torch.Tag.nondeterministic_seeded in target.tags
-        and _DRAWS.fullmatch(target._schema.name.rpartition("::")[2]) is not None
-    )
+def has_effects(node: fx.Node) -> bool:
+    """Whether a node calls, with a token that orders it, an operator which does more than to return something."""
+    return node.op == "call_function" and getattr(node.target, "_name", None) == "with_effects"
 
 
 def as_drawn(node: fx.Node) -> Any:

@@ -31,7 +31,7 @@ _FEW = 8
 """Arguments that are compared one by one."""
 
 
-def written_arguments(count: int) -> tuple[int, ...] | None:
+def mutated_arguments(count: int) -> tuple[int, ...] | None:
     """Which of so many arguments the graph that is being traced writes to; None where that cannot be told of each."""
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None

@@ -16,8 +16,8 @@ from weft.runtime.record import Fallback as Fallback
 from weft.runtime.record import note_fallback_here
 
 HOW_TO_DECIDE = 'options={"fallback": "error"} makes this an error, "quiet" leaves the message out'
-HAS_EFFECTS, COPIES_AWAY, DRAWS = "it has effects", "it copies to another device", "torch's generator draws its numbers"
-_BY_DESIGN = (HAS_EFFECTS, COPIES_AWAY, DRAWS)
+HAS_EFFECTS, COPIES_AWAY = "it has effects", "it copies to another device"
+_BY_DESIGN = (HAS_EFFECTS, COPIES_AWAY)
 
 
 @dataclass

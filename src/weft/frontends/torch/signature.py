@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from xdsl.dialects.builtin import DictionaryAttr
 
+from weft.frontends.torch.sizes import multiple
 from weft.frontends.torch.strides import unusual_strides
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import symbols_of
@@ -64,7 +65,8 @@ def _ranges(nodes: Sequence[fx.Node], names: set[str]) -> dict[str, tuple[int, i
     environment: Any = first.node.shape_env
     ranges: dict[str, tuple[int, int | None]] = {}
     for symbol, bounds in environment.var_to_range.items():
-        if str(symbol) in names:
-            upper = int(bounds.upper) if bounds.upper.is_Integer else None
-            ranges[str(symbol)] = (int(bounds.lower) if bounds.lower.is_Integer else 0, upper)
+        name, factor = multiple(symbol, environment)
+        if name in names:
+            upper = int(bounds.upper) // factor if bounds.upper.is_Integer else None
+            ranges[name] = (-(-int(bounds.lower) // factor) if bounds.lower.is_Integer else 0, upper)
     return ranges

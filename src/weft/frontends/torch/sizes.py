@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -121,22 +124,40 @@ def _converted(expression: Any, shape_env: Any) -> Size:
             raise UnsupportedError(f"{name} in the size {expression} is not a function of sizes")
 
 
-_EXACT_FACTOR, _EXACT_SHIFT = 1 << 20, 1 << 20
+LARGEST_FACTOR, _EXACT_SHIFT = 1 << 20, 1 << 20
 """Up to these, a factor's product with a size below 2**32 is exact in f64: then it may be taken as a fraction."""
 
 
 def _scaled(expression: Any, shape_env: Any) -> Size:
-    """trunc(1.5 * float(s0)) is 3 * s0 // 2: how resizing by a factor says what comes out."""
+    """trunc(1.5 * float(s0)) is 3 * s0 // 2: how resizing by a factor says what comes out.
+
+    With a factor that floats do not hold exactly (0.7) it is a symbol of its own, which a call computes.
+    """
     (scaled,) = expression.args
     factors = scaled.args if type(scaled).__name__ == "Mul" else (scaled,)
     numbers = [factor for factor in factors if factor.is_Float or factor.is_Integer]
     sizes = [factor.args[0] for factor in factors if type(factor).__name__ == "ToFloat"]
     if len(sizes) != 1 or len(numbers) > 1 or len(factors) != len(sizes) + len(numbers) or not sizes[0].is_Symbol:
         raise UnsupportedError(f"the size {expression} is computed in floats")
-    above, below = float(numbers[0]).as_integer_ratio() if numbers else (1, 1)
-    if not 0 < above <= _EXACT_FACTOR or below > _EXACT_SHIFT:
-        raise UnsupportedError(f"the size {expression} depends on how floats are rounded")
-    return floordiv(_converted(sizes[0], shape_env) * above, below)
+    factor, size = float(numbers[0]) if numbers else 1.0, _converted(sizes[0], shape_env)
+    if not 0 < factor < LARGEST_FACTOR:
+        raise UnsupportedError(f"the size {expression} has a factor that is no enlargement")
+    above, below = factor.as_integer_ratio()
+    if above <= LARGEST_FACTOR and below <= _EXACT_SHIFT:
+        return floordiv(size * above, below)
+    if isinstance(size, int):
+        return int(factor * size)
+    name = f"{sizes[0]}_times_{struct.pack('>d', factor).hex()}"
+    _scaled_sizes.setdefault(shape_env, {})[name] = size, factor
+    return symbol(name)
+
+
+_scaled_sizes: WeakKeyDictionary[Any, dict[str, tuple[Size, float]]] = WeakKeyDictionary()
+
+
+def scaled_sizes(shape_env: Any) -> Mapping[str, tuple[Size, float]]:
+    """The symbols that stand for a size times a float, without what is behind the point."""
+    return _scaled_sizes.get(shape_env, {})
 
 
 def _folded(function: Callable[[Size, Size], Size], sizes: Sequence[Size]) -> Size:
@@ -153,14 +174,67 @@ def _nonnegative(symbol_: Any, shape_env: Any) -> bool:
     return bounds is not None and bool(bounds.lower >= 0)
 
 
+@dataclass(frozen=True)
+class _Facts:
+    """What every call meets of symbols by themselves: what divides them, and the values of those that have but one."""
+
+    divisors: Mapping[str, int]
+    values: Mapping[str, int]
+
+
+_facts: WeakKeyDictionary[Any, _Facts] = WeakKeyDictionary()
+
+
+def fix_facts(shape_env: Any) -> None:
+    """From here on take a size that calls must give as a multiple (`s0 % 10 == 0`) as so many times another symbol.
+
+    Then `s0 // 10`, which shapes are made of, divides it; and where that must be 3, the size is 30. What tracing comes
+    to know later is left out: a size of a graph is always the same.
+    """
+    divisors: dict[str, int] = {}
+    quotients: list[tuple[Any, int]] = []
+    for guard in shape_env.guards:
+        if type(guard.expr).__name__ != "Equality" or not guard.expr.args[1].is_Integer:
+            continue
+        computed, value = guard.expr.args[0], int(guard.expr.args[1])
+        name = type(computed).__name__
+        if name not in ("Mod", "PythonMod", "FloorDiv", "CleanDiv"):
+            continue
+        dividend, divisor = computed.args
+        if not dividend.is_Symbol or not divisor.is_Integer or divisor < 2 or not _nonnegative(dividend, shape_env):
+            continue
+        if name.endswith("Div"):
+            quotients.append((computed, value))
+        elif value == 0:
+            divisors[str(dividend)] = math.lcm(divisors.get(str(dividend), 1), int(divisor))
+    values: dict[str, int] = {}
+    for quotient, value in quotients:
+        dividend, divisor = str(quotient.args[0]), int(quotient.args[1])
+        if divisors.get(dividend, 1) % divisor == 0:
+            values[dividend] = value * divisor
+    _facts[shape_env] = _Facts(divisors, values)
+
+
+_NO_FACTS = _Facts({}, {})
+
+
+def multiple(symbol_: Any, shape_env: Any) -> tuple[str, int]:
+    """The name of the symbol that a symbol of torch's is a multiple of, and the factor: its own and 1, mostly."""
+    factor = _facts.get(shape_env, _NO_FACTS).divisors.get(str(symbol_), 1)
+    return (str(symbol_), 1) if factor == 1 else (f"{symbol_}_by_{factor}", factor)
+
+
 def _signed(symbol_: Any, shape_env: Any) -> Size:
     """A symbol of torch's in symbols of Weft's, which are at least 0: an integer argument need not be.
 
     One that may be negative is how far it lies above 0 less how far it lies below; one of the two is 0.
     """
-    name = str(symbol_)
+    known = _facts.get(shape_env, _NO_FACTS).values.get(str(symbol_))
+    if known is not None:
+        return known
+    name, factor = multiple(symbol_, shape_env)
     if _nonnegative(symbol_, shape_env):
-        return symbol(name)
+        return symbol(name) * factor
     bounds = shape_env.var_to_range.get(symbol_)
     below = symbol(f"{name}_below")
     return -below if bounds is not None and bool(bounds.upper <= 0) else symbol(f"{name}_above") - below
@@ -201,12 +275,16 @@ def integer_sources(argument: int, value: torch.SymInt) -> list[tuple[Source, Si
 
 @dataclass(frozen=True)
 class SymbolRule:
-    """A symbol's value: `(source - rest) / scale`, where `rest` is made of symbols that are known by then."""
+    """A symbol's value: `(source - rest) / scale`, where `rest` is made of symbols that are known by then.
+
+    With a `factor`, no source is looked at: it is the whole part of `factor * rest`, computed in floats.
+    """
 
     name: str
     source: Source
     scale: int = 1
     rest: Size = 0
+    factor: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -218,6 +296,9 @@ class SymbolReader:
     def __call__(self, arguments: Sequence[Any]) -> dict[str, int]:
         values: dict[str, int] = {}
         for rule in self.rules:
+            if rule.factor:
+                values[rule.name] = int(rule.factor * evaluate(rule.rest, values))
+                continue
             value = rule.source.read(arguments)
             if rule.scale != 1 or rule.rest != 0:
                 value = (value - evaluate(rule.rest, values)) // rule.scale
@@ -225,8 +306,10 @@ class SymbolReader:
         return values
 
 
-def read_symbols(known: Sequence[tuple[Source, Size]], needed: set[str]) -> SymbolReader:
-    """How to get the symbols that are `needed` from the sizes that are `known` at a call."""
+def read_symbols(
+    known: Sequence[tuple[Source, Size]], needed: set[str], scaled: Mapping[str, tuple[Size, float]] | None = None
+) -> SymbolReader:
+    """How to get the symbols that are `needed` from the sizes that are `known` at a call, or from others, `scaled`."""
     rules: list[SymbolRule] = []
     found: set[str] = set()
     # Sizes that are a symbol alone come first, integers before tensor sizes: they are the quickest to read.
@@ -246,6 +329,10 @@ def read_symbols(known: Sequence[tuple[Source, Size]], needed: set[str]) -> Symb
             rules.append(SymbolRule(name, source, scale, rest))
             found.add(name)
             progress = True
+    for name, (size, factor) in (scaled or {}).items():
+        if name not in found and symbols_of(size) <= found:
+            rules.append(SymbolRule(name, Source(0), rest=size, factor=factor))
+            found.add(name)
     missing = sorted(needed - found)
     if missing:
         raise UnsupportedError(

@@ -24,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.node import map_arg
 
 from weft.frontends.torch.first_call import Boxed
-from weft.frontends.torch.opaque import is_pure
+from weft.frontends.torch.opaque import has_effects, is_pure
 
 _ASSERTIONS = (
     torch.ops.aten._assert_scalar.default,
@@ -91,7 +91,7 @@ class Split:
 def split_graph(module: fx.GraphModule) -> Split | None:
     """The parts of a graph in which a size comes up that only data decide; None for all others."""
     nodes = list(module.graph.nodes)
-    if not any(node.meta.get("unbacked_bindings") for node in nodes) or any(_has_effects(node) for node in nodes):
+    if not any(node.meta.get("unbacked_bindings") for node in nodes) or any(has_effects(node) for node in nodes):
         return None
     steps = _Levels(nodes).steps()
     made: list[Part | fx.Node] = []
@@ -124,7 +124,8 @@ class _Levels:
             symbols = _unbacked(node)
             scalar = not _is_tensor(node) and not isinstance(node.meta.get("val"), tuple | list)
             asserts = node.target in _ASSERTIONS and any(_unbacked(given) for given in node.all_input_nodes)
-            if symbols - known or (symbols and scalar) or asserts:
+            taken = node.target is operator.getitem and node.args[0] in self.apart  # parts take no tuples
+            if symbols - known or (symbols and scalar) or asserts or taken:
                 self.apart.add(node)
             known |= symbols
             level = max((self._after(given, node in self.apart) for given in node.all_input_nodes), default=0)
@@ -211,7 +212,3 @@ def _is_tensor(node: fx.Node) -> bool:
 
 def _is_source(node: fx.Node) -> bool:
     return bool(_unbacked(node)) and node.target not in (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
-
-
-def _has_effects(node: fx.Node) -> bool:
-    return node.op == "call_function" and getattr(node.target, "_name", None) == "with_effects"

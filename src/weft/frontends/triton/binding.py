@@ -12,7 +12,7 @@ import inspect
 import struct
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from weft.frontends.triton.errors import ArgumentError
 from weft.frontends.triton.jit import JITFunction, interpreted_here, options_fit
@@ -57,6 +57,11 @@ def make_launch(
     whether the kernel is to run as Python, or someone wants to know of the launch.
     """
     head, scope, options = _head(function, "grid_of_the_launch_")
+    if function.params and all(p.kind is not inspect.Parameter.KEYWORD_ONLY for p in function.params):
+        # Python would count the grid, which is no argument of the kernel's.
+        head = head.replace(f"**{options}", f"*surplus_, **{options}")
+        head += "\n    if surplus_: refuse_(function_, surplus_)"
+        scope["refuse_"] = _refuse
     scope |= {"kernels_": kernels, "used_": used, "triple_": triple, "otherwise_": otherwise}
     scope |= {"function_": function, "here_": interpreted_here, "with_warps_": with_warps, "fit_": options_fit}
     classifying, key = _classifying(function, scope, options)
@@ -163,6 +168,15 @@ def _head(function: JITFunction, *first: str) -> tuple[str, dict[str, Any], str]
         parts.append(parameter.name + default)
     options = "options_of_the_launch_"
     return f"def {_name(function)}({', '.join([*parts, f'**{options}'])}):", scope, options
+
+
+def _refuse(function: JITFunction, surplus: tuple[Any, ...]) -> NoReturn:
+    """Say, as Python does, that a launch has more arguments than the kernel."""
+    takes = len(function.params)
+    least = sum(not parameter.has_default for parameter in function.params)
+    counts = f"{takes}" if least == takes else f"from {least} to {takes}"
+    noun = "argument" if counts == "1" else "arguments"
+    raise TypeError(f"{_name(function)}() takes {counts} positional {noun} but {takes + len(surplus)} were given")
 
 
 def _name(function: JITFunction) -> str:

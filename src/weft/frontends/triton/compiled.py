@@ -16,6 +16,7 @@ import numpy as np
 from weft.backends.cpu.compile import emit_kernels
 from weft.backends.cpu.launcher import KERNEL
 from weft.backends.cpu.target import CpuTarget, compile_object, host_target
+from weft.config import truth
 from weft.forks import COMPILING
 from weft.frontends.triton.builder import Handle, current
 from weft.frontends.triton.emit import GRID, Argument, TileBuilder
@@ -133,6 +134,11 @@ def build_kernel(
     return kernel, tuple(builder.checks)
 
 
+def states_lines() -> bool:
+    """Whether the code of kernels is to say which line of its source each instruction comes from."""
+    return truth("WEFT_DEBUG_LINES")
+
+
 def compile_kernel(
     build: Callable[[TileBuilder, list[Handle]], None],
     arguments: Sequence[Argument],
@@ -146,7 +152,7 @@ def compile_kernel(
         with COMPILING:
             kernel, checks = build_kernel(build, arguments, name)
             changed = written_arguments(kernel)
-            code = compile_object(emit_kernels({name: kernel}, target), target)
+            code = compile_object(emit_kernels({name: kernel}, target, debug_lines=states_lines()), target)
     finally:
         compiled_for.reset(token)
     return KernelCode(name, tuple(arguments), checks, code, changed)

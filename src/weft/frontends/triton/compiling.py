@@ -14,7 +14,7 @@ from typing import Any
 from weft.backends.cpu.target import host_target
 from weft.frontends.triton.builder import Handle
 from weft.frontends.triton.compile_function import build_kernel, framed
-from weft.frontends.triton.compiled import CompiledKernel, KernelCode, compile_kernel
+from weft.frontends.triton.compiled import CompiledKernel, KernelCode, compile_kernel, states_lines
 from weft.frontends.triton.constants import base_type, constexpr_type, unwrap
 from weft.frontends.triton.emit import Argument, TileBuilder
 from weft.frontends.triton.jit import JITCallable, JITFunction
@@ -102,7 +102,12 @@ def builder_of(function: JITFunction, described: Sequence[Described]) -> Callabl
 def kernel_key(
     function: JITFunction, described: Sequence[Described], arguments: Sequence[Argument], debug: bool, target: str
 ) -> str | None:
-    """The key on disk, or None where something has no text that is the same in another process."""
+    """The key on disk, or None where something has no text that is the same in another process.
+
+    The text of a kernel does not say where it stands: code that states lines is not kept.
+    """
+    if states_lines():
+        return None
     origin = function.fingerprint()
     types = [_type_text(each.type) for each in described]
     if not origin.stable or None in types:

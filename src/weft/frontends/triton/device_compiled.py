@@ -22,7 +22,7 @@ from weft.backends.nvidia.target import NvidiaTarget, target_of_capability
 from weft.backends.nvidia.tensor_maps import encode_map, scratch_words
 from weft.forks import COMPILING
 from weft.frontends.triton.builder import Handle
-from weft.frontends.triton.compiled import build_kernel, word_form
+from weft.frontends.triton.compiled import build_kernel, states_lines, word_form
 from weft.frontends.triton.emit import GRID, Argument, TileBuilder
 from weft.frontends.triton.errors import DeviceAssertError, KernelValueError
 from weft.frontends.triton.kernel_handle import KernelHandle
@@ -193,7 +193,7 @@ def compile_device_kernel(
     with COMPILING:
         kernel, checks = build_device_kernel(build, arguments, name, target, warps)
         set_integer(kernel, WARPS, warps)
-        code = compile_kernels({name: kernel}, target)
+        code = compile_kernels({name: kernel}, target, debug_lines=states_lines())
     return DeviceKernelCode(name, tuple(arguments), checks, code)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from weft.backends.cpu.compile import emit_kernels
 from weft.backends.cpu.target import compile_assembly, host_target
 from weft.forks import COMPILING
-from weft.frontends.triton.compiled import build_kernel
+from weft.frontends.triton.compiled import build_kernel, states_lines
 from weft.frontends.triton.compiling import arguments_of, builder_of, name_of
 from weft.frontends.triton.jit import JITFunction
 from weft.frontends.triton.specialise import Described
@@ -79,7 +79,7 @@ def listing_for(kernel: JITFunction, described: Sequence[Described], groups: tup
     with COMPILING:
         op, _ = build_kernel(builder_of(kernel, described), arguments, name)
         located = print_program(op, locations=True)
-        llvm = emit_kernels({name: op}, target)
+        llvm = emit_kernels({name: op}, target, debug_lines=states_lines())
         asm = compile_assembly(llvm, target)
     return listed(kernel, described, located, {"llvm": llvm, "asm": asm})
 

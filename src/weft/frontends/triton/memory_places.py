@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Iterator
 from typing import Any
 
@@ -25,6 +26,8 @@ def place_of(value: Any) -> bool | int:
 
 def address_of(value: Any, name: str | None = None) -> int:
     """Where a tensor's elements begin; one that is not in memory has no address, or 0, as one that is empty has."""
+    if _is_fake(value):  # which torch would warn of
+        raise _absent(value, name)
     try:
         address: int = value.data_ptr()
     except RuntimeError as error:
@@ -32,6 +35,12 @@ def address_of(value: Any, name: str | None = None) -> int:
     if not address and value.numel():
         raise _absent(value, name)
     return address
+
+
+def _is_fake(value: Any) -> bool:
+    """Whether a tensor is only traced: there are such only where torch's module of them is loaded."""
+    traced = sys.modules.get("torch._subclasses.fake_tensor")
+    return traced is not None and isinstance(value, traced.FakeTensor)
 
 
 def _absent(value: Any, name: str | None) -> KernelTypeError:

@@ -68,7 +68,9 @@ def arange(start: Any, end: Any) -> tensor:
     if not isinstance(start, int) or not isinstance(end, int):
         raise KernelValueError(
             f"arange's arguments must be of type tl.constexpr, got {start} and {end}",
-            hint="annotate the parameter that it comes from: BLOCK: tl.constexpr",
+            hint=types.WHOLE_NUMBER
+            if isinstance(start, float) or isinstance(end, float)
+            else "annotate the parameter that it comes from: BLOCK: tl.constexpr",
         )
     if end <= start:
         raise KernelValueError(f"arange's end argument must be greater than the start argument, got {start} and {end}")

@@ -123,6 +123,10 @@ class block_type(dtype):
         return f"{self.scalar.mangle()}S{'_'.join(map(str, self.shape))}S"
 
 
+WHOLE_NUMBER = "it is known at compile time, but is no whole number: divide by //, or pass int(...)"
+"""What to do about a side or a bound that is a float."""
+
+
 def check_shape(shape: Sequence[Any]) -> tuple[int, ...]:
     """The sides of a tile, as numbers that are known now and are not too many elements."""
     sides: list[int] = []
@@ -132,7 +136,9 @@ def check_shape(shape: Sequence[Any]) -> tuple[int, ...]:
             kind = getattr(number, "type", type(number).__name__)
             raise KernelShapeError(
                 f"Shape element {axis} must have type `constexpr[int]`, got `{number}` of type {kind}",
-                hint="sides of a tile are known at compile time: make the parameter a tl.constexpr",
+                hint=WHOLE_NUMBER
+                if isinstance(number, float)
+                else "sides of a tile are known at compile time: make the parameter a tl.constexpr",
             )
         if number < 1:
             raise KernelShapeError(f"side {axis} of a tile is {number}; it must be at least 1")

@@ -142,10 +142,6 @@ class ModelRuns:
     case: NnsmithCase
     model: _Model
 
-    @property
-    def draws(self) -> bool:
-        return False
-
     def run(
         self, backend: Backend = None, *, wide: bool = False, only: int | None = None, noise: int = 0
     ) -> tuple[list[Result], Exception | None]:

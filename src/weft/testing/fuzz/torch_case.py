@@ -57,7 +57,7 @@ class TorchCase:
 
     @property
     def draws(self) -> bool:
-        """Whether it takes random numbers as it runs: those of the float64 oracle are others."""
+        """Whether it takes random numbers as it runs: the float64 oracle has to be told which."""
         return any(re.search(r"rand|dropout|bernoulli|normal_|uniform_", line) for line in self.body)
 
     def text(self) -> str:

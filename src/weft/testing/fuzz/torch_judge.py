@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from weft.testing.comparison import Comparison, TensorComparison, compare, compare_close, error_vs_float64
 from weft.testing.fuzz.noise import RoundingNoise
+from weft.testing.fuzz.repeated_draws import RecordedDraws, RepeatedDraws
 from weft.testing.fuzz.torch_case import Draw, Mode, TorchCase, functions
 from weft.testing.fuzz.verdict import Verdict
 from weft.testing.identity import identity_backend
@@ -40,11 +41,6 @@ Result = dict[str, Any]
 
 class Runs(Protocol):
     """A program that can be run in several ways; each gives results up to the first call that raises, and the error."""
-
-    @property
-    def draws(self) -> bool:
-        """Whether it takes random numbers as it runs: those of the float64 oracle are others."""
-        ...
 
     def run(
         self, backend: Backend = None, *, wide: bool = False, only: int | None = None, noise: int = 0
@@ -134,7 +130,7 @@ def difference(runs: Runs, number: int, found: Result, expected: Result) -> str:
 def _compared(runs: Runs, number: int, found: Result, expected: Result) -> Comparison:
     mine, theirs = ({part: result[part] for part in VALUES} for result in (found, expected))
     close = compare_close(mine, theirs)
-    if close.ok or runs.draws:
+    if close.ok:
         return close
     oracle, _ = runs.run(wide=True, only=number)
     if not oracle:
@@ -193,12 +189,19 @@ class TorchRuns:
 
     case: TorchCase
 
-    @property
-    def draws(self) -> bool:
-        return self.case.draws
-
     def run(
         self, backend: Backend = None, *, wide: bool = False, only: int | None = None, noise: int = 0
+    ) -> tuple[list[Result], Exception | None]:
+        if noise:
+            return self._run(backend, wide, only, RoundingNoise(noise))
+        if not wide or not self.case.draws:
+            return self._run(backend, wide, only, contextlib.nullcontext())
+        recorded = RecordedDraws()
+        self._run(backend, False, only, recorded)
+        return self._run(backend, wide, only, RepeatedDraws(recorded))
+
+    def _run(
+        self, backend: Backend, wide: bool, only: int | None, mode: contextlib.AbstractContextManager[Any]
     ) -> tuple[list[Result], Exception | None]:
         case, results = self.case, list[Result]()
         before = torch.get_default_dtype()
@@ -216,7 +219,7 @@ class TorchRuns:
                 if weighted and backend is not None:
                     call, weighted = compiled(_with_weight(program, given), backend, case.mode, case.dynamic), False
                 torch.manual_seed(SEED)
-                with _grad_mode(case.mode), RoundingNoise(noise) if noise else contextlib.nullcontext():
+                with _grad_mode(case.mode), mode:
                     results.append(result_of(call, given, draw.leaves, case.mode))
         except Exception as error:  # whatever it is, it is the answer
             return results, error

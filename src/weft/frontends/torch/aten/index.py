@@ -92,7 +92,7 @@ def _masked_put(
     where = b.view(mask, (*b.shape(mask), *(1 for _ in trailing)))
     if b.rank(values) > len(trailing) and b.shape(values)[0] != 1:
         values = b.expand(values, (b.shape(values)[0], *trailing))
-        check_count(b, _true_count(b, mask), b.shape(values)[0], "a masked assignment")
+        check_count(b, _true_count(b, mask), b.shape(values)[0])
         taken = b.emit("take", values, _ordinal(b, flat(b, mask)), dim=0)
         values = b.view(taken, (*b.shape(x)[:chosen], *trailing))
     elif b.rank(values) > len(trailing):
@@ -231,7 +231,7 @@ def masked_scatter(b: ImportBuilder, x: SSAValue, mask: SSAValue, source: SSAVal
     """The n-th true element of the mask takes the n-th element of the source."""
     shape = b.result.shape
     row, whole = flat(b, source), b.expand(mask, shape)
-    check_count(b, _true_count(b, whole), b.shape(row)[0], "masked_scatter", at_least=True)
+    check_count(b, _true_count(b, whole), b.shape(row)[0], at_least=True)
     taken = b.emit("take", row, _ordinal(b, flat(b, whole)), dim=0)
     return b.emit("where", b.expand(mask, shape), b.view(taken, shape), b.expand(x, shape))
 
