@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -15,13 +15,51 @@ from xdsl.passes import ModulePass
 from weft.backends.cpu.compile import emit_kernels
 from weft.backends.cpu.microkernel import cpu_machine, panel_form
 from weft.backends.cpu.target import CpuTarget, compile_object, target_for
+from weft.backends.nvidia.assign_layouts import AssignLayouts
 from weft.backends.nvidia.chain_kernels import chain_kernels
-from weft.backends.nvidia.code import DeviceCode
+from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.compile import KernelCompiler, Loads
+from weft.backends.nvidia.compile import annotate as annotate_by
+from weft.backends.nvidia.defer_stores import DeferStores
+from weft.backends.nvidia.delay_products import DelayProducts
 from weft.backends.nvidia.early_start import mark_fixed
+from weft.backends.nvidia.fold_sums import FoldSums
+from weft.backends.nvidia.fold_tanh import FoldTanh
+from weft.backends.nvidia.fold_views import FoldViews
+from weft.backends.nvidia.hoist_products import HoistProducts
+from weft.backends.nvidia.hold_row import HoldRow
+from weft.backends.nvidia.join_exponentials import JoinExponentials
 from weft.backends.nvidia.join_kernels import join_kernels
+from weft.backends.nvidia.join_moments import JoinMoments
+from weft.backends.nvidia.kernel_passes import (
+    Alternative,
+    FirstThatMatches,
+    KernelPass,
+    PassNote,
+    has_products,
+    knows_its_programs,
+    multiplies_from_shared,
+    reads_whole_tiles,
+)
+from weft.backends.nvidia.limit_registers import LimitRegisters
+from weft.backends.nvidia.mark_drawn import MarkDrawn
+from weft.backends.nvidia.mark_shifted import MarkShifted
+from weft.backends.nvidia.narrow_operands import NarrowOperands
+from weft.backends.nvidia.order_memory import OrderMemory
+from weft.backends.nvidia.overlap_products import PairBlocks, TakeTurns
+from weft.backends.nvidia.pipeline_dots import PipelineDots
+from weft.backends.nvidia.pipeline_rows import PipelineRows
+from weft.backends.nvidia.pipeline_streams import HoldStreams, PipelineStreams
+from weft.backends.nvidia.pipeline_weights import WARPS_OF_WEIGHTS, FindWeights, PipelineWeights, takes_weights_apart
+from weft.backends.nvidia.raise_accesses import RaiseAccesses
+from weft.backends.nvidia.relax_arithmetic import RelaxArithmetic
 from weft.backends.nvidia.share_kernels import share_kernels
+from weft.backends.nvidia.shared_memory import AllocateShared
+from weft.backends.nvidia.stage_operands import StageOperands
+from weft.backends.nvidia.stage_stores import StageStores
+from weft.backends.nvidia.straighten_loops import StraightenLoops
 from weft.backends.nvidia.target import NvidiaTarget
+from weft.backends.nvidia.use_tensor_cores import UseTensorCores
 from weft.backends.target import argument_names
 from weft.capabilities import PROCESSOR, Capabilities
 from weft.config import CODES, Config
@@ -68,6 +106,7 @@ from weft.runtime.cache import DiskCache
 from weft.runtime.record import CompilationRecord, compilation, wants_blocks
 from weft.runtime.tune import Tuner
 from weft.runtime.tune_device import DeviceTimer, DeviceTuner
+from weft.tile.dialect import KernelOp
 
 
 def cpu_passes(config: Config, *, blas: bool = True, matrix_tiles: bool = False) -> list[ModulePass]:
@@ -128,6 +167,127 @@ def nvidia_passes(config: Config, capabilities: Capabilities = PROCESSOR) -> lis
         ChooseLayouts(),
         UpdateInPlace(),
     ]
+
+
+def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
+    """From a tile kernel, of a graph or in Triton's language, to one with roles, layouts, shared memory and barriers.
+
+    What the alternatives say of a kernel, and why each was or was not taken, is in `weft explain`.
+    """
+
+    def multiplied(pipeline: PipelineDots, layouts: AssignLayouts) -> tuple[KernelPass, ...]:
+        return (pipeline, TakeTurns(), DeferStores(), MarkDrawn(), layouts, OrderMemory(), AllocateShared())
+
+    return (
+        StraightenLoops(),
+        FoldSums(),
+        FoldTanh(),
+        RelaxArithmetic(),
+        JoinExponentials(),
+        JoinMoments(),
+        MarkShifted(),
+        FirstThatMatches(
+            "choose_copies",
+            (
+                Alternative(
+                    "TMA brings rows", (PipelineRows(), AllocateShared()), when=(reads_whole_tiles, knows_its_programs)
+                ),
+                Alternative(
+                    "TMA brings rows once for several loops",
+                    (HoldStreams(), AllocateShared()),
+                    when=(reads_whole_tiles, knows_its_programs),
+                ),
+                Alternative(
+                    "TMA brings blocks of rows",
+                    (PipelineStreams(), AllocateShared()),
+                    when=(reads_whole_tiles, knows_its_programs),
+                ),
+                Alternative(
+                    "TMA brings weights",
+                    (
+                        FoldViews(),
+                        UseTensorCores(warps=WARPS_OF_WEIGHTS),
+                        FindWeights(),
+                        AssignLayouts(),
+                        PipelineWeights(),
+                        AllocateShared(),
+                    ),
+                    when=(has_products, reads_whole_tiles, knows_its_programs, takes_weights_apart),
+                ),
+                Alternative(
+                    "TMA brings operands of wgmma",
+                    (
+                        FoldViews(),
+                        NarrowOperands(),
+                        RaiseAccesses(),
+                        HoistProducts(),
+                        FirstThatMatches(
+                            "choose_overlap",
+                            (
+                                Alternative("two blocks beside each other", (PairBlocks(),)),
+                                Alternative("a product a turn later", (DelayProducts(),)),
+                            ),
+                        ),
+                        StageStores(),
+                        FirstThatMatches(
+                            "choose_room",
+                            (
+                                Alternative(
+                                    "the next program's held tiles, too", multiplied(PipelineDots(), AssignLayouts())
+                                ),
+                                Alternative(
+                                    "this program's alone", multiplied(PipelineDots(ahead=False), AssignLayouts())
+                                ),
+                                Alternative(
+                                    "and nothing to turn tiles",
+                                    multiplied(PipelineDots(ahead=False), AssignLayouts(converts=False)),
+                                ),
+                            ),
+                        ),
+                    ),
+                    when=(multiplies_from_shared, has_products),
+                ),
+                Alternative(
+                    "threads copy operands of wgmma (cp.async)",
+                    (FoldViews(), StageOperands(), AssignLayouts(), OrderMemory(), AllocateShared()),
+                    when=(multiplies_from_shared, has_products, reads_whole_tiles),
+                ),
+                Alternative(
+                    "threads load what they need",
+                    (
+                        FoldViews(),
+                        UseTensorCores(),
+                        AssignLayouts(clusters=True),
+                        LimitRegisters(),
+                        OrderMemory(),
+                        HoldRow(),
+                        AllocateShared(),
+                    ),
+                    when=(reads_whole_tiles,),
+                ),
+            ),
+        ),
+    )
+
+
+def annotate(kernel: KernelOp, target: NvidiaTarget) -> tuple[KernelOp, Launch]:
+    """A kernel as it is made code of for a GPU, and how it is launched."""
+    return annotate_by(kernel, target, nvidia_kernel_passes())
+
+
+def compile_kernels(
+    kernels: Mapping[str, KernelOp],
+    target: NvidiaTarget,
+    notes: dict[str, list[PassNote]] | None = None,
+    *,
+    debug_lines: bool = False,
+) -> DeviceCode:
+    """Kernels as PTX for a GPU; `notes` takes what came of each pass over each of them."""
+    with KernelCompiler(target, nvidia_kernel_passes(), debug_lines=debug_lines) as compiler:
+        compiler.add(kernels)
+        if notes is not None:
+            notes.update(compiler.notes)
+        return compiler.code()
 
 
 Code = TypeVar("Code", covariant=True)
@@ -211,29 +371,31 @@ def compile_nvidia(
     module = module_of(function)
     capabilities = target.capabilities
     machine = machine_of(capabilities, target.multiprocessors)
+    kernel_passes = nvidia_kernel_passes()
     with compilation(function.sym_name.data) as report:
         report.imported(function)
         run_passes(module, nvidia_passes(config, capabilities), report, verify=config.verify)
         if config.tune and timer is not None and capabilities.fast_matmuls:
             start = time.perf_counter()
-            DeviceTuner(target, machine, timer, cache=DiskCache() if config.cache else None).tune(function)
+            cache = DiskCache() if config.cache else None
+            DeviceTuner(target, machine, timer, kernel_passes, cache=cache).tune(function)
             report.measure("tune", start)
         report.program("grouped", function)
         report.blocks = list(map(str, repeated_blocks(function))) if wants_blocks() else []
         start = time.perf_counter()
         planned = build_plan(function, machine=machine)
         join_kernels(planned)
-        chain_kernels(planned, target)
+        chain_kernels(planned, target, kernel_passes)
         report.program("tile", planned.kernels.values())
         mark_fixed(planned.plan, planned.kernels)
         share_kernels(planned)
         report.planned(planned.plan, planned.schedules)
         start = report.measure("lower_to_tile", start)
-        with KernelCompiler(target, loads, debug_lines=config.debug_lines) as compiler:
+        with KernelCompiler(target, kernel_passes, loads, debug_lines=config.debug_lines) as compiler:
             compiler.add(planned.kernels, planned.sources)
             start = report.measure("emit_llvm", start)
             report.program("llvm", "\n".join(compiler.texts.values()))
             code = compiler.code()
         report.measure("llvm", start)
-        report.made_for_device(code, planned.kernels)
+        report.made_for_device(code, planned.kernels, compiler.notes)
     return Compiled(planned.plan, code, report, planned.prepare, argument_names(function))

@@ -26,13 +26,14 @@ from rich.text import Text
 
 from weft.backends.cpu.target import compile_assembly, target_for
 from weft.backends.llvm.stated_lines import with_source
+from weft.backends.nvidia.kernel_passes import PassNote
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.config import MODES, Config
 from weft.errors import UnsupportedError, WeftError
 from weft.runtime.profile import Profile, StepEvent, profile
 from weft.runtime.record import CompilationRecord, Fallback, recording
 from weft.tools.explain_breaks import GraphBreaks
-from weft.tools.explain_device import DeviceKernel, device_figures, device_kernels, device_table, sass
+from weft.tools.explain_device import DeviceKernel, choices_table, device_figures, device_kernels, device_table, sass
 from weft.tools.terminal import counted, scaled
 
 
@@ -287,6 +288,8 @@ def _report(explanation: Explanation) -> list[RenderableType]:
         parts.append(kernels)
     if on_device := device_table(explanation.device_kernels):
         parts.append(on_device)
+    if choices := choices_table(_passes_of_kernels(records)):
+        parts.append(choices)
     if records:
         parts.append(_claims(records))
         parts.append(_fallbacks(explanation.fallbacks))
@@ -297,6 +300,13 @@ def _report(explanation: Explanation) -> list[RenderableType]:
     if changed := _changed(explanation.config):
         parts.append(Text(f"options: {changed}", style="dim"))
     return parts
+
+
+def _passes_of_kernels(records: Sequence[CompilationRecord]) -> list[tuple[str, Sequence[PassNote]]]:
+    """What came of each pass over kernels, by what they are called in the report."""
+    labels = {kernel.name: kernel.label for record in records for kernel in record.kernels}
+    found = {name: notes for record in records for name, notes in record.kernel_passes.items()}
+    return [(labels.get(name, name), notes) for name, notes in found.items()]
 
 
 def _changed(config: Config) -> str:

@@ -14,14 +14,13 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from weft.backends.nvidia.code import DeviceCode
-from weft.backends.nvidia.compile import compile_kernels
 from weft.backends.nvidia.target import target_named
 from weft.config import Config
 from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.importer import import_graph
 from weft.lower.machine import gpu_machine
 from weft.lower.plan import Planned, build_plan
-from weft.pipelines import nvidia_passes
+from weft.pipelines import compile_kernels, nvidia_passes
 from weft.tile import dialect as tile
 
 from .ptx_machine import Memory, run_blocks

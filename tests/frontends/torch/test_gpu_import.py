@@ -218,7 +218,7 @@ def test_products_of_few_or_unaligned_bytes_are_a_librarys() -> None:
 
 
 def test_a_kernel_without_code_tells_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(kernel: Any, target: Any) -> Any:
+    def refused(kernel: Any, target: Any, *_: Any) -> Any:
         raise LoweringError("a tile needs too much shared memory")
 
     errors: list[LoweringError] = []
