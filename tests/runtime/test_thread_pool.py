@@ -37,11 +37,6 @@ def check(threads):
 def tasks():
     return len(os.listdir("/proc/self/task"))
 """
-_BEFORE = """
-before = tasks()
-check(2)
-assert tasks() == before + 1, (before, tasks())
-"""
 
 
 def _run(body: str) -> None:
@@ -50,39 +45,15 @@ def _run(body: str) -> None:
     assert done.stderr == ""
 
 
-def test_all_threads_take_their_share_and_are_kept() -> None:
+def test_all_threads_take_their_share_are_kept_and_made_anew_in_a_forked_child() -> None:
     _run(
-        _BEFORE
-        + """
+        """
+before = tasks()
+function = check(2)
+assert tasks() == before + 1, (before, tasks())
 for threads in (1, 2, 5, 8, 3):
     check(threads)
 assert tasks() == before + 7
-"""
-    )
-
-
-def test_callers_at_the_same_time_do_not_wait_for_each_other() -> None:
-    _run(
-        """
-function, wrong = check(2), []
-def call():
-    for _ in range(200):
-        found, = function(x)
-        if not np.allclose(found, expected, rtol=1e-5):
-            wrong.append(found)
-threads = [threading.Thread(target=call) for _ in range(6)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-assert not wrong
-"""
-    )
-
-
-def test_a_forked_child_makes_threads_of_its_own() -> None:
-    _run(
-        _BEFORE
-        + """
-function = check(2)
 child = os.fork()
 if not child:
     alone = tasks()
@@ -94,15 +65,17 @@ np.testing.assert_allclose(function(x)[0], expected, rtol=1e-5)
     )
 
 
-def test_a_fork_in_the_middle_of_a_call_leaves_no_lock_behind() -> None:
+def test_callers_at_the_same_time_do_not_wait_for_each_other_and_a_fork_leaves_no_lock_behind() -> None:
     _run(
         """
-function, stop = check(2), []
+function, wrong, stop = check(2), [], []
 def call():
     while not stop:
-        function(x)
-other = threading.Thread(target=call)
-other.start()
+        found, = function(x)
+        if not np.allclose(found, expected, rtol=1e-5):
+            wrong.append(found)
+threads = [threading.Thread(target=call) for _ in range(6)]
+for thread in threads: thread.start()
 for _ in range(20):
     child = os.fork()
     if not child:
@@ -110,7 +83,8 @@ for _ in range(20):
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 stop.append(1)
-other.join()
+for thread in threads: thread.join()
+assert not wrong
 """
     )
 

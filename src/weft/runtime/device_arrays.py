@@ -23,7 +23,8 @@ from weft.runtime.constant_sets import ConstantSet
 from weft.runtime.constants import strided_zeros
 from weft.runtime.device_executor import ALIGNMENT, DeviceExecutor
 from weft.runtime.device_program import DeviceProgram
-from weft.runtime.dlpack import array_at, lent, row_major
+from weft.runtime.dlpack import CUDA, array_at, lend, lent
+from weft.runtime.strides import row_major, span
 
 _LEGACY_STREAM = 1
 """DLPack's name for the default stream."""
@@ -31,16 +32,9 @@ _RELEASE_THRESHOLD = 4
 """The pool's attribute that says how much memory it keeps between calls."""
 
 
-def span_bytes(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> int:
-    """The bytes from the first element to the last."""
-    if 0 in shape:
-        return 0
-    return (1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))) * itemsize
-
-
 @dataclass(frozen=True, eq=False)
 class DeviceArray:
-    """An array in a GPU's memory; strides count elements. Other libraries read it by CUDA's array interface."""
+    """An array in a GPU's memory; strides count elements. Others read it by DLPack, or CUDA's array interface."""
 
     address: int
     shape: tuple[int, ...]
@@ -66,6 +60,14 @@ class DeviceArray:
             "strides": None if self.strides == row_major(self.shape) else steps,
             "stream": _LEGACY_STREAM,
         }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CUDA, self.device
+
+    def __dlpack__(self, *, stream: int | None = None, **wishes: Any) -> Any:
+        if stream not in (None, -1, _LEGACY_STREAM):  # other streams may not wait for the default one
+            self.memory.synchronize()
+        return lend(self.address, self.shape, self.strides, dtype_of_numpy(self.dtype), self.device, self.owner)
 
     def numpy(self) -> np.ndarray:
         """A copy in the processor's memory; waits for what computes it."""
@@ -120,7 +122,7 @@ class DeviceMemory:
 
     def cloned(self, array: DeviceArray) -> DeviceArray:
         made = self.new(array.shape, array.strides, array.dtype)
-        size = span_bytes(array.shape, array.strides, array.dtype.itemsize)
+        size = span(array.shape, array.strides) * array.dtype.itemsize
         if size:
             to, start = ctypes.c_uint64(made.address), ctypes.c_uint64(array.address)
             self.driver.call("cuMemcpyDtoDAsync_v2", to, start, ctypes.c_size_t(size), None)
@@ -146,7 +148,7 @@ class DeviceMemory:
         return self.aligned(array)
 
     def to_host(self, array: DeviceArray) -> np.ndarray:
-        size = span_bytes(array.shape, array.strides, array.dtype.itemsize)
+        size = span(array.shape, array.strides) * array.dtype.itemsize
         memory = np.empty(max(size, 1), np.uint8)
         if size:
             self.driver.use(self.device)
@@ -156,14 +158,14 @@ class DeviceMemory:
 
     def from_host(self, array: np.ndarray) -> DeviceArray:
         strides = tuple(stride // array.itemsize for stride in array.strides)
-        if span_bytes(array.shape, strides, 1) != array.size or any(stride < 0 for stride in strides):
+        if span(array.shape, strides) != array.size or any(stride < 0 for stride in strides):
             array = np.ascontiguousarray(array)
             strides = row_major(array.shape)
         return self._uploaded(array, strides)
 
     def _uploaded(self, array: np.ndarray, strides: tuple[int, ...]) -> DeviceArray:
         made = self.new(array.shape, strides, array.dtype)
-        if size := span_bytes(array.shape, strides, array.itemsize):
+        if size := span(array.shape, strides) * array.itemsize:
             start, source = ctypes.c_uint64(made.address), ctypes.c_void_p(array.__array_interface__["data"][0])
             self.driver.call("cuMemcpyHtoD_v2", start, source, ctypes.c_size_t(size), doing="an array cannot be copied")
         return made
@@ -177,7 +179,7 @@ class DeviceMemory:
         return 0
 
     def new(self, shape: Sequence[int], strides: Sequence[int], dtype: np.dtype) -> DeviceArray:
-        size = span_bytes(shape, strides, dtype.itemsize)
+        size = span(shape, strides) * dtype.itemsize
         block = _Block(self.driver, self.device, max(size, 1))
         return DeviceArray(block.address, tuple(shape), tuple(strides), dtype, self, block)
 

@@ -1,4 +1,4 @@
-"""Arrays of other libraries, read by the protocols that all of them speak: DLPack, and CUDA's array interface.
+"""Arrays of other libraries, by the protocols that all of them speak: DLPack, and CUDA's array interface.
 
 NumPy reads DLPack too, but knows neither the types that machine learning has added nor memory of a GPU.
 """
@@ -14,6 +14,7 @@ import numpy as np
 
 from weft.errors import DTypeError, UnsupportedError
 from weft.ir.types import DTYPES, DType, dtype_of_numpy
+from weft.runtime.strides import row_major
 
 CPU, CUDA = 1, 2
 _HOST_KINDS = (CPU, 3)
@@ -46,6 +47,14 @@ class _Tensor(ctypes.Structure):
         ("strides", ctypes.POINTER(ctypes.c_int64)),
         ("offset", ctypes.c_uint64),
     ]
+
+
+_DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_DESTRUCTOR = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _DELETER)]
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,7 @@ def _of_dlpack(array: Any, stream: int | None) -> Lent:
     on_device = kind in _DEVICE_KINDS
     capsule = array.__dlpack__(stream=stream) if on_device and stream is not None else array.__dlpack__()
     # The capsule is not taken over: when it goes, so does the loan.
-    pointer = _pointer(capsule, b"dltensor")
+    pointer = _pointer(capsule, _NAME)
     given = _Tensor.from_address(pointer)
     shape = tuple(given.shape[n] for n in range(given.ndim))
     strides = tuple(given.strides[n] for n in range(given.ndim)) if given.strides else row_major(shape)
@@ -111,18 +120,42 @@ def _of_cuda(array: Any, stated: dict[str, Any]) -> Lent:
     return Lent(stated["data"][0] or 0, shape, strides, dtype, 0, array)
 
 
-_pointer: Any = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+_NAME = b"dltensor"
+_python: Any = ctypes.PYFUNCTYPE
+_pointer = _python(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
+_new = _python(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _DESTRUCTOR)(("PyCapsule_New", ctypes.pythonapi))
+# Of a capsule that is being destroyed there must not be a reference.
+_is_ours = _python(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_held = _python(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
+
+_borrowed: dict[int, tuple[Any, ...]] = {}
+"""What others have borrowed, by where its description lies: it stays until they say that they have done with it."""
 
 
-def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a dense array, in elements."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
+@_DELETER
+def _given_back(pointer: int) -> None:
+    _borrowed.pop(pointer, None)
+
+
+@_DESTRUCTOR
+def _destroyed(capsule: int) -> None:
+    if _is_ours(capsule, _NAME):  # nobody has taken it over
+        _given_back(_held(capsule, _NAME))
+
+
+def lend(
+    address: int, shape: Sequence[int], strides: Sequence[int], dtype: DType, device: int | None, owner: Any
+) -> Any:
+    """A capsule of DLPack's for memory that its owner keeps; `device` is None for the processor, else a GPU's."""
+    codes = {known: code for code, known in reversed(_TYPES.items())}
+    code, bits = codes[dtype]
+    sizes, steps = ((ctypes.c_int64 * len(shape))(*each) for each in (shape, strides))
+    kind, number = (CPU, 0) if device is None else (CUDA, device)
+    tensor = _Tensor(address, kind, number, len(shape), code, bits, 1, sizes, steps, 0)
+    managed = _Managed(tensor, None, _given_back)
+    pointer = ctypes.addressof(managed)
+    _borrowed[pointer] = managed, sizes, steps, owner
+    return _new(pointer, _NAME, _destroyed)
 
 
 class _Memory:

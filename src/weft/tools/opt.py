@@ -73,7 +73,7 @@ class Options:
     triple: str | None = None
     strict: bool = False
     target: str = "cpu"
-    """`cpu`, a GPU by the name of its architecture, or another target by its own."""
+    """A target's name, or a GPU by the name of its architecture."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
 
@@ -135,17 +135,14 @@ def at_level(module: ModuleOp, options: Options, told: Callable[[str], None] = p
         raise UsageError(f"no level is called {options.level}", hint=f"levels are {', '.join(LEVELS)}")
     config = Config.from_options({"strict": True} if options.strict else None)
     gpu = _gpu_of(options)
-    pipelines = {
-        "cpu": cpu_passes(config),
-        "nvidia": nvidia_passes(config, (gpu or NvidiaTarget()).capabilities),
-    }
-    if gpu is None and options.target != "cpu":
-        pipelines[options.target] = _passes_of(options, config)
+    own = "nvidia" if gpu is not None else options.target
+    pipelines = {"cpu": cpu_passes(config), "nvidia": nvidia_passes(config, (gpu or NvidiaTarget()).capabilities)}
+    if own not in pipelines:
+        pipelines[own] = _passes_of(options, config)
     # Below the graph there are kernels only: without a list of passes, the target's own makes them.
     last = options.stop_after
     asked, kernel_passes = opt_nvidia.divided(options.passes, last) if gpu is not None else (options.passes, None)
-    lowers = options.level != "graph" and functions_of(module)
-    asked = asked or ((options.target if gpu is None else "nvidia") if lowers else "")
+    asked = asked or (own if options.level != "graph" and functions_of(module) else "")
     try:
         passes = read_pipeline(asked, pipelines)
     except ParseError as error:
@@ -171,24 +168,25 @@ def at_level(module: ModuleOp, options: Options, told: Callable[[str], None] = p
 
 def _gpu_of(options: Options) -> NvidiaTarget | None:
     """The GPU that a program is for: the levels of one are for Hopper where no other is named."""
-    if options.level in opt_nvidia.LEVELS and options.target in ("cpu", "nvidia"):
-        return NvidiaTarget()
-    if options.level not in opt_nvidia.LEVELS and not options.target.startswith("sm_"):
+    if options.target == "cpu":
+        return NvidiaTarget() if options.level in opt_nvidia.LEVELS else None
+    if options.target != "nvidia" and is_target(options.target):
         return None
     if options.level in ("llvm", "asm"):
         raise UsageError(f"{options.level} is of processors", hint="for a GPU there are nvidia and ptx")
+    if options.target == "nvidia":
+        return NvidiaTarget()
     try:
         return gpu_named(options.target)
     except WeftError as error:
-        raise UsageError(f"no target is called {options.target}", hint=error.hint) from error
+        hint = f"{unknown_target(options.target).hint}; for GPUs: {error.hint}"
+        raise UsageError(f"no target is called {options.target}", hint=hint) from error
 
 
 def _passes_of(options: Options, config: Config) -> list[ModulePass]:
-    """The list of another target; what is below graphs is printed for processors and GPUs."""
-    if not is_target(options.target):
-        raise UsageError(f"no target is called {options.target}", hint=unknown_target(options.target).hint)
+    """The list of a target that is neither a processor nor a GPU: what is below graphs is its own concern."""
     if options.level != "graph":
-        raise UsageError(f"the level {options.level} is printed for the target cpu", hint="`weft explain` shows others")
+        raise UsageError(f"the level {options.level} is printed for cpu and nvidia", hint="`weft explain` shows others")
     return find_target(options.target).here(config).passes(config)
 
 

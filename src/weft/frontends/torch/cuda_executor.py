@@ -23,10 +23,10 @@ from weft.errors import DeviceMemoryError
 from weft.frontends.torch.alignment import aligned
 from weft.frontends.torch.arrays import TorchArrays
 from weft.frontends.torch.cuda_direct import direct_call
-from weft.frontends.torch.cuda_graphs import GraphedCalls
 from weft.frontends.torch.device_checks import Watch
 from weft.frontends.torch.devices import nvidia_target
 from weft.frontends.torch.graph import Calling
+from weft.frontends.torch.graph_services import TorchGraphs
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.torch_executor import BoxedCall, TorchExecutor
 from weft.lower.steps import Plan
@@ -35,6 +35,7 @@ from weft.pipelines import compile_nvidia
 from weft.runtime.cache import DiskCache
 from weft.runtime.constant_sets import Preparing
 from weft.runtime.constants import as_program, prepared_by
+from weft.runtime.cuda_graphs import GraphedCalls
 from weft.runtime.device_executor import DeviceExecutor
 from weft.runtime.device_program import DeviceProgram, DeviceTape
 from weft.runtime.plan_executor import Frame
@@ -113,7 +114,7 @@ class CudaExecutor(DeviceExecutor[torch.Tensor], TorchExecutor[DeviceProgram]):
         TorchExecutor.__init__(self, executable, opaque, torch.device("cuda", executable.device))
         self.index, self.guarded = executable.device, guarded
         self.services = TorchDevice(self.tensors, executable.device)
-        self.graphs = GraphedCalls(self, written, guarded) if cuda_graphs else None
+        self.graphs = GraphedCalls(self, TorchGraphs(), written, guarded) if cuda_graphs else None
 
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Mapping[str, int]) -> list[torch.Tensor]:
         if torch.cuda.current_device() != self.index:
@@ -152,10 +153,6 @@ class CudaExecutor(DeviceExecutor[torch.Tensor], TorchExecutor[DeviceProgram]):
         compiled = compile_nvidia(as_program(function), Config(), nvidia_target(self.device))
         program = load_program(compiled.plan, compiled.code, device=self.index, cache=self.executable.cache)
         return CudaExecutor(program, OpaqueRuntime({}), cuda_graphs=False)
-
-    def new_tensor(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor in the GPU's memory; its content is undefined."""
-        return _empty_strided_cuda(shape, strides, dtype)
 
     def _maker(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Callable[..., torch.Tensor]:
         return _empty_strided_cuda

@@ -19,7 +19,7 @@ from weft.frontends.torch.torch_executor import BoxedCall, TorchExecutor
 from weft.frontends.torch.traced_steps import is_traced
 from weft.runtime.executable import Executable
 from weft.runtime.huge_pages import use_huge_pages
-from weft.runtime.openmp import can_use_threads, in_forked_child
+from weft.runtime.openmp import in_forked_child, pool_symbols, uses_own_pool
 from weft.runtime.plan_executor import Frame
 from weft.runtime.profile import active_profile
 from weft.runtime.tape import Tape
@@ -121,7 +121,7 @@ class CpuExecutor(TorchExecutor[Executable]):
 
 def _threads() -> int:
     if not in_forked_child():
-        return torch.get_num_threads() if can_use_threads() else 1
+        return torch.get_num_threads() if pool_symbols() or uses_own_pool() else 1
     if torch.get_num_threads() > 1:
         # The libraries that programs call cannot use the parent's pool either: they would wait for it for ever.
         torch.set_num_threads(1)

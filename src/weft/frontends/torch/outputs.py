@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch._C._dynamo.guards import _empty_strided_cpu  # `torch.empty_strided` in a third of the time
 
-from weft.frontends.torch.alignment import span
 from weft.runtime.huge_pages import LARGE, use_huge_pages
+from weft.runtime.strides import span
 
 _KEPT = 3
 """Blocks kept of one size: the caller may hold the last result, or two, while the next is made."""
