@@ -50,6 +50,7 @@ from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.view_layouts import demanded
 from weft.backends.nvidia.wgmma import words_layout
 from weft.backends.nvidia.written_layouts import assign_written, carried_layouts, is_free_view, scalar_layout
+from weft.errors import LoweringError
 from weft.tile import dialect as tile
 from weft.tile import written
 
@@ -95,7 +96,10 @@ def assign_layouts(
     scalars = [value for value in kernel.block.args if isinstance(value.type, tile.TileType)]
     set_layouts(kernel, [scalar_layout(anchors.warps)] * len(scalars), ARGUMENTS)
     assignment.home.update(dict.fromkeys(scalars, scalar_layout(anchors.warps)))
-    assignment.block(kernel.block)
+    try:
+        assignment.block(kernel.block)
+    except LoweringError as error:  # an op has no layout beside those of this alternative: another may have one
+        return Refused(error.message, error.hint)
     for op in reversed(list(kernel.walk())):  # what was made again elsewhere
         if _is_free(op) and not any(result.uses for result in op.results):
             op.detach()
