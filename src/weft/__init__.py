@@ -24,7 +24,7 @@ if _typing.TYPE_CHECKING:
     from weft.errors import UnsupportedError as UnsupportedError
     from weft.errors import WeftError as WeftError
     from weft.frontends.torch.api import compile as compile
-    from weft.frontends.torch.frozen import refreeze as refreeze
+    from weft.runtime.constant_sets import refreeze as refreeze
     from weft.runtime.profile import profile as profile
     from weft.tools.explain import explain as explain
 
@@ -32,7 +32,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "compile": "weft.frontends.torch.api",
-    "refreeze": "weft.frontends.torch.frozen",
+    "refreeze": "weft.runtime.constant_sets",
     "explain": "weft.tools.explain",
     "profile": "weft.runtime.profile",
     "Config": "weft.config",

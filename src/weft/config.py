@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from weft.diagnostics import nearest, warn
+from weft.discovery import is_target, unknown_target
 from weft.errors import WeftError
 
-TARGETS = ("cpu", "reference")
 FALLBACKS = ("warn", "error", "quiet")
 MODES: Mapping[str, Mapping[str, bool]] = {
     "default": {},
@@ -32,7 +32,8 @@ class Config:
     """How to compile. Fields can be given as options, or as environment variables `WEFT_<FIELD>`."""
 
     target: str = "cpu"
-    """`cpu`: machine code, for a GPU where the tensors lie on one; `reference`: NumPy, the meaning of every op."""
+    """`cpu`: machine code, for a GPU where the tensors lie on one; `reference`: NumPy, the meaning of every op; or any
+    other that is found by entry point (`weft.discovery`)."""
     strict: bool = False
     """Neither libraries nor the framework's own kernels: an op that Weft cannot compile is an error."""
     fallback: str = "warn"
@@ -73,11 +74,8 @@ class Config:
         _check_choice("quantize", self.quantize, QUANTIZATIONS)
         _check_choice("fallback", self.fallback, FALLBACKS)
         _check_choice("device_checks", self.device_checks, DEVICE_CHECKS)
-        if self.target not in TARGETS:
-            raise WeftError(
-                f"no target is called {self.target!r}",
-                hint="`cpu` makes machine code for where the tensors lie, a GPU too; `reference` runs on NumPy",
-            )
+        if not is_target(self.target):
+            raise unknown_target(self.target)
         if self.quantize and not self.freeze:
             raise WeftError(f"quantize={self.quantize!r} needs constant weights", hint="set freeze=True, too")
 
@@ -112,7 +110,7 @@ class Config:
             return cls(**values)
         except WeftError as error:
             told = f"the environment sets {', '.join(sorted(inherited))}" if inherited else None
-            raise WeftError(error.message, hint="; ".join(filter(None, (error.hint, told)))) from None
+            raise type(error)(error.message, hint="; ".join(filter(None, (error.hint, told)))) from None
 
     def key(self) -> str:
         """The part of the configuration that changes the code, as text."""

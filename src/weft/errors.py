@@ -54,6 +54,10 @@ class LoweringError(WeftError):
         self.sources = sources
 
 
+class TargetError(WeftError):
+    """A target that no one provides, or that cannot be loaded."""
+
+
 class CompilationError(WeftError):
     """LLVM refused a kernel; the report says how to send it in."""
 

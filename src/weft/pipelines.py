@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -15,19 +15,59 @@ from xdsl.passes import ModulePass
 from weft.backends.cpu.compile import emit_kernels
 from weft.backends.cpu.microkernel import cpu_machine, panel_form
 from weft.backends.cpu.target import CpuTarget, compile_object, target_for
+from weft.backends.nvidia.assign_layouts import AssignLayouts
 from weft.backends.nvidia.chain_kernels import chain_kernels
-from weft.backends.nvidia.code import DeviceCode
+from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.compile import KernelCompiler, Loads
+from weft.backends.nvidia.compile import annotate as annotate_by
+from weft.backends.nvidia.defer_stores import DeferStores
+from weft.backends.nvidia.delay_products import DelayProducts
 from weft.backends.nvidia.early_start import mark_fixed
+from weft.backends.nvidia.fold_sums import FoldSums
+from weft.backends.nvidia.fold_tanh import FoldTanh
+from weft.backends.nvidia.fold_views import FoldViews
+from weft.backends.nvidia.hoist_products import HoistProducts
+from weft.backends.nvidia.hold_row import HoldRow
+from weft.backends.nvidia.join_exponentials import JoinExponentials
 from weft.backends.nvidia.join_kernels import join_kernels
+from weft.backends.nvidia.join_moments import JoinMoments
+from weft.backends.nvidia.kernel_passes import (
+    Alternative,
+    FirstThatMatches,
+    KernelPass,
+    PassNote,
+    has_products,
+    knows_its_programs,
+    multiplies_from_shared,
+    reads_whole_tiles,
+)
+from weft.backends.nvidia.limit_registers import LimitRegisters
+from weft.backends.nvidia.mark_drawn import MarkDrawn
+from weft.backends.nvidia.mark_shifted import MarkShifted
+from weft.backends.nvidia.narrow_operands import NarrowOperands
+from weft.backends.nvidia.order_memory import OrderMemory
+from weft.backends.nvidia.overlap_products import PairBlocks, TakeTurns
+from weft.backends.nvidia.pipeline_dots import PipelineDots
+from weft.backends.nvidia.pipeline_rows import PipelineRows
+from weft.backends.nvidia.pipeline_streams import HoldStreams, PipelineStreams
+from weft.backends.nvidia.pipeline_weights import WARPS_OF_WEIGHTS, FindWeights, PipelineWeights, takes_weights_apart
+from weft.backends.nvidia.raise_accesses import RaiseAccesses
+from weft.backends.nvidia.relax_arithmetic import RelaxArithmetic
 from weft.backends.nvidia.share_kernels import share_kernels
+from weft.backends.nvidia.shared_memory import AllocateShared
+from weft.backends.nvidia.stage_operands import StageOperands
+from weft.backends.nvidia.stage_stores import StageStores
+from weft.backends.nvidia.straighten_loops import StraightenLoops
 from weft.backends.nvidia.target import NvidiaTarget
+from weft.backends.nvidia.use_tensor_cores import UseTensorCores
+from weft.backends.target import argument_names
+from weft.capabilities import PROCESSOR, Capabilities
 from weft.config import CODES, Config
 from weft.ir.locations import inherit_locations
-from weft.lower.machine import gpu_machine
+from weft.lower.machine import machine_of
 from weft.lower.plan import build_plan
 from weft.lower.steps import Plan
-from weft.ops.graph import FuncOp
+from weft.ops.graph import FuncOp, module_of
 from weft.passes.align_operands import AlignOperands
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
@@ -66,6 +106,7 @@ from weft.runtime.cache import DiskCache
 from weft.runtime.record import CompilationRecord, compilation, wants_blocks
 from weft.runtime.tune import Tuner
 from weft.runtime.tune_device import DeviceTimer, DeviceTuner
+from weft.tile.dialect import KernelOp
 
 
 def cpu_passes(config: Config, *, blas: bool = True, matrix_tiles: bool = False) -> list[ModulePass]:
@@ -92,42 +133,165 @@ def cpu_passes(config: Config, *, blas: bool = True, matrix_tiles: bool = False)
     ]
 
 
-def nvidia_passes(config: Config, *, tensor_cores: bool = False) -> list[ModulePass]:
-    """From an imported function to groups that are kernels of a GPU."""
+def nvidia_passes(config: Config, capabilities: Capabilities = PROCESSOR) -> list[ModulePass]:
+    """From an imported function to groups that are kernels of thread blocks."""
+    fast = capabilities.fast_matmuls
     return [
         OrderByComparing(),
         FoldConstants(),
         Simplify(),
         EliminateCommon(),
-        *([EliminateDead(), RecognizeAttention(narrow=True), FindSeenKeys(), Simplify()] if tensor_cores else []),
+        *([EliminateDead(), RecognizeAttention(narrow=True), FindSeenKeys(), Simplify()] if fast else []),
         ShareKeys(),
         EliminateDead(),
         FoldBatchNorm(),
         ConvolveTrained(pointwise=True),
         ComparePlaces(),
         RecognizeCodes(),
-        *([TileGroups(), EliminateCommon()] if tensor_cores else []),
-        *([SplitProducts(few_rows=config.quantize not in CODES)] if tensor_cores else []),
+        *([TileGroups(), EliminateCommon()] if fast else []),
+        *([SplitProducts(few_rows=config.quantize not in CODES)] if fast else []),
         LayOutConvolutions(),
         SinkReshapes(whole=True),
-        *([CodeWeights(config.quantize, streamed=tensor_cores)] if config.quantize in CODES else []),
-        *([SplitProducts(), SinkReshapes(whole=True)] if tensor_cores and config.quantize in CODES else []),
+        *([CodeWeights(config.quantize, streamed=fast)] if config.quantize in CODES else []),
+        *([SplitProducts(), SinkReshapes(whole=True)] if fast and config.quantize in CODES else []),
         *(
             [SumSmallProducts(), ReadChosen(), ReadPages(), ReadCodes(), ScaleAfterProducts(), AlignOperands()]
-            if tensor_cores
+            if fast
             else []
         ),
         HoistConstants(),
         EliminateDead(),
-        ClaimLibraries(enabled=not config.strict, all_floats=True, tensor_cores=tensor_cores),
+        ClaimLibraries(enabled=not config.strict, all_floats=True, fast_matmuls=fast),
         InlineSmall(),
-        GroupIntoKernels(products=2 if tensor_cores else 1, updates=True),
+        GroupIntoKernels(products=2 if fast else 1, updates=True),
         ChooseLayouts(),
         UpdateInPlace(),
     ]
 
 
-Code = TypeVar("Code", bytes, DeviceCode, covariant=True)
+def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
+    """From a tile kernel, of a graph or in Triton's language, to one with roles, layouts, shared memory and barriers.
+
+    What the alternatives say of a kernel, and why each was or was not taken, is in `weft explain`.
+    """
+
+    def multiplied(pipeline: PipelineDots, layouts: AssignLayouts) -> tuple[KernelPass, ...]:
+        return (pipeline, TakeTurns(), DeferStores(), MarkDrawn(), layouts, OrderMemory(), AllocateShared())
+
+    return (
+        StraightenLoops(),
+        FoldSums(),
+        FoldTanh(),
+        RelaxArithmetic(),
+        JoinExponentials(),
+        JoinMoments(),
+        MarkShifted(),
+        FirstThatMatches(
+            "choose_copies",
+            (
+                Alternative(
+                    "TMA brings rows", (PipelineRows(), AllocateShared()), when=(reads_whole_tiles, knows_its_programs)
+                ),
+                Alternative(
+                    "TMA brings rows once for several loops",
+                    (HoldStreams(), AllocateShared()),
+                    when=(reads_whole_tiles, knows_its_programs),
+                ),
+                Alternative(
+                    "TMA brings blocks of rows",
+                    (PipelineStreams(), AllocateShared()),
+                    when=(reads_whole_tiles, knows_its_programs),
+                ),
+                Alternative(
+                    "TMA brings weights",
+                    (
+                        FoldViews(),
+                        UseTensorCores(warps=WARPS_OF_WEIGHTS),
+                        FindWeights(),
+                        AssignLayouts(),
+                        PipelineWeights(),
+                        AllocateShared(),
+                    ),
+                    when=(has_products, reads_whole_tiles, knows_its_programs, takes_weights_apart),
+                ),
+                Alternative(
+                    "TMA brings operands of wgmma",
+                    (
+                        FoldViews(),
+                        NarrowOperands(),
+                        RaiseAccesses(),
+                        HoistProducts(),
+                        FirstThatMatches(
+                            "choose_overlap",
+                            (
+                                Alternative("two blocks beside each other", (PairBlocks(),)),
+                                Alternative("a product a turn later", (DelayProducts(),)),
+                            ),
+                        ),
+                        StageStores(),
+                        FirstThatMatches(
+                            "choose_room",
+                            (
+                                Alternative(
+                                    "the next program's held tiles, too", multiplied(PipelineDots(), AssignLayouts())
+                                ),
+                                Alternative(
+                                    "this program's alone", multiplied(PipelineDots(ahead=False), AssignLayouts())
+                                ),
+                                Alternative(
+                                    "and nothing to turn tiles",
+                                    multiplied(PipelineDots(ahead=False), AssignLayouts(converts=False)),
+                                ),
+                            ),
+                        ),
+                    ),
+                    when=(multiplies_from_shared, has_products),
+                ),
+                Alternative(
+                    "threads copy operands of wgmma (cp.async)",
+                    (FoldViews(), StageOperands(), AssignLayouts(), OrderMemory(), AllocateShared()),
+                    when=(multiplies_from_shared, has_products, reads_whole_tiles),
+                ),
+                Alternative(
+                    "threads load what they need",
+                    (
+                        FoldViews(),
+                        UseTensorCores(),
+                        AssignLayouts(clusters=True),
+                        LimitRegisters(),
+                        OrderMemory(),
+                        HoldRow(),
+                        AllocateShared(),
+                    ),
+                    when=(reads_whole_tiles,),
+                ),
+            ),
+        ),
+    )
+
+
+def annotate(kernel: KernelOp, target: NvidiaTarget) -> tuple[KernelOp, Launch]:
+    """A kernel as it is made code of for a GPU, and how it is launched."""
+    return annotate_by(kernel, target, nvidia_kernel_passes())
+
+
+def compile_kernels(
+    kernels: Mapping[str, KernelOp],
+    target: NvidiaTarget,
+    notes: dict[str, list[PassNote]] | None = None,
+    *,
+    debug_lines: bool = False,
+) -> DeviceCode:
+    """Kernels as PTX for a GPU; `notes` takes what came of each pass over each of them."""
+    with KernelCompiler(target, nvidia_kernel_passes(), debug_lines=debug_lines) as compiler:
+        compiler.add(kernels)
+        if notes is not None:
+            notes.update(compiler.notes)
+        return compiler.code()
+
+
+Code = TypeVar("Code", covariant=True)
+"""What a backend makes: an object file, kernels of a GPU, or whatever another target's has."""
 
 
 @dataclass(frozen=True)
@@ -139,11 +303,8 @@ class Compiled(Generic[Code]):
     code: Code
     report: CompilationRecord
     prepare: FuncOp | None = None
-
-
-def _module_of(function: FuncOp) -> ModuleOp:
-    parent = function.parent_op()
-    return parent if isinstance(parent, ModuleOp) else ModuleOp([function])
+    inputs: tuple[str, ...] = ()
+    """The names of the function's arguments."""
 
 
 def run_passes(
@@ -170,10 +331,12 @@ def compile_cpu(
     A `framework` that runs the program carries out products, too, where its library is quicker.
     """
     target = target or target_for(config.cpu)
-    module = _module_of(function)
+    module = module_of(function)
     with compilation(function.sym_name.data) as report:
         report.imported(function)
-        passes = cpu_passes(config, blas=bool(blas_symbols()), matrix_tiles=framework and target.has_matrix_tiles)
+        passes = cpu_passes(
+            config, blas=bool(blas_symbols()), matrix_tiles=framework and target.capabilities.library_matrix_tiles
+        )
         run_passes(module, passes, report, verify=config.verify)
         if config.tune:
             start = time.perf_counter()
@@ -191,7 +354,7 @@ def compile_cpu(
         report.program("llvm", text)
         code = compile_object(text, target)
         report.measure("llvm", start)
-    return Compiled(planned.plan, code, report, planned.prepare)
+    return Compiled(planned.plan, code, report, planned.prepare, argument_names(function))
 
 
 def compile_nvidia(
@@ -205,31 +368,34 @@ def compile_nvidia(
 
     `loads` gets each kernel as soon as it is PTX, while others still are not (`KernelCompiler`).
     """
-    module = _module_of(function)
-    machine = gpu_machine(target.multiprocessors, clusters=target.has_clusters)
+    module = module_of(function)
+    capabilities = target.capabilities
+    machine = machine_of(capabilities, target.multiprocessors)
+    kernel_passes = nvidia_kernel_passes()
     with compilation(function.sym_name.data) as report:
         report.imported(function)
-        run_passes(module, nvidia_passes(config, tensor_cores=target.has_wgmma), report, verify=config.verify)
-        if config.tune and timer is not None and target.has_wgmma:
+        run_passes(module, nvidia_passes(config, capabilities), report, verify=config.verify)
+        if config.tune and timer is not None and capabilities.fast_matmuls:
             start = time.perf_counter()
-            DeviceTuner(target, machine, timer, cache=DiskCache() if config.cache else None).tune(function)
+            cache = DiskCache() if config.cache else None
+            DeviceTuner(target, machine, timer, kernel_passes, cache=cache).tune(function)
             report.measure("tune", start)
         report.program("grouped", function)
         report.blocks = list(map(str, repeated_blocks(function))) if wants_blocks() else []
         start = time.perf_counter()
         planned = build_plan(function, machine=machine)
         join_kernels(planned)
-        chain_kernels(planned, target)
+        chain_kernels(planned, target, kernel_passes)
         report.program("tile", planned.kernels.values())
         mark_fixed(planned.plan, planned.kernels)
         share_kernels(planned)
         report.planned(planned.plan, planned.schedules)
         start = report.measure("lower_to_tile", start)
-        with KernelCompiler(target, loads, debug_lines=config.debug_lines) as compiler:
+        with KernelCompiler(target, kernel_passes, loads, debug_lines=config.debug_lines) as compiler:
             compiler.add(planned.kernels, planned.sources)
             start = report.measure("emit_llvm", start)
             report.program("llvm", "\n".join(compiler.texts.values()))
             code = compiler.code()
         report.measure("llvm", start)
-        report.made_for_device(code, planned.kernels)
-    return Compiled(planned.plan, code, report, planned.prepare)
+        report.made_for_device(code, planned.kernels, compiler.notes)
+    return Compiled(planned.plan, code, report, planned.prepare, argument_names(function))

@@ -8,10 +8,10 @@ from statistics import median
 import pytest
 import torch
 
-from weft.frontends.torch import cuda_graphs
 from weft.frontends.torch.cuda_executor import CudaExecutor, load_program
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.lower.steps import Plan
+from weft.runtime import cuda_graphs
 
 from .handwritten import CODE, SIZE, call, chain, in_place, kernel
 
@@ -136,7 +136,7 @@ def test_a_user_may_capture_the_call() -> None:
 
 
 def test_after_a_capture_that_failed_everything_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graphs, "why_not_captured", lambda plan: None)
+    monkeypatch.setattr(cuda_graphs, "why_not_captured", lambda plan, why_not_called: None)
     waits = executor(chain(call("aten::nonzero", [0], [4]), kernel("scale", 0, 1)))
     monkeypatch.setattr(CudaExecutor, "_fitting", lambda self, tensor, strides: tensor)
     x = torch.rand(SIZE, device="cuda") + 1

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.utils._pytree as pytree
 
-from weft.frontends.torch import caching
+from weft.runtime import stored_programs
 from weft.runtime.record import CompilationRecord, recording
 
 Function = Callable[..., Any]
@@ -25,10 +25,10 @@ def cache_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Generator[Pat
     """An empty disk cache for each test, and no compiled function from the test before."""
     root = tmp_path / "cache"
     monkeypatch.setenv("WEFT_CACHE_DIR", str(root))
-    caching.disk_cache.cache_clear()
+    stored_programs.disk_cache.cache_clear()
     torch.compiler.reset()
     yield root
-    caching.disk_cache.cache_clear()
+    stored_programs.disk_cache.cache_clear()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from weft.frontends.torch import caching
+from weft.runtime import stored_programs
 from weft.runtime.record import CompilationRecord, recording
 
 T = torch.Tensor
@@ -112,7 +112,7 @@ def test_an_entry_that_checks_but_means_nothing_is_compiled_again(cache_root: Pa
     expected, _ = fresh(softmax, x)
     (path,) = entries(cache_root)
     key = path.stem
-    entry = caching.disk_cache().get(key)
+    entry = stored_programs.disk_cache().get(key)
     assert entry is not None
     meta, blobs = dict(entry.meta), dict(entry.blobs)
     match part:
@@ -122,7 +122,7 @@ def test_an_entry_that_checks_but_means_nothing_is_compiled_again(cache_root: Pa
             blobs = {"text": blobs["code"]}
         case _:
             meta[part] = {"$": "Plan", "name": "x"}
-    caching.disk_cache().put(key, meta, blobs)
+    stored_programs.disk_cache().put(key, meta, blobs)
     result, source = fresh(softmax, x)
     assert source == "compiled" and torch.equal(result, expected)
 
@@ -194,7 +194,7 @@ def test_an_unwritable_cache_is_no_error(tmp_path: Path, monkeypatch: pytest.Mon
     file = tmp_path / "a file"
     file.write_text("")
     monkeypatch.setenv("WEFT_CACHE_DIR", str(file))
-    caching.disk_cache.cache_clear()
+    stored_programs.disk_cache.cache_clear()
     x = torch.randn(3, 4)
     for _ in range(2):
         result, source = fresh(softmax, x)
@@ -214,7 +214,7 @@ def test_two_processes_at_once(tmp_path: Path, cache_root: Path) -> None:
     outputs = [json.loads(process.communicate(timeout=120)[0].splitlines()[-1]) for process in both]
     assert outputs[0]["y"] == outputs[1]["y"]
     assert len(entries(cache_root)) == 3 and not list(cache_root.glob(".*.tmp"))
-    assert caching.disk_cache().verify() == []
+    assert stored_programs.disk_cache().verify() == []
 
 
 WRITER = """

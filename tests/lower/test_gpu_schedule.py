@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.testing.op_cases import judge, op_cases
 
 GPU = gpu_machine()
-SMALL = Machine(tile_elements=64, row_elements=128, lanes=8, multiprocessors=2)
+SMALL = replace(gpu_machine(2, clusters=False), tile_elements=64, row_elements=128, lanes=8)
 """A GPU on which small tensors are large."""
 
 OPS = [spec for spec in REGISTRY if issubclass(spec.cls, Elementwise | Movement | Reduction | Scan | Scatter)]

@@ -10,13 +10,13 @@ from xdsl.ir import SSAValue
 
 import weft.ops  # noqa: F401  (fills the registry)
 from weft.ir.types import Tensor, dtype_of_numpy, f32
-from weft.lower.machine import Machine
+from weft.lower.machine import Machine, gpu_machine
 from weft.ops.graph import GraphBuilder
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.testing.simulated import run_simulated
 from weft.tile import dialect as tile
 
-SMALL = Machine(tile_elements=64, row_elements=128, lanes=8, multiprocessors=2)
+SMALL = replace(gpu_machine(2, clusters=False), tile_elements=64, row_elements=128, lanes=8)
 """A GPU on which small tensors are large."""
 
 

@@ -8,6 +8,7 @@ import torch
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
+from weft.backends.nvidia.target import target_named
 from weft.backends.reference.graph import run
 from weft.config import CODES, Config
 from weft.errors import WeftError
@@ -84,19 +85,19 @@ def test_weights_of_32_bits_stay() -> None:
 def test_few_rows_read_codes_and_many_what_was_widened_once(rows: int, reads: list[str]) -> None:
     function = linear(rows, 256, 256)
     module = ModuleOp([function])
-    for each in nvidia_passes(Config(freeze=True, quantize="int4"), tensor_cores=True):
+    for each in nvidia_passes(Config(freeze=True, quantize="int4"), target_named("sm_90a").capabilities):
         each.apply(Context(), module)
     inputs = [v for op in function.block.ops for v in op.operands if v in function.block.args[2:]]
     assert [str(tensor_of(value.type).dtype) for value in inputs] == reads
 
 
 @pytest.mark.parametrize("form", CODES)
-@pytest.mark.parametrize("tensor_cores", [True, False])
-def test_products_in_f16_of_many_rows_stay_finite(form: str, tensor_cores: bool) -> None:
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_products_in_f16_of_many_rows_stay_finite(form: str, arch: str) -> None:
     function, (x, w) = linear(32, 128, 4096, f16), operands(32, 128, 4096, f16)
     x *= np.float16(4)
     module = ModuleOp([function])
-    passes = nvidia_passes(Config(freeze=True, quantize=form), tensor_cores=tensor_cores)
+    passes = nvidia_passes(Config(freeze=True, quantize=form), target_named(arch).capabilities)
     (coding,) = (each for each in passes if isinstance(each, CodeWeights))
     coding.apply(Context(), module)
     function.verify()
@@ -154,7 +155,7 @@ def test_a_gate_and_what_it_opens_are_coded_apart_for_one_kernel(form: str, kern
     function.attributes["constants"] = to_attribute((1,))
     module, given = ModuleOp([function]), operands(1, outs, ins)
     before = module.clone()
-    every = nvidia_passes(Config(freeze=True, quantize=form), tensor_cores=True)
+    every = nvidia_passes(Config(freeze=True, quantize=form), target_named("sm_90a").capabilities)
     for each in every:
         each.apply(Context(), module)
     assert sum(isinstance(op, GroupOp) for op in function.block.ops) == kernels

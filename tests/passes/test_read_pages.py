@@ -51,7 +51,7 @@ def steps(
         if turned == "as given":
             inputs[1] = inputs[1].permute(0, 3, 1, 2)
         traced = make_fx(attend, decomposition_table=decompositions())(*inputs)
-    imported = import_graph(traced, "main", Config(cache=False), device="cuda", tensor_cores=True)
+    imported = import_graph(traced, "main", Config(cache=False), capabilities=target_named("sm_90a").capabilities)
     plan = compile_nvidia(imported.function, Config(cache=False), target_named("sm_90a")).plan
     return [getattr(step, "function", "") for step in plan.steps]
 

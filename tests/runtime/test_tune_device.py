@@ -15,7 +15,7 @@ from weft.ir.types import DType, Tensor, bf16, f32
 from weft.lower.machine import gpu_machine
 from weft.lower.schedule import given_blocks
 from weft.ops.graph import FuncOp, GraphBuilder, GroupOp, ReturnOp
-from weft.pipelines import compile_nvidia, nvidia_passes, run_passes
+from weft.pipelines import compile_nvidia, nvidia_kernel_passes, nvidia_passes, run_passes
 from weft.runtime.cache import DiskCache
 from weft.runtime.record import CompilationRecord
 from weft.runtime.tune_device import Candidate, DeviceTuner
@@ -36,7 +36,9 @@ def layers(rows: Size = 2048, dtype: DType = bf16, count: int = 2) -> FuncOp:
 
 
 def grouped(function: FuncOp) -> FuncOp:
-    run_passes(ModuleOp([function]), nvidia_passes(Config(), tensor_cores=True), CompilationRecord("layers"))
+    run_passes(
+        ModuleOp([function]), nvidia_passes(Config(), target_named("sm_90a").capabilities), CompilationRecord("layers")
+    )
     return function
 
 
@@ -54,7 +56,7 @@ class Clock:
 
 
 def tuner(clock: Clock, cache: DiskCache | None = None) -> DeviceTuner:
-    return DeviceTuner(TARGET, gpu_machine(), clock, cache, progress=lambda text: None)
+    return DeviceTuner(TARGET, gpu_machine(), clock, nvidia_kernel_passes(), cache, progress=lambda text: None)
 
 
 def schedules(function: FuncOp) -> list[str]:

@@ -23,6 +23,7 @@ def test_this_machine_is_healthy(weft) -> None:
     assert found["processor"]["vector_bits"] in (128, 256, 512)
     assert found["llvm"]["llvm"] and found["python"]["version"]
     assert found["self-test"]["relative_error"] < 1e-5
+    assert {"cpu", "nvidia", "reference"} <= set(found["targets"]["found"]) and not found["targets"]["broken"]
     assert set(found) == set(doctor_module.EXAMINATIONS)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from weft.backends.nvidia.target import target_named
 from weft.config import CODES, Config
 from weft.passes.registry import PASSES
 from weft.pipelines import cpu_passes, nvidia_passes
@@ -33,7 +34,9 @@ def test_stop_after(weft, softmax: str) -> None:
 
 def test_every_pass_of_the_target_has_a_name() -> None:
     passes = cpu_passes(Config())
-    passes += nvidia_passes(Config()) + nvidia_passes(Config(quantize=CODES[0], freeze=True), tensor_cores=True)
+    passes += nvidia_passes(Config()) + nvidia_passes(
+        Config(quantize=CODES[0], freeze=True), target_named("sm_90a").capabilities
+    )
     assert all(PASSES[each.name] is type(each) for each in passes)
 
 
@@ -88,7 +91,7 @@ def test_an_invalid_program_is_named_with_its_line(weft, softmax: str) -> None:
         (["-p", "simplfy"], "no pass is called simplfy"),
         (["-p", "simplify{"], "not a list of passes"),
         (["-p", "claim_libraries{enabled=3}"], "claim_libraries"),
-        (["--level", "ptx"], "no level is called ptx"),
+        (["--level", "spirv"], "no level is called spirv"),
         (["--target", "abacus"], "no target is called abacus"),
         (["--level", "asm", "--cpu", "i8080"], "no triple is known"),
         (["--level", "asm", "--cpu", "skylake-nonsense"], "LLVM knows no processor called"),
@@ -140,3 +143,43 @@ def test_irdl(weft) -> None:
         "tile.return",
         "tile.yield",
     ]
+
+
+def test_kernels_for_a_gpu_are_read_back_down_to_ptx(weft, softmax: str) -> None:
+    kernels = weft("opt", softmax, "--level", "nvidia", "--verify")
+    assert kernels.exit_code == 0 and "nvidia.launch" in kernels.stdout and "graph." not in kernels.stdout
+    assert weft("opt", "-", "--level", "nvidia", stdin=kernels.stdout).stdout == kernels.stdout
+    assert weft("opt", "-", stdin=kernels.stdout).stdout == kernels.stdout
+    code = weft("opt", softmax, "--level", "ptx")
+    assert ".target sm_90a" in code.stdout and ".entry" in code.stdout
+    assert weft("opt", "-", "--level", "ptx", stdin=kernels.stdout).stdout == code.stdout
+    assert ".target sm_80" in weft("opt", softmax, "--level", "ptx", "--target", "sm_80").stdout
+
+
+def test_kernel_passes_by_name(weft, softmax: str) -> None:
+    tiles = weft("opt", softmax, "--level", "tile", "--target", "sm_90a").stdout
+    assert weft("opt", "-", "--level", "nvidia", "-p", "fold_sums", stdin=tiles).stdout == tiles
+    laid_out = weft("opt", "-", "--level", "nvidia", "-p", "fold_views,assign_layouts{converts=false}", stdin=tiles)
+    assert "#nvidia.layout<" in laid_out.stdout and "nvidia.launch" not in laid_out.stdout
+    refused = weft("opt", "-", "--level", "nvidia", "-p", "pipeline_dots", stdin=tiles)
+    assert refused.exit_code == 0 and refused.stdout == tiles and "pipeline_dots leaves" in refused.stderr
+    whole = weft("opt", softmax, "--level", "nvidia", "-p", "nvidia,nvidia_kernel").stdout
+    assert whole == weft("opt", softmax, "--level", "nvidia").stdout
+    chosen = weft("opt", "-", "--level", "nvidia", "-p", "choose_copies", stdin=tiles).stdout
+    assert "nvidia.launch" in chosen
+    stopped = weft("opt", "-", "--level", "nvidia", "--stop-after", "mark_shifted", stdin=tiles)
+    assert stopped.exit_code == 0 and "nvidia.launch" not in stopped.stdout
+
+
+@pytest.mark.parametrize(
+    ("passes", "said"),
+    [
+        ("fold_vews", "no pass is called fold_vews (did you mean fold_views?)"),
+        ("fold_views,simplify", "simplify is a pass over graphs"),
+        ("fold_views{fast=true}", "fold_views has no option fast"),
+        ("fold_views,fold_", "no pass is called fold_"),
+    ],
+)
+def test_mistakes_in_kernel_passes(weft, softmax: str, passes: str, said: str) -> None:
+    result = weft("opt", softmax, "--level", "nvidia", "-p", passes)
+    assert result.exit_code == 2 and said in " ".join(result.stderr.split())

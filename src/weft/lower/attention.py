@@ -51,7 +51,7 @@ def lower_attention(
     """Lower a group that holds one attention, with its operands and results in the given layouts."""
     layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
     op = next(op for op in group.block.ops if isinstance(op, AnyAttention))
-    if machine.is_gpu:
+    if machine.capabilities.matrix_units:
         from weft.lower.flash_attention import FlashLowering, is_flash  # these add to the class below
         from weft.lower.split_attention import SplitLowering, parts_of
 

@@ -135,7 +135,13 @@ class _Construction:
         self.sides = dict(zip(_LETTERS, self.blocks.sides, strict=True))
         self.bases = {"e": 0, "n": 0}
         self.frame = BlockedKernel(
-            self.group, self.name, self.layouts, self.outputs, domain, parts=self.machine.is_gpu, scratch=self.rows
+            self.group,
+            self.name,
+            self.layouts,
+            self.outputs,
+            domain,
+            parts=self.machine.capabilities.async_copies,
+            scratch=self.rows,
         )
         self.emit = self.frame.emit
         self.fill()
@@ -146,7 +152,8 @@ class _Construction:
         """Whether a block has programs from both ends in turn, which are of one length together: few go one by one."""
         programs = product(self.frame.frame.grid)
         many = isinstance(programs, int) and programs >= _MANY * self.machine.multiprocessors
-        return self.machine.is_gpu and self.causal and many and not {"i_block", "j_block"}.isdisjoint(self.emit.scalars)
+        apart = not {"i_block", "j_block"}.isdisjoint(self.emit.scalars)
+        return self.machine.capabilities.thread_blocks and self.causal and many and apart
 
     def fill(self) -> None:
         """Make the ops of the kernel."""

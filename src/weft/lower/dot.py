@@ -64,7 +64,7 @@ def lower_dot(
     """Lower a group that holds a product, or several of the same rows, with all operands and results in layouts."""
     layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
     dots = [op for op in group.block.ops if isinstance(op, Product)]
-    if machine.is_gpu and not in_place_of(group) and given_blocks(group, "dot") is None:
+    if machine.capabilities.matrix_units and not in_place_of(group) and given_blocks(group, "dot") is None:
         parts = parts_of([dot for dot in dots if isinstance(dot, Dot)], machine)
         if parts > 1:
             return lower_split_dot(group, name, inputs, outputs, parts, machine)
@@ -89,13 +89,14 @@ class _DotLowering:
         return self.dots[0]
 
     def kernel(self) -> Kernel:
-        alone = self.dot if self.machine.is_gpu and len(self.dots) == 1 else None
+        alone = self.dot if self.machine.capabilities.streamed_weights and len(self.dots) == 1 else None
         self.chosen = Chosen.of(alone) if isinstance(alone, Dot) else None
         self.tiles = Tiles.of(self.dots)
         choice = self.chosen or self.tiles
         self.matrix = None if choice is None else choice.matrix  # where it is one of several
         weights = [self._weights(dot) for dot in self.dots]
-        self._split_domain(codes_of(self.dots, weights, self.layouts, self.matrix) if self.machine.is_gpu else [])
+        streamed = self.machine.capabilities.streamed_weights
+        self._split_domain(codes_of(self.dots, weights, self.layouts, self.matrix) if streamed else [])
         if self.codes and (len(self.domain.column_runs) != 1 or len(self.domain.row_runs) > 2):
             self._split_domain([])
         outer = [run for run in self.domain.row_runs if run not in (self.m_run, self.n_run)]
@@ -140,7 +141,7 @@ class _DotLowering:
             return Blocks("dot", *self.tiles.blocks(len(self.dots), bits, self.machine))
         m, n, k = (run.size if run is not None else 1 for run in (self.m_run, self.n_run, self.k_run))
         width = self.a_tensor.dtype.bytes
-        if self.machine.is_gpu and self._is_for_tensor_cores(m, n, k, reads):
+        if self.machine.capabilities.matrix_units and self._is_for_tensor_cores(m, n, k, reads):
             batch = product(run.size for run in outer)
             if isinstance(m, int) and 0 < m <= FEW_ROWS and width == 2:
                 bits = self.codes[0].form.bits if self.codes else 16
@@ -202,7 +203,7 @@ class _DotLowering:
 
     @property
     def _in_parts(self) -> bool:
-        return self.machine.is_gpu and is_in_parts(self.dot)
+        return self.machine.capabilities.matrix_units and is_in_parts(self.dot)
 
     # -- addresses -------------------------------------------------------------------------------------------------
 
@@ -257,9 +258,8 @@ class _DotLowering:
     # -- code ------------------------------------------------------------------------------------------------------
 
     def _emit(self, outer: Sequence[Run]) -> Kernel:
-        kernel = BlockedKernel(
-            self.group, self.name, self.layouts, self.outputs, self.domain, parts=self.machine.is_gpu
-        )
+        parts = self.machine.capabilities.async_copies
+        kernel = BlockedKernel(self.group, self.name, self.layouts, self.outputs, self.domain, parts=parts)
         self.emit = kernel.emit
         bm, bn, _ = self.blocks.sides
         # Rows with the same weights come one after the other.
@@ -315,7 +315,7 @@ class _DotLowering:
         dtype = register_dtype(self.result.dtype)
         type_ = tile.TileType.of((bm, bn // self._pieces), dtype)
         one_step = self.k_run is None or (isinstance(self.k_run.size, int) and self.k_run.size <= bk)
-        one_step = one_step and not self.machine.is_gpu  # there loops are what copies run ahead in
+        one_step = one_step and not self.machine.capabilities.async_copies  # there loops are what copies run ahead in
         outer = self.domain.column_runs[: -1 if one_step else None]
         self.bases["k"] = 0
         factors = self._factors()
@@ -409,9 +409,9 @@ class _DotLowering:
 
     def _tile(self, value: SSAValue, index: Sequence[Size], shape: tuple[int, int], dtype: DType | None) -> SSAValue:
         element = self.emit.at(Source(value, tensor_of(value.type)), index)
-        if dtype is not None and dtype.is_integer and not self.machine.is_gpu:
+        if dtype is not None and dtype.is_integer and not self.machine.capabilities.matrix_units:
             element = self.emit.cast(element, dtype)
-        elif self.machine.is_gpu and isinstance(value, OpResult):
+        elif self.machine.capabilities.matrix_units and isinstance(value, OpResult):
             # The tensor cores take what the program multiplies: numbers of the operand's type.
             element = self.emit.rounded(element, tensor_of(value.type).dtype)
         return self.emit.repeated(element, shape).ssa

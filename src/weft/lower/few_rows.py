@@ -43,7 +43,7 @@ def choose_streaming_tiles(
     read, rows = READ[bits], ceil(m / 8) * 16 / bits
     if not isinstance(n, int) or not isinstance(k, int) or not isinstance(batch, int) or not batch * n:
         columns, warps = _COLUMNS[0], _WARPS[0]
-    elif bits == 16 and machine.brings_rows and (columns := _brought(m, n, k, batch, machine, products)):
+    elif bits == 16 and machine.capabilities.bulk_copies and (columns := _brought(m, n, k, batch, machine, products)):
         return m, columns, _PIECE // products // columns
     elif m == 1 and bits == 4 and batch * n > _COLUMNS[0] * machine.multiprocessors:
         read_at_once = batch * n * products

@@ -180,7 +180,7 @@ def _held(domain: Domain, inner: Sequence[Address], machine: Machine) -> Schedul
     A row that a block of threads has no room for is better held in the registers of several, unless these have no room
     for it either, or places for much more than it has.
     """
-    streamed = _streamed(domain, inner, machine) if machine.brings_rows else None
+    streamed = _streamed(domain, inner, machine) if machine.capabilities.bulk_copies else None
     loads = {(address.expr, address.bytes) for address in inner if address.purpose == "load"}
     columns = domain.column_runs[-1].size
     if streamed is None or len(loads) != 1 or not isinstance(columns, int):

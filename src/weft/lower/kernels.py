@@ -91,8 +91,8 @@ def prepare_group(
     if not indexed:  # columns may be combined in any order: those that lie one after the other come last
         domain.column_runs.sort(key=lambda run: contiguous_bytes(run, addresses))
     window = len(reductions) == 1 and not isinstance(reductions[0], DimensionReduction)
-    pairs = online_pairs(group) if machine.is_gpu else []
-    if machine.is_gpu:
+    pairs = online_pairs(group) if machine.capabilities.thread_blocks else []
+    if machine.capabilities.thread_blocks:
         once, again = _reads_once(group, pairs, domain, indices), _reads_one(group, domain, indices)
         schedule = choose_gpu_schedule(
             domain, addresses, machine, indexed=indexed, window=window, once=once, again=again

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.capabilities import PROCESSOR, Capabilities
+
 
 @dataclass(frozen=True)
 class Machine:
-    """The sizes that schedules are chosen by.
+    """What the target can do, and the sizes that schedules are chosen by.
 
-    With `multiprocessors` it is a GPU: a program is one block of threads, its tiles lie spread over the registers of
-    these, and `gpu_schedule` has the rules. Without, a program is a loop nest of one thread, its tiles lie in the
-    first-level cache, and `schedule` has them.
+    Where programs are thread blocks, tiles lie spread over the registers of their threads, and `gpu_schedule` has the
+    rules. Else a program is a loop nest of one thread, its tiles lie in the first-level cache, and `schedule` has them.
     """
 
     tile_elements: int = 4096
@@ -23,12 +24,8 @@ class Machine:
     product_rows: int = 0
     """Rows of the blocks that products have in registers, where blocks of memory are chosen for many cores by them."""
     multiprocessors: int = 0
-    brings_rows: bool = False
-    """Whether a copy engine brings pieces of rows to where threads share them."""
-
-    @property
-    def is_gpu(self) -> bool:
-        return self.multiprocessors > 0
+    """How many units run thread blocks."""
+    capabilities: Capabilities = PROCESSOR
 
 
 CPU = Machine()
@@ -37,7 +34,26 @@ CPU = Machine()
 def gpu_machine(multiprocessors: int = 132, *, clusters: bool = True) -> Machine:
     """A GPU of so many multiprocessors, of 65,536 registers of 32 bits each; those with `clusters` of
     blocks hold longer rows, and have a copy engine."""
-    row = 131072 if clusters else 32768
-    return Machine(
-        tile_elements=4096, row_elements=row, lanes=128, multiprocessors=multiprocessors, brings_rows=clusters
+    return machine_of(gpu_capabilities(clusters=clusters), multiprocessors)
+
+
+def gpu_capabilities(*, clusters: bool, fast_matmuls: bool = False) -> Capabilities:
+    """What a GPU can do that runs thread blocks, and those with `clusters` of them with a copy engine."""
+    return Capabilities(
+        own_memory=True,
+        thread_blocks=True,
+        clusters=clusters,
+        unordered_stores=True,
+        matrix_units=True,
+        fast_matmuls=fast_matmuls,
+        streamed_weights=True,
+        async_copies=True,
+        bulk_copies=clusters,
+        library_first=True,
     )
+
+
+def machine_of(capabilities: Capabilities, multiprocessors: int) -> Machine:
+    """A machine of thread blocks, with so many units that run them."""
+    row = 131072 if capabilities.clusters else 32768
+    return Machine(4096, row, 128, multiprocessors=multiprocessors, capabilities=capabilities)

@@ -91,7 +91,7 @@ def lower_scatter(
     problem = _Problem(group, scatter, dict(zip(group.block.args, inputs, strict=True)), output, machine)
     reads = tuple(Argument("input", number) for number in range(len(inputs)))
     result, scratch = Argument("output", 0), Argument("scratch", 0)
-    if machine.is_gpu and problem.kind == "assign":
+    if machine.capabilities.unordered_stores and problem.kind == "assign":
         write = KernelCall(_lower_unordered(problem, f"{name}_put"), (*reads, result))
         if in_place_of(group):
             return Lowered((write,))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from xdsl.dialects.builtin import StringAttr
 
+from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, coefficient_of, symbols_of
 from weft.ir.types import DType
@@ -118,7 +119,9 @@ def choose_blocks(
     rows are `split` into digits, they are so for every block of columns: few of those, and more blocks of rows. Panels
     on a machine of many cores are blocks that are even for any number of threads.
     """
-    if machine.is_gpu:
+    if (fixed := machine.capabilities.matmul_tile) is not None:
+        return Blocks("dot", tuple(1 if size == 1 else side for size, side in zip((m, n, k), fixed, strict=True)))
+    if machine.capabilities.thread_blocks:
         return Blocks("dot", (_gpu_side(m, 64), _gpu_side(n, 64), _gpu_side(k, 32)))
     few = isinstance(m, int) and m <= _FEW_ROWS
     most = _SPLIT_ROWS if split else _MOST_ROWS
@@ -161,7 +164,9 @@ def choose_attention_blocks(
     queries: Size, keys: Size, width: Size, out_width: Size, machine: Machine = CPU, *, masked: bool = False
 ) -> Blocks:
     """The tiles of attention: queries, keys, width of the queries and of the values."""
-    if machine.is_gpu and isinstance(width, int) and isinstance(out_width, int):
+    if (fixed := machine.capabilities.matmul_tile) is not None:
+        return _fixed_attention_blocks((queries, keys, width, out_width), fixed)
+    if machine.capabilities.matrix_units and isinstance(width, int) and isinstance(out_width, int):
         depth, across = (_rounded(size, _LINE_ELEMENTS) for size in (width, out_width))
         rows = 128 if masked else _FLASH_ROWS.get(max(depth, across), 128)
         if isinstance(queries, int):
@@ -169,7 +174,7 @@ def choose_attention_blocks(
         if max(depth, across) > WIDEST_HEAD:
             return Blocks("attention", (64, _WIDE_KEYS, depth, min(across, WIDEST_HEAD)))
         return Blocks("attention", (rows, _FLASH_KEYS.get(max(depth, across), 64), depth, across))
-    if machine.is_gpu:
+    if machine.capabilities.thread_blocks:
         depth, across = (_gpu_side(size, _MOST_WIDTH // 2) for size in (width, out_width))
         return Blocks("attention", (_gpu_side(queries, 64), _gpu_side(keys, 64), depth, across))
     rows = _QUERIES if not isinstance(queries, int) else _even(queries, _QUERIES, _ROW_UNIT)
@@ -183,6 +188,16 @@ def choose_attention_blocks(
     return Blocks("attention", (rows, columns, depth, 1 if out_width == 1 else across))
 
 
+def _fixed_attention_blocks(sizes: Sequence[Size], fixed: tuple[int, int, int]) -> Blocks:
+    """Scores are BM x BN, summed over BK of the width; they are multiplied by BN values, where sums are of BK, too."""
+    bm, bn, bk = fixed
+    if bn != bk:
+        raise LoweringError(f"attention needs two products, and tiles of {bm}x{bn}x{bk} fit one of them")
+    return Blocks(
+        "attention", tuple(1 if size == 1 else side for size, side in zip(sizes, (bm, bn, bk, bn), strict=True))
+    )
+
+
 _GRADIENT_SIDE = 64
 
 
@@ -192,7 +207,7 @@ def choose_gradient_blocks(of: str, sizes: Sequence[Size], machine: Machine = CP
     On a GPU, the registers of two warp groups, or three, hold a block's scores twice beside what is summed up.
     """
     widths = sizes[2:]
-    if not machine.is_gpu:
+    if not machine.capabilities.thread_blocks:
         across = [_rounded(size, _WIDTH_UNIT) if isinstance(size, int) else _UNKNOWN_WIDTH for size in widths]
         sides = (_GRADIENT_SIDE, _GRADIENT_SIDE, *across)
         return Blocks("attention_gradients", tuple(1 if s == 1 else n for s, n in zip(sizes, sides, strict=True)))

@@ -236,4 +236,6 @@ class GraphBuilder:
 
 
 def module_of(function: FuncOp) -> ModuleOp:
-    return ModuleOp([function])
+    """The module that a function is in; a new one, if it is in none."""
+    parent = function.parent_op()
+    return parent if isinstance(parent, ModuleOp) else ModuleOp([function])

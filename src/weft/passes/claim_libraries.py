@@ -60,8 +60,8 @@ class ClaimLibraries(ModulePass):
     """Whether there is a library for products of f32 and f64 on a processor."""
     all_floats: bool = False
     """Whether the library takes products of all floats, whatever their weights are: a GPU's does."""
-    tensor_cores: bool = False
-    """Whether generated kernels use a GPU's tensor cores as well as the library does."""
+    fast_matmuls: bool = False
+    """Whether generated kernels use the matrix units as well as the library does."""
     matrix_tiles: bool = False
     """Whether the library multiplies bf16 in matrix tiles of a processor, as generated kernels do by packed weights."""
 
@@ -76,7 +76,7 @@ class ClaimLibraries(ModulePass):
                         candidate.attributes[CLAIM] = StringAttr("blas")
 
     def _is_taken(self, dot: Dot, constants: set[SSAValue]) -> bool:
-        if self.tensor_cores and is_for_tensor_cores(dot):
+        if self.fast_matmuls and is_for_tensor_cores(dot):
             return False
         if tensor_of(dot.operands[0].type).dtype != tensor_of(dot.results[0].type).dtype:
             return False  # what widens its operands was claimed as the call that it came from, or not at all

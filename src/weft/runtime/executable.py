@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ from typing import Any, TypeAlias
 from weft.backends.cpu.blas import ROUTINES
 from weft.backends.cpu.launcher import LAUNCHER, launcher_module
 from weft.backends.cpu.target import compile_object, host_target
+from weft.backends.cpu.thread_pool import RESET
 from weft.errors import CompilationError
 from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Step
 from weft.runtime.blas import blas_symbols
 from weft.runtime.linking import link, unload
+from weft.runtime.openmp import uses_own_pool
 from weft.runtime.program import Program
 from weft.runtime.tape import Tape, write_tape
 
@@ -55,10 +58,15 @@ def is_foreign(step: Step) -> bool:
 @lru_cache(maxsize=1)
 def launcher() -> Launch:
     """The function that runs tapes, compiled once in a process."""
-    target = host_target()
-    library = link(compile_object(launcher_module(target.triple), target), [LAUNCHER])
+    target, own_pool = host_target(), uses_own_pool()
+    names = [LAUNCHER, *([RESET] if own_pool else [])]
+    library = link(compile_object(launcher_module(target.triple, own_pool=own_pool), target), names)
     word = ctypes.c_int64
     function: Any = ctypes.CFUNCTYPE(None, word, word, word)(library[LAUNCHER])
     # The function lives as long as the library that holds it.
     function.library = library
+    if own_pool:
+        # Its threads run this code until the process ends, longer than the interpreter lives.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(library))
+        os.register_at_fork(after_in_child=ctypes.CFUNCTYPE(None)(library[RESET]))
     return function

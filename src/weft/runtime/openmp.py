@@ -1,19 +1,21 @@
-"""The OpenMP pool of the process: the one the framework has loaded, else the system's, else none.
+"""The threads of the process: the OpenMP pool that the framework has loaded, else a pool of Weft's own.
 
-Two pools in one process fight over the cores, so Weft never brings its own. A forked child cannot use its parent's pool
-and runs everything in one thread.
+Two pools in one process fight over the cores, so Weft brings its own (`backends.cpu.thread_pool`) only where there is
+none when its first program is loaded. A forked child cannot use its parent's OpenMP pool and runs everything in one
+thread; Weft's own makes its threads anew there.
 """
 
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import os
 import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+from weft.backends.cpu.target import host_target
+from weft.backends.cpu.thread_pool import has_own_pool
 from weft.runtime.cores import available_cores
 
 SYMBOLS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
@@ -44,7 +46,7 @@ def loaded_libraries(pattern: str) -> list[str]:
     return sorted(path for path in paths if re.search(pattern, Path(path).name))
 
 
-def _pools(*, with_system: bool = False) -> Iterator[ctypes.CDLL]:
+def _pools() -> Iterator[ctypes.CDLL]:
     """Libraries that may hold the pool, the framework's first.
 
     Several copies of one may be loaded, each with threads of its own: packages bring theirs. What the framework's calls
@@ -52,8 +54,7 @@ def _pools(*, with_system: bool = False) -> Iterator[ctypes.CDLL]:
     """
     yield ctypes.CDLL(None)
     loaded = [path for pattern in (_FRAMEWORK, _POOL) for path in loaded_libraries(pattern)]
-    system = ctypes.util.find_library("gomp") if with_system and not loaded_libraries(_POOL) else None
-    for path in (*loaded, *([system] if system else [])):
+    for path in loaded:
         try:
             yield ctypes.CDLL(path)
         except OSError:
@@ -62,8 +63,8 @@ def _pools(*, with_system: bool = False) -> Iterator[ctypes.CDLL]:
 
 @lru_cache(maxsize=1)
 def pool_symbols() -> dict[str, int]:
-    """Addresses of the OpenMP entry points, or an empty dict where there is no pool."""
-    for library in _pools(with_system=True):
+    """Addresses of the OpenMP entry points, or an empty dict where no such library is loaded."""
+    for library in _pools():
         try:
             return {name: address_of(library, name) for name in SYMBOLS}
         except AttributeError:
@@ -71,14 +72,32 @@ def pool_symbols() -> dict[str, int]:
     return {}
 
 
+def uses_own_pool() -> bool:
+    """Whether programs run on Weft's own threads."""
+    return not pool_symbols() and has_own_pool(host_target().triple)
+
+
+def can_use_threads() -> bool:
+    """Whether programs can run in more than one thread of this process."""
+    return uses_own_pool() or (bool(pool_symbols()) and not in_forked_child())
+
+
 def pool_threads() -> int:
     """How many threads the pool runs a loop in, as the framework has set it; 1 where there is no pool."""
+    if uses_own_pool():
+        return _stated_threads() or available_cores()
     for library in _pools():
         try:
             return int(library.omp_get_max_threads())
         except AttributeError:
             continue
     return 1
+
+
+def _stated_threads() -> int:
+    """What OMP_NUM_THREADS says, of which the first number is meant for loops that are in no other; 0 if nothing."""
+    stated = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(stated) if stated.isdecimal() else 0
 
 
 def default_threads() -> int:

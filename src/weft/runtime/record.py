@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
@@ -24,6 +24,7 @@ import numpy as np
 from xdsl.ir import Attribute, Operation
 
 from weft.backends.nvidia.code import DeviceCode
+from weft.backends.nvidia.kernel_passes import PassNote
 from weft.config import Config
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import symbols_of
@@ -130,6 +131,8 @@ class CompilationRecord:
     """The code for a GPU, where it is for one."""
     tiles: Mapping[str, KernelOp] = field(default_factory=dict[str, KernelOp])
     """The kernels at the level of tiles."""
+    kernel_passes: Mapping[str, Sequence[PassNote]] = field(default_factory=dict[str, "Sequence[PassNote]"])
+    """What came of each pass over a kernel of a GPU, and why alternatives were or were not taken."""
     loaded: dict[str, Resources] = field(default_factory=dict[str, Resources])
     """What the driver says that kernels take, once it has compiled them."""
     sizes: dict[str, int] = field(default_factory=dict[str, int])
@@ -175,12 +178,14 @@ class CompilationRecord:
         if is_recording():
             self.tiles = tiles
 
-    def made_for_device(self, code: DeviceCode, tiles: Mapping[str, KernelOp]) -> None:
-        """The code for a GPU that came out, kept where someone may ask what its kernels take."""
+    def made_for_device(
+        self, code: DeviceCode, tiles: Mapping[str, KernelOp], passes: Mapping[str, Sequence[PassNote]]
+    ) -> None:
+        """The code for a GPU that came out, kept where someone may ask what its kernels take and how they came."""
         if self.wants_programs:
             self.program("ptx", code.ptx)
         if is_recording():
-            self.device, self.tiles = code, tiles
+            self.device, self.tiles, self.kernel_passes = code, tiles, passes
 
     def program(self, level: str, text: str | Operation | Iterable[Operation]) -> None:
         """Keep the program's text at a level, if someone asked for it."""
@@ -198,6 +203,7 @@ class CompilationRecord:
         plain = {key: value for key, value in vars(self).items() if key not in _INTERNAL}
         for key in ("kernels", "claims", "fallbacks"):
             plain[key] = [asdict(each) for each in plain[key]]
+        plain["kernel_passes"] = {name: list(map(asdict, notes)) for name, notes in self.kernel_passes.items()}
         plain["loaded"] = {name: asdict(each) for name, each in self.loaded.items()}
         return plain
 

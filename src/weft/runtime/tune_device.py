@@ -17,6 +17,7 @@ from xdsl.dialects.builtin import StringAttr
 
 from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.compile import compile_kernels
+from weft.backends.nvidia.kernel_passes import KernelPass
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.errors import LoweringError
 from weft.ir.attributes import to_attribute
@@ -50,6 +51,8 @@ class DeviceTuner:
     target: NvidiaTarget
     machine: Machine
     timer: DeviceTimer
+    passes: Sequence[KernelPass]
+    """Those of a kernel."""
     cache: DiskCache | None = None
     progress: Callable[[str], None] = tell
 
@@ -88,7 +91,7 @@ class DeviceTuner:
                 group.attributes[SCHEDULE] = to_attribute(sides)
         try:
             planned = build_plan(function, machine=self.machine)
-            return planned.plan, compile_kernels(planned.kernels, self.target)
+            return planned.plan, compile_kernels(planned.kernels, self.target, self.passes)
         except LoweringError as error:
             log.debug("no kernel of sides %s: %s", sides, error)
             return None

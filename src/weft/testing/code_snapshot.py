@@ -88,7 +88,7 @@ def _device_backend(
 
     def compiled(graph: Any, _: Any, name: str) -> Any:
         frozen = _weights(inputs) if config.freeze and name == "inference" else ()
-        imported = import_graph(graph, name, config, frozen, "cuda", target.has_wgmma)
+        imported = import_graph(graph, name, config, frozen, target.capabilities)
         found.append(_printed(compile_nvidia(imported.function, config, target).code))
         return make_boxed_func(graph.forward if runs else _nothing)
 

@@ -130,9 +130,10 @@ def _with_products(config: Config) -> Config:
 
 def _torch_reference(function: FuncOp) -> Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]:
     from weft.frontends.torch.opaque import OpaqueRuntime
-    from weft.frontends.torch.reference import ReferenceExecutor, to_array, to_tensor
+    from weft.frontends.torch.reference import TargetExecutor, calls_on_arrays, to_array, to_tensor
+    from weft.targets.reference import ReferenceProgram
 
-    executor = ReferenceExecutor(function, OpaqueRuntime({}))
+    executor = TargetExecutor(function, ReferenceProgram(function, calls_on_arrays(OpaqueRuntime({}))))
 
     def call(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         symbols = bind_symbols([tensor_of(value.type) for value in function.block.args], arrays, {})

@@ -21,7 +21,6 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from xdsl.dialects.builtin import ModuleOp
 
-from weft.backends.nvidia.compile import annotate
 from weft.backends.nvidia.simulator import simulate
 from weft.backends.nvidia.target import target_named
 from weft.backends.reference.tile import run_kernel
@@ -37,7 +36,7 @@ from weft.ir.expr import evaluate
 from weft.lower.machine import Machine
 from weft.lower.plan import Planned, build_plan
 from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Place
-from weft.pipelines import nvidia_passes, run_passes
+from weft.pipelines import annotate, nvidia_passes, run_passes
 from weft.runtime.constants import prepared
 from weft.runtime.record import compilation
 from weft.tile.dialect import KernelOp
@@ -147,7 +146,7 @@ class GpuInterpreter:
 
     def _compile(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         config = Config(cache=False, verify=True, device_checks=self.device_checks)
-        imported = import_graph(module, "interpreted", config, device="cuda")
+        imported = import_graph(module, "interpreted", config, capabilities=self.machine.capabilities)
         owner = ModuleOp([imported.function])
         with compilation("interpreted") as report:
             run_passes(owner, nvidia_passes(config), report, verify=True)

@@ -27,7 +27,7 @@ from weft.errors import UnsupportedError, WeftError
 from weft.testing.benchmark import EAGER, WEFT, Call, Contender, Progress, contenders, describe
 
 if TYPE_CHECKING:
-    from weft.frontends.torch.frozen import ConstantSet
+    from weft.runtime.constant_sets import ConstantSet
     from weft.testing.benchmark_case import Case
 
 CALLS = 3
@@ -153,7 +153,7 @@ def packed_bytes() -> int:
     return sum(set_bytes(each) for executor in _executors() for each in executor.sets)
 
 
-def set_bytes(constants: ConstantSet) -> int:
+def set_bytes(constants: ConstantSet[Any]) -> int:
     """The bytes of a set's tensors that do not lie in the memory of a weight; memory that two share counts once."""
     weights = {tensor.untyped_storage().data_ptr() for tensor in constants.memory}
     storages = (tensor.untyped_storage() for tensor in constants.tensors.values())

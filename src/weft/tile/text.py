@@ -6,10 +6,11 @@ or of the lowering, can name the line.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from io import StringIO
 
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, ModuleOp, StringAttr, UnknownLoc
-from xdsl.ir import Operation
+from xdsl.ir import Dialect, Operation
 from xdsl.printer import Printer
 
 from weft.errors import ParseError
@@ -31,10 +32,11 @@ class _LocatingParser(TextParser):
         return operation
 
 
-def parse_program(text: str, name: str = "<text>") -> ModuleOp:
-    """Read a module of graph functions and tile kernels, and check it."""
+def parse_program(text: str, name: str = "<text>", dialects: Sequence[Dialect] = ()) -> ModuleOp:
+    """Read a module of graph functions and tile kernels, and check it; `dialects` are those of targets."""
     context = weft_context()
-    context.load_dialect(Tile)
+    for dialect in (Tile, *dialects):
+        context.load_dialect(dialect)
     module = _LocatingParser(context, text, name, "a graph or tile program").program()
     verify_program(module)
     return module

@@ -61,11 +61,12 @@ def doctor(json: Json = False) -> None:
 def opt(
     file: Annotated[str, typer.Argument(help="A graph or tile program in MLIR's generic form; `-` is standard input.")],
     passes: Annotated[
-        str, typer.Option("-p", "--passes", help="Passes by name: `simplify,eliminate_dead`; `cpu` is the whole list.")
+        str,
+        typer.Option("-p", "--passes", help="Passes by name: `simplify,eliminate_dead`; `cpu` and `nvidia` are lists."),
     ] = "",
     stop_after: Annotated[str | None, typer.Option(help="Run no pass after this one.")] = None,
-    level: Annotated[str, typer.Option(help="What to print: graph, tile, llvm or asm.")] = "graph",
-    target: Annotated[str, typer.Option(help="What to compile for.")] = "cpu",
+    level: Annotated[str, typer.Option(help="What to print: graph, tile, llvm, asm; of a GPU nvidia, ptx.")] = "graph",
+    target: Annotated[str, typer.Option(help="What to compile for: `cpu`, or a GPU: `sm_90a`.")] = "cpu",
     cpu: Annotated[str, typer.Option(help="The processor, as LLVM names it: `skylake-avx512`.")] = "native",
     triple: Annotated[str | None, typer.Option(help="The processor's triple, where its name does not tell.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Claim nothing for libraries.")] = False,
@@ -77,12 +78,10 @@ def opt(
     """Run passes over a program's text and print it, like `mlir-opt`."""
     terminal = Terminal(json=json)
     with terminal.reporting_errors():
-        if target != "cpu":
-            raise UsageError(f"no target is called {target}", hint="there is cpu")
         from weft.tools.opt import Options
         from weft.tools.opt import opt as run
 
-        asked = Options(passes, stop_after, level, verify, time, locations, cpu, triple, strict)
+        asked = Options(passes, stop_after, level, verify, time, locations, cpu, triple, strict, target)
         run(terminal, file, asked)
 
 

@@ -138,12 +138,14 @@ def gpu() -> Finding:
 
 
 def openmp() -> Finding:
-    from weft.runtime.openmp import loaded_libraries, pool_symbols
+    from weft.runtime.openmp import can_use_threads, loaded_libraries, uses_own_pool
 
-    if not pool_symbols():
-        return Finding("openmp", "note", "none: kernels run in one thread", "install torch, or libgomp of your system")
+    if not can_use_threads():
+        return Finding("openmp", "note", "none: kernels run in one thread", "install torch, which brings one")
+    if uses_own_pool():
+        return Finding("openmp", "ok", "none: kernels run on Weft's own threads", "", {"libraries": []})
     found = loaded_libraries(r"^lib(gomp|omp|iomp5)[.-]")
-    return Finding("openmp", "ok", ", ".join(found) or "libgomp of the system", "", {"libraries": found})
+    return Finding("openmp", "ok", ", ".join(found) or "in the process", "", {"libraries": found})
 
 
 def blas() -> Finding:
@@ -191,6 +193,17 @@ def _version(distribution: str) -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return "(unknown version)"
+
+
+def targets() -> Finding:
+    from weft import discovery
+    from weft.backends.target import targets as found_targets
+
+    stated, found = set(discovery.entry_points()), set(found_targets())
+    broken = sorted(stated - found)
+    advice = f"{', '.join(broken)} cannot be loaded: repair or remove the distribution" if broken else ""
+    figures = {"found": sorted(found), "broken": broken}
+    return Finding("targets", "note" if broken else "ok", ", ".join(sorted(found)), advice, figures)
 
 
 def self_test() -> Finding:
@@ -242,5 +255,6 @@ EXAMINATIONS: dict[str, Callable[[], Finding]] = {
     "blas": blas,
     "cache": cache,
     "extras": extras,
+    "targets": targets,
     "self-test": self_test,
 }

@@ -26,13 +26,14 @@ from rich.text import Text
 
 from weft.backends.cpu.target import compile_assembly, target_for
 from weft.backends.llvm.stated_lines import with_source
+from weft.backends.nvidia.kernel_passes import PassNote
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.config import MODES, Config
 from weft.errors import UnsupportedError, WeftError
 from weft.runtime.profile import Profile, StepEvent, profile
 from weft.runtime.record import CompilationRecord, Fallback, recording
 from weft.tools.explain_breaks import GraphBreaks
-from weft.tools.explain_device import DeviceKernel, device_figures, device_kernels, device_table, sass
+from weft.tools.explain_device import DeviceKernel, choices_table, device_figures, device_kernels, device_table, sass
 from weft.tools.terminal import counted, scaled
 
 
@@ -216,11 +217,13 @@ def explain_script(
 
 
 def explain_program(text: str, name: str, *, programs: bool, target: NvidiaTarget | None = None) -> Explanation:
-    """Compile the functions of a graph program, for this processor or a GPU, and explain it."""
-    from weft.pipelines import compile_cpu, compile_nvidia
+    """Compile the functions of a graph program, for the configured target or a GPU that need not be there."""
+    from weft.backends.target import find_target
+    from weft.targets.nvidia import Nvidia
     from weft.tile.text import functions_of, parse_program
 
     config, start = Config.from_options(), time.perf_counter()
+    made_for = Nvidia(target) if target is not None else find_target(config.target).here(config)
     functions = functions_of(parse_program(text, name))
     if not functions:
         raise UnsupportedError(
@@ -230,10 +233,7 @@ def explain_program(text: str, name: str, *, programs: bool, target: NvidiaTarge
         for function in functions:
             function.detach()
             try:
-                if target is None:
-                    compile_cpu(function, config)
-                else:
-                    compile_nvidia(function, config, target)
+                made_for.compile(function, config)
             except WeftError:
                 if not any(record.error for record in records):
                     raise  # else the record has it
@@ -288,6 +288,8 @@ def _report(explanation: Explanation) -> list[RenderableType]:
         parts.append(kernels)
     if on_device := device_table(explanation.device_kernels):
         parts.append(on_device)
+    if choices := choices_table(_passes_of_kernels(records)):
+        parts.append(choices)
     if records:
         parts.append(_claims(records))
         parts.append(_fallbacks(explanation.fallbacks))
@@ -298,6 +300,13 @@ def _report(explanation: Explanation) -> list[RenderableType]:
     if changed := _changed(explanation.config):
         parts.append(Text(f"options: {changed}", style="dim"))
     return parts
+
+
+def _passes_of_kernels(records: Sequence[CompilationRecord]) -> list[tuple[str, Sequence[PassNote]]]:
+    """What came of each pass over kernels, by what they are called in the report."""
+    labels = {kernel.name: kernel.label for record in records for kernel in record.kernels}
+    found = {name: notes for record in records for name, notes in record.kernel_passes.items()}
+    return [(labels.get(name, name), notes) for name, notes in found.items()]
 
 
 def _changed(config: Config) -> str:

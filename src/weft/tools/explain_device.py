@@ -17,6 +17,7 @@ from rich.text import Text
 
 from weft.backends.nvidia.assembler import Assembly, assemble, disassemble
 from weft.backends.nvidia.code import DeviceCode, Launch
+from weft.backends.nvidia.kernel_passes import PassNote
 from weft.backends.nvidia.target import NvidiaTarget, target_named
 from weft.errors import WeftError
 from weft.lower.steps import KernelStep
@@ -173,6 +174,24 @@ def device_table(kernels: Mapping[int, Sequence[DeviceKernel]]) -> RenderableTyp
                 _time(row.seconds),
                 "" if row.share is None else f"{row.share:.0%}",
             )
+    return table if table.row_count else None
+
+
+def choices_table(kernels: Iterable[tuple[str, Sequence[PassNote]]]) -> RenderableType | None:
+    """How kernels were made, by what each is called: the alternatives that were tried, and why one was not taken.
+
+    Kernels of which the same is said stand together.
+    """
+    said: dict[tuple[PassNote, ...], list[str]] = {}
+    for label, notes in kernels:
+        said.setdefault(tuple(note for note in notes if note.is_alternative), []).append(label)
+    table = Table("kernel", "way to make it", "taken", title="Alternatives of kernels", title_justify="left")
+    for choices, labels in said.items():
+        named = ", ".join(dict.fromkeys(label.replace("_", " ") for label in labels))
+        for note in choices:
+            answer = "yes" if note.refused is None else f"no: {note.refused}"
+            table.add_row(Text(named), Text("  " * (len(note.inside) // 2) + note.name), Text(answer))
+            named = ""
     return table if table.row_count else None
 
 

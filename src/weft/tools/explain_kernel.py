@@ -15,7 +15,7 @@ import re
 import runpy
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from weft.frontends.triton.jit import OPTIONS, JITFunction, KernelInterface
 from weft.frontends.triton.listing import Listing, listing_of
 from weft.frontends.triton.specialise import SHORT_NAMES, element_type
 from weft.frontends.triton.stand_ins import MockTensor
-from weft.tools.explain_device import DeviceKernel, device_figures, device_table, sass, single_kernel
+from weft.tools.explain_device import DeviceKernel, choices_table, device_figures, device_table, sass, single_kernel
 from weft.tools.terminal import Terminal, UsageError
 
 
@@ -109,15 +109,16 @@ def _explained(
         taken.append(single_kernel(listing.name, code))
     terminal.show(*_report(listing))
     table = device_table({1: taken})
-    if table is not None:
-        terminal.show(table)
+    for each in (table, choices_table([(listing.name, listing.passes)])):
+        if each is not None:
+            terminal.show(each)
     if wanted.save is not None:
         for level, text in listing.levels().items():
             wanted.save.mkdir(parents=True, exist_ok=True)
             (wanted.save / f"{listing.name}.{level}").write_text(text)
         terminal.show(Text(f"written to {wanted.save}"))
     figures = {"kernel": listing.name, "file": listing.file, "device_kernels": device_figures(taken)}
-    return {**figures, **listing.levels()}
+    return {**figures, "passes": [asdict(note) for note in listing.passes], **listing.levels()}
 
 
 def _launch(wanted: Wanted) -> tuple[JITFunction, tuple[Any, ...], dict[str, Any]]:

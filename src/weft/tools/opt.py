@@ -6,27 +6,37 @@ import difflib
 import re
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from weft.backends.cpu.compile import emit_kernels
 from weft.backends.cpu.target import CpuTarget, checked_target, compile_assembly, host_target
+from weft.backends.nvidia.registry import Nvidia, parse_kernels
+from weft.backends.nvidia.target import NvidiaTarget
+from weft.backends.nvidia.target import target_named as gpu_named
+from weft.backends.target import find_target
 from weft.config import Config
+from weft.discovery import is_target, unknown_target
 from weft.errors import ParseError, WeftError
+from weft.lower.machine import CPU, machine_of
 from weft.lower.plan import build_plan
 from weft.ops.base import REGISTRY
 from weft.passes.registry import read_pipeline
-from weft.pipelines import cpu_passes
+from weft.pipelines import cpu_passes, nvidia_passes
 from weft.tile.registry import Tile
-from weft.tile.text import functions_of, kernels_of, parse_program, print_program, verify_program
+from weft.tile.text import functions_of, kernels_of, print_program, verify_program
+from weft.tools import opt_nvidia
+from weft.tools.opt_nvidia import NvidiaOptions
 from weft.tools.terminal import Terminal, UsageError
 
-LEVELS = ("graph", "tile", "llvm", "asm")
+LEVELS = ("graph", "tile", "llvm", "asm", *opt_nvidia.LEVELS)
 
 # Processors by the beginning of their names, for those who give a processor and no triple.
 _TRIPLES = {
@@ -62,13 +72,15 @@ class Options:
     cpu: str = "native"
     triple: str | None = None
     strict: bool = False
+    target: str = "cpu"
+    """A target's name, or a GPU by the name of its architecture."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
 
 def opt(terminal: Terminal, file: str, options: Options) -> None:
     """Read, run, print."""
     module = read_program(*read_source(file))
-    text = at_level(module, options)
+    text = at_level(module, options, lambda said: terminal.err.print(Text(said)))
     terminal.text(text)
     if options.time:
         terminal.err.print(_times(options.seconds))
@@ -89,14 +101,15 @@ def read_source(file: str) -> tuple[str, str]:
 def read_program(text: str, name: str) -> ModuleOp:
     """The module that a text is; what is wrong with it is said with what a person can do about it."""
     try:
-        return parse_program(text, name)
+        return parse_kernels(text, name)
     except ParseError as error:
         message, hint = error.message, error.hint
-        unknown = re.search(r"Operation ((?:graph|tile)\.\w+) is not registered", message)
+        unknown = re.search(r"Operation ((?:graph|tile|nvidia)\.\w+) is not registered", message)
         if not text.strip():
             message = "not a graph or tile program: it is empty"
         elif unknown:
-            known = [*(f"graph.{spec.name}" for spec in REGISTRY), *(each.name for each in Tile.operations)]
+            known = [f"graph.{spec.name}" for spec in REGISTRY]
+            known += [each.name for dialect in (Tile, Nvidia) for each in dialect.operations]
             close = difflib.get_close_matches(unknown[1], known)
             hint = f"did you mean {' or '.join(close)}?" if close else "docs/ops.md lists the ops"
         elif _at_the_end(text, error.location):
@@ -116,23 +129,33 @@ def _at_the_end(text: str, location: str | None) -> bool:
     return not closed and (line > len(lines) or (line == len(lines) and column >= len(lines[-1])))
 
 
-def at_level(module: ModuleOp, options: Options) -> str:
-    """Run the passes and give the program's text at the level that is asked for."""
+def at_level(module: ModuleOp, options: Options, told: Callable[[str], None] = print) -> str:
+    """Run the passes and give the program's text at the level that is asked for; `told` takes what passes say."""
     if options.level not in LEVELS:
         raise UsageError(f"no level is called {options.level}", hint=f"levels are {', '.join(LEVELS)}")
     config = Config.from_options({"strict": True} if options.strict else None)
-    pipelines = {"cpu": cpu_passes(config)}
+    gpu = _gpu_of(options)
+    own = "nvidia" if gpu is not None else options.target
+    pipelines = {"cpu": cpu_passes(config), "nvidia": nvidia_passes(config, (gpu or NvidiaTarget()).capabilities)}
+    if own not in pipelines:
+        pipelines[own] = _passes_of(options, config)
     # Below the graph there are kernels only: without a list of passes, the target's own makes them.
-    asked = options.passes or ("cpu" if options.level != "graph" and functions_of(module) else "")
+    last = options.stop_after
+    asked, kernel_passes = opt_nvidia.divided(options.passes, last) if gpu is not None else (options.passes, None)
+    asked = asked or (own if options.level != "graph" and functions_of(module) else "")
     try:
         passes = read_pipeline(asked, pipelines)
     except ParseError as error:
         raise UsageError(error.message, hint=error.hint) from error
-    _run(module, _until(passes, options.stop_after), options)
+    of_kernels = kernel_passes is not None and last in [each.name for each in kernel_passes]
+    _run(module, passes if of_kernels else _until(passes, last), options)
+    if gpu is not None and options.level in opt_nvidia.LEVELS:
+        wanted = NvidiaOptions(gpu, options.level, options.verify, options.locations, told, options.seconds)
+        return opt_nvidia.print_kernels(module, kernel_passes, wanted)
     if options.level == "graph":
         return print_program(module, locations=options.locations)
     if options.level == "tile":
-        return print_program(_tiles(module, options), locations=options.locations)
+        return print_program(_tiles(module, options, gpu), locations=options.locations)
     target = target_named(options.cpu, options.triple)
     text = _llvm(module, target, options)
     if options.level == "llvm":
@@ -141,6 +164,30 @@ def at_level(module: ModuleOp, options: Options) -> str:
     assembly = compile_assembly(text, target)
     options.seconds["llvm"] = time.perf_counter() - start
     return assembly
+
+
+def _gpu_of(options: Options) -> NvidiaTarget | None:
+    """The GPU that a program is for: the levels of one are for Hopper where no other is named."""
+    if options.target == "cpu":
+        return NvidiaTarget() if options.level in opt_nvidia.LEVELS else None
+    if options.target != "nvidia" and is_target(options.target):
+        return None
+    if options.level in ("llvm", "asm"):
+        raise UsageError(f"{options.level} is of processors", hint="for a GPU there are nvidia and ptx")
+    if options.target == "nvidia":
+        return NvidiaTarget()
+    try:
+        return gpu_named(options.target)
+    except WeftError as error:
+        hint = f"{unknown_target(options.target).hint}; for GPUs: {error.hint}"
+        raise UsageError(f"no target is called {options.target}", hint=hint) from error
+
+
+def _passes_of(options: Options, config: Config) -> list[ModulePass]:
+    """The list of a target that is neither a processor nor a GPU: what is below graphs is its own concern."""
+    if options.level != "graph":
+        raise UsageError(f"the level {options.level} is printed for cpu and nvidia", hint="`weft explain` shows others")
+    return find_target(options.target).here(config).passes(config)
 
 
 def _until(passes: list[ModulePass], last: str | None) -> list[ModulePass]:
@@ -162,12 +209,13 @@ def _run(module: ModuleOp, passes: list[ModulePass], options: Options) -> None:
         options.seconds[each.name] = options.seconds.get(each.name, 0.0) + time.perf_counter() - start
 
 
-def _tiles(module: ModuleOp, options: Options) -> ModuleOp:
+def _tiles(module: ModuleOp, options: Options, gpu: NvidiaTarget | None = None) -> ModuleOp:
     """The kernels of a program: those it has, and those its functions are lowered to."""
     start = time.perf_counter()
     kernels = [kernel.clone() for kernel in kernels_of(module)]
+    machine = CPU if gpu is None else machine_of(gpu.capabilities, gpu.multiprocessors)
     for function in functions_of(module):
-        kernels.extend(build_plan(function).kernels.values())
+        kernels.extend(build_plan(function, machine=machine).kernels.values())
     options.seconds["lower_to_tile"] = time.perf_counter() - start
     tiles = ModuleOp([])
     for kernel in kernels:

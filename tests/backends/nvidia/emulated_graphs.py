@@ -26,15 +26,16 @@ from weft.frontends.torch.backend import CompiledGraph
 from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.dtypes import to_torch
 from weft.frontends.torch.freezing import frozen_arguments, make_constants
-from weft.frontends.torch.frozen import Preparing
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.opaque import OpaqueRuntime
-from weft.frontends.torch.plan_executor import Frame, PlanExecutor
 from weft.frontends.torch.reference import to_array, to_tensor
+from weft.frontends.torch.torch_executor import TorchExecutor
 from weft.ir.expr import evaluate
 from weft.lower.steps import CallStep, DotStep, KernelStep, Step
 from weft.pipelines import compile_nvidia
+from weft.runtime.constant_sets import Preparing
 from weft.runtime.constants import as_program, prepared_by
+from weft.runtime.plan_executor import Frame
 from weft.runtime.program import Program
 from weft.runtime.tape import Tape, size_place
 
@@ -56,7 +57,7 @@ class EmulatedProgram(Program):
         return Tape(np.zeros(1, np.int64), tuple(steps), True)
 
 
-class EmulatedExecutor(PlanExecutor[EmulatedProgram]):
+class EmulatedExecutor(TorchExecutor[EmulatedProgram]):
     """Runs a program's kernels on the PTX machine."""
 
     def __init__(self, program: EmulatedProgram, opaque: OpaqueRuntime) -> None:
@@ -134,7 +135,7 @@ def executor_of(function: Any, opaque: OpaqueRuntime, arch: str, config: Config 
 
 def _compile(module: Any, inputs: Any, *, name: str, arch: str, config: Config, traced: Sequence[Any]) -> CompiledGraph:
     frozen = frozen_arguments(module, name, config, traced)
-    imported = import_graph(module, name, config, frozen, "cuda", target_named(arch).has_wgmma)
+    imported = import_graph(module, name, config, frozen, target_named(arch).capabilities)
     executor = executor_of(imported.function, OpaqueRuntime(imported.objects), arch, config)
     make_constants(executor, [*map(frozen.get, imported.calling.arguments), *imported.constants])
     return CompiledGraph(imported.calling, imported.constants, executor)

@@ -14,14 +14,13 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from weft.backends.nvidia.code import DeviceCode
-from weft.backends.nvidia.compile import compile_kernels
 from weft.backends.nvidia.target import target_named
 from weft.config import Config
 from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.importer import import_graph
 from weft.lower.machine import gpu_machine
 from weft.lower.plan import Planned, build_plan
-from weft.pipelines import nvidia_passes
+from weft.pipelines import compile_kernels, nvidia_passes
 from weft.tile import dialect as tile
 
 from .ptx_machine import Memory, run_blocks
@@ -59,8 +58,10 @@ def planned(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Planned:
             return made if isinstance(made, tuple) else (made,)
 
         graph = make_fx(results, decompositions("cuda"))(*inputs)
-    program = import_graph(graph, "main", Config(cache=False), device="cuda", tensor_cores=True).function
+    program = import_graph(
+        graph, "main", Config(cache=False), capabilities=target_named("sm_90a").capabilities
+    ).function
     module = ModuleOp([program])
-    for each in nvidia_passes(Config(cache=False), tensor_cores=True):
+    for each in nvidia_passes(Config(cache=False), target_named("sm_90a").capabilities):
         each.apply(Context(), module)
     return build_plan(program, machine=gpu_machine())

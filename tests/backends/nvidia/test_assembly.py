@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from weft.backends.nvidia.compile import compile_kernels
 from weft.backends.nvidia.target import target_named
 from weft.ops.base import OpSpec
+from weft.pipelines import compile_kernels
 from weft.testing.gpu.case import GpuCase
 from weft.testing.gpu.corpus import device_code, generated_ops, op_kernels, suite_functions
 from weft.testing.gpu.memory import memory_cases

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from weft.backends.nvidia.asynchronous import FinishOp, RolesOp
-from weft.backends.nvidia.compile import annotate, compile_kernels
 from weft.backends.nvidia.protocol import check
 from weft.backends.nvidia.roles_protocol import protocol_of
 from weft.backends.nvidia.target import target_named
@@ -14,6 +13,7 @@ from weft.errors import LoweringError
 from weft.ir.types import DType, Tensor, bf16, f16, f32
 from weft.lower.machine import CPU, Machine, gpu_machine
 from weft.ops.base import REGISTRY
+from weft.pipelines import annotate, compile_kernels
 from weft.testing.kernels import CpuModule, Trial, group_of, run_interpreted
 
 from .ptxas import assemble, needs_ptxas

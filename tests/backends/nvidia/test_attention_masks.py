@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from xdsl.ir import SSAValue
 
-from weft.backends.nvidia.compile import annotate, compile_kernels
 from weft.backends.nvidia.drawn_programs import DRAWN
 from weft.backends.nvidia.protocol import Protocol, check
 from weft.backends.nvidia.protocol_events import AsyncCopy, Wait
@@ -19,6 +18,7 @@ from weft.backends.nvidia.target import target_named
 from weft.ir.types import Tensor, bf16, boolean, f32, i32, i64
 from weft.lower.machine import gpu_machine
 from weft.ops.base import REGISTRY
+from weft.pipelines import annotate, compile_kernels
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.tile import dialect as tile
 

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from weft.backends.nvidia import chain_kernels as chain
 from weft.backends.nvidia.chain_kernels import chain_kernels
-from weft.backends.nvidia.compile import compile_kernels
 from weft.backends.nvidia.dialect import APART, BarrierOp, integer
 from weft.backends.nvidia.scratch import ScratchOp
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import bf16
 from weft.lower.plan import Planned
 from weft.lower.steps import KernelStep
+from weft.pipelines import compile_kernels, nvidia_kernel_passes
 from weft.tile import dialect as tile
 
 from .emulated_graphs import emulated
@@ -33,7 +33,7 @@ def chained(function: Callable[..., Any], *shapes: tuple[int, ...]) -> tuple[Pla
     """What a function becomes, and the kernels that it was."""
     found = planned(function, *shapes)
     before = [step.function for step in found.plan.steps if isinstance(step, KernelStep)]
-    chain_kernels(found, TARGET)
+    chain_kernels(found, TARGET, nvidia_kernel_passes())
     return found, before
 
 

@@ -15,6 +15,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 import weft.ops  # noqa: F401  (fills the registry)
+from weft.backends.nvidia.target import target_named
 from weft.backends.reference.graph import run
 from weft.config import Config
 from weft.frontends.torch.decompositions import decompositions
@@ -104,7 +105,9 @@ def test_rows_in_groups_are_multiplied_with_the_matrix_of_their_group() -> None:
     with FakeTensorMode():
         shapes = ((6, 128), torch.bfloat16), ((4, 160, 128), torch.bfloat16), ((4,), torch.int32)
         graph = make_fx(grouped)(*(torch.empty(shape, dtype=dtype) for shape, dtype in shapes))
-    function = import_graph(graph, "main", Config(cache=False), device="cuda", tensor_cores=True).function
+    function = import_graph(
+        graph, "main", Config(cache=False), capabilities=target_named("sm_90a").capabilities
+    ).function
     rng = np.random.default_rng(0)
     x, weights = (rng.standard_normal(shape).astype(bf16.numpy) for shape in ((6, 128), (4, 160, 128)))
     (found,) = run(function, [x, weights, np.array([2, 2, 5, 6], np.int32)])
@@ -150,13 +153,15 @@ def test_nothing_of_a_layer_of_few_tokens_is_left_to_libraries(layer: Any, token
     with FakeTensorMode():
         inputs = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
         graph = make_fx(lambda *args: (layer(*args),), decompositions("cuda"))(*inputs)
-    function = import_graph(graph, "main", Config(cache=False), device="cuda", tensor_cores=True).function
+    function = import_graph(
+        graph, "main", Config(cache=False), capabilities=target_named("sm_90a").capabilities
+    ).function
     assert not any(isinstance(op, OpaqueOp) for op in function.block.ops)
     rng = np.random.default_rng(tokens)
     arrays = [(rng.standard_normal(shape) / shape[-1] ** 0.5).astype(bf16.numpy) for shape in shapes]
     arrays[0] = (arrays[0].astype(np.float32) * 11).astype(bf16.numpy)
     exact = dense_layer(*arrays, softmax=layer is experts)
-    for each in nvidia_passes(Config(cache=False), tensor_cores=True)[:3]:
+    for each in nvidia_passes(Config(cache=False), target_named("sm_90a").capabilities)[:3]:
         (found,) = run(function, arrays)
         agree(found, exact)
         each.apply(Context(), function.parent_op() or ModuleOp([function]))
@@ -177,7 +182,7 @@ def counting(bins: int, least: int, greatest: int, dtype: torch.dtype) -> FuncOp
     with FakeTensorMode():
         x.meta["val"], counted.meta["val"] = torch.empty(9, dtype=dtype), torch.empty(bins, dtype=dtype)
     module = fx.GraphModule(torch.nn.Module(), graph)
-    return import_graph(module, "main", Config(cache=False), device="cuda").function
+    return import_graph(module, "main", Config(cache=False), capabilities=target_named("sm_80").capabilities).function
 
 
 @pytest.mark.parametrize(("bins", "dtype"), [(5, torch.int32), (300, torch.uint8)])

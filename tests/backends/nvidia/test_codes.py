@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import weft.ops  # noqa: F401  (fills the registry)
-from weft.backends.nvidia.compile import annotate, compile_kernels
 from weft.backends.nvidia.dialect import RESIDENT, integer
 from weft.backends.nvidia.early_start import mark_fixed
 from weft.backends.nvidia.mma import MmaOp
@@ -20,6 +19,7 @@ from weft.lower.few_rows import choose_streaming_tiles
 from weft.lower.machine import gpu_machine
 from weft.lower.steps import KernelStep
 from weft.ops.quantized import FORMS, dequantized
+from weft.pipelines import annotate, compile_kernels
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.testing.simulated import run_simulated
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from weft.backends.nvidia.compile import annotate
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.target import target_named
+from weft.pipelines import annotate
 from weft.tile import dialect as tile
 
 from .row_kernels import row_code, row_kernel, run_rows

@@ -7,7 +7,7 @@ import pytest
 from xdsl.dialects.builtin import IntegerAttr, StringAttr, i64
 from xdsl.ir import Block, Region
 
-from weft.backends.nvidia.compile import annotate, emit_llvm
+from weft.backends.nvidia.compile import emit_llvm
 from weft.backends.nvidia.dialect import WARPS, ConvertOp, set_integer
 from weft.backends.nvidia.extents import ConvertedLimits
 from weft.backends.nvidia.layouts import blocked
@@ -16,6 +16,7 @@ from weft.backends.nvidia.target import target_named
 from weft.backends.reference.tile import run_kernel
 from weft.ir.expr import minimum, symbol
 from weft.ir.types import element_type, f32
+from weft.pipelines import annotate, nvidia_kernel_passes
 from weft.tile import dialect as tile
 from weft.tile.extents import Limits
 
@@ -78,7 +79,7 @@ def test_what_a_short_chunk_lacks_stays_as_it_was(length: int, warps: int) -> No
 def test_the_code_of_a_loop_chooses_between_new_and_old() -> None:
     """Nothing is chosen where all chunks are whole."""
     target = target_named("sm_90a")
-    short, whole = (emit_llvm(sum_of_exponentials(n), target)[0] for n in (1000, 1024))
+    short, whole = (emit_llvm(sum_of_exponentials(n), target, nvidia_kernel_passes())[0] for n in (1000, 1024))
     assert short.count(" select ") == whole.count(" select ") + SIDE // 32
 
 

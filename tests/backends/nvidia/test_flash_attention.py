@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from weft.backends.nvidia.asynchronous import BlockNumberOp, FinishOp, IndexOp, RolesOp
-from weft.backends.nvidia.compile import annotate, compile_kernels
 from weft.backends.nvidia.programs import Programs
 from weft.backends.nvidia.protocol import check
 from weft.backends.nvidia.roles_protocol import protocol_of
@@ -17,6 +16,7 @@ from weft.ir.types import DType, Tensor, bf16, boolean, f16, i64
 from weft.lower.machine import gpu_machine
 from weft.ops.base import REGISTRY
 from weft.passes.build_groups import SCHEDULE
+from weft.pipelines import annotate, compile_kernels
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.tile import dialect as tile
 

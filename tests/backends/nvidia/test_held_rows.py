@@ -13,10 +13,10 @@ import torch
 
 from weft.backends.nvidia.asynchronous import ReleaseOp, RewindOp, WaitOp
 from weft.backends.nvidia.code import Launch
-from weft.backends.nvidia.compile import annotate, compile_kernels
 from weft.backends.nvidia.streaming import CROSSES, CopyOp, StreamOp
 from weft.backends.nvidia.target import target_named
 from weft.lower.machine import gpu_machine
+from weft.pipelines import annotate, compile_kernels
 from weft.tile import dialect as tile
 
 from . import row_kernels

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from weft.backends.nvidia import join_kernels as join
-from weft.backends.nvidia.compile import compile_kernels
 from weft.backends.nvidia.early_start import written_by
 from weft.backends.nvidia.join_kernels import join_kernels
 from weft.backends.nvidia.stretches import PickOp
@@ -19,6 +18,7 @@ from weft.backends.nvidia.target import target_named
 from weft.ir.types import bf16
 from weft.lower.plan import Planned
 from weft.lower.steps import KernelStep
+from weft.pipelines import compile_kernels
 
 from . import emulated_graphs
 from .ptx_machine import Memory, run_blocks

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from weft.backends.nvidia.code import DeviceCode, Launch
-from weft.backends.nvidia.compile import KernelCompiler, compile_kernels
+from weft.backends.nvidia.compile import KernelCompiler
 from weft.backends.nvidia.driver import DeviceFacts, Driver
 from weft.backends.nvidia.target import target_named
 from weft.errors import CompilationError, LoweringError, UnsupportedDeviceError
 from weft.forks import BACKGROUND
 from weft.ops.base import OpSpec
+from weft.pipelines import compile_kernels, nvidia_kernel_passes
 from weft.runtime import cubins
 from weft.testing.gpu.corpus import generated_ops, op_kernels
 from weft.tile.dialect import KernelOp
@@ -25,6 +26,7 @@ from .fakes import FakeLibrary
 from .ptxas import assemble, needs_ptxas
 
 TARGET = target_named("sm_90a")
+PASSES = nvidia_kernel_passes()
 FEW = ("add", "exp", "sum", "cumsum", "transpose")
 
 
@@ -57,7 +59,7 @@ def test_each_kernel_is_handed_on_by_the_thread_that_made_it(kernels: dict[str, 
         loaded[name] = ptx, launch
         threads.add(threading.current_thread().name)
 
-    with KernelCompiler(TARGET, load) as compiler:
+    with KernelCompiler(TARGET, PASSES, load) as compiler:
         compiler.add(kernels)
         code = compiler.code()
     compiler.wait()
@@ -77,7 +79,7 @@ def test_only_kernels_with_products_are_left_to_whoever_needs_them(
         goes_on.wait()
         loaded.set()
 
-    with KernelCompiler(TARGET, load) as compiler:
+    with KernelCompiler(TARGET, PASSES, load) as compiler:
         compiler.add({name: kernels[name]})
         code = compiler.code()
     assert code.is_awaited is slow and compiler in BACKGROUND and not loaded.is_set()
@@ -90,8 +92,8 @@ def test_only_kernels_with_products_are_left_to_whoever_needs_them(
 def test_what_llvm_refuses_is_told_to_whoever_needs_it(
     kernels: dict[str, KernelOp], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.backends.nvidia.compile.emit_llvm", lambda *given: ("nonsense", Launch(32, 0)))
-    with KernelCompiler(TARGET) as compiler:
+    monkeypatch.setattr("weft.backends.nvidia.compile.emit_llvm", lambda *given, **named: ("nonsense", Launch(32, 0)))
+    with KernelCompiler(TARGET, PASSES) as compiler:
         compiler.add(kernels)
         with pytest.raises(CompilationError, match="LLVM refused"):
             compiler.code()
@@ -102,24 +104,25 @@ def test_a_kernel_without_code_is_named_and_no_thread_is_left(
 ) -> None:
     last = list(kernels)[-1]
 
-    def refuse(kernel: KernelOp, target: object) -> tuple[str, Launch]:
+    def refuse(kernel: KernelOp, *_: object, **named: object) -> tuple[str, Launch]:
         if kernel is kernels[last]:
             raise LoweringError("no such thing")
         return 'target triple = "nvptx64-nvidia-cuda"\n', Launch(32, 0)
 
     monkeypatch.setattr("weft.backends.nvidia.compile.emit_llvm", refuse)
     before = threading.active_count()
-    with pytest.raises(LoweringError, match=f"{last}: no such thing") as caught, KernelCompiler(TARGET) as compiler:
+    compiler = KernelCompiler(TARGET, PASSES)
+    with pytest.raises(LoweringError, match=f"{last}: no such thing") as caught, compiler:
         compiler.add(kernels, {last: {"source"}})
     assert caught.value.sources == {"source"} and threading.active_count() <= before
 
 
 def test_nobody_waits_for_what_an_error_has_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.backends.nvidia.compile.compile_ptx", lambda *given: time.sleep(0.05) or "")
-    monkeypatch.setattr("weft.backends.nvidia.compile.emit_llvm", lambda *given: ("", Launch(32, 0)))
+    monkeypatch.setattr("weft.backends.nvidia.compile.emit_llvm", lambda *given, **named: ("", Launch(32, 0)))
     monkeypatch.setattr("weft.backends.nvidia.compile.has_product", lambda kernel: False)
     many: dict[str, Any] = dict.fromkeys(map(str, range(4 * (os.cpu_count() or 1))))
-    with pytest.raises(LoweringError), KernelCompiler(TARGET) as compiler:
+    with pytest.raises(LoweringError), KernelCompiler(TARGET, PASSES) as compiler:
         compiler.add(many)
         raise LoweringError("no such thing")
     waiting = threading.Thread(target=compiler.wait, daemon=True)
@@ -142,7 +145,7 @@ def test_what_was_loaded_early_is_not_loaded_again(
 ) -> None:
     library, driver, facts = fake
     loader = cubins.EarlyLoader(0, None)
-    with KernelCompiler(TARGET, loader) as compiler:
+    with KernelCompiler(TARGET, PASSES, loader) as compiler:
         compiler.add(kernels)
         code = compiler.code()
     loaded = cubins.load_code(driver, facts, code, None)

@@ -157,6 +157,7 @@ def test_conversions_keep_values(seed: int) -> None:
     dtype = [f32, bf16, f64, i64, i8, boolean][rng.integers(6)]
     kernel = copying(layouts, dtype)
     shared = allocate_shared(kernel, 1 << 20)
+    assert isinstance(shared, int)
     source = rng.integers(0, 2 if dtype == boolean else 100, prod(layouts[0].shape)).astype(dtype.numpy)
     target = np.zeros_like(source)
     simulate(kernel, [source, target], [], shared)

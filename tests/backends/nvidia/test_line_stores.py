@@ -8,9 +8,9 @@ import pytest
 from weft.backends.llvm.builder import Function, Module, V
 from weft.backends.nvidia.asynchronous import LINE, LINES, MAP, STAGE_BYTES, STAGE_COLUMNS, STAGE_ROWS, SendOp
 from weft.backends.nvidia.block import SHARED_SYMBOL, Threads, do, i32
-from weft.backends.nvidia.compile import annotate, compile_kernels
 from weft.backends.nvidia.line_stores import Lines, write_lines
 from weft.backends.nvidia.target import TRIPLE, compile_ptx, target_named
+from weft.pipelines import annotate, compile_kernels
 from weft.tile.dialect import KernelOp, StoreOp
 
 from .ptx_machine import Memory, run_blocks

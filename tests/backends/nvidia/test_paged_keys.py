@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from xdsl.ir import SSAValue
 
-from weft.backends.nvidia.compile import annotate, compile_kernels
 from weft.backends.nvidia.protocol import check
 from weft.backends.nvidia.protocol_events import AsyncCopy
 from weft.backends.nvidia.roles_protocol import protocol_of
@@ -17,6 +16,7 @@ from weft.errors import LoweringError
 from weft.ir.types import Tensor, bf16, i32, i64
 from weft.lower.machine import gpu_machine
 from weft.ops.base import REGISTRY
+from weft.pipelines import annotate, compile_kernels
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.tile import dialect as tile
 

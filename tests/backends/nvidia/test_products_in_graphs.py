@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from weft.backends.nvidia.asynchronous import LiftOp, NarrowOp, SendOp, WgmmaOp
-from weft.backends.nvidia.compile import annotate, compile_kernels
 from weft.backends.nvidia.protocol import check
 from weft.backends.nvidia.roles_protocol import protocol_of
 from weft.backends.nvidia.target import target_named
@@ -18,6 +17,7 @@ from weft.ir.types import DType, Tensor, bf16, f8e4m3, f8e5m2, f32, i8, i32
 from weft.lower import dot
 from weft.lower.machine import gpu_machine
 from weft.lower.product_model import estimate
+from weft.pipelines import annotate, compile_kernels
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.tile.dialect import KernelOp, tile_type
 

@@ -16,16 +16,16 @@ import weft.triton.language as tl
 from weft.backends.cpu.compile import emit_kernels
 from weft.backends.cpu.target import compile_object, host_target
 from weft.backends.nvidia.asynchronous import FinishOp, RolesOp
-from weft.backends.nvidia.compile import annotate
-from weft.backends.nvidia.delay_products import delay_products
+from weft.backends.nvidia.delay_products import DelayProducts
 from weft.backends.nvidia.dialect import RESIDENT, WARPS, integer, set_integer
 from weft.backends.nvidia.protocol import check
-from weft.backends.nvidia.raise_accesses import raise_accesses
+from weft.backends.nvidia.raise_accesses import RaiseAccesses
 from weft.backends.nvidia.roles_protocol import protocol_of
 from weft.backends.nvidia.target import target_named
 from weft.frontends.triton.compiled import CompiledKernel, KernelCode, build_kernel
 from weft.frontends.triton.compiling import arguments_of, builder_of, name_of
 from weft.frontends.triton.target import Cuda, compiled_for
+from weft.pipelines import annotate
 from weft.tile import dialect as tile
 
 from .ptxas import assemble, needs_ptxas
@@ -54,7 +54,7 @@ def kernel_for(function: Any, args: Sequence[Any], **keywords: Any) -> tile.Kern
 
 def raised(function: Any, args: Sequence[Any], **keywords: Any) -> tile.KernelOp:
     kernel = kernel_for(function, args, **keywords)
-    raise_accesses(kernel)
+    RaiseAccesses().run(kernel, TARGET, [])
     return kernel
 
 
@@ -72,7 +72,7 @@ def run_on_cpu(function: Any, args: Sequence[Any], grid: int, delays: bool = Fal
     """Run the raised kernel."""
     kernel, name, target = raised(function, args, **keywords), name_of(function), host_target()
     if delays:
-        delay_products(kernel)
+        DelayProducts().run(kernel, TARGET, [])
     described, groups = function.launcher.describe(args, keywords)
     _, words, _, _ = function.launcher._classify(*args, **keywords)
     code = compile_object(emit_kernels({name: kernel}, target), target)

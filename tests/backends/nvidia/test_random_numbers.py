@@ -6,12 +6,12 @@ import ml_dtypes
 import numpy as np
 from xdsl.ir import SSAValue
 
-from weft.backends.nvidia.compile import compile_kernels
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import Tensor, bf16, f32, i64
 from weft.lower.machine import gpu_machine
 from weft.ops.graph import GraphBuilder
 from weft.ops.random import Uniform
+from weft.pipelines import compile_kernels
 from weft.testing.kernels import Trial, group_of
 
 from .ptx_machine import Memory, run_blocks

@@ -7,7 +7,6 @@ from xdsl.dialects.builtin import IndexType, IntegerAttr, StringAttr, i64
 from xdsl.ir import Block, Operation, Region
 
 from weft.backends.nvidia.asynchronous import AcquireOp, CommitOp, FillOp, ReleaseOp, RolesOp, WaitOp
-from weft.backends.nvidia.compile import annotate
 from weft.backends.nvidia.protocol import Protocol, check
 from weft.backends.nvidia.protocol_events import Arrive, DeadlockError, Event, PhaseError, TransactionError
 from weft.backends.nvidia.roles_protocol import protocol_of
@@ -15,6 +14,7 @@ from weft.backends.nvidia.simulator_memory import RaceError
 from weft.backends.nvidia.target import target_named
 from weft.ir.expr import symbol
 from weft.ir.types import bf16, element_type, f32
+from weft.pipelines import annotate
 from weft.tile import dialect as tile
 
 ROWS, COLUMNS, DEPTH = 128, 128, 64

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.backends.nvidia.compile import annotate, compile_kernels
 from weft.backends.nvidia.dialect import RESIDENT, integer
 from weft.backends.nvidia.layouts import blocked
 from weft.backends.nvidia.streaming import CROSSES, CopyOp, PieceType, ReadOp, StreamOp
 from weft.backends.nvidia.target import target_named
 from weft.lower import gpu_schedule
+from weft.pipelines import annotate, compile_kernels
 from weft.tile import dialect as tile
 
 from .ptxas import assemble, needs_ptxas

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from weft.backends.nvidia.code import Launch
-from weft.backends.nvidia.compile import compile_kernels
 from weft.backends.nvidia.target import target_named
 from weft.ir.attributes import to_attribute
 from weft.ir.types import Tensor, bf16
 from weft.lower.machine import gpu_machine
 from weft.passes.build_groups import SCHEDULE
+from weft.pipelines import compile_kernels
 from weft.testing.kernels import Trial, group_of
 
 from .ptx_machine import Memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -13,7 +14,7 @@ import weft.ops  # noqa: F401  (fills the registry)
 from weft.errors import LoweringError, ShapeError
 from weft.ir.expr import Size, symbol
 from weft.ir.types import DType, Tensor, bf16, boolean, dtype_of_numpy, f16, f32, f64, i8, i32, i64, tensor_of
-from weft.lower.machine import Machine, gpu_machine
+from weft.lower.machine import gpu_machine
 from weft.ops.base import REGISTRY, Elementwise, Movement, OpSpec, Reduction
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.testing.op_cases import op_cases
@@ -21,7 +22,7 @@ from weft.testing.simulated import run_simulated
 
 WARP_COUNTS = [1, 2, 4, 8, 16, 32]
 GPU = gpu_machine()
-SMALL = Machine(tile_elements=64, row_elements=128, lanes=8, multiprocessors=2)
+SMALL = replace(gpu_machine(2, clusters=False), tile_elements=64, row_elements=128, lanes=8)
 """A GPU on which small tensors are large."""
 
 

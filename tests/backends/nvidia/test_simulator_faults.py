@@ -12,7 +12,6 @@ from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Block, Operation, Region
 
 import weft.ops  # noqa: F401  (fills the registry)
-from weft.backends.nvidia.compile import annotate
 from weft.backends.nvidia.dialect import (
     SHARED,
     WARPS,
@@ -32,6 +31,7 @@ from weft.backends.nvidia.target import target_named
 from weft.backends.reference.tile import AccessError
 from weft.ir.types import Tensor, element_type, f32
 from weft.lower.machine import gpu_machine
+from weft.pipelines import annotate
 from weft.testing.kernels import Trial, group_of
 from weft.tile import dialect as tile
 

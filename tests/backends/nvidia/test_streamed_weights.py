@@ -11,7 +11,6 @@ import torch
 
 import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.nvidia import pipeline_weights
-from weft.backends.nvidia.compile import annotate, compile_kernels
 from weft.backends.nvidia.early_start import mark_fixed
 from weft.backends.nvidia.streaming import StreamOp
 from weft.backends.nvidia.target import target_named
@@ -20,6 +19,7 @@ from weft.lower import few_rows
 from weft.lower.few_rows import choose_streaming_tiles
 from weft.lower.machine import gpu_machine
 from weft.lower.steps import KernelStep, Plan
+from weft.pipelines import annotate, compile_kernels
 from weft.testing.kernels import Trial, group_of
 from weft.tile import dialect as tile
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from weft.backends.nvidia.asynchronous import AcquireOp, ReleaseOp, WaitOp
-from weft.backends.nvidia.compile import annotate, compile_kernels
 from weft.backends.nvidia.peel_loops import peel_loops
 from weft.backends.nvidia.simulator import simulate
 from weft.backends.nvidia.streaming import CopyOp, ReadOp, StreamOp
 from weft.backends.nvidia.target import target_named
+from weft.pipelines import annotate, compile_kernels
 from weft.tile import dialect as tile
 
 from .ptxas import assemble, needs_ptxas

@@ -14,7 +14,6 @@ from xdsl.dialects.builtin import UnitAttr
 
 import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.nvidia.asynchronous import LIMIT, SendOp, WgmmaOp
-from weft.backends.nvidia.compile import annotate, compile_kernels
 from weft.backends.nvidia.protocol import check
 from weft.backends.nvidia.roles_protocol import protocol_of
 from weft.backends.nvidia.target import target_named
@@ -28,7 +27,7 @@ from weft.ops.dot import TiledDot
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp, module_of
 from weft.ops.quantized import dequantized
 from weft.passes.tile_groups import IN_ORDER, TileGroups, expected_groups, rows_of_tile, tiles
-from weft.pipelines import compile_nvidia
+from weft.pipelines import annotate, compile_kernels, compile_nvidia
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.tile import dialect as tile
 
@@ -195,6 +194,8 @@ def test_one_kernel_finds_the_tiles(rows: int, groups: int) -> None:
         x, w = (torch.empty(shape, dtype=torch.bfloat16, device="cuda") for shape in ((rows, 512), (groups, 640, 512)))
         ends = torch.empty(groups, dtype=torch.int32, device="cuda")
         traced = make_fx(call, decomposition_table=decompositions())(x, w, ends)
-    function = import_graph(traced, "main", Config(cache=False), device="cuda", tensor_cores=True).function
+    function = import_graph(
+        traced, "main", Config(cache=False), capabilities=target_named("sm_90a").capabilities
+    ).function
     names = [getattr(step, "function", "") for step in compile_nvidia(function, Config(cache=False), TARGET).plan.steps]
     assert len(names) == 2 and names[-1].startswith("tiled_dot")

@@ -9,7 +9,6 @@ import pytest
 
 import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.nvidia.asynchronous import FillOp, RolesOp
-from weft.backends.nvidia.compile import annotate, compile_kernels
 from weft.backends.nvidia.dialect import RESIDENT, integer
 from weft.backends.nvidia.protocol import check
 from weft.backends.nvidia.roles_protocol import protocol_of
@@ -17,6 +16,7 @@ from weft.backends.nvidia.target import target_named
 from weft.ir.attributes import to_attribute
 from weft.ir.types import DType, Tensor, bf16, f16, i32
 from weft.lower.machine import gpu_machine
+from weft.pipelines import annotate, compile_kernels
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.tile import dialect as tile
 

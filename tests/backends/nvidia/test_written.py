@@ -14,10 +14,10 @@ import pytest
 
 import weft.triton as triton
 import weft.triton.language as tl
-from weft.backends.nvidia.compile import compile_kernels
 from weft.backends.nvidia.dialect import WARPS, set_integer
 from weft.backends.nvidia.target import target_named
 from weft.frontends.triton.errors import DeviceAssertError
+from weft.pipelines import compile_kernels
 
 from .ptxas import assemble, needs_ptxas
 

@@ -11,12 +11,12 @@ from xdsl.ir import Operation
 import weft.triton as triton
 import weft.triton.language as tl
 from weft.backends.nvidia.asynchronous import FinishOp, RolesOp, WgmmaOp
-from weft.backends.nvidia.compile import annotate
 from weft.backends.nvidia.dialect import ConvertOp
-from weft.backends.nvidia.hoist_products import hoist_products
+from weft.backends.nvidia.hoist_products import HoistProducts
 from weft.backends.nvidia.protocol import check
-from weft.backends.nvidia.raise_accesses import raise_accesses
+from weft.backends.nvidia.raise_accesses import RaiseAccesses
 from weft.backends.nvidia.roles_protocol import protocol_of
+from weft.pipelines import annotate
 from weft.tile import dialect as tile
 
 from .ptxas import assemble, needs_ptxas
@@ -53,7 +53,7 @@ def test_the_raised_kernel_gives_the_gradients() -> None:
     arrays = inputs(1, 256, 64)
     options = {"D": 64, "BM": 128, "BN": 32}
     kernel = kernel_for(gradients, (*arrays, 256), **options)
-    raise_accesses(kernel)
+    RaiseAccesses().run(kernel, TARGET, [])
     assert kinds(kernel) == (11, 3, 4, 0)
     run_on_cpu(gradients, (*arrays, 256), 2, **options)
     for found, exact in zip(arrays[6:], wanted(*arrays[:5]), strict=True):
@@ -84,8 +84,8 @@ def test_it_assembles_without_spills(width: int) -> None:
 
 def test_products_that_wait_for_nothing_begin_together() -> None:
     kernel = kernel_for(gradients, (*inputs(1, 256, 64), 256), D=64, BM=128, BN=32)
-    raise_accesses(kernel)
-    hoist_products(kernel)
+    RaiseAccesses().run(kernel, TARGET, [])
+    HoistProducts().run(kernel, TARGET, [])
     for loop in [op for op in kernel.walk() if isinstance(op, tile.ForOp)]:
         order = [op for op in loop.block.ops if isinstance(op, tile.DotOp) or _is_power(op)]
         assert [isinstance(op, tile.DotOp) for op in order[:3]] == [True, True, False]

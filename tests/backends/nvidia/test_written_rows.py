@@ -20,7 +20,8 @@ from .test_raise_accesses import kernel_for
 sys.path[:0] = [str(Path(__file__).parent)]
 from emulation import compile_like, emulate  # noqa: E402
 
-from weft.backends.nvidia.straighten_loops import straighten_loops  # noqa: E402
+from weft.backends.nvidia.straighten_loops import StraightenLoops  # noqa: E402
+from weft.backends.nvidia.target import target_named  # noqa: E402
 
 RANDOM = np.random.default_rng(11)
 
@@ -66,7 +67,7 @@ def test_rows_of_one_block_and_of_several(columns: int) -> None:
 
 def test_a_row_of_one_block_is_read_once() -> None:
     kernel = kernel_for(normalized, (*rows(3, 256), 256), BLOCK=256)
-    straighten_loops(kernel)
+    StraightenLoops().run(kernel, target_named("sm_90a"), [])
     (branch,) = [op for op in kernel.block.ops if isinstance(op, written.IfOp)]
     assert not any(isinstance(op, tile.ForOp) for op in branch.then.block.ops)
     assert sum(isinstance(op, tile.GatherOp) for op in branch.then.block.ops) == 2

@@ -72,7 +72,9 @@ class Backward:
 def steps(strict: bool = False, **options: Any) -> list[str]:
     """What the call becomes on Hopper."""
     config = Config(cache=False, strict=strict)
-    program = import_graph(Backward(**options).graph(), "main", config, device="cuda", tensor_cores=True)
+    program = import_graph(
+        Backward(**options).graph(), "main", config, capabilities=target_named("sm_90a").capabilities
+    )
     made = compile_nvidia(program.function, config, target_named("sm_90a")).plan.steps
     return [
         s.function.split("_")[0] if isinstance(s, KernelStep) else s.target
@@ -87,9 +89,9 @@ def test_the_kernels_of_a_call_give_its_gradients(library: str, causal: bool) ->
     torch.manual_seed(2)
     call = Backward(library, heads=4, width=32, length=150, causal=causal)
     config = Config(cache=False, strict=True)
-    imported = import_graph(call.graph(), "main", config, device="cuda", tensor_cores=True)
+    imported = import_graph(call.graph(), "main", config, capabilities=target_named("sm_90a").capabilities)
     with compilation("main") as report:
-        run_passes(ModuleOp([imported.function]), nvidia_passes(config, tensor_cores=True), report)
+        run_passes(ModuleOp([imported.function]), nvidia_passes(config, target_named("sm_90a").capabilities), report)
     run = InterpretedExecutor(build_plan(imported.function, machine=gpu_machine()), OpaqueRuntime(imported.objects))
 
     grad, *inputs = (call.tensor(count, "cpu") for count in call.counts[:4])

@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from weft.frontends.torch import caching
 from weft.frontends.torch.aten import CONVERTERS
+from weft.runtime import stored_programs
 from weft.runtime.cache import DiskCache
 from weft.runtime.record import recording
 
@@ -21,7 +21,7 @@ from weft.runtime.record import recording
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskCache:
     monkeypatch.delenv("WEFT_CACHE", raising=False)
     made = DiskCache(tmp_path / "cache")
-    monkeypatch.setattr(caching, "disk_cache", lambda: made)
+    monkeypatch.setattr(stored_programs, "disk_cache", lambda: made)
     torch.compiler.reset()
     return made
 

@@ -16,14 +16,14 @@ from torch._dynamo.backends.common import aot_autograd
 from weft.backends.nvidia.code import DeviceCode, Launch, TensorMap
 from weft.config import Config
 from weft.errors import DeviceMemoryError, ParseError
-from weft.frontends.torch import backend, cuda_executor, cuda_graphs, graph_pools
+from weft.frontends.torch import backend, cuda_executor, graph_pools, graph_services
 from weft.frontends.torch.alignment import aligned, copied_whole
 from weft.frontends.torch.backend import CompiledGraph
 from weft.frontends.torch.copies import copy_all
 from weft.frontends.torch.cuda_executor import CudaExecutor
-from weft.frontends.torch.cuda_graphs import why_not_captured
 from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.graph import Calling, Returned
+from weft.frontends.torch.graph_services import TorchGraphs
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.returning import written_inputs
@@ -31,7 +31,9 @@ from weft.frontends.torch.sizes import SymbolReader
 from weft.ir.expr import symbol
 from weft.lower.steps import CallStep, DotStep, Plan, Step
 from weft.pipelines import compile_cpu
+from weft.runtime import cuda_graphs
 from weft.runtime.cubins import decode_code, encode_code
+from weft.runtime.cuda_graphs import why_not_captured
 from weft.runtime.device_program import DeviceTape
 from weft.runtime.executable import Executable, launcher
 
@@ -62,7 +64,7 @@ class ProgramHere(Executable):
 class ExecutorHere(CudaExecutor):
     def __init__(self, executable: Any, opaque: OpaqueRuntime, **options: Any) -> None:
         super().__init__(executable, opaque, **options)
-        self.device = torch.device("cpu")
+        self.device = self.tensors.device = torch.device("cpu")
         self.current = 0
 
     def stream(self) -> int:
@@ -138,7 +140,7 @@ def processor_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         GraphHere.capturing.work.append(lambda: copy_all(pairs))
 
     monkeypatch.setattr(ExecutorHere, "_run_segments", recorded)
-    monkeypatch.setattr(cuda_graphs, "copy_all", copied)
+    monkeypatch.setattr(graph_services, "copy_all", copied)
     GraphHere.captures = 0
 
 
@@ -531,7 +533,8 @@ def test_many_calls_with_small_results_are_worth_one() -> None:
 )
 def test_calls_that_cannot_be_captured_are_found_ahead(target: str, arguments: Any, reason: str | None) -> None:
     text = json.dumps({"args": arguments, "kwargs": {}, "results": [0]})
-    found = why_not_captured(Plan("p", (), (CallStep(target, text, (), (), target),), (), (), ()))
+    plan = Plan("p", (), (CallStep(target, text, (), (), target),), (), (), ())
+    found = why_not_captured(plan, TorchGraphs().why_not_called)
     assert found is None if reason is None else found is not None and reason in found
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import weft
-from weft.frontends.torch import caching
 from weft.lower.steps import DotStep, KernelStep
+from weft.runtime import stored_programs
 from weft.runtime.cache import DiskCache
 from weft.runtime.memory_samples import MemorySamples, sampled_addresses
 from weft.runtime.record import CompilationRecord, recording
@@ -147,7 +147,7 @@ def test_weights_that_are_trained_are_not_frozen(caplog: pytest.LogCaptureFixtur
 
 def test_frozen_programs_are_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without their weights: what was stored for one model serves another with the same graph."""
-    monkeypatch.setattr(caching, "disk_cache", lambda: DiskCache(tmp_path))
+    monkeypatch.setattr(stored_programs, "disk_cache", lambda: DiskCache(tmp_path))
     x = torch.randn(4, 3, 8, 8)
     sources: list[str] = []
     for _ in range(2):

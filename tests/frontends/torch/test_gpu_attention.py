@@ -30,7 +30,7 @@ def kernels(function: Callable[..., Any], *shapes: tuple[int, ...], mask: torch.
         dtypes = [torch.bfloat16 if len(shape) == 4 else mask for shape in shapes]
         inputs = [torch.empty(shape, device="cuda", dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
         traced = make_fx(function, decomposition_table=decompositions())(*inputs)
-    imported = import_graph(traced, "main", Config(cache=False), device="cuda", tensor_cores=True)
+    imported = import_graph(traced, "main", Config(cache=False), capabilities=target_named("sm_90a").capabilities)
     steps = compile_nvidia(imported.function, Config(cache=False), target_named("sm_90a")).plan.steps
     return [
         step.function.rpartition("_")[0] if isinstance(step, KernelStep) else getattr(step, "target", "")

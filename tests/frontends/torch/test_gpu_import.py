@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from weft.pipelines import compile_nvidia
 from weft.testing.comparison import compare
 from weft.testing.interpreted import GpuInterpreter
 
-SMALL = Machine(tile_elements=64, row_elements=128, lanes=8, multiprocessors=2)
+SMALL = replace(gpu_machine(2, clusters=False), tile_elements=64, row_elements=128, lanes=8)
 
 
 def check(function: Callable[..., Any], *inputs: torch.Tensor, machine: Machine | None = None) -> GpuInterpreter:
@@ -178,7 +179,7 @@ def test_a_graph_of_cuda_tensors_becomes_ptx() -> None:
     )
     device = graph_device(module)
     assert device == torch.device("cuda", 0)
-    imported = import_graph(module, "layer", Config(), device=device.type)
+    imported = import_graph(module, "layer", Config(), capabilities=target_named("sm_80").capabilities)
     compiled = compile_nvidia(imported.function, Config(verify=True), target_named("sm_90a"))
     calls = [step.target for step in compiled.plan.steps if isinstance(step, CallStep)]
     kernels = [step.function for step in compiled.plan.steps if isinstance(step, KernelStep)]
@@ -201,7 +202,7 @@ def test_scaled_products_are_kernels_on_tensor_cores(factors: str) -> None:
     narrow, half = torch.float8_e4m3fn, torch.bfloat16
     operands = ((1024, 512), narrow, "cuda"), ((2048, 512), narrow, "cuda")
     module = traced(layer, *operands, *FACTORS[factors], ((2048,), half, "cuda"))
-    imported = import_graph(module, "layer", Config(), device="cuda", tensor_cores=True)
+    imported = import_graph(module, "layer", Config(), capabilities=target_named("sm_90a").capabilities)
     compiled = compile_nvidia(imported.function, Config(verify=True), target_named("sm_90a"))
     assert [type(step) for step in compiled.plan.steps] == [KernelStep]
     assert "e4m3.e4m3" in compiled.code.ptx
@@ -211,23 +212,25 @@ def test_products_of_few_or_unaligned_bytes_are_a_librarys() -> None:
     for rows, depth in ((32, 512), (1024, 520)):
         metas = ((rows, depth), torch.int8, "cuda"), ((2048, depth), torch.int8, "cuda")
         module = traced(lambda x, w: torch._int_mm(x, w.t()), *metas)
-        imported = import_graph(module, "product", Config(), device="cuda", tensor_cores=True)
+        imported = import_graph(module, "product", Config(), capabilities=target_named("sm_90a").capabilities)
         plan = compile_nvidia(imported.function, Config(), target_named("sm_90a")).plan
         assert [step.target for step in plan.steps if isinstance(step, CallStep)] == ["aten::_int_mm"]
 
 
 def test_a_kernel_without_code_tells_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(kernel: Any, target: Any) -> Any:
+    def refused(kernel: Any, target: Any, *_: Any) -> Any:
         raise LoweringError("a tile needs too much shared memory")
 
     errors: list[LoweringError] = []
 
     def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
-        imported = import_graph(module, "inference", Config(), device="cuda")
+        imported = import_graph(module, "inference", Config(), capabilities=target_named("sm_80").capabilities)
         with pytest.raises(LoweringError, match=r"exp_sum.*shared memory") as caught:
             compile_nvidia(imported.function, Config(), target_named("sm_90a"))
         errors.append(caught.value)
-        left = import_graph(module, "inference", Config(), device="cuda", left=caught.value.sources)
+        left = import_graph(
+            module, "inference", Config(), capabilities=target_named("sm_80").capabilities, left=caught.value.sources
+        )
         assert [fallback.target for fallback in left.fallbacks] == ["aten.exp.default", "aten.sum.dim_IntList"]
         return make_boxed_func(module.forward)
 
@@ -243,7 +246,7 @@ def test_a_kernel_without_code_tells_where_it_comes_from(monkeypatch: pytest.Mon
 
 def test_dropout_is_drawn_by_torch() -> None:
     module = traced(lambda x: torch.native_dropout(x, 0.5, True)[0] + 1, ((64, 128), torch.float32, "cuda"))
-    imported = import_graph(module, "dropout", Config(), device="cuda")
+    imported = import_graph(module, "dropout", Config(), capabilities=target_named("sm_80").capabilities)
     compiled = compile_nvidia(imported.function, Config(), target_named("sm_90a"))
     assert [s.target for s in compiled.plan.steps if isinstance(s, CallStep)] == ["aten::native_dropout"]
     assert not imported.fallbacks, "numbers that torch's generator draws are no fallback"
@@ -306,7 +309,7 @@ def bottleneck(x: torch.Tensor, into: torch.Tensor, across: torch.Tensor, out: t
 def test_convolutions_of_places_are_products_over_channels_innermost() -> None:
     shapes = [(32, 512, 28, 28), (128, 512, 1, 1), (128, 128, 3, 3), (512, 128, 1, 1)]
     graph = traced(bottleneck, *((shape, torch.bfloat16, "cuda") for shape in shapes))
-    imported = import_graph(graph, "main", Config(cache=False), device="cuda", tensor_cores=True)
+    imported = import_graph(graph, "main", Config(cache=False), capabilities=target_named("sm_90a").capabilities)
     plan = compile_nvidia(imported.function, Config(cache=False), target_named("sm_90a")).plan
     labels = [step.label for step in plan.steps if isinstance(step, KernelStep)]
     assert [label for label in labels if label.startswith("dot")] == ["dot_relu", "dot_add_relu"]
@@ -326,7 +329,7 @@ def test_attention_that_torch_writes_out_is_one_kernel() -> None:
         return out.transpose(1, 2).reshape(4, 197, 768)
 
     graph = traced(attention, ((4, 197, 2304), torch.bfloat16, "cuda"))
-    imported = import_graph(graph, "main", Config(cache=False), device="cuda", tensor_cores=True)
+    imported = import_graph(graph, "main", Config(cache=False), capabilities=target_named("sm_90a").capabilities)
     plan = compile_nvidia(imported.function, Config(cache=False), target_named("sm_90a")).plan
     assert [step.label for step in plan.steps if isinstance(step, KernelStep)] == ["attention"]
     assert len(plan.steps) == 1
@@ -338,7 +341,7 @@ def test_products_around_a_softmax_of_f32_stay_the_librarys() -> None:
 
     shapes = [(4, 64, 64), (4, 64, 64)]
     graph = traced(weighted, *((shape, torch.float32, "cuda") for shape in shapes))
-    imported = import_graph(graph, "main", Config(cache=False), device="cuda", tensor_cores=True)
+    imported = import_graph(graph, "main", Config(cache=False), capabilities=target_named("sm_90a").capabilities)
     plan = compile_nvidia(imported.function, Config(cache=False), target_named("sm_90a")).plan
     assert len([step for step in plan.steps if isinstance(step, DotStep)]) == 2
 
@@ -361,7 +364,7 @@ def test_attention_with_a_score_that_each_head_learns_is_one_kernel(rows: int) -
 
     shapes = [(1, 16, rows, 64), (1, 2, 512, 64), (1, 2, 512, 64), (16,)]
     graph = traced(attention, *((shape, torch.bfloat16, "cuda") for shape in shapes))
-    imported = import_graph(graph, "main", Config(cache=False), device="cuda", tensor_cores=True)
+    imported = import_graph(graph, "main", Config(cache=False), capabilities=target_named("sm_90a").capabilities)
     plan = compile_nvidia(imported.function, Config(cache=False), target_named("sm_90a")).plan
     labels = [step.label for step in plan.steps if isinstance(step, KernelStep)]
     assert len(plan.steps) == len(labels) and all("attention" in label for label in labels)
@@ -376,6 +379,6 @@ def test_running_sums_of_what_is_known_are_computed_before(known: bool) -> None:
         return x + (place.narrow(0, 1, 4095) - place.narrow(0, 0, 4095)).ne(1).cumsum(0).sum()
 
     graph = traced(shifted, ((4096,), torch.float32, "cuda"))
-    imported = import_graph(graph, "main", Config(cache=False), device="cuda", tensor_cores=True)
+    imported = import_graph(graph, "main", Config(cache=False), capabilities=target_named("sm_90a").capabilities)
     plan = compile_nvidia(imported.function, Config(cache=False), target_named("sm_90a")).plan
     assert all(isinstance(step, KernelStep) for step in plan.steps) == known

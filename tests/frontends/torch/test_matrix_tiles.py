@@ -12,6 +12,7 @@ from torch import nn
 from weft import pipelines
 from weft.backends.cpu.target import CpuTarget
 from weft.runtime.record import recording
+from weft.targets.cpu import Cpu
 
 TILED = CpuTarget("x86_64-unknown-linux-gnu", "sapphirerapids", "")
 OPTIONS = {"cache": False}
@@ -28,7 +29,7 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
     ids=str,
 )
 def test_long_attention(monkeypatch: pytest.MonkeyPatch, tokens: int, dtype: torch.dtype, claimed: bool) -> None:
-    monkeypatch.setattr("weft.frontends.torch.importer.target_for", lambda cpu: TILED)
+    monkeypatch.setattr(Cpu, "capabilities", TILED.capabilities)
     torch.compiler.reset()
     query = torch.randn(1, 2, tokens, 16).to(dtype)
     function = torch.compile(lambda q: F.scaled_dot_product_attention(q, q, q) * 2, backend="weft", options=OPTIONS)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from weft.frontends.torch.outputs import LARGE, ResultMemory
+from weft.frontends.torch.outputs import ResultMemory
+from weft.runtime.huge_pages import LARGE
 from weft.runtime.record import recording
 
 SIDE = 1024  # of f32: 4 MiB, large

@@ -34,14 +34,16 @@ def imported(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> An
     with FakeTensorMode():
         fakes = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda") for x in inputs]
         traced = make_fx(function, decomposition_table=decompositions("cuda"))(*fakes)
-    return import_graph(traced, "main", CONFIG, device="cuda", tensor_cores=True)
+    return import_graph(traced, "main", CONFIG, capabilities=target_named("sm_90a").capabilities)
 
 
 def interpreted(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The results of what is compiled for a GPU."""
     made = imported(function, inputs)
     with compilation("main") as report:
-        run_passes(ModuleOp([made.function]), nvidia_passes(CONFIG, tensor_cores=True), report, verify=True)
+        run_passes(
+            ModuleOp([made.function]), nvidia_passes(CONFIG, target_named("sm_90a").capabilities), report, verify=True
+        )
     planned = build_plan(made.function, machine=gpu_machine())
     assert all(isinstance(step, KernelStep) for step in planned.plan.steps)
     executor = InterpretedExecutor(planned, OpaqueRuntime(made.objects))

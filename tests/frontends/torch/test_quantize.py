@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 import weft
+from weft.backends.nvidia.target import target_named
 from weft.config import Config
 from weft.errors import WeftError
-from weft.frontends.torch import caching
 from weft.frontends.torch.freezing import warn_of_quantization
+from weft.runtime import stored_programs
 from weft.runtime.cache import DiskCache
 from weft.runtime.record import recording
 
@@ -71,7 +72,7 @@ def test_codes_of_a_gpu_leave_weights_of_a_cpu_and_say_so_once(caplog: pytest.Lo
 
 def test_integers_of_a_cpu_leave_weights_of_a_gpu_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
     for quantize in ("", "fp8", "int8_weights"):
-        warn_of_quantization(quantize, "cuda")
+        warn_of_quantization(quantize, "cuda", target_named("sm_90a").capabilities)
     (said,) = caplog.messages
     assert "'int8_weights' has no effect" in said and "nvfp4" in said
 
@@ -149,7 +150,7 @@ def test_the_environment_may_give_a_part(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_cache_holds_programs_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caching, "disk_cache", lambda: DiskCache(tmp_path))
+    monkeypatch.setattr(stored_programs, "disk_cache", lambda: DiskCache(tmp_path))
     module, x = model(), torch.randn(2, 66)
     sources: list[str] = []
     results: list[torch.Tensor] = []

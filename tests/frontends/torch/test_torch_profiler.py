@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from weft.frontends.torch import plan_executor
+from weft.frontends.torch import torch_executor
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def test_small_graphs_that_are_called_directly_have_them_too(monkeypatch: pytest
     def never(*_: object) -> None:
         raise AssertionError("steps run one by one for a profiler only")
 
-    monkeypatch.setattr(plan_executor.PlanExecutor, "_run_traced", never)
+    monkeypatch.setattr(torch_executor.TorchExecutor, "_run_traced", never)
     torch.testing.assert_close(compiled(x), x.sin() + 1)
 
 

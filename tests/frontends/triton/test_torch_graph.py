@@ -275,9 +275,9 @@ def test_an_assertion_of_a_kernel_holds_or_raises() -> None:
 
 def test_a_graph_with_a_kernel_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
-    from weft.frontends.torch import caching
+    from weft.runtime import stored_programs
 
-    caching.disk_cache.cache_clear()
+    stored_programs.disk_cache.cache_clear()
 
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         out = torch.empty_like(x)
@@ -291,7 +291,7 @@ def test_a_graph_with_a_kernel_comes_from_the_cache(tmp_path: Path, monkeypatch:
             run = compiled(function, cache=True, strict=False)
             torch.testing.assert_close(run(x, y), (x + y)[3:] * 2.5)
         sources += [record.source for record in records]
-    caching.disk_cache.cache_clear()
+    stored_programs.disk_cache.cache_clear()
     assert sources == ["compiled", "cache"]
 
 

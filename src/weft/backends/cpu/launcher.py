@@ -2,7 +2,8 @@
 
 A tape is an array of 64-bit words, written when the sizes of a call are known; addresses of buffers stand in a table
 beside it, which a call fills. The launcher is the same for all programs: it is compiled once in a process. Kernels with
-enough work run on the OpenMP pool that the framework already has; small ones run in the calling thread.
+enough work run on the OpenMP pool that the framework already has, or on a pool of the launcher's own (`thread_pool`)
+where there is none; small ones run in the calling thread.
 
     head:    how many steps there are, and how long the table is: behind it lies the launcher's scratch
     kernel:  0, function, programs, parallel, n, then n places in the table; the arguments are gathered to `scratch`
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from weft.backends.cpu.thread_pool import PARALLEL, thread_pool
 from weft.backends.llvm.builder import Function, Module, V, i64
 
 LAUNCHER = "weft_run"
@@ -26,8 +28,8 @@ _WORKER = "weft_worker"
 _ROW_MAJOR = 101
 
 
-def launcher_module(triple: str) -> str:
-    """The LLVM IR of `void weft_run(ptr tape, ptr table, i64 threads)`."""
+def launcher_module(triple: str, *, own_pool: bool = False) -> str:
+    """The LLVM IR of `void weft_run(ptr tape, ptr table, i64 threads)`, with a pool of its own or for OpenMP's."""
     module = Module(triple)
     b = Function(module, LAUNCHER, [("ptr", "tape"), ("ptr", "table"), ("i64", "threads")])
     tape, table, threads = b.args
@@ -38,7 +40,7 @@ def launcher_module(triple: str) -> str:
     with b.loop(i64(0), steps, i64(1)):
         reader = _Reader(b, tape, b.load("i64", cursor, 8))
         with _either(b, b.icmp("eq", reader.word(0), i64(KERNEL))) as otherwise:
-            used = _kernel(b, reader, table, scratch, threads)
+            used = _kernel(b, reader, table, scratch, threads, own_pool)
             b.store(b.add(reader.start, used), cursor, 8)
             otherwise()
             with _either(b, b.icmp("eq", reader.word(0), i64(PRODUCT))) as or_else:
@@ -48,8 +50,8 @@ def launcher_module(triple: str) -> str:
                 _address(b, reader, table)
                 b.store(b.add(reader.start, i64(ADDRESS_WORDS)), cursor, 8)
     b.finish()
-    _worker(module)
-    return str(module)
+    _worker(module, own_pool)
+    return str(module) + (thread_pool(triple) if own_pool else "")
 
 
 class _Reader:
@@ -82,7 +84,7 @@ def _either(b: Function, condition: V) -> Generator[Callable[[], None], None, No
     b.start(after)
 
 
-def _kernel(b: Function, step: _Reader, table: V, scratch: V, threads: V) -> V:
+def _kernel(b: Function, step: _Reader, table: V, scratch: V, threads: V, own_pool: bool) -> V:
     """Gather a kernel's arguments and run it; returns the number of words of the step."""
     function, count, parallel, arguments = step.pointer(1), step.word(2), step.word(3), step.word(4)
     with b.loop(i64(0), arguments, i64(1)) as i:
@@ -95,9 +97,12 @@ def _kernel(b: Function, step: _Reader, table: V, scratch: V, threads: V) -> V:
         b.store(function, context, 8)
         b.store(scratch, b.gep(context, i64(1), "i64"), 8)
         b.store(count, b.gep(context, i64(2), "i64"), 8)
-        # Always all threads: GNU's pool ends those that a smaller team has no use for, and has to make them anew.
-        wanted = b.convert("trunc", threads, "i32")
-        b.call("GOMP_parallel", "void", V("ptr", f"@{_WORKER}"), context, wanted, V("i32", "0"))
+        worker = V("ptr", f"@{_WORKER}")
+        if own_pool:
+            b.do(f"call void @{PARALLEL}({worker}, {context}, {threads})")
+        else:
+            # Always all threads: GNU's pool ends those that a smaller team has no use for, and has to make them anew.
+            b.call("GOMP_parallel", "void", worker, context, b.convert("trunc", threads, "i32"), V("i32", "0"))
         otherwise()
         b.do(f"call void {function.name}({scratch}, {i64(0)}, {count})")
     return b.add(arguments, i64(5))
@@ -134,15 +139,18 @@ def _address(b: Function, step: _Reader, table: V) -> None:
     b.store(b.add(base, step.word(3)), b.gep(table, step.word(1), "i64"), 8)
 
 
-def _worker(module: Module) -> None:
-    """What each thread of the pool runs: its share of the programs."""
-    b = Function(module, _WORKER, [("ptr", "context")])
+def _worker(module: Module, own_pool: bool) -> None:
+    """What each thread of the pool runs: its share of the programs. OpenMP's pool is asked which thread it is."""
+    b = Function(module, _WORKER, [("ptr", "context"), *([("i64", "thread"), ("i64", "threads")] if own_pool else [])])
     context = b.args[0]
     function = b.load("ptr", context, 8)
     arguments = b.load("ptr", b.gep(context, i64(1), "i64"), 8)
     count = b.load("i64", b.gep(context, i64(2), "i64"), 8)
-    thread = b.convert("sext", b.call("omp_get_thread_num", "i32"), "i64")
-    threads = b.convert("sext", b.call("omp_get_num_threads", "i32"), "i64")
+    if own_pool:
+        _, thread, threads = b.args
+    else:
+        thread = b.convert("sext", b.call("omp_get_thread_num", "i32"), "i64")
+        threads = b.convert("sext", b.call("omp_get_num_threads", "i32"), "i64")
     begin = b.binary("sdiv", b.mul(count, thread), threads)
     end = b.binary("sdiv", b.mul(count, b.add(thread, i64(1))), threads)
     b.do(f"call void {function.name}({arguments}, {begin}, {end})")

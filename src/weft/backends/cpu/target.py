@@ -18,6 +18,7 @@ import llvmlite.binding as llvm
 
 from weft.backends.cpu.separate_selects import separate_selects
 from weft.backends.llvm.debug_lines import has_lines, keep_lines
+from weft.capabilities import Capabilities
 from weft.errors import CompilationError, WeftError
 from weft.forks import COMPILING, release_after_fork
 
@@ -79,6 +80,13 @@ class CpuTarget:
     def has_library_convolutions(self) -> bool:
         """Whether torch's library makes code for convolutions and their gradients, as it does for wide vectors."""
         return self.is_x86 or "+sve" in self.features.split(",")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What those ask who choose between kernels and the framework's library."""
+        return Capabilities(
+            library_matrix_tiles=self.has_matrix_tiles, library_convolutions=self.has_library_convolutions
+        )
 
     @property
     def lacks(self) -> frozenset[str]:

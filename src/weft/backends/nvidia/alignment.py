@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import TypeAlias, cast
 
-from xdsl.dialects.builtin import IntegerAttr, UnitAttr
+from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 
 from weft.ir.attributes import from_attribute
@@ -21,10 +21,6 @@ WIDEST = 16
 """The bytes that one access of a thread moves at most."""
 SHIFTED = "nvidia.shifted"
 """On an access to rows that begin anywhere."""
-_LEAST_AT_ONCE = 4
-"""Bytes at a time below which it pays to read at multiples of `WIDEST`, and to shift what was read."""
-_WORTH_SHIFTING = 256
-"""Elements of a row from which on its ends, which are written one by one, count for little."""
 
 
 def divisor_of(size: Size, operands: Sequence[SSAValue] = ()) -> int:
@@ -109,27 +105,6 @@ def access_of(op: tile.LoadOp | tile.StoreOp, shape: tuple[int, ...]) -> Access:
     if SHIFTED in op.attributes and vector < most:
         return Access(axis, most, shifted=_power(step, most) < most, ragged=True)
     return Access(axis, vector)
-
-
-def mark_shifted(kernel: tile.KernelOp) -> None:
-    """Let a kernel move rows that begin anywhere 16 bytes at a time, if it has no others and they are long.
-
-    Others would have to be moved in pieces that lie apart: a thread has the same elements of all.
-    """
-    if "schedule" not in kernel.attributes:
-        return  # memory of a kernel that people write may itself begin anywhere
-    moved: list[tile.LoadOp | tile.StoreOp] = []
-    for op in kernel.walk():
-        if isinstance(op, tile.LoadOp | tile.StoreOp):
-            shape = tile.tile_type(op.out if isinstance(op, tile.LoadOp) else op.value).sizes
-            access, size = access_of(op, shape), pointer_dtype(op).bytes
-            if max(shape, default=1) < _WORTH_SHIFTING:
-                continue  # one for a row
-            if access.axis is None or shape[access.axis] < _WORTH_SHIFTING or access.vector * size >= _LEAST_AT_ONCE:
-                return
-            moved.append(op)
-    for op in moved:
-        op.attributes[SHIFTED] = UnitAttr()
 
 
 def _power(step: int, most: int) -> int:

@@ -1,21 +1,10 @@
-"""Give every tile of a kernel a layout.
-
-%x = tile.load …  : 4x1024               %x = tile.load … {nvidia.layouts = [4x1024: registers 8@1 4@1*256, …]}
-%m = tile.reduce max %x axis 1           %m = tile.reduce max %x axis 1 {nvidia.layouts = [4x1: …]}
-%d = tile.map sub(%x, %m)           →    %d = tile.map sub(%x, %m) {nvidia.layouts = [4x1024: …]}
-tile.store %t[…], %d     (transposed)    %c = nvidia.convert %d {nvidia.layouts = [4x1024: registers 4@0, …]}
-                                         tile.store %t[…], %c
-
-Memory decides: each shape of a kernel has an *anchor*, the layout in which the accesses that move most bytes are
-coalesced. Tiles of smaller shapes that are broadcast against it take slices of it. What is computed follows its
-operands. Values that cost nothing (constants, positions and what is computed of these alone) are made again in each
-layout that someone wants; others are converted where they meet.
-"""
+"""Give every tile of a kernel a layout."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
@@ -52,23 +41,54 @@ from weft.backends.nvidia.dialect import (
 )
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.join_moments import MomentsOp
+from weft.backends.nvidia.kernel_passes import KernelPass, Refused
 from weft.backends.nvidia.layouts import Layout, blocked
 from weft.backends.nvidia.mma import PACKED, RAW, MmaOp, PackOp, SqueezeOp
 from weft.backends.nvidia.staged_copies import AwaitCopiesOp, CommitCopiesOp, CopyInOp, StagedOp
 from weft.backends.nvidia.stretches import PickOp
+from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.view_layouts import demanded
 from weft.backends.nvidia.wgmma import words_layout
 from weft.backends.nvidia.written_layouts import assign_written, carried_layouts, is_free_view, scalar_layout
-from weft.errors import LoweringError
 from weft.tile import dialect as tile
 from weft.tile import written
 
 
-def assign_layouts(kernel: tile.KernelOp, clusters: bool = False, converts: bool = True) -> None:
-    """Annotate a kernel in place; its blocks may be `clusters` where the target has such.
+@dataclass(frozen=True)
+class AssignLayouts(KernelPass):
+    """Give every tile of a kernel a layout.
 
-    Without `converts` no access asks for a layout of its own.
+    %x = tile.load …  : 4x1024               %x = tile.load … {nvidia.layouts = [4x1024: registers 8@1 4@1*256, …]}
+    %m = tile.reduce max %x axis 1           %m = tile.reduce max %x axis 1 {nvidia.layouts = [4x1: …]}
+    %d = tile.map sub(%x, %m)           →    %d = tile.map sub(%x, %m) {nvidia.layouts = [4x1024: …]}
+    tile.store %t[…], %d     (transposed)    %c = nvidia.convert %d {nvidia.layouts = [4x1024: registers 4@0, …]}
+                                             tile.store %t[…], %c
+
+    Memory decides: each shape of a kernel has an *anchor*, the layout in which the accesses that move most bytes are
+    coalesced. Tiles of smaller shapes that are broadcast against it take slices of it. What is computed follows its
+    operands. Values that cost nothing (constants, positions and what is computed of these alone) are made again in each
+    layout that someone wants; others are converted where they meet.
     """
+
+    name: ClassVar[str] = "assign_layouts"
+    decides: ClassVar[bool] = True
+
+    clusters: bool = False
+    """Whether blocks may be clusters, where the target has such."""
+    converts: bool = True
+    """Whether an access may ask for a layout of its own."""
+
+    def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Refused | None:
+        return assign_layouts(kernel, clusters=self.clusters and target.has_clusters, converts=self.converts)
+
+
+def assign_layouts(
+    kernel: tile.KernelOp, *, clusters: bool = False, converts: bool = True, warps: int = 0, blocks: int = 0
+) -> Refused | None:
+    """Annotate a kernel in place, with so many warps and blocks where they are given."""
+    for name, count in ((WARPS, warps), (BLOCKS, blocks)):
+        if count:
+            set_integer(kernel, name, count)
     anchors = anchors_of(kernel, clusters)
     anchors = replace(anchors, converts=converts and anchors.blocks == 1)
     assignment = Assignment(anchors)
@@ -83,6 +103,7 @@ def assign_layouts(kernel: tile.KernelOp, clusters: bool = False, converts: bool
     set_integer(kernel, WARPS, anchors.warps)
     if anchors.blocks > 1:
         set_integer(kernel, BLOCKS, anchors.blocks)
+    return assignment.refused
 
 
 @dataclass
@@ -92,6 +113,8 @@ class Assignment:
     anchors: Anchors
     home: dict[SSAValue, Layout] = field(default_factory=dict[SSAValue, Layout])
     made: dict[tuple[SSAValue, Layout], SSAValue] = field(default_factory=dict[tuple[SSAValue, Layout], SSAValue])
+    refused: Refused | None = None
+    """Why these layouts cannot be."""
 
     def block(self, block: Block) -> None:
         for op in list(block.ops):
@@ -281,7 +304,8 @@ class Assignment:
     def _converted(self, value: SSAValue, layout: Layout) -> SSAValue:
         shared = [mode for mode in self.home[value].blocks if mode.axis is not None]
         if shared and self.home[value].blocks != layout.blocks:
-            raise LoweringError(f"blocks of a cluster have parts of a tile, {self.home[value]}, and need {layout}")
+            self.refused = Refused(f"blocks of a cluster have parts of a tile, {self.home[value]}, and need {layout}")
+            return value
         op = ConvertOp.make(value, layout)
         if isinstance(value, OpResult):
             block = value.op.parent_block()

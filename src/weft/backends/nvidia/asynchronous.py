@@ -35,9 +35,11 @@ from xdsl.irdl import (
     opt_region_def,
     region_def,
     result_def,
+    traits_def,
     var_operand_def,
     var_result_def,
 )
+from xdsl.traits import NoTerminator
 
 from weft.ir.types import DType, dtype_of, element_type, i32
 from weft.tile import dialect as tile
@@ -135,6 +137,7 @@ class RolesOp(IRDLOperation):
     early = opt_region_def("single_block")
     cluster = attr_def(IntegerAttr)
     """Blocks that share operands: a stage is empty when the consumers of all of them have released it."""
+    traits = traits_def(NoTerminator())
 
     @classmethod
     def make(

@@ -23,10 +23,12 @@ from xdsl.dialects.builtin import ArrayAttr, StringAttr
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from weft.backends.nvidia.asynchronous import BlockNumberOp, IndexOp
+from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.compile import annotate
-from weft.backends.nvidia.dialect import APART, SHARED, WARPS, BarrierOp, layout_of, set_integer
+from weft.backends.nvidia.dialect import APART, SHARED, WARPS, BarrierOp, integer, layout_of, set_integer, set_launch
 from weft.backends.nvidia.early_start import is_only_read
 from weft.backends.nvidia.join_kernels import MOST_POINTERS, SIMPLE, is_plain, name_of, on_axes, set_steps
+from weft.backends.nvidia.kernel_passes import KernelPass
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.scratch import ScratchOp
 from weft.backends.nvidia.stretches import PickOp
@@ -93,9 +95,9 @@ class _Chain:
         self.links.append(replace(link, level=level))
 
 
-def chain_kernels(planned: Planned, target: NvidiaTarget) -> None:
+def chain_kernels(planned: Planned, target: NvidiaTarget, passes: Sequence[KernelPass]) -> None:
     """Chain the steps of a plan, in place."""
-    links = _Links(planned, target)
+    links = _Links(planned, target, passes)
     chained: list[Step] = []
     chain = _Chain()
 
@@ -127,6 +129,7 @@ class _Links:
 
     planned: Planned
     target: NvidiaTarget
+    passes: Sequence[KernelPass]
     known: dict[str, tile.KernelOp | None] = field(default_factory=dict[str, "tile.KernelOp | None"])
 
     def of(self, step: KernelStep) -> _Link | None:
@@ -148,7 +151,7 @@ class _Links:
         simple = is_plain(kernel, step) and all(isinstance(op, _DONE) for op in kernel.walk() if op is not kernel)
         if not few or not simple:
             return None
-        annotated, launch = annotate(kernel, self.target)
+        annotated, launch = annotate(kernel, self.target, self.passes)
         reads = [op for op in annotated.walk() if isinstance(op, tile.LoadOp | tile.GatherOp)]
         fits = sum(layout_of(op.out).count for op in reads) <= _MOST_READ
         return annotated if fits and launch.threads == WARP and launch.shared == 0 else None
@@ -183,6 +186,7 @@ def _one(planned: Planned, links: Sequence[_Link]) -> KernelStep:
             planned.kernels[name] = kernel = _kernel(name, links, buffers, scratch)
         inherit_locations(planned.kernels[name])
         set_integer(kernel, SHARED, shared)
+        set_launch(kernel, Launch(WARP * integer(kernel, APART), shared))
         planned.schedules[name] = "; ".join(dict.fromkeys(planned.schedules[each] for each in names))
         planned.sources[name] = set().union(*(planned.sources.get(each, ()) for each in names))
     return KernelStep(name, buffers, (), 1, sum(link.step.work for link in links), False, label)

@@ -4,49 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Hashable, Mapping, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeAlias
 
 from weft.backends.llvm.builder import Module
 from weft.backends.llvm.debug_lines import DebugLines, keep_lines
-from weft.backends.nvidia.alignment import mark_shifted
-from weft.backends.nvidia.anchors import blocks_beside
-from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.atomics import NO_BF16_ATOMICS
 from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import AwaitedModules, DeviceCode, Launch
 from weft.backends.nvidia.codegen import KernelCodegen
 from weft.backends.nvidia.dequantize import NO_FP8
-from weft.backends.nvidia.dialect import APART, BLOCKS, RESIDENT, SHARED, WARPS, integer, set_integer
+from weft.backends.nvidia.dialect import APART, LAUNCH, launch_of, set_launch
 from weft.backends.nvidia.early_start import asked_early, written_by
-from weft.backends.nvidia.fold_sums import fold_sums
-from weft.backends.nvidia.fold_tanh import fold_tanh
-from weft.backends.nvidia.fold_views import fold_views
-from weft.backends.nvidia.held_row import hold_row
-from weft.backends.nvidia.join_exponentials import join_exponentials
-from weft.backends.nvidia.join_moments import join_moments
-from weft.backends.nvidia.layouts import WARP
+from weft.backends.nvidia.kernel_passes import KernelPass, PassNote, run_passes
 from weft.backends.nvidia.messages import VPRINTF
 from weft.backends.nvidia.mma import AHEAD
-from weft.backends.nvidia.narrow_operands import narrow_operands
-from weft.backends.nvidia.order_memory import order_memory
-from weft.backends.nvidia.overlap_products import overlap_products
-from weft.backends.nvidia.pipeline_dots import pipeline_dots
-from weft.backends.nvidia.pipeline_rows import pipeline_rows
-from weft.backends.nvidia.pipeline_streams import pipeline_streams
-from weft.backends.nvidia.pipeline_weights import pipeline_weights
-from weft.backends.nvidia.programs import worth_one_by_one
-from weft.backends.nvidia.raise_accesses import raise_accesses
-from weft.backends.nvidia.relax_arithmetic import relax_arithmetic
-from weft.backends.nvidia.shared_memory import allocate_shared
-from weft.backends.nvidia.stage_operands import stage_operands
-from weft.backends.nvidia.straighten_loops import straighten_loops
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
-from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
 from weft.errors import LoweringError
 from weft.forks import BACKGROUND, COMPILING
 from weft.ir.locations import inherit_locations
@@ -63,94 +39,31 @@ _SINCE = {NO_BF16_ATOMICS: 90, NO_FP8: 89}
 """The compute capabilities that have instructions."""
 
 
-def annotate(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch]:
-    """A copy of a kernel with roles, layouts, conversions, shared memory and barriers."""
-    kernel = kernel.clone()
-    if (apart := integer(kernel, APART)) > 0:  # its parts have all that
-        return kernel, Launch(WARP * apart, integer(kernel, SHARED))
-    straighten_loops(kernel)
-    fold_sums(kernel)
-    fold_tanh(kernel)
-    relax_arithmetic(kernel)
-    join_exponentials(kernel)
-    join_moments(kernel)
-    mark_shifted(kernel)
-    in_pieces = any(isinstance(op, tile.LoadOp) and op.pieces > 1 for op in kernel.walk())
-    with_roles = (_with_roles, _holding_one, _without_conversions)
-    of_products = (*with_roles, _with_stages) if has_product(kernel) else ()
-    for way in with_roles if in_pieces else (_streamed, *of_products):
-        with suppress(LoweringError):  # a conversion may need the memory that copies ahead of time would take
-            if (found := way(kernel, target)) is not None:
-                return found
-    if in_pieces:
-        raise LoweringError("only the copy engine reads tiles in pieces")
-    copy = kernel.clone()
-    fold_views(copy)
-    use_tensor_cores(copy, target.multiprocessors)
-    assign_layouts(copy, clusters=target.has_clusters)
-    if (resident := blocks_beside(copy)) > 1:
-        set_integer(copy, RESIDENT, resident)
-    order_memory(copy)
-    held, blocks = hold_row(copy, 0), integer(copy, BLOCKS, 1)
-    shared = allocate_shared(copy, target.shared_per_block - held, held)
-    return copy, Launch(WARP * integer(copy, WARPS), shared, cluster=blocks, blocks_per_program=blocks)
+def annotate(
+    kernel: tile.KernelOp, target: NvidiaTarget, passes: Sequence[KernelPass], notes: list[PassNote] | None = None
+) -> tuple[tile.KernelOp, Launch]:
+    """A copy of a kernel with roles, layouts, conversions, shared memory and barriers, and how it is launched.
+
+    `passes` are those of `weft.pipelines.nvidia_kernel_passes`; `notes` takes what came of each of them. A kernel that
+    has a launch already has all that, too.
+    """
+    annotated = kernel.clone()
+    if LAUNCH not in annotated.attributes:
+        refused = run_passes(annotated, passes, target, [] if notes is None else notes)
+        if refused is not None:
+            raise LoweringError(refused.reason, hint=refused.hint)
+        set_launch(annotated, _whole_launch(kernel, annotated, target))
+    elif APART in annotated.attributes:  # it was made of annotated kernels
+        set_launch(annotated, _whole_launch(kernel, annotated, target))
+    return annotated, launch_of(annotated)
 
 
-def _streamed(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
-    """Rows that are brought ahead, whole or in blocks, and weights."""
-    if kernel.limit is not None:
-        return None
-    ways = (pipeline_rows, pipeline_streams, pipeline_weights)
-    streamed = next((found for way in ways if (found := way(kernel, target)) is not None), None)
-    if streamed is None:
-        return None
-    shared = allocate_shared(streamed.kernel, target.shared_per_block - streamed.shared, streamed.shared)
-    blocks = streamed.cluster
-    launch = Launch(streamed.threads, shared, blocks, blocks, streamed.persistent)
-    return streamed.kernel, launch
-
-
-def _with_roles(
-    kernel: tile.KernelOp, target: NvidiaTarget, *, converts: bool = True, ahead: bool = True
-) -> tuple[tile.KernelOp, Launch] | None:
-    """Products whose operands are brought ahead."""
-    copy = kernel.clone()
-    fold_views(copy)
-    narrow_operands(copy)
-    raise_accesses(copy)
-    overlap_products(copy)
-    pipelined = pipeline_dots(copy, target, ahead=ahead)
-    if pipelined is None:
-        return None
-    assign_layouts(copy, converts=converts)
-    order_memory(copy)
-    shared = allocate_shared(copy, target.shared_per_block - pipelined.shared, pipelined.shared)
-    persistent = not worth_one_by_one(kernel, target.multiprocessors, integer(copy, RESIDENT, 1))
-    cluster, maps = pipelined.cluster, pipelined.maps
-    return copy, Launch(pipelined.threads, shared, cluster, persistent=persistent, maps=maps)
-
-
-def _holding_one(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
-    """The same, with more room to turn tiles: what the next program holds does not come ahead."""
-    return _with_roles(kernel, target, ahead=False)
-
-
-def _without_conversions(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
-    """The same, with all memory accessed as the tensor cores hold it: there is no room to turn tiles."""
-    return _with_roles(kernel, target, converts=False, ahead=False)
-
-
-def _with_stages(kernel: tile.KernelOp, target: NvidiaTarget) -> tuple[tile.KernelOp, Launch] | None:
-    """Products whose operands threads copy ahead."""
-    copy = kernel.clone()
-    fold_views(copy)
-    stages = stage_operands(copy, target)
-    if stages is None:
-        return None
-    assign_layouts(copy)
-    order_memory(copy)
-    shared = allocate_shared(copy, target.shared_per_block - stages, stages)
-    return copy, Launch(WARP * integer(copy, WARPS), shared)
+def _whole_launch(kernel: tile.KernelOp, annotated: tile.KernelOp, target: NvidiaTarget) -> Launch:
+    """The launch of an annotated kernel with what it asks for before the kernel ahead has ended, and what it writes."""
+    launch, programmatic = launch_of(annotated), target.capability >= 90
+    asked = asked_early(annotated, launch) if programmatic else ()
+    written, ahead = written_by(kernel), _widens_ahead(annotated)
+    return replace(launch, programmatic=programmatic, asked=asked, written=written, ahead=ahead)
 
 
 def _widens_ahead(kernel: tile.KernelOp) -> bool:
@@ -159,21 +72,24 @@ def _widens_ahead(kernel: tile.KernelOp) -> bool:
     return any(AHEAD in op.attributes for op in ops) and any(isinstance(op, tile.DequantizeOp) for op in ops)
 
 
-def emit_llvm(kernel: tile.KernelOp, target: NvidiaTarget, *, debug_lines: bool = False) -> tuple[str, Launch]:
+def emit_llvm(
+    kernel: tile.KernelOp,
+    target: NvidiaTarget,
+    passes: Sequence[KernelPass],
+    notes: list[PassNote] | None = None,
+    *,
+    debug_lines: bool = False,
+) -> tuple[str, Launch]:
     """A kernel as the text of an LLVM module, and how it is launched.
 
     With `debug_lines` the module says which line of the user's program each instruction comes from.
     """
     module = Module(TRIPLE, frozenset(what for what, since in _SINCE.items() if target.capability < since))
     module.globals[SHARED_SYMBOL] = f"@{SHARED_SYMBOL} = external addrspace(3) global [0 x i8], align 1024"
-    annotated, launch = annotate(kernel, target)
+    annotated, launch = annotate(kernel, target, passes, notes)
     if debug_lines:
         module.debug = DebugLines("DebugDirectivesOnly")
         inherit_locations(annotated)
-    programmatic = target.capability >= 90
-    asked = asked_early(annotated, launch) if programmatic else ()
-    written, ahead = written_by(kernel), _widens_ahead(annotated)
-    launch = replace(launch, programmatic=programmatic, asked=asked, written=written, ahead=ahead)
     KernelCodegen(module, annotated, launch).emit()
     missing = [each for each in module.declarations if not each.startswith("llvm.") and each != VPRINTF]
     if missing:
@@ -185,7 +101,7 @@ def emit_llvm(kernel: tile.KernelOp, target: NvidiaTarget, *, debug_lines: bool 
 class KernelCompiler:
     """Makes PTX of kernels: this thread writes one after the other as LLVM IR, others compile what it has written.
 
-        with KernelCompiler(target) as compiler:
+        with KernelCompiler(target, passes) as compiler:
             compiler.add(kernels)
             code = compiler.code()
 
@@ -193,10 +109,19 @@ class KernelCompiler:
     the `with`. A fork waits for them.
     """
 
-    def __init__(self, target: NvidiaTarget, loads: Loads | None = None, *, debug_lines: bool = False) -> None:
-        self.target, self._loads, self._debug_lines = target, loads, debug_lines
+    def __init__(
+        self,
+        target: NvidiaTarget,
+        passes: Sequence[KernelPass],
+        loads: Loads | None = None,
+        *,
+        debug_lines: bool = False,
+    ) -> None:
+        self.target, self.passes, self._loads, self._debug_lines = target, passes, loads, debug_lines
         self.texts: dict[str, str] = {}
         """The LLVM IR of each kernel."""
+        self.notes: dict[str, list[PassNote]] = {}
+        """What came of each pass over it."""
         self._launches: dict[str, Launch] = {}
         self._made: dict[str, Future[str]] = {}
         self._takes_long = False
@@ -231,7 +156,8 @@ class KernelCompiler:
         self._takes_long = self._takes_long or bool(slow)
         for name in sorted(kernels, key=lambda each: each not in slow):
             try:
-                self.texts[name], self._launches[name] = self._emitted(kernels[name])
+                notes = self.notes[name] = []
+                self.texts[name], self._launches[name] = self._emitted(kernels[name], notes)
             except LoweringError as error:
                 known = frozenset(sources.get(name, ()))
                 raise LoweringError(f"{name}: {error.message}", hint=error.hint, sources=known) from error
@@ -247,8 +173,8 @@ class KernelCompiler:
         modules = awaited if self._takes_long and self._loads is not None else dict(awaited)
         return DeviceCode(self.target.arch, modules, launches)
 
-    def _emitted(self, kernel: tile.KernelOp) -> tuple[str, Launch]:
-        return emit_llvm(kernel, self.target, debug_lines=self._debug_lines)
+    def _emitted(self, kernel: tile.KernelOp, notes: list[PassNote]) -> tuple[str, Launch]:
+        return emit_llvm(kernel, self.target, self.passes, notes, debug_lines=self._debug_lines)
 
     def _make(self, name: str) -> None:
         made = self._made[name]
@@ -267,9 +193,13 @@ def has_product(kernel: tile.KernelOp) -> bool:
 
 
 def compile_kernels(
-    kernels: Mapping[str, tile.KernelOp], target: NvidiaTarget, *, debug_lines: bool = False
+    kernels: Mapping[str, tile.KernelOp],
+    target: NvidiaTarget,
+    passes: Sequence[KernelPass],
+    *,
+    debug_lines: bool = False,
 ) -> DeviceCode:
     """Kernels as PTX for a target."""
-    with KernelCompiler(target, debug_lines=debug_lines) as compiler:
+    with KernelCompiler(target, passes, debug_lines=debug_lines) as compiler:
         compiler.add(kernels)
         return compiler.code()

@@ -1,19 +1,10 @@
-"""Write a product's tile while the next one is multiplied.
-
-tile.for %t {                              %l = tile.for %t (%w) {
-  %c = tile.for %k { … wgmma … }             wgmma … ; nvidia.send %w piece 0 at the place of %t - 1 ; finish …
-  tile.store %y[…], gelu(%c)        →        wgmma … ; nvidia.send %w piece 1 … ; finish …
-}                                            %c = tile.for %k … { … wgmma … }
-                                             tile.yield nvidia.narrow gelu(%c) }
-                                           nvidia.send %l piece 0 … ; nvidia.send %l piece 1 …
-
-Narrowed to 16 bits a tile takes half the registers of its accumulators, and there is room for both. The first turns of
-the loop over K are laid out one after the other, with a piece of the tile before in each.
-"""
+"""Write a product's tile while the next one is multiplied."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from xdsl.dialects.builtin import IntegerAttr, i64
 from xdsl.ir import Block, Operation, SSAValue
@@ -29,6 +20,7 @@ from weft.backends.nvidia.asynchronous import (
     FinishOp,
     IndexOp,
     NarrowOp,
+    RolesOp,
     SendOp,
     WgmmaOp,
     is_staged,
@@ -36,35 +28,69 @@ from weft.backends.nvidia.asynchronous import (
 )
 from weft.backends.nvidia.dialect import SHARED
 from weft.backends.nvidia.global_memory import narrowed_to
+from weft.backends.nvidia.kernel_passes import KernelPass, Match, Refused
 from weft.backends.nvidia.programs import Programs
+from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import symbol
 from weft.tile import dialect as tile
 
 _THREADS = 128
 """Of a warp group: a piece is 64 rows of it."""
+_MOST_HELD = {1: 200, 2: 200, 3: 120}
+"""Registers that a thread may hold of products and of what is still to be written, by the number of consumers."""
 
 
-def defer_stores(programs: Programs, consumers: int, most: int) -> None:
-    """Rewrite the loop of consumers in place, if it ends in a store piece by piece and K is long enough.
+@dataclass(frozen=True)
+class DeferStores(KernelPass):
+    """Write a product's tile while the next one is multiplied.
 
-    `most` is what a thread may hold of accumulators and of words that are to be written.
+    tile.for %t {                              %l = tile.for %t (%w) {
+      %c = tile.for %k { … wgmma … }             wgmma … ; nvidia.send %w piece 0 at the place of %t - 1 ; finish …
+      tile.store %y[…], gelu(%c)        →        wgmma … ; nvidia.send %w piece 1 … ; finish …
+    }                                            %c = tile.for %k … { … wgmma … }
+                                                 tile.yield nvidia.narrow gelu(%c) }
+                                               nvidia.send %l piece 0 … ; nvidia.send %l piece 1 …
+
+    Narrowed to 16 bits a tile takes half the registers of its accumulators, and there is room for both. The first turns
+    of the loop over K are laid out one after the other, with a piece of the tile before in each.
     """
-    block = programs.loop.block
-    found = _found(block)
-    if found is None:
-        return
+
+    name: ClassVar[str] = "defer_stores"
+
+    def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
+        if kernel.counter is not None:
+            return Refused("its programs are drawn: which one was before is not known")
+        found = _deferral(kernel)
+        return found if isinstance(found, Refused) else True
+
+    def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
+        found = _deferral(kernel)
+        assert not isinstance(found, Refused)
+        found.rewrite()
+
+
+def _deferral(kernel: tile.KernelOp) -> _Deferral | Refused:
+    """The store of consumers that can wait, if their loop ends in one piece by piece and K is long enough."""
+    roles = next((op for op in kernel.block.ops if isinstance(op, RolesOp)), None)
+    programs = roles and next((op for op in roles.consumer.block.ops if isinstance(op, tile.ForOp)), None)
+    found = _found(programs.block) if programs is not None else None
+    if roles is None or programs is None or found is None:
+        return Refused("its programs do not end in one loop of products and one store in pieces")
     loop, store = found
+    consumers = roles.consumers.value.data
     rows, columns = tile.tile_type(store.value).sizes
     pieces = rows * columns // (64 * STAGE_COLUMNS * consumers)
     lower, upper, step = loop.bounds.data
     if not isinstance(lower, int) or not isinstance(upper, int) or not isinstance(step, int):
-        return
+        return Refused("how often its loop turns is not known")
     sums = [value for op in loop.block.ops if isinstance(op, WgmmaOp) for value in (op.out, op.accumulator)]
     held = sum(_registers(v, consumers) for v in {*loop.block.args[1:], *sums} if v is not None and not _is_sum(v))
-    if (upper - lower) // step < pieces or held + _registers(store.value, consumers) // 2 > most:
-        return
-    _Deferral(programs, loop, store, pieces).rewrite()
+    if (upper - lower) // step < pieces:
+        return Refused(f"its loop has fewer turns than a tile has pieces, {pieces}")
+    if held + _registers(store.value, consumers) // 2 > _MOST_HELD[consumers]:
+        return Refused("a thread has no registers for the tile before")
+    return _Deferral(Programs.walked_by(kernel, programs, roles.cluster.value.data), loop, store, pieces)
 
 
 def _found(block: Block) -> tuple[tile.ForOp, tile.StoreOp] | None:

@@ -1,24 +1,16 @@
-"""Products of what was made of another product are done a turn later, while the next one's results are worked on.
-
-tile.for %i carrying %sum {                          tile.for %i carrying %kept, %p {
-  %s = tile.dot %q, keys of %i                         %s = tile.dot %q, keys of %i
-  %p, %a = powers of %s                                %sum = tile.dot %p, values of the turn before, %kept
-  yield tile.dot %p, values of %i, %sum * %a }   →     %p, %a = powers of %s
-                                                       yield %sum * %a, %p }
-                                                     tile.dot %p, values of the last turn, %kept
-
-Both products are begun one after the other, and the second runs while powers are raised of the first. In the first turn
-there is nothing before: the copy engine is told a place in front of the tensor, and brings zeros.
-"""
+"""Products of what was made of another product are done a turn later, while the next one's results are worked on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from weft.backends.nvidia.index_slices import ops_behind
+from weft.backends.nvidia.kernel_passes import KernelPass
+from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.expr import Size, floordiv, maximum, minimum, substitute, symbol, symbols_of
 from weft.tile import dialect as tile
 from weft.tile import written
@@ -27,12 +19,28 @@ _AWAY = 1 << 32
 """More than any place along an axis."""
 
 
-def delay_products(kernel: tile.KernelOp) -> None:
-    """Rewrite the loops of a kernel in place."""
-    for loop in [op for op in kernel.walk() if isinstance(op, tile.ForOp)]:
-        found = [each for op in loop.block.ops if isinstance(op, tile.DotOp) and (each := _delayed(loop, op))]
-        if len(found) == 1:
-            _rotate(loop, found[0])
+@dataclass(frozen=True)
+class DelayProducts(KernelPass):
+    """Products of what was made of another product are done a turn later, while the next one's results are worked on.
+
+    tile.for %i carrying %sum {                          tile.for %i carrying %kept, %p {
+      %s = tile.dot %q, keys of %i                         %s = tile.dot %q, keys of %i
+      %p, %a = powers of %s                                %sum = tile.dot %p, values of the turn before, %kept
+      yield tile.dot %p, values of %i, %sum * %a }   →     %p, %a = powers of %s
+                                                           yield %sum * %a, %p }
+                                                         tile.dot %p, values of the last turn, %kept
+
+    Both products are begun one after the other, and the second runs while powers are raised of the first. In the first
+    turn there is nothing before: the copy engine is told a place in front of the tensor, and brings zeros.
+    """
+
+    name: ClassVar[str] = "delay_products"
+
+    def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
+        for loop in [op for op in kernel.walk() if isinstance(op, tile.ForOp)]:
+            found = [each for op in loop.block.ops if isinstance(op, tile.DotOp) and (each := _delayed(loop, op))]
+            if len(found) == 1:
+                _rotate(loop, found[0])
 
 
 @dataclass

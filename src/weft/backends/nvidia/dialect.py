@@ -17,7 +17,9 @@ from xdsl.irdl import IRDLOperation, irdl_attr_definition, irdl_op_definition, o
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 
-from weft.backends.nvidia.layouts import Layout
+from weft.backends.nvidia.code import Launch
+from weft.backends.nvidia.launch_text import launch_attribute, read_launch
+from weft.backends.nvidia.layouts import WARP, Layout
 from weft.tile import dialect as tile
 
 LAYOUTS, ARGUMENTS, SHARED = "nvidia.layouts", "nvidia.arguments", "nvidia.shared"
@@ -30,6 +32,8 @@ RESIDENT = "nvidia.resident"
 """On a kernel: how many of its blocks a multiprocessor should have registers for."""
 CONSUMERS = "nvidia.consumers"
 """On a kernel: how many warp groups of a block multiply, where that is not what its tiles say."""
+LAUNCH = "nvidia.launch"
+"""On a kernel: how it is launched, as far as that is known."""
 
 
 @irdl_attr_definition
@@ -46,6 +50,23 @@ class LayoutAttr(Data[Layout]):
     def print_parameter(self, printer: Printer) -> None:
         with printer.in_angle_brackets():
             printer.print_string_literal(str(self.data))
+
+
+@irdl_attr_definition
+class LaunchAttr(Data[Launch]):
+    """`#nvidia.launch<{threads = 384, shared = 196608, cluster = 2, maps = [{argument = 0, …}], persistent = true}>`:
+    what differs from a launch of single blocks without shared memory."""
+
+    name = "nvidia.launch"
+
+    @classmethod
+    def parse_parameter(cls, parser: AttrParser) -> Launch:
+        with parser.in_angle_brackets():
+            return read_launch(parser.parse_attribute())
+
+    def print_parameter(self, printer: Printer) -> None:
+        with printer.in_angle_brackets():
+            printer.print_attribute(launch_attribute(self.data))
 
 
 @irdl_op_definition
@@ -111,6 +132,19 @@ def integer(op: Operation, name: str, default: int = 0) -> int:
 
 def set_integer(op: Operation, name: str, value: int) -> None:
     op.attributes[name] = IntegerAttr(value, i64)
+
+
+def launch_of(kernel: tile.KernelOp) -> Launch:
+    """How a kernel is launched, as far as that is known: without a launch of its own, with a thread for each lane."""
+    attribute = kernel.attributes.get(LAUNCH)
+    if isinstance(attribute, LaunchAttr):
+        return attribute.data
+    blocks = integer(kernel, BLOCKS, 1)
+    return Launch(WARP * integer(kernel, WARPS), 0, cluster=blocks, blocks_per_program=blocks)
+
+
+def set_launch(kernel: tile.KernelOp, launch: Launch) -> None:
+    kernel.attributes[LAUNCH] = LaunchAttr(launch)
 
 
 def text(op: Operation, name: str) -> str:

@@ -9,10 +9,7 @@ A kernel before this one sets the counter to 0: scratch memory holds what anothe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-
-from xdsl.dialects.builtin import UnitAttr
 
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.block import converged, do, i32
@@ -30,12 +27,6 @@ _NUMBER_BYTES = 24
 def drawing_bytes(kernel: tile.KernelOp) -> int:
     """The shared memory that numbers take."""
     return 0 if kernel.counter is None else NUMBERS * _NUMBER_BYTES
-
-
-def mark_drawn(loops: Iterable[tile.ForOp]) -> None:
-    """Let loops over programs go on with what is drawn."""
-    for loop in loops:
-        loop.attributes[DRAWN] = UnitAttr()
 
 
 @dataclass

@@ -29,9 +29,9 @@ from weft.ir.attributes import from_attribute, to_attribute
 from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Plan
 from weft.tile import dialect as tile
 
-_FIXED = "nvidia.fixed"
+FIXED = "nvidia.fixed"
 """On a kernel: the arguments whose memory no step of the program writes."""
-_FOLLOWS = "nvidia.follows"
+FOLLOWS = "nvidia.follows"
 """On a kernel: it is never the first of a program."""
 
 
@@ -55,14 +55,14 @@ def mark_fixed(plan: Plan, kernels: Mapping[str, tile.KernelOp]) -> None:
         launched = launched or (isinstance(step.grid, int) and step.grid > 0)
     for name, arguments in fixed.items():
         if arguments:
-            kernels[name].attributes[_FIXED] = to_attribute(tuple(sorted(arguments)))
+            kernels[name].attributes[FIXED] = to_attribute(tuple(sorted(arguments)))
         if name not in first:
-            kernels[name].attributes[_FOLLOWS] = UnitAttr()
+            kernels[name].attributes[FOLLOWS] = UnitAttr()
 
 
 def is_fixed(kernel: tile.KernelOp, pointer: SSAValue) -> bool:
     """Whether an argument's memory is the same before the kernel ahead has ended."""
-    given = from_attribute(kernel.attributes[_FIXED]) if _FIXED in kernel.attributes else ()
+    given = from_attribute(kernel.attributes[FIXED]) if FIXED in kernel.attributes else ()
     assert isinstance(given, tuple)
     return isinstance(pointer, BlockArgument) and pointer.index in given
 
@@ -150,7 +150,7 @@ def is_only_read(pointer: SSAValue) -> bool:
 
 def let_next_come(b: Function, kernel: tile.KernelOp) -> None:
     """Let the blocks of the next kernel come from the first instruction on, if a kernel is not a program's first."""
-    if _FOLLOWS in kernel.attributes:
+    if FOLLOWS in kernel.attributes:
         do(b, "griddepcontrol.launch_dependents;", "")
 
 

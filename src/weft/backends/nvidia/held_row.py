@@ -25,7 +25,7 @@ from weft.backends.llvm.builder import V, i64
 from weft.backends.nvidia.alignment import WIDEST, divisor_of
 from weft.backends.nvidia.block import SHARED_SYMBOL, do, i32, short, shuffle_xor, wide
 from weft.backends.nvidia.dequantize import in_order, numbers_of
-from weft.backends.nvidia.dialect import integer, set_integer
+from weft.backends.nvidia.dialect import integer
 from weft.backends.nvidia.global_memory import load_words
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.math import asm
@@ -109,16 +109,6 @@ class HeldRow:
     def bytes(self) -> int:
         size = self.sums + 4 * self.total // self.run
         return ceil(size / _ALIGNMENT) * _ALIGNMENT
-
-
-def hold_row(block: Operation, start: int) -> int:
-    """Give the row of a product, or of several, a place in shared memory, from `start` on; returns its bytes."""
-    products = [op for op in block.walk() if isinstance(op, MmaOp)]
-    held = HeldRow.of(products[0]) if len({op.a for op in products}) == 1 else None
-    if held is None:
-        return 0
-    set_integer(held.load, HELD, start)
-    return held.bytes
 
 
 def bring_row(codegen: KernelCodegen, held: HeldRow) -> None:

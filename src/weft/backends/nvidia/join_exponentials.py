@@ -1,22 +1,16 @@
-"""Find a row's maximum and the sum of its exponentials together, so that threads exchange results once.
-
-%m = tile.reduce max %x axis 0                %e, %m, %s = nvidia.exponentials %x axis 0
-%d = tile.map sub(%x, %m)               →
-%e = tile.map exp(%d)
-%s = tile.reduce sum %e axis 0
-
-A thread knows the exponentials seen from the largest element that it has itself. What it exchanges is that one and its
-sum; then it scales what it has to the maximum of all.
-"""
+"""Find a row's maximum and the sum of its exponentials together, so that threads exchange results once."""
 
 from __future__ import annotations
 
-from typing import Self
+from dataclasses import dataclass
+from typing import ClassVar, Self
 
 from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import SSAValue
 from xdsl.irdl import IRDLOperation, attr_def, irdl_op_definition, operand_def, result_def
 
+from weft.backends.nvidia.kernel_passes import KernelPass
+from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.operations import users_of
 from weft.ir.types import f32
 from weft.tile import dialect as tile
@@ -45,11 +39,25 @@ class ExponentialsOp(IRDLOperation):
         )
 
 
-def join_exponentials(kernel: tile.KernelOp) -> None:
-    """Replace such reductions in place."""
-    for op in list(kernel.walk()):
-        if isinstance(op, tile.ReduceOp) and op.kind.data == "max" and (found := _parts(op)) is not None:
-            _replace(op, *found)
+@dataclass(frozen=True)
+class JoinExponentials(KernelPass):
+    """Find a row's maximum and the sum of its exponentials together, so that threads exchange results once.
+
+    %m = tile.reduce max %x axis 0                %e, %m, %s = nvidia.exponentials %x axis 0
+    %d = tile.map sub(%x, %m)               →
+    %e = tile.map exp(%d)
+    %s = tile.reduce sum %e axis 0
+
+    A thread knows the exponentials seen from the largest element that it has itself. What it exchanges is that one and
+    its sum; then it scales what it has to the maximum of all.
+    """
+
+    name: ClassVar[str] = "join_exponentials"
+
+    def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
+        for op in list(kernel.walk()):
+            if isinstance(op, tile.ReduceOp) and op.kind.data == "max" and (found := _parts(op)) is not None:
+                _replace(op, *found)
 
 
 def _parts(largest: tile.ReduceOp) -> tuple[tile.MapOp, tile.MapOp, tile.ReduceOp] | None:

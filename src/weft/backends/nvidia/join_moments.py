@@ -1,23 +1,16 @@
-"""Find a row's sum and the squares of what its elements differ from their mean together: threads exchange results once.
-
-%s = tile.reduce sum %x axis 0                %s, %v = nvidia.moments %x axis 0
-%m = tile.map mul(%s, 1 / n)            →     %m = tile.map mul(%s, 1 / n)
-%d = tile.map sub(%x, %m)                     %d = tile.map sub(%x, %m)
-%q = tile.map mul(%d, %d)
-%v = tile.reduce sum %q axis 0
-
-A thread knows the mean of what it has itself, and the squares from there. Two such with their counts make one of both
-(Chan, Golub and LeVeque): no digits are lost to a mean that is large, as they are by sums of squares.
-"""
+"""Find a row's sum and the squares of what its elements differ from their mean together."""
 
 from __future__ import annotations
 
-from typing import Self
+from dataclasses import dataclass
+from typing import ClassVar, Self
 
 from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import Operation, SSAValue
 from xdsl.irdl import IRDLOperation, attr_def, irdl_op_definition, operand_def, result_def
 
+from weft.backends.nvidia.kernel_passes import KernelPass
+from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.attributes import from_attribute
 from weft.ir.operations import users_of
 from weft.ir.types import f32
@@ -43,19 +36,34 @@ class MomentsOp(IRDLOperation):
         return cls.create(operands=[total.value], attributes={"axis": total.axis}, result_types=types)
 
 
-def join_moments(kernel: tile.KernelOp) -> None:
-    """Replace such reductions in place."""
-    for op in list(kernel.walk()):
-        if isinstance(op, tile.ReduceOp) and op.kind.data == "sum" and (found := _squares(op)) is not None:
-            block = op.parent_block()
-            assert block is not None
-            made = MomentsOp.make(op)
-            block.insert_op_before(made, op)
-            found.out.replace_all_uses_with(made.squares)
-            op.out.replace_all_uses_with(made.total)
-            for old in (found, op):
-                old.detach()
-                old.erase()
+@dataclass(frozen=True)
+class JoinMoments(KernelPass):
+    """Find a row's sum and the squares of what its elements differ from their mean together: threads exchange once.
+
+    %s = tile.reduce sum %x axis 0                %s, %v = nvidia.moments %x axis 0
+    %m = tile.map mul(%s, 1 / n)            →     %m = tile.map mul(%s, 1 / n)
+    %d = tile.map sub(%x, %m)                     %d = tile.map sub(%x, %m)
+    %q = tile.map mul(%d, %d)
+    %v = tile.reduce sum %q axis 0
+
+    A thread knows the mean of what it has itself, and the squares from there. Two such with their counts make one of
+    both (Chan, Golub and LeVeque): no digits are lost to a mean that is large, as they are by sums of squares.
+    """
+
+    name: ClassVar[str] = "join_moments"
+
+    def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
+        for op in list(kernel.walk()):
+            if isinstance(op, tile.ReduceOp) and op.kind.data == "sum" and (found := _squares(op)) is not None:
+                block = op.parent_block()
+                assert block is not None
+                made = MomentsOp.make(op)
+                block.insert_op_before(made, op)
+                found.out.replace_all_uses_with(made.squares)
+                op.out.replace_all_uses_with(made.total)
+                for old in (found, op):
+                    old.detach()
+                    old.erase()
 
 
 def _squares(total: tile.ReduceOp) -> tile.ReduceOp | None:

@@ -36,11 +36,12 @@ from xdsl.irdl import (
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.block import i32
 from weft.backends.nvidia.layouts import Layout, Mode
+from weft.backends.nvidia.matmul_unit import MMA
 from weft.ir.attributes import from_attribute
 from weft.tile import dialect as tile
 
-ROWS, COLUMNS, DEPTH = 16, 8, 16
-"""The sides of an instruction's operands."""
+ROWS, COLUMNS, DEPTH = MMA.rows, MMA.column_step, MMA.depth_bytes // 2
+"""The sides of an instruction's operands, whose elements have 16 bits."""
 LANES = 4
 """Lanes that share an instruction's K."""
 _HALF, _MOST_TURNED = 8, 8

@@ -19,9 +19,9 @@ from weft.backends.nvidia.asynchronous import LINE, SlotType
 from weft.backends.nvidia.code import TensorMap
 from weft.backends.nvidia.early_start import is_fixed
 from weft.backends.nvidia.index_slices import ops_behind
+from weft.backends.nvidia.matmul_unit import WGMMA
 from weft.backends.nvidia.narrowed_factors import narrowed_factor
 from weft.backends.nvidia.tensor_parts import part_of
-from weft.backends.nvidia.wgmma import reads_any_way
 from weft.ir.expr import Size
 from weft.ir.types import DType
 from weft.tile import dialect as tile
@@ -144,7 +144,9 @@ def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp], early: bool =
     for dot in dots:
         if not _is_load(dot.b) or not (_is_load(dot.a) or narrowed_factor(dot.a, tile.DotOp) == dtype):
             return None
-        if not (reads_any_way(dtype) or all(_runs_along(copies, value, k) for value, k in ((dot.a, 1), (dot.b, 0)))):
+        if not (
+            WGMMA.reads_any_way(dtype) or all(_runs_along(copies, value, k) for value, k in ((dot.a, 1), (dot.b, 0)))
+        ):
             return None
     weights = {copy.load for copy in copies.values() if early and _are_weights(kernel, copy.load, dots)}
     return _in_rings(_batches(list({id(copy): copy for copy in copies.values()}.values()), weights))

@@ -1,23 +1,17 @@
-"""Let the threads of a block wait for each other where one reads or writes what another has written or read.
-
-tile.scatter %v, %p[%i]                  tile.scatter %v, %p[%i]
-%x = tile.gather %p[%j]           →      nvidia.barrier
-                                         %x = tile.gather %p[%j]
-
-A program of a kernel that people write is one after the other; its threads are not. Where a thread itself wrote what it
-reads (the same places in the same layout), nothing has to be waited for. What a program wrote before an atomic update
-of a scalar is there for those that see the update, so all threads have written by then.
-"""
+"""Let the threads of a block wait for each other where one reads or writes what another has written or read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from xdsl.ir import Block, Operation, SSAValue
 
 from weft.backends.nvidia.dialect import BarrierOp, layout_of
+from weft.backends.nvidia.kernel_passes import KernelPass, Match, Refused
 from weft.backends.nvidia.shared_memory import shared_bytes
 from weft.backends.nvidia.staged_copies import CopyInOp
+from weft.backends.nvidia.target import NvidiaTarget
 from weft.tile import dialect as tile
 from weft.tile import written
 from weft.tile.memory_groups import MemoryGroups
@@ -30,11 +24,27 @@ class _Access:
     writes: bool
 
 
-def order_memory(kernel: tile.KernelOp) -> None:
-    """Insert barriers in place."""
-    groups = MemoryGroups.of_kernel(kernel)
-    if groups.written:
-        _Order(groups).block(kernel.block, frozenset(), dry=False)
+@dataclass(frozen=True)
+class OrderMemory(KernelPass):
+    """Let the threads of a block wait for each other where one reads or writes what another has written or read.
+
+    tile.scatter %v, %p[%i]                  tile.scatter %v, %p[%i]
+    %x = tile.gather %p[%j]           →      nvidia.barrier
+                                             %x = tile.gather %p[%j]
+
+    A program of a kernel that people write is one after the other; its threads are not. Where a thread itself wrote
+    what it reads (the same places in the same layout), nothing has to be waited for. What a program wrote before an
+    atomic update of a scalar is there for those that see the update, so all threads have written by then.
+    """
+
+    name: ClassVar[str] = "order_memory"
+
+    def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
+        written = MemoryGroups.of_kernel(kernel).written
+        return True if written else Refused("kernels of graphs do not read what they write")
+
+    def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
+        _Order(MemoryGroups.of_kernel(kernel)).block(kernel.block, frozenset(), dry=False)
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,18 @@
-"""Split a kernel around products into roles: one that copies operands in, others that multiply.
-
-%c = tile.for %k (%acc) {                              nvidia.roles {
-  %a = tile.load %x[%m, %k] : 128x64                     … nvidia.acquire ; nvidia.fill 0 [%k, %m] ; nvidia.fill 1 …
-  %b = tile.load %w[%k, %n] : 64x256             →     } {
-  tile.yield tile.dot %a, %b, %acc }                     … nvidia.wait ; nvidia.wgmma … ; nvidia.finish ; nvidia.release
-tile.store %y[%m, %n], gelu(%c)                          tile.store %y[%m, %n], gelu(%c)
-                                                       }
-
-The loads that only products read are what the producer does; all else stays with the consumers. A product is begun
-where it stands and waited for where something else first needs it, so that what stands between runs beside it. Blocks
-are persistent: each walks the programs, in an order that keeps what neighbours share in the second-level cache.
-"""
+"""Split a kernel around products into roles: one that copies operands in, others that multiply."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import ClassVar
 
 from xdsl.dialects.builtin import IndexType, IntegerAttr, UnitAttr, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from weft.backends.nvidia.addends import Addend, addends_of
 from weft.backends.nvidia.asynchronous import (
+    MAP,
     STAGE_BYTES,
     AcquireOp,
     BlockNumberOp,
@@ -37,20 +27,19 @@ from weft.backends.nvidia.asynchronous import (
     SlotOp,
     WaitOp,
     WgmmaOp,
+    is_staged,
 )
-from weft.backends.nvidia.code import TensorMap
-from weft.backends.nvidia.defer_stores import defer_stores
-from weft.backends.nvidia.dialect import CONSUMERS, RESIDENT, SHARED, WARPS, integer, set_integer
-from weft.backends.nvidia.drawn_programs import drawing_bytes, mark_drawn
+from weft.backends.nvidia.code import Launch, TensorMap
+from weft.backends.nvidia.dialect import CONSUMERS, RESIDENT, SHARED, WARPS, integer, launch_of, set_integer, set_launch
+from weft.backends.nvidia.drawn_programs import drawing_bytes
 from weft.backends.nvidia.index_slices import ops_behind
+from weft.backends.nvidia.kernel_passes import KernelPass, Refused
+from weft.backends.nvidia.matmul_unit import WGMMA
 from weft.backends.nvidia.operand_copies import Batch, Operands, blocks_of, operands_of
-from weft.backends.nvidia.overlap_products import take_turns
-from weft.backends.nvidia.programs import Cluster, Programs
+from weft.backends.nvidia.programs import Cluster, Programs, worth_one_by_one
 from weft.backends.nvidia.rings import BARRIER_BYTES
 from weft.backends.nvidia.share_operands import Sharing, share_operands
-from weft.backends.nvidia.stage_stores import stage_stores
 from weft.backends.nvidia.target import SYSTEM_SHARED, NvidiaTarget
-from weft.backends.nvidia.wgmma import is_multiplied
 from weft.ir.expr import symbol
 from weft.ir.types import DType, f32, i32
 from weft.tile import dialect as tile
@@ -60,69 +49,108 @@ _MOST_AHEAD = 10
 """Stages of weights that are on their way before the kernel ahead has ended."""
 _FEW_SUMS = 64 * 128
 """Of one consumer, with registers left for another block."""
-_MOST_HELD = {1: 200, 2: 200, 3: 120}
-"""Registers that a thread may hold of products and of what is still to be written, by the number of consumers."""
 
 
 @dataclass(frozen=True)
-class Pipelined:
-    """What the launch of a kernel with roles needs."""
+class PipelineDots(KernelPass):
+    """Split a kernel around products into roles: one that copies operands in, others that multiply.
 
-    threads: int
-    shared: int
-    maps: tuple[TensorMap, ...]
-    cluster: int = 1
+    %c = tile.for %k (%acc) {                      nvidia.roles {
+      %a = tile.load %x[%m, %k] : 128x64             … nvidia.acquire ; nvidia.fill 0 [%k, %m] ; nvidia.fill 1 …
+      %b = tile.load %w[%k, %n] : 64x256     →     } {
+      tile.yield tile.dot %a, %b, %acc }             … nvidia.wait ; nvidia.wgmma … ; nvidia.finish ; nvidia.release
+    tile.store %y[%m, %n], gelu(%c)                  tile.store %y[%m, %n], gelu(%c)
+                                                   }
 
-
-def pipeline_dots(kernel: tile.KernelOp, target: NvidiaTarget, *, ahead: bool = True) -> Pipelined | None:
-    """Rewrite a kernel in place, if it has loops of products that the tensor cores of Hopper take from slots.
-
-    Where there is room, what the next program holds comes `ahead`, while this one is computed.
+    The loads that only products read are what the producer does; all else stays with the consumers. A product is begun
+    where it stands and waited for where something else first needs it, so that what stands between runs beside it.
+    Blocks are persistent: each walks the programs, in an order that keeps what neighbours share in the second-level
+    cache.
     """
-    if not target.has_wgmma:
-        return None
+
+    name: ClassVar[str] = "pipeline_dots"
+    decides: ClassVar[bool] = True
+
+    ahead: bool = True
+    """Whether what the next program holds comes ahead, while this one is computed, where there is room."""
+
+    def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Refused | None:
+        found = _pipelined(kernel, target)
+        return found if isinstance(found, Refused) else _pipeline(kernel, target, found, ahead=self.ahead)
+
+
+@dataclass(frozen=True)
+class _Pipelined:
+    """What the copy engine brings to the products of a kernel, and who multiplies."""
+
+    operands: Operands
+    addends: Mapping[tile.LoadOp, Addend]
+    needed: set[Operation]
+    dots: Sequence[tile.DotOp]
+    rows: int
+    consumers: int
+
+
+def _pipelined(kernel: tile.KernelOp, target: NvidiaTarget) -> _Pipelined | Refused:
+    """Loops of products that the tensor cores of Hopper take from slots."""
     blocks = blocks_of(kernel)
     dots = [op for block in blocks or () for op in block.ops if isinstance(op, tile.DotOp)]
     if not dots or all(dot.parent is kernel.block for dot in dots):
-        return None
+        return Refused("it has branches, or no product in a loop")
     rows = tile.tile_type(dots[0].out).sizes[0]
     consumers = integer(kernel, CONSUMERS) or {64: 1, 128: 2, 192: 3, 256: 2}.get(rows)
+    if consumers is None:
+        return Refused(f"warp groups do not share {rows} rows")
     operands = operands_of(kernel, dots, early=rows == 64)
-    if operands is None or consumers is None or not all(_fits(dot, operands.dtype, consumers) for dot in dots):
-        return None
+    if operands is None:
+        return Refused("the copy engine cannot bring the operands of its products")
+    if not all(_fits(dot, operands.dtype, consumers) for dot in dots):
+        return Refused(f"a product is none of {consumers} warp groups and {operands.dtype.name}")
     # A ring has one producer, and an addend is not there early.
     addends = {} if operands.starts_early else addends_of(kernel, operands, tile.tile_type(dots[0].out).sizes)
     needed = _needed(kernel, operands, addends)
     if needed is None:
-        return None
+        return Refused("where operands are is computed of what is multiplied")
+    return _Pipelined(operands, addends, needed, dots, rows, consumers)
+
+
+def _pipeline(kernel: tile.KernelOp, target: NvidiaTarget, found: _Pipelined, *, ahead: bool) -> Refused | None:
+    operands, addends, consumers = found.operands, found.addends, found.consumers
     sharing = share_operands(kernel, operands)
     copied = [copy.map for batch in operands.batches.values() for copy in batch.copies]
-    maps = list(dict.fromkeys([*copied, *(addend.map for addend in addends.values())]))
-    inputs = len(maps)
-    staged = stage_stores(kernel, maps)
+    inputs = list(dict.fromkeys([*copied, *(addend.map for addend in addends.values())]))
+    staged = [op for op in kernel.walk() if is_staged(op)]
     staging = 4 * consumers * 2 * STAGE_BYTES if staged else 0
-    resident = integer(kernel, RESIDENT, 1) if rows == 128 else 1
+    resident = integer(kernel, RESIDENT, 1) if found.rows == 128 else 1
     room = target.shared_per_block // resident - resident * _ALIGNMENT
     most = _MOST_STAGES
     if operands.starts_early:
         # A kernel that adds up parts of K comes behind these, and two blocks side by side do not wait for it.
-        in_parts, sums = sum(size != 1 for size in kernel.grid.data) > 1, [tile.tile_type(d.out).sizes for d in dots]
+        in_parts = sum(size != 1 for size in kernel.grid.data) > 1
+        sums = [tile.tile_type(dot.out).sizes for dot in found.dots]
         resident, most = (2, most) if in_parts and sum(map(prod, sums)) <= _FEW_SUMS else (1, _MOST_AHEAD)
         room = ((target.shared_per_block + SYSTEM_SHARED) // resident - SYSTEM_SHARED) // _ALIGNMENT * _ALIGNMENT
     rings = _rings(operands, room - staging - drawing_bytes(kernel), ahead, most)
     if rings is None:
-        return None
+        return Refused("there is no room for two stages of its operands")
     set_integer(kernel, RESIDENT, resident)
+    persistent = not worth_one_by_one(kernel, target.multiprocessors, resident)
     ring = sum(each.bytes + each.count * BARRIER_BYTES for each in rings) + drawing_bytes(kernel)
     ring = -(-ring // _ALIGNMENT) * _ALIGNMENT
     for op in staged:
         set_integer(op, SHARED, ring)
+        if MAP in op.attributes:  # behind the maps of what is read
+            set_integer(op, MAP, integer(op, MAP) + len(inputs))
     times = (False, True) if operands.starts_early else (False,)
-    producers = [_Producer(operands, addends, maps[:inputs], needed, early) for early in times]
-    _split(kernel, producers, _Consumer(operands, addends, consumers), rings, consumers, sharing)
+    producers = [_Producer(operands, addends, inputs, found.needed, early) for early in times]
+    _split(kernel, producers, _Consumer(operands, addends), rings, consumers, sharing)
     set_integer(kernel, WARPS, 4 * consumers)
-    blocks = 1 if sharing is None else sharing.blocks
-    return Pipelined(128 * (consumers + 1), ring + staging, tuple(maps), blocks)
+    maps = (*inputs, *launch_of(kernel).maps)
+    cluster = 1 if sharing is None else sharing.blocks
+    set_launch(
+        kernel, Launch(WGMMA.threads * (consumers + 1), ring + staging, cluster, persistent=persistent, maps=maps)
+    )
+    return None
 
 
 def _needed(kernel: tile.KernelOp, operands: Operands, addends: Iterable[tile.LoadOp]) -> set[Operation] | None:
@@ -148,9 +176,8 @@ def _rings(operands: Operands, room: int, ahead: bool, most: int) -> list[RingTy
 
 def _fits(dot: tile.DotOp, dtype: DType, consumers: int) -> bool:
     (rows, columns), depth = tile.tile_type(dot.out).sizes, tile.tile_type(dot.a).sizes[1]
-    accumulators = rows * columns // (128 * consumers)
     summed = tile.tile_type(dot.out).dtype == (f32 if dtype.is_float else i32)
-    return summed and rows % (64 * consumers) == 0 and accumulators <= 128 and is_multiplied(dtype, columns, depth)
+    return summed and WGMMA.holds(rows, columns, consumers) and WGMMA.takes(dtype, columns, depth)
 
 
 def _split(
@@ -182,10 +209,6 @@ def _split(
     blocks = 1 if sharing is None else sharing.blocks
     roles = RolesOp.make(consumers, rings, producing, consuming, *early, cluster=blocks)
     block.insert_op_after(roles, found[-1])
-    if kernel.counter is None:
-        defer_stores(walked[0], consumers, _MOST_HELD[consumers])
-    else:
-        mark_drawn([programs.loop for programs in walked])
 
 
 def _limit(kernel: tile.KernelOp) -> list[Operation]:
@@ -262,7 +285,6 @@ class _Consumer:
 
     operands: Operands
     addends: Mapping[tile.LoadOp, Addend]
-    count: int
     mapping: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     under_way: list[tile.DotOp] = field(default_factory=list[tile.DotOp])
     left: dict[int, set[tile.DotOp]] = field(default_factory=dict[int, "set[tile.DotOp]"])
@@ -294,8 +316,6 @@ class _Consumer:
         block.add_op(turns)
         self.mapping.update(zip(op.block.args, turns.block.args, strict=True))
         self.walk(list(op.block.ops), turns.block)
-        if self.count > 1:
-            take_turns(turns.block)
         self.mapping.update(zip(op.results, turns.results, strict=True))
         self._release_held({inner for inner in op.walk() if isinstance(inner, tile.DotOp)}, block)
 

@@ -1,30 +1,22 @@
-"""Split a kernel of whole rows into roles: one that brings the rows of the next programs, others that compute.
-
-%x = tile.load %a[%p * 4096] : 4096              nvidia.stream {
-%m = tile.reduce max %x                            tile.for %p … { nvidia.acquire ; nvidia.copy 0 %a[%p * 4096] … }
-%e = tile.map exp(%x - %m)               →       } {
-…                                                  tile.for %p … { nvidia.wait ; %x = nvidia.read 0 ; nvidia.release
-tile.store %y[%p * 4096], …                          %m = tile.reduce max %x ; … ; tile.store %y[%p * 4096], … } }
-
-A block that reads its row, reduces it and writes it leaves memory idle while it computes, and its successor has yet to
-start. Here blocks are persistent, and what they need next is on its way all the time. It pays where a program has much
-to read and there are many programs; rows that are read by all programs alike stay in shared memory.
-"""
+"""Split a kernel of whole rows into roles: one that brings the rows of the next programs, others that compute."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 from xdsl.ir import Block, Operation, SSAValue
 
 from weft.backends.nvidia.alignment import WIDEST, access_of, divisor_of, pointer_dtype
 from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, IndexOp, ReleaseOp, WaitOp
-from weft.backends.nvidia.dialect import BLOCKS, LAYOUTS, RESIDENT, WARPS, ConvertOp, layout_of, set_integer
+from weft.backends.nvidia.code import Launch
+from weft.backends.nvidia.dialect import LAYOUTS, RESIDENT, ConvertOp, layout_of, set_integer, set_launch
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.join_moments import MomentsOp
+from weft.backends.nvidia.kernel_passes import KernelPass, Match, Refused, adopt, has_bulk_copies
 from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.shared_memory import crossing_bytes
 from weft.backends.nvidia.streaming import ALIGNMENT, CROSSES, CopyOp, PieceType, ReadOp, StreamOp, WaitKeptOp
@@ -50,18 +42,6 @@ _MOST_KEPT = 65536
 
 
 @dataclass(frozen=True)
-class Streamed:
-    """A kernel of roles, and what its launch needs."""
-
-    kernel: tile.KernelOp
-    threads: int
-    shared: int
-    cluster: int
-    persistent: bool = True
-    """Whether blocks walk the programs, or each has one."""
-
-
-@dataclass(frozen=True)
 class _Row:
     """A load as one piece of memory."""
 
@@ -72,53 +52,90 @@ class _Row:
     """Of rows that begin anywhere: the elements of the tensor."""
 
 
-def pipeline_rows(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | None:
-    """A kernel with layouts and roles, if it is one of rows that are worth it."""
-    if target.capability < 90 or not kernel.grid.data or kernel.serial is not None or not _is_flat(kernel):
-        return None
-    if _reads_back(kernel):
-        return None
-    loads = [op for op in kernel.block.ops if isinstance(op, tile.LoadOp) and _is_piece(op)]
-    moving = [op for op in loads if not _is_fixed(op)]
-    if not moving:
-        return None
-    shape = max((tile.tile_type(op.out).sizes for op in moving), key=prod)
-    if prod(shape) <= _LEAST_ELEMENTS:
-        return None
-    programs = product(list(kernel.grid.data))
-    for warps, blocks in _choices(shape, moving):
-        if isinstance(programs, int) and programs * blocks < _LEAST_TURNS * target.multiprocessors:
-            return None
-        found = _streamed(kernel, target, shape, warps, blocks)
-        if found is not None:
-            return found
-    return None
+@dataclass(frozen=True)
+class PipelineRows(KernelPass):
+    """Split a kernel of whole rows into roles: one that brings the rows of the next programs, others that compute.
+
+    %x = tile.load %a[%p * 4096] : 4096              nvidia.stream {
+    %m = tile.reduce max %x                            tile.for %p … { nvidia.acquire ; nvidia.copy 0 %a[%p * 4096] … }
+    %e = tile.map exp(%x - %m)               →       } {
+    …                                                  tile.for %p … { nvidia.wait ; %x = nvidia.read 0 ; nvidia.release
+    tile.store %y[%p * 4096], …                          %m = tile.reduce max %x ; … ; tile.store %y[%p * 4096], … } }
+
+    A block that reads its row, reduces it and writes it leaves memory idle while it computes, and its successor has yet
+    to start. Here blocks are persistent, and what they need next is on its way all the time. It pays where a program
+    has much to read and there are many programs; rows that are read by all programs alike stay in shared memory.
+
+    How many warps and blocks hold a row is found by trying: layouts are assigned for each, the fewest blocks first.
+    """
+
+    name: ClassVar[str] = "pipeline_rows"
+    decides: ClassVar[bool] = True
+
+    def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
+        if not (copies := has_bulk_copies(kernel, target)):
+            return copies
+        if not kernel.grid.data or kernel.serial is not None or not _is_flat(kernel):
+            return Refused("it is not straight code around a reduction")
+        if _reads_back(kernel):
+            return Refused("it reads after it has written")
+        moving = _moving(kernel)
+        if not moving:
+            return Refused("no row of a program is one piece of memory")
+        if (elements := prod(_largest(moving))) <= _LEAST_ELEMENTS:
+            return Refused(f"its rows have {elements} elements: of so few, a multiprocessor holds many at once")
+        return True
+
+    def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Refused | None:
+        moving = _moving(kernel)
+        shape, programs = _largest(moving), product(list(kernel.grid.data))
+        refused = Refused("no number of warps holds its rows")
+        for warps, blocks in _choices(shape, moving):
+            if isinstance(programs, int) and programs * blocks < _LEAST_TURNS * target.multiprocessors:
+                return Refused(f"blocks have fewer than {_LEAST_TURNS} of its {programs} programs")
+            copy = kernel.clone()
+            refused = assign_layouts(copy, warps=warps, blocks=blocks)
+            if refused is not None:
+                return refused
+            refused = _stream(copy, target, shape, warps, blocks)
+            if refused is None:
+                adopt(kernel, copy)
+                return None
+        return refused
 
 
-def _streamed(
+def _moving(kernel: tile.KernelOp) -> list[tile.LoadOp]:
+    """The loads of pieces of memory that are others in each program."""
+    return [op for op in kernel.block.ops if isinstance(op, tile.LoadOp) and _is_piece(op) and not _is_fixed(op)]
+
+
+def _largest(loads: Sequence[tile.LoadOp]) -> tuple[int, ...]:
+    return max((tile.tile_type(op.out).sizes for op in loads), key=prod)
+
+
+def _stream(
     kernel: tile.KernelOp, target: NvidiaTarget, shape: Sequence[int], warps: int, blocks: int
-) -> Streamed | None:
-    """The kernel with blocks of so many warps, if its rows fit."""
-    copy = kernel.clone()
-    set_integer(copy, WARPS, warps)
-    set_integer(copy, BLOCKS, blocks)
-    assign_layouts(copy)
-    rows = [row for op in copy.block.ops if isinstance(op, tile.LoadOp) and (row := _row(op)) is not None]
+) -> Refused | None:
+    """Split a kernel whose blocks have so many warps, and layouts, if its rows fit."""
+    rows = [row for op in kernel.block.ops if isinstance(op, tile.LoadOp) and (row := _row(op)) is not None]
     moving_bytes = sum(row.piece.bytes for row in rows if not row.kept)
-    if moving_bytes < _LEAST_BYTES or not _exchange_by_sending(copy, blocks):
-        return None
+    if moving_bytes < _LEAST_BYTES:
+        return Refused(f"a block would bring {moving_bytes} bytes at a time: too few")
+    if not _exchange_by_sending(kernel, blocks):
+        return Refused("the blocks of a cluster cannot send each other what they reduce")
     rows = _that_fit(rows)
     kept_bytes = sum(row.piece.bytes for row in rows if row.kept)
-    crossing = max((crossing_bytes(op) for op in copy.walk() if CROSSES in op.attributes), default=0)
+    crossing = max((crossing_bytes(op) for op in kernel.walk() if CROSSES in op.attributes), default=0)
     threads = WARP * (warps + 1)
-    held = _held_at_once(copy.block, shape, sum(not row.kept for row in rows)) * prod(shape) // (blocks * warps * WARP)
-    resident, stages = _stages(target, threads, held, moving_bytes, kept_bytes)
+    held = _held_at_once(kernel.block, shape, sum(not row.kept for row in rows)) * prod(shape)
+    resident, stages = _stages(target, threads, held // (blocks * warps * WARP), moving_bytes, kept_bytes)
     if stages < 2:
-        return None
-    _split(copy, rows, stages, blocks, crossing)
-    set_integer(copy, RESIDENT, resident)
+        return Refused("there is no room for two rows")
+    _split(kernel, rows, stages, blocks, crossing)
+    set_integer(kernel, RESIDENT, resident)
     ring = _up(stages * (moving_bytes + 16)) + _up(kept_bytes + 16) + _up(2 * crossing + 16)
-    return Streamed(copy, threads, ring, blocks)
+    set_launch(kernel, Launch(threads, ring, blocks, blocks, persistent=True))
+    return None
 
 
 def _up(size: int) -> int:

@@ -1,34 +1,31 @@
-"""Split a kernel that walks its rows in blocks into roles: one that brings the next blocks, others that compute.
-
-tile.for %c = 0 to 9000 by 4096 (%s) {     nvidia.stream {
-  %x = tile.load %a[%p * 9000 + %c]          tile.for %p … { tile.for %c … { nvidia.acquire ; nvidia.copy … } … }
-  %t = tile.map add(%s, %x)           →    } {
-  tile.yield %t }                            tile.for %p … { tile.for %c … { nvidia.wait ; %x = nvidia.read 0 ; … } …
-…                                              … tile.store %y[%p], %r } }
-tile.store %y[%p], %r
-
-As in `pipeline_rows`, blocks of threads are persistent and the next bytes are on their way all the time, also while a
-row's last results are computed; but a row need not be held, so that no cluster has to share it.
-
-Where several loops walk the same row (a softmax that finds its sum, then writes), it is brought once, to stages that
-hold all of it, in one block of threads or in a cluster of them. Each has one row then: several stand beside each other,
-and while some wait for theirs, others compute and write.
-"""
+"""Split a kernel that walks its rows in blocks into roles: one that brings the next blocks, others that compute."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from xdsl.ir import Block, SSAValue
 
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
 from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, ReleaseOp, RewindOp, WaitOp
-from weft.backends.nvidia.dialect import LAYOUTS, RESIDENT, WARPS, ConvertOp, integer, layout_of, set_integer
+from weft.backends.nvidia.code import Launch
+from weft.backends.nvidia.dialect import (
+    LAYOUTS,
+    RESIDENT,
+    WARPS,
+    ConvertOp,
+    integer,
+    layout_of,
+    set_integer,
+    set_launch,
+)
+from weft.backends.nvidia.kernel_passes import KernelPass, Match, Refused, adopt, has_bulk_copies
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.peel_loops import peel_loops
-from weft.backends.nvidia.pipeline_rows import Streamed, programs_of
+from weft.backends.nvidia.pipeline_rows import programs_of
 from weft.backends.nvidia.share_rows import share_rows
 from weft.backends.nvidia.shared_memory import crossing_bytes
 from weft.backends.nvidia.streaming import ALIGNMENT, CROSSES, CopyOp, PieceType, ReadOp, StreamOp
@@ -88,56 +85,113 @@ class _Ring:
     """Whether it has all that a block has of a row: each has one then."""
 
 
-def pipeline_streams(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | None:
-    """A kernel with layouts and roles, if it is one of blocks of columns in loops."""
-    if target.capability < 90 or not kernel.grid.data or kernel.serial is not None or not _is_simple(kernel):
-        return None
-    return _holding(kernel, target) or _streaming(kernel, target)
+@dataclass(frozen=True)
+class PipelineStreams(KernelPass):
+    """Split a kernel that walks its rows in blocks into roles: one that brings the next blocks, others that compute.
+
+    tile.for %c = 0 to 9000 by 4096 (%s) {     nvidia.stream {
+      %x = tile.load %a[%p * 9000 + %c]          tile.for %p … { tile.for %c … { nvidia.acquire ; nvidia.copy … } … }
+      %t = tile.map add(%s, %x)           →    } {
+      tile.yield %t }                            tile.for %p … { tile.for %c … { nvidia.wait ; %x = nvidia.read 0 ; … }
+    …                                              … tile.store %y[%p], %r } }
+    tile.store %y[%p], %r
+
+    As in `pipeline_rows`, blocks of threads are persistent and the next bytes are on their way all the time, also while
+    a row's last results are computed; but a row need not be held, so that no cluster has to share it.
+    """
+
+    name: ClassVar[str] = "pipeline_streams"
+    decides: ClassVar[bool] = True
+
+    def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
+        return _walks_blocks(kernel, target)
+
+    def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Refused | None:
+        stages = _stages(kernel)
+        if not stages:
+            return _UNKNOWN
+        refused = assign_layouts(kernel)
+        if refused is not None:
+            return refused
+        resident = _resident(kernel, target)
+        programs = product(list(kernel.grid.data))
+        if isinstance(programs, int) and programs < _LEAST_TURNS * resident * target.multiprocessors:
+            return Refused(f"blocks have fewer than {_LEAST_TURNS} of its {programs} programs")
+        count = min(_MOST_STAGES, _fitting(target, stages, resident))
+        if count < 2:
+            return Refused("there is no room for two stages")
+        return _with_roles(kernel, stages, _Ring(resident, count, len(stages)))
 
 
-def _holding(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | None:
-    """A kernel whose rows are walked more than once: in stages that hold them, of as few blocks as have room."""
-    for blocks in _BLOCKS:
-        copy = kernel.clone()
-        if blocks > 1 and not share_rows(copy, blocks):
-            continue
-        stages = _stages(copy)
-        loops = len(stages) // _walks(stages) if stages else 0
-        if not stages or loops == len(stages):
-            continue
-        turns = sum(stage.turns for stage in stages[:loops])
-        if turns * _stage_bytes(stages) >= _LEAST_HELD and turns <= _fitting(target, stages, _HOLDING):
-            assign_layouts(copy)
-            return _with_roles(copy, stages, _Ring(_HOLDING, turns, loops, blocks, holds=True))
-    return None
+@dataclass(frozen=True)
+class HoldStreams(KernelPass):
+    """Bring rows once that several loops walk.
+
+    Where several loops walk the same row (a softmax that finds its sum, then writes), it is brought once, to stages
+    that hold all of it, in one block of threads or in a cluster of them. Each has one row then: several stand beside
+    each other, and while some wait for theirs, others compute and write.
+
+    tile.for %c … { … tile.load %a[…] … }         nvidia.stream { … } {
+    tile.for %c … { … tile.load %a[…] … }    →      tile.for %c … { nvidia.wait ; %x = nvidia.read 0 ; … }
+                                                    nvidia.rewind
+                                                    tile.for %c … { nvidia.wait ; %x = nvidia.read 0 ; … } }
+
+    How many blocks share a row is found by trying, the fewest first.
+    """
+
+    name: ClassVar[str] = "hold_streams"
+    decides: ClassVar[bool] = True
+
+    def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
+        return _walks_blocks(kernel, target)
+
+    def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Refused | None:
+        refused = _UNKNOWN
+        for blocks in _BLOCKS:
+            copy = kernel.clone()
+            if blocks > 1 and not share_rows(copy, blocks):
+                continue
+            stages = _stages(copy)
+            loops = len(stages) // _walks(stages) if stages else 0
+            if not stages or loops == len(stages):
+                refused = Refused("no two of its loops walk the same")
+                continue
+            turns = sum(stage.turns for stage in stages[:loops])
+            if turns * _stage_bytes(stages) < _LEAST_HELD or turns > _fitting(target, stages, _HOLDING):
+                refused = Refused(f"{_HOLDING} blocks of a multiprocessor do not hold a row, or one that is worth it")
+                continue
+            refused = assign_layouts(copy) or _with_roles(
+                copy, stages, _Ring(_HOLDING, turns, loops, blocks, holds=True)
+            )
+            if refused is None:
+                adopt(kernel, copy)
+            return refused
+        return refused
 
 
-def _streaming(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | None:
-    """A kernel whose blocks walk the programs, and need what a turn brings in it alone."""
-    copy = kernel.clone()
-    stages = _stages(copy)
-    if not stages:
-        return None
-    assign_layouts(copy)
-    resident = _resident(copy, target)
-    programs = product(list(kernel.grid.data))
-    if isinstance(programs, int) and programs < _LEAST_TURNS * resident * target.multiprocessors:
-        return None
-    count = min(_MOST_STAGES, _fitting(target, stages, resident))
-    return _with_roles(copy, stages, _Ring(resident, count, len(stages))) if count >= 2 else None
+_UNKNOWN = Refused("what its loops bring differs, or is not known")
 
 
-def _with_roles(kernel: tile.KernelOp, stages: Sequence[_Stage], ring: _Ring) -> Streamed | None:
+def _walks_blocks(kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
+    """Kernels of blocks of columns in loops."""
+    if not (copies := has_bulk_copies(kernel, target)):
+        return copies
+    simple = kernel.grid.data and kernel.serial is None and _is_simple(kernel)
+    return True if simple else Refused("it does not walk rows in loops, with nothing in them that needs all threads")
+
+
+def _with_roles(kernel: tile.KernelOp, stages: Sequence[_Stage], ring: _Ring) -> Refused | None:
     """Split a kernel with layouts, in place."""
     if any(isinstance(op, ConvertOp) for op in kernel.walk()):
-        return None
+        return Refused("tiles would go through shared memory to change their layouts")
     crossing = ring.blocks * max((crossing_bytes(op) for op in kernel.walk() if CROSSES in op.attributes), default=0)
     _split(kernel, stages, ring, crossing)
     set_integer(kernel, RESIDENT, ring.resident)
     threads = WARP * (integer(kernel, WARPS) + 1)
     # As `emit_streaming` lays it out: the ring, then barriers for what is kept and what crosses blocks.
     shared = sum(map(_up, (ring.stages * _stage_bytes(stages), 16, 2 * crossing + 16)))
-    return Streamed(kernel, threads, shared, ring.blocks, persistent=not ring.holds)
+    set_launch(kernel, Launch(threads, shared, ring.blocks, ring.blocks, persistent=not ring.holds))
+    return None
 
 
 def _fitting(target: NvidiaTarget, stages: Sequence[_Stage], resident: int) -> int:

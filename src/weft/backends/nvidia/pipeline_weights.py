@@ -1,45 +1,33 @@
-"""Split a product of few rows into roles: one that brings weights, others that multiply.
-
-%p = tile.for %k (%acc) {                       nvidia.stream {
-  %a = tile.load %x[%k] {packed}                  tile.for %t … { tile.for %k … {
-  %b = tile.load %w[%k, %n] {packed}                nvidia.acquire ; nvidia.copy_rows %w[%k, %t] ; nvidia.commit } }
-  tile.yield nvidia.mma %a, %b, %acc }     →    } {
-%c = … tile.reduce sum %p                         tile.for %t … { %p = tile.for %k (%acc) {
-tile.store %y[%n], gelu(%c)                         %a = tile.load … ; nvidia.wait ; %b = nvidia.read
-                                                    %r = nvidia.mma %a, %b, %acc ; nvidia.release ; tile.yield %r }
-                                                    … ; tile.store … } }
-
-Such a product takes as long as it takes to read the weights. Two blocks of a multiprocessor have some 200 KB of them on
-their way at any time, also while they sum up one tile and begin the next: the copy engine goes on from tile to tile.
-Where no step of the program writes the weights, it starts before the kernel ahead has ended (`early_start`).
-"""
+"""Split a product of few rows into roles: one that brings weights, others that multiply."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from xdsl.dialects.builtin import IntegerAttr, UnitAttr, i64
 from xdsl.ir import Block, Operation, SSAValue
 
 from weft.backends.nvidia.alignment import WIDEST, divisor_of, pointer_dtype
-from weft.backends.nvidia.assign_layouts import assign_layouts
 from weft.backends.nvidia.asynchronous import AcquireOp, BlockNumberOp, CommitOp, ReleaseOp, WaitOp
-from weft.backends.nvidia.dialect import LAYOUTS, RESIDENT, WARPS, set_integer
+from weft.backends.nvidia.code import Launch
+from weft.backends.nvidia.dialect import LAYOUTS, RESIDENT, WARPS, set_integer, set_launch
 from weft.backends.nvidia.early_start import is_fixed
-from weft.backends.nvidia.fold_views import fold_views
+from weft.backends.nvidia.kernel_passes import KernelPass, Match, Refused, has_bulk_copies
 from weft.backends.nvidia.layouts import WARP
 from weft.backends.nvidia.mma import AGAIN, AHEAD, PACKED, MmaOp
-from weft.backends.nvidia.pipeline_rows import Streamed, programs_of
+from weft.backends.nvidia.pipeline_rows import programs_of
 from weft.backends.nvidia.shared_memory import shared_bytes
 from weft.backends.nvidia.streaming import ALIGNMENT, CopyRowsOp, PieceType, ReadOp, StreamOp
 from weft.backends.nvidia.target import SYSTEM_SHARED, NvidiaTarget
-from weft.backends.nvidia.use_tensor_cores import use_tensor_cores
 from weft.ir.expr import product
 from weft.lower.few_rows import LEAST_BROUGHT
 from weft.tile import dialect as tile
 
-_WARPS, _RESIDENT = 8, 2
+WARPS_OF_WEIGHTS, _RESIDENT = 8, 2
 """Warps that multiply, and blocks of a multiprocessor: one goes on while the other sums up."""
+WEIGHTS = "nvidia.weights"
+"""On a load of weights that the copy engine is to bring."""
 _LEAST_STAGES, _LEAST_BYTES = 3, 4096
 _APART = 64
 """Bytes between rows in a slot: so two rows lie in different banks."""
@@ -65,49 +53,94 @@ class _Weights:
         return -(-(upper - lower) // step) * self.piece.elements * self.piece.dtype.bytes
 
 
-def pipeline_weights(kernel: tile.KernelOp, target: NvidiaTarget) -> Streamed | None:
-    """A kernel with layouts and roles, if it is a product of few rows whose weights come in whole pieces."""
-    if target.capability < 90 or kernel.serial is not None or WARPS in kernel.attributes:
+@dataclass(frozen=True)
+class FindWeights(KernelPass):
+    """Find the weights of a product of few rows that the copy engine can bring in whole pieces, and are worth it.
+
+    %b = tile.load %w[%k, %n] {packed}     →     %b = tile.load %w[%k, %n] {packed, weights}
+    """
+
+    name: ClassVar[str] = "find_weights"
+    decides: ClassVar[bool] = True
+
+    def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
+        weights, programs = _weights(kernel), product(list(kernel.grid.data))
+        if not weights:
+            return Refused("its weights are not whole pieces of memory that all warps share")
+        if not isinstance(programs, int) or programs * sum(w.bytes for w in weights) < LEAST_BROUGHT:
+            return Refused("its weights are few: caches hold them")
+        return True
+
+    def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
+        for each in _weights(kernel):
+            each.load.attributes[WEIGHTS] = UnitAttr()
+
+
+@dataclass(frozen=True)
+class PipelineWeights(KernelPass):
+    """Split a product of few rows into roles: one that brings weights, others that multiply.
+
+    %p = tile.for %k (%acc) {                       nvidia.stream {
+      %a = tile.load %x[%k] {packed}                  tile.for %t … { tile.for %k … {
+      %b = tile.load %w[%k, %n] {packed}                nvidia.acquire ; nvidia.copy_rows %w[%k, %t] ; nvidia.commit } }
+      tile.yield nvidia.mma %a, %b, %acc }     →    } {
+    %c = … tile.reduce sum %p                         tile.for %t … { %p = tile.for %k (%acc) {
+    tile.store %y[%n], gelu(%c)                         %a = tile.load … ; nvidia.wait ; %b = nvidia.read
+                                                        %r = nvidia.mma %a, %b, %acc ; nvidia.release ; tile.yield %r }
+                                                        … ; tile.store … } }
+
+    Such a product takes as long as it takes to read the weights. Two blocks of a multiprocessor have some 200 KB of
+    them on their way at any time, also while they sum up one tile and begin the next: the copy engine goes on from tile
+    to tile. Where no step of the program writes the weights, it starts before the kernel ahead has ended
+    (`early_start`).
+    """
+
+    name: ClassVar[str] = "pipeline_weights"
+    decides: ClassVar[bool] = True
+
+    def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
+        return True if _weights(kernel, WEIGHTS) else Refused("no weights were found")
+
+    def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Refused | None:
+        weights = _weights(kernel, WEIGHTS)
+        largest = max(_up(shared_bytes(op)) for op in kernel.walk())
+        room = target.shared_per_block // _RESIDENT - SYSTEM_SHARED - 2 * largest - 4 * ALIGNMENT
+        stage = sum(each.piece.bytes for each in weights)
+        stages = room // (stage + 16)
+        if stages < _LEAST_STAGES:
+            return Refused(f"{_RESIDENT} blocks of a multiprocessor have no room for {_LEAST_STAGES} stages")
+        _split(kernel, weights, stages)
+        set_integer(kernel, RESIDENT, _RESIDENT)
+        ring = _up(stages * (stage + 16)) + 2 * _up(16)
+        set_launch(kernel, Launch(WARP * (WARPS_OF_WEIGHTS + 1), ring, persistent=True))
         return None
-    copy = kernel.clone()
-    fold_views(copy)
-    set_integer(copy, WARPS, _WARPS)
-    use_tensor_cores(copy)
-    weights = _weights(copy)
-    programs = product(list(kernel.grid.data))
-    if not weights or not isinstance(programs, int) or programs * sum(w.bytes for w in weights) < LEAST_BROUGHT:
-        return None
-    assign_layouts(copy)
-    largest = max(_up(shared_bytes(op)) for op in copy.walk())
-    room = target.shared_per_block // _RESIDENT - SYSTEM_SHARED - 2 * largest - 4 * ALIGNMENT
-    stage = sum(each.piece.bytes for each in weights)
-    stages = room // (stage + 16)
-    if stages < _LEAST_STAGES:
-        return None
-    threads = WARP * (_WARPS + 1)
-    _split(copy, weights, stages)
-    set_integer(copy, RESIDENT, _RESIDENT)
-    ring = _up(stages * (stage + 16)) + 2 * _up(16)
-    return Streamed(copy, threads, ring, 1)
+
+
+def takes_weights_apart(kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
+    """Kernels of graphs, of which a block may have as many warps as share K."""
+    if not (copies := has_bulk_copies(kernel, target)):
+        return copies
+    free = kernel.serial is None and WARPS not in kernel.attributes
+    return True if free else Refused("its author says how many warps a block has, or its programs run one by one")
 
 
 def _up(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _weights(kernel: tile.KernelOp) -> list[_Weights]:
+def _weights(kernel: tile.KernelOp, marked: str = PACKED) -> list[_Weights]:
     """The loads, one for each product, that the copy engine brings instead; none if it cannot."""
     products = [op for op in kernel.walk() if isinstance(op, MmaOp)]
-    found = [_weights_of(each) for each in products]
+    found = [_weights_of(each, marked) for each in products]
     loops = {each.parent_op() for each in products}
     return [each for each in found if each is not None] if None not in found and len(loops) == 1 else []
 
 
-def _weights_of(multiply: MmaOp) -> _Weights | None:
+def _weights_of(multiply: MmaOp, marked: str) -> _Weights | None:
     loop, load = multiply.parent_op(), multiply.b.owner
-    if multiply.fragments.warps.k != _WARPS or not isinstance(loop, tile.ForOp):
+    if multiply.fragments.warps.k != WARPS_OF_WEIGHTS or not isinstance(loop, tile.ForOp):
         return None
-    if not isinstance(load, tile.LoadOp) or PACKED not in load.attributes:
+    if not isinstance(load, tile.LoadOp) or marked not in load.attributes:
         return None
     (length, rows), size = tile.tile_type(load.out).sizes, pointer_dtype(load).bytes
     steps = [divisor_of(each, load.indices) * size for each in (load.offset.data[0], load.strides.data[1])]

@@ -13,7 +13,7 @@ from xdsl.ir import Operation, SSAValue
 
 from weft.backends.nvidia.asynchronous import IndexOp
 from weft.backends.nvidia.share_operands import Sharing
-from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, product, substitute, symbol
+from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, product, substitute, symbol, symbols_of
 from weft.tile import dialect as tile
 from weft.tile.memory_groups import MemoryGroups
 
@@ -60,6 +60,20 @@ class Programs:
         loop = tile.ForOp.make(bounds, [first, count, *_sizes(kernel, limit)], [])
         numbers = _numbered(kernel, loop.block.args[0], count, limit, cluster)
         loop.block.add_ops(numbers)
+        return cls(kernel, first, count, loop, tuple(op.out for op in numbers), limit, cluster)
+
+    @classmethod
+    def walked_by(cls, kernel: tile.KernelOp, loop: tile.ForOp, blocks: int = 1) -> Programs:
+        """What `of` has made for a loop, in a cluster of so many blocks."""
+        first, count, *others = loop.indices
+        limit = others[len(kernel.size_names)] if kernel.limit is not None else None
+        numbers = [op for op in loop.block.ops if isinstance(op, IndexOp)][: len(kernel.grid.data)]
+        cluster = None
+        if blocks > 1:
+            rank = numbers[0].indices[-1]
+            name = f"d{len(numbers[0].indices) - 1}"
+            axis = next(axis for axis, op in enumerate(numbers) if name in symbols_of(op.value.data[0]))
+            cluster = Cluster(Sharing(blocks, axis), rank)
         return cls(kernel, first, count, loop, tuple(op.out for op in numbers), limit, cluster)
 
     def numbers(self) -> dict[SSAValue, SSAValue]:

@@ -1,23 +1,16 @@
-"""Pointers and masks of kernels that people write → parts of tensors, where the copy engine can move them.
-
-%o = pid*128*%stride + i*%stride + 64*%k + j           %a = tile.load %x[128*pid, 64*%k] of a tensor of %M x %K,
-%a = tile.gather %x[%o] where 128*pid + i < %M    →          rows %stride apart
-     and 64*%k + j < %K
-%c = tile.dot %a, …                                    %c = tile.dot %a, …
-
-What products read and where their results go is raised; what no kernel argument says (sizes that were read, say) stays
-as it is. A mask gives the side of the tensor, and where along it the tile begins. Rows beyond the end that are taken
-from elsewhere (`% M`) are left out instead, if nothing of them is ever written.
-"""
+"""Pointers and masks of kernels that people write → parts of tensors, where the copy engine can move them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from xdsl.dialects.builtin import IndexType, StringAttr
 from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 
+from weft.backends.nvidia.kernel_passes import KernelPass, Match, Refused
+from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.tensor_parts import UNBOUNDED, part_of
 from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.expr import Size, addends, is_nonnegative, maximum, minimum, split_multiple, substitute, symbol, symbols_of
@@ -31,22 +24,41 @@ from weft.tile.view_axes import axes_of, turns_matrix
 _PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.GatherOp, written.ViewOp, written.IndexOp)
 
 
-def raise_accesses(kernel: tile.KernelOp) -> None:
-    """Rewrite a kernel in place."""
-    groups = MemoryGroups.of_kernel(kernel)
-    dots = [op for op in kernel.walk() if isinstance(op, tile.DotOp)]
-    if not groups.written or not dots:
-        return
-    raising = _Raising(kernel, groups)
-    for dot in dots:
-        for number in range(2):
-            raising.operand(dot, number)
-    for op in [op for op in kernel.walk() if isinstance(op, tile.ScatterOp)]:
-        raising.result(op)
-    for op in reversed(list(kernel.walk())):
-        if isinstance(op, _PURE) and not op.results[0].uses:
-            op.detach()
-            op.erase()
+@dataclass(frozen=True)
+class RaiseAccesses(KernelPass):
+    """Pointers and masks of kernels that people write → parts of tensors, where the copy engine can move them.
+
+    %o = pid*128*%stride + i*%stride + 64*%k + j           %a = tile.load %x[128*pid, 64*%k] of a tensor of %M x %K,
+    %a = tile.gather %x[%o] where 128*pid + i < %M    →          rows %stride apart
+         and 64*%k + j < %K
+    %c = tile.dot %a, …                                    %c = tile.dot %a, …
+
+    What products read and where their results go is raised; what no kernel argument says (sizes that were read, say)
+    stays as it is. A mask gives the side of the tensor, and where along it the tile begins. Rows beyond the end that
+    are taken from elsewhere (`% M`) are left out instead, if nothing of them is ever written.
+    """
+
+    name: ClassVar[str] = "raise_accesses"
+
+    def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
+        if not MemoryGroups.of_kernel(kernel).written:
+            return Refused("accesses of graphs are parts of tensors")
+        dots = any(isinstance(op, tile.DotOp) for op in kernel.walk())
+        return True if dots else Refused("it has no product of tiles")
+
+    def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
+        groups = MemoryGroups.of_kernel(kernel)
+        dots = [op for op in kernel.walk() if isinstance(op, tile.DotOp)]
+        raising = _Raising(kernel, groups)
+        for dot in dots:
+            for number in range(2):
+                raising.operand(dot, number)
+        for op in [op for op in kernel.walk() if isinstance(op, tile.ScatterOp)]:
+            raising.result(op)
+        for op in reversed(list(kernel.walk())):
+            if isinstance(op, _PURE) and not op.results[0].uses:
+                op.detach()
+                op.erase()
 
 
 @dataclass

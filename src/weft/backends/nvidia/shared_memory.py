@@ -1,30 +1,33 @@
-"""Shared memory of a kernel: how much each op needs, where it lies, and where threads must wait for each other.
-
-An op that goes through shared memory writes it, waits for all threads, and reads it. So the next such op may write
-somewhere else at once, but over what the last one reads only behind a barrier. Ops take turns between two places as
-long as both fit, so that most need none.
-
-%a = tile.reduce …      →    %a = tile.reduce … {nvidia.shared = 0}
-%b = tile.reduce …           %b = tile.reduce … {nvidia.shared = 256}
-%c = tile.reduce …           %c = tile.reduce … {nvidia.shared = 0}       // all have passed %b's barrier
-"""
+"""Shared memory of a kernel: how much each op needs, where it lies, and where threads must wait for each other."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import prod
+from typing import ClassVar
 
 from xdsl.ir import Block, Operation
 
 from weft.backends.nvidia.block import register_bytes
-from weft.backends.nvidia.dialect import SHARED, BarrierOp, ConvertOp, integer, layout_of, set_integer
+from weft.backends.nvidia.dialect import (
+    SHARED,
+    BarrierOp,
+    ConvertOp,
+    integer,
+    launch_of,
+    layout_of,
+    set_integer,
+    set_launch,
+)
 from weft.backends.nvidia.join_exponentials import ExponentialsOp
 from weft.backends.nvidia.join_moments import MomentsOp
+from weft.backends.nvidia.kernel_passes import KernelPass, Refused
 from weft.backends.nvidia.layouts import WARP, Layout
 from weft.backends.nvidia.plain_dot import dot_bytes
 from weft.backends.nvidia.streaming import CROSSES
+from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.written_shared import written_bytes
-from weft.errors import LoweringError
 from weft.tile import dialect as tile
 from weft.tile import written
 from weft.tile.functions import COMBINERS
@@ -87,13 +90,38 @@ def row_pitch(side: int, size: int) -> int:
     return side + max(1, 4 // size)
 
 
-def allocate_shared(kernel: tile.KernelOp, limit: int, start: int = 0) -> int:
+@dataclass(frozen=True)
+class AllocateShared(KernelPass):
+    """Give every op that needs shared memory a place, behind what the launch has already.
+
+    An op that goes through shared memory writes it, waits for all threads, and reads it. So the next such op may write
+    somewhere else at once, but over what the last one reads only behind a barrier. Ops take turns between two places as
+    long as both fit, so that most need none.
+
+    %a = tile.reduce …      →    %a = tile.reduce … {nvidia.shared = 0}
+    %b = tile.reduce …           %b = tile.reduce … {nvidia.shared = 256}
+    %c = tile.reduce …           %c = tile.reduce … {nvidia.shared = 0}       // all have passed %b's barrier
+    """
+
+    name: ClassVar[str] = "allocate_shared"
+    decides: ClassVar[bool] = True
+
+    def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Refused | None:
+        launch = launch_of(kernel)
+        end = allocate_shared(kernel, target.shared_per_block - launch.shared, launch.shared)
+        if isinstance(end, Refused):
+            return end
+        set_launch(kernel, replace(launch, shared=end))
+        return None
+
+
+def allocate_shared(kernel: tile.KernelOp, limit: int, start: int = 0) -> int | Refused:
     """Give every op that needs shared memory a place, from `start` on; returns where the kernel's memory ends."""
     users = [(op, size) for op in kernel.walk() if (size := shared_bytes(op))]
     largest = max((_aligned(size) for _, size in users), default=0)
     if largest > limit:
         needed = f"a tile needs {largest} bytes of shared memory, a block has {limit}"
-        raise LoweringError(needed, hint="smaller tiles need less")
+        return Refused(needed, hint="smaller tiles need less")
     two = largest <= _SMALL and len(users) > 1
     for turn, (op, _) in enumerate(users):
         set_integer(op, SHARED, _aligned(start) + (largest * (turn % 2) if two else 0))

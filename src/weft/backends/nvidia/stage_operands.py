@@ -1,29 +1,23 @@
-"""Loops of products whose operands are at computed places: threads copy them to shared memory some turns ahead.
-
-%c = tile.for %k (%acc) {                             nvidia.copy_in of turns 0, 1, 2, each a group
-  %a = tile.gather %x[%i]                             %c = tile.for %k (%acc) {
-  %b = tile.gather %w[%j]                       →       nvidia.await_copies ; %a, %b = nvidia.staged turn % 4
-  tile.yield tile.dot %a, %b, %acc }                    %r = nvidia.wgmma %a, %b, %acc
-                                                        nvidia.copy_in of turn + 3
-                                                        tile.yield nvidia.finish %r }
-
-All warps do all of it, so that such a loop may stand anywhere: in branches, and in loops that end when they find.
-"""
+"""Loops of products whose operands are at computed places: threads copy them to shared memory some turns ahead."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from xdsl.dialects.builtin import IntegerAttr, i64
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from weft.backends.nvidia.alignment import computed_access, pointer_dtype
 from weft.backends.nvidia.asynchronous import LINE, FinishOp, IndexOp, SlotType, WgmmaOp
-from weft.backends.nvidia.dialect import VECTOR, WARPS, BarrierOp, integer, set_integer
+from weft.backends.nvidia.code import Launch
+from weft.backends.nvidia.dialect import VECTOR, WARPS, BarrierOp, integer, set_integer, set_launch
+from weft.backends.nvidia.kernel_passes import KernelPass, Refused
+from weft.backends.nvidia.layouts import WARP
+from weft.backends.nvidia.matmul_unit import WGMMA
 from weft.backends.nvidia.staged_copies import AwaitCopiesOp, CommitCopiesOp, CopyInOp, StagedOp
 from weft.backends.nvidia.target import NvidiaTarget
-from weft.backends.nvidia.wgmma import is_multiplied
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, floordiv, mod, substitute, symbol
 from weft.ir.types import f32
@@ -46,31 +40,47 @@ class _Operand:
     start: int = 0
 
 
-def stage_operands(kernel: tile.KernelOp, target: NvidiaTarget) -> int | None:
-    """Rewrite the loops of products of a kernel in place, if all its products are in such; gives the shared memory that
-    they take."""
-    warps = integer(kernel, WARPS)
-    dots = [op for op in kernel.walk() if isinstance(op, tile.DotOp)]
-    if not target.has_wgmma or not dots or not warps or warps % 4:
+@dataclass(frozen=True)
+class StageOperands(KernelPass):
+    """Loops of products whose operands are at computed places: threads copy them to shared memory some turns ahead.
+
+    %c = tile.for %k (%acc) {                             nvidia.copy_in of turns 0, 1, 2, each a group
+      %a = tile.gather %x[%i]                             %c = tile.for %k (%acc) {
+      %b = tile.gather %w[%j]                       →       nvidia.await_copies ; %a, %b = nvidia.staged turn % 4
+      tile.yield tile.dot %a, %b, %acc }                    %r = nvidia.wgmma %a, %b, %acc
+                                                            nvidia.copy_in of turn + 3
+                                                            tile.yield nvidia.finish %r }
+
+    All warps do all of it, so that such a loop may stand anywhere: in branches, and in loops that end when they find.
+    """
+
+    name: ClassVar[str] = "stage_operands"
+    decides: ClassVar[bool] = True
+
+    def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Refused | None:
+        warps = integer(kernel, WARPS)
+        dots = [op for op in kernel.walk() if isinstance(op, tile.DotOp)]
+        if not dots or not warps or warps % 4:
+            return Refused("it has no products, or no whole warp groups")
+        facts = AxisFacts(kernel)
+        loops = list(dict.fromkeys(dot.parent_op() for dot in dots))
+        found: list[tuple[tile.ForOp, dict[tile.GatherOp, _Operand]]] = []
+        for loop in loops:
+            operands = _operands(loop, facts, warps // 4) if isinstance(loop, tile.ForOp) else None
+            if operands is None or not isinstance(loop, tile.ForOp):
+                return Refused("threads cannot copy the operands of a product ahead")
+            found.append((loop, operands))
+        largest = max(sum(o.slot.bytes for o in operands.values()) for _, operands in found)
+        stages = min(_MOST_STAGES, target.shared_per_block // largest)
+        if stages < _LEAST_STAGES:
+            return Refused(f"there is no room for {_LEAST_STAGES} stages of its operands")
+        for loop, operands in found:
+            start = 0
+            for operand in operands.values():
+                operand.start, start = start, start + stages * operand.slot.bytes
+            _Staging(loop, operands, stages).rewrite()
+        set_launch(kernel, Launch(WARP * warps, stages * largest))
         return None
-    facts = AxisFacts(kernel)
-    loops = list(dict.fromkeys(dot.parent_op() for dot in dots))
-    found: list[tuple[tile.ForOp, dict[tile.GatherOp, _Operand]]] = []
-    for loop in loops:
-        operands = _operands(loop, facts, warps // 4) if isinstance(loop, tile.ForOp) else None
-        if operands is None or not isinstance(loop, tile.ForOp):
-            return None
-        found.append((loop, operands))
-    largest = max(sum(o.slot.bytes for o in operands.values()) for _, operands in found)
-    stages = min(_MOST_STAGES, target.shared_per_block // largest)
-    if stages < _LEAST_STAGES:
-        return None
-    for loop, operands in found:
-        start = 0
-        for operand in operands.values():
-            operand.start, start = start, start + stages * operand.slot.bytes
-        _Staging(loop, operands, stages).rewrite()
-    return stages * largest
 
 
 def _operands(loop: tile.ForOp, facts: AxisFacts, groups: int) -> dict[tile.GatherOp, _Operand] | None:
@@ -88,8 +98,8 @@ def _operands(loop: tile.ForOp, facts: AxisFacts, groups: int) -> dict[tile.Gath
             operands[gather] = operand
         (rows, columns), depth = tile.tile_type(dot.out).sizes, tile.tile_type(dot.a).sizes[1]
         dtype = operands[next(iter(operands))].slot.dtype
-        fits = rows % (64 * groups) == 0 and rows * columns // (128 * groups) <= 128
-        if not fits or not is_multiplied(dtype, columns, depth) or tile.tile_type(dot.out).dtype != f32:
+        fits = WGMMA.holds(rows, columns, groups) and WGMMA.takes(dtype, columns, depth)
+        if not fits or tile.tile_type(dot.out).dtype != f32:
             return None
         if any(not isinstance(use.operation, tile.DotOp | tile.YieldOp) for use in dot.out.uses):
             return None

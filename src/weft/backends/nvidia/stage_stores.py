@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
 from weft.backends.nvidia.alignment import divisor_of, pointer_dtype
 from weft.backends.nvidia.asynchronous import (
     COORDINATES,
@@ -13,7 +16,9 @@ from weft.backends.nvidia.asynchronous import (
     STAGE_ROWS,
 )
 from weft.backends.nvidia.code import TensorMap
-from weft.backends.nvidia.dialect import set_integer
+from weft.backends.nvidia.dialect import launch_of, set_integer, set_launch
+from weft.backends.nvidia.kernel_passes import KernelPass
+from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.tensor_parts import lines_of, part_of
 from weft.ir.expr import Size
 from weft.ir.types import bf16, f16
@@ -23,12 +28,25 @@ _CHUNK = 16
 """Bytes that the copy engine writes at once."""
 
 
-def stage_stores(kernel: tile.KernelOp, maps: list[TensorMap]) -> list[tile.StoreOp]:
+@dataclass(frozen=True)
+class StageStores(KernelPass):
     """Let results of 16 bits be written through shared memory, 16 rows of 64 columns of a warp at a time.
+
+    tile.store %y[%m, %n], %c     →     tile.store %y[%m, %n], %c {nvidia.map = 0, nvidia.coordinates = [%n, %m]}
 
     The copy engine does it where it can, else the warp, line by line.
     """
-    found: list[tile.StoreOp] = []
+
+    name: ClassVar[str] = "stage_stores"
+
+    def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
+        maps: list[TensorMap] = []
+        _stage(kernel, maps)
+        if maps:
+            set_launch(kernel, replace(launch_of(kernel), maps=tuple(maps)))
+
+
+def _stage(kernel: tile.KernelOp, maps: list[TensorMap]) -> None:
     for op in kernel.walk():
         if not isinstance(op, tile.StoreOp) or op.spread is not None or pointer_dtype(op) not in (bf16, f16):
             continue
@@ -47,10 +65,6 @@ def stage_stores(kernel: tile.KernelOp, maps: list[TensorMap]) -> list[tile.Stor
             lines = lines if limit is None else (lines[0], limit, *lines[2:])
             op.attributes |= {LINES: tile.Sizes(lines), COORDINATES: tile.Sizes(op.starts.data[::-1])}
             set_integer(op, POINTER, list(kernel.block.args).index(op.pointer))  # type: ignore[arg-type]
-        else:
-            continue
-        found.append(op)
-    return found
 
 
 def _row_limit(kernel: tile.KernelOp, op: tile.StoreOp) -> Size | None:

@@ -1,22 +1,16 @@
-"""Loops over the blocks of a row, of which there is often one: for rows that fit a block, the same without loops.
-
-%s = tile.for %c = 0 to %n by 8192 { … tile.gather %x[%c] … }       tile.if 0 < %n <= 8192 {
-%m = tile.reduce sum %s                                               %x = tile.gather %x[0]
-%t = tile.for %c = 0 to %n by 8192 { … tile.gather %x[%c] … }   →     … of %x, which stays where it is
-…                                                                   } else {
-                                                                      as before }
-
-What several loops read is read once.
-"""
+"""Loops over the blocks of a row, of which there is often one: for rows that fit a block, the same without loops."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Block, Operation, Region, SSAValue
 
+from weft.backends.nvidia.kernel_passes import KernelPass, Match, Refused
+from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.attributes import from_attribute
 from weft.ir.types import boolean
 from weft.tile import dialect as tile
@@ -26,30 +20,50 @@ from weft.tile.memory_groups import MemoryGroups
 _PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.ReduceOp, written.ViewOp, written.IndexOp)
 
 
-def straighten_loops(kernel: tile.KernelOp) -> None:
-    """Rewrite a kernel in place, if all its loops are over the same blocks."""
-    groups, ops = MemoryGroups.of_kernel(kernel), list(kernel.block.ops)
-    loops = [op for op in ops if isinstance(op, tile.ForOp)]
-    walks = {_walk(loop) for loop in loops}
-    if not groups.written or len(loops) < 2 or len(walks) > 1 or any(_is_nested(op) for op in ops):
-        return
-    (walk,) = walks
-    if walk is None:
-        return
-    rest = ops[ops.index(loops[0]) : -1]
-    condition, made = walk.turns_once()
-    turned, looped = Block(), Block()
-    _straight(rest, turned)
-    mapping: dict[SSAValue, SSAValue] = {}
-    looped.add_ops(op.clone(mapping) for op in rest)
-    for block in (turned, looped):
-        block.add_op(tile.YieldOp.create())
-    branch = written.IfOp.build(operands=[condition], result_types=[[]], regions=[Region(turned), Region(looped)])
-    kernel.block.insert_ops_before([*made, branch], rest[0])
-    for op in reversed(rest):
-        op.detach()
-        op.erase(safe_erase=False)
-    _merge(ops[: ops.index(rest[0])], turned, groups)
+@dataclass(frozen=True)
+class StraightenLoops(KernelPass):
+    """Loops over the blocks of a row, of which there is often one: for rows that fit a block, the same without loops.
+
+    %s = tile.for %c = 0 to %n by 8192 { … tile.gather %x[%c] … }       tile.if 0 < %n <= 8192 {
+    %m = tile.reduce sum %s                                               %x = tile.gather %x[0]
+    %t = tile.for %c = 0 to %n by 8192 { … tile.gather %x[%c] … }   →     … of %x, which stays where it is
+    …                                                                   } else {
+                                                                          as before }
+
+    What several loops read is read once.
+    """
+
+    name: ClassVar[str] = "straighten_loops"
+
+    def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
+        if not MemoryGroups.of_kernel(kernel).written:
+            return Refused("its loops come from a graph")
+        ops = list(kernel.block.ops)
+        loops = [op for op in ops if isinstance(op, tile.ForOp)]
+        if len(loops) < 2 or any(_is_nested(op) for op in ops):
+            return Refused("it does not have several loops, and nothing else that nests")
+        walks = {_walk(loop) for loop in loops}
+        return True if len(walks) == 1 and None not in walks else Refused("its loops do not all walk the same blocks")
+
+    def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
+        groups, ops = MemoryGroups.of_kernel(kernel), list(kernel.block.ops)
+        loops = [op for op in ops if isinstance(op, tile.ForOp)]
+        walk = _walk(loops[0])
+        assert walk is not None
+        rest = ops[ops.index(loops[0]) : -1]
+        condition, made = walk.turns_once()
+        turned, looped = Block(), Block()
+        _straight(rest, turned)
+        mapping: dict[SSAValue, SSAValue] = {}
+        looped.add_ops(op.clone(mapping) for op in rest)
+        for block in (turned, looped):
+            block.add_op(tile.YieldOp.create())
+        branch = written.IfOp.build(operands=[condition], result_types=[[]], regions=[Region(turned), Region(looped)])
+        kernel.block.insert_ops_before([*made, branch], rest[0])
+        for op in reversed(rest):
+            op.detach()
+            op.erase(safe_erase=False)
+        _merge(ops[: ops.index(rest[0])], turned, groups)
 
 
 @dataclass(frozen=True)

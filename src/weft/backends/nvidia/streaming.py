@@ -31,8 +31,10 @@ from xdsl.irdl import (
     opt_attr_def,
     region_def,
     result_def,
+    traits_def,
     var_operand_def,
 )
+from xdsl.traits import NoTerminator
 
 from weft.ir.types import DType, dtype_of, element_type
 from weft.tile import dialect as tile
@@ -100,6 +102,7 @@ class StreamOp(IRDLOperation):
     """What it brings is there before the kernel ahead of it has ended."""
     producer = region_def("single_block")
     consumer = region_def("single_block")
+    traits = traits_def(NoTerminator())
 
     @classmethod
     def make(

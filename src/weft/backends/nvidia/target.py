@@ -13,7 +13,10 @@ from dataclasses import dataclass, replace
 import llvmlite.binding as llvm
 
 from weft.backends.llvm.threads import emit_assembly, parse, run_passes
+from weft.backends.nvidia.matmul_unit import MMA, WGMMA, MatmulUnit
+from weft.capabilities import Capabilities
 from weft.errors import WeftError
+from weft.lower.machine import gpu_capabilities
 
 TRIPLE = "nvptx64-nvidia-cuda"
 SYSTEM_SHARED, _SHARED_UNIT = 1024, 128
@@ -63,11 +66,23 @@ class NvidiaTarget:
         return self.capability >= 90
 
     @property
+    def matmul_units(self) -> tuple[MatmulUnit, ...]:
+        """What multiplies tiles, the best first."""
+        return _MATMUL_UNITS.get(self.arch, (MMA,))
+
+    @property
     def has_wgmma(self) -> bool:
-        """Whether warp groups multiply from shared memory, which a copy engine fills: Hopper alone."""
-        return self.arch == "sm_90a"
+        """Whether products are made from shared memory, which a copy engine fills."""
+        return any(unit.from_shared for unit in self.matmul_units)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What passes, lowerings and front ends ask."""
+        return gpu_capabilities(clusters=self.has_clusters, fast_matmuls=self.has_wgmma)
 
 
+_MATMUL_UNITS = {"sm_90a": (WGMMA, MMA)}
+"""Of architectures that have others than Ampere."""
 _SMALL = {"shared_per_block": 101376, "threads": 1536}
 """Of cards that are not for servers."""
 _TARGETS = {

@@ -1,28 +1,19 @@
-"""Let the tensor cores make products whose operands threads read into their own registers.
-
-%c = tile.for %k (%acc) {                              %p = tile.for %k (%acc3) {
-  %a = tile.load %x[%k] : 4x512                          %a = tile.load %x[%k] {nvidia.packed}
-  %b = tile.load %w[%k, %n] : 512x16              →      %b = tile.load %w[%k, %n] {nvidia.packed, nvidia.ahead}
-  tile.yield tile.dot %a, %b, %acc }                     tile.yield nvidia.mma %a, %b, %acc3 }       : 8x4x16
-tile.store %y[%n], gelu(%c)                            %c = nvidia.squeeze (tile.reduce sum %p axis 0)
-                                                       tile.store %y[%n], gelu(%c)
-
-These are the products that `pipeline_dots` leaves: of few rows, of small tiles, of operands that are computed, and all
-of them on GPUs that have no copy engine. Where a product has few rows, all warps share its K, and weights are read a
-turn ahead: then the memory is always busy.
-"""
+"""Let the tensor cores make products whose operands threads read into their own registers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from xdsl.dialects.builtin import IntegerAttr, StringAttr, UnitAttr, i64
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from weft.backends.nvidia.alignment import pointer_dtype
 from weft.backends.nvidia.dialect import RESIDENT, WARPS, integer, set_integer, set_layouts
+from weft.backends.nvidia.kernel_passes import KernelPass, Match, Refused
 from weft.backends.nvidia.layouts import Layout
+from weft.backends.nvidia.matmul_unit import MMA
 from weft.backends.nvidia.mma import (
     AHEAD,
     COLUMNS,
@@ -37,6 +28,7 @@ from weft.backends.nvidia.mma import (
     SqueezeOp,
     Warps,
 )
+from weft.backends.nvidia.target import NvidiaTarget
 from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.expr import product
@@ -55,22 +47,47 @@ _ROOM, _LESS_ROOM, _FEW_PARTS = 28, 20, 4
 """Warps that a multiprocessor should have room for, and less where lanes hold more than so many parts of the rows."""
 
 
-def use_tensor_cores(kernel: tile.KernelOp, multiprocessors: int = 1) -> None:
-    """Rewrite the products of a kernel in place that the tensor cores can make."""
-    dots = [op for op in kernel.walk() if isinstance(op, tile.DotOp) and narrow_type(op) is not None]
-    if not dots:
-        return
-    warps = integer(kernel, WARPS)
-    if all(map(_is_narrow, dots)) and (loop := _summing(dots)) is not False:
-        count = _share_depth(dots, loop, warps)
-        if not warps:
-            set_integer(kernel, RESIDENT, _resident(kernel, count, multiprocessors))
-        warps = count
-    else:
-        warps = warps or _WARPS
-        for dot in dots:
-            _replace(dot, warps)
-    set_integer(kernel, WARPS, warps)
+@dataclass(frozen=True)
+class UseTensorCores(KernelPass):
+    """Let the tensor cores make products whose operands threads read into their own registers.
+
+    %c = tile.for %k (%acc) {                              %p = tile.for %k (%acc3) {
+      %a = tile.load %x[%k] : 4x512                          %a = tile.load %x[%k] {nvidia.packed}
+      %b = tile.load %w[%k, %n] : 512x16              →      %b = tile.load %w[%k, %n] {nvidia.packed, nvidia.ahead}
+      tile.yield tile.dot %a, %b, %acc }                     tile.yield nvidia.mma %a, %b, %acc3 }       : 8x4x16
+    tile.store %y[%n], gelu(%c)                            %c = nvidia.squeeze (tile.reduce sum %p axis 0)
+                                                           tile.store %y[%n], gelu(%c)
+
+    These are the products that `pipeline_dots` leaves: of few rows, of small tiles, of operands that are computed, and
+    all of them on GPUs that have no copy engine. Where a product has few rows, all warps share its K, and weights are
+    read a turn ahead: then the memory is always busy.
+    """
+
+    name: ClassVar[str] = "use_tensor_cores"
+
+    warps: int = 0
+    """Those of a block; 0 for those that the kernel has, or as many as products want."""
+
+    def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
+        return True if _narrow_products(kernel) else Refused("it has no product of 16-bit operands")
+
+    def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
+        dots = _narrow_products(kernel)
+        warps = self.warps or integer(kernel, WARPS)
+        if all(map(_is_narrow, dots)) and (loop := _summing(dots)) is not False:
+            count = _share_depth(dots, loop, warps)
+            if not warps:
+                set_integer(kernel, RESIDENT, _resident(kernel, count, target.multiprocessors))
+            warps = count
+        else:
+            warps = warps or _WARPS
+            for dot in dots:
+                _replace(dot, warps)
+        set_integer(kernel, WARPS, warps)
+
+
+def _narrow_products(kernel: tile.KernelOp) -> list[tile.DotOp]:
+    return [op for op in kernel.walk() if isinstance(op, tile.DotOp) and narrow_type(op) is not None]
 
 
 def _is_narrow(dot: tile.DotOp) -> bool:
@@ -104,7 +121,7 @@ def _narrow(value: SSAValue) -> DType | None:
             found = target if isinstance(target, DType) else None
         case _:
             pass
-    return found if found is not None and found.name in ("bf16", "f16") else None
+    return found if found is not None and found.name in MMA.dtypes else None
 
 
 def _sides(dot: tile.DotOp) -> tuple[int, int, int]:

@@ -13,12 +13,10 @@ from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.asynchronous import LINE, SlotType
 from weft.backends.nvidia.block import i32
 from weft.backends.nvidia.layouts import Layout, Mode
+from weft.backends.nvidia.matmul_unit import WGMMA
 from weft.ir.types import DType
 
-ROWS = 64
-"""Of an instruction."""
-_DEPTH_BYTES = 32
-"""Of each operand's K, what one instruction takes."""
+ROWS, _DEPTH_BYTES = WGMMA.rows, WGMMA.depth_bytes
 _NAMES = {"bf16": "bf16", "f16": "f16", "f8E4M3FN": "e4m3", "f8E5M2": "e5m2", "i8": "s8"}
 _SWIZZLED, _STRIDE = 1 << 30, 1024 >> 4
 _HIGH = _SWIZZLED | _STRIDE
@@ -39,17 +37,6 @@ def words_layout(layout: Layout) -> Layout:
     (rows, columns), (_, *registers), (_, below) = layout.shape, layout.registers, layout.lanes
     halved = tuple(replace(mode, step=mode.step // 2) if mode.axis == 1 else mode for mode in registers)
     return Layout((rows, columns // 2), halved, (Mode(4, 1), below), layout.warps)
-
-
-def is_multiplied(dtype: DType, columns: int, depth: int) -> bool:
-    """Whether there are instructions for operands of a type, with so many columns and sums of so many products."""
-    step = 8 if dtype.is_float else 16
-    return dtype.name in _NAMES and columns % step == 0 and columns <= 256 and depth * dtype.bytes % _DEPTH_BYTES == 0
-
-
-def reads_any_way(dtype: DType) -> bool:
-    """Whether an operand may run through memory along M or N; of 8 bits it must along K."""
-    return dtype.bytes == 2
 
 
 def descriptor(b: Function, address: V, slot: SlotType, k_axis: int) -> V:
@@ -104,7 +91,7 @@ def multiply(
                 start = first + 1 + part * depth // 4 + k // 4
                 left, majors = f"{{${start}, ${start + 1}, ${start + 2}, ${start + 3}}}", f", {int(b_slot.axis == 1)}"
             name, signs = _instruction(a[1].dtype if isinstance(a, tuple) else b_slot.dtype, b_slot.dtype)
-            signs += majors if reads_any_way(b_slot.dtype) else ""
+            signs += majors if WGMMA.reads_any_way(b_slot.dtype) else ""
             lines.append(
                 f"wgmma.mma_async.sync.aligned.m64n{columns}k{step}.{name} {{{registers}}}, {left}, db, p{signs}; "
             )

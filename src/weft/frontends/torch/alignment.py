@@ -8,12 +8,10 @@ A copy keeps the strides, whatever they are: the memory from a tensor's first el
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-ALIGNMENT = 16
-"""Bytes that addresses are multiples of."""
+from weft.runtime.device_executor import ALIGNMENT
+from weft.runtime.strides import span
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
@@ -30,10 +28,3 @@ def copied_whole(tensor: torch.Tensor) -> torch.Tensor:
 def spanned(tensor: torch.Tensor) -> torch.Tensor:
     """The memory from a tensor's first element to its last, as a row of elements."""
     return tensor.detach().as_strided((span(tensor.shape, tensor.stride()),), (1,))
-
-
-def span(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """How many elements lie between the first and the last, both included."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

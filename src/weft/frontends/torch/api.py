@@ -58,7 +58,7 @@ def compile(
         settings(chosen, mode)
     except WeftError as error:
         beside = "; beside dynamic, fullgraph, mode and regions" if "unknown option" in error.message else ""
-        raise WeftError(error.message, hint=error.hint and f"{error.hint}{beside}") from None
+        raise type(error)(error.message, hint=error.hint and f"{error.hint}{beside}") from None
     chosen = {**MODES[mode or "default"], **chosen}
     if model is None:
         return partial(compile, dynamic=dynamic, fullgraph=fullgraph, regions=regions, options=chosen)

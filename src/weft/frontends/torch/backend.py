@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from functorch.compile import make_boxed_func  # pyright: ignore[reportMissingTypeStubs, reportPrivateImportUsage]
@@ -17,6 +17,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from weft.backends.nvidia.code import DeviceCode
+from weft.backends.target import Target, require_capabilities
 from weft.config import Config
 from weft.diagnostics import warn
 from weft.errors import CompilationError, LoweringError, ParseError, WeftError
@@ -27,8 +28,7 @@ from weft.frontends.torch.collection import without_collection
 from weft.frontends.torch.complex_numbers import as_real
 from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.device_checks import Watch, raise_found
-from weft.frontends.torch.device_timing import timer_on
-from weft.frontends.torch.devices import CPU, graph_device, kind_of, nvidia_target, target_on
+from weft.frontends.torch.devices import CPU, graph_device, host_on, kind_of, target_on
 from weft.frontends.torch.executor import CpuExecutor
 from weft.frontends.torch.first_call import FirstCall, Loading
 from weft.frontends.torch.freezing import frozen_arguments, make_constants, warn_of_quantization
@@ -39,7 +39,7 @@ from weft.frontends.torch.locations import first_line
 from weft.frontends.torch.observed_call import ObservedCall
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.overlaps import mutated_arguments, overlaps_checked
-from weft.frontends.torch.plan_executor import PlanExecutor, WrongData
+from weft.frontends.torch.reference import TargetExecutor
 from weft.frontends.torch.report import (
     HOW_TO_DECIDE,
     Fallback,
@@ -54,12 +54,14 @@ from weft.frontends.torch.returning import output_of, write_back, written_inputs
 from weft.frontends.torch.settings import settings, watch
 from weft.frontends.torch.shortcut import Shortcut
 from weft.frontends.torch.splitting import split_graph
+from weft.frontends.torch.torch_executor import TorchExecutor
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
-from weft.pipelines import Compiled, compile_cpu, compile_nvidia
+from weft.pipelines import Compiled
+from weft.runtime import stored_programs
 from weft.runtime.cache import DiskCache
-from weft.runtime.cubins import EarlyLoader
 from weft.runtime.executable import Executable
+from weft.runtime.plan_executor import WrongData
 from weft.runtime.record import CompilationRecord, compilation, is_recording
 from weft.runtime.single_flight import Flight
 
@@ -173,10 +175,11 @@ def _callable(
     record.config = config
     try:
         device = graph_device(module)
+        target = target_on(device, config)
         if frozen:
-            warn_of_quantization(config.quantize, device.type)
-        keeps = config.cache and config.target == "cpu"
-        key = caching.graph_key(module, name, config, frozen, target_on(device)) if keeps else None
+            warn_of_quantization(config.quantize, device.type, target.capabilities)
+        made_for = target.cache_key() if config.cache else ""
+        key = caching.graph_key(module, name, config, frozen, made_for) if made_for else None
         loaded: CompiledGraph | None = None
         if key:
             look_up = partial(load_graph, key, module, frozen, record, config, device)
@@ -188,15 +191,15 @@ def _callable(
             log.info("loaded %s from the cache in %.3f s", name, time.perf_counter() - start)
             return loaded.shortest()
         looked = record.measure("look_up", start)
-        tensor_cores = device.type == "cuda" and nvidia_target(device).has_wgmma
         left: frozenset[Hashable] = frozenset()
         while True:
-            imported = import_graph(module, name, config, frozen, device.type, tensor_cores, left)
+            imported = import_graph(module, name, config, frozen, target.capabilities, left)
+            require_capabilities(imported.function, target)
             record.measure("import", looked)
             if not is_storable(imported):
                 flight.release()  # others would wait for nothing
             try:
-                executor = executor_for(imported, config, key, frozen, device)
+                executor = executor_for(imported, config, key, frozen, target, device)
                 is_awaited = isinstance(executor, LaterExecutor)
                 break
             except LoweringError as error:  # torch has code for what this kernel was to do
@@ -233,7 +236,7 @@ def _callable(
                 return compiled(load()).shortest()
 
         return FirstCall(Loading(finish, partial(_uncompiled, module, record, config=config), record))
-    if record.wants_inputs and device.type == "cpu":
+    if record.wants_inputs and not target.capabilities.own_memory:
         return ObservedCall(compiled(executor), imported.calling, imported.constants, record)
     return compiled(executor).shortest()
 
@@ -342,7 +345,7 @@ def _loaded_on(
 
 
 def _disk_cache(config: Config) -> DiskCache | None:
-    return caching.disk_cache() if config.cache else None
+    return stored_programs.disk_cache() if config.cache else None
 
 
 @dataclass
@@ -362,26 +365,21 @@ def executor_for(
     config: Config,
     key: str | None,
     frozen: Mapping[int, torch.Tensor],
+    target: Target,
     device: torch.device = CPU,
 ) -> Executor | LaterExecutor:
-    """The executor for the configured target; a compiled program is kept under the key, if it has one."""
+    """The executor for a target; a compiled program is kept under the key, if it has one."""
     runtime = OpaqueRuntime(imported.objects)
-    if config.target == "reference":
-        from weft.frontends.torch.reference import ReferenceExecutor
-
-        return ReferenceExecutor(imported.function, runtime)
-    function = imported.function
-    compiled: Compiled[bytes] | Compiled[DeviceCode]
-    if device.type == "cpu":
-        compiled = compile_cpu(function, config, framework=True)
-    else:
-        loader = EarlyLoader(device.index or 0, _disk_cache(config))
-        compiled = compile_nvidia(function, config, nvidia_target(device), timer_on(device), loader)
+    function, host = imported.function, host_on(device, config, runtime)
+    made = target.compile(function, config, host)
+    if not isinstance(made.code, bytes | DeviceCode) or not isinstance(made, Compiled):
+        return TargetExecutor(function, target.load(made, config, host))  # a program of arrays, whatever it is else
+    compiled = cast("Compiled[bytes | DeviceCode]", made)
 
     def load() -> Executor:
         start = time.perf_counter()
         if key is not None and is_storable(imported):
-            caching.store(key, compiled.plan, compiled.code, imported.calling)
+            stored_programs.store(key, compiled.plan, compiled.code, imported.calling)
             start = compiled.report.measure("store", start)
         executor = _loaded_on(device, compiled.plan, compiled.code, compiled.prepare, runtime, config, imported.calling)
         start = compiled.report.measure("link", start)
@@ -409,7 +407,7 @@ class CompiledGraph:
     def shortest(self) -> Callable[[list[Any]], list[Any]]:
         """The quickest callable: the executor's own, where arguments and results are just the program's."""
         executor, calling = self.executor, self.calling
-        if not isinstance(executor, PlanExecutor) or calling.complex_arguments or calling.symbols.rules:
+        if not isinstance(executor, TorchExecutor) or calling.complex_arguments or calling.symbols.rules:
             return self
         return executor.direct(calling, self.constants, self, self.watch) or self
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -22,8 +21,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 import weft.backends.cpu.target as cpu_target
 from weft.backends.nvidia.code import DeviceCode
 from weft.config import Config
-from weft.diagnostics import warn
-from weft.errors import ParseError, WeftError
+from weft.errors import ParseError
 from weft.frontends.torch.aliasing import shared_arguments
 from weft.frontends.torch.checks import Check
 from weft.frontends.torch.encoding import operator_named
@@ -34,34 +32,21 @@ from weft.frontends.torch.report import Fallback
 from weft.frontends.torch.sizes import LARGEST_FACTOR, Source, SymbolReader, SymbolRule
 from weft.ir.expr import Expr, symbols_of
 from weft.ir.locations import line_of
-from weft.ir.types import Tensor
-from weft.lower.constants import Constant
-from weft.lower.packing import PackedPanels, Packing
-from weft.lower.steps import Buffer, CallStep, DotStep, KernelStep, LaunchStep, Place, Plan
-from weft.ops.layouts import Layout
+from weft.lower.steps import CallStep, Plan
+from weft.runtime import stored_programs
 from weft.runtime.blas import blas_symbols
-from weft.runtime.cache import DiskCache, cache_key
-from weft.runtime.check_plan import check_plan
-from weft.runtime.codec import decode, encode, table
-from weft.runtime.cubins import decode_code, encode_code
+from weft.runtime.cache import cache_key
+from weft.runtime.codec import table
 from weft.runtime.single_flight import Flight
 from weft.runtime.sources import source_digest, versions
 
 T = TypeVar("T")
 
-_CLASSES = table(
-    *(Plan, Buffer, Place, KernelStep, CallStep, DotStep, LaunchStep, Layout, Tensor, Constant, Packing, PackedPanels),
-    *(Calling, Returned, Viewed, Passed, Number, Check, Fallback, SymbolReader, SymbolRule, Source),
-)
-
-
-@lru_cache(maxsize=1)
-def disk_cache() -> DiskCache:
-    return DiskCache()
+_CLASSES = table(Calling, Returned, Viewed, Passed, Number, Check, Fallback, SymbolReader, SymbolRule, Source)
 
 
 def graph_key(
-    module: fx.GraphModule, name: str, config: Config, frozen: Iterable[int] = (), target: object = None
+    module: fx.GraphModule, name: str, config: Config, frozen: Iterable[int] = (), target: str = ""
 ) -> str | None:
     """The key of a captured graph, or None where it holds something that has no stable text.
 
@@ -85,10 +70,10 @@ def graph_key(
             lines.append(f"line {line_of(location_of(node))}")
     lines.extend(size_facts(module))
     lines.extend(shared_arguments(module.graph))
-    target = target or cpu_target.host_target()
+    target = target or repr(cpu_target.host_target())
     numbers = str(torch.get_default_dtype())
     made_with = (*versions(), torch.__version__, numbers, f"blas {sorted(blas_symbols())}")
-    return cache_key("torch graph", "\n".join(lines), config.key(), made_with, repr(target), source_digest())
+    return cache_key("torch graph", "\n".join(lines), config.key(), made_with, target, source_digest())
 
 
 def _has_stable_name(target: Any) -> bool:
@@ -121,44 +106,14 @@ def _described(value: Any) -> str:
     return str(value)
 
 
-# What decoding raises when an entry is well formed and means nothing: sizes divided by zero, text nested without end.
-_BAD_ENTRY = (
-    WeftError,
-    LookupError,
-    ValueError,
-    ArithmeticError,
-    RecursionError,
-    MemoryError,
-    TypeError,
-    AttributeError,
-)
-
-
 def lead(key: str, load: Callable[[], T | None]) -> tuple[Flight, T | None]:
     """The right to compile a graph, or what `load` gives of one that another process has compiled meanwhile."""
-    return disk_cache().lead(key, load)
+    return stored_programs.disk_cache().lead(key, load)
 
 
 def load(key: str) -> tuple[Plan, bytes | DeviceCode, Calling] | None:
     """A stored graph; what cannot be read, or run, is as good as not stored."""
-    entry = disk_cache().get(key)
-    if entry is None:
-        return None
-    try:
-        plan = decode(entry.meta["plan"], _CLASSES)
-        calling = decode(entry.meta["calling"], _CLASSES)
-        if not isinstance(plan, Plan) or not isinstance(calling, Calling):
-            raise ParseError("an entry without a plan")
-        check_plan(plan)
-        _check_calling(calling, plan)
-        device = entry.meta.get("device")
-        code = entry.blobs["code"] if device is None else decode_code(device, entry.blobs)
-        if isinstance(code, DeviceCode):
-            _check_kernels(plan, code)
-    except _BAD_ENTRY as error:
-        warn("cache", "a cache entry is not used", str(error)[:200] or repr(error), "the graph is compiled anew")
-        return None
-    return plan, code, calling
+    return stored_programs.load(key, Calling, _CLASSES, _check_calling)
 
 
 def _check_calling(calling: Calling, plan: Plan) -> None:
@@ -193,19 +148,3 @@ def _check_calling(calling: Calling, plan: Plan) -> None:
             operator_named(step.target)
             if not {"args", "kwargs", "results"} <= set(json.loads(step.arguments)):
                 raise ParseError(f"a stored call of {step.target} without arguments")
-
-
-def _check_kernels(plan: Plan, code: DeviceCode) -> None:
-    names = {step.function for step in plan.steps if isinstance(step, KernelStep)}
-    if missing := names - code.launches.keys():
-        raise ParseError(f"a stored program without its kernels {', '.join(sorted(missing))}")
-
-
-def store(key: str, plan: Plan, code: bytes | DeviceCode, calling: Calling) -> None:
-    """Keep a compiled graph for later processes."""
-    meta = {"plan": encode(plan), "calling": encode(calling)}
-    if isinstance(code, DeviceCode):
-        meta["device"], blobs = encode_code(code)
-    else:
-        blobs = {"code": code}
-    disk_cache().put(key, meta, blobs)

@@ -8,26 +8,31 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
-from xdsl.ir import Operation
 
+from weft.capabilities import PROCESSOR, Capabilities
+from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.convolution import convolution_params
 from weft.frontends.torch.builder import normal_dim, tensor_of_meta
+from weft.frontends.torch.dtypes import from_torch
 from weft.ir.types import DType
-from weft.ops.attention import WIDEST_HEAD
-from weft.ops.base import Scan, Scatter, Structured
-from weft.ops.convolution import Convolution
-from weft.passes.align_operands import worth_aligning
-from weft.passes.claim_libraries import fills_tensor_cores, worth_reading_once, worth_streaming, worth_tensor_cores
-from weft.passes.convolve_by_products import geometry_of
-from weft.passes.convolve_trained import is_pointwise, is_product
+from weft.passes.convolve_trained import is_pointwise
 from weft.passes.order_by_comparing import worth_comparing, worth_counting
-from weft.passes.sum_small_products import worth_summing
+from weft.passes.own_kernels import (
+    Operand,
+    owns_attention,
+    owns_attention_gradients,
+    owns_convolution,
+    owns_grouped_product,
+    owns_packed_attention,
+    owns_pointwise_convolution,
+    owns_product,
+)
 
 _LIBRARY = {
     torch.ops.aten.convolution.default,
@@ -64,30 +69,30 @@ _PRODUCTS = {_aten.mm.default: 0, _aten.bmm.default: 0, _aten.addmm.default: 1, 
 """Products, and which argument of each is the first factor."""
 _BYTE_PRODUCTS = {_aten._scaled_mm.default, _aten._int_mm.default}
 """The same of operands of 8 bits, which come first."""
-_ENGINE_BYTES = 16
+
+
+def _operands(*metas: torch.Tensor) -> list[Operand] | None:
+    """Captured tensors as rules know them; None where a size or a stride of one is symbolic."""
+    if any(isinstance(size, torch.SymInt) for meta in metas for size in (*meta.shape, *meta.stride())):
+        return None
+    return [Operand(_dtype_of(m), m.element_size(), tuple(m.shape), tuple(m.stride())) for m in metas]
+
+
+def _dtype_of(meta: torch.Tensor) -> DType | None:
+    try:
+        return from_torch(meta.dtype)
+    except UnsupportedError:
+        return None
 
 
 def is_own_product(node: fx.Node) -> bool:
-    """Whether the tensor cores of a GPU multiply a product's factors in a kernel of Weft's, as they lie in memory."""
+    """Whether a product's factors are multiplied in a kernel of Weft's."""
     of_bytes = node.target in _BYTE_PRODUCTS
     first = 0 if of_bytes else _PRODUCTS.get(node.target)  # type: ignore[arg-type]
     if first is None or (node.kwargs and not of_bytes):
         return False
-    result, *factors = (node.meta["val"], *(each.meta["val"] for each in node.args[first : first + 2]))  # type: ignore[union-attr]
-    if any(isinstance(size, torch.SymInt) for meta in (result, *factors) for size in (*meta.shape, *meta.stride())):
-        return False
-    apart = [factor for factor in factors if not _has_aligned_lines(factor)]
-    copied = sum(factor.numel() * factor.element_size() for factor in apart)
-    steps = [step * factor.element_size() for factor in apart for step in factor.stride() if step != 1]
-    if apart and (of_bytes or not worth_aligning(result.shape, factors[0].shape[-1], copied, steps)):
-        return False
-    along = factors[0].stride(-1) == 1 and factors[1].stride(-2) == 1  # K runs through memory
-    sides = tuple(result.shape), factors[0].shape[-1]
-    if of_bytes:
-        return along and fills_tensor_cores(*sides)
-    dtype = tensor_of_meta(result).dtype
-    few = any(worth(dtype, *sides) for worth in (worth_streaming, worth_summing, worth_reading_once))
-    return worth_tensor_cores(dtype, *sides) or (along and not apart and few)
+    operands = _operands(node.meta["val"], *(each.meta["val"] for each in node.args[first : first + 2]))  # type: ignore[union-attr]
+    return operands is not None and owns_product(*operands, of_bytes=of_bytes)
 
 
 _TURNS = {getattr(_aten, name) for name in ("t", "permute", "transpose", "view", "_unsafe_view", "expand")}
@@ -117,10 +122,8 @@ def is_pointwise_product(node: fx.Node, mapped: Callable[[Any], Any]) -> bool:
     tensors = [tensor_of_meta(meta) for meta in (x, weight)]
     if not is_pointwise(tensors[1], **convolution_params(tensors[0].rank - 2, *map(mapped, node.args[3:9]))):
         return False
-    outputs, channels = weight.shape[:2]
-    rows = result.numel() // max(outputs, 1)
-    aligned = all(size * x.element_size() % _ENGINE_BYTES == 0 for size in (outputs, channels))
-    return aligned and worth_tensor_cores(tensors[0].dtype, (rows, outputs), channels)
+    operands = _operands(x, weight, result)
+    return operands is not None and owns_pointwise_convolution(*operands)
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,6 @@ _ATTENTIONS: dict[Any, _Library] = {
     )
     if hasattr(_aten, name)
 }
-_LEAST_LENGTH, _FEW_ROWS = 512, 64
 
 
 def is_own_attention(node: fx.Node) -> bool:
@@ -153,16 +155,13 @@ def is_own_attention(node: fx.Node) -> bool:
     options = {number: node.args[number] for number in range(3, len(node.args))}
     if options.get(library.dropout, 0.0) != 0.0:
         return False
-    query, key, value = (each.meta["val"] for each in node.args[:3])  # type: ignore[union-attr]
-    sizes = [size for meta in (query, key, value) for size in (*meta.shape, *meta.stride())]
-    if any(isinstance(size, torch.SymInt) for size in sizes) or query.dtype not in (torch.float16, torch.bfloat16):
+    operands = _operands(*(each.meta["val"] for each in node.args[:3]))  # type: ignore[union-attr]
+    if operands is None:
         return False
-    width = query.shape[-1]
-    fits = width % 16 == 0 and 64 <= width <= WIDEST_HEAD and value.shape[-1] == width
-    rows, keys = query.shape[-2], key.shape[-2]
-    masks = [option for option in options.values() if isinstance(option, fx.Node)]
-    wins = keys >= _LEAST_LENGTH and (rows <= _FEW_ROWS or all(_is_made_of(mask, rows * keys) for mask in masks))
-    return fits and wins and all(map(_has_aligned_lines, (query, key, value)))
+    query, key, value = operands
+    most = query.shape[-2] * key.shape[-2]
+    small = all(_is_made_of(option, most) for option in options.values() if isinstance(option, fx.Node))
+    return owns_attention(query, key, value, masks_are_small=small)
 
 
 _PACKED = ("aten::_flash_attention_forward", "torch_attn::_varlen_attn")
@@ -173,14 +172,8 @@ def is_own_packed(node: fx.Node) -> bool:
     name = node.target.name() if isinstance(node.target, torch._ops.OpOverload) else ""
     if name not in _PACKED:
         return False
-    query, key, value = (each.meta["val"] for each in node.args[:3])  # type: ignore[union-attr]
-    sizes = [size for meta in (query, key, value) for size in (*meta.shape, *meta.stride())]
-    if any(isinstance(size, torch.SymInt) for size in sizes) or query.dtype not in (torch.float16, torch.bfloat16):
-        return False
-    widths = query.shape[-1], value.shape[-1]
-    fits = query.dim() == 3 and all(width % 16 == 0 and 64 <= width <= WIDEST_HEAD for width in widths)
-    long = min(query.shape[0], key.shape[0]) >= _LEAST_LENGTH
-    return fits and long and all(meta.stride(-1) == 1 and _has_aligned_lines(meta) for meta in (query, key, value))
+    operands = _operands(*(each.meta["val"] for each in node.args[:3]))  # type: ignore[union-attr]
+    return operands is not None and owns_packed_attention(*operands)
 
 
 def _is_made_of(mask: fx.Node, most: int) -> bool:
@@ -215,7 +208,6 @@ _BACKWARDS: dict[Any, _Backward] = {
     )
     if hasattr(_aten, name)
 }
-_WIDEST_TRAINED_HEAD, _LONG_ENOUGH_TO_TRAIN = 128, 1024
 
 
 def is_own_backward(node: fx.Node) -> bool:
@@ -226,15 +218,11 @@ def is_own_backward(node: fx.Node) -> bool:
     if library.mask is not None and node.args[library.mask] is not None:
         return False
     *tensors, _, kept = (each.meta["val"] for each in node.args[:6])  # type: ignore[union-attr]
-    _, query, key, value = tensors
-    sizes = [size for meta in (*tensors, kept) for size in (*meta.shape, *meta.stride())]
-    if any(isinstance(size, torch.SymInt) for size in sizes) or query.dtype not in (torch.float16, torch.bfloat16):
+    operands = _operands(*tensors, kept)
+    if operands is None:
         return False
-    widths, length = (query.shape[-1], value.shape[-1]), min(query.shape[-2], key.shape[-2])
-    fits = all(width % 16 == 0 and width <= _WIDEST_TRAINED_HEAD for width in widths) and length >= _LEAST_LENGTH
-    whole = kept.numel() * query.shape[-1] == query.numel()
-    wins = not library.is_fast or length >= _LONG_ENOUGH_TO_TRAIN
-    return fits and whole and wins and all(map(_has_aligned_lines, tensors))
+    given, query, key, value, kept = operands
+    return owns_attention_gradients((given, query, key, value), kept, library_is_fast=library.is_fast)
 
 
 _ORDERS: dict[Any, str] = {
@@ -317,13 +305,8 @@ def is_own_grouped(node: fx.Node) -> bool:
     """Whether rows in groups are multiplied with their groups' matrices in a kernel of Weft's."""
     if node.target is not getattr(_aten._grouped_mm, "default", None) or len(node.args) + len(node.kwargs) != 3:
         return False
-    x, weights = (each.meta["val"] for each in node.args[:2])  # type: ignore[union-attr]
-    sizes = [size for meta in (x, weights) for size in (*meta.shape, *meta.stride())]
-    if any(isinstance(size, torch.SymInt) for size in sizes) or (x.dim(), weights.dim()) != (2, 3):
-        return False
-    sides = (1, weights.shape[2]), weights.shape[1]
-    worth = x.shape[0] > 0 and worth_streaming(tensor_of_meta(x).dtype, *sides)
-    return worth and x.stride(1) == 1 and all(map(_has_aligned_lines, (x, weights)))
+    operands = _operands(*(each.meta["val"] for each in node.args[:2]))  # type: ignore[union-attr]
+    return operands is not None and owns_grouped_product(*operands)
 
 
 def is_own_on_tensor_cores(node: fx.Node) -> bool:
@@ -332,29 +315,22 @@ def is_own_on_tensor_cores(node: fx.Node) -> bool:
     return any(is_own(node) for is_own in own)
 
 
-def _has_aligned_lines(factor: torch.Tensor) -> bool:
-    """Whether one of the last two dimensions runs through memory, and all others in steps that a copy engine takes."""
-    *outer, rows, columns = factor.stride()
-    steps = [*outer, rows if columns == 1 else columns]
-    return 1 in (rows, columns) and all(step * factor.element_size() % _ENGINE_BYTES == 0 for step in steps)
-
-
 _LONG_IN_TILES = 256
 """Queries and keys from which a library's attention in a processor's matrix tiles beats generated kernels in f32."""
 
 
-def is_claimed(node: fx.Node, device: str = "cpu", *, matrix_tiles: bool = False) -> bool:
+def is_claimed(node: fx.Node, capabilities: Capabilities = PROCESSOR) -> bool:
     """Whether a library takes the call: attention only where its backward needs what torch's kernel keeps, or where it
-    is long, in bf16, and the library multiplies in `matrix_tiles`.
+    is long, in bf16, and the library multiplies in matrix tiles.
 
-    On a GPU libraries take all attention, and products, convolutions, sorts and scans.
+    Where libraries come first they take all attention, and products, convolutions, sorts and scans.
     """
     name = node.target.name() if isinstance(node.target, torch._ops.OpOverload) else ""
-    if device == "cuda":
+    if capabilities.library_first:
         return node.target in _GPU_LIBRARY or name.startswith(_ATTENTION)
     if node.target is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
         needed = any(user.target is operator.getitem and user.args[1] == 1 for user in node.users)
-        return needed or (matrix_tiles and _is_long_in_bf16(node))
+        return needed or (capabilities.library_matrix_tiles and _is_long_in_bf16(node))
     return node.target in _LIBRARY or name in _GROUPED
 
 
@@ -385,21 +361,6 @@ def _is_long_in_bf16(node: fx.Node) -> bool:
     return known and query.dtype == torch.bfloat16
 
 
-def needs_library(ops: Iterable[Operation]) -> bool:
-    """Whether among the ops that stand for a call are such as a GPU has no kernel for but a library's.
-
-    Nothing that is generated combines updates of one place in a fixed order; those that overwrite each other are in no
-    order on a GPU anyway.
-    """
-    return any(isinstance(op, Structured | Scan | Convolution) or _combines(op) for op in ops)
-
-
-def _combines(op: Operation) -> bool:
-    return isinstance(op, Scatter) and (
-        op.params.get("kind", "assign") != "assign" or bool(op.params.get("accumulate"))
-    )
-
-
 def is_own_convolution(node: fx.Node, mapped: Callable[[Any], Any], *, frozen: bool, library: bool) -> bool:
     """Whether a convolution, or its gradients, has a form that products and sums of Weft's own are faster for.
 
@@ -417,6 +378,4 @@ def is_own_convolution(node: fx.Node, mapped: Callable[[Any], Any], *, frozen: b
         return False
     tensors = [tensor_of_meta(meta) for meta in metas]
     params = convolution_params(tensors[0].rank - 2, *map(mapped, geometry))
-    if frozen and geometry_of(*tensors, **params) is not None:
-        return True
-    return not library and is_product(*tensors, **params)
+    return owns_convolution(*tensors, params=params, frozen=frozen, library=library)

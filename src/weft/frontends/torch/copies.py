@@ -11,17 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from weft.frontends.torch.alignment import spanned
-
-
-def lies_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's elements lie one beside the other, none twice."""
-    lengths = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1)
-    expected = 1
-    for stride, size in lengths:
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+from weft.runtime.strides import lies_dense
 
 
 def copy_all(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -47,7 +37,7 @@ class CopiesOut:
 
     def __init__(self, statics: Sequence[torch.Tensor]) -> None:
         self._forms = [(tuple(tensor.shape), tensor.stride(), tensor.dtype) for tensor in statics]
-        self._whole = all(map(lies_dense, statics))
+        self._whole = all(lies_dense(tensor.shape, tensor.stride()) for tensor in statics)
         sources = list(statics) if self._whole else list(map(spanned, statics))
         self._groups = [(numbers, [sources[n] for n in numbers]) for numbers in _by_type(sources)]
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from weft.frontends.torch.alignment import ALIGNMENT
 from weft.frontends.torch.device_checks import Watch, raise_found
 from weft.frontends.torch.graph import Calling, Returned
-from weft.frontends.torch.plan_executor import BoxedCall
 from weft.frontends.torch.returning import output_of, write_back
+from weft.frontends.torch.torch_executor import BoxedCall
+from weft.runtime.device_executor import ALIGNMENT
 from weft.runtime.device_program import DeviceTape
 from weft.runtime.profile import active_profile
 

@@ -21,20 +21,24 @@ from weft.backends.nvidia.code import DeviceCode
 from weft.config import Config
 from weft.errors import DeviceMemoryError
 from weft.frontends.torch.alignment import aligned
+from weft.frontends.torch.arrays import TorchArrays
 from weft.frontends.torch.cuda_direct import direct_call
-from weft.frontends.torch.cuda_graphs import GraphedCalls
 from weft.frontends.torch.device_checks import Watch
 from weft.frontends.torch.devices import nvidia_target
-from weft.frontends.torch.frozen import ConstantSet, Preparing
 from weft.frontends.torch.graph import Calling
+from weft.frontends.torch.graph_services import TorchGraphs
 from weft.frontends.torch.opaque import OpaqueRuntime
-from weft.frontends.torch.plan_executor import BoxedCall, Frame, PlanExecutor
-from weft.lower.steps import CallStep, DotStep, Plan
+from weft.frontends.torch.torch_executor import BoxedCall, TorchExecutor
+from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.pipelines import compile_nvidia
 from weft.runtime.cache import DiskCache
+from weft.runtime.constant_sets import Preparing
 from weft.runtime.constants import as_program, prepared_by
+from weft.runtime.cuda_graphs import GraphedCalls
+from weft.runtime.device_executor import DeviceExecutor
 from weft.runtime.device_program import DeviceProgram, DeviceTape
+from weft.runtime.plan_executor import Frame
 from weft.runtime.tape import Tape
 
 
@@ -54,19 +58,45 @@ def load_program(
             raise torch.OutOfMemoryError(str(error)) from error
 
 
-_CAPTURED: dict[int, tuple[DeviceProgram, dict[int, ConstantSet]]] = {}
-"""Programs and constants of calls that someone captured as a CUDA graph: its launches need them where they are.
+class TorchDevice:
+    """A GPU as torch has it: its current stream, and its caching allocator."""
 
-They go by their identities: many captures of one program keep it once.
-"""
+    def __init__(self, arrays: TorchArrays, index: int) -> None:
+        self.arrays, self.index = arrays, index
+
+    def stream(self) -> int:
+        """The stream that torch works on now, as the driver knows it."""
+        return torch._C._cuda_getCurrentRawStream(self.index)
+
+    def new(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return _empty_strided_cuda(shape, strides, dtype)
+
+    def is_here(self, array: torch.Tensor) -> bool:
+        """Whether a tensor is in a GPU's memory: then it is in this one's, as tracing has guarded."""
+        return array.is_cuda
+
+    def moved(self, array: torch.Tensor) -> torch.Tensor:
+        return array.to(self.arrays.device)
+
+    def aligned(self, array: torch.Tensor) -> torch.Tensor:
+        return aligned(array)
+
+    def is_capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.index)
+
+    def time(self, launch: Callable[[], None]) -> int:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        launch()
+        end.record()
+        end.synchronize()
+        return int(begin.elapsed_time(end) * 1e6)
 
 
-def _keep(program: DeviceProgram, sets: Sequence[ConstantSet]) -> None:
-    _, kept = _CAPTURED.setdefault(id(program), (program, {}))
-    kept.update({id(each): each for each in sets})
-
-
-class CudaExecutor(PlanExecutor[DeviceProgram]):
+class CudaExecutor(DeviceExecutor[torch.Tensor], TorchExecutor[DeviceProgram]):
     """A function compiled for a GPU. With `cuda_graphs`, calls that gain by it are captured and replayed.
 
     `written` and `guarded` are what `GraphedCalls` knows of results and inputs.
@@ -81,9 +111,10 @@ class CudaExecutor(PlanExecutor[DeviceProgram]):
         written: Mapping[int, int] = MappingProxyType({}),
         guarded: bool = False,
     ) -> None:
-        super().__init__(executable, opaque, torch.device("cuda", executable.device))
+        TorchExecutor.__init__(self, executable, opaque, torch.device("cuda", executable.device))
         self.index, self.guarded = executable.device, guarded
-        self.graphs = GraphedCalls(self, written, guarded) if cuda_graphs else None
+        self.services = TorchDevice(self.tensors, executable.device)
+        self.graphs = GraphedCalls(self, TorchGraphs(), written, guarded) if cuda_graphs else None
 
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Mapping[str, int]) -> list[torch.Tensor]:
         if torch.cuda.current_device() != self.index:
@@ -92,13 +123,6 @@ class CudaExecutor(PlanExecutor[DeviceProgram]):
         if self.graphs is not None and not symbols and (results := self.graphs.call(list(tensors))) is not None:
             return results
         return self.plain(tensors, symbols)
-
-    def plain(self, tensors: Sequence[torch.Tensor], symbols: Mapping[str, int]) -> list[torch.Tensor]:
-        """A call without a graph of its own."""
-        results = super().__call__(tensors, symbols)
-        if torch.cuda.is_current_stream_capturing():
-            _keep(self.executable, self.sets)
-        return results
 
     def direct(
         self,
@@ -114,7 +138,7 @@ class CudaExecutor(PlanExecutor[DeviceProgram]):
         if self.graphs is not None:
             self.graphs.release()
 
-    def _preparing(self) -> Preparing:
+    def _preparing(self) -> Preparing[torch.Tensor]:
         return self._prepare
 
     def _prepare(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -130,58 +154,29 @@ class CudaExecutor(PlanExecutor[DeviceProgram]):
         program = load_program(compiled.plan, compiled.code, device=self.index, cache=self.executable.cache)
         return CudaExecutor(program, OpaqueRuntime({}), cuda_graphs=False)
 
-    def stream(self) -> int:
-        """The stream that torch works on now, as the driver knows it."""
-        return torch._C._cuda_getCurrentRawStream(self.index)
-
-    def _is_here(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is in a GPU's memory: then it is in this one's, as tracing has guarded."""
-        return tensor.is_cuda
-
-    def new_tensor(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor in the GPU's memory; its content is undefined."""
-        return _empty_strided_cuda(shape, strides, dtype)
-
     def _maker(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Callable[..., torch.Tensor]:
         return _empty_strided_cuda
 
-    def _enter(self, frame: Frame) -> None:
+    # What follows is as in the class above, on a shorter way: it is part of every launch.
+
+    def stream(self) -> int:
+        return torch._C._cuda_getCurrentRawStream(self.index)
+
+    def _is_here(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cuda
+
+    def _enter(self, frame: Frame[torch.Tensor]) -> None:
         if size := frame.binding.arena.size:
             arena = _empty_strided_cuda((size,), (1,), torch.uint8)
             frame.place_arena(arena, arena.data_ptr())
 
-    def _leave(self, frame: Frame) -> None:
-        frame.arena = None
-        frame.views.clear()
-
-    def _launch(self, tape: Tape, frame: Frame) -> None:
+    def _launch(self, tape: Tape, frame: Frame[torch.Tensor]) -> None:
         assert isinstance(tape, DeviceTape)
         try:
             self.executable.launch(tape, frame.address, self.stream())
         except DeviceMemoryError as error:
             raise torch.OutOfMemoryError(str(error)) from error
 
-    def _finish(self) -> None:
-        torch.cuda.synchronize(self.index)
-
-    def _launch_timed(self, tape: Tape, frame: Frame) -> int:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        self._launch(tape, frame)
-        end.record()
-        end.synchronize()
-        return int(begin.elapsed_time(end) * 1e6)
-
-    def _input(self, tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-        # A number in a tensor of the processor's may meet tensors of the GPU's.
-        return self._fitting(tensor if self._is_here(tensor) else tensor.to(self.device), strides)
-
-    def _fitting(self, tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-        return aligned(super()._fitting(tensor, strides))
-
-    def _carry_out(self, step: CallStep | DotStep, frame: Frame, held: dict[int, torch.Tensor]) -> None:
-        super()._carry_out(step, frame, held)
-        if self.graphs is not None and isinstance(step, CallStep):
-            for number in step.results:
-                if number in held and not self._is_here(held[number]):
-                    self.graphs.refuse(f"{step.target} gives a tensor in the processor's memory")
+    def _refuse_graphs(self, reason: str) -> None:
+        if self.graphs is not None:
+            self.graphs.refuse(reason)

@@ -12,10 +12,16 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 
-from weft.backends.cpu.target import CpuTarget, host_target
 from weft.backends.nvidia.target import NvidiaTarget, target_of_capability
+from weft.backends.target import Host, Target, target_at
+from weft.config import Config
 from weft.errors import UnsupportedError
 from weft.frontends.torch.builder import DEVICES
+from weft.frontends.torch.device_timing import timer_on
+from weft.frontends.torch.opaque import OpaqueRuntime
+from weft.frontends.torch.reference import calls_on_arrays
+from weft.runtime.cubins import EarlyLoader
+from weft.runtime.stored_programs import disk_cache
 
 CPU = torch.device("cpu")
 
@@ -71,9 +77,17 @@ def nvidia_target(device: torch.device) -> NvidiaTarget:
     return target_of_capability(facts.major, facts.minor, facts.multi_processor_count)
 
 
-def target_on(device: torch.device) -> CpuTarget | NvidiaTarget:
-    """What code is made for on a device: of a GPU its kind counts, not which of several it is."""
-    return nvidia_target(device) if device.type == "cuda" else host_target()
+def target_on(device: torch.device, config: Config) -> Target:
+    """What code is made for on a device."""
+    return target_at(device.type, config, device.index or 0)
+
+
+def host_on(device: torch.device, config: Config, opaque: OpaqueRuntime) -> Host:
+    """What torch lends to programs on a device."""
+    if device.type != "cuda":
+        return Host(libraries=True, opaque=calls_on_arrays(opaque))
+    loads = EarlyLoader(device.index or 0, disk_cache() if config.cache else None)
+    return Host(timer=timer_on(device), loads=loads)
 
 
 def _tensors(module: fx.GraphModule, node: fx.Node) -> Iterator[torch.Tensor]:

@@ -13,19 +13,21 @@ from weft.frontends.torch.checks import failure
 from weft.frontends.torch.device_checks import Watch
 from weft.frontends.torch.graph import Calling, Returned
 from weft.frontends.torch.opaque import OpaqueRuntime
-from weft.frontends.torch.outputs import ResultMemory, use_huge_pages
-from weft.frontends.torch.plan_executor import BoxedCall, Frame, PlanExecutor, in_memory
+from weft.frontends.torch.outputs import ResultMemory
 from weft.frontends.torch.returning import picked_from
+from weft.frontends.torch.torch_executor import BoxedCall, TorchExecutor
 from weft.frontends.torch.traced_steps import is_traced
 from weft.runtime.executable import Executable
-from weft.runtime.openmp import in_forked_child, pool_symbols
+from weft.runtime.huge_pages import use_huge_pages
+from weft.runtime.openmp import in_forked_child, pool_symbols, uses_own_pool
+from weft.runtime.plan_executor import Frame
 from weft.runtime.profile import active_profile
 from weft.runtime.tape import Tape
 
 _ALIGNMENT = 64
 
 
-class CpuExecutor(PlanExecutor[Executable]):
+class CpuExecutor(TorchExecutor[Executable]):
     """A function compiled for the processor. Arenas and the memory of large results are kept between calls."""
 
     def __init__(self, executable: Executable, opaque: OpaqueRuntime) -> None:
@@ -40,16 +42,16 @@ class CpuExecutor(PlanExecutor[Executable]):
     def _maker(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Callable[..., torch.Tensor]:
         return self.memory.maker(shape, strides, dtype)
 
-    def _enter(self, frame: Frame) -> None:
+    def _enter(self, frame: Frame[torch.Tensor]) -> None:
         if frame.arena is not None:
             return
         arena = torch.empty(frame.binding.arena.size + _ALIGNMENT, dtype=torch.uint8)
         if isinstance(arena, FakeTensor):
-            in_memory(arena)
+            self.arrays.in_memory(arena)
         frame.place_arena(arena, -(-arena.data_ptr() // _ALIGNMENT) * _ALIGNMENT)
         use_huge_pages(arena.data_ptr(), arena.numel())
 
-    def _launch(self, tape: Tape, frame: Frame) -> None:
+    def _launch(self, tape: Tape, frame: Frame[torch.Tensor]) -> None:
         self.launch(tape.address, frame.address, _threads())
 
     def direct(
@@ -119,7 +121,7 @@ class CpuExecutor(PlanExecutor[Executable]):
 
 def _threads() -> int:
     if not in_forked_child():
-        return torch.get_num_threads() if pool_symbols() else 1
+        return torch.get_num_threads() if pool_symbols() or uses_own_pool() else 1
     if torch.get_num_threads() > 1:
         # The libraries that programs call cannot use the parent's pool either: they would wait for it for ever.
         torch.set_num_threads(1)

@@ -1,7 +1,8 @@
 """Which arguments of a captured graph are parameters and buffers, to be treated as constants where that is asked for.
 
 With `freeze`, inference graphs are compiled as if weights never changed: they are folded into each other and packed
-ahead of time. What a program holds are snapshots: see `frozen` for what is noticed if they change after all.
+ahead of time. What a program holds are snapshots: see `runtime.constant_sets` for what is noticed if they change after
+all.
 """
 
 # torch leaves some of its functions without types, and tracing has no public interface to what it lifted.
@@ -10,18 +11,21 @@ ahead of time. What a program holds are snapshots: see `frozen` for what is noti
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from weft.capabilities import Capabilities
 from weft.config import CODES, QUANTIZATIONS, Config
 from weft.diagnostics import warn
 from weft.frontends.torch.locations import first_line
-from weft.frontends.torch.plan_executor import PlanExecutor
+from weft.runtime.plan_executor import PlanExecutor
 
 
 def frozen_arguments(
@@ -53,9 +57,9 @@ def frozen_arguments(
     }
 
 
-def warn_of_quantization(quantize: str, device: str) -> None:
+def warn_of_quantization(quantize: str, device: str, capabilities: Capabilities) -> None:
     """Say once that weights stay as they are, if no kernel of their device reads what `quantize` would make of them."""
-    if quantize and (quantize in CODES) is (device == "cpu"):
+    if quantize and (quantize in CODES) is not capabilities.streamed_weights:
         others = ", ".join(each for each in QUANTIZATIONS if each and (each in CODES) is not (quantize in CODES))
         why = f"no kernel of the device {device} reads such weights, which stay as they are"
         warn("freeze", f"quantize={quantize!r} has no effect", why, f"there it takes {others}")
@@ -86,7 +90,19 @@ def _is_plain(tensor: Any, meta: Any) -> bool:
     return (tensor.dtype, tensor.shape, tensor.stride()) == (meta.dtype, meta.shape, meta.stride())
 
 
-def make_constants(executor: PlanExecutor[Any], arguments: Sequence[torch.Tensor | None]) -> None:
+@lru_cache(maxsize=1)
+def count_fused_steps() -> None:
+    """Let the steps of fused optimizers count as changes: their kernels write parameters without telling autograd."""
+
+    def count(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            if group.get("fused"):
+                torch.autograd.graph.increment_version([p for p in group["params"] if not p.is_inference()])
+
+    register_optimizer_step_post_hook(count)
+
+
+def make_constants(executor: PlanExecutor[Any, torch.Tensor], arguments: Sequence[torch.Tensor | None]) -> None:
     """Prepare and pack the constants of a program now, so that its first call does not have to."""
     given = [arguments[place] for place in executor.fixed]
     known = [tensor for tensor in given if tensor is not None]

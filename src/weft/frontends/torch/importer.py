@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from weft.backends.cpu.target import target_for
+from weft.capabilities import Capabilities
 from weft.config import CODES, Config
 from weft.errors import UnsupportedError, WeftError
 from weft.frontends.torch.aliasing import aliased, memory_owners, replaced, view_of
@@ -37,7 +38,6 @@ from weft.frontends.torch.claims import (
     is_own_on_tensor_cores,
     is_own_order,
     is_pointwise_product,
-    needs_library,
     weights_of_product,
 )
 from weft.frontends.torch.complex_numbers import Complex, interleaved_type
@@ -70,6 +70,7 @@ from weft.ir.types import Tensor, tensor_of, tensor_type
 from weft.ops.base import Movement
 from weft.ops.graph import FuncOp, OpaqueOp, ReturnOp
 from weft.passes.check_first import state_verdict
+from weft.passes.own_kernels import needs_library
 
 # Assertions about sizes: tracing has turned them into guards by the time a graph is imported.
 _GUARDED = {torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default}
@@ -80,19 +81,19 @@ def import_graph(
     name: str,
     config: Config,
     frozen: Collection[int] = frozenset(),
-    device: str = "cpu",
-    tensor_cores: bool = False,
+    capabilities: Capabilities | None = None,
     left: Collection[Hashable] = frozenset(),
 ) -> ImportedGraph:
     """The function that computes what the captured graph computes; the arguments at `frozen` places are constants.
 
-    `device` is the kind of device that it runs on; `tensor_cores` says that Weft's kernels multiply as fast there as
-    libraries do. What comes from places of the user's program that are `left` is left to torch.
+    `capabilities` are those of the target, by default of this processor. What comes from places of the user's program
+    that are `left` is left to torch.
     """
+    capabilities = capabilities or target_for(config.cpu).capabilities
     known = condition_count(module)
     if (environment := environment_of(module)) is not None:
         fix_facts(environment)
-    imported = _Importer(module, name, config, frozen, device, tensor_cores, left).run()
+    imported = _Importer(module, name, config, frozen, capabilities, left).run()
     return replace(imported, conditional=condition_count(module) > known)
 
 
@@ -102,8 +103,7 @@ class _Importer:
     name: str
     config: Config
     frozen: Collection[int]
-    device: str
-    tensor_cores: bool
+    capabilities: Capabilities
     left: Collection[Hashable]
     values: dict[fx.Node, Any] = field(default_factory=dict[fx.Node, Any])
     constants: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
@@ -123,7 +123,7 @@ class _Importer:
         function = FuncOp.make(self.name, {node.name: self._type(_meta(node)) for node in tensors})
         self.block = function.block
         calls = sum(node.op == "call_function" for node in nodes)
-        checked = self.device == "cpu" or are_checked(self.config, calls)
+        checked = not self.capabilities.own_memory or are_checked(self.config, calls)
         self.builder = ImportBuilder(self.block, strict=self.config.strict, checked=checked)
         for node, argument in zip(tensors, function.block.args, strict=True):
             self.values[node] = self._incoming(argument, _meta(node))
@@ -151,10 +151,11 @@ class _Importer:
         own = (len(self.constants), int(code is not None))
         pairs = replaced(mutated, outputs)
         self.symbols |= annotate(function, tensors, returned, own, mutated, pairs, self.symbols)
-        if code is not None and pairs and self.device == "cpu":
+        if code is not None and pairs and not self.capabilities.own_memory:
             state_verdict(function)
         if constants := self._constant_places(tensors):
             function.attributes["constants"] = to_attribute(constants)
+        waits = not self.capabilities.own_memory or self.config.device_checks == "wait"
         calling = Calling(
             arguments=tuple(self.positions[node] for node in tensors),
             constants=tuple(self.paths),
@@ -163,7 +164,7 @@ class _Importer:
             mutated=tuple((position, returned.index(node)) for position, node in self.mutated),
             fallbacks=tuple(self.fallbacks),
             checks=checks,
-            deferred=self.device != "cpu" and self.config.device_checks != "wait" and all(map(is_of_data, checks)),
+            deferred=not waits and all(map(is_of_data, checks)),
             complex_arguments=tuple(
                 position for position, value in enumerate((*map(_meta, tensors), *self.constants)) if value.is_complex()
             ),
@@ -257,7 +258,7 @@ class _Importer:
         if is_draw(node):
             reason = "random numbers are drawn by torch's generator"
             return self._opaque(as_drawn(node), node.args, node.kwargs, _meta(node), reason, claim="generator")
-        if self.device != "cpu" and copies_away(node):
+        if self.capabilities.own_memory and copies_away(node):
             return self._opaque(node.target, node.args, node.kwargs, _meta(node), COPIES_AWAY)
         last = self.block.last_op
         try:
@@ -268,7 +269,7 @@ class _Importer:
             self._erase_after(last)
             return self._opaque(node.target, node.args, node.kwargs, _meta(node), error.message)
         if (
-            self.device != "cpu"
+            self.capabilities.library_first
             and not self.config.strict
             and not self._is_own_kernel(node)
             and needs_library(self._made_after(last))
@@ -306,7 +307,7 @@ class _Importer:
             is_own_flex(node)
             or is_own_order(node)
             or self._has_coded_weights(node)
-            or (self.tensor_cores and (own or is_pointwise_product(node, self._mapped)))
+            or (self.capabilities.fast_matmuls and (own or is_pointwise_product(node, self._mapped)))
         )
 
     def _has_coded_weights(self, node: fx.Node) -> bool:
@@ -316,13 +317,12 @@ class _Importer:
 
     def _is_claimed(self, node: fx.Node) -> bool:
         """Whether a library carries out a call; convolutions are Weft's own where that is faster."""
-        if self.device != "cpu":
-            return is_claimed(node, self.device) and not self._is_own_kernel(node)
-        tiles = target_for(self.config.cpu).has_matrix_tiles
-        if not is_claimed(node, matrix_tiles=tiles):
+        if not is_claimed(node, self.capabilities):
             return False
+        if self.capabilities.library_first:
+            return not self._is_own_kernel(node)
         frozen = node.target is torch.ops.aten.convolution.default and self._is_constant(node.args[1])
-        library = target_for(self.config.cpu).has_library_convolutions
+        library = self.capabilities.library_convolutions
         return not is_own_convolution(node, self._mapped, frozen=frozen, library=library)
 
     def _is_constant(self, node: Any) -> bool:

@@ -11,20 +11,14 @@ in this process, and it was neither shared with another process nor lent to NumP
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import sys
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Any
 
 import torch
 from torch._C._dynamo.guards import _empty_strided_cpu  # `torch.empty_strided` in a third of the time
 
-from weft.frontends.torch.alignment import span
-
-LARGE = 1 << 22
-"""Bytes from which memory is kept: smaller blocks the allocator hands out again by itself."""
+from weft.runtime.huge_pages import LARGE, use_huge_pages
+from weft.runtime.strides import span
 
 _KEPT = 3
 """Blocks kept of one size: the caller may hold the last result, or two, while the next is made."""
@@ -65,23 +59,6 @@ class ResultMemory:
         blocks[:] = [block for block in blocks if id(block) not in free]
         if not blocks:
             del self._blocks[size]
-
-
-def use_huge_pages(address: int, size: int) -> None:
-    """Ask the system for large pages where it offers them: a block then costs a few faults instead of thousands."""
-    advise = _madvise()
-    if advise is not None and size >= LARGE:
-        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-        advise(start, (address + size - start) // mmap.PAGESIZE * mmap.PAGESIZE, mmap.MADV_HUGEPAGE)
-
-
-@lru_cache(maxsize=1)
-def _madvise() -> Callable[[int, int, int], int] | None:
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return None
-    function: Any = ctypes.CDLL(None).madvise
-    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return function
 
 
 def _free(blocks: Sequence[torch.UntypedStorage]) -> list[torch.UntypedStorage]:

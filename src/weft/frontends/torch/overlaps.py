@@ -20,8 +20,8 @@ from torch._guards import TracingContext
 from weft.config import Config
 from weft.diagnostics import warn
 from weft.errors import UnsupportedError
-from weft.frontends.torch.alignment import span
 from weft.frontends.torch.locations import first_line
+from weft.runtime.strides import span
 
 Overlaps: TypeAlias = frozenset[tuple[int, int, int]]
 """Pairs of arguments whose memory overlaps, with the distance of their first elements in bytes."""

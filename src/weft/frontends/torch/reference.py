@@ -1,4 +1,4 @@
-"""Runs imported graphs on the NumPy reference: tensors become arrays and results tensors with eager's strides."""
+"""Runs imported graphs on targets that take arrays: tensors become these, and results tensors with eager's strides."""
 
 # NumPy's arrays have no types in torch's signatures.
 # pyright: reportUnknownMemberType=false
@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from weft.backends.reference.graph import run
+from weft.backends.target import Executable, Opaque
 from weft.frontends.torch.dtypes import from_torch, to_torch
 from weft.frontends.torch.opaque import OpaqueRuntime
 from weft.frontends.torch.strides import restrided
@@ -47,15 +46,14 @@ def to_tensor(array: np.ndarray) -> torch.Tensor:
 
 
 @dataclass
-class ReferenceExecutor:
-    """The function, run op by op."""
+class TargetExecutor:
+    """A program of any target that takes arrays, for a function that torch brought."""
 
     function: FuncOp
-    opaque: OpaqueRuntime
+    program: Executable
 
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Mapping[str, int]) -> list[torch.Tensor]:
-        arrays = run(self.function, [to_array(t) for t in tensors], symbols, partial(self._opaque, symbols))
-        results = [to_tensor(array) for array in arrays]
+        results = [to_tensor(array) for array in self.program([to_array(t) for t in tensors], symbols)]
         attribute = self.function.attributes.get("result_strides")
         if attribute is None:
             return results
@@ -65,11 +63,15 @@ class ReferenceExecutor:
             for result, strides in zip(results, every, strict=True)
         ]
 
-    def _opaque(
-        self, symbols: Mapping[str, int], operation: OpaqueOp, operands: Sequence[np.ndarray]
-    ) -> list[np.ndarray]:
+
+def calls_on_arrays(opaque: OpaqueRuntime) -> Opaque:
+    """Carries out torch's own calls on arrays."""
+
+    def call(operation: OpaqueOp, operands: Sequence[np.ndarray], symbols: Mapping[str, int]) -> list[np.ndarray]:
         tensors = [to_tensor(array) for array in operands]
         return [
             to_array(torch.empty(0) if result is None else result)
-            for result in self.opaque.call(operation.target.data, operation.arguments.data, tensors, symbols)
+            for result in opaque.call(operation.target.data, operation.arguments.data, tensors, symbols)
         ]
+
+    return call

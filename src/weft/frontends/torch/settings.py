@@ -22,7 +22,7 @@ from torch._dynamo import eval_frame
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.exc import Unsupported
 
-from weft.backends.cpu.target import target_for
+from weft.backends.target import find_target
 from weft.config import Config
 from weft.diagnostics import calling_line, warn
 from weft.frontends.torch.locations import is_of_torch
@@ -31,8 +31,9 @@ from weft.frontends.torch.locations import is_of_torch
 def settings(options: Mapping[str, Any] | None = None, mode: str | None = None) -> Config:
     """The configuration that `torch.compile(mode=, options=)` asks for; what is wrong with it is an error."""
     config = Config.from_options(options, mode)
-    if config.target == "cpu":
-        target_for(config.cpu)
+    found = find_target(config.target)
+    if found.device == "cpu":  # others may not be there before a tensor is
+        found.here(config)
     return config
 
 

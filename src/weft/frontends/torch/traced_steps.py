@@ -8,17 +8,15 @@ Only those of the processor need that: what a GPU runs, the profiler finds by it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable
 
 from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 
-from weft.lower.steps import CallStep, DotStep, Step
+from weft.lower.steps import CallStep, DotStep
+from weft.runtime.plan_executor import SingleSteps
 from weft.runtime.profile import step_name
 from weft.runtime.tape import Tape
-
-SingleSteps: TypeAlias = Sequence[tuple[Step, Tape | CallStep | DotStep]]
 
 
 def is_traced() -> bool:

@@ -26,7 +26,7 @@ from weft.frontends.triton.target import Processor, compiled_for
 from weft.frontends.triton.written_arguments import written_arguments
 from weft.runtime.executable import launcher
 from weft.runtime.linking import link
-from weft.runtime.openmp import default_threads, in_forked_child, pool_symbols
+from weft.runtime.openmp import can_use_threads, default_threads
 from weft.tile import dialect as tile
 from weft.tile.close_inductions import close_inductions
 
@@ -106,7 +106,7 @@ class CompiledKernel(KernelHandle):
 
 def threads() -> int:
     """How many threads a launch may use: as many as torch does, where it is loaded."""
-    if not pool_symbols() or in_forked_child():
+    if not can_use_threads():
         return 1
     torch: Any = sys.modules.get("torch")
     return torch.get_num_threads() if torch is not None else default_threads()

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.backends.nvidia.code import DeviceCode, argument_name
-from weft.backends.nvidia.compile import compile_kernels
 from weft.backends.nvidia.dialect import WARPS, set_integer
 from weft.backends.nvidia.driver import device_facts, driver
+from weft.backends.nvidia.kernel_passes import PassNote
 from weft.backends.nvidia.target import NvidiaTarget, target_of_capability
 from weft.backends.nvidia.tensor_maps import encode_map, scratch_words
 from weft.forks import COMPILING
@@ -28,6 +28,7 @@ from weft.frontends.triton.errors import DeviceAssertError, KernelValueError
 from weft.frontends.triton.kernel_handle import KernelHandle
 from weft.frontends.triton.target import Cuda, compiled_for
 from weft.ir.expr import symbols_of
+from weft.pipelines import compile_kernels
 from weft.runtime.cache import DiskCache
 from weft.runtime.cubins import load_code
 from weft.runtime.device_program import MOST_BLOCKS, device_launcher, launch_failure, launched_again
@@ -186,14 +187,15 @@ def compile_device_kernel(
     name: str,
     target: NvidiaTarget,
     warps: int = DEFAULT_WARPS,
+    notes: dict[str, list[PassNote]] | None = None,
 ) -> DeviceKernelCode:
-    """Compile a kernel for a GPU."""
+    """Compile a kernel for a GPU; `notes` takes what came of each pass over it."""
     if warps < 1 or warps > 32 or warps & (warps - 1):
         raise KernelValueError(f"{name}: num_warps is a power of two up to 32, not {warps}")
     with COMPILING:
         kernel, checks = build_device_kernel(build, arguments, name, target, warps)
         set_integer(kernel, WARPS, warps)
-        code = compile_kernels({name: kernel}, target, debug_lines=states_lines())
+        code = compile_kernels({name: kernel}, target, notes, debug_lines=states_lines())
     return DeviceKernelCode(name, tuple(arguments), checks, code)
 
 

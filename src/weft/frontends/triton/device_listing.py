@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from weft.backends.nvidia.code import DeviceCode
+from weft.backends.nvidia.kernel_passes import PassNote
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.forks import COMPILING
 from weft.frontends.triton.compile_function import framed
@@ -37,6 +39,7 @@ def device_listing_for(
     build, arguments, name = builder_of(kernel, described), arguments_of(described, groups), name_of(kernel)
     with COMPILING, framed(kernel):
         located = print_program(build_device_kernel(build, arguments, name, target, warps)[0], locations=True)
+    notes: dict[str, list[PassNote]] = {}
     with framed(kernel):
-        code = compile_device_kernel(build, arguments, name, target, warps).code
-    return listed(kernel, described, located, {"ptx": code.ptx}), code
+        code = compile_device_kernel(build, arguments, name, target, warps, notes).code
+    return replace(listed(kernel, described, located, {"ptx": code.ptx}), passes=tuple(notes[name])), code

@@ -10,6 +10,7 @@ from typing import Any
 
 from weft.backends.cpu.compile import emit_kernels
 from weft.backends.cpu.target import compile_assembly, host_target
+from weft.backends.nvidia.kernel_passes import PassNote
 from weft.forks import COMPILING
 from weft.frontends.triton.compiled import build_kernel, states_lines
 from weft.frontends.triton.compiling import arguments_of, builder_of, name_of
@@ -44,6 +45,8 @@ class Listing:
     """The tile IR with a location behind each op."""
     code: Mapping[str, str]
     """What comes of it, by level: LLVM IR and assembly, or a GPU's PTX."""
+    passes: tuple[PassNote, ...] = ()
+    """What came of each pass over it on its way to a GPU."""
 
     @property
     def tile(self) -> str:

@@ -20,6 +20,7 @@ from weft.config import Config
 from weft.frontends.torch import caching
 from weft.frontends.torch.backend import compile_graph, load_graph
 from weft.frontends.torch.decompositions import decompositions
+from weft.runtime import stored_programs
 from weft.runtime.record import CompilationRecord, recording
 
 Tensors = Sequence[torch.Tensor]
@@ -138,4 +139,4 @@ def use_cache(root: str) -> None:
     """Let compiled programs be kept in this folder from now on, in this process."""
     os.environ["WEFT_CACHE_DIR"] = root
     os.environ.pop("WEFT_CACHE", None)
-    caching.disk_cache.cache_clear()
+    stored_programs.disk_cache.cache_clear()

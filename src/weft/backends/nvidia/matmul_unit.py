@@ -1,0 +1,90 @@
+"""What multiplies tiles on a GPU: where each kind of tensor core takes operands from, and in which pieces.
+
+Kernel passes and the emitter ask a `MatmulUnit`; which a GPU has, its target says (`NvidiaTarget.matmul_units`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from weft.ir.types import DType
+
+Home: TypeAlias = Literal["registers", "shared"]
+
+
+@dataclass(frozen=True)
+class MatmulUnit:
+    """One kind of instruction that multiplies tiles, and adds them up."""
+
+    name: str
+    left: frozenset[Home]
+    """Where the left operand may be."""
+    right: frozenset[Home]
+    accumulator: Home
+    threads: int
+    """That make a product together."""
+    rows: int
+    """Of an instruction's result."""
+    column_step: int
+    """What its columns are a multiple of, for floats; of integers twice that."""
+    most_columns: int
+    depth_bytes: int
+    """Of each operand's K, what one instruction takes."""
+    dtypes: frozenset[str]
+    """The types of operands."""
+    most_accumulators: int
+    """Registers of a thread that a product may take."""
+    any_way_bytes: int
+    """The size of elements of which an operand may run through memory along M or N; others must along K."""
+
+    def takes(self, dtype: DType, columns: int, depth: int) -> bool:
+        """Whether there are instructions for operands of a type, with so many columns and sums of so many products."""
+        step = self.column_step * (1 if dtype.is_float else 2)
+        whole = columns % step == 0 and columns <= self.most_columns and depth * dtype.bytes % self.depth_bytes == 0
+        return dtype.name in self.dtypes and whole
+
+    def holds(self, rows: int, columns: int, groups: int) -> bool:
+        """Whether so many groups of its threads share the rows of a product, and have registers for what they sum."""
+        return rows % (self.rows * groups) == 0 and rows * columns // (self.threads * groups) <= self.most_accumulators
+
+    def reads_any_way(self, dtype: DType) -> bool:
+        """Whether an operand may run through memory along M or N."""
+        return dtype.bytes == self.any_way_bytes
+
+    @property
+    def from_shared(self) -> bool:
+        """Whether both operands may come from shared memory."""
+        return "shared" in self.left & self.right
+
+
+MMA = MatmulUnit(
+    "mma.sync",
+    left=frozenset({"registers"}),
+    right=frozenset({"registers"}),
+    accumulator="registers",
+    threads=32,
+    rows=16,
+    column_step=8,
+    most_columns=8,
+    depth_bytes=32,
+    dtypes=frozenset({"bf16", "f16"}),
+    most_accumulators=128,
+    any_way_bytes=2,
+)
+"""Since Ampere: a warp multiplies what its lanes hold."""
+WGMMA = MatmulUnit(
+    "wgmma",
+    left=frozenset({"registers", "shared"}),
+    right=frozenset({"shared"}),
+    accumulator="registers",
+    threads=128,
+    rows=64,
+    column_step=8,
+    most_columns=256,
+    depth_bytes=32,
+    dtypes=frozenset({"bf16", "f16", "f8E4M3FN", "f8E5M2", "i8"}),
+    most_accumulators=128,
+    any_way_bytes=2,
+)
+"""Hopper: a warp group multiplies from shared memory, while its threads go on."""

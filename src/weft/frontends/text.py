@@ -1,0 +1,146 @@
+"""Programs as text: a graph in Weft's own MLIR becomes a function of arrays, with no framework in sight.
+
+encode = compile_text(Path("encoder.mlir").read_text(), constants=dict(np.load("weights.npz")))
+hidden, pooled = encode(ids, mask)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from weft.backends.target import Executable as Program
+from weft.backends.target import Host, require_capabilities, target_at
+from weft.config import Config
+from weft.diagnostics import nearest
+from weft.errors import ParseError, WeftError
+from weft.forks import COMPILING
+from weft.ir.attributes import from_attribute, to_attribute
+from weft.ir.types import DType, dtype_of_numpy, tensor_of
+from weft.lower.steps import Plan
+from weft.ops.graph import FuncOp
+from weft.pipelines import Compiled
+from weft.runtime import stored_programs
+from weft.runtime.array_function import ArrayExecutor, ArrayFunction
+from weft.runtime.blas import blas_symbols
+from weft.runtime.cache import cache_key
+from weft.runtime.codec import table
+from weft.runtime.numpy_arrays import NumpyArrays
+from weft.runtime.record import CompilationRecord
+from weft.runtime.signature import Signature
+from weft.runtime.sources import source_digest, versions
+from weft.tile.text import functions_of, parse_program
+
+_CLASSES = table(Signature)
+
+
+def compile_text(
+    text: str,
+    *,
+    constants: Mapping[str, Any] | None = None,
+    config: Config | None = None,
+    function: str | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+) -> ArrayFunction[Any]:
+    """Compile a graph function that is given as text; a module with several needs the name of one.
+
+    `constants` are arguments, by name, that are the same in every call: they are folded and packed now, and calls leave
+    them out. The `device` is `cpu`, or a GPU: `cuda`, `cuda:1`. On a processor, kernels run in as many `threads` as
+    there are cores for, and results are arrays of NumPy's; those of a GPU are `DeviceArray`s.
+    """
+    config = config or Config.from_options()
+    if device != "cpu":  # no framework is there whose library could multiply
+        config = replace(config, strict=True)
+    frozen = sorted(constants or {})
+    kind, number = _parts(device)
+    target = target_at(kind, config, number)
+    made_with = (*versions(), f"blas {sorted(blas_symbols())}", source_digest())
+    key = cache_key("graph text", text, function, tuple(frozen), config.key(), made_with, target.cache_key())
+    with COMPILING:
+        keeps = config.cache and target.cache_key() != ""
+        found = stored_programs.load(key, Signature, _CLASSES, _check) if keeps else None
+        if found is None:
+            graph = _chosen(functions_of(parse_program(text)), function)
+            signature = _signature(graph, frozen)
+            graph.attributes["constants"] = to_attribute(signature.constants)
+            require_capabilities(graph, target)
+            compiled: Any = target.compile(graph, config)
+            if keeps:
+                stored_programs.store(key, compiled.plan, compiled.code, signature)
+        else:
+            plan, code, signature = found
+            compiled = Compiled(plan, code, CompilationRecord(plan.name, source="cache"), None, signature.names)
+        program = target.load(compiled, config, Host(threads=threads))
+        # Programs of Weft's own runtime, `PlanProgram`, bring what runs them.
+        executor: ArrayExecutor[Any] = getattr(program, "executor", None) or ProgramOnArrays(program)
+        return ArrayFunction(signature, executor, constants)
+
+
+@dataclass(frozen=True)
+class ProgramOnArrays:
+    """A program of a target that has no plan: arrays of NumPy's in, and whatever it gives out."""
+
+    program: Program
+    arrays: NumpyArrays = field(default_factory=NumpyArrays)
+    fixed: tuple[int, ...] = ()
+
+    def borrow(self, value: Any, written: bool) -> tuple[np.ndarray, DType]:
+        array = np.array(value) if written else np.asarray(value)
+        return array, dtype_of_numpy(array.dtype)
+
+    def freeze(self, given: Sequence[np.ndarray]) -> None:
+        """Constants come with every call: nothing is prepared of them."""
+
+    def __call__(self, tensors: Sequence[np.ndarray], symbols: Mapping[str, int]) -> list[np.ndarray]:
+        return list(self.program(tensors, symbols))
+
+
+def _parts(device: str) -> tuple[str, int]:
+    """The kind of a device, and its number."""
+    kind, _, number = device.partition(":")
+    if kind not in ("cpu", "cuda") or not (number or "0").isdecimal():
+        raise WeftError(f"no device is called {device!r}", hint="there are `cpu`, `cuda` and `cuda:1`")
+    return kind, int(number or 0)
+
+
+def _chosen(functions: Iterable[FuncOp], name: str | None) -> FuncOp:
+    known = {each.sym_name.data: each for each in functions}
+    if name is None and len(known) == 1:
+        return next(iter(known.values()))
+    if name not in known:
+        listed = ", ".join(known) or "none"
+        raise ParseError(
+            f"the text has the functions {listed}" + (f", but no {name}{nearest(name, known)}" if name else ""),
+            hint="say which one by `function`",
+        )
+    return known[name]
+
+
+def _signature(function: FuncOp, frozen: Iterable[str]) -> Signature:
+    arguments = function.block.args
+    stated = [] if function.arg_names is None else [each.data for each in function.arg_names]
+    names = tuple(stated) if len(stated) == len(arguments) else tuple(f"arg{n}" for n in range(len(arguments)))
+    if unknown := sorted(set(frozen) - set(names)):
+        raise WeftError(f"no argument is called {unknown[0]!r}{nearest(unknown[0], names)}", hint=", ".join(names))
+    ranges: Any = {} if function.symbols is None else {k: from_attribute(v) for k, v in function.symbols.data.items()}
+    already: Any = () if (given := function.attributes.get("constants")) is None else from_attribute(given)
+    replaced: Any = () if (given := function.attributes.get("replaced")) is None else from_attribute(given)
+    return Signature(
+        function.sym_name.data,
+        names,
+        tuple(tensor_of(value.type) for value in arguments),
+        tuple((name, least, most) for name, (least, most) in ranges.items()),
+        tuple(sorted({*already, *(names.index(name) for name in frozen)})),
+        tuple(place for place, _ in replaced),
+    )
+
+
+def _check(signature: Signature, plan: Plan) -> None:
+    """Raise where a stored signature does not fit its plan."""
+    count = len(plan.inputs) + len(plan.fixed)
+    if len(signature.names) != count or len(signature.arguments) != count or signature.constants != plan.fixed:
+        raise ParseError("a stored signature does not fit its plan")

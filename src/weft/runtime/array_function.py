@@ -1,0 +1,72 @@
+"""A compiled function as users call it without a framework: arrays of any library in, arrays of its device out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, Protocol
+
+from weft.errors import DataError, GuardError
+from weft.ir.types import DType
+from weft.runtime.array_adapter import ArrayAdapter, ArrayT
+from weft.runtime.plan_executor import WrongData
+from weft.runtime.signature import Signature
+
+
+class ArrayExecutor(Protocol[ArrayT]):
+    """What runs a program on arrays of one kind, and takes those of others for them."""
+
+    @property
+    def arrays(self) -> ArrayAdapter[ArrayT]: ...
+
+    @property
+    def fixed(self) -> Sequence[int]: ...
+
+    def borrow(self, value: Any, written: bool) -> tuple[ArrayT, DType]: ...
+
+    def freeze(self, given: Sequence[ArrayT]) -> None: ...
+
+    def __call__(self, tensors: Sequence[ArrayT], symbols: Mapping[str, int]) -> list[ArrayT]: ...
+
+
+class ArrayFunction(Generic[ArrayT]):
+    """A compiled function. It may be called from several threads at once.
+
+    Arguments come in the order of the function's own, or by name; those that are `constants` were given before. Arrays
+    of other libraries are read where they lie, by DLPack. Arguments that the function replaces are written over if they
+    can be: what it returns for them is the new state.
+    """
+
+    def __init__(
+        self, signature: Signature, executor: ArrayExecutor[ArrayT], constants: Mapping[str, Any] | None = None
+    ) -> None:
+        self.signature = signature
+        self.executor = executor
+        places = {name: place for place, name in enumerate(signature.names)}
+        self._constants = {places[name]: self._taken(name, value) for name, value in (constants or {}).items()}
+        self._places = {name: place for place, name in enumerate(signature.names) if place not in self._constants}
+        if self._constants:
+            executor.freeze([self._constants[place] for place in executor.fixed])
+
+    def __call__(self, *arrays: Any, **named: Any) -> tuple[ArrayT, ...]:
+        places, signature = self._places, self.signature
+        if len(arrays) + len(named) != len(places) or not set(named) <= set(list(places)[len(arrays) :]):
+            raise GuardError(
+                f"{signature.name} takes {', '.join(places) or 'nothing'}; got {len(arrays)} arguments by position"
+                + (f" and {', '.join(named)}" if named else "")
+            )
+        given = dict(self._constants)
+        for name, array in (*zip(places, arrays, strict=False), *named.items()):
+            given[places[name]] = self._taken(name, array)
+        taken = [given[place] for place in range(len(given))]
+        symbols = signature.sizes([self.executor.arrays.shape(array) for array in taken])
+        try:
+            return tuple(self.executor(taken, symbols))
+        except WrongData as wrong:
+            raise DataError(f"{signature.name} has found its data to be wrong: check number {wrong.code}") from None
+
+    def _taken(self, name: str, value: Any) -> ArrayT:
+        """The array of an argument, where the program can read it."""
+        place = self.signature.names.index(name)
+        array, dtype = self.executor.borrow(value, place in self.signature.replaced)
+        self.signature.check_type(place, dtype)
+        return array

@@ -1,0 +1,87 @@
+"""Compiled programs on disk: a plan, its code, and how a front end calls it. Nothing that is read is trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import TypeVar
+
+from weft.backends.nvidia.code import DeviceCode
+from weft.diagnostics import warn
+from weft.errors import ParseError, WeftError
+from weft.ir.types import Tensor
+from weft.lower.constants import Constant
+from weft.lower.packing import PackedPanels, Packing
+from weft.lower.steps import Buffer, CallStep, DotStep, KernelStep, LaunchStep, Place, Plan
+from weft.ops.layouts import Layout
+from weft.runtime.cache import DiskCache
+from weft.runtime.check_plan import check_plan
+from weft.runtime.codec import decode, encode, table
+from weft.runtime.cubins import decode_code, encode_code
+
+T = TypeVar("T")
+
+_PLAN_CLASSES = table(
+    *(Plan, Buffer, Place, KernelStep, CallStep, DotStep, LaunchStep, Layout, Tensor, Constant, Packing, PackedPanels)
+)
+
+# What decoding raises when an entry is well formed and means nothing: sizes divided by zero, text nested without end.
+_BAD_ENTRY = (
+    WeftError,
+    LookupError,
+    ValueError,
+    ArithmeticError,
+    RecursionError,
+    MemoryError,
+    TypeError,
+    AttributeError,
+)
+
+
+@lru_cache(maxsize=1)
+def disk_cache() -> DiskCache:
+    """The cache of this process."""
+    return DiskCache()
+
+
+def load(
+    key: str, kind: type[T], classes: Mapping[str, type], check: Callable[[T, Plan], None]
+) -> tuple[Plan, bytes | DeviceCode, T] | None:
+    """A stored program, and how it is called: a value of this kind, made of these classes, that fits the plan.
+
+    What cannot be read, or run, is as good as not stored.
+    """
+    entry = disk_cache().get(key)
+    if entry is None:
+        return None
+    try:
+        plan = decode(entry.meta["plan"], _PLAN_CLASSES)
+        calling = decode(entry.meta["calling"], {**_PLAN_CLASSES, **classes})
+        if not isinstance(plan, Plan) or not isinstance(calling, kind):
+            raise ParseError("an entry without a plan")
+        check_plan(plan)
+        check(calling, plan)
+        device = entry.meta.get("device")
+        code = entry.blobs["code"] if device is None else decode_code(device, entry.blobs)
+        if isinstance(code, DeviceCode):
+            _check_kernels(plan, code)
+    except _BAD_ENTRY as error:
+        warn("cache", "a cache entry is not used", str(error)[:200] or repr(error), "the graph is compiled anew")
+        return None
+    return plan, code, calling
+
+
+def _check_kernels(plan: Plan, code: DeviceCode) -> None:
+    names = {step.function for step in plan.steps if isinstance(step, KernelStep)}
+    if missing := names - code.launches.keys():
+        raise ParseError(f"a stored program without its kernels {', '.join(sorted(missing))}")
+
+
+def store(key: str, plan: Plan, code: bytes | DeviceCode, calling: object) -> None:
+    """Keep a compiled program for later processes."""
+    meta = {"plan": encode(plan), "calling": encode(calling)}
+    if isinstance(code, DeviceCode):
+        meta["device"], blobs = encode_code(code)
+    else:
+        blobs = {"code": code}
+    disk_cache().put(key, meta, blobs)

@@ -1,0 +1,59 @@
+"""The target `nvidia`: PTX for a GPU, which its driver assembles and launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from xdsl.passes import ModulePass
+
+from weft.backends.nvidia.code import DeviceCode
+from weft.backends.nvidia.driver import device_facts
+from weft.backends.nvidia.target import NvidiaTarget, target_of_capability
+from weft.backends.target import ALONE, CostFacts, Host
+from weft.capabilities import Capabilities
+from weft.config import Config
+from weft.ops.graph import FuncOp
+from weft.pipelines import Compiled, compile_nvidia, nvidia_passes
+from weft.runtime.device_arrays import DeviceArray, DriverExecutor
+from weft.runtime.device_program import DeviceProgram
+from weft.runtime.stored_programs import disk_cache
+from weft.targets.plan_program import PlanProgram
+
+
+@dataclass(frozen=True)
+class Nvidia:
+    """A GPU, one of those that are there, or an architecture to make code for."""
+
+    name: ClassVar[str] = "nvidia"
+    device: ClassVar[str] = "cuda"
+
+    gpu: NvidiaTarget
+    index: int = 0
+
+    @classmethod
+    def here(cls, config: Config, index: int = 0) -> Self:
+        facts = device_facts(index)
+        return cls(target_of_capability(*facts.capability, facts.multiprocessors), index)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.gpu.capabilities
+
+    @property
+    def costs(self) -> CostFacts:
+        return CostFacts(self.gpu.bandwidth, self.gpu.tensor_flops, self.gpu.plain_flops, self.gpu.multiprocessors)
+
+    def passes(self, config: Config) -> list[ModulePass]:
+        return nvidia_passes(config, self.capabilities)
+
+    def compile(self, function: FuncOp, config: Config, host: Host = ALONE) -> Compiled[DeviceCode]:
+        return compile_nvidia(function, config, self.gpu, host.timer, host.loads)
+
+    def load(self, compiled: Compiled[DeviceCode], config: Config, host: Host = ALONE) -> PlanProgram[DeviceArray]:
+        cache = disk_cache() if config.cache else None
+        program = DeviceProgram(compiled.plan, compiled.code, compiled.prepare, device=self.index, cache=cache)
+        return PlanProgram(compiled.plan, DriverExecutor(program), compiled.inputs)
+
+    def cache_key(self) -> str:
+        return repr(self.gpu)  # of a GPU its kind counts, not which of several it is

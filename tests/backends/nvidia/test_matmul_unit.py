@@ -1,0 +1,42 @@
+"""What multiplies tiles on each GPU, and which products it takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.backends.nvidia.matmul_unit import MMA, WGMMA
+from weft.backends.nvidia.target import target_named
+from weft.ir.types import DType, bf16, f8e4m3, f32, i8
+
+
+@pytest.mark.parametrize(("arch", "units"), [("sm_80", (MMA,)), ("sm_90a", (WGMMA, MMA)), ("sm_100a", (MMA,))])
+def test_units_of_a_target_the_best_first(arch: str, units: tuple[object, ...]) -> None:
+    target = target_named(arch)
+    assert target.matmul_units == units and target.has_wgmma == (WGMMA in units)
+
+
+def test_where_operands_come_from() -> None:
+    assert WGMMA.from_shared and not MMA.from_shared
+    assert "registers" in WGMMA.left and "registers" not in WGMMA.right
+
+
+@pytest.mark.parametrize(
+    ("dtype", "columns", "depth", "taken"),
+    [
+        (bf16, 256, 64, True),
+        (bf16, 264, 64, False),
+        (bf16, 60, 64, False),
+        (bf16, 64, 8, False),
+        (f8e4m3, 64, 32, True),
+        (i8, 24, 32, False),
+        (i8, 32, 32, True),
+        (f32, 64, 64, False),
+    ],
+)
+def test_products_that_wgmma_takes(dtype: DType, columns: int, depth: int, taken: bool) -> None:
+    assert WGMMA.takes(dtype, columns, depth) == taken
+
+
+def test_warp_groups_that_share_rows_have_registers_for_them() -> None:
+    assert WGMMA.holds(128, 256, 2) and WGMMA.holds(64, 256, 1)
+    assert not WGMMA.holds(128, 256, 1) and not WGMMA.holds(64, 64, 2)
