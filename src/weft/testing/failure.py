@@ -33,6 +33,7 @@ from weft.pipelines import compile_cpu
 from weft.runtime.arrays import run_arrays
 from weft.runtime.blas import blas_symbols
 from weft.runtime.executable import Executable
+from weft.runtime.plan_executor import WrongData
 from weft.testing.kept_inputs import KeptInputs, read_inputs
 from weft.tile.text import functions_of, parse_program
 
@@ -76,7 +77,7 @@ def examine(
         raise WeftError(f"the reference cannot run this on {kind} inputs: {error}") from error
     try:
         found = _compiled(function.clone(), config or Config.from_options(), opaque)(arrays, symbols)
-    except _WrongInputs as error:  # before it wrote over its arguments, which the reference does not do
+    except WrongData as error:  # before it wrote over its arguments, which the reference does not do
         said = inputs.said(error.code) if inputs is not None else None
         return Failure("raises", said, said) if said is not None else None
     except Exception as error:  # whatever it is, it is the failure
@@ -90,14 +91,6 @@ def examine(
     return Failure("wrong", "", "; ".join(wrong)) if wrong else None
 
 
-class _WrongInputs(Exception):
-    """The program has found its data to be wrong, and says so by a number."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
-
-
 def _compiled(function: FuncOp, config: Config, opaque: bool) -> Callable[..., Sequence[np.ndarray]]:
     if any(op.name == "graph.dot" for op in function.walk()):
         config = _with_products(config)
@@ -107,16 +100,12 @@ def _compiled(function: FuncOp, config: Config, opaque: bool) -> Callable[..., S
         return partial(run_arrays, executable)
     from weft.frontends.torch.executor import CpuExecutor
     from weft.frontends.torch.opaque import OpaqueRuntime
-    from weft.frontends.torch.plan_executor import WrongData
     from weft.frontends.torch.reference import to_array, to_tensor
 
     executor = CpuExecutor(executable, OpaqueRuntime({}))
 
     def call(arrays: Sequence[np.ndarray], symbols: Mapping[str, int]) -> list[np.ndarray]:
-        try:
-            return [to_array(result) for result in executor([to_tensor(array) for array in arrays], symbols)]
-        except WrongData as wrong:
-            raise _WrongInputs(wrong.code) from None
+        return [to_array(result) for result in executor([to_tensor(array) for array in arrays], symbols)]
 
     return call
 
