@@ -113,7 +113,7 @@ def test_the_report() -> None:
     results = Results("here", list[CaseResult](), weighed=[result])
     figures = results.figures()
     assert figures["ok"] and figures["memory_ratio"] == 0.5 and figures["packed_share"] == 0.5
-    assert "| tiny | 4.0 | 2.0 | 0.50 | 5.0 | 10.0 |" in results.markdown()["memory"]
+    assert "| tiny | 4.0 | 2.0 | 2.00 | 5.0 | 10.0 |" in results.markdown()["memory"]
     assert "weft MB 2.0" in line(result)
 
 
