@@ -15,23 +15,11 @@ from xdsl.passes import ModulePass
 from weft.backends.cpu.compile import emit_kernels
 from weft.backends.cpu.microkernel import cpu_machine, panel_form
 from weft.backends.cpu.target import CpuTarget, compile_object, target_for
-from weft.backends.nvidia.assign_layouts import AssignLayouts
-from weft.backends.nvidia.chain_kernels import chain_kernels
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.compile import KernelCompiler, Loads
 from weft.backends.nvidia.compile import annotate as annotate_by
-from weft.backends.nvidia.defer_stores import DeferStores
-from weft.backends.nvidia.delay_products import DelayProducts
-from weft.backends.nvidia.early_start import mark_fixed
-from weft.backends.nvidia.fold_sums import FoldSums
-from weft.backends.nvidia.fold_tanh import FoldTanh
-from weft.backends.nvidia.fold_views import FoldViews
-from weft.backends.nvidia.hoist_products import HoistProducts
-from weft.backends.nvidia.hold_row import HoldRow
-from weft.backends.nvidia.join_exponentials import JoinExponentials
-from weft.backends.nvidia.join_kernels import join_kernels
-from weft.backends.nvidia.join_moments import JoinMoments
-from weft.backends.nvidia.kernel_passes import (
+from weft.backends.nvidia.emit.dot.hold_lhs_row import HoldRow
+from weft.backends.nvidia.ir.kernel_passes import (
     Alternative,
     FirstThatMatches,
     KernelPass,
@@ -41,25 +29,42 @@ from weft.backends.nvidia.kernel_passes import (
     multiplies_from_shared,
     reads_whole_tiles,
 )
-from weft.backends.nvidia.limit_registers import LimitRegisters
-from weft.backends.nvidia.mark_drawn import MarkDrawn
-from weft.backends.nvidia.mark_shifted import MarkShifted
-from weft.backends.nvidia.narrow_operands import NarrowOperands
-from weft.backends.nvidia.order_memory import OrderMemory
-from weft.backends.nvidia.overlap_products import PairBlocks, TakeTurns
-from weft.backends.nvidia.pipeline_dots import PipelineDots
-from weft.backends.nvidia.pipeline_rows import PipelineRows
-from weft.backends.nvidia.pipeline_streams import HoldStreams, PipelineStreams
-from weft.backends.nvidia.pipeline_weights import WARPS_OF_WEIGHTS, FindWeights, PipelineWeights, takes_weights_apart
-from weft.backends.nvidia.raise_accesses import RaiseAccesses
-from weft.backends.nvidia.relax_arithmetic import RelaxArithmetic
-from weft.backends.nvidia.share_kernels import share_kernels
-from weft.backends.nvidia.shared_memory import AllocateShared
-from weft.backends.nvidia.stage_operands import StageOperands
-from weft.backends.nvidia.stage_stores import StageStores
-from weft.backends.nvidia.straighten_loops import StraightenLoops
+from weft.backends.nvidia.ir.programmatic_launch import mark_fixed
+from weft.backends.nvidia.layout.allocate_shared import AllocateShared
+from weft.backends.nvidia.layout.assign_layouts import AssignLayouts
+from weft.backends.nvidia.layout.insert_barriers import OrderMemory
+from weft.backends.nvidia.layout.limit_registers import LimitRegisters
+from weft.backends.nvidia.layout.mark_unaligned import MarkShifted
+from weft.backends.nvidia.layout.use_tensor_cores import UseTensorCores
+from weft.backends.nvidia.pipeline.hoist_dots import HoistProducts
+from weft.backends.nvidia.pipeline.mark_dynamic import MarkDrawn
+from weft.backends.nvidia.pipeline.overlap_dots import PairBlocks, TakeTurns
+from weft.backends.nvidia.pipeline.overlap_epilogue import DeferStores
+from weft.backends.nvidia.pipeline.pipeline_cp_async import StageOperands
+from weft.backends.nvidia.pipeline.pipeline_dots import PipelineDots
+from weft.backends.nvidia.pipeline.pipeline_rows import PipelineRows
+from weft.backends.nvidia.pipeline.pipeline_streams import HoldStreams, PipelineStreams
+from weft.backends.nvidia.pipeline.pipeline_weights import (
+    WARPS_OF_WEIGHTS,
+    FindWeights,
+    PipelineWeights,
+    takes_weights_apart,
+)
+from weft.backends.nvidia.pipeline.software_pipeline_dots import DelayProducts
+from weft.backends.nvidia.pipeline.stage_stores import StageStores
+from weft.backends.nvidia.plan.deduplicate_kernels import share_kernels
+from weft.backends.nvidia.plan.fuse_horizontally import join_kernels
+from weft.backends.nvidia.plan.fuse_small_kernels import chain_kernels
 from weft.backends.nvidia.target import NvidiaTarget
-from weft.backends.nvidia.use_tensor_cores import UseTensorCores
+from weft.backends.nvidia.transforms.fold_sums import FoldSums
+from weft.backends.nvidia.transforms.fold_tanh import FoldTanh
+from weft.backends.nvidia.transforms.fold_views import FoldViews
+from weft.backends.nvidia.transforms.fuse_moments import JoinMoments
+from weft.backends.nvidia.transforms.fuse_online_softmax import JoinExponentials
+from weft.backends.nvidia.transforms.narrow_operands import NarrowOperands
+from weft.backends.nvidia.transforms.raise_pointers import RaiseAccesses
+from weft.backends.nvidia.transforms.relax_arithmetic import RelaxArithmetic
+from weft.backends.nvidia.transforms.straighten_loops import StraightenLoops
 from weft.backends.target import argument_names
 from weft.capabilities import PROCESSOR, Capabilities
 from weft.config import CODES, Config

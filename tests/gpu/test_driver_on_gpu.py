@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from weft.backends.nvidia.code import DeviceCode, Launch
-from weft.backends.nvidia.driver import device_facts, driver
+from weft.backends.nvidia.driver.libcuda import device_facts, driver
 from weft.errors import CompilationError, UnsupportedDeviceError
 from weft.frontends.torch.cuda_executor import CudaExecutor, load_program
 from weft.frontends.torch.opaque import OpaqueRuntime

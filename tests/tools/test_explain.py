@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import weft as public
-from weft.backends.nvidia.assembler import tool
+from weft.backends.nvidia.driver.assembler import tool
 from weft.backends.nvidia.target import target_named
 from weft.runtime.profile import StepEvent
 from weft.runtime.record import Resources

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from weft.backends.nvidia.assembler import tool
+from weft.backends.nvidia.driver.assembler import tool
 from weft.tools.cli import app
 
 KERNEL = """

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from weft.backends.nvidia.driver import Driver
+from weft.backends.nvidia.driver.libcuda import Driver
 from weft.forks import cached_property
 
 _QUERY, _ACTIVE = "cuStreamGetCaptureInfo_v3", 1

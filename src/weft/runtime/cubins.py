@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 from weft.backends.nvidia.code import DeviceCode, Launch, TensorMap
-from weft.backends.nvidia.driver import DeviceFacts, Driver, device_facts, driver
-from weft.backends.nvidia.modules import DeviceFunction, LoadedModule, compile_ptx, load_module
+from weft.backends.nvidia.driver.libcuda import DeviceFacts, Driver, device_facts, driver
+from weft.backends.nvidia.driver.modules import DeviceFunction, LoadedModule, compile_ptx, load_module
 from weft.diagnostics import warn
 from weft.errors import CompilationError, ParseError, UnsupportedDeviceError, WeftError
 from weft.ir.types import DTYPES

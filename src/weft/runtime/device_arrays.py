@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.backends.nvidia.driver import Driver, driver
+from weft.backends.nvidia.driver.libcuda import Driver, driver
 from weft.errors import UnsupportedError
 from weft.ir.types import DType, dtype_of_numpy
 from weft.runtime.array_adapter import ForeignCalls, NoForeignCalls

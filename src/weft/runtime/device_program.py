@@ -13,10 +13,10 @@ import numpy as np
 
 from weft.backends.cpu.target import compile_object, host_target
 from weft.backends.nvidia.code import DeviceCode
-from weft.backends.nvidia.driver import FAULTS, Driver, device_facts, driver
-from weft.backends.nvidia.launcher import DEVICE_LAUNCHER, HEAD_WORDS, PROGRAMMATIC, device_launcher_module
-from weft.backends.nvidia.modules import DeviceFunction
-from weft.backends.nvidia.tensor_maps import encode_map, scratch_words
+from weft.backends.nvidia.driver.launcher import DEVICE_LAUNCHER, HEAD_WORDS, PROGRAMMATIC, device_launcher_module
+from weft.backends.nvidia.driver.libcuda import FAULTS, Driver, device_facts, driver
+from weft.backends.nvidia.driver.modules import DeviceFunction
+from weft.backends.nvidia.driver.tensor_maps import encode_map, scratch_words
 from weft.errors import DeviceError, GuardError, LoweringError
 from weft.ir.expr import evaluate
 from weft.lower.steps import CallStep, DotStep, KernelStep, Plan, Step

@@ -24,7 +24,7 @@ import numpy as np
 from xdsl.ir import Attribute, Operation
 
 from weft.backends.nvidia.code import DeviceCode
-from weft.backends.nvidia.kernel_passes import PassNote
+from weft.backends.nvidia.ir.kernel_passes import PassNote
 from weft.config import Config
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import symbols_of

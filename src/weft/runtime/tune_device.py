@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import StringAttr
 
 from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.compile import compile_kernels
-from weft.backends.nvidia.kernel_passes import KernelPass
+from weft.backends.nvidia.ir.kernel_passes import KernelPass
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.errors import LoweringError
 from weft.ir.attributes import to_attribute

@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 from xdsl.passes import ModulePass
 
 from weft.backends.nvidia.code import DeviceCode
-from weft.backends.nvidia.driver import device_facts
+from weft.backends.nvidia.driver.libcuda import device_facts
 from weft.backends.nvidia.target import NvidiaTarget, target_of_capability
 from weft.backends.target import ALONE, CostFacts, Host
 from weft.capabilities import Capabilities

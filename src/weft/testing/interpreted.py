@@ -21,7 +21,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from xdsl.dialects.builtin import ModuleOp
 
-from weft.backends.nvidia.simulator import simulate
+from weft.backends.nvidia.check.simulator import simulate
 from weft.backends.nvidia.target import target_named
 from weft.backends.reference.tile import run_kernel
 from weft.config import Config

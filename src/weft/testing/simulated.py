@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.backends.nvidia.dialect import WARPS, set_integer
-from weft.backends.nvidia.simulator import simulate
+from weft.backends.nvidia.check.simulator import simulate
+from weft.backends.nvidia.ir.dialect import WARPS, set_integer
 from weft.backends.nvidia.target import NvidiaTarget, target_named
 from weft.pipelines import annotate
 from weft.testing.kernels import Symbols, Trial

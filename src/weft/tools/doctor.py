@@ -109,7 +109,7 @@ def torch() -> Finding:
 
 def gpu() -> Finding:
     """Which GPUs there are, and whether Weft makes code for them. None at all is no fault."""
-    from weft.backends.nvidia.driver import OLDEST_CAPABILITY, load_driver, version_text
+    from weft.backends.nvidia.driver.libcuda import OLDEST_CAPABILITY, load_driver, version_text
     from weft.errors import DeviceError, NoDeviceError
 
     try:

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from weft.backends.cpu.target import compile_assembly, target_for
 from weft.backends.llvm.stated_lines import with_source
-from weft.backends.nvidia.kernel_passes import PassNote
+from weft.backends.nvidia.ir.kernel_passes import PassNote
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.config import MODES, Config
 from weft.errors import UnsupportedError, WeftError

@@ -15,9 +15,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from weft.backends.nvidia.assembler import Assembly, assemble, disassemble
 from weft.backends.nvidia.code import DeviceCode, Launch
-from weft.backends.nvidia.kernel_passes import PassNote
+from weft.backends.nvidia.driver.assembler import Assembly, assemble, disassemble
+from weft.backends.nvidia.ir.kernel_passes import PassNote
 from weft.backends.nvidia.target import NvidiaTarget, target_named
 from weft.errors import WeftError
 from weft.lower.steps import KernelStep

@@ -18,7 +18,7 @@ from xdsl.passes import ModulePass
 
 from weft.backends.cpu.compile import emit_kernels
 from weft.backends.cpu.target import CpuTarget, checked_target, compile_assembly, host_target
-from weft.backends.nvidia.registry import Nvidia, parse_kernels
+from weft.backends.nvidia.ir.registry import Nvidia, parse_kernels
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.target import target_named as gpu_named
 from weft.backends.target import find_target

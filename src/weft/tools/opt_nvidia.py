@@ -10,13 +10,13 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.utils.arg_spec import ArgSpec, parse_pipeline
 from xdsl.utils.exceptions import ArgSpecParseError
 
-from weft.backends.nvidia.chain_kernels import chain_kernels
 from weft.backends.nvidia.compile import emit_llvm
-from weft.backends.nvidia.early_start import mark_fixed
-from weft.backends.nvidia.join_kernels import join_kernels
-from weft.backends.nvidia.kernel_passes import FirstThatMatches, KernelPass, adopt
-from weft.backends.nvidia.registry import verify_kernels
-from weft.backends.nvidia.share_kernels import share_kernels
+from weft.backends.nvidia.ir.kernel_passes import FirstThatMatches, KernelPass, adopt
+from weft.backends.nvidia.ir.programmatic_launch import mark_fixed
+from weft.backends.nvidia.ir.registry import verify_kernels
+from weft.backends.nvidia.plan.deduplicate_kernels import share_kernels
+from weft.backends.nvidia.plan.fuse_horizontally import join_kernels
+from weft.backends.nvidia.plan.fuse_small_kernels import chain_kernels
 from weft.backends.nvidia.target import NvidiaTarget, compile_ptx
 from weft.diagnostics import nearest
 from weft.lower.machine import machine_of

@@ -8,7 +8,7 @@ from xdsl.dialects.builtin import FileLineColLoc, IntAttr, StringAttr
 
 from weft.backends.cpu.target import CpuTarget, compile_assembly, host_target
 from weft.backends.llvm.stated_lines import stated_lines, with_source, without_lines
-from weft.backends.nvidia.assembler import assemble, tool
+from weft.backends.nvidia.driver.assembler import assemble, tool
 from weft.backends.nvidia.target import target_named
 from weft.config import Config
 from weft.ir.types import Tensor, bf16, f32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.backends.nvidia.assembler import Assembly, assemble, parse, tool
+from weft.backends.nvidia.driver.assembler import Assembly, assemble, parse, tool
 
 __all__ = ["Assembly", "assemble", "needs_ptxas", "parse"]
 

@@ -12,7 +12,7 @@ import pytest
 
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.compile import KernelCompiler
-from weft.backends.nvidia.driver import DeviceFacts, Driver
+from weft.backends.nvidia.driver.libcuda import DeviceFacts, Driver
 from weft.backends.nvidia.target import target_named
 from weft.errors import CompilationError, LoweringError, UnsupportedDeviceError
 from weft.forks import BACKGROUND

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from weft.backends.nvidia.compile import annotate as annotate_by
-from weft.backends.nvidia.dialect import WARPS, integer, set_integer
-from weft.backends.nvidia.kernel_passes import (
+from weft.backends.nvidia.ir.dialect import WARPS, integer, set_integer
+from weft.backends.nvidia.ir.kernel_passes import (
     Alternative,
     FirstThatMatches,
     KernelPass,

@@ -12,16 +12,16 @@ from typing import TypeAlias
 
 from weft.backends.llvm.builder import Module
 from weft.backends.llvm.debug_lines import DebugLines, keep_lines
-from weft.backends.nvidia.atomics import NO_BF16_ATOMICS
-from weft.backends.nvidia.block import SHARED_SYMBOL
 from weft.backends.nvidia.code import AwaitedModules, DeviceCode, Launch
-from weft.backends.nvidia.codegen import KernelCodegen
-from weft.backends.nvidia.dequantize import NO_FP8
-from weft.backends.nvidia.dialect import APART, LAUNCH, launch_of, set_launch
-from weft.backends.nvidia.early_start import asked_early, written_by
-from weft.backends.nvidia.kernel_passes import KernelPass, PassNote, run_passes
-from weft.backends.nvidia.messages import VPRINTF
-from weft.backends.nvidia.mma import AHEAD
+from weft.backends.nvidia.emit.block import SHARED_SYMBOL
+from weft.backends.nvidia.emit.codegen import KernelCodegen
+from weft.backends.nvidia.emit.dot.dequantize import NO_FP8
+from weft.backends.nvidia.emit.memory.atomics import NO_BF16_ATOMICS
+from weft.backends.nvidia.emit.messages import VPRINTF
+from weft.backends.nvidia.ir.dialect import APART, LAUNCH, launch_of, set_launch
+from weft.backends.nvidia.ir.kernel_passes import KernelPass, PassNote, run_passes
+from weft.backends.nvidia.ir.mma import AHEAD
+from weft.backends.nvidia.ir.programmatic_launch import asked_early, written_by
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
 from weft.errors import LoweringError
 from weft.forks import BACKGROUND, COMPILING

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.backends.nvidia.code import DeviceCode, argument_name
-from weft.backends.nvidia.dialect import WARPS, set_integer
-from weft.backends.nvidia.driver import device_facts, driver
-from weft.backends.nvidia.kernel_passes import PassNote
+from weft.backends.nvidia.driver.libcuda import device_facts, driver
+from weft.backends.nvidia.driver.tensor_maps import encode_map, scratch_words
+from weft.backends.nvidia.ir.dialect import WARPS, set_integer
+from weft.backends.nvidia.ir.kernel_passes import PassNote
 from weft.backends.nvidia.target import NvidiaTarget, target_of_capability
-from weft.backends.nvidia.tensor_maps import encode_map, scratch_words
 from weft.forks import COMPILING
 from weft.frontends.triton.builder import Handle
 from weft.frontends.triton.compiled import build_kernel, states_lines, word_form

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from weft.backends.nvidia.code import DeviceCode
-from weft.backends.nvidia.kernel_passes import PassNote
+from weft.backends.nvidia.ir.kernel_passes import PassNote
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.forks import COMPILING
 from weft.frontends.triton.compile_function import framed

@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.backends.cpu.compile import emit_kernels
 from weft.backends.cpu.target import compile_assembly, host_target
-from weft.backends.nvidia.kernel_passes import PassNote
+from weft.backends.nvidia.ir.kernel_passes import PassNote
 from weft.forks import COMPILING
 from weft.frontends.triton.compiled import build_kernel, states_lines
 from weft.frontends.triton.compiling import arguments_of, builder_of, name_of

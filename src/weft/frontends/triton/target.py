@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from weft.backends.nvidia.driver import device_facts
+from weft.backends.nvidia.driver.libcuda import device_facts
 
 
 @dataclass(frozen=True)

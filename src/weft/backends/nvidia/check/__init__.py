@@ -1,0 +1,1 @@
+"""What checks kernels without a GPU: the thread simulator and the checker of barrier protocols."""

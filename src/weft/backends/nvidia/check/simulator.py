@@ -1,0 +1,471 @@
+"""Runs annotated kernels on NumPy as a block of threads does: every tile is registers of threads, as its layout says.
+
+    tile kernel → annotated kernel → LLVM IR
+                          └→ here: results, and what would go wrong on a GPU without being seen
+
+Beside the layouts it reads only the annotated kernel, and shares nothing with what emits code for it. It raises errors
+where threads race for memory, where an element is not covered or written twice, where threads that hold the same
+element disagree, where shared memory is not enough, and where something is written that was never defined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+from xdsl.ir import Block, Operation, SSAValue
+
+from weft.backends.nvidia.check.simulator_exponentials import simulate_exponentials, simulate_moments
+from weft.backends.nvidia.check.simulator_layouts import CoverageError, holding, picks, reduced_registers
+from weft.backends.nvidia.check.simulator_memory import GlobalMemory, SharedMemory
+from weft.backends.nvidia.check.simulator_mma import dequantize_registers, multiply_fragments
+from weft.backends.nvidia.check.simulator_reduce import (
+    Pairs,
+    combine_blocks,
+    combine_lanes,
+    combine_registers,
+    combine_warps,
+)
+from weft.backends.nvidia.check.simulator_values import (
+    DisagreementError,
+    Held,
+    PoisonError,
+    applied,
+    in_shared_memory,
+    poison,
+    row_major,
+    shape,
+)
+from weft.backends.nvidia.ir.dialect import (
+    BLOCKS,
+    LAYOUTS,
+    SHARED,
+    WARPS,
+    BarrierOp,
+    ConvertOp,
+    LayoutAttr,
+    integer,
+    layout_of,
+)
+from weft.backends.nvidia.ir.layouts import WARP, Layout, Mode
+from weft.backends.nvidia.ir.mma import MmaOp, PackOp, SqueezeOp
+from weft.backends.nvidia.transforms.fuse_moments import MomentsOp
+from weft.backends.nvidia.transforms.fuse_online_softmax import ExponentialsOp
+from weft.backends.reference.tile import AccessError
+from weft.errors import UnsupportedError
+from weft.ir.attributes import from_attribute
+from weft.ir.expr import Size, evaluate
+from weft.ir.types import dtype_of_numpy
+from weft.tile import dialect as tile
+from weft.tile import written
+from weft.tile.functions import COMBINERS, Combiner
+
+
+def simulate(
+    kernel: tile.KernelOp, buffers: Sequence[np.ndarray], sizes: Sequence[int | float], shared_bytes: int
+) -> None:
+    """Run all programs of an annotated kernel; buffers and sizes are those of the reference's `run_kernel`."""
+    arguments = list(kernel.block.args)
+    pointers = [arg for arg in arguments if isinstance(arg.type, tile.PointerType)]
+    others = [arg for arg in arguments if arg not in pointers]
+    symbols = dict(zip(kernel.size_names, map(int, sizes[len(sizes) - len(kernel.size_names) :]), strict=True))
+    grid = [max(evaluate(size, symbols), 0) for size in kernel.grid.data]
+    operations = list(kernel.walk())
+    names = [f"{op.name} (op {number} of {kernel.sym_name.data})" for number, op in enumerate(operations)]
+    numbers = {op: number for number, op in enumerate(operations)}
+    warps, blocks, serial = integer(kernel, WARPS), integer(kernel, BLOCKS, 1), kernel.serial is not None
+    memories: dict[int, GlobalMemory] = {}
+    for array in buffers:  # one array may be an input and an output
+        memories.setdefault(array.ctypes.data, GlobalMemory(array, names, serial=serial))
+    held: dict[SSAValue, GlobalMemory] = {
+        pointer: memories[array.ctypes.data] for pointer, array in zip(pointers, buffers, strict=True)
+    }
+    with np.errstate(all="ignore"):
+        for program, place in enumerate(np.ndindex(*grid)):
+            shared = SharedMemory(shared_bytes, names, WARP * warps, blocks)
+            block = _Block(names, numbers, program, place, warps, blocks, held, shared)
+            for argument, number in zip(others, sizes, strict=True):
+                if isinstance(argument.type, tile.TileType):
+                    block.hold_scalar(argument, number)
+                else:
+                    block.indices[argument] = int(number)
+            block.run(list(kernel.block.ops))
+            block.barrier()
+
+
+@dataclass
+class _Block:
+    """The threads of one program: of a block, or of a cluster of blocks, one after the other."""
+
+    names: Sequence[str]
+    numbers: dict[Operation, int]
+    program: int
+    place: tuple[int, ...]
+    warps: int
+    blocks: int
+    memories: dict[SSAValue, GlobalMemory]
+    shared: SharedMemory
+    indices: dict[SSAValue, int] = field(default_factory=dict[SSAValue, int])
+    tiles: dict[SSAValue, Held] = field(default_factory=dict[SSAValue, Held])
+
+    def run(self, operations: Sequence[Operation]) -> None:
+        for op in operations:
+            self.visit(op)
+
+    def visit(self, op: Operation) -> None:
+        match op:
+            case tile.ProgramOp():
+                self.indices[op.out] = self.place[op.axis.value.data]
+            case tile.ConstantOp():
+                layout = self._layout(op)
+                values = np.full(shape(layout), cast(Any, from_attribute(op.value)))
+                self.hold(op.out, layout, values, holding(layout).inside, layout.shape)
+            case tile.PositionOp():
+                layout = self._layout(op)
+                extents = self._extents(op, layout.shape)
+                self.hold(op.out, layout, self._places(op, layout), holding(layout).existing(extents), extents)
+            case tile.LoadOp():
+                self._load(op)
+            case tile.StoreOp():
+                self._store(op)
+            case tile.GatherOp():
+                self._gather(op)
+            case tile.ScatterOp():
+                self._scatter(op)
+            case tile.MapOp():
+                self._map(op)
+            case tile.ReduceOp():
+                self._reduce(op)
+            case ExponentialsOp() | tile.AddExponentialsOp():
+                simulate_exponentials(self, op)
+            case MomentsOp():
+                simulate_moments(self, op)
+            case ConvertOp():
+                self._convert(op)
+            case PackOp():
+                held = self.tiles[op.value]
+                self.hold(op.out, self._layout(op), held.values, held.defined, held.extents)
+            case tile.DequantizeOp():
+                layout = self._layout(op)
+                operands = [self.tiles[operand] for operand in op.operands]
+                values, defined = dequantize_registers(op, layout, operands)
+                extents = (layout.shape[0], operands[0].extents[1])
+                self.hold(op.out, layout, values, defined, extents)
+            case MmaOp():
+                self._multiply(op)
+            case SqueezeOp():
+                held = self.tiles[op.value]
+                self.hold(op.out, self._layout(op), held.values, held.defined, held.extents[1:])
+            case BarrierOp():
+                self.barrier()
+            case tile.ForOp():
+                self._loop(op)
+            case written.IndexOp():
+                self.indices[op.out] = int(self._agreed(op, op.value))
+            case written.IfOp():
+                self._choose(op)
+            case tile.ReturnOp() | tile.YieldOp():
+                pass
+            case _:
+                raise UnsupportedError(f"the simulator has no meaning for {op.name}")
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def barrier(self, *, of_cluster: bool = False) -> None:
+        self.shared.barrier(of_cluster=of_cluster)
+        for memory in self.memories.values():
+            memory.barrier()
+
+    def hold_scalar(self, argument: SSAValue, number: int | float) -> None:
+        """An argument of the kernel that all threads are given."""
+        layout = Layout((), (), (Mode(WARP, None),), (Mode(self.warps, None),), (Mode(self.blocks, None),))
+        values = np.full(shape(layout), number)
+        self.hold(argument, layout, values, np.ones(values.shape, bool), ())
+
+    def hold(
+        self, out: SSAValue, layout: Layout, values: np.ndarray, defined: np.ndarray, extents: Sequence[int]
+    ) -> None:
+        """Give a value its registers. Threads that hold the same element must have the same of it."""
+        type_ = tile.tile_type(out)
+        if (layout.shape, layout.warp_count, layout.block_count) != (type_.sizes, self.warps, self.blocks):
+            size = f"{self.warps} warps and {self.blocks} blocks"
+            raise CoverageError(f"{self._name(out)}: {layout} is no layout of {type_} in {size}")
+        if any(extent > side for extent, side in zip(extents, layout.shape, strict=True)):
+            raise AccessError(f"{self._name(out)}: {list(extents)} elements in {type_}")
+        values = np.where(defined, values.astype(type_.dtype.numpy), poison(type_.dtype))
+        first = holding(layout).first
+        same = (values == values.reshape(-1)[first]) & (defined == defined.reshape(-1)[first])
+        if type_.dtype.is_float:
+            same |= np.isnan(values) & np.isnan(values.reshape(-1)[first])
+        if not same.all():
+            thread, register = (int(n[0]) for n in np.nonzero(~same))
+            element = tuple(int(n) for n in holding(layout).index[:, thread, register])
+            raise DisagreementError(f"{self._name(out)}: thread {thread} has another element {element} than others")
+        self.tiles[out] = Held(layout, values, defined, tuple(extents))
+
+    def _name(self, value: SSAValue) -> str:
+        owner = value.owner
+        return self.names[self.numbers[owner]] if isinstance(owner, Operation) else "an argument of a block"
+
+    def _layout(self, op: Operation) -> Layout:
+        """The first layout of an op: of its result, or of what it writes."""
+        attribute = cast(Any, op.attributes[LAYOUTS]).data[0]
+        assert isinstance(attribute, LayoutAttr)
+        return attribute.data
+
+    def picked(self, value: SSAValue, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+        """A value, broadcast, in the registers of a layout: threads take it from their own registers."""
+        held = self.tiles[value]
+        if held.layout == layout:
+            return held.values, held.defined
+        numbers = picks(layout, held.layout)
+        values, defined = (np.take_along_axis(a, np.maximum(numbers, 0), 1) for a in (held.values, held.defined))
+        return values, defined & (numbers >= 0)
+
+    def _agreed(self, op: Operation, value: SSAValue) -> Any:
+        """What all threads have as the one element of a tile."""
+        held = self.tiles[value]
+        if not held.defined.all():
+            raise PoisonError(f"{self.names[self.numbers[op]]} goes by what is not defined")
+        if (held.values != held.values[0, 0]).any():
+            raise DisagreementError(f"threads go different ways at {self.names[self.numbers[op]]}")
+        return held.values[0, 0]
+
+    def _common(self, values: Sequence[SSAValue]) -> list[int]:
+        """The extents that tiles have together; those of size 1 are broadcast."""
+        tiles = [(self.tiles[value].extents, tile.tile_type(value).sizes) for value in values]
+        rank = len(tiles[0][1])
+        return [min((e[a] for e, sizes in tiles if sizes[a] != 1), default=1) for a in range(rank)]
+
+    def _map(self, op: tile.MapOp) -> None:
+        layout = self._layout(op)
+        operands = [self.picked(value, layout) for value in op.args]
+        args = [values for values, _ in operands]
+        defined = np.logical_and.reduce([defined for _, defined in operands])
+        self.hold(op.out, layout, applied(op, args), defined, self._common(op.args))
+
+    # -- sizes and places ------------------------------------------------------------------------------------------
+
+    def _sizes(self, sizes: Sequence[Size], operands: Sequence[SSAValue]) -> list[int]:
+        symbols = {f"d{i}": self.indices[operand] for i, operand in enumerate(operands)}
+        return [evaluate(size, symbols) for size in sizes]
+
+    def _extents(self, op: tile.LoadOp | tile.StoreOp | tile.PositionOp, capacities: Sequence[int]) -> list[int]:
+        extents = [max(extent, 0) for extent in self._sizes(op.extents.data, op.indices)]
+        return [1 if capacity == 1 else extent for capacity, extent in zip(capacities, extents, strict=True)]
+
+    def _places(self, op: tile.LoadOp | tile.StoreOp | tile.PositionOp, layout: Layout) -> np.ndarray:
+        (offset,) = self._sizes(op.offset.data, op.indices)
+        places = np.full(shape(layout), offset, np.int64)
+        for along, stride in zip(holding(layout).index, self._sizes(op.strides.data, op.indices), strict=True):
+            places += along * stride
+        return places
+
+    # -- global memory ---------------------------------------------------------------------------------------------
+
+    def _load(self, op: tile.LoadOp) -> None:
+        layout = self._layout(op)
+        extents = self._extents(op, layout.shape)
+        exists = holding(layout).existing(extents)
+        self.hold(op.out, layout, self._read(op, op.pointer, self._places(op, layout), exists), exists, extents)
+
+    def _read(self, op: Operation, pointer: SSAValue, places: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        memory = self.memories[pointer]
+        self._check_bounds(op, memory, places[wanted])
+        values = np.zeros(places.shape, memory.array.dtype)
+        threads = np.nonzero(wanted)[0]
+        values[wanted] = memory.read(self.numbers[op], self._program(threads), threads, places[wanted])
+        return values
+
+    def _program(self, threads: np.ndarray) -> np.ndarray:
+        """A number for each block of the grid."""
+        return self.program * self.blocks + threads // (WARP * self.warps)
+
+    def _check_bounds(self, op: Operation, memory: GlobalMemory, places: np.ndarray) -> None:
+        if places.size and not 0 <= places.min() <= places.max() < memory.array.size:
+            wrong = places.min() if places.min() < 0 else places.max()
+            raise AccessError(f"{self.names[self.numbers[op]]}: element {wrong} of a buffer of {memory.array.size}")
+
+    def _store(self, op: tile.StoreOp) -> None:
+        layout, sizes = self._layout(op), tile.tile_type(op.value).sizes
+        extents = [max(extent, 0) for extent in self._sizes(op.extents.data, op.indices)]
+        own = self.tiles[op.value].extents
+        extents = [e if size == 1 else min(e, n) for e, size, n in zip(extents, sizes, own, strict=True)]
+        values, defined = self.picked(op.value, layout)
+        self._write(op, op.pointer, self._places(op, layout), values, defined, layout, extents)
+
+    def _write(
+        self,
+        op: Operation,
+        pointer: SSAValue,
+        places: np.ndarray,
+        values: np.ndarray,
+        defined: np.ndarray,
+        layout: Layout,
+        extents: Sequence[int],
+        chosen: np.ndarray | None = None,
+    ) -> None:
+        """Owners write what exists and is chosen."""
+        held = holding(layout)
+        exists = held.existing(extents) & held.owner
+        if int(exists.sum()) != int(np.prod(extents)):
+            raise CoverageError(f"{self.names[self.numbers[op]]} writes {exists.sum()} elements of {list(extents)}")
+        if chosen is not None:
+            exists &= chosen
+        if (exists & ~defined).any():
+            raise PoisonError(f"{self.names[self.numbers[op]]} writes what is not defined")
+        memory = self.memories[pointer]
+        self._check_bounds(op, memory, places[exists])
+        written_values = values[exists].astype(memory.array.dtype)
+        any_order = isinstance(op, tile.ScatterOp)
+        threads = np.nonzero(exists)[0]
+        program = self._program(threads)
+        memory.write(self.numbers[op], program, threads, places[exists], written_values, any_order=any_order)
+
+    def _gather(self, op: tile.GatherOp) -> None:
+        layout = self._layout(op)
+        places, chosen, extents = self._chosen(op, op.offsets, op.mask, layout, [op.offsets])
+        exists = holding(layout).existing(extents)
+        values = self._read(op, op.pointer, places, chosen).astype(tile.tile_type(op.out).dtype.numpy)
+        values = np.where(chosen, values, cast(Any, from_attribute(op.other)))
+        self.hold(op.out, layout, values, exists, extents)
+
+    def _scatter(self, op: tile.ScatterOp) -> None:
+        if op.unordered is None or op.kind.data != "assign":
+            raise UnsupportedError(f"{self.names[self.numbers[op]]}: threads write in no order")
+        layout = self._layout(op)
+        places, chosen, extents = self._chosen(op, op.offsets, op.mask, layout, [op.value, op.offsets])
+        values, defined = self.picked(op.value, layout)
+        self._write(op, op.pointer, places, values, defined, layout, extents, chosen)
+
+    def _chosen(
+        self,
+        op: Operation,
+        offsets: SSAValue,
+        mask: SSAValue | None,
+        layout: Layout,
+        values: Sequence[SSAValue],
+    ) -> tuple[np.ndarray, np.ndarray, list[int]]:
+        """Computed places, where they exist and a mask is true, and the extents of it all."""
+        extents = self._common([*values, *([] if mask is None else [mask])])
+        exists = holding(layout).existing(extents)
+        places, defined = self.picked(offsets, layout)
+        chosen = exists
+        if mask is not None:
+            true, known = self.picked(mask, layout)
+            if (exists & ~known).any():
+                raise PoisonError(f"{self.names[self.numbers[op]]} has a mask that is not defined")
+            chosen = exists & true
+        if (chosen & ~defined).any():
+            raise PoisonError(f"{self.names[self.numbers[op]]} goes to a place that is not defined")
+        return places.astype(np.int64), chosen, extents
+
+    def _multiply(self, op: MmaOp) -> None:
+        """The tensor cores: warp by warp from packed registers, of which those that do not exist are zero."""
+        layout = self._layout(op)
+        a, b = self.tiles[op.a], self.tiles[op.b]
+        depth = min(a.extents[1], b.extents[0])
+        left, right = (_zeroed(held, axis, depth) for held, axis in ((a, 1), (b, 0)))
+        total = np.zeros(shape(layout), np.float32)
+        if op.accumulator is not None:
+            given = self.tiles[op.accumulator]
+            total = np.where(given.defined, given.values, 0)
+        values = multiply_fragments(op.fragments, left, right, total)
+        extents = [*layout.shape[:-2], a.extents[0], b.extents[1]]
+        self.hold(op.out, layout, values, holding(layout).existing(extents), extents)
+
+    # -- shared memory ---------------------------------------------------------------------------------------------
+
+    def _convert(self, op: ConvertOp) -> None:
+        source, target = self.tiles[op.value], self._layout(op)
+        dtype = in_shared_memory(tile.tile_type(op.out).dtype)
+        number, start = self.numbers[op], integer(op, SHARED)
+        held, wanted = holding(source.layout), holding(target)
+        starts = start + dtype.itemsize * row_major(source.layout, dtype.itemsize)
+        threads = np.nonzero(held.owner)[0]
+        values = source.values[held.owner].astype(dtype)
+        self.shared.write(number, threads, starts[held.owner], values, source.defined[held.owner])
+        self.barrier()
+        starts = start + dtype.itemsize * row_major(target, dtype.itemsize)
+        values, defined = np.zeros(shape(target), dtype), np.zeros(shape(target), bool)
+        threads = np.nonzero(wanted.inside)[0]
+        read = self.shared.read(number, threads, starts[wanted.inside], dtype)
+        values[wanted.inside], defined[wanted.inside] = read
+        self.hold(op.out, target, values, defined, source.extents)
+
+    def _reduce(self, op: tile.ReduceOp) -> None:
+        source, axis = self.tiles[op.value], op.axis.value.data
+        pairs = self.combined(op, source, axis, COMBINERS[op.kind.data], integer(op, SHARED))
+        self.hold_reduced(op.out, source, axis, pairs)
+
+    def combined(self, op: Operation, source: Held, axis: int, combiner: Combiner, start: int) -> Pairs:
+        dtype, target = dtype_of_numpy(source.values.dtype), source.layout.sliced(axis)
+        along = holding(source.layout).index[axis]
+        counted = along < source.extents[axis]
+        values = np.where(counted, source.values, np.asarray(combiner.identity(dtype)).astype(dtype.numpy))
+        pairs = Pairs(combiner, values, np.where(counted, along, -1), source.defined | ~counted)
+        pairs = combine_registers(pairs, source.layout, target, axis)
+        pairs = combine_lanes(pairs, source.layout, axis)
+        size, number = np.dtype(in_shared_memory(dtype)), self.numbers[op]
+        if any(mode.axis == axis for mode in source.layout.warps):
+            pairs = combine_warps(pairs, source.layout, axis, self.shared, self.barrier, number, start, size)
+        if any(mode.axis == axis for mode in source.layout.blocks):
+            pairs = combine_blocks(pairs, source.layout, axis, self.shared, self.barrier, number, start, size)
+        return pairs
+
+    def hold_reduced(self, out: SSAValue, source: Held, axis: int, pairs: Pairs) -> None:
+        target = source.layout.sliced(axis)
+        if (said := layout_of(out)) != target:
+            reduced_registers(source.layout, said, axis)  # says what is wrong with it
+        extents = [1 if a == axis else extent for a, extent in enumerate(source.extents)]
+        values = pairs.positions if pairs.combiner.indexed else pairs.values
+        self.hold(out, target, values, pairs.defined & holding(target).existing(extents), extents)
+
+    # -- control flow ----------------------------------------------------------------------------------------------
+
+    def _loop(self, op: tile.ForOp) -> None:
+        lower, upper, step = self._sizes(op.bounds.data, op.indices)
+        carried = op.block.args[1:]
+        self._carry(carried, op.initial)
+        for turn in range(lower, upper, step):
+            self.indices[op.block.args[0]] = turn
+            self.run(list(op.block.ops))
+            self._carry(carried, _yielded(op.block), carried)
+        for result, argument in zip(op.results, carried, strict=True):
+            held = self.tiles[argument]
+            self.hold(result, held.layout, held.values, held.defined, held.extents)
+
+    def _carry(
+        self, targets: Sequence[SSAValue], values: Sequence[SSAValue], before: Sequence[SSAValue] | None = None
+    ) -> None:
+        """Hand tiles on, which then have their full capacity: what a smaller one lacks stays as it was before."""
+        handed: list[tuple[SSAValue, Layout, np.ndarray, np.ndarray]] = []
+        for number, (target, value) in enumerate(zip(targets, values, strict=True)):
+            layout = layout_of(target)
+            picked, defined = self.picked(value, layout)
+            if before is not None:
+                exists, old = holding(layout).existing(self.tiles[value].extents), self.tiles[before[number]]
+                picked, defined = np.where(exists, picked, old.values), np.where(exists, defined, old.defined)
+            handed.append((target, layout, picked, defined))
+        for target, layout, picked, defined in handed:
+            self.hold(target, layout, picked, defined, layout.shape)
+
+    def _choose(self, op: written.IfOp) -> None:
+        block = op.then.block if self._agreed(op, op.condition) else op.otherwise.block
+        self.run(list(block.ops))
+        for result, value in zip(op.results, _yielded(block), strict=True):
+            layout = layout_of(result)
+            self.hold(result, layout, *self.picked(value, layout), self.tiles[value].extents)
+
+
+def _yielded(block: Block) -> Sequence[SSAValue]:
+    assert block.last_op is not None
+    return block.last_op.operands
+
+
+def _zeroed(held: Held, axis: int, depth: int) -> np.ndarray:
+    """The registers of an operand, with zeros beyond so many places along K and where there is nothing."""
+    inside = held.defined & (holding(held.layout).index[axis] < depth)
+    return np.where(inside, held.values, 0)

@@ -1,0 +1,1 @@
+"""Annotated kernels → LLVM IR for NVPTX, an op at a time."""

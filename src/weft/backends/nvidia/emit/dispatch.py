@@ -1,0 +1,54 @@
+"""Code for the ops that kernels are written with: which module makes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xdsl.ir import Operation
+
+from weft.backends.nvidia.emit.control import emit_branch, emit_while
+from weft.backends.nvidia.emit.memory.atomics import emit_atomic
+from weft.backends.nvidia.emit.messages import emit_check, emit_print
+from weft.backends.nvidia.emit.reduce.bitonic_sort import emit_order
+from weft.backends.nvidia.emit.reduce.fold_scan import emit_fold, emit_scan
+from weft.backends.nvidia.emit.views import emit_histogram, emit_take, emit_view
+from weft.tile import written
+
+if TYPE_CHECKING:
+    from weft.backends.nvidia.emit.codegen import KernelCodegen
+
+
+def emit_written(codegen: KernelCodegen, op: Operation) -> bool:
+    """The code of one op; False if it is none of these."""
+    match op:
+        case written.IndexOp():
+            (codegen.scalars[op.out],) = codegen.tiles[op.value]
+        case written.PointerOp():
+            (codegen.pointers[op.out],) = codegen.tiles[op.value]
+        case written.AddressOp():
+            codegen.tiles[op.out] = [codegen.pointers[op.pointer]]
+        case written.ViewOp():
+            emit_view(codegen, op)
+        case written.TakeOp():
+            emit_take(codegen, op)
+        case written.HistogramOp():
+            emit_histogram(codegen, op)
+        case written.FoldOp():
+            emit_fold(codegen, op)
+        case written.ScanOp():
+            emit_scan(codegen, op)
+        case written.OrderOp():
+            emit_order(codegen, op)
+        case written.AtomicOp():
+            emit_atomic(codegen, op)
+        case written.IfOp():
+            emit_branch(codegen, op)
+        case written.WhileOp():
+            emit_while(codegen, op)
+        case written.CheckOp():
+            emit_check(codegen, op)
+        case written.PrintOp():
+            emit_print(codegen, op)
+        case _:
+            return False
+    return True

@@ -1,0 +1,136 @@
+"""Ops of loops whose threads copy operands to stages of shared memory some turns ahead, each its own elements.
+
+    nvidia.copy_in %p[%offsets] where %mask → stage %s of a slot        each thread its 16 bytes, without registers
+    nvidia.commit_copies                                                what was begun is a group
+    nvidia.await_copies 2                                               all groups but the last two are there, for all
+    %a = nvidia.staged %s                                               a stage as an operand of products
+
+This is what products take whose operands the copy engine cannot bring: it must be told sizes when a kernel is launched.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xdsl.dialects.builtin import IndexType, IntegerAttr
+from xdsl.ir import Operation
+from xdsl.irdl import (
+    AttrSizedOperandSegments,
+    IRDLOperation,
+    attr_def,
+    irdl_op_definition,
+    operand_def,
+    opt_operand_def,
+    result_def,
+)
+
+from weft.backends.llvm.builder import V, i64
+from weft.backends.nvidia.emit.block import SHARED_SYMBOL, do, i32, short
+from weft.backends.nvidia.emit.memory.gather_scatter import address_of
+from weft.backends.nvidia.ir.dialect import VECTOR, integer, layouts_of
+from weft.backends.nvidia.ir.warp_specialization import LINE, SlotType
+from weft.errors import LoweringError
+from weft.tile import dialect as tile
+
+if TYPE_CHECKING:
+    from weft.backends.nvidia.emit.codegen import KernelCodegen
+
+_LINES = 8
+"""Lines after which the swizzle begins again."""
+_CHUNK = 16
+
+
+@irdl_op_definition
+class CopyInOp(IRDLOperation):
+    """Begin to copy a tile from computed places to a stage of a slot, if there are `left` turns; zeros where the mask
+    is false."""
+
+    name = "nvidia.copy_in"
+    pointer = operand_def(tile.PointerType)
+    offsets = operand_def(tile.TileType)
+    mask = opt_operand_def(tile.TileType)
+    stage = operand_def(IndexType)
+    left = operand_def(IndexType)
+    slot = attr_def(SlotType)
+    start = attr_def(IntegerAttr)
+    """Where in shared memory the first stage of the slot begins."""
+    irdl_options = (AttrSizedOperandSegments(),)
+
+
+@irdl_op_definition
+class CommitCopiesOp(IRDLOperation):
+    """The copies that were begun since the last such op are a group."""
+
+    name = "nvidia.commit_copies"
+
+
+@irdl_op_definition
+class AwaitCopiesOp(IRDLOperation):
+    """All threads wait until all groups but the last `pending` ones are there."""
+
+    name = "nvidia.await_copies"
+    pending = attr_def(IntegerAttr)
+
+
+@irdl_op_definition
+class StagedOp(IRDLOperation):
+    """A stage of a slot, as an operand of products."""
+
+    name = "nvidia.staged"
+    stage = operand_def(IndexType)
+    start = attr_def(IntegerAttr)
+    out = result_def(SlotType)
+
+
+def emit_staged(codegen: KernelCodegen, op: Operation) -> bool:
+    """The code of one op; False if it is none of these."""
+    match op:
+        case CopyInOp():
+            _copy_in(codegen, op)
+        case CommitCopiesOp():
+            do(codegen.b, "cp.async.commit_group;", "")
+        case AwaitCopiesOp():
+            do(codegen.b, f"cp.async.wait_group {op.pending.value.data};", "")
+            codegen.threads.barrier()
+            do(codegen.b, "fence.proxy.async.shared::cta;", "")
+        case StagedOp():
+            slot = op.out.type
+            assert isinstance(slot, SlotType)
+            codegen.slots[op.out] = _stage(codegen, slot, op.start, codegen.scalars[op.stage])
+        case _:
+            return False
+    return True
+
+
+def _stage(codegen: KernelCodegen, slot: SlotType, start: IntegerAttr, stage: V) -> V:
+    b = codegen.b
+    base = b.emit("i32", f"ptrtoint ptr addrspace(3) @{SHARED_SYMBOL} to i32")
+    return b.add(base, b.add(i32(start.value.data), b.mul(short(b, stage), i32(slot.bytes))))
+
+
+def _copy_in(codegen: KernelCodegen, op: CopyInOp) -> None:
+    b, (layout,), width, slot = codegen.b, layouts_of(op), integer(op, VECTOR, 1), op.slot
+    size, inner = slot.dtype.bytes, slot.axis
+    bytes_ = width * size
+    if bytes_ not in (4, 8, _CHUNK):
+        raise LoweringError(f"threads cannot copy {bytes_} bytes at a time")
+    offsets, masks = (codegen.registers_of(value, layout) for value in (op.offsets, op.mask))
+    base = _stage(codegen, slot, op.start, codegen.scalars[op.stage])
+    kind = "cg" if bytes_ == _CHUNK else "ca"
+    # Without a branch: products may be under way.
+    wanted = b.icmp("sgt", codegen.scalars[op.left], i64(0))
+    for first in range(0, layout.count, width):
+        places = (codegen.threads.place(layout, axis) for axis in (1 - inner, inner))
+        line, along = (
+            b.add(p, i32(layout.offsets[first][axis])) for p, axis in zip(places, (1 - inner, inner), strict=True)
+        )
+        place = b.mul(along, i32(size))
+        block = b.mul(b.binary("lshr", place, i32(LINE.bit_length() - 1)), i32(slot.lines * LINE))
+        # A line's pieces of 16 bytes are mixed by its number, as the tensor cores expect.
+        mixed = b.binary("xor", place, b.mul(b.binary("and", line, i32(_LINES - 1)), i32(_CHUNK)))
+        inside = b.add(b.mul(line, i32(LINE)), b.binary("and", mixed, i32(LINE - 1)))
+        target = b.add(base, b.add(block, inside))
+        source = address_of(codegen, codegen.pointers[op.pointer], offsets[first], size)
+        condition = codegen.both(wanted, masks[first] if masks else None)
+        taken = i32(bytes_) if condition is None else b.select(condition, i32(bytes_), i32(0))
+        do(b, f"cp.async.{kind}.shared.global [$0], [$1], {bytes_}, $2;", "r,l,r", target, source, taken)

@@ -1,0 +1,85 @@
+"""Programs that do the same for different tensors, in one kernel: which tensors a program has.
+
+    %i, %x, %y = nvidia.pick %p among [0, 64, 80] (%x0, %y0), (%x1, %y1), (%x2, %y2)
+
+Programs from 0 on have the first tensors, those from 64 on the second ones. All threads of a block go down a tree of
+comparisons, at whose leaves are the addresses: few instructions, however many tensors there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self
+
+from xdsl.dialects.builtin import IndexType
+from xdsl.ir import SSAValue
+from xdsl.irdl import (
+    IRDLOperation,
+    attr_def,
+    irdl_op_definition,
+    operand_def,
+    result_def,
+    var_operand_def,
+    var_result_def,
+)
+
+from weft.backends.llvm.builder import V, i64
+from weft.tile import dialect as tile
+
+if TYPE_CHECKING:
+    from weft.backends.nvidia.emit.codegen import KernelCodegen
+
+
+@irdl_op_definition
+class PickOp(IRDLOperation):
+    """The stretch of programs that one is in: its number there, and the pointers of the stretch."""
+
+    name = "nvidia.pick"
+    program = operand_def(IndexType)
+    pointers = var_operand_def(tile.PointerType)
+    """Those of the first stretch, then those of the second…"""
+    starts = attr_def(tile.Sizes)
+    number = result_def(IndexType)
+    picked = var_result_def(tile.PointerType)
+
+    @classmethod
+    def make(cls, program: SSAValue, starts: Sequence[int], pointers: Sequence[Sequence[SSAValue]]) -> Self:
+        return cls.create(
+            operands=[program, *(pointer for each in pointers for pointer in each)],
+            attributes={"starts": tile.Sizes(tuple(starts))},
+            result_types=[IndexType(), *(pointer.type for pointer in pointers[0])],
+        )
+
+    def becomes(self, operand: int) -> SSAValue:
+        """The result that is an operand, by its number, in some programs."""
+        return self.picked[(operand - 1) % len(self.picked)]
+
+
+def emit_pick(codegen: KernelCodegen, op: PickOp) -> None:
+    b, program = codegen.b, codegen.scalars[op.program]
+    starts = [start for start in op.starts.data if isinstance(start, int)]
+    count, end = len(op.picked), b.label("picked")
+    leaves: list[tuple[str, list[V]]] = []
+
+    def choose(first: int, last: int) -> None:
+        """Between the stretches from one to another."""
+        if first == last:
+            given = [codegen.pointers[pointer] for pointer in op.pointers[first * count : (first + 1) * count]]
+            leaves.append((b.block, [i64(starts[first]), *given]))
+            b.branch(end)
+            return
+        middle = (first + last + 1) // 2
+        below, above = b.label("below"), b.label("above")
+        b.branch_if(b.icmp("slt", program, i64(starts[middle])), below, above)
+        for label, part in ((below, (first, middle - 1)), (above, (middle, last))):
+            b.start(label)
+            choose(*part)
+
+    choose(0, len(starts) - 1)
+    b.start(end)
+    start, *picked = [
+        b.emit("i64", "phi i64 " + ", ".join(f"[ {values[place].name}, %{label} ]" for label, values in leaves))
+        for place in range(1 + count)
+    ]
+    codegen.scalars[op.number] = b.sub(program, start)
+    codegen.pointers.update(zip(op.picked, picked, strict=True))

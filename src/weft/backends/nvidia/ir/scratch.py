@@ -1,0 +1,44 @@
+"""Memory that the threads of a block share as long as it runs, for what else would be written to global memory.
+
+    %t = nvidia.scratch {nvidia.shared = 128}
+    tile.store %t[…], %v ; nvidia.barrier ; … tile.load %t[…]
+
+Kernels that have become parts of one block hand on so what nobody else reads: it takes a tenth of the time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from xdsl.dialects.builtin import IntegerAttr, i64
+from xdsl.ir import Attribute, SSAValue
+from xdsl.irdl import IRDLOperation, irdl_op_definition, result_def
+
+from weft.backends.nvidia.emit.block import i32, shared_pointer
+from weft.backends.nvidia.ir.dialect import SHARED, integer
+from weft.tile import dialect as tile
+
+if TYPE_CHECKING:
+    from weft.backends.nvidia.emit.codegen import KernelCodegen
+
+
+@irdl_op_definition
+class ScratchOp(IRDLOperation):
+    """A pointer to such memory; `nvidia.shared` says where it begins."""
+
+    name = "nvidia.scratch"
+    out = result_def(tile.PointerType)
+
+    @classmethod
+    def make(cls, type_: Attribute, start: int) -> Self:
+        return cls.create(attributes={SHARED: IntegerAttr(start, i64)}, result_types=[type_])
+
+
+def space_of(pointer: SSAValue) -> str:
+    """Where the memory of a pointer is."""
+    return "shared" if isinstance(pointer.owner, ScratchOp) else "global"
+
+
+def emit_scratch(codegen: KernelCodegen, op: ScratchOp) -> None:
+    place = shared_pointer(codegen.b, integer(op, SHARED), i32(0), 1)
+    codegen.pointers[op.out] = codegen.b.emit("i64", f"ptrtoint {place} to i64")

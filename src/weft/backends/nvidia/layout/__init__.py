@@ -1,0 +1,1 @@
+"""Layout assignment, the choice of MMA, shared memory and barriers."""

@@ -1,0 +1,1 @@
+"""Warp specialization, software pipelining, TMA and cp.async staging, epilogue overlap, multicast."""

@@ -1,0 +1,93 @@
+"""Products of a turn that wait for none of its others begin together with the first one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from xdsl.ir import Block, Operation, OpResult
+
+from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused
+from weft.backends.nvidia.ir.warp_specialization import IndexOp
+from weft.backends.nvidia.matmul_unit import WGMMA
+from weft.backends.nvidia.target import NvidiaTarget
+from weft.tile import dialect as tile
+from weft.tile import written
+from weft.tile.memory_groups import MemoryGroups
+
+_MOST_EARLY = 32
+"""Registers that a thread may hold of products which begin earlier than they stand."""
+_PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.LoadOp, written.ViewOp, written.IndexOp, IndexOp)
+
+
+@dataclass(frozen=True)
+class HoistProducts(KernelPass):
+    """Products of a turn that wait for none of its others begin together with the first one.
+
+    %s = tile.dot %k, %q                           %s = tile.dot %k, %q
+    %p = powers of %s                              %g = tile.load …
+    %g = tile.load …                        →      %d = tile.dot %v, %g
+    %d = tile.dot %v, %g                           %p = powers of %s
+    … of %p and %d                                 … of %p and %d
+
+    The second runs while powers are raised of the first. What a turn reads for rows or columns alone is asked for
+    before its first product, and is there by the time it is needed.
+    """
+
+    name: ClassVar[str] = "hoist_products"
+
+    def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
+        written = MemoryGroups.of_kernel(kernel).written
+        return True if written else Refused("products of graphs stand where they begin")
+
+    def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
+        for loop in [op for op in kernel.walk() if isinstance(op, tile.ForOp)]:
+            dots = [op for op in loop.block.ops if isinstance(op, tile.DotOp)]
+            if not dots:
+                continue
+            left, last = _MOST_EARLY, dots[0]
+            for dot in dots[1:]:
+                needed, held = _needed(loop.block, dot), registers_of(dot)
+                if needed is not None and held <= left:
+                    _move(loop.block, needed, dot, last)
+                    left, last = left - held, dot
+            if any(
+                isinstance(op, tile.ScatterOp | tile.StoreOp | written.AtomicOp) or op.regions for op in loop.block.ops
+            ):
+                continue
+            for gather in [op for op in loop.block.ops if isinstance(op, tile.GatherOp)]:
+                needed = _needed(loop.block, gather)
+                is_line = len(tile.tile_type(gather.out).sizes) == 1
+                if needed is not None and is_line and dots[0].is_before_in_block(gather):
+                    _move(loop.block, needed, gather, dots[0], before=True)
+
+
+def _move(block: Block, needed: set[Operation], op: Operation, place: Operation, *, before: bool = False) -> None:
+    """Move an op, and what it needs of what stands behind a place, to behind that or before it."""
+    moved = [*(each for each in block.ops if each in needed and place.is_before_in_block(each)), op]
+    for each in moved:
+        each.detach()
+    if before:
+        block.insert_ops_before(moved, place)
+    else:
+        block.insert_ops_after(moved, place)
+
+
+def registers_of(dot: tile.DotOp) -> int:
+    """What a thread holds of a product, of 64 rows by a warp group."""
+    return WGMMA.rows * tile.tile_type(dot.out).sizes[1] // WGMMA.threads
+
+
+def _needed(block: Block, op: Operation) -> set[Operation] | None:
+    """The ops of a block that one is computed by, if they can stand anywhere in it."""
+    found: set[Operation] = set()
+    left = list(op.operands)
+    while left:
+        value = left.pop()
+        if not isinstance(value, OpResult) or value.op.parent is not block or value.op in found:
+            continue
+        if not isinstance(value.op, _PURE):
+            return None
+        found.add(value.op)
+        left += value.op.operands
+    return found

@@ -1,0 +1,100 @@
+"""How products of what was made of other products overlap with what is made: two blocks beside each other, or consumers
+that take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from xdsl.ir import Block
+
+from weft.backends.nvidia.ir.dialect import CONSUMERS, RESIDENT, set_integer
+from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused
+from weft.backends.nvidia.ir.warp_specialization import FinishOp, RolesOp, TurnOp, WgmmaOp
+from weft.backends.nvidia.pipeline.hoist_dots import registers_of
+from weft.backends.nvidia.target import NvidiaTarget
+from weft.tile import dialect as tile
+from weft.tile.memory_groups import MemoryGroups
+
+_MOST_HELD = 64
+"""Registers of products of 64 rows that a thread may hold where there are two blocks."""
+_MANY, _MOST_OF_MANY, _TALL = 3, 96, 128
+"""Products of a turn, so many registers of them, and rows, for which one warp group has less to wait for than two."""
+
+
+@dataclass(frozen=True)
+class PairBlocks(KernelPass):
+    """Let two blocks stand beside each other where their tiles are so small that both fit, each with one warp group for
+    all rows where a turn has many products: while one waits for a product, the other works.
+
+    tile.kernel @attention     →     tile.kernel @attention {nvidia.resident = 2}
+    """
+
+    name: ClassVar[str] = "pair_blocks"
+    decides: ClassVar[bool] = True
+
+    def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
+        if not MemoryGroups.of_kernel(kernel).written:
+            return Refused("kernels of graphs have tiles that fill a multiprocessor")
+        dots = _products_of_loops(kernel)
+        most, held = max(map(len, dots), default=0), _held(dots)
+        if most < 2:
+            return Refused("no turn of a loop has two products")
+        fits = held <= _MOST_HELD or _is_tall(dots, most, held)
+        return True if fits else Refused(f"a thread holds {held} registers of products: two blocks do not fit")
+
+    def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
+        set_integer(kernel, RESIDENT, 2)
+        if _held(_products_of_loops(kernel)) > _MOST_HELD:
+            set_integer(kernel, CONSUMERS, 1)
+
+
+def _products_of_loops(kernel: tile.KernelOp) -> list[list[tile.DotOp]]:
+    loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp)]
+    return [[op for op in loop.block.ops if isinstance(op, tile.DotOp)] for loop in loops]
+
+
+def _held(dots: Sequence[Sequence[tile.DotOp]]) -> int:
+    """Registers of products that a thread holds in a turn."""
+    return max((sum(map(registers_of, each)) for each in dots), default=0)
+
+
+def _is_tall(dots: Sequence[Sequence[tile.DotOp]], most: int, held: int) -> bool:
+    rows = {tile.tile_type(dot.out).sizes[0] for each in dots for dot in each}
+    return most >= _MANY and held <= _MOST_OF_MANY and rows == {_TALL}
+
+
+@dataclass(frozen=True)
+class TakeTurns(KernelPass):
+    """Let consumers begin several products, between which they have other work to do, one consumer after the other.
+
+    %s = nvidia.wgmma %q, %k               nvidia.turn await
+    %o = nvidia.wgmma %p, %v        →      %s = nvidia.wgmma %q, %k
+    nvidia.finish …                        %o = nvidia.wgmma %p, %v
+                                           nvidia.turn pass
+                                           nvidia.finish …
+    """
+
+    name: ClassVar[str] = "take_turns"
+
+    def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
+        several = any(isinstance(op, RolesOp) and op.consumers.value.data > 1 for op in kernel.block.ops)
+        return True if several else Refused("it has one consumer")
+
+    def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
+        for roles in [op for op in kernel.block.ops if isinstance(op, RolesOp)]:
+            programs = [op for op in roles.consumer.block.ops if isinstance(op, tile.ForOp)]
+            for loop in [
+                op for each in programs for op in each.walk() if isinstance(op, tile.ForOp) and op is not each
+            ]:
+                _take_turns(loop.block)
+
+
+def _take_turns(block: Block) -> None:
+    ops = list(block.ops)
+    first = next((number for number, op in enumerate(ops) if isinstance(op, FinishOp)), len(ops))
+    begun = [op for op in ops[:first] if isinstance(op, WgmmaOp)]
+    if len(begun) > 1:
+        block.insert_op_before(TurnOp.make("await"), begun[0])
+        block.insert_op_after(TurnOp.make("pass"), begun[-1])

@@ -1,0 +1,384 @@
+"""Split a kernel around products into roles: one that copies operands in, others that multiply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import ClassVar
+
+from xdsl.dialects.builtin import IndexType, IntegerAttr, UnitAttr, i64
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from weft.backends.nvidia.code import Launch, TensorMap
+from weft.backends.nvidia.emit.warps.dynamic_tile_scheduler import drawing_bytes
+from weft.backends.nvidia.emit.warps.ring_buffers import BARRIER_BYTES
+from weft.backends.nvidia.ir.dialect import (
+    CONSUMERS,
+    RESIDENT,
+    SHARED,
+    WARPS,
+    integer,
+    launch_of,
+    set_integer,
+    set_launch,
+)
+from weft.backends.nvidia.ir.index_slices import ops_behind
+from weft.backends.nvidia.ir.kernel_passes import KernelPass, Refused
+from weft.backends.nvidia.ir.warp_specialization import (
+    MAP,
+    STAGE_BYTES,
+    AcquireOp,
+    BlockNumberOp,
+    CommitOp,
+    FillOp,
+    FinishOp,
+    IndexOp,
+    LiftOp,
+    ReleaseOp,
+    RingType,
+    RolesOp,
+    SlotOp,
+    WaitOp,
+    WgmmaOp,
+    is_staged,
+)
+from weft.backends.nvidia.matmul_unit import WGMMA
+from weft.backends.nvidia.pipeline.epilogue_operands import Addend, addends_of
+from weft.backends.nvidia.pipeline.multicast_operands import Sharing, share_operands
+from weft.backends.nvidia.pipeline.operand_copies import Batch, Operands, blocks_of, operands_of
+from weft.backends.nvidia.pipeline.tile_scheduler import Cluster, Programs, worth_one_by_one
+from weft.backends.nvidia.target import SYSTEM_SHARED, NvidiaTarget
+from weft.ir.expr import symbol
+from weft.ir.types import DType, f32, i32
+from weft.tile import dialect as tile
+
+_MOST_STAGES, _ALIGNMENT = 6, 1024
+_MOST_AHEAD = 10
+"""Stages of weights that are on their way before the kernel ahead has ended."""
+_FEW_SUMS = 64 * 128
+"""Of one consumer, with registers left for another block."""
+
+
+@dataclass(frozen=True)
+class PipelineDots(KernelPass):
+    """Split a kernel around products into roles: one that copies operands in, others that multiply.
+
+    %c = tile.for %k (%acc) {                      nvidia.roles {
+      %a = tile.load %x[%m, %k] : 128x64             … nvidia.acquire ; nvidia.fill 0 [%k, %m] ; nvidia.fill 1 …
+      %b = tile.load %w[%k, %n] : 64x256     →     } {
+      tile.yield tile.dot %a, %b, %acc }             … nvidia.wait ; nvidia.wgmma … ; nvidia.finish ; nvidia.release
+    tile.store %y[%m, %n], gelu(%c)                  tile.store %y[%m, %n], gelu(%c)
+                                                   }
+
+    The loads that only products read are what the producer does; all else stays with the consumers. A product is begun
+    where it stands and waited for where something else first needs it, so that what stands between runs beside it.
+    Blocks are persistent: each walks the programs, in an order that keeps what neighbours share in the second-level
+    cache.
+    """
+
+    name: ClassVar[str] = "pipeline_dots"
+    decides: ClassVar[bool] = True
+
+    ahead: bool = True
+    """Whether what the next program holds comes ahead, while this one is computed, where there is room."""
+
+    def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Refused | None:
+        found = _pipelined(kernel, target)
+        return found if isinstance(found, Refused) else _pipeline(kernel, target, found, ahead=self.ahead)
+
+
+@dataclass(frozen=True)
+class _Pipelined:
+    """What the copy engine brings to the products of a kernel, and who multiplies."""
+
+    operands: Operands
+    addends: Mapping[tile.LoadOp, Addend]
+    needed: set[Operation]
+    dots: Sequence[tile.DotOp]
+    rows: int
+    consumers: int
+
+
+def _pipelined(kernel: tile.KernelOp, target: NvidiaTarget) -> _Pipelined | Refused:
+    """Loops of products that the tensor cores of Hopper take from slots."""
+    blocks = blocks_of(kernel)
+    dots = [op for block in blocks or () for op in block.ops if isinstance(op, tile.DotOp)]
+    if not dots or all(dot.parent is kernel.block for dot in dots):
+        return Refused("it has branches, or no product in a loop")
+    rows = tile.tile_type(dots[0].out).sizes[0]
+    consumers = integer(kernel, CONSUMERS) or {64: 1, 128: 2, 192: 3, 256: 2}.get(rows)
+    if consumers is None:
+        return Refused(f"warp groups do not share {rows} rows")
+    operands = operands_of(kernel, dots, early=rows == 64)
+    if operands is None:
+        return Refused("the copy engine cannot bring the operands of its products")
+    if not all(_fits(dot, operands.dtype, consumers) for dot in dots):
+        return Refused(f"a product is none of {consumers} warp groups and {operands.dtype.name}")
+    # A ring has one producer, and an addend is not there early.
+    addends = {} if operands.starts_early else addends_of(kernel, operands, tile.tile_type(dots[0].out).sizes)
+    needed = _needed(kernel, operands, addends)
+    if needed is None:
+        return Refused("where operands are is computed of what is multiplied")
+    return _Pipelined(operands, addends, needed, dots, rows, consumers)
+
+
+def _pipeline(kernel: tile.KernelOp, target: NvidiaTarget, found: _Pipelined, *, ahead: bool) -> Refused | None:
+    operands, addends, consumers = found.operands, found.addends, found.consumers
+    sharing = share_operands(kernel, operands)
+    copied = [copy.map for batch in operands.batches.values() for copy in batch.copies]
+    inputs = list(dict.fromkeys([*copied, *(addend.map for addend in addends.values())]))
+    staged = [op for op in kernel.walk() if is_staged(op)]
+    staging = 4 * consumers * 2 * STAGE_BYTES if staged else 0
+    resident = integer(kernel, RESIDENT, 1) if found.rows == 128 else 1
+    room = target.shared_per_block // resident - resident * _ALIGNMENT
+    most = _MOST_STAGES
+    if operands.starts_early:
+        # A kernel that adds up parts of K comes behind these, and two blocks side by side do not wait for it.
+        in_parts = sum(size != 1 for size in kernel.grid.data) > 1
+        sums = [tile.tile_type(dot.out).sizes for dot in found.dots]
+        resident, most = (2, most) if in_parts and sum(map(prod, sums)) <= _FEW_SUMS else (1, _MOST_AHEAD)
+        room = ((target.shared_per_block + SYSTEM_SHARED) // resident - SYSTEM_SHARED) // _ALIGNMENT * _ALIGNMENT
+    rings = _rings(operands, room - staging - drawing_bytes(kernel), ahead, most)
+    if rings is None:
+        return Refused("there is no room for two stages of its operands")
+    set_integer(kernel, RESIDENT, resident)
+    persistent = not worth_one_by_one(kernel, target.multiprocessors, resident)
+    ring = sum(each.bytes + each.count * BARRIER_BYTES for each in rings) + drawing_bytes(kernel)
+    ring = -(-ring // _ALIGNMENT) * _ALIGNMENT
+    for op in staged:
+        set_integer(op, SHARED, ring)
+        if MAP in op.attributes:  # behind the maps of what is read
+            set_integer(op, MAP, integer(op, MAP) + len(inputs))
+    times = (False, True) if operands.starts_early else (False,)
+    producers = [_Producer(operands, addends, inputs, found.needed, early) for early in times]
+    _split(kernel, producers, _Consumer(operands, addends), rings, consumers, sharing)
+    set_integer(kernel, WARPS, 4 * consumers)
+    maps = (*inputs, *launch_of(kernel).maps)
+    cluster = 1 if sharing is None else sharing.blocks
+    set_launch(
+        kernel, Launch(WGMMA.threads * (consumers + 1), ring + staging, cluster, persistent=persistent, maps=maps)
+    )
+    return None
+
+
+def _needed(kernel: tile.KernelOp, operands: Operands, addends: Iterable[tile.LoadOp]) -> set[Operation] | None:
+    """The ops that the producer repeats: those that its places and the bounds of its loops are computed by."""
+    loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp) and operands.any_in(op)]
+    return ops_behind(index for op in (*operands.batches, *addends, *loops) for index in op.indices)
+
+
+def _rings(operands: Operands, room: int, ahead: bool, most: int) -> list[RingType] | None:
+    """As many stages as there is room for, the same number in all rings but those of what is held."""
+    bytes_of = [sum(slot.bytes for slot in slots) + BARRIER_BYTES for slots in operands.rings]
+    held = sum(size for size, is_held in zip(bytes_of, operands.held, strict=True) if is_held)
+    moving = sum(bytes_of) - held
+    stages = min(most, (room - held) // moving) if moving else 0
+    if stages < 2:
+        return None
+    counts, left = [1 if is_held else stages for is_held in operands.held], room - held - stages * moving
+    for number, size in enumerate(bytes_of):
+        if ahead and operands.held[number] and size <= left:
+            counts[number], left = 2, left - size
+    return list(map(RingType.of, counts, operands.rings))
+
+
+def _fits(dot: tile.DotOp, dtype: DType, consumers: int) -> bool:
+    (rows, columns), depth = tile.tile_type(dot.out).sizes, tile.tile_type(dot.a).sizes[1]
+    summed = tile.tile_type(dot.out).dtype == (f32 if dtype.is_float else i32)
+    return summed and WGMMA.holds(rows, columns, consumers) and WGMMA.takes(dtype, columns, depth)
+
+
+def _split(
+    kernel: tile.KernelOp,
+    producers: Sequence[_Producer],
+    consumer: _Consumer,
+    rings: Sequence[RingType],
+    consumers: int,
+    sharing: Sharing | None,
+) -> None:
+    block = kernel.block
+    original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
+    kinds = ("number", "count") if sharing is None else ("cluster", "clusters")
+    first, count, rank = (BlockNumberOp.make(kind) for kind in (*kinds, "rank"))
+    limit = _limit(kernel)
+    found = [first, count, *([] if sharing is None else [rank]), *limit]
+    block.insert_ops_before(found, original[0])
+    cluster = None if sharing is None else Cluster(sharing, rank.out)
+    numbers = first.out, count.out, limit[-1].results[0] if limit else None, cluster
+    walked = [Programs.of(kernel, *numbers) for _ in (consumer, *producers)]
+    for role, programs in zip((consumer, *producers), walked, strict=True):
+        role.mapping = programs.numbers()
+        role.walk(original, programs.loop.block)
+        programs.loop.block.add_op(tile.YieldOp.create())
+    consuming, producing, *early = (Block([programs.loop]) for programs in walked)
+    for op in reversed(original):
+        op.detach()
+        op.erase(safe_erase=False)
+    blocks = 1 if sharing is None else sharing.blocks
+    roles = RolesOp.make(consumers, rings, producing, consuming, *early, cluster=blocks)
+    block.insert_op_after(roles, found[-1])
+
+
+def _limit(kernel: tile.KernelOp) -> list[Operation]:
+    """Ops that read how many programs there are along the last axis, if memory says so."""
+    if kernel.limit_pointer is None:
+        return []
+    attributes = {"offset": tile.Sizes((0,))}
+    read = tile.NumberOp.create(operands=[kernel.limit_pointer], attributes=attributes, result_types=[IndexType()])
+    return [read, IndexOp.make(tile.Sizes((symbol("d0") + tile.NumberOp.LEAST,)), [read.out])]
+
+
+def _numbered(**numbers: int) -> dict[str, Attribute]:
+    return {name: IntegerAttr(number, i64) for name, number in numbers.items()}
+
+
+@dataclass
+class _Producer:
+    """Brings each batch where the last load of it stands: those that come early, or the others."""
+
+    operands: Operands
+    addends: Mapping[tile.LoadOp, Addend]
+    maps: Sequence[TensorMap]
+    needed: set[Operation]
+    early: bool = False
+    mapping: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
+    passed: set[tile.LoadOp] = field(default_factory=set[tile.LoadOp])
+
+    def walk(self, ops: Sequence[Operation], block: Block) -> None:
+        for op in ops:
+            if op in self.needed:
+                block.add_op(op.clone(self.mapping))
+            elif isinstance(op, tile.ForOp) and self.operands.any_in(op):
+                turns = tile.ForOp.make(op.bounds, [self.mapping.get(i, i) for i in op.indices], [])
+                block.add_op(turns)
+                self.mapping[op.block.args[0]] = turns.block.args[0]
+                self.walk(list(op.block.ops), turns.block)
+                turns.block.add_op(tile.YieldOp.create())
+            elif isinstance(op, tile.LoadOp) and op in self.operands.batches:
+                self.passed.add(op)
+                batch = self.operands.batches[op]
+                if batch.early == self.early and op in batch.loads and batch.loads <= self.passed:
+                    self._bring(batch, block)
+            elif isinstance(op, tile.LoadOp) and op in self.addends and not self.early:
+                self._add(self.addends[op], block)
+
+    def _add(self, addend: Addend, block: Block) -> None:
+        """Bring an addend behind the operands."""
+        for number in range(addend.parts):
+            attributes = _numbered(ring=addend.ring, slot=addend.slot, map=self.maps.index(addend.map))
+            attributes |= {"coordinates": tile.Sizes(addend.at(number)), "part": addend.part}
+            indices = [self.mapping.get(i, i) for i in addend.load.indices]
+            fill = FillOp.create(operands=indices, attributes=attributes)
+            block.add_ops([AcquireOp.expecting(addend.part.bytes, addend.ring), fill, CommitOp.of(addend.ring)])
+
+    def _bring(self, batch: Batch, block: Block) -> None:
+        block.add_op(AcquireOp.of(batch.ring))
+        for number, copy in enumerate(batch.copies):
+            attributes = _numbered(ring=batch.ring, slot=number, map=self.maps.index(copy.map))
+            attributes["coordinates"] = tile.Sizes(copy.coordinates)
+            if copy.load.pieces > 1:
+                attributes |= _numbered(pieces=copy.load.pieces)
+            if copy.sharers > 1:
+                attributes |= _numbered(sharers=copy.sharers)
+            if batch.early or copy.load.once is not None:
+                attributes["once"] = UnitAttr()
+            indices = [self.mapping.get(i, i) for i in copy.load.indices]
+            block.add_op(FillOp.create(operands=indices, attributes=attributes))
+        block.add_op(CommitOp.of(batch.ring))
+
+
+@dataclass
+class _Consumer:
+    """Begins products where they stand, and finishes them where something else needs them."""
+
+    operands: Operands
+    addends: Mapping[tile.LoadOp, Addend]
+    mapping: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
+    under_way: list[tile.DotOp] = field(default_factory=list[tile.DotOp])
+    left: dict[int, set[tile.DotOp]] = field(default_factory=dict[int, "set[tile.DotOp]"])
+
+    def walk(self, ops: Sequence[Operation], block: Block) -> None:
+        for op in ops:
+            match op:
+                case tile.LoadOp() if op in self.operands.batches:
+                    if self.operands.batches[op].held:
+                        self._take(self.operands.batches[op], block)
+                case tile.LoadOp() if op in self.addends:
+                    self._lift(self.addends[op], block)
+                case tile.DotOp():
+                    self._begin(op, block)
+                case tile.ForOp():
+                    self._finish(len(self.under_way), block)
+                    self._loop(op, block)
+                case tile.ProgramOp():
+                    pass
+                case _:
+                    needed = [number for number, dot in enumerate(self.under_way, 1) if dot.out in op.operands]
+                    # Nothing is under way from turn to turn.
+                    self._finish(len(self.under_way) if isinstance(op, tile.YieldOp) else max(needed, default=0), block)
+                    block.add_op(op.clone(self.mapping))
+
+    def _loop(self, op: tile.ForOp, block: Block) -> None:
+        indices, initial = ([self.mapping.get(v, v) for v in values] for values in (op.indices, op.initial))
+        turns = tile.ForOp.make(op.bounds, indices, initial)
+        block.add_op(turns)
+        self.mapping.update(zip(op.block.args, turns.block.args, strict=True))
+        self.walk(list(op.block.ops), turns.block)
+        self.mapping.update(zip(op.results, turns.results, strict=True))
+        self._release_held({inner for inner in op.walk() if isinstance(inner, tile.DotOp)}, block)
+
+    def _take(self, batch: Batch, block: Block) -> None:
+        block.add_op(WaitOp.of(batch.ring))
+        for number, copy in enumerate(batch.copies):
+            for load, type_ in copy.seen.items():
+                slot = SlotOp.create(attributes=_numbered(ring=batch.ring, slot=number), result_types=[type_])
+                block.add_op(slot)
+                self.mapping[load.out] = slot.out
+        self.left[id(batch)] = set(batch.dots)
+
+    def _lift(self, addend: Addend, block: Block) -> None:
+        self._finish(len(self.under_way), block)  # stages are released in the order in which they were brought
+        attributes = {**_numbered(ring=addend.ring, slot=addend.slot), "part": addend.part}
+        lift = LiftOp.create(attributes=attributes, result_types=[addend.load.out.type])
+        block.add_op(lift)
+        self.mapping[addend.load.out] = lift.out
+
+    def _begin(self, dot: tile.DotOp, block: Block) -> None:
+        for batch in self.operands.of(dot):
+            if id(batch) not in self.left:
+                self._take(batch, block)
+        begun = WgmmaOp.create(operands=[self.mapping.get(o, o) for o in dot.operands], result_types=[dot.out.type])
+        block.add_op(begun)
+        self.mapping[dot.out] = begun.out
+        self.under_way.append(dot)
+
+    def _finish(self, count: int, block: Block) -> None:
+        """Wait for the first so many of the products that are under way, and release what only they read."""
+        done, self.under_way = self.under_way[:count], self.under_way[count:]
+        if not done:
+            return
+        # What only another product was added to is in that one's registers.
+        used = [dot for dot in done if any(not isinstance(use.operation, tile.DotOp) for use in dot.out.uses)]
+        finish = FinishOp.make([self.mapping[dot.out] for dot in used], len(self.under_way))
+        block.add_op(finish)
+        self.mapping.update(zip((dot.out for dot in used), finish.outs, strict=True))
+        for batch in [batch for dot in done for batch in self.operands.of(dot) if not batch.held]:
+            if id(batch) in self.left:
+                self._forget(batch, set(done), block)
+        self._release_held(set(done), block, inside=True)
+
+    def _release_held(self, dots: set[tile.DotOp], block: Block, inside: bool = False) -> None:
+        """What is held is released where it was taken: outside of loops."""
+        for batch in {id(b): b for b in self.operands.batches.values() if b.held}.values():
+            own = dots & batch.dots
+            if inside:
+                own = {dot for dot in own if dot.parent is batch.copies[0].load.parent}
+            if own and id(batch) in self.left:
+                self._forget(batch, own, block)
+
+    def _forget(self, batch: Batch, dots: set[tile.DotOp], block: Block) -> None:
+        self.left[id(batch)] -= dots
+        if not self.left[id(batch)]:
+            del self.left[id(batch)]
+            block.add_op(ReleaseOp.of(batch.ring))

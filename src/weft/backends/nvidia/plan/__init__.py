@@ -1,0 +1,1 @@
+"""Plan → plan for a GPU: horizontal fusion, fusion of small kernels, deduplication."""

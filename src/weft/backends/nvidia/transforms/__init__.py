@@ -1,0 +1,1 @@
+"""Kernel → kernel before layouts: loops, algebra, views, narrow operands, pointer raising."""

@@ -1,0 +1,170 @@
+"""Graphs on a GPU by the driver alone: memory, copies and launches, with the PTX machine in the GPU's place."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weft.backends.nvidia.driver import libcuda as driver_module
+from weft.backends.nvidia.driver.libcuda import Driver
+from weft.backends.nvidia.driver.modules import LaunchConfig
+from weft.config import Config
+from weft.errors import DeviceMemoryError, UnsupportedError, WeftError
+from weft.frontends import text
+from weft.frontends.text import compile_text
+from weft.lower.steps import KernelStep
+from weft.runtime import device_program
+from weft.runtime.device_arrays import DeviceArray
+
+from ..fakes import LAUNCH, FakeLibrary
+from ..ptx_machine import BASE, Memory, run_blocks
+
+TEXT = """
+"graph.func"() ({
+^bb0(%x: tensor<6x40xf32>, %b: tensor<40xf32>):
+  %0 = "graph.add"(%x, %b) : (tensor<6x40xf32>, tensor<40xf32>) -> tensor<6x40xf32>
+  %1 = "graph.max"(%0) {dims = [1 : i64], keep = true} : (tensor<6x40xf32>) -> tensor<6x1xf32>
+  %2 = "graph.sub"(%0, %1) : (tensor<6x40xf32>, tensor<6x1xf32>) -> tensor<6x40xf32>
+  %3 = "graph.exp"(%2) : (tensor<6x40xf32>) -> tensor<6x40xf32>
+  "graph.return"(%3) : (tensor<6x40xf32>) -> ()
+}) {sym_name = "f", arg_names = ["x", "b"]} : () -> ()
+"""
+LINE = 256
+
+
+class Machine(FakeLibrary):
+    """A driver whose memory is the processor's, and whose kernels run on the PTX machine."""
+
+    def __init__(self, **results: int) -> None:
+        super().__init__(**results)
+        self.blocks: dict[int, tuple[int, Any]] = {}
+        self.program: Any = None
+        self.cuLaunchKernelEx = LAUNCH(self.launch)
+        self.copies = 0
+
+    def do_cuMemAllocAsync(self, out: Any, size: Any, stream: Any) -> int:
+        memory = ctypes.create_string_buffer(b"\xa5" * (size.value + LINE))
+        out._obj.value = -(-ctypes.addressof(memory) // LINE) * LINE
+        self.blocks[out._obj.value] = size.value, memory
+        return 0
+
+    def do_cuMemFreeAsync(self, address: Any, stream: Any) -> int:
+        del self.blocks[address.value]
+        return 0
+
+    def _copy(self, target: Any, source: Any, size: Any, *stream: Any) -> int:
+        ctypes.memmove(target.value, source.value, size.value)
+        self.copies += 1
+        return 0
+
+    do_cuMemcpyHtoD_v2 = do_cuMemcpyDtoH_v2 = do_cuMemcpyDtoDAsync_v2 = _copy
+
+    def launch(self, config: int, handle: int, arguments: int, extra: int) -> int:
+        names = {each.handle: name for name, each in self.program.functions.items()}
+        (step,) = (s for s in self.program.plan.steps if isinstance(s, KernelStep) and s.function == names[handle])
+        pointers = ctypes.cast(arguments, ctypes.POINTER(ctypes.c_void_p))
+        memory, words, own = Memory(), list[int](), list[tuple[int, np.ndarray]]()
+        for number in range(len(step.buffers)):
+            address = ctypes.c_int64.from_address(pointers[number] or 0).value
+            (block,) = (start for start, (size, _) in self.blocks.items() if start <= address < start + size)
+            held = np.ctypeslib.as_array(
+                (ctypes.c_uint8 * (self.blocks[block][0] - address + block)).from_address(address)
+            )
+            words.append(memory.add(held.copy()))
+            own.append((words[-1], held))
+        launch, told = self.program.code.launches[step.function], LaunchConfig.from_address(config)
+        given = self.program.code.ptx, step.function, launch.threads, launch.shared, memory, words
+        run_blocks(*given, told.grid[0])
+        for place, held in own:
+            held[:] = memory.bytes[place - BASE : place - BASE + len(held)]
+        return 0
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    library = Machine()
+    made = Driver(library)
+    monkeypatch.setattr(driver_module, "driver", lambda: made)
+    monkeypatch.setattr(device_program, "driver", lambda: made)
+    for module in (text, device_program):
+        monkeypatch.setattr(module, "device_facts", lambda number: made.facts(number))
+    return library
+
+
+def _function(machine: Machine, **given: Any) -> Any:
+    function = compile_text(TEXT, config=Config(cache=False), device="cuda", **given)
+    machine.program = function.executor.executable
+    return function
+
+
+def _arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(0)
+    x, b = (generator.standard_normal(shape).astype(np.float32) for shape in ((6, 40), (40,)))
+    wide = x.astype(np.float64) + b
+    return x, b, np.exp(wide - wide.max(1, keepdims=True))
+
+
+def test_arrays_of_the_processors_go_there_and_results_come_back(machine: Machine) -> None:
+    function = _function(machine)
+    x, b, expected = _arrays()
+    (found,) = function(x, b)
+    assert isinstance(found, DeviceArray) and found.shape == (6, 40)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-5)
+    del found
+    assert len(machine.blocks) == 0
+
+
+def test_results_are_arguments_again_without_a_copy(machine: Machine) -> None:
+    function = _function(machine, constants={"b": np.zeros(40, np.float32)})
+    x, _, _ = _arrays()
+    (once,) = function(x)
+    copies = machine.copies
+    (twice,) = function(once)
+    assert machine.copies == copies
+    exact = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
+    np.testing.assert_allclose(twice.numpy(), np.exp(exact - 1), rtol=1e-5)
+
+
+def test_other_libraries_lend_and_borrow_by_cudas_interface(machine: Machine) -> None:
+    function = _function(machine)
+    x, b, expected = _arrays()
+    there = function.executor.memory.from_host(x)
+
+    class Theirs:
+        __cuda_array_interface__ = there.__cuda_array_interface__
+
+    (found,) = function(Theirs(), b)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5)
+    lent = found.__cuda_array_interface__
+    assert lent["shape"] == (6, 40) and lent["typestr"] == "<f4" and lent["strides"] is None
+    assert lent["data"] == (found.address, False)
+
+
+def test_strides_that_do_not_fit_are_copied(machine: Machine) -> None:
+    function = _function(machine)
+    x, b, expected = _arrays()
+    (found,) = function(np.asfortranarray(x), b)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5)
+
+
+def test_memory_that_runs_out_is_an_error_that_says_how_much(machine: Machine) -> None:
+    function = _function(machine)
+    machine.results["cuMemAllocAsync"] = 2
+    x, b, _ = _arrays()
+    with pytest.raises(DeviceMemoryError, match="960 bytes of a GPU's memory"):
+        function(x, b)
+
+
+def test_what_is_no_device_is_refused() -> None:
+    with pytest.raises(WeftError, match="no device is called 'gpu'"):
+        compile_text(TEXT, device="gpu")
+
+
+def test_a_call_of_a_framework_is_refused(machine: Machine) -> None:
+    function = _function(machine)
+    with pytest.raises(UnsupportedError, match="aten::svd is a call to the framework"):
+        function.executor.opaque.call("aten::svd", "", [], {})
