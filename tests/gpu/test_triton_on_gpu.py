@@ -11,8 +11,8 @@ import torch
 
 import weft.triton as triton
 import weft.triton.language as tl
-from weft.frontends.triton.device_compiled import DeviceKernel, compile_device_kernel, device_target
 from weft.frontends.triton.errors import DeviceAssertError, KernelTypeError
+from weft.frontends.triton.runtime.device_compiled import DeviceKernel, compile_device_kernel, device_target
 
 sys.path.append(str(Path(__file__).parents[1] / "frontends" / "triton"))
 import test_random_programs as programs

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from xdsl.ir import SSAValue
 
-from weft.frontends.triton.compiled import build_kernel
-from weft.frontends.triton.emit import Argument, TileBuilder
+from weft.frontends.triton.builders.tile_builder import Argument, TileBuilder
+from weft.frontends.triton.runtime.compiled import build_kernel
 from weft.ir.expr import evaluate
 from weft.ir.types import boolean, i32
 from weft.tile.affine import Affine, Affines

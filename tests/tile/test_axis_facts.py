@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.frontends.triton.compiled import build_kernel
-from weft.frontends.triton.emit import Argument, TileBuilder
-from weft.frontends.triton.interpret import NumpyBuilder
+from weft.frontends.triton.builders.numpy_builder import NumpyBuilder
+from weft.frontends.triton.builders.tile_builder import Argument, TileBuilder
+from weft.frontends.triton.runtime.compiled import build_kernel
 from weft.ir.types import boolean, f32, i32
 from weft.tile import dialect as tile
 from weft.tile.axis_facts import AxisFacts, neighbours_of

@@ -41,9 +41,9 @@ from weft.backends.nvidia.target import NvidiaTarget, target_named
 from weft.config import Config
 from weft.frontends.torch.decompositions import decompositions
 from weft.frontends.torch.importer import import_graph
-from weft.frontends.triton.device_listing import device_listing_of
 from weft.frontends.triton.enable import enable
-from weft.frontends.triton.jit import JITFunction
+from weft.frontends.triton.listings.device_listing import device_listing_of
+from weft.frontends.triton.runtime.jit import JITFunction
 from weft.pipelines import compile_nvidia
 from weft.runtime.record import recording
 from weft.testing.benchmark import WEFT, Contender, contenders, quantized_contenders

@@ -26,13 +26,13 @@ from rich.text import Text
 from weft.backends.llvm.stated_lines import with_source
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.errors import WeftError
-from weft.frontends.triton.autotune import kernel_of
-from weft.frontends.triton.device_listing import device_listing_of
 from weft.frontends.triton.enable import enable
-from weft.frontends.triton.jit import OPTIONS, JITFunction, KernelInterface
-from weft.frontends.triton.listing import Listing, listing_of
-from weft.frontends.triton.specialise import SHORT_NAMES, element_type
-from weft.frontends.triton.stand_ins import MockTensor
+from weft.frontends.triton.listings.device_listing import device_listing_of
+from weft.frontends.triton.listings.listing import Listing, listing_of
+from weft.frontends.triton.runtime.jit import OPTIONS, JITFunction, KernelInterface
+from weft.frontends.triton.runtime.specialise import SHORT_NAMES, element_type
+from weft.frontends.triton.runtime.stand_ins import MockTensor
+from weft.frontends.triton.tuning.autotune import kernel_of
 from weft.tools.explain_device import DeviceKernel, choices_table, device_figures, device_table, sass, single_kernel
 from weft.tools.terminal import Terminal, UsageError
 

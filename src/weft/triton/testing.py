@@ -1,8 +1,8 @@
 """Triton's names for measuring and comparing."""
 
-from weft.frontends.triton.testing import assert_close as assert_close
-from weft.frontends.triton.testing import do_bench as do_bench
-from weft.frontends.triton.testing import do_bench_cudagraph as do_bench_cudagraph
+from weft.frontends.triton.tuning.do_bench import assert_close as assert_close
+from weft.frontends.triton.tuning.do_bench import do_bench as do_bench
+from weft.frontends.triton.tuning.do_bench import do_bench_cudagraph as do_bench_cudagraph
 from weft.testing.perf_report import Benchmark as Benchmark
 from weft.testing.perf_report import Mark as Mark
 from weft.testing.perf_report import perf_report as perf_report

@@ -10,10 +10,10 @@ import numpy as np
 from ptx_machine import Memory, run_blocks
 
 from weft.backends.nvidia.target import target_named
-from weft.frontends.triton.compiling import arguments_of, builder_of, name_of
-from weft.frontends.triton.device_compiled import DeviceKernelCode, compile_device_kernel
 from weft.frontends.triton.errors import DeviceAssertError
-from weft.frontends.triton.jit import JITFunction
+from weft.frontends.triton.runtime.compiling import arguments_of, builder_of, name_of
+from weft.frontends.triton.runtime.device_compiled import DeviceKernelCode, compile_device_kernel
+from weft.frontends.triton.runtime.jit import JITFunction
 
 
 def compile_like(kernel: JITFunction, args: Sequence[Any], keywords: dict[str, Any], arch: str) -> DeviceKernelCode:

@@ -23,7 +23,7 @@ from weft.backends.nvidia.ir.kernel_passes import (
 )
 from weft.backends.nvidia.target import NvidiaTarget, target_named
 from weft.errors import LoweringError
-from weft.frontends.triton.device_listing import device_listing_of
+from weft.frontends.triton.listings.device_listing import device_listing_of
 from weft.pipelines import nvidia_kernel_passes
 from weft.tile import dialect as tile
 from weft.tools.explain import explain_program

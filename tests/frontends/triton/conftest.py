@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.frontends.triton.compile_function import build_kernel
-from weft.frontends.triton.constants import constexpr
-from weft.frontends.triton.interpret_launch import interpret_launch
-from weft.frontends.triton.jit import JITFunction
+from weft.frontends.triton.compiler.compile_function import build_kernel
+from weft.frontends.triton.language.constants import constexpr
+from weft.frontends.triton.runtime.interpret_launch import interpret_launch
+from weft.frontends.triton.runtime.jit import JITFunction
 
 sys.path.append(str(Path(__file__).parents[2] / "backends" / "nvidia"))
 from emulation import emulate

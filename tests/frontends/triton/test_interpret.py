@@ -12,9 +12,9 @@ import torch
 
 import weft.triton as triton
 import weft.triton.language as tl
-from weft.frontends.triton import uninitialised
+from weft.frontends.triton.builders import uninitialised
 from weft.frontends.triton.errors import DeviceAssertError, KernelError, MemoryAccessError, RaceError
-from weft.frontends.triton.interpret_launch import interpret_launch
+from weft.frontends.triton.runtime.interpret_launch import interpret_launch
 
 
 def launch(kernel: Callable[..., Any], grid: tuple[int, ...], *args: Any, **keywords: Any) -> None:

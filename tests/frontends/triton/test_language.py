@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import weft.triton.language as tl
-from weft.frontends.triton import builder
+from weft.frontends.triton.builders import builder
+from weft.frontends.triton.builders.numpy_builder import NumpyBuilder
 from weft.frontends.triton.errors import KernelShapeError, KernelTypeError, KernelUnsupportedError, KernelValueError
-from weft.frontends.triton.interpret import NumpyBuilder
-from weft.frontends.triton.promotion import common_type
-from weft.frontends.triton.types import OF_STORED, block_type
-from weft.frontends.triton.values import tensor
+from weft.frontends.triton.language.promotion import common_type
+from weft.frontends.triton.language.types import OF_STORED, block_type
+from weft.frontends.triton.language.values import tensor
 from weft.ir.types import dtype_of_numpy
 from weft.triton.language.extra import libdevice
 

@@ -28,7 +28,7 @@ from weft.frontends.triton.errors import (
     MemoryAccessError,
     RaceError,
 )
-from weft.frontends.triton.jit import JITFunction
+from weft.frontends.triton.runtime.jit import JITFunction
 
 MISTAKES: list[Any] = []
 CHECKED: list[Any] = []

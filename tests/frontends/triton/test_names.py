@@ -60,11 +60,11 @@ def test_there_is_no_target_but_the_processor() -> None:
 
 @pytest.mark.parametrize("vendor", ["", ".cuda", ".hip"])
 def test_libraries_of_vendors_are_one(vendor: str) -> None:
-    from weft.frontends.triton import libdevice
+    from weft.frontends.triton.libdevice import functions
 
     with triton.enable():
         module = importlib.import_module(f"triton.language.extra{vendor}.libdevice")
-    assert module.erf is libdevice.erf
+    assert module.erf is functions.erf
 
 
 def test_files_are_kept_by_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

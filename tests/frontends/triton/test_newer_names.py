@@ -101,7 +101,7 @@ def made_of(out_ptr):
 
 def test_a_program_is_one_thread_on_a_cpu_and_has_the_warps_of_its_launch_on_a_gpu() -> None:
     from weft.backends.nvidia.target import NvidiaTarget
-    from weft.frontends.triton.device_listing import device_listing_of
+    from weft.frontends.triton.listings.device_listing import device_listing_of
 
     out = torch.zeros(2, dtype=torch.int32)
     made_of[(1,)](out, num_warps=8)

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from weft.backends.reference.tile import run_kernel
-from weft.frontends.triton.builder import Builder, Handle
-from weft.frontends.triton.compiled import CompiledKernel, build_kernel, compile_kernel
-from weft.frontends.triton.emit import Argument
-from weft.frontends.triton.interpret import NumpyBuilder
-from weft.frontends.triton.watched_memory import Memory
+from weft.frontends.triton.builders.builder import Builder, Handle
+from weft.frontends.triton.builders.numpy_builder import NumpyBuilder
+from weft.frontends.triton.builders.tile_builder import Argument
+from weft.frontends.triton.builders.watched_memory import Memory
+from weft.frontends.triton.runtime.compiled import CompiledKernel, build_kernel, compile_kernel
 from weft.ir.types import DType, f32, i32
 from weft.tile.dialect import KernelOp
 from weft.tile.text import parse_program

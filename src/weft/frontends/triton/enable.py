@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, TracebackType
 from typing import Any
 
-from weft.frontends.triton.torch_mutation import teach_torch
+from weft.frontends.triton.torch.mutation import teach_torch
 
 _NAME = "triton"
 

@@ -69,7 +69,7 @@ class Processor:
         return torch.cpu
 
     def get_benchmarker(self) -> Callable[..., Any]:
-        from weft.frontends.triton.testing import do_bench
+        from weft.frontends.triton.tuning.do_bench import do_bench
 
         return do_bench
 
@@ -132,7 +132,7 @@ class Cuda:
         return self._torch.cuda
 
     def get_benchmarker(self) -> Callable[..., Any]:
-        from weft.frontends.triton.testing import do_bench
+        from weft.frontends.triton.tuning.do_bench import do_bench
 
         return do_bench
 

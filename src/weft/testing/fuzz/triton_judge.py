@@ -42,7 +42,7 @@ def launch_on_gpu(kernel: Any, grid: int, arrays: Sequence[np.ndarray], numbers:
 
 def judge_kernel(case: TritonCase, backend: Launch | None = None) -> Verdict:
     """The verdict on a kernel."""
-    from weft.frontends.triton.jit import interpret
+    from weft.frontends.triton.runtime.jit import interpret
 
     start = time.perf_counter()
     launch = backend or (launch_on_cpu if case.device == "cpu" else launch_on_gpu)
@@ -75,7 +75,7 @@ def judge_kernel(case: TritonCase, backend: Launch | None = None) -> Verdict:
 
 def _again(case: TritonCase, name: str, seed: int) -> np.ndarray | None:
     """An array as the interpreter leaves it for inputs that are a little different."""
-    from weft.frontends.triton.jit import interpret
+    from weft.frontends.triton.runtime.jit import interpret
 
     arrays = case.arrays()
     given = [*moved(arrays[: len(case.inputs)], seed), *arrays[len(case.inputs) :]]

@@ -1,5 +1,5 @@
 """Triton's names for compiling a kernel without a launch."""
 
-from weft.frontends.triton.ahead import ASTSource as ASTSource
-from weft.frontends.triton.ahead import compile as compile
-from weft.frontends.triton.compiled import CompiledKernel as CompiledKernel
+from weft.frontends.triton.runtime.ahead import ASTSource as ASTSource
+from weft.frontends.triton.runtime.ahead import compile as compile
+from weft.frontends.triton.runtime.compiled import CompiledKernel as CompiledKernel

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from weft.frontends.triton.constexpr_function import constexpr_function
+from weft.frontends.triton.compiler.constexpr_function import constexpr_function
 from weft.frontends.triton.target import driver
 
 

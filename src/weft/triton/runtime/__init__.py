@@ -1,17 +1,17 @@
 """Triton's names for launching and tuning."""
 
-from weft.frontends.triton.autotune import Autotuner as Autotuner
-from weft.frontends.triton.autotune import Heuristics as Heuristics
-from weft.frontends.triton.autotune import autotune as autotune
-from weft.frontends.triton.autotune import heuristics as heuristics
-from weft.frontends.triton.config import Config as Config
 from weft.frontends.triton.errors import InterpreterError as InterpreterError
 from weft.frontends.triton.errors import OutOfResources as OutOfResources
-from weft.frontends.triton.jit import JITFunction as JITFunction
-from weft.frontends.triton.jit import KernelInterface as KernelInterface
-from weft.frontends.triton.stand_ins import MockTensor as MockTensor
-from weft.frontends.triton.stand_ins import TensorWrapper as TensorWrapper
-from weft.frontends.triton.stand_ins import reinterpret as reinterpret
+from weft.frontends.triton.runtime.jit import JITFunction as JITFunction
+from weft.frontends.triton.runtime.jit import KernelInterface as KernelInterface
+from weft.frontends.triton.runtime.stand_ins import MockTensor as MockTensor
+from weft.frontends.triton.runtime.stand_ins import TensorWrapper as TensorWrapper
+from weft.frontends.triton.runtime.stand_ins import reinterpret as reinterpret
+from weft.frontends.triton.tuning.autotune import Autotuner as Autotuner
+from weft.frontends.triton.tuning.autotune import Heuristics as Heuristics
+from weft.frontends.triton.tuning.autotune import autotune as autotune
+from weft.frontends.triton.tuning.autotune import heuristics as heuristics
+from weft.frontends.triton.tuning.config import Config as Config
 from weft.triton.runtime import autotuner as autotuner
 from weft.triton.runtime import cache as cache
 from weft.triton.runtime import errors as errors

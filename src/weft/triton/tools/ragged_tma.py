@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import weft.triton.language as tl
-from weft.frontends.triton.host_descriptor import DescriptorError, TensorDescriptor
-from weft.frontends.triton.jit import jit
+from weft.frontends.triton.runtime.host_descriptor import DescriptorError, TensorDescriptor
+from weft.frontends.triton.runtime.jit import jit
 
 _MOST_ROWS = 1 << 30
 

@@ -1,3 +1,3 @@
 """Triton's name for a tensor descriptor that is made on the host."""
 
-from weft.frontends.triton.host_descriptor import TensorDescriptor as TensorDescriptor
+from weft.frontends.triton.runtime.host_descriptor import TensorDescriptor as TensorDescriptor

@@ -13,10 +13,10 @@ from weft.backends.nvidia.code import DeviceCode, Launch, TensorMap, argument_na
 from weft.backends.nvidia.driver.libcuda import Driver
 from weft.backends.nvidia.driver.modules import DeviceFunction, LaunchConfig
 from weft.errors import DeviceError
-from weft.frontends.triton import device_compiled
-from weft.frontends.triton.device_compiled import DeviceKernel, DeviceKernelCode
-from weft.frontends.triton.emit import Argument
+from weft.frontends.triton.builders.tile_builder import Argument
 from weft.frontends.triton.errors import KernelValueError
+from weft.frontends.triton.runtime import device_compiled
+from weft.frontends.triton.runtime.device_compiled import DeviceKernel, DeviceKernelCode
 from weft.ir.expr import symbol
 from weft.ir.types import f32, i32
 from weft.runtime.device_program import MOST_BLOCKS

@@ -22,8 +22,8 @@ from weft.backends.nvidia.ir.warp_specialization import FinishOp, RolesOp
 from weft.backends.nvidia.pipeline.software_pipeline_dots import DelayProducts
 from weft.backends.nvidia.target import target_named
 from weft.backends.nvidia.transforms.raise_pointers import RaiseAccesses
-from weft.frontends.triton.compiled import CompiledKernel, KernelCode, build_kernel
-from weft.frontends.triton.compiling import arguments_of, builder_of, name_of
+from weft.frontends.triton.runtime.compiled import CompiledKernel, KernelCode, build_kernel
+from weft.frontends.triton.runtime.compiling import arguments_of, builder_of, name_of
 from weft.frontends.triton.target import Cuda, compiled_for
 from weft.pipelines import annotate
 from weft.tile import dialect as tile

@@ -11,6 +11,6 @@ from weft.frontends.torch.builder import ImportBuilder
 @aten("weft.triton_launch")
 def triton_launch(b: ImportBuilder, *args: Any) -> Any:
     # Whoever has launched a kernel has loaded the language.
-    from weft.frontends.triton.torch_graph import convert_launch
+    from weft.frontends.triton.torch.graph import convert_launch
 
     return convert_launch(b, *args)

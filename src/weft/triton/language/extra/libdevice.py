@@ -1,3 +1,3 @@
 """`triton.language.extra.libdevice`."""
 
-from weft.frontends.triton.libdevice import *  # noqa: F403
+from weft.frontends.triton.libdevice.functions import *  # noqa: F403

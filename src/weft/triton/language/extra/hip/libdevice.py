@@ -1,3 +1,3 @@
 """`triton.language.extra.hip.libdevice`: the same functions as without a vendor's name."""
 
-from weft.frontends.triton.libdevice import *  # noqa: F403
+from weft.frontends.triton.libdevice.functions import *  # noqa: F403

@@ -1,0 +1,1 @@
+"""`tl`: types, values, and the functions of Triton's language."""

@@ -1,0 +1,1 @@
+"""A kernel at every level, for people to read."""

@@ -1,0 +1,45 @@
+"""A kernel at every level for a GPU, which need not be there: its source, tile IR and PTX, for people to read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from weft.backends.nvidia.code import DeviceCode
+from weft.backends.nvidia.ir.kernel_passes import PassNote
+from weft.backends.nvidia.target import NvidiaTarget
+from weft.forks import COMPILING
+from weft.frontends.triton.compiler.compile_function import framed
+from weft.frontends.triton.listings.listing import Listing, listed
+from weft.frontends.triton.runtime.compiling import arguments_of, builder_of, name_of
+from weft.frontends.triton.runtime.device_compiled import DEFAULT_WARPS, build_device_kernel, compile_device_kernel
+from weft.frontends.triton.runtime.jit import JITFunction
+from weft.frontends.triton.runtime.specialise import Described
+from weft.tile.text import print_program
+
+
+def device_listing_of(
+    kernel: JITFunction, args: Sequence[Any], keywords: Mapping[str, Any], target: NvidiaTarget
+) -> tuple[Listing, DeviceCode]:
+    """The kernel compiled for a GPU and arguments like these; nothing is run, and nothing is taken from the cache."""
+    described, groups = kernel.launcher.describe(args, dict(keywords))
+    return device_listing_for(kernel, described, groups, target, keywords.get("num_warps"))
+
+
+def device_listing_for(
+    kernel: JITFunction,
+    described: Sequence[Described],
+    groups: tuple[int, ...] | None,
+    target: NvidiaTarget,
+    warps: int | None,
+) -> tuple[Listing, DeviceCode]:
+    """The kernel compiled for a GPU and arguments like the described."""
+    warps = DEFAULT_WARPS if warps is None else warps
+    build, arguments, name = builder_of(kernel, described), arguments_of(described, groups), name_of(kernel)
+    with COMPILING, framed(kernel):
+        located = print_program(build_device_kernel(build, arguments, name, target, warps)[0], locations=True)
+    notes: dict[str, list[PassNote]] = {}
+    with framed(kernel):
+        code = compile_device_kernel(build, arguments, name, target, warps, notes).code
+    return replace(listed(kernel, described, located, {"ptx": code.ptx}), passes=tuple(notes[name])), code

@@ -1,0 +1,1 @@
+"""`@jit` and its launches: arguments bound and specialised, kernels compiled, cached and run."""

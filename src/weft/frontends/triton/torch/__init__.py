@@ -1,0 +1,1 @@
+"""Kernels in graphs that `torch.compile` captures."""

@@ -1,0 +1,1 @@
+"""`@autotune` and `@heuristics`: configs, their cost and their times."""
