@@ -160,7 +160,7 @@ def test_figures_are_those_of_the_code() -> None:
     )
     files = {
         "lower/machine.py": r"^    row_elements: int = (?P<rows>\d+)|^    tile_elements: int = (?P<block>\d+)",
-        "lower/columns.py": r"^_SUMMED_IN_TURN = (?P<turn>\d+)",
+        "lower/groups/columns.py": r"^_SUMMED_IN_TURN = (?P<turn>\d+)",
         "backends/cpu/position.py": r"^_STRETCH = (?P<stretch>\d+)",
         "backends/cpu/dot.py": r"^_LONGEST_SUM = (?P<longest>\d+)",
     }

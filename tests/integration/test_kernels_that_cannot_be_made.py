@@ -11,7 +11,7 @@ import torch
 
 from weft.errors import LoweringError
 from weft.frontends.torch import backend
-from weft.lower import scan
+from weft.lower.indexing import scan
 from weft.runtime.record import CompilationRecord
 
 

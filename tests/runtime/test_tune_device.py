@@ -13,7 +13,7 @@ from weft.config import Config
 from weft.ir.expr import Size, symbol
 from weft.ir.types import DType, Tensor, bf16, f32
 from weft.lower.machine import gpu_machine
-from weft.lower.schedule import given_blocks
+from weft.lower.schedule.schedule import given_blocks
 from weft.ops.graph import FuncOp, GraphBuilder, GroupOp, ReturnOp
 from weft.pipelines import compile_nvidia, nvidia_kernel_passes, nvidia_passes, run_passes
 from weft.runtime.cache import DiskCache

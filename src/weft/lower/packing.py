@@ -17,7 +17,7 @@ from xdsl.ir import BlockArgument, OpResult, SSAValue
 
 from weft.ir.expr import coefficient_of, simplify, symbol
 from weft.ir.types import DType, contiguous_strides, tensor_of
-from weft.lower.evaluate import AddressRecorder, Source
+from weft.lower.index_space.evaluate import AddressRecorder, Source
 from weft.ops.base import viewed
 from weft.ops.dot import Dot, ScaledDot, TiledDot
 from weft.ops.graph import GroupOp

@@ -20,11 +20,11 @@ from weft.ir.expr import Size, product, symbols_of
 from weft.ir.locations import sourced
 from weft.ir.types import Tensor, tensor_of
 from weft.lower.constants import Constant, PanelForm, packing_of, preparing
-from weft.lower.lowered import Lowered, lower, origin_of, slice_written_by
+from weft.lower.dispatch import Lowered, lower, origin_of, slice_written_by
 from weft.lower.machine import CPU, Machine
 from weft.lower.packing import PackedLayout
+from weft.lower.scalar_arguments import word_of
 from weft.lower.steps import Buffer, CallStep, DotStep, KernelStep, LaunchStep, Place, Plan, Step
-from weft.lower.words import word_of
 from weft.lower.work import work_of
 from weft.ops.base import GraphOp, View
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, ReturnOp

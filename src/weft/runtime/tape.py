@@ -11,8 +11,8 @@ from weft.backends.cpu.blas import product_words
 from weft.backends.cpu.launcher import ADDRESS, KERNEL
 from weft.forks import cached_property
 from weft.ir.expr import Size, evaluate
+from weft.lower.scalar_arguments import signed
 from weft.lower.steps import DotStep, KernelStep, LaunchStep, Place, Plan, Step
-from weft.lower.words import signed
 
 PARALLEL_FROM_NS = 30_000
 """Work that takes less than this is not worth waking a thread for."""

@@ -23,8 +23,8 @@ from weft.errors import LoweringError
 from weft.ir.attributes import to_attribute
 from weft.lower.machine import Machine
 from weft.lower.plan import build_plan
-from weft.lower.product_model import estimates, in_clusters, products_of
-from weft.lower.schedule import NOTE
+from weft.lower.schedule.dot_model import estimates, in_clusters, products_of
+from weft.lower.schedule.schedule import NOTE
 from weft.lower.steps import Plan
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GroupOp

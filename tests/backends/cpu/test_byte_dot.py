@@ -15,7 +15,7 @@ from weft.backends.cpu.target import CpuTarget, compile_assembly, host_target
 from weft.backends.llvm.builder import Module
 from weft.ir.types import DType, Tensor, contiguous_strides, f32, i8, i16, i32, tensor_of
 from weft.lower.constants import packing_of
-from weft.lower.lowered import lower
+from weft.lower.dispatch import lower
 from weft.lower.packing import PackedLayout, PackedPanels, packable
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout

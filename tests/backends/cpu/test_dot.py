@@ -32,7 +32,7 @@ from weft.ir.types import (
     i64,
     tensor_of,
 )
-from weft.lower.lowered import lower
+from weft.lower.dispatch import lower
 from weft.lower.packing import PackedLayout, PackedPanels, packable
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout

@@ -14,7 +14,7 @@ import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.cpu.microkernel import panel_form
 from weft.backends.cpu.target import CpuTarget
 from weft.ir.types import Tensor, contiguous_strides, dtype_of_numpy, f32, tensor_of
-from weft.lower.lowered import lower
+from weft.lower.dispatch import lower
 from weft.lower.machine import Machine
 from weft.lower.packing import PackedLayout, packable
 from weft.ops.layouts import Layout

@@ -15,7 +15,7 @@ from weft.backends.cpu.microkernel import panel_form
 from weft.backends.cpu.target import CpuTarget, compile_assembly, host_target
 from weft.backends.llvm.builder import Module
 from weft.ir.types import DType, Tensor, bf16, contiguous_strides, f32, i8, i16, i32, tensor_of
-from weft.lower.lowered import lower
+from weft.lower.dispatch import lower
 from weft.lower.machine import Machine
 from weft.lower.packing import PackedLayout, packable
 from weft.ops.layouts import Layout

@@ -14,9 +14,9 @@ from weft.backends.nvidia.check.warp_protocol import protocol_of
 from weft.backends.nvidia.ir.warp_specialization import LiftOp, NarrowOp, SendOp, WgmmaOp
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import DType, Tensor, bf16, f8e4m3, f8e5m2, f32, i8, i32
-from weft.lower import dot
+from weft.lower.dot import dot
 from weft.lower.machine import gpu_machine
-from weft.lower.product_model import estimate
+from weft.lower.schedule.dot_model import estimate
 from weft.pipelines import annotate, compile_kernels
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.tile.dialect import KernelOp, tile_type

@@ -15,7 +15,7 @@ from weft.backends.nvidia.ir.mma import MmaOp
 from weft.backends.nvidia.ir.programmatic_launch import mark_fixed
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import DType, Tensor, bf16, dtype_of_numpy, f8e4m3, f16, f32, u8
-from weft.lower.few_rows import choose_streaming_tiles
+from weft.lower.dot.skinny_gemm import choose_streaming_tiles
 from weft.lower.machine import gpu_machine
 from weft.lower.steps import KernelStep
 from weft.ops.quantized import FORMS, dequantized

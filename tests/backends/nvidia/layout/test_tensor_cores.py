@@ -14,7 +14,7 @@ import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.nvidia.ir.mma import Fragments, MmaOp, Warps
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import DType, Tensor, bf16, dtype_of_numpy, f16
-from weft.lower.few_rows import choose_streaming_tiles
+from weft.lower.dot.skinny_gemm import choose_streaming_tiles
 from weft.lower.machine import gpu_machine
 from weft.pipelines import annotate, compile_kernels
 from weft.testing.kernels import Trial, group_of, run_interpreted

@@ -9,7 +9,7 @@ from weft.backends.nvidia.ir.dialect import RESIDENT, integer
 from weft.backends.nvidia.ir.layouts import blocked
 from weft.backends.nvidia.ir.row_streams import CROSSES, CopyOp, PieceType, ReadOp, StreamOp
 from weft.backends.nvidia.target import target_named
-from weft.lower import gpu_schedule
+from weft.lower.schedule import gpu_schedule
 from weft.pipelines import annotate, compile_kernels
 from weft.tile import dialect as tile
 

@@ -15,8 +15,8 @@ from weft.backends.nvidia.ir.row_streams import StreamOp
 from weft.backends.nvidia.pipeline import pipeline_weights
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import DType, Tensor, bf16, f16
-from weft.lower import few_rows
-from weft.lower.few_rows import choose_streaming_tiles
+from weft.lower.dot import skinny_gemm
+from weft.lower.dot.skinny_gemm import choose_streaming_tiles
 from weft.lower.machine import gpu_machine
 from weft.lower.steps import KernelStep, Plan
 from weft.pipelines import annotate, compile_kernels
@@ -34,7 +34,7 @@ GPU, TARGET = gpu_machine(), target_named("sm_90a")
 
 @pytest.fixture
 def all_brought(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (few_rows, pipeline_weights):
+    for module in (skinny_gemm, pipeline_weights):
         monkeypatch.setattr(module, "LEAST_BROUGHT", 1)
 
 

@@ -33,7 +33,7 @@ from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.expr import product
 from weft.ir.types import DType, f32
-from weft.lower.few_rows import READ
+from weft.lower.dot.skinny_gemm import READ
 from weft.ops.quantized import FORMS
 from weft.tile import dialect as tile
 from weft.tile import written

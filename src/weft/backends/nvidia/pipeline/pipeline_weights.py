@@ -21,7 +21,7 @@ from weft.backends.nvidia.layout.allocate_shared import shared_bytes
 from weft.backends.nvidia.pipeline.pipeline_rows import programs_of
 from weft.backends.nvidia.target import SYSTEM_SHARED, NvidiaTarget
 from weft.ir.expr import product
-from weft.lower.few_rows import LEAST_BROUGHT
+from weft.lower.dot.skinny_gemm import LEAST_BROUGHT
 from weft.tile import dialect as tile
 
 WARPS_OF_WEIGHTS, _RESIDENT = 8, 2

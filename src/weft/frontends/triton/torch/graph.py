@@ -35,7 +35,7 @@ from weft.frontends.triton.tuning.autotune import Autotuner, Heuristics, kernel_
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import Expr, Size
 from weft.ir.types import Tensor, i64, tensor_of
-from weft.lower.words import word_of
+from weft.lower.scalar_arguments import word_of
 from weft.ops.base import View
 from weft.ops.graph import LaunchOp
 from weft.ops.layouts import Layout, contiguous, view_layout

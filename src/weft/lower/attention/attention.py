@@ -1,0 +1,361 @@
+"""Attention → one tile kernel that never holds all scores.
+
+    %y = graph.attention(%q, %k, %v)       tile.kernel grid [batch and heads, blocks of queries] {
+                                             %q = tile.load .. * scale * log2(e)
+                                             tile.for j in blocks of keys, carrying greatest, total and sum {
+                                               %s = tile.dot %q, transpose of a block of k    (+ mask)
+                                      →        %m = max(greatest, row maximum of %s)
+                                               %p = 2^(%s - %m) ;  %a = 2^(greatest - %m)
+                                               yield %m, total * %a + row sum of %p, sum * %a + %p @ block of v }
+                                             tile.store sum / total }
+
+The maximum that was found so far is subtracted from every block, and what is summed up is rescaled when it grows. Keys
+that causality excludes for all queries of a block are not visited. A row without any key gives zero, as in PyTorch: its
+maximum is -inf, for which 0 is subtracted, and its total is 0, for which it is divided by 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from xdsl.ir import SSAValue
+
+from weft.ir.expr import Size, minimum, simplify, symbol
+from weft.ir.types import Tensor, boolean, i64, tensor_of
+from weft.lower.attention.paged_keys import keys_of_block
+from weft.lower.dispatch import Lowered, whole
+from weft.lower.emit.blocked import BlockedKernel, output_indices, store_outputs
+from weft.lower.emit.body import TileValue, register_dtype
+from weft.lower.groups.kernels import Kernel
+from weft.lower.index_space.domain import Domain, Run, fused
+from weft.lower.index_space.evaluate import AddressRecorder, Dummy, Source, broadcast_index
+from weft.lower.machine import Machine
+from weft.lower.schedule.schedule import choose_attention_blocks, given_blocks
+from weft.ops.attention import AnyAttention
+from weft.ops.body import Value
+from weft.ops.graph import GroupOp
+from weft.ops.layouts import Layout
+from weft.passes.read_pages import Pages, pages_of, pages_of_both
+from weft.tile import dialect as tile
+
+LOG2_E = 1.4426950408889634
+"""Scores are kept in units in which powers of two are powers of e: those take fewer steps."""
+
+
+def lower_attention(
+    group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
+) -> Lowered:
+    """Lower a group that holds one attention, with its operands and results in the given layouts."""
+    layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
+    op = next(op for op in group.block.ops if isinstance(op, AnyAttention))
+    if machine.capabilities.matrix_units:
+        from weft.lower.attention.flash_attention import FlashLowering, is_flash  # these add to the class below
+        from weft.lower.attention.split_kv import SplitLowering, parts_of
+
+        if is_flash(op):
+            parts = parts_of(op, group, machine)
+            if parts > 1 or tensor_of(op.results[0].type).shape[-2] == 1:
+                return SplitLowering(group, name, layouts, outputs, op, machine, parts).lowered(inputs)
+            return FlashLowering(group, name, layouts, outputs, op, machine).lowered(inputs)
+    kernel = AttentionLowering(group, name, layouts, outputs, op, machine).kernel()
+    return whole(kernel, len(inputs), len(outputs))
+
+
+@dataclass
+class AttentionLowering:
+    """The construction of one kernel.
+
+    Rows of its domain are the result's dimensions [..., L, V]; its columns are the keys S and the width E.
+    """
+
+    reads_pages: ClassVar[bool] = False
+    """Whether keys and values that lie in pages are read page by page."""
+
+    group: GroupOp
+    name: str
+    layouts: dict[SSAValue, Layout]
+    outputs: Sequence[Layout]
+    op: AnyAttention
+    machine: Machine
+
+    def kernel(self) -> Kernel:
+        result = tensor_of(self.op.results[0].type)
+        q, k = (tensor_of(value.type) for value in self.op.operands[:2])
+        self.dtype = register_dtype(result.dtype)
+        self.causal: bool = self.op.params["causal"]
+        self.keys = k.shape[-2]
+        width, out_width = q.shape[-1], result.shape[-1]
+        self.domain = domain = Domain(result.shape, (self.keys, width))
+        self.is_paged = self.reads_pages and pages_of_both(self.op, self.layouts.get) is not None
+        while domain.split(addresses := self._record()):
+            pass
+        rank = result.rank
+        by_role: dict[str, list[Run]] = {}
+        for letter, names in {"i": f"r{rank - 2}", "n": f"r{rank - 1}", "j": "c0", "e": "c1"}.items():
+            parts = [v for v in (*domain.rows, *domain.columns) if v.name.rstrip("hl") == names]
+            by_role[letter] = [Run(tuple(parts))] if parts else []
+        taken = {v.name for letter in by_role for run in by_role[letter] for v in run.variables}
+        lead = fused([v for v in domain.rows if v.name not in taken], addresses)
+        domain.row_runs = [*lead, *by_role["i"], *by_role["n"]]
+        domain.column_runs = [*by_role["j"], *by_role["e"]]
+        self.runs = {letter: runs[0] for letter, runs in by_role.items() if runs}
+        sides = result.shape[-2], self.keys, width, out_width
+        chosen = choose_attention_blocks(*sides, self.machine, masked=bool(self.op.masks))
+        self.blocks = given_blocks(self.group, "attention") or chosen
+        if self.pages:
+            pages, *_ = self.pages.values()  # both are of one size
+            rows, keys, *widths = self.blocks.sides
+            self.blocks = replace(self.blocks, sides=(rows, keys_of_block(pages, keys), *widths))
+        return self._emit(lead)
+
+    # -- addresses -------------------------------------------------------------------------------------------------
+
+    def _q_index(self) -> list[Size]:
+        return [*self.domain.row_index[:-1], self.domain.column_index[1]]
+
+    def _k_index(self) -> list[Size]:
+        return [*self.domain.row_index[:-2], *self.domain.column_index]
+
+    def _v_index(self) -> list[Size]:
+        return [*self.domain.row_index[:-2], self.domain.column_index[0], self.domain.row_index[-1]]
+
+    def _mask_index(self, mask: Tensor) -> list[Size]:
+        scores = (*tensor_of(self.op.results[0].type).shape[:-1], self.keys)
+        return broadcast_index([*self.domain.row_index[:-1], self.domain.column_index[0]], scores, mask.shape)
+
+    def _sink_index(self, sink: Tensor) -> list[Size]:
+        rows = tensor_of(self.op.results[0].type).shape[:-1]
+        return broadcast_index([*self.domain.row_index[:-1], 0], (*rows, 1), sink.shape)
+
+    def _record(self) -> list[Size]:
+        domain = self.domain
+        recorder = AddressRecorder(self.layouts, space=domain.bounds)
+        indices = [self._q_index(), self._k_index(), self._v_index()]
+        indices += [self._mask_index(tensor_of(mask.type)) for mask in self.op.masks]
+        indices += [self._sink_index(tensor_of(sink.type)) for sink in self.op.sinks]
+        values = *self.op.operands[:3], *self.op.masks, *self.op.sinks
+        self.pages: dict[int, Pages] = {}
+        paged: list[Size] = []
+        for number, (value, index) in enumerate(zip(values, indices, strict=True)):
+            pages = pages_of(value, index, domain.bounds) if self.is_paged and number in (1, 2) else None
+            if pages is None:
+                recorder.at(Source(value, tensor_of(value.type)), index)
+                continue
+            self.pages[number] = pages
+            pairs = (pages.cache, pages.index), (pages.table, pages.place)
+            paged += [self.layouts[each].address(place) for each, place in pairs]
+        for value in self.op.results:
+            tensor = tensor_of(value.type)
+            recorder.given[value] = (tuple(domain.row_index[: tensor.rank]), Dummy(tensor.dtype))
+        stores: list[Size] = []
+        places = output_indices(self.group, self.op.results, domain)
+        for value, layout, index in zip(self.group.yielded, self.outputs, places, strict=True):
+            recorder.at(Source(value, tensor_of(value.type)), index)
+            stores.append(simplify(layout.address(index), domain.bounds))
+        return [*(address.expr for address in recorder.addresses), *paged, *stores]
+
+    # -- code ------------------------------------------------------------------------------------------------------
+
+    def _emit(self, lead: Sequence[Run]) -> Kernel:
+        kernel = BlockedKernel(self.group, self.name, self.layouts, self.outputs, self.domain)
+        self.emit = emit = kernel.emit
+        for run in lead:
+            kernel.program(run)
+        # What has one element is no axis of tiles: a single key would count as often as they are long.
+        sides = (side if letter in self.runs else 1 for letter, side in zip("ijen", self.blocks.sides, strict=True))
+        self.blocks = replace(self.blocks, sides=tuple(sides))
+        bi, _, _, bn = self.blocks.sides
+        self.sides = dict(zip("ijen", self.blocks.sides, strict=True))
+        across: Size = kernel.start_of(self.runs["n"], bn) if "n" in self.runs else 0
+        first: Size = kernel.start_of(self.runs["i"], bi) if "i" in self.runs else 0
+        self.bases: dict[str, Size] = {"i": first, "e": 0, "n": across}
+        self.query = self._query() if self._width_is_whole else None
+        carried = [self._full(float("-inf"), (bi, 1)), self._full(0.0, (bi, 1)), self._full(0.0, (bi, bn))]
+        self.last = minimum(self.keys, first + bi) if self.causal else self.keys
+        if "j" in self.runs:
+            name = f"{self.runs['j'].name}_start"
+            with emit.loop(name, self.last, self.sides["j"], carried) as state:
+                self.bases["j"] = symbol(name)
+                state[:] = self._turn(state)
+        else:  # a single key
+            carried = self._turn(carried)
+        most, total, product = carried
+        self._store(kernel, most, total, product)
+        return kernel.frame.finish(self.blocks)
+
+    def _store(self, kernel: BlockedKernel, most: TileValue, total: TileValue, product: TileValue) -> None:
+        """Write the results."""
+        found = self._with_sinks(most, total, product)
+        value, lse = self._quotients(*found, undefined=self.op.params.get("undefined", False))
+        result, *kept = self.op.results
+        products: dict[SSAValue, TileValue] = {result: TileValue(value.ssa, tensor_of(result.type).dtype)}
+        products.update((each, lse) for each in kept)
+        store_outputs(kernel, products)
+
+    def _with_sinks(
+        self, most: TileValue, total: TileValue, product: TileValue
+    ) -> tuple[TileValue, TileValue, TileValue]:
+        """The greatest scores in units of powers of two, and the sums of powers and of values, with sinks as scores."""
+        if not self.op.sinks:
+            return most, total, product
+        emit = self.emit
+        self._axes("i", "n")
+        sink = self._sink()
+        nothing, none = emit.constant(float("-inf"), self.dtype), emit.constant(0.0, self.dtype)
+        greatest = self._typed(emit.math("max", most, sink))
+        base = emit.where(emit.math("eq", greatest, nothing), none, greatest)
+        rescale = self._typed(emit.math("exp2", emit.math("sub", most, base)))
+        beside = emit.math("exp2", emit.math("sub", sink, base))
+        sums = emit.math("add", emit.math("mul", total, rescale), beside)
+        return greatest, self._typed(sums), self._typed(emit.math("mul", product, rescale))
+
+    def _sink(self) -> Value:
+        """The score of a row beside those of its keys, in units of powers of two."""
+        (sink,) = self.op.sinks
+        tensor = tensor_of(sink.type)
+        value = self.emit.at(Source(sink, tensor), self._sink_index(tensor))
+        return self.emit.math("mul", self.emit.cast(value, self.dtype), self.emit.constant(LOG2_E, self.dtype))
+
+    def _quotients(
+        self, most: TileValue, total: TileValue, product: TileValue, *, undefined: bool = False
+    ) -> tuple[TileValue, TileValue]:
+        """The sums of values, each by the sum of its weights, and the logarithms of these sums.
+
+        The greatest scores are in units of powers of two. Without weights, the result is 0, or `undefined`.
+        """
+        emit = self.emit
+        one, none = emit.constant(1.0, self.dtype), emit.constant(0.0, self.dtype)
+        divisor: Value = total if undefined else emit.where(emit.math("eq", total, none), one, total)
+        self._axes("i", "n")
+        value = self._divided(product, divisor)
+        power = emit.math("add", emit.math("log2", total), most)  # both are -inf in a row without any key
+        return value, self._typed(emit.math("mul", power, emit.constant(1 / LOG2_E, self.dtype)))
+
+    def _divided(self, product: TileValue, divisor: Value) -> TileValue:
+        return self._typed(self.emit.math("div", product, divisor))
+
+    def _turn(self, state: Sequence[TileValue]) -> list[TileValue]:
+        """One block of keys: the new maximum, total and sum."""
+        emit = self.emit
+        bi, bj, _, bn = self.blocks.sides
+        v, masks = self.op.operands[2], self.op.masks
+        greatest, total, product = state
+        scores = self._scores()
+        self._axes("i", "j")
+        scores = self._masked(scores, masks)
+        most = emit.math("max", greatest, emit.reduce_axis(scores, "max", 1, self.dtype))
+        base: Value = most
+        if masks:
+            nothing, none = emit.constant(float("-inf"), self.dtype), emit.constant(0.0, self.dtype)
+            base = emit.where(emit.math("eq", most, nothing), none, most)
+        powers = self._typed(emit.math("exp2", emit.math("sub", scores, base)))
+        rescale = emit.math("exp2", emit.math("sub", greatest, base))
+        sums = emit.math("add", emit.math("mul", total, rescale), emit.reduce_axis(powers, "sum", 1, self.dtype))
+        self._axes("j", "n")
+        values = self._tile(self._float(v, self._v_index()), (bj, bn))
+        self._axes("i", "n")
+        kept = self._typed(emit.math("mul", product, rescale))
+        made = self._dot(powers.ssa, values, (bi, bn), kept.ssa)
+        return [self._typed(most), self._typed(sums), TileValue(made, self.dtype)]
+
+    @property
+    def _width_is_whole(self) -> bool:
+        return "e" not in self.runs or self.runs["e"].size == self.sides["e"]
+
+    def _query(self) -> SSAValue:
+        """The queries, or a block of their width, scaled."""
+        self._axes("i", "e")
+        scale = self.emit.constant(self.op.params["scale"] * LOG2_E, self.dtype)
+        value = self.emit.math("mul", self._float(self.op.operands[0], self._q_index()), scale)
+        return self._tile(value, (self.sides["i"], self.sides["e"]))
+
+    def _scores(self) -> Value:
+        """Queries times a block of keys; where the width is not one block, in a loop over blocks of it."""
+        shape = (self.sides["i"], self.sides["j"])
+
+        def part(query: SSAValue, total: SSAValue | None = None) -> TileValue:
+            self._axes("e", "j")
+            keys = self._tile(self._float(self.op.operands[1], self._k_index()), (self.sides["e"], self.sides["j"]))
+            return TileValue(self._dot(query, keys, shape, total), self.dtype)
+
+        if self.query is not None:
+            return part(self.query)
+        run = self.runs["e"]
+        carried = [self._full(0.0, shape)]
+        name = f"{run.name}_start"
+        with self.emit.loop(name, run.size, self.sides["e"], carried) as state:
+            self.bases["e"] = symbol(name)
+            state[0] = part(self._query(), state[0].ssa)
+        # What loops carry has no edge; the keys' positions have.
+        self._axes("i", "j")
+        column = self.emit.position(self.domain.column_index[0], i64)
+        inside = self.emit.math("ge", column, self.emit.constant(0, i64))
+        return self.emit.where(inside, carried[0], carried[0])
+
+    def _masked(self, scores: Value, masks: Sequence[SSAValue]) -> Value:
+        emit = self.emit
+        scores = self._capped(scores)
+        nothing = emit.constant(float("-inf"), self.dtype)
+        for mask in masks:
+            tensor = tensor_of(mask.type)
+            value = emit.at(Source(mask, tensor), self._mask_index(tensor))
+            if tensor.dtype == boolean:
+                scores = emit.where(value, scores, nothing)
+            else:
+                scores = self._added(scores, value)
+        if self.causal:
+            row = emit.position(self.domain.row_index[-2], i64)
+            column = emit.position(self.domain.column_index[0], i64)
+            scores = emit.where(emit.math("ge", row, column), scores, nothing)
+        return scores
+
+    def _capped(self, scores: Value) -> Value:
+        """Scores in units of powers of two that approach a limit, if they have one."""
+        cap: float = self.op.params.get("softcap", 0.0) * LOG2_E
+        if not cap:
+            return scores
+        emit = self.emit
+        limit = emit.constant(cap, self.dtype)
+        return emit.math("mul", emit.math("tanh", emit.math("div", scores, limit)), limit)
+
+    def _added(self, scores: Value, mask: Value) -> Value:
+        """Scores, in units of powers of two, and a mask of numbers that are added to them in units of powers of e."""
+        emit = self.emit
+        value = emit.cast(mask, self.dtype)
+        nothing = emit.constant(float("-inf"), self.dtype)
+        # The lowest number, which often stands for minus infinity, must not become that: a row of it has a sum.
+        lowest = emit.constant(float(np.finfo(self.dtype.numpy).min), self.dtype)
+        added = emit.math("max", emit.math("mul", value, emit.constant(LOG2_E, self.dtype)), lowest)
+        return emit.where(emit.math("eq", value, nothing), nothing, emit.math("add", scores, added))
+
+    # -- tiles -----------------------------------------------------------------------------------------------------
+
+    def _axes(self, first: str, second: str) -> None:
+        self.emit.axes.clear()
+        self.emit.scopes[-1].clear()
+        for position, letter in enumerate((first, second)):
+            if letter in self.runs:
+                run = self.runs[letter]
+                size = self.last if letter == "j" else run.size
+                self.emit.tile_axis(run.name, size, position, self.bases[letter], self.sides[letter])
+
+    def _float(self, value: SSAValue, index: Sequence[Size]) -> Value:
+        return self.emit.cast(self.emit.at(Source(value, tensor_of(value.type)), index), self.dtype)
+
+    def _tile(self, value: Value, shape: tuple[int, int]) -> SSAValue:
+        return self.emit.repeated(value, shape).ssa
+
+    def _full(self, number: float, shape: tuple[int, int]) -> TileValue:
+        type_ = tile.TileType.of(shape, self.dtype)
+        return TileValue(self.emit.add(tile.ConstantOp.make(number, type_)), self.dtype)
+
+    def _dot(self, a: SSAValue, b: SSAValue, shape: tuple[int, int], total: SSAValue | None = None) -> SSAValue:
+        operands = [a, b] if total is None else [a, b, total]
+        return self.emit.add(tile.DotOp.create(operands=operands, result_types=[tile.TileType.of(shape, self.dtype)]))
+
+    def _typed(self, value: Value) -> TileValue:
+        assert isinstance(value, TileValue)
+        return value

@@ -1,0 +1,1 @@
+"""Graph ops as tile ops: values that are tiles, and the outside of a kernel."""

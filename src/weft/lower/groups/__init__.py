@@ -1,0 +1,1 @@
+"""Groups of elementwise ops, movements and reductions → tile kernels."""

@@ -1,0 +1,1 @@
+"""Iteration spaces of kernels, and graph ops evaluated at an index."""

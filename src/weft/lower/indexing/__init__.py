@@ -1,0 +1,1 @@
+"""Scans, scatters and sorts → tile kernels."""
