@@ -14,7 +14,7 @@ from weft.ir.types import Tensor, f32
 from weft.ops.graph import FuncOp, GroupOp, OpaqueOp
 from weft.ops.layouts import Layout, is_dense
 from weft.passes.choose_layouts import ChooseLayouts
-from weft.passes.group_into_kernels import GroupIntoKernels
+from weft.passes.grouping.group_into_kernels import GroupIntoKernels
 
 IMAGE = Tensor(f32, (2, 3, 4, 4))
 LAST = (48, 1, 12, 3)

@@ -13,8 +13,8 @@ from weft.config import Config
 from weft.ir.types import DType, Tensor, bf16, f16, f32
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
-from weft.passes.build_groups import CLAIM
 from weft.passes.claim_libraries import ClaimLibraries
+from weft.passes.grouping.build_groups import CLAIM
 from weft.pipelines import cpu_passes
 
 

@@ -13,12 +13,12 @@ from xdsl.ir import SSAValue
 from weft.ir.expr import Size, symbol
 from weft.ir.types import Tensor, bf16, f32, i64
 from weft.ops.graph import FuncOp, GraphBuilder, OpaqueOp, ReturnOp
-from weft.passes.build_groups import strides_of
 from weft.passes.choose_layouts import wanted_strides
-from weft.passes.compare_places import ComparePlaces
-from weft.passes.group_into_kernels import GroupIntoKernels
-from weft.passes.inline_small import InlineSmall
-from weft.passes.lay_out_convolutions import LayOutConvolutions
+from weft.passes.convolution.lay_out_convolutions import LayOutConvolutions
+from weft.passes.grouping.build_groups import strides_of
+from weft.passes.grouping.group_into_kernels import GroupIntoKernels
+from weft.passes.grouping.inline_small import InlineSmall
+from weft.passes.simplify.compare_indices import ComparePlaces
 
 
 @pytest.mark.parametrize("rows", [6, symbol("n")])

@@ -16,8 +16,8 @@ from weft.ir.expr import symbol
 from weft.ir.types import Tensor, f32, i64, tensor_of
 from weft.ops.dialect import parse_module
 from weft.ops.graph import FuncOp, OpaqueOp
-from weft.passes.eliminate_dead import EliminateDead
 from weft.passes.hoist_constants import HoistConstants
+from weft.passes.simplify.eliminate_dead import EliminateDead
 from weft.pipelines import compile_nvidia
 from weft.runtime.constants import as_program
 

@@ -13,7 +13,7 @@ from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.types import Tensor, element_type, f32
 from weft.ops.graph import FuncOp, GraphBuilder, GroupOp, LaunchOp, ReturnOp
-from weft.passes.group_into_kernels import GroupIntoKernels
+from weft.passes.grouping.group_into_kernels import GroupIntoKernels
 from weft.passes.place_launches import PlaceLaunches
 from weft.tile import dialect as tile
 from weft.tile.text import parse_program, print_program

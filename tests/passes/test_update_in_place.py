@@ -15,8 +15,8 @@ from weft.ir.types import Tensor, bf16, f32, i64
 from weft.lower.steps import KernelStep
 from weft.ops.graph import FuncOp, GroupOp
 from weft.passes.choose_layouts import ChooseLayouts
-from weft.passes.group_into_kernels import GroupIntoKernels
-from weft.passes.parts import Part, reads_of
+from weft.passes.grouping.group_into_kernels import GroupIntoKernels
+from weft.passes.tensor_slices import Part, reads_of
 from weft.passes.update_in_place import UpdateInPlace, in_place_of
 from weft.pipelines import compile_cpu
 from weft.runtime.arrays import run_arrays

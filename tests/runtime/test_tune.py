@@ -19,7 +19,7 @@ from weft.ir.expr import symbol
 from weft.ir.types import Tensor, f32
 from weft.lower.plan import build_plan
 from weft.ops.graph import FuncOp, GraphBuilder, GroupOp, ReturnOp
-from weft.passes.build_groups import SCHEDULE
+from weft.passes.grouping.build_groups import SCHEDULE
 from weft.pipelines import compile_cpu, cpu_passes, run_passes
 from weft.runtime.arrays import run_arrays
 from weft.runtime.cache import DiskCache

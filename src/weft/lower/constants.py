@@ -15,7 +15,7 @@ from weft.lower.dispatch import anchor_of
 from weft.lower.packing import Packing, packable, weight_of
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GroupOp
-from weft.passes.build_groups import TWO_DIGITS
+from weft.passes.grouping.build_groups import TWO_DIGITS
 
 PanelForm = Callable[[DType, DType], tuple[int, int]]
 """The columns of a panel that a target's kernels read, and how many of K lie together, for products computed in a type

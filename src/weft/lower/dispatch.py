@@ -23,7 +23,7 @@ from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
 from weft.ops.movement import Concat
 from weft.ops.scatter import UpdateSlice
-from weft.passes.parts import updated_slice
+from weft.passes.tensor_slices import updated_slice
 from weft.passes.update_in_place import in_place_of
 
 

@@ -22,7 +22,7 @@ from weft.ops.base import viewed
 from weft.ops.dot import Dot, ScaledDot, TiledDot
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
-from weft.passes.build_groups import WIDENS
+from weft.passes.grouping.build_groups import WIDENS
 
 
 @dataclass(frozen=True)

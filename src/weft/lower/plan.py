@@ -29,7 +29,8 @@ from weft.lower.work import work_of
 from weft.ops.base import GraphOp, View
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, ReturnOp
 from weft.ops.layouts import Layout, contiguous, same_places, slice_layout, view_layout
-from weft.passes.build_groups import (
+from weft.passes.check_first import verdict_of
+from weft.passes.grouping.build_groups import (
     PARTIAL_SUMS,
     Target,
     group_key,
@@ -39,10 +40,9 @@ from weft.passes.build_groups import (
     split_group,
     strides_of,
 )
-from weft.passes.check_first import verdict_of
-from weft.passes.constant_values import constant_arguments
-from weft.passes.parts import part_written, views_from
 from weft.passes.place_launches import lies_as, wanted_layouts
+from weft.passes.simplify.constant_values import constant_arguments
+from weft.passes.tensor_slices import part_written, views_from
 from weft.passes.update_in_place import in_place_of, layout_over, layout_through
 from weft.tile import dialect as tile
 

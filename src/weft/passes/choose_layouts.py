@@ -28,7 +28,7 @@ from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp
 from weft.ops.layouts import Layout, contiguous, is_dense, ordered, source_layout, view_layout
 from weft.ops.pool import Pool
 from weft.ops.shape import Windows
-from weft.passes.build_groups import result_targets, strides_of
+from weft.passes.grouping.build_groups import result_targets, strides_of
 from weft.passes.place_launches import wanted_layouts
 
 

@@ -17,9 +17,9 @@ from weft.ops.base import viewed
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp
 from weft.ops.layouts import BLAS_LARGEST
-from weft.passes.build_groups import CLAIM, INLINED, WIDENS
-from weft.passes.constant_values import constant_arguments
-from weft.passes.convolve_by_products import ROWS_OF_WINDOWS
+from weft.passes.convolution.convolve_by_matmul import ROWS_OF_WINDOWS
+from weft.passes.grouping.build_groups import CLAIM, INLINED, WIDENS
+from weft.passes.simplify.constant_values import constant_arguments
 
 _FEW_ROWS = 128
 """With at most so many rows, packed weights and what follows in one kernel beat a library; with more they do not."""

@@ -14,7 +14,7 @@ from xdsl.ir import Operation, OpResult, SSAValue
 from weft.ir.attributes import identity_of
 from weft.ops.base import View, viewed
 from weft.ops.graph import FuncOp, GroupOp, ReturnOp
-from weft.passes.build_groups import group_key
+from weft.passes.grouping.build_groups import group_key
 
 _LEAST_OPS = 2
 

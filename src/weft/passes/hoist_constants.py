@@ -19,9 +19,9 @@ from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise
 from weft.ops.graph import FuncOp, OpaqueOp, ReturnOp
-from weft.passes.build_groups import is_free, strides_of
 from weft.passes.choose_layouts import wanted_strides
-from weft.passes.constant_values import constant_arguments, fixed_values
+from weft.passes.grouping.build_groups import is_free, strides_of
+from weft.passes.simplify.constant_values import constant_arguments, fixed_values
 
 _CHEAP = frozenset(
     f"graph.{name}"

@@ -17,11 +17,11 @@ from weft.ir.types import DType, Tensor, bf16, f16
 from weft.ops.attention import WIDEST_HEAD
 from weft.ops.base import Scan, Scatter, Structured
 from weft.ops.convolution import Convolution
-from weft.passes.align_operands import worth_aligning
 from weft.passes.claim_libraries import fills_tensor_cores, worth_reading_once, worth_streaming, worth_tensor_cores
-from weft.passes.convolve_by_products import geometry_of
-from weft.passes.convolve_trained import is_product
-from weft.passes.sum_small_products import worth_summing
+from weft.passes.convolution.convolve_by_matmul import geometry_of
+from weft.passes.convolution.convolve_trained import is_product
+from weft.passes.dot.align_operands import worth_aligning
+from weft.passes.dot.sum_small_dots import worth_summing
 
 _COPIED_BYTES = 16
 """What bulk copies take multiples of."""

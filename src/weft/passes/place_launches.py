@@ -20,7 +20,7 @@ from weft.ir.types import tensor_of
 from weft.ops.base import View, viewed
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, ReturnOp, YieldOp
 from weft.ops.layouts import Layout, contiguous, is_dense, view_layout
-from weft.passes.build_groups import result_targets, strides_of
+from weft.passes.grouping.build_groups import result_targets, strides_of
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from weft.ops.base import Elementwise, GraphOp, Movement, Scatter
 from weft.ops.graph import FuncOp, GroupOp, YieldOp
 from weft.ops.layouts import Layout, contiguous, lies_apart, same_places, slice_layout, view_layout
 from weft.ops.scatter import UpdateSlice
-from weft.passes.build_groups import is_free, result_targets, strides_of
 from weft.passes.check_first import check_first, verdict_of
-from weft.passes.parts import Part, part_written, reads_of, updated_slice, views_from
+from weft.passes.grouping.build_groups import is_free, result_targets, strides_of
+from weft.passes.tensor_slices import Part, part_written, reads_of, updated_slice, views_from
 
 _ATTRIBUTE = "in_place"
 

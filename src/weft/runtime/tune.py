@@ -33,8 +33,8 @@ from weft.ops.attention import AnyAttention
 from weft.ops.base import View, viewed
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GroupOp, ReturnOp
-from weft.passes.build_groups import SCHEDULE
-from weft.passes.constant_values import constant_arguments
+from weft.passes.grouping.build_groups import SCHEDULE
+from weft.passes.simplify.constant_values import constant_arguments
 from weft.passes.update_in_place import in_place_of
 from weft.runtime.arrays import ArrayCall
 from weft.runtime.cache import DiskCache, cache_key

@@ -28,7 +28,7 @@ from weft.lower.schedule.schedule import NOTE
 from weft.lower.steps import Plan
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GroupOp
-from weft.passes.build_groups import SCHEDULE
+from weft.passes.grouping.build_groups import SCHEDULE
 from weft.runtime.cache import DiskCache, cache_key
 from weft.runtime.tune import Sides, Tuned, TunedKernel, tell, tunable_kernels
 

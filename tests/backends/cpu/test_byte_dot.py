@@ -19,7 +19,7 @@ from weft.lower.dispatch import lower
 from weft.lower.packing import PackedLayout, PackedPanels, packable
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
-from weft.passes.build_groups import TWO_DIGITS, WIDENS
+from weft.passes.grouping.build_groups import TWO_DIGITS, WIDENS
 from weft.testing.kernels import CpuModule, Trial, group_of, run_interpreted
 
 SIZES = [(1, 1, 2), (1, 768, 100), (3, 7, 33), (5, 66, 64), (8, 64, 17), (33, 130, 65), (130, 1601, 40), (300, 67, 20)]

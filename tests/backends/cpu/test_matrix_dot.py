@@ -19,7 +19,7 @@ from weft.lower.dispatch import lower
 from weft.lower.machine import Machine
 from weft.lower.packing import PackedLayout, packable
 from weft.ops.layouts import Layout
-from weft.passes.build_groups import TWO_DIGITS, WIDENS
+from weft.passes.grouping.build_groups import TWO_DIGITS, WIDENS
 from weft.testing.kernels import CpuModule, Trial, group_of, run_interpreted
 
 X86 = "x86_64-unknown-linux-gnu"

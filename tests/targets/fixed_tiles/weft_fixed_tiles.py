@@ -22,11 +22,11 @@ from weft.lower.machine import Machine
 from weft.lower.plan import build_plan
 from weft.lower.steps import KernelStep, Plan
 from weft.ops.graph import FuncOp, module_of
-from weft.passes.eliminate_common import EliminateCommon
-from weft.passes.eliminate_dead import EliminateDead
-from weft.passes.fold_constants import FoldConstants
-from weft.passes.group_into_kernels import GroupIntoKernels
-from weft.passes.simplify import Simplify
+from weft.passes.grouping.group_into_kernels import GroupIntoKernels
+from weft.passes.simplify.eliminate_common import EliminateCommon
+from weft.passes.simplify.eliminate_dead import EliminateDead
+from weft.passes.simplify.fold_constants import FoldConstants
+from weft.passes.simplify.simplify import Simplify
 from weft.pipelines import run_passes
 from weft.runtime.record import compilation
 from weft.tile import dialect as tile

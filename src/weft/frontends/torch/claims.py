@@ -21,8 +21,7 @@ from weft.frontends.torch.aten.convolution import convolution_params
 from weft.frontends.torch.builder import normal_dim, tensor_of_meta
 from weft.frontends.torch.dtypes import from_torch
 from weft.ir.types import DType
-from weft.passes.convolve_trained import is_pointwise
-from weft.passes.order_by_comparing import worth_comparing, worth_counting
+from weft.passes.convolution.convolve_trained import is_pointwise
 from weft.passes.own_kernels import (
     Operand,
     owns_attention,
@@ -33,6 +32,7 @@ from weft.passes.own_kernels import (
     owns_pointwise_convolution,
     owns_product,
 )
+from weft.passes.simplify.order_by_comparing import worth_comparing, worth_counting
 
 _LIBRARY = {
     torch.ops.aten.convolution.default,

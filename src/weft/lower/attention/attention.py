@@ -38,7 +38,7 @@ from weft.ops.attention import AnyAttention
 from weft.ops.body import Value
 from weft.ops.graph import GroupOp
 from weft.ops.layouts import Layout
-from weft.passes.read_pages import Pages, pages_of, pages_of_both
+from weft.passes.attention.read_pages import Pages, pages_of, pages_of_both
 from weft.tile import dialect as tile
 
 LOG2_E = 1.4426950408889634

@@ -18,7 +18,7 @@ from xdsl.ir import SSAValue
 from weft.ir.expr import Size, coefficient_of, floordiv, maximum, minimum, mod, substitute, symbol
 from weft.ir.types import tensor_of
 from weft.lower.emit.body import register_dtype
-from weft.passes.read_pages import PAGE, SLOT, Pages
+from weft.passes.attention.read_pages import PAGE, SLOT, Pages
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:

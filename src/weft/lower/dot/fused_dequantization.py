@@ -23,7 +23,7 @@ from weft.ops.dot import Dot, TiledDot
 from weft.ops.layouts import Layout
 from weft.ops.quantized import FORMS, Dequantize, Form
 from weft.passes.claim_libraries import FEW_ROWS
-from weft.passes.constant_values import made_by
+from weft.passes.simplify.constant_values import made_by
 from weft.tile import dialect as tile
 
 _ALONG = "q"

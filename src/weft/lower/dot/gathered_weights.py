@@ -19,7 +19,7 @@ from weft.lower.emit.body import KernelEmitter, TileValue
 from weft.lower.index_space.evaluate import Source
 from weft.ops.dot import Dot
 from weft.ops.index import Take
-from weft.passes.read_chosen import chosen_by
+from weft.passes.dot.read_gathered_weights import chosen_by
 from weft.tile import written
 
 _NAME = "chosen"

@@ -26,7 +26,7 @@ from weft.lower.schedule.dot_model import Products, estimates
 from weft.ops.dot import TiledDot
 from weft.ops.layouts import Layout
 from weft.passes.claim_libraries import FEW_ROWS
-from weft.passes.tile_groups import expected_groups
+from weft.passes.dot.tile_grouped_gemm import expected_groups
 from weft.tile import dialect as tile
 
 _ALIKE = 1.03

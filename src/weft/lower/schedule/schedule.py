@@ -21,7 +21,7 @@ from weft.lower.machine import CPU, Machine
 from weft.lower.schedule.dot_blocks import even_blocks
 from weft.ops.attention import WIDEST_HEAD
 from weft.ops.graph import GroupOp
-from weft.passes.build_groups import SCHEDULE
+from weft.passes.grouping.build_groups import SCHEDULE
 
 SHORT = 8
 MOST_TAPS = 64

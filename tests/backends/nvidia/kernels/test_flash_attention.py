@@ -15,7 +15,7 @@ from weft.ir.expr import evaluate
 from weft.ir.types import DType, Tensor, bf16, boolean, f16, i64
 from weft.lower.machine import gpu_machine
 from weft.ops.base import REGISTRY
-from weft.passes.build_groups import SCHEDULE
+from weft.passes.grouping.build_groups import SCHEDULE
 from weft.pipelines import annotate, compile_kernels
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.tile import dialect as tile

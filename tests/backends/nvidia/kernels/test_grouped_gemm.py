@@ -26,7 +26,7 @@ from weft.lower.machine import gpu_machine
 from weft.ops.dot import TiledDot
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp, module_of
 from weft.ops.quantized import dequantized
-from weft.passes.tile_groups import IN_ORDER, TileGroups, expected_groups, rows_of_tile, tiles
+from weft.passes.dot.tile_grouped_gemm import IN_ORDER, TileGroups, expected_groups, rows_of_tile, tiles
 from weft.pipelines import annotate, compile_kernels, compile_nvidia
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.tile import dialect as tile

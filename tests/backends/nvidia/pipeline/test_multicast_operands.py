@@ -16,7 +16,7 @@ from weft.backends.nvidia.target import target_named
 from weft.ir.attributes import to_attribute
 from weft.ir.types import Tensor, bf16
 from weft.lower.machine import gpu_machine
-from weft.passes.build_groups import SCHEDULE
+from weft.passes.grouping.build_groups import SCHEDULE
 from weft.pipelines import compile_kernels
 from weft.testing.kernels import Trial, group_of
 

@@ -13,7 +13,7 @@ from weft.frontends.torch.builder import ImportBuilder
 from weft.ir.expr import floordiv, product
 from weft.ir.types import boolean, tensor_of
 from weft.ops import composites
-from weft.passes.constant_values import made_by, number_of
+from weft.passes.simplify.constant_values import made_by, number_of
 
 Many = tuple[SSAValue | None, ...]
 _NOTHING = (-65504.0, -65536.0, -math.inf)

@@ -12,7 +12,7 @@ from weft.frontends.torch.builder import ImportBuilder
 from weft.ir.types import Tensor, i64
 from weft.ops.graph import OpaqueOp
 from weft.ops.sort import Sort
-from weft.passes.constant_values import made_by, number_of
+from weft.passes.simplify.constant_values import made_by, number_of
 
 _SORTS = ("aten::sort", "aten::sort.stable", "aten::argsort", "aten::argsort.stable")
 

@@ -13,7 +13,7 @@ from weft.frontends.torch.aten.table import aten
 from weft.frontends.torch.builder import ImportBuilder
 from weft.ir.expr import Size
 from weft.ir.types import f32, i32
-from weft.passes.tile_groups import IN_ORDER
+from weft.passes.dot.tile_grouped_gemm import IN_ORDER
 
 
 @aten("mm", "bmm")

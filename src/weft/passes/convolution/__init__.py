@@ -1,0 +1,1 @@
+"""Convolutions in graphs: as matrix products, over channels that lie innermost, with folded norms."""

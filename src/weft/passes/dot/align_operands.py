@@ -1,0 +1,128 @@
+"""Copy what products multiply to where a GPU's copy engine can read it: rows that begin at multiples of 16 bytes.
+
+A matrix with an odd number of columns, or one that is cut out of such, costs a library most of its speed. A copy with
+longer rows takes as long as reading and writing it; those of constants are made once (`hoist_constants`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd, prod
+from typing import ClassVar
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import OpResult, SSAValue
+from xdsl.passes import ModulePass
+
+from weft.ir.expr import Size
+from weft.ir.types import bf16, f16, tensor_of
+from weft.ops.base import View
+from weft.ops.dot import Dot
+from weft.ops.graph import FuncOp, GraphBuilder
+from weft.ops.layouts import Layout, contiguous, view_layout
+from weft.passes.claim_libraries import FEW_ROWS, is_for_tensor_cores
+from weft.passes.grouping.build_groups import strides_of
+
+_ENGINE = 16
+"""What rows begin at multiples of, in bytes."""
+_MULTIPLIED, _COPIED, _START = 6e14, 1.5e12, 3e-6
+"""Operations a second of products, bytes a second that copies of such rows read and write, and the seconds that each of
+them takes at least."""
+_BY_LIBRARY = {2: 1.4e14, 4: 2.5e14, 8: 2.5e14}
+"""Operations a second of a library's products, by the bytes that rows begin at multiples of."""
+
+
+@dataclass(frozen=True)
+class AlignOperands(ModulePass):
+    """%y = graph.dot %x, %w : 4095 deep     →     %p = graph.pad %x : 4096 columns
+    %y = graph.dot (graph.slice %p : 4095 columns), %w
+    """
+
+    name: ClassVar[str] = "align_operands"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for function in op.body.block.ops:
+            if isinstance(function, FuncOp) and "prepares" not in function.attributes:
+                _Aligning(function).run()
+
+
+class _Aligning:
+    def __init__(self, function: FuncOp) -> None:
+        self.function = function
+        self.copies: dict[SSAValue, SSAValue] = {}
+        given = strides_of(function, "arg_strides", len(function.block.args))
+        pairs = zip(function.block.args, given, strict=True)
+        self.strides: dict[SSAValue, tuple[Size, ...]] = {argument: each for argument, each in pairs if each}
+
+    def run(self) -> None:
+        for dot in list(self.function.block.ops):
+            if not isinstance(dot, Dot) or tensor_of(dot.operands[0].type).dtype not in (bf16, f16):
+                continue
+            rows = tensor_of(dot.results[0].type).shape[-2]
+            if is_for_tensor_cores(dot) and isinstance(rows, int) and rows > FEW_ROWS:
+                for place, operand in enumerate(dot.operands):
+                    layout = self._layout(operand)
+                    if layout is not None and not _is_aligned(operand, layout):
+                        dot.operands[place] = self._copied(dot, operand, layout)
+
+    def _layout(self, value: SSAValue) -> Layout | None:
+        """How a value lies, if it is what memory holds; what is computed for a product has no rows to be read."""
+        views: list[View] = []
+        while isinstance(value, OpResult) and isinstance(value.op, View):
+            views.append(value.op)
+            value = value.op.operands[0]
+        strides = self.strides.get(value)
+        layout: Layout | None = Layout(strides) if strides else contiguous(tensor_of(value.type))
+        for view in reversed(views):
+            layout = None if layout is None else view_layout(view, layout)
+        return layout
+
+    def _copied(self, dot: Dot, value: SSAValue, layout: Layout) -> SSAValue:
+        if value in self.copies:
+            return self.copies[value]
+        block = dot.parent_block()
+        assert block is not None
+        b = GraphBuilder(block, dot.location, before=dot)  # type: ignore[arg-type]
+        rank = tensor_of(value.type).rank
+        order = [*range(rank - 2), rank - 1, rank - 2]
+        turned = layout.strides[-1] != 1 and layout.strides[-2] == 1
+        rows = b.permute(value, dims=tuple(order)) if turned else value
+        shape = b.tensor(rows).shape
+        assert isinstance(shape[-1], int)
+        beyond = -shape[-1] % (_ENGINE // tensor_of(value.type).dtype.bytes)
+        none = (0,) * rank
+        padded = b.pad(rows, low=none, high=(*none[1:], beyond), value=0.0)
+        cut = b.slice(padded, starts=none, shape=shape, steps=(1,) * rank)
+        self.copies[value] = b.permute(cut, dims=tuple(order)) if turned else cut
+        return self.copies[value]
+
+
+def _is_aligned(value: SSAValue, layout: Layout) -> bool:
+    """Whether one of the last two dimensions runs through memory, and all others go in steps that the engine takes."""
+    tensor = tensor_of(value.type)
+    if not tensor.is_static:
+        return True
+    strides = layout.strides
+    for inner in (tensor.rank - 1, tensor.rank - 2):
+        others = [stride for d, stride in enumerate(strides) if d != inner and tensor.shape[d] != 1]
+        if strides[inner] == 1 and _are_steps([*others, layout.offset], tensor.dtype.bytes):
+            return True
+    return False
+
+
+def _are_steps(strides: Sequence[Size], width: int) -> bool:
+    """Whether all strides, of elements so many bytes wide, are such as the copy engine takes."""
+    return all(isinstance(stride, int) and stride * width % _ENGINE == 0 for stride in strides)
+
+
+def worth_aligning(shape: Sequence[int], depth: int, copied: int, steps: Sequence[int]) -> bool:
+    """Whether a product, after copies of so many bytes, is done before a library is that does without them.
+
+    `steps` are the bytes from row to row of what is copied.
+    """
+    operations = 2 * prod(shape) * depth
+    within = gcd(_ENGINE, *steps)
+    copying = 2 * copied / _COPIED + 2 * _START
+    return copying + operations / _MULTIPLIED < operations / _BY_LIBRARY.get(within, _MULTIPLIED)

@@ -1,0 +1,413 @@
+"""Decide which ops become one kernel.
+
+Elementwise ops and movements join the kernel that makes what they read; a reduction joins the kernel of its operand and
+later ops over the same rows or the same elements join it in turn, so that a softmax or a layer norm is one kernel.
+Views and cheap constants belong to no kernel: whoever needs one computes it on the fly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.passes import ModulePass
+
+from weft.ir.attributes import to_attribute
+from weft.ir.expr import Size, product
+from weft.ir.types import tensor_of
+from weft.ops.base import Elementwise, GraphOp, Movement, Reduction, Scan, Scatter, Structured, View, viewed
+from weft.ops.graph import FuncOp, GroupOp, ReturnOp
+from weft.ops.layouts import Layout, blas_takes, contiguous, goes_forward, source_layout
+from weft.ops.reduce import DimensionReduction
+from weft.passes.dot.split_dots import share_rows
+from weft.passes.grouping.build_groups import (
+    CLAIM,
+    ValueLayouts,
+    emit_group,
+    fitting_calls,
+    is_free,
+    result_targets,
+    strides_of,
+)
+from weft.passes.grouping.kernel_groups import Group
+from weft.passes.grouping.sink_epilogue import hand_on
+
+_MOST_OPS = 48
+
+
+@dataclass(frozen=True)
+class GroupIntoKernels(ModulePass):
+    """Put every op into a `graph.group`, except what libraries and the framework take.
+
+    %m = graph.max %x            %y = graph.group(%x) {
+    %d = graph.sub %x, %m    →     %m = graph.max %x
+    %y = graph.exp %d              %d = graph.sub %x, %m ; %y = graph.exp %d ; graph.yield %y }
+    """
+
+    name: ClassVar[str] = "group_into_kernels"
+
+    products: int = 1
+    """How many products of the same rows a kernel may compute: a GPU's tensor cores have registers for two."""
+    updates: bool = False
+    """Whether a kernel that puts updates into a tensor computes them, too: on a GPU each of them is read once."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for function in op.body.block.ops:
+            # What prepares another function runs once, op by op.
+            if isinstance(function, FuncOp) and "prepares" not in function.attributes:
+                _Grouping(function, self.products, self.updates).run()
+
+
+class _Grouping:
+    """The grouping of one function."""
+
+    def __init__(self, function: FuncOp, products: int, updates: bool) -> None:
+        self.function = function
+        self.products, self.updates = products, updates
+        self.groups: dict[int, Group] = {}
+        self.seen_through: dict[SSAValue, tuple[SSAValue, ...]] = {}
+        self.group_of: dict[Operation, Group] = {}
+        self.consumers: dict[SSAValue, list[Operation]] = {}
+        self.order = {op: position for position, op in enumerate(function.block.ops)}
+        self.last_alone: Group | None = None
+        self.targets = result_targets(function)
+        self.layouts = ValueLayouts(function)
+
+    def run(self) -> None:
+        operations = list(self.order)
+        for op in operations:
+            if not is_free(op):
+                for value in self._sources(op.operands):
+                    self.consumers.setdefault(value, []).append(op)
+        for op in operations:
+            if isinstance(op, ReturnOp) or is_free(op):
+                continue
+            self._place(op)
+        for group in self.groups.values():
+            if group.kind == "dot":
+                hand_on(group, self.group_of, self.consumers, self._reads_in_place)
+        self._rebuild(operations)
+
+    def _sources(self, values: Iterable[SSAValue]) -> Iterable[SSAValue]:
+        """What values are computed from, seen through views and cheap constants."""
+        found: dict[SSAValue, None] = {}
+        for value in values:
+            if isinstance(value, OpResult) and is_free(value.op):
+                known = self.seen_through.get(value)
+                if known is None:
+                    known = self.seen_through[value] = tuple(self._sources(value.op.operands))
+                found.update(dict.fromkeys(known))
+            else:
+                found[value] = None
+        return found
+
+    # -- joining ---------------------------------------------------------------------------------------------------
+
+    def _place(self, op: Operation) -> None:
+        producers: dict[Group, None] = {}
+        for value in self._sources(op.operands):
+            if isinstance(value, OpResult):
+                producers[self.group_of[value.op]] = None
+        for group in producers:
+            if isinstance(op, GraphOp) and self._fits(op, group) and self._acyclic(group, producers):
+                self._join(op, group)
+                self._depend(group, producers)
+                for other in producers:
+                    if other is not group:
+                        self._try_merge(group, other, op)
+                return
+        if not isinstance(op, GraphOp) and self.last_alone is not None:
+            producers[self.last_alone] = None
+        self._start(op, producers)
+        if not isinstance(op, GraphOp):
+            # Calls that Weft does not look into keep their order: they may draw random numbers.
+            self.last_alone = self.group_of[op]
+
+    def _fits(self, op: GraphOp, group: Group) -> bool:
+        """Whether the op can be computed in the group's kernel."""
+        if CLAIM in op.attributes or len(group.ops) >= _MOST_OPS:
+            return False
+        if isinstance(op, Elementwise | Movement):
+            shape = tensor_of(op.results[0].type).shape
+            if group.kind in ("pointwise", "rows", "dot", "window"):
+                if group.takes(shape) and self._reads_in_place(op, group):
+                    return True
+                return group.kind == "pointwise" and self._moves_domain(op, group, shape)
+            return False
+        if isinstance(op, DimensionReduction) and group.kind in ("pointwise", "rows"):
+            shape = tensor_of(op.operands[0].type).shape
+            dims = op.params["dims"]
+            if not dims:
+                return False
+            if group.kind == "rows":
+                return shape == group.shape and dims == group.dims and self._reads_in_place(op, group)
+            if shape == group.shape and self._reads_in_place(op, group):
+                return True
+            return self._moves_domain(op, group, shape)
+        return isinstance(op, Scatter) and self.updates and self._makes_updates(op, group)
+
+    def _makes_updates(self, op: Scatter, group: Group) -> bool:
+        """Whether a group makes what is put into a tensor, and nothing else: not the tensor, nor the places."""
+        if op.name != "graph.index_put" or op.params["accumulate"] or group.kind != "pointwise":
+            return False
+        *others, updates = op.operands
+        elsewhere = any(value in group.made for value in self._sources(others))
+        return not elsewhere and self._moves_domain(op, group, tensor_of(updates.type).shape)
+
+    def _reads_in_place(self, op: GraphOp, group: Group) -> bool:
+        """Whether the op reads the group's values at its own index: not through views or by computed indices."""
+        made = group.made
+        if isinstance(op, Movement):
+            # Of a row one element can be picked: it is computed again, from the row's own reductions.
+            picks = op.name == "graph.gather" and group.kind == "rows" and group.dims == (op.params["dim"],)
+            whole = picks and op.operands[0] in made and tensor_of(op.operands[0].type).shape == group.shape
+            return not any(v in made for v in self._sources(op.operands[1:] if whole else op.operands))
+        leading = group.dims == tuple(range(len(group.dims)))
+        shape = tensor_of(op.results[0].type).shape
+        for value in op.operands:
+            if value in made:
+                rows = group.kind == "rows" and tensor_of(value.type).shape == group.row_shapes[1] != group.shape
+                if rows and not leading and shape == group.shape:
+                    # Broadcasting would align the rows with the columns.
+                    return False
+                continue
+            view = value.op if isinstance(value, OpResult) and is_free(value.op) else None
+            if view and any(v in made for v in self._sources([value])) and not group.keeps_rows(view):
+                return False
+        return True
+
+    def _moves_domain(self, op: GraphOp, group: Group, shape: tuple[Size, ...]) -> bool:
+        """Whether the op can draw the whole group into its own index space: nobody else needs the group's values.
+
+        A concatenation or padding reads each of its operands' elements once, so that nothing is computed twice.
+        """
+        once = op.name in ("graph.concat", "graph.pad")
+        if isinstance(op, Movement) and not isinstance(op, View) and not once:
+            return False
+        members = set(group.ops)
+        for value in group.made:
+            users = self.consumers.get(value, [])
+            if any(user is not op and user not in members for user in users):
+                return False
+        return once or product(shape) == product(group.shape)
+
+    def _acyclic(self, group: Group, producers: Iterable[Group]) -> bool:
+        return all(group.number not in other.before for other in producers if other is not group)
+
+    def _join(self, op: GraphOp, group: Group) -> None:
+        if isinstance(op, DimensionReduction):
+            group.shape = tensor_of(op.operands[0].type).shape
+            group.dims = op.params["dims"]
+            group.kind = "rows"
+        elif isinstance(op, Scatter):
+            group.shape, group.kind = tensor_of(op.results[0].type).shape, "anchor"
+        elif not group.takes(tensor_of(op.results[0].type).shape):
+            group.shape = tensor_of(op.results[0].type).shape
+        group.ops.append(op)
+        group.made.update(op.results)
+        self.group_of[op] = group
+
+    def _try_merge(self, group: Group, other: Group, op: GraphOp) -> None:
+        """Take in another producer of the op, if it walks the same elements and no cycle arises."""
+        if other.shape != group.shape or len(group.ops) + len(other.ops) > _MOST_OPS:
+            return
+        kinds = {group.kind, other.kind}
+        if kinds == {"dot"}:
+            if not share_rows([*group.ops, *other.ops], self.products):
+                return
+        elif not kinds <= {"pointwise", "rows"} or (len(kinds) == 1 and other.dims != group.dims):
+            return
+        if group.number in other.before:
+            return
+        # What reads rows in another way than the op does needs all of them before: it stays in a kernel behind them.
+        if not all(self._reads_in_place(each, other) for each in ([op, *group.ops] if other.kind == "rows" else [op])):
+            return
+        if any(other.number in g.before and g.number in group.before for g in self.groups.values()):
+            return
+        group.ops = self._in_order([*group.ops, *other.ops])
+        if other.kind == "rows":
+            group.kind, group.dims = other.kind, other.dims
+        for member in other.ops:
+            self.group_of[member] = group
+        group.made |= other.made
+        del self.groups[other.number]
+        group.before |= other.before
+        group.before.discard(other.number)
+        for g in self.groups.values():
+            if other.number in g.before:
+                g.before.discard(other.number)
+                g.before |= {group.number} | group.before
+        group.before.discard(group.number)
+
+    def _start(self, op: Operation, producers: Iterable[Group]) -> None:
+        kind, shape, dims = "alone", (), ()
+        if isinstance(op, GraphOp) and CLAIM not in op.attributes:
+            shape = tensor_of(op.results[0].type).shape
+            match op:
+                case DimensionReduction():
+                    kind, shape, dims = "rows", tensor_of(op.operands[0].type).shape, op.params["dims"]
+                    kind = "rows" if dims else "pointwise"
+                case Elementwise() | Movement():
+                    kind = "pointwise"
+                case Reduction():
+                    kind = "window"
+                case Structured() if op.name in ("graph.dot", "graph.scaled_dot", "graph.tiled_dot"):
+                    kind = "dot"
+                case Structured() | Scatter() | Scan():
+                    kind = "anchor"
+                case _:
+                    kind = "alone"
+        group = Group(len(self.group_of) + 1, kind, shape, [op], dims, made=set(op.results))  # type: ignore[list-item]
+        self.groups[group.number] = group
+        self.group_of[op] = group
+        self._depend(group, producers)
+
+    def _depend(self, group: Group, producers: Iterable[Group]) -> None:
+        """Record that the group runs after its producers, for itself and for all that run after it."""
+        new: set[int] = set()
+        for producer in producers:
+            if producer is not group and producer.number in self.groups:
+                new |= {producer.number} | producer.before
+        new.discard(group.number)
+        if new <= group.before:
+            return
+        group.before |= new
+        for other in self.groups.values():
+            if group.number in other.before:
+                other.before |= new
+
+    def _in_order(self, ops: Sequence[GraphOp]) -> list[GraphOp]:
+        return sorted(ops, key=lambda op: self.order[op])
+
+    # -- building --------------------------------------------------------------------------------------------------
+
+    def _rebuild(self, operations: Sequence[Operation]) -> None:
+        """Replace every group's ops by one `graph.group`, in an order in which each runs after what it needs."""
+        block = self.function.block
+        returned = self.function.returned
+        needed = self._needed_outside(returned)
+        values: dict[SSAValue, SSAValue] = {arg: arg for arg in block.args}
+        shown = self._shown_by_products(returned)
+        for group in self._sorted():
+            if group.kind == "alone":
+                (member,) = group.ops
+                self._emit_operands(member, values, returned)
+                member.detach()
+                block.insert_op_before(member, returned)
+                for position, operand in enumerate(list(member.operands)):
+                    member.operands[position] = values[operand]
+                values.update({result: result for result in member.results})
+                continue
+            made = [shown.get(r, r) for member in self._in_order(group.ops) for r in member.results if r in needed]
+            if made:
+                emit_group(block, group.ops, made, values, returned)
+        written = {target.result for target in self.targets.values()}
+        called = fitting_calls(self.function)
+        given: set[SSAValue] = set()
+        for position, operand in enumerate(list(returned.operands)):
+            if operand in given or not (operand in written or operand in called or operand in shown.values()):
+                emit_group(block, [], [operand], values, returned)
+            elif operand in written:
+                self._emit_chain(operand, values, returned)
+            given.add(operand)
+            returned.operands[position] = values[operand]
+        for op in reversed(operations):
+            if op.parent is block and op is not returned and self.group_of.get(op, _NO_GROUP).kind != "alone":
+                op.detach()
+                op.erase(safe_erase=False)
+
+    def _shown_by_products(self, returned: ReturnOp) -> dict[SSAValue, SSAValue]:
+        """Results that are views of a product nobody else reads, for which it is written as they lie."""
+        written = {target.result for target in self.targets.values()}
+        shown: dict[SSAValue, SSAValue] = {}
+        for operand in returned.operands:
+            root = operand
+            while isinstance(root, OpResult) and root.op.name in ("graph.permute", "graph.reshape"):
+                root = root.op.operands[0] if root.has_one_use() else operand
+                if root is operand:
+                    break
+            product = self.group_of.get(root.op) if isinstance(root, OpResult) else None
+            if operand in written or root is operand or product is None or product.kind != "dot":
+                continue
+            if root not in self.targets and root.has_one_use():
+                shown[root] = operand
+        return shown
+
+    def _needed_outside(self, returned: ReturnOp) -> set[SSAValue]:
+        needed = set(self._sources(returned.operands))
+        for op, group in self.group_of.items():
+            for value in self._sources(op.operands):
+                if not isinstance(value, OpResult) or self.group_of[value.op] is not group:
+                    needed.add(value)
+        return needed
+
+    def _sorted(self) -> list[Group]:
+        done: dict[int, None] = {}
+        ordered: list[Group] = []
+        pending = sorted(self.groups.values(), key=lambda g: self.order[g.ops[-1]])
+        while pending:
+            ready = next(g for g in pending if all(n in done for n in g.before))
+            pending.remove(ready)
+            done[ready.number] = None
+            ordered.append(ready)
+        return ordered
+
+    def _emit_operands(self, op: Operation, values: dict[SSAValue, SSAValue], before: Operation) -> None:
+        """Make what an op outside of groups reads: by views where strides can say it and it takes them, or a copy."""
+        for value in op.operands:
+            layout = self.layouts.of(value)
+            if (layout is not None and _takes(op, value, layout)) or self._write_for(value, op, values):
+                self._emit_chain(value, values, before)
+            else:
+                emit_group(self.function.block, [], [value], values, before)
+                self.layouts.known[value] = contiguous(tensor_of(value.type))
+
+    def _write_for(self, value: SSAValue, op: Operation, values: dict[SSAValue, SSAValue]) -> bool:
+        """Let the group that makes what a value is a view of write it as the op wants to read the value, if it can.
+
+        It cannot where the op reads it in two ways, or where it has been read in another one before.
+        """
+        root, layout = value, contiguous(tensor_of(value.type))
+        chain: list[SSAValue] = []
+        while isinstance(root, OpResult) and isinstance(root.op, View):
+            below = source_layout(root.op, layout)
+            if below is None:
+                return False
+            chain.append(root)
+            root, layout = root.op.operands[0], below
+        made = values.get(root)
+        if self.consumers.get(root) != [op] or root in self.targets or not isinstance(made, OpResult):
+            return False
+        if [viewed(operand) for operand in op.operands].count(root) > 1 or made.uses.get_length() > 0:
+            return False
+        if not isinstance(group := made.op, GroupOp):
+            return False
+        strides = [None if other is not made else layout.strides for other in group.results]
+        known = strides_of(group, "result_strides", len(strides))
+        group.attributes["result_strides"] = to_attribute(tuple(a or b for a, b in zip(strides, known, strict=True)))
+        for each in chain:
+            self.layouts.known.pop(each, None)
+        self.layouts.known[root] = layout
+        return True
+
+    def _emit_chain(self, value: SSAValue, values: dict[SSAValue, SSAValue], before: Operation) -> None:
+        """Make a value by views of what there is."""
+        if value in values or not isinstance(value, OpResult):
+            return
+        for operand in value.op.operands:
+            self._emit_chain(operand, values, before)
+        copy = value.op.clone(value_mapper=values)
+        self.function.block.insert_op_before(copy, before)
+        values.update(zip(value.op.results, copy.results, strict=True))
+
+
+def _takes(op: Operation, value: SSAValue, layout: Layout) -> bool:
+    """Whether an op outside of groups reads a value that lies so."""
+    return blas_takes(tensor_of(value.type), layout) if isinstance(op, GraphOp) else goes_forward(layout)
+
+
+_NO_GROUP = Group(0, "free", (), [])

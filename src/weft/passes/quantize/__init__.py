@@ -1,0 +1,1 @@
+"""Weights of few bits: weight-only quantisation, recognised and fused dequantisation."""

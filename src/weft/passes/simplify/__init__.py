@@ -1,0 +1,1 @@
+"""Algebra on graphs: rules, constants, common and dead ops."""

@@ -1,0 +1,67 @@
+"""`align_operands`: matrices whose rows begin anywhere are copied to longer rows before a GPU multiplies them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from xdsl.ir import SSAValue
+
+from weft.ir.types import Tensor, bf16
+from weft.ops.graph import GraphBuilder
+from weft.passes.dot.align_operands import AlignOperands, worth_aligning
+
+M, N, K = 1280, 1290, 129
+
+
+def plain(b: GraphBuilder, x: SSAValue, w: SSAValue) -> SSAValue:
+    return b.dot(x, w)
+
+
+def turned(b: GraphBuilder, x: SSAValue, w: SSAValue) -> SSAValue:
+    return b.dot(b.permute(x, dims=(1, 0)), b.permute(w, dims=(1, 0)))
+
+
+@pytest.mark.parametrize(
+    ("body", "x", "w", "copies"),
+    [
+        (plain, (M, K), (K, N), 2),
+        (plain, (M, 128), (128, N), 1),
+        (plain, (M, K), (K, 1296), 1),
+        (turned, (K, M), (N, K), 1),
+        (turned, (128, M), (N, 128), 0),
+        (plain, (40, K), (K, N), 0),
+    ],
+)
+def test_operands_that_the_copy_engine_cannot_read_are_copied(
+    passes: Any, body: Any, x: tuple[int, int], w: tuple[int, int], copies: int
+) -> None:
+    module = passes.built({"x": Tensor(bf16, x), "w": Tensor(bf16, w)}, body)
+    text = str(passes.apply(AlignOperands(), module, rtol=0.01))
+    assert text.count('"graph.pad"') == copies
+
+
+def test_cuts_that_begin_within_a_chunk_are_copied(passes: Any) -> None:
+    def body(b: GraphBuilder, x: SSAValue, w: SSAValue) -> list[SSAValue]:
+        cuts = [b.slice(x, starts=(0, start), shape=(M, 128), steps=(1, 1)) for start in (1, 8)]
+        return [b.dot(cut, w) for cut in cuts]
+
+    module = passes.built({"x": Tensor(bf16, (M, 136)), "w": Tensor(bf16, (128, 1280))}, body)
+    assert str(passes.apply(AlignOperands(), module, rtol=0.01)).count('"graph.pad"') == 1
+
+
+def test_what_two_products_read_is_copied_once(passes: Any) -> None:
+    def body(b: GraphBuilder, x: SSAValue, w: SSAValue, v: SSAValue) -> list[SSAValue]:
+        return [b.dot(x, w), b.dot(x, v)]
+
+    shapes = {"x": (M, K), "w": (K, 1280), "v": (K, 1280)}
+    module = passes.built({name: Tensor(bf16, shape) for name, shape in shapes.items()}, body)
+    assert str(passes.apply(AlignOperands(), module, rtol=0.01)).count('"graph.pad"') == 1
+
+
+def test_copies_must_be_short_beside_the_product() -> None:
+    assert worth_aligning((4096, 4096), 4095, 2 * 4096 * 4095, [2 * 4095])
+    assert worth_aligning((2047, 2047), 2047, 4 * 2047**2, [2 * 2047])
+    assert not worth_aligning((1024, 1024), 129, 2 * 1024 * 129, [2 * 129])
+    assert worth_aligning((2052, 2052), 2052, 4 * 2052**2, [2 * 2052])
+    assert not worth_aligning((1024, 1024), 1028, 4 * 1024 * 1028, [2 * 1028])
