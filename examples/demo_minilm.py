@@ -28,8 +28,18 @@ from torch import Tensor, nn
 
 import weft
 from weft.runtime.record import CompilationRecord, recording
-from weft.testing.benchmark import EAGER, INDUCTOR, WEFT, Limits, Race, contenders, cpp_compiler, first_call, interleave
-from weft.testing.charts import Bar, Chart, svg, write_chart
+from weft.testing.bench.benchmark import (
+    EAGER,
+    INDUCTOR,
+    WEFT,
+    Limits,
+    Race,
+    contenders,
+    cpp_compiler,
+    first_call,
+    interleave,
+)
+from weft.testing.bench.charts import Bar, Chart, svg, write_chart
 from weft.testing.models import FULL_SIZE, minilm_folder
 from weft.tools.terminal import counted
 

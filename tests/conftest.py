@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from weft.diagnostics import forget
-from weft.testing.journal import Journal, commit, part
+from weft.testing.conformance.journal import Journal, commit, part
 
 PASSED = pytest.StashKey[set[str]]()
 JOURNAL = pytest.StashKey[Journal]()

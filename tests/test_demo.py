@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from weft.testing.charts import Bar, Chart
+from weft.testing.bench.charts import Bar, Chart
 
 DEMO = Path(__file__).parents[1] / "examples" / "demo_minilm.py"
 

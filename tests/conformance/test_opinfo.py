@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.testing.conformance import run_opinfo
+from weft.testing.conformance.conformance import run_opinfo
 
 PARTS = 4
 EVERY = 8 * PARTS

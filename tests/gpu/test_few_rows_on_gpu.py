@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from weft.testing.conformance.model_check import compile_with
 from weft.testing.gpu.llama import Llama, LlamaShape
 from weft.testing.gpu.models import made_on
-from weft.testing.model_check import compile_with
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 captures = pytest.mark.skipif(

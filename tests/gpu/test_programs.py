@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from weft.testing.benchmark import Limits
+from weft.testing.bench.benchmark import Limits
+from weft.testing.conformance.model_check import check_model, compile_with
+from weft.testing.conformance.training import check_training
 from weft.testing.devices import device_named
 from weft.testing.gpu.case import GpuCase, Place, run_gpu_case
 from weft.testing.gpu.suites import SUITES
-from weft.testing.model_check import check_model, compile_with
 from weft.testing.models import SMALL
-from weft.testing.training import check_training
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

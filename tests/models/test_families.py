@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.testing.model_check import check_model, compile_with
+from weft.testing.conformance.model_check import check_model, compile_with
 from weft.testing.models import SMALL
 
 

@@ -8,8 +8,8 @@ import torch
 from weft.backends.nvidia.target import target_named
 from weft.lower.machine import gpu_machine
 from weft.pipelines import compile_kernels
+from weft.testing.conformance.model_check import check_model
 from weft.testing.interpreted import GpuInterpreter
-from weft.testing.model_check import check_model
 from weft.testing.models import SMALL
 
 

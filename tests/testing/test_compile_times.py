@@ -7,7 +7,7 @@ import torch
 
 from weft.errors import WeftError
 from weft.testing import compile_times
-from weft.testing.compile_clock import compile_clock
+from weft.testing.bench.compile_clock import compile_clock
 from weft.testing.compile_times import compile_here, measure_model
 
 

@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 import torch
 
-from weft.testing.model_check import check_model, compile_with
+from weft.testing.conformance.model_check import check_model, compile_with
 from weft.testing.models import FULL_SIZE, SMALL, minilm_folder
 
 FAMILIES = (

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from weft.testing import peak_memory
-from weft.testing.benchmark_case import Case, CaseResult
+from weft.testing.bench.benchmark_case import Case, CaseResult
 from weft.testing.peak_memory import SETTINGS, Memory, MemoryResult, set_bytes, weight_bytes
 from weft.tools.bench_report import Results, line
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from weft.errors import WeftError
-from weft.testing import benchmark_models, benchmark_ops
-from weft.testing.benchmark import Limits, Race, Timing
-from weft.testing.benchmark_case import Case, CaseResult, run_case
+from weft.testing.bench import benchmark_models, benchmark_ops
+from weft.testing.bench.benchmark import Limits, Race, Timing
+from weft.testing.bench.benchmark_case import Case, CaseResult, run_case
 from weft.testing.compile_times import CompileResult, CompileTime
 from weft.tools.bench_report import Results, insert, line, summary
 
@@ -87,8 +87,8 @@ def test_a_training_step_is_a_case() -> None:
 
 
 def test_a_wrong_result_and_a_failing_peer_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.testing import benchmark_case
-    from weft.testing.benchmark import Contender
+    from weft.testing.bench import benchmark_case
+    from weft.testing.bench.benchmark import Contender
 
     def broken(function: Callable[..., Any]) -> Callable[..., Any]:
         raise RuntimeError("no such thing as a compiler")

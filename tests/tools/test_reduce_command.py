@@ -44,7 +44,7 @@ def test_a_script(weft, tmp_path: Path, broken_exp: None) -> None:
 def test_a_script_whose_graph_cannot_be_imported(weft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     from weft.frontends.torch.aten import CONVERTERS
-    from weft.testing.reduce_import import import_failure
+    from weft.testing.reduce.reduce_import import import_failure
 
     def broken(b, x):
         raise IndexError("no such place")

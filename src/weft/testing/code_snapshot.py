@@ -46,12 +46,12 @@ from weft.frontends.triton.listings.device_listing import device_listing_of
 from weft.frontends.triton.runtime.jit import JITFunction
 from weft.pipelines import compile_nvidia
 from weft.runtime.record import recording
-from weft.testing.benchmark import WEFT, Contender, contenders, quantized_contenders
-from weft.testing.benchmark_case import Case
+from weft.testing.bench.benchmark import WEFT, Contender, contenders, quantized_contenders
+from weft.testing.bench.benchmark_case import Case
 from weft.testing.devices import HostDevice
 from weft.testing.gpu.case import GpuCase, Place
 from weft.testing.gpu.suites import SUITES
-from weft.testing.triton_tutorials import kernels_of
+from weft.testing.triton.triton_tutorials import kernels_of
 
 ARCH = "sm_90a"
 TRITON_SHRINK = 2048
@@ -152,9 +152,9 @@ def cpu_code(case: Case) -> str:
 
 def cases(tutorials: Path | None) -> Iterator[tuple[str, Make]]:
     """The name of each case, with a folder and a suffix, and what makes its code."""
-    from weft.testing.benchmark_kernels import kernel_cases
-    from weft.testing.benchmark_models import model_cases, quantized_cases, train_cases
-    from weft.testing.benchmark_ops import op_cases
+    from weft.testing.bench.benchmark_kernels import kernel_cases
+    from weft.testing.bench.benchmark_models import model_cases, quantized_cases, train_cases
+    from weft.testing.bench.benchmark_ops import op_cases
 
     target = target_named(ARCH)
     for suite, made in SUITES.items():
@@ -162,7 +162,7 @@ def cases(tutorials: Path | None) -> Iterator[tuple[str, Make]]:
             make = _launching(case, target) if suite == "kernels" else lambda case=case: gpu_code(case, target)
             yield f"gpu/{suite}/{case.name}.ptx", make
     if tutorials is not None:
-        from weft.testing.triton_tutorial_cases import CASES
+        from weft.testing.triton.triton_tutorial_cases import CASES
 
         for file, launch in CASES.items():
             yield f"gpu/tutorials/{Path(file).stem}.ptx", _tutorial(tutorials, file, launch, target)

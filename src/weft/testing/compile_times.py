@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import WeftError
-from weft.testing.benchmark import INDUCTOR, WEFT, Progress, cpp_compiler, describe
+from weft.testing.bench.benchmark import INDUCTOR, WEFT, Progress, cpp_compiler, describe
 
 MODELS = ("minilm", "gpt2_small", "llama_12")
 WARM = "weft_warm"
@@ -141,7 +141,7 @@ def compile_here(name: str, backend: str, threads: int) -> CompileTime:
     import torch
 
     from weft.runtime.record import recording
-    from weft.testing.compile_clock import compile_clock
+    from weft.testing.bench.compile_clock import compile_clock
     from weft.testing.models import FULL_SIZE, SMALL
 
     case = {**SMALL, **FULL_SIZE}.get(name)

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from weft.testing.benchmark import describe
+from weft.testing.bench.benchmark import describe
 from weft.testing.child import Answer, Child, serve_requests
-from weft.testing.journal import Journal, commit
+from weft.testing.conformance.journal import Journal, commit
 from weft.testing.peak_memory import SETTINGS, give_back, peak, reset_peak
 
 FACTOR, ALLOWANCE = 1.5, 64 << 20

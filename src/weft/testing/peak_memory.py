@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import UnsupportedError, WeftError
-from weft.testing.benchmark import EAGER, WEFT, Call, Contender, Progress, contenders, describe
+from weft.testing.bench.benchmark import EAGER, WEFT, Call, Contender, Progress, contenders, describe
 
 if TYPE_CHECKING:
     from weft.runtime.constant_sets import ConstantSet
-    from weft.testing.benchmark_case import Case
+    from weft.testing.bench.benchmark_case import Case
 
 CALLS = 3
 RESOLUTION = 1 << 20
@@ -197,7 +197,7 @@ def measure_here(case: Case, who: str, threads: int) -> Memory:
 
 
 def _main(name: str, who: str, threads: str) -> int:
-    from weft.testing.benchmark_models import model_cases
+    from weft.testing.bench.benchmark_models import model_cases
 
     # Whatever goes wrong is for the report of the process that waits.
     try:

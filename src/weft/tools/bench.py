@@ -2,8 +2,8 @@
 
 ONNX Runtime takes part in the models, where it is installed.
 
-The cases are in `weft.testing.benchmark_ops` and `benchmark_models`, measuring is in `weft.testing.benchmark`, what is
-printed and written in `weft.tools.bench_report`. Progress goes to stderr.
+The cases are in `weft.testing.bench.benchmark_ops` and `benchmark_models`, measuring is in
+`weft.testing.bench.benchmark`, what is printed and written in `weft.tools.bench_report`. Progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rich.text import Text
 from weft.tools.terminal import Terminal, UsageError, check_file, check_folder, counted, parse_shard
 
 if TYPE_CHECKING:
-    from weft.testing.benchmark_case import Case, CaseResult
+    from weft.testing.bench.benchmark_case import Case, CaseResult
     from weft.testing.compile_times import CompileResult
     from weft.testing.peak_memory import MemoryResult
 
@@ -65,9 +65,9 @@ def bench_cpu(terminal: Terminal, request: Request) -> None:
         # Imported in here: torch reads some of the settings when it is imported.
         import torch
 
-        from weft.testing.benchmark import cpp_compiler
-        from weft.testing.journal import part
-        from weft.testing.onnx_runtime import missing_packages
+        from weft.testing.bench.benchmark import cpp_compiler
+        from weft.testing.bench.onnx_runtime import missing_packages
+        from weft.testing.conformance.journal import part
         from weft.tools.bench_report import Results, insert, machine
 
         if request.threads:
@@ -124,9 +124,9 @@ def without_caches() -> Generator[Path]:
 
 def _chosen(request: Request) -> tuple[list[Case], list[str], list[str]]:
     """The cases to measure, the models to compile, and those to take the memory of."""
-    from weft.testing.benchmark_kernels import kernel_cases
-    from weft.testing.benchmark_models import model_cases, quantized_cases, train_cases
-    from weft.testing.benchmark_ops import op_cases, small_cases
+    from weft.testing.bench.benchmark_kernels import kernel_cases
+    from weft.testing.bench.benchmark_models import model_cases, quantized_cases, train_cases
+    from weft.testing.bench.benchmark_ops import op_cases, small_cases
     from weft.testing.compile_times import MODELS
 
     makers: dict[str, Callable[[], list[Case]]] = {
@@ -149,8 +149,8 @@ def _chosen(request: Request) -> tuple[list[Case], list[str], list[str]]:
 
 
 def _measured(terminal: Terminal, cases: Sequence[Case], request: Request) -> list[CaseResult]:
-    from weft.testing.benchmark import Limits
-    from weft.testing.benchmark_case import run_case
+    from weft.testing.bench.benchmark import Limits
+    from weft.testing.bench.benchmark_case import run_case
     from weft.tools.bench_report import line
 
     limits = Limits(request.rounds, min(request.rounds, Limits().least), request.seconds)

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.frontends.triton.enable import enable
-from weft.testing.perf_report import Mark, Measured
+from weft.testing.bench.perf_report import Mark, Measured
 from weft.tools.terminal import Terminal, UsageError, check_folder
 
 

@@ -56,9 +56,9 @@ def bench_gpu(terminal: Terminal, request: GpuRequest) -> None:
         check_folder(request.results, "--results")
     with without_caches() as folder, patch.dict(os.environ, {"WEFT_CACHE_DIR": str(folder / "weft")}):
         # Imported in here: torch reads some of the settings when it is imported.
+        from weft.testing.conformance.journal import Journal, part, stamp
         from weft.testing.devices import device_named
         from weft.testing.gpu.runner import Setting, key, run_cases
-        from weft.testing.journal import Journal, part, stamp
         from weft.tools.bench_report import check_text, insert
         from weft.tools.gpu_report import PREFIX, GpuResults, cells
 

@@ -18,11 +18,11 @@ from rich.text import Text
 
 from weft import __version__
 from weft.backends.cpu.target import host_target
-from weft.testing.benchmark import EAGER, EXACT, INDUCTOR, ONNX_RUNTIME, WEFT, Race, geometric_mean
-from weft.testing.benchmark_case import CONTENDERS, CaseResult
-from weft.testing.charts import Bar, Chart, write_chart
+from weft.testing.bench.benchmark import EAGER, EXACT, INDUCTOR, ONNX_RUNTIME, WEFT, Race, geometric_mean
+from weft.testing.bench.benchmark_case import CONTENDERS, CaseResult
+from weft.testing.bench.charts import Bar, Chart, write_chart
 from weft.testing.compile_times import WARM, CompileResult, compile_ratio
-from weft.testing.journal import commit
+from weft.testing.conformance.journal import commit
 from weft.testing.peak_memory import MemoryResult
 from weft.tools.terminal import UsageError, check_file, counted
 

@@ -363,7 +363,7 @@ def conform_triton(
     json: Json = False,
 ) -> None:
     """Triton's own tests of its language, with `triton` resolved to Weft."""
-    from weft.testing.triton_conformance import TritonRun
+    from weft.testing.triton.triton_conformance import TritonRun
     from weft.tools.conform_triton import conform_triton as run
 
     terminal = Terminal(json=json)

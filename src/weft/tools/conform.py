@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from weft.testing.conformance import ChoiceError, OpinfoReport, run_opinfo
-from weft.testing.opinfo_cases import CaseResult, Status
+from weft.testing.conformance.conformance import ChoiceError, OpinfoReport, run_opinfo
+from weft.testing.conformance.opinfo_cases import CaseResult, Status
 from weft.tools.terminal import Terminal, UsageError, check_file, parse_shard
 
 

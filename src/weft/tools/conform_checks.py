@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from weft.testing.check_runner import Check, CheckSettings, Verdict, run_checks
-from weft.testing.journal import Journal, commit, part
+from weft.testing.conformance.check_runner import Check, CheckSettings, Verdict, run_checks
+from weft.testing.conformance.journal import Journal, commit, part
 from weft.tools.terminal import Terminal, UsageError, check_folder, counted, parse_shard
 
 JOURNAL = "conform-checks.jsonl"
@@ -47,7 +47,7 @@ def conform_training(terminal: Terminal, names: Sequence[str], dtypes: Sequence[
 
 def conform_raises(terminal: Terminal, names: Sequence[str], request: CheckRequest) -> None:
     """Operators that index, divide or have preconditions: eager raises if and only if the compiled program does."""
-    from weft.testing.raise_cases import units
+    from weft.testing.conformance.raise_cases import units
 
     known = [unit.rpartition(" ")[::2] for unit in units()]
     names_of = {op: {op, op.rpartition(".")[0]} for op, _ in known}
@@ -63,7 +63,7 @@ def conform_raises(terminal: Terminal, names: Sequence[str], request: CheckReque
 
 def conform_tutorials_on(terminal: Terminal, names: Sequence[str], request: CheckRequest) -> None:
     """The kernels of Triton's tutorials on tensors of a device."""
-    from weft.testing.triton_tutorial_cases import CASES
+    from weft.testing.triton.triton_tutorial_cases import CASES
 
     chosen = [file for file in CASES if not names or any(name in file for name in names)]
     _run(terminal, [Check("tutorial", file) for file in chosen], request)

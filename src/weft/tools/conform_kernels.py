@@ -9,9 +9,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from weft.testing.kernel_libraries import LibraryReport, LibraryResult, LibraryRun, Side, library_at, run_library
-from weft.testing.library_plugin import real_triton
-from weft.testing.triton_conformance import function_of
+from weft.testing.triton.kernel_libraries import LibraryReport, LibraryResult, LibraryRun, Side, library_at, run_library
+from weft.testing.triton.library_plugin import real_triton
+from weft.testing.triton.triton_conformance import function_of
 from weft.tools.terminal import Terminal, UsageError, check_folder, parse_shard
 
 JOURNAL = "conform-kernels.jsonl"

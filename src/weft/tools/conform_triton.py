@@ -8,8 +8,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from weft.testing.triton_conformance import TestResult, TritonReport, TritonRun, function_of, run_triton
-from weft.testing.triton_tutorials import TutorialResult, run_tutorials
+from weft.testing.triton.triton_conformance import TestResult, TritonReport, TritonRun, function_of, run_triton
+from weft.testing.triton.triton_tutorials import TutorialResult, run_tutorials
 from weft.tools.terminal import Terminal, check_file, counted
 
 ENOUGH = 0.9

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from weft.testing.check_runner import Check, CheckSettings, Verdict, run_checks
-from weft.testing.journal import Journal, part, stamp
+from weft.testing.conformance.check_runner import Check, CheckSettings, Verdict, run_checks
+from weft.testing.conformance.journal import Journal, part, stamp
 from weft.tools.terminal import Terminal, UsageError, check_file, check_folder, parse_shard
 
 JOURNAL = "conform-zoo.jsonl"

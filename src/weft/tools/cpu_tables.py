@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from weft.errors import WeftError
-from weft.testing.benchmark import geometric_mean
+from weft.testing.bench.benchmark import geometric_mean
 from weft.tools.terminal import counted
 
 Row: TypeAlias = Mapping[str, Any]

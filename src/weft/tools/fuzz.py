@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.text import Text
 
+from weft.testing.conformance.journal import Journal, commit
 from weft.testing.fuzz.kinds import NAMES
 from weft.testing.fuzz.runner import FuzzRun, FuzzSettings
 from weft.testing.fuzz.verdict import FAILURES, Verdict
-from weft.testing.journal import Journal, commit
 from weft.tools.terminal import Terminal, UsageError, check_folder, counted
 
 JOURNAL = "fuzz.jsonl"

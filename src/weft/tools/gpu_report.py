@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.errors import WeftError
-from weft.testing.benchmark import INDUCTOR, WEFT, geometric_mean
+from weft.testing.bench.benchmark import INDUCTOR, WEFT, geometric_mean
 from weft.tools.terminal import counted
 
 Row = dict[str, Any]

@@ -13,9 +13,9 @@ from weft.errors import UnsupportedError, WeftError
 from weft.ir.attributes import to_attribute
 from weft.ops.graph import FuncOp
 from weft.runtime.record import CompilationRecord
-from weft.testing.failure import Failure, examine, examine_apart, run_apart
-from weft.testing.kept_inputs import KeptInputs, keep, read_inputs
-from weft.testing.reduce import reduce_function
+from weft.testing.reduce.failure import Failure, examine, examine_apart, run_apart
+from weft.testing.reduce.kept_inputs import KeptInputs, keep, read_inputs
+from weft.testing.reduce.reduce import reduce_function
 from weft.tile.text import functions_of, parse_program, print_program
 from weft.tools.opt import read_source
 from weft.tools.terminal import Terminal, UsageError, check_folder
@@ -139,7 +139,7 @@ def _of_script(path: str, arguments: list[str]) -> list[_Graph] | _FailingCall:
         explanation, _ = explain_script(path, arguments, programs=True, cached=False, inputs=True)
         for record in explanation.records:
             if record.captured is not None:
-                from weft.testing.reduce_import import failing_call
+                from weft.testing.reduce.reduce_import import failing_call
 
                 text, error = failing_call(record.captured, record.config)
                 said = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -191,7 +191,7 @@ def call_script(call: str, failure: Failure, options: Mapping[str, Any]) -> str:
     return f"""{_head(failure)}
 import torch
 
-from weft.testing.reduce_import import reproduce
+from weft.testing.reduce.reduce_import import reproduce
 
 
 {call}
@@ -217,7 +217,7 @@ def script(
     kept = "" if inputs is None else f"INPUTS = {inputs.as_text()!r}\n\n"
     given += "" if inputs is None else ", inputs=INPUTS"
     return f'''{_head(failure)}
-from weft.testing.failure import reproduce
+from weft.testing.reduce.failure import reproduce
 
 PROGRAM = r"""
 {program.strip()}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.testing.ratio_chart import RatioChart, ratio_svg
+from weft.testing.bench.ratio_chart import RatioChart, ratio_svg
 from weft.tools.bench_report import check_text, insert
 from weft.tools.cpu_tables import CpuResults, is_right, read_cpu_results, side_by_side
 from weft.tools.gpu_report import GpuResults, has_wider_peers, markdown, read_results

@@ -3,6 +3,6 @@
 from weft.frontends.triton.tuning.do_bench import assert_close as assert_close
 from weft.frontends.triton.tuning.do_bench import do_bench as do_bench
 from weft.frontends.triton.tuning.do_bench import do_bench_cudagraph as do_bench_cudagraph
-from weft.testing.perf_report import Benchmark as Benchmark
-from weft.testing.perf_report import Mark as Mark
-from weft.testing.perf_report import perf_report as perf_report
+from weft.testing.bench.perf_report import Benchmark as Benchmark
+from weft.testing.bench.perf_report import Mark as Mark
+from weft.testing.bench.perf_report import perf_report as perf_report

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from weft.testing.conformance.journal import Journal
 from weft.testing.fuzz.graph_judge import judge_graph, run_on_cpu
 from weft.testing.fuzz.graph_programs import GraphCase, draw_graph
 from weft.testing.fuzz.kinds import NAMES, kind_named
@@ -24,7 +25,6 @@ from weft.testing.fuzz.torch_programs import draw_case
 from weft.testing.fuzz.triton_judge import judge_kernel
 from weft.testing.fuzz.triton_programs import draw_kernel
 from weft.testing.fuzz.verdict import Verdict
-from weft.testing.journal import Journal
 
 SIMPLE = TorchCase(
     ("x0 = draw((A, B), torch.float32)", "x1 = draw((B,), torch.float32)"),

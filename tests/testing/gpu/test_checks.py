@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from typer.testing import CliRunner
 
-from weft.testing.conformance import run_opinfo
+from weft.testing.conformance.conformance import run_opinfo
+from weft.testing.conformance.model_check import compile_with
+from weft.testing.conformance.training import TrainingReport, check_training
 from weft.testing.gpu import sanitize
 from weft.testing.gpu.corpus import op_function
 from weft.testing.gpu.op_checks import cases
-from weft.testing.model_check import compile_with
 from weft.testing.models import SMALL
-from weft.testing.training import TrainingReport, check_training
 from weft.tools.cli import app
 
 

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 from weft.errors import NoDeviceError, WeftError
 from weft.testing import child as child_module
-from weft.testing.benchmark import Contender, Limits
+from weft.testing.bench.benchmark import Contender, Limits
 from weft.testing.child import Child, serve_requests
+from weft.testing.conformance.journal import Journal, part
 from weft.testing.devices import HostDevice, device_named, is_usable
 from weft.testing.gpu import case as case_module
 from weft.testing.gpu.case import GpuCase, Place, Work, run_gpu_case
@@ -25,7 +26,6 @@ from weft.testing.gpu.memory import memory_cases
 from weft.testing.gpu.peers import MAX_AUTOTUNE, eager
 from weft.testing.gpu.runner import Setting, key, run_cases
 from weft.testing.gpu.suites import SUITES, case_named
-from weft.testing.journal import Journal, part
 from weft.tools.cli import app
 from weft.tools.gpu_report import GpuResults, cells, markdown, read_results, summary
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
+from weft.testing.conformance.journal import Journal, commit
 from weft.testing.faults.children import Outcome
 from weft.testing.faults.programs import captured_programs, use_cache
 from weft.testing.faults.storage import folder
-from weft.testing.journal import Journal, commit
 
 KINDS: dict[str, tuple[str, str, int, int]] = {
     "kills": ("storage", "kills", 1000, 1),

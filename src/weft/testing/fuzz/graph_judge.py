@@ -24,11 +24,11 @@ from weft.ops.graph import FuncOp
 from weft.pipelines import compile_cpu
 from weft.runtime.arrays import run_arrays
 from weft.runtime.executable import Executable
-from weft.testing.editable import function_of, program_of
 from weft.testing.fuzz.graph_programs import GraphCase
 from weft.testing.fuzz.input_noise import is_float, is_noise, moved
 from weft.testing.fuzz.verdict import Verdict
-from weft.testing.reduce import reduce_function
+from weft.testing.reduce.editable import function_of, program_of
+from weft.testing.reduce.reduce import reduce_function
 from weft.tile.text import print_program
 
 FACTOR, ULPS = 8.0, 16.0

@@ -19,7 +19,7 @@ from weft.ir.types import DType, Tensor, tensor_of
 from weft.ops.base import REGISTRY, Comparison, Elementwise, Movement, OpSpec
 from weft.ops.graph import FuncOp
 from weft.ops.samples import Input, Sample
-from weft.testing.editable import Node, Program, function_of
+from weft.testing.reduce.editable import Node, Program, function_of
 from weft.tile.text import functions_of, parse_program, print_program
 
 LARGEST = 20_000

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from weft.testing.child import Child
+from weft.testing.conformance.journal import Journal
 from weft.testing.fuzz.kinds import kind_named
 from weft.testing.fuzz.verdict import Verdict
-from weft.testing.journal import Journal
 
 CHILD = "weft.testing.fuzz.child"
 BATCH = 20

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from weft.testing.comparison import Comparison, TensorComparison, compare, compare_close, error_vs_float64
+from weft.testing.conformance.identity import identity_backend
 from weft.testing.fuzz.noise import RoundingNoise
 from weft.testing.fuzz.repeated_draws import RecordedDraws, RepeatedDraws
 from weft.testing.fuzz.torch_case import Draw, Mode, TorchCase, functions
 from weft.testing.fuzz.verdict import Verdict
-from weft.testing.identity import identity_backend
 
 SEED = 20
 NOISY_RUNS = 6

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from weft.runtime.record import CompilationRecord, recording
-from weft.testing.benchmark import EAGER, INDUCTOR, WEFT, Call, Contender, Limits, Progress, Race, interleave
-from weft.testing.benchmark_case import Start, Started, disagreements
+from weft.testing.bench.benchmark import EAGER, INDUCTOR, WEFT, Call, Contender, Limits, Progress, Race, interleave
+from weft.testing.bench.benchmark_case import Start, Started, disagreements
 from weft.testing.devices import Device
 
 COPY = "copy"

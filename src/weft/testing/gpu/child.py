@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.testing.benchmark import INDUCTOR, Limits, describe
+from weft.testing.bench.benchmark import INDUCTOR, Limits, describe
 from weft.testing.child import Answer, serve_requests
 from weft.testing.devices import device_named, is_usable
 from weft.testing.gpu.case import Place, run_gpu_case

@@ -27,7 +27,7 @@ from weft.lower.machine import gpu_machine
 from weft.ops.base import REGISTRY, Elementwise, Movement, OpSpec, Reduction, Scan
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 from weft.pipelines import compile_nvidia
-from weft.testing.benchmark import Contender
+from weft.testing.bench.benchmark import Contender
 from weft.testing.devices import HostDevice
 from weft.testing.gpu.case import GpuCase, Place
 from weft.testing.op_cases import OpCase, op_cases

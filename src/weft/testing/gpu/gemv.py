@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from weft.testing.benchmark import Call, Contender, own_code
+from weft.testing.bench.benchmark import Call, Contender, own_code
 from weft.testing.gpu.case import GpuCase, Place, Work
 from weft.testing.gpu.narrow import fp4_values, mxfp4, nibbles
 from weft.testing.gpu.peers import CUBLAS, eager

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft.frontends.triton.enable import enable
-from weft.testing.benchmark import EAGER, WEFT, Call, Contender
+from weft.testing.bench.benchmark import EAGER, WEFT, Call, Contender
 from weft.testing.gpu.case import GpuCase, Place, Work
 from weft.testing.gpu.peers import eager
 

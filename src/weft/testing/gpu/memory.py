@@ -16,8 +16,8 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.testing.benchmark import Call, Contender, own_code
-from weft.testing.benchmark_ops import rope
+from weft.testing.bench.benchmark import Call, Contender, own_code
+from weft.testing.bench.benchmark_ops import rope
 from weft.testing.gpu.case import BF16_ERROR, F32_ERROR, GpuCase, Place, Work
 from weft.testing.gpu.peers import eager, inductors
 

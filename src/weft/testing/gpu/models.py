@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.testing.benchmark import Call, Contender
-from weft.testing.benchmark_models import NO_DROPOUT
+from weft.testing.bench.benchmark import Call, Contender
+from weft.testing.bench.benchmark_models import NO_DROPOUT
 from weft.testing.gpu.case import GpuCase, Place, Work
 from weft.testing.gpu.llama import SMALL, Llama, LlamaShape
 from weft.testing.gpu.peers import eager, inductors

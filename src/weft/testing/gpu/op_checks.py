@@ -22,8 +22,8 @@ from weft.config import Config
 from weft.errors import WeftError
 from weft.frontends.torch.reference import to_array, to_tensor
 from weft.pipelines import compile_nvidia
+from weft.testing.conformance.journal import part
 from weft.testing.gpu.corpus import generated_ops, op_function
-from weft.testing.journal import part
 from weft.testing.op_cases import OpCase, op_cases
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from weft.testing.benchmark import EAGER, INDUCTOR, Contender
+from weft.testing.bench.benchmark import EAGER, INDUCTOR, Contender
 from weft.testing.gpu.case import Place
 
 REDUCE_OVERHEAD = f"{INDUCTOR} reduce-overhead"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from weft.testing.benchmark import EAGER, Call, Contender, own_code
+from weft.testing.bench.benchmark import EAGER, Call, Contender, own_code
 from weft.testing.gpu.case import GpuCase, Place, Work
 from weft.testing.gpu.memory import bytes_of
 from weft.testing.gpu.narrow import mxfp4

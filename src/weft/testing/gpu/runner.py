@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.testing.child import START_LIMIT, Child
+from weft.testing.conformance.journal import Journal
 from weft.testing.gpu.case import GpuCase
-from weft.testing.journal import Journal
 
 CASE_LIMIT = 400.0
 

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.testing.journal import Journal, commit
+from weft.testing.conformance.journal import Journal, commit
 
 LEAST_KERNELS = 150
 FOUND = 99

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import WeftError
-from weft.testing.benchmark import describe
+from weft.testing.bench.benchmark import describe
 from weft.testing.models import enlivened, seeded
 from weft.testing.zoo import diffusion
 from weft.testing.zoo.inputs import input_choices

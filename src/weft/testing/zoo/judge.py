@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from weft.frontends.torch.report import record_targets
-from weft.testing.benchmark import describe
+from weft.testing.bench.benchmark import describe
+from weft.testing.bench.compile_clock import compile_clock
 from weft.testing.comparison import TensorComparison, compare, error_vs_float64, widen
-from weft.testing.compile_clock import compile_clock
-from weft.testing.model_check import Compile, compile_with, moved
+from weft.testing.conformance.model_check import Compile, compile_with, moved
 from weft.testing.zoo.families import SmallModel, output_tensors
 
 Status = Literal["right", "wrong", "error", "torch", "none"]

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from weft.testing.benchmark import describe
+from weft.testing.bench.benchmark import describe
 from weft.testing.child import Answer, serve_requests
 from weft.testing.devices import is_usable
 from weft.testing.zoo.families import NoConfigError, small_model

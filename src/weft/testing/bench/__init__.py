@@ -1,0 +1,1 @@
+"""Benchmarks: cases, contenders, clocks and charts."""

@@ -1,0 +1,1 @@
+"""Conformance with PyTorch: OpInfo, models, training and errors against eager."""

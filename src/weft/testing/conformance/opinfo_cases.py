@@ -1,0 +1,354 @@
+"""OpInfo cases judged in this process: a sample of an operator through eager, an identity backend, and one under test.
+
+PyTorch's `op_db` holds the samples; `opinfo_worker` calls this in a child process, `conformance` gathers the verdicts.
+A case that fails counts only where the identity backend gives eager's result: elsewhere the layers above are at odds
+with eager already.
+"""
+
+# torch's testing package has no types, and some of torch's own arguments have none.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false, reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import Any, Literal
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from weft.testing.comparison import Comparison, TensorComparison, compare, compare_close, widen
+from weft.testing.conformance.identity import (
+    WHOLE_GRAPH,
+    TargetRecorder,
+    Targets,
+    identity_backend,
+    is_core,
+    record_identity_targets,
+    resolve,
+)
+from weft.testing.conformance.ties import SORTING, eager_in_the_order_of
+
+Status = Literal["passed", "wrong", "error", "refused", "skipped"]
+Backend = str | Callable[..., Any]
+
+SEED = 20
+IDENTITY = "identity"
+
+# What these return is not defined beyond shape, dtype and strides.
+WITHOUT_VALUES = frozenset(
+    (
+        "empty",
+        "empty_like",
+        "new_empty",
+        "empty_strided",
+        "new_empty_strided",
+        "empty_permuted",
+        "resize_",
+        "resize_as_",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """The verdict on one sample of one operator, and the targets of the graphs that the backend received."""
+
+    op: str
+    dtype: str
+    sample: int
+    status: Status
+    reason: str = ""
+    core: tuple[str, ...] = ()
+    opaque: tuple[str, ...] = ()
+    seen: tuple[str, ...] = ()
+    strides_differ: bool = False
+    seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.op}[{self.dtype}, {self.sample}]"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(record: dict[str, Any]) -> CaseResult:
+        return replace(
+            CaseResult(**record), core=tuple(record["core"]), opaque=tuple(record["opaque"]), seen=tuple(record["seen"])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CaseSettings:
+    """How cases are run; strings only where a callable could not travel to another process."""
+
+    backend: Backend
+    recorder: str | None = None
+    strict: bool = False
+    gradients: bool = True
+    samples: int = 2
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One operator of `op_db` in one dtype."""
+
+    index: int
+    op: str
+    dtype: str
+
+
+_PASSED = CaseResult("", "", 0, "passed")
+
+
+@cache
+def operators() -> Sequence[Any]:
+    """PyTorch's operator database; random operators draw from torch's generator, which every run seeds alike."""
+    from torch.testing._internal import common_methods_invocations as invocations
+
+    def draw(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return op(*args, **kwargs)
+
+    # torch's wrapper seeds inside the operator: Dynamo skips such a function, and no backend would ever see it.
+    setattr(invocations, "wrapper_set_seed", draw)  # noqa: B010 - imported there, not declared
+    return invocations.op_db
+
+
+def units(dtypes: Sequence[str], names: Sequence[str] | None = None, device: str = "cpu") -> list[Unit]:
+    """The operators that take one of the dtypes on a device, all of them or those named."""
+    return [
+        Unit(index, op.formatted_name, dtype)
+        for dtype in dtypes
+        for index, op in enumerate(operators())
+        if getattr(torch, dtype) in op.supported_dtypes(device)
+        and (names is None or op.name in names or op.formatted_name in names)
+    ]
+
+
+def judge_unit(unit: Unit, settings: CaseSettings, first: int = 0) -> Iterator[CaseResult]:
+    """Judge the samples of one operator from `first` on, one at a time."""
+    op, dtype = operators()[unit.index], getattr(torch, unit.dtype)
+    place = settings.device
+    differentiable = settings.gradients and op.supports_autograd and dtype in op.supported_backward_dtypes(place)
+    try:
+        samples = list(itertools.islice(op.sample_inputs(place, dtype, requires_grad=differentiable), settings.samples))
+    except Exception as error:
+        yield CaseResult(unit.op, unit.dtype, 0, "skipped", f"no samples: {_first_line(error)}")
+        return
+    for number, sample in enumerate(samples[first:], first):
+        start = time.perf_counter()
+        result = _judge_case(_Case(op, sample, differentiable), settings)
+        yield replace(result, op=unit.op, dtype=unit.dtype, sample=number, seconds=time.perf_counter() - start)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    op: Any
+    sample: Any
+    differentiable: bool
+
+    @property
+    def arguments(self) -> Any:
+        return (self.sample.input, self.sample.args, self.sample.kwargs)
+
+    @property
+    def modes(self) -> tuple[bool, ...]:
+        return (False, True) if self.differentiable else (False,)
+
+
+def _judge_case(case: _Case, settings: CaseSettings) -> CaseResult:
+    try:
+        eager = [_run(case, case.arguments, None, {}, training) for training in case.modes]
+    except Exception as error:
+        return replace(_PASSED, status="skipped", reason=f"eager: {_first_line(error)}")
+    with _recorder(settings)() as record:
+        mine = _attempt(case, eager, _backend(settings), {"strict": True} if settings.strict else {})
+    if mine.status != "passed" or mine.strides_differ:
+        # The identity backend has a say only where something differs: asked about every case it would double the time.
+        identity = _attempt(case, eager, identity_backend(), {})
+        mine = replace(mine, strides_differ=mine.strides_differ and not identity.strides_differ)
+        if mine.status != "passed" and identity.status != "passed":
+            mine = replace(mine, status="skipped", reason=f"identity backend: {identity.reason}")
+    if mine.status == "error" and settings.strict and record.opaque:
+        mine = replace(mine, status="refused")
+    opaque = record.opaque | record.seen if WHOLE_GRAPH in record.opaque else record.opaque
+    return replace(
+        mine,
+        seen=tuple(sorted(record.seen)),
+        core=tuple(sorted(filter(is_core, record.seen))),
+        opaque=tuple(sorted(opaque)),
+    )
+
+
+def _attempt(case: _Case, eager: Sequence[Any], backend: Backend, options: dict[str, Any]) -> CaseResult:
+    verdict = _PASSED
+    for training, expected in zip(case.modes, eager, strict=True):
+        torch.compiler.reset()
+        try:
+            actual = _run(case, case.arguments, backend, options, training)
+        except Exception as error:
+            return replace(verdict, status="error", reason=f"{_mode(training)}: {_first_line(error)}")
+        comparison = _judge(case, actual, expected, training)
+        if not comparison.ok:
+            return replace(verdict, status="wrong", reason=f"{_mode(training)}: {comparison}")
+        verdict = replace(verdict, strides_differ=verdict.strides_differ or _strides_differ(actual, expected))
+    return verdict
+
+
+def _run(
+    case: _Case, arguments: Any, backend: Backend | None, options: dict[str, Any], training: bool
+) -> dict[str, Any]:
+    """Results, inputs as the call left them, and gradients, of the operator on copies of the arguments."""
+    op = case.op.op
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return op(*args, **kwargs)
+
+    if backend is not None:
+        call = torch.compile(call, backend=backend, dynamic=False, options=options or None)
+    first, rest, named = copies = pytree.tree_map_only(Tensor, lambda tensor: _copied(tensor, training), arguments)
+    torch.manual_seed(SEED)
+    with torch.set_grad_enabled(training):
+        outputs = call(first, *rest, **named)
+        gradients = _gradients(case, outputs, copies) if training else None
+    return {"outputs": _detached(outputs), "inputs": _detached(copies), "gradients": gradients}
+
+
+def _gradients(case: _Case, outputs: Any, inputs: Any) -> tuple[Tensor | None, ...]:
+    """Of the inputs, for cotangents that are random: ones would let many a wrong gradient cancel."""
+    # The sample's own function takes out what the mathematics leaves open, such as the signs of singular vectors.
+    results = [leaf for leaf in _tensors(case.sample.output_process_fn_grad(outputs)) if leaf.requires_grad]
+    wanted = [leaf for leaf in _tensors(inputs) if leaf.requires_grad]
+    if not results or not wanted:
+        return ()
+    generator = torch.Generator().manual_seed(SEED)
+    cotangents = [_cotangent(leaf, generator) for leaf in results]
+    return torch.autograd.grad(results, wanted, cotangents, allow_unused=True)
+
+
+def _cotangent(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Random numbers that every float type holds exactly: the oracle in float64 gets the very same."""
+    if like.is_complex():
+        pair = torch.randn((*like.shape, 2), generator=generator).bfloat16()
+        return torch.view_as_complex(pair.double()).to(like.device, like.dtype)
+    return torch.randn(like.shape, generator=generator).bfloat16().to(like.device, like.dtype)
+
+
+def _judge(case: _Case, actual: Any, eager: Any, training: bool) -> Comparison:
+    """torch.testing's tolerances, or the float64 rule where an oracle can be had that can be trusted.
+
+    Numbers drawn in float64 are others, those drawn in float32 the same as in narrower types: it is their oracle. Where
+    they are not the same, eager is far from it, and it is not trusted.
+    """
+    if case.op.name in WITHOUT_VALUES:
+        actual, eager = _without_values(actual), _without_values(eager)
+    if case.op.name in SORTING:
+        eager = eager_in_the_order_of(actual, eager, case.op.name, case.arguments)
+    close = compare_close(actual, eager)
+    draws = not close.ok and _draws_random_numbers(case)
+    if close.ok or (draws and not _is_narrow(case)):
+        return close
+    try:
+        arguments = widen(case.arguments, torch.float32 if draws else torch.float64)
+        wide = compare(actual, eager, _run(case, arguments, None, {}, training))
+    except Exception:  # the wider type is not taken by this operator: the tolerances have the last word
+        return close
+    if len(wide.leaves) != len(close.leaves):
+        return close
+    return Comparison(
+        tuple(b if not a.ok and _trusted(a, b) else a for a, b in zip(close.leaves, wide.leaves, strict=True))
+    )
+
+
+def _trusted(close: TensorComparison, wide: TensorComparison) -> bool:
+    """Whether the float64 rule may acquit: eager comes near the oracle, or the result is within 2 ulp of one of them.
+
+    Where eager is far from the oracle (float64 took another branch, or half precision lost the result), twice its error
+    would let anything pass.
+    """
+    dtype = getattr(torch, wide.dtype, None)
+    if dtype is None or not wide.ok:
+        return False
+    eps = torch.finfo(dtype).eps
+    return wide.eager_error <= math.sqrt(eps) or min(wide.error, close.error) <= 2 * eps
+
+
+def _is_narrow(case: _Case) -> bool:
+    return any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in _tensors(case.arguments))
+
+
+def _draws_random_numbers(case: _Case) -> bool:
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED)
+        before = _generator_states()
+        _run(case, case.arguments, None, {}, False)
+        return any(not torch.equal(mine, now) for mine, now in zip(before, _generator_states(), strict=True))
+
+
+def _generator_states() -> list[Tensor]:
+    """Of the host, and of the GPU where one is in use."""
+    used = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return [torch.random.get_rng_state(), *([torch.cuda.get_rng_state()] if used else [])]
+
+
+def _backend(settings: CaseSettings) -> Backend:
+    named = settings.backend
+    if named == IDENTITY:
+        return identity_backend()
+    return resolve(named) if isinstance(named, str) and ":" in named else named
+
+
+def _recorder(settings: CaseSettings) -> TargetRecorder:
+    if settings.backend == IDENTITY:
+        return record_identity_targets
+    if settings.recorder is None:
+        return lambda: contextlib.nullcontext(Targets())
+    return resolve(settings.recorder)
+
+
+def _copied(tensor: Tensor, training: bool) -> Tensor:
+    plain = tensor.detach()
+    # A deep copy keeps the strides of any view; only strided tensors have storage to copy.
+    made = copy.deepcopy(plain) if plain.layout == torch.strided else plain.clone()
+    return made.requires_grad_(training and tensor.requires_grad)
+
+
+def _detached(tree: Any) -> Any:
+    return pytree.tree_map_only(Tensor, Tensor.detach, tree)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _without_values(tree: Any) -> Any:
+    return pytree.tree_map_only(Tensor, torch.zeros_like, tree)
+
+
+def _strides_differ(actual: Any, eager: Any) -> bool:
+    def strides(tensor: Tensor) -> list[int]:
+        strided = tensor.layout == torch.strided and tensor.numel() > 1
+        return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1] if strided else []
+
+    pairs = zip(_tensors(actual["outputs"]), _tensors(eager["outputs"]), strict=True)
+    return any(strides(mine) != strides(theirs) for mine, theirs in pairs)
+
+
+def _mode(training: bool) -> str:
+    return "training" if training else "inference"
+
+
+def _first_line(error: Exception) -> str:
+    cause = getattr(error, "inner_exception", error)  # Dynamo wraps what a backend raises
+    text = str(cause).strip()
+    return f"{type(cause).__name__}: {text.splitlines()[0] if text else ''}"[:300]

@@ -1,0 +1,1 @@
+"""Programs that fail, made small: what `weft reduce` does."""

@@ -1,0 +1,1 @@
+"""Conformance with Triton: its language tests, its tutorials, and libraries of kernels."""
