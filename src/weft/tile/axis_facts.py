@@ -17,7 +17,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Atom, Size
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 from weft.tile.facts import (
     MOST,
     Facts,

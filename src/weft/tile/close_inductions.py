@@ -20,7 +20,7 @@ from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.expr import Size, floordiv, maximum, symbol
 from weft.ir.types import DType, i64
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 _PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, written.ViewOp)
 

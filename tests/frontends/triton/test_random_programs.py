@@ -22,8 +22,8 @@ from weft.frontends.triton.builders.watched_memory import Memory
 from weft.frontends.triton.runtime.compiled import CompiledKernel, build_kernel, compile_kernel
 from weft.ir.types import DType, f32, i32
 from weft.tile.dialect import KernelOp
+from weft.tile.pointer_ops import row_major
 from weft.tile.text import parse_program
-from weft.tile.written import row_major
 
 SIZE = 4096
 PROGRAMS = 3

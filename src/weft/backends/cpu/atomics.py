@@ -13,7 +13,7 @@ from weft.backends.llvm.cast import load_convert, store_convert
 from weft.backends.llvm.math import emit_function
 from weft.ir.types import DType, f32
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 if TYPE_CHECKING:
     from weft.backends.cpu.codegen import KernelCodegen

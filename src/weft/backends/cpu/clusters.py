@@ -18,7 +18,7 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.memory_order import LAZY, MemoryOrder, lazy_closure
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 from weft.tile.functions import COMBINERS
 
 _CHEAP_FUNCTIONS = frozenset(

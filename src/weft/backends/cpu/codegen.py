@@ -39,7 +39,7 @@ from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, constant_term
 from weft.ir.types import DType
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 from weft.tile.extents import Limits
 
 

@@ -13,7 +13,7 @@ from weft.backends.llvm.builder import Function, V, const, i64, scalar_type, vec
 from weft.backends.llvm.math import emit_function
 from weft.ir.types import DType
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 if TYPE_CHECKING:
     from weft.backends.cpu.codegen import KernelCodegen

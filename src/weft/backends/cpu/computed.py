@@ -23,7 +23,7 @@ from weft.backends.llvm.math import emit_function
 from weft.ir.attributes import from_attribute
 from weft.ir.types import DType, boolean
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 if TYPE_CHECKING:
     from weft.backends.cpu.codegen import KernelCodegen

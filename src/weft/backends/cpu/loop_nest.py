@@ -15,11 +15,11 @@ from xdsl.ir import OpResult, SSAValue
 from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.clusters import Cluster, Fill, Sink, cost_of, origin_of, sink_roots, sink_value
 from weft.backends.cpu.computed import all_of, rows_ahead
+from weft.backends.cpu.mask_ranges import stretches
 from weft.backends.cpu.masks import unmasked_part
 from weft.backends.cpu.memory_order import lazy_closure, same_place_closure
 from weft.backends.cpu.position import UNROLLED_STEPS, Position, lanes_for, walk, walk_rest, walk_steps
 from weft.backends.cpu.reductions import Accumulator
-from weft.backends.cpu.stretches import stretches
 from weft.backends.cpu.transposed import emit_transposed, transposed_axes
 from weft.backends.cpu.written import store_unordered
 from weft.backends.llvm.builder import V, const, i64, scalar_type

@@ -18,7 +18,7 @@ from weft.backends.cpu.position import Position
 from weft.backends.cpu.views import position_in
 from weft.backends.llvm.builder import V, i64
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 from weft.tile.view_axes import axes_of
 
 if TYPE_CHECKING:

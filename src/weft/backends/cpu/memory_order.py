@@ -13,7 +13,7 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from weft.backends.cpu.neighbours import Neighbours
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 from weft.tile.memory_groups import MemoryGroups
 
 LAZY = (tile.ConstantOp, tile.LoadOp, tile.PositionOp, tile.GatherOp, tile.MapOp, written.ViewOp, written.TakeOp)

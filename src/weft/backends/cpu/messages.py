@@ -8,7 +8,7 @@ from weft.backends.cpu.combining import every_position
 from weft.backends.llvm.builder import V, const, i64
 from weft.ir.attributes import from_attribute
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 if TYPE_CHECKING:
     from weft.backends.cpu.codegen import KernelCodegen

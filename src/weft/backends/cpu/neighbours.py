@@ -7,7 +7,7 @@ from xdsl.ir import OpResult, SSAValue
 from weft.ir.attributes import from_attribute
 from weft.ir.types import DType
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 from weft.tile.view_axes import axes_of
 
 

@@ -15,7 +15,7 @@ from weft.backends.cpu.memory_order import lazy_closure
 from weft.backends.cpu.position import Position, load_strided
 from weft.backends.llvm.builder import V, i64, vector
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 from weft.tile.view_axes import Axes, axes_of
 
 if TYPE_CHECKING:

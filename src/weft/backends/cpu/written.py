@@ -26,7 +26,7 @@ from weft.backends.llvm.cast import store_convert
 from weft.errors import LoweringError
 from weft.ir.types import DType
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 if TYPE_CHECKING:
     from weft.backends.cpu.codegen import KernelCodegen

@@ -10,7 +10,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from weft.errors import UnsupportedError
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 from weft.tile.functions import FUNCTIONS
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from weft.frontends.torch.executor import CpuExecutor
 from weft.frontends.torch.first_call import FirstCall, Loading
 from weft.frontends.torch.freezing import frozen_arguments, make_constants, warn_of_quantization
 from weft.frontends.torch.graph import Calling, ImportedGraph, with_own_lines
-from weft.frontends.torch.grouped_products import with_traced_gradients
+from weft.frontends.torch.grouped_matmuls import with_traced_gradients
 from weft.frontends.torch.importer import import_graph
 from weft.frontends.torch.locations import first_line
 from weft.frontends.torch.observed_call import ObservedCall

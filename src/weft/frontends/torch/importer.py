@@ -28,7 +28,7 @@ from weft.errors import UnsupportedError, WeftError
 from weft.frontends.torch.aliasing import aliased, memory_owners, replaced, view_of
 from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
 from weft.frontends.torch.aten.attention import flex_attention
-from weft.frontends.torch.attention_products import may_be_attention
+from weft.frontends.torch.attention_matmuls import may_be_attention
 from weft.frontends.torch.builder import ImportBuilder, tensor_of_meta
 from weft.frontends.torch.checks import combined, is_of_data
 from weft.frontends.torch.claims import (

@@ -20,7 +20,7 @@ from weft.lower.index_space.evaluate import Source
 from weft.ops.dot import Dot
 from weft.ops.index import Take
 from weft.passes.dot.read_gathered_weights import chosen_by
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 _NAME = "chosen"
 

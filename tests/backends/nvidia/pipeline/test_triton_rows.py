@@ -12,7 +12,7 @@ import pytest
 import weft.triton as triton
 import weft.triton.language as tl
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 from ..ptxas import assemble, needs_ptxas
 from ..transforms.test_raise_pointers import kernel_for

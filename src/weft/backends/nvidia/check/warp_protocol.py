@@ -47,7 +47,7 @@ from weft.backends.nvidia.ir.warp_specialization import (
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, evaluate
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 from weft.tile.functions import FUNCTIONS
 
 _GROUP_WARPS, _FIRST_TURN = 4, 2

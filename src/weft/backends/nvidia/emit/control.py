@@ -19,7 +19,7 @@ from weft.backends.nvidia.ir.scratch import space_of
 from weft.backends.nvidia.ir.warp_specialization import RolesOp
 from weft.ir.types import i64
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen

@@ -12,7 +12,7 @@ from weft.backends.nvidia.emit.messages import emit_check, emit_print
 from weft.backends.nvidia.emit.reduce.bitonic_sort import emit_order
 from weft.backends.nvidia.emit.reduce.fold_scan import emit_fold, emit_scan
 from weft.backends.nvidia.emit.views import emit_histogram, emit_take, emit_view
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen

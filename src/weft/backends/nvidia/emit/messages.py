@@ -10,7 +10,7 @@ from weft.backends.nvidia.emit.math import asm
 from weft.backends.nvidia.ir.dialect import layout_of
 from weft.ir.attributes import from_attribute
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen

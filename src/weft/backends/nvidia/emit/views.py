@@ -13,7 +13,7 @@ from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
 from weft.backends.nvidia.ir.shared_bytes import stays_in_registers
 from weft.backends.nvidia.ir.view_layouts import kept_registers
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen

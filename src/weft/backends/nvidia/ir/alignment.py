@@ -14,7 +14,7 @@ from weft.ir.attributes import from_attribute
 from weft.ir.expr import Atom, Size
 from weft.ir.types import DType
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 from weft.tile.axis_facts import ALIGNED, DIVISORS, AxisFacts, Neighbours, neighbours_of
 
 WIDEST = 16

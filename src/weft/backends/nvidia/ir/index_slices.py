@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 _SCALAR = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.NumberOp, written.ViewOp, written.IndexOp)
 

@@ -32,7 +32,7 @@ from weft.backends.nvidia.transforms.fuse_moments import MomentsOp
 from weft.backends.nvidia.transforms.fuse_online_softmax import ExponentialsOp
 from weft.errors import ParseError
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 from weft.tile.text import kernels_of, parse_program, place_of
 
 OPS: list[type[Operation]] = [

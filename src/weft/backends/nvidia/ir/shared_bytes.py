@@ -11,7 +11,7 @@ from weft.backends.nvidia.ir.dialect import layout_of
 from weft.backends.nvidia.ir.layouts import WARP
 from weft.backends.nvidia.ir.view_layouts import demanded
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 
 def written_bytes(op: Operation) -> int:

@@ -13,7 +13,7 @@ from math import prod
 
 from weft.backends.nvidia.ir.layouts import WARP, Layout, Mode, blocked
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 
 def demanded(op: written.ViewOp, layout: Layout) -> Layout | None:

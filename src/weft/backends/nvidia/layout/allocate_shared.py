@@ -29,7 +29,7 @@ from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.transforms.fuse_moments import MomentsOp
 from weft.backends.nvidia.transforms.fuse_online_softmax import ExponentialsOp
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 from weft.tile.functions import COMBINERS
 
 _ALIGNMENT = 128

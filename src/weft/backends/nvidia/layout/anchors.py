@@ -25,7 +25,7 @@ from weft.backends.nvidia.pipeline.tile_scheduler import depends_on_program
 from weft.backends.nvidia.transforms.fuse_moments import MomentsOp
 from weft.backends.nvidia.transforms.fuse_online_softmax import ExponentialsOp
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 from weft.tile.axis_facts import AxisFacts
 from weft.tile.memory_groups import MemoryGroups
 

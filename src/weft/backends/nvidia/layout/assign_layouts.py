@@ -57,7 +57,7 @@ from weft.backends.nvidia.transforms.fuse_moments import MomentsOp
 from weft.backends.nvidia.transforms.fuse_online_softmax import ExponentialsOp
 from weft.errors import LoweringError
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 
 @dataclass(frozen=True)

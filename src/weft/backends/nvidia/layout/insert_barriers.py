@@ -13,7 +13,7 @@ from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused
 from weft.backends.nvidia.layout.allocate_shared import shared_bytes
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 from weft.tile.memory_groups import MemoryGroups
 
 

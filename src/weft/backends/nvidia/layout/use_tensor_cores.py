@@ -36,7 +36,7 @@ from weft.ir.types import DType, f32
 from weft.lower.dot.skinny_gemm import READ
 from weft.ops.quantized import FORMS
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 _MOST_WARPS, _WARPS, _MOST_COLUMNS = 16, 4, 32
 _APART_WARPS = 8

@@ -12,7 +12,7 @@ from weft.backends.nvidia.ir.warp_specialization import IndexOp
 from weft.backends.nvidia.matmul_unit import WGMMA
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 from weft.tile.memory_groups import MemoryGroups
 
 _MOST_EARLY = 32

@@ -25,7 +25,7 @@ from weft.backends.nvidia.matmul_unit import WGMMA
 from weft.ir.expr import Size
 from weft.ir.types import DType
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 _MOST_LINES = 256
 

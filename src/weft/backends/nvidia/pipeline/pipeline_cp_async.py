@@ -22,7 +22,7 @@ from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, floordiv, mod, substitute, symbol
 from weft.ir.types import f32
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 from weft.tile.axis_facts import AxisFacts
 from weft.tile.view_axes import turns_matrix
 

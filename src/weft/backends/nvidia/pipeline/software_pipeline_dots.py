@@ -13,7 +13,7 @@ from weft.backends.nvidia.ir.kernel_passes import KernelPass
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.expr import Size, floordiv, maximum, minimum, substitute, symbol, symbols_of
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 _AWAY = 1 << 32
 """More than any place along an axis."""

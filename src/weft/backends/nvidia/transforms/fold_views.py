@@ -8,7 +8,7 @@ from typing import ClassVar
 from weft.backends.nvidia.ir.kernel_passes import KernelPass
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.expr import Size, addends, is_nonnegative, maximum, minimum, split_multiple, substitute, symbol, symbols_of
 from weft.ir.types import i64
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 from weft.tile.affine import Affine, Affines, Condition
 from weft.tile.memory_groups import MemoryGroups
 from weft.tile.view_axes import axes_of, turns_matrix

@@ -14,7 +14,7 @@ from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.attributes import from_attribute
 from weft.ir.types import boolean
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 from weft.tile.memory_groups import MemoryGroups
 
 _PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.ReduceOp, written.ViewOp, written.IndexOp)

@@ -17,7 +17,7 @@ from weft.ir.attributes import to_attribute
 from weft.ir.expr import symbol
 from weft.ir.types import DType, i32, i64
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 from weft.tile.axis_facts import DIVISORS
 from weft.tile.functions import COMBINERS
 

@@ -13,7 +13,7 @@ from weft.frontends.triton.builders.tile_values import Pointer
 from weft.ir.expr import symbol
 from weft.ir.types import DType, i64
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 
 class ControlEmitter(MemoryEmitter):

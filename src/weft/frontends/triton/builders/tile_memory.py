@@ -14,7 +14,7 @@ from weft.frontends.triton.builders.tile_values import Pointer, ValueEmitter, re
 from weft.ir.attributes import to_attribute
 from weft.ir.types import DType, boolean, i64
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 from weft.tile.axis_facts import ALIGNED
 
 

@@ -17,7 +17,7 @@ from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.expr import symbol
 from weft.ir.types import DType, boolean, f32, i32
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 from weft.tile.functions import FUNCTIONS
 
 _EXACT = frozenset(

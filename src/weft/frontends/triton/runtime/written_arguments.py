@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 
 def written_arguments(kernel: tile.KernelOp) -> tuple[int, ...]:

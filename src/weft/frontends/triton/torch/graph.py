@@ -40,7 +40,7 @@ from weft.ops.base import View
 from weft.ops.graph import LaunchOp
 from weft.ops.layouts import Layout, contiguous, view_layout
 from weft.passes.place_launches import lies_as
-from weft.tile import written
+from weft.tile import pointer_ops as written
 from weft.tile.dialect import KernelOp
 
 _NEW = frozenset(

@@ -19,7 +19,7 @@ from weft.frontends.triton.runtime.compiling import arguments_of, builder_of, na
 from weft.frontends.triton.runtime.jit import JITFunction
 from weft.frontends.triton.runtime.launch import triple
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 _BYTES_PER_NS, _OPERATIONS_PER_NS = 10.0, 20.0
 _PROGRAM_NS = 20.0

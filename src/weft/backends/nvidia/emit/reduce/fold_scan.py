@@ -16,7 +16,7 @@ from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
 from weft.backends.nvidia.ir.layouts import WARP, Layout
 from weft.backends.nvidia.layout.control_flow_layouts import is_commutative
 from weft.tile import dialect as tile
-from weft.tile import written
+from weft.tile import pointer_ops as written
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
