@@ -17,6 +17,7 @@ from xdsl.ir import OpResult, SSAValue
 
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, split_multiple, substitute, symbol
+from weft.tile import collective_ops
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops as written
 from weft.tile.view_axes import axes_of
@@ -90,7 +91,7 @@ class Affines:
                 return [condition for part in parts for condition in part or ()]
             case tile.MapOp() if op.function.data in ("lt", "le", "gt", "ge"):
                 return self._compared(op)
-            case written.ViewOp():
+            case collective_ops.ViewOp():
                 inner = self.conditions(op.value)
                 if inner is None:
                     return None
@@ -133,7 +134,7 @@ class Affines:
                 known = {f"d{i}": self.index(operand) for i, operand in enumerate(op.indices)}
                 offset, *steps = (substitute(size, known) for size in (*op.offset.data, *op.strides.data))
                 return Affine(offset, tuple(steps))
-            case written.ViewOp():
+            case collective_ops.ViewOp():
                 inner = self.of(op.value)
                 return None if inner is None else _viewed(op, inner)
             case tile.MapOp() if tile.tile_type(value).dtype.is_integer:
@@ -199,7 +200,7 @@ class Affines:
         return [Condition(replace(difference, start=difference.start - 1) if strict else difference)]
 
 
-def _viewed(op: written.ViewOp, source: Affine) -> Affine | None:
+def _viewed(op: collective_ops.ViewOp, source: Affine) -> Affine | None:
     """A view of a tile: its axes walk along those of its operand, stand still, or repeat."""
     axes, rank = axes_of(op), len(tile.tile_type(op.out).sizes)
     if axes is None:

@@ -16,6 +16,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Atom, Size
+from weft.tile import collective_ops, control_flow
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops as written
 from weft.tile.facts import (
@@ -86,9 +87,9 @@ class AxisFacts:
                 if self._is_natural(op.bounds.data[0], op.indices):
                     self._naturals.add(op.block.args[0])
                 self._turns(op.initial, op.block.args[1:], [op.block], op.results)
-            case written.WhileOp():
+            case control_flow.WhileOp():
                 self._turns(op.initial, op.body.block.args, [op.condition.block, op.body.block], op.results)
-            case written.IfOp():
+            case control_flow.IfOp():
                 for block in (op.then.block, op.otherwise.block):
                     self._block(block)
                 yielded = [_yielded(block) for block in (op.then.block, op.otherwise.block)]
@@ -144,7 +145,7 @@ class AxisFacts:
                 return Facts((1,) * len(sizes), (divisor,) * len(sizes), runs, known, known is not None and known >= 0)
             case tile.PositionOp():
                 return self._position(op)
-            case written.ViewOp():
+            case collective_ops.ViewOp():
                 return self._view(op)
             case tile.MapOp():
                 return self._map(op)
@@ -175,7 +176,7 @@ class AxisFacts:
             divisibility.append(min([start, own, *others]))
         return Facts(contiguity, tuple(divisibility), constancy, None, natural)
 
-    def _view(self, op: written.ViewOp) -> Facts:
+    def _view(self, op: collective_ops.ViewOp) -> Facts:
         facts, source = self.of(op.value), tile.tile_type(op.value).sizes
         sizes = tile.tile_type(op.out).sizes
         if not sizes:
@@ -285,8 +286,8 @@ def _yielded(block: Block) -> Sequence[SSAValue]:
     return last.operands
 
 
-def _is_reshape(op: written.ViewOp) -> bool:
-    return op.offset.value.data == 0 and op.steps == written.row_major(tile.tile_type(op.out).sizes)
+def _is_reshape(op: collective_ops.ViewOp) -> bool:
+    return op.offset.value.data == 0 and op.steps == collective_ops.row_major(tile.tile_type(op.out).sizes)
 
 
 def _hinted(op: Operation, facts: Facts) -> Facts:

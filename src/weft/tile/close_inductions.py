@@ -19,10 +19,11 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.expr import Size, floordiv, maximum, symbol
 from weft.ir.types import DType, i64
+from weft.tile import collective_ops
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops as written
 
-_PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, written.ViewOp)
+_PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, collective_ops.ViewOp)
 
 
 def close_inductions(kernel: tile.KernelOp) -> None:
@@ -130,7 +131,7 @@ def _grown(start: SSAValue, added: SSAValue | None, turns: Size, indices: Sequen
     if type_.dtype != i64:
         ops.append(_map("cast", ops[-1].results, type_.dtype, source=i64, target=type_.dtype))
     if type_.sizes:
-        ops.append(written.ViewOp.make(ops[-1].results[0], type_.sizes, 0, (0,) * len(type_.sizes)))
+        ops.append(collective_ops.ViewOp.make(ops[-1].results[0], type_.sizes, 0, (0,) * len(type_.sizes)))
     if added is not None:
         ops.append(_map("mul", [ops[-1].results[0], added], type_.dtype))
     ops.append(_map("add", [start, ops[-1].results[0]], type_.dtype))

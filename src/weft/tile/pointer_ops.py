@@ -7,38 +7,23 @@ goes through `tile.gather` and `tile.scatter`, whose pointer is an argument or m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
 
-from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr, UnitAttr, i64
-from xdsl.ir import Block, Region, SSAValue
+from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr, i64
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     IRDLOperation,
     attr_def,
     irdl_op_definition,
     operand_def,
-    opt_attr_def,
     opt_operand_def,
-    region_def,
     result_def,
-    var_operand_def,
-    var_result_def,
 )
-from xdsl.utils.exceptions import VerifyException
 
-from weft.tile.dialect import PointerType, TileType, YieldOp, tile_type
+from weft.tile.dialect import PointerType, TileType
 
 
 def numbers(values: Sequence[int]) -> ArrayAttr[IntegerAttr]:
     return ArrayAttr(IntegerAttr(value, i64) for value in values)
-
-
-def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """How far apart neighbours are along each axis of a tile that lies row by row."""
-    strides = [1] * len(shape)
-    for axis in range(len(shape) - 2, -1, -1):
-        strides[axis] = strides[axis + 1] * shape[axis + 1]
-    return tuple(strides)
 
 
 @irdl_op_definition
@@ -69,109 +54,6 @@ class AddressOp(IRDLOperation):
 
 
 @irdl_op_definition
-class ViewOp(IRDLOperation):
-    """Element i is element `offset + sum(strides * i)` of the operand, counted row by row.
-
-    Reshapes, transposes, flips, slices and broadcasts (strides of 0) are views.
-    """
-
-    name = "tile.view"
-    value = operand_def(TileType)
-    offset = attr_def(IntegerAttr)
-    strides = attr_def(ArrayAttr[IntegerAttr])
-    out = result_def(TileType)
-
-    @classmethod
-    def make(cls, value: SSAValue, shape: Sequence[int], offset: int, strides: Sequence[int]) -> Self:
-        return cls.create(
-            operands=[value],
-            result_types=[TileType.of(shape, tile_type(value).dtype)],
-            attributes={"offset": IntegerAttr(offset, i64), "strides": numbers(strides)},
-        )
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        return tuple(stride.value.data for stride in self.strides)
-
-    def verify_(self) -> None:
-        source, sizes = tile_type(self.value), tile_type(self.out).sizes
-        if len(self.steps) != len(sizes) or source.dtype != tile_type(self.out).dtype:
-            raise VerifyException("tile.view: one stride an axis, and the operand's element type")
-        reach = [stride * (size - 1) for stride, size in zip(self.steps, sizes, strict=True) if size]
-        start, count = self.offset.value.data, 1
-        for size in source.sizes:
-            count *= size
-        first, last = start + sum(r for r in reach if r < 0), start + sum(r for r in reach if r > 0)
-        if len(reach) == len(sizes) and not 0 <= first <= last < count:
-            raise VerifyException(f"tile.view: elements {first} to {last} of {source}")
-
-
-@irdl_op_definition
-class TakeOp(IRDLOperation):
-    """The elements of a tile that stand at computed positions along an axis."""
-
-    name = "tile.take"
-    value = operand_def(TileType)
-    indices = operand_def(TileType)
-    axis = attr_def(IntegerAttr)
-    out = result_def(TileType)
-
-
-class _Combining(IRDLOperation):
-    """Joins elements along an axis by a block that takes two tuples of scalars and yields one."""
-
-    values = var_operand_def(TileType)
-    axis = attr_def(IntegerAttr)
-    outs = var_result_def(TileType)
-    body = region_def("single_block")
-
-    @property
-    def block(self) -> Block:
-        return self.body.block
-
-    @property
-    def yielded(self) -> YieldOp:
-        last = self.block.last_op
-        assert isinstance(last, YieldOp)
-        return last
-
-
-@irdl_op_definition
-class FoldOp(_Combining):
-    """All elements along an axis, joined into one; the axis stays with size 1."""
-
-    name = "tile.fold"
-
-
-@irdl_op_definition
-class ScanOp(_Combining):
-    """The elements up to each along an axis, joined; from the last on where it is reversed."""
-
-    name = "tile.scan"
-    reverse = opt_attr_def(UnitAttr)
-
-
-@irdl_op_definition
-class OrderOp(IRDLOperation):
-    """Sort along the last axis; NaN is the greatest."""
-
-    name = "tile.order"
-    value = operand_def(TileType)
-    descending = opt_attr_def(UnitAttr)
-    out = result_def(TileType)
-
-
-@irdl_op_definition
-class HistogramOp(IRDLOperation):
-    """How often each number from 0 on occurs in a tile of one axis, where the mask holds."""
-
-    name = "tile.histogram"
-    value = operand_def(TileType)
-    mask = opt_operand_def(TileType)
-    out = result_def(TileType)
-
-
-@irdl_op_definition
 class AtomicOp(IRDLOperation):
     """Read, combine and write as one step, where the mask holds; gives what was there.
 
@@ -187,73 +69,3 @@ class AtomicOp(IRDLOperation):
     kind = attr_def(StringAttr)
     out = result_def(TileType)
     irdl_options = (AttrSizedOperandSegments(),)
-
-
-@irdl_op_definition
-class IfOp(IRDLOperation):
-    """What one of two blocks yields."""
-
-    name = "tile.if"
-    condition = operand_def(TileType)
-    outs = var_result_def(TileType)
-    then = region_def("single_block")
-    otherwise = region_def("single_block")
-
-
-@irdl_op_definition
-class WhileOp(IRDLOperation):
-    """`while condition(carried): carried = body(carried)`; both blocks take what is carried."""
-
-    name = "tile.while"
-    initial = var_operand_def(TileType)
-    outs = var_result_def(TileType)
-    condition = region_def("single_block")
-    body = region_def("single_block")
-
-    @classmethod
-    def make(cls, initial: Sequence[SSAValue]) -> Self:
-        types = [value.type for value in initial]
-        return cls.build(
-            operands=[list(initial)],
-            result_types=[types],
-            regions=[Region(Block(arg_types=types)), Region(Block(arg_types=types))],
-        )
-
-
-@irdl_op_definition
-class PrintOp(IRDLOperation):
-    """Write values to the standard output, with the program's numbers."""
-
-    name = "tile.print"
-    values = var_operand_def(TileType)
-    prefix = attr_def(StringAttr)
-    hexadecimal = opt_attr_def(UnitAttr)
-
-
-@irdl_op_definition
-class CheckOp(IRDLOperation):
-    """Note where a condition is false; the launch then ends with an error."""
-
-    name = "tile.check"
-    condition = operand_def(TileType)
-    mask = opt_operand_def(TileType)
-    number = attr_def(IntegerAttr)
-    """Which of the kernel's checks this is: the launch knows its message."""
-
-
-WRITTEN: list[type[IRDLOperation]] = [
-    IndexOp,
-    PointerOp,
-    AddressOp,
-    ViewOp,
-    TakeOp,
-    FoldOp,
-    ScanOp,
-    OrderOp,
-    HistogramOp,
-    AtomicOp,
-    IfOp,
-    WhileOp,
-    PrintOp,
-    CheckOp,
-]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.tile import collective_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,11 @@ class Axes:
     fixed: tuple[int, ...]
 
 
-def axes_of(op: written.ViewOp) -> Axes | None:
+def axes_of(op: collective_ops.ViewOp) -> Axes | None:
     """How a view's axes are those of its operand; None if they are not."""
     sizes, shape = tile.tile_type(op.value).sizes, tile.tile_type(op.out).sizes
     rest, fixed = op.offset.value.data, list[int]()
-    strides = written.row_major(sizes)
+    strides = collective_ops.row_major(sizes)
     for stride in strides:
         fixed.append(rest // stride)
         rest %= stride
@@ -35,7 +35,7 @@ def axes_of(op: written.ViewOp) -> Axes | None:
     return Axes(tuple(walked), tuple(fixed))
 
 
-def turns_matrix(op: written.ViewOp) -> bool:
+def turns_matrix(op: collective_ops.ViewOp) -> bool:
     """Whether a view swaps the axes of a matrix."""
     axes, shape = axes_of(op), tile.tile_type(op.value).sizes
     same = len(shape) == 2 and shape[::-1] == tile.tile_type(op.out).sizes

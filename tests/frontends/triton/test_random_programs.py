@@ -21,8 +21,8 @@ from weft.frontends.triton.builders.tile_builder import Argument
 from weft.frontends.triton.builders.watched_memory import Memory
 from weft.frontends.triton.runtime.compiled import CompiledKernel, build_kernel, compile_kernel
 from weft.ir.types import DType, f32, i32
+from weft.tile.collective_ops import row_major
 from weft.tile.dialect import KernelOp
-from weft.tile.pointer_ops import row_major
 from weft.tile.text import parse_program
 
 SIZE = 4096

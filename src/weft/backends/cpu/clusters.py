@@ -17,8 +17,8 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from weft.backends.cpu.buffers import Buffer
 from weft.backends.cpu.memory_order import LAZY, MemoryOrder, lazy_closure
+from weft.tile import collective_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 from weft.tile.functions import COMBINERS
 
 _CHEAP_FUNCTIONS = frozenset(
@@ -257,7 +257,7 @@ def cost_of(value: SSAValue) -> int:
                 total += 10
             case tile.MapOp():
                 total += 1 if v.op.function.data in _CHEAP_FUNCTIONS else 20
-            case tile.LoadOp() | written.TakeOp():
+            case tile.LoadOp() | collective_ops.TakeOp():
                 total += 1
             case _:
                 pass

@@ -38,6 +38,7 @@ from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, constant_term
 from weft.ir.types import DType
+from weft.tile import collective_ops
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops as written
 from weft.tile.extents import Limits
@@ -290,9 +291,9 @@ class KernelCodegen:
                 return self._position(op, here, lanes)
             case tile.GatherOp() as op:
                 return emit_gather(self, op, here, kept)
-            case written.ViewOp() as op:
+            case collective_ops.ViewOp() as op:
                 return emit_view(self, op, here, kept)
-            case written.TakeOp() as op:
+            case collective_ops.TakeOp() as op:
                 return emit_take(self, op, here, kept)
             case tile.MapOp() as op if op.function.data == "select" and (known := here.known(op.args[0])) is not None:
                 return b.splat(self.at(op.args[1 if known else 2], here, kept), lanes)

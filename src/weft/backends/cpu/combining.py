@@ -12,15 +12,15 @@ from weft.backends.cpu.position import Position, lanes_for, walk
 from weft.backends.llvm.builder import Function, V, const, i64, scalar_type, vector
 from weft.backends.llvm.math import emit_function
 from weft.ir.types import DType
+from weft.tile import collective_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 
 if TYPE_CHECKING:
     from weft.backends.cpu.codegen import KernelCodegen
 
 
 def combined(
-    codegen: KernelCodegen, op: written.FoldOp | written.ScanOp, left: Sequence[V], right: Sequence[V]
+    codegen: KernelCodegen, op: collective_ops.FoldOp | collective_ops.ScanOp, left: Sequence[V], right: Sequence[V]
 ) -> list[V]:
     """What the op's block makes of two tuples of elements, or of vectors of them."""
     lanes = left[0].lanes
@@ -54,7 +54,7 @@ def _at(index: Sequence[V], axis: int, place: V) -> list[V]:
     return [place if a == axis else v for a, v in enumerate(index)]
 
 
-def emit_fold(codegen: KernelCodegen, op: written.FoldOp) -> None:
+def emit_fold(codegen: KernelCodegen, op: collective_ops.FoldOp) -> None:
     b, axis = codegen.b, op.axis.value.data
     sources = [codegen.materialise(value) for value in op.values]
     results = [Buffer.allocate(b, t.sizes, t.dtype) for t in map(tile.tile_type, op.results)]
@@ -110,7 +110,7 @@ def _surpasses(b: Function, comparison: str, value: V, other: V, dtype: DType) -
     return b.binary("or", holds, b.binary("and", nan, b.binary("xor", known, const(True, known.type))))
 
 
-def emit_scan(codegen: KernelCodegen, op: written.ScanOp) -> None:
+def emit_scan(codegen: KernelCodegen, op: collective_ops.ScanOp) -> None:
     b, axis = codegen.b, op.axis.value.data
     sources = [codegen.materialise(value) for value in op.values]
     results = [Buffer.allocate(b, s.shape, s.dtype) for s in sources]
@@ -134,7 +134,7 @@ def emit_scan(codegen: KernelCodegen, op: written.ScanOp) -> None:
     codegen.buffers |= dict(zip(op.results, results, strict=True))
 
 
-def emit_order(codegen: KernelCodegen, op: written.OrderOp) -> None:
+def emit_order(codegen: KernelCodegen, op: collective_ops.OrderOp) -> None:
     """Batcher's network of comparisons, which needs no more memory and no branches that depend on data."""
     b, type_ = codegen.b, tile.tile_type(op.out)
     result = Buffer.allocate(b, type_.sizes, type_.dtype)
@@ -174,7 +174,7 @@ def _network(count: int) -> Generator[tuple[int, int]]:
         width *= 2
 
 
-def emit_histogram(codegen: KernelCodegen, op: written.HistogramOp) -> None:
+def emit_histogram(codegen: KernelCodegen, op: collective_ops.HistogramOp) -> None:
     b, type_ = codegen.b, tile.tile_type(op.out)
     result = Buffer.allocate(b, type_.sizes, type_.dtype)
     bins = type_.sizes[0]

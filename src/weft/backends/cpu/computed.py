@@ -22,8 +22,8 @@ from weft.backends.llvm.cast import load_convert, store_convert
 from weft.backends.llvm.math import emit_function
 from weft.ir.attributes import from_attribute
 from weft.ir.types import DType, boolean
+from weft.tile import collective_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 
 if TYPE_CHECKING:
     from weft.backends.cpu.codegen import KernelCodegen
@@ -100,7 +100,7 @@ def _whole(codegen: KernelCodegen, op: tile.GatherOp, start: V, lanes: int, step
 
 def _is_arithmetic(offsets: SSAValue) -> bool:
     """Whether offsets are computed from positions alone: those mostly lie side by side, if not provably."""
-    reads = (tile.GatherOp, written.TakeOp)
+    reads = (tile.GatherOp, collective_ops.TakeOp)
     return not any(isinstance(v, OpResult) and isinstance(v.op, reads) for v in lazy_closure(offsets))
 
 
@@ -174,7 +174,7 @@ def conjuncts(codegen: KernelCodegen, mask: SSAValue, axis: int) -> list[SSAValu
             return None if left is None or right is None else [*left, *right]
         case tile.MapOp() as op if op.function.data in ("lt", "le", "gt", "ge"):
             return [mask] if all(codegen.neighbours.step_along(arg, axis) is not None for arg in op.args) else None
-        case written.ViewOp() as op if (source := source_axis(op, axis)) is not None:
+        case collective_ops.ViewOp() as op if (source := source_axis(op, axis)) is not None:
             return [mask] if conjuncts(codegen, op.value, source) == [op.value] else None
         case _:
             return None if _moves(codegen, mask, axis) else [mask]

@@ -17,8 +17,8 @@ from weft.backends.cpu.memory_order import lazy_closure
 from weft.backends.cpu.position import Position
 from weft.backends.cpu.views import position_in
 from weft.backends.llvm.builder import V, i64
+from weft.tile import collective_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 from weft.tile.view_axes import axes_of
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _holds_until(codegen: KernelCodegen, mask: SSAValue, start: Position, extent
 
 def _limit(codegen: KernelCodegen, part: SSAValue, start: Position) -> V | None:
     """The place along the axis from which on a comparison no longer holds."""
-    while isinstance(part, OpResult) and isinstance(part.op, written.ViewOp):
+    while isinstance(part, OpResult) and isinstance(part.op, collective_ops.ViewOp):
         axes = axes_of(part.op)
         if axes is None:
             return None

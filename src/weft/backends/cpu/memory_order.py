@@ -12,11 +12,20 @@ from dataclasses import dataclass
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from weft.backends.cpu.neighbours import Neighbours
+from weft.tile import collective_ops, control_flow
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops as written
 from weft.tile.memory_groups import MemoryGroups
 
-LAZY = (tile.ConstantOp, tile.LoadOp, tile.PositionOp, tile.GatherOp, tile.MapOp, written.ViewOp, written.TakeOp)
+LAZY = (
+    tile.ConstantOp,
+    tile.LoadOp,
+    tile.PositionOp,
+    tile.GatherOp,
+    tile.MapOp,
+    collective_ops.ViewOp,
+    collective_ops.TakeOp,
+)
 """What is computed at a position, where and when something needs it."""
 
 
@@ -45,7 +54,7 @@ def same_place_closure(value: SSAValue) -> dict[SSAValue, None]:
         seen[current] = None
         if isinstance(current, OpResult) and isinstance(current.op, tile.MapOp | tile.GatherOp):
             pending.extend(v for v in current.op.operands if isinstance(v.type, tile.TileType))
-        elif isinstance(current, OpResult) and isinstance(current.op, written.TakeOp):
+        elif isinstance(current, OpResult) and isinstance(current.op, collective_ops.TakeOp):
             pending.append(current.op.indices)
     return seen
 
@@ -132,7 +141,7 @@ def _loops_of(op: Operation) -> list[Operation]:
     block: Block | None = op.parent_block()
     while block is not None:
         parent = block.parent_op()
-        if isinstance(parent, tile.ForOp | written.WhileOp):
+        if isinstance(parent, tile.ForOp | control_flow.WhileOp):
             loops.append(parent)
         block = parent.parent_block() if parent is not None else None
     return loops

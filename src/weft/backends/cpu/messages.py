@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from weft.backends.cpu.combining import every_position
 from weft.backends.llvm.builder import V, const, i64
 from weft.ir.attributes import from_attribute
+from weft.tile import control_flow
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 
 if TYPE_CHECKING:
     from weft.backends.cpu.codegen import KernelCodegen
 
 
-def emit_check(codegen: KernelCodegen, op: written.CheckOp) -> None:
+def emit_check(codegen: KernelCodegen, op: control_flow.CheckOp) -> None:
     """Where the condition is false, write the number of the check to the kernel's status."""
     b = codegen.b
     status = next(codegen.pointers[arg] for arg in reversed(codegen.kernel.block.args) if arg in codegen.pointers)
@@ -27,7 +27,7 @@ def emit_check(codegen: KernelCodegen, op: written.CheckOp) -> None:
             b.store(i64(op.number.value.data), status, 8)
 
 
-def emit_print(codegen: KernelCodegen, op: written.PrintOp) -> None:
+def emit_print(codegen: KernelCodegen, op: control_flow.PrintOp) -> None:
     """One line for each element, with the program's numbers and the element's index."""
     b = codegen.b
     dtypes, prefix = from_attribute(op.attributes["dtypes"]), op.prefix.data.replace("%", "%%")

@@ -6,8 +6,8 @@ from xdsl.ir import OpResult, SSAValue
 
 from weft.ir.attributes import from_attribute
 from weft.ir.types import DType
+from weft.tile import collective_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 from weft.tile.view_axes import axes_of
 
 
@@ -36,7 +36,7 @@ class Neighbours:
                 return all(self.is_still(arg, axis) for arg in op.args)
             case tile.GatherOp() as op:
                 return self.is_still(op.offsets, axis) and (op.mask is None or self.is_still(op.mask, axis))
-            case written.ViewOp() as op:
+            case collective_ops.ViewOp() as op:
                 source = source_axis(op, axis)
                 return op.steps[axis] == 0 or (source is not None and self.is_still(op.value, source))
             case _:
@@ -70,7 +70,7 @@ class Neighbours:
                 # What is unsigned may have wrapped around on the way.
                 wider = source.kind == "int" and target.kind == "int" and target.bits >= source.bits
                 return self.step_along(op.args[0], axis) if wider else None
-            case written.ViewOp() as op:
+            case collective_ops.ViewOp() as op:
                 walked = source_axis(op, axis)
                 return None if walked is None else self.step_along(op.value, walked)
             case _:
@@ -78,7 +78,7 @@ class Neighbours:
 
     def _scaled(self, value: SSAValue, factor: SSAValue, axis: int) -> int | None:
         """The step of a product with a known factor."""
-        while isinstance(factor, OpResult) and isinstance(factor.op, written.ViewOp):
+        while isinstance(factor, OpResult) and isinstance(factor.op, collective_ops.ViewOp):
             factor = factor.op.value
         if not isinstance(factor, OpResult) or not isinstance(factor.op, tile.ConstantOp):
             return None
@@ -86,7 +86,7 @@ class Neighbours:
         return step * number if step is not None and isinstance(number, int) else None
 
 
-def source_axis(op: written.ViewOp, axis: int) -> int | None:
+def source_axis(op: collective_ops.ViewOp, axis: int) -> int | None:
     """The operand's axis that an axis of a view walks along."""
     axes = axes_of(op)
     return None if axes is None else next((a for a, walked in enumerate(axes.walked) if walked == axis), None)

@@ -14,8 +14,8 @@ from weft.backends.cpu.clusters import cost_of
 from weft.backends.cpu.memory_order import lazy_closure
 from weft.backends.cpu.position import Position, load_strided
 from weft.backends.llvm.builder import V, i64, vector
+from weft.tile import collective_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 from weft.tile.view_axes import Axes, axes_of
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _REPEATED_COST = 8
 """What is computed again for every repetition of it costs less than this."""
 
 
-def is_repeated(op: written.ViewOp) -> bool:
+def is_repeated(op: collective_ops.ViewOp) -> bool:
     return any(size > 1 and step == 0 for size, step in zip(tile.tile_type(op.out).sizes, op.steps, strict=True))
 
 
@@ -35,9 +35,9 @@ def prepare_views(codegen: KernelCodegen, root: SSAValue) -> None:
         if not isinstance(value, OpResult) or value in codegen.buffers:
             continue
         match value.op:
-            case written.TakeOp() as op:
+            case collective_ops.TakeOp() as op:
                 codegen.materialise(op.value)
-            case written.ViewOp() as op if tile.tile_type(op.value).sizes:
+            case collective_ops.ViewOp() as op if tile.tile_type(op.value).sizes:
                 if axes_of(op) is None or (is_repeated(op) and cost_of(op.value) > _REPEATED_COST):
                     codegen.materialise(op.value)
             case _:
@@ -54,7 +54,7 @@ def position_in(axes: Axes, here: Position) -> Position:
     return here.elsewhere(index, inner, here.lanes)
 
 
-def emit_view(codegen: KernelCodegen, op: written.ViewOp, here: Position, kept: set[SSAValue]) -> V:
+def emit_view(codegen: KernelCodegen, op: collective_ops.ViewOp, here: Position, kept: set[SSAValue]) -> V:
     """The elements of a view at a position."""
     axes = axes_of(op)
     if axes is not None:
@@ -69,7 +69,7 @@ def emit_view(codegen: KernelCodegen, op: written.ViewOp, here: Position, kept: 
     return buffer.loaded(b, raw)
 
 
-def emit_take(codegen: KernelCodegen, op: written.TakeOp, here: Position, kept: set[SSAValue]) -> V:
+def emit_take(codegen: KernelCodegen, op: collective_ops.TakeOp, here: Position, kept: set[SSAValue]) -> V:
     """Elements of a buffer at computed positions along an axis."""
     b, axis = codegen.b, op.axis.value.data
     buffer = codegen.buffers[op.value]

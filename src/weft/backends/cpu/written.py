@@ -25,6 +25,7 @@ from weft.backends.llvm.builder import V, mangle
 from weft.backends.llvm.cast import store_convert
 from weft.errors import LoweringError
 from weft.ir.types import DType
+from weft.tile import collective_ops, control_flow
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops as written
 
@@ -53,25 +54,25 @@ def emit_written(codegen: KernelCodegen, op: Operation) -> None:
             store_unordered(codegen, op, codegen.at(op.value, scalar_position()), scalar_position())
         case tile.ForOp():
             _for_loop(codegen, op)
-        case written.WhileOp():
+        case control_flow.WhileOp():
             _while_loop(codegen, op)
-        case written.IfOp():
+        case control_flow.IfOp():
             _branch(codegen, op)
         case tile.ReduceOp():
             emit_extremum(codegen, op)
-        case written.FoldOp():
+        case collective_ops.FoldOp():
             emit_fold(codegen, op)
-        case written.ScanOp():
+        case collective_ops.ScanOp():
             emit_scan(codegen, op)
-        case written.OrderOp():
+        case collective_ops.OrderOp():
             emit_order(codegen, op)
-        case written.HistogramOp():
+        case collective_ops.HistogramOp():
             emit_histogram(codegen, op)
         case written.AtomicOp():
             emit_atomic(codegen, op)
-        case written.CheckOp():
+        case control_flow.CheckOp():
             emit_check(codegen, op)
-        case written.PrintOp():
+        case control_flow.PrintOp():
             emit_print(codegen, op)
         case _:
             raise LoweringError(f"the CPU backend has no code for {op.name}")
@@ -221,7 +222,7 @@ def _slots_read(codegen: KernelCodegen, value: SSAValue, owner: dict[SSAValue, B
             slot = owner[current]
             result[id(slot)] = result.get(id(slot), False) or moved
         elif buffer is None and isinstance(current.owner, Operation):
-            through = moved or isinstance(current.owner, written.ViewOp | written.TakeOp)
+            through = moved or isinstance(current.owner, collective_ops.ViewOp | collective_ops.TakeOp)
             if isinstance(current.owner, LAZY):
                 operands = [v for v in current.owner.operands if isinstance(v.type, tile.TileType)]
                 pending += [(operand, through) for operand in operands]
@@ -282,7 +283,7 @@ def _is_costly(codegen: KernelCodegen, value: SSAValue) -> bool:
     return tiled and value not in codegen.buffers and cost_of(value) >= _CHEAP
 
 
-def _while_loop(codegen: KernelCodegen, op: written.WhileOp) -> None:
+def _while_loop(codegen: KernelCodegen, op: control_flow.WhileOp) -> None:
     b = codegen.b
     test, body = op.condition.block, op.body.block
     holds, yielded = test.last_op, body.last_op
@@ -306,7 +307,7 @@ def _while_loop(codegen: KernelCodegen, op: written.WhileOp) -> None:
     _bind(codegen, op.results, slots)
 
 
-def _branch(codegen: KernelCodegen, op: written.IfOp) -> None:
+def _branch(codegen: KernelCodegen, op: control_flow.IfOp) -> None:
     b = codegen.b
     slots = _slots(codegen, op.results)
     condition = codegen.at(op.condition, scalar_position())

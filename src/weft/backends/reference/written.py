@@ -9,6 +9,7 @@ import numpy as np
 from xdsl.ir import Block, Operation, SSAValue
 
 from weft.errors import UnsupportedError
+from weft.tile import collective_ops, control_flow
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops as written
 from weft.tile.functions import FUNCTIONS
@@ -29,41 +30,41 @@ def run_written(program: Program, op: Operation) -> None:
     match op:
         case written.IndexOp():
             program.indices[op.out] = int(tiles[op.value])
-        case written.ViewOp():
+        case collective_ops.ViewOp():
             tiles[op.out] = _viewed(op, tiles[op.value])
-        case written.TakeOp():
+        case collective_ops.TakeOp():
             indices = tiles[op.indices].astype(np.int64)
             program.set(op.out, np.take_along_axis(tiles[op.value], indices, op.axis.value.data))
-        case written.FoldOp():
+        case collective_ops.FoldOp():
             for out, partial in zip(op.results, _scanned(program, op, reverse=False), strict=True):
                 program.set(out, np.take(partial, [-1], op.axis.value.data))
-        case written.ScanOp():
+        case collective_ops.ScanOp():
             for out, partial in zip(op.results, _scanned(program, op, op.reverse is not None), strict=True):
                 program.set(out, partial)
-        case written.OrderOp():
+        case collective_ops.OrderOp():
             ordered = np.sort(tiles[op.value], axis=-1)  # NaN last
             program.set(op.out, ordered[..., ::-1] if op.descending is not None else ordered)
-        case written.HistogramOp():
+        case collective_ops.HistogramOp():
             _count(program, op)
         case written.AtomicOp():
             _update(program, op)
-        case written.IfOp():
+        case control_flow.IfOp():
             block = op.then.block if tiles[op.condition] else op.otherwise.block
             tiles.update(zip(op.results, _yielded(program, block), strict=True))
-        case written.WhileOp():
+        case control_flow.WhileOp():
             _repeat(program, op)
-        case written.CheckOp():
+        case control_flow.CheckOp():
             wrong = ~tiles[op.condition]
             if (wrong if op.mask is None else wrong & tiles[op.mask]).any():
                 raise CheckError(f"check {op.number.value.data} of {program.kernel}, program {program.numbers}")
-        case written.PrintOp():
+        case control_flow.PrintOp():
             for value in op.values:
                 print(program.numbers, op.prefix.data, tiles[value])
         case _:
             raise UnsupportedError(f"{op.name} has no meaning in NumPy")
 
 
-def _viewed(op: written.ViewOp, value: np.ndarray) -> np.ndarray:
+def _viewed(op: collective_ops.ViewOp, value: np.ndarray) -> np.ndarray:
     flat = np.ascontiguousarray(value).reshape(-1)
     shape, places = tile.tile_type(op.out).sizes, np.asarray(op.offset.value.data)
     for axis, (size, step) in enumerate(zip(shape, op.steps, strict=True)):
@@ -71,7 +72,7 @@ def _viewed(op: written.ViewOp, value: np.ndarray) -> np.ndarray:
     return flat[np.broadcast_to(places, shape)]
 
 
-def _scanned(program: Program, op: written.FoldOp | written.ScanOp, reverse: bool) -> list[np.ndarray]:
+def _scanned(program: Program, op: collective_ops.FoldOp | collective_ops.ScanOp, reverse: bool) -> list[np.ndarray]:
     """All partial results of joining elements along an axis."""
     axis = op.axis.value.data
     values = [np.moveaxis(program.tiles[value], axis, 0) for value in op.values]
@@ -100,7 +101,7 @@ def _joined(program: Program, block: Block, arguments: Sequence[np.ndarray]) -> 
     raise AssertionError("a block without an end")
 
 
-def _count(program: Program, op: written.HistogramOp) -> None:
+def _count(program: Program, op: collective_ops.HistogramOp) -> None:
     value, bins = program.tiles[op.value], tile.tile_type(op.out).sizes[0]
     counted = (value >= 0) & (value < bins)
     if op.mask is not None:
@@ -138,7 +139,7 @@ def _yielded(program: Program, block: Block) -> list[np.ndarray]:
     return [program.tiles[value] for value in last.operands]
 
 
-def _repeat(program: Program, op: written.WhileOp) -> None:
+def _repeat(program: Program, op: control_flow.WhileOp) -> None:
     test, body = op.condition.block, op.body.block
     carried = [program.tiles[value] for value in op.initial]
     while True:

@@ -11,8 +11,8 @@ import pytest
 
 import weft.triton as triton
 import weft.triton.language as tl
+from weft.tile import control_flow
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 
 from ..ptxas import assemble, needs_ptxas
 from ..transforms.test_raise_pointers import kernel_for
@@ -68,7 +68,7 @@ def test_rows_of_one_block_and_of_several(columns: int) -> None:
 def test_a_row_of_one_block_is_read_once() -> None:
     kernel = kernel_for(normalized, (*rows(3, 256), 256), BLOCK=256)
     StraightenLoops().run(kernel, target_named("sm_90a"), [])
-    (branch,) = [op for op in kernel.block.ops if isinstance(op, written.IfOp)]
+    (branch,) = [op for op in kernel.block.ops if isinstance(op, control_flow.IfOp)]
     assert not any(isinstance(op, tile.ForOp) for op in branch.then.block.ops)
     assert sum(isinstance(op, tile.GatherOp) for op in branch.then.block.ops) == 2
     assert sum(isinstance(op, tile.ForOp) for op in branch.otherwise.block.ops) == 3

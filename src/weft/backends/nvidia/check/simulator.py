@@ -58,6 +58,7 @@ from weft.errors import UnsupportedError
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, evaluate
 from weft.ir.types import dtype_of_numpy
+from weft.tile import control_flow
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops as written
 from weft.tile.functions import COMBINERS, Combiner
@@ -164,7 +165,7 @@ class _Block:
                 self._loop(op)
             case written.IndexOp():
                 self.indices[op.out] = int(self._agreed(op, op.value))
-            case written.IfOp():
+            case control_flow.IfOp():
                 self._choose(op)
             case tile.ReturnOp() | tile.YieldOp():
                 pass
@@ -452,7 +453,7 @@ class _Block:
         for target, layout, picked, defined in handed:
             self.hold(target, layout, picked, defined, layout.shape)
 
-    def _choose(self, op: written.IfOp) -> None:
+    def _choose(self, op: control_flow.IfOp) -> None:
         block = op.then.block if self._agreed(op, op.condition) else op.otherwise.block
         self.run(list(block.ops))
         for result, value in zip(op.results, _yielded(block), strict=True):

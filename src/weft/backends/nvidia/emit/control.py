@@ -18,8 +18,8 @@ from weft.backends.nvidia.ir.alignment import pointer_dtype
 from weft.backends.nvidia.ir.scratch import space_of
 from weft.backends.nvidia.ir.warp_specialization import RolesOp
 from weft.ir.types import i64
+from weft.tile import control_flow
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
@@ -87,7 +87,7 @@ def _yielded(codegen: KernelCodegen, block: Block) -> list[list[V]]:
     return [codegen.tiles[value] for value in last.operands]
 
 
-def emit_branch(codegen: KernelCodegen, op: written.IfOp) -> None:
+def emit_branch(codegen: KernelCodegen, op: control_flow.IfOp) -> None:
     b = codegen.b
     (condition,) = codegen.tiles[op.condition]
     yes, no, after = b.label("then"), b.label("else"), b.label("after")
@@ -107,7 +107,7 @@ def emit_branch(codegen: KernelCodegen, op: written.IfOp) -> None:
         ]
 
 
-def emit_while(codegen: KernelCodegen, op: written.WhileOp) -> None:
+def emit_while(codegen: KernelCodegen, op: control_flow.WhileOp) -> None:
     b = codegen.b
     initial = [codegen.tiles[value] for value in op.initial]
     before, head, inside, after = b.block, b.label("head"), b.label("turn"), b.label("after")

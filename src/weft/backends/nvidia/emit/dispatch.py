@@ -12,6 +12,7 @@ from weft.backends.nvidia.emit.messages import emit_check, emit_print
 from weft.backends.nvidia.emit.reduce.bitonic_sort import emit_order
 from weft.backends.nvidia.emit.reduce.fold_scan import emit_fold, emit_scan
 from weft.backends.nvidia.emit.views import emit_histogram, emit_take, emit_view
+from weft.tile import collective_ops, control_flow
 from weft.tile import pointer_ops as written
 
 if TYPE_CHECKING:
@@ -27,27 +28,27 @@ def emit_written(codegen: KernelCodegen, op: Operation) -> bool:
             (codegen.pointers[op.out],) = codegen.tiles[op.value]
         case written.AddressOp():
             codegen.tiles[op.out] = [codegen.pointers[op.pointer]]
-        case written.ViewOp():
+        case collective_ops.ViewOp():
             emit_view(codegen, op)
-        case written.TakeOp():
+        case collective_ops.TakeOp():
             emit_take(codegen, op)
-        case written.HistogramOp():
+        case collective_ops.HistogramOp():
             emit_histogram(codegen, op)
-        case written.FoldOp():
+        case collective_ops.FoldOp():
             emit_fold(codegen, op)
-        case written.ScanOp():
+        case collective_ops.ScanOp():
             emit_scan(codegen, op)
-        case written.OrderOp():
+        case collective_ops.OrderOp():
             emit_order(codegen, op)
         case written.AtomicOp():
             emit_atomic(codegen, op)
-        case written.IfOp():
+        case control_flow.IfOp():
             emit_branch(codegen, op)
-        case written.WhileOp():
+        case control_flow.WhileOp():
             emit_while(codegen, op)
-        case written.CheckOp():
+        case control_flow.CheckOp():
             emit_check(codegen, op)
-        case written.PrintOp():
+        case control_flow.PrintOp():
             emit_print(codegen, op)
         case _:
             return False

@@ -9,8 +9,8 @@ from weft.backends.nvidia.emit.block import i32
 from weft.backends.nvidia.emit.math import asm
 from weft.backends.nvidia.ir.dialect import layout_of
 from weft.ir.attributes import from_attribute
+from weft.tile import control_flow
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
@@ -19,7 +19,7 @@ VPRINTF = "vprintf"
 """The one function that a GPU's driver has for kernels."""
 
 
-def emit_check(codegen: KernelCodegen, op: written.CheckOp) -> None:
+def emit_check(codegen: KernelCodegen, op: control_flow.CheckOp) -> None:
     """Where the condition is false, write the number of the check to the kernel's status."""
     b, layout = codegen.b, layout_of(op.condition)
     pointers = [arg for arg in codegen.kernel.block.args if isinstance(arg.type, tile.PointerType)]
@@ -36,7 +36,7 @@ def emit_check(codegen: KernelCodegen, op: written.CheckOp) -> None:
     asm(b, "void", "@$2 st.global.b64 [$1], $0;", "l,l,b,~{memory}", number, status, wrong, pure=False)
 
 
-def emit_print(codegen: KernelCodegen, op: written.PrintOp) -> None:
+def emit_print(codegen: KernelCodegen, op: control_flow.PrintOp) -> None:
     """One line for each element, with the program's numbers and the element's index; each is printed once."""
     b = codegen.b
     dtypes, prefix = from_attribute(op.attributes["dtypes"]), op.prefix.data.replace("%", "%%")

@@ -12,14 +12,14 @@ from weft.backends.nvidia.emit.memory.shared_tiles import is_beyond, place_of, r
 from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
 from weft.backends.nvidia.ir.shared_bytes import stays_in_registers
 from weft.backends.nvidia.ir.view_layouts import kept_registers
+from weft.tile import collective_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
 
 
-def emit_view(codegen: KernelCodegen, op: written.ViewOp) -> None:
+def emit_view(codegen: KernelCodegen, op: collective_ops.ViewOp) -> None:
     layout = layout_of(op.out)
     if stays_in_registers(op):
         registers = codegen.tiles[op.value]
@@ -31,13 +31,13 @@ def emit_view(codegen: KernelCodegen, op: written.ViewOp) -> None:
     codegen.tiles[op.out] = read_tile(codegen, op.value, layout, start, op.steps, op.offset.value.data)
 
 
-def emit_take(codegen: KernelCodegen, op: written.TakeOp) -> None:
+def emit_take(codegen: KernelCodegen, op: collective_ops.TakeOp) -> None:
     """The tile goes to shared memory, and each thread reads what its indices say."""
     b, type_, layout, axis = codegen.b, tile.tile_type(op.value), layout_of(op.out), op.axis.value.data
     start, size = integer(op, SHARED), register_bytes(type_.dtype)
     write_tile(codegen, op.value, start)
     codegen.threads.barrier()
-    strides = list(written.row_major(type_.sizes))
+    strides = list(collective_ops.row_major(type_.sizes))
     along, strides[axis] = strides[axis], 0
     values: list[V] = []
     for register, index in enumerate(codegen.registers_of(op.indices, layout)):
@@ -52,7 +52,7 @@ def emit_take(codegen: KernelCodegen, op: written.TakeOp) -> None:
     codegen.tiles[op.out] = values
 
 
-def emit_histogram(codegen: KernelCodegen, op: written.HistogramOp) -> None:
+def emit_histogram(codegen: KernelCodegen, op: collective_ops.HistogramOp) -> None:
     """Counters in shared memory: cleared, counted up, read."""
     b, threads, bins = codegen.b, codegen.threads, tile.tile_type(op.out).sizes[0]
     start, source, layout = integer(op, SHARED), layout_of(op.value), layout_of(op.out)

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from math import prod
 
 from weft.backends.nvidia.ir.layouts import WARP, Layout, Mode, blocked
+from weft.tile import collective_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 
 
-def demanded(op: written.ViewOp, layout: Layout) -> Layout | None:
+def demanded(op: collective_ops.ViewOp, layout: Layout) -> Layout | None:
     """The layout of the operand in which every thread has what a view in `layout` holds; None if there is none."""
     source, shape = tile.tile_type(op.value).sizes, tile.tile_type(op.out).sizes
-    strides = written.row_major(source)
+    strides = collective_ops.row_major(source)
     if op.offset.value.data or any(step < 0 for step in op.steps):
         return None
     walks = [0 if size == 1 else step for size, step in zip(shape, op.steps, strict=True)]
@@ -30,18 +30,18 @@ def demanded(op: written.ViewOp, layout: Layout) -> Layout | None:
     return found
 
 
-def renamed(op: written.ViewOp, layout: Layout) -> Layout | None:
+def renamed(op: collective_ops.ViewOp, layout: Layout) -> Layout | None:
     """The layout of a view whose operand is in `layout`, if its elements need not move."""
     source, shape = tile.tile_type(op.value).sizes, tile.tile_type(op.out).sizes
     if prod(source) != prod(shape) or op.offset.value.data:
         return None
     if any(step <= 0 and size > 1 for size, step in zip(shape, op.steps, strict=True)):
         return None
-    found = _translated(layout, list(written.row_major(source)), shape, op.steps)
+    found = _translated(layout, list(collective_ops.row_major(source)), shape, op.steps)
     return found if found is not None and demanded(op, found) == layout.merged() else None
 
 
-def kept_registers(op: written.ViewOp, layout: Layout) -> list[int]:
+def kept_registers(op: collective_ops.ViewOp, layout: Layout) -> list[int]:
     """For each register of a view in `layout`, which one of its operand, as `demanded`, holds the element."""
     shape = tile.tile_type(op.out).sizes
     numbers, pitch = [0], 1

@@ -28,8 +28,8 @@ from weft.backends.nvidia.ir.shared_bytes import written_bytes
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.transforms.fuse_moments import MomentsOp
 from weft.backends.nvidia.transforms.fuse_online_softmax import ExponentialsOp
+from weft.tile import control_flow
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 from weft.tile.functions import COMBINERS
 
 _ALIGNMENT = 128
@@ -147,7 +147,7 @@ def _insert_barriers(block: Block, reading: frozenset[int], dry: bool = False) -
                 block.insert_op_before(BarrierOp.create(), op)
             reading = frozenset({place})
         blocks = [inner for region in op.regions for inner in region.blocks]
-        if isinstance(op, tile.ForOp | written.WhileOp):  # a turn may start where the last one ended
+        if isinstance(op, tile.ForOp | control_flow.WhileOp):  # a turn may start where the last one ended
             for inner in blocks:
                 reading |= _insert_barriers(inner, reading, dry=True)
         for inner in blocks:

@@ -56,6 +56,7 @@ from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.transforms.fuse_moments import MomentsOp
 from weft.backends.nvidia.transforms.fuse_online_softmax import ExponentialsOp
 from weft.errors import LoweringError
+from weft.tile import collective_ops
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops as written
 
@@ -242,7 +243,7 @@ class Assignment:
     def _beside_products(self, op: ComputedAccess) -> Layout | None:
         """What is read for each row or column of a product alone: threads read it where they have the product."""
         uses = [use.operation for result in op.results for use in result.uses]
-        views = [use for use in uses if isinstance(use, written.ViewOp)]
+        views = [use for use in uses if isinstance(use, collective_ops.ViewOp)]
         if not self.anchors.of_products or not isinstance(op, tile.GatherOp) or not views or len(views) < len(uses):
             return None
         rank = len(tile.tile_type(op.out).sizes)
@@ -284,7 +285,7 @@ class Assignment:
 
     def is_free(self, op: Operation) -> bool:
         """Whether an op's result costs nothing to make again."""
-        if isinstance(op, written.ViewOp) and not is_free_view(op):
+        if isinstance(op, collective_ops.ViewOp) and not is_free_view(op):
             return False
         # A scalar is in all threads: what is made of it costs nothing to have in any layout.
         return _is_free(op) and all(o not in self.home or not self.home[o].shape for o in op.operands)
@@ -331,7 +332,7 @@ class Assignment:
         new = value.op.clone()
         for number, operand in enumerate(value.op.operands):
             if isinstance(operand.type, tile.TileType):
-                if isinstance(value.op, written.ViewOp):
+                if isinstance(value.op, collective_ops.ViewOp):
                     wanted = demanded(value.op, layout)
                     assert wanted is not None
                 else:
@@ -358,7 +359,7 @@ def _is_good(layout: Layout, op: tile.StoreOp) -> bool:
 
 
 def _is_free(op: Operation) -> bool:
-    return isinstance(op, tile.ConstantOp | tile.PositionOp | tile.MapOp | written.ViewOp)
+    return isinstance(op, tile.ConstantOp | tile.PositionOp | tile.MapOp | collective_ops.ViewOp)
 
 
 def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

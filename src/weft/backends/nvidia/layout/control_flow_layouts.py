@@ -21,6 +21,7 @@ from weft.backends.nvidia.ir.warp_specialization import NarrowOp
 from weft.backends.nvidia.transforms.fuse_moments import MomentsOp
 from weft.backends.nvidia.transforms.fuse_online_softmax import ExponentialsOp
 from weft.errors import LoweringError
+from weft.tile import collective_ops, control_flow
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops as written
 from weft.tile.view_axes import axes_of
@@ -39,31 +40,31 @@ def assign_written(a: Assignment, op: Operation) -> None:
             a.take(op, 0, scalar)
         case written.AddressOp():
             a.settle(op, [scalar])
-        case written.ViewOp():
+        case collective_ops.ViewOp():
             _view(a, op)
-        case written.TakeOp():
+        case collective_ops.TakeOp():
             a.take(op, 0, a.natural(op.value))
             layout = a.natural(op.indices)
             a.take(op, 1, layout)
             a.settle(op, [layout])
-        case written.FoldOp() | written.ScanOp():
+        case collective_ops.FoldOp() | collective_ops.ScanOp():
             _combine(a, op)
-        case written.OrderOp():
+        case collective_ops.OrderOp():
             shape = tile.tile_type(op.value).sizes
             layout = in_order(shape, len(shape) - 1, a.anchors.warps)
             a.take(op, 0, layout)
             a.settle(op, [layout])
-        case written.HistogramOp():
+        case collective_ops.HistogramOp():
             _together(a, op)
             a.settle(op, [a.anchors.of(tile.tile_type(op.out).sizes)])
-        case written.CheckOp():
+        case control_flow.CheckOp():
             _together(a, op)
-        case written.PrintOp():
+        case control_flow.PrintOp():
             for number, value in enumerate(op.operands):
                 a.take(op, number, a.natural(value))
-        case written.IfOp():
+        case control_flow.IfOp():
             _branch(a, op)
-        case written.WhileOp():
+        case control_flow.WhileOp():
             _while(a, op)
         case _:
             raise LoweringError(f"{op.name} has no layout on a GPU")
@@ -73,7 +74,7 @@ def scalar_layout(warps: int) -> Layout:
     return blocked((), warps, ())
 
 
-def is_free_view(op: written.ViewOp) -> bool:
+def is_free_view(op: collective_ops.ViewOp) -> bool:
     """Whether a view can be made again in any layout: its axes are its operand's, or repeat it."""
     axes, sizes = axes_of(op), tile.tile_type(op.value).sizes
     if axes is None or op.offset.value.data:
@@ -88,7 +89,7 @@ def _together(a: Assignment, op: Operation) -> None:
         a.take(op, number, layout)
 
 
-def _view(a: Assignment, op: written.ViewOp) -> None:
+def _view(a: Assignment, op: collective_ops.ViewOp) -> None:
     shape = tile.tile_type(op.out).sizes
     source = a.natural(op.value)
     layout = renamed(op, source)
@@ -101,15 +102,15 @@ def _view(a: Assignment, op: written.ViewOp) -> None:
     a.settle(op, [layout])
 
 
-def _combine(a: Assignment, op: written.FoldOp | written.ScanOp) -> None:
+def _combine(a: Assignment, op: collective_ops.FoldOp | collective_ops.ScanOp) -> None:
     axis, scalar = op.axis.value.data, scalar_layout(a.anchors.warps)
     shape = tile.tile_type(op.values[0]).sizes
     layout = a.natural(op.values[0])
-    if isinstance(op, written.ScanOp) or not is_commutative(op) or layout.covered(axis) > shape[axis]:
+    if isinstance(op, collective_ops.ScanOp) or not is_commutative(op) or layout.covered(axis) > shape[axis]:
         layout = in_order(shape, axis, a.anchors.warps)
     for number in range(len(op.values)):
         a.take(op, number, layout)
-    result = layout if isinstance(op, written.ScanOp) else layout.sliced(axis)
+    result = layout if isinstance(op, collective_ops.ScanOp) else layout.sliced(axis)
     a.settle(op, [result] * len(op.results))
     set_layouts(op, [scalar] * len(op.block.args), ARGUMENTS)
     a.home.update(dict.fromkeys(op.block.args, scalar))
@@ -117,7 +118,7 @@ def _combine(a: Assignment, op: written.FoldOp | written.ScanOp) -> None:
     _yield(a, op.block, [scalar] * len(op.values))
 
 
-def is_commutative(op: written.FoldOp) -> bool:
+def is_commutative(op: collective_ops.FoldOp) -> bool:
     """Whether two elements may be joined in any order."""
     (first, *others) = op.yielded.operands
     joined = first.op if isinstance(first, OpResult) and not others else None
@@ -139,7 +140,7 @@ def _yielded(block: Block) -> list[SSAValue]:
     return list(last.operands)
 
 
-def _branch(a: Assignment, op: written.IfOp) -> None:
+def _branch(a: Assignment, op: control_flow.IfOp) -> None:
     a.take(op, 0, scalar_layout(a.anchors.warps))
     blocks = (op.then.block, op.otherwise.block)
     layouts: list[Layout] = []
@@ -151,7 +152,7 @@ def _branch(a: Assignment, op: written.IfOp) -> None:
     a.settle(op, layouts)
 
 
-def _while(a: Assignment, op: written.WhileOp) -> None:
+def _while(a: Assignment, op: control_flow.WhileOp) -> None:
     layouts = carried_layouts(a, list(op.initial), _yielded(op.body.block))
     for number, layout in enumerate(layouts):
         a.take(op, number, layout)
@@ -180,16 +181,16 @@ def predicted(a: Assignment, value: SSAValue, depth: int = 64) -> Layout | None:
             return a.anchors.coalesced(op)
         case tile.GatherOp():
             return a.anchors.of(shape)
-        case tile.ReduceOp() | MomentsOp() | written.FoldOp():
+        case tile.ReduceOp() | MomentsOp() | collective_ops.FoldOp():
             source = op.operands[0]
             found = predicted(a, source, depth - 1) or a.anchors.of(tile.tile_type(source).sizes)
             return found.sliced(op.axis.value.data)
         case ExponentialsOp():
             found = predicted(a, op.value, depth - 1) or a.anchors.of(tile.tile_type(op.value).sizes)
             return found if shape == found.shape else found.sliced(op.axis.value.data)
-        case written.ScanOp():
+        case collective_ops.ScanOp():
             return in_order(shape, op.axis.value.data, a.anchors.warps)
-        case written.ViewOp():
+        case collective_ops.ViewOp():
             found = predicted(a, op.value, depth - 1)
             if found is None or not found.shape:  # what is made of a scalar is wherever it is wanted
                 return None

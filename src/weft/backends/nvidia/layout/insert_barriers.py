@@ -12,6 +12,7 @@ from weft.backends.nvidia.ir.dialect import BarrierOp, layout_of
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused
 from weft.backends.nvidia.layout.allocate_shared import shared_bytes
 from weft.backends.nvidia.target import NvidiaTarget
+from weft.tile import control_flow
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops as written
 from weft.tile.memory_groups import MemoryGroups
@@ -71,7 +72,7 @@ class _Order:
 
     def _inside(self, op: Operation, pending: frozenset[_Access], dry: bool) -> frozenset[_Access]:
         blocks = [inner for region in op.regions for inner in region.blocks]
-        if isinstance(op, tile.ForOp | written.WhileOp):
+        if isinstance(op, tile.ForOp | control_flow.WhileOp):
             for inner in blocks:  # a turn may start where the last one ended
                 pending |= self.block(inner, pending, dry=True)
         for inner in blocks:

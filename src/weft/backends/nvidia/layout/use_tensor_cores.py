@@ -35,8 +35,8 @@ from weft.ir.expr import product
 from weft.ir.types import DType, f32
 from weft.lower.dot.skinny_gemm import READ
 from weft.ops.quantized import FORMS
+from weft.tile import collective_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 
 _MOST_WARPS, _WARPS, _MOST_COLUMNS = 16, 4, 32
 _APART_WARPS = 8
@@ -111,7 +111,7 @@ def _narrow(value: SSAValue) -> DType | None:
     match value.op:
         case tile.LoadOp() | tile.GatherOp() as op:
             found = pointer_dtype(op)
-        case written.ViewOp() as op:
+        case collective_ops.ViewOp() as op:
             found = _narrow(op.value)
         case tile.DequantizeOp() as op:
             dtype = from_attribute(op.dtype)

@@ -11,13 +11,14 @@ from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused
 from weft.backends.nvidia.ir.warp_specialization import IndexOp
 from weft.backends.nvidia.matmul_unit import WGMMA
 from weft.backends.nvidia.target import NvidiaTarget
+from weft.tile import collective_ops
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops as written
 from weft.tile.memory_groups import MemoryGroups
 
 _MOST_EARLY = 32
 """Registers that a thread may hold of products which begin earlier than they stand."""
-_PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.LoadOp, written.ViewOp, written.IndexOp, IndexOp)
+_PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.LoadOp, collective_ops.ViewOp, written.IndexOp, IndexOp)
 
 
 @dataclass(frozen=True)

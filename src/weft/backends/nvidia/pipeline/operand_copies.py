@@ -24,8 +24,8 @@ from weft.backends.nvidia.ir.warp_specialization import LINE, SlotType
 from weft.backends.nvidia.matmul_unit import WGMMA
 from weft.ir.expr import Size
 from weft.ir.types import DType
+from weft.tile import control_flow
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 
 _MOST_LINES = 256
 
@@ -258,6 +258,6 @@ def _as_copy(kernel: tile.KernelOp, op: tile.LoadOp) -> Copy | None:
 
 def blocks_of(kernel: tile.KernelOp) -> list[Block] | None:
     """The kernel's block and those of its loops; None if anything else decides what runs."""
-    if any(isinstance(op, written.IfOp | written.WhileOp) for op in kernel.walk()):
+    if any(isinstance(op, control_flow.IfOp | control_flow.WhileOp) for op in kernel.walk()):
         return None
     return [kernel.block, *(op.block for op in kernel.walk() if isinstance(op, tile.ForOp))]

@@ -21,13 +21,14 @@ from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, floordiv, mod, substitute, symbol
 from weft.ir.types import f32
+from weft.tile import collective_ops
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops as written
 from weft.tile.axis_facts import AxisFacts
 from weft.tile.view_axes import turns_matrix
 
 _MOST_STAGES, _LEAST_STAGES, _LEAST_BYTES = 4, 3, 4
-_PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, written.ViewOp, written.IndexOp, IndexOp)
+_PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, collective_ops.ViewOp, written.IndexOp, IndexOp)
 
 
 @dataclass
@@ -108,7 +109,7 @@ def _operands(loop: tile.ForOp, facts: AxisFacts, groups: int) -> dict[tile.Gath
 
 def _gathered(value: SSAValue) -> tuple[tile.GatherOp | None, bool]:
     """The gather that a value is, and whether it is turned."""
-    turned = isinstance(value, OpResult) and isinstance(value.op, written.ViewOp) and turns_matrix(value.op)
+    turned = isinstance(value, OpResult) and isinstance(value.op, collective_ops.ViewOp) and turns_matrix(value.op)
     source = value.owner.operands[0] if turned and isinstance(value.owner, Operation) else value
     return (source.owner if isinstance(source.owner, tile.GatherOp) else None), turned
 
@@ -125,7 +126,7 @@ def _operand(loop: tile.ForOp, gather: tile.GatherOp, facts: AxisFacts) -> _Oper
     if not fits or width * dtype.bytes < _LEAST_BYTES or not _is_ahead(loop, gather):
         return None
     for use in gather.out.uses:
-        turned = isinstance(use.operation, written.ViewOp) and turns_matrix(use.operation)
+        turned = isinstance(use.operation, collective_ops.ViewOp) and turns_matrix(use.operation)
         users = [u.operation for u in use.operation.results[0].uses] if turned else [use.operation]
         if not all(isinstance(user, tile.DotOp) for user in users):
             return None

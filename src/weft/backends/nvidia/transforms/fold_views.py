@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from weft.backends.nvidia.ir.kernel_passes import KernelPass
 from weft.backends.nvidia.target import NvidiaTarget
+from weft.tile import collective_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class FoldViews(KernelPass):
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
         for op in list(kernel.walk()):
-            if not isinstance(op, written.ViewOp) or not isinstance(op.value.owner, tile.PositionOp):
+            if not isinstance(op, collective_ops.ViewOp) or not isinstance(op.value.owner, tile.PositionOp):
                 continue
             source = op.value.owner
             if len(source.strides.data) != 1:

@@ -15,13 +15,14 @@ from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.expr import Size, addends, is_nonnegative, maximum, minimum, split_multiple, substitute, symbol, symbols_of
 from weft.ir.types import i64
+from weft.tile import collective_ops
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops as written
 from weft.tile.affine import Affine, Affines, Condition
 from weft.tile.memory_groups import MemoryGroups
 from weft.tile.view_axes import axes_of, turns_matrix
 
-_PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.GatherOp, written.ViewOp, written.IndexOp)
+_PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.GatherOp, collective_ops.ViewOp, written.IndexOp)
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class _Raising:
     def operand(self, dot: tile.DotOp, number: int) -> None:
         """What a product reads: a gather, or one that is turned."""
         value, turned = dot.operands[number], False
-        if isinstance(value, OpResult) and isinstance(value.op, written.ViewOp) and turns_matrix(value.op):
+        if isinstance(value, OpResult) and isinstance(value.op, collective_ops.ViewOp) and turns_matrix(value.op):
             value, turned = value.op.value, True
         gather = value.op if isinstance(value, OpResult) else None
         if not isinstance(gather, tile.GatherOp) or not self._is_only_read(gather.pointer):
@@ -215,7 +216,7 @@ class _Raising:
                     followed = [(op.out, axis)]
                 case tile.MapOp() if tile.tile_type(op.out).sizes == tile.tile_type(value).sizes:
                     followed = [(op.out, axis)]
-                case written.ViewOp() if (walked := _walked(op, axis)) is not None:
+                case collective_ops.ViewOp() if (walked := _walked(op, axis)) is not None:
                     followed = [(op.out, walked)]
                 case tile.ForOp():
                     number = use.index - len(op.indices)
@@ -286,7 +287,7 @@ def _widened(value: SSAValue) -> tile.MapOp:
     return tile.MapOp.create(operands=[value], attributes=attributes, result_types=[tile.TileType.of((), i64)])
 
 
-def _walked(op: written.ViewOp, axis: int) -> int | None:
+def _walked(op: collective_ops.ViewOp, axis: int) -> int | None:
     """The axis of a view that is one of its operand's."""
     axes = axes_of(op)
     return None if axes is None else axes.walked[axis]

@@ -13,11 +13,12 @@ from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.attributes import from_attribute
 from weft.ir.types import boolean
+from weft.tile import collective_ops, control_flow
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops as written
 from weft.tile.memory_groups import MemoryGroups
 
-_PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.ReduceOp, written.ViewOp, written.IndexOp)
+_PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.ReduceOp, collective_ops.ViewOp, written.IndexOp)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,9 @@ class StraightenLoops(KernelPass):
         looped.add_ops(op.clone(mapping) for op in rest)
         for block in (turned, looped):
             block.add_op(tile.YieldOp.create())
-        branch = written.IfOp.build(operands=[condition], result_types=[[]], regions=[Region(turned), Region(looped)])
+        branch = control_flow.IfOp.build(
+            operands=[condition], result_types=[[]], regions=[Region(turned), Region(looped)]
+        )
         kernel.block.insert_ops_before([*made, branch], rest[0])
         for op in reversed(rest):
             op.detach()

@@ -16,6 +16,7 @@ from weft.frontends.triton.builders.tile_values import Pointer, register
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import symbol
 from weft.ir.types import DType, i32, i64
+from weft.tile import collective_ops, control_flow
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops as written
 from weft.tile.axis_facts import DIVISORS
@@ -100,7 +101,7 @@ class TileBuilder(ControlEmitter):
             )
             result = reduced if indexed else self.rounded(reduced, dtypes[0])
             return [self.without_axis(result, axis)]
-        op = written.FoldOp.create(
+        op = collective_ops.FoldOp.create(
             operands=list(values),
             attributes={"axis": number},
             result_types=[tile.TileType.of(shape, register(dtype)) for dtype in dtypes],
@@ -118,7 +119,7 @@ class TileBuilder(ControlEmitter):
         attributes: dict[str, Attribute] = {"axis": IntegerAttr(axis, i64_attr)}
         if reverse:
             attributes["reverse"] = UnitAttr()
-        op = written.ScanOp.create(
+        op = collective_ops.ScanOp.create(
             operands=list(values),
             attributes=attributes,
             result_types=[value.type for value in values],
@@ -174,11 +175,15 @@ class TileBuilder(ControlEmitter):
 
     def sort(self, value: SSAValue, dtype: DType, descending: bool) -> SSAValue:
         attributes: dict[str, Attribute] = {"descending": UnitAttr()} if descending else {}
-        return self.add(written.OrderOp.create(operands=[value], attributes=attributes, result_types=[value.type]))
+        return self.add(
+            collective_ops.OrderOp.create(operands=[value], attributes=attributes, result_types=[value.type])
+        )
 
     def histogram(self, value: SSAValue, dtype: DType, bins: int, mask: SSAValue | None) -> SSAValue:
         operands = [self.cast(value, dtype, i64), *([mask] if mask is not None else [])]
-        return self.add(written.HistogramOp.create(operands=operands, result_types=[tile.TileType.of((bins,), i32)]))
+        return self.add(
+            collective_ops.HistogramOp.create(operands=operands, result_types=[tile.TileType.of((bins,), i32)])
+        )
 
     # -- what the author knows ---------------------------------------------------------------------------------------
 
@@ -225,12 +230,12 @@ class TileBuilder(ControlEmitter):
         }
         if hexadecimal:
             attributes["hexadecimal"] = UnitAttr()
-        self.add(written.PrintOp.create(operands=plain, attributes=attributes))
+        self.add(control_flow.PrintOp.create(operands=plain, attributes=attributes))
 
     def check(self, condition: SSAValue, message: str, location: str, mask: SSAValue | None) -> None:
         self.checks.append((message, location))
         self.add(
-            written.CheckOp.create(
+            control_flow.CheckOp.create(
                 operands=[condition, *([mask] if mask is not None else [])],
                 attributes={"number": IntegerAttr(len(self.checks), i64_attr)},
             )

@@ -12,6 +12,7 @@ from weft.frontends.triton.builders.tile_memory import MemoryEmitter, element_of
 from weft.frontends.triton.builders.tile_values import Pointer
 from weft.ir.expr import symbol
 from weft.ir.types import DType, i64
+from weft.tile import control_flow
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops as written
 
@@ -54,12 +55,12 @@ class ControlEmitter(MemoryEmitter):
                 self.add(tile.YieldOp.create(operands=[holds]))
             return list(body(self._handles(block.args, carried)))
 
-        return self._loop(carried, written.WhileOp.make, turn)
+        return self._loop(carried, control_flow.WhileOp.make, turn)
 
     def _loop(
         self,
         carried: Sequence[Handle],
-        make: Callable[[list[SSAValue]], tile.ForOp | written.WhileOp],
+        make: Callable[[list[SSAValue]], tile.ForOp | control_flow.WhileOp],
         turn: Callable[[Block], list[Handle]],
     ) -> list[Handle]:
         """Add a loop. A pointer that a turn takes elsewhere is carried as a number: then the body is made again."""
@@ -101,7 +102,7 @@ class ControlEmitter(MemoryEmitter):
         for block, given in zip(blocks, results, strict=True):
             with self.inside(block):
                 self.add(tile.YieldOp.create(operands=_plain(given)))
-        op = written.IfOp.create(
+        op = control_flow.IfOp.create(
             operands=[condition],
             result_types=[value.type for value in _plain(results[0])],
             regions=[Region(block) for block in blocks],
@@ -117,9 +118,9 @@ class ControlEmitter(MemoryEmitter):
         ]
 
 
-def _parent(block: Block) -> written.WhileOp:
+def _parent(block: Block) -> control_flow.WhileOp:
     op = block.parent_op()
-    assert isinstance(op, written.WhileOp)
+    assert isinstance(op, control_flow.WhileOp)
     return op
 
 

@@ -16,6 +16,7 @@ from weft.frontends.triton.builders.builder import Handle, Shape
 from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.expr import symbol
 from weft.ir.types import DType, boolean, f32, i32
+from weft.tile import collective_ops
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops as written
 from weft.tile.functions import FUNCTIONS
@@ -25,7 +26,7 @@ _EXACT = frozenset(
 )
 """Functions of narrow floats whose results are narrow floats without rounding."""
 
-_PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, written.ViewOp, written.AddressOp, written.PointerOp)
+_PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, collective_ops.ViewOp, written.AddressOp, written.PointerOp)
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class ValueEmitter:
         """The number that a tile is full of, where that is known."""
         if isinstance(value, OpResult) and isinstance(value.op, tile.ConstantOp):
             return from_attribute(value.op.value)  # type: ignore[return-value]
-        if isinstance(value, OpResult) and isinstance(value.op, written.ViewOp):
+        if isinstance(value, OpResult) and isinstance(value.op, collective_ops.ViewOp):
             return self.number(value.op.value)
         return None
 
@@ -187,20 +188,22 @@ class ValueEmitter:
         if (
             type_.sizes == shape
             and offset == 0
-            and all(size == 1 or a == b for size, a, b in zip(shape, strides, written.row_major(shape), strict=True))
+            and all(
+                size == 1 or a == b for size, a, b in zip(shape, strides, collective_ops.row_major(shape), strict=True)
+            )
         ):
             return value
         known = self.number(value)
         if known is not None:
             return self.add(tile.ConstantOp.make(known, tile.TileType.of(shape, type_.dtype)))
-        return self.add(written.ViewOp.make(value, shape, offset, strides))
+        return self.add(collective_ops.ViewOp.make(value, shape, offset, strides))
 
     def take(self, value: Handle, indices: SSAValue, axis: int) -> Handle:
         if isinstance(value, Pointer):
             return Pointer(value.base, self.take(value.offsets, indices, axis))
         type_ = tile.TileType.of(tile.tile_type(indices).sizes, tile.tile_type(value).dtype)
         return self.add(
-            written.TakeOp.create(
+            collective_ops.TakeOp.create(
                 operands=[value, indices], attributes={"axis": IntegerAttr(axis, i64_attr)}, result_types=[type_]
             )
         )
@@ -209,7 +212,7 @@ class ValueEmitter:
         """A tile without an axis of size 1."""
         shape = tile.tile_type(value).sizes
         left = tuple(size for a, size in enumerate(shape) if a != axis)
-        strides = [stride for a, stride in enumerate(written.row_major(shape)) if a != axis]
+        strides = [stride for a, stride in enumerate(collective_ops.row_major(shape)) if a != axis]
         return self.view(value, left, 0, strides)
 
     def rounded(self, value: SSAValue, dtype: DType) -> SSAValue:

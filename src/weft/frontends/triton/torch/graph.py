@@ -40,7 +40,7 @@ from weft.ops.base import View
 from weft.ops.graph import LaunchOp
 from weft.ops.layouts import Layout, contiguous, view_layout
 from weft.passes.place_launches import lies_as
-from weft.tile import pointer_ops as written
+from weft.tile import control_flow
 from weft.tile.dialect import KernelOp
 
 _NEW = frozenset(
@@ -240,7 +240,7 @@ class _Launch:
             made.attributes["arg_strides"] = to_attribute(strides)
         if any(result_strides):
             made.attributes["result_strides"] = to_attribute(result_strides)
-        if checks or any(isinstance(each, written.PrintOp) for each in op.walk()):
+        if checks or any(isinstance(each, control_flow.PrintOp) for each in op.walk()):
             made.attributes["pure"] = to_attribute(False)
         b.insert(made)
         for number, (message, location) in enumerate(checks, 1):

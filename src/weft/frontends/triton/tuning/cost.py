@@ -18,14 +18,14 @@ from weft.frontends.triton.runtime.compiled import build_kernel
 from weft.frontends.triton.runtime.compiling import arguments_of, builder_of, name_of
 from weft.frontends.triton.runtime.jit import JITFunction
 from weft.frontends.triton.runtime.launch import triple
+from weft.tile import collective_ops, control_flow
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 
 _BYTES_PER_NS, _OPERATIONS_PER_NS = 10.0, 20.0
 _PROGRAM_NS = 20.0
 _LARGE, _SLOW = 4, 8
 """How many times the cache a config's tiles may take, and how many times as long as the best it may seem to take."""
-_KEPT_TILES = tile.DotOp | written.ScanOp | written.OrderOp | written.HistogramOp
+_KEPT_TILES = tile.DotOp | collective_ops.ScanOp | collective_ops.OrderOp | collective_ops.HistogramOp
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _block(block: Block) -> _Count:
                     total.operations += _elements(result)
                 for region in op.regions:
                     total.add(_block(region.block))
-                total.whole &= not isinstance(op, written.WhileOp)
+                total.whole &= not isinstance(op, control_flow.WhileOp)
     return total
 
 
@@ -118,7 +118,7 @@ def _in_memory(op: Operation) -> Iterator[SSAValue]:
     match op:
         case tile.ForOp():
             yield from op.block.args[1:]
-        case written.WhileOp():
+        case control_flow.WhileOp():
             yield from op.body.block.args
         case _ if isinstance(op, _KEPT_TILES):
             yield from op.operands

@@ -21,6 +21,7 @@ from weft.backends.nvidia.ir.alignment import pointer_dtype
 from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
 from weft.backends.nvidia.ir.shared_bytes import is_passed_on
 from weft.ir.types import DType, f32
+from weft.tile import collective_ops
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops as written
 
@@ -68,7 +69,7 @@ def emit_atomic(codegen: KernelCodegen, op: written.AtomicOp) -> None:
         start = integer(op, SHARED)
         write_registers(codegen, found, layout, start, register_bytes(type_.dtype))
         codegen.threads.barrier()
-        found = read_tile(codegen, op.out, layout, start, written.row_major(type_.sizes))
+        found = read_tile(codegen, op.out, layout, start, collective_ops.row_major(type_.sizes))
     codegen.tiles[op.out] = found
 
 

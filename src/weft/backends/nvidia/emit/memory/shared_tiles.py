@@ -14,7 +14,7 @@ from weft.backends.nvidia.emit.block import i32, load_shared, register_bytes, st
 from weft.backends.nvidia.ir.dialect import layout_of
 from weft.backends.nvidia.ir.layouts import Layout
 from weft.tile import dialect as tile
-from weft.tile.pointer_ops import row_major
+from weft.tile.collective_ops import row_major
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen

@@ -14,14 +14,14 @@ from weft.backends.nvidia.emit.reduce.across_threads import axis_bits
 from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
 from weft.backends.nvidia.ir.layouts import WARP
 from weft.ir.types import DType
+from weft.tile import collective_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
 
 
-def emit_order(codegen: KernelCodegen, op: written.OrderOp) -> None:
+def emit_order(codegen: KernelCodegen, op: collective_ops.OrderOp) -> None:
     type_, layout = tile.tile_type(op.value), layout_of(op.value)
     axis, descending = len(type_.sizes) - 1, op.descending is not None
     b, place = codegen.b, codegen.threads.place(layout, axis)
@@ -71,7 +71,7 @@ def _turned(codegen: KernelCodegen, bits: V) -> V:
 class _Network:
     """Stretches of 2, 4, 8, … are sorted, every other one backwards, by exchanges over half their length and less."""
 
-    def __init__(self, codegen: KernelCodegen, op: written.OrderOp, axis: int, sign: str) -> None:
+    def __init__(self, codegen: KernelCodegen, op: collective_ops.OrderOp, axis: int, sign: str) -> None:
         self.codegen, self.b, self.sign = codegen, codegen.b, sign
         self.layout = layout = layout_of(op.value)
         self.place, self.shared = codegen.threads.place(layout, axis), integer(op, SHARED)

@@ -15,8 +15,8 @@ from weft.backends.nvidia.emit.reduce.across_threads import Exchange, Parts, axi
 from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
 from weft.backends.nvidia.ir.layouts import WARP, Layout
 from weft.backends.nvidia.layout.control_flow_layouts import is_commutative
+from weft.tile import collective_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
@@ -25,7 +25,7 @@ _Join = Callable[[Parts, Parts], Parts]
 """What stands before, what stands behind it → both."""
 
 
-def emit_fold(codegen: KernelCodegen, op: written.FoldOp) -> None:
+def emit_fold(codegen: KernelCodegen, op: collective_ops.FoldOp) -> None:
     layout, axis = layout_of(op.values[0]), op.axis.value.data
     line = _Line(codegen, op, layout, axis, reverse=False)
     if is_commutative(op) and not line.flagged:
@@ -38,7 +38,7 @@ def emit_fold(codegen: KernelCodegen, op: written.FoldOp) -> None:
         codegen.tiles[out] = [result[number] for result in results]
 
 
-def emit_scan(codegen: KernelCodegen, op: written.ScanOp) -> None:
+def emit_scan(codegen: KernelCodegen, op: collective_ops.ScanOp) -> None:
     layout, axis = layout_of(op.values[0]), op.axis.value.data
     results = _Line(codegen, op, layout, axis, op.reverse is not None).scanned()
     for number, out in enumerate(op.results):
@@ -49,7 +49,12 @@ class _Line:
     """The lines of a tile along an axis, in the direction in which they are joined."""
 
     def __init__(
-        self, codegen: KernelCodegen, op: written.FoldOp | written.ScanOp, layout: Layout, axis: int, reverse: bool
+        self,
+        codegen: KernelCodegen,
+        op: collective_ops.FoldOp | collective_ops.ScanOp,
+        layout: Layout,
+        axis: int,
+        reverse: bool,
     ) -> None:
         self.codegen, self.b, self.op = codegen, codegen.b, op
         self.layout, self.axis, self.reverse = layout, axis, reverse
@@ -57,7 +62,7 @@ class _Line:
         self.width = lanes.size if lanes else 1
         self.warp_bits = axis_bits(layout.warps, axis)
         self.beyond = layout.covered(axis) > layout.shape[axis]
-        self.flagged = self.beyond and (reverse or isinstance(op, written.FoldOp))
+        self.flagged = self.beyond and (reverse or isinstance(op, collective_ops.FoldOp))
         """Whether what is joined may not exist: then it says so itself, in a last part."""
         self.sizes = tuple(register_bytes(tile.tile_type(value).dtype) for value in op.values)
         self.sizes += (1,) if self.flagged else ()
