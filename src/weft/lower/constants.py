@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from xdsl.dialects.builtin import ModuleOp
 
 from weft.ir.types import DType, bf16, f32, f64, i8, i16, i32, tensor_of
-from weft.lower.dispatch import anchor_of
+from weft.lower.lowered import anchor_of
 from weft.lower.packing import Packing, packable, weight_of
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GroupOp

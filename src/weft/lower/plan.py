@@ -20,7 +20,8 @@ from weft.ir.expr import Size, product, symbols_of
 from weft.ir.locations import sourced
 from weft.ir.types import Tensor, tensor_of
 from weft.lower.constants import Constant, PanelForm, packing_of, preparing
-from weft.lower.dispatch import Lowered, lower, origin_of, slice_written_by
+from weft.lower.dispatch import lower, origin_of
+from weft.lower.lowered import Lowered, slice_written_by
 from weft.lower.machine import CPU, Machine
 from weft.lower.packing import PackedLayout
 from weft.lower.scalar_arguments import word_of

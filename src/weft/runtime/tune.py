@@ -26,7 +26,7 @@ from weft.errors import CompilationError, LoweringError
 from weft.ir.attributes import to_attribute
 from weft.ir.types import DType, Tensor, tensor_of
 from weft.lower.constants import PanelForm
-from weft.lower.dispatch import anchor_of
+from weft.lower.lowered import anchor_of
 from weft.lower.machine import CPU, Machine
 from weft.lower.plan import build_plan
 from weft.ops.attention import AnyAttention

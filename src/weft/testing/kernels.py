@@ -26,7 +26,8 @@ from weft.backends.llvm.builder import Module
 from weft.backends.reference.tile import run_kernel
 from weft.ir.expr import evaluate, product
 from weft.ir.types import Tensor, contiguous_strides, tensor_of, tensor_type
-from weft.lower.dispatch import KernelCall, Lowered, lower
+from weft.lower.dispatch import lower
+from weft.lower.lowered import KernelCall, Lowered
 from weft.lower.machine import CPU, Machine
 from weft.ops.graph import GraphBuilder, GroupOp, YieldOp
 from weft.ops.layouts import Layout

@@ -11,8 +11,8 @@ from xdsl.dialects.builtin import i64 as i64_attr
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from weft.ir.types import Tensor, element_type, f32
-from weft.lower.dispatch import Argument, KernelCall, Lowered
-from weft.lower.groups.kernels import Kernel
+from weft.lower.emit.kernel import Kernel
+from weft.lower.lowered import Argument, KernelCall, Lowered
 from weft.lower.schedule.schedule import Schedule
 from weft.testing.kernels import CpuModule, Trial, run_interpreted
 from weft.tile import dialect as tile

@@ -26,12 +26,12 @@ from xdsl.ir import SSAValue
 from weft.ir.expr import Size, minimum, simplify, symbol
 from weft.ir.types import Tensor, boolean, i64, tensor_of
 from weft.lower.attention.paged_keys import keys_of_block
-from weft.lower.dispatch import Lowered, whole
 from weft.lower.emit.blocked import BlockedKernel, output_indices, store_outputs
 from weft.lower.emit.body import TileValue, register_dtype
-from weft.lower.groups.kernels import Kernel
+from weft.lower.emit.kernel import Kernel
 from weft.lower.index_space.domain import Domain, Run, fused
 from weft.lower.index_space.evaluate import AddressRecorder, Dummy, Source, broadcast_index
+from weft.lower.lowered import Lowered, whole
 from weft.lower.machine import Machine
 from weft.lower.schedule.schedule import choose_attention_blocks, given_blocks
 from weft.ops.attention import AnyAttention

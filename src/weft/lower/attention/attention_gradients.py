@@ -28,12 +28,13 @@ from weft.errors import LoweringError
 from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, product, simplify, symbol
 from weft.ir.types import Tensor, i32, tensor_of
 from weft.lower.attention.attention import LOG2_E
-from weft.lower.dispatch import Argument, KernelCall, Lowered
 from weft.lower.emit.blocked import BlockedKernel
 from weft.lower.emit.body import Axis, TileValue, register_dtype
-from weft.lower.groups.kernels import Kernel, lower_group
+from weft.lower.emit.kernel import Kernel
+from weft.lower.groups.kernels import lower_group
 from weft.lower.index_space.domain import Domain, Run, Variable, fused
 from weft.lower.index_space.evaluate import AddressRecorder, Source
+from weft.lower.lowered import Argument, KernelCall, Lowered
 from weft.lower.machine import Machine
 from weft.lower.regroup import regroup
 from weft.lower.schedule.schedule import Blocks, choose_gradient_blocks, given_blocks

@@ -28,12 +28,13 @@ from weft.lower.attention.attention import LOG2_E, AttentionLowering
 from weft.lower.attention.key_ranges import AtMost, Condition, Rows, bound_of
 from weft.lower.attention.mask_reading import Kept, read_masks
 from weft.lower.attention.paged_keys import find_pages, load_pages
-from weft.lower.dispatch import Argument, KernelCall, Lowered, lower, whole
+from weft.lower.dispatch import lower
 from weft.lower.emit.blocked import BlockedKernel
 from weft.lower.emit.body import Axis, TileValue
-from weft.lower.groups.kernels import Kernel
+from weft.lower.emit.kernel import Kernel
 from weft.lower.index_space.domain import Run
 from weft.lower.index_space.evaluate import Source
+from weft.lower.lowered import Argument, KernelCall, Lowered, whole
 from weft.lower.regroup import new_group
 from weft.ops.attention import AnyAttention, widest_head
 from weft.ops.body import Value

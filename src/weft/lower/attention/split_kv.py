@@ -18,10 +18,11 @@ from xdsl.ir import SSAValue
 from weft.ir.expr import Size, ceildiv, maximum, minimum, product, symbol
 from weft.ir.types import Tensor, f32, i32, tensor_of
 from weft.lower.attention.flash_attention import FlashLowering
-from weft.lower.dispatch import Argument, KernelCall, Lowered, lower
+from weft.lower.dispatch import lower
 from weft.lower.emit.blocked import BlockedKernel
-from weft.lower.groups.kernels import Kernel
+from weft.lower.emit.kernel import Kernel
 from weft.lower.index_space.domain import Run, Variable
+from weft.lower.lowered import Argument, KernelCall, Lowered
 from weft.lower.machine import Machine
 from weft.lower.regroup import new_group
 from weft.lower.schedule.schedule import choose_attention_blocks, given_blocks

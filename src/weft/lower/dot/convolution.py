@@ -20,9 +20,9 @@ from xdsl.irdl import irdl_op_definition
 
 from weft.ir.expr import Size, floordiv, mod, product
 from weft.ir.types import Tensor, tensor_of, tensor_type
-from weft.lower.dispatch import Argument, KernelCall, Lowered, whole
 from weft.lower.dot.dot import lower_dot
 from weft.lower.groups.kernels import lower_group
+from weft.lower.lowered import Argument, KernelCall, Lowered, whole
 from weft.lower.machine import Machine
 from weft.lower.regroup import regroup
 from weft.ops.base import Movement

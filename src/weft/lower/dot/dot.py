@@ -22,7 +22,6 @@ from xdsl.ir import BlockArgument, OpResult, SSAValue
 from weft.errors import LoweringError
 from weft.ir.expr import Size, ceildiv, coefficient_of, floordiv, mod, product, simplify, symbol, symbols_of
 from weft.ir.types import DType, Tensor, bf16, i8, tensor_of
-from weft.lower.dispatch import Lowered, whole
 from weft.lower.dot.block_scales import BlockFactors, scaled
 from weft.lower.dot.fused_dequantization import Codes, codes_of
 from weft.lower.dot.gathered_weights import Chosen
@@ -32,9 +31,10 @@ from weft.lower.dot.skinny_gemm import choose_streaming_tiles
 from weft.lower.dot.split_k import lower_split_dot
 from weft.lower.emit.blocked import BlockedKernel, Reads, output_indices, store_outputs, uses
 from weft.lower.emit.body import TileValue, register_dtype
-from weft.lower.groups.kernels import Kernel
+from weft.lower.emit.kernel import Kernel
 from weft.lower.index_space.domain import Domain, Run, Variable, fused
 from weft.lower.index_space.evaluate import AddressRecorder, Dummy, Source
+from weft.lower.lowered import Lowered, whole
 from weft.lower.machine import Machine
 from weft.lower.packing import PackedLayout, PackedPanels, weight_of
 from weft.lower.schedule.dot_model import Products, estimates, is_in_parts, parts_of

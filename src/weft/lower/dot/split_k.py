@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from xdsl.ir import SSAValue
 
 from weft.ir.types import Tensor, f32, tensor_of, tensor_type
-from weft.lower.dispatch import Argument, KernelCall, Lowered, lower
+from weft.lower.dispatch import lower
+from weft.lower.lowered import Argument, KernelCall, Lowered
 from weft.lower.machine import Machine
 from weft.lower.regroup import regroup
 from weft.ops.dot import Dot

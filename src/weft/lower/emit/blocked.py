@@ -12,8 +12,8 @@ from weft.ir.expr import Size, ceildiv, simplify, symbol, symbols_of
 from weft.ir.types import DType, Tensor, tensor_of
 from weft.lower.emit.body import TileValue
 from weft.lower.emit.frame import KernelFrame
+from weft.lower.emit.kernel import group_symbols
 from weft.lower.emit.row_reductions import ProductEmitter
-from weft.lower.groups.kernels import group_symbols
 from weft.lower.index_space.domain import Domain, Run
 from weft.lower.index_space.evaluate import Source
 from weft.ops.base import Elementwise, GraphOp

@@ -15,7 +15,7 @@ from xdsl.ir import Attribute, Block, Region, SSAValue
 from weft.ir.expr import Size, ceildiv, symbol
 from weft.ir.types import DType, element_type
 from weft.lower.emit.body import KernelEmitter
-from weft.lower.groups.kernels import Kernel
+from weft.lower.emit.kernel import Kernel
 from weft.lower.schedule.schedule import Blocks, Schedule
 from weft.tile import dialect as tile
 

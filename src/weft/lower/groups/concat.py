@@ -14,8 +14,8 @@ from xdsl.ir import SSAValue
 
 from weft.ir.expr import Size
 from weft.ir.types import tensor_of
-from weft.lower.dispatch import Argument, KernelCall, Lowered, concat_of
 from weft.lower.groups.kernels import lower_group
+from weft.lower.lowered import Argument, KernelCall, Lowered, concat_of
 from weft.lower.machine import Machine
 from weft.lower.regroup import regroup
 from weft.ops.graph import GraphBuilder, GroupOp

@@ -16,36 +16,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 from xdsl.dialects.builtin import ArrayAttr, IndexType, StringAttr
 from xdsl.ir import Block, Region, SSAValue
 
 from weft.errors import LoweringError
-from weft.ir.expr import Expr, Size, ceildiv, product, simplify, symbol, symbols_of
+from weft.ir.expr import Size, ceildiv, product, simplify, symbol, symbols_of
 from weft.ir.types import element_type, tensor_of
+from weft.lower.emit.kernel import Kernel, group_symbols
 from weft.lower.groups.columns import PART, GroupEmitter
 from weft.lower.groups.online_softmax import OnlinePair, may_run, online_pairs, stages_of
 from weft.lower.index_space.domain import Domain, Run
 from weft.lower.index_space.evaluate import Address, AddressRecorder, Layout, Source
 from weft.lower.machine import CPU, Machine
 from weft.lower.schedule.gpu_schedule import choose_gpu_schedule
-from weft.lower.schedule.schedule import Blocks, Schedule, choose_schedule, contiguous_bytes
-from weft.ops.base import GraphOp, Reduction
+from weft.lower.schedule.schedule import Schedule, choose_schedule, contiguous_bytes
+from weft.ops.base import Reduction
 from weft.ops.body import Value
 from weft.ops.graph import GroupOp
 from weft.ops.reduce import DimensionReduction
 from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A lowered group: the tile kernel, the sizes it takes after its pointers, and the schedule it was given."""
-
-    op: tile.KernelOp
-    symbols: tuple[str, ...]
-    schedule: Schedule | Blocks
 
 
 def lower_group(
@@ -189,29 +181,6 @@ def _record(
         address = simplify(layout.address(index), domain.bounds)
         recorder.addresses.append(Address(address, "store", tensor.dtype.bytes))
     return recorder.addresses
-
-
-def group_symbols(group: GroupOp, layouts: Sequence[Layout]) -> tuple[str, ...]:
-    """The symbolic sizes that a kernel made of the group may need."""
-    names: set[str] = set()
-
-    def collect(value: Any) -> None:
-        if isinstance(value, tuple):
-            for item in cast("tuple[Any, ...]", value):
-                collect(item)
-        elif isinstance(value, Expr):
-            names.update(value.symbols)
-
-    for value in (*group.block.args, *group.yielded):
-        collect(tensor_of(value.type).shape)
-    for op in group.block.ops:
-        for result in op.results:
-            collect(tensor_of(result.type).shape)
-        if isinstance(op, GraphOp):
-            collect(tuple(op.params.values()))
-    for layout in layouts:
-        collect((*layout.strides, layout.offset))
-    return tuple(sorted(names))
 
 
 @dataclass

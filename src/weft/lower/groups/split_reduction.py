@@ -17,10 +17,10 @@ from xdsl.ir import SSAValue
 
 from weft.ir.expr import Size, product, symbol
 from weft.ir.types import DType, Tensor, f32, f64, tensor_of, tensor_type
-from weft.lower.dispatch import Argument, KernelCall, Lowered
 from weft.lower.groups.columns import PART
 from weft.lower.groups.kernels import GroupLowering, is_full, lower_group, prepare_group
 from weft.lower.groups.online_softmax import stages_of
+from weft.lower.lowered import Argument, KernelCall, Lowered
 from weft.lower.machine import Machine
 from weft.lower.regroup import regroup
 from weft.ops.base import Reduction

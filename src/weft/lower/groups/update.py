@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from xdsl.ir import SSAValue
 
-from weft.lower.dispatch import Argument, KernelCall, Lowered, slice_written_by
 from weft.lower.groups.kernels import lower_group
+from weft.lower.lowered import Argument, KernelCall, Lowered, slice_written_by
 from weft.lower.machine import Machine
 from weft.lower.regroup import regroup
 from weft.ops.graph import GraphBuilder, GroupOp

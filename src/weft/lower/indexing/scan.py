@@ -20,12 +20,12 @@ from xdsl.ir import SSAValue
 from weft.errors import LoweringError
 from weft.ir.expr import Size, simplify
 from weft.ir.types import DType, f32, f64, i64, tensor_of
-from weft.lower.dispatch import Lowered, anchor_of, whole
 from weft.lower.emit.body import KernelEmitter, TileValue, register_dtype
 from weft.lower.emit.frame import KernelFrame
-from weft.lower.groups.kernels import group_symbols
+from weft.lower.emit.kernel import group_symbols
 from weft.lower.index_space.domain import Domain
 from weft.lower.index_space.evaluate import Address, AddressRecorder, Dummy, Source
+from weft.lower.lowered import Lowered, anchor_of, whole
 from weft.lower.machine import Machine
 from weft.lower.schedule.schedule import Schedule, contiguous_bytes, lanes_of
 from weft.ops.base import Scan

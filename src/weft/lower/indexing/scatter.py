@@ -24,12 +24,13 @@ from xdsl.ir import SSAValue
 from weft.errors import LoweringError
 from weft.ir.expr import Expr, Size, ceildiv, minimum, product, simplify, symbol, symbols_of
 from weft.ir.types import DType, Tensor, f32, i64, tensor_of
-from weft.lower.dispatch import Argument, KernelCall, Lowered, anchor_of
 from weft.lower.emit.body import KernelEmitter, TileValue
 from weft.lower.emit.frame import KernelFrame
-from weft.lower.groups.kernels import Kernel, group_symbols, lower_group
+from weft.lower.emit.kernel import Kernel, group_symbols
+from weft.lower.groups.kernels import lower_group
 from weft.lower.index_space.domain import Domain
 from weft.lower.index_space.evaluate import Address, AddressRecorder, Source
+from weft.lower.lowered import Argument, KernelCall, Lowered, anchor_of
 from weft.lower.machine import Machine
 from weft.lower.regroup import new_group, regroup
 from weft.lower.schedule.gpu_schedule import choose_gpu_schedule

@@ -18,9 +18,10 @@ from weft.errors import LoweringError
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import Size, product, substitute, symbol
 from weft.ir.types import Tensor, i64, tensor_of
-from weft.lower.dispatch import Argument, KernelCall, Lowered, anchor_of
 from weft.lower.emit.frame import KernelFrame
-from weft.lower.groups.kernels import Kernel, group_symbols, lower_group
+from weft.lower.emit.kernel import Kernel, group_symbols
+from weft.lower.groups.kernels import lower_group
+from weft.lower.lowered import Argument, KernelCall, Lowered, anchor_of
 from weft.lower.machine import Machine
 from weft.lower.regroup import new_group, regroup
 from weft.lower.schedule.schedule import Schedule
