@@ -10,7 +10,7 @@ from xdsl.ir import Block, Region
 from weft.backends.llvm.builder import Module
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.emit.codegen import KernelCodegen
-from weft.backends.nvidia.emit.memory.boolean_rows import is_of_rows
+from weft.backends.nvidia.ir.accesses import is_of_rows
 from weft.backends.nvidia.ir.dialect import WARPS, set_integer, set_layouts
 from weft.backends.nvidia.ir.layouts import WARP, Layout
 from weft.backends.nvidia.target import TRIPLE, compile_ptx, target_named

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from weft.backends.nvidia.ir.fused_reductions import MomentsOp
 from weft.backends.nvidia.target import target_named
-from weft.backends.nvidia.transforms.fuse_moments import MomentsOp
 from weft.pipelines import annotate
 from weft.tile import dialect as tile
 

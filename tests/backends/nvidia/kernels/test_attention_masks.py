@@ -13,7 +13,7 @@ from weft.backends.nvidia.check.protocol import Protocol, check
 from weft.backends.nvidia.check.protocol_events import AsyncCopy, Wait
 from weft.backends.nvidia.check.simulator_memory import SimulationError
 from weft.backends.nvidia.check.warp_protocol import protocol_of
-from weft.backends.nvidia.emit.warps.dynamic_tile_scheduler import DRAWN
+from weft.backends.nvidia.ir.dynamic_tile_scheduler import DRAWN
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import Tensor, bf16, boolean, f32, i32, i64
 from weft.lower.machine import gpu_machine

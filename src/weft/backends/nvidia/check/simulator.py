@@ -49,10 +49,9 @@ from weft.backends.nvidia.ir.dialect import (
     integer,
     layout_of,
 )
+from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
 from weft.backends.nvidia.ir.layouts import WARP, Layout, Mode
 from weft.backends.nvidia.ir.mma import MmaOp, PackOp, SqueezeOp
-from weft.backends.nvidia.transforms.fuse_moments import MomentsOp
-from weft.backends.nvidia.transforms.fuse_online_softmax import ExponentialsOp
 from weft.backends.reference.tile import AccessError
 from weft.errors import UnsupportedError
 from weft.ir.attributes import from_attribute

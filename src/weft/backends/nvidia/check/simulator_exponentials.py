@@ -13,9 +13,8 @@ from weft.backends.nvidia.check.simulator_layouts import holding, reduced_regist
 from weft.backends.nvidia.check.simulator_reduce import Pairs
 from weft.backends.nvidia.check.simulator_values import Held
 from weft.backends.nvidia.ir.dialect import SHARED, integer
+from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
 from weft.backends.nvidia.ir.layouts import Layout
-from weft.backends.nvidia.transforms.fuse_moments import MomentsOp
-from weft.backends.nvidia.transforms.fuse_online_softmax import ExponentialsOp
 from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS, Combiner
 

@@ -11,7 +11,7 @@ import numpy as np
 from weft.backends.nvidia.check.simulator_layouts import holding
 from weft.backends.nvidia.check.simulator_memory import SimulationError
 from weft.backends.nvidia.ir.layouts import Layout
-from weft.backends.nvidia.layout.allocate_shared import register_bytes, row_pitch
+from weft.backends.nvidia.ir.shared_bytes import register_bytes, row_pitch
 from weft.ir.attributes import from_attribute
 from weft.ir.types import DType
 from weft.tile import dialect as tile

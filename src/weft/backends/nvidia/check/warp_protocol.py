@@ -27,8 +27,8 @@ from weft.backends.nvidia.check.protocol_events import (
     Wait,
     Write,
 )
-from weft.backends.nvidia.emit.warps.dynamic_tile_scheduler import DRAWN, NUMBERS
 from weft.backends.nvidia.ir.dialect import BarrierOp
+from weft.backends.nvidia.ir.dynamic_tile_scheduler import DRAWN, NUMBERS
 from weft.backends.nvidia.ir.warp_specialization import (
     AcquireOp,
     BlockNumberOp,

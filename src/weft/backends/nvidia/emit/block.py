@@ -6,18 +6,10 @@ from typing import TypeAlias
 
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.ir.layouts import WARP, Layout, Mode
-from weft.ir.types import DType
 
 SHARED_SYMBOL = "shared"
 
 Places: TypeAlias = tuple[tuple[Mode, ...], ...]
-
-
-def register_bytes(dtype: DType) -> int:
-    """The bytes that a value takes in shared memory: narrow floats are `float` in registers, booleans a byte."""
-    if dtype.is_float:
-        return max(dtype.bytes, 4)
-    return dtype.bytes
 
 
 def i32(value: int) -> V:

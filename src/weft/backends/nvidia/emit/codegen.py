@@ -20,39 +20,37 @@ from weft.backends.nvidia.emit.dispatch import emit_written
 from weft.backends.nvidia.emit.dot.dequantize import Decoder
 from weft.backends.nvidia.emit.dot.fma_dot import emit_plain_dot
 from weft.backends.nvidia.emit.dot.lhs_row import bring_row, held_in
+from weft.backends.nvidia.emit.dot.mma import multiply
 from weft.backends.nvidia.emit.dot.per_lane_dot import multiply_apart
 from weft.backends.nvidia.emit.elements import emit_elements, emit_position
+from weft.backends.nvidia.emit.horizontal_select import emit_pick
 from weft.backends.nvidia.emit.loops import loop_with
 from weft.backends.nvidia.emit.memory.cp_async import emit_staged
 from weft.backends.nvidia.emit.memory.gather_scatter import emit_gather, emit_scatter
-from weft.backends.nvidia.emit.memory.global_memory import narrowed_to
+from weft.backends.nvidia.emit.memory.scratch import emit_scratch
 from weft.backends.nvidia.emit.memory.strided_memory import emit_load, emit_pack, emit_store
 from weft.backends.nvidia.emit.reduce.cluster_reduce import Crossing
 from weft.backends.nvidia.emit.reduce.online_softmax import emit_added_exponentials, emit_exponentials
 from weft.backends.nvidia.emit.reduce.reduce import emit_reduce
-from weft.backends.nvidia.emit.warps.dynamic_tile_scheduler import DRAWN, Drawing
+from weft.backends.nvidia.emit.warps.dynamic_tile_scheduler import Drawing
+from weft.backends.nvidia.emit.warps.programmatic_launch import let_next_come, wait_for_kernel
 from weft.backends.nvidia.emit.warps.ring_buffers import Ring
 from weft.backends.nvidia.emit.warps.row_streams import emit_streaming
 from weft.backends.nvidia.emit.warps.warp_specialize import RING_OPS, emit_asynchronous
 from weft.backends.nvidia.ir.alignment import pointer_dtype
 from weft.backends.nvidia.ir.dialect import APART, RESIDENT, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
 from weft.backends.nvidia.ir.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
+from weft.backends.nvidia.ir.dynamic_tile_scheduler import DRAWN
 from weft.backends.nvidia.ir.extents import ConvertedLimits
-from weft.backends.nvidia.ir.horizontal_select import PickOp, emit_pick
-from weft.backends.nvidia.ir.layouts import WARP, Layout, picked
-from weft.backends.nvidia.ir.mma import AHEAD, MmaOp, PackOp, SqueezeOp, multiply
-from weft.backends.nvidia.ir.programmatic_launch import (
-    let_next_come,
-    loop_that_asks_early,
-    ops_behind_wait,
-    wait_for_kernel,
-)
+from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
+from weft.backends.nvidia.ir.horizontal_select import PickOp
+from weft.backends.nvidia.ir.layouts import WARP, Layout, picked, scalar_layout
+from weft.backends.nvidia.ir.mma import AHEAD, MmaOp, PackOp, SqueezeOp
+from weft.backends.nvidia.ir.op_facts import narrowed_to
+from weft.backends.nvidia.ir.programmatic_launch import loop_that_asks_early, ops_behind_wait
 from weft.backends.nvidia.ir.row_streams import CopyOp, CopyRowsOp, ReadOp, StreamOp, WaitKeptOp
-from weft.backends.nvidia.ir.scratch import ScratchOp, emit_scratch
+from weft.backends.nvidia.ir.scratch import ScratchOp
 from weft.backends.nvidia.ir.warp_specialization import RolesOp
-from weft.backends.nvidia.layout.control_flow_layouts import scalar_layout
-from weft.backends.nvidia.transforms.fuse_moments import MomentsOp
-from weft.backends.nvidia.transforms.fuse_online_softmax import ExponentialsOp
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size
 from weft.ir.types import DType

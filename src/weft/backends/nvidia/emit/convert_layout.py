@@ -10,7 +10,7 @@ from weft.backends.llvm.cast import register_type
 from weft.backends.nvidia.emit.block import i32, load_shared, store_shared
 from weft.backends.nvidia.ir.dialect import SHARED, ConvertOp, integer, layout_of
 from weft.backends.nvidia.ir.layouts import Layout
-from weft.backends.nvidia.layout.allocate_shared import register_bytes, row_pitch
+from weft.backends.nvidia.ir.shared_bytes import register_bytes, row_pitch
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:

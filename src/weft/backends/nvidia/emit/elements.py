@@ -12,11 +12,11 @@ from weft.backends.llvm.cast import emit_bitcast, emit_cast, register_type, trun
 from weft.backends.nvidia.emit.block import fitted, wide
 from weft.backends.nvidia.emit.dot.wgmma import laid_down
 from weft.backends.nvidia.emit.math import ROUGH, divide_all, emit_map, power_of_two, rough_exp
-from weft.backends.nvidia.emit.memory.global_memory import narrowed_to, rounded_pair, rounded_to
+from weft.backends.nvidia.emit.memory.global_memory import rounded_pair, rounded_to
 from weft.backends.nvidia.emit.warps.warp_specialize import begins_product, packed_for_product
-from weft.backends.nvidia.ir.alignment import divisor_of, pointer_dtype
+from weft.backends.nvidia.ir.alignment import divisor_of
 from weft.backends.nvidia.ir.dialect import layout_of
-from weft.backends.nvidia.ir.warp_specialization import NarrowOp
+from weft.backends.nvidia.ir.op_facts import loses_digits, narrowed_to
 from weft.ir.attributes import from_attribute
 from weft.ir.types import DType, bf16
 from weft.tile import dialect as tile
@@ -145,33 +145,6 @@ def _is_at_most_one(exp: tile.MapOp) -> bool:
         return False
     largest = shift.args[1].owner
     return isinstance(largest, tile.ReduceOp) and largest.kind.data == "max"
-
-
-def loses_digits(value: SSAValue, summed: bool) -> bool:
-    """Whether all that becomes of a tile of positive numbers is narrowed to 16 bits or, where it may be, `summed`.
-
-    On the way something may be added to it: where that takes digits away, it takes those of exact results too.
-    """
-    for use in value.uses:
-        match use.operation:
-            case tile.ReduceOp() as op if summed and op.kind.data == "sum":
-                pass
-            case NarrowOp():
-                pass
-            case tile.MapOp() as op if narrowed_to(op) is not None:
-                pass
-            case tile.StoreOp() as op if pointer_dtype(op).bytes == 2 and pointer_dtype(op).is_float:
-                pass
-            case tile.MapOp() as op if _scales(op, use.index) and loses_digits(op.out, summed):
-                pass
-            case _:
-                return False
-    return True
-
-
-def _scales(op: tile.MapOp, operand: int) -> bool:
-    """Whether a result has about as many right digits as an operand."""
-    return op.function.data in ("add", "sub", "mul") or (op.function.data == "div" and operand == 0)
 
 
 def contracted(op: tile.MapOp) -> int | None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from weft.backends.llvm.builder import V
 from weft.backends.llvm.cast import register_type
-from weft.backends.nvidia.emit.block import i32, load_shared, register_bytes, shared_pointer, store_shared
+from weft.backends.nvidia.emit.block import i32, load_shared, shared_pointer, store_shared
 from weft.backends.nvidia.emit.memory.shared_tiles import is_beyond, place_of, read_tile, within, write_tile
 from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
-from weft.backends.nvidia.ir.shared_bytes import stays_in_registers
+from weft.backends.nvidia.ir.shared_bytes import register_bytes, stays_in_registers
 from weft.backends.nvidia.ir.view_layouts import kept_registers
 from weft.tile import collective_ops
 from weft.tile import dialect as tile

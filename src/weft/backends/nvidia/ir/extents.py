@@ -5,10 +5,9 @@ from __future__ import annotations
 from xdsl.ir import OpResult, SSAValue
 
 from weft.backends.nvidia.ir.dialect import ConvertOp
+from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
 from weft.backends.nvidia.ir.mma import MmaOp, PackOp, SqueezeOp
 from weft.backends.nvidia.ir.row_streams import ReadOp
-from weft.backends.nvidia.transforms.fuse_moments import MomentsOp
-from weft.backends.nvidia.transforms.fuse_online_softmax import ExponentialsOp
 from weft.tile import dialect as tile
 from weft.tile.extents import Limit, Limits
 

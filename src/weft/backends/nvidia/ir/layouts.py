@@ -266,3 +266,7 @@ def picked(layout: Layout, operand: Layout) -> tuple[int, ...]:
             own[axis] = 0
         result.append(places[tuple(own)])
     return tuple(result)
+
+
+def scalar_layout(warps: int) -> Layout:
+    return blocked((), warps, ())

@@ -16,10 +16,9 @@ share its K, and the product has one more axis in front, along which what they h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import Self, TypeAlias
+from typing import Self
 
 from xdsl.dialects.builtin import IntegerAttr, StringAttr, UnitAttr
 from xdsl.ir import Attribute, SSAValue
@@ -33,8 +32,6 @@ from xdsl.irdl import (
     result_def,
 )
 
-from weft.backends.llvm.builder import Function, V
-from weft.backends.nvidia.emit.block import i32
 from weft.backends.nvidia.ir.layouts import Layout, Mode
 from weft.backends.nvidia.matmul_unit import MMA
 from weft.ir.attributes import from_attribute
@@ -44,7 +41,7 @@ ROWS, COLUMNS, DEPTH = MMA.rows, MMA.column_step, MMA.depth_bytes // 2
 """The sides of an instruction's operands, whose elements have 16 bits."""
 LANES = 4
 """Lanes that share an instruction's K."""
-_HALF, _MOST_TURNED = 8, 8
+HALF, _MOST_TURNED = 8, 8
 PACKED, AHEAD, RAW = "nvidia.packed", "nvidia.ahead", "nvidia.raw"
 """On a load: its registers hold 4 bytes of neighbours each; it is made a turn of its loop before its tile is used; its
 registers hold elements as memory does."""
@@ -146,7 +143,7 @@ class Fragments:
     @property
     def halves(self) -> int:
         """How many of an instruction's two times eight rows there are."""
-        return 2 if self.m > _HALF else 1
+        return 2 if self.m > HALF else 1
 
     @property
     def turned(self) -> bool:
@@ -154,8 +151,8 @@ class Fragments:
 
         Of more warps there would be no registers to turn what they have in common.
         """
-        coded = self.widest > _HALF
-        return coded and 1 < self.m <= _HALF and self.tiles_n % 2 == 0 and self.warps.k <= _MOST_TURNED
+        coded = self.widest > HALF
+        return coded and 1 < self.m <= HALF and self.tiles_n % 2 == 0 and self.warps.k <= _MOST_TURNED
 
     @property
     def tiles_m(self) -> int:
@@ -187,7 +184,7 @@ class Fragments:
     def left(self) -> Layout:
         registers = (
             Mode(self.vector, 1),
-            Mode(self.halves, 0, _HALF),
+            Mode(self.halves, 0, HALF),
             Mode(self.tiles_m, 0, ROWS),
             Mode(self.chunks, 1, 4 * self.vector),
         )
@@ -232,7 +229,7 @@ class Fragments:
         across, down = (rows, columns) if self.turned else (columns, rows)
         registers = (
             Mode(2, across),
-            Mode(self.halves, rows, _HALF),
+            Mode(self.halves, rows, HALF),
             Mode(self.tiles_n, columns, COLUMNS),
             Mode(self.tiles_m, rows, ROWS),
         )
@@ -258,88 +255,3 @@ def _shared(mode: Mode, group: int) -> list[Mode]:
 
 def _real(modes: Sequence[Mode]) -> tuple[Mode, ...]:
     return tuple(mode for mode in modes if mode.size > 1)
-
-
-def reads_alone(b: Function, lane: V) -> V:
-    """Whether a lane is the one that reads, of those which hold the same part of a row: that of column 2t."""
-    return b.icmp("eq", lane, b.mul(b.binary("and", lane, i32(LANES - 1)), i32(2 * LANES + 1)))
-
-
-Right: TypeAlias = Callable[[int, int, int, int], Sequence[V]]
-"""Gives words of the right operand when they are needed: by chunk along K, by column, and which of how many parts."""
-
-
-def multiply(
-    b: Function,
-    fragments: Fragments,
-    left: Sequence[V],
-    right: Right,
-    total: Sequence[V],
-    dtype: str,
-) -> list[V]:
-    """Add a product of packed operands to the accumulators of a warp.
-
-    Where there is but one tile, two sums take turns: an instruction does not wait for the one before it.
-    """
-    if fragments.turned:
-        return _multiply_turned(b, fragments, left, right, total, dtype)
-    halves, words = fragments.halves, fragments.vector // 2
-    zero, nothing = V("float", "0.0"), i32(0)
-    result = list(total)
-    alone = fragments.tiles_m * fragments.tiles_n == 1 and words > 2
-    beside = [zero] * 4
-    for chunk in range(fragments.chunks):
-        for column in range(fragments.tiles_n):
-            weights = right(chunk, column, 0, 1)
-            for row in range(fragments.tiles_m):
-                place = 2 * halves * (row * fragments.tiles_n + column)
-                sums = [*result[place : place + 2 * halves], *[zero] * (4 - 2 * halves)]
-                for step in range(0, words, 2):
-                    a: list[V] = []
-                    for word in (step, step + 1):
-                        first = ((chunk * fragments.tiles_m + row) * halves) * words + word
-                        a += [left[first], left[first + words] if halves == 2 else nothing]
-                    if alone and step % 4:
-                        beside = instruction(b, beside, a, weights[step : step + 2], dtype)
-                    else:
-                        sums = instruction(b, sums, a, weights[step : step + 2], dtype)
-                result[place : place + 2 * halves] = sums[: 2 * halves]
-    if alone:
-        result = [b.binary("fadd", one, other) for one, other in zip(result, beside, strict=False)]
-    return result
-
-
-def _multiply_turned(
-    b: Function,
-    fragments: Fragments,
-    left: Sequence[V],
-    right: Right,
-    total: Sequence[V],
-    dtype: str,
-) -> list[V]:
-    """The same with columns in place of rows, two times eight of them in an instruction."""
-    parts = max(1, fragments.vector // _HALF)  # few at a time: those of two columns are held
-    words, result = fragments.vector // 2 // parts, list(total)
-    alone, beside = fragments.tiles_n == 2 and words > 2, [V("float", "0.0")] * 4
-    pieces = product(range(fragments.chunks), range(0, fragments.tiles_n, 2), range(parts))
-    for chunk, column, part in pieces:
-        rows = left[(chunk * parts + part) * words :][:words]
-        pair, place = [right(chunk, each, part, parts) for each in (column, column + 1)], 2 * column
-        for step in range(0, words, 2):
-            columns = [weights[word] for word in (step, step + 1) for weights in pair]
-            if alone and step % 4:
-                beside = instruction(b, beside, columns, rows[step : step + 2], dtype)
-            else:
-                sums = result[place : place + 4]
-                result[place : place + 4] = instruction(b, sums, columns, rows[step : step + 2], dtype)
-    return [b.binary("fadd", one, other) for one, other in zip(result, beside, strict=True)] if alone else result
-
-
-def instruction(b: Function, sums: Sequence[V], left: Sequence[V], right: Sequence[V], dtype: str) -> list[V]:
-    name = f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32"
-    text = f"{name} {{$0, $1, $2, $3}}, {{$4, $5, $6, $7}}, {{$8, $9}}, {{$10, $11, $12, $13}};"
-    struct = "{ float, float, float, float }"
-    operands = ", ".join(map(str, [*left, *right, *sums]))
-    codes = ",".join(["=f"] * 4 + ["r"] * 6 + ["f"] * 4)
-    made = b.emit(struct, f'call {struct} asm sideeffect "{text}", "{codes}"({operands}) #1')
-    return [b.emit("float", f"extractvalue {made}, {i}") for i in range(4)]

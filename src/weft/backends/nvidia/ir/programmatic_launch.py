@@ -18,9 +18,7 @@ from collections.abc import Mapping
 from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
-from weft.backends.llvm.builder import Function
 from weft.backends.nvidia.code import Launch
-from weft.backends.nvidia.emit.block import do
 from weft.backends.nvidia.ir.horizontal_select import PickOp
 from weft.backends.nvidia.ir.mma import AHEAD
 from weft.backends.nvidia.ir.row_streams import CopyRowsOp, StreamOp
@@ -146,14 +144,3 @@ def is_only_read(pointer: SSAValue) -> bool:
         elif not isinstance(use.operation, tile.LoadOp | tile.GatherOp | tile.NumberOp):
             return False
     return True
-
-
-def let_next_come(b: Function, kernel: tile.KernelOp) -> None:
-    """Let the blocks of the next kernel come from the first instruction on, if a kernel is not a program's first."""
-    if FOLLOWS in kernel.attributes:
-        do(b, "griddepcontrol.launch_dependents;", "")
-
-
-def wait_for_kernel(b: Function) -> None:
-    """Wait until the kernel ahead has ended, then let the next one come, if it was not let before."""
-    do(b, "griddepcontrol.wait; griddepcontrol.launch_dependents;", "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xdsl.ir import BlockArgument, OpResult, SSAValue, Use
 
-from weft.backends.nvidia.emit.memory.global_memory import narrowed_to
+from weft.backends.nvidia.ir.op_facts import narrowed_to
 from weft.backends.nvidia.ir.warp_specialization import WgmmaOp
 from weft.ir.types import DType
 from weft.tile import dialect as tile

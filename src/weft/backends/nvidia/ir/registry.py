@@ -12,8 +12,7 @@ from typing import cast
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, UnitAttr
 from xdsl.ir import Attribute, Dialect, Operation
 
-from weft.backends.nvidia.emit.memory import cp_async
-from weft.backends.nvidia.emit.warps.dynamic_tile_scheduler import DRAWN
+from weft.backends.nvidia.ir import cp_async as ir_cp_async
 from weft.backends.nvidia.ir import (
     dialect,
     horizontal_select,
@@ -25,11 +24,10 @@ from weft.backends.nvidia.ir import (
 )
 from weft.backends.nvidia.ir.alignment import SHIFTED
 from weft.backends.nvidia.ir.dialect import LaunchAttr, LayoutAttr
-from weft.backends.nvidia.ir.row_streams import PieceType
+from weft.backends.nvidia.ir.dynamic_tile_scheduler import DRAWN
+from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
+from weft.backends.nvidia.ir.row_streams import WEIGHTS, PieceType
 from weft.backends.nvidia.ir.warp_specialization import RingType, SlotType
-from weft.backends.nvidia.pipeline.pipeline_weights import WEIGHTS
-from weft.backends.nvidia.transforms.fuse_moments import MomentsOp
-from weft.backends.nvidia.transforms.fuse_online_softmax import ExponentialsOp
 from weft.errors import ParseError
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops as written
@@ -39,10 +37,10 @@ OPS: list[type[Operation]] = [
     *dialect.OPS,
     *warp_specialization.OPS,
     *row_streams.OPS,
-    cp_async.CopyInOp,
-    cp_async.CommitCopiesOp,
-    cp_async.AwaitCopiesOp,
-    cp_async.StagedOp,
+    ir_cp_async.CopyInOp,
+    ir_cp_async.CommitCopiesOp,
+    ir_cp_async.AwaitCopiesOp,
+    ir_cp_async.StagedOp,
     *mma.OPS,
     ExponentialsOp,
     MomentsOp,
@@ -63,7 +61,7 @@ class Annotation:
 
 
 _ACCESSES = (tile.LoadOp, tile.StoreOp)
-_COMPUTED = (tile.GatherOp, tile.ScatterOp, written.AtomicOp, cp_async.CopyInOp)
+_COMPUTED = (tile.GatherOp, tile.ScatterOp, written.AtomicOp, ir_cp_async.CopyInOp)
 _REDUCTIONS = (tile.ReduceOp, ExponentialsOp, MomentsOp)
 _STAGED = (tile.StoreOp, warp_specialization.SendOp)
 

@@ -225,3 +225,7 @@ class WaitKeptOp(IRDLOperation):
 
 
 OPS: list[type[IRDLOperation]] = [StreamOp, CopyOp, CopyRowsOp, ReadOp, WaitKeptOp]
+
+
+WEIGHTS = "nvidia.weights"
+"""On a load of weights that the copy engine is to bring."""

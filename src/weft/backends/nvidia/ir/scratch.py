@@ -14,12 +14,11 @@ from xdsl.dialects.builtin import IntegerAttr, i64
 from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import IRDLOperation, irdl_op_definition, result_def
 
-from weft.backends.nvidia.emit.block import i32, shared_pointer
-from weft.backends.nvidia.ir.dialect import SHARED, integer
+from weft.backends.nvidia.ir.dialect import SHARED
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
-    from weft.backends.nvidia.emit.codegen import KernelCodegen
+    pass
 
 
 @irdl_op_definition
@@ -37,8 +36,3 @@ class ScratchOp(IRDLOperation):
 def space_of(pointer: SSAValue) -> str:
     """Where the memory of a pointer is."""
     return "shared" if isinstance(pointer.owner, ScratchOp) else "global"
-
-
-def emit_scratch(codegen: KernelCodegen, op: ScratchOp) -> None:
-    place = shared_pointer(codegen.b, integer(op, SHARED), i32(0), 1)
-    codegen.pointers[op.out] = codegen.b.emit("i64", f"ptrtoint {place} to i64")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from xdsl.ir import Operation
 
-from weft.backends.nvidia.emit.block import register_bytes
-from weft.backends.nvidia.ir.dialect import layout_of
-from weft.backends.nvidia.ir.layouts import WARP
+from weft.backends.nvidia.ir.dialect import ConvertOp, layout_of
+from weft.backends.nvidia.ir.fma_dot import dot_bytes
+from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
+from weft.backends.nvidia.ir.layouts import WARP, Layout
+from weft.backends.nvidia.ir.row_streams import CROSSES
 from weft.backends.nvidia.ir.view_layouts import demanded
+from weft.ir.types import DType
 from weft.tile import collective_ops, control_flow
 from weft.tile import dialect as tile
 from weft.tile import pointer_ops as written
+from weft.tile.functions import COMBINERS
 
 
 def written_bytes(op: Operation) -> int:
@@ -67,3 +72,64 @@ def is_awaited(op: tile.GatherOp) -> bool:
 def _tile_bytes(value: object) -> int:
     type_ = tile.tile_type(value)  # type: ignore[arg-type]
     return max(1, prod(type_.sizes)) * register_bytes(type_.dtype)
+
+
+def register_bytes(dtype: DType) -> int:
+    """The bytes that a value takes in shared memory: narrow floats are `float` in registers, booleans a byte."""
+    if dtype.is_float:
+        return max(dtype.bytes, 4)
+    return dtype.bytes
+
+
+def shared_bytes(op: Operation) -> int:
+    """The shared memory that an op needs while it runs."""
+    match op:
+        case ConvertOp():
+            type_ = tile.tile_type(op.out)
+            return prod(_padded(type_.sizes, register_bytes(type_.dtype))) * register_bytes(type_.dtype)
+        case tile.ReduceOp() | ExponentialsOp() | MomentsOp() if CROSSES not in op.attributes:
+            layout = layout_of(op.value)
+            if not crosses_warps(layout, op.axis.value.data):
+                return 0
+            return sum(part_bytes(op)) * WARP * layout.warp_count * layout.sliced(op.axis.value.data).count
+        case tile.DotOp():
+            return dot_bytes(op)
+        case _:
+            return written_bytes(op)
+
+
+def crossing_bytes(op: Operation) -> int:
+    """What the blocks of a cluster hold of a reduction at once: a result of each warp of each of them."""
+    assert isinstance(op, tile.ReduceOp | ExponentialsOp | MomentsOp)
+    layout = layout_of(op.value)
+    return sum(sent_bytes(size) for size in part_bytes(op)) * layout.block_count * layout.warp_count
+
+
+def part_bytes(op: tile.ReduceOp | ExponentialsOp | MomentsOp) -> tuple[int, ...]:
+    """The bytes of what a reduction combines: a value, its position where that counts, or what goes together."""
+    size = register_bytes(tile.tile_type(op.value).dtype)
+    if isinstance(op, ExponentialsOp):
+        return size, size
+    if isinstance(op, MomentsOp):
+        return size, size, size
+    return (size, 8) if COMBINERS[op.kind.data].indexed else (size,)
+
+
+def sent_bytes(size: int) -> int:
+    """Blocks send each other words of 4 or 8 bytes."""
+    return max(size, 4)
+
+
+def crosses_warps(layout: Layout, axis: int) -> bool:
+    """Whether elements along an axis are in different warps."""
+    return any(mode.axis == axis for mode in (*layout.warps, *layout.blocks))
+
+
+def _padded(sizes: Sequence[int], size: int) -> tuple[int, ...]:
+    return (*sizes[:-1], row_pitch(sizes[-1], size)) if sizes else ()
+
+
+def row_pitch(side: int, size: int) -> int:
+    """The elements from one row of a tile in shared memory to the next: one more than it has, so that columns spread
+    over the banks."""
+    return side + max(1, 4 // size)

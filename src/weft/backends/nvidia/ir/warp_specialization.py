@@ -395,3 +395,7 @@ OPS: list[type[IRDLOperation]] = [
     SendOp,
     RewindOp,
 ]
+
+
+BARRIER_BYTES = 16
+"""Of the two barriers of a stage."""

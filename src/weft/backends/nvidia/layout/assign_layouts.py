@@ -8,9 +8,8 @@ from typing import ClassVar
 
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
-from weft.backends.nvidia.emit.dot.wgmma import words_layout
-from weft.backends.nvidia.emit.memory.cp_async import AwaitCopiesOp, CommitCopiesOp, CopyInOp, StagedOp
 from weft.backends.nvidia.ir.alignment import WIDEST, ComputedAccess, access_of, pointer_dtype
+from weft.backends.nvidia.ir.cp_async import AwaitCopiesOp, CommitCopiesOp, CopyInOp, StagedOp
 from weft.backends.nvidia.ir.dialect import (
     ARGUMENTS,
     BLOCKS,
@@ -23,9 +22,10 @@ from weft.backends.nvidia.ir.dialect import (
     set_integer,
     set_layouts,
 )
+from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
 from weft.backends.nvidia.ir.horizontal_select import PickOp
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Refused
-from weft.backends.nvidia.ir.layouts import Layout, blocked
+from weft.backends.nvidia.ir.layouts import Layout, blocked, scalar_layout
 from weft.backends.nvidia.ir.mma import PACKED, RAW, MmaOp, PackOp, SqueezeOp
 from weft.backends.nvidia.ir.view_layouts import demanded
 from weft.backends.nvidia.ir.warp_specialization import (
@@ -45,16 +45,10 @@ from weft.backends.nvidia.ir.warp_specialization import (
     WaitOp,
     WgmmaOp,
 )
+from weft.backends.nvidia.ir.wgmma import words_layout
 from weft.backends.nvidia.layout.anchors import Anchors, anchors_of, covered_shape, squeezed
-from weft.backends.nvidia.layout.control_flow_layouts import (
-    assign_written,
-    carried_layouts,
-    is_free_view,
-    scalar_layout,
-)
+from weft.backends.nvidia.layout.control_flow_layouts import assign_written, carried_layouts, is_free_view
 from weft.backends.nvidia.target import NvidiaTarget
-from weft.backends.nvidia.transforms.fuse_moments import MomentsOp
-from weft.backends.nvidia.transforms.fuse_online_softmax import ExponentialsOp
 from weft.errors import LoweringError
 from weft.tile import collective_ops
 from weft.tile import dialect as tile

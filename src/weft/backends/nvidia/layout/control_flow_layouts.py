@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
-from weft.backends.nvidia.emit.dot.wgmma import words_layout
 from weft.backends.nvidia.ir.dialect import ARGUMENTS, set_layouts
-from weft.backends.nvidia.ir.layouts import Layout, blocked
+from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
+from weft.backends.nvidia.ir.layouts import Layout, scalar_layout
+from weft.backends.nvidia.ir.op_facts import is_commutative
 from weft.backends.nvidia.ir.view_layouts import demanded, in_order, renamed
 from weft.backends.nvidia.ir.warp_specialization import NarrowOp
-from weft.backends.nvidia.transforms.fuse_moments import MomentsOp
-from weft.backends.nvidia.transforms.fuse_online_softmax import ExponentialsOp
+from weft.backends.nvidia.ir.wgmma import words_layout
 from weft.errors import LoweringError
 from weft.tile import collective_ops, control_flow
 from weft.tile import dialect as tile
@@ -28,8 +28,6 @@ from weft.tile.view_axes import axes_of
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.layout.assign_layouts import Assignment
-
-_COMMUTATIVE = frozenset(["add", "mul", "max", "min", "fmax", "fmin", "and", "or", "xor"])
 
 
 def assign_written(a: Assignment, op: Operation) -> None:
@@ -68,10 +66,6 @@ def assign_written(a: Assignment, op: Operation) -> None:
             _while(a, op)
         case _:
             raise LoweringError(f"{op.name} has no layout on a GPU")
-
-
-def scalar_layout(warps: int) -> Layout:
-    return blocked((), warps, ())
 
 
 def is_free_view(op: collective_ops.ViewOp) -> bool:
@@ -116,15 +110,6 @@ def _combine(a: Assignment, op: collective_ops.FoldOp | collective_ops.ScanOp) -
     a.home.update(dict.fromkeys(op.block.args, scalar))
     a.block(op.block)
     _yield(a, op.block, [scalar] * len(op.values))
-
-
-def is_commutative(op: collective_ops.FoldOp) -> bool:
-    """Whether two elements may be joined in any order."""
-    (first, *others) = op.yielded.operands
-    joined = first.op if isinstance(first, OpResult) and not others else None
-    if not isinstance(joined, tile.MapOp):
-        return False
-    return joined.function.data in _COMMUTATIVE and set(joined.args) == set(op.block.args)
 
 
 def _yield(a: Assignment, block: Block, layouts: list[Layout]) -> None:

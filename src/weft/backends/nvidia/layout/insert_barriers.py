@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from xdsl.ir import Block, Operation, SSAValue
 
-from weft.backends.nvidia.emit.memory.cp_async import CopyInOp
+from weft.backends.nvidia.ir.cp_async import CopyInOp
 from weft.backends.nvidia.ir.dialect import BarrierOp, layout_of
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused
-from weft.backends.nvidia.layout.allocate_shared import shared_bytes
+from weft.backends.nvidia.ir.shared_bytes import shared_bytes
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.tile import control_flow
 from weft.tile import dialect as tile

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from xdsl.dialects.builtin import UnitAttr
 
-from weft.backends.nvidia.emit.warps.dynamic_tile_scheduler import DRAWN
+from weft.backends.nvidia.ir.dynamic_tile_scheduler import DRAWN
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused
 from weft.backends.nvidia.ir.warp_specialization import RolesOp
 from weft.backends.nvidia.target import NvidiaTarget

@@ -9,10 +9,10 @@ from typing import ClassVar
 from xdsl.dialects.builtin import IntegerAttr, i64
 from xdsl.ir import Block, Operation, SSAValue
 
-from weft.backends.nvidia.emit.memory.global_memory import narrowed_to
 from weft.backends.nvidia.ir.alignment import pointer_dtype
 from weft.backends.nvidia.ir.dialect import SHARED
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused
+from weft.backends.nvidia.ir.op_facts import narrowed_to
 from weft.backends.nvidia.ir.warp_specialization import (
     COORDINATES,
     LIMIT,

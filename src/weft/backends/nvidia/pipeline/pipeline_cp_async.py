@@ -10,8 +10,8 @@ from xdsl.dialects.builtin import IntegerAttr, i64
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from weft.backends.nvidia.code import Launch
-from weft.backends.nvidia.emit.memory.cp_async import AwaitCopiesOp, CommitCopiesOp, CopyInOp, StagedOp
 from weft.backends.nvidia.ir.alignment import computed_access, pointer_dtype
+from weft.backends.nvidia.ir.cp_async import AwaitCopiesOp, CommitCopiesOp, CopyInOp, StagedOp
 from weft.backends.nvidia.ir.dialect import VECTOR, WARPS, BarrierOp, integer, set_integer, set_launch
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Refused
 from weft.backends.nvidia.ir.layouts import WARP

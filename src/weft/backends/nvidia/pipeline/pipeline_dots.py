@@ -11,8 +11,6 @@ from xdsl.dialects.builtin import IndexType, IntegerAttr, UnitAttr, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from weft.backends.nvidia.code import Launch, TensorMap
-from weft.backends.nvidia.emit.warps.dynamic_tile_scheduler import drawing_bytes
-from weft.backends.nvidia.emit.warps.ring_buffers import BARRIER_BYTES
 from weft.backends.nvidia.ir.dialect import (
     CONSUMERS,
     RESIDENT,
@@ -23,9 +21,11 @@ from weft.backends.nvidia.ir.dialect import (
     set_integer,
     set_launch,
 )
+from weft.backends.nvidia.ir.dynamic_tile_scheduler import drawing_bytes
 from weft.backends.nvidia.ir.index_slices import ops_behind
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Refused
 from weft.backends.nvidia.ir.warp_specialization import (
+    BARRIER_BYTES,
     MAP,
     STAGE_BYTES,
     AcquireOp,

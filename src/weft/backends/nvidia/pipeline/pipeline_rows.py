@@ -12,15 +12,14 @@ from xdsl.ir import Block, Operation, SSAValue
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.ir.alignment import WIDEST, access_of, divisor_of, pointer_dtype
 from weft.backends.nvidia.ir.dialect import LAYOUTS, RESIDENT, ConvertOp, layout_of, set_integer, set_launch
+from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused, adopt, has_bulk_copies
 from weft.backends.nvidia.ir.layouts import WARP, Layout
 from weft.backends.nvidia.ir.row_streams import ALIGNMENT, CROSSES, CopyOp, PieceType, ReadOp, StreamOp, WaitKeptOp
+from weft.backends.nvidia.ir.shared_bytes import crossing_bytes
 from weft.backends.nvidia.ir.warp_specialization import AcquireOp, BlockNumberOp, CommitOp, IndexOp, ReleaseOp, WaitOp
-from weft.backends.nvidia.layout.allocate_shared import crossing_bytes
 from weft.backends.nvidia.layout.assign_layouts import assign_layouts
 from weft.backends.nvidia.target import NvidiaTarget
-from weft.backends.nvidia.transforms.fuse_moments import MomentsOp
-from weft.backends.nvidia.transforms.fuse_online_softmax import ExponentialsOp
 from weft.ir.expr import Size, floordiv, mod, product, substitute, symbol
 from weft.tile import dialect as tile
 

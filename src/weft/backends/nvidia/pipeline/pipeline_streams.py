@@ -23,8 +23,8 @@ from weft.backends.nvidia.ir.dialect import (
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused, adopt, has_bulk_copies
 from weft.backends.nvidia.ir.layouts import WARP
 from weft.backends.nvidia.ir.row_streams import ALIGNMENT, CROSSES, CopyOp, PieceType, ReadOp, StreamOp
+from weft.backends.nvidia.ir.shared_bytes import crossing_bytes
 from weft.backends.nvidia.ir.warp_specialization import AcquireOp, BlockNumberOp, CommitOp, ReleaseOp, RewindOp, WaitOp
-from weft.backends.nvidia.layout.allocate_shared import crossing_bytes
 from weft.backends.nvidia.layout.assign_layouts import assign_layouts
 from weft.backends.nvidia.pipeline.pipeline_rows import programs_of
 from weft.backends.nvidia.pipeline.split_rows import share_rows

@@ -15,9 +15,9 @@ from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused, ha
 from weft.backends.nvidia.ir.layouts import WARP
 from weft.backends.nvidia.ir.mma import AGAIN, AHEAD, PACKED, MmaOp
 from weft.backends.nvidia.ir.programmatic_launch import is_fixed
-from weft.backends.nvidia.ir.row_streams import ALIGNMENT, CopyRowsOp, PieceType, ReadOp, StreamOp
+from weft.backends.nvidia.ir.row_streams import ALIGNMENT, WEIGHTS, CopyRowsOp, PieceType, ReadOp, StreamOp
+from weft.backends.nvidia.ir.shared_bytes import shared_bytes
 from weft.backends.nvidia.ir.warp_specialization import AcquireOp, BlockNumberOp, CommitOp, ReleaseOp, WaitOp
-from weft.backends.nvidia.layout.allocate_shared import shared_bytes
 from weft.backends.nvidia.pipeline.pipeline_rows import programs_of
 from weft.backends.nvidia.target import SYSTEM_SHARED, NvidiaTarget
 from weft.ir.expr import product
@@ -26,8 +26,6 @@ from weft.tile import dialect as tile
 
 WARPS_OF_WEIGHTS, _RESIDENT = 8, 2
 """Warps that multiply, and blocks of a multiprocessor: one goes on while the other sums up."""
-WEIGHTS = "nvidia.weights"
-"""On a load of weights that the copy engine is to bring."""
 _LEAST_STAGES, _LEAST_BYTES = 3, 4096
 _APART = 64
 """Bytes between rows in a slot: so two rows lie in different banks."""

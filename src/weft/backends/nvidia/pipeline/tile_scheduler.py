@@ -6,11 +6,11 @@ order keeps what neighbours share in the second-level cache: a few blocks of row
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import SSAValue
 
+from weft.backends.nvidia.ir.op_facts import depends_on_program
 from weft.backends.nvidia.ir.warp_specialization import IndexOp
 from weft.backends.nvidia.pipeline.multicast_operands import Sharing
 from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, product, substitute, symbol, symbols_of
@@ -220,16 +220,3 @@ def worth_one_by_one(kernel: tile.KernelOp, multiprocessors: int, resident: int 
 def _depends_on_program(loop: tile.ForOp) -> bool:
     """Whether how often a loop turns is different in different programs."""
     return depends_on_program(loop.indices)
-
-
-def depends_on_program(values: Iterable[SSAValue]) -> bool:
-    """Whether values are different in different programs."""
-    left, seen = [value.owner for value in values], set[object]()
-    while left:
-        op = left.pop()
-        if isinstance(op, tile.ProgramOp):
-            return True
-        if isinstance(op, Operation) and op not in seen:
-            seen.add(op)
-            left += [operand.owner for operand in op.operands]
-    return False

@@ -24,7 +24,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.compile import annotate
-from weft.backends.nvidia.emit.memory.strided_memory import may_be_shared
+from weft.backends.nvidia.ir.accesses import may_be_shared
 from weft.backends.nvidia.ir.dialect import APART, SHARED, WARPS, BarrierOp, integer, layout_of, set_integer, set_launch
 from weft.backends.nvidia.ir.horizontal_select import PickOp
 from weft.backends.nvidia.ir.kernel_passes import KernelPass

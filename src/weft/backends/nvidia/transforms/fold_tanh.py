@@ -9,8 +9,8 @@ from typing import ClassVar
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import SSAValue
 
-from weft.backends.nvidia.emit.elements import loses_digits
 from weft.backends.nvidia.ir.kernel_passes import KernelPass
+from weft.backends.nvidia.ir.op_facts import loses_digits
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.attributes import from_attribute
 from weft.ir.types import f32

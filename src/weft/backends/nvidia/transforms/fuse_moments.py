@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import Operation, SSAValue
-from xdsl.irdl import IRDLOperation, attr_def, irdl_op_definition, operand_def, result_def
 
+from weft.backends.nvidia.ir.fused_reductions import MomentsOp
 from weft.backends.nvidia.ir.kernel_passes import KernelPass
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.attributes import from_attribute
@@ -18,22 +17,6 @@ from weft.tile import dialect as tile
 
 _LEAST = 2048
 """Elements of a row from which on several warps share it, and an exchange costs more than some arithmetic."""
-
-
-@irdl_op_definition
-class MomentsOp(IRDLOperation):
-    """The sum of a tile along an axis, and that of the squared differences from the mean."""
-
-    name = "nvidia.moments"
-    value = operand_def(tile.TileType)
-    axis = attr_def(IntegerAttr)
-    total = result_def(tile.TileType)
-    squares = result_def(tile.TileType)
-
-    @classmethod
-    def make(cls, total: tile.ReduceOp) -> Self:
-        types = [total.out.type, total.out.type]
-        return cls.create(operands=[total.value], attributes={"axis": total.axis}, result_types=types)
 
 
 @dataclass(frozen=True)

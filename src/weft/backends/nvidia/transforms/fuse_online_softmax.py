@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import SSAValue
-from xdsl.irdl import IRDLOperation, attr_def, irdl_op_definition, operand_def, result_def
 
+from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp
 from weft.backends.nvidia.ir.kernel_passes import KernelPass
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.operations import users_of
@@ -17,26 +16,6 @@ from weft.tile import dialect as tile
 
 _LEAST = 512
 """Elements of a row from which on threads have so many of it that the few exponentials more count for nothing."""
-
-
-@irdl_op_definition
-class ExponentialsOp(IRDLOperation):
-    """exp(x - m) for the maximum m along an axis, with m and the sum of these."""
-
-    name = "nvidia.exponentials"
-    value = operand_def(tile.TileType)
-    axis = attr_def(IntegerAttr)
-    powers = result_def(tile.TileType)
-    largest = result_def(tile.TileType)
-    sum = result_def(tile.TileType)
-
-    @classmethod
-    def make(cls, largest: tile.ReduceOp) -> Self:
-        return cls.create(
-            operands=[largest.value],
-            attributes={"axis": largest.axis},
-            result_types=[largest.value.type, largest.out.type, largest.out.type],
-        )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ on a processor: each thread has some elements of the result, and walks along K.
 
 from __future__ import annotations
 
-from math import prod
 from typing import TYPE_CHECKING
 
 from weft.backends.llvm.builder import V, const
@@ -15,9 +14,10 @@ from weft.backends.nvidia.emit.block import i32, load_shared, store_shared
 from weft.backends.nvidia.emit.loops import loop_with
 from weft.backends.nvidia.emit.math import emit_map
 from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
+from weft.backends.nvidia.ir.fma_dot import depth_at_once, padded_sides, sum_type
 from weft.backends.nvidia.ir.layouts import Layout
 from weft.errors import LoweringError
-from weft.ir.types import DType, f32
+from weft.ir.types import DType
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
@@ -26,40 +26,14 @@ if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
 
 
-def sum_type(dtype: DType) -> DType:
-    """What products are summed in: narrow floats in f32."""
-    return f32 if dtype.is_float and dtype.bits < 32 else dtype
-
-
-_MOST_BYTES = 65536
-
-
-def dot_bytes(op: tile.DotOp) -> int:
-    """The shared memory for a part of both operands."""
-    return sum(map(prod, _padded(op, _depth(op)))) * sum_type(tile.tile_type(op.out).dtype).bytes
-
-
-def _depth(op: tile.DotOp) -> int:
-    """How much of K is in shared memory at a time."""
-    depth, size = tile.tile_type(op.a).sizes[1], sum_type(tile.tile_type(op.out).dtype).bytes
-    while depth > 1 and sum(map(prod, _padded(op, depth))) * size > _MOST_BYTES:
-        depth = -(-depth // 2)
-    return depth
-
-
-def _padded(op: tile.DotOp, depth: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The sides of the operands' parts, rows one element apart: columns then lie in different banks."""
-    return (tile.tile_type(op.a).sizes[0], depth + 1), (depth, tile.tile_type(op.b).sizes[1] + 1)
-
-
 def emit_plain_dot(codegen: KernelCodegen, op: tile.DotOp) -> None:
     """Write both operands, wait, and let every thread sum its elements along K."""
     if any(len(tile.tile_type(value).sizes) != 2 for value in (op.a, op.b)):
         raise LoweringError(f"a product of {op.a.type} and {op.b.type} has no code on a GPU")
     b, threads, layout = codegen.b, codegen.threads, layout_of(op.out)
     dtype = sum_type(tile.tile_type(op.out).dtype)
-    size, place, depth = dtype.bytes, integer(op, SHARED), _depth(op)
-    (m, a_pitch), (_, b_pitch) = _padded(op, depth)
+    size, place, depth = dtype.bytes, integer(op, SHARED), depth_at_once(op)
+    (m, a_pitch), (_, b_pitch) = padded_sides(op, depth)
     b_place = place + m * a_pitch * size
     if op.accumulator is None:
         sums = [const(0, register_type(dtype))] * layout.count

@@ -24,12 +24,13 @@ from xdsl.ir import Operation
 from weft.backends.llvm.builder import V, i64
 from weft.backends.nvidia.emit.block import SHARED_SYMBOL, do, i32, short, shuffle_xor, wide
 from weft.backends.nvidia.emit.dot.dequantize import in_order, numbers_of
+from weft.backends.nvidia.emit.dot.mma import reads_alone
 from weft.backends.nvidia.emit.math import asm
 from weft.backends.nvidia.emit.memory.global_memory import load_words
 from weft.backends.nvidia.ir.alignment import WIDEST, divisor_of
 from weft.backends.nvidia.ir.dialect import integer
 from weft.backends.nvidia.ir.layouts import WARP
-from weft.backends.nvidia.ir.mma import HELD, LANES, SPREAD, MmaOp, reads_alone
+from weft.backends.nvidia.ir.mma import HELD, LANES, SPREAD, MmaOp
 from weft.ir.expr import coefficient_of, evaluate, symbols_of
 from weft.ops.quantized import FORMS
 from weft.tile import dialect as tile

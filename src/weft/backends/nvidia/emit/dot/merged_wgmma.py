@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from xdsl.ir import OpResult, SSAValue
 
 from weft.backends.llvm.builder import V
-from weft.backends.nvidia.emit.dot.wgmma import ROWS
 from weft.backends.nvidia.ir.warp_specialization import FinishOp, SlotOp, SlotType, WgmmaOp
+from weft.backends.nvidia.ir.wgmma import ROWS
 
 _MOST_COLUMNS = 256
 """Of an instruction."""

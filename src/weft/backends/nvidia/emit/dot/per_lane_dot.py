@@ -20,7 +20,8 @@ from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.emit.block import i32
 from weft.backends.nvidia.emit.dot.dequantize import ONE, Decoder
 from weft.backends.nvidia.emit.dot.lhs_row import HeldParts, held_by
-from weft.backends.nvidia.ir.mma import MmaOp, instruction
+from weft.backends.nvidia.emit.dot.mma import instruction
+from weft.backends.nvidia.ir.mma import MmaOp
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen

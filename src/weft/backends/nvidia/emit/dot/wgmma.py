@@ -7,36 +7,16 @@ is the same for all slots; the lower one moves along M, N and K by additions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.emit.block import i32
-from weft.backends.nvidia.ir.layouts import Layout, Mode
 from weft.backends.nvidia.ir.warp_specialization import LINE, SlotType
+from weft.backends.nvidia.ir.wgmma import DEPTH_BYTES, OPERAND_NAMES, ROWS
 from weft.backends.nvidia.matmul_unit import WGMMA
 from weft.ir.types import DType
 
-ROWS, _DEPTH_BYTES = WGMMA.rows, WGMMA.depth_bytes
-_NAMES = {"bf16": "bf16", "f16": "f16", "f8E4M3FN": "e4m3", "f8E5M2": "e5m2", "i8": "s8"}
 _SWIZZLED, _STRIDE = 1 << 30, 1024 >> 4
 _HIGH = _SWIZZLED | _STRIDE
-
-
-def accumulator_layout(shape: Sequence[int], consumers: int) -> Layout:
-    """Where the tensor cores leave a product: 64 rows to a warp group at a time, 16 of them to each of its warps."""
-    rows, columns = shape
-    each = rows // (ROWS * consumers)
-    registers = [Mode(2, 1), Mode(2, 0, 8), Mode(columns // 8, 1, 8)]
-    registers += [Mode(each, 0, ROWS)] if each > 1 else []
-    warps = [Mode(4, 0, 16), *([Mode(consumers, 0, ROWS * each)] if consumers > 1 else [])]
-    return Layout((rows, columns), tuple(m for m in registers if m.size > 1), (Mode(4, 1, 2), Mode(8, 0)), tuple(warps))
-
-
-def words_layout(layout: Layout) -> Layout:
-    """Where the words of two neighbours each are of a product that the tensor cores left in a layout."""
-    (rows, columns), (_, *registers), (_, below) = layout.shape, layout.registers, layout.lanes
-    halved = tuple(replace(mode, step=mode.step // 2) if mode.axis == 1 else mode for mode in registers)
-    return Layout((rows, columns // 2), halved, (Mode(4, 1), below), layout.warps)
 
 
 def descriptor(b: Function, address: V, slot: SlotType, k_axis: int) -> V:
@@ -73,7 +53,7 @@ def multiply(
     depth, columns = b_slot.sizes
     each = columns // 2
     count = each * rows // ROWS
-    step = _DEPTH_BYTES // b_slot.dtype.bytes
+    step = DEPTH_BYTES // b_slot.dtype.bytes
     first = count if accumulators is None else 2 * count  # the number of the first operand that is no accumulator
     lines = ["{ .reg .pred p; .reg .b32 lo; .reg .b64 da, db; wgmma.fence.sync.aligned; "]
     lines.append(f"setp.ne.b32 p, {int(accumulators is not None)}, 0; ")
@@ -103,7 +83,7 @@ def multiply(
 def _instruction(a: DType, b: DType) -> tuple[str, str]:
     """The types of an instruction's result and operands, and the signs that it takes floats with."""
     result, signs = ("f32", ", 1, 1") if a.is_float else ("s32", "")
-    return f"{result}.{_NAMES[a.name]}.{_NAMES[b.name]}", signs
+    return f"{result}.{OPERAND_NAMES[a.name]}.{OPERAND_NAMES[b.name]}", signs
 
 
 def laid_down(b: Function, values: Sequence[V]) -> list[V]:

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 from weft.backends.llvm.builder import V, const, memory_type
 from weft.backends.llvm.cast import load_convert, register_type, store_convert
 from weft.backends.llvm.math import emit_function
-from weft.backends.nvidia.emit.block import register_bytes
 from weft.backends.nvidia.emit.math import asm
 from weft.backends.nvidia.emit.memory.gather_scatter import address_of
 from weft.backends.nvidia.emit.memory.shared_tiles import read_tile, write_registers
 from weft.backends.nvidia.ir.alignment import pointer_dtype
 from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
-from weft.backends.nvidia.ir.shared_bytes import is_passed_on
+from weft.backends.nvidia.ir.shared_bytes import is_passed_on, register_bytes
 from weft.ir.types import DType, f32
 from weft.tile import collective_ops
 from weft.tile import dialect as tile

@@ -10,14 +10,14 @@ import numpy as np
 
 from weft.backends.llvm.builder import V, const, i64
 from weft.backends.llvm.cast import register_type
-from weft.backends.nvidia.emit.block import i32, load_shared, register_bytes
+from weft.backends.nvidia.emit.block import i32, load_shared
 from weft.backends.nvidia.emit.math import emit_map
 from weft.backends.nvidia.emit.memory.global_memory import load_chunk, store_chunk
 from weft.backends.nvidia.emit.memory.shared_tiles import read_tile, write_registers
 from weft.backends.nvidia.ir.alignment import pointer_dtype
 from weft.backends.nvidia.ir.dialect import SHARED, VECTOR, integer, layout_of, layouts_of
 from weft.backends.nvidia.ir.scratch import space_of
-from weft.backends.nvidia.ir.shared_bytes import is_awaited
+from weft.backends.nvidia.ir.shared_bytes import is_awaited, register_bytes
 from weft.ir.attributes import from_attribute
 from weft.ir.types import DType
 from weft.tile import dialect as tile

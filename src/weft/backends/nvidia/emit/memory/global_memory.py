@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from xdsl.ir import Operation
 
 from weft.backends.llvm.builder import Function, V, const, memory_type
 from weft.backends.llvm.cast import load_convert, store_convert
 from weft.backends.nvidia.emit.math import asm
-from weft.ir.attributes import from_attribute
 from weft.ir.types import DType
-from weft.tile import dialect as tile
 
 _WORD = {8: ("i8", "b8", "h"), 16: ("i16", "b16", "h"), 32: ("i32", "b32", "r"), 64: ("i64", "b64", "l")}
 
@@ -186,15 +183,6 @@ def rounded_pair(b: Function, low: V, high: V) -> tuple[V, V]:
 def pair(b: Function, low: V, high: V, dtype: str, *, pure: bool = True) -> V:
     """Two floats narrowed to 16 bits, in one word."""
     return asm(b, "i32", f"cvt.rn.{dtype}x2.f32 $0, $1, $2;", "=r,f,f", high, low, pure=pure)
-
-
-def narrowed_to(op: Operation) -> DType | None:
-    """The type of 16 bits that a cast rounds floats to, if it is such a cast."""
-    if not isinstance(op, tile.MapOp) or op.function.data != "cast" or "rounding" in op.attributes:
-        return None
-    source, target = from_attribute(op.attributes["source"]), from_attribute(op.attributes["target"])
-    assert isinstance(source, DType) and isinstance(target, DType)
-    return target if source.name == "f32" and target.name in ("bf16", "f16") else None
 
 
 def address_of(b: Function, pointer: V, element: int, index: V) -> V:

@@ -10,9 +10,10 @@ from xdsl.ir import SSAValue
 
 from weft.backends.llvm.builder import V
 from weft.backends.llvm.cast import register_type
-from weft.backends.nvidia.emit.block import i32, load_shared, register_bytes, store_shared
+from weft.backends.nvidia.emit.block import i32, load_shared, store_shared
 from weft.backends.nvidia.ir.dialect import layout_of
 from weft.backends.nvidia.ir.layouts import Layout
+from weft.backends.nvidia.ir.shared_bytes import register_bytes
 from weft.tile import dialect as tile
 from weft.tile.collective_ops import row_major
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import SSAValue
 
 from weft.backends.llvm.builder import V, i64
 from weft.backends.nvidia.emit.block import i32, wide
-from weft.backends.nvidia.emit.memory.boolean_rows import is_of_rows, load_rows
+from weft.backends.nvidia.emit.dot.mma import reads_alone
+from weft.backends.nvidia.emit.memory.boolean_rows import load_rows
 from weft.backends.nvidia.emit.memory.global_memory import (
     ONCE,
     joined,
@@ -20,10 +21,11 @@ from weft.backends.nvidia.emit.memory.global_memory import (
 )
 from weft.backends.nvidia.emit.memory.tma_store import store_in_pieces
 from weft.backends.nvidia.emit.memory.unaligned_access import Chunk, load_shifted, store_shifted
+from weft.backends.nvidia.ir.accesses import is_of_rows, ragged_width
 from weft.backends.nvidia.ir.alignment import WIDEST, access_of, divisor_of, pointer_dtype
 from weft.backends.nvidia.ir.dialect import layout_of, layouts_of
 from weft.backends.nvidia.ir.layouts import Layout, picked
-from weft.backends.nvidia.ir.mma import AGAIN, AHEAD, HELD, PACKED, RAW, SPREAD, PackOp, reads_alone
+from weft.backends.nvidia.ir.mma import AGAIN, AHEAD, HELD, PACKED, RAW, SPREAD, PackOp
 from weft.backends.nvidia.ir.scratch import space_of
 from weft.backends.nvidia.ir.warp_specialization import is_staged
 from weft.tile import dialect as tile
@@ -47,7 +49,7 @@ def emit_load(codegen: KernelCodegen, op: tile.LoadOp) -> None:
         codegen.tiles[op.out] = load_rows(codegen, op, layout)
         return
     values: list[V] = [V("", "")] * layout.count
-    ragged = _ragged(op, layout)
+    ragged = ragged_width(op, layout)
     for registers, address, predicate in _chunks(codegen, op, layout, width=ragged):
         if ragged:
             chunk = _ragged_chunk(codegen, op, layout, registers[0], address, predicate)
@@ -89,7 +91,7 @@ def emit_store(codegen: KernelCodegen, op: tile.StoreOp) -> None:
     source, values = layout_of(op.value), codegen.tiles[codegen.stored(op)]
     picks = picked(layout, source)
     owner = codegen.threads.owner(layout)
-    ragged = _ragged(op, layout)
+    ragged = ragged_width(op, layout)
     for registers, address, predicate in _chunks(codegen, op, layout, op.value, ragged):
         neighbours = [values[picks[register]] for register in registers]
         predicate = codegen.both(predicate, owner)
@@ -98,23 +100,6 @@ def emit_store(codegen: KernelCodegen, op: tile.StoreOp) -> None:
             store_shifted(codegen.b, chunk, neighbours, pointer_dtype(op), codegen.threads.lane, layout)
         else:
             store_chunk(codegen.b, address, neighbours, pointer_dtype(op), predicate, space_of(op.pointer))
-
-
-def may_be_shared(op: Operation) -> bool:
-    """Whether an op with layouts reads or writes memory that a block shares as it does any other."""
-    if isinstance(op, tile.LoadOp | tile.StoreOp):
-        (layout,) = layouts_of(op)
-        return not _ragged(op, layout) and not (isinstance(op, tile.LoadOp) and is_of_rows(op, layout))
-    return isinstance(op, tile.GatherOp | tile.NumberOp) or (
-        isinstance(op, tile.ScatterOp) and op.unordered is not None
-    )
-
-
-def _ragged(op: tile.LoadOp | tile.StoreOp, layout: Layout) -> int:
-    """How many neighbours are moved at once although some may not exist; 0 if they are not."""
-    access = access_of(op, layout.shape)
-    fits = access.axis == layout.vector.axis and layout.vector.size % access.vector == 0
-    return access.vector if access.ragged and fits else 0
 
 
 def _ragged_chunk(

@@ -14,7 +14,7 @@ from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.emit.block import Threads, converged, do, i32, shared_pointer, shuffle_xor
 from weft.backends.nvidia.emit.warps.ring_buffers import Ring, expect, wait_for
 from weft.backends.nvidia.ir.layouts import WARP
-from weft.backends.nvidia.layout.allocate_shared import sent_bytes
+from weft.backends.nvidia.ir.shared_bytes import sent_bytes
 
 Parts: TypeAlias = tuple[V, ...]
 """What is combined: a value, or several that go together."""

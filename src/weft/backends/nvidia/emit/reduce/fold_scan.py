@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from weft.backends.llvm.builder import V
-from weft.backends.nvidia.emit.block import i32, load_shared, register_bytes, shuffle, store_shared
+from weft.backends.nvidia.emit.block import i32, load_shared, shuffle, store_shared
 from weft.backends.nvidia.emit.reduce.across_threads import Exchange, Parts, axis_bits, bits_at, reduce_axis
 from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
 from weft.backends.nvidia.ir.layouts import WARP, Layout
-from weft.backends.nvidia.layout.control_flow_layouts import is_commutative
+from weft.backends.nvidia.ir.op_facts import is_commutative
+from weft.backends.nvidia.ir.shared_bytes import register_bytes
 from weft.tile import collective_ops
 from weft.tile import dialect as tile
 

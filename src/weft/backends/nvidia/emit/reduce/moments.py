@@ -9,9 +9,9 @@ from weft.backends.llvm.builder import Function, V, const
 from weft.backends.nvidia.emit.math import emit_map, reciprocal
 from weft.backends.nvidia.emit.reduce.across_threads import Exchange, Parts, groups, reduce_axis, tree
 from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
+from weft.backends.nvidia.ir.fused_reductions import MomentsOp
 from weft.backends.nvidia.ir.row_streams import CROSSES
-from weft.backends.nvidia.layout.allocate_shared import part_bytes
-from weft.backends.nvidia.transforms.fuse_moments import MomentsOp
+from weft.backends.nvidia.ir.shared_bytes import part_bytes
 from weft.ir.types import f32
 
 if TYPE_CHECKING:

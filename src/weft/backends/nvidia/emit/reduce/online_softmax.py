@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from xdsl.ir import SSAValue
 
 from weft.backends.llvm.builder import Function, V, const
-from weft.backends.nvidia.emit.elements import loses_digits
 from weft.backends.nvidia.emit.math import emit_map, reciprocal, rough_exp, rough_powers
 from weft.backends.nvidia.emit.reduce.across_threads import Exchange, Parts, groups, reduce_axis, tree
 from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
+from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp
+from weft.backends.nvidia.ir.op_facts import loses_digits
 from weft.backends.nvidia.ir.row_streams import CROSSES
-from weft.backends.nvidia.layout.allocate_shared import part_bytes
-from weft.backends.nvidia.transforms.fuse_online_softmax import ExponentialsOp
+from weft.backends.nvidia.ir.shared_bytes import part_bytes
 from weft.ir.types import f32
 from weft.tile import dialect as tile
 

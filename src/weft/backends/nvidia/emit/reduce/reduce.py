@@ -11,9 +11,9 @@ from weft.backends.nvidia.emit.math import emit_map
 from weft.backends.nvidia.emit.reduce.across_threads import Exchange, Parts, reduce_axis
 from weft.backends.nvidia.emit.reduce.moments import emit_moments
 from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
+from weft.backends.nvidia.ir.fused_reductions import MomentsOp
 from weft.backends.nvidia.ir.row_streams import CROSSES
-from weft.backends.nvidia.layout.allocate_shared import part_bytes
-from weft.backends.nvidia.transforms.fuse_moments import MomentsOp
+from weft.backends.nvidia.ir.shared_bytes import part_bytes
 from weft.ir.types import DType
 from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS

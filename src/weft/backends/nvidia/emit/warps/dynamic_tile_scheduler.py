@@ -14,19 +14,7 @@ from dataclasses import dataclass
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.emit.block import converged, do, i32
 from weft.backends.nvidia.emit.warps.ring_buffers import Ring, wait_for
-from weft.tile import dialect as tile
-
-DRAWN = "nvidia.drawn"
-"""On a loop over programs: each block draws the next number."""
-NUMBERS = 2
-"""Numbers that consumers have not taken yet."""
-_NUMBER_BYTES = 24
-"""Of a number and its two barriers."""
-
-
-def drawing_bytes(kernel: tile.KernelOp) -> int:
-    """The shared memory that numbers take."""
-    return 0 if kernel.counter is None else NUMBERS * _NUMBER_BYTES
+from weft.backends.nvidia.ir.dynamic_tile_scheduler import NUMBERS
 
 
 @dataclass

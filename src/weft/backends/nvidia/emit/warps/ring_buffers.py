@@ -9,9 +9,6 @@ from weft.backends.nvidia.emit.block import do, i32
 from weft.backends.nvidia.ir.row_streams import PieceType
 from weft.backends.nvidia.ir.warp_specialization import SlotType
 
-BARRIER_BYTES = 16
-"""Of the two barriers of a stage."""
-
 
 @dataclass
 class Ring:

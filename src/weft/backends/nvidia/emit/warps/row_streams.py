@@ -12,12 +12,12 @@ from weft.backends.nvidia.emit.block import SHARED_SYMBOL, Threads, converged, d
 from weft.backends.nvidia.emit.memory.global_memory import load_chunk, load_words
 from weft.backends.nvidia.emit.memory.unaligned_access import Chunk, load_shifted
 from weft.backends.nvidia.emit.reduce.cluster_reduce import Crossing
+from weft.backends.nvidia.emit.warps.programmatic_launch import wait_for_kernel
 from weft.backends.nvidia.emit.warps.ring_buffers import Ring, expect, wait_for
 from weft.backends.nvidia.ir.alignment import WIDEST
 from weft.backends.nvidia.ir.dialect import layout_of
 from weft.backends.nvidia.ir.layouts import WARP, Layout
 from weft.backends.nvidia.ir.mma import PACKED
-from weft.backends.nvidia.ir.programmatic_launch import wait_for_kernel
 from weft.backends.nvidia.ir.row_streams import ALIGNMENT, CopyOp, CopyRowsOp, PieceType, ReadOp, StreamOp, WaitKeptOp
 from weft.tile import dialect as tile
 

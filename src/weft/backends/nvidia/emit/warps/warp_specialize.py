@@ -11,15 +11,18 @@ from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.emit.block import SHARED_SYMBOL, Threads, converged, do, elected, i32, meet
 from weft.backends.nvidia.emit.dot.merged_wgmma import joined, joined_slot, sums_apart, sums_together
 from weft.backends.nvidia.emit.dot.wgmma import descriptor, multiply, wait
-from weft.backends.nvidia.emit.memory.global_memory import load_chunk, narrowed_to, pair
+from weft.backends.nvidia.emit.memory.global_memory import load_chunk, pair
 from weft.backends.nvidia.emit.memory.tma_store import finish_stores, narrow, send
-from weft.backends.nvidia.emit.warps.dynamic_tile_scheduler import NUMBERS, Drawing
-from weft.backends.nvidia.emit.warps.ring_buffers import BARRIER_BYTES, Ring, expect, wait_for
+from weft.backends.nvidia.emit.warps.dynamic_tile_scheduler import Drawing
+from weft.backends.nvidia.emit.warps.programmatic_launch import wait_for_kernel
+from weft.backends.nvidia.emit.warps.ring_buffers import Ring, expect, wait_for
 from weft.backends.nvidia.ir.dialect import RESIDENT, integer, layout_of
-from weft.backends.nvidia.ir.programmatic_launch import wait_for_kernel
+from weft.backends.nvidia.ir.dynamic_tile_scheduler import NUMBERS
+from weft.backends.nvidia.ir.op_facts import narrowed_to
 from weft.backends.nvidia.ir.register_operands import narrowed_factor
 from weft.backends.nvidia.ir.row_streams import PieceType
 from weft.backends.nvidia.ir.warp_specialization import (
+    BARRIER_BYTES,
     LINE,
     MAP,
     AcquireOp,

@@ -1,0 +1,31 @@
+"""What `wgmma` takes and gives: operand types, the layout of its accumulators and registers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from weft.backends.nvidia.ir.layouts import Layout, Mode
+from weft.backends.nvidia.matmul_unit import WGMMA
+
+ROWS, DEPTH_BYTES = WGMMA.rows, WGMMA.depth_bytes
+
+
+OPERAND_NAMES = {"bf16": "bf16", "f16": "f16", "f8E4M3FN": "e4m3", "f8E5M2": "e5m2", "i8": "s8"}
+
+
+def accumulator_layout(shape: Sequence[int], consumers: int) -> Layout:
+    """Where the tensor cores leave a product: 64 rows to a warp group at a time, 16 of them to each of its warps."""
+    rows, columns = shape
+    each = rows // (ROWS * consumers)
+    registers = [Mode(2, 1), Mode(2, 0, 8), Mode(columns // 8, 1, 8)]
+    registers += [Mode(each, 0, ROWS)] if each > 1 else []
+    warps = [Mode(4, 0, 16), *([Mode(consumers, 0, ROWS * each)] if consumers > 1 else [])]
+    return Layout((rows, columns), tuple(m for m in registers if m.size > 1), (Mode(4, 1, 2), Mode(8, 0)), tuple(warps))
+
+
+def words_layout(layout: Layout) -> Layout:
+    """Where the words of two neighbours each are of a product that the tensor cores left in a layout."""
+    (rows, columns), (_, *registers), (_, below) = layout.shape, layout.registers, layout.lanes
+    halved = tuple(replace(mode, step=mode.step // 2) if mode.axis == 1 else mode for mode in registers)
+    return Layout((rows, columns // 2), halved, (Mode(4, 1), below), layout.warps)
