@@ -1,4 +1,4 @@
-"""Products of few rows on a GPU: the copy engine brings weights, before the kernel ahead has ended or behind it."""
+"""Products of few rows on a GPU: TMA brings weights, before the kernel ahead has ended or behind it."""
 
 from __future__ import annotations
 

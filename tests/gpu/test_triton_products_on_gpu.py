@@ -24,7 +24,7 @@ BLOCKS = [
     (64, 64, 32, 16),
     (64, 64, 32, 1),
 ]
-"""The last number is what distances of rows are multiples of: where it is 1 the copy engine cannot step over them."""
+"""The last number is what distances of rows are multiples of: where it is 1 TMA cannot step over them."""
 
 
 def matrices(m: int, n: int, k: int, turned: bool = False, pad: int = 16) -> list[torch.Tensor]:

@@ -33,12 +33,12 @@ CPU = Machine()
 
 def gpu_machine(multiprocessors: int = 132, *, clusters: bool = True) -> Machine:
     """A GPU of so many multiprocessors, of 65,536 registers of 32 bits each; those with `clusters` of
-    blocks hold longer rows, and have a copy engine."""
+    blocks hold longer rows, and have TMA."""
     return machine_of(gpu_capabilities(clusters=clusters), multiprocessors)
 
 
 def gpu_capabilities(*, clusters: bool, fast_matmuls: bool = False) -> Capabilities:
-    """What a GPU can do that runs thread blocks, and those with `clusters` of them with a copy engine."""
+    """What a GPU can do that runs thread blocks, and those with `clusters` of them with TMA."""
     return Capabilities(
         own_memory=True,
         thread_blocks=True,

@@ -39,7 +39,7 @@ FEW_ROWS, _LEAST_STREAMED = 16, 128
 
 ROWS_OF_TILE, _LEAST_SIDE, _LEAST_READ, _CHUNK = 64, 1024, 1 << 24, 8
 """Rows that are one tile for the tensor cores; the least sides and number of weights that a generated kernel reads
-faster than the library, and what the copy engine takes multiples of."""
+faster than the library, and what TMA takes multiples of."""
 _WIDE = 10240
 """Columns that make tiles enough for a GPU; of fewer, K is cut, which must be as long then."""
 

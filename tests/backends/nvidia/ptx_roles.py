@@ -1,5 +1,5 @@
-"""Runs PTX of products in roles on the CPU: all blocks of a cluster, with the tensor cores of Hopper and the copy
-engine's boxes of tensors, those among them that it brings to several blocks at once.
+"""Runs PTX of products in roles on the CPU: all blocks of a cluster, with the tensor cores of Hopper and TMA
+'s boxes of tensors, those among them that it brings to several blocks at once.
 
 Boxes land late, as other copies do. What is written goes to memory at once.
 """
@@ -27,7 +27,7 @@ _IGNORED = ("setmaxnreg", "prefetch", "fence")
 
 @dataclass(frozen=True)
 class Box:
-    """A tensor of two axes of 16-bit elements as the copy engine is told of it; sizes are innermost first."""
+    """A tensor of two axes of 16-bit elements as TMA is told of it; sizes are innermost first."""
 
     address: int
     sizes: tuple[int, ...]

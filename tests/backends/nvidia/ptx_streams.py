@@ -1,4 +1,4 @@
-"""Runs PTX of kernels with roles on the CPU: the machine of `ptx_machine`, with mbarriers and a copy engine.
+"""Runs PTX of kernels with roles on the CPU: the machine of `ptx_machine`, with mbarriers and TMA.
 
 Copies land late, some after others that were begun later, and what has not landed is poison. Threads that wait for a
 barrier let others go on. Who may overwrite what is left to the protocol's checker.

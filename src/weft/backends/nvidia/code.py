@@ -12,7 +12,7 @@ from weft.ir.expr import Size
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A tensor that the copy engine reads boxes of, into shared memory whose lines of 128 bytes are swizzled.
+    """A tensor that TMA reads boxes of, into shared memory whose lines of 128 bytes are swizzled.
 
     Sizes and strides are over the kernel's symbols and its scalars (`argument_name`), the innermost first, in elements;
     that one has stride 1.

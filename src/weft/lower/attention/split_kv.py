@@ -96,7 +96,7 @@ class SplitLowering(FlashLowering):
         return [*lead, symbol(_ROW) if self._is_single else row, width]
 
     def _emit(self, lead: Sequence[Run]) -> Kernel:
-        if self._is_single:  # one row is a tile of rows too, of which the engine brings one
+        if self._is_single:  # one row is a tile of rows too, of which TMA brings one
             self.runs["i"] = Run((Variable(_ROW, 1),))
         self.name, whole = f"{self.name}_parts", self.name
         written = [tensor.dtype for tensor in self._found()]

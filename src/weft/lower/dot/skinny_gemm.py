@@ -1,6 +1,6 @@
 """Products of few rows on a GPU: they take as long as it takes to read the weights.
 
-A program has 8, 16 or 32 rows of weights [N, K], and its warps share K. Where a copy engine brings them it has few,
+A program has 8, 16 or 32 rows of weights [N, K], and its warps share K. Where TMA brings them it has few,
 unless the other operand is then read too often. Where threads read them, all multiprocessors should have as much to
 read as the others, and at any time enough warps that wait for memory.
 """
@@ -13,7 +13,7 @@ from weft.ir.expr import Size
 from weft.lower.machine import Machine
 
 LEAST_BROUGHT = 1 << 20
-"""Bytes of weights from which on a copy engine brings them: of fewer, threads have asked for all before it has set
+"""Bytes of weights from which on TMA brings them: of fewer, threads have asked for all before it has set
 out."""
 _PIECE = 8192
 """Weights that it brings at a time, for eight warps."""
@@ -62,7 +62,7 @@ def choose_streaming_tiles(
 
 
 def _brought(m: int, n: int, k: int, batch: int, machine: Machine, products: int) -> int:
-    """How many rows of weights a copy engine brings to one program; 0 if it has no whole pieces of them, or too few.
+    """How many rows of weights TMA brings to one program; 0 if it has no whole pieces of them, or too few.
 
     Programs run in waves, and each reads the other operand too: from near, and one row of it stays nearest.
     """

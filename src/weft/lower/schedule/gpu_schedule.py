@@ -5,7 +5,7 @@ The rules, from the first that fits:
 - no columns: a tile of neighbours; of two axes where the inner run is short, or where some are neighbours along one run
   and some along another (a transpose: 64 x 64, turned on its way);
 - a window of few columns: these one after the other, for a tile of results;
-- long columns that are needed once: blocks in a loop, brought ahead; or that are needed again, where the copy engine
+- long columns that are needed once: blocks in a loop, brought ahead; or that are needed again, where TMA
   brings them to memory that holds all of them;
 - columns that fit the registers: whole rows, several of them where they are short;
 - longer ones: blocks in a loop that carries a tile of partial results, along the columns if they are neighbours in
@@ -40,7 +40,7 @@ _STREAM_BYTES = 16384
 """What a block of a streamed row brings of the widest operand."""
 _LEAST_STREAMED = 1024
 _HELD_BYTES, _COPIED, _SHARING = 4 * _STREAM_BYTES, 16, (2, 4, 8)
-"""What a block of threads has room for beside others, what the copy engine moves multiples of, and how many blocks
+"""What a block of threads has room for beside others, what TMA moves multiples of, and how many blocks
 may share a row."""
 _WAVES = 4
 """Programs for each multiprocessor, so that all have work until the end."""
@@ -174,7 +174,7 @@ def _streamed(domain: Domain, inner: Sequence[Address], machine: Machine) -> Sch
 
 
 def _held(domain: Domain, inner: Sequence[Address], machine: Machine) -> Schedule | None:
-    """Long rows of one operand, in blocks that are all kept where the copy engine brings them: threads read them again
+    """Long rows of one operand, in blocks that are all kept where TMA brings them: threads read them again
     from there.
 
     A row that a block of threads has no room for is better held in the registers of several, unless these have no room

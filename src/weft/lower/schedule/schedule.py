@@ -151,7 +151,7 @@ def choose_blocks(
 _QUERIES, _KEYS, _KEYS_OF_ONE = 64, 256, 512
 _WIDTH_UNIT, _MOST_WIDTH, _UNKNOWN_WIDTH = 16, 512, 64
 _LINE_ELEMENTS = 64
-"""Elements of 16 bits that the copy engine of a GPU brings side by side."""
+"""Elements of 16 bits that TMA brings side by side."""
 _FLASH_KEYS = {64: 128, 128: 128, 192: 96}
 """Keys of a block by the width of heads: what registers and two stages of shared memory hold."""
 _WIDE_KEYS = 32

@@ -26,7 +26,7 @@ PAGE, SLOT = "page", "slot"
 _UNIT = 16
 """Pages have whole fragments of the tensor cores."""
 _ENGINE = 16
-"""Bytes in multiples of which the copy engine counts where lines begin."""
+"""Bytes in multiples of which TMA counts where lines begin."""
 _VIEWS = ("graph.permute", "graph.reshape", "graph.broadcast", "graph.slice")
 
 
@@ -91,7 +91,7 @@ def pages_of_both(op: AnyAttention, layout_of: Callable[[SSAValue], Layout | Non
 
 
 def _readable(value: SSAValue, layout_of: Callable[[SSAValue], Layout | None]) -> Pages | None:
-    """How an operand of attention lies in pages, if it does and the copy engine can bring lines of them.
+    """How an operand of attention lies in pages, if it does and TMA can bring lines of them.
 
     The elements of a head lie side by side, and all else is so many bytes apart as the engine counts in.
     """

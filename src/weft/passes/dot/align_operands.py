@@ -1,4 +1,4 @@
-"""Copy what products multiply to where a GPU's copy engine can read it: rows that begin at multiples of 16 bytes.
+"""Copy what products multiply to where TMA can read it: rows that begin at multiples of 16 bytes.
 
 A matrix with an odd number of columns, or one that is cut out of such, costs a library most of its speed. A copy with
 longer rows takes as long as reading and writing it; those of constants are made once (`hoist_constants`).
@@ -113,7 +113,7 @@ def _is_aligned(value: SSAValue, layout: Layout) -> bool:
 
 
 def _are_steps(strides: Sequence[Size], width: int) -> bool:
-    """Whether all strides, of elements so many bytes wide, are such as the copy engine takes."""
+    """Whether all strides, of elements so many bytes wide, are such as TMA takes."""
     return all(isinstance(stride, int) and stride * width % _ENGINE == 0 for stride in strides)
 
 

@@ -31,7 +31,7 @@ _PARTS = 2
 _BITS, _LEAST_CODED = 4, 8192
 """Bits of codes that two products are made of at once, and columns of each from which on a GPU has enough to read."""
 _LEAST_BROUGHT, _PIECE = 1 << 19, 512
-"""Weights of few rows from which on a copy engine brings them, and how many of each it brings at once."""
+"""Weights of few rows from which on TMA brings them, and how many of each it brings at once."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def _has_many_rows(dot: Dot) -> bool:
 
 
 def _are_brought(dot: Dot) -> bool:
-    """Whether a copy engine brings the weights of a product of few rows: as they lie in memory, along K."""
+    """Whether TMA brings the weights of a product of few rows: as they lie in memory, along K."""
     weights, views = views_from(dot.operands[1])
     plain = not isinstance(weights, OpResult) or not is_free(weights.op)
     turned = sum(view.name == "graph.permute" for view in views) == 1

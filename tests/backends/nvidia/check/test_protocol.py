@@ -1,4 +1,4 @@
-"""Barrier protocols of warp-specialised kernels: right ones pass in every order, and each fault is found."""
+"""Barrier protocols of warp-specialized kernels: right ones pass in every order, and each fault is found."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_consumer_with_fewer_turns() -> None:
 
 
 def epilogue(turns: int) -> list[Event]:
-    """Write results to one of two slots, hand them to the engine, go on with the other."""
+    """Write results to one of two slots, hand them to TMA, go on with the other."""
     events: list[Event] = []
     for turn in range(turns):
         slot = turn % 2

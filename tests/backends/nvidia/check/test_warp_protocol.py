@@ -10,7 +10,14 @@ from weft.backends.nvidia.check.protocol import Protocol, check
 from weft.backends.nvidia.check.protocol_events import Arrive, DeadlockError, Event, PhaseError, TransactionError
 from weft.backends.nvidia.check.simulator_memory import RaceError
 from weft.backends.nvidia.check.warp_protocol import protocol_of
-from weft.backends.nvidia.ir.warp_specialization import AcquireOp, CommitOp, FillOp, ReleaseOp, RolesOp, WaitOp
+from weft.backends.nvidia.ir.warp_specialization import (
+    AcquireOp,
+    CommitOp,
+    ReleaseOp,
+    TmaLoadOp,
+    WaitOp,
+    WarpSpecializeOp,
+)
 from weft.backends.nvidia.target import target_named
 from weft.ir.expr import symbol
 from weft.ir.types import bf16, element_type, f32
@@ -67,7 +74,7 @@ def _load(pointer, indices, starts, strides, sides, shape) -> tile.LoadOp:  # ty
 
 def pipelined() -> tile.KernelOp:
     kernel, _ = annotate(product(256, 384, 640), target_named("sm_90a"))
-    assert any(isinstance(op, RolesOp) for op in kernel.block.ops)
+    assert any(isinstance(op, WarpSpecializeOp) for op in kernel.block.ops)
     return kernel
 
 
@@ -80,7 +87,7 @@ def test_products_in_roles(blocks: int) -> None:
 def test_faults_in_roles() -> None:
     """Each op of the protocol is needed."""
     errors = (DeadlockError, PhaseError, TransactionError, RaceError)
-    for kind in (AcquireOp, FillOp, CommitOp, WaitOp, ReleaseOp):
+    for kind in (AcquireOp, TmaLoadOp, CommitOp, WaitOp, ReleaseOp):
         kernel = pipelined()
         op = next(op for op in kernel.walk() if isinstance(op, kind))
         _remove(op)

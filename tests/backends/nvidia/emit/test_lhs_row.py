@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from weft.backends.nvidia.code import Launch
-from weft.backends.nvidia.ir.row_streams import CROSSES, CopyOp, StreamOp
+from weft.backends.nvidia.ir.row_streams import CROSSES, BulkCopyOp, StreamOp
 from weft.backends.nvidia.ir.warp_specialization import ReleaseOp, RewindOp, WaitOp
 from weft.backends.nvidia.target import target_named
 from weft.lower.machine import gpu_machine
@@ -62,7 +62,7 @@ def test_a_row_that_a_block_has_room_for_is_brought_once(columns: int, turns: in
     stream = stream_of(kernel)
     loops = 1 + (columns % 8192 > 0)
     assert not launch.persistent and launch.cluster == 1 and stream.stages.value.data == turns
-    assert sum(isinstance(op, CopyOp) for op in stream.producer.walk()) == loops
+    assert sum(isinstance(op, BulkCopyOp) for op in stream.producer.walk()) == loops
     assert [op.stages.value.data for op in stream.consumer.walk() if isinstance(op, RewindOp)] == [turns]
     counts = [sum(isinstance(op, kind) for op in stream.consumer.walk()) for kind in (WaitOp, ReleaseOp)]
     assert counts == [2 * loops, loops]
@@ -73,7 +73,7 @@ def test_blocks_share_a_row_that_is_longer(columns: int, blocks: int, rest: int)
     kernel, launch = annotate(row_kernel(softmax, (4096, columns)), TARGET)
     part = columns // blocks
     assert launch.cluster == launch.blocks_per_program == blocks
-    copies = [op for op in stream_of(kernel).producer.walk() if isinstance(op, CopyOp)]
+    copies = [op for op in stream_of(kernel).producer.walk() if isinstance(op, BulkCopyOp)]
     assert [op.elements.value.data for op in copies if op.elements] == [8192, *([rest] if rest else [])]
     assert str(copies[0].offset.data[0]) == f"d0 + d1*{columns} + d2*{part}"
     assert all(CROSSES in op.attributes for op in kernel.walk() if isinstance(op, tile.ReduceOp))

@@ -8,7 +8,15 @@ import pytest
 from weft.backends.llvm.builder import Function, Module, V
 from weft.backends.nvidia.emit.block import SHARED_SYMBOL, Threads, do, i32
 from weft.backends.nvidia.emit.memory.unaligned_store import Lines, write_lines
-from weft.backends.nvidia.ir.warp_specialization import LINE, LINES, MAP, STAGE_BYTES, STAGE_COLUMNS, STAGE_ROWS, SendOp
+from weft.backends.nvidia.ir.warp_specialization import (
+    LINE,
+    LINES,
+    MAP,
+    STAGE_BYTES,
+    STAGE_COLUMNS,
+    STAGE_ROWS,
+    TmaStoreOp,
+)
 from weft.backends.nvidia.target import TRIPLE, compile_ptx, target_named
 from weft.pipelines import annotate, compile_kernels
 from weft.tile.dialect import KernelOp, StoreOp
@@ -70,7 +78,7 @@ def test_lines_are_written_wherever_they_begin(even: bool) -> None:
 
 
 def stores(kernel: KernelOp) -> list[str]:
-    found = [op for op in annotate(kernel, TARGET)[0].walk() if isinstance(op, StoreOp | SendOp)]
+    found = [op for op in annotate(kernel, TARGET)[0].walk() if isinstance(op, StoreOp | TmaStoreOp)]
     return [name for op in found for name in (MAP, LINES) if name in op.attributes]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from weft.backends.nvidia.check.protocol import check
 from weft.backends.nvidia.check.warp_protocol import protocol_of
-from weft.backends.nvidia.ir.warp_specialization import FinishOp, RolesOp
+from weft.backends.nvidia.ir.warp_specialization import WarpSpecializeOp, WgmmaWaitOp
 from weft.backends.nvidia.target import target_named
 from weft.errors import LoweringError
 from weft.ir.types import DType, Tensor, bf16, f16, f32
@@ -96,11 +96,11 @@ def test_a_block_is_brought_once_for_both_of_its_products(causal: bool, members:
     lowered = gradients((1, 2, members, 700, 64), (1, 2, 700, 64), causal=causal).lowered
     for call in lowered.calls[1:]:
         kernel, _ = annotate(call.kernel.op, TARGET)
-        (roles,) = [op for op in kernel.block.ops if isinstance(op, RolesOp)]
+        (roles,) = [op for op in kernel.block.ops if isinstance(op, WarpSpecializeOp)]
         # Two tiles are held, two are brought each turn, though they are factors of three products or four.
         assert len(roles.rings) == 4
         assert all(len(ring.slots) == 1 for ring in roles.rings)
-        assert 1 in [op.pending.value.data for op in kernel.walk() if isinstance(op, FinishOp)]
+        assert 1 in [op.pending.value.data for op in kernel.walk() if isinstance(op, WgmmaWaitOp)]
         for block in range(3):
             check(protocol_of(kernel, block=block, blocks=3), runs=5)
 

@@ -103,7 +103,7 @@ def brought_by(protocol: Protocol) -> int:
 
 
 def copies(trial: Trial, number: int = 0) -> int:
-    """How many tiles the copy engine brings for all programs; checks the barriers, too."""
+    """How many tiles TMA brings for all programs; checks the barriers, too."""
     (call,) = trial.lowered.calls
     kernel, _ = annotate(call.kernel.op, TARGET)
     protocol = protocol_of(kernel, number=number)

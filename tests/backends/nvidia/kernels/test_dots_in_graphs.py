@@ -11,7 +11,7 @@ import pytest
 
 from weft.backends.nvidia.check.protocol import check
 from weft.backends.nvidia.check.warp_protocol import protocol_of
-from weft.backends.nvidia.ir.warp_specialization import LiftOp, NarrowOp, SendOp, WgmmaOp
+from weft.backends.nvidia.ir.warp_specialization import RingToRegistersOp, TmaStoreOp, TruncatePackOp, WgmmaOp
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import DType, Tensor, bf16, f8e4m3, f8e5m2, f32, i8, i32
 from weft.lower.dot import dot
@@ -133,14 +133,14 @@ def product(m: int, n: int, k: int) -> KernelOp:
 def test_a_tile_is_written_while_the_next_is_multiplied(blocks: int) -> None:
     kernel = product(640, 512, 384)
     ops = list(kernel.walk())
-    pieces = sum(isinstance(op, SendOp) for op in ops)
-    assert any(isinstance(op, NarrowOp) for op in ops) and pieces % 2 == 0
+    pieces = sum(isinstance(op, TmaStoreOp) for op in ops)
+    assert any(isinstance(op, TruncatePackOp) for op in ops) and pieces % 2 == 0
     for block in (0, blocks - 1):
         check(protocol_of(kernel, block=block, blocks=blocks), runs=3)
 
 
 def test_a_short_sum_has_no_turns_to_write_in() -> None:
-    assert not any(isinstance(op, SendOp) for op in product(SIDE, SIDE, 128).walk())
+    assert not any(isinstance(op, TmaStoreOp) for op in product(SIDE, SIDE, 128).walk())
 
 
 # -- what is added to a product ---------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_a_residual_comes_through_the_ring(m: int, n: int) -> None:
     found = kernels([(m, 512), (n, 512), (m, n)], residual)
     (kernel,) = found.values()
     annotated = annotate(kernel, TARGET)[0]
-    (lift,) = [op for op in annotated.walk() if isinstance(op, LiftOp)]
+    (lift,) = [op for op in annotated.walk() if isinstance(op, RingToRegistersOp)]
     assert lift.part.bytes * lift.parts == 2 * prod(tile_type(lift.out).sizes)
     for block in (0, 2):
         check(protocol_of(annotated, block=block, blocks=3), runs=3)
@@ -167,7 +167,7 @@ def test_a_residual_comes_through_the_ring(m: int, n: int) -> None:
 def test_rows_that_the_copy_engine_cannot_bring_are_read_by_threads() -> None:
     (kernel,) = kernels([(512, 512), (300, 512), (512, 300)], residual).values()
     text = str(annotate(kernel, TARGET)[0])
-    assert "nvidia.wgmma" in text and "nvidia.lift" not in text
+    assert "nvidia.wgmma" in text and "nvidia.ring_to_registers" not in text
 
 
 # -- two products of the same rows -----------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_two_products_share_a_kernel_and_its_rows() -> None:
     found = kernels([(SIDE, SIDE)] * 3, gated)
     (kernel,) = found.values()
     annotated, launch = annotate(kernel, TARGET)
-    assert len(launch.maps) == 4 and str(annotated).count("nvidia.fill") == 3
+    assert len(launch.maps) == 4 and str(annotated).count("nvidia.tma_load") == 3
     assembly = assemble(compile_kernels(found, TARGET).ptx, "sm_90a")
     assert not assembly.error and not assembly.advice
     assert not any(each.spilled for each in assembly.kernels.values())

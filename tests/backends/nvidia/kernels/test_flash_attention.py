@@ -7,7 +7,7 @@ import pytest
 
 from weft.backends.nvidia.check.protocol import check
 from weft.backends.nvidia.check.warp_protocol import protocol_of
-from weft.backends.nvidia.ir.warp_specialization import BlockNumberOp, FinishOp, IndexOp, RolesOp
+from weft.backends.nvidia.ir.warp_specialization import BlockNumberOp, IndexOp, WarpSpecializeOp, WgmmaWaitOp
 from weft.backends.nvidia.pipeline.tile_scheduler import Programs
 from weft.backends.nvidia.target import target_named
 from weft.ir.attributes import to_attribute
@@ -131,9 +131,9 @@ def test_a_product_runs_while_powers_are_raised(causal: bool) -> None:
     (call,) = attention(shape, shape, causal=causal, op="attention_with_lse").lowered.calls
     kernel, launch = annotate(call.kernel.op, TARGET)
     assert launch.persistent
-    pending = [op.pending.value.data for op in kernel.walk() if isinstance(op, FinishOp)]
+    pending = [op.pending.value.data for op in kernel.walk() if isinstance(op, WgmmaWaitOp)]
     assert pending == [0, 1, 0, 0]  # the first scores; scores, then values, of a turn; the last values
-    (roles,) = [op for op in kernel.block.ops if isinstance(op, RolesOp)]
+    (roles,) = [op for op in kernel.block.ops if isinstance(op, WarpSpecializeOp)]
     assert next(ring.count for ring in roles.rings) == 2  # the queries of the next program come ahead
     for block in range(3):
         check(protocol_of(kernel, block=block, blocks=3), runs=5)

@@ -1,4 +1,4 @@
-"""Products with matrices that are chosen when they run: interpreted, simulated, and as PTX with a copy engine."""
+"""Products with matrices that are chosen when they run: interpreted, simulated, and as PTX with TMA."""
 
 from __future__ import annotations
 

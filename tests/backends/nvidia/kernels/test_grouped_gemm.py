@@ -15,7 +15,7 @@ from xdsl.dialects.builtin import UnitAttr
 import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.nvidia.check.protocol import check
 from weft.backends.nvidia.check.warp_protocol import protocol_of
-from weft.backends.nvidia.ir.warp_specialization import LIMIT, SendOp, WgmmaOp
+from weft.backends.nvidia.ir.warp_specialization import LIMIT, TmaStoreOp, WgmmaOp
 from weft.backends.nvidia.target import target_named
 from weft.backends.reference.graph import run
 from weft.config import Config
@@ -174,7 +174,7 @@ def test_tiles_assemble_and_are_written_by_the_copy_engine(height: int, n: int, 
     code = compile_kernels({"tiled": kernel}, TARGET)
     found = assemble(code.ptx, "sm_90a")
     assert not found.error and not found.advice and not any(each.spilled for each in found.kernels.values())
-    assert n != 512 or any(isinstance(op, SendOp) for op in written)
+    assert n != 512 or any(isinstance(op, TmaStoreOp) for op in written)
 
 
 def test_tiles_are_as_high_as_groups_are_large() -> None:

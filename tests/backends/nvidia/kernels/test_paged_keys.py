@@ -162,5 +162,5 @@ def test_barriers_count_the_pieces_of_a_block() -> None:
 
 def test_only_the_copy_engine_reads_pieces() -> None:
     parts, _ = paged((1, 1, 8, 128), 16, 64).lowered.calls
-    with pytest.raises(LoweringError, match="copy engine"):
+    with pytest.raises(LoweringError, match="TMA"):
         annotate(parts.kernel.op, target_named("sm_80"))

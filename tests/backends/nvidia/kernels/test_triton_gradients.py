@@ -13,7 +13,7 @@ import weft.triton.language as tl
 from weft.backends.nvidia.check.protocol import check
 from weft.backends.nvidia.check.warp_protocol import protocol_of
 from weft.backends.nvidia.ir.dialect import ConvertOp
-from weft.backends.nvidia.ir.warp_specialization import FinishOp, RolesOp, WgmmaOp
+from weft.backends.nvidia.ir.warp_specialization import WarpSpecializeOp, WgmmaOp, WgmmaWaitOp
 from weft.backends.nvidia.pipeline.hoist_dots import HoistProducts
 from weft.backends.nvidia.transforms.raise_pointers import RaiseAccesses
 from weft.pipelines import annotate
@@ -73,7 +73,7 @@ def test_the_raised_kernel_gives_the_gradients() -> None:
 def test_its_roles_share_rings_and_keep_their_protocol(width: int) -> None:
     kernel = kernel_for(gradients, (*inputs(2, 512, width), 512), D=width, BM=128, BN=32)
     annotated, launch = annotate(kernel, TARGET)
-    (roles,) = [op for op in annotated.walk() if isinstance(op, RolesOp)]
+    (roles,) = [op for op in annotated.walk() if isinstance(op, WarpSpecializeOp)]
     # What is held of keys and values makes room for queries and gradients, and so do the parts that move.
     assert len(roles.rings.data) == 4
     # Where two blocks fit beside each other, each has one warp group that multiplies.
@@ -99,7 +99,7 @@ def test_products_that_wait_for_nothing_begin_together() -> None:
         order = [op for op in loop.block.ops if isinstance(op, tile.DotOp) or _is_power(op)]
         assert [isinstance(op, tile.DotOp) for op in order[:3]] == [True, True, False]
     annotated, _ = annotate(kernel_for(gradients, (*inputs(1, 256, 64), 256), D=64, BM=128, BN=32), TARGET)
-    pending = [op.pending.value.data for op in annotated.walk() if isinstance(op, FinishOp)]
+    pending = [op.pending.value.data for op in annotated.walk() if isinstance(op, WgmmaWaitOp)]
     assert pending == [1, 1, 0, 1, 0, 0]
 
 

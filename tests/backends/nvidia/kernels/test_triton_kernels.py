@@ -228,7 +228,7 @@ def test_exchanges_touch_no_more_than_their_element(dtype: Any) -> None:
 
 
 @triton.jit
-def take_turns(lock, count, N: tl.constexpr):
+def ping_pong(lock, count, N: tl.constexpr):
     while tl.atomic_cas(lock, 0, 1) == 1:
         pass
     i = tl.arange(0, N)
@@ -238,7 +238,7 @@ def take_turns(lock, count, N: tl.constexpr):
 
 def test_a_lock_is_taken_by_one_thread_for_all() -> None:
     lock, count = np.zeros(1, np.int32), np.zeros(64, np.int32)
-    emulate(take_turns, lock, count, 64, grid=(5,))
+    emulate(ping_pong, lock, count, 64, grid=(5,))
     assert (count == 5).all() and lock[0] == 0
 
 

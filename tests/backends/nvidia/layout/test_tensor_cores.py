@@ -27,7 +27,7 @@ GPU = gpu_machine()
 SHAPES = [(1, 16, 64), (1, 1, 16), (2, 20, 256), (3, 17, 301), (4, 33, 1032), (5, 40, 1000), (8, 16, 513), (9, 8, 2048)]
 SHAPES += [(13, 9, 48), (16, 24, 1024), (16, 8, 16), (1, 3, 5), (3, 12, 5000)]
 TALL = [(32, 48, 64), (64, 70, 100), (20, 64, 33)]
-"""Of more rows than a product of few has: by tiles of 64 x 64, where there is no copy engine."""
+"""Of more rows than a product of few has: by tiles of 64 x 64, where there is no TMA."""
 
 
 def linear(b: Any, x: Any, w: Any, c: Any) -> Any:

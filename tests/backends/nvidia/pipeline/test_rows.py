@@ -7,7 +7,7 @@ import torch
 
 from weft.backends.nvidia.ir.dialect import RESIDENT, integer
 from weft.backends.nvidia.ir.layouts import blocked
-from weft.backends.nvidia.ir.row_streams import CROSSES, CopyOp, PieceType, ReadOp, StreamOp
+from weft.backends.nvidia.ir.row_streams import CROSSES, BulkCopyOp, PieceType, ReadOp, StreamOp
 from weft.backends.nvidia.target import target_named
 from weft.lower.schedule import gpu_schedule
 from weft.pipelines import annotate, compile_kernels
@@ -21,7 +21,7 @@ TARGET = target_named("sm_90a")
 
 @pytest.fixture(autouse=True)
 def held_in_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As rows are that the copy engine cannot bring in blocks, or that are read with what others need."""
+    """As rows are that TMA cannot bring in blocks, or that are read with what others need."""
     monkeypatch.setattr(gpu_schedule, "_held", lambda *_: None)
 
 
@@ -56,7 +56,7 @@ def test_rows_that_begin_anywhere_come_with_what_lies_beside_them() -> None:
     assert launch.persistent
     (slot,) = stream_of(kernel).slots
     assert slot.beside == 16
-    (copy,) = [op for op in stream_of(kernel).walk() if isinstance(op, CopyOp)]
+    (copy,) = [op for op in stream_of(kernel).walk() if isinstance(op, BulkCopyOp)]
     assert copy.end is not None and copy.end.value.data == 8192 * 32767
 
 

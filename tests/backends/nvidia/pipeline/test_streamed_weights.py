@@ -1,4 +1,4 @@
-"""Products of few rows whose weights a copy engine brings: run as PTX with mbarriers, and what may start early."""
+"""Products of few rows whose weights TMA brings: run as PTX with mbarriers, and what may start early."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from weft.backends.nvidia.check.simulator import simulate
-from weft.backends.nvidia.ir.row_streams import CopyOp, ReadOp, StreamOp
+from weft.backends.nvidia.ir.row_streams import BulkCopyOp, ReadOp, StreamOp
 from weft.backends.nvidia.ir.warp_specialization import AcquireOp, ReleaseOp, WaitOp
 from weft.backends.nvidia.target import target_named
 from weft.backends.nvidia.transforms.peel_loops import peel_loops
@@ -38,7 +38,7 @@ def test_whole_blocks_and_the_rest_are_brought_by_the_copy_engine() -> None:
     kernel, launch = annotate(row_kernel(log_sum, (8192, 128256)), TARGET)
     assert launch.persistent and launch.cluster == 1
     stream = stream_of(kernel)
-    copies = [op for op in stream.producer.walk() if isinstance(op, CopyOp)]
+    copies = [op for op in stream.producer.walk() if isinstance(op, BulkCopyOp)]
     whole, rest = 8192, 128256 % 8192
     assert [op.elements.value.data for op in copies if op.elements] == [whole, rest]
     assert [op.bytes.value.data for op in stream.producer.walk() if isinstance(op, AcquireOp) and op.bytes] == [
@@ -53,7 +53,7 @@ def test_whole_blocks_and_the_rest_are_brought_by_the_copy_engine() -> None:
 
 def test_a_pass_that_writes_reads_the_row_again() -> None:
     kernel, _ = annotate(row_kernel(softmax, (8192, 1 << 20)), TARGET)
-    assert sum(isinstance(op, CopyOp) for op in stream_of(kernel).producer.walk()) == 2
+    assert sum(isinstance(op, BulkCopyOp) for op in stream_of(kernel).producer.walk()) == 2
 
 
 @pytest.mark.parametrize("shape", [(8192, 50257), (600, 128256)], ids=["unaligned", "few"])

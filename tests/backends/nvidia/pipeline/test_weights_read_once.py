@@ -11,7 +11,7 @@ import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.nvidia.check.protocol import check
 from weft.backends.nvidia.check.warp_protocol import protocol_of
 from weft.backends.nvidia.ir.dialect import RESIDENT, integer
-from weft.backends.nvidia.ir.warp_specialization import FillOp, RolesOp
+from weft.backends.nvidia.ir.warp_specialization import TmaLoadOp, WarpSpecializeOp
 from weft.backends.nvidia.target import target_named
 from weft.ir.attributes import to_attribute
 from weft.ir.types import DType, Tensor, bf16, f16, i32
@@ -45,8 +45,8 @@ def product_of(found: Trial, fixed: tuple[int, ...] = (1,)) -> tile.KernelOp:
     return kernel
 
 
-def roles_of(kernel: tile.KernelOp) -> RolesOp:
-    (roles,) = [op for op in kernel.block.ops if isinstance(op, RolesOp)]
+def roles_of(kernel: tile.KernelOp) -> WarpSpecializeOp:
+    (roles,) = [op for op in kernel.block.ops if isinstance(op, WarpSpecializeOp)]
     return roles
 
 
@@ -64,7 +64,7 @@ def test_weights_come_before_the_kernel_ahead_has_ended(
     resident = integer(kernel, RESIDENT)
     assert roles.early is not None and resident == (2 if len(found.lowered.calls) > 1 else 1)
     assert resident * (launch.shared + 1024) <= 228 << 10
-    fills = [[op for op in block.walk() if isinstance(op, FillOp)] for block in roles.producers]
+    fills = [[op for op in block.walk() if isinstance(op, TmaLoadOp)] for block in roles.producers]
     assert [{launch.maps[op.map.value.data].argument for op in ops} for ops in fills] == [{0}, set(fixed)]
     assert compile_kernels({"product": product_of(found, fixed)}, TARGET).launches["product"].asked == fixed
     for block in (0, 39):

@@ -18,7 +18,7 @@ from weft.backends.cpu.target import compile_object, host_target
 from weft.backends.nvidia.check.protocol import check
 from weft.backends.nvidia.check.warp_protocol import protocol_of
 from weft.backends.nvidia.ir.dialect import RESIDENT, WARPS, integer, set_integer
-from weft.backends.nvidia.ir.warp_specialization import FinishOp, RolesOp
+from weft.backends.nvidia.ir.warp_specialization import WarpSpecializeOp, WgmmaWaitOp
 from weft.backends.nvidia.pipeline.software_pipeline_dots import DelayProducts
 from weft.backends.nvidia.target import target_named
 from weft.backends.nvidia.transforms.raise_pointers import RaiseAccesses
@@ -190,7 +190,7 @@ def test_roles_of_a_written_kernel_keep_their_protocol() -> None:
     for function, extra in ((product, {"ta": False, "END": "wraps", "MASKED": True}), (persistent, {"COUNT": 2})):
         kernel, launch = annotate(kernel_for(function, (a, b, c, *sizes), **extra, BM=128, BN=128, BK=64), TARGET)
         assert launch.persistent == (function is product)  # others walk tiles of their own
-        assert any(isinstance(op, RolesOp) for op in kernel.walk())
+        assert any(isinstance(op, WarpSpecializeOp) for op in kernel.walk())
         for block in range(2):
             known = dict(enumerate(sizes, 3))
             check(protocol_of(kernel, (1, 1, 9), block=block, blocks=2, scalars=known), runs=3)
@@ -236,7 +236,7 @@ def test_a_product_runs_while_powers_are_raised(causal: bool) -> None:
     tensors = heads(2, 512, 128)
     kernel = kernel_for(attention, (*tensors, 0.18, 512), D=128, BM=128, BN=64, CAUSAL=causal)
     kernel, _ = annotate(kernel, TARGET)
-    pending = [op.pending.value.data for op in kernel.walk() if isinstance(op, FinishOp)]
+    pending = [op.pending.value.data for op in kernel.walk() if isinstance(op, WgmmaWaitOp)]
     assert pending == [1, 0, 0] * (2 if causal else 1)
     for block in range(3):
         check(protocol_of(kernel, (1, 1, 8), block=block, blocks=3, scalars={5: 512}), runs=3)
@@ -319,7 +319,7 @@ def test_two_products_of_a_turn_have_rings_of_their_own() -> None:
     a, b, c = (np.zeros((512, 512), np.float16) for _ in range(3))
     kernel = kernel_for(by_twos, (a, b, c, 512, 512, 512, 512), BM=128, BN=128, BK=64)
     annotated, _ = annotate(kernel, TARGET)
-    (roles,) = [op for op in annotated.walk() if isinstance(op, RolesOp)]
+    (roles,) = [op for op in annotated.walk() if isinstance(op, WarpSpecializeOp)]
     assert len(roles.rings.data) == 2
     check(protocol_of(annotated, (1, 1, 1), scalars={3: 512}), runs=3)
 
@@ -331,5 +331,5 @@ def test_rows_that_end_within_a_chunk_are_not_the_engines_to_write(columns: int,
     args = (a, b, c, 256, columns, 256, a.shape[1], b.shape[1], c.shape[1])
     kernel = kernel_for(product, args, ta=False, END="mask", MASKED=True, BM=128, BN=128, BK=64)
     annotated, launch = annotate(kernel, TARGET)
-    assert any(isinstance(op, RolesOp) for op in annotated.walk())
+    assert any(isinstance(op, WarpSpecializeOp) for op in annotated.walk())
     assert len(launch.maps) == (3 if by_engine else 2)

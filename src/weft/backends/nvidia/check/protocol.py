@@ -1,4 +1,4 @@
-"""The barrier protocol of a warp-specialised kernel, run on the CPU in any order that a GPU may take.
+"""The barrier protocol of a warp-specialized kernel, run on the CPU in any order that a GPU may take.
 
 Agents (a producer, consumers) are lists of events. A run interleaves them at random, lets copies land late, and finds
 deadlocks, waits that a barrier's phase passed or had not reached, bytes that were not announced, slots that are
@@ -51,15 +51,15 @@ class Protocol:
     agents: Mapping[str, Iterable[Event]]
     barriers: Mapping[str, int]
     fence_reads: bool = False
-    """Whether generic reads too need a fence before the engine overwrites what they read."""
+    """Whether generic reads too need a fence before TMA overwrites what they read."""
 
     def __post_init__(self) -> None:
         self.agents = {name: list(events) for name, events in self.agents.items()}
 
 
 def check(protocol: Protocol, runs: int = 100, seed: int = 0) -> None:
-    """Run a protocol in many orders: at random, and with each agent, and the engine, ahead of or behind all others."""
-    names = [*protocol.agents, ENGINE]
+    """Run a protocol in many orders: at random, and with each agent, and TMA, ahead of or behind all others."""
+    names = [*protocol.agents, TMA]
     for first in names:
         for sign in (1, -1):
             _Run(protocol, random.Random(seed), {first: sign}).all()
@@ -68,7 +68,7 @@ def check(protocol: Protocol, runs: int = 100, seed: int = 0) -> None:
         _Run(protocol, chance, {name: chance.choice((0, 0, 1, -1)) for name in names}).all()
 
 
-ENGINE = "copy engine"
+TMA = "TMA"
 
 
 @dataclass
@@ -123,7 +123,7 @@ class _Slot:
 
 @dataclass
 class _Flight:
-    """A copy, or a read by the engine, that is under way."""
+    """A copy, or a read by TMA, that is under way."""
 
     name: str
     clock: Clock
@@ -158,12 +158,12 @@ class _Run:
     def all(self) -> None:
         while True:
             able = [name for name in self.events if self._able(name)]
-            able += [ENGINE] if self.flights else []
+            able += [TMA] if self.flights else []
             if not able:
                 break
             best = max(self.preference.get(name, 0) for name in able)
             name = self.chance.choice([name for name in able if self.preference.get(name, 0) == best])
-            if name == ENGINE:
+            if name == TMA:
                 self._land(self.flights.pop(self.chance.randrange(len(self.flights))))
             else:
                 self._step(name)
@@ -277,7 +277,7 @@ class _Run:
     def _start(self, name: str, event: AsyncCopy | AsyncStore) -> None:
         """The engine may touch the slot from now on, and has done so when the flight lands."""
         self.started += 1
-        flight = f"{ENGINE} {self.started}"
+        flight = f"{TMA} {self.started}"
         clock = {**self.clocks[name], flight: 1}
         access = _Access(flight, 1, False, f"{name} at {event}")
         if isinstance(event, AsyncCopy):

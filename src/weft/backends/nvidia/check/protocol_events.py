@@ -55,7 +55,7 @@ class ExpectTx:
 
 @dataclass(frozen=True)
 class AsyncCopy:
-    """Let the copy engine fill a slot; the bytes are counted at a barrier when they have landed."""
+    """Let TMA fill a slot; the bytes are counted at a barrier when they have landed."""
 
     slot: Hashable
     bytes: int
@@ -64,14 +64,14 @@ class AsyncCopy:
 
 @dataclass(frozen=True)
 class AsyncStore:
-    """Let the copy engine read a slot, as a group of its own."""
+    """Let TMA read a slot, as a group of its own."""
 
     slot: Hashable
 
 
 @dataclass(frozen=True)
 class WaitStores:
-    """Wait until the engine has read all but the last so many groups of this agent."""
+    """Wait until TMA has read all but the last so many groups of this agent."""
 
     left: int = 0
 

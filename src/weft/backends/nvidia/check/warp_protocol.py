@@ -33,16 +33,16 @@ from weft.backends.nvidia.ir.warp_specialization import (
     AcquireOp,
     BlockNumberOp,
     CommitOp,
-    FillOp,
-    FinishOp,
     IndexOp,
-    LiftOp,
+    PingPongBarrierOp,
     ReleaseOp,
-    RolesOp,
+    RingToRegistersOp,
     SlotOp,
-    TurnOp,
+    TmaLoadOp,
     WaitOp,
+    WarpSpecializeOp,
     WgmmaOp,
+    WgmmaWaitOp,
 )
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, evaluate
@@ -55,7 +55,7 @@ _NAMED_BARRIERS = 16
 """Of a block."""
 Slot: TypeAlias = tuple[int, int, int, int, int]
 """A block of a cluster, a ring of its, a stage, a slot, and a part of that."""
-RingOp: TypeAlias = AcquireOp | FillOp | CommitOp | WaitOp | SlotOp | ReleaseOp | LiftOp
+RingOp: TypeAlias = AcquireOp | TmaLoadOp | CommitOp | WaitOp | SlotOp | ReleaseOp | RingToRegistersOp
 
 
 def protocol_of(
@@ -70,7 +70,7 @@ def protocol_of(
 
     `scalars` are the numbers that a kernel takes, by argument; all that it reads from memory are `number`.
     """
-    (roles,) = [op for op in kernel.block.ops if isinstance(op, RolesOp)]
+    (roles,) = [op for op in kernel.block.ops if isinstance(op, WarpSpecializeOp)]
     agents: dict[str, list[Event]] = {}
     barriers: dict[str, int] = {}
     for rank in range(roles.cluster.value.data):
@@ -104,7 +104,7 @@ def _known(
     return known
 
 
-def _agents(roles: RolesOp, known: Mapping[SSAValue, int], rank: int) -> dict[str, list[Event]]:
+def _agents(roles: WarpSpecializeOp, known: Mapping[SSAValue, int], rank: int) -> dict[str, list[Event]]:
     """The roles of one block."""
     consumers, of = roles.consumers.value.data, _of_block(rank)
     agents = {
@@ -116,7 +116,7 @@ def _agents(roles: RolesOp, known: Mapping[SSAValue, int], rank: int) -> dict[st
     return agents
 
 
-def _barriers(roles: RolesOp, rank: int, *, drawn: bool) -> dict[str, int]:
+def _barriers(roles: WarpSpecializeOp, rank: int, *, drawn: bool) -> dict[str, int]:
     """How many arrivals complete a phase of each barrier of one block."""
     warps, of = _GROUP_WARPS * roles.consumers.value.data, _of_block(rank)
     counts = {str(ring): type_.count for ring, type_ in enumerate(roles.rings)}
@@ -139,7 +139,7 @@ def _of_block(rank: int) -> str:
 class _Role:
     """One agent's way through the rings."""
 
-    roles: RolesOp
+    roles: WarpSpecializeOp
     known: Mapping[SSAValue, int]
     consumers: int
     number: int = 0
@@ -163,7 +163,7 @@ class _Role:
     def consume(self) -> Generator[Event]:
         """A consumer's way: the last one gives the first one its turn."""
         block = self.roles.consumer.block
-        if self.number == self.consumers - 1 and any(isinstance(op, TurnOp) for op in block.walk()):
+        if self.number == self.consumers - 1 and any(isinstance(op, PingPongBarrierOp) for op in block.walk()):
             yield Sync(self.first_barrier + _FIRST_TURN, 2, wait=False)
         yield from self.run(block)
 
@@ -182,21 +182,21 @@ class _Role:
                     yield from self.run(op.block)
                     if DRAWN in op.attributes:
                         yield from self._draw(turn)
-            case AcquireOp() | FillOp() | CommitOp() | WaitOp() | SlotOp() | ReleaseOp():
+            case AcquireOp() | TmaLoadOp() | CommitOp() | WaitOp() | SlotOp() | ReleaseOp():
                 yield from self._of_ring(op)
-            case LiftOp():
+            case RingToRegistersOp():
                 for _ in range(op.parts):
                     yield from self._of_ring(op)
             case WgmmaOp():
                 self.under_way.append([slot for o in (op.a, op.b) for slot in self.slots.get(o, ())])
-            case FinishOp():
+            case WgmmaWaitOp():
                 done = len(self.under_way) - op.pending.value.data
                 for slots in self.under_way[:done]:
                     yield from map(AsyncRead, slots)
                 del self.under_way[:done]
             case BarrierOp():
                 yield Sync(self.first_barrier + 1, self.consumers)
-            case TurnOp():
+            case PingPongBarrierOp():
                 passes = op.kind.data == "pass"
                 turn = (self.number + passes) % self.consumers
                 yield Sync(self.first_barrier + _FIRST_TURN + turn, 2, wait=not passes)
@@ -239,7 +239,7 @@ class _Role:
             case AcquireOp():
                 yield Wait(f"empty {name}", phase - 1)
                 yield ExpectTx(f"full {name}", type_.stage_bytes if op.bytes is None else op.bytes.value.data)
-            case FillOp():
+            case TmaLoadOp():
                 brought = op.part or list(type_.slots)[op.slot.value.data]
                 for rank in [self.rank] if op.sharers is None else self.blocks:
                     full = f"full {ring}.{stage}{_of_block(rank)}"
@@ -250,7 +250,7 @@ class _Role:
                 yield Wait(f"full {name}", phase)
             case SlotOp():
                 self.slots[op.out] = self._parts(op, stage, self.rank)
-            case LiftOp():
+            case RingToRegistersOp():
                 yield Wait(f"full {name}", phase)
                 yield from map(Read, self._parts(op, stage, self.rank))
                 yield ProxyFence()
@@ -260,7 +260,7 @@ class _Role:
             case CommitOp():
                 self.turns[ring] += 1
 
-    def _parts(self, op: FillOp | SlotOp | LiftOp, stage: int, rank: int) -> list[Slot]:
+    def _parts(self, op: TmaLoadOp | SlotOp | RingToRegistersOp, stage: int, rank: int) -> list[Slot]:
         """A slot of a block in as many parts as there are blocks, each of which may bring one."""
         return [(rank, op.ring.value.data, stage, op.slot.value.data, part) for part in self.blocks]
 

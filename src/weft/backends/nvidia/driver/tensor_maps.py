@@ -1,4 +1,4 @@
-"""Descriptions of tensors for the GPU's copy engine, which travel to a kernel as parameters of 128 bytes.
+"""Descriptions of tensors for TMA, which travel to a kernel as parameters of 128 bytes.
 
 One is encoded when sizes are known, for no address in particular; a launch puts the address in.
 """
@@ -18,7 +18,7 @@ MAP_WORDS = 16
 MAP_ALIGNMENT = 64
 _TYPES = {"f16": 6, "bf16": 9, "f32": 7, "f64": 8, "i64": 5, "i32": 3}
 _BY_WIDTH = {1: 0, 2: 1, 4: 2, 8: 4}
-"""Of types that the engine has no name for, the unsigned integer of their width: it copies bits."""
+"""Of types that TMA has no name for, the unsigned integer of their width: it copies bits."""
 _NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_256, _FILL_ZERO = 0, 3, 3, 0
 _STRIDE_BYTES = 16
 _ANYWHERE = 1 << 20

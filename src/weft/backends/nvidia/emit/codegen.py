@@ -25,7 +25,7 @@ from weft.backends.nvidia.emit.dot.per_lane_dot import multiply_apart
 from weft.backends.nvidia.emit.elements import emit_elements, emit_position
 from weft.backends.nvidia.emit.horizontal_select import emit_pick
 from weft.backends.nvidia.emit.loops import loop_with
-from weft.backends.nvidia.emit.memory.cp_async import emit_staged
+from weft.backends.nvidia.emit.memory.cp_async import emit_cp_async
 from weft.backends.nvidia.emit.memory.gather_scatter import emit_gather, emit_scatter
 from weft.backends.nvidia.emit.memory.scratch import emit_scratch
 from weft.backends.nvidia.emit.memory.strided_memory import emit_load, emit_pack, emit_store
@@ -35,8 +35,8 @@ from weft.backends.nvidia.emit.reduce.reduce import emit_reduce
 from weft.backends.nvidia.emit.warps.dynamic_tile_scheduler import Drawing
 from weft.backends.nvidia.emit.warps.programmatic_launch import let_next_come, wait_for_kernel
 from weft.backends.nvidia.emit.warps.ring_buffers import Ring
-from weft.backends.nvidia.emit.warps.row_streams import emit_streaming
-from weft.backends.nvidia.emit.warps.warp_specialize import RING_OPS, emit_asynchronous
+from weft.backends.nvidia.emit.warps.row_streams import emit_row_stream
+from weft.backends.nvidia.emit.warps.warp_specialize import RING_OPS, emit_warp_op
 from weft.backends.nvidia.ir.alignment import pointer_dtype
 from weft.backends.nvidia.ir.dialect import APART, RESIDENT, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
 from weft.backends.nvidia.ir.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
@@ -48,9 +48,9 @@ from weft.backends.nvidia.ir.layouts import WARP, Layout, picked, scalar_layout
 from weft.backends.nvidia.ir.mma import AHEAD, MmaOp, PackOp, SqueezeOp
 from weft.backends.nvidia.ir.op_facts import narrowed_to
 from weft.backends.nvidia.ir.programmatic_launch import loop_that_asks_early, ops_behind_wait
-from weft.backends.nvidia.ir.row_streams import CopyOp, CopyRowsOp, ReadOp, StreamOp, WaitKeptOp
+from weft.backends.nvidia.ir.row_streams import BulkCopyOp, BulkCopyRowsOp, ReadOp, StreamOp, WaitKeptOp
 from weft.backends.nvidia.ir.scratch import ScratchOp
-from weft.backends.nvidia.ir.warp_specialization import RolesOp
+from weft.backends.nvidia.ir.warp_specialization import WarpSpecializeOp
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size
 from weft.ir.types import DType
@@ -101,14 +101,16 @@ class KernelCodegen:
                     self.tiles[argument] = [_scalar_argument(b, value, type_.dtype)]
                 case _:
                     self.scalars[argument] = value
-        if not any(isinstance(op, RolesOp | StreamOp) for op in kernel.block.ops):
+        if not any(isinstance(op, WarpSpecializeOp | StreamOp) for op in kernel.block.ops):
             warps, cluster = self.launch.threads // WARP, self.launch.cluster
             self.threads = Threads.of_warp(b) if APART in kernel.attributes else Threads.of_block(b, warps, cluster)
             self.threads.prepare(self.layouts)
             self._place_program()
         self.early = loop_that_asks_early(kernel) if self.launch.programmatic and kernel.limit is None else None
         self.late = ops_behind_wait(kernel, self.early)
-        roles = any(isinstance(op, StreamOp) or (isinstance(op, RolesOp) and op.early) for op in kernel.block.ops)
+        roles = any(
+            isinstance(op, StreamOp) or (isinstance(op, WarpSpecializeOp) and op.early) for op in kernel.block.ops
+        )
         if self.launch.programmatic and not roles and self.early is None:
             wait_for_kernel(b)
         with where_programs_are(self):
@@ -187,11 +189,11 @@ class KernelCodegen:
                 emit_pick(self, op)
             case tile.ProgramOp() | tile.ReturnOp() | tile.YieldOp() | tile.DequantizeOp():
                 pass
-            case StreamOp() | CopyOp() | CopyRowsOp() | ReadOp() | WaitKeptOp():
-                emit_streaming(self, op)
+            case StreamOp() | BulkCopyOp() | BulkCopyRowsOp() | ReadOp() | WaitKeptOp():
+                emit_row_stream(self, op)
             case _:
-                if not emit_written(self, op) and not emit_staged(self, op):
-                    emit_asynchronous(self, op)
+                if not emit_written(self, op) and not emit_cp_async(self, op):
+                    emit_warp_op(self, op)
 
     def _loop(self, op: tile.ForOp) -> None:
         if any(AHEAD in inner.attributes for inner in op.block.ops):

@@ -16,7 +16,7 @@ from weft.backends.nvidia.emit.block import short
 from weft.backends.nvidia.emit.memory.global_memory import address_of, load_chunk
 from weft.backends.nvidia.ir.alignment import pointer_dtype
 from weft.backends.nvidia.ir.scratch import space_of
-from weft.backends.nvidia.ir.warp_specialization import RolesOp
+from weft.backends.nvidia.ir.warp_specialization import WarpSpecializeOp
 from weft.ir.types import i64
 from weft.tile import control_flow
 from weft.tile import dialect as tile
@@ -67,7 +67,7 @@ def _divided(b: Function, block: V, sizes: Sequence[V]) -> list[V]:
 def where_programs_are(codegen: KernelCodegen) -> Generator[None, None, None]:
     """What only those programs do that memory says there are; roles find out by themselves."""
     b, pointer, last = codegen.b, codegen.kernel.limit_pointer, len(codegen.kernel.grid.data) - 1
-    if pointer is None or any(isinstance(op, RolesOp) for op in codegen.kernel.block.ops):
+    if pointer is None or any(isinstance(op, WarpSpecializeOp) for op in codegen.kernel.block.ops):
         yield
         return
     assert isinstance(pointer.type, tile.PointerType)

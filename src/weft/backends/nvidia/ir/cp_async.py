@@ -18,11 +18,11 @@ from weft.tile import dialect as tile
 
 
 @irdl_op_definition
-class CopyInOp(IRDLOperation):
+class CpAsyncOp(IRDLOperation):
     """Begin to copy a tile from computed places to a stage of a slot, if there are `left` turns; zeros where the mask
     is false."""
 
-    name = "nvidia.copy_in"
+    name = "nvidia.cp_async"
     pointer = operand_def(tile.PointerType)
     offsets = operand_def(tile.TileType)
     mask = opt_operand_def(tile.TileType)
@@ -35,17 +35,17 @@ class CopyInOp(IRDLOperation):
 
 
 @irdl_op_definition
-class CommitCopiesOp(IRDLOperation):
+class CpAsyncCommitOp(IRDLOperation):
     """The copies that were begun since the last such op are a group."""
 
-    name = "nvidia.commit_copies"
+    name = "nvidia.cp_async_commit"
 
 
 @irdl_op_definition
-class AwaitCopiesOp(IRDLOperation):
+class CpAsyncWaitOp(IRDLOperation):
     """All threads wait until all groups but the last `pending` ones are there."""
 
-    name = "nvidia.await_copies"
+    name = "nvidia.cp_async_wait"
     pending = attr_def(IntegerAttr)
 
 

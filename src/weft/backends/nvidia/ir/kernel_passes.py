@@ -176,14 +176,14 @@ def multiplies_from_shared(kernel: tile.KernelOp, target: NvidiaTarget) -> Match
 
 
 def has_bulk_copies(kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
-    """Targets that bring memory to shared memory by a copy engine (TMA)."""
-    return True if target.capability >= 90 else Refused(f"{target.arch} has no copy engine (TMA)")
+    """Targets that bring memory to shared memory by TMA (TMA)."""
+    return True if target.capability >= 90 else Refused(f"{target.arch} has no TMA (TMA)")
 
 
 def reads_whole_tiles(kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
     """Kernels none of whose tiles come in pieces."""
     in_pieces = any(isinstance(op, tile.LoadOp) and op.pieces > 1 for op in kernel.walk())
-    return Refused("only the copy engine reads tiles in pieces") if in_pieces else True
+    return Refused("only TMA reads tiles in pieces") if in_pieces else True
 
 
 def knows_its_programs(kernel: tile.KernelOp, target: NvidiaTarget) -> Match:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from weft.backends.nvidia.ir.alignment import pointer_dtype
-from weft.backends.nvidia.ir.warp_specialization import NarrowOp
+from weft.backends.nvidia.ir.warp_specialization import TruncatePackOp
 from weft.ir.attributes import from_attribute
 from weft.ir.types import DType
 from weft.tile import collective_ops
@@ -34,7 +34,7 @@ def loses_digits(value: SSAValue, summed: bool) -> bool:
         match use.operation:
             case tile.ReduceOp() as op if summed and op.kind.data == "sum":
                 pass
-            case NarrowOp():
+            case TruncatePackOp():
                 pass
             case tile.MapOp() as op if narrowed_to(op) is not None:
                 pass

@@ -1,11 +1,11 @@
-"""Kernels that start before the one ahead of them has ended, on Hopper and later.
+"""Programmatic dependent launch (PDL): kernels start before the one ahead of them has ended, on Hopper and later.
 
     griddepcontrol.launch_dependents     the next kernel's blocks may come as soon as these leave room
     griddepcontrol.wait                  the kernel ahead has ended, and what it wrote is there
 
 Every kernel waits before it ends, so all kernels before the one ahead have ended, too, when a wait is over. Before it,
 only memory is read that no step of a program writes: it is the same as behind it. The weights of a product are such
-memory: the copy engine brings the first of them while kernels ahead still compute what they are multiplied with, and
+memory: TMA brings the first of them while kernels ahead still compute what they are multiplied with, and
 the memory is busy when it would else have nothing to do.
 
 The first kernel of a program waits before it lets the next one come: what programs before it write is there then.
@@ -21,8 +21,8 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.ir.horizontal_select import PickOp
 from weft.backends.nvidia.ir.mma import AHEAD
-from weft.backends.nvidia.ir.row_streams import CopyRowsOp, StreamOp
-from weft.backends.nvidia.ir.warp_specialization import FillOp, RolesOp
+from weft.backends.nvidia.ir.row_streams import BulkCopyRowsOp, StreamOp
+from weft.backends.nvidia.ir.warp_specialization import TmaLoadOp, WarpSpecializeOp
 from weft.ir.attributes import from_attribute, to_attribute
 from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Plan
 from weft.tile import dialect as tile
@@ -93,11 +93,11 @@ def asked_early(kernel: tile.KernelOp, launch: Launch) -> tuple[int, ...]:
     found: set[int] = set()
     for op in kernel.block.ops:
         match op:
-            case RolesOp() if op.early is not None:
-                fills = (inner for inner in op.early.walk() if isinstance(inner, FillOp))
+            case WarpSpecializeOp() if op.early is not None:
+                fills = (inner for inner in op.early.walk() if isinstance(inner, TmaLoadOp))
                 found.update(launch.maps[fill.map.value.data].argument for fill in fills)
             case StreamOp() if op.early is not None:
-                copies = [inner.pointer for inner in op.producer.walk() if isinstance(inner, CopyRowsOp)]
+                copies = [inner.pointer for inner in op.producer.walk() if isinstance(inner, BulkCopyRowsOp)]
                 found.update(pointer.index for pointer in copies if isinstance(pointer, BlockArgument))
             case _:
                 pass

@@ -37,9 +37,9 @@ OPS: list[type[Operation]] = [
     *dialect.OPS,
     *warp_specialization.OPS,
     *row_streams.OPS,
-    ir_cp_async.CopyInOp,
-    ir_cp_async.CommitCopiesOp,
-    ir_cp_async.AwaitCopiesOp,
+    ir_cp_async.CpAsyncOp,
+    ir_cp_async.CpAsyncCommitOp,
+    ir_cp_async.CpAsyncWaitOp,
     ir_cp_async.StagedOp,
     *mma.OPS,
     ExponentialsOp,
@@ -61,9 +61,9 @@ class Annotation:
 
 
 _ACCESSES = (tile.LoadOp, tile.StoreOp)
-_COMPUTED = (tile.GatherOp, tile.ScatterOp, written.AtomicOp, ir_cp_async.CopyInOp)
+_COMPUTED = (tile.GatherOp, tile.ScatterOp, written.AtomicOp, ir_cp_async.CpAsyncOp)
 _REDUCTIONS = (tile.ReduceOp, ExponentialsOp, MomentsOp)
-_STAGED = (tile.StoreOp, warp_specialization.SendOp)
+_STAGED = (tile.StoreOp, warp_specialization.TmaStoreOp)
 
 ANNOTATIONS: dict[str, Annotation] = {
     dialect.LAYOUTS: Annotation("where the elements of each result are, or of what is written", ArrayAttr),
@@ -95,8 +95,8 @@ ANNOTATIONS: dict[str, Annotation] = {
     mma.SPREAD: Annotation("of lanes that hold the same, one reads it", UnitAttr, (tile.LoadOp,)),
     mma.HELD: Annotation("where in shared memory the block has all of the row", IntegerAttr, (tile.LoadOp,)),
     mma.AGAIN: Annotation("the block reads the same again", UnitAttr, (tile.LoadOp,)),
-    WEIGHTS: Annotation("weights that the copy engine is to bring", UnitAttr, (tile.LoadOp,)),
-    warp_specialization.MAP: Annotation("the tensor map by which the copy engine writes", IntegerAttr, _STAGED),
+    WEIGHTS: Annotation("weights that TMA is to bring", UnitAttr, (tile.LoadOp,)),
+    warp_specialization.MAP: Annotation("the tensor map by which TMA writes", IntegerAttr, _STAGED),
     warp_specialization.COORDINATES: Annotation("where in the tensor the tile begins", tile.Sizes, _STAGED),
     warp_specialization.LIMIT: Annotation("the row that a tile ends before", tile.Sizes, _STAGED),
     warp_specialization.LINES: Annotation("the matrix that warps write line by line", tile.Sizes, _STAGED),

@@ -1,8 +1,8 @@
-"""Ops of kernels that stream rows: one warp lets the copy engine bring the next programs' rows, the others compute.
+"""Ops of kernels that stream rows: one warp lets TMA bring the next programs' rows, the others compute.
 
     nvidia.stream stages 3 {                                   the producer, one thread
-      nvidia.copy 0 %weight[0] kept
-      tile.for %p … { nvidia.acquire ; nvidia.copy 0 %x[%p * 4096] ; nvidia.commit }
+      nvidia.bulk_copy 0 %weight[0] kept
+      tile.for %p … { nvidia.acquire ; nvidia.bulk_copy 0 %x[%p * 4096] ; nvidia.commit }
     } {                                                        the other warps
       tile.for %p … { nvidia.wait ; %x = nvidia.read 0 ; nvidia.release
                       %w = nvidia.read 0 kept ; … ; tile.store %y[…], … }
@@ -126,13 +126,13 @@ class StreamOp(IRDLOperation):
 
 
 @irdl_op_definition
-class CopyOp(IRDLOperation):
-    """Let the copy engine bring a piece of memory to a slot; `offset` is where it begins, in elements.
+class BulkCopyOp(IRDLOperation):
+    """Let TMA bring a piece of memory to a slot; `offset` is where it begins, in elements.
 
     Of the rest of a row there may be fewer `elements` than a slot has.
     """
 
-    name = "nvidia.copy"
+    name = "nvidia.bulk_copy"
     pointer = operand_def(tile.PointerType)
     indices = var_operand_def(IndexType)
     slot = attr_def(IntegerAttr)
@@ -162,11 +162,11 @@ class CopyOp(IRDLOperation):
 
 
 @irdl_op_definition
-class CopyRowsOp(IRDLOperation):
-    """Let the copy engine bring pieces of rows to a slot: `length` elements of each of `rows`, `apart` in global memory
+class BulkCopyRowsOp(IRDLOperation):
+    """Let TMA bring pieces of rows to a slot: `length` elements of each of `rows`, `apart` in global memory
     and `pitch` in the slot. Of rows there are `extent`: in place of others comes the last one again."""
 
-    name = "nvidia.copy_rows"
+    name = "nvidia.bulk_copy_rows"
     pointer = operand_def(tile.PointerType)
     indices = var_operand_def(IndexType)
     slot = attr_def(IntegerAttr)
@@ -224,8 +224,8 @@ class WaitKeptOp(IRDLOperation):
     name = "nvidia.wait_kept"
 
 
-OPS: list[type[IRDLOperation]] = [StreamOp, CopyOp, CopyRowsOp, ReadOp, WaitKeptOp]
+OPS: list[type[IRDLOperation]] = [StreamOp, BulkCopyOp, BulkCopyRowsOp, ReadOp, WaitKeptOp]
 
 
 WEIGHTS = "nvidia.weights"
-"""On a load of weights that the copy engine is to bring."""
+"""On a load of weights that TMA is to bring."""

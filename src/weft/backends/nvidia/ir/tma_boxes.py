@@ -1,4 +1,4 @@
-"""Tiles as parts of tensors: what the copy engine must know to move one."""
+"""Tiles as parts of tensors: what TMA must know to move one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from weft.ir.expr import Size, floordiv, substitute, symbol
 from weft.tile import dialect as tile
 from weft.tile.axis_facts import DIVISORS
 
-_ENGINE = 16
-"""What the copy engine asks addresses and strides to be multiples of, in bytes."""
+_TMA_ALIGNMENT = 16
+"""What TMA asks addresses and strides to be multiples of, in bytes."""
 UNBOUNDED = 1 << 31
 """The side of what has no bounds."""
 
@@ -39,13 +39,13 @@ class Part:
         return isinstance(self.sizes[0], int) and isinstance(self.strides[0], int)
 
     def map(self, box: tuple[int, int]) -> TensorMap:
-        """The tensor as the copy engine sees it, in boxes of two axes."""
+        """The tensor as TMA sees it, in boxes of two axes."""
         ones = (1,) * (len(self.sizes) - 2)
         return TensorMap(self.argument, self.dtype, self.sizes, self.strides, (*box, *ones))
 
 
 def part_of(kernel: tile.KernelOp, op: tile.LoadOp | tile.StoreOp, shape: Sequence[int], piece: int = 0) -> Part | None:
-    """What an access moves, if the copy engine can: narrow elements of an aligned tensor whose sides are known.
+    """What an access moves, if TMA can: narrow elements of an aligned tensor whose sides are known.
 
     Of what is in pieces, that is one of them.
     """
@@ -58,16 +58,16 @@ def part_of(kernel: tile.KernelOp, op: tile.LoadOp | tile.StoreOp, shape: Sequen
         return None
     rest = op.offset.data[piece] - sum((s * t for s, t in zip(op.starts.data, strides, strict=True)), start=0)
     pitch = strides[1 - inner]
-    if any(divisor_of(step, op.indices) * dtype.bytes % _ENGINE for step in (pitch, rest)):
+    if any(divisor_of(step, op.indices) * dtype.bytes % _TMA_ALIGNMENT for step in (pitch, rest)):
         return None
-    if DIVISORS in kernel.attributes and argument_divisor(op.pointer) % _ENGINE:
+    if DIVISORS in kernel.attributes and argument_divisor(op.pointer) % _TMA_ALIGNMENT:
         return None
     sizes, pitches = [op.sides.data[inner], op.sides.data[1 - inner]], [pitch]
     coordinates = [op.starts.data[inner], op.starts.data[1 - inner]]
     if rest != 0:  # which matrix of several
         sizes.append(UNBOUNDED)
         apart = divisor_of(rest)
-        apart = apart if apart * dtype.bytes % _ENGINE == 0 else _ENGINE // dtype.bytes
+        apart = apart if apart * dtype.bytes % _TMA_ALIGNMENT == 0 else _TMA_ALIGNMENT // dtype.bytes
         pitches.append(apart)
         coordinates.append(floordiv(rest, apart))
     names = _names(kernel, op.indices)

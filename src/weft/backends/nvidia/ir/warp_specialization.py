@@ -1,12 +1,12 @@
-"""Ops of warp-specialised kernels: one warp lets the copy engine fill rings of slots, warp groups multiply from them.
+"""Ops of warp-specialized kernels: one warp lets TMA fill rings of slots, warp groups multiply from them.
 
-    nvidia.roles consumers 2, rings [4 stages of two slots] {  the producer
+    nvidia.warp_specialize consumers 2, rings [4 stages of two slots] {  the producer
       tile.for %t … { tile.for %k … {
-        nvidia.acquire 0 ; nvidia.fill 0.0 [%k, %m] ; nvidia.fill 0.1 [%k, %n] ; nvidia.commit 0 } }
+        nvidia.acquire 0 ; nvidia.tma_load 0.0 [%k, %m] ; nvidia.tma_load 0.1 [%k, %n] ; nvidia.commit 0 } }
     } {                                                        the consumers
       tile.for %t … { %c = tile.for %k … (%acc) {
         nvidia.wait 0 ; %a = nvidia.take 0.0 ; %b = nvidia.take 0.1
-        %r = nvidia.wgmma %a, %b, %acc ; %s = nvidia.finish %r ; nvidia.release 0
+        %r = nvidia.wgmma %a, %b, %acc ; %s = nvidia.wgmma_wait %r ; nvidia.release 0
         tile.yield %s } … tile.store %y[…], %c }
     }
 
@@ -47,14 +47,14 @@ from weft.tile import dialect as tile
 LINE = 128
 """The bytes of a line of a slot: what the swizzle mixes, and the width of a box."""
 MAP, COORDINATES, LIMIT = "nvidia.map", "nvidia.coordinates", "nvidia.limit"
-"""On a store that the copy engine makes: the tensor map, and where in it the tile begins. Where the tile ends in the
+"""On a store that TMA makes: the tensor map, and where in it the tile begins. Where the tile ends in the
 midst of the tensor, the row that it ends before."""
 LINES, POINTER = "nvidia.lines", "nvidia.pointer"
 """On a store that warps make line by line: how many columns and rows the matrix has, the elements from one row to the
 next and before the first, and what number of elements lines begin at multiples of; which argument its memory is."""
 STAGE_ROWS, STAGE_COLUMNS = 16, 64
 STAGE_BYTES = STAGE_ROWS * LINE
-"""What a warp hands the copy engine to write: through one of two places of its own in shared memory."""
+"""What a warp hands TMA to write: through one of two places of its own in shared memory."""
 
 
 @irdl_attr_definition
@@ -126,10 +126,10 @@ class RingType(ParametrizedAttribute, TypeAttribute):
 
 
 @irdl_op_definition
-class RolesOp(IRDLOperation):
+class WarpSpecializeOp(IRDLOperation):
     """A kernel of two roles, or of three: what is there before the kernel ahead has ended comes `early`."""
 
-    name = "nvidia.roles"
+    name = "nvidia.warp_specialize"
     consumers = attr_def(IntegerAttr)
     rings = attr_def(ArrayAttr[RingType])
     producer = region_def("single_block")
@@ -213,14 +213,14 @@ class AcquireOp(_OfRing, IRDLOperation):
 
 
 @irdl_op_definition
-class FillOp(IRDLOperation):
-    """Let the copy engine bring a box of a tensor map to a slot; the coordinates are those of its first element.
+class TmaLoadOp(IRDLOperation):
+    """Let TMA bring a box of a tensor map to a slot; the coordinates are those of its first element.
 
     What is read `once` by all programs together is the first to leave the second-level cache. In `pieces`, the lines of
     a slot are brought by as many boxes, whose coordinates stand one after the other.
     """
 
-    name = "nvidia.fill"
+    name = "nvidia.tma_load"
     indices = var_operand_def(IndexType)
     ring = attr_def(IntegerAttr)
     slot = attr_def(IntegerAttr)
@@ -265,7 +265,7 @@ class SlotOp(IRDLOperation):
 class WgmmaOp(IRDLOperation):
     """`a @ b` plus the accumulator, by the tensor cores: b from a slot, a from one or, narrowed, from registers.
 
-    It is begun here; only another one may use the result before `nvidia.finish` has it.
+    It is begun here; only another one may use the result before `nvidia.wgmma_wait` has it.
     """
 
     name = "nvidia.wgmma"
@@ -276,10 +276,10 @@ class WgmmaOp(IRDLOperation):
 
 
 @irdl_op_definition
-class FinishOp(IRDLOperation):
+class WgmmaWaitOp(IRDLOperation):
     """Wait for the products that were begun, but for the last `pending` of them; gives those that it is given."""
 
-    name = "nvidia.finish"
+    name = "nvidia.wgmma_wait"
     values = var_operand_def(tile.TileType)
     pending = attr_def(IntegerAttr)
     outs = var_result_def(tile.TileType)
@@ -299,10 +299,10 @@ class ReleaseOp(_OfRing, IRDLOperation):
 
 
 @irdl_op_definition
-class LiftOp(IRDLOperation):
+class RingToRegistersOp(IRDLOperation):
     """Bring a tile of which stage after stage holds a part, side by side, to registers, and release the stages."""
 
-    name = "nvidia.lift"
+    name = "nvidia.ring_to_registers"
     ring = attr_def(IntegerAttr)
     slot = attr_def(IntegerAttr)
     part = attr_def(SlotType)
@@ -314,13 +314,13 @@ class LiftOp(IRDLOperation):
 
 
 @irdl_op_definition
-class TurnOp(IRDLOperation):
+class PingPongBarrierOp(IRDLOperation):
     """Consumers begin products in turn: `await` until it is this one's, or `pass` it to the next one.
 
     While the tensor cores multiply for one, the others compute what comes between products.
     """
 
-    name = "nvidia.turn"
+    name = "nvidia.ping_pong_barrier"
     kind = attr_def(StringAttr)
 
     @classmethod
@@ -329,10 +329,10 @@ class TurnOp(IRDLOperation):
 
 
 @irdl_op_definition
-class NarrowOp(IRDLOperation):
+class TruncatePackOp(IRDLOperation):
     """A product's tile as words of two neighbours of 16 bits each, to be written later."""
 
-    name = "nvidia.narrow"
+    name = "nvidia.truncate_pack"
     value = operand_def(tile.TileType)
     dtype = attr_def(StringAttr)
     out = result_def(tile.TileType)
@@ -340,7 +340,7 @@ class NarrowOp(IRDLOperation):
     @classmethod
     def make(cls, value: SSAValue, dtype: DType) -> Self:
         attributes = {"dtype": StringAttr(dtype.name)}
-        return cls.create(operands=[value], attributes=attributes, result_types=[narrowed_type(value)])
+        return cls.create(operands=[value], attributes=attributes, result_types=[packed_type(value)])
 
 
 def is_staged(op: Operation) -> bool:
@@ -348,17 +348,17 @@ def is_staged(op: Operation) -> bool:
     return MAP in op.attributes or LINES in op.attributes
 
 
-def narrowed_type(value: SSAValue) -> tile.TileType:
+def packed_type(value: SSAValue) -> tile.TileType:
     """The type of a tile's words."""
     rows, columns = tile.tile_type(value).sizes
     return tile.TileType.of((rows, columns // 2), i32)
 
 
 @irdl_op_definition
-class SendOp(IRDLOperation):
+class TmaStoreOp(IRDLOperation):
     """Write one of the pieces of a narrowed tile, 64 rows of a warp group and 64 columns, as its store would."""
 
-    name = "nvidia.send"
+    name = "nvidia.tma_store"
     words = operand_def(tile.TileType)
     indices = var_operand_def(IndexType)
     piece = attr_def(IntegerAttr)
@@ -378,21 +378,21 @@ class RewindOp(IRDLOperation):
 
 
 OPS: list[type[IRDLOperation]] = [
-    RolesOp,
+    WarpSpecializeOp,
     BlockNumberOp,
     IndexOp,
     AcquireOp,
-    FillOp,
+    TmaLoadOp,
     CommitOp,
     WaitOp,
     SlotOp,
     WgmmaOp,
-    FinishOp,
+    WgmmaWaitOp,
     ReleaseOp,
-    LiftOp,
-    TurnOp,
-    NarrowOp,
-    SendOp,
+    RingToRegistersOp,
+    PingPongBarrierOp,
+    TruncatePackOp,
+    TmaStoreOp,
     RewindOp,
 ]
 

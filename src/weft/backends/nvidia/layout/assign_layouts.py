@@ -9,7 +9,7 @@ from typing import ClassVar
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from weft.backends.nvidia.ir.alignment import WIDEST, ComputedAccess, access_of, pointer_dtype
-from weft.backends.nvidia.ir.cp_async import AwaitCopiesOp, CommitCopiesOp, CopyInOp, StagedOp
+from weft.backends.nvidia.ir.cp_async import CpAsyncCommitOp, CpAsyncOp, CpAsyncWaitOp, StagedOp
 from weft.backends.nvidia.ir.dialect import (
     ARGUMENTS,
     BLOCKS,
@@ -32,18 +32,18 @@ from weft.backends.nvidia.ir.warp_specialization import (
     AcquireOp,
     BlockNumberOp,
     CommitOp,
-    FillOp,
-    FinishOp,
     IndexOp,
-    LiftOp,
-    NarrowOp,
+    PingPongBarrierOp,
     ReleaseOp,
-    RolesOp,
-    SendOp,
+    RingToRegistersOp,
     SlotOp,
-    TurnOp,
+    TmaLoadOp,
+    TmaStoreOp,
+    TruncatePackOp,
     WaitOp,
+    WarpSpecializeOp,
     WgmmaOp,
+    WgmmaWaitOp,
 )
 from weft.backends.nvidia.ir.wgmma import words_layout
 from weft.backends.nvidia.layout.anchors import Anchors, anchors_of, covered_shape, squeezed
@@ -174,7 +174,7 @@ class Assignment:
                 self._loop(op)
             case tile.YieldOp() | tile.ReturnOp() | tile.ProgramOp() | tile.NumberOp():
                 pass
-            case RolesOp():
+            case WarpSpecializeOp():
                 for block in (*op.producers, op.consumer.block):
                     self.block(block)
             case WgmmaOp():
@@ -184,15 +184,15 @@ class Assignment:
                 if op.accumulator is not None:
                     self.take(op, 2, layout)
                 self.settle(op, [layout])
-            case LiftOp():
+            case RingToRegistersOp():
                 self.settle(op, [self.anchors.of(tile.tile_type(op.out).sizes)])
-            case FinishOp():
+            case WgmmaWaitOp():
                 self.settle(op, [self.natural(value) for value in op.values])
-            case NarrowOp():
+            case TruncatePackOp():
                 layout = self.anchors.of(tile.tile_type(op.value).sizes)
                 self.take(op, 0, layout)
                 self.settle(op, [words_layout(layout)])
-            case SendOp():
+            case TmaStoreOp():
                 pass
             case PackOp():
                 self.home[op.out] = layout_of(op.out)
@@ -205,13 +205,15 @@ class Assignment:
                 layout = self.natural(op.value)
                 self.take(op, 0, layout)
                 self.settle(op, [squeezed(layout)])
-            case CopyInOp():
+            case CpAsyncOp():
                 self._copied(op)
-            case CommitCopiesOp() | AwaitCopiesOp() | StagedOp() | BarrierOp():
+            case CpAsyncCommitOp() | CpAsyncWaitOp() | StagedOp() | BarrierOp():
                 pass
-            case BlockNumberOp() | IndexOp() | SlotOp() | AcquireOp() | FillOp() | CommitOp() | WaitOp() | ReleaseOp():
+            case (
+                BlockNumberOp() | IndexOp() | SlotOp() | AcquireOp() | TmaLoadOp() | CommitOp() | WaitOp() | ReleaseOp()
+            ):
                 pass
-            case TurnOp() | PickOp():
+            case PingPongBarrierOp() | PickOp():
                 pass
             case _ if self.is_free(op):
                 pass
@@ -246,7 +248,7 @@ class Assignment:
         wanted = {demanded(view, self.anchors.of(tile.tile_type(view.out).sizes)) for view in views}
         return wanted.pop() if len(wanted) == 1 else None
 
-    def _copied(self, op: CopyInOp) -> None:
+    def _copied(self, op: CpAsyncOp) -> None:
         """What threads copy: each some neighbours, and lanes side by side."""
         shape, inner = op.slot.sizes, op.slot.axis
         layout = blocked(shape, self.anchors.warps, (inner, 1 - inner), integer(op, VECTOR, 1))

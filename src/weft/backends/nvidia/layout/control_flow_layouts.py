@@ -18,7 +18,7 @@ from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
 from weft.backends.nvidia.ir.layouts import Layout, scalar_layout
 from weft.backends.nvidia.ir.op_facts import is_commutative
 from weft.backends.nvidia.ir.view_layouts import demanded, in_order, renamed
-from weft.backends.nvidia.ir.warp_specialization import NarrowOp
+from weft.backends.nvidia.ir.warp_specialization import TruncatePackOp
 from weft.backends.nvidia.ir.wgmma import words_layout
 from weft.errors import LoweringError
 from weft.tile import collective_ops, control_flow
@@ -180,7 +180,7 @@ def predicted(a: Assignment, value: SSAValue, depth: int = 64) -> Layout | None:
             if found is None or not found.shape:  # what is made of a scalar is wherever it is wanted
                 return None
             return renamed(op, found) or a.anchors.of(shape)
-        case NarrowOp():
+        case TruncatePackOp():
             return words_layout(a.anchors.of(tile.tile_type(op.value).sizes))
         case tile.MapOp():
             found = [predicted(a, arg, depth - 1) for arg in op.args if tile.tile_type(arg).sizes == shape]

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from xdsl.ir import Block, Operation, SSAValue
 
-from weft.backends.nvidia.ir.cp_async import CopyInOp
+from weft.backends.nvidia.ir.cp_async import CpAsyncOp
 from weft.backends.nvidia.ir.dialect import BarrierOp, layout_of
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused
 from weft.backends.nvidia.ir.shared_bytes import shared_bytes
@@ -88,7 +88,7 @@ class _Order:
 
 def _access(op: Operation) -> _Access | None:
     match op:
-        case tile.GatherOp() | CopyInOp():
+        case tile.GatherOp() | CpAsyncOp():
             return _Access(op.pointer, op.offsets, False)
         case tile.ScatterOp() | written.AtomicOp():
             return _Access(op.pointer, op.offsets, True)

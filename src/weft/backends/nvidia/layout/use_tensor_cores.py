@@ -59,7 +59,7 @@ class UseTensorCores(KernelPass):
                                                            tile.store %y[%n], gelu(%c)
 
     These are the products that `pipeline_dots` leaves: of few rows, of small tiles, of operands that are computed, and
-    all of them on GPUs that have no copy engine. Where a product has few rows, all warps share its K, and weights are
+    all of them on GPUs that have no TMA. Where a product has few rows, all warps share its K, and weights are
     read a turn ahead: then the memory is always busy.
     """
 

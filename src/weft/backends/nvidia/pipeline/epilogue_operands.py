@@ -3,7 +3,7 @@
     %c = tile.for %k … ; %r = tile.load %x[%m, %n] : 128x256 ; tile.store %y[…], %c + %r
 
 Threads that read such a tile from memory wait for it when all products are done: each holds a few elements here and
-there. As the copy engine brings it in further stages behind the last operands, it is there by then.
+there. As TMA brings it in further stages behind the last operands, it is there by then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft.ir.types import bf16, f16
 from weft.tile import dialect as tile
 
 _MOST_LINES = 256
-"""Of a box of the copy engine."""
+"""Of a box of TMA."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Addend:
 
 
 def addends_of(kernel: tile.KernelOp, operands: Operands, shape: Sequence[int]) -> dict[tile.LoadOp, Addend]:
-    """The loads behind the loops of products, of tiles of the results' shape, that the copy engine can bring."""
+    """The loads behind the loops of products, of tiles of the results' shape, that TMA can bring."""
     ops = list(kernel.block.ops)
     loops = [n for n, op in enumerate(ops) if isinstance(op, tile.ForOp) and operands.any_in(op)]
     if not loops:

@@ -9,7 +9,7 @@ from xdsl.dialects.builtin import UnitAttr
 
 from weft.backends.nvidia.ir.dynamic_tile_scheduler import DRAWN
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused
-from weft.backends.nvidia.ir.warp_specialization import RolesOp
+from weft.backends.nvidia.ir.warp_specialization import WarpSpecializeOp
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.tile import dialect as tile
 
@@ -18,7 +18,8 @@ from weft.tile import dialect as tile
 class MarkDrawn(KernelPass):
     """Let loops over programs go on with what is drawn: whichever block is free takes the next one.
 
-    nvidia.roles { tile.for %t … } { tile.for %t … }     →     nvidia.roles { tile.for %t … {nvidia.drawn} } { … }
+    nvidia.warp_specialize { tile.for %t … } { tile.for %t … }     →     nvidia.warp_specialize { tile.for %t …
+    {nvidia.drawn} } { … }
     """
 
     name: ClassVar[str] = "mark_drawn"
@@ -27,7 +28,7 @@ class MarkDrawn(KernelPass):
         return True if kernel.counter is not None else Refused("its programs are not counted")
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
-        for roles in [op for op in kernel.block.ops if isinstance(op, RolesOp)]:
+        for roles in [op for op in kernel.block.ops if isinstance(op, WarpSpecializeOp)]:
             for block in (roles.consumer.block, *roles.producers):
                 for loop in [op for op in block.ops if isinstance(op, tile.ForOp)]:
                     loop.attributes[DRAWN] = UnitAttr()

@@ -18,7 +18,7 @@ from weft.backends.nvidia.pipeline.operand_copies import Batch, Copy, Operands
 from weft.tile import dialect as tile
 
 _SWIZZLED_LINES = 8
-"""Lines that the copy engine mixes: it begins at multiples of them."""
+"""Lines that TMA mixes: it begins at multiples of them."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The operands of products as the copy engine brings them: which loads come together, and which ring they go through.
+"""The operands of products as TMA brings them: which loads come together, and which ring they go through.
 
 Loads that the products of one block read together are a batch: each turn brings all of them to one stage of a ring, and
 batches of the same shapes, in several loops, share a ring. What is loaded outside of the loops that read it is brought
@@ -32,7 +32,7 @@ _MOST_LINES = 256
 
 @dataclass(frozen=True)
 class Copy:
-    """A load as the copy engine does it, and the others that it does for."""
+    """A load as TMA does it, and the others that it does for."""
 
     load: tile.LoadOp
     map: TensorMap
@@ -123,7 +123,7 @@ class Operands:
 
 
 def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp], early: bool = False) -> Operands | None:
-    """How the operands of products come to slots; None where the copy engine cannot bring them.
+    """How the operands of products come to slots; None where TMA cannot bring them.
 
     A left operand may also be in registers, if it is narrowed to the type of the right one. Where there is time to gain
     by what comes `early`, it does not come together with what does not.

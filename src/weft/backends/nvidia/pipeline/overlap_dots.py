@@ -11,7 +11,7 @@ from xdsl.ir import Block
 
 from weft.backends.nvidia.ir.dialect import CONSUMERS, RESIDENT, set_integer
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused
-from weft.backends.nvidia.ir.warp_specialization import FinishOp, RolesOp, TurnOp, WgmmaOp
+from weft.backends.nvidia.ir.warp_specialization import PingPongBarrierOp, WarpSpecializeOp, WgmmaOp, WgmmaWaitOp
 from weft.backends.nvidia.pipeline.hoist_dots import registers_of
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.tile import dialect as tile
@@ -69,21 +69,21 @@ def _is_tall(dots: Sequence[Sequence[tile.DotOp]], most: int, held: int) -> bool
 class TakeTurns(KernelPass):
     """Let consumers begin several products, between which they have other work to do, one consumer after the other.
 
-    %s = nvidia.wgmma %q, %k               nvidia.turn await
+    %s = nvidia.wgmma %q, %k               nvidia.ping_pong_barrier await
     %o = nvidia.wgmma %p, %v        →      %s = nvidia.wgmma %q, %k
-    nvidia.finish …                        %o = nvidia.wgmma %p, %v
-                                           nvidia.turn pass
-                                           nvidia.finish …
+    nvidia.wgmma_wait …                        %o = nvidia.wgmma %p, %v
+                                           nvidia.ping_pong_barrier pass
+                                           nvidia.wgmma_wait …
     """
 
-    name: ClassVar[str] = "take_turns"
+    name: ClassVar[str] = "ping_pong"
 
     def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
-        several = any(isinstance(op, RolesOp) and op.consumers.value.data > 1 for op in kernel.block.ops)
+        several = any(isinstance(op, WarpSpecializeOp) and op.consumers.value.data > 1 for op in kernel.block.ops)
         return True if several else Refused("it has one consumer")
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
-        for roles in [op for op in kernel.block.ops if isinstance(op, RolesOp)]:
+        for roles in [op for op in kernel.block.ops if isinstance(op, WarpSpecializeOp)]:
             programs = [op for op in roles.consumer.block.ops if isinstance(op, tile.ForOp)]
             for loop in [
                 op for each in programs for op in each.walk() if isinstance(op, tile.ForOp) and op is not each
@@ -93,8 +93,8 @@ class TakeTurns(KernelPass):
 
 def _take_turns(block: Block) -> None:
     ops = list(block.ops)
-    first = next((number for number, op in enumerate(ops) if isinstance(op, FinishOp)), len(ops))
+    first = next((number for number, op in enumerate(ops) if isinstance(op, WgmmaWaitOp)), len(ops))
     begun = [op for op in ops[:first] if isinstance(op, WgmmaOp)]
     if len(begun) > 1:
-        block.insert_op_before(TurnOp.make("await"), begun[0])
-        block.insert_op_after(TurnOp.make("pass"), begun[-1])
+        block.insert_op_before(PingPongBarrierOp.make("await"), begun[0])
+        block.insert_op_after(PingPongBarrierOp.make("pass"), begun[-1])

@@ -20,14 +20,14 @@ from weft.backends.nvidia.ir.warp_specialization import (
     MAP,
     POINTER,
     STAGE_COLUMNS,
-    FinishOp,
     IndexOp,
-    NarrowOp,
-    RolesOp,
-    SendOp,
+    TmaStoreOp,
+    TruncatePackOp,
+    WarpSpecializeOp,
     WgmmaOp,
+    WgmmaWaitOp,
     is_staged,
-    narrowed_type,
+    packed_type,
 )
 from weft.backends.nvidia.pipeline.tile_scheduler import Programs
 from weft.backends.nvidia.target import NvidiaTarget
@@ -46,11 +46,11 @@ class DeferStores(KernelPass):
     """Write a product's tile while the next one is multiplied.
 
     tile.for %t {                              %l = tile.for %t (%w) {
-      %c = tile.for %k { … wgmma … }             wgmma … ; nvidia.send %w piece 0 at the place of %t - 1 ; finish …
-      tile.store %y[…], gelu(%c)        →        wgmma … ; nvidia.send %w piece 1 … ; finish …
+      %c = tile.for %k { … wgmma … }             wgmma … ; nvidia.tma_store %w piece 0 at the place of %t - 1 ; finish …
+      tile.store %y[…], gelu(%c)        →        wgmma … ; nvidia.tma_store %w piece 1 … ; finish …
     }                                            %c = tile.for %k … { … wgmma … }
-                                                 tile.yield nvidia.narrow gelu(%c) }
-                                               nvidia.send %l piece 0 … ; nvidia.send %l piece 1 …
+                                                 tile.yield nvidia.truncate_pack gelu(%c) }
+                                               nvidia.tma_store %l piece 0 … ; nvidia.tma_store %l piece 1 …
 
     Narrowed to 16 bits a tile takes half the registers of its accumulators, and there is room for both. The first turns
     of the loop over K are laid out one after the other, with a piece of the tile before in each.
@@ -72,7 +72,7 @@ class DeferStores(KernelPass):
 
 def _deferral(kernel: tile.KernelOp) -> _Deferral | Refused:
     """The store of consumers that can wait, if their loop ends in one piece by piece and K is long enough."""
-    roles = next((op for op in kernel.block.ops if isinstance(op, RolesOp)), None)
+    roles = next((op for op in kernel.block.ops if isinstance(op, WarpSpecializeOp)), None)
     programs = roles and next((op for op in roles.consumer.block.ops if isinstance(op, tile.ForOp)), None)
     found = _found(programs.block) if programs is not None else None
     if roles is None or programs is None or found is None:
@@ -100,7 +100,7 @@ def _found(block: Block) -> tuple[tile.ForOp, tile.StoreOp] | None:
     last = block.last_op.prev_op if block.last_op is not None else None
     if len(loops) != 1 or len(stores) != 1 or stores[0] is not last or not isinstance(last, tile.StoreOp):
         return None
-    finishes = [op for op in loops[0].block.ops if isinstance(op, FinishOp)]
+    finishes = [op for op in loops[0].block.ops if isinstance(op, WgmmaWaitOp)]
     return (loops[0], last) if len(finishes) == 1 else None
 
 
@@ -122,7 +122,7 @@ class _Deferral:
         old, dtype = self.programs.loop, pointer_dtype(self.store)
         outer = old.parent_block()
         assert outer is not None
-        empty = tile.ConstantOp.make(0, narrowed_type(self.store.value))
+        empty = tile.ConstantOp.make(0, packed_type(self.store.value))
         new = tile.ForOp.make(old.bounds, list(old.indices), [empty.out])
         mapping: dict[SSAValue, SSAValue] = {old.block.args[0]: new.block.args[0]}
         for op in old.block.ops:
@@ -130,7 +130,7 @@ class _Deferral:
                 self._multiply(new.block, mapping)
             elif op is self.store:
                 value = mapping[_exact(self.store)]
-                narrow = NarrowOp.make(value, dtype)
+                narrow = TruncatePackOp.make(value, dtype)
                 new.block.add_ops([narrow, tile.YieldOp.create(operands=[narrow.out])])
             elif not isinstance(op, tile.YieldOp):
                 new.block.add_op(op.clone(mapping))
@@ -172,7 +172,7 @@ class _Deferral:
         block.add_op(at)
         inner = mapping | dict(zip(self.loop.block.args, (at.out, *carried), strict=True))
         for op in self.loop.block.ops:
-            if isinstance(op, FinishOp):
+            if isinstance(op, WgmmaWaitOp):
                 block.add_ops(while_multiplying)
             if isinstance(op, tile.YieldOp):
                 carried[:] = [inner[value] for value in op.operands]
@@ -194,13 +194,13 @@ class _Deferral:
                 places[index] = again.results[0]
         return [*found, *read], [*(places.get(index, index) for index in self.store.indices), outside]
 
-    def _send(self, words: SSAValue, indices: Sequence[SSAValue], piece: int) -> SendOp:
+    def _send(self, words: SSAValue, indices: Sequence[SSAValue], piece: int) -> TmaStoreOp:
         store = self.store
         coordinates = store.attributes[COORDINATES]
         assert isinstance(coordinates, tile.Sizes)
         first, *others = coordinates.data
         away = symbol(f"d{len(store.indices)}")
-        op = SendOp.create(operands=[words, *indices], attributes={"piece": IntegerAttr(piece, i64)})
+        op = TmaStoreOp.create(operands=[words, *indices], attributes={"piece": IntegerAttr(piece, i64)})
         op.attributes |= {
             name: store.attributes[name] for name in (MAP, LINES, POINTER, SHARED) if name in store.attributes
         }

@@ -11,11 +11,11 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.ir.alignment import computed_access, pointer_dtype
-from weft.backends.nvidia.ir.cp_async import AwaitCopiesOp, CommitCopiesOp, CopyInOp, StagedOp
+from weft.backends.nvidia.ir.cp_async import CpAsyncCommitOp, CpAsyncOp, CpAsyncWaitOp, StagedOp
 from weft.backends.nvidia.ir.dialect import VECTOR, WARPS, BarrierOp, integer, set_integer, set_launch
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Refused
 from weft.backends.nvidia.ir.layouts import WARP
-from weft.backends.nvidia.ir.warp_specialization import LINE, FinishOp, IndexOp, SlotType, WgmmaOp
+from weft.backends.nvidia.ir.warp_specialization import LINE, IndexOp, SlotType, WgmmaOp, WgmmaWaitOp
 from weft.backends.nvidia.matmul_unit import WGMMA
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.attributes import from_attribute
@@ -45,12 +45,12 @@ class _Operand:
 class StageOperands(KernelPass):
     """Loops of products whose operands are at computed places: threads copy them to shared memory some turns ahead.
 
-    %c = tile.for %k (%acc) {                             nvidia.copy_in of turns 0, 1, 2, each a group
+    %c = tile.for %k (%acc) {                             nvidia.cp_async of turns 0, 1, 2, each a group
       %a = tile.gather %x[%i]                             %c = tile.for %k (%acc) {
-      %b = tile.gather %w[%j]                       →       nvidia.await_copies ; %a, %b = nvidia.staged turn % 4
+      %b = tile.gather %w[%j]                       →       nvidia.cp_async_wait ; %a, %b = nvidia.staged turn % 4
       tile.yield tile.dot %a, %b, %acc }                    %r = nvidia.wgmma %a, %b, %acc
-                                                            nvidia.copy_in of turn + 3
-                                                            tile.yield nvidia.finish %r }
+                                                            nvidia.cp_async of turn + 3
+                                                            tile.yield nvidia.wgmma_wait %r }
 
     All warps do all of it, so that such a loop may stand anywhere: in branches, and in loops that end when they find.
     """
@@ -168,15 +168,15 @@ class _Staging:
             before += self._copies(turn, None)
         parent.insert_ops_before(before, loop)
         # Copies beyond the last turn bring zeros: what is staged next must not meet them.
-        parent.insert_ops_after([AwaitCopiesOp.create(attributes={"pending": IntegerAttr(0, i64)})], loop)
+        parent.insert_ops_after([CpAsyncWaitOp.create(attributes={"pending": IntegerAttr(0, i64)})], loop)
         dots = [op for op in block.ops if isinstance(op, tile.DotOp)]
         number = self._index(floordiv(symbol("d0") - self._bound(0), self._bound(2)), block.args[0])
         stage = IndexOp.make(tile.Sizes((mod(symbol("d0"), self.stages),)), [number.out])
-        awaited = AwaitCopiesOp.create(attributes={"pending": IntegerAttr(ahead - 1, i64)})
+        awaited = CpAsyncWaitOp.create(attributes={"pending": IntegerAttr(ahead - 1, i64)})
         block.insert_ops_before([number, stage, awaited], dots[0])
         begun = {dot: self._begin(dot, stage.out) for dot in dots}
         sums = [dot for dot in dots if any(isinstance(use.operation, tile.YieldOp) for use in dot.out.uses)]
-        finish = FinishOp.make([begun[dot].out for dot in sums], 0)
+        finish = WgmmaWaitOp.make([begun[dot].out for dot in sums], 0)
         last = block.last_op
         assert last is not None
         block.insert_ops_before([*self._copies(ahead, block.args[0]), finish], last)
@@ -234,13 +234,13 @@ class _Staging:
                     ops.append(op.clone(mapping))
             places = [mapping.get(value, value) for value in gather.operands]
             masks = [] if gather.mask is None else [places[2]]
-            copy = CopyInOp.build(
+            copy = CpAsyncOp.build(
                 operands=[places[0], places[1], masks, stage.out, left.out],
                 attributes={"slot": operand.slot, "start": IntegerAttr(operand.start, i64)},
             )
             set_integer(copy, VECTOR, operand.width)
             ops.append(copy)
-        return [*ops, CommitCopiesOp.create()]
+        return [*ops, CpAsyncCommitOp.create()]
 
 
 def _drop_dead(block: Block) -> None:

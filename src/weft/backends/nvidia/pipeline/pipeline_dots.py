@@ -1,4 +1,4 @@
-"""Split a kernel around products into roles: one that copies operands in, others that multiply."""
+"""Warp-specialize a kernel around dots: one that copies operands in, others that multiply."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from weft.backends.nvidia.ir.warp_specialization import (
     AcquireOp,
     BlockNumberOp,
     CommitOp,
-    FillOp,
-    FinishOp,
     IndexOp,
-    LiftOp,
     ReleaseOp,
+    RingToRegistersOp,
     RingType,
-    RolesOp,
     SlotOp,
+    TmaLoadOp,
     WaitOp,
+    WarpSpecializeOp,
     WgmmaOp,
+    WgmmaWaitOp,
     is_staged,
 )
 from weft.backends.nvidia.matmul_unit import WGMMA
@@ -62,12 +62,12 @@ _FEW_SUMS = 64 * 128
 
 @dataclass(frozen=True)
 class PipelineDots(KernelPass):
-    """Split a kernel around products into roles: one that copies operands in, others that multiply.
+    """Warp-specialize a kernel around dots: one that copies operands in, others that multiply.
 
-    %c = tile.for %k (%acc) {                      nvidia.roles {
-      %a = tile.load %x[%m, %k] : 128x64             … nvidia.acquire ; nvidia.fill 0 [%k, %m] ; nvidia.fill 1 …
+    %c = tile.for %k (%acc) {                      nvidia.warp_specialize {
+      %a = tile.load %x[%m, %k] : 128x64             … nvidia.acquire ; nvidia.tma_load 0 [%k, %m] ; nvidia.tma_load 1 …
       %b = tile.load %w[%k, %n] : 64x256     →     } {
-      tile.yield tile.dot %a, %b, %acc }             … nvidia.wait ; nvidia.wgmma … ; nvidia.finish ; nvidia.release
+      tile.yield tile.dot %a, %b, %acc }             … nvidia.wait ; nvidia.wgmma … ; nvidia.wgmma_wait ; nvidia.release
     tile.store %y[%m, %n], gelu(%c)                  tile.store %y[%m, %n], gelu(%c)
                                                    }
 
@@ -90,7 +90,7 @@ class PipelineDots(KernelPass):
 
 @dataclass(frozen=True)
 class _Pipelined:
-    """What the copy engine brings to the products of a kernel, and who multiplies."""
+    """What TMA brings to the products of a kernel, and who multiplies."""
 
     operands: Operands
     addends: Mapping[tile.LoadOp, Addend]
@@ -112,7 +112,7 @@ def _pipelined(kernel: tile.KernelOp, target: NvidiaTarget) -> _Pipelined | Refu
         return Refused(f"warp groups do not share {rows} rows")
     operands = operands_of(kernel, dots, early=rows == 64)
     if operands is None:
-        return Refused("the copy engine cannot bring the operands of its products")
+        return Refused("TMA cannot bring the operands of its products")
     if not all(_fits(dot, operands.dtype, consumers) for dot in dots):
         return Refused(f"a product is none of {consumers} warp groups and {operands.dtype.name}")
     # A ring has one producer, and an addend is not there early.
@@ -216,7 +216,7 @@ def _split(
         op.detach()
         op.erase(safe_erase=False)
     blocks = 1 if sharing is None else sharing.blocks
-    roles = RolesOp.make(consumers, rings, producing, consuming, *early, cluster=blocks)
+    roles = WarpSpecializeOp.make(consumers, rings, producing, consuming, *early, cluster=blocks)
     block.insert_op_after(roles, found[-1])
 
 
@@ -269,7 +269,7 @@ class _Producer:
             attributes = _numbered(ring=addend.ring, slot=addend.slot, map=self.maps.index(addend.map))
             attributes |= {"coordinates": tile.Sizes(addend.at(number)), "part": addend.part}
             indices = [self.mapping.get(i, i) for i in addend.load.indices]
-            fill = FillOp.create(operands=indices, attributes=attributes)
+            fill = TmaLoadOp.create(operands=indices, attributes=attributes)
             block.add_ops([AcquireOp.expecting(addend.part.bytes, addend.ring), fill, CommitOp.of(addend.ring)])
 
     def _bring(self, batch: Batch, block: Block) -> None:
@@ -284,7 +284,7 @@ class _Producer:
             if batch.early or copy.load.once is not None:
                 attributes["once"] = UnitAttr()
             indices = [self.mapping.get(i, i) for i in copy.load.indices]
-            block.add_op(FillOp.create(operands=indices, attributes=attributes))
+            block.add_op(TmaLoadOp.create(operands=indices, attributes=attributes))
         block.add_op(CommitOp.of(batch.ring))
 
 
@@ -340,7 +340,7 @@ class _Consumer:
     def _lift(self, addend: Addend, block: Block) -> None:
         self._finish(len(self.under_way), block)  # stages are released in the order in which they were brought
         attributes = {**_numbered(ring=addend.ring, slot=addend.slot), "part": addend.part}
-        lift = LiftOp.create(attributes=attributes, result_types=[addend.load.out.type])
+        lift = RingToRegistersOp.create(attributes=attributes, result_types=[addend.load.out.type])
         block.add_op(lift)
         self.mapping[addend.load.out] = lift.out
 
@@ -360,7 +360,7 @@ class _Consumer:
             return
         # What only another product was added to is in that one's registers.
         used = [dot for dot in done if any(not isinstance(use.operation, tile.DotOp) for use in dot.out.uses)]
-        finish = FinishOp.make([self.mapping[dot.out] for dot in used], len(self.under_way))
+        finish = WgmmaWaitOp.make([self.mapping[dot.out] for dot in used], len(self.under_way))
         block.add_op(finish)
         self.mapping.update(zip((dot.out for dot in used), finish.outs, strict=True))
         for batch in [batch for dot in done for batch in self.operands.of(dot) if not batch.held]:

@@ -1,4 +1,4 @@
-"""Split a kernel of whole rows into roles: one that brings the rows of the next programs, others that compute."""
+"""Warp-specialize a kernel of whole rows: one that brings the rows of the next programs, others that compute."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.backends.nvidia.ir.dialect import LAYOUTS, RESIDENT, ConvertOp, layout
 from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused, adopt, has_bulk_copies
 from weft.backends.nvidia.ir.layouts import WARP, Layout
-from weft.backends.nvidia.ir.row_streams import ALIGNMENT, CROSSES, CopyOp, PieceType, ReadOp, StreamOp, WaitKeptOp
+from weft.backends.nvidia.ir.row_streams import ALIGNMENT, CROSSES, BulkCopyOp, PieceType, ReadOp, StreamOp, WaitKeptOp
 from weft.backends.nvidia.ir.shared_bytes import crossing_bytes
 from weft.backends.nvidia.ir.warp_specialization import AcquireOp, BlockNumberOp, CommitOp, IndexOp, ReleaseOp, WaitOp
 from weft.backends.nvidia.layout.assign_layouts import assign_layouts
@@ -53,11 +53,11 @@ class _Row:
 
 @dataclass(frozen=True)
 class PipelineRows(KernelPass):
-    """Split a kernel of whole rows into roles: one that brings the rows of the next programs, others that compute.
+    """Warp-specialize a kernel of whole rows: one that brings the rows of the next programs, others that compute.
 
     %x = tile.load %a[%p * 4096] : 4096              nvidia.stream {
-    %m = tile.reduce max %x                            tile.for %p … { nvidia.acquire ; nvidia.copy 0 %a[%p * 4096] … }
-    %e = tile.map exp(%x - %m)               →       } {
+    %m = tile.reduce max %x                            tile.for %p … { nvidia.acquire ; nvidia.bulk_copy 0 %a[%p *
+    4096] … } %e = tile.map exp(%x - %m)               →       } {
     …                                                  tile.for %p … { nvidia.wait ; %x = nvidia.read 0 ; nvidia.release
     tile.store %y[%p * 4096], …                          %m = tile.reduce max %x ; … ; tile.store %y[%p * 4096], … } }
 
@@ -159,7 +159,7 @@ def _reads_back(kernel: tile.KernelOp) -> bool:
 
 
 def _is_piece(op: tile.LoadOp) -> bool:
-    """Whether a load reads one piece of memory, whole, that the copy engine can move with what lies beside it."""
+    """Whether a load reads one piece of memory, whole, that TMA can move with what lies beside it."""
     shape, size = tile.tile_type(op.out).sizes, pointer_dtype(op).bytes
     pitch = 1
     for side, stride, extent in zip(shape[::-1], op.strides.data[::-1], op.extents.data[::-1], strict=True):
@@ -170,7 +170,7 @@ def _is_piece(op: tile.LoadOp) -> bool:
 
 
 def _is_aligned(op: tile.LoadOp) -> bool:
-    """Whether a piece begins at multiples of 16 bytes, as the copy engine wants it."""
+    """Whether a piece begins at multiples of 16 bytes, as TMA wants it."""
     return divisor_of(op.offset.data[0]) * pointer_dtype(op).bytes % WIDEST == 0
 
 
@@ -307,12 +307,13 @@ def _split(kernel: tile.KernelOp, rows: list[_Row], stages: int, blocks: int, cr
     moving, kept = [row for row in rows if not row.kept], [row for row in rows if row.kept]
     programs, mapping = programs_of(kernel, first.out, count.out)
     producer = Block(
-        [CopyOp.make(row.load.pointer, [], i, row.load.offset, kept=True) for i, row in enumerate(kept)] + [programs]
+        [BulkCopyOp.make(row.load.pointer, [], i, row.load.offset, kept=True) for i, row in enumerate(kept)]
+        + [programs]
     )
     programs.block.add_op(AcquireOp.of())
     for number, row in enumerate(moving):
         indices = [mapping.get(i, i) for i in row.load.indices]
-        programs.block.add_op(CopyOp.make(row.load.pointer, indices, number, row.load.offset, end=row.end))
+        programs.block.add_op(BulkCopyOp.make(row.load.pointer, indices, number, row.load.offset, end=row.end))
     programs.block.add_ops([CommitOp.of(), tile.YieldOp.create()])
     programs, mapping = programs_of(kernel, first.out, count.out)
     consumer = Block([*([WaitKeptOp.create()] if kept else []), programs])

@@ -1,4 +1,4 @@
-"""Split a kernel that walks its rows in blocks into roles: one that brings the next blocks, others that compute."""
+"""Warp-specialize a kernel that walks its rows in blocks: one that brings the next blocks, others that compute."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from weft.backends.nvidia.ir.dialect import (
 )
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused, adopt, has_bulk_copies
 from weft.backends.nvidia.ir.layouts import WARP
-from weft.backends.nvidia.ir.row_streams import ALIGNMENT, CROSSES, CopyOp, PieceType, ReadOp, StreamOp
+from weft.backends.nvidia.ir.row_streams import ALIGNMENT, CROSSES, BulkCopyOp, PieceType, ReadOp, StreamOp
 from weft.backends.nvidia.ir.shared_bytes import crossing_bytes
 from weft.backends.nvidia.ir.warp_specialization import AcquireOp, BlockNumberOp, CommitOp, ReleaseOp, RewindOp, WaitOp
 from weft.backends.nvidia.layout.assign_layouts import assign_layouts
@@ -87,11 +87,11 @@ class _Ring:
 
 @dataclass(frozen=True)
 class PipelineStreams(KernelPass):
-    """Split a kernel that walks its rows in blocks into roles: one that brings the next blocks, others that compute.
+    """Warp-specialize a kernel that walks its rows in blocks: one that brings the next blocks, others that compute.
 
     tile.for %c = 0 to 9000 by 4096 (%s) {     nvidia.stream {
-      %x = tile.load %a[%p * 9000 + %c]          tile.for %p … { tile.for %c … { nvidia.acquire ; nvidia.copy … } … }
-      %t = tile.map add(%s, %x)           →    } {
+      %x = tile.load %a[%p * 9000 + %c]          tile.for %p … { tile.for %c … { nvidia.acquire ; nvidia.bulk_copy … }
+      … } %t = tile.map add(%s, %x)           →    } {
       tile.yield %t }                            tile.for %p … { tile.for %c … { nvidia.wait ; %x = nvidia.read 0 ; … }
     …                                              … tile.store %y[%p], %r } }
     tile.store %y[%p], %r
@@ -188,7 +188,7 @@ def _with_roles(kernel: tile.KernelOp, stages: Sequence[_Stage], ring: _Ring) ->
     _split(kernel, stages, ring, crossing)
     set_integer(kernel, RESIDENT, ring.resident)
     threads = WARP * (integer(kernel, WARPS) + 1)
-    # As `emit_streaming` lays it out: the ring, then barriers for what is kept and what crosses blocks.
+    # As `emit_row_stream` lays it out: the ring, then barriers for what is kept and what crosses blocks.
     shared = sum(map(_up, (ring.stages * _stage_bytes(stages), 16, 2 * crossing + 16)))
     set_launch(kernel, Launch(threads, shared, ring.blocks, ring.blocks, persistent=not ring.holds))
     return None
@@ -266,7 +266,7 @@ def _walks(stages: Sequence[_Stage]) -> int:
 
 
 def _is_piece(op: tile.LoadOp, numbers: set[SSAValue]) -> bool:
-    """Whether a load reads one piece of memory that the copy engine can move, another one in each program."""
+    """Whether a load reads one piece of memory that TMA can move, another one in each program."""
     sizes, size = tile.tile_type(op.out).sizes, pointer_dtype(op).bytes
     if len(sizes) != 1 or sizes[0] == 1 or op.strides.data != (1,) or not numbers & set(op.indices):
         return False
@@ -311,7 +311,7 @@ def _produce(block: Block, stages: Sequence[_Stage], mapping: dict[SSAValue, SSA
         loop.block.add_op(AcquireOp.expecting(moved))
         for number, op in enumerate(stage.loads):
             indices = [mapping.get(index, index) for index in op.indices]
-            made = CopyOp.make(op.pointer, indices, number, op.offset, elements=_extent(op))
+            made = BulkCopyOp.make(op.pointer, indices, number, op.offset, elements=_extent(op))
             loop.block.add_op(made)
         loop.block.add_ops([CommitOp.of(), tile.YieldOp.create()])
         block.add_op(loop)

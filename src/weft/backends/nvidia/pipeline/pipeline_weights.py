@@ -1,4 +1,4 @@
-"""Split a product of few rows into roles: one that brings weights, others that multiply."""
+"""Warp-specialize a skinny GEMM: one that brings weights, others that multiply."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused, ha
 from weft.backends.nvidia.ir.layouts import WARP
 from weft.backends.nvidia.ir.mma import AGAIN, AHEAD, PACKED, MmaOp
 from weft.backends.nvidia.ir.programmatic_launch import is_fixed
-from weft.backends.nvidia.ir.row_streams import ALIGNMENT, WEIGHTS, CopyRowsOp, PieceType, ReadOp, StreamOp
+from weft.backends.nvidia.ir.row_streams import ALIGNMENT, WEIGHTS, BulkCopyRowsOp, PieceType, ReadOp, StreamOp
 from weft.backends.nvidia.ir.shared_bytes import shared_bytes
 from weft.backends.nvidia.ir.warp_specialization import AcquireOp, BlockNumberOp, CommitOp, ReleaseOp, WaitOp
 from weft.backends.nvidia.pipeline.pipeline_rows import programs_of
@@ -53,7 +53,7 @@ class _Weights:
 
 @dataclass(frozen=True)
 class FindWeights(KernelPass):
-    """Find the weights of a product of few rows that the copy engine can bring in whole pieces, and are worth it.
+    """Find the weights of a product of few rows that TMA can bring in whole pieces, and are worth it.
 
     %b = tile.load %w[%k, %n] {packed}     →     %b = tile.load %w[%k, %n] {packed, weights}
     """
@@ -76,19 +76,19 @@ class FindWeights(KernelPass):
 
 @dataclass(frozen=True)
 class PipelineWeights(KernelPass):
-    """Split a product of few rows into roles: one that brings weights, others that multiply.
+    """Warp-specialize a skinny GEMM: one that brings weights, others that multiply.
 
     %p = tile.for %k (%acc) {                       nvidia.stream {
       %a = tile.load %x[%k] {packed}                  tile.for %t … { tile.for %k … {
-      %b = tile.load %w[%k, %n] {packed}                nvidia.acquire ; nvidia.copy_rows %w[%k, %t] ; nvidia.commit } }
-      tile.yield nvidia.mma %a, %b, %acc }     →    } {
+      %b = tile.load %w[%k, %n] {packed}                nvidia.acquire ; nvidia.bulk_copy_rows %w[%k, %t] ;
+      nvidia.commit } } tile.yield nvidia.mma %a, %b, %acc }     →    } {
     %c = … tile.reduce sum %p                         tile.for %t … { %p = tile.for %k (%acc) {
     tile.store %y[%n], gelu(%c)                         %a = tile.load … ; nvidia.wait ; %b = nvidia.read
                                                         %r = nvidia.mma %a, %b, %acc ; nvidia.release ; tile.yield %r }
                                                         … ; tile.store … } }
 
     Such a product takes as long as it takes to read the weights. Two blocks of a multiprocessor have some 200 KB of
-    them on their way at any time, also while they sum up one tile and begin the next: the copy engine goes on from tile
+    them on their way at any time, also while they sum up one tile and begin the next: TMA goes on from tile
     to tile. Where no step of the program writes the weights, it starts before the kernel ahead has ended
     (`early_start`).
     """
@@ -127,7 +127,7 @@ def _up(size: int) -> int:
 
 
 def _weights(kernel: tile.KernelOp, marked: str = PACKED) -> list[_Weights]:
-    """The loads, one for each product, that the copy engine brings instead; none if it cannot."""
+    """The loads, one for each product, that TMA brings instead; none if it cannot."""
     products = [op for op in kernel.walk() if isinstance(op, MmaOp)]
     found = [_weights_of(each, marked) for each in products]
     loops = {each.parent_op() for each in products}
@@ -214,9 +214,9 @@ def _bring(weights: list[_Weights], mapping: dict[SSAValue, SSAValue]) -> tile.F
     return turns
 
 
-def _copy(weights: _Weights, slot: int, known: dict[SSAValue, SSAValue]) -> CopyRowsOp:
+def _copy(weights: _Weights, slot: int, known: dict[SSAValue, SSAValue]) -> BulkCopyRowsOp:
     load = weights.load
-    return CopyRowsOp.create(
+    return BulkCopyRowsOp.create(
         operands=[load.pointer, *(known.get(i, i) for i in load.indices)],
         attributes={
             "slot": IntegerAttr(slot, i64),

@@ -31,7 +31,7 @@ class DelayProducts(KernelPass):
                                                          tile.dot %p, values of the last turn, %kept
 
     Both products are begun one after the other, and the second runs while powers are raised of the first. In the first
-    turn there is nothing before: the copy engine is told a place in front of the tensor, and brings zeros.
+    turn there is nothing before: TMA is told a place in front of the tensor, and brings zeros.
     """
 
     name: ClassVar[str] = "delay_products"

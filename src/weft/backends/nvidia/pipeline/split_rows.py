@@ -64,7 +64,7 @@ def _is_line(op: Operation) -> bool:
 
 
 def _has_parts(loop: tile.ForOp, blocks: int) -> bool:
-    """Whether what a loop walks has so many equal parts, which begin where the copy engine can."""
+    """Whether what a loop walks has so many equal parts, which begin where TMA can."""
     bounds = [size for size in loop.bounds.data if isinstance(size, int)]
     if len(bounds) != 3 or bounds[0] != 0 or bounds[1] % blocks or bounds[1] // blocks < bounds[2]:
         return False

@@ -1,4 +1,4 @@
-"""Which results of products are written through shared memory: by the copy engine, or line by line by the warps."""
+"""Which results of products are written through shared memory: by TMA, or line by line by the warps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from weft.ir.types import bf16, f16
 from weft.tile import dialect as tile
 
 _CHUNK = 16
-"""Bytes that the copy engine writes at once."""
+"""Bytes that TMA writes at once."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class StageStores(KernelPass):
 
     tile.store %y[%m, %n], %c     →     tile.store %y[%m, %n], %c {nvidia.map = 0, nvidia.coordinates = [%n, %m]}
 
-    The copy engine does it where it can, else the warp, line by line.
+    TMA does it where it can, else the warp, line by line.
     """
 
     name: ClassVar[str] = "stage_stores"
@@ -73,6 +73,6 @@ def _row_limit(kernel: tile.KernelOp, op: tile.StoreOp) -> Size | None:
 
 
 def _ends_with_chunk(op: tile.StoreOp) -> bool:
-    """Whether rows end where a chunk does: the engine writes whole ones, past the end of a tensor too."""
+    """Whether rows end where a chunk does: TMA writes whole ones, past the end of a tensor too."""
     assert op.sides is not None
     return divisor_of(op.sides.data[1], op.indices) * pointer_dtype(op).bytes % _CHUNK == 0

@@ -1,4 +1,4 @@
-"""Pointers and masks of kernels that people write → parts of tensors, where the copy engine can move them."""
+"""Pointers and masks of kernels that people write → parts of tensors, where TMA can move them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.GatherOp, collective
 
 @dataclass(frozen=True)
 class RaiseAccesses(KernelPass):
-    """Pointers and masks of kernels that people write → parts of tensors, where the copy engine can move them.
+    """Pointers and masks of kernels that people write → parts of tensors, where TMA can move them.
 
     %o = pid*128*%stride + i*%stride + 64*%k + j           %a = tile.load %x[128*pid, 64*%k] of a tensor of %M x %K,
     %a = tile.gather %x[%o] where 128*pid + i < %M    →          rows %stride apart
@@ -269,7 +269,7 @@ class _Raising:
         return operands, {name: tile.Sizes(tuple(sizes)) for name, sizes in lists.items()}
 
     def _put(self, op: tile.LoadOp | tile.StoreOp, before: Operation, shape: Sequence[int]) -> int | None:
-        """Put an access before another, if the copy engine can make it; gives the axis that runs through memory."""
+        """Put an access before another, if TMA can make it; gives the axis that runs through memory."""
         block = before.parent_block()
         assert block is not None
         block.insert_op_before(op, before)

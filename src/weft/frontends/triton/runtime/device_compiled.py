@@ -41,7 +41,7 @@ DEFAULT_WARPS = 4
 _BLOCKS = 3
 """Where on the tape the number of blocks stands."""
 _MOST_SIZES = 64
-"""Of tensors that the copy engine moves, for which maps are kept."""
+"""Of tensors that TMA moves, for which maps are kept."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class DeviceKernel(KernelHandle):
         described = [size for each in self._function.launch.maps for size in (*each.sizes, *each.strides)]
         symbols = set[str]().union(*map(symbols_of, described))
         self._sizing = sorted(names[name] for name in symbols if name in names)
-        """The arguments that say how large tensors are which the copy engine moves."""
+        """The arguments that say how large tensors are which TMA moves."""
         self._by_grid = not symbols.isdisjoint(GRID)
         self._is_sized = self._by_grid or bool(self._sizing)
         self._frames: dict[tuple[int | float, ...], list[_Frame]] = {}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from xdsl.ir import OpResult, SSAValue
 
 from weft.backends.llvm.builder import V
-from weft.backends.nvidia.ir.warp_specialization import FinishOp, SlotOp, SlotType, WgmmaOp
+from weft.backends.nvidia.ir.warp_specialization import SlotOp, SlotType, WgmmaOp, WgmmaWaitOp
 from weft.backends.nvidia.ir.wgmma import ROWS
 
 _MOST_COLUMNS = 256
@@ -58,7 +58,7 @@ def _until_finished(op: WgmmaOp) -> list[WgmmaOp]:
     assert block is not None
     found: list[WgmmaOp] = []
     for each in block.ops:
-        if isinstance(each, FinishOp):
+        if isinstance(each, WgmmaWaitOp):
             if op in found:
                 return found if each.pending.value.data == 0 else [op]
             found = []

@@ -1,11 +1,11 @@
 """Ops of loops whose threads copy operands to stages of shared memory some turns ahead, each its own elements.
 
-    nvidia.copy_in %p[%offsets] where %mask → stage %s of a slot        each thread its 16 bytes, without registers
-    nvidia.commit_copies                                                what was begun is a group
-    nvidia.await_copies 2                                               all groups but the last two are there, for all
+    nvidia.cp_async %p[%offsets] where %mask → stage %s of a slot        each thread its 16 bytes, without registers
+    nvidia.cp_async_commit                                                what was begun is a group
+    nvidia.cp_async_wait 2                                               all groups but the last two are there, for all
     %a = nvidia.staged %s                                               a stage as an operand of products
 
-This is what products take whose operands the copy engine cannot bring: it must be told sizes when a kernel is launched.
+This is what products take whose operands TMA cannot bring: it must be told sizes when a kernel is launched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from xdsl.ir import Operation
 from weft.backends.llvm.builder import V, i64
 from weft.backends.nvidia.emit.block import SHARED_SYMBOL, do, i32, short
 from weft.backends.nvidia.emit.memory.gather_scatter import address_of
-from weft.backends.nvidia.ir.cp_async import AwaitCopiesOp, CommitCopiesOp, CopyInOp, StagedOp
+from weft.backends.nvidia.ir.cp_async import CpAsyncCommitOp, CpAsyncOp, CpAsyncWaitOp, StagedOp
 from weft.backends.nvidia.ir.dialect import VECTOR, integer, layouts_of
 from weft.backends.nvidia.ir.warp_specialization import LINE, SlotType
 from weft.errors import LoweringError
@@ -31,14 +31,14 @@ _LINES = 8
 _CHUNK = 16
 
 
-def emit_staged(codegen: KernelCodegen, op: Operation) -> bool:
+def emit_cp_async(codegen: KernelCodegen, op: Operation) -> bool:
     """The code of one op; False if it is none of these."""
     match op:
-        case CopyInOp():
+        case CpAsyncOp():
             _copy_in(codegen, op)
-        case CommitCopiesOp():
+        case CpAsyncCommitOp():
             do(codegen.b, "cp.async.commit_group;", "")
-        case AwaitCopiesOp():
+        case CpAsyncWaitOp():
             do(codegen.b, f"cp.async.wait_group {op.pending.value.data};", "")
             codegen.threads.barrier()
             do(codegen.b, "fence.proxy.async.shared::cta;", "")
@@ -57,7 +57,7 @@ def _stage(codegen: KernelCodegen, slot: SlotType, start: IntegerAttr, stage: V)
     return b.add(base, b.add(i32(start.value.data), b.mul(short(b, stage), i32(slot.bytes))))
 
 
-def _copy_in(codegen: KernelCodegen, op: CopyInOp) -> None:
+def _copy_in(codegen: KernelCodegen, op: CpAsyncOp) -> None:
     b, (layout,), width, slot = codegen.b, layouts_of(op), integer(op, VECTOR, 1), op.slot
     size, inner = slot.dtype.bytes, slot.axis
     bytes_ = width * size

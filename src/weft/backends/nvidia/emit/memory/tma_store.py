@@ -1,9 +1,9 @@
 """Results of products written in pieces: a warp lays 16 rows of 64 columns into shared memory at a time.
 
-From there the copy engine writes them, or the warp itself where lines begin anywhere (`line_stores`).
+From there TMA writes them, or the warp itself where lines begin anywhere (`line_stores`).
 
 The accumulators of a warp, narrowed to 16 bits and taken in pairs, are just what `stmatrix` scatters to lines. Two
-places take turns, so that one is written while the engine still reads the other; no other warp has to wait.
+places take turns, so that one is written while TMA still reads the other; no other warp has to wait.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from weft.backends.nvidia.ir.warp_specialization import (
     STAGE_BYTES,
     STAGE_COLUMNS,
     STAGE_ROWS,
-    NarrowOp,
-    SendOp,
+    TmaStoreOp,
+    TruncatePackOp,
 )
 from weft.tile import dialect as tile
 
@@ -46,11 +46,11 @@ def store_in_pieces(codegen: KernelCodegen, op: tile.StoreOp) -> None:
         _send(codegen, op, words, piece)
 
 
-def narrow(codegen: KernelCodegen, op: NarrowOp) -> None:
+def narrow(codegen: KernelCodegen, op: TruncatePackOp) -> None:
     codegen.tiles[op.out] = _words(codegen, codegen.tiles[op.value], op.dtype.data)
 
 
-def send(codegen: KernelCodegen, op: SendOp) -> None:
+def send(codegen: KernelCodegen, op: TmaStoreOp) -> None:
     _send(codegen, op, codegen.tiles[op.words], op.piece.value.data)
 
 
@@ -58,12 +58,12 @@ def _words(codegen: KernelCodegen, values: Sequence[V], dtype: str) -> list[V]:
     return [pair(codegen.b, low, high, dtype) for low, high in zip(values[::2], values[1::2], strict=True)]
 
 
-def _send(codegen: KernelCodegen, op: tile.StoreOp | SendOp, words: Sequence[V], piece: int) -> None:
+def _send(codegen: KernelCodegen, op: tile.StoreOp | TmaStoreOp, words: Sequence[V], piece: int) -> None:
     """Write a piece of 64 rows of a warp group and 64 columns, of which each warp has 16 rows."""
     b, threads = codegen.b, codegen.threads
     coordinates = op.attributes[COORDINATES]
     assert isinstance(coordinates, tile.Sizes)
-    tile_ = op.words if isinstance(op, SendOp) else op.value
+    tile_ = op.words if isinstance(op, TmaStoreOp) else op.value
     layout, count = layout_of(tile_), len(words) // PIECE_WORDS
     first, row, *others = (b.convert("trunc", codegen.size(c, op.indices), "i32") for c in coordinates.data)
     # The lanes of a quarter of a warp give the addresses of the lines of one 8x8 block.
@@ -78,7 +78,7 @@ def _send(codegen: KernelCodegen, op: tile.StoreOp | SendOp, words: Sequence[V],
         address = b.add(slot, b.binary("xor", swizzled, i32(at * 8)))
         text = "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};"
         do(b, text, "r,r,r,r,r", address, *words[piece * PIECE_WORDS + at :][:4])
-    across = tile.tile_type(tile_).sizes[1] * (2 if isinstance(op, SendOp) else 1) // STAGE_COLUMNS
+    across = tile.tile_type(tile_).sizes[1] * (2 if isinstance(op, TmaStoreOp) else 1) // STAGE_COLUMNS
     down = b.sub(threads.place(layout, 0), b.binary("lshr", threads.lane, i32(2)))
     top = b.add(row, b.add(down, i32(layout.offsets[piece * len(layout.offsets) // count][0])))
     place = [b.add(first, i32(piece % across * STAGE_COLUMNS)), top, *others]
@@ -96,9 +96,9 @@ def _send(codegen: KernelCodegen, op: tile.StoreOp | SendOp, words: Sequence[V],
         _commit(codegen)
 
 
-def _free(codegen: KernelCodegen, op: tile.StoreOp | SendOp, piece: int, count: int) -> None:
-    """Wait until the engine has read what a place was used for before: the first piece may be given the last one."""
-    sent = _sent_by_engine(codegen)
+def _free(codegen: KernelCodegen, op: tile.StoreOp | TmaStoreOp, piece: int, count: int) -> None:
+    """Wait until TMA has read what a place was used for before: the first piece may be given the last one."""
+    sent = _sent_by_tma(codegen)
     if not sent:
         return
     under_way = 0 if LINES in op.attributes or (piece == 0 and _may_meet(sent, count)) else 1
@@ -106,7 +106,7 @@ def _free(codegen: KernelCodegen, op: tile.StoreOp | SendOp, piece: int, count: 
         do(codegen.b, f"cp.async.bulk.wait_group.read {under_way};", "")
 
 
-def _lines(codegen: KernelCodegen, op: tile.StoreOp | SendOp, place: Sequence[V]) -> Lines:
+def _lines(codegen: KernelCodegen, op: tile.StoreOp | TmaStoreOp, place: Sequence[V]) -> Lines:
     b, sizes = codegen.b, op.attributes[LINES]
     assert isinstance(sizes, tile.Sizes)
     columns, rows, pitch, rest = (codegen.size(size, op.indices) for size in sizes.data[:4])
@@ -118,10 +118,12 @@ def _lines(codegen: KernelCodegen, op: tile.StoreOp | SendOp, place: Sequence[V]
     return Lines(origin, b.mul(pitch, i64(ELEMENT)), *exist, even=sizes.data[4] == 2)
 
 
-def _sent_by_engine(codegen: KernelCodegen) -> set[int]:
-    """The tensor maps of all stores that the engine makes."""
+def _sent_by_tma(codegen: KernelCodegen) -> set[int]:
+    """The tensor maps of all stores that TMA makes."""
     ops = codegen.kernel.walk()
-    return {integer(each, MAP) for each in ops if isinstance(each, tile.StoreOp | SendOp) and MAP in each.attributes}
+    return {
+        integer(each, MAP) for each in ops if isinstance(each, tile.StoreOp | TmaStoreOp) and MAP in each.attributes
+    }
 
 
 def _may_meet(sent: set[int], count: int) -> bool:
@@ -139,8 +141,8 @@ def _commit(codegen: KernelCodegen) -> None:
     do(codegen.b, "cp.async.bulk.commit_group;", "")
 
 
-def _send_until(codegen: KernelCodegen, op: tile.StoreOp | SendOp, slot: V, place: list[V]) -> None:
-    """Write the rows of a piece that come before one: by the engine if all do, else by the warp."""
+def _send_until(codegen: KernelCodegen, op: tile.StoreOp | TmaStoreOp, slot: V, place: list[V]) -> None:
+    """Write the rows of a piece that come before one: by TMA if all do, else by the warp."""
     b, limit, map_ = codegen.b, op.attributes[LIMIT], codegen.launch.maps[integer(op, MAP)]
     (columns, *_), (pitch, *_) = map_.sizes, map_.strides
     assert isinstance(limit, tile.Sizes) and isinstance(columns, int) and isinstance(pitch, int)
@@ -160,7 +162,7 @@ def _send_until(codegen: KernelCodegen, op: tile.StoreOp | SendOp, slot: V, plac
 
 
 def finish_stores(codegen: KernelCodegen) -> None:
-    """Shared memory must outlive what the engine reads of it."""
+    """Shared memory must outlive what TMA reads of it."""
     with codegen.b.when(elected(codegen.b)):
         do(codegen.b, "cp.async.bulk.wait_group.read 0;", "")
 

@@ -18,21 +18,29 @@ from weft.backends.nvidia.ir.alignment import WIDEST
 from weft.backends.nvidia.ir.dialect import layout_of
 from weft.backends.nvidia.ir.layouts import WARP, Layout
 from weft.backends.nvidia.ir.mma import PACKED
-from weft.backends.nvidia.ir.row_streams import ALIGNMENT, CopyOp, CopyRowsOp, PieceType, ReadOp, StreamOp, WaitKeptOp
+from weft.backends.nvidia.ir.row_streams import (
+    ALIGNMENT,
+    BulkCopyOp,
+    BulkCopyRowsOp,
+    PieceType,
+    ReadOp,
+    StreamOp,
+    WaitKeptOp,
+)
 from weft.tile import dialect as tile
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
 
 
-def emit_streaming(codegen: KernelCodegen, op: Operation) -> None:
+def emit_row_stream(codegen: KernelCodegen, op: Operation) -> None:
     """An op of a kernel that streams rows."""
     match op:
         case StreamOp():
             _emit_roles(codegen, op)
-        case CopyOp():
+        case BulkCopyOp():
             _copy(codegen, op)
-        case CopyRowsOp():
+        case BulkCopyRowsOp():
             _copy_rows(codegen, op)
         case ReadOp():
             _read(codegen, op)
@@ -128,7 +136,7 @@ def _whole_chunks(size: int) -> int:
     return -(-size // WIDEST) * WIDEST
 
 
-def _first(codegen: KernelCodegen, op: CopyOp | ReadOp, piece: PieceType) -> V:
+def _first(codegen: KernelCodegen, op: BulkCopyOp | ReadOp, piece: PieceType) -> V:
     """The bytes from the start of a tensor to what this block has of a row."""
     b = codegen.b
     assert op.offset is not None
@@ -138,7 +146,7 @@ def _first(codegen: KernelCodegen, op: CopyOp | ReadOp, piece: PieceType) -> V:
     return b.mul(first, i64(piece.dtype.bytes))
 
 
-def _brought(codegen: KernelCodegen, op: CopyOp | ReadOp, piece: PieceType, first: V, size: V) -> V:
+def _brought(codegen: KernelCodegen, op: BulkCopyOp | ReadOp, piece: PieceType, first: V, size: V) -> V:
     """Where the slot of a row begins: with it or, where that may be anywhere, at a multiple of 16 bytes."""
     b = codegen.b
     if op.end is None:
@@ -147,7 +155,7 @@ def _brought(codegen: KernelCodegen, op: CopyOp | ReadOp, piece: PieceType, firs
     return b.intrinsic("smin", b.binary("and", first, i64(-WIDEST)), last)
 
 
-def _copy(codegen: KernelCodegen, op: CopyOp) -> None:
+def _copy(codegen: KernelCodegen, op: BulkCopyOp) -> None:
     b, number = codegen.b, op.slot.value.data
     ring = codegen.kept if op.kept is not None else codegen.rings[0]
     assert ring is not None
@@ -167,7 +175,7 @@ def _copy(codegen: KernelCodegen, op: CopyOp) -> None:
             do(b, text, "r,l,r,r", *arguments)
 
 
-def _copy_rows(codegen: KernelCodegen, op: CopyRowsOp) -> None:
+def _copy_rows(codegen: KernelCodegen, op: BulkCopyRowsOp) -> None:
     """A copy for each row; weights are read once, so they are the first to leave the second-level cache."""
     b, ring, number = codegen.b, codegen.rings[0], op.slot.value.data
     piece = ring.slots[number]

@@ -1,4 +1,4 @@
-"""Kernels of roles as LLVM code: the rings of stages, their barriers, the copy engine, and who does what."""
+"""Warp-specialized kernels as LLVM code: the rings of stages, their barriers, TMA, and who does what."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from weft.backends.nvidia.ir.warp_specialization import (
     AcquireOp,
     BlockNumberOp,
     CommitOp,
-    FillOp,
-    FinishOp,
     IndexOp,
-    LiftOp,
-    NarrowOp,
+    PingPongBarrierOp,
     ReleaseOp,
     RewindOp,
-    RolesOp,
-    SendOp,
+    RingToRegistersOp,
     SlotOp,
     SlotType,
-    TurnOp,
+    TmaLoadOp,
+    TmaStoreOp,
+    TruncatePackOp,
     WaitOp,
+    WarpSpecializeOp,
     WgmmaOp,
+    WgmmaWaitOp,
 )
 from weft.errors import LoweringError
 from weft.tile import dialect as tile
@@ -53,12 +53,12 @@ _GROUP_WARPS = 4
 _REGISTERS = {(2, 1): (24, 240), (3, 1): (32, 160), (1, 2): (24, 232), (2, 2): (24, 104)}
 """What a thread of the producer and of a consumer may use, by the number of consumers, and of blocks beside each other:
 together what all enter with. One consumer has enough."""
-RING_OPS = (AcquireOp, CommitOp, WaitOp, ReleaseOp, LiftOp)
+RING_OPS = (AcquireOp, CommitOp, WaitOp, ReleaseOp, RingToRegistersOp)
 _FIRST_TURN, _GROUP_THREADS = 2, 128
 """The named barrier of the first consumer's turn; those of the others follow. Who waits and who passes meet there."""
 
 
-def _rings(b: Function, op: RolesOp) -> list[Ring]:
+def _rings(b: Function, op: WarpSpecializeOp) -> list[Ring]:
     """All slots lie before all barriers."""
     types = list(op.rings)
     base = b.emit("i32", f"ptrtoint ptr addrspace(3) @{SHARED_SYMBOL} to i32")
@@ -73,14 +73,14 @@ def _rings(b: Function, op: RolesOp) -> list[Ring]:
     return rings
 
 
-def _numbers(b: Function, op: RolesOp) -> Ring:
+def _numbers(b: Function, op: WarpSpecializeOp) -> Ring:
     """The ring of the numbers of programs, behind all others."""
     base = b.emit("i32", f"ptrtoint ptr addrspace(3) @{SHARED_SYMBOL} to i32")
     place = b.add(base, i32(sum(each.bytes + BARRIER_BYTES * each.count for each in op.rings)))
     return Ring(NUMBERS, (), place, i32(0), i32(0), barriers=place)
 
 
-def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
+def emit_warp_specialize(codegen: KernelCodegen, op: WarpSpecializeOp) -> None:
     """The whole of a kernel: set up the barriers, then each warp takes its role."""
     b = codegen.b
     consumers, cluster = op.consumers.value.data, op.cluster.value.data
@@ -129,7 +129,9 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
     codegen.threads.prepare(codegen.layouts)
     codegen.rings = rings
     codegen.drawing = Drawing(numbers[0], None) if numbers else None
-    if any(isinstance(inner, TurnOp) for inner in op.consumer.walk()):  # the first one's turn is passed by the last
+    if any(
+        isinstance(inner, PingPongBarrierOp) for inner in op.consumer.walk()
+    ):  # the first one's turn is passed by the last
         with b.when(b.icmp("uge", own, i32(_GROUP_WARPS * (consumers - 1)))):
             do(b, f"bar.arrive {_FIRST_TURN}, {2 * _GROUP_THREADS};", "")
     codegen.block(op.consumer.block)
@@ -141,7 +143,7 @@ def emit_roles(codegen: KernelCodegen, op: RolesOp) -> None:
         meet(b, cluster)
 
 
-def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
+def emit_warp_op(codegen: KernelCodegen, op: Operation) -> None:
     """An op of a role."""
     b = codegen.b
     match op:
@@ -155,25 +157,34 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
         case IndexOp():
             codegen.scalars[op.out] = codegen.size(op.value.data[0], op.indices)
             return
-        case RolesOp():
-            emit_roles(codegen, op)
+        case WarpSpecializeOp():
+            emit_warp_specialize(codegen, op)
             return
         case WgmmaOp():
             _multiply(codegen, op)
             return
-        case FinishOp():
-            _finish(codegen, op)
+        case WgmmaWaitOp():
+            _wgmma_wait(codegen, op)
             return
-        case TurnOp():
-            _turn(codegen, op)
+        case PingPongBarrierOp():
+            _ping_pong(codegen, op)
             return
-        case NarrowOp():
+        case TruncatePackOp():
             narrow(codegen, op)
             return
-        case SendOp():
+        case TmaStoreOp():
             send(codegen, op)
             return
-        case AcquireOp() | FillOp() | CommitOp() | WaitOp() | SlotOp() | ReleaseOp() | LiftOp() | RewindOp():
+        case (
+            AcquireOp()
+            | TmaLoadOp()
+            | CommitOp()
+            | WaitOp()
+            | SlotOp()
+            | ReleaseOp()
+            | RingToRegistersOp()
+            | RewindOp()
+        ):
             ring = codegen.rings[op.ring.value.data]
         case _:
             raise LoweringError(f"there is no code for {op.name} on a GPU")
@@ -182,8 +193,8 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
             wait_for(b, ring.empty(b), b.binary("xor", ring.phase, i32(1)))
             known = ring.arriving or i32(ring.stage_bytes)
             expect(b, ring.full(b), known if op.bytes is None else i32(op.bytes.value.data))
-        case FillOp():
-            _fill(codegen, op, ring)
+        case TmaLoadOp():
+            _tma_load(codegen, op, ring)
         case CommitOp():
             ring.advance(b)
         case RewindOp():
@@ -194,15 +205,15 @@ def emit_asynchronous(codegen: KernelCodegen, op: Operation) -> None:
             codegen.slots[op.out] = ring.slot(b, op.slot.value.data)
         case ReleaseOp():
             _release(codegen, ring, threads_read=isinstance(ring.slots[0], PieceType))
-        case LiftOp():
-            _lift(codegen, op, ring)
+        case RingToRegistersOp():
+            _ring_to_registers(codegen, op, ring)
 
 
 def _release(codegen: KernelCodegen, ring: Ring, *, threads_read: bool) -> None:
     """Say that a warp is done with a stage, and go on to the next."""
     b = codegen.b
     if threads_read:
-        # All lanes have read what they need, before the copy engine overwrites it.
+        # All lanes have read what they need, before TMA overwrites it.
         do(b, "fence.proxy.async.shared::cta;", "")
         do(b, "bar.warp.sync -1;", "")
     # Without a branch: products may be under way.
@@ -217,7 +228,7 @@ def _release(codegen: KernelCodegen, ring: Ring, *, threads_read: bool) -> None:
     ring.advance(b)
 
 
-def _lift(codegen: KernelCodegen, op: LiftOp, ring: Ring) -> None:
+def _ring_to_registers(codegen: KernelCodegen, op: RingToRegistersOp, ring: Ring) -> None:
     """Pairs of neighbours from swizzled lines: what a warp reads at once, four pairs of eight rows, is in 32 banks."""
     b, layout, part = codegen.b, layout_of(op.out), op.part
     size, columns = part.dtype.bytes, part.sizes[1]
@@ -241,7 +252,7 @@ def _lift(codegen: KernelCodegen, op: LiftOp, ring: Ring) -> None:
     codegen.tiles[op.out] = values
 
 
-def _fill(codegen: KernelCodegen, op: FillOp, ring: Ring) -> None:
+def _tma_load(codegen: KernelCodegen, op: TmaLoadOp, ring: Ring) -> None:
     """Boxes of one line's width, block after block, and piece after piece."""
     b = codegen.b
     slot = op.part or ring.slots[op.slot.value.data]
@@ -316,7 +327,7 @@ def begins_product(op: tile.MapOp) -> bool:
     return bool(uses) and all(isinstance(use.operation, WgmmaOp) and use.index == 2 for use in uses)
 
 
-def _finish(codegen: KernelCodegen, op: FinishOp) -> None:
+def _wgmma_wait(codegen: KernelCodegen, op: WgmmaWaitOp) -> None:
     held = [word for value in op.values for word in codegen.in_flight.get(value, ())]
     values = [each for value in op.values for each in codegen.tiles[value]]
     results = wait(codegen.b, values, op.pending.value.data, held)
@@ -327,7 +338,7 @@ def _finish(codegen: KernelCodegen, op: FinishOp) -> None:
         start += count
 
 
-def _turn(codegen: KernelCodegen, op: TurnOp) -> None:
+def _ping_pong(codegen: KernelCodegen, op: PingPongBarrierOp) -> None:
     b, consumers = codegen.b, codegen.threads.warps // _GROUP_WARPS
     group = b.binary("lshr", codegen.threads.warp, i32(2))
     if op.kind.data == "await":
