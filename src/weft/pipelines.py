@@ -34,10 +34,10 @@ from weft.backends.nvidia.layout.allocate_shared import AllocateShared
 from weft.backends.nvidia.layout.assign_layouts import AssignLayouts
 from weft.backends.nvidia.layout.insert_barriers import OrderMemory
 from weft.backends.nvidia.layout.limit_registers import LimitRegisters
-from weft.backends.nvidia.layout.mark_unaligned import MarkShifted
+from weft.backends.nvidia.layout.mark_unaligned import MarkUnaligned
 from weft.backends.nvidia.layout.use_tensor_cores import UseTensorCores
 from weft.backends.nvidia.pipeline.hoist_dots import HoistProducts
-from weft.backends.nvidia.pipeline.mark_dynamic import MarkDrawn
+from weft.backends.nvidia.pipeline.mark_dynamic import MarkDynamic
 from weft.backends.nvidia.pipeline.overlap_dots import PairBlocks, TakeTurns
 from weft.backends.nvidia.pipeline.overlap_epilogue import DeferStores
 from weft.backends.nvidia.pipeline.pipeline_cp_async import StageOperands
@@ -181,7 +181,7 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
     """
 
     def multiplied(pipeline: PipelineDots, layouts: AssignLayouts) -> tuple[KernelPass, ...]:
-        return (pipeline, TakeTurns(), DeferStores(), MarkDrawn(), layouts, OrderMemory(), AllocateShared())
+        return (pipeline, TakeTurns(), DeferStores(), MarkDynamic(), layouts, OrderMemory(), AllocateShared())
 
     return (
         StraightenLoops(),
@@ -190,7 +190,7 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
         RelaxArithmetic(),
         JoinExponentials(),
         JoinMoments(),
-        MarkShifted(),
+        MarkUnaligned(),
         FirstThatMatches(
             "choose_copies",
             (

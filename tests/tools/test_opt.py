@@ -167,7 +167,7 @@ def test_kernel_passes_by_name(weft, softmax: str) -> None:
     assert whole == weft("opt", softmax, "--level", "nvidia").stdout
     chosen = weft("opt", "-", "--level", "nvidia", "-p", "choose_copies", stdin=tiles).stdout
     assert "nvidia.launch" in chosen
-    stopped = weft("opt", "-", "--level", "nvidia", "--stop-after", "mark_shifted", stdin=tiles)
+    stopped = weft("opt", "-", "--level", "nvidia", "--stop-after", "mark_unaligned", stdin=tiles)
     assert stopped.exit_code == 0 and "nvidia.launch" not in stopped.stdout
 
 

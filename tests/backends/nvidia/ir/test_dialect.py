@@ -147,7 +147,7 @@ WRONG = {
     ": registers ": (": registers x@0 ", "not"),
     "nvidia.layouts = [": ('nvidia.layouts = ["no", ', "are no layouts"),
     '"nvidia.exponentials"(': ('"nvidia.exponential"(', "nvidia.exponential is not registered"),
-    "nvidia.warps = ": ("nvidia.drawn, nvidia.warps = ", "nvidia.drawn stands on tile.for, not on tile.kernel"),
+    "nvidia.warps = ": ("nvidia.dynamic, nvidia.warps = ", "nvidia.dynamic stands on tile.for, not on tile.kernel"),
 }
 
 

@@ -13,7 +13,7 @@ from weft.backends.nvidia.check.protocol import Protocol, check
 from weft.backends.nvidia.check.protocol_events import AsyncCopy, Wait
 from weft.backends.nvidia.check.simulator_memory import SimulationError
 from weft.backends.nvidia.check.warp_protocol import protocol_of
-from weft.backends.nvidia.ir.dynamic_tile_scheduler import DRAWN
+from weft.backends.nvidia.ir.dynamic_tile_scheduler import DYNAMIC
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import Tensor, bf16, boolean, f32, i32, i64
 from weft.lower.machine import gpu_machine
@@ -174,7 +174,7 @@ def test_many_programs_of_different_lengths_are_drawn(name: str, drawn: bool) ->
     assert len(before) == len(trial.lowered.scratch) == drawn  # a counter, and what sets it to 0
     kernel, launch = annotate(call.kernel.op, TARGET)
     assert launch.persistent
-    loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp) and DRAWN in op.attributes]
+    loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp) and DYNAMIC in op.attributes]
     assert len(loops) == (2 if drawn else 0)  # the producer's and the consumers'
     assert ("atom.global.inc" in compile_kernels({"attention": call.kernel.op}, TARGET).ptx) == drawn
     check(protocol_of(kernel, block=3, blocks=100), runs=5)

@@ -8,7 +8,7 @@ import pytest
 from weft.backends.nvidia.check.protocol import check
 from weft.backends.nvidia.check.warp_protocol import protocol_of
 from weft.backends.nvidia.ir.warp_specialization import BlockNumberOp, IndexOp, WarpSpecializeOp, WgmmaWaitOp
-from weft.backends.nvidia.pipeline.tile_scheduler import Programs
+from weft.backends.nvidia.pipeline.tile_scheduler import TileScheduler
 from weft.backends.nvidia.target import target_named
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import evaluate
@@ -212,7 +212,7 @@ def test_pairs_of_programs_are_all_programs(grid: Shape, blocks: int) -> None:
     assert kernel.paired
     kernel.attributes["grid"] = tile.Sizes(grid)
     first, count = BlockNumberOp.make("number"), BlockNumberOp.make("count")
-    programs = Programs.of(kernel, first.out, count.out)
+    programs = TileScheduler.of(kernel, first.out, count.out)
     indices = [op for op in programs.loop.block.ops if isinstance(op, IndexOp)]
     found: list[Shape] = []
     work = [0] * blocks

@@ -28,7 +28,7 @@ from weft.backends.nvidia.check.protocol_events import (
     Write,
 )
 from weft.backends.nvidia.ir.dialect import BarrierOp
-from weft.backends.nvidia.ir.dynamic_tile_scheduler import DRAWN, NUMBERS
+from weft.backends.nvidia.ir.dynamic_tile_scheduler import DYNAMIC, NUMBERS
 from weft.backends.nvidia.ir.warp_specialization import (
     AcquireOp,
     BlockNumberOp,
@@ -180,7 +180,7 @@ class _Role:
                 for turn, number in enumerate(range(lower, upper, step)):
                     self.values[op.block.args[0]] = number
                     yield from self.run(op.block)
-                    if DRAWN in op.attributes:
+                    if DYNAMIC in op.attributes:
                         yield from self._draw(turn)
             case AcquireOp() | TmaLoadOp() | CommitOp() | WaitOp() | SlotOp() | ReleaseOp():
                 yield from self._of_ring(op)

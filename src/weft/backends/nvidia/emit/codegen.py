@@ -32,15 +32,15 @@ from weft.backends.nvidia.emit.memory.strided_memory import emit_load, emit_pack
 from weft.backends.nvidia.emit.reduce.cluster_reduce import Crossing
 from weft.backends.nvidia.emit.reduce.online_softmax import emit_added_exponentials, emit_exponentials
 from weft.backends.nvidia.emit.reduce.reduce import emit_reduce
-from weft.backends.nvidia.emit.warps.dynamic_tile_scheduler import Drawing
-from weft.backends.nvidia.emit.warps.programmatic_launch import let_next_come, wait_for_kernel
+from weft.backends.nvidia.emit.warps.dynamic_tile_scheduler import DynamicTileScheduler
+from weft.backends.nvidia.emit.warps.programmatic_launch import grid_dependency_wait, launch_dependents
 from weft.backends.nvidia.emit.warps.ring_buffers import Ring
 from weft.backends.nvidia.emit.warps.row_streams import emit_row_stream
 from weft.backends.nvidia.emit.warps.warp_specialize import RING_OPS, emit_warp_op
 from weft.backends.nvidia.ir.alignment import pointer_dtype
 from weft.backends.nvidia.ir.dialect import APART, RESIDENT, WARPS, BarrierOp, ConvertOp, integer, layout_of, layouts_of
 from weft.backends.nvidia.ir.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
-from weft.backends.nvidia.ir.dynamic_tile_scheduler import DRAWN
+from weft.backends.nvidia.ir.dynamic_tile_scheduler import DYNAMIC
 from weft.backends.nvidia.ir.extents import ConvertedLimits
 from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
 from weft.backends.nvidia.ir.horizontal_select import PickOp
@@ -76,7 +76,7 @@ class KernelCodegen:
         self.in_flight: dict[SSAValue, list[V]] = {}
         self.rings: list[Ring] = []
         self.kept: Ring | None = None
-        self.drawing: Drawing | None = None
+        self.drawing: DynamicTileScheduler | None = None
         self.crossing: Crossing | None = None
         self.limits = ConvertedLimits()
         self.late: list[Operation] = []
@@ -91,7 +91,7 @@ class KernelCodegen:
             attributes += f' "nvvm.cluster_dim"="{self.launch.cluster}"'
         self.b = b = Function(self.module, kernel.sym_name.data, [*params, *maps], "void", attributes, "ptx_kernel")
         if self.launch.programmatic:
-            let_next_come(b, kernel)
+            launch_dependents(b, kernel)
         self.maps = [b.emit("i64", f"ptrtoint {value} to i64") for value in b.args[len(params) :]]
         for argument, value in zip(arguments, b.args, strict=False):
             match argument.type:
@@ -112,7 +112,7 @@ class KernelCodegen:
             isinstance(op, StreamOp) or (isinstance(op, WarpSpecializeOp) and op.early) for op in kernel.block.ops
         )
         if self.launch.programmatic and not roles and self.early is None:
-            wait_for_kernel(b)
+            grid_dependency_wait(b)
         with where_programs_are(self):
             self.block(kernel.block)
             self.threads.gather()
@@ -202,7 +202,7 @@ class KernelCodegen:
         lower, upper, step = (self.size(size, op.indices) for size in op.bounds.data)
         initial = [self.tiles[value] for value in op.initial]
         rings = self._rings_of(op)
-        drawing = self.drawing if DRAWN in op.attributes else None
+        drawing = self.drawing if DYNAMIC in op.attributes else None
         rings += [] if drawing is None else [drawing.ring]
         initial += [ring.state for ring in rings]
         drawn: list[V] = []
@@ -272,7 +272,7 @@ class KernelCodegen:
 
         initial = [*(self.tiles[value] for value in op.initial), *(ring.state for ring in rings), *load(i64(lower))]
         if op is self.early:
-            wait_for_kernel(b)
+            grid_dependency_wait(b)
             for each in self.late:
                 self.visit(each)
         if (held := held_in(op)) is not None and not self.rings:

@@ -19,7 +19,7 @@ from weft.tile.axis_facts import ALIGNED, DIVISORS, AxisFacts, Neighbours, neigh
 
 WIDEST = 16
 """The bytes that one access of a thread moves at most."""
-SHIFTED = "nvidia.shifted"
+UNALIGNED = "nvidia.unaligned"
 """On an access to rows that begin anywhere."""
 
 
@@ -102,7 +102,7 @@ def access_of(op: tile.LoadOp | tile.StoreOp, shape: tuple[int, ...]) -> Access:
             step = gcd(step, divisor_of(stride, op.indices))
     most = WIDEST // dtype.bytes
     vector = _power(gcd(step, divisor_of(op.extents.data[axis], op.indices)), most)
-    if SHIFTED in op.attributes and vector < most:
+    if UNALIGNED in op.attributes and vector < most:
         return Access(axis, most, shifted=_power(step, most) < most, ragged=True)
     return Access(axis, vector)
 

@@ -22,9 +22,9 @@ from weft.backends.nvidia.ir import (
     scratch,
     warp_specialization,
 )
-from weft.backends.nvidia.ir.alignment import SHIFTED
+from weft.backends.nvidia.ir.alignment import UNALIGNED
 from weft.backends.nvidia.ir.dialect import LaunchAttr, LayoutAttr
-from weft.backends.nvidia.ir.dynamic_tile_scheduler import DRAWN
+from weft.backends.nvidia.ir.dynamic_tile_scheduler import DYNAMIC
 from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
 from weft.backends.nvidia.ir.row_streams import WEIGHTS, PieceType
 from weft.backends.nvidia.ir.warp_specialization import RingType, SlotType
@@ -83,9 +83,9 @@ ANNOTATIONS: dict[str, Annotation] = {
     dialect.LAUNCH: Annotation("how a kernel is launched", LaunchAttr, (tile.KernelOp,)),
     programmatic_launch.FIXED: Annotation("the arguments whose memory no step writes", ArrayAttr, (tile.KernelOp,)),
     programmatic_launch.FOLLOWS: Annotation("it is never the first kernel of a program", UnitAttr, (tile.KernelOp,)),
-    DRAWN: Annotation("each block draws the next number", UnitAttr, (tile.ForOp,)),
+    DYNAMIC: Annotation("each block draws the next number", UnitAttr, (tile.ForOp,)),
     dialect.VECTOR: Annotation("how many neighbours of a thread are moved at once", IntegerAttr, _COMPUTED),
-    SHIFTED: Annotation("rows begin anywhere, and are moved 16 bytes at a time", UnitAttr, _ACCESSES),
+    UNALIGNED: Annotation("rows begin anywhere, and are moved 16 bytes at a time", UnitAttr, _ACCESSES),
     row_streams.CROSSES: Annotation("the blocks of a cluster send each other what they have", IntegerAttr, _REDUCTIONS),
     mma.PACKED: Annotation("registers hold 4 bytes of neighbours each", UnitAttr, (tile.LoadOp, row_streams.ReadOp)),
     mma.AHEAD: Annotation(

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from xdsl.dialects.builtin import UnitAttr
 
-from weft.backends.nvidia.ir.alignment import SHIFTED, access_of, pointer_dtype
+from weft.backends.nvidia.ir.alignment import UNALIGNED, access_of, pointer_dtype
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.tile import dialect as tile
@@ -19,15 +19,15 @@ _WORTH_SHIFTING = 256
 
 
 @dataclass(frozen=True)
-class MarkShifted(KernelPass):
+class MarkUnaligned(KernelPass):
     """Let a kernel move rows that begin anywhere 16 bytes at a time, if it has no others and they are long.
 
-    %x = tile.load %a[%p * 8191] : bf16     →     %x = tile.load %a[%p * 8191] {nvidia.shifted}
+    %x = tile.load %a[%p * 8191] : bf16     →     %x = tile.load %a[%p * 8191] {nvidia.unaligned}
 
     Others would have to be moved in pieces that lie apart: a thread has the same elements of all.
     """
 
-    name: ClassVar[str] = "mark_shifted"
+    name: ClassVar[str] = "mark_unaligned"
 
     def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
         if "schedule" not in kernel.attributes:
@@ -36,7 +36,7 @@ class MarkShifted(KernelPass):
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
         for op in _shifted(kernel):
-            op.attributes[SHIFTED] = UnitAttr()
+            op.attributes[UNALIGNED] = UnitAttr()
 
 
 def _shifted(kernel: tile.KernelOp) -> list[tile.LoadOp | tile.StoreOp]:

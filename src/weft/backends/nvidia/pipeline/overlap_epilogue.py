@@ -29,7 +29,7 @@ from weft.backends.nvidia.ir.warp_specialization import (
     is_staged,
     packed_type,
 )
-from weft.backends.nvidia.pipeline.tile_scheduler import Programs
+from weft.backends.nvidia.pipeline.tile_scheduler import TileScheduler
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import symbol
@@ -90,7 +90,7 @@ def _deferral(kernel: tile.KernelOp) -> _Deferral | Refused:
         return Refused(f"its loop has fewer turns than a tile has pieces, {pieces}")
     if held + _registers(store.value, consumers) // 2 > _MOST_HELD[consumers]:
         return Refused("a thread has no registers for the tile before")
-    return _Deferral(Programs.walked_by(kernel, programs, roles.cluster.value.data), loop, store, pieces)
+    return _Deferral(TileScheduler.walked_by(kernel, programs, roles.cluster.value.data), loop, store, pieces)
 
 
 def _found(block: Block) -> tuple[tile.ForOp, tile.StoreOp] | None:
@@ -115,7 +115,7 @@ def _is_sum(value: SSAValue) -> bool:
 
 
 class _Deferral:
-    def __init__(self, programs: Programs, loop: tile.ForOp, store: tile.StoreOp, pieces: int) -> None:
+    def __init__(self, programs: TileScheduler, loop: tile.ForOp, store: tile.StoreOp, pieces: int) -> None:
         self.programs, self.loop, self.store, self.pieces = programs, loop, store, pieces
 
     def rewrite(self) -> None:

@@ -21,7 +21,7 @@ from weft.backends.nvidia.ir.dialect import (
     set_integer,
     set_launch,
 )
-from weft.backends.nvidia.ir.dynamic_tile_scheduler import drawing_bytes
+from weft.backends.nvidia.ir.dynamic_tile_scheduler import dynamic_bytes
 from weft.backends.nvidia.ir.index_slices import ops_behind
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Refused
 from weft.backends.nvidia.ir.warp_specialization import (
@@ -47,7 +47,7 @@ from weft.backends.nvidia.matmul_unit import WGMMA
 from weft.backends.nvidia.pipeline.epilogue_operands import Addend, addends_of
 from weft.backends.nvidia.pipeline.multicast_operands import Sharing, share_operands
 from weft.backends.nvidia.pipeline.operand_copies import Batch, Operands, blocks_of, operands_of
-from weft.backends.nvidia.pipeline.tile_scheduler import Cluster, Programs, worth_one_by_one
+from weft.backends.nvidia.pipeline.tile_scheduler import ThreadBlockCluster, TileScheduler, worth_dynamic
 from weft.backends.nvidia.target import SYSTEM_SHARED, NvidiaTarget
 from weft.ir.expr import symbol
 from weft.ir.types import DType, f32, i32
@@ -139,12 +139,12 @@ def _pipeline(kernel: tile.KernelOp, target: NvidiaTarget, found: _Pipelined, *,
         sums = [tile.tile_type(dot.out).sizes for dot in found.dots]
         resident, most = (2, most) if in_parts and sum(map(prod, sums)) <= _FEW_SUMS else (1, _MOST_AHEAD)
         room = ((target.shared_per_block + SYSTEM_SHARED) // resident - SYSTEM_SHARED) // _ALIGNMENT * _ALIGNMENT
-    rings = _rings(operands, room - staging - drawing_bytes(kernel), ahead, most)
+    rings = _rings(operands, room - staging - dynamic_bytes(kernel), ahead, most)
     if rings is None:
         return Refused("there is no room for two stages of its operands")
     set_integer(kernel, RESIDENT, resident)
-    persistent = not worth_one_by_one(kernel, target.multiprocessors, resident)
-    ring = sum(each.bytes + each.count * BARRIER_BYTES for each in rings) + drawing_bytes(kernel)
+    persistent = not worth_dynamic(kernel, target.multiprocessors, resident)
+    ring = sum(each.bytes + each.count * BARRIER_BYTES for each in rings) + dynamic_bytes(kernel)
     ring = -(-ring // _ALIGNMENT) * _ALIGNMENT
     for op in staged:
         set_integer(op, SHARED, ring)
@@ -204,9 +204,9 @@ def _split(
     limit = _limit(kernel)
     found = [first, count, *([] if sharing is None else [rank]), *limit]
     block.insert_ops_before(found, original[0])
-    cluster = None if sharing is None else Cluster(sharing, rank.out)
+    cluster = None if sharing is None else ThreadBlockCluster(sharing, rank.out)
     numbers = first.out, count.out, limit[-1].results[0] if limit else None, cluster
-    walked = [Programs.of(kernel, *numbers) for _ in (consumer, *producers)]
+    walked = [TileScheduler.of(kernel, *numbers) for _ in (consumer, *producers)]
     for role, programs in zip((consumer, *producers), walked, strict=True):
         role.mapping = programs.numbers()
         role.walk(original, programs.loop.block)

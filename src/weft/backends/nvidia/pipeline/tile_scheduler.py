@@ -1,4 +1,4 @@
-"""The programs of a kernel as a persistent block walks them: from its own number in steps of the number of blocks.
+"""The tile scheduler: a persistent block walks the programs of a kernel, from its own number in steps of all blocks.
 
 Where programs at one end of an axis take longer than at the other, a block has one from each in turn. Otherwise the
 order keeps what neighbours share in the second-level cache: a few blocks of rows are walked through all columns.
@@ -24,7 +24,7 @@ _OUTSIDE = 1 << 30
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ThreadBlockCluster:
     """Blocks that walk neighbouring programs in step, and the number of this one among them."""
 
     sharing: Sharing
@@ -32,7 +32,7 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Programs:
+class TileScheduler:
     """A loop over a block's programs, and the program's number along each axis of the grid.
 
     `first` and `count` are the block's number and how many there are, or those of its cluster.
@@ -45,7 +45,7 @@ class Programs:
     axes: tuple[SSAValue, ...]
     limit: SSAValue | None = None
     """How many programs there are along the last axis, if memory says so."""
-    cluster: Cluster | None = None
+    cluster: ThreadBlockCluster | None = None
 
     @classmethod
     def of(
@@ -54,8 +54,8 @@ class Programs:
         first: SSAValue,
         count: SSAValue,
         limit: SSAValue | None = None,
-        cluster: Cluster | None = None,
-    ) -> Programs:
+        cluster: ThreadBlockCluster | None = None,
+    ) -> TileScheduler:
         bounds = tile.Sizes((symbol("d0"), _upper(kernel, cluster), symbol("d1")))
         loop = tile.ForOp.make(bounds, [first, count, *_sizes(kernel, limit)], [])
         numbers = _numbered(kernel, loop.block.args[0], count, limit, cluster)
@@ -63,7 +63,7 @@ class Programs:
         return cls(kernel, first, count, loop, tuple(op.out for op in numbers), limit, cluster)
 
     @classmethod
-    def walked_by(cls, kernel: tile.KernelOp, loop: tile.ForOp, blocks: int = 1) -> Programs:
+    def walked_by(cls, kernel: tile.KernelOp, loop: tile.ForOp, blocks: int = 1) -> TileScheduler:
         """What `of` has made for a loop, in a cluster of so many blocks."""
         first, count, *others = loop.indices
         limit = others[len(kernel.size_names)] if kernel.limit is not None else None
@@ -73,7 +73,7 @@ class Programs:
             rank = numbers[0].indices[-1]
             name = f"d{len(numbers[0].indices) - 1}"
             axis = next(axis for axis, op in enumerate(numbers) if name in symbols_of(op.value.data[0]))
-            cluster = Cluster(Sharing(blocks, axis), rank)
+            cluster = ThreadBlockCluster(Sharing(blocks, axis), rank)
         return cls(kernel, first, count, loop, tuple(op.out for op in numbers), limit, cluster)
 
     def numbers(self) -> dict[SSAValue, SSAValue]:
@@ -106,7 +106,7 @@ def _sizes(kernel: tile.KernelOp, limit: SSAValue | None) -> list[SSAValue]:
     return [*sizes, *([] if limit is None else [limit])]
 
 
-def _grid(kernel: tile.KernelOp, cluster: Cluster | None = None) -> list[Size]:
+def _grid(kernel: tile.KernelOp, cluster: ThreadBlockCluster | None = None) -> list[Size]:
     """The sides of the grid, with d2, d3, … for the kernel's sizes, and the next one for its limit.
 
     A cluster's programs are one.
@@ -119,7 +119,7 @@ def _grid(kernel: tile.KernelOp, cluster: Cluster | None = None) -> list[Size]:
 
 
 def _numbered(
-    kernel: tile.KernelOp, number: SSAValue, count: SSAValue, limit: SSAValue | None, cluster: Cluster | None
+    kernel: tile.KernelOp, number: SSAValue, count: SSAValue, limit: SSAValue | None, cluster: ThreadBlockCluster | None
 ) -> list[IndexOp]:
     """Each axis's number of a program, from the program's. Where there is none, it may be any."""
     grid = [size if size != 0 else 1 for size in _grid(kernel, cluster)]
@@ -135,7 +135,7 @@ def _numbered(
     return [IndexOp.make(tile.Sizes((value,)), operands) for value in values]
 
 
-def _upper(kernel: tile.KernelOp, cluster: Cluster | None) -> Size:
+def _upper(kernel: tile.KernelOp, cluster: ThreadBlockCluster | None) -> Size:
     """Where the numbers of a block end that begin with d0, in steps of d1."""
     programs = product(_grid(kernel, cluster))
     if not kernel.paired:
@@ -201,7 +201,7 @@ _MANY = 64
 """Programs of each multiprocessor from which on long and short ones even out."""
 
 
-def worth_one_by_one(kernel: tile.KernelOp, multiprocessors: int, resident: int = 1) -> bool:
+def worth_dynamic(kernel: tile.KernelOp, multiprocessors: int, resident: int = 1) -> bool:
     """Whether each program is better a block of its own, which the next free multiprocessor takes.
 
     That costs what a block does before its first product, but few programs of unequal length would not even out; pairs

@@ -20,7 +20,7 @@ from weft.backends.nvidia.emit.memory.global_memory import (
     store_chunk,
 )
 from weft.backends.nvidia.emit.memory.tma_store import store_in_pieces
-from weft.backends.nvidia.emit.memory.unaligned_access import Chunk, load_shifted, store_shifted
+from weft.backends.nvidia.emit.memory.unaligned_access import Chunk, load_unaligned, store_unaligned
 from weft.backends.nvidia.ir.accesses import is_of_rows, ragged_width
 from weft.backends.nvidia.ir.alignment import WIDEST, access_of, divisor_of, pointer_dtype
 from weft.backends.nvidia.ir.dialect import layout_of, layouts_of
@@ -53,7 +53,7 @@ def emit_load(codegen: KernelCodegen, op: tile.LoadOp) -> None:
     for registers, address, predicate in _chunks(codegen, op, layout, width=ragged):
         if ragged:
             chunk = _ragged_chunk(codegen, op, layout, registers[0], address, predicate)
-            loaded = load_shifted(codegen.b, chunk, pointer_dtype(op))
+            loaded = load_unaligned(codegen.b, chunk, pointer_dtype(op))
         else:
             space = space_of(op.pointer)
             loaded = load_chunk(codegen.b, address, pointer_dtype(op), len(registers), predicate, space)
@@ -97,7 +97,7 @@ def emit_store(codegen: KernelCodegen, op: tile.StoreOp) -> None:
         predicate = codegen.both(predicate, owner)
         if ragged:
             chunk = _ragged_chunk(codegen, op, layout, registers[0], address, predicate, op.value)
-            store_shifted(codegen.b, chunk, neighbours, pointer_dtype(op), codegen.threads.lane, layout)
+            store_unaligned(codegen.b, chunk, neighbours, pointer_dtype(op), codegen.threads.lane, layout)
         else:
             store_chunk(codegen.b, address, neighbours, pointer_dtype(op), predicate, space_of(op.pointer))
 

@@ -42,7 +42,7 @@ class Chunk:
         return b.binary("and", low, i32(WIDEST - 1))
 
 
-def load_shifted(b: Function, chunk: Chunk, dtype: DType, space: str = "global") -> list[V]:
+def load_unaligned(b: Function, chunk: Chunk, dtype: DType, space: str = "global") -> list[V]:
     """The elements of a chunk as registers hold them; what is not there is arbitrary."""
     count, ahead = WIDEST // dtype.bytes, chunk.ahead(b)
     if not chunk.shifted:
@@ -56,7 +56,7 @@ def load_shifted(b: Function, chunk: Chunk, dtype: DType, space: str = "global")
     return [load_convert(b, b.bitcast(value, memory_type(dtype)), dtype) for value in raw]
 
 
-def store_shifted(b: Function, chunk: Chunk, values: Sequence[V], dtype: DType, lane: V, layout: Layout) -> None:
+def store_unaligned(b: Function, chunk: Chunk, values: Sequence[V], dtype: DType, lane: V, layout: Layout) -> None:
     """Write neighbours; all lanes of a warp do so together."""
     count, run = len(values), _lanes_beside(layout)
     own = packed(b, values, dtype, 8 * dtype.bytes, 32)

@@ -10,9 +10,9 @@ from xdsl.ir import Operation
 from weft.backends.llvm.builder import Function, V, i64
 from weft.backends.nvidia.emit.block import SHARED_SYMBOL, Threads, converged, do, elected, i32, meet, short
 from weft.backends.nvidia.emit.memory.global_memory import load_chunk, load_words
-from weft.backends.nvidia.emit.memory.unaligned_access import Chunk, load_shifted
+from weft.backends.nvidia.emit.memory.unaligned_access import Chunk, load_unaligned
 from weft.backends.nvidia.emit.reduce.cluster_reduce import Crossing
-from weft.backends.nvidia.emit.warps.programmatic_launch import wait_for_kernel
+from weft.backends.nvidia.emit.warps.programmatic_launch import grid_dependency_wait
 from weft.backends.nvidia.emit.warps.ring_buffers import Ring, expect, wait_for
 from weft.backends.nvidia.ir.alignment import WIDEST
 from weft.backends.nvidia.ir.dialect import layout_of
@@ -82,7 +82,7 @@ def _emit_roles(codegen: KernelCodegen, op: StreamOp) -> None:
     b.branch_if(b.icmp("eq", warp, i32(warps)), producing, consuming)
     b.start(producing)
     if codegen.launch.programmatic and op.early is None:
-        wait_for_kernel(b)
+        grid_dependency_wait(b)
     with b.when(elected(b)):
         codegen.rings = [replace(ring, turn=None)]
         if kept.slots:
@@ -91,7 +91,7 @@ def _emit_roles(codegen: KernelCodegen, op: StreamOp) -> None:
     b.branch(after)
     b.start(consuming)
     if codegen.launch.programmatic:
-        wait_for_kernel(b)
+        grid_dependency_wait(b)
     codegen.threads.prepare([*codegen.layouts, *(replace(layout, blocks=()) for layout in codegen.layouts)])
     codegen.rings = [ring]
     codegen.crossing = Crossing(ring, base, crossing_start, op.crossing.value.data, cluster, warps)
@@ -216,7 +216,7 @@ def _read(codegen: KernelCodegen, op: ReadOp) -> None:
         ahead = sum(place * stride for place, stride in zip(layout.offsets[register], strides, strict=True))
         address = b.add(start, i32(ahead * dtype.bytes))
         if op.end is not None:
-            values += load_shifted(b, Chunk(address, i32(width), None, shifted=True), dtype, "shared")
+            values += load_unaligned(b, Chunk(address, i32(width), None, shifted=True), dtype, "shared")
             continue
         if PACKED in op.attributes:
             values += load_words(b, address, dtype.bytes, width, None, "shared")

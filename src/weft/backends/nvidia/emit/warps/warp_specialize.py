@@ -13,8 +13,8 @@ from weft.backends.nvidia.emit.dot.merged_wgmma import joined, joined_slot, sums
 from weft.backends.nvidia.emit.dot.wgmma import descriptor, multiply, wait
 from weft.backends.nvidia.emit.memory.global_memory import load_chunk, pair
 from weft.backends.nvidia.emit.memory.tma_store import finish_stores, narrow, send
-from weft.backends.nvidia.emit.warps.dynamic_tile_scheduler import Drawing
-from weft.backends.nvidia.emit.warps.programmatic_launch import wait_for_kernel
+from weft.backends.nvidia.emit.warps.dynamic_tile_scheduler import DynamicTileScheduler
+from weft.backends.nvidia.emit.warps.programmatic_launch import grid_dependency_wait
 from weft.backends.nvidia.emit.warps.ring_buffers import Ring, expect, wait_for
 from weft.backends.nvidia.ir.dialect import RESIDENT, integer, layout_of
 from weft.backends.nvidia.ir.dynamic_tile_scheduler import NUMBERS
@@ -111,11 +111,13 @@ def emit_warp_specialize(codegen: KernelCodegen, op: WarpSpecializeOp) -> None:
     for number, producer in enumerate(op.producers):
         with b.when(b.icmp("eq", warp, i32(number))):
             if op.early is not None and number == 0:
-                wait_for_kernel(b)
+                grid_dependency_wait(b)
             with b.when(elected(b)):
                 codegen.rings = [replace(ring) for ring in rings]
                 codegen.drawing = (
-                    Drawing(replace(numbers[0]), codegen.pointers[counter]) if numbers and counter else None
+                    DynamicTileScheduler(replace(numbers[0]), codegen.pointers[counter])
+                    if numbers and counter
+                    else None
                 )
                 codegen.block(producer)
     b.branch(after)
@@ -123,12 +125,12 @@ def emit_warp_specialize(codegen: KernelCodegen, op: WarpSpecializeOp) -> None:
     if more:
         do(b, f"setmaxnreg.inc.sync.aligned.u32 {more};", "")
     if op.early is not None:
-        wait_for_kernel(b)
+        grid_dependency_wait(b)
     own = b.sub(warp, i32(_GROUP_WARPS))
     codegen.threads = Threads(b, _GROUP_WARPS * consumers, lane, own, barrier_number=1)
     codegen.threads.prepare(codegen.layouts)
     codegen.rings = rings
-    codegen.drawing = Drawing(numbers[0], None) if numbers else None
+    codegen.drawing = DynamicTileScheduler(numbers[0], None) if numbers else None
     if any(
         isinstance(inner, PingPongBarrierOp) for inner in op.consumer.walk()
     ):  # the first one's turn is passed by the last
