@@ -52,9 +52,9 @@ from weft.backends.nvidia.pipeline.pipeline_weights import (
 )
 from weft.backends.nvidia.pipeline.software_pipeline_dots import DelayProducts
 from weft.backends.nvidia.pipeline.stage_stores import StageStores
-from weft.backends.nvidia.plan.deduplicate_kernels import share_kernels
-from weft.backends.nvidia.plan.fuse_horizontally import join_kernels
-from weft.backends.nvidia.plan.fuse_small_kernels import chain_kernels
+from weft.backends.nvidia.plan.deduplicate_kernels import deduplicate_kernels
+from weft.backends.nvidia.plan.fuse_horizontally import fuse_horizontally
+from weft.backends.nvidia.plan.fuse_small_kernels import fuse_small_kernels
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.transforms.fold_sums import FoldSums
 from weft.backends.nvidia.transforms.fold_tanh import FoldTanh
@@ -389,11 +389,11 @@ def compile_nvidia(
         report.blocks = list(map(str, repeated_blocks(function))) if wants_blocks() else []
         start = time.perf_counter()
         planned = build_plan(function, machine=machine)
-        join_kernels(planned)
-        chain_kernels(planned, target, kernel_passes)
+        fuse_horizontally(planned)
+        fuse_small_kernels(planned, target, kernel_passes)
         report.program("tile", planned.kernels.values())
         mark_fixed(planned.plan, planned.kernels)
-        share_kernels(planned)
+        deduplicate_kernels(planned)
         report.planned(planned.plan, planned.schedules)
         start = report.measure("lower_to_tile", start)
         with KernelCompiler(target, kernel_passes, loads, debug_lines=config.debug_lines) as compiler:

@@ -14,9 +14,9 @@ from weft.backends.nvidia.compile import emit_llvm
 from weft.backends.nvidia.ir.kernel_passes import FirstThatMatches, KernelPass, adopt
 from weft.backends.nvidia.ir.programmatic_launch import mark_fixed
 from weft.backends.nvidia.ir.registry import verify_kernels
-from weft.backends.nvidia.plan.deduplicate_kernels import share_kernels
-from weft.backends.nvidia.plan.fuse_horizontally import join_kernels
-from weft.backends.nvidia.plan.fuse_small_kernels import chain_kernels
+from weft.backends.nvidia.plan.deduplicate_kernels import deduplicate_kernels
+from weft.backends.nvidia.plan.fuse_horizontally import fuse_horizontally
+from weft.backends.nvidia.plan.fuse_small_kernels import fuse_small_kernels
 from weft.backends.nvidia.target import NvidiaTarget, compile_ptx
 from weft.diagnostics import nearest
 from weft.lower.machine import machine_of
@@ -131,10 +131,10 @@ def _lowered(module: ModuleOp, options: NvidiaOptions) -> list[KernelOp]:
     target = options.target
     for function in functions_of(module):
         planned = build_plan(function, machine=machine_of(target.capabilities, target.multiprocessors))
-        join_kernels(planned)
-        chain_kernels(planned, target, nvidia_kernel_passes())
+        fuse_horizontally(planned)
+        fuse_small_kernels(planned, target, nvidia_kernel_passes())
         mark_fixed(planned.plan, planned.kernels)
-        share_kernels(planned)
+        deduplicate_kernels(planned)
         kernels.extend(planned.kernels.values())
     options.seconds["lower_to_tile"] = time.perf_counter() - start
     return kernels

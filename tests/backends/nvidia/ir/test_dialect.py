@@ -19,7 +19,7 @@ from weft.backends.nvidia import compile
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.compile import emit_llvm
 from weft.backends.nvidia.ir.registry import ANNOTATIONS, Nvidia, parse_kernels
-from weft.backends.nvidia.plan.fuse_small_kernels import chain_kernels
+from weft.backends.nvidia.plan.fuse_small_kernels import fuse_small_kernels
 from weft.backends.nvidia.target import NvidiaTarget, target_named
 from weft.errors import ParseError
 from weft.pipelines import annotate, nvidia_kernel_passes
@@ -64,7 +64,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
 
 def chained() -> Mapping[str, KernelOp]:
     found = planned(down, (40, 24))
-    chain_kernels(found, TARGET, PASSES)
+    fuse_small_kernels(found, TARGET, PASSES)
     return found.kernels
 
 

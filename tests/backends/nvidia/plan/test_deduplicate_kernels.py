@@ -8,7 +8,7 @@ import pytest
 import torch
 from xdsl.dialects.builtin import StringAttr
 
-from weft.backends.nvidia.plan.deduplicate_kernels import share_kernels
+from weft.backends.nvidia.plan.deduplicate_kernels import deduplicate_kernels
 from weft.ir.attributes import to_attribute
 from weft.lower.plan import Planned
 from weft.lower.steps import KernelStep
@@ -34,7 +34,7 @@ def functions(found: Planned) -> list[str]:
 def test_an_equal_kernel_is_compiled_once() -> None:
     found = twice()
     kernels, names = list(found.kernels), functions(found)
-    share_kernels(found)
+    deduplicate_kernels(found)
     assert functions(found) == [*names[:-1], names[0]]
     assert list(found.kernels) == kernels[:-1] and len(found.kernels) > 1
     assert "again" not in found.sources and to_attribute("there") in found.sources[names[0]]
@@ -47,5 +47,5 @@ def test_what_differs_in_an_attribute_stays_apart(where: str) -> None:
     assert changed is not None
     changed.attributes["nvidia.fixed"] = to_attribute((0,))
     plan, kernels = found.plan, dict(found.kernels)
-    share_kernels(found)
+    deduplicate_kernels(found)
     assert found.plan == plan and found.kernels == kernels

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from weft.backends.nvidia.ir.horizontal_select import PickOp
+from weft.backends.nvidia.ir.horizontal_select import HorizontalSelectOp
 from weft.backends.nvidia.ir.programmatic_launch import written_by
 from weft.backends.nvidia.plan import fuse_horizontally as join
-from weft.backends.nvidia.plan.fuse_horizontally import join_kernels
+from weft.backends.nvidia.plan.fuse_horizontally import fuse_horizontally
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import bf16
 from weft.lower.plan import Planned
@@ -70,7 +70,7 @@ def test_kernels_that_are_apart_are_one() -> None:
     rng = np.random.default_rng(0)
     inputs = [rng.standard_normal(shape).astype(bf16.numpy) for shape in SHAPES]
     expected = run(found, inputs)
-    join_kernels(found)
+    fuse_horizontally(found)
     assert len(before) == 3 and len(steps(found)) == 1 and found.kernels.keys() == set(steps(found))
     for actual, wanted in zip(run(found, inputs), expected, strict=True):
         np.testing.assert_array_equal(actual.view(np.int16), wanted.view(np.int16))
@@ -79,7 +79,7 @@ def test_kernels_that_are_apart_are_one() -> None:
 def test_what_needs_another_comes_after_it() -> None:
     found = planned(chained, *SHAPES)
     before = len(steps(found))
-    join_kernels(found)
+    fuse_horizontally(found)
     assert 1 < len(steps(found)) < before
 
 
@@ -87,7 +87,7 @@ def test_what_needs_another_comes_after_it() -> None:
 def test_reductions_and_products_stay(function: Callable[..., Any]) -> None:
     found = planned(function, (256, 256))
     before = steps(found)
-    join_kernels(found)
+    fuse_horizontally(found)
     assert steps(found) == before
 
 
@@ -96,7 +96,7 @@ def test_large_kernels_stay() -> None:
     found = planned(lambda x, y: (x + 1, y.abs()), (side, side), (side, side))
     assert prod((len(steps(found)), side)) > side
     before = steps(found)
-    join_kernels(found)
+    fuse_horizontally(found)
     assert steps(found) == before
 
 
@@ -105,8 +105,8 @@ def stepped(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(each * 0.5 + each.abs() for each in tensors)
 
 
-def picks(found: Planned) -> list[PickOp]:
-    return [op for kernel in found.kernels.values() for op in kernel.walk() if isinstance(op, PickOp)]
+def picks(found: Planned) -> list[HorizontalSelectOp]:
+    return [op for kernel in found.kernels.values() for op in kernel.walk() if isinstance(op, HorizontalSelectOp)]
 
 
 def test_what_is_done_to_many_tensors_is_written_down_once() -> None:
@@ -116,7 +116,7 @@ def test_what_is_done_to_many_tensors_is_written_down_once() -> None:
     rng = np.random.default_rng(0)
     inputs = [rng.standard_normal(shape).astype(bf16.numpy) for shape in shapes]
     expected = run(found, inputs)
-    join_kernels(found)
+    fuse_horizontally(found)
     (step,) = found.plan.steps
     (pick,) = picks(found)
     assert isinstance(step, KernelStep) and len(pick.starts.data) == 3 and len(pick.picked) == 2
@@ -153,7 +153,7 @@ def test_a_step_of_adamw_is_one_kernel(sizes: tuple[int, ...], monkeypatch: pyte
 def test_large_tensors_share_a_kernel_with_small_ones() -> None:
     found = planned(stepped, (4096, 4096), (8192, 4096), (4096,), (64,))
     grids = [step.grid for step in found.plan.steps if isinstance(step, KernelStep)]
-    join_kernels(found)
+    fuse_horizontally(found)
     (step,) = found.plan.steps
     (kernel,) = found.kernels.values()
     assert isinstance(step, KernelStep) and len(step.buffers) == 8
@@ -165,6 +165,6 @@ def test_a_kernel_has_no_more_parameters_than_the_driver_takes(monkeypatch: pyte
     assert join.MOST_POINTERS * 8 <= 4096
     monkeypatch.setattr(join, "MOST_POINTERS", 6)
     found = planned(stepped, *[(4096,)] * 5)
-    join_kernels(found)
+    fuse_horizontally(found)
     assert [len(step.buffers) for step in found.plan.steps if isinstance(step, KernelStep)] == [6, 4]
     assert len(found.kernels) == 2

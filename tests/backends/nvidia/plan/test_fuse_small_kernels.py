@@ -13,7 +13,7 @@ from torch import Tensor
 from weft.backends.nvidia.ir.dialect import APART, BarrierOp, integer
 from weft.backends.nvidia.ir.scratch import ScratchOp
 from weft.backends.nvidia.plan import fuse_small_kernels as chain
-from weft.backends.nvidia.plan.fuse_small_kernels import chain_kernels
+from weft.backends.nvidia.plan.fuse_small_kernels import fuse_small_kernels
 from weft.backends.nvidia.target import target_named
 from weft.ir.types import bf16
 from weft.lower.plan import Planned
@@ -33,7 +33,7 @@ def chained(function: Callable[..., Any], *shapes: tuple[int, ...]) -> tuple[Pla
     """What a function becomes, and the kernels that it was."""
     found = planned(function, *shapes)
     before = [step.function for step in found.plan.steps if isinstance(step, KernelStep)]
-    chain_kernels(found, TARGET, nvidia_kernel_passes())
+    fuse_small_kernels(found, TARGET, nvidia_kernel_passes())
     return found, before
 
 

@@ -23,7 +23,7 @@ from weft.backends.nvidia.emit.dot.lhs_row import bring_row, held_in
 from weft.backends.nvidia.emit.dot.mma import multiply
 from weft.backends.nvidia.emit.dot.per_lane_dot import multiply_apart
 from weft.backends.nvidia.emit.elements import emit_elements, emit_position
-from weft.backends.nvidia.emit.horizontal_select import emit_pick
+from weft.backends.nvidia.emit.horizontal_select import emit_horizontal_select
 from weft.backends.nvidia.emit.loops import loop_with
 from weft.backends.nvidia.emit.memory.cp_async import emit_cp_async
 from weft.backends.nvidia.emit.memory.gather_scatter import emit_gather, emit_scatter
@@ -43,7 +43,7 @@ from weft.backends.nvidia.ir.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.ir.dynamic_tile_scheduler import DYNAMIC
 from weft.backends.nvidia.ir.extents import ConvertedLimits
 from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
-from weft.backends.nvidia.ir.horizontal_select import PickOp
+from weft.backends.nvidia.ir.horizontal_select import HorizontalSelectOp
 from weft.backends.nvidia.ir.layouts import WARP, Layout, picked, scalar_layout
 from weft.backends.nvidia.ir.mma import AHEAD, MmaOp, PackOp, SqueezeOp
 from weft.backends.nvidia.ir.op_facts import narrowed_to
@@ -185,8 +185,8 @@ class KernelCodegen:
                 self._loop(op)
             case tile.NumberOp():
                 emit_number(self, op)
-            case PickOp():
-                emit_pick(self, op)
+            case HorizontalSelectOp():
+                emit_horizontal_select(self, op)
             case tile.ProgramOp() | tile.ReturnOp() | tile.YieldOp() | tile.DequantizeOp():
                 pass
             case StreamOp() | BulkCopyOp() | BulkCopyRowsOp() | ReadOp() | WaitKeptOp():

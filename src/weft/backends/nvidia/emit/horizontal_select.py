@@ -8,10 +8,10 @@ from weft.backends.llvm.builder import V, i64
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
-from weft.backends.nvidia.ir.horizontal_select import PickOp
+from weft.backends.nvidia.ir.horizontal_select import HorizontalSelectOp
 
 
-def emit_pick(codegen: KernelCodegen, op: PickOp) -> None:
+def emit_horizontal_select(codegen: KernelCodegen, op: HorizontalSelectOp) -> None:
     b, program = codegen.b, codegen.scalars[op.program]
     starts = [start for start in op.starts.data if isinstance(start, int)]
     count, end = len(op.picked), b.label("picked")

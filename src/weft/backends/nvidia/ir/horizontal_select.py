@@ -1,6 +1,6 @@
-"""Programs that do the same for different tensors, in one kernel: which tensors a program has.
+"""Horizontal select: which tensors a program of horizontally fused kernels has.
 
-    %i, %x, %y = nvidia.pick %p among [0, 64, 80] (%x0, %y0), (%x1, %y1), (%x2, %y2)
+    %i, %x, %y = nvidia.horizontal_select %p among [0, 64, 80] (%x0, %y0), (%x1, %y1), (%x2, %y2)
 
 Programs from 0 on have the first tensors, those from 64 on the second ones. All threads of a block go down a tree of
 comparisons, at whose leaves are the addresses: few instructions, however many tensors there are.
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 @irdl_op_definition
-class PickOp(IRDLOperation):
+class HorizontalSelectOp(IRDLOperation):
     """The stretch of programs that one is in: its number there, and the pointers of the stretch."""
 
-    name = "nvidia.pick"
+    name = "nvidia.horizontal_select"
     program = operand_def(IndexType)
     pointers = var_operand_def(tile.PointerType)
     """Those of the first stretch, then those of the second…"""

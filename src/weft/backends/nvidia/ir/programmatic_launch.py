@@ -19,7 +19,7 @@ from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from weft.backends.nvidia.code import Launch
-from weft.backends.nvidia.ir.horizontal_select import PickOp
+from weft.backends.nvidia.ir.horizontal_select import HorizontalSelectOp
 from weft.backends.nvidia.ir.mma import AHEAD
 from weft.backends.nvidia.ir.row_streams import BulkCopyRowsOp, StreamOp
 from weft.backends.nvidia.ir.warp_specialization import TmaLoadOp, WarpSpecializeOp
@@ -138,7 +138,7 @@ def is_only_read(pointer: SSAValue) -> bool:
     if isinstance(kernel, tile.KernelOp) and kernel.counter_pointer is pointer:
         return False
     for use in pointer.uses:
-        if isinstance(use.operation, PickOp):
+        if isinstance(use.operation, HorizontalSelectOp):
             if not is_only_read(use.operation.becomes(use.index)):
                 return False
         elif not isinstance(use.operation, tile.LoadOp | tile.GatherOp | tile.NumberOp):

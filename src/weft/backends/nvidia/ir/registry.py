@@ -45,7 +45,7 @@ OPS: list[type[Operation]] = [
     ExponentialsOp,
     MomentsOp,
     scratch.ScratchOp,
-    horizontal_select.PickOp,
+    horizontal_select.HorizontalSelectOp,
 ]
 Nvidia = Dialect("nvidia", OPS, [LayoutAttr, LaunchAttr, SlotType, RingType, PieceType])
 

@@ -23,7 +23,7 @@ from weft.backends.nvidia.ir.dialect import (
     set_layouts,
 )
 from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
-from weft.backends.nvidia.ir.horizontal_select import PickOp
+from weft.backends.nvidia.ir.horizontal_select import HorizontalSelectOp
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Refused
 from weft.backends.nvidia.ir.layouts import Layout, blocked, scalar_layout
 from weft.backends.nvidia.ir.mma import PACKED, RAW, MmaOp, PackOp, SqueezeOp
@@ -213,7 +213,7 @@ class Assignment:
                 BlockNumberOp() | IndexOp() | SlotOp() | AcquireOp() | TmaLoadOp() | CommitOp() | WaitOp() | ReleaseOp()
             ):
                 pass
-            case PingPongBarrierOp() | PickOp():
+            case PingPongBarrierOp() | HorizontalSelectOp():
                 pass
             case _ if self.is_free(op):
                 pass

@@ -1,4 +1,4 @@
-"""Kernels of a plan that are equal become one, which is compiled once.
+"""Deduplication: kernels of a plan that are equal become one, which is compiled once.
 
     @dot_add_3560 … layer 0      @dot_add_3560 … all layers
     @dot_add_1024 … the others
@@ -18,7 +18,7 @@ from weft.tile import dialect as tile
 _NAME = "sym_name"
 
 
-def share_kernels(planned: Planned) -> None:
+def deduplicate_kernels(planned: Planned) -> None:
     """Let steps share kernels, in place."""
     alike: dict[Hashable, list[str]] = {}
     instead: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Kernels that follow each other and do not need each other become one: a launch takes longer than small ones do.
+"""Horizontal fusion: kernels that follow each other and do not need each other become one.
 
     @a grid [4]   x → y             @a_b grid [20] {
     @b grid [16]  x → z        →      %p = tile.program 0
@@ -8,7 +8,8 @@
 Such are the two halves of a rotation and the rows of caches, between a product and attention. Kernels that do the same
 for different tensors, of any size, are written down once, as those of an optimizer's step:
 
-    @a grid [64]  x0 → y0           @a_a grid [80] { %i, %x, %y = nvidia.pick %p among [0, 64] (%x0, %y0), (%x1, %y1)
+    @a grid [64]  x0 → y0           @a_a grid [80] { %i, %x, %y = nvidia.horizontal_select %p among [0, 64] (%x0, %y0),
+    (%x1, %y1)
     @a grid [16]  x1 → y1      →      … what @a does as program %i of %x and %y }
 """
 
@@ -23,7 +24,7 @@ from itertools import accumulate
 from xdsl.dialects.builtin import ArrayAttr, IndexType, IntegerAttr, StringAttr, i64
 from xdsl.ir import Block, Region, SSAValue
 
-from weft.backends.nvidia.ir.horizontal_select import PickOp
+from weft.backends.nvidia.ir.horizontal_select import HorizontalSelectOp
 from weft.backends.nvidia.ir.programmatic_launch import is_only_read
 from weft.backends.nvidia.ir.warp_specialization import IndexOp
 from weft.ir.expr import Size, floordiv, maximum, minimum, mod, product, symbol
@@ -125,7 +126,7 @@ class _Group:
         return turn if turn.known.is_same(known) else None
 
 
-def join_kernels(planned: Planned) -> None:
+def fuse_horizontally(planned: Planned) -> None:
     """Join the steps of a plan, in place."""
     joined: list[Step] = []
     group = _Group()
@@ -246,7 +247,7 @@ def _write(
     """What a kernel does, with the arguments of the stretch that a program is in."""
     (start, *others), (own, *_) = starts, arguments
     if others:
-        pick = PickOp.make(program, starts, arguments)
+        pick = HorizontalSelectOp.make(program, starts, arguments)
         block.add_op(pick)
         program, start, own = pick.number, 0, list(pick.picked)
     mapping: dict[SSAValue, SSAValue] = dict(zip(kernel.block.args, own, strict=True))

@@ -1,4 +1,4 @@
-"""Small kernels that need each other become one block: its warps are their programs, and wait for each other between.
+"""Small-kernel fusion: kernels that need each other become one block, whose warps wait for each other between.
 
     @a grid [4]   x → y             @a_then_b grid [1], 16 warps {
     @b grid [16]  y → z        →      %w = nvidia.block warp
@@ -26,7 +26,7 @@ from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.compile import annotate
 from weft.backends.nvidia.ir.accesses import may_be_shared
 from weft.backends.nvidia.ir.dialect import APART, SHARED, WARPS, BarrierOp, integer, layout_of, set_integer, set_launch
-from weft.backends.nvidia.ir.horizontal_select import PickOp
+from weft.backends.nvidia.ir.horizontal_select import HorizontalSelectOp
 from weft.backends.nvidia.ir.kernel_passes import KernelPass
 from weft.backends.nvidia.ir.layouts import WARP
 from weft.backends.nvidia.ir.programmatic_launch import is_only_read
@@ -49,7 +49,7 @@ _MOST_LINKS = 16
 """Kernels of a chain, whose code grows with each."""
 _MOST_SHARED, _ALIGNMENT = 32 << 10, 128
 """Bytes of what is handed on in a block, and where each begins."""
-_DONE = (*SIMPLE, tile.ReduceOp, tile.ForOp, tile.YieldOp, PickOp, IndexOp)
+_DONE = (*SIMPLE, tile.ReduceOp, tile.ForOp, tile.YieldOp, HorizontalSelectOp, IndexOp)
 """What a warp does by itself."""
 
 
@@ -95,7 +95,7 @@ class _Chain:
         self.links.append(replace(link, level=level))
 
 
-def chain_kernels(planned: Planned, target: NvidiaTarget, passes: Sequence[KernelPass]) -> None:
+def fuse_small_kernels(planned: Planned, target: NvidiaTarget, passes: Sequence[KernelPass]) -> None:
     """Chain the steps of a plan, in place."""
     links = _Links(planned, target, passes)
     chained: list[Step] = []
