@@ -18,7 +18,7 @@ from weft.backends.cpu.target import CpuTarget, compile_object, target_for
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.compile import KernelCompiler, Loads
 from weft.backends.nvidia.compile import annotate as annotate_by
-from weft.backends.nvidia.emit.dot.hold_lhs_row import HoldRow
+from weft.backends.nvidia.emit.dot.hold_lhs_row import HoldLhsRow
 from weft.backends.nvidia.ir.kernel_passes import (
     Alternative,
     FirstThatMatches,
@@ -32,15 +32,15 @@ from weft.backends.nvidia.ir.kernel_passes import (
 from weft.backends.nvidia.ir.programmatic_launch import mark_fixed
 from weft.backends.nvidia.layout.allocate_shared import AllocateShared
 from weft.backends.nvidia.layout.assign_layouts import AssignLayouts
-from weft.backends.nvidia.layout.insert_barriers import OrderMemory
+from weft.backends.nvidia.layout.insert_barriers import InsertBarriers
 from weft.backends.nvidia.layout.limit_registers import LimitRegisters
 from weft.backends.nvidia.layout.mark_unaligned import MarkUnaligned
 from weft.backends.nvidia.layout.use_tensor_cores import UseTensorCores
-from weft.backends.nvidia.pipeline.hoist_dots import HoistProducts
+from weft.backends.nvidia.pipeline.hoist_dots import HoistDots
 from weft.backends.nvidia.pipeline.mark_dynamic import MarkDynamic
 from weft.backends.nvidia.pipeline.overlap_dots import PairBlocks, TakeTurns
-from weft.backends.nvidia.pipeline.overlap_epilogue import DeferStores
-from weft.backends.nvidia.pipeline.pipeline_cp_async import StageOperands
+from weft.backends.nvidia.pipeline.overlap_epilogue import OverlapEpilogue
+from weft.backends.nvidia.pipeline.pipeline_cp_async import PipelineCpAsync
 from weft.backends.nvidia.pipeline.pipeline_dots import PipelineDots
 from weft.backends.nvidia.pipeline.pipeline_rows import PipelineRows
 from weft.backends.nvidia.pipeline.pipeline_streams import HoldStreams, PipelineStreams
@@ -50,7 +50,7 @@ from weft.backends.nvidia.pipeline.pipeline_weights import (
     PipelineWeights,
     takes_weights_apart,
 )
-from weft.backends.nvidia.pipeline.software_pipeline_dots import DelayProducts
+from weft.backends.nvidia.pipeline.software_pipeline_dots import SoftwarePipelineDots
 from weft.backends.nvidia.pipeline.stage_stores import StageStores
 from weft.backends.nvidia.plan.deduplicate_kernels import deduplicate_kernels
 from weft.backends.nvidia.plan.fuse_horizontally import fuse_horizontally
@@ -59,10 +59,10 @@ from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.transforms.fold_sums import FoldSums
 from weft.backends.nvidia.transforms.fold_tanh import FoldTanh
 from weft.backends.nvidia.transforms.fold_views import FoldViews
-from weft.backends.nvidia.transforms.fuse_moments import JoinMoments
-from weft.backends.nvidia.transforms.fuse_online_softmax import JoinExponentials
+from weft.backends.nvidia.transforms.fuse_moments import FuseMoments
+from weft.backends.nvidia.transforms.fuse_online_softmax import FuseOnlineSoftmax
 from weft.backends.nvidia.transforms.narrow_operands import NarrowOperands
-from weft.backends.nvidia.transforms.raise_pointers import RaiseAccesses
+from weft.backends.nvidia.transforms.raise_pointers import RaisePointers
 from weft.backends.nvidia.transforms.relax_arithmetic import RelaxArithmetic
 from weft.backends.nvidia.transforms.straighten_loops import StraightenLoops
 from weft.backends.target import argument_names
@@ -181,15 +181,15 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
     """
 
     def multiplied(pipeline: PipelineDots, layouts: AssignLayouts) -> tuple[KernelPass, ...]:
-        return (pipeline, TakeTurns(), DeferStores(), MarkDynamic(), layouts, OrderMemory(), AllocateShared())
+        return (pipeline, TakeTurns(), OverlapEpilogue(), MarkDynamic(), layouts, InsertBarriers(), AllocateShared())
 
     return (
         StraightenLoops(),
         FoldSums(),
         FoldTanh(),
         RelaxArithmetic(),
-        JoinExponentials(),
-        JoinMoments(),
+        FuseOnlineSoftmax(),
+        FuseMoments(),
         MarkUnaligned(),
         FirstThatMatches(
             "choose_copies",
@@ -224,13 +224,13 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
                     (
                         FoldViews(),
                         NarrowOperands(),
-                        RaiseAccesses(),
-                        HoistProducts(),
+                        RaisePointers(),
+                        HoistDots(),
                         FirstThatMatches(
                             "choose_overlap",
                             (
                                 Alternative("two blocks beside each other", (PairBlocks(),)),
-                                Alternative("a product a turn later", (DelayProducts(),)),
+                                Alternative("a product a turn later", (SoftwarePipelineDots(),)),
                             ),
                         ),
                         StageStores(),
@@ -254,7 +254,7 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
                 ),
                 Alternative(
                     "threads copy operands of wgmma (cp.async)",
-                    (FoldViews(), StageOperands(), AssignLayouts(), OrderMemory(), AllocateShared()),
+                    (FoldViews(), PipelineCpAsync(), AssignLayouts(), InsertBarriers(), AllocateShared()),
                     when=(multiplies_from_shared, has_products, reads_whole_tiles),
                 ),
                 Alternative(
@@ -264,8 +264,8 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
                         UseTensorCores(),
                         AssignLayouts(clusters=True),
                         LimitRegisters(),
-                        OrderMemory(),
-                        HoldRow(),
+                        InsertBarriers(),
+                        HoldLhsRow(),
                         AllocateShared(),
                     ),
                     when=(reads_whole_tiles,),

@@ -8,7 +8,7 @@ from weft.tile.collective_ops import FoldOp, HistogramOp, OrderOp, ScanOp, TakeO
 from weft.tile.control_flow import CheckOp, IfOp, PrintOp, WhileOp
 from weft.tile.pointer_ops import AddressOp, AtomicOp, IndexOp, PointerOp
 
-WRITTEN: list[type[IRDLOperation]] = [
+KERNEL_OPS: list[type[IRDLOperation]] = [
     IndexOp,
     PointerOp,
     AddressOp,

@@ -5,6 +5,6 @@ from __future__ import annotations
 from xdsl.ir import Dialect
 
 from weft.tile.dialect import OPS, PointerType, Sizes, TileType
-from weft.tile.kernel_ops import WRITTEN
+from weft.tile.kernel_ops import KERNEL_OPS
 
-Tile = Dialect("tile", [*OPS, *WRITTEN], [TileType, PointerType, Sizes])
+Tile = Dialect("tile", [*OPS, *KERNEL_OPS], [TileType, PointerType, Sizes])

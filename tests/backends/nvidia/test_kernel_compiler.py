@@ -71,7 +71,7 @@ def test_each_kernel_is_handed_on_by_the_thread_that_made_it(kernels: dict[str, 
 def test_only_kernels_with_products_are_left_to_whoever_needs_them(
     kernels: dict[str, KernelOp], slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.backends.nvidia.compile.has_product", lambda kernel: slow)
+    monkeypatch.setattr("weft.backends.nvidia.compile.has_dot", lambda kernel: slow)
     name = next(iter(kernels))
     goes_on, loaded = threading.Event(), threading.Event()
 
@@ -120,7 +120,7 @@ def test_a_kernel_without_code_is_named_and_no_thread_is_left(
 def test_nobody_waits_for_what_an_error_has_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.backends.nvidia.compile.compile_ptx", lambda *given: time.sleep(0.05) or "")
     monkeypatch.setattr("weft.backends.nvidia.compile.emit_llvm", lambda *given, **named: ("", Launch(32, 0)))
-    monkeypatch.setattr("weft.backends.nvidia.compile.has_product", lambda kernel: False)
+    monkeypatch.setattr("weft.backends.nvidia.compile.has_dot", lambda kernel: False)
     many: dict[str, Any] = dict.fromkeys(map(str, range(4 * (os.cpu_count() or 1))))
     with pytest.raises(LoweringError), KernelCompiler(TARGET, PASSES) as compiler:
         compiler.add(many)

@@ -95,7 +95,7 @@ def test_kernels_of_the_language_go_the_same_way() -> None:
     sizes = {"ta": 0, "END": "mask", "MASKED": 1, "BM": 128, "BN": 128, "BK": 64}
     listing, _ = device_listing_of(product, [x, x, x, 256, 256, 256, 256, 256, 256], sizes, TARGET)
     notes = list(listing.passes)
-    assert PassNote("raise_accesses", ("choose_copies", "TMA brings operands of wgmma")) in notes
+    assert PassNote("raise_pointers", ("choose_copies", "TMA brings operands of wgmma")) in notes
     agrees(nvidia_kernel_passes(), notes)
     assert not notes
 

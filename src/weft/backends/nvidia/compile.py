@@ -152,7 +152,7 @@ class KernelCompiler:
     ) -> None:
         """Compile kernels. `sources` are what each comes from, for the error if it has no code."""
         self._made.update({name: Future() for name in kernels})
-        slow = {name for name, kernel in kernels.items() if has_product(kernel)}
+        slow = {name for name, kernel in kernels.items() if has_dot(kernel)}
         self._takes_long = self._takes_long or bool(slow)
         for name in sorted(kernels, key=lambda each: each not in slow):
             try:
@@ -187,7 +187,7 @@ class KernelCompiler:
             self._loads(name, made.result(), self._launches[name])
 
 
-def has_product(kernel: tile.KernelOp) -> bool:
+def has_dot(kernel: tile.KernelOp) -> bool:
     """Whether a kernel has a product of tiles: such take longest to compile, and come first."""
     return any(isinstance(op, tile.DotOp) for op in kernel.walk())
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp
+from weft.backends.nvidia.ir.fused_reductions import OnlineSoftmaxOp
 from weft.backends.nvidia.target import target_named
 from weft.pipelines import annotate
 from weft.tile import dialect as tile
@@ -33,13 +33,13 @@ def rows(columns: int) -> np.ndarray:
 
 def test_softmax_exchanges_once() -> None:
     kernel, _ = annotate(row_kernel(softmax, (4096, 4096)), TARGET)
-    assert sum(isinstance(op, ExponentialsOp) for op in kernel.walk()) == 1
+    assert sum(isinstance(op, OnlineSoftmaxOp) for op in kernel.walk()) == 1
     assert not any(isinstance(op, tile.ReduceOp) for op in kernel.walk())
 
 
 def test_what_else_needs_the_difference_keeps_it() -> None:
     kernel, _ = annotate(row_kernel(log_softmax, (4096, 4096)), TARGET)
-    assert not any(isinstance(op, ExponentialsOp) for op in kernel.walk())
+    assert not any(isinstance(op, OnlineSoftmaxOp) for op in kernel.walk())
 
 
 @pytest.mark.parametrize("columns", [515, 1000, 2049])

@@ -146,7 +146,7 @@ WRONG = {
     "#nvidia.layout<": ("#nvidia.layouts<", "layouts"),
     ": registers ": (": registers x@0 ", "not"),
     "nvidia.layouts = [": ('nvidia.layouts = ["no", ', "are no layouts"),
-    '"nvidia.exponentials"(': ('"nvidia.exponential"(', "nvidia.exponential is not registered"),
+    '"nvidia.online_softmax"(': ('"nvidia.exponential"(', "nvidia.exponential is not registered"),
     "nvidia.warps = ": ("nvidia.dynamic, nvidia.warps = ", "nvidia.dynamic stands on tile.for, not on tile.kernel"),
 }
 

@@ -14,8 +14,8 @@ from weft.backends.nvidia.check.protocol import check
 from weft.backends.nvidia.check.warp_protocol import protocol_of
 from weft.backends.nvidia.ir.dialect import ConvertOp
 from weft.backends.nvidia.ir.warp_specialization import WarpSpecializeOp, WgmmaOp, WgmmaWaitOp
-from weft.backends.nvidia.pipeline.hoist_dots import HoistProducts
-from weft.backends.nvidia.transforms.raise_pointers import RaiseAccesses
+from weft.backends.nvidia.pipeline.hoist_dots import HoistDots
+from weft.backends.nvidia.transforms.raise_pointers import RaisePointers
 from weft.pipelines import annotate
 from weft.tile import dialect as tile
 
@@ -62,7 +62,7 @@ def test_the_raised_kernel_gives_the_gradients() -> None:
     arrays = inputs(1, 256, 64)
     options = {"D": 64, "BM": 128, "BN": 32}
     kernel = kernel_for(gradients, (*arrays, 256), **options)
-    RaiseAccesses().run(kernel, TARGET, [])
+    RaisePointers().run(kernel, TARGET, [])
     assert kinds(kernel) == (11, 3, 4, 0)
     run_on_cpu(gradients, (*arrays, 256), 2, **options)
     for found, exact in zip(arrays[6:], wanted(*arrays[:5]), strict=True):
@@ -93,8 +93,8 @@ def test_it_assembles_without_spills(width: int) -> None:
 
 def test_products_that_wait_for_nothing_begin_together() -> None:
     kernel = kernel_for(gradients, (*inputs(1, 256, 64), 256), D=64, BM=128, BN=32)
-    RaiseAccesses().run(kernel, TARGET, [])
-    HoistProducts().run(kernel, TARGET, [])
+    RaisePointers().run(kernel, TARGET, [])
+    HoistDots().run(kernel, TARGET, [])
     for loop in [op for op in kernel.walk() if isinstance(op, tile.ForOp)]:
         order = [op for op in loop.block.ops if isinstance(op, tile.DotOp) or _is_power(op)]
         assert [isinstance(op, tile.DotOp) for op in order[:3]] == [True, True, False]

@@ -19,9 +19,9 @@ from weft.backends.nvidia.check.protocol import check
 from weft.backends.nvidia.check.warp_protocol import protocol_of
 from weft.backends.nvidia.ir.dialect import RESIDENT, WARPS, integer, set_integer
 from weft.backends.nvidia.ir.warp_specialization import WarpSpecializeOp, WgmmaWaitOp
-from weft.backends.nvidia.pipeline.software_pipeline_dots import DelayProducts
+from weft.backends.nvidia.pipeline.software_pipeline_dots import SoftwarePipelineDots
 from weft.backends.nvidia.target import target_named
-from weft.backends.nvidia.transforms.raise_pointers import RaiseAccesses
+from weft.backends.nvidia.transforms.raise_pointers import RaisePointers
 from weft.frontends.triton.runtime.compiled import CompiledKernel, KernelCode, build_kernel
 from weft.frontends.triton.runtime.compiling import arguments_of, builder_of, name_of
 from weft.frontends.triton.target import Cuda, compiled_for
@@ -54,7 +54,7 @@ def kernel_for(function: Any, args: Sequence[Any], **keywords: Any) -> tile.Kern
 
 def raised(function: Any, args: Sequence[Any], **keywords: Any) -> tile.KernelOp:
     kernel = kernel_for(function, args, **keywords)
-    RaiseAccesses().run(kernel, TARGET, [])
+    RaisePointers().run(kernel, TARGET, [])
     return kernel
 
 
@@ -72,7 +72,7 @@ def run_on_cpu(function: Any, args: Sequence[Any], grid: int, delays: bool = Fal
     """Run the raised kernel."""
     kernel, name, target = raised(function, args, **keywords), name_of(function), host_target()
     if delays:
-        DelayProducts().run(kernel, TARGET, [])
+        SoftwarePipelineDots().run(kernel, TARGET, [])
     described, groups = function.launcher.describe(args, keywords)
     _, words, _, _ = function.launcher._classify(*args, **keywords)
     code = compile_object(emit_kernels({name: kernel}, target), target)

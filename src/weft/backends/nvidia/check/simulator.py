@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 from xdsl.ir import Block, Operation, SSAValue
 
-from weft.backends.nvidia.check.simulator_exponentials import simulate_exponentials, simulate_moments
+from weft.backends.nvidia.check.simulator_exponentials import simulate_moments, simulate_online_softmax
 from weft.backends.nvidia.check.simulator_layouts import CoverageError, holding, picks, reduced_registers
 from weft.backends.nvidia.check.simulator_memory import GlobalMemory, SharedMemory
 from weft.backends.nvidia.check.simulator_mma import dequantize_registers, multiply_fragments
@@ -49,7 +49,7 @@ from weft.backends.nvidia.ir.dialect import (
     integer,
     layout_of,
 )
-from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
+from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp
 from weft.backends.nvidia.ir.layouts import WARP, Layout, Mode
 from weft.backends.nvidia.ir.mma import MmaOp, PackOp, SqueezeOp
 from weft.backends.reference.tile import AccessError
@@ -138,8 +138,8 @@ class _Block:
                 self._map(op)
             case tile.ReduceOp():
                 self._reduce(op)
-            case ExponentialsOp() | tile.AddExponentialsOp():
-                simulate_exponentials(self, op)
+            case OnlineSoftmaxOp() | tile.AddExponentialsOp():
+                simulate_online_softmax(self, op)
             case MomentsOp():
                 simulate_moments(self, op)
             case ConvertOp():

@@ -13,7 +13,7 @@ from weft.backends.nvidia.check.simulator_layouts import holding, reduced_regist
 from weft.backends.nvidia.check.simulator_reduce import Pairs
 from weft.backends.nvidia.check.simulator_values import Held
 from weft.backends.nvidia.ir.dialect import SHARED, integer
-from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
+from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp
 from weft.backends.nvidia.ir.layouts import Layout
 from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS, Combiner
@@ -34,14 +34,14 @@ class Block(Protocol):
     ) -> None: ...
 
 
-def simulate_exponentials(block: Block, op: ExponentialsOp | tile.AddExponentialsOp) -> None:
-    if isinstance(op, ExponentialsOp):
+def simulate_online_softmax(block: Block, op: OnlineSoftmaxOp | tile.AddExponentialsOp) -> None:
+    if isinstance(op, OnlineSoftmaxOp):
         _of_axis(block, op)
     else:
         _added(block, op)
 
 
-def _of_axis(block: Block, op: ExponentialsOp) -> None:
+def _of_axis(block: Block, op: OnlineSoftmaxOp) -> None:
     """As two reductions, each with a half of the shared memory."""
     source, axis, start = block.tiles[op.value], op.axis.value.data, integer(op, SHARED)
     largest = block.combined(op, source, axis, COMBINERS["max"], start)

@@ -18,10 +18,10 @@ from weft.backends.nvidia.emit.control import emit_number, program_numbers, wher
 from weft.backends.nvidia.emit.convert_layout import emit_convert
 from weft.backends.nvidia.emit.dispatch import emit_written
 from weft.backends.nvidia.emit.dot.dequantize import Decoder
-from weft.backends.nvidia.emit.dot.fma_dot import emit_plain_dot
-from weft.backends.nvidia.emit.dot.lhs_row import bring_row, held_in
+from weft.backends.nvidia.emit.dot.fma_dot import emit_fma_dot
+from weft.backends.nvidia.emit.dot.lhs_row import held_in, load_lhs_row
 from weft.backends.nvidia.emit.dot.mma import multiply
-from weft.backends.nvidia.emit.dot.per_lane_dot import multiply_apart
+from weft.backends.nvidia.emit.dot.per_lane_dot import multiply_per_lane
 from weft.backends.nvidia.emit.elements import emit_elements, emit_position
 from weft.backends.nvidia.emit.horizontal_select import emit_horizontal_select
 from weft.backends.nvidia.emit.loops import loop_with
@@ -30,7 +30,7 @@ from weft.backends.nvidia.emit.memory.gather_scatter import emit_gather, emit_sc
 from weft.backends.nvidia.emit.memory.scratch import emit_scratch
 from weft.backends.nvidia.emit.memory.strided_memory import emit_load, emit_pack, emit_store
 from weft.backends.nvidia.emit.reduce.cluster_reduce import Crossing
-from weft.backends.nvidia.emit.reduce.online_softmax import emit_added_exponentials, emit_exponentials
+from weft.backends.nvidia.emit.reduce.online_softmax import emit_added_exponentials, emit_online_softmax
 from weft.backends.nvidia.emit.reduce.reduce import emit_reduce
 from weft.backends.nvidia.emit.warps.dynamic_tile_scheduler import DynamicTileScheduler
 from weft.backends.nvidia.emit.warps.programmatic_launch import grid_dependency_wait, launch_dependents
@@ -42,7 +42,7 @@ from weft.backends.nvidia.ir.dialect import APART, RESIDENT, WARPS, BarrierOp, C
 from weft.backends.nvidia.ir.dialect import LAYOUTS as LAYOUTS_ATTRIBUTE
 from weft.backends.nvidia.ir.dynamic_tile_scheduler import DYNAMIC
 from weft.backends.nvidia.ir.extents import ConvertedLimits
-from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
+from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp
 from weft.backends.nvidia.ir.horizontal_select import HorizontalSelectOp
 from weft.backends.nvidia.ir.layouts import WARP, Layout, picked, scalar_layout
 from weft.backends.nvidia.ir.mma import AHEAD, MmaOp, PackOp, SqueezeOp
@@ -165,10 +165,10 @@ class KernelCodegen:
                 emit_reduce(self, op)
             case tile.AddExponentialsOp():
                 emit_added_exponentials(self, op)
-            case ExponentialsOp():
-                emit_exponentials(self, op)
+            case OnlineSoftmaxOp():
+                emit_online_softmax(self, op)
             case tile.DotOp():
-                emit_plain_dot(self, op)
+                emit_fma_dot(self, op)
             case ConvertOp():
                 emit_convert(self, op)
             case PackOp():
@@ -276,7 +276,7 @@ class KernelCodegen:
             for each in self.late:
                 self.visit(each)
         if (held := held_in(op)) is not None and not self.rings:
-            bring_row(self, held)
+            load_lhs_row(self, held)
         results = loop_with(b, i64(lower), i64(last), i64(step), initial, body, unrolled=False)
         self.tiles.update(zip(op.results, turn(i64(last), results)[:count], strict=True))
 
@@ -293,7 +293,7 @@ class KernelCodegen:
         if isinstance(codes, tile.DequantizeOp):
             decoder = Decoder(self, codes)
             if fragments.apart:
-                self.tiles[op.out] = multiply_apart(self, op, decoder, sums)
+                self.tiles[op.out] = multiply_per_lane(self, op, decoder, sums)
                 return
             left = decoder.ordered(left)
 

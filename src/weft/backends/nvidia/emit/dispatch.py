@@ -9,7 +9,7 @@ from xdsl.ir import Operation
 from weft.backends.nvidia.emit.control import emit_branch, emit_while
 from weft.backends.nvidia.emit.memory.atomics import emit_atomic
 from weft.backends.nvidia.emit.messages import emit_check, emit_print
-from weft.backends.nvidia.emit.reduce.bitonic_sort import emit_order
+from weft.backends.nvidia.emit.reduce.bitonic_sort import emit_bitonic_sort
 from weft.backends.nvidia.emit.reduce.fold_scan import emit_fold, emit_scan
 from weft.backends.nvidia.emit.views import emit_histogram, emit_take, emit_view
 from weft.tile import collective_ops, control_flow
@@ -39,7 +39,7 @@ def emit_written(codegen: KernelCodegen, op: Operation) -> bool:
         case collective_ops.ScanOp():
             emit_scan(codegen, op)
         case collective_ops.OrderOp():
-            emit_order(codegen, op)
+            emit_bitonic_sort(codegen, op)
         case written.AtomicOp():
             emit_atomic(codegen, op)
         case control_flow.IfOp():

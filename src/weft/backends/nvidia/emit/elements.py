@@ -13,7 +13,7 @@ from weft.backends.nvidia.emit.block import fitted, wide
 from weft.backends.nvidia.emit.dot.wgmma import laid_down
 from weft.backends.nvidia.emit.math import ROUGH, divide_all, emit_map, power_of_two, rough_exp
 from weft.backends.nvidia.emit.memory.global_memory import rounded_pair, rounded_to
-from weft.backends.nvidia.emit.warps.warp_specialize import begins_product, packed_for_product
+from weft.backends.nvidia.emit.warps.warp_specialize import begins_dot, packed_for_dot
 from weft.backends.nvidia.ir.alignment import divisor_of
 from weft.backends.nvidia.ir.dialect import layout_of
 from weft.backends.nvidia.ir.op_facts import loses_digits, narrowed_to
@@ -44,7 +44,7 @@ def emit_position(codegen: KernelCodegen, op: tile.PositionOp) -> None:
 def emit_elements(codegen: KernelCodegen, op: tile.MapOp) -> None:
     if op.out in codegen.made:  # along with its operands
         return
-    if (words := packed_for_product(codegen, op)) is not None:
+    if (words := packed_for_dot(codegen, op)) is not None:
         codegen.tiles[op.out] = words
         return
     layout = layout_of(op.out)
@@ -71,7 +71,7 @@ def emit_elements(codegen: KernelCodegen, op: tile.MapOp) -> None:
         if key not in known:
             known[key] = _apply(codegen, op, list(args))
         results.append(known[key])
-    codegen.tiles[op.out] = laid_down(codegen.b, results) if begins_product(op) else results
+    codegen.tiles[op.out] = laid_down(codegen.b, results) if begins_dot(op) else results
 
 
 def _shared_bits(op: tile.MapOp) -> int:

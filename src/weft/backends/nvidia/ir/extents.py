@@ -5,7 +5,7 @@ from __future__ import annotations
 from xdsl.ir import OpResult, SSAValue
 
 from weft.backends.nvidia.ir.dialect import ConvertOp
-from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
+from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp
 from weft.backends.nvidia.ir.mma import MmaOp, PackOp, SqueezeOp
 from weft.backends.nvidia.ir.row_streams import ReadOp
 from weft.tile import dialect as tile
@@ -17,7 +17,7 @@ class ConvertedLimits(Limits):
 
     def _find(self, value: SSAValue, axis: int) -> list[Limit]:
         match value.op if isinstance(value, OpResult) else None:
-            case ConvertOp() | PackOp() | ExponentialsOp() | MomentsOp() as op:
+            case ConvertOp() | PackOp() | OnlineSoftmaxOp() | MomentsOp() as op:
                 return list(self.of(op.value, axis))
             case ReadOp() as op if op.extents is not None:
                 return [(op.extents.data[axis], ())]

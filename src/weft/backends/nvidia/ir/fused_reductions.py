@@ -11,10 +11,10 @@ from weft.tile import dialect as tile
 
 
 @irdl_op_definition
-class ExponentialsOp(IRDLOperation):
+class OnlineSoftmaxOp(IRDLOperation):
     """exp(x - m) for the maximum m along an axis, with m and the sum of these."""
 
-    name = "nvidia.exponentials"
+    name = "nvidia.online_softmax"
     value = operand_def(tile.TileType)
     axis = attr_def(IntegerAttr)
     powers = result_def(tile.TileType)

@@ -8,7 +8,7 @@ two instructions take them in turn: operands come straight from memory, and noth
 
 Of up to 8 rows and weights of few bits, these take the place of the 16 rows and the rows that of the 8 columns: `c` is
 then *turned*, and half as many instructions are left. Weights of 16 bits leave the tensor cores time enough. Of one row
-there are columns to spare, and what each lane holds along K is summed up *apart* (`sums_apart`).
+there are columns to spare, and what each lane holds along K is summed up *apart* (`split_sums`).
 
 Operands are *packed*: a register holds two neighbours along K. Where a tile is too small for all warps of a block, they
 share its K, and the product has one more axis in front, along which what they have is then summed up.
@@ -49,7 +49,7 @@ SPREAD = "nvidia.spread"
 """On the load of one row: of the lanes that hold the same, one reads it, whose column nobody else has; the others have
 zeros."""
 HELD = "nvidia.held"
-"""On such a load: the place in shared memory where the block has all of the row (`held_row`)."""
+"""On such a load: the place in shared memory where the block has all of the row (`lhs_row`)."""
 AGAIN = "nvidia.again"
 """On such a load: the block reads the same again, so that it stays in its cache."""
 

@@ -10,7 +10,7 @@ from weft.ir.types import DType
 from weft.tile import dialect as tile
 
 
-def narrowed_factor(value: SSAValue, product: type[tile.DotOp] | type[WgmmaOp]) -> DType | None:
+def register_operand(value: SSAValue, product: type[tile.DotOp] | type[WgmmaOp]) -> DType | None:
     """The type of 16 bits that a tile was rounded to, wherever it comes from, if products of a kind alone read it.
 
     It is followed through loops: two numbers in a word take half the registers while it waits for the next turn.

@@ -25,7 +25,7 @@ from weft.backends.nvidia.ir import (
 from weft.backends.nvidia.ir.alignment import UNALIGNED
 from weft.backends.nvidia.ir.dialect import LaunchAttr, LayoutAttr
 from weft.backends.nvidia.ir.dynamic_tile_scheduler import DYNAMIC
-from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
+from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp
 from weft.backends.nvidia.ir.row_streams import WEIGHTS, PieceType
 from weft.backends.nvidia.ir.warp_specialization import RingType, SlotType
 from weft.errors import ParseError
@@ -42,7 +42,7 @@ OPS: list[type[Operation]] = [
     ir_cp_async.CpAsyncWaitOp,
     ir_cp_async.StagedOp,
     *mma.OPS,
-    ExponentialsOp,
+    OnlineSoftmaxOp,
     MomentsOp,
     scratch.ScratchOp,
     horizontal_select.HorizontalSelectOp,
@@ -62,7 +62,7 @@ class Annotation:
 
 _ACCESSES = (tile.LoadOp, tile.StoreOp)
 _COMPUTED = (tile.GatherOp, tile.ScatterOp, written.AtomicOp, ir_cp_async.CpAsyncOp)
-_REDUCTIONS = (tile.ReduceOp, ExponentialsOp, MomentsOp)
+_REDUCTIONS = (tile.ReduceOp, OnlineSoftmaxOp, MomentsOp)
 _STAGED = (tile.StoreOp, warp_specialization.TmaStoreOp)
 
 ANNOTATIONS: dict[str, Annotation] = {

@@ -9,7 +9,7 @@ from xdsl.ir import Operation
 
 from weft.backends.nvidia.ir.dialect import ConvertOp, layout_of
 from weft.backends.nvidia.ir.fma_dot import dot_bytes
-from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
+from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp
 from weft.backends.nvidia.ir.layouts import WARP, Layout
 from weft.backends.nvidia.ir.row_streams import CROSSES
 from weft.backends.nvidia.ir.view_layouts import demanded
@@ -87,7 +87,7 @@ def shared_bytes(op: Operation) -> int:
         case ConvertOp():
             type_ = tile.tile_type(op.out)
             return prod(_padded(type_.sizes, register_bytes(type_.dtype))) * register_bytes(type_.dtype)
-        case tile.ReduceOp() | ExponentialsOp() | MomentsOp() if CROSSES not in op.attributes:
+        case tile.ReduceOp() | OnlineSoftmaxOp() | MomentsOp() if CROSSES not in op.attributes:
             layout = layout_of(op.value)
             if not crosses_warps(layout, op.axis.value.data):
                 return 0
@@ -100,15 +100,15 @@ def shared_bytes(op: Operation) -> int:
 
 def crossing_bytes(op: Operation) -> int:
     """What the blocks of a cluster hold of a reduction at once: a result of each warp of each of them."""
-    assert isinstance(op, tile.ReduceOp | ExponentialsOp | MomentsOp)
+    assert isinstance(op, tile.ReduceOp | OnlineSoftmaxOp | MomentsOp)
     layout = layout_of(op.value)
     return sum(sent_bytes(size) for size in part_bytes(op)) * layout.block_count * layout.warp_count
 
 
-def part_bytes(op: tile.ReduceOp | ExponentialsOp | MomentsOp) -> tuple[int, ...]:
+def part_bytes(op: tile.ReduceOp | OnlineSoftmaxOp | MomentsOp) -> tuple[int, ...]:
     """The bytes of what a reduction combines: a value, its position where that counts, or what goes together."""
     size = register_bytes(tile.tile_type(op.value).dtype)
-    if isinstance(op, ExponentialsOp):
+    if isinstance(op, OnlineSoftmaxOp):
         return size, size
     if isinstance(op, MomentsOp):
         return size, size, size

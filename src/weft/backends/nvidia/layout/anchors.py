@@ -15,7 +15,7 @@ from weft.backends.nvidia.ir.dialect import (
     integer,
     layout_of,
 )
-from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
+from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp
 from weft.backends.nvidia.ir.layouts import WARP, Layout, blocked, next_power_of_two
 from weft.backends.nvidia.ir.mma import PACKED, RAW, MmaOp, PackOp
 from weft.backends.nvidia.ir.op_facts import depends_on_program
@@ -105,7 +105,9 @@ def anchors_of(kernel: tile.KernelOp, clusters: bool) -> Anchors:
     shapes = {tile.tile_type(r).sizes for op in ops for r in op.results if isinstance(r.type, tile.TileType)}
     shapes |= {shape for _, shape in accesses}
     whole = sorted((s for s in shapes if not any(s != t and _is_part(s, t) for t in shapes)), key=prod, reverse=True)
-    reduced = {op.axis.value.data for op in kernel.walk() if isinstance(op, tile.ReduceOp | ExponentialsOp | MomentsOp)}
+    reduced = {
+        op.axis.value.data for op in kernel.walk() if isinstance(op, tile.ReduceOp | OnlineSoftmaxOp | MomentsOp)
+    }
     warps, blocks = _of_pairs(ops) or integer(kernel, WARPS), integer(kernel, BLOCKS, 1)
     if not warps:
         warps, blocks = _size_of_program(prod(whole[0]) if whole else 1, bool(reduced), _may_cluster(kernel, clusters))
@@ -194,7 +196,7 @@ def _covered(elements: int, warps: int) -> int:
 def _may_cluster(kernel: tile.KernelOp, clusters: bool) -> bool:
     """Whether blocks of a cluster can share a program: nothing in it goes through the memory of one block alone."""
     simple = (tile.LoadOp, tile.StoreOp, tile.MapOp, tile.ReduceOp, tile.ConstantOp, tile.PositionOp, tile.GatherOp)
-    flat = (*simple, ExponentialsOp, MomentsOp, tile.ProgramOp, tile.ReturnOp)
+    flat = (*simple, OnlineSoftmaxOp, MomentsOp, tile.ProgramOp, tile.ReturnOp)
     return clusters and all(isinstance(op, flat) for op in kernel.block.ops)
 
 
@@ -206,7 +208,7 @@ def blocks_beside(kernel: tile.KernelOp) -> int:
     if MemoryGroups.of_kernel(kernel).written:
         return _written_beside(kernel)
     warps, rows = integer(kernel, WARPS), list[tile.LoadOp]()
-    reduces = any(isinstance(op, tile.ReduceOp | ExponentialsOp | MomentsOp) for op in kernel.block.ops)
+    reduces = any(isinstance(op, tile.ReduceOp | OnlineSoftmaxOp | MomentsOp) for op in kernel.block.ops)
     for op in kernel.block.ops:
         if isinstance(op, tile.LoadOp) and layout_of(op.out).count > _CHUNK:
             if pointer_dtype(op).bytes != 2 or layout_of(op.out).count > _HELD_PER_THREAD:

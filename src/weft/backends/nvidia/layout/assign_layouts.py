@@ -22,7 +22,7 @@ from weft.backends.nvidia.ir.dialect import (
     set_integer,
     set_layouts,
 )
-from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
+from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp
 from weft.backends.nvidia.ir.horizontal_select import HorizontalSelectOp
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Refused
 from weft.backends.nvidia.ir.layouts import Layout, blocked, scalar_layout
@@ -142,7 +142,7 @@ class Assignment:
                 layout = self.natural(op.value)
                 self.take(op, 0, layout)
                 self.settle(op, [layout.sliced(op.axis.value.data)])
-            case ExponentialsOp():
+            case OnlineSoftmaxOp():
                 layout = self.natural(op.value)
                 self.take(op, 0, layout)
                 sliced = layout.sliced(op.axis.value.data)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from weft.backends.nvidia.ir.dialect import ARGUMENTS, set_layouts
-from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
+from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp
 from weft.backends.nvidia.ir.layouts import Layout, scalar_layout
 from weft.backends.nvidia.ir.op_facts import is_commutative
 from weft.backends.nvidia.ir.view_layouts import demanded, in_order, renamed
@@ -170,7 +170,7 @@ def predicted(a: Assignment, value: SSAValue, depth: int = 64) -> Layout | None:
             source = op.operands[0]
             found = predicted(a, source, depth - 1) or a.anchors.of(tile.tile_type(source).sizes)
             return found.sliced(op.axis.value.data)
-        case ExponentialsOp():
+        case OnlineSoftmaxOp():
             found = predicted(a, op.value, depth - 1) or a.anchors.of(tile.tile_type(op.value).sizes)
             return found if shape == found.shape else found.sliced(op.axis.value.data)
         case collective_ops.ScanOp():

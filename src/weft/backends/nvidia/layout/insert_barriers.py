@@ -1,4 +1,4 @@
-"""Let the threads of a block wait for each other where one reads or writes what another has written or read."""
+"""Insert barriers: the threads of a block wait for each other where one reads or writes what another has touched."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class _Access:
 
 
 @dataclass(frozen=True)
-class OrderMemory(KernelPass):
-    """Let the threads of a block wait for each other where one reads or writes what another has written or read.
+class InsertBarriers(KernelPass):
+    """Insert barriers: the threads of a block wait for each other where one reads or writes what another has touched.
 
     tile.scatter %v, %p[%i]                  tile.scatter %v, %p[%i]
     %x = tile.gather %p[%j]           →      nvidia.barrier
@@ -38,7 +38,7 @@ class OrderMemory(KernelPass):
     atomic update of a scalar is there for those that see the update, so all threads have written by then.
     """
 
-    name: ClassVar[str] = "order_memory"
+    name: ClassVar[str] = "insert_barriers"
 
     def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
         written = MemoryGroups.of_kernel(kernel).written

@@ -1,4 +1,4 @@
-"""What a product's result is combined with, element by element, through the ring of the product's operands.
+"""Epilogue operands: what a dot's result is combined with, element by element, through the ring of its operands.
 
     %c = tile.for %k … ; %r = tile.load %x[%m, %n] : 128x256 ; tile.store %y[…], %c + %r
 
@@ -26,7 +26,7 @@ _MOST_LINES = 256
 
 
 @dataclass(frozen=True)
-class Addend:
+class EpilogueOperand:
     """A tile that comes in parts, each as a number of whole lines of columns in one slot of a stage."""
 
     load: tile.LoadOp
@@ -46,7 +46,9 @@ class Addend:
         return (first + part * self.part.sizes[1], *others)
 
 
-def addends_of(kernel: tile.KernelOp, operands: Operands, shape: Sequence[int]) -> dict[tile.LoadOp, Addend]:
+def epilogue_operands_of(
+    kernel: tile.KernelOp, operands: Operands, shape: Sequence[int]
+) -> dict[tile.LoadOp, EpilogueOperand]:
     """The loads behind the loops of products, of tiles of the results' shape, that TMA can bring."""
     ops = list(kernel.block.ops)
     loops = [n for n, op in enumerate(ops) if isinstance(op, tile.ForOp) and operands.any_in(op)]
@@ -62,16 +64,18 @@ def addends_of(kernel: tile.KernelOp, operands: Operands, shape: Sequence[int]) 
         key=lambda each: each[2],
         default=(0, 0, 0),
     )
-    found: dict[tile.LoadOp, Addend] = {}
+    found: dict[tile.LoadOp, EpilogueOperand] = {}
     for op in ops[loops[-1] + 1 :]:
         if isinstance(op, tile.LoadOp) and tile.tile_type(op.out).sizes == tuple(shape):
-            addend = _addend(kernel, op, ring, slot, room)
-            if addend is not None:
-                found[op] = addend
+            epilogue_operand = _epilogue_operand(kernel, op, ring, slot, room)
+            if epilogue_operand is not None:
+                found[op] = epilogue_operand
     return found
 
 
-def _addend(kernel: tile.KernelOp, op: tile.LoadOp, ring: int, slot: int, room: int) -> Addend | None:
+def _epilogue_operand(
+    kernel: tile.KernelOp, op: tile.LoadOp, ring: int, slot: int, room: int
+) -> EpilogueOperand | None:
     rows, columns = tile.tile_type(op.out).sizes
     dtype = pointer_dtype(op)
     if dtype not in (bf16, f16) or rows > _MOST_LINES or ops_behind(op.indices) is None:
@@ -82,6 +86,6 @@ def _addend(kernel: tile.KernelOp, op: tile.LoadOp, ring: int, slot: int, room: 
     blocks = next((n for n in range(columns // wide, 0, -1) if columns // wide % n == 0 and n * rows * LINE <= room), 0)
     if not blocks:
         return None
-    return Addend(
+    return EpilogueOperand(
         op, part.map((wide, rows)), part.coordinates, ring, slot, SlotType.of((rows, blocks * wide), 1, dtype)
     )

@@ -1,4 +1,4 @@
-"""Products of a turn that wait for none of its others begin together with the first one."""
+"""Hoisted dots: those of an iteration that wait for none of its others begin together with the first one."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.LoadOp, collective_o
 
 
 @dataclass(frozen=True)
-class HoistProducts(KernelPass):
-    """Products of a turn that wait for none of its others begin together with the first one.
+class HoistDots(KernelPass):
+    """Hoisted dots: those of an iteration that wait for none of its others begin together with the first one.
 
     %s = tile.dot %k, %q                           %s = tile.dot %k, %q
     %p = powers of %s                              %g = tile.load …
@@ -35,7 +35,7 @@ class HoistProducts(KernelPass):
     before its first product, and is there by the time it is needed.
     """
 
-    name: ClassVar[str] = "hoist_products"
+    name: ClassVar[str] = "hoist_dots"
 
     def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
         written = MemoryGroups.of_kernel(kernel).written

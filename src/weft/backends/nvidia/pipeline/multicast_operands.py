@@ -1,4 +1,4 @@
-"""Let the blocks of a cluster bring operands of products for each other.
+"""TMA multicast: the blocks of a cluster bring operands of dots for each other.
 
     block 0: rows 0…127, columns 0…255        each brings its own rows of a, and to both half of the columns of b:
     block 1: rows 128…255, columns 0…255      32 KB of a stage of 48 are read instead of 48
@@ -22,14 +22,14 @@ _SWIZZLED_LINES = 8
 
 
 @dataclass(frozen=True)
-class Sharing:
+class Multicast:
     """So many neighbours along an axis of the grid are a cluster."""
 
     blocks: int
     axis: int
 
 
-def share_operands(kernel: tile.KernelOp, operands: Operands) -> Sharing | None:
+def multicast_operands(kernel: tile.KernelOp, operands: Operands) -> Multicast | None:
     """Divide the copies that blocks of a cluster have in common between them, along the axis that saves most."""
     if kernel.cluster is None or operands.starts_early or not _walks_in_step(kernel, operands):
         return None
@@ -43,7 +43,7 @@ def share_operands(kernel: tile.KernelOp, operands: Operands) -> Sharing | None:
     for batch in batches:
         common = _shared([batch], axis, blocks)
         batch.copies = [_divided(copy, blocks) if copy in common else copy for copy in batch.copies]
-    return Sharing(blocks, axis)
+    return Multicast(blocks, axis)
 
 
 def _walks_in_step(kernel: tile.KernelOp, operands: Operands) -> bool:

@@ -18,7 +18,7 @@ from weft.backends.nvidia.code import TensorMap
 from weft.backends.nvidia.ir.alignment import pointer_dtype
 from weft.backends.nvidia.ir.index_slices import ops_behind
 from weft.backends.nvidia.ir.programmatic_launch import is_fixed
-from weft.backends.nvidia.ir.register_operands import narrowed_factor
+from weft.backends.nvidia.ir.register_operands import register_operand
 from weft.backends.nvidia.ir.tma_boxes import part_of
 from weft.backends.nvidia.ir.warp_specialization import LINE, SlotType
 from weft.backends.nvidia.matmul_unit import WGMMA
@@ -142,7 +142,7 @@ def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp], early: bool =
         return None
     dtype = next(iter(copies.values())).slot.dtype
     for dot in dots:
-        if not _is_load(dot.b) or not (_is_load(dot.a) or narrowed_factor(dot.a, tile.DotOp) == dtype):
+        if not _is_load(dot.b) or not (_is_load(dot.a) or register_operand(dot.a, tile.DotOp) == dtype):
             return None
         if not (
             WGMMA.reads_any_way(dtype) or all(_runs_along(copies, value, k) for value, k in ((dot.a, 1), (dot.b, 0)))

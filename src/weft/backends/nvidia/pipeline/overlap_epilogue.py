@@ -1,4 +1,4 @@
-"""Write a product's tile while the next one is multiplied."""
+"""Epilogue overlap: a dot's tile is written while the next one is multiplied."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _MOST_HELD = {1: 200, 2: 200, 3: 120}
 
 
 @dataclass(frozen=True)
-class DeferStores(KernelPass):
-    """Write a product's tile while the next one is multiplied.
+class OverlapEpilogue(KernelPass):
+    """Epilogue overlap: a dot's tile is written while the next one is multiplied.
 
     tile.for %t {                              %l = tile.for %t (%w) {
       %c = tile.for %k { … wgmma … }             wgmma … ; nvidia.tma_store %w piece 0 at the place of %t - 1 ; finish …
@@ -56,7 +56,7 @@ class DeferStores(KernelPass):
     of the loop over K are laid out one after the other, with a piece of the tile before in each.
     """
 
-    name: ClassVar[str] = "defer_stores"
+    name: ClassVar[str] = "overlap_epilogue"
 
     def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
         if kernel.counter is not None:

@@ -1,4 +1,4 @@
-"""Loops of products whose operands are at computed places: threads copy them to shared memory some turns ahead."""
+"""The cp.async pipeline: threads copy operands that are gathered to shared memory, some iterations ahead."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class _Operand:
 
 
 @dataclass(frozen=True)
-class StageOperands(KernelPass):
-    """Loops of products whose operands are at computed places: threads copy them to shared memory some turns ahead.
+class PipelineCpAsync(KernelPass):
+    """The cp.async pipeline: threads copy operands that are gathered to shared memory, some iterations ahead.
 
     %c = tile.for %k (%acc) {                             nvidia.cp_async of turns 0, 1, 2, each a group
       %a = tile.gather %x[%i]                             %c = tile.for %k (%acc) {
@@ -55,7 +55,7 @@ class StageOperands(KernelPass):
     All warps do all of it, so that such a loop may stand anywhere: in branches, and in loops that end when they find.
     """
 
-    name: ClassVar[str] = "stage_operands"
+    name: ClassVar[str] = "pipeline_cp_async"
     decides: ClassVar[bool] = True
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Refused | None:

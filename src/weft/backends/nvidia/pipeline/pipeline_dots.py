@@ -44,8 +44,8 @@ from weft.backends.nvidia.ir.warp_specialization import (
     is_staged,
 )
 from weft.backends.nvidia.matmul_unit import WGMMA
-from weft.backends.nvidia.pipeline.epilogue_operands import Addend, addends_of
-from weft.backends.nvidia.pipeline.multicast_operands import Sharing, share_operands
+from weft.backends.nvidia.pipeline.epilogue_operands import EpilogueOperand, epilogue_operands_of
+from weft.backends.nvidia.pipeline.multicast_operands import Multicast, multicast_operands
 from weft.backends.nvidia.pipeline.operand_copies import Batch, Operands, blocks_of, operands_of
 from weft.backends.nvidia.pipeline.tile_scheduler import ThreadBlockCluster, TileScheduler, worth_dynamic
 from weft.backends.nvidia.target import SYSTEM_SHARED, NvidiaTarget
@@ -93,7 +93,7 @@ class _Pipelined:
     """What TMA brings to the products of a kernel, and who multiplies."""
 
     operands: Operands
-    addends: Mapping[tile.LoadOp, Addend]
+    epilogue_operands: Mapping[tile.LoadOp, EpilogueOperand]
     needed: set[Operation]
     dots: Sequence[tile.DotOp]
     rows: int
@@ -116,18 +116,20 @@ def _pipelined(kernel: tile.KernelOp, target: NvidiaTarget) -> _Pipelined | Refu
     if not all(_fits(dot, operands.dtype, consumers) for dot in dots):
         return Refused(f"a product is none of {consumers} warp groups and {operands.dtype.name}")
     # A ring has one producer, and an addend is not there early.
-    addends = {} if operands.starts_early else addends_of(kernel, operands, tile.tile_type(dots[0].out).sizes)
-    needed = _needed(kernel, operands, addends)
+    epilogue_operands = (
+        {} if operands.starts_early else epilogue_operands_of(kernel, operands, tile.tile_type(dots[0].out).sizes)
+    )
+    needed = _needed(kernel, operands, epilogue_operands)
     if needed is None:
         return Refused("where operands are is computed of what is multiplied")
-    return _Pipelined(operands, addends, needed, dots, rows, consumers)
+    return _Pipelined(operands, epilogue_operands, needed, dots, rows, consumers)
 
 
 def _pipeline(kernel: tile.KernelOp, target: NvidiaTarget, found: _Pipelined, *, ahead: bool) -> Refused | None:
-    operands, addends, consumers = found.operands, found.addends, found.consumers
-    sharing = share_operands(kernel, operands)
+    operands, epilogue_operands, consumers = found.operands, found.epilogue_operands, found.consumers
+    sharing = multicast_operands(kernel, operands)
     copied = [copy.map for batch in operands.batches.values() for copy in batch.copies]
-    inputs = list(dict.fromkeys([*copied, *(addend.map for addend in addends.values())]))
+    inputs = list(dict.fromkeys([*copied, *(epilogue_operand.map for epilogue_operand in epilogue_operands.values())]))
     staged = [op for op in kernel.walk() if is_staged(op)]
     staging = 4 * consumers * 2 * STAGE_BYTES if staged else 0
     resident = integer(kernel, RESIDENT, 1) if found.rows == 128 else 1
@@ -151,8 +153,8 @@ def _pipeline(kernel: tile.KernelOp, target: NvidiaTarget, found: _Pipelined, *,
         if MAP in op.attributes:  # behind the maps of what is read
             set_integer(op, MAP, integer(op, MAP) + len(inputs))
     times = (False, True) if operands.starts_early else (False,)
-    producers = [_Producer(operands, addends, inputs, found.needed, early) for early in times]
-    _split(kernel, producers, _Consumer(operands, addends), rings, consumers, sharing)
+    producers = [_Producer(operands, epilogue_operands, inputs, found.needed, early) for early in times]
+    _split(kernel, producers, _Consumer(operands, epilogue_operands), rings, consumers, sharing)
     set_integer(kernel, WARPS, 4 * consumers)
     maps = (*inputs, *launch_of(kernel).maps)
     cluster = 1 if sharing is None else sharing.blocks
@@ -162,10 +164,12 @@ def _pipeline(kernel: tile.KernelOp, target: NvidiaTarget, found: _Pipelined, *,
     return None
 
 
-def _needed(kernel: tile.KernelOp, operands: Operands, addends: Iterable[tile.LoadOp]) -> set[Operation] | None:
+def _needed(
+    kernel: tile.KernelOp, operands: Operands, epilogue_operands: Iterable[tile.LoadOp]
+) -> set[Operation] | None:
     """The ops that the producer repeats: those that its places and the bounds of its loops are computed by."""
     loops = [op for op in kernel.walk() if isinstance(op, tile.ForOp) and operands.any_in(op)]
-    return ops_behind(index for op in (*operands.batches, *addends, *loops) for index in op.indices)
+    return ops_behind(index for op in (*operands.batches, *epilogue_operands, *loops) for index in op.indices)
 
 
 def _rings(operands: Operands, room: int, ahead: bool, most: int) -> list[RingType] | None:
@@ -195,7 +199,7 @@ def _split(
     consumer: _Consumer,
     rings: Sequence[RingType],
     consumers: int,
-    sharing: Sharing | None,
+    sharing: Multicast | None,
 ) -> None:
     block = kernel.block
     original = [op for op in block.ops if not isinstance(op, tile.ReturnOp)]
@@ -238,7 +242,7 @@ class _Producer:
     """Brings each batch where the last load of it stands: those that come early, or the others."""
 
     operands: Operands
-    addends: Mapping[tile.LoadOp, Addend]
+    epilogue_operands: Mapping[tile.LoadOp, EpilogueOperand]
     maps: Sequence[TensorMap]
     needed: set[Operation]
     early: bool = False
@@ -260,17 +264,25 @@ class _Producer:
                 batch = self.operands.batches[op]
                 if batch.early == self.early and op in batch.loads and batch.loads <= self.passed:
                     self._bring(batch, block)
-            elif isinstance(op, tile.LoadOp) and op in self.addends and not self.early:
-                self._add(self.addends[op], block)
+            elif isinstance(op, tile.LoadOp) and op in self.epilogue_operands and not self.early:
+                self._add(self.epilogue_operands[op], block)
 
-    def _add(self, addend: Addend, block: Block) -> None:
+    def _add(self, epilogue_operand: EpilogueOperand, block: Block) -> None:
         """Bring an addend behind the operands."""
-        for number in range(addend.parts):
-            attributes = _numbered(ring=addend.ring, slot=addend.slot, map=self.maps.index(addend.map))
-            attributes |= {"coordinates": tile.Sizes(addend.at(number)), "part": addend.part}
-            indices = [self.mapping.get(i, i) for i in addend.load.indices]
+        for number in range(epilogue_operand.parts):
+            attributes = _numbered(
+                ring=epilogue_operand.ring, slot=epilogue_operand.slot, map=self.maps.index(epilogue_operand.map)
+            )
+            attributes |= {"coordinates": tile.Sizes(epilogue_operand.at(number)), "part": epilogue_operand.part}
+            indices = [self.mapping.get(i, i) for i in epilogue_operand.load.indices]
             fill = TmaLoadOp.create(operands=indices, attributes=attributes)
-            block.add_ops([AcquireOp.expecting(addend.part.bytes, addend.ring), fill, CommitOp.of(addend.ring)])
+            block.add_ops(
+                [
+                    AcquireOp.expecting(epilogue_operand.part.bytes, epilogue_operand.ring),
+                    fill,
+                    CommitOp.of(epilogue_operand.ring),
+                ]
+            )
 
     def _bring(self, batch: Batch, block: Block) -> None:
         block.add_op(AcquireOp.of(batch.ring))
@@ -293,7 +305,7 @@ class _Consumer:
     """Begins products where they stand, and finishes them where something else needs them."""
 
     operands: Operands
-    addends: Mapping[tile.LoadOp, Addend]
+    epilogue_operands: Mapping[tile.LoadOp, EpilogueOperand]
     mapping: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     under_way: list[tile.DotOp] = field(default_factory=list[tile.DotOp])
     left: dict[int, set[tile.DotOp]] = field(default_factory=dict[int, "set[tile.DotOp]"])
@@ -304,8 +316,8 @@ class _Consumer:
                 case tile.LoadOp() if op in self.operands.batches:
                     if self.operands.batches[op].held:
                         self._take(self.operands.batches[op], block)
-                case tile.LoadOp() if op in self.addends:
-                    self._lift(self.addends[op], block)
+                case tile.LoadOp() if op in self.epilogue_operands:
+                    self._lift(self.epilogue_operands[op], block)
                 case tile.DotOp():
                     self._begin(op, block)
                 case tile.ForOp():
@@ -337,12 +349,15 @@ class _Consumer:
                 self.mapping[load.out] = slot.out
         self.left[id(batch)] = set(batch.dots)
 
-    def _lift(self, addend: Addend, block: Block) -> None:
+    def _lift(self, epilogue_operand: EpilogueOperand, block: Block) -> None:
         self._finish(len(self.under_way), block)  # stages are released in the order in which they were brought
-        attributes = {**_numbered(ring=addend.ring, slot=addend.slot), "part": addend.part}
-        lift = RingToRegistersOp.create(attributes=attributes, result_types=[addend.load.out.type])
+        attributes = {
+            **_numbered(ring=epilogue_operand.ring, slot=epilogue_operand.slot),
+            "part": epilogue_operand.part,
+        }
+        lift = RingToRegistersOp.create(attributes=attributes, result_types=[epilogue_operand.load.out.type])
         block.add_op(lift)
-        self.mapping[addend.load.out] = lift.out
+        self.mapping[epilogue_operand.load.out] = lift.out
 
     def _begin(self, dot: tile.DotOp, block: Block) -> None:
         for batch in self.operands.of(dot):

@@ -12,7 +12,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.ir.alignment import WIDEST, access_of, divisor_of, pointer_dtype
 from weft.backends.nvidia.ir.dialect import LAYOUTS, RESIDENT, ConvertOp, layout_of, set_integer, set_launch
-from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp, MomentsOp
+from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused, adopt, has_bulk_copies
 from weft.backends.nvidia.ir.layouts import WARP, Layout
 from weft.backends.nvidia.ir.row_streams import ALIGNMENT, CROSSES, BulkCopyOp, PieceType, ReadOp, StreamOp, WaitKeptOp
@@ -144,8 +144,8 @@ def _up(size: int) -> int:
 def _is_flat(kernel: tile.KernelOp) -> bool:
     simple = (tile.LoadOp, tile.StoreOp, tile.MapOp, tile.ReduceOp, tile.ConstantOp, tile.PositionOp, tile.GatherOp)
     ops = list(kernel.block.ops)
-    flat = all(isinstance(op, (*simple, ExponentialsOp, MomentsOp, tile.ProgramOp, tile.ReturnOp)) for op in ops)
-    return flat and any(isinstance(op, tile.ReduceOp | ExponentialsOp | MomentsOp) for op in ops)
+    flat = all(isinstance(op, (*simple, OnlineSoftmaxOp, MomentsOp, tile.ProgramOp, tile.ReturnOp)) for op in ops)
+    return flat and any(isinstance(op, tile.ReduceOp | OnlineSoftmaxOp | MomentsOp) for op in ops)
 
 
 def _reads_back(kernel: tile.KernelOp) -> bool:
@@ -219,7 +219,7 @@ def _held_at_once(block: Block | None, shape: Sequence[int], loads: int) -> int:
     place = {op: number for number, op in enumerate(ops)}
     most = (loads + 1) // 2  # what is read takes half the registers, until it is widened
     for number, op in enumerate(ops):
-        if isinstance(op, tile.ReduceOp | ExponentialsOp | MomentsOp):
+        if isinstance(op, tile.ReduceOp | OnlineSoftmaxOp | MomentsOp):
             results = [result for earlier in ops[:number] for result in earlier.results]
             tiles = [r for r in results if isinstance(r.type, tile.TileType) and r.type.sizes == tuple(shape)]
             most = max(most, sum(any(place[use.operation] > number for use in r.uses) for r in tiles))
@@ -265,7 +265,7 @@ def _exchange_by_sending(kernel: tile.KernelOp, blocks: int) -> bool:
     if blocks > 1 and any(isinstance(op, ConvertOp) for op in kernel.walk()):
         return False  # that is through the memory of one block
     for op in kernel.walk():
-        if not isinstance(op, tile.ReduceOp | ExponentialsOp | MomentsOp) or blocks == 1:
+        if not isinstance(op, tile.ReduceOp | OnlineSoftmaxOp | MomentsOp) or blocks == 1:
             continue
         layout, axis = layout_of(op.value), op.axis.value.data
         if not any(mode.axis == axis for mode in layout.blocks):
@@ -353,7 +353,7 @@ def _ordered(ops: list[Operation], rows: set[tile.LoadOp]) -> list[Operation]:
     for op in ops:
         if op in rows or any(isinstance(o.owner, Operation) and o.owner in needs_row for o in op.operands):
             needs_row.add(op)
-    reductions = [op for op in ops if isinstance(op, tile.ReduceOp | ExponentialsOp | MomentsOp)]
+    reductions = [op for op in ops if isinstance(op, tile.ReduceOp | OnlineSoftmaxOp | MomentsOp)]
     first = next((op for op in reductions if op in needs_row), None)
     if first is None:
         return ops

@@ -27,7 +27,7 @@ from weft.backends.nvidia.ir.shared_bytes import crossing_bytes
 from weft.backends.nvidia.ir.warp_specialization import AcquireOp, BlockNumberOp, CommitOp, ReleaseOp, RewindOp, WaitOp
 from weft.backends.nvidia.layout.assign_layouts import assign_layouts
 from weft.backends.nvidia.pipeline.pipeline_rows import programs_of
-from weft.backends.nvidia.pipeline.split_rows import share_rows
+from weft.backends.nvidia.pipeline.split_rows import split_rows_over_cluster
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.backends.nvidia.transforms.peel_loops import peel_loops
 from weft.ir.expr import product
@@ -149,7 +149,7 @@ class HoldStreams(KernelPass):
         refused = _UNKNOWN
         for blocks in _BLOCKS:
             copy = kernel.clone()
-            if blocks > 1 and not share_rows(copy, blocks):
+            if blocks > 1 and not split_rows_over_cluster(copy, blocks):
                 continue
             stages = _stages(copy)
             loops = len(stages) // _walks(stages) if stages else 0

@@ -1,4 +1,6 @@
-"""Products of what was made of another product are done a turn later, while the next one's results are worked on."""
+"""Software-pipelined dots: those of what was made of another dot are done an iteration later, beside the next
+softmax.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ _AWAY = 1 << 32
 
 
 @dataclass(frozen=True)
-class DelayProducts(KernelPass):
-    """Products of what was made of another product are done a turn later, while the next one's results are worked on.
+class SoftwarePipelineDots(KernelPass):
+    """Software-pipelined dots: those of what was made of another dot are done an iteration later, beside the next
+    softmax.
 
     tile.for %i carrying %sum {                          tile.for %i carrying %kept, %p {
       %s = tile.dot %q, keys of %i                         %s = tile.dot %q, keys of %i
@@ -34,7 +37,7 @@ class DelayProducts(KernelPass):
     turn there is nothing before: TMA is told a place in front of the tensor, and brings zeros.
     """
 
-    name: ClassVar[str] = "delay_products"
+    name: ClassVar[str] = "software_pipeline_dots"
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
         for loop in [op for op in kernel.walk() if isinstance(op, tile.ForOp)]:

@@ -1,4 +1,4 @@
-"""Let the blocks of a cluster share rows that are walked in loops: each walks a part of a row.
+"""Rows split over the cluster: each block of it walks a part of a row.
 
 tile.for %c = 0 to 128256 by 8192 (%s) {              %k = nvidia.block rank
   %x = tile.load %a[%p * 128256 + %c]                 tile.for %c = 0 to 32064 by 8192 (%s) {
@@ -26,7 +26,7 @@ _FIRST: dict[type[Operation], int] = {tile.LoadOp: 1, tile.StoreOp: 2, tile.Posi
 """The operand that d0 stands for."""
 
 
-def share_rows(kernel: tile.KernelOp, blocks: int) -> bool:
+def split_rows_over_cluster(kernel: tile.KernelOp, blocks: int) -> bool:
     """Let so many blocks share what the loops of a kernel walk, in place; False if they cannot."""
     loops = [op for op in kernel.block.ops if isinstance(op, tile.ForOp)]
     if not _may_share(kernel, loops) or not all(_has_parts(loop, blocks) for loop in loops):

@@ -12,7 +12,7 @@ from xdsl.ir import SSAValue
 
 from weft.backends.nvidia.ir.op_facts import depends_on_program
 from weft.backends.nvidia.ir.warp_specialization import IndexOp
-from weft.backends.nvidia.pipeline.multicast_operands import Sharing
+from weft.backends.nvidia.pipeline.multicast_operands import Multicast
 from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, product, substitute, symbol, symbols_of
 from weft.tile import dialect as tile
 from weft.tile.memory_groups import MemoryGroups
@@ -27,7 +27,7 @@ _OUTSIDE = 1 << 30
 class ThreadBlockCluster:
     """Blocks that walk neighbouring programs in step, and the number of this one among them."""
 
-    sharing: Sharing
+    sharing: Multicast
     rank: SSAValue
 
 
@@ -73,7 +73,7 @@ class TileScheduler:
             rank = numbers[0].indices[-1]
             name = f"d{len(numbers[0].indices) - 1}"
             axis = next(axis for axis, op in enumerate(numbers) if name in symbols_of(op.value.data[0]))
-            cluster = ThreadBlockCluster(Sharing(blocks, axis), rank)
+            cluster = ThreadBlockCluster(Multicast(blocks, axis), rank)
         return cls(kernel, first, count, loop, tuple(op.out for op in numbers), limit, cluster)
 
     def numbers(self) -> dict[SSAValue, SSAValue]:

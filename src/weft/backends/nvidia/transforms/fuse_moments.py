@@ -20,7 +20,7 @@ _LEAST = 2048
 
 
 @dataclass(frozen=True)
-class JoinMoments(KernelPass):
+class FuseMoments(KernelPass):
     """Find a row's sum and the squares of what its elements differ from their mean together: threads exchange once.
 
     %s = tile.reduce sum %x axis 0                %s, %v = nvidia.moments %x axis 0
@@ -33,7 +33,7 @@ class JoinMoments(KernelPass):
     both (Chan, Golub and LeVeque): no digits are lost to a mean that is large, as they are by sums of squares.
     """
 
-    name: ClassVar[str] = "join_moments"
+    name: ClassVar[str] = "fuse_moments"
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
         for op in list(kernel.walk()):

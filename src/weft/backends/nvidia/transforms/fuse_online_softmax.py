@@ -1,4 +1,4 @@
-"""Find a row's maximum and the sum of its exponentials together, so that threads exchange results once."""
+"""Online softmax: a row's maximum and the sum of its exponentials are found together, threads exchange results once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from xdsl.ir import SSAValue
 
-from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp
+from weft.backends.nvidia.ir.fused_reductions import OnlineSoftmaxOp
 from weft.backends.nvidia.ir.kernel_passes import KernelPass
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.operations import users_of
@@ -19,10 +19,11 @@ _LEAST = 512
 
 
 @dataclass(frozen=True)
-class JoinExponentials(KernelPass):
-    """Find a row's maximum and the sum of its exponentials together, so that threads exchange results once.
+class FuseOnlineSoftmax(KernelPass):
+    """Online softmax: a row's maximum and the sum of its exponentials are found together, threads exchange results
+    once.
 
-    %m = tile.reduce max %x axis 0                %e, %m, %s = nvidia.exponentials %x axis 0
+    %m = tile.reduce max %x axis 0                %e, %m, %s = nvidia.online_softmax %x axis 0
     %d = tile.map sub(%x, %m)               →
     %e = tile.map exp(%d)
     %s = tile.reduce sum %e axis 0
@@ -31,7 +32,7 @@ class JoinExponentials(KernelPass):
     its sum; then it scales what it has to the maximum of all.
     """
 
-    name: ClassVar[str] = "join_exponentials"
+    name: ClassVar[str] = "fuse_online_softmax"
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
         for op in list(kernel.walk()):
@@ -64,7 +65,7 @@ def _pair(largest: tile.ReduceOp) -> list[SSAValue]:
 def _replace(largest: tile.ReduceOp, shift: tile.MapOp, powers: tile.MapOp, total: tile.ReduceOp) -> None:
     block = largest.parent_block()
     assert block is not None
-    made = ExponentialsOp.make(largest)
+    made = OnlineSoftmaxOp.make(largest)
     block.insert_op_before(made, largest)
     powers.out.replace_all_uses_with(made.powers)
     total.out.replace_all_uses_with(made.sum)

@@ -26,7 +26,7 @@ _PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.GatherOp, collective
 
 
 @dataclass(frozen=True)
-class RaiseAccesses(KernelPass):
+class RaisePointers(KernelPass):
     """Pointers and masks of kernels that people write → parts of tensors, where TMA can move them.
 
     %o = pid*128*%stride + i*%stride + 64*%k + j           %a = tile.load %x[128*pid, 64*%k] of a tensor of %M x %K,
@@ -39,7 +39,7 @@ class RaiseAccesses(KernelPass):
     are taken from elsewhere (`% M`) are left out instead, if nothing of them is ever written.
     """
 
-    name: ClassVar[str] = "raise_accesses"
+    name: ClassVar[str] = "raise_pointers"
 
     def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
         if not MemoryGroups.of_kernel(kernel).written:

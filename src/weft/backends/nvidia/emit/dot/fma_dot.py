@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
 
 
-def emit_plain_dot(codegen: KernelCodegen, op: tile.DotOp) -> None:
+def emit_fma_dot(codegen: KernelCodegen, op: tile.DotOp) -> None:
     """Write both operands, wait, and let every thread sum its elements along K."""
     if any(len(tile.tile_type(value).sizes) != 2 for value in (op.a, op.b)):
         raise LoweringError(f"a product of {op.a.type} and {op.b.type} has no code on a GPU")

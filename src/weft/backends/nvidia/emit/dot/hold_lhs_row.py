@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from weft.backends.nvidia.emit.dot.lhs_row import HeldRow
+from weft.backends.nvidia.emit.dot.lhs_row import LhsRow
 from weft.backends.nvidia.ir.dialect import launch_of, set_integer, set_launch
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused
 from weft.backends.nvidia.ir.mma import HELD, MmaOp
@@ -14,7 +14,7 @@ from weft.tile import dialect as tile
 
 
 @dataclass(frozen=True)
-class HoldRow(KernelPass):
+class HoldLhsRow(KernelPass):
     """Give the row of a product with codes, or of several, a place in shared memory.
 
     %p = tile.for %k (%acc) {                                     %p = tile.for %k (%acc) {
@@ -22,7 +22,7 @@ class HoldRow(KernelPass):
       … nvidia.mma %x, (tile.dequantize …), %acc }                  … nvidia.mma %x, (tile.dequantize …), %acc }
     """
 
-    name: ClassVar[str] = "hold_row"
+    name: ClassVar[str] = "hold_lhs_row"
 
     def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
         return True if _held(kernel) is not None else Refused("it has no row that all products with codes read")
@@ -34,6 +34,6 @@ class HoldRow(KernelPass):
         set_launch(kernel, replace(launch, shared=launch.shared + held.bytes))
 
 
-def _held(kernel: tile.KernelOp) -> HeldRow | None:
+def _held(kernel: tile.KernelOp) -> LhsRow | None:
     products = [op for op in kernel.walk() if isinstance(op, MmaOp)]
-    return HeldRow.of(products[0]) if len({op.a for op in products}) == 1 else None
+    return LhsRow.of(products[0]) if len({op.a for op in products}) == 1 else None

@@ -5,7 +5,7 @@
   … nvidia.mma %x, (tile.dequantize …), %acc }                  … nvidia.mma %x, (tile.dequantize …), %acc }
 
 Else every turn of every warp waits for a part of the row, and puts it in the codes' order again. Beside the row lie the
-sums of what shares a factor, and zeros for the lanes that have nothing to read (`sums_apart`):
+sums of what shares a factor, and zeros for the lanes that have nothing to read (`split_sums`):
 
     row      for each piece that four lanes hold: the first 16 bytes of each lane, then the next ones
     zeros    as many bytes as a lane reads in a turn
@@ -46,7 +46,7 @@ _ALIGNMENT = 128
 
 
 @dataclass(frozen=True)
-class HeldRow:
+class LhsRow:
     """The row of a product, and where in shared memory it lies."""
 
     op: MmaOp
@@ -57,7 +57,7 @@ class HeldRow:
     """Its neighbours; what turns have beyond them is zero."""
 
     @classmethod
-    def of(cls, op: MmaOp) -> HeldRow | None:
+    def of(cls, op: MmaOp) -> LhsRow | None:
         """The row of a product, if it lies along K from turn to turn."""
         load, loop = op.a.owner, op.parent_op()
         if not isinstance(load, tile.LoadOp) or SPREAD not in load.attributes or not isinstance(loop, tile.ForOp):
@@ -112,7 +112,7 @@ class HeldRow:
         return ceil(size / _ALIGNMENT) * _ALIGNMENT
 
 
-def bring_row(codegen: KernelCodegen, held: HeldRow) -> None:
+def load_lhs_row(codegen: KernelCodegen, held: LhsRow) -> None:
     """All threads read the row, and write it to shared memory."""
     b, threads, fragments = codegen.b, codegen.threads, held.op.fragments
     number = b.add(b.mul(threads.warp, i32(WARP)), threads.lane)
@@ -148,7 +148,7 @@ def _below(codegen: KernelCodegen, place: V, end: int, limit: int) -> V | None:
     return codegen.b.icmp("slt", place, i32(limit)) if end > limit else None
 
 
-def _store_sum(codegen: KernelCodegen, held: HeldRow, start: V, chunk: V, there: V | None, words: list[V]) -> None:
+def _store_sum(codegen: KernelCodegen, held: LhsRow, start: V, chunk: V, there: V | None, words: list[V]) -> None:
     """The sum of a run of neighbours, which as many lanes have."""
     b, each = codegen.b, held.run // _CHUNK
     numbers = [number for word in words for number in numbers_of(b, word, held.op.dtype.data)]
@@ -163,10 +163,10 @@ def _store_sum(codegen: KernelCodegen, held: HeldRow, start: V, chunk: V, there:
     do(b, f"{guard}st.shared.b32 [$0], $1;", "r,f" + ",b" * len(given), address, total, *given)
 
 
-class HeldParts:
+class LhsRowParts:
     """What a lane reads of a held row in a turn of a loop."""
 
-    def __init__(self, codegen: KernelCodegen, held: HeldRow) -> None:
+    def __init__(self, codegen: KernelCodegen, held: LhsRow) -> None:
         b, fragments = codegen.b, held.op.fragments
         self.codegen, self.held, lane = codegen, held, codegen.threads.lane
         start = _start(codegen, held)
@@ -200,19 +200,19 @@ class HeldParts:
         return asm(self.codegen.b, "float", text, "=f,r", self.first_sum, pure=False)
 
 
-def held_in(loop: tile.ForOp) -> HeldRow | None:
+def held_in(loop: tile.ForOp) -> LhsRow | None:
     """The held row that a loop reads itself."""
     products = [op for op in loop.block.ops if isinstance(op, MmaOp)]
     return next((held for op in products if (held := held_by(op)) is not None), None)
 
 
-def held_by(op: MmaOp) -> HeldRow | None:
+def held_by(op: MmaOp) -> LhsRow | None:
     """The row of a product, if it is held."""
     load = op.a.owner
-    return HeldRow.of(op) if isinstance(load, tile.LoadOp) and HELD in load.attributes else None
+    return LhsRow.of(op) if isinstance(load, tile.LoadOp) and HELD in load.attributes else None
 
 
-def _start(codegen: KernelCodegen, held: HeldRow) -> V:
+def _start(codegen: KernelCodegen, held: LhsRow) -> V:
     base = codegen.b.emit("i32", f"ptrtoint ptr addrspace(3) @{SHARED_SYMBOL} to i32")
     return codegen.b.add(base, i32(integer(held.load, HELD)))
 

@@ -1,4 +1,4 @@
-"""Products of the same rows with neighbouring slots, as of a gate and what it opens: one instruction for all of them.
+"""Merged wgmma: dots of the same rows with neighbouring slots, as of a gated MLP, are one instruction.
 
 An instruction reads the rows that it multiplies from shared memory, whichever the number of its columns: of 64 rows and
 twice 128 columns it is 384 lines for two products, and 320 for one with 256.
@@ -30,7 +30,7 @@ def joined(op: WgmmaOp) -> list[WgmmaOp]:
     return group if op in group else [op]
 
 
-def joined_slot(products: Sequence[WgmmaOp]) -> SlotType:
+def merged_slot(products: Sequence[WgmmaOp]) -> SlotType:
     """The right operands of products as one."""
     slot = products[0].b.type
     assert isinstance(slot, SlotType)
@@ -38,14 +38,14 @@ def joined_slot(products: Sequence[WgmmaOp]) -> SlotType:
     return SlotType.of((depth, columns * len(products)), slot.axis, slot.dtype)
 
 
-def sums_together(products: Sequence[Sequence[V]], rows: int) -> list[V]:
+def merged_sums(products: Sequence[Sequence[V]], rows: int) -> list[V]:
     """The registers of products as those of one: 64 rows of each after the other."""
     each = len(products[0]) * ROWS // rows
     starts = range(0, len(products[0]), each)
     return [value for start in starts for product in products for value in product[start : start + each]]
 
 
-def sums_apart(values: Sequence[V], products: int, rows: int) -> list[list[V]]:
+def split_sums(values: Sequence[V], products: int, rows: int) -> list[list[V]]:
     """The opposite."""
     each = len(values) * ROWS // (rows * products)
     parts = [list(values[start : start + each]) for start in range(0, len(values), each)]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.emit.block import i32
 from weft.backends.nvidia.emit.dot.dequantize import ONE, Decoder
-from weft.backends.nvidia.emit.dot.lhs_row import HeldParts, held_by
+from weft.backends.nvidia.emit.dot.lhs_row import LhsRowParts, held_by
 from weft.backends.nvidia.emit.dot.mma import instruction
 from weft.backends.nvidia.ir.mma import MmaOp
 
@@ -58,11 +58,11 @@ class LoadedParts:
         return _multiplied(self.b, ones, ones, x, dtype)[0]
 
 
-def multiply_apart(codegen: KernelCodegen, op: MmaOp, decoder: Decoder, total: Sequence[V]) -> list[V]:
+def multiply_per_lane(codegen: KernelCodegen, op: MmaOp, decoder: Decoder, total: Sequence[V]) -> list[V]:
     """Add the sums of a lane to its totals, one for each column of weights."""
     b, fragments, held = codegen.b, op.fragments, held_by(op)
     columns, words = fragments.tiles_n, fragments.vector // 2
-    parts: Parts = LoadedParts(b, codegen.tiles[op.a], decoder) if held is None else HeldParts(codegen, held)
+    parts: Parts = LoadedParts(b, codegen.tiles[op.a], decoder) if held is None else LhsRowParts(codegen, held)
     run, result = min(decoder.group, fragments.vector) // 2, list(total)
     for first in range(0, fragments.chunks * words, run):
         chunk, start = divmod(first, words)

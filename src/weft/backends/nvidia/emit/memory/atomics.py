@@ -2,7 +2,7 @@
 
 An update is a release of what its thread wrote before and an acquire for what it reads after: one fence on either side
 of all of a tile's updates, which are themselves relaxed. Of a scalar that is done by the thread alone that updates it:
-the others wait at a barrier before (`order_memory`), and for what it found behind it.
+the others wait at a barrier before (`insert_barriers`), and for what it found behind it.
 """
 
 from __future__ import annotations

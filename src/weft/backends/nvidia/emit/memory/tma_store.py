@@ -1,6 +1,6 @@
-"""Results of products written in pieces: a warp lays 16 rows of 64 columns into shared memory at a time.
+"""TMA stores: results of dots are written in pieces; a warp lays 16 rows of 64 columns into shared memory at a time.
 
-From there TMA writes them, or the warp itself where lines begin anywhere (`line_stores`).
+From there TMA writes them, or the warp itself where lines begin anywhere (`unaligned_store`).
 
 The accumulators of a warp, narrowed to 16 bits and taken in pairs, are just what `stmatrix` scatters to lines. Two
 places take turns, so that one is written while TMA still reads the other; no other warp has to wait.

@@ -1,4 +1,4 @@
-"""Code for sorting along an axis: a bitonic network over registers, then lanes, then warps.
+"""Bitonic sort along an axis: a network over registers, then lanes, then warps.
 
 Keys are integers whose order is that of the values: the bits of a float with the negative ones turned round, NaN the
 greatest. What the network has beyond the tile's side sorts to its end.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
 
 
-def emit_order(codegen: KernelCodegen, op: collective_ops.OrderOp) -> None:
+def emit_bitonic_sort(codegen: KernelCodegen, op: collective_ops.OrderOp) -> None:
     type_, layout = tile.tile_type(op.value), layout_of(op.value)
     axis, descending = len(type_.sizes) - 1, op.descending is not None
     b, place = codegen.b, codegen.threads.place(layout, axis)

@@ -11,7 +11,7 @@ from weft.backends.llvm.builder import Function, V, const
 from weft.backends.nvidia.emit.math import emit_map, reciprocal, rough_exp, rough_powers
 from weft.backends.nvidia.emit.reduce.across_threads import Exchange, Parts, groups, reduce_axis, tree
 from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
-from weft.backends.nvidia.ir.fused_reductions import ExponentialsOp
+from weft.backends.nvidia.ir.fused_reductions import OnlineSoftmaxOp
 from weft.backends.nvidia.ir.op_facts import loses_digits
 from weft.backends.nvidia.ir.row_streams import CROSSES
 from weft.backends.nvidia.ir.shared_bytes import part_bytes
@@ -82,7 +82,7 @@ def emit_added_exponentials(codegen: KernelCodegen, op: tile.AddExponentialsOp) 
     codegen.tiles[op.sum] = [codegen.b.intrinsic("fma", total, floats.power(largest, base), added)]
 
 
-def emit_exponentials(codegen: KernelCodegen, op: ExponentialsOp) -> None:
+def emit_online_softmax(codegen: KernelCodegen, op: OnlineSoftmaxOp) -> None:
     b, layout, axis = codegen.b, layout_of(op.value), op.axis.value.data
     floats = _Floats(b, exact=not loses_digits(op.powers, summed=True))
     values = _existing(codegen, op.value)
@@ -112,7 +112,7 @@ def emit_exponentials(codegen: KernelCodegen, op: ExponentialsOp) -> None:
         codegen.tiles[out] = [powers[r] for r in range(layout.count)]
 
 
-def _shares(op: ExponentialsOp) -> list[SSAValue]:
+def _shares(op: OnlineSoftmaxOp) -> list[SSAValue]:
     """The quotients of exponentials and their sum, if there is nothing else that needs the exponentials."""
     quotients: list[SSAValue] = []
     for use in op.powers.uses:

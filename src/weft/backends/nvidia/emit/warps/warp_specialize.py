@@ -9,7 +9,7 @@ from xdsl.ir import Operation
 
 from weft.backends.llvm.builder import Function, V
 from weft.backends.nvidia.emit.block import SHARED_SYMBOL, Threads, converged, do, elected, i32, meet
-from weft.backends.nvidia.emit.dot.merged_wgmma import joined, joined_slot, sums_apart, sums_together
+from weft.backends.nvidia.emit.dot.merged_wgmma import joined, merged_slot, merged_sums, split_sums
 from weft.backends.nvidia.emit.dot.wgmma import descriptor, multiply, wait
 from weft.backends.nvidia.emit.memory.global_memory import load_chunk, pair
 from weft.backends.nvidia.emit.memory.tma_store import finish_stores, narrow, send
@@ -19,7 +19,7 @@ from weft.backends.nvidia.emit.warps.ring_buffers import Ring, expect, wait_for
 from weft.backends.nvidia.ir.dialect import RESIDENT, integer, layout_of
 from weft.backends.nvidia.ir.dynamic_tile_scheduler import NUMBERS
 from weft.backends.nvidia.ir.op_facts import narrowed_to
-from weft.backends.nvidia.ir.register_operands import narrowed_factor
+from weft.backends.nvidia.ir.register_operands import register_operand
 from weft.backends.nvidia.ir.row_streams import PieceType
 from weft.backends.nvidia.ir.warp_specialization import (
     BARRIER_BYTES,
@@ -292,7 +292,7 @@ def _multiply(codegen: KernelCodegen, op: WgmmaOp) -> None:
     products = joined(op) if layout.warp_count > _GROUP_WARPS else [op]
     if op is not products[-1]:
         return
-    a_type, b_type = op.a.type, joined_slot(products)
+    a_type, b_type = op.a.type, merged_slot(products)
     rows = tile.tile_type(op.out).sizes[0] * _GROUP_WARPS // layout.warp_count
     right = descriptor(b, codegen.slots[products[0].b], b_type, 0), b_type
     if isinstance(a_type, SlotType):
@@ -305,25 +305,25 @@ def _multiply(codegen: KernelCodegen, op: WgmmaOp) -> None:
         left = codegen.tiles[op.a]
         codegen.in_flight.update((product.out, left) for product in products)
     totals = [codegen.tiles[product.accumulator] for product in products if product.accumulator is not None]
-    values = multiply(b, left, right, sums_together(totals, rows) if totals else None, rows)
-    for product, part in zip(products, sums_apart(values, len(products), rows), strict=True):
+    values = multiply(b, left, right, merged_sums(totals, rows) if totals else None, rows)
+    for product, part in zip(products, split_sums(values, len(products), rows), strict=True):
         codegen.tiles[product.out] = part
 
 
-def packed_for_product(codegen: KernelCodegen, op: tile.MapOp) -> list[V] | None:
+def packed_for_dot(codegen: KernelCodegen, op: tile.MapOp) -> list[V] | None:
     """The words of a tile that is narrowed for products alone, which read it from registers.
 
     Two neighbouring 8x8 blocks of an accumulator, narrowed, are just what a product reads as its left operand. They
     stay where they are packed: it is one register instead of two.
     """
-    if narrowed_to(op) is None or not op.out.uses or (dtype := narrowed_factor(op.out, WgmmaOp)) is None:
+    if narrowed_to(op) is None or not op.out.uses or (dtype := register_operand(op.out, WgmmaOp)) is None:
         return None
     values = codegen.tiles[op.args[0]]
     pairs = zip(values[::2], values[1::2], strict=True)
     return [pair(codegen.b, low, high, dtype.name, pure=False) for low, high in pairs]
 
 
-def begins_product(op: tile.MapOp) -> bool:
+def begins_dot(op: tile.MapOp) -> bool:
     """Whether a tile is what products begin with, and nothing else."""
     uses = list(op.out.uses)
     return bool(uses) and all(isinstance(use.operation, WgmmaOp) and use.index == 2 for use in uses)
