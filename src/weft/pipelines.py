@@ -73,33 +73,33 @@ from weft.lower.machine import machine_of
 from weft.lower.plan import build_plan
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp, module_of
-from weft.passes.attention.find_block_masks import FindSeenKeys
-from weft.passes.attention.pack_gqa import ShareKeys
+from weft.passes.attention.find_block_masks import FindBlockMasks
+from weft.passes.attention.pack_gqa import PackGqa
 from weft.passes.attention.read_pages import ReadPages
 from weft.passes.attention.recognize_attention import RecognizeAttention
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
-from weft.passes.convolution.convolve_by_matmul import ConvolveByProducts
+from weft.passes.convolution.convolve_by_matmul import ConvolveByMatmul
 from weft.passes.convolution.convolve_trained import ConvolveTrained
 from weft.passes.convolution.fold_batch_norm import FoldBatchNorm
 from weft.passes.convolution.lay_out_convolutions import LayOutConvolutions
 from weft.passes.dot.align_operands import AlignOperands
-from weft.passes.dot.read_gathered_weights import ReadChosen
-from weft.passes.dot.scale_after_dots import ScaleAfterProducts
+from weft.passes.dot.read_gathered_weights import ReadGatheredWeights
+from weft.passes.dot.scale_after_dots import ScaleAfterDots
 from weft.passes.dot.sink_reshapes import SinkReshapes
-from weft.passes.dot.split_dots import SplitProducts
-from weft.passes.dot.sum_small_dots import SumSmallProducts
-from weft.passes.dot.tile_grouped_gemm import TileGroups
+from weft.passes.dot.split_dots import SplitDots
+from weft.passes.dot.sum_small_dots import SumSmallDots
+from weft.passes.dot.tile_grouped_gemm import TileGroupedGemm
 from weft.passes.find_repeated_blocks import repeated_blocks
 from weft.passes.grouping.group_into_kernels import GroupIntoKernels
 from weft.passes.grouping.inline_small import InlineSmall
 from weft.passes.hoist_constants import HoistConstants
 from weft.passes.place_launches import PlaceLaunches
-from weft.passes.quantize.fuse_dequantization import ReadCodes
-from weft.passes.quantize.quantize_weight_only import CodeWeights
+from weft.passes.quantize.fuse_dequantization import FuseDequantization
+from weft.passes.quantize.quantize_weight_only import QuantizeWeightOnly
 from weft.passes.quantize.quantize_weights import QuantizeWeights
-from weft.passes.quantize.recognize_dequantization import RecognizeCodes
-from weft.passes.simplify.compare_indices import ComparePlaces
+from weft.passes.quantize.recognize_dequantization import RecognizeDequantization
+from weft.passes.simplify.compare_indices import CompareIndices
 from weft.passes.simplify.eliminate_common import EliminateCommon
 from weft.passes.simplify.eliminate_dead import EliminateDead
 from weft.passes.simplify.fold_constants import FoldConstants
@@ -123,9 +123,9 @@ def cpu_passes(config: Config, *, blas: bool = True, matrix_tiles: bool = False)
         EliminateCommon(),
         RecognizeAttention(),
         FoldBatchNorm(),
-        ConvolveByProducts(),
+        ConvolveByMatmul(),
         ConvolveTrained(),
-        ComparePlaces(),
+        CompareIndices(),
         SinkReshapes(),
         *([QuantizeWeights(dynamic=config.quantize == "int8_dynamic")] if config.quantize.startswith("int8_") else []),
         HoistConstants(),
@@ -146,21 +146,28 @@ def nvidia_passes(config: Config, capabilities: Capabilities = PROCESSOR) -> lis
         FoldConstants(),
         Simplify(),
         EliminateCommon(),
-        *([EliminateDead(), RecognizeAttention(narrow=True), FindSeenKeys(), Simplify()] if fast else []),
-        ShareKeys(),
+        *([EliminateDead(), RecognizeAttention(narrow=True), FindBlockMasks(), Simplify()] if fast else []),
+        PackGqa(),
         EliminateDead(),
         FoldBatchNorm(),
         ConvolveTrained(pointwise=True),
-        ComparePlaces(),
-        RecognizeCodes(),
-        *([TileGroups(), EliminateCommon()] if fast else []),
-        *([SplitProducts(few_rows=config.quantize not in CODES)] if fast else []),
+        CompareIndices(),
+        RecognizeDequantization(),
+        *([TileGroupedGemm(), EliminateCommon()] if fast else []),
+        *([SplitDots(few_rows=config.quantize not in CODES)] if fast else []),
         LayOutConvolutions(),
         SinkReshapes(whole=True),
-        *([CodeWeights(config.quantize, streamed=fast)] if config.quantize in CODES else []),
-        *([SplitProducts(), SinkReshapes(whole=True)] if fast and config.quantize in CODES else []),
+        *([QuantizeWeightOnly(config.quantize, streamed=fast)] if config.quantize in CODES else []),
+        *([SplitDots(), SinkReshapes(whole=True)] if fast and config.quantize in CODES else []),
         *(
-            [SumSmallProducts(), ReadChosen(), ReadPages(), ReadCodes(), ScaleAfterProducts(), AlignOperands()]
+            [
+                SumSmallDots(),
+                ReadGatheredWeights(),
+                ReadPages(),
+                FuseDequantization(),
+                ScaleAfterDots(),
+                AlignOperands(),
+            ]
             if fast
             else []
         ),

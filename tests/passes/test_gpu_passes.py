@@ -18,7 +18,7 @@ from weft.passes.convolution.lay_out_convolutions import LayOutConvolutions
 from weft.passes.grouping.build_groups import strides_of
 from weft.passes.grouping.group_into_kernels import GroupIntoKernels
 from weft.passes.grouping.inline_small import InlineSmall
-from weft.passes.simplify.compare_indices import ComparePlaces
+from weft.passes.simplify.compare_indices import CompareIndices
 
 
 @pytest.mark.parametrize("rows", [6, symbol("n")])
@@ -28,7 +28,7 @@ def test_one_element_a_line_is_compared(passes: Any, rows: Size, dtype: Any) -> 
         return b.scatter(b.full(value=0.5, shape=(rows, 4), dtype=f32), i, u, dim=1, kind="assign")
 
     module = passes.built({"i": Tensor(dtype, (rows, 1)), "u": Tensor(f32, (rows, 1))}, body)
-    text = str(passes.apply(ComparePlaces(), module, n=6))
+    text = str(passes.apply(CompareIndices(), module, n=6))
     assert "graph.where" in text and "graph.scatter" not in text
 
 
@@ -38,7 +38,7 @@ def test_sums_along_another_axis_stay(passes: Any) -> None:
         return b.sum(b.mul(line, w), dims=(1,), keep=False)
 
     arguments = {"i": Tensor(i64, (5, 1)), "u": Tensor(f32, (5, 1)), "w": Tensor(f32, (3, 5, 1))}
-    passes.apply(ComparePlaces(), passes.built(arguments, body), rtol=1e-6)
+    passes.apply(CompareIndices(), passes.built(arguments, body), rtol=1e-6)
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -50,7 +50,7 @@ def test_sums_of_lines_with_one_element_need_no_line(passes: Any, shape: tuple[i
         return [scaled, b.sum(scaled, dims=(1,), keep=keep), b.sum(line, dims=(1,), keep=keep)]
 
     arguments = {"i": Tensor(i64, (6, 1)), "u": Tensor(f32, (6, 1)), "w": Tensor(f32, shape)}
-    assert "graph.sum" not in str(passes.apply(ComparePlaces(), passes.built(arguments, body)))
+    assert "graph.sum" not in str(passes.apply(CompareIndices(), passes.built(arguments, body)))
 
 
 @pytest.mark.parametrize(("value", "shape", "dim"), [(0.5, (6, 1), 1), (0.0, (1, 4), 1), (0.0, (6, 1), 0)])
@@ -60,7 +60,7 @@ def test_other_sums_stay(passes: Any, value: float, shape: tuple[int, ...], dim:
         return b.sum(b.mul(line, w), dims=(dim,), keep=True)
 
     arguments = {"i": Tensor(i64, (6, 1)), "u": Tensor(f32, (6, 1)), "w": Tensor(f32, shape)}
-    assert "graph.sum" in str(passes.apply(ComparePlaces(), passes.built(arguments, body)))
+    assert "graph.sum" in str(passes.apply(CompareIndices(), passes.built(arguments, body)))
 
 
 def test_several_updates_a_line_stay_a_scatter(passes: Any) -> None:
@@ -75,7 +75,7 @@ def test_several_updates_a_line_stay_a_scatter(passes: Any) -> None:
         ]
 
     arguments = {"x": Tensor(f32, (6, 4)), "i": Tensor(i64, (6, 2)), "u": Tensor(f32, (6, 2))}
-    assert str(passes.apply(ComparePlaces(), passes.built(arguments, body))).count("graph.scatter") == 3
+    assert str(passes.apply(CompareIndices(), passes.built(arguments, body))).count("graph.scatter") == 3
 
 
 def scaled(b: GraphBuilder, x: SSAValue, w: SSAValue) -> SSAValue:

@@ -96,7 +96,7 @@ def is_for_tensor_cores(dot: Dot) -> bool:
 
 
 def _reads_chosen(dot: Dot) -> bool:
-    """Whether a product reads matrices where they lie that are chosen for its rows (`read_chosen`)."""
+    """Whether a product reads matrices where they lie that are chosen for its rows (`read_gathered_weights`)."""
     weights = viewed(dot.operands[1])
     return isinstance(weights, OpResult) and weights.op.name == "graph.take" and INLINED in weights.op.attributes
 

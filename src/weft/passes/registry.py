@@ -11,32 +11,32 @@ from xdsl.utils.exceptions import ArgSpecParseError
 
 from weft.diagnostics import nearest
 from weft.errors import ParseError
-from weft.passes.attention.find_block_masks import FindSeenKeys
-from weft.passes.attention.pack_gqa import ShareKeys
+from weft.passes.attention.find_block_masks import FindBlockMasks
+from weft.passes.attention.pack_gqa import PackGqa
 from weft.passes.attention.read_pages import ReadPages
 from weft.passes.attention.recognize_attention import RecognizeAttention
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.claim_libraries import ClaimLibraries
-from weft.passes.convolution.convolve_by_matmul import ConvolveByProducts
+from weft.passes.convolution.convolve_by_matmul import ConvolveByMatmul
 from weft.passes.convolution.convolve_trained import ConvolveTrained
 from weft.passes.convolution.fold_batch_norm import FoldBatchNorm
 from weft.passes.convolution.lay_out_convolutions import LayOutConvolutions
 from weft.passes.dot.align_operands import AlignOperands
-from weft.passes.dot.read_gathered_weights import ReadChosen
-from weft.passes.dot.scale_after_dots import ScaleAfterProducts
+from weft.passes.dot.read_gathered_weights import ReadGatheredWeights
+from weft.passes.dot.scale_after_dots import ScaleAfterDots
 from weft.passes.dot.sink_reshapes import SinkReshapes
-from weft.passes.dot.split_dots import SplitProducts
-from weft.passes.dot.sum_small_dots import SumSmallProducts
-from weft.passes.dot.tile_grouped_gemm import TileGroups
+from weft.passes.dot.split_dots import SplitDots
+from weft.passes.dot.sum_small_dots import SumSmallDots
+from weft.passes.dot.tile_grouped_gemm import TileGroupedGemm
 from weft.passes.grouping.group_into_kernels import GroupIntoKernels
 from weft.passes.grouping.inline_small import InlineSmall
 from weft.passes.hoist_constants import HoistConstants
 from weft.passes.place_launches import PlaceLaunches
-from weft.passes.quantize.fuse_dequantization import ReadCodes
-from weft.passes.quantize.quantize_weight_only import CodeWeights
+from weft.passes.quantize.fuse_dequantization import FuseDequantization
+from weft.passes.quantize.quantize_weight_only import QuantizeWeightOnly
 from weft.passes.quantize.quantize_weights import QuantizeWeights
-from weft.passes.quantize.recognize_dequantization import RecognizeCodes
-from weft.passes.simplify.compare_indices import ComparePlaces
+from weft.passes.quantize.recognize_dequantization import RecognizeDequantization
+from weft.passes.simplify.compare_indices import CompareIndices
 from weft.passes.simplify.eliminate_common import EliminateCommon
 from weft.passes.simplify.eliminate_dead import EliminateDead
 from weft.passes.simplify.fold_constants import FoldConstants
@@ -52,24 +52,24 @@ PASSES: dict[str, type[ModulePass]] = {
         Simplify,
         EliminateCommon,
         RecognizeAttention,
-        FindSeenKeys,
-        ShareKeys,
+        FindBlockMasks,
+        PackGqa,
         FoldBatchNorm,
-        ConvolveByProducts,
+        ConvolveByMatmul,
         ConvolveTrained,
-        ComparePlaces,
-        SplitProducts,
+        CompareIndices,
+        SplitDots,
         LayOutConvolutions,
         SinkReshapes,
         QuantizeWeights,
-        RecognizeCodes,
-        CodeWeights,
-        TileGroups,
-        SumSmallProducts,
-        ReadChosen,
-        ReadCodes,
+        RecognizeDequantization,
+        QuantizeWeightOnly,
+        TileGroupedGemm,
+        SumSmallDots,
+        ReadGatheredWeights,
+        FuseDequantization,
         ReadPages,
-        ScaleAfterProducts,
+        ScaleAfterDots,
         AlignOperands,
         HoistConstants,
         EliminateDead,

@@ -1,4 +1,4 @@
-"""`find_seen_keys`: what is found of masks in memory, and where they are looked at."""
+"""`find_block_masks`: what is found of masks in memory, and where they are looked at."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.backends.reference.graph import run
 from weft.ir.types import Tensor, bf16, boolean
 from weft.ops.attention import AnyAttention
 from weft.ops.graph import ReturnOp
-from weft.passes.attention.find_block_masks import FindSeenKeys
+from weft.passes.attention.find_block_masks import FindBlockMasks
 
 LENGTH = 512
 
@@ -22,7 +22,7 @@ def seen_of(passes: Any, mask: np.ndarray, rows: int = LENGTH) -> list[list[int]
     tensors = {name: Tensor(bf16, (1, 4, count, 64)) for name, count in (("q", rows), ("k", LENGTH), ("v", LENGTH))}
     tensors["m"] = Tensor(boolean if mask.dtype == bool else bf16, mask.shape)
     module = passes.built(tensors, lambda b, *x: b.attention(*x, causal=False, scale=0.125))
-    FindSeenKeys().apply(Context(), module)
+    FindBlockMasks().apply(Context(), module)
     module.verify()
     function = passes.function(module)
     (attention,) = [op for op in function.block.ops if isinstance(op, AnyAttention)]

@@ -1,4 +1,4 @@
-"""`share_keys`: single queries that share keys become rows; others stay."""
+"""`pack_gqa`: single queries that share keys become rows; others stay."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from weft.ir.types import Tensor, bf16, boolean
-from weft.passes.attention.pack_gqa import ShareKeys
+from weft.passes.attention.pack_gqa import PackGqa
 from weft.passes.simplify.eliminate_dead import EliminateDead
 from weft.passes.simplify.simplify import Simplify
 
 B, HEADS, TIMES, S, E = 2, 3, 4, 7, 8
-PASSES = (Simplify(), ShareKeys(), Simplify(), EliminateDead())
+PASSES = (Simplify(), PackGqa(), Simplify(), EliminateDead())
 
 
 def repeated(b: Any, x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`convolve_by_products`: frozen convolutions become products of rows, and what follows is computed in rows."""
+"""`convolve_by_matmul`: frozen convolutions become products of rows, and what follows is computed in rows."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from weft.ir.attributes import to_attribute
 from weft.ir.expr import symbol
 from weft.ir.types import Tensor, f32, i32
 from weft.ops.convolution import plain_params
-from weft.passes.convolution.convolve_by_matmul import ROWS_OF_WINDOWS, ConvolveByProducts, geometry_of
+from weft.passes.convolution.convolve_by_matmul import ROWS_OF_WINDOWS, ConvolveByMatmul, geometry_of
 from weft.passes.simplify.eliminate_dead import EliminateDead
 
-PASSES = (ConvolveByProducts(), EliminateDead())
+PASSES = (ConvolveByMatmul(), EliminateDead())
 PLAIN = plain_params()
 
 

@@ -1,4 +1,4 @@
-"""`scale_after_products`: norms before products of few rows."""
+"""`scale_after_dots`: norms before products of few rows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from xdsl.ir import SSAValue
 
 from weft.ir.types import Tensor, bf16, f16, f32
 from weft.ops.graph import GraphBuilder
-from weft.passes.dot.scale_after_dots import ScaleAfterProducts
+from weft.passes.dot.scale_after_dots import ScaleAfterDots
 from weft.passes.grouping.group_into_kernels import GroupIntoKernels
 from weft.passes.simplify.eliminate_dead import EliminateDead
 
 ROWS, K, N = 3, 256, 384
-PASSES = (ScaleAfterProducts(), EliminateDead(), GroupIntoKernels(products=2))
+PASSES = (ScaleAfterDots(), EliminateDead(), GroupIntoKernels(products=2))
 
 
 def arguments(rows: int = ROWS, k: int = K, dtype: Any = bf16) -> dict[str, Tensor]:
@@ -89,7 +89,7 @@ def of_other_rows(b: GraphBuilder, x: SSAValue, y: SSAValue, w: SSAValue, m: SSA
 def test_what_is_not_a_factor_of_products_alone_stays(passes: Any, body: Any) -> None:
     module = passes.built(arguments(), body)
     before = str(module)
-    assert str(passes.apply(ScaleAfterProducts(), module)) == before
+    assert str(passes.apply(ScaleAfterDots(), module)) == before
 
 
 OTHERS = {"range": arguments(dtype=f16), "rows": arguments(rows=32), "length": arguments(rows=16, k=2048)}
@@ -99,4 +99,4 @@ OTHERS = {"range": arguments(dtype=f16), "rows": arguments(rows=32), "length": a
 def test_ranges_and_sizes(passes: Any, given: dict[str, Tensor]) -> None:
     module = passes.built(given, one)
     before = str(module)
-    assert str(passes.apply(ScaleAfterProducts(), module)) == before
+    assert str(passes.apply(ScaleAfterDots(), module)) == before

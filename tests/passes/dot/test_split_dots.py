@@ -1,4 +1,4 @@
-"""`split_products`, and kernels of two products: gates and what they open."""
+"""`split_dots`, and kernels of two products: gates and what they open."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from xdsl.ir import SSAValue
 from weft.ir.types import Tensor, bf16, u8
 from weft.ops.graph import GraphBuilder
 from weft.passes.dot.sink_reshapes import SinkReshapes
-from weft.passes.dot.split_dots import SplitProducts
+from weft.passes.dot.split_dots import SplitDots
 from weft.passes.grouping.group_into_kernels import GroupIntoKernels
-from weft.passes.quantize.fuse_dequantization import ReadCodes
+from weft.passes.quantize.fuse_dequantization import FuseDequantization
 from weft.passes.simplify.eliminate_dead import EliminateDead
 
 M, N, K = 1280, 1280, 128
 ARGUMENTS = {"x": Tensor(bf16, (M, K)), "w": Tensor(bf16, (K, 2 * N))}
-PASSES = (SplitProducts(), SinkReshapes(), EliminateDead(), GroupIntoKernels(products=2))
+PASSES = (SplitDots(), SinkReshapes(), EliminateDead(), GroupIntoKernels(products=2))
 
 
 def halves(b: GraphBuilder, y: SSAValue, first: int = 0, second: int = N) -> list[SSAValue]:
@@ -106,7 +106,7 @@ GATES = [(gated_rows, True, 1), (gated_rows, False, 2), (two_gates, False, 1)]
 
 @pytest.mark.parametrize(("body", "few_rows", "groups"), GATES)
 def test_gates_of_few_rows(passes: Any, body: Any, few_rows: bool, groups: int) -> None:
-    split = (SplitProducts(few_rows=few_rows), *PASSES[1:])
+    split = (SplitDots(few_rows=few_rows), *PASSES[1:])
     text = str(passes.apply(split, passes.built(FEW, body), rtol=0.02))
     assert text.count('"graph.group"') == groups
 
@@ -141,5 +141,5 @@ def test_products_of_one_row_with_codes(passes: Any, columns: int, groups: tuple
         gate, up = (b.dot(x, b.permute(each, dims=(1, 0))) for each in wide)
         return b.mul(b.silu(gate), up)
 
-    found = str(passes.apply((ReadCodes(), *PASSES), passes.built(given, body), rtol=0.05))
+    found = str(passes.apply((FuseDequantization(), *PASSES), passes.built(given, body), rtol=0.05))
     assert found.count('"graph.group"') == kernels

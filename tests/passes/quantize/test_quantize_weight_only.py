@@ -15,8 +15,8 @@ from weft.errors import WeftError
 from weft.ir.attributes import to_attribute
 from weft.ir.types import DType, Tensor, bf16, f16, f32, i32, tensor_of
 from weft.ops.graph import FuncOp, GraphBuilder, GroupOp, ReturnOp
-from weft.passes.dot.split_dots import SplitProducts
-from weft.passes.quantize.quantize_weight_only import CodeWeights
+from weft.passes.dot.split_dots import SplitDots
+from weft.passes.quantize.quantize_weight_only import QuantizeWeightOnly
 from weft.pipelines import nvidia_passes
 from weft.testing.gpu.narrow import coded
 
@@ -47,7 +47,7 @@ def relative(actual: np.ndarray, exact: np.ndarray) -> float:
 def test_products_are_nearly_the_same(form: str, dtype: DType) -> None:
     function, (x, w) = linear(3, 160, 256, dtype), operands(3, 160, 256, dtype)
     w[7] = 0  # has no largest
-    CodeWeights(form).apply(Context(), ModuleOp([function]))
+    QuantizeWeightOnly(form).apply(Context(), ModuleOp([function]))
     function.verify()
     (actual,) = run(function, [x, w])
     exact = x.astype(np.float64) @ w.astype(np.float64).T
@@ -60,7 +60,7 @@ def test_products_are_those_of_what_codes_stand_for(form: str) -> None:
     function, (x, w) = linear(3, 160, 256), operands(3, 160, 256)
     w[7] = 0
     w[8] *= 2**-20
-    CodeWeights(form).apply(Context(), ModuleOp([function]))
+    QuantizeWeightOnly(form).apply(Context(), ModuleOp([function]))
     (actual,) = run(function, [x, w])
     left = coded(torch.from_numpy(w.astype(np.float32)).bfloat16(), form).numpy()
     assert relative(actual, x.astype(np.float64) @ left.T) < 2**-8
@@ -70,14 +70,14 @@ def test_products_are_those_of_what_codes_stand_for(form: str) -> None:
 def test_small_weights_and_those_that_groups_do_not_divide_stay(shape: tuple[int, int, int]) -> None:
     function = linear(*shape)
     before = str(function)
-    CodeWeights("int4").apply(Context(), ModuleOp([function]))
+    QuantizeWeightOnly("int4").apply(Context(), ModuleOp([function]))
     assert str(function) == before
 
 
 def test_weights_of_32_bits_stay() -> None:
     function = linear(1, 256, 256, f32)
     before = str(function)
-    CodeWeights("int4").apply(Context(), ModuleOp([function]))
+    QuantizeWeightOnly("int4").apply(Context(), ModuleOp([function]))
     assert str(function) == before
 
 
@@ -98,7 +98,7 @@ def test_products_in_f16_of_many_rows_stay_finite(form: str, arch: str) -> None:
     x *= np.float16(4)
     module = ModuleOp([function])
     passes = nvidia_passes(Config(freeze=True, quantize=form), target_named(arch).capabilities)
-    (coding,) = (each for each in passes if isinstance(each, CodeWeights))
+    (coding,) = (each for each in passes if isinstance(each, QuantizeWeightOnly))
     coding.apply(Context(), module)
     function.verify()
     (actual,) = run(function, [x, w])
@@ -131,7 +131,7 @@ def test_matrices_that_are_chosen_for_rows_are_coded_too(form: str) -> None:
     product = b.dot(x, b.permute(b.take(w, chosen, dim=0), dims=(0, 2, 1)))
     function.block.add_op(ReturnOp.make([product]))
     function.attributes["constants"] = to_attribute((1,))
-    CodeWeights(form).apply(Context(), ModuleOp([function]))
+    QuantizeWeightOnly(form).apply(Context(), ModuleOp([function]))
     function.verify()
     assert sum(op.name == "graph.dequantize" for op in function.block.ops) == 1
     rng = np.random.default_rng(0)
@@ -159,9 +159,9 @@ def test_a_gate_and_what_it_opens_are_coded_apart_for_one_kernel(form: str, kern
     for each in every:
         each.apply(Context(), module)
     assert sum(isinstance(op, GroupOp) for op in function.block.ops) == kernels
-    split = next(each for each in every if isinstance(each, SplitProducts))
+    split = next(each for each in every if isinstance(each, SplitDots))
     results: list[np.ndarray] = []
-    for passes in ([CodeWeights(form)], [split, CodeWeights(form)]):
+    for passes in ([QuantizeWeightOnly(form)], [split, QuantizeWeightOnly(form)]):
         copy = before.clone()
         for each in passes:
             each.apply(Context(), copy)

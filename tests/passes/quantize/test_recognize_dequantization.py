@@ -14,7 +14,7 @@ from weft.backends.reference.graph import run
 from weft.ir.types import DType, Tensor, bf16, f8e4m3, f16, f32, i8, u8
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
 from weft.ops.quantized import Dequantize
-from weft.passes.quantize.recognize_dequantization import RecognizeCodes
+from weft.passes.quantize.recognize_dequantization import RecognizeDequantization
 
 N, K, G = 48, 128, 32
 
@@ -158,7 +158,7 @@ CODES, FACTORS = Tensor(u8, (N, K // 2)), Tensor(bf16, (N, K // G))
 def test_codes_are_found(body: Callable[..., Any], tensors: list[Tensor], form: str) -> None:
     function, arrays = function_of(body, tensors), arrays_of(tensors)
     (before,) = run(function, arrays)
-    RecognizeCodes().apply(Context(), ModuleOp([function]))
+    RecognizeDequantization().apply(Context(), ModuleOp([function]))
     function.verify()
     (found,) = (op for op in function.block.ops if isinstance(op, Dequantize))
     assert found.params["form"] == form
@@ -183,7 +183,7 @@ def test_codes_are_found(body: Callable[..., Any], tensors: list[Tensor], form: 
 )
 def test_what_only_looks_like_codes_stays(body: Callable[..., Any], tensors: list[Tensor]) -> None:
     function = function_of(body, tensors)
-    RecognizeCodes().apply(Context(), ModuleOp([function]))
+    RecognizeDequantization().apply(Context(), ModuleOp([function]))
     assert not any(isinstance(op, Dequantize) for op in function.block.ops)
 
 
@@ -195,6 +195,6 @@ def test_codes_are_found_in_f16(dtype: DType, form: str, scale: DType) -> None:
     x, w, s = function.block.args
     weight = b.cast(b.mul(b.cast(w, dtype=f32), b.cast(s, dtype=f32)), dtype=f16)
     function.block.add_op(ReturnOp.make([b.dot(x, b.permute(weight, dims=(1, 0)))]))
-    RecognizeCodes().apply(Context(), ModuleOp([function]))
+    RecognizeDequantization().apply(Context(), ModuleOp([function]))
     (found,) = (op for op in function.block.ops if isinstance(op, Dequantize))
     assert found.params["form"] == form

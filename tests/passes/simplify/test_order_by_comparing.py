@@ -13,7 +13,7 @@ import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.reference.graph import run
 from weft.ir.types import DType, Tensor, bf16, dtype_of_numpy, f32, i8, i64, u8
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp
-from weft.passes.dot.sum_small_dots import SumSmallProducts, worth_summing
+from weft.passes.dot.sum_small_dots import SumSmallDots, worth_summing
 from weft.passes.simplify.order_by_comparing import OrderByComparing, worth_comparing
 
 
@@ -121,7 +121,7 @@ def test_a_product_with_few_results_is_sums() -> None:
     def make(b: Any, x: Any, w: Any) -> Any:
         return b.dot(x, b.permute(w, dims=(1, 0)))
 
-    before, after, ops = rewritten(make, x, w, passes=SumSmallProducts)
+    before, after, ops = rewritten(make, x, w, passes=SumSmallDots)
     np.testing.assert_allclose(before[0].astype(np.float32), after[0].astype(np.float32), rtol=2**-7, atol=1e-2)
     assert "graph.dot" not in ops
     assert worth_summing(bf16, (1, 8), 4096)

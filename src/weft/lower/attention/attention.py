@@ -53,12 +53,12 @@ def lower_attention(
     op = next(op for op in group.block.ops if isinstance(op, AnyAttention))
     if machine.capabilities.matrix_units:
         from weft.lower.attention.flash_attention import FlashLowering, is_flash  # these add to the class below
-        from weft.lower.attention.split_kv import SplitLowering, parts_of
+        from weft.lower.attention.split_kv import SplitKvLowering, parts_of
 
         if is_flash(op):
             parts = parts_of(op, group, machine)
             if parts > 1 or tensor_of(op.results[0].type).shape[-2] == 1:
-                return SplitLowering(group, name, layouts, outputs, op, machine, parts).lowered(inputs)
+                return SplitKvLowering(group, name, layouts, outputs, op, machine, parts).lowered(inputs)
             return FlashLowering(group, name, layouts, outputs, op, machine).lowered(inputs)
     kernel = AttentionLowering(group, name, layouts, outputs, op, machine).kernel()
     return whole(kernel, len(inputs), len(outputs))

@@ -66,7 +66,7 @@ def parts_of(op: AnyAttention, group: GroupOp, machine: Machine) -> int:
 
 
 @dataclass
-class SplitLowering(FlashLowering):
+class SplitKvLowering(FlashLowering):
     """The kernel of the parts."""
 
     parts: int = 1

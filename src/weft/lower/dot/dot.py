@@ -23,12 +23,12 @@ from weft.errors import LoweringError
 from weft.ir.expr import Size, ceildiv, coefficient_of, floordiv, mod, product, simplify, symbol, symbols_of
 from weft.ir.types import DType, Tensor, bf16, i8, tensor_of
 from weft.lower.dot.block_scales import BlockFactors, scaled
-from weft.lower.dot.fused_dequantization import Codes, codes_of
-from weft.lower.dot.gathered_weights import Chosen
-from weft.lower.dot.grouped_gemm import Tiles
+from weft.lower.dot.fused_dequantization import QuantizedWeights, codes_of
+from weft.lower.dot.gathered_weights import GatheredWeights
+from weft.lower.dot.grouped_gemm import GroupedTiles
 from weft.lower.dot.packed_tile import packed_tile
 from weft.lower.dot.skinny_gemm import choose_streaming_tiles
-from weft.lower.dot.split_k import lower_split_dot
+from weft.lower.dot.split_k import lower_split_k
 from weft.lower.emit.blocked import BlockedKernel, Reads, output_indices, store_outputs, uses
 from weft.lower.emit.body import TileValue, register_dtype
 from weft.lower.emit.kernel import Kernel
@@ -37,7 +37,7 @@ from weft.lower.index_space.evaluate import AddressRecorder, Dummy, Source
 from weft.lower.lowered import Lowered, whole
 from weft.lower.machine import Machine
 from weft.lower.packing import PackedLayout, PackedPanels, weight_of
-from weft.lower.schedule.dot_model import Products, estimates, is_in_parts, parts_of
+from weft.lower.schedule.dot_model import Matmuls, estimates, is_in_parts, parts_of
 from weft.lower.schedule.schedule import Blocks, choose_blocks, given_blocks
 from weft.ops.body import Value
 from weft.ops.dot import SCALED_BLOCK, Dot, ScaledDot, TiledDot
@@ -67,7 +67,7 @@ def lower_dot(
     if machine.capabilities.matrix_units and not in_place_of(group) and given_blocks(group, "dot") is None:
         parts = parts_of([dot for dot in dots if isinstance(dot, Dot)], machine)
         if parts > 1:
-            return lower_split_dot(group, name, inputs, outputs, parts, machine)
+            return lower_split_k(group, name, inputs, outputs, parts, machine)
     kernel = _DotLowering(group, name, layouts, outputs, dots, machine).kernel()
     return whole(kernel, len(inputs), len(outputs))
 
@@ -90,8 +90,8 @@ class _DotLowering:
 
     def kernel(self) -> Kernel:
         alone = self.dot if self.machine.capabilities.streamed_weights and len(self.dots) == 1 else None
-        self.chosen = Chosen.of(alone) if isinstance(alone, Dot) else None
-        self.tiles = Tiles.of(self.dots)
+        self.chosen = GatheredWeights.of(alone) if isinstance(alone, Dot) else None
+        self.tiles = GroupedTiles.of(self.dots)
         choice = self.chosen or self.tiles
         self.matrix = None if choice is None else choice.matrix  # where it is one of several
         weights = [self._weights(dot) for dot in self.dots]
@@ -108,7 +108,7 @@ class _DotLowering:
             self.blocks = replace(self.blocks, sides=(*sides, self._whole_steps(depth, self.panels)))
         return self._emit(outer)
 
-    def _split_domain(self, codes: list[Codes]) -> None:
+    def _split_domain(self, codes: list[QuantizedWeights]) -> None:
         """Find the runs of M, N and K."""
         self.codes = codes
         shape = self.result.shape
@@ -148,7 +148,7 @@ class _DotLowering:
                 return Blocks("dot", choose_streaming_tiles(m, n, k, batch, self.machine, bits, len(self.dots)))
             m, n, k = (max(1, size) if isinstance(size, int) else _UNKNOWN for size in (m, n, k))
             times = max(1, batch) if isinstance(batch, int) else 1
-            best, *_ = estimates(Products(m, n, k, times, width, len(self.dots), self._in_parts), self.machine)
+            best, *_ = estimates(Matmuls(m, n, k, times, width, len(self.dots), self._in_parts), self.machine)
             return Blocks("dot", best.sides, str(best))
         as_bytes = self.panels is not None and self.panels.together > 1
         # A block is a quarter as wide in memory where rows are digits of 8 bits.

@@ -32,7 +32,7 @@ _WORD = 32
 
 
 @dataclass(frozen=True)
-class Codes:
+class QuantizedWeights:
     """What a product's weights [K, N] are made of: the op that widens codes [N, K * bits / 8]."""
 
     op: Dequantize
@@ -42,7 +42,7 @@ class Codes:
     @classmethod
     def of(
         cls, dot: Dot | TiledDot, weights: SSAValue, layouts: dict[SSAValue, Layout], matrix: Size | None = None
-    ) -> Codes | None:
+    ) -> QuantizedWeights | None:
         """The codes of the weights of a product of few rows, if a GPU's kernel can read them as they are.
 
         Of many, `matrix` is the number of the program's.
@@ -144,12 +144,12 @@ class Codes:
 
 def codes_of(
     dots: Sequence[Operation], weights: Sequence[SSAValue], layouts: dict[SSAValue, Layout], matrix: Size | None
-) -> list[Codes]:
+) -> list[QuantizedWeights]:
     """The codes of the weights of a kernel's products, if all are made of such, and of one kind."""
     read = [dot for dot in dots if isinstance(dot, Dot) or (isinstance(dot, TiledDot) and len(dots) == 1)]
     if len(read) != len(dots):
         return []
-    found = [Codes.of(dot, weight, layouts, matrix) for dot, weight in zip(read, weights, strict=True)]
+    found = [QuantizedWeights.of(dot, weight, layouts, matrix) for dot, weight in zip(read, weights, strict=True)]
     codes = [each for each in found if each is not None]
     return codes if len(codes) == len(dots) and len({each.kind for each in codes}) == 1 else []
 

@@ -26,13 +26,13 @@ _NAME = "chosen"
 
 
 @dataclass(frozen=True)
-class Chosen:
+class GatheredWeights:
     """Matrices [E, N, K], and the numbers [R] of those that rows [R, 1, K] are multiplied with."""
 
     op: Take
 
     @classmethod
-    def of(cls, dot: Dot) -> Chosen | None:
+    def of(cls, dot: Dot) -> GatheredWeights | None:
         op = chosen_by(dot)
         return None if op is None else cls(op)
 

@@ -22,7 +22,7 @@ from weft.lower.emit.body import Axis, KernelEmitter
 from weft.lower.emit.frame import KernelFrame
 from weft.lower.index_space.domain import Run
 from weft.lower.machine import Machine
-from weft.lower.schedule.dot_model import Products, estimates
+from weft.lower.schedule.dot_model import Matmuls, estimates
 from weft.ops.dot import TiledDot
 from weft.ops.layouts import Layout
 from weft.passes.claim_libraries import FEW_ROWS
@@ -35,13 +35,13 @@ _NUMBERS = ("tile_matrix", "tile_first", "tile_end")
 
 
 @dataclass(frozen=True)
-class Tiles:
+class GroupedTiles:
     """Where the tiles of a product are: of [S] numbers each the matrices, the first rows and the ends."""
 
     op: TiledDot
 
     @classmethod
-    def of(cls, dots: Sequence[Operation]) -> Tiles | None:
+    def of(cls, dots: Sequence[Operation]) -> GroupedTiles | None:
         return cls(dots[0]) if isinstance(dots[0], TiledDot) else None
 
     @property
@@ -98,7 +98,7 @@ class Tiles:
         hit = max(1, round(expected_groups(rows, groups)))  # type: ignore[arg-type]
         if self.height <= FEW_ROWS:
             return choose_streaming_tiles(self.height, columns, depth, hit, machine, bits), ""
-        each = Products(-(-rows // hit), columns, depth, hit, x.dtype.bytes, count)  # type: ignore[operator, arg-type]
+        each = Matmuls(-(-rows // hit), columns, depth, hit, x.dtype.bytes, count)  # type: ignore[operator, arg-type]
         found = estimates(each, machine, self.height)
         # What memory bounds takes as long with all: the widest read the rows the least often.
         best = max((e for e in found if e.seconds < _ALIKE * found[0].seconds), key=lambda e: e.sides[1])

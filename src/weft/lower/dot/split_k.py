@@ -23,7 +23,7 @@ from weft.ops.graph import GraphBuilder, GroupOp
 from weft.ops.layouts import Layout, contiguous
 
 
-def lower_split_dot(
+def lower_split_k(
     group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], parts: int, machine: Machine
 ) -> Lowered:
     """Lower a group around products [M, K] x [K, N], of which K is cut into so many equal parts."""

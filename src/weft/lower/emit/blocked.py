@@ -13,7 +13,7 @@ from weft.ir.types import DType, Tensor, tensor_of
 from weft.lower.emit.body import TileValue
 from weft.lower.emit.frame import KernelFrame
 from weft.lower.emit.kernel import group_symbols
-from weft.lower.emit.row_reductions import ProductEmitter
+from weft.lower.emit.row_reductions import DotEmitter
 from weft.lower.index_space.domain import Domain, Run
 from weft.lower.index_space.evaluate import Source
 from weft.ops.base import Elementwise, GraphOp
@@ -48,7 +48,7 @@ class BlockedKernel:
         pointers = self.frame.pointers
         last = len(inputs) + len(written)
         self.targets, self.beside = pointers[len(inputs) : last], pointers[last:]
-        self.emit = ProductEmitter(
+        self.emit = DotEmitter(
             self.layouts,
             domain=self.domain,
             block=self.frame.block,

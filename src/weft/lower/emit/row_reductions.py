@@ -24,7 +24,7 @@ from weft.tile.functions import COMBINERS
 
 
 @dataclass
-class ProductEmitter(KernelEmitter):
+class DotEmitter(KernelEmitter):
     """The emitter with reductions of rows along K, whose ops are kept apart until it is clear where they go."""
 
     ahead: Block = field(default_factory=Block)

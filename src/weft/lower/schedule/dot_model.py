@@ -51,7 +51,7 @@ half, of which that is a guess: measured they may win."""
 
 
 @dataclass(frozen=True)
-class Products:
+class Matmuls:
     """Products of the same [m, k] with `count` of [k, n], `batch` times, of operands `width` bytes wide.
 
     Where they are summed up `in_parts`, each takes registers twice.
@@ -79,7 +79,7 @@ class Estimate:
         return f"{self.seconds * 1e6:.3g} µs predicted, by {self.bound}"
 
 
-def products_of(dots: Sequence[Dot]) -> Products | None:
+def products_of(dots: Sequence[Dot]) -> Matmuls | None:
     """The products of a group, if they are such as the tensor cores take in tiles and their sizes are known."""
     if not dots:
         return None
@@ -90,7 +90,7 @@ def products_of(dots: Sequence[Dot]) -> Products | None:
         return None
     if not (dtype.is_float and dtype.bytes == 2) and not (dtype.bytes == 1 and result.dtype.bytes == 4):
         return None
-    return Products(m, n, k, batch, dtype.bytes, len(dots), is_in_parts(dots[0])) if m > FEW_ROWS else None
+    return Matmuls(m, n, k, batch, dtype.bytes, len(dots), is_in_parts(dots[0])) if m > FEW_ROWS else None
 
 
 def is_in_parts(dot: Dot | ScaledDot | TiledDot) -> bool:
@@ -99,7 +99,7 @@ def is_in_parts(dot: Dot | ScaledDot | TiledDot) -> bool:
     return dtype.is_float and dtype.bytes == 1 and not dot.params.get("fast")
 
 
-def estimates(products: Products, machine: Machine, height: int | None = None) -> list[Estimate]:
+def estimates(products: Matmuls, machine: Machine, height: int | None = None) -> list[Estimate]:
     """All tiles that there is room for, of a `height` if it is given, the fastest first."""
     tiles = [tile for tile in _TILES if not products.in_parts or tile in _TILES_IN_PARTS]
     if height is not None:
@@ -110,7 +110,7 @@ def estimates(products: Products, machine: Machine, height: int | None = None) -
     return sorted((estimate(products, tile, machine) for tile in fitting), key=lambda each: each.seconds)
 
 
-def in_clusters(products: Products, machine: Machine) -> list[Estimate]:
+def in_clusters(products: Matmuls, machine: Machine) -> list[Estimate]:
     """Tiles that wait for the second-level cache and would be the fastest of all if neighbours brought each other what
     they share, the best first.
 
@@ -145,7 +145,7 @@ def parts_of(dots: Sequence[Dot], machine: Machine) -> int:
     return min(choices, key=seconds, default=1)
 
 
-def estimate(products: Products, tile: Sequence[int], machine: Machine, sharers: int = 1) -> Estimate:
+def estimate(products: Matmuls, tile: Sequence[int], machine: Machine, sharers: int = 1) -> Estimate:
     """What the model says of tiles of these rows and columns, where `sharers` below each other share the columns."""
     bm, bn = tile[:2]
     rows, columns = ceil(products.m / bm), ceil(products.n / bn)
@@ -169,7 +169,7 @@ def estimate(products: Products, tile: Sequence[int], machine: Machine, sharers:
     return Estimate(sides, seconds[bound] + _START, bound)
 
 
-def _moved(products: Products, bm: int, bn: int, machine: Machine) -> float:
+def _moved(products: Matmuls, bm: int, bn: int, machine: Machine) -> float:
     """Bytes that memory moves: what a wave of tiles shares is read once, and results are written once."""
     rows, columns = ceil(products.m / bm), ceil(products.n / bn)
     at_once = min(machine.multiprocessors, rows * columns)

@@ -23,7 +23,7 @@ _EVERY = 1 << 16
 
 
 @dataclass(frozen=True)
-class FindSeenKeys(ModulePass):
+class FindBlockMasks(ModulePass):
     """A mask that is the same for all heads is read once, to skip what it hides in all of them.
 
     %y = graph.attention %q, %k, %v, %mask    →    %lower, %upper, … = of each tile of rows, the first block of keys
@@ -31,7 +31,7 @@ class FindSeenKeys(ModulePass):
                                                    %y = graph.attention %q, %k, %v, %mask, %lower, %upper, …
     """
 
-    name: ClassVar[str] = "find_seen_keys"
+    name: ClassVar[str] = "find_block_masks"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:

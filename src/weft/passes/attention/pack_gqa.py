@@ -18,14 +18,14 @@ from weft.passes.simplify.constant_values import made_by
 
 
 @dataclass(frozen=True)
-class ShareKeys(ModulePass):
+class PackGqa(ModulePass):
     """%k = graph.reshape (graph.broadcast %keys)      8 x 8 x 1 x 8192 x 128, repeated 4 times: 8 x 32 x 8192 x 128
     %y = graph.attention %q, %k, %v               8 x 32 x 1 x 128
                                              →
     %y = graph.attention %q, %keys, %values       8 x 8 x 4 x 128
     """
 
-    name: ClassVar[str] = "share_keys"
+    name: ClassVar[str] = "pack_gqa"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:

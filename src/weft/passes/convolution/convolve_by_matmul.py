@@ -103,7 +103,7 @@ def geometry_of(
 
 
 @dataclass(frozen=True)
-class ConvolveByProducts(ModulePass):
+class ConvolveByMatmul(ModulePass):
     """A window of 3 by 3 over 64 channels, with a relu after it:
 
     %y = graph.convolution %x, %w                 %r = graph.permute %x {dims = [0, 2, 3, 1]}
@@ -116,7 +116,7 @@ class ConvolveByProducts(ModulePass):
     matrix of them once.
     """
 
-    name: ClassVar[str] = "convolve_by_products"
+    name: ClassVar[str] = "convolve_by_matmul"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:

@@ -1,6 +1,6 @@
 """Make products of convolutions whose weights change, and of their gradients, over channels that lie innermost.
 
-`convolve_by_products` does so where weights are constants. Here all windows are copied to rows of a matrix, so that a
+`convolve_by_matmul` does so where weights are constants. Here all windows are copied to rows of a matrix, so that a
 library multiplies it with weights as they are: the same rows serve a convolution and the gradient of its weights.
 """
 

@@ -41,12 +41,12 @@ def weights_of(dot: Dot) -> SSAValue | None:
 
 
 @dataclass(frozen=True)
-class ReadChosen(ModulePass):
+class ReadGatheredWeights(ModulePass):
     """%c = graph.take %w, %chosen                      %c = graph.take %w, %chosen {weft.inlined}
     %y = graph.dot %x, (graph.permute %c)         →     %y = graph.dot %x, (graph.permute %c)
     """
 
-    name: ClassVar[str] = "read_chosen"
+    name: ClassVar[str] = "read_gathered_weights"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:

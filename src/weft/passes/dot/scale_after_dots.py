@@ -31,7 +31,7 @@ _MOST_OPS = 16
 
 
 @dataclass(frozen=True)
-class ScaleAfterProducts(ModulePass):
+class ScaleAfterDots(ModulePass):
     """%r = graph.rsqrt (graph.sum (graph.mul %h, %h))      %r = … {weft.inlined}
     %n = graph.mul (graph.mul %h, %r), %w                   %n = graph.mul %h, %w
     %y = graph.dot %n, %m                           →       %y = graph.mul (graph.dot %n, %m), %r
@@ -39,7 +39,7 @@ class ScaleAfterProducts(ModulePass):
     Numbers of bf16 have the range for it, those of f16 do not. It rounds less often than the program does.
     """
 
-    name: ClassVar[str] = "scale_after_products"
+    name: ClassVar[str] = "scale_after_dots"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:

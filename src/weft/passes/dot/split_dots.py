@@ -35,14 +35,14 @@ _LEAST_BROUGHT, _PIECE = 1 << 19, 512
 
 
 @dataclass(frozen=True)
-class SplitProducts(ModulePass):
+class SplitDots(ModulePass):
     """%y = graph.dot %x, %w : 64x256                    %u = graph.slice %w to 128 columns ; %v = graph.slice %w …
     %g = graph.slice %y from 0 : 64x128                  %g = graph.dot %x, %u : 64x128
     %u = graph.slice %y from 128 : 64x128         →      %u = graph.dot %x, %v : 64x128
     %z = graph.mul (graph.silu %g), %u                   %z = graph.mul (graph.silu %g), %u
     """
 
-    name: ClassVar[str] = "split_products"
+    name: ClassVar[str] = "split_dots"
 
     few_rows: bool = True
     """Whether products of few rows are split, too: weights that are coded later must not be."""

@@ -35,10 +35,10 @@ def worth_summing(dtype: DType, shape: Sequence[Size], depth: Size) -> bool:
 
 
 @dataclass(frozen=True)
-class SumSmallProducts(ModulePass):
+class SumSmallDots(ModulePass):
     """%y = graph.dot %x, (graph.permute %w)    →    %y = graph.sum (graph.mul %x, %w) (4 x 32 x 2880)"""
 
-    name: ClassVar[str] = "sum_small_products"
+    name: ClassVar[str] = "sum_small_dots"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:

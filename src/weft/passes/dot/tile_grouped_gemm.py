@@ -39,12 +39,12 @@ def expected_groups(rows: int, groups: int) -> float:
 
 
 @dataclass(frozen=True)
-class TileGroups(ModulePass):
+class TileGroupedGemm(ModulePass):
     """%g = graph.sum (%ends <= 0 … 63) {weft.in_order}        %m, %f, %e, %c = … %ends
     %y = graph.dot %x, (graph.take %w, %g)               →     %y = graph.tiled_dot %x, %w, %m, %f, %e, %c
     """
 
-    name: ClassVar[str] = "tile_groups"
+    name: ClassVar[str] = "tile_grouped_gemm"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:

@@ -34,7 +34,7 @@ from weft.passes.grouping.build_groups import (
     strides_of,
 )
 from weft.passes.grouping.kernel_groups import Group
-from weft.passes.grouping.sink_epilogue import hand_on
+from weft.passes.grouping.sink_epilogue import sink_epilogue
 
 _MOST_OPS = 48
 
@@ -89,7 +89,7 @@ class _Grouping:
             self._place(op)
         for group in self.groups.values():
             if group.kind == "dot":
-                hand_on(group, self.group_of, self.consumers, self._reads_in_place)
+                sink_epilogue(group, self.group_of, self.consumers, self._reads_in_place)
         self._rebuild(operations)
 
     def _sources(self, values: Iterable[SSAValue]) -> Iterable[SSAValue]:

@@ -27,7 +27,7 @@ Reads = Callable[[GraphOp, Group], bool]
 """Whether an op reads a group's values at its own index."""
 
 
-def hand_on(
+def sink_epilogue(
     group: Group,
     group_of: dict[Operation, Group],
     consumers: Mapping[SSAValue, Sequence[Operation]],

@@ -20,14 +20,14 @@ from weft.passes.grouping.build_groups import INLINED, readers
 
 
 @dataclass(frozen=True)
-class ReadCodes(ModulePass):
+class FuseDequantization(ModulePass):
     """%w = graph.dequantize %codes, %scales            %w = graph.dequantize %codes, %scales {weft.inlined}
     %y = graph.dot %x, (graph.permute %w)      →      %y = graph.dot %x, (graph.permute %w)
 
     Products of many rows read weights that a kernel has widened, or that were widened once if they are constants.
     """
 
-    name: ClassVar[str] = "read_codes"
+    name: ClassVar[str] = "fuse_dequantization"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:

@@ -1,6 +1,6 @@
 """Hold the frozen weights of a GPU's products in 4 or 8 bits: less memory to read, less exact results.
 
-`hoist_constants` then computes codes and factors once, and `read_codes` lets products of few rows read them.
+`hoist_constants` then computes codes and factors once, and `fuse_dequantization` lets products of few rows read them.
 
     int4, int4_64, int4_32   integers of 4 bits, with a factor of bf16 (or f16) for 128, 64 or 32 neighbours
     int8, fp8                integers or e4m3, with a factor of f32 for a row
@@ -40,7 +40,7 @@ _BETWEEN = ((0.25, "gt"), (0.75, "ge"), (1.25, "gt"), (1.75, "ge"), (2.5, "gt"),
 
 
 @dataclass(frozen=True)
-class CodeWeights(ModulePass):
+class QuantizeWeightOnly(ModulePass):
     """Products with constant 16-bit weights of at least 128 by 128, whose K groups divide.
 
     %y = graph.dot %x, (graph.permute %w)   →   %s = graph.max (graph.abs %w) / 7 over groups of 128
@@ -49,11 +49,11 @@ class CodeWeights(ModulePass):
                                                 %y = graph.dot %x, (graph.permute %v)
     """
 
-    name: ClassVar[str] = "code_weights"
+    name: ClassVar[str] = "quantize_weight_only"
 
     form: str = "int4"
     streamed: bool = True
-    """Whether `read_codes` follows."""
+    """Whether `fuse_dequantization` follows."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:

@@ -45,7 +45,7 @@ _LARGE = 20
 
 
 @dataclass(frozen=True)
-class RecognizeCodes(ModulePass):
+class RecognizeDequantization(ModulePass):
     """%q = graph.bitwise_and … ; %h = graph.shr … ; %w = graph.mul (graph.sub (graph.cast …)), %s
     %y = graph.dot %x, (graph.permute %w)                 →
 
@@ -53,7 +53,7 @@ class RecognizeCodes(ModulePass):
     %y = graph.dot %x, (graph.permute %w)
     """
 
-    name: ClassVar[str] = "recognize_codes"
+    name: ClassVar[str] = "recognize_dequantization"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:

@@ -24,14 +24,14 @@ from weft.passes.simplify.constant_values import number_of
 
 
 @dataclass(frozen=True)
-class ComparePlaces(ModulePass):
+class CompareIndices(ModulePass):
     """%z = graph.full 0 (8192 x 50257)                           %j = graph.iota (1 x 50257)
     %y = graph.scatter %z, %i, %u dim=1 (8192 x 1)       →        %y = graph.where (%j == %i), %u, %z
     %g = graph.mul %y, %w              (%w: 8192 x 1)             %g = graph.mul %y, %w
     %s = graph.sum %g dims=[1]                                    %s = graph.mul %u, %w
     """
 
-    name: ClassVar[str] = "compare_places"
+    name: ClassVar[str] = "compare_indices"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:

@@ -26,7 +26,7 @@ from weft.lower.machine import gpu_machine
 from weft.ops.dot import TiledDot
 from weft.ops.graph import FuncOp, GraphBuilder, ReturnOp, module_of
 from weft.ops.quantized import dequantized
-from weft.passes.dot.tile_grouped_gemm import IN_ORDER, TileGroups, expected_groups, rows_of_tile, tiles
+from weft.passes.dot.tile_grouped_gemm import IN_ORDER, TileGroupedGemm, expected_groups, rows_of_tile, tiles
 from weft.pipelines import annotate, compile_kernels, compile_nvidia
 from weft.testing.kernels import Trial, group_of, run_interpreted
 from weft.tile import dialect as tile
@@ -78,7 +78,7 @@ def test_only_groups_that_end_in_order_become_tiles(in_order: bool) -> None:
     if in_order:
         groups.op.attributes[IN_ORDER] = UnitAttr()
     function.block.add_op(ReturnOp.make([b.dot(x, b.permute(b.take(w, groups, dim=0), dims=(0, 2, 1)))]))
-    TileGroups().apply(Context(), module_of(function))
+    TileGroupedGemm().apply(Context(), module_of(function))
     assert any(isinstance(op, TiledDot) for op in function.block.ops) == in_order
 
 
