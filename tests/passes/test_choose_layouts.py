@@ -12,7 +12,7 @@ from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.expr import symbol
 from weft.ir.types import Tensor, f32
 from weft.ops.graph import FuncOp, GroupOp, OpaqueOp
-from weft.ops.layouts import Layout, is_dense
+from weft.ops.layouts import StridedLayout, is_dense
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.grouping.group_into_kernels import GroupIntoKernels
 
@@ -93,9 +93,9 @@ def test_arguments_with_gaps_are_followed_in_their_order(passes: Any) -> None:
 
 def test_what_is_dense() -> None:
     s0 = symbol("s0")
-    assert is_dense(IMAGE, Layout(LAST)) and is_dense(IMAGE, Layout((48, 16, 4, 1)))
-    assert not is_dense(IMAGE, Layout((48, 16, 4, 2))) and not is_dense(IMAGE, Layout((48, 0, 12, 3)))
-    assert not is_dense(IMAGE, Layout(LAST, 4))
-    assert is_dense(Tensor(f32, (s0, 3, 5)), Layout((15, 1, 3)))
-    assert is_dense(Tensor(f32, (s0, 3, 5)), Layout((1, s0, 3 * s0)))
-    assert is_dense(Tensor(f32, (1, 3)), Layout((77, 1)))
+    assert is_dense(IMAGE, StridedLayout(LAST)) and is_dense(IMAGE, StridedLayout((48, 16, 4, 1)))
+    assert not is_dense(IMAGE, StridedLayout((48, 16, 4, 2))) and not is_dense(IMAGE, StridedLayout((48, 0, 12, 3)))
+    assert not is_dense(IMAGE, StridedLayout(LAST, 4))
+    assert is_dense(Tensor(f32, (s0, 3, 5)), StridedLayout((15, 1, 3)))
+    assert is_dense(Tensor(f32, (s0, 3, 5)), StridedLayout((1, s0, 3 * s0)))
+    assert is_dense(Tensor(f32, (1, 3)), StridedLayout((77, 1)))

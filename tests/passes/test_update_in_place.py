@@ -16,7 +16,7 @@ from weft.lower.steps import KernelStep
 from weft.ops.graph import FuncOp, GroupOp
 from weft.passes.choose_layouts import ChooseLayouts
 from weft.passes.grouping.group_into_kernels import GroupIntoKernels
-from weft.passes.tensor_slices import Part, reads_of
+from weft.passes.tensor_slices import TensorSlice, reads_of
 from weft.passes.update_in_place import UpdateInPlace, in_place_of
 from weft.pipelines import compile_cpu
 from weft.runtime.arrays import run_arrays
@@ -196,12 +196,16 @@ def test_only_the_slice_is_written(passes: Any) -> None:
 
 def test_parts_that_have_nothing_in_common() -> None:
     n = symbol("n")
-    rows = Part((2, 0), (1, 1), (3, 7))
-    assert rows.is_apart_from(Part((5, 0), (1, 1), (1, 7))) and Part((5, 0), (1, 1), (1, 7)).is_apart_from(rows)
-    assert not rows.is_apart_from(Part((4, 0), (1, 1), (2, 7)))
-    assert rows.is_apart_from(Part((1, 0), (-1, 1), (2, 7))) and not rows.is_apart_from(Part((6, 0), (-2, 1), (2, 7)))
-    assert Part((0, 0), (1, 1), (n, 7)).is_apart_from(Part((n, 0), (1, 1), (n, 7)))
-    assert not Part((0, 0), (1, 1), (n, 7)).is_apart_from(rows)
+    rows = TensorSlice((2, 0), (1, 1), (3, 7))
+    assert rows.is_apart_from(TensorSlice((5, 0), (1, 1), (1, 7))) and TensorSlice(
+        (5, 0), (1, 1), (1, 7)
+    ).is_apart_from(rows)
+    assert not rows.is_apart_from(TensorSlice((4, 0), (1, 1), (2, 7)))
+    assert rows.is_apart_from(TensorSlice((1, 0), (-1, 1), (2, 7))) and not rows.is_apart_from(
+        TensorSlice((6, 0), (-2, 1), (2, 7))
+    )
+    assert TensorSlice((0, 0), (1, 1), (n, 7)).is_apart_from(TensorSlice((n, 0), (1, 1), (n, 7)))
+    assert not TensorSlice((0, 0), (1, 1), (n, 7)).is_apart_from(rows)
 
 
 CHAIN = {"c": Tensor(f32, (8, 8)), "a": Tensor(f32, (1, 8)), "d": Tensor(f32, (1, 8)), "w": Tensor(f32, (8, 8))}
@@ -281,7 +285,7 @@ def test_which_parts_are_read(passes: Any) -> None:
 
     (c,) = passes.function(passes.built({"c": X}, body)).block.args
     found = [(reader.name.removeprefix("graph."), part) for reader, part in reads_of(c)]
-    part = Part((1, 0), (1, 1), (4, 7))
+    part = TensorSlice((1, 0), (1, 1), (4, 7))
     known = [("slice", part), ("permute", part), ("slice", part), ("return", part)]
     unknown = [(name, None) for name in ("permute", "slice", "return", "reshape", "slice", "return")]
     assert sorted(found, key=str) == sorted([*known, *unknown], key=str)

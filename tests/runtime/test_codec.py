@@ -10,25 +10,25 @@ from weft.errors import ParseError
 from weft.ir.expr import symbol
 from weft.ir.types import Tensor, f32
 from weft.lower.steps import Buffer, CallStep, DotStep, KernelStep, Place, Plan
-from weft.ops.layouts import Layout
+from weft.ops.layouts import StridedLayout
 from weft.runtime.check_plan import check_plan
 from weft.runtime.codec import decode, encode, table
 
-CLASSES = table(Plan, Buffer, Place, KernelStep, CallStep, DotStep, Layout, Tensor)
+CLASSES = table(Plan, Buffer, Place, KernelStep, CallStep, DotStep, StridedLayout, Tensor)
 S = symbol("s0")
 X = Tensor(f32, (S, 4))
 PLAN = Plan(
     "main",
     (
-        Buffer("input", X, Layout((4, 1))),
-        Buffer("temporary", X, Layout((4, 1))),
-        Buffer("output", X, Layout((1, S))),
-        Buffer("external", X, Layout((4, 1))),
+        Buffer("input", X, StridedLayout((4, 1))),
+        Buffer("temporary", X, StridedLayout((4, 1))),
+        Buffer("output", X, StridedLayout((1, S))),
+        Buffer("external", X, StridedLayout((4, 1))),
     ),
     (
         KernelStep("sin", (0, 1), ("s0",), S * 2, 10, False, "sin"),
-        CallStep("aten::relu", "{}", (Place(1, X, Layout((4, 1))),), (3,), "relu"),
-        DotStep(*(Place(number, X, Layout((4, 1))) for number in (3, 3, 2)), "dot"),
+        CallStep("aten::relu", "{}", (Place(1, X, StridedLayout((4, 1))),), (3,), "relu"),
+        DotStep(*(Place(number, X, StridedLayout((4, 1))) for number in (3, 3, 2)), "dot"),
     ),
     (0,),
     (2, 3),

@@ -17,7 +17,7 @@ from weft.lower.lowered import Lowered, Lowering, anchor_of, concat_of, slice_wr
 from weft.lower.machine import CPU, Machine
 from weft.ops.base import GraphOp, Scan, Scatter, Structured
 from weft.ops.graph import GroupOp
-from weft.ops.layouts import Layout
+from weft.ops.layouts import StridedLayout
 from weft.passes.update_in_place import in_place_of
 
 
@@ -29,7 +29,7 @@ def origin_of(group: GroupOp) -> LocationAttr:
 
 
 def lower(
-    group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine = CPU
+    group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine = CPU
 ) -> Lowered:
     """Lower a group whose operands and results have the given layouts. `name` prefixes its kernels' names."""
     anchor = anchor_of(group)

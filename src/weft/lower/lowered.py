@@ -14,7 +14,7 @@ from weft.lower.emit.kernel import Kernel
 from weft.lower.machine import Machine
 from weft.ops.base import GraphOp, Scan, Scatter, Structured
 from weft.ops.graph import GroupOp
-from weft.ops.layouts import Layout
+from weft.ops.layouts import StridedLayout
 from weft.ops.movement import Concat
 from weft.ops.scatter import UpdateSlice
 from weft.passes.tensor_slices import updated_slice
@@ -45,7 +45,7 @@ class Lowered:
     scratch: tuple[Tensor, ...] = ()
 
 
-Lowering: TypeAlias = Callable[[GroupOp, str, Sequence[Layout], Sequence[Layout], Machine], Lowered]
+Lowering: TypeAlias = Callable[[GroupOp, str, Sequence[StridedLayout], Sequence[StridedLayout], Machine], Lowered]
 
 
 def anchor_of(group: GroupOp) -> GraphOp | None:

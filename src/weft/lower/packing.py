@@ -21,7 +21,7 @@ from weft.lower.index_space.evaluate import AddressRecorder, Source
 from weft.ops.base import viewed
 from weft.ops.dot import Dot, ScaledDot, TiledDot
 from weft.ops.graph import GroupOp
-from weft.ops.layouts import Layout
+from weft.ops.layouts import StridedLayout
 from weft.passes.grouping.build_groups import WIDENS
 
 
@@ -72,7 +72,7 @@ class PackedPanels:
 
 
 @dataclass(frozen=True)
-class PackedLayout(Layout):
+class PackedLayout(StridedLayout):
     """The layout of an operand that was packed: its strides are those of the panels."""
 
     panels: PackedPanels | None = None
@@ -128,7 +128,7 @@ def packable(group: GroupOp, columns: int, together: int = 1) -> Packing | None:
     # The views' own rules say where an element of the matrix lies.
     names = [f"i{d}" for d in range(matrix.rank)]
     space = {name: size for name, size in zip(names, matrix.shape, strict=True)}
-    recorder = AddressRecorder({value: Layout(contiguous_strides(tensor.shape))}, space=space)
+    recorder = AddressRecorder({value: StridedLayout(contiguous_strides(tensor.shape))}, space=space)
     index = [0 if size == 1 else symbol(name) for name, size in space.items()]
     recorder.at(Source(dot.operands[1], matrix), index)
     (address,) = recorder.addresses

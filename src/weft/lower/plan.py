@@ -29,7 +29,7 @@ from weft.lower.steps import Buffer, CallStep, DotStep, KernelStep, LaunchStep, 
 from weft.lower.work import work_of
 from weft.ops.base import GraphOp, View
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, ReturnOp
-from weft.ops.layouts import Layout, contiguous, same_places, slice_layout, view_layout
+from weft.ops.layouts import StridedLayout, contiguous, same_places, slice_layout, view_layout
 from weft.passes.check_first import verdict_of
 from weft.passes.grouping.build_groups import (
     PARTIAL_SUMS,
@@ -80,7 +80,7 @@ class _Planner:
     lowered: dict[Hashable, Lowered] = field(default_factory=dict[Hashable, Lowered])
     symbols: set[str] = field(default_factory=set[str])
     work: dict[str, int] = field(default_factory=dict[str, int])
-    strided: dict[SSAValue, Layout] = field(default_factory=dict[SSAValue, Layout])
+    strided: dict[SSAValue, StridedLayout] = field(default_factory=dict[SSAValue, StridedLayout])
     replacing: set[SSAValue] = field(default_factory=set[SSAValue])
     constants: dict[int, Constant] = field(default_factory=dict[int, Constant])
     packed: dict[Constant, int] = field(default_factory=dict[Constant, int])
@@ -158,14 +158,14 @@ class _Planner:
         inputs: list[int] = []
         for value, stride in zip(arguments, strides, strict=True):
             role = "constant" if value in sources else "input"
-            number = self._new(value, role, Layout(stride) if stride else contiguous(tensor_of(value.type)))
+            number = self._new(value, role, StridedLayout(stride) if stride else contiguous(tensor_of(value.type)))
             if role == "input":
                 inputs.append(number)
             else:
                 self.constants[number] = Constant(number, sources[value])
         return tuple(inputs)
 
-    def _new(self, value: SSAValue, role: str, layout: Layout) -> int:
+    def _new(self, value: SSAValue, role: str, layout: StridedLayout) -> int:
         tensor = tensor_of(value.type)
         self.buffers.append(Buffer(role, tensor, layout))
         self.places[value] = Place(len(self.buffers) - 1, tensor, layout)
@@ -201,7 +201,7 @@ class _Planner:
         buffers, layouts = self._packed(op, inputs)
         for result, strides in zip(op.results, strides_of(op, "result_strides", len(op.results)), strict=True):
             if strides:
-                self.strided[result] = Layout(strides)
+                self.strided[result] = StridedLayout(strides)
         targets = [
             in_place[r.index].layout
             if r.index in in_place
@@ -249,7 +249,7 @@ class _Planner:
                 )
             )
 
-    def _packed(self, op: GroupOp, inputs: Sequence[Place]) -> tuple[list[int], list[Layout]]:
+    def _packed(self, op: GroupOp, inputs: Sequence[Place]) -> tuple[list[int], list[StridedLayout]]:
         """The buffers that a group reads and their layouts; constant weights of a product are read packed."""
         buffers, layouts = [place.buffer for place in inputs], [place.layout for place in inputs]
         if self.panel_form is None or not self.constants:
@@ -273,7 +273,9 @@ class _Planner:
         self.buffers.append(Buffer("temporary", tensor, contiguous(tensor)))
         return len(self.buffers) - 1
 
-    def _lower(self, op: GroupOp, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> tuple[Lowered, str]:
+    def _lower(
+        self, op: GroupOp, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout]
+    ) -> tuple[Lowered, str]:
         """Lower a group, or find that an equal one has been lowered before."""
         in_place = tuple(in_place_of(op).items())
         key = (group_key(op, identity_of), in_place, *inputs, *outputs)
@@ -302,7 +304,7 @@ class _Planner:
         operands = tuple(self.places[operand] for operand in op.operands)
         strides = strides_of(op, "result_strides", len(op.results))
         results = tuple(
-            self._new(result, "external", Layout(given) if given else contiguous(tensor_of(result.type)))
+            self._new(result, "external", StridedLayout(given) if given else contiguous(tensor_of(result.type)))
             for result, given in zip(op.results, strides, strict=True)
         )
         if (told := op.attributes.get("symbols")) is not None:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from weft.ir.expr import Size
 from weft.ir.types import Tensor
 from weft.lower.constants import Constant
-from weft.ops.layouts import Layout
+from weft.ops.layouts import StridedLayout
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Buffer:
 
     role: str
     tensor: Tensor
-    layout: Layout
+    layout: StridedLayout
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Place:
 
     buffer: int
     tensor: Tensor
-    layout: Layout
+    layout: StridedLayout
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Views as layouts: where the elements of a view lie in the memory of what it looks at.
 
-A view whose result is a strided picture of its operand's memory costs nothing: whoever reads it gets a `Layout`.
+A view whose result is a strided picture of its operand's memory costs nothing: whoever reads it gets a `StridedLayout`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weft.ops.reshaping import matching_runs
 
 
 @dataclass(frozen=True)
-class Layout:
+class StridedLayout:
     """Where the elements of a group's input or output lie: strides in elements from its first one."""
 
     strides: tuple[Size, ...]
@@ -29,68 +29,68 @@ class Layout:
         return total
 
 
-def contiguous(tensor: Tensor) -> Layout:
+def contiguous(tensor: Tensor) -> StridedLayout:
     """Row-major from the start of a buffer."""
-    return Layout(contiguous_strides(tensor.shape))
+    return StridedLayout(contiguous_strides(tensor.shape))
 
 
-def ordered(shape: Sequence[Size], order: Sequence[int]) -> Layout:
+def ordered(shape: Sequence[Size], order: Sequence[int]) -> StridedLayout:
     """Dense, with the dimensions in this order from the outermost to the innermost."""
     strides = dict(zip(order, contiguous_strides([shape[d] for d in order]), strict=True))
-    return Layout(tuple(strides[d] for d in range(len(shape))))
+    return StridedLayout(tuple(strides[d] for d in range(len(shape))))
 
 
-def view_layout(op: GraphOp, layout: Layout) -> Layout | None:
+def view_layout(op: GraphOp, layout: StridedLayout) -> StridedLayout | None:
     """The layout of a view of a tensor that has the given layout, or None if it takes a copy."""
     source, result = tensor_of(op.operands[0].type), tensor_of(op.results[0].type)
     params = op.params
     match op.name:
         case "graph.permute":
             dims: tuple[int, ...] = params["dims"]
-            return Layout(tuple(layout.strides[d] for d in dims), layout.offset)
+            return StridedLayout(tuple(layout.strides[d] for d in dims), layout.offset)
         case "graph.broadcast":
             lead = result.rank - source.rank
             pairs = zip(source.shape, layout.strides, strict=True)
             strides: list[Size] = [0 if size == 1 else stride for size, stride in pairs]
-            return Layout((*((0,) * lead), *strides), layout.offset)
+            return StridedLayout((*((0,) * lead), *strides), layout.offset)
         case "graph.slice":
             return slice_layout(layout, params["starts"], params["steps"])
         case "graph.windows":
             row, *spatial, channel = layout.strides
             steps = [s * step for s, step in zip(spatial, params["strides"], strict=True)]
             within = [s * step for s, step in zip(spatial, params["dilation"], strict=True)]
-            return Layout((row, *steps, *within, channel), layout.offset)
+            return StridedLayout((row, *steps, *within, channel), layout.offset)
         case "graph.reshape":
             reshaped = reshaped_strides(source.shape, layout.strides, result.shape)
-            return None if reshaped is None else Layout(reshaped, layout.offset)
+            return None if reshaped is None else StridedLayout(reshaped, layout.offset)
         case _:
             return None
 
 
-def slice_layout(layout: Layout, starts: Sequence[Size], steps: Sequence[int]) -> Layout:
+def slice_layout(layout: StridedLayout, starts: Sequence[Size], steps: Sequence[int]) -> StridedLayout:
     """The layout of a slice of a tensor that has the given layout."""
     offset = layout.offset
     for start, stride in zip(starts, layout.strides, strict=True):
         offset = offset + stride * start
-    return Layout(tuple(stride * step for stride, step in zip(layout.strides, steps, strict=True)), offset)
+    return StridedLayout(tuple(stride * step for stride, step in zip(layout.strides, steps, strict=True)), offset)
 
 
-def same_places(shape: Sequence[Size], one: Layout, other: Layout) -> bool:
+def same_places(shape: Sequence[Size], one: StridedLayout, other: StridedLayout) -> bool:
     """Whether two layouts put every element of a shape into the same place."""
     pairs = zip(shape, one.strides, other.strides, strict=True)
     return one.offset == other.offset and all(size == 1 or a == b for size, a, b in pairs)
 
 
-def source_layout(op: GraphOp, layout: Layout) -> Layout | None:
+def source_layout(op: GraphOp, layout: StridedLayout) -> StridedLayout | None:
     """The layout that a view's operand must have for the view to have the given one; None where none does that."""
     source, result = tensor_of(op.operands[0].type), tensor_of(op.results[0].type)
     match op.name:
         case "graph.permute":
             dims: tuple[int, ...] = op.params["dims"]
-            return Layout(tuple(layout.strides[dims.index(d)] for d in range(source.rank)), layout.offset)
+            return StridedLayout(tuple(layout.strides[dims.index(d)] for d in range(source.rank)), layout.offset)
         case "graph.reshape":
             strides = reshaped_strides(result.shape, layout.strides, source.shape)
-            return None if strides is None else Layout(strides, layout.offset)
+            return None if strides is None else StridedLayout(strides, layout.offset)
         case _:
             return None
 
@@ -118,7 +118,7 @@ BLAS_LARGEST = 2**31 - 1
 """BLAS counts in 32 bits."""
 
 
-def goes_forward(layout: Layout) -> bool:
+def goes_forward(layout: StridedLayout) -> bool:
     """Whether no dimension runs backwards: the framework's tensors have no negative strides."""
     return not any(map(_is_backward, layout.strides))
 
@@ -131,7 +131,7 @@ def _is_backward(stride: Size) -> bool:
     return all(coefficient < 0 for monomial, coefficient in stride.terms if len(monomial) == degree)
 
 
-def blas_takes(tensor: Tensor, layout: Layout) -> bool:
+def blas_takes(tensor: Tensor, layout: StridedLayout) -> bool:
     """Whether the last two dimensions are a matrix as BLAS knows it: rows or columns dense, the others apart."""
     if not goes_forward(layout):
         return False
@@ -144,7 +144,7 @@ def blas_takes(tensor: Tensor, layout: Layout) -> bool:
     return plain or turned
 
 
-def is_dense(tensor: Tensor, layout: Layout) -> bool:
+def is_dense(tensor: Tensor, layout: StridedLayout) -> bool:
     """Whether a layout is row-major for some order of the dimensions: no gaps, nothing twice."""
     left = [(size, stride) for size, stride in zip(tensor.shape, layout.strides, strict=True) if size != 1]
     step: Size = 1
@@ -157,7 +157,7 @@ def is_dense(tensor: Tensor, layout: Layout) -> bool:
     return layout.offset == 0
 
 
-def lies_apart(tensor: Tensor, layout: Layout) -> bool:
+def lies_apart(tensor: Tensor, layout: StridedLayout) -> bool:
     """Whether no two elements share memory, as far as can be told: each stride leaves room for all that lies within."""
     left = [(size, stride) for size, stride in zip(tensor.shape, layout.strides, strict=True) if size != 1]
     room: Size = 1

@@ -25,7 +25,7 @@ from weft.ops.base import Elementwise, View
 from weft.ops.convolution import Convolution
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp
-from weft.ops.layouts import Layout, contiguous, is_dense, ordered, source_layout, view_layout
+from weft.ops.layouts import StridedLayout, contiguous, is_dense, ordered, source_layout, view_layout
 from weft.ops.pool import Pool
 from weft.ops.shape import Windows
 from weft.passes.grouping.build_groups import result_targets, strides_of
@@ -69,7 +69,7 @@ class _Choice:
     def follow_readers(self) -> None:
         """Let groups write what calls and products read as they read it."""
         readers = [op for op in self.function.block.ops if isinstance(op, OpaqueOp | GroupOp | LaunchOp)]
-        self.wanted: dict[Operation, dict[int, Layout]] = {op: _wanted(op) for op in readers}
+        self.wanted: dict[Operation, dict[int, StridedLayout]] = {op: _wanted(op) for op in readers}
         for reader, wanted in self.wanted.items():
             for place, layout in wanted.items():
                 root, below = _below_views(reader.operands[place], layout)
@@ -90,7 +90,7 @@ class _Choice:
                 if result not in self.strides and layout is not None and layout != contiguous(tensor_of(value.type)):
                     self._write(result, layout)
 
-    def _write(self, value: SSAValue, layout: Layout) -> None:
+    def _write(self, value: SSAValue, layout: StridedLayout) -> None:
         if not isinstance(value, OpResult) or not isinstance(group := value.op, GroupOp):
             return
         if (
@@ -103,7 +103,7 @@ class _Choice:
         known[value.index] = self.strides[value] = layout.strides
         group.attributes["result_strides"] = to_attribute(tuple(known))
 
-    def _is_wanted_so(self, root: SSAValue, layout: Layout) -> bool:
+    def _is_wanted_so(self, root: SSAValue, layout: StridedLayout) -> bool:
         """Whether everyone who cares wants a value in this layout: calls do, and products of what they multiply."""
         pending = [root]
         while pending:
@@ -120,14 +120,14 @@ class _Choice:
         return True
 
 
-def _followed(group: GroupOp, given: Sequence[tuple[Size, ...] | None]) -> dict[SSAValue, Layout]:
+def _followed(group: GroupOp, given: Sequence[tuple[Size, ...] | None]) -> dict[SSAValue, StridedLayout]:
     """How the values of a group lie if they follow what they are computed from, for those of which that can be said.
 
     Elementwise ops follow operands of their shape, if these agree; windows, concatenation and padding keep the order.
     """
-    layouts: dict[SSAValue, Layout] = {}
+    layouts: dict[SSAValue, StridedLayout] = {}
     for argument, strides in zip(group.block.args, given, strict=True):
-        layouts[argument] = Layout(strides) if strides else contiguous(tensor_of(argument.type))
+        layouts[argument] = StridedLayout(strides) if strides else contiguous(tensor_of(argument.type))
     for op in group.block.ops:
         if isinstance(op, View):
             source = layouts.get(op.operands[0])
@@ -149,7 +149,9 @@ def _leading(op: Operation) -> list[SSAValue]:
     return list(op.operands) if op.name in ("graph.concat", "graph.pad") else []
 
 
-def _in_order_of(operands: Sequence[SSAValue], layouts: dict[SSAValue, Layout], op: Operation) -> Layout | None:
+def _in_order_of(
+    operands: Sequence[SSAValue], layouts: dict[SSAValue, StridedLayout], op: Operation
+) -> StridedLayout | None:
     """A dense layout in the one order of dimensions that all operands have."""
     orders: set[tuple[int, ...]] = set()
     for operand in operands:
@@ -162,7 +164,7 @@ def _in_order_of(operands: Sequence[SSAValue], layouts: dict[SSAValue, Layout], 
     return ordered(tensor_of(op.results[0].type).shape, orders.pop())
 
 
-def _order(shape: Sequence[Size], layout: Layout | None) -> tuple[int, ...] | None:
+def _order(shape: Sequence[Size], layout: StridedLayout | None) -> tuple[int, ...] | None:
     """The dimensions from the outermost to the innermost; those of one element, and of unknown strides, come first."""
     if layout is None or any(stride == 0 and size != 1 for stride, size in zip(layout.strides, shape, strict=True)):
         return None
@@ -178,10 +180,10 @@ def wanted_strides(call: OpaqueOp) -> dict[int, tuple[Size, ...]]:
     return {int(place): tuple(map(parse_size, strides)) for place, strides in given.items()}
 
 
-def _wanted(reader: OpaqueOp | GroupOp | LaunchOp) -> dict[int, Layout]:
+def _wanted(reader: OpaqueOp | GroupOp | LaunchOp) -> dict[int, StridedLayout]:
     """How a call or a product reads its operands, by their places: what it says of the others, it does not say."""
     if isinstance(reader, OpaqueOp):
-        return {place: Layout(strides) for place, strides in wanted_strides(reader).items()}
+        return {place: StridedLayout(strides) for place, strides in wanted_strides(reader).items()}
     if isinstance(reader, LaunchOp):
         return dict(enumerate(wanted_layouts(reader)))
     dot = next((op for op in reader.block.ops if isinstance(op, Dot)), None)
@@ -198,9 +200,9 @@ def _wanted(reader: OpaqueOp | GroupOp | LaunchOp) -> dict[int, Layout]:
     return {value.index: layout} if isinstance(value, BlockArgument) else {}
 
 
-def _below_views(value: SSAValue, layout: Layout) -> tuple[SSAValue, Layout | None]:
+def _below_views(value: SSAValue, layout: StridedLayout) -> tuple[SSAValue, StridedLayout | None]:
     """What a value is a view of, and how that must lie for the value to lie as given."""
-    below: Layout | None = layout
+    below: StridedLayout | None = layout
     while below is not None and isinstance(value, OpResult) and isinstance(value.op, View):
         below = source_layout(value.op, below)
         value = value.op.operands[0]

@@ -36,7 +36,7 @@ def vjp_function(function: FuncOp) -> FuncOp:
     forward = [op for op in block.ops if op is not returned]
     arguments = [value for value in block.args if is_float(value)]
     b = GraphBuilder(block, before=returned)
-    tape = Tape(b)
+    tape = GradientTape(b)
     names = [name.data for name in function.arg_names] if function.arg_names else []
     for position, result in enumerate(returned.operands):
         if is_float(result):
@@ -61,7 +61,7 @@ def is_float(value: SSAValue) -> bool:
     return tensor_of(value.type).dtype.is_float
 
 
-class Tape:
+class GradientTape:
     """The gradients found so far, of each value that a result depends on."""
 
     def __init__(self, b: GraphBuilder) -> None:

@@ -19,7 +19,7 @@ from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.types import tensor_of
 from weft.ops.base import View, viewed
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, ReturnOp, YieldOp
-from weft.ops.layouts import Layout, contiguous, is_dense, view_layout
+from weft.ops.layouts import StridedLayout, contiguous, is_dense, view_layout
 from weft.passes.grouping.build_groups import result_targets, strides_of
 
 
@@ -40,16 +40,16 @@ class PlaceLaunches(ModulePass):
                 _Placing(function).run()
 
 
-def wanted_layouts(launch: LaunchOp) -> list[Layout]:
+def wanted_layouts(launch: LaunchOp) -> list[StridedLayout]:
     """How the operands of a launch must lie in memory; where they begin is of no importance."""
     strides = strides_of(launch, "arg_strides", len(launch.operands))
     return [
-        Layout(given) if given else contiguous(tensor_of(operand.type))
+        StridedLayout(given) if given else contiguous(tensor_of(operand.type))
         for operand, given in zip(launch.operands, strides, strict=True)
     ]
 
 
-def lies_as(value: SSAValue, layout: Layout | None, wanted: Layout) -> bool:
+def lies_as(value: SSAValue, layout: StridedLayout | None, wanted: StridedLayout) -> bool:
     """Whether the elements of a value are as far apart as wanted. Where there is one element that says nothing."""
     if layout is None:
         return False
@@ -76,7 +76,7 @@ class _Placing:
                 if not fits or (place in launch.starts_from and not self._may_go(launch, place)):
                     launch.operands[place] = self._copied(operand, wanted, launch)
 
-    def _copied(self, value: SSAValue, wanted: Layout, before: LaunchOp) -> SSAValue:
+    def _copied(self, value: SSAValue, wanted: StridedLayout, before: LaunchOp) -> SSAValue:
         tensor = tensor_of(value.type)
         if not is_dense(tensor, wanted):
             raise LoweringError(f"a kernel reads {tensor} with the strides {wanted.strides}, which leave gaps")
@@ -91,7 +91,7 @@ class _Placing:
         self.order[group] = self.order[before]
         return group.results[0]
 
-    def _layout(self, value: SSAValue) -> Layout | None:
+    def _layout(self, value: SSAValue) -> StridedLayout | None:
         if value in self.targets:
             return self.targets[value].layout
         strides = self.argument_strides.get(value)
@@ -103,7 +103,7 @@ class _Placing:
                 return None if source is None else view_layout(op, source)
             case _:
                 pass
-        return Layout(strides) if strides else contiguous(tensor_of(value.type))
+        return StridedLayout(strides) if strides else contiguous(tensor_of(value.type))
 
     def _may_go(self, launch: LaunchOp, place: int) -> bool:
         """Whether nobody needs an operand after a launch, which may write over it then."""

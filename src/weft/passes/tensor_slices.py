@@ -16,14 +16,14 @@ from weft.ops.shape import Slice
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorSlice:
     """A slice of a tensor."""
 
     starts: tuple[Size, ...]
     steps: tuple[int, ...]
     shape: tuple[Size, ...]
 
-    def is_apart_from(self, other: Part) -> bool:
+    def is_apart_from(self, other: TensorSlice) -> bool:
         """Whether the two have no element in common, as far as can be told: in one dimension, one ends earlier."""
         pairs = [
             pair for one, two in zip(self._ranges(), other._ranges(), strict=True) for pair in ((one, two), (two, one))
@@ -48,12 +48,12 @@ def updated_slice(group: GroupOp) -> UpdateSlice | None:
     return update if update.operands[0] in group.block.args else None
 
 
-def part_written(update: UpdateSlice) -> Part:
+def part_written(update: UpdateSlice) -> TensorSlice:
     """The part of its first operand that an update changes."""
-    return Part(update.params["starts"], update.params["steps"], tensor_of(update.operands[1].type).shape)
+    return TensorSlice(update.params["starts"], update.params["steps"], tensor_of(update.operands[1].type).shape)
 
 
-def reads_of(value: SSAValue) -> Iterator[tuple[Operation, Part | None]]:
+def reads_of(value: SSAValue) -> Iterator[tuple[Operation, TensorSlice | None]]:
     """Who reads a value, directly or through views, and which part of it; None where that is not known.
 
     What is read through several views is a part of what the first one shows: only that one's slice is one of the value.
@@ -78,8 +78,8 @@ def _readers(value: SSAValue) -> Iterator[Operation]:
             yield from _readers(use.operation.results[0])
 
 
-def _sliced(op: Operation) -> Part | None:
-    return Part(op.params["starts"], op.params["steps"], op.params["shape"]) if isinstance(op, Slice) else None
+def _sliced(op: Operation) -> TensorSlice | None:
+    return TensorSlice(op.params["starts"], op.params["steps"], op.params["shape"]) if isinstance(op, Slice) else None
 
 
 def views_from(value: SSAValue) -> tuple[SSAValue, list[GraphOp]]:

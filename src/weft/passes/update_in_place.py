@@ -18,11 +18,11 @@ from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, GraphOp, Movement, Scatter
 from weft.ops.graph import FuncOp, GroupOp, YieldOp
-from weft.ops.layouts import Layout, contiguous, lies_apart, same_places, slice_layout, view_layout
+from weft.ops.layouts import StridedLayout, contiguous, lies_apart, same_places, slice_layout, view_layout
 from weft.ops.scatter import UpdateSlice
 from weft.passes.check_first import check_first, verdict_of
 from weft.passes.grouping.build_groups import is_free, result_targets, strides_of
-from weft.passes.tensor_slices import Part, part_written, reads_of, updated_slice, views_from
+from weft.passes.tensor_slices import TensorSlice, part_written, reads_of, updated_slice, views_from
 
 _ATTRIBUTE = "in_place"
 
@@ -168,13 +168,13 @@ class _Updates:
             return False
         return _overwrites(group, number) and self._is_last_reader(group, operand)
 
-    def _layout(self, value: SSAValue) -> Layout:
+    def _layout(self, value: SSAValue) -> StridedLayout:
         if value in self.targets:
             return self.targets[value].layout
         strides = self.strides.get(value)
         if isinstance(value, OpResult) and isinstance(value.op, GroupOp):
             strides = strides_of(value.op, "result_strides", len(value.op.results))[value.index]
-        return Layout(strides) if strides else contiguous(tensor_of(value.type))
+        return StridedLayout(strides) if strides else contiguous(tensor_of(value.type))
 
     def _is_last_reader(self, group: GroupOp, value: SSAValue) -> bool:
         """Whether nobody else reads a value's memory, or what the group changes of it, when the group has begun."""
@@ -195,7 +195,9 @@ class _Updates:
             older.append(value)
         return older
 
-    def _is_unread(self, value: SSAValue, since: GroupOp, part: Part | None, but_by: tuple[GroupOp, ...] = ()) -> bool:
+    def _is_unread(
+        self, value: SSAValue, since: GroupOp, part: TensorSlice | None, but_by: tuple[GroupOp, ...] = ()
+    ) -> bool:
         """Whether nobody reads a part of a value, or any of it, from when a group begins."""
         return not any(
             reader not in but_by
@@ -205,7 +207,7 @@ class _Updates:
         )
 
 
-def _part_changed(group: GroupOp) -> Part | None:
+def _part_changed(group: GroupOp) -> TensorSlice | None:
     """The part that a group changes of what it writes over; None for all of it."""
     update = updated_slice(group)
     return None if update is None else part_written(update)
@@ -220,7 +222,7 @@ def scattered_over(group: GroupOp) -> int | None:
     return source.index if isinstance(source, BlockArgument) else None
 
 
-def layout_over(group: GroupOp, operand: int, layout: Layout) -> Layout | None:
+def layout_over(group: GroupOp, operand: int, layout: StridedLayout) -> StridedLayout | None:
     """How a result lies that is made in the memory of an operand which has the given layout."""
     if scattered_over(group) != operand:
         return layout
@@ -228,7 +230,7 @@ def layout_over(group: GroupOp, operand: int, layout: Layout) -> Layout | None:
     return layout_through(views, layout)
 
 
-def layout_through(views: Iterable[GraphOp], layout: Layout | None) -> Layout | None:
+def layout_through(views: Iterable[GraphOp], layout: StridedLayout | None) -> StridedLayout | None:
     """The layout of the last of views of each other; None where it takes a copy."""
     for view in views:
         layout = None if layout is None else view_layout(view, layout)

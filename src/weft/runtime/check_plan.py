@@ -11,7 +11,7 @@ from weft.errors import ParseError
 from weft.ir.expr import Size, symbols_of
 from weft.ir.types import Tensor
 from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Place, Plan, Step
-from weft.ops.layouts import Layout
+from weft.ops.layouts import StridedLayout
 
 ROLES = ("input", "output", "temporary", "external", "constant")
 
@@ -76,7 +76,7 @@ def _check_places(places: Iterable[Place], symbols: set[str]) -> None:
         _check_memory(place.tensor, place.layout, symbols)
 
 
-def _check_memory(tensor: Tensor, layout: Layout, symbols: set[str]) -> None:
+def _check_memory(tensor: Tensor, layout: StridedLayout, symbols: set[str]) -> None:
     _require(len(layout.strides) == tensor.rank, f"{len(layout.strides)} strides of {tensor.rank} dimensions")
     _require(all(not isinstance(size, int) or size >= 0 for size in tensor.shape), "a negative size")
     _check_sizes((*tensor.shape, *layout.strides, layout.offset), symbols)

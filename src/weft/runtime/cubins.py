@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from weft.backends.nvidia.code import DeviceCode, Launch, TensorMap
 from weft.backends.nvidia.driver.libcuda import DeviceFacts, Driver, device_facts, driver
-from weft.backends.nvidia.driver.modules import DeviceFunction, LoadedModule, compile_ptx, load_module
+from weft.backends.nvidia.driver.modules import DeviceFunction, LoadedModule, load_module, ptx_to_cubin
 from weft.diagnostics import warn
 from weft.errors import CompilationError, ParseError, UnsupportedDeviceError, WeftError
 from weft.ir.types import DTYPES
@@ -125,7 +125,7 @@ def _load_new(
             return load_module(driver, facts, entry.blobs["cubin"], launches)
         except (CompilationError, UnsupportedDeviceError) as error:
             warn("cache", "a cubin from the cache is not used", str(error), "the driver compiles the kernels again")
-    cubin = compile_ptx(driver, ptx)
+    cubin = ptx_to_cubin(driver, ptx)
     loaded = load_module(driver, facts, cubin, launches)
     if cache is not None:
         cache.put(key, {"arch": facts.arch}, {"cubin": cubin})

@@ -13,7 +13,7 @@ from weft.ir.types import Tensor
 from weft.lower.constants import Constant
 from weft.lower.packing import PackedPanels, Packing
 from weft.lower.steps import Buffer, CallStep, DotStep, KernelStep, LaunchStep, Place, Plan
-from weft.ops.layouts import Layout
+from weft.ops.layouts import StridedLayout
 from weft.runtime.cache import DiskCache
 from weft.runtime.check_plan import check_plan
 from weft.runtime.codec import decode, encode, table
@@ -22,7 +22,20 @@ from weft.runtime.cubins import decode_code, encode_code
 T = TypeVar("T")
 
 _PLAN_CLASSES = table(
-    *(Plan, Buffer, Place, KernelStep, CallStep, DotStep, LaunchStep, Layout, Tensor, Constant, Packing, PackedPanels)
+    *(
+        Plan,
+        Buffer,
+        Place,
+        KernelStep,
+        CallStep,
+        DotStep,
+        LaunchStep,
+        StridedLayout,
+        Tensor,
+        Constant,
+        Packing,
+        PackedPanels,
+    )
 )
 
 # What decoding raises when an entry is well formed and means nothing: sizes divided by zero, text nested without end.

@@ -30,7 +30,7 @@ from weft.lower.dispatch import lower
 from weft.lower.lowered import KernelCall, Lowered
 from weft.lower.machine import CPU, Machine
 from weft.ops.graph import GraphBuilder, GroupOp, YieldOp
-from weft.ops.layouts import Layout
+from weft.ops.layouts import StridedLayout
 
 Symbols: TypeAlias = Mapping[str, int]
 
@@ -60,7 +60,7 @@ class Trial:
     def of(cls, group: GroupOp, name: str, machine: Machine = CPU) -> Trial:
         inputs = tuple(tensor_of(value.type) for value in group.block.args)
         outputs = tuple(tensor_of(value.type) for value in group.yielded)
-        layouts = [[Layout(contiguous_strides(t.shape)) for t in tensors] for tensors in (inputs, outputs)]
+        layouts = [[StridedLayout(contiguous_strides(t.shape)) for t in tensors] for tensors in (inputs, outputs)]
         lowered = lower(group, name, layouts[0], layouts[1], machine)
         for call in lowered.calls:
             call.kernel.op.verify()

@@ -17,9 +17,8 @@ from xdsl.ir import OpResult, SSAValue
 
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, split_multiple, substitute, symbol
-from weft.tile import collective_ops
+from weft.tile import collective_ops, pointer_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 from weft.tile.view_axes import axes_of
 
 
@@ -102,7 +101,7 @@ class Affines:
 
     def index(self, value: SSAValue) -> Size:
         """An index: what an integer is, or a symbol."""
-        if isinstance(value, OpResult) and isinstance(value.op, written.IndexOp):
+        if isinstance(value, OpResult) and isinstance(value.op, pointer_ops.IndexOp):
             found = self.of(value.op.value)
             assert found is not None
             return found.start

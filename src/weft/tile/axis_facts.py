@@ -16,9 +16,8 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Atom, Size
-from weft.tile import collective_ops, control_flow
+from weft.tile import collective_ops, control_flow, pointer_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 from weft.tile.facts import (
     MOST,
     Facts,
@@ -95,9 +94,9 @@ class AxisFacts:
                 yielded = [_yielded(block) for block in (op.then.block, op.otherwise.block)]
                 for result, yes, no in zip(op.results, *yielded, strict=True):
                     self._facts[result] = self.of(yes).met(self.of(no))
-            case written.PointerOp():
+            case pointer_ops.PointerOp():
                 self._divisors[op.out] = self.of(op.value).divisor
-            case written.IndexOp():
+            case pointer_ops.IndexOp():
                 self._divisors[op.out] = self.of(op.value).divisor
                 if self.of(op.value).natural:
                     self._naturals.add(op.out)

@@ -19,9 +19,8 @@ from xdsl.ir import Block, Operation, OpResult, SSAValue
 from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.expr import Size, floordiv, maximum, symbol
 from weft.ir.types import DType, i64
-from weft.tile import collective_ops
+from weft.tile import collective_ops, pointer_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 
 _PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, collective_ops.ViewOp)
 
@@ -104,7 +103,7 @@ def _times(added: SSAValue, loop: tile.ForOp) -> int | None:
     if not isinstance(step, int):
         source = loop.indices[int(str(step)[1:])] if str(step)[1:].isdigit() else None
         made = source.op if isinstance(source, OpResult) else None
-        known = _number(made.value) if isinstance(made, written.IndexOp) else None
+        known = _number(made.value) if isinstance(made, pointer_ops.IndexOp) else None
         if known is None:
             return None
         step = known

@@ -17,7 +17,7 @@ from weft.backends.nvidia.ir.registry import verify_kernels
 from weft.backends.nvidia.plan.deduplicate_kernels import deduplicate_kernels
 from weft.backends.nvidia.plan.fuse_horizontally import fuse_horizontally
 from weft.backends.nvidia.plan.fuse_small_kernels import fuse_small_kernels
-from weft.backends.nvidia.target import NvidiaTarget, compile_ptx
+from weft.backends.nvidia.target import NvidiaTarget, llvm_to_ptx
 from weft.diagnostics import nearest
 from weft.lower.machine import machine_of
 from weft.lower.plan import build_plan
@@ -91,7 +91,7 @@ def print_kernels(module: ModuleOp, passes: Sequence[KernelPass] | None, options
         return print_program(kernels, locations=options.locations)
     start = time.perf_counter()
     listed = nvidia_kernel_passes()
-    made = [compile_ptx(emit_llvm(kernel, options.target, listed)[0], options.target) for kernel in kernels_of(kernels)]
+    made = [llvm_to_ptx(emit_llvm(kernel, options.target, listed)[0], options.target) for kernel in kernels_of(kernels)]
     options.seconds["llvm"] = time.perf_counter() - start
     return "\n".join(made)
 

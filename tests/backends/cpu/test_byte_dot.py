@@ -18,7 +18,7 @@ from weft.lower.constants import packing_of
 from weft.lower.dispatch import lower
 from weft.lower.packing import PackedLayout, PackedPanels, packable
 from weft.ops.graph import GroupOp
-from weft.ops.layouts import Layout
+from weft.ops.layouts import StridedLayout
 from weft.passes.grouping.build_groups import TWO_DIGITS, WIDENS
 from weft.testing.kernels import CpuModule, Trial, group_of, run_interpreted
 
@@ -51,8 +51,8 @@ def packed(product: GroupOp, together: int, columns: int = 16) -> tuple[Trial, A
     assert packing is not None
     inputs = [tensor_of(value.type) for value in product.block.args]
     outputs = [tensor_of(value.type) for value in product.yielded]
-    layouts = [Layout(contiguous_strides(inputs[0].shape)), PackedLayout.of(packing.panels)]
-    lowered = lower(product, "product", layouts, [Layout(contiguous_strides(t.shape)) for t in outputs])
+    layouts = [StridedLayout(contiguous_strides(inputs[0].shape)), PackedLayout.of(packing.panels)]
+    lowered = lower(product, "product", layouts, [StridedLayout(contiguous_strides(t.shape)) for t in outputs])
     inputs[1] = Tensor(i8, packing.panels.shape)
     return Trial(lowered, tuple(inputs), tuple(outputs)), packing
 

@@ -35,7 +35,7 @@ from weft.ir.types import (
 from weft.lower.dispatch import lower
 from weft.lower.packing import PackedLayout, PackedPanels, packable
 from weft.ops.graph import GroupOp
-from weft.ops.layouts import Layout
+from weft.ops.layouts import StridedLayout
 from weft.testing.kernels import CpuModule, Trial, group_of, run_interpreted
 
 Body = Callable[..., Any]
@@ -85,9 +85,9 @@ def packed_trial(group: GroupOp, name: str) -> Trial:
     assert packing is not None
     inputs = [tensor_of(value.type) for value in group.block.args]
     outputs = [tensor_of(value.type) for value in group.yielded]
-    layouts: list[Layout] = [Layout(contiguous_strides(t.shape)) for t in inputs]
+    layouts: list[StridedLayout] = [StridedLayout(contiguous_strides(t.shape)) for t in inputs]
     layouts[packing.operand] = PackedLayout.of(packing.panels)
-    lowered = lower(group, name, layouts, [Layout(contiguous_strides(t.shape)) for t in outputs])
+    lowered = lower(group, name, layouts, [StridedLayout(contiguous_strides(t.shape)) for t in outputs])
     for call in lowered.calls:
         call.kernel.op.verify()
     inputs[packing.operand] = Tensor(packing.panels.dtype, packing.panels.shape)

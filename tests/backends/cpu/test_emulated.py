@@ -17,7 +17,7 @@ from weft.ir.types import Tensor, contiguous_strides, dtype_of_numpy, f32, tenso
 from weft.lower.dispatch import lower
 from weft.lower.machine import Machine
 from weft.lower.packing import PackedLayout, packable
-from weft.ops.layouts import Layout
+from weft.ops.layouts import StridedLayout
 from weft.testing.emulated import EmulatedModule, missing_for
 from weft.testing.kernels import Trial, group_of, run_interpreted
 
@@ -88,10 +88,10 @@ def trials_of(target: CpuTarget) -> tuple[list[str], list[tuple[Trial, Sequence[
         packing = packable(product, columns, together)
         assert packing is not None
         inputs = [tensor_of(value.type) for value in product.block.args]
-        layouts: list[Layout] = [Layout(contiguous_strides(tensor.shape)) for tensor in inputs]
+        layouts: list[StridedLayout] = [StridedLayout(contiguous_strides(tensor.shape)) for tensor in inputs]
         layouts[1], inputs[1] = PackedLayout.of(packing.panels), Tensor(f32, packing.panels.shape)
         machine = Machine(product_rows=6 if target.is_x86 else 0)
-        lowered = lower(product, f"packed_{m}", layouts, [Layout((n, 1))], machine)
+        lowered = lower(product, f"packed_{m}", layouts, [StridedLayout((n, 1))], machine)
         names.append(f"packed_{m}")
         given = [arrays[0], packing.pack(arrays[1]), arrays[2]]
         cases.append((Trial(lowered, tuple(inputs), (Tensor(f32, (m, n)),)), given))

@@ -18,7 +18,7 @@ from weft.ir.types import DType, Tensor, bf16, contiguous_strides, f32, i8, i16,
 from weft.lower.dispatch import lower
 from weft.lower.machine import Machine
 from weft.lower.packing import PackedLayout, packable
-from weft.ops.layouts import Layout
+from weft.ops.layouts import StridedLayout
 from weft.passes.grouping.build_groups import TWO_DIGITS, WIDENS
 from weft.testing.kernels import CpuModule, Trial, group_of, run_interpreted
 
@@ -43,8 +43,8 @@ def packed(m: int, k: int, n: int, dtype: DType, body: Any = plain, left: DType 
     assert packing is not None
     inputs = [tensor_of(value.type) for value in group.block.args]
     outputs = [tensor_of(value.type) for value in group.yielded]
-    layouts = [Layout(contiguous_strides(inputs[0].shape)), PackedLayout.of(packing.panels)]
-    results = [Layout(contiguous_strides(t.shape)) for t in outputs]
+    layouts = [StridedLayout(contiguous_strides(inputs[0].shape)), PackedLayout.of(packing.panels)]
+    results = [StridedLayout(contiguous_strides(t.shape)) for t in outputs]
     lowered = lower(group, "product", layouts, results, Machine(product_rows=12))
     inputs[1] = Tensor(dtype, packing.panels.shape)
     return Trial(lowered, tuple(inputs), tuple(outputs)), packing

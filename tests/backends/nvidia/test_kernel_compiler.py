@@ -118,7 +118,7 @@ def test_a_kernel_without_code_is_named_and_no_thread_is_left(
 
 
 def test_nobody_waits_for_what_an_error_has_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.backends.nvidia.compile.compile_ptx", lambda *given: time.sleep(0.05) or "")
+    monkeypatch.setattr("weft.backends.nvidia.compile.llvm_to_ptx", lambda *given: time.sleep(0.05) or "")
     monkeypatch.setattr("weft.backends.nvidia.compile.emit_llvm", lambda *given, **named: ("", Launch(32, 0)))
     monkeypatch.setattr("weft.backends.nvidia.compile.has_dot", lambda kernel: False)
     many: dict[str, Any] = dict.fromkeys(map(str, range(4 * (os.cpu_count() or 1))))

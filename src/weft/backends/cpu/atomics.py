@@ -13,7 +13,7 @@ from weft.backends.llvm.cast import load_convert, store_convert
 from weft.backends.llvm.math import emit_function
 from weft.ir.types import DType, f32
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
+from weft.tile import pointer_ops
 
 if TYPE_CHECKING:
     from weft.backends.cpu.codegen import KernelCodegen
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _OF_FLOATS = {"max": "fmax", "min": "fmin"}
 
 
-def emit_atomic(codegen: KernelCodegen, op: written.AtomicOp) -> None:
+def emit_atomic(codegen: KernelCodegen, op: pointer_ops.AtomicOp) -> None:
     b, type_ = codegen.b, tile.tile_type(op.out)
     assert isinstance(op.pointer.type, tile.PointerType)
     memory = op.pointer.type.dtype

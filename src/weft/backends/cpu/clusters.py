@@ -65,7 +65,7 @@ Sink: TypeAlias = "tile.StoreOp | tile.ScatterOp | tile.ReduceOp | Fill"
 
 
 @dataclass(eq=False)
-class Cluster:
+class FusedLoop:
     """Sinks that share one loop nest over `shape`."""
 
     shape: tuple[int, ...]
@@ -73,7 +73,7 @@ class Cluster:
     keeps: list[SSAValue] = field(default_factory=list[SSAValue])
 
 
-Step: TypeAlias = "Cluster | Operation"
+Step: TypeAlias = "FusedLoop | Operation"
 
 
 def sink_value(sink: Sink) -> SSAValue:
@@ -83,7 +83,7 @@ def sink_value(sink: Sink) -> SSAValue:
 def origin_of(step: Step | Sink) -> LocationAttr | None:
     """Where in the user's program a step comes from: the first of what shares a loop stands for all."""
     match step:
-        case Cluster():
+        case FusedLoop():
             return next((origin_of(sink) for sink in step.sinks), None)
         case Fill():
             return step.value.owner.location if isinstance(step.value, OpResult) else None
@@ -124,15 +124,15 @@ def form_steps(operations: Iterable[Operation | Fill], order: MemoryOrder) -> li
         if isinstance(op, tile.StoreOp):
             shape = _store_shape(op)
         last = steps[-1] if steps else None
-        if not isinstance(last, Cluster) or last.shape != shape:
-            steps.append(Cluster(shape, [op]))
+        if not isinstance(last, FusedLoop) or last.shape != shape:
+            steps.append(FusedLoop(shape, [op]))
         elif _may_join(op, last, order):
             last.sinks.append(op)
         else:
             # Fills of one shape may read each other's old values: none is done before all can be.
             fills = [sink for sink in last.sinks if isinstance(sink, Fill)] if isinstance(op, Fill) else []
             last.sinks = [sink for sink in last.sinks if sink not in fills]
-            steps.append(Cluster(shape, [*fills, op]))
+            steps.append(FusedLoop(shape, [*fills, op]))
     _choose_kept(steps)
     return steps
 
@@ -163,7 +163,7 @@ def _place_scalar(op: Operation, steps: list[Step]) -> None:
     """A scalar that the last loop has nothing to do with is computed before it, so that the loop may grow."""
     last, closure = steps[-1] if steps else None, lazy_closure(op.results[0])
     reads = any(isinstance(v, OpResult) and isinstance(v.op, tile.GatherOp) for v in closure)
-    if isinstance(last, Cluster) and not reads:
+    if isinstance(last, FusedLoop) and not reads:
         made = {sink.out for sink in last.sinks if isinstance(sink, tile.ReduceOp)}
         if not any(v in made for v in closure):
             steps.insert(-1, op)
@@ -171,7 +171,7 @@ def _place_scalar(op: Operation, steps: list[Step]) -> None:
     steps.append(op)
 
 
-def _may_join(sink: Sink, cluster: Cluster, order: MemoryOrder) -> bool:
+def _may_join(sink: Sink, cluster: FusedLoop, order: MemoryOrder) -> bool:
     """Whether a sink may be computed position by position along with others.
 
     Not if it needs a reduction that they make, and not if memory would be read or written in another order.
@@ -202,13 +202,13 @@ def _choose_kept(steps: Sequence[Step]) -> None:
         users = [position for position, values in enumerate(roots) if any(_reaches(r, value, kept) for r in values)]
         if len(users) > 1 and cost_of(value) > _KEEP_ABOVE:
             first = steps[users[0]]
-            if isinstance(first, Cluster) and first.shape == tile.tile_type(value).sizes:
+            if isinstance(first, FusedLoop) and first.shape == tile.tile_type(value).sizes:
                 kept.add(value)
                 first.keeps.append(value)
 
 
 def _roots(step: Step) -> list[SSAValue]:
-    if isinstance(step, Cluster):
+    if isinstance(step, FusedLoop):
         return [root for sink in step.sinks for root in sink_roots(sink)]
     values = [v for v in step.operands if isinstance(v.type, tile.TileType)]
     for region in step.regions:

@@ -14,7 +14,7 @@ from math import prod
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from weft.backends.cpu.buffers import Buffer
-from weft.backends.cpu.clusters import Cluster, Fill, Sink, form_steps, origin_of
+from weft.backends.cpu.clusters import Fill, FusedLoop, Sink, form_steps, origin_of
 from weft.backends.cpu.computed import emit_gather, emit_scatter
 from weft.backends.cpu.dot import accumulates_in_place, buffered_operands, emit_dot
 from weft.backends.cpu.loop_nest import LoopNest
@@ -38,9 +38,8 @@ from weft.errors import LoweringError
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, constant_term
 from weft.ir.types import DType
-from weft.tile import collective_ops
+from weft.tile import collective_ops, pointer_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 from weft.tile.extents import Limits
 
 
@@ -136,7 +135,7 @@ class KernelCodegen:
         if not isinstance(argument.type, tile.PointerType):
             return "i64"
         groups = self.order.groups
-        if any(isinstance(op, written.PointerOp) for op in self.kernel.walk()):
+        if any(isinstance(op, pointer_ops.PointerOp) for op in self.kernel.walk()):
             return "ptr"  # what is made from a number may point anywhere
         shared = argument in groups and list(groups.values()).count(groups[argument]) > 1
         return "ptr" if shared else "ptr noalias"
@@ -187,7 +186,7 @@ class KernelCodegen:
         for step in form_steps(operations, self.order):
             outer = self.b.made_for(origin_of(step))
             match step:
-                case Cluster():
+                case FusedLoop():
                     LoopNest(self, step).emit()
                 case tile.GatherOp() if step.out in self.order.early:
                     self.materialise(step.out)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from xdsl.ir import OpResult, SSAValue
 
-from weft.backends.cpu.clusters import Cluster, sink_value
+from weft.backends.cpu.clusters import FusedLoop, sink_value
 from weft.backends.cpu.memory_order import lazy_closure
 from weft.backends.cpu.neighbours import source_axis
 from weft.backends.cpu.position import Position, lanes_for, load_strided, walk
@@ -240,7 +240,7 @@ class RowAhead:
 
 
 def rows_ahead(
-    codegen: KernelCodegen, cluster: Cluster, extents: Sequence[V], index: Sequence[V], inner: int
+    codegen: KernelCodegen, cluster: FusedLoop, extents: Sequence[V], index: Sequence[V], inner: int
 ) -> list[RowAhead]:
     """The rows that gathers will read a few turns of the next outer loop later, in a nest that stands at an index."""
     b, shape = codegen.b, cluster.shape

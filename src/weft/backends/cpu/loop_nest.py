@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeGuard
 from xdsl.ir import OpResult, SSAValue
 
 from weft.backends.cpu.buffers import Buffer
-from weft.backends.cpu.clusters import Cluster, Fill, Sink, cost_of, origin_of, sink_roots, sink_value
+from weft.backends.cpu.clusters import Fill, FusedLoop, Sink, cost_of, origin_of, sink_roots, sink_value
 from weft.backends.cpu.computed import all_of, rows_ahead
 from weft.backends.cpu.mask_ranges import stretches
 from weft.backends.cpu.masks import unmasked_part
@@ -41,7 +41,7 @@ _FEW_MASKED = 4
 class LoopNest:
     """Makes the loops of one cluster."""
 
-    def __init__(self, codegen: KernelCodegen, cluster: Cluster) -> None:
+    def __init__(self, codegen: KernelCodegen, cluster: FusedLoop) -> None:
         self.codegen = codegen
         self.cluster = cluster
         self.b = codegen.b

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from xdsl.ir import OpResult, SSAValue
 
-from weft.backends.cpu.clusters import Cluster, sink_roots
+from weft.backends.cpu.clusters import FusedLoop, sink_roots
 from weft.backends.cpu.computed import conjuncts
 from weft.backends.cpu.memory_order import lazy_closure
 from weft.backends.cpu.position import Position
@@ -33,7 +33,7 @@ class Unmasked:
     masks: tuple[SSAValue, ...]
 
 
-def unmasked_part(codegen: KernelCodegen, cluster: Cluster, start: Position, extent: V) -> Unmasked | None:
+def unmasked_part(codegen: KernelCodegen, cluster: FusedLoop, start: Position, extent: V) -> Unmasked | None:
     """The elements from the start of the inner axis on that no mask hides."""
     inner = start.inner
     counts: dict[SSAValue, V | None] = {}
@@ -50,7 +50,7 @@ def unmasked_part(codegen: KernelCodegen, cluster: Cluster, start: Position, ext
     return Unmasked(least, tuple(dict.fromkeys([*masks, *parts])))
 
 
-def _masks(codegen: KernelCodegen, cluster: Cluster, inner: int) -> list[SSAValue]:
+def _masks(codegen: KernelCodegen, cluster: FusedLoop, inner: int) -> list[SSAValue]:
     """The masks of a loop's accesses that change along the axis."""
     values = {v: None for sink in cluster.sinks for root in sink_roots(sink) for v in lazy_closure(root)}
     reads = [v.op for v in values if isinstance(v, OpResult) and v not in codegen.buffers]

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from weft.backends.cpu.neighbours import Neighbours
-from weft.tile import collective_ops, control_flow
+from weft.tile import collective_ops, control_flow, pointer_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 from weft.tile.memory_groups import MemoryGroups
 
 LAZY = (
@@ -79,7 +78,7 @@ class MemoryOrder(MemoryGroups):
     def _early(self, kernel: tile.KernelOp) -> Iterable[SSAValue]:
         """The reads between which and a use of theirs something may write to the same memory."""
         places = {op: number for number, op in enumerate(kernel.walk())}
-        writes = [op for op in places if isinstance(op, tile.ScatterOp | written.AtomicOp)]
+        writes = [op for op in places if isinstance(op, tile.ScatterOp | pointer_ops.AtomicOp)]
         for op in places:
             if not isinstance(op, tile.GatherOp) or not tile.tile_type(op.out).sizes:
                 continue

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from xdsl.ir import OpResult, SSAValue
 
-from weft.backends.cpu.clusters import Cluster, Fill, Sink, lazy_closure, sink_value
+from weft.backends.cpu.clusters import Fill, FusedLoop, Sink, lazy_closure, sink_value
 from weft.backends.cpu.position import Position, lanes_for, walk
 from weft.backends.llvm.builder import V, i64, memory_type
 from weft.backends.llvm.cast import store_convert
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _SIDE = 4
 
 
-def transposed_axes(codegen: KernelCodegen, cluster: Cluster) -> tuple[int, int] | None:
+def transposed_axes(codegen: KernelCodegen, cluster: FusedLoop) -> tuple[int, int] | None:
     """The axis along which a cluster reads and that along which it writes, if they differ."""
     wide = [axis for axis, size in enumerate(cluster.shape) if size >= _SIDE]
     if len(wide) < 2 or cluster.keeps or any(isinstance(sink, tile.ReduceOp) for sink in cluster.sinks):
@@ -69,7 +69,7 @@ def _read_along(codegen: KernelCodegen, value: SSAValue) -> int | None:
             return None
 
 
-def emit_transposed(codegen: KernelCodegen, cluster: Cluster, extents: list[V], inner: int, across: int) -> None:
+def emit_transposed(codegen: KernelCodegen, cluster: FusedLoop, extents: list[V], inner: int, across: int) -> None:
     """The loops of a cluster: vectors along `inner`, four of them side by side along `across`."""
     b = codegen.b
     widest = max(tile.tile_type(sink_value(sink)).dtype.bits for sink in cluster.sinks)

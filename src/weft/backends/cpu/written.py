@@ -25,9 +25,8 @@ from weft.backends.llvm.builder import V, mangle
 from weft.backends.llvm.cast import store_convert
 from weft.errors import LoweringError
 from weft.ir.types import DType
-from weft.tile import collective_ops, control_flow
+from weft.tile import collective_ops, control_flow, pointer_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 
 if TYPE_CHECKING:
     from weft.backends.cpu.codegen import KernelCodegen
@@ -43,12 +42,12 @@ def emit_written(codegen: KernelCodegen, op: Operation) -> None:
         codegen.fixed[op.results[0]] = codegen.at(op.results[0], scalar_position())
         return
     match op:
-        case written.IndexOp():
+        case pointer_ops.IndexOp():
             codegen.scalars[op.out] = codegen.at(op.value, scalar_position())
-        case written.PointerOp():
+        case pointer_ops.PointerOp():
             address = codegen.at(op.value, scalar_position())
             codegen.pointers[op.out] = codegen.b.emit("ptr", f"inttoptr {address} to ptr")
-        case written.AddressOp():
+        case pointer_ops.AddressOp():
             codegen.fixed[op.out] = codegen.b.emit("i64", f"ptrtoint {codegen.pointers[op.pointer]} to i64")
         case tile.ScatterOp():
             store_unordered(codegen, op, codegen.at(op.value, scalar_position()), scalar_position())
@@ -68,7 +67,7 @@ def emit_written(codegen: KernelCodegen, op: Operation) -> None:
             emit_order(codegen, op)
         case collective_ops.HistogramOp():
             emit_histogram(codegen, op)
-        case written.AtomicOp():
+        case pointer_ops.AtomicOp():
             emit_atomic(codegen, op)
         case control_flow.CheckOp():
             emit_check(codegen, op)

@@ -22,7 +22,7 @@ from weft.backends.nvidia.ir.dialect import APART, LAUNCH, launch_of, set_launch
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, PassNote, run_passes
 from weft.backends.nvidia.ir.mma import AHEAD
 from weft.backends.nvidia.ir.programmatic_launch import asked_early, written_by
-from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, compile_ptx
+from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, llvm_to_ptx
 from weft.errors import LoweringError
 from weft.forks import BACKGROUND, COMPILING
 from weft.ir.locations import inherit_locations
@@ -179,7 +179,7 @@ class KernelCompiler:
     def _make(self, name: str) -> None:
         made = self._made[name]
         try:
-            made.set_result(compile_ptx(self.texts[name], self.target))
+            made.set_result(llvm_to_ptx(self.texts[name], self.target))
         except Exception as error:
             made.set_exception(error)
             return

@@ -148,7 +148,7 @@ def _machine(target: NvidiaTarget) -> llvm.TargetMachine:
     return machines[target]
 
 
-def compile_ptx(text: str, target: NvidiaTarget) -> str:
+def llvm_to_ptx(text: str, target: NvidiaTarget) -> str:
     """LLVM IR → PTX. Tiles are already unrolled into registers: LLVM cleans up and selects instructions.
 
     Any number of threads may do this at once, without `COMPILING`: a fork waits for them as `BACKGROUND`.

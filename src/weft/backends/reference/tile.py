@@ -56,7 +56,7 @@ def run_kernel(kernel: tile.KernelOp, buffers: Sequence[np.ndarray], sizes: Sequ
         grid[-1] = min(grid[-1], int(buffers[pointers.index(kernel.limit_pointer)][0]))
     with np.errstate(all="ignore"):
         for numbers in np.ndindex(*grid):
-            program = Program(kernel.sym_name.data, numbers, dict(zip(pointers, buffers, strict=True)))
+            program = ProgramInstance(kernel.sym_name.data, numbers, dict(zip(pointers, buffers, strict=True)))
             for scalar, number in zip(scalars, sizes, strict=True):
                 if isinstance(scalar.type, tile.TileType):
                     program.tiles[scalar] = np.asarray(number, scalar.type.dtype.numpy)
@@ -71,7 +71,7 @@ def _pointer_dtype(pointer: SSAValue) -> DType:
 
 
 @dataclass
-class Program:
+class ProgramInstance:
     """One program: what its values are."""
 
     kernel: str

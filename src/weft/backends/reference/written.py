@@ -9,13 +9,12 @@ import numpy as np
 from xdsl.ir import Block, Operation, SSAValue
 
 from weft.errors import UnsupportedError
-from weft.tile import collective_ops, control_flow
+from weft.tile import collective_ops, control_flow, pointer_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 from weft.tile.functions import FUNCTIONS
 
 if TYPE_CHECKING:
-    from weft.backends.reference.tile import Program
+    from weft.backends.reference.tile import ProgramInstance
 
 _UPDATES = {"add": "add", "max": "fmax", "min": "fmin", "and": "and", "or": "or", "xor": "xor"}
 
@@ -24,11 +23,11 @@ class CheckError(UnsupportedError):
     """A condition that a kernel checks is false."""
 
 
-def run_written(program: Program, op: Operation) -> None:
+def run_written(program: ProgramInstance, op: Operation) -> None:
     """Run one op of a program."""
     tiles = program.tiles
     match op:
-        case written.IndexOp():
+        case pointer_ops.IndexOp():
             program.indices[op.out] = int(tiles[op.value])
         case collective_ops.ViewOp():
             tiles[op.out] = _viewed(op, tiles[op.value])
@@ -46,7 +45,7 @@ def run_written(program: Program, op: Operation) -> None:
             program.set(op.out, ordered[..., ::-1] if op.descending is not None else ordered)
         case collective_ops.HistogramOp():
             _count(program, op)
-        case written.AtomicOp():
+        case pointer_ops.AtomicOp():
             _update(program, op)
         case control_flow.IfOp():
             block = op.then.block if tiles[op.condition] else op.otherwise.block
@@ -72,7 +71,9 @@ def _viewed(op: collective_ops.ViewOp, value: np.ndarray) -> np.ndarray:
     return flat[np.broadcast_to(places, shape)]
 
 
-def _scanned(program: Program, op: collective_ops.FoldOp | collective_ops.ScanOp, reverse: bool) -> list[np.ndarray]:
+def _scanned(
+    program: ProgramInstance, op: collective_ops.FoldOp | collective_ops.ScanOp, reverse: bool
+) -> list[np.ndarray]:
     """All partial results of joining elements along an axis."""
     axis = op.axis.value.data
     values = [np.moveaxis(program.tiles[value], axis, 0) for value in op.values]
@@ -86,7 +87,7 @@ def _scanned(program: Program, op: collective_ops.FoldOp | collective_ops.ScanOp
     return [np.moveaxis(result, 0, axis) for result in partial]
 
 
-def _joined(program: Program, block: Block, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _joined(program: ProgramInstance, block: Block, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
     """What a block of scalar ops makes of arrays, element by element."""
     values: dict[SSAValue, Any] = dict(zip(block.args, arguments, strict=True))
     for op in block.ops:
@@ -101,7 +102,7 @@ def _joined(program: Program, block: Block, arguments: Sequence[np.ndarray]) -> 
     raise AssertionError("a block without an end")
 
 
-def _count(program: Program, op: collective_ops.HistogramOp) -> None:
+def _count(program: ProgramInstance, op: collective_ops.HistogramOp) -> None:
     value, bins = program.tiles[op.value], tile.tile_type(op.out).sizes[0]
     counted = (value >= 0) & (value < bins)
     if op.mask is not None:
@@ -109,7 +110,7 @@ def _count(program: Program, op: collective_ops.HistogramOp) -> None:
     program.set(op.out, np.bincount(value[counted], minlength=bins))
 
 
-def _update(program: Program, op: written.AtomicOp) -> None:
+def _update(program: ProgramInstance, op: pointer_ops.AtomicOp) -> None:
     """One element after the other."""
     buffer = program.buffers[op.pointer]
     offsets, value = np.atleast_1d(program.tiles[op.offsets]), np.atleast_1d(program.tiles[op.value])
@@ -132,14 +133,14 @@ def _update(program: Program, op: written.AtomicOp) -> None:
     program.tiles[op.out] = result.reshape(tile.tile_type(op.out).sizes)
 
 
-def _yielded(program: Program, block: Block) -> list[np.ndarray]:
+def _yielded(program: ProgramInstance, block: Block) -> list[np.ndarray]:
     program.block(list(block.ops))
     last = block.last_op
     assert last is not None
     return [program.tiles[value] for value in last.operands]
 
 
-def _repeat(program: Program, op: control_flow.WhileOp) -> None:
+def _repeat(program: ProgramInstance, op: control_flow.WhileOp) -> None:
     test, body = op.condition.block, op.body.block
     carried = [program.tiles[value] for value in op.initial]
     while True:

@@ -34,7 +34,7 @@ _ASSERTIONS = (
 
 
 @dataclass(frozen=True)
-class Part:
+class GraphPiece:
     """Nodes that are compiled together, as a graph of its own: what it takes and gives are nodes of the whole one."""
 
     module: fx.GraphModule
@@ -47,11 +47,11 @@ class Split:
     """A graph as parts, and nodes between them that torch carries out."""
 
     module: fx.GraphModule
-    steps: tuple[Part | fx.Node, ...]
+    steps: tuple[GraphPiece | fx.Node, ...]
 
     @property
-    def parts(self) -> list[Part]:
-        return [step for step in self.steps if isinstance(step, Part)]
+    def parts(self) -> list[GraphPiece]:
+        return [step for step in self.steps if isinstance(step, GraphPiece)]
 
     @property
     def sources(self) -> list[fx.Node]:
@@ -67,14 +67,14 @@ class Split:
             node: operator.attrgetter(str(node.target))(module) for node in module.graph.find_nodes(op="get_attr")
         }
         (output,) = module.graph.find_nodes(op="output")
-        steps = [(step, next(calls) if isinstance(step, Part) else None) for step in self.steps]
+        steps = [(step, next(calls) if isinstance(step, GraphPiece) else None) for step in self.steps]
         done = _last_uses(self.steps, output)
 
         def call(arguments: list[Any]) -> list[Any]:
             values: dict[fx.Node, Any] = {**constants, **dict(zip(placeholders, arguments, strict=True))}
             arguments.clear()
             for (step, function), finished in zip(steps, done, strict=True):
-                if isinstance(step, Part):
+                if isinstance(step, GraphPiece):
                     assert function is not None
                     results = function([values[node] for node in step.inputs])
                     values.update(zip(step.outputs, results, strict=True))
@@ -94,7 +94,7 @@ def split_graph(module: fx.GraphModule) -> Split | None:
     if not any(node.meta.get("unbacked_bindings") for node in nodes) or any(has_effects(node) for node in nodes):
         return None
     steps = _Levels(nodes).steps()
-    made: list[Part | fx.Node] = []
+    made: list[GraphPiece | fx.Node] = []
     for number, step in enumerate(steps):
         if isinstance(step, fx.Node):
             made.append(step)
@@ -150,7 +150,7 @@ class _Levels:
         return found
 
 
-def _part(module: fx.GraphModule, nodes: Sequence[fx.Node], needed: set[fx.Node]) -> Part:
+def _part(module: fx.GraphModule, nodes: Sequence[fx.Node], needed: set[fx.Node]) -> GraphPiece:
     inside = set(nodes)
     taken = dict.fromkeys(given for node in nodes for given in node.all_input_nodes if given not in inside)
     inputs = [given for given in taken if given.op != "get_attr"]
@@ -170,7 +170,7 @@ def _part(module: fx.GraphModule, nodes: Sequence[fx.Node], needed: set[fx.Node]
         copies[node].meta.pop("unbacked_bindings", None)
     outputs = [node for node in nodes if node in needed]
     graph.output(tuple(copies[node] for node in outputs))
-    return Part(fx.GraphModule(module, graph), tuple(inputs), tuple(outputs))
+    return GraphPiece(fx.GraphModule(module, graph), tuple(inputs), tuple(outputs))
 
 
 def _tellers(nodes: Iterable[fx.Node], before: fx.Node) -> Iterable[fx.Node]:
@@ -190,12 +190,12 @@ def _carried_out(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
         return function(*args, **kwargs)
 
 
-def _last_uses(steps: Sequence[Part | fx.Node], output: fx.Node) -> list[list[fx.Node]]:
+def _last_uses(steps: Sequence[GraphPiece | fx.Node], output: fx.Node) -> list[list[fx.Node]]:
     """The nodes whose values nobody needs after each step."""
     kept = set(output.all_input_nodes)
     done: list[list[fx.Node]] = []
     for step in reversed(steps):
-        taken = step.inputs if isinstance(step, Part) else step.all_input_nodes
+        taken = step.inputs if isinstance(step, GraphPiece) else step.all_input_nodes
         done.append([node for node in dict.fromkeys(taken) if node not in kept])
         kept.update(taken)
     return done[::-1]

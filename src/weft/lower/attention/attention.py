@@ -37,7 +37,7 @@ from weft.lower.schedule.schedule import choose_attention_blocks, given_blocks
 from weft.ops.attention import AnyAttention
 from weft.ops.body import Value
 from weft.ops.graph import GroupOp
-from weft.ops.layouts import Layout
+from weft.ops.layouts import StridedLayout
 from weft.passes.attention.read_pages import Pages, pages_of, pages_of_both
 from weft.tile import dialect as tile
 
@@ -46,10 +46,10 @@ LOG2_E = 1.4426950408889634
 
 
 def lower_attention(
-    group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
+    group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine
 ) -> Lowered:
     """Lower a group that holds one attention, with its operands and results in the given layouts."""
-    layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
+    layouts: dict[SSAValue, StridedLayout] = dict(zip(group.block.args, inputs, strict=True))
     op = next(op for op in group.block.ops if isinstance(op, AnyAttention))
     if machine.capabilities.matrix_units:
         from weft.lower.attention.flash_attention import FlashLowering, is_flash  # these add to the class below
@@ -76,8 +76,8 @@ class AttentionLowering:
 
     group: GroupOp
     name: str
-    layouts: dict[SSAValue, Layout]
-    outputs: Sequence[Layout]
+    layouts: dict[SSAValue, StridedLayout]
+    outputs: Sequence[StridedLayout]
     op: AnyAttention
     machine: Machine
 

@@ -41,7 +41,7 @@ from weft.lower.schedule.schedule import Blocks, choose_gradient_blocks, given_b
 from weft.ops.attention_gradients import AttentionGradients
 from weft.ops.body import Value
 from weft.ops.graph import GraphBuilder, GroupOp
-from weft.ops.layouts import Layout, contiguous
+from weft.ops.layouts import StridedLayout, contiguous
 from weft.tile import dialect as tile
 
 _LONGEST, _UNIT = 192, 64
@@ -53,13 +53,13 @@ _LETTERS = "ijen"
 
 
 def lower_attention_gradients(
-    group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
+    group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine
 ) -> Lowered:
     """Lower a group that holds nothing but views and the gradients of one attention."""
     op = next(op for op in group.block.ops if isinstance(op, AttentionGradients))
     if any(value not in op.results for value in group.yielded):
         raise LoweringError("nothing can be computed after attention_gradients in its kernels")
-    layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
+    layouts: dict[SSAValue, StridedLayout] = dict(zip(group.block.args, inputs, strict=True))
     rows = [_padded(tensor_of(value.type)) for value in op.operands[4:]]
     read = [Argument("input", number) for number in range(len(inputs))]
     beside = [Argument("scratch", number) for number in range(len(rows))]
@@ -105,8 +105,8 @@ class _Construction:
     OF = ""
     group: GroupOp
     name: str
-    layouts: dict[SSAValue, Layout]
-    outputs: Sequence[Layout]
+    layouts: dict[SSAValue, StridedLayout]
+    outputs: Sequence[StridedLayout]
     op: AttentionGradients
     machine: Machine
     rows: Sequence[Tensor]

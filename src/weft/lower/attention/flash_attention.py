@@ -39,7 +39,7 @@ from weft.lower.regroup import new_group
 from weft.ops.attention import AnyAttention, widest_head
 from weft.ops.body import Value
 from weft.ops.graph import GraphBuilder
-from weft.ops.layouts import Layout, contiguous
+from weft.ops.layouts import StridedLayout, contiguous
 from weft.tile import dialect as tile
 
 _COUNTED = Tensor(i32, (1,))
@@ -71,7 +71,7 @@ class FlashLowering(AttentionLowering):
 
     reads_pages: ClassVar[bool] = True
 
-    def lowered(self, inputs: Sequence[Layout]) -> Lowered:
+    def lowered(self, inputs: Sequence[StridedLayout]) -> Lowered:
         """The kernel, and before it one that sets its counter to 0, if it has one."""
         kernel = self.kernel()
         found = whole(kernel, len(inputs), len(self.outputs))

@@ -29,7 +29,7 @@ from weft.lower.schedule.schedule import choose_attention_blocks, given_blocks
 from weft.ops.attention import AnyAttention
 from weft.ops.body import Value
 from weft.ops.graph import GraphBuilder, GroupOp
-from weft.ops.layouts import Layout, contiguous
+from weft.ops.layouts import StridedLayout, contiguous
 
 _PART, _ROW = "part", "single_row"
 _PROGRAM_COST, _JOINING_COST = 1.0, 1.2
@@ -71,7 +71,7 @@ class SplitKvLowering(FlashLowering):
 
     parts: int = 1
 
-    def lowered(self, inputs: Sequence[Layout]) -> Lowered:
+    def lowered(self, inputs: Sequence[StridedLayout]) -> Lowered:
         kernel = self.kernel()
         scratch = self._found()
         given = [Argument("input", number) for number in range(len(inputs))]

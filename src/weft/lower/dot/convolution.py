@@ -29,7 +29,7 @@ from weft.ops.base import Movement
 from weft.ops.body import Body, Operand, Value
 from weft.ops.convolution import Convolution, spread_place
 from weft.ops.graph import GraphBuilder, GroupOp
-from weft.ops.layouts import Layout, contiguous
+from weft.ops.layouts import StridedLayout, contiguous
 from weft.ops.window import Padding, window_place
 
 _LEAST_OUTPUTS = 8
@@ -87,7 +87,7 @@ def _digits(number: Size, sizes: Sequence[Size]) -> list[Size]:
 
 
 def lower_convolution(
-    group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
+    group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine
 ) -> Lowered:
     """Lower a group with a convolution, with what is computed before and after it."""
     convolution = next(op for op in group.block.ops if isinstance(op, Convolution))
@@ -104,8 +104,8 @@ class _Problem:
     group: GroupOp
     convolution: Convolution
     name: str
-    inputs: Sequence[Layout]
-    outputs: Sequence[Layout]
+    inputs: Sequence[StridedLayout]
+    outputs: Sequence[StridedLayout]
     machine: Machine
     scratch: list[Tensor] = field(default_factory=list[Tensor])
 

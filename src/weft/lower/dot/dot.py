@@ -42,7 +42,7 @@ from weft.lower.schedule.schedule import Blocks, choose_blocks, given_blocks
 from weft.ops.body import Value
 from weft.ops.dot import SCALED_BLOCK, Dot, ScaledDot, TiledDot
 from weft.ops.graph import GroupOp
-from weft.ops.layouts import Layout
+from weft.ops.layouts import StridedLayout
 from weft.passes.claim_libraries import FEW_ROWS
 from weft.passes.update_in_place import in_place_of
 from weft.tile import dialect as tile
@@ -59,10 +59,10 @@ Product: TypeAlias = Dot | ScaledDot | TiledDot
 
 
 def lower_dot(
-    group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
+    group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine
 ) -> Lowered:
     """Lower a group that holds a product, or several of the same rows, with all operands and results in layouts."""
-    layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
+    layouts: dict[SSAValue, StridedLayout] = dict(zip(group.block.args, inputs, strict=True))
     dots = [op for op in group.block.ops if isinstance(op, Product)]
     if machine.capabilities.matrix_units and not in_place_of(group) and given_blocks(group, "dot") is None:
         parts = parts_of([dot for dot in dots if isinstance(dot, Dot)], machine)
@@ -78,8 +78,8 @@ class _DotLowering:
 
     group: GroupOp
     name: str
-    layouts: dict[SSAValue, Layout]
-    outputs: Sequence[Layout]
+    layouts: dict[SSAValue, StridedLayout]
+    outputs: Sequence[StridedLayout]
     dots: Sequence[Product]
     machine: Machine
 

@@ -20,7 +20,7 @@ from weft.lower.emit.body import KernelEmitter, TileValue, register_dtype
 from weft.lower.index_space.domain import Domain, Run
 from weft.lower.index_space.evaluate import AddressRecorder, Source
 from weft.ops.dot import Dot, TiledDot
-from weft.ops.layouts import Layout
+from weft.ops.layouts import StridedLayout
 from weft.ops.quantized import FORMS, Dequantize, Form
 from weft.passes.claim_libraries import FEW_ROWS
 from weft.passes.simplify.constant_values import made_by
@@ -41,7 +41,7 @@ class QuantizedWeights:
 
     @classmethod
     def of(
-        cls, dot: Dot | TiledDot, weights: SSAValue, layouts: dict[SSAValue, Layout], matrix: Size | None = None
+        cls, dot: Dot | TiledDot, weights: SSAValue, layouts: dict[SSAValue, StridedLayout], matrix: Size | None = None
     ) -> QuantizedWeights | None:
         """The codes of the weights of a product of few rows, if a GPU's kernel can read them as they are.
 
@@ -98,7 +98,7 @@ class QuantizedWeights:
         """How many factors, and zeros, a row has."""
         return [tensor_of(value.type).shape[-1] for value in self.op.operands[1:]]
 
-    def _stride(self, value: SSAValue, layouts: dict[SSAValue, Layout], domain: Domain) -> Size | None:
+    def _stride(self, value: SSAValue, layouts: dict[SSAValue, StridedLayout], domain: Domain) -> Size | None:
         """How far apart an operand's neighbours along K lie, if that is known."""
         recorder = AddressRecorder(layouts, space=domain.bounds | {_ALONG: tensor_of(value.type).shape[-1]})
         recorder.at(Source(value, tensor_of(value.type)), [*self.lead, domain.row_index[-1], symbol(_ALONG)])
@@ -143,7 +143,7 @@ class QuantizedWeights:
 
 
 def codes_of(
-    dots: Sequence[Operation], weights: Sequence[SSAValue], layouts: dict[SSAValue, Layout], matrix: Size | None
+    dots: Sequence[Operation], weights: Sequence[SSAValue], layouts: dict[SSAValue, StridedLayout], matrix: Size | None
 ) -> list[QuantizedWeights]:
     """The codes of the weights of a kernel's products, if all are made of such, and of one kind."""
     read = [dot for dot in dots if isinstance(dot, Dot) or (isinstance(dot, TiledDot) and len(dots) == 1)]

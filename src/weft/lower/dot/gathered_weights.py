@@ -20,7 +20,7 @@ from weft.lower.index_space.evaluate import Source
 from weft.ops.dot import Dot
 from weft.ops.index import Take
 from weft.passes.dot.read_gathered_weights import chosen_by
-from weft.tile import pointer_ops as written
+from weft.tile import pointer_ops
 
 _NAME = "chosen"
 
@@ -55,5 +55,5 @@ class GatheredWeights:
         value = emit.where(emit.math("lt", value, zero), emit.math("add", value, size), value)
         value = emit.math("max", emit.math("min", value, last), zero)
         assert isinstance(value, TileValue)
-        emit.scalars[_NAME] = emit.add(written.IndexOp.create(operands=[value.ssa], result_types=[IndexType()]))
+        emit.scalars[_NAME] = emit.add(pointer_ops.IndexOp.create(operands=[value.ssa], result_types=[IndexType()]))
         emit.rank = rank

@@ -24,7 +24,7 @@ from weft.lower.index_space.domain import Run
 from weft.lower.machine import Machine
 from weft.lower.schedule.dot_model import Matmuls, estimates
 from weft.ops.dot import TiledDot
-from weft.ops.layouts import Layout
+from weft.ops.layouts import StridedLayout
 from weft.passes.claim_libraries import FEW_ROWS
 from weft.passes.dot.tile_grouped_gemm import expected_groups
 from weft.tile import dialect as tile
@@ -71,7 +71,7 @@ class GroupedTiles:
         assert isinstance(size, int)
         return size
 
-    def find(self, frame: KernelFrame, emit: KernelEmitter, layouts: dict[SSAValue, Layout]) -> None:
+    def find(self, frame: KernelFrame, emit: KernelEmitter, layouts: dict[SSAValue, StridedLayout]) -> None:
         """Give each tile a program, which reads where it is."""
         emit.scalars["tile"] = frame.program(self.most)
         for name, value in zip(_NUMBERS, self.op.operands[2:5], strict=True):

@@ -20,11 +20,16 @@ from weft.lower.machine import Machine
 from weft.lower.regroup import regroup
 from weft.ops.dot import Dot
 from weft.ops.graph import GraphBuilder, GroupOp
-from weft.ops.layouts import Layout, contiguous
+from weft.ops.layouts import StridedLayout, contiguous
 
 
 def lower_split_k(
-    group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], parts: int, machine: Machine
+    group: GroupOp,
+    name: str,
+    inputs: Sequence[StridedLayout],
+    outputs: Sequence[StridedLayout],
+    parts: int,
+    machine: Machine,
 ) -> Lowered:
     """Lower a group around products [M, K] x [K, N], of which K is cut into so many equal parts."""
     sums = regroup(group, lambda b, made: [_in_parts(b, dot, parts) for dot in _dots(made)])

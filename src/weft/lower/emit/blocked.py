@@ -18,7 +18,7 @@ from weft.lower.index_space.domain import Domain, Run
 from weft.lower.index_space.evaluate import Source
 from weft.ops.base import Elementwise, GraphOp
 from weft.ops.graph import GroupOp
-from weft.ops.layouts import Layout
+from weft.ops.layouts import StridedLayout
 from weft.ops.reshaping import reshape_index
 
 
@@ -28,8 +28,8 @@ class BlockedKernel:
 
     group: GroupOp
     name: str
-    layouts: dict[SSAValue, Layout]
-    outputs: Sequence[Layout]
+    layouts: dict[SSAValue, StridedLayout]
+    outputs: Sequence[StridedLayout]
     domain: Domain
     parts: bool = False
     """Whether accesses say of what whole they are a part."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from weft.ir.expr import Expr
 from weft.ir.types import tensor_of
-from weft.lower.index_space.evaluate import Layout
+from weft.lower.index_space.evaluate import StridedLayout
 from weft.lower.schedule.schedule import Blocks, Schedule
 from weft.ops.base import GraphOp
 from weft.ops.graph import GroupOp
@@ -24,7 +24,7 @@ class Kernel:
     schedule: Schedule | Blocks
 
 
-def group_symbols(group: GroupOp, layouts: Sequence[Layout]) -> tuple[str, ...]:
+def group_symbols(group: GroupOp, layouts: Sequence[StridedLayout]) -> tuple[str, ...]:
     """The symbolic sizes that a kernel made of the group may need."""
     names: set[str] = set()
 

@@ -19,11 +19,11 @@ from weft.lower.lowered import Argument, KernelCall, Lowered, concat_of
 from weft.lower.machine import Machine
 from weft.lower.regroup import regroup
 from weft.ops.graph import GraphBuilder, GroupOp
-from weft.ops.layouts import Layout
+from weft.ops.layouts import StridedLayout
 
 
 def lower_concat(
-    group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
+    group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine
 ) -> Lowered:
     """Lower a group that gives a concatenation, with what is computed before it."""
     concat = concat_of(group)
@@ -34,7 +34,7 @@ def lower_concat(
     calls: list[KernelCall] = []
     start: Size = 0
     for number, operand in enumerate(concat.operands):
-        part = Layout(output.strides, output.offset + output.strides[dim] * start)
+        part = StridedLayout(output.strides, output.offset + output.strides[dim] * start)
         kernel = lower_group(_piece(group, number), f"{name}_piece{number}", inputs, [part], machine=machine)
         calls.append(KernelCall(kernel, arguments))
         start = start + tensor_of(operand.type).shape[dim]

@@ -28,7 +28,7 @@ from weft.lower.emit.kernel import Kernel, group_symbols
 from weft.lower.groups.columns import PART, GroupEmitter
 from weft.lower.groups.online_softmax import OnlinePair, may_run, online_pairs, stages_of
 from weft.lower.index_space.domain import Domain, Run
-from weft.lower.index_space.evaluate import Address, AddressRecorder, Layout, Source
+from weft.lower.index_space.evaluate import Address, AddressRecorder, Source, StridedLayout
 from weft.lower.machine import CPU, Machine
 from weft.lower.schedule.gpu_schedule import choose_gpu_schedule
 from weft.lower.schedule.schedule import Schedule, choose_schedule, contiguous_bytes
@@ -43,8 +43,8 @@ from weft.tile.functions import COMBINERS
 def lower_group(
     group: GroupOp,
     name: str,
-    inputs: Sequence[Layout],
-    outputs: Sequence[Layout],
+    inputs: Sequence[StridedLayout],
+    outputs: Sequence[StridedLayout],
     in_place: Mapping[int, int] = MappingProxyType({}),
     machine: Machine = CPU,
 ) -> Kernel:
@@ -59,13 +59,13 @@ def lower_group(
 def prepare_group(
     group: GroupOp,
     name: str,
-    inputs: Sequence[Layout],
-    outputs: Sequence[Layout],
+    inputs: Sequence[StridedLayout],
+    outputs: Sequence[StridedLayout],
     in_place: Mapping[int, int] = MappingProxyType({}),
     machine: Machine = CPU,
 ) -> GroupLowering:
     """The domain of a group's kernel and its schedule: all but the code."""
-    layouts: dict[SSAValue, Layout] = dict(zip(group.block.args, inputs, strict=True))
+    layouts: dict[SSAValue, StridedLayout] = dict(zip(group.block.args, inputs, strict=True))
     reductions = [op for op in group.block.ops if isinstance(op, Reduction)]
     domain = _domain(group, reductions)
     indices = [_output_index(value, domain, reductions) for value in group.yielded]
@@ -169,8 +169,8 @@ def is_full(index: Sequence[Size], domain: Domain) -> bool:
 
 def _record(
     group: GroupOp,
-    layouts: dict[SSAValue, Layout],
-    outputs: Sequence[Layout],
+    layouts: dict[SSAValue, StridedLayout],
+    outputs: Sequence[StridedLayout],
     domain: Domain,
     indices: Sequence[Sequence[Size]],
 ) -> list[Address]:
@@ -189,8 +189,8 @@ class GroupLowering:
 
     group: GroupOp
     name: str
-    layouts: dict[SSAValue, Layout]
-    outputs: Sequence[Layout]
+    layouts: dict[SSAValue, StridedLayout]
+    outputs: Sequence[StridedLayout]
     in_place: Mapping[int, int]
     domain: Domain
     indices: Sequence[Sequence[Size]]

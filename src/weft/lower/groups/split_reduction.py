@@ -25,12 +25,12 @@ from weft.lower.machine import Machine
 from weft.lower.regroup import regroup
 from weft.ops.base import Reduction
 from weft.ops.graph import GraphBuilder, GroupOp
-from weft.ops.layouts import Layout, contiguous
+from weft.ops.layouts import StridedLayout, contiguous
 
-Lower = Callable[[GroupOp, str, Sequence[Layout], Sequence[Layout], Machine], Lowered]
+Lower = Callable[[GroupOp, str, Sequence[StridedLayout], Sequence[StridedLayout], Machine], Lowered]
 
 
-def lower_split(prepared: GroupLowering, inputs: Sequence[Layout], machine: Machine, lower: Lower) -> Lowered:
+def lower_split(prepared: GroupLowering, inputs: Sequence[StridedLayout], machine: Machine, lower: Lower) -> Lowered:
     """Lower a group whose schedule splits its columns; `lower` takes what is left of it."""
     return _Split(prepared, inputs, machine, lower).run()
 
@@ -38,7 +38,7 @@ def lower_split(prepared: GroupLowering, inputs: Sequence[Layout], machine: Mach
 @dataclass
 class _Split:
     prepared: GroupLowering
-    inputs: Sequence[Layout]
+    inputs: Sequence[StridedLayout]
     machine: Machine
     lower: Lower
     scratch: list[Tensor] = field(default_factory=list[Tensor])
@@ -86,7 +86,7 @@ class _Split:
         self.parts = prepared.schedule.parts
         counts = [product(tensor_of(value.type).shape) for value in group.yielded[: len(self.first)]]
         prepared.outputs = [
-            *(Layout(row.strides, symbol(PART) * count) for row, count in zip(rows, counts, strict=True)),
+            *(StridedLayout(row.strides, symbol(PART) * count) for row, count in zip(rows, counts, strict=True)),
             *layouts[len(rows) :],
         ]
         arguments = [self._new(replace(place, shape=(self.parts, *place.shape))) for place in places]
@@ -102,7 +102,7 @@ class _Split:
 
     def _combine(
         self, given: Sequence[Argument], parts: Sequence[Argument], whole: Sequence[int], *, needed: bool
-    ) -> list[tuple[Argument, Layout]]:
+    ) -> list[tuple[Argument, StridedLayout]]:
         """The kernel that combines the parts, and writes the outputs that need no columns."""
         shapes = [self._parts_shape(op) for op in self.first]
         yielded = list(self.prepared.group.yielded)
@@ -125,8 +125,8 @@ class _Split:
 
         group = regroup(self.prepared.group, combined)
         targets = [(Argument("output", n), self.outputs[n]) for n in whole]
-        results: list[tuple[Argument, Layout]] = []
-        extra: list[tuple[Argument, Layout]] = []
+        results: list[tuple[Argument, StridedLayout]] = []
+        extra: list[tuple[Argument, StridedLayout]] = []
         for op in self.first:
             if self._stored(op, whole):
                 place = next(n for n in whole if yielded[n] is op.results[0])
@@ -156,17 +156,21 @@ class _Split:
         shape = tensor_of(op.operands[0].type).shape
         return tuple(self.parts if d == dims[0] else 1 if d in dims else size for d, size in enumerate(shape))
 
-    def _parts_layout(self, op: Reduction, plain: Layout) -> Layout:
+    def _parts_layout(self, op: Reduction, plain: StridedLayout) -> StridedLayout:
         dims: tuple[int, ...] = op.params["dims"]
         shape = tensor_of(op.operands[0].type).shape
         rows = [size for d, size in enumerate(shape) if d not in dims]
         strides = iter(contiguous(Tensor(f32, tuple(rows))).strides)
         each = product(rows)
-        return Layout(tuple(each if d == dims[0] else 0 if d in dims else next(strides) for d in range(len(shape))))
+        return StridedLayout(
+            tuple(each if d == dims[0] else 0 if d in dims else next(strides) for d in range(len(shape)))
+        )
 
     # -- what is left ----------------------------------------------------------------------------------------------
 
-    def _rest(self, given: Sequence[Argument], results: Sequence[tuple[Argument, Layout]], late: Sequence[int]) -> None:
+    def _rest(
+        self, given: Sequence[Argument], results: Sequence[tuple[Argument, StridedLayout]], late: Sequence[int]
+    ) -> None:
         """The group with the first reductions as operands."""
 
         def left(b: GraphBuilder, made: GroupOp) -> list[SSAValue]:

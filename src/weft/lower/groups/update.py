@@ -14,11 +14,11 @@ from weft.lower.lowered import Argument, KernelCall, Lowered, slice_written_by
 from weft.lower.machine import Machine
 from weft.lower.regroup import regroup
 from weft.ops.graph import GraphBuilder, GroupOp
-from weft.ops.layouts import Layout, slice_layout
+from weft.ops.layouts import StridedLayout, slice_layout
 
 
 def lower_update(
-    group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
+    group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine
 ) -> Lowered:
     """Lower a group that updates a slice in place, with what is computed before it."""
     update = slice_written_by(group)

@@ -19,7 +19,7 @@ from weft.ir.types import DType, Tensor, boolean, i64, tensor_of
 from weft.ops.base import Elementwise, GraphOp, Movement, Reduction
 from weft.ops.body import Operand, Value
 from weft.ops.graph import YieldOp
-from weft.ops.layouts import Layout
+from weft.ops.layouts import StridedLayout
 from weft.tile.functions import COMBINERS, FUNCTIONS
 
 
@@ -41,7 +41,7 @@ def broadcast_index(index: Sequence[Size], shape: Sequence[Size], operand: Seque
 class Evaluator:
     """The part of a `Body` that does not depend on what is made of the values."""
 
-    layouts: dict[SSAValue, Layout]
+    layouts: dict[SSAValue, StridedLayout]
     scopes: list[dict[Any, Value]] = field(default_factory=lambda: [{}])
     dynamic: dict[str, tuple[Value, Size]] = field(default_factory=dict[str, tuple[Value, Size]])
     given: dict[SSAValue, tuple[tuple[Size, ...], Value]] = field(

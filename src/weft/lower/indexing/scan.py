@@ -31,7 +31,7 @@ from weft.lower.schedule.schedule import Schedule, contiguous_bytes, lanes_of
 from weft.ops.base import Scan
 from weft.ops.body import Value
 from weft.ops.graph import GroupOp
-from weft.ops.layouts import Layout
+from weft.ops.layouts import StridedLayout
 from weft.tile import dialect as tile
 from weft.tile.functions import COMBINERS, greatest, least
 
@@ -45,8 +45,8 @@ class _Problem:
 
     group: GroupOp
     scan: Scan
-    layouts: dict[SSAValue, Layout]
-    outputs: Sequence[Layout]
+    layouts: dict[SSAValue, StridedLayout]
+    outputs: Sequence[StridedLayout]
 
     @property
     def shape(self) -> tuple[Size, ...]:
@@ -59,7 +59,7 @@ class _Problem:
 
 
 def lower_scan(
-    group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
+    group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine
 ) -> Lowered:
     """Lower a group with a scan, with what is computed from its operand before and from its results after it."""
     scan = anchor_of(group)

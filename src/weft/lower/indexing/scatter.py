@@ -38,7 +38,7 @@ from weft.lower.schedule.schedule import Schedule, contiguous_bytes, lanes_of
 from weft.ops.base import Scatter
 from weft.ops.body import Value
 from weft.ops.graph import GraphBuilder, GroupOp
-from weft.ops.layouts import Layout, contiguous
+from weft.ops.layouts import StridedLayout, contiguous
 from weft.passes.update_in_place import in_place_of
 
 # Rows that are long enough for each program to look at all indices, and take those of its part of the result.
@@ -51,8 +51,8 @@ class _Problem:
 
     group: GroupOp
     scatter: Scatter
-    layouts: dict[SSAValue, Layout]
-    output: Layout
+    layouts: dict[SSAValue, StridedLayout]
+    output: StridedLayout
     machine: Machine
 
     @property
@@ -80,7 +80,7 @@ class _Problem:
 
 
 def lower_scatter(
-    group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
+    group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine
 ) -> Lowered:
     """Lower a group with a scatter, with what is computed from its operands before it."""
     scatter = anchor_of(group)

@@ -27,7 +27,7 @@ from weft.lower.regroup import new_group, regroup
 from weft.lower.schedule.schedule import Schedule
 from weft.ops.base import GraphOp
 from weft.ops.graph import GraphBuilder, GroupOp
-from weft.ops.layouts import Layout, contiguous
+from weft.ops.layouts import StridedLayout, contiguous
 from weft.tile import dialect as tile
 
 
@@ -37,7 +37,7 @@ class _Sorting:
 
     group: GroupOp
     sort: GraphOp
-    outputs: Sequence[Layout]
+    outputs: Sequence[StridedLayout]
     scratch: list[Tensor] = field(default_factory=list[Tensor])
 
     @property
@@ -81,7 +81,7 @@ class _Sorting:
 
 
 def lower_sort(
-    group: GroupOp, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
+    group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine
 ) -> Lowered:
     """Lower a group with a sort or a top-k, with what is computed from its operand before it."""
     sort = anchor_of(group)

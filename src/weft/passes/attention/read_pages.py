@@ -17,7 +17,7 @@ from weft.ops.attention import WIDEST_HEAD, AnyAttention
 from weft.ops.base import Elementwise, GraphOp
 from weft.ops.graph import FuncOp
 from weft.ops.index import Take
-from weft.ops.layouts import Layout
+from weft.ops.layouts import StridedLayout
 from weft.ops.reshaping import reshape_index
 from weft.passes.grouping.build_groups import INLINED, ValueLayouts
 from weft.passes.simplify.constant_values import made_by
@@ -83,14 +83,16 @@ def pages_of(value: SSAValue, index: Sequence[Size], bounds: dict[str, Size]) ->
     return None
 
 
-def pages_of_both(op: AnyAttention, layout_of: Callable[[SSAValue], Layout | None]) -> tuple[Pages, Pages] | None:
+def pages_of_both(
+    op: AnyAttention, layout_of: Callable[[SSAValue], StridedLayout | None]
+) -> tuple[Pages, Pages] | None:
     """How keys and values of attention lie in pages, where both do, in such as a kernel can read."""
     keys, values = (_readable(value, layout_of) for value in op.operands[1:3])
     # One block of keys is whole pages of both, or a part of one of each.
     return (keys, values) if keys is not None and values is not None and keys.size == values.size else None
 
 
-def _readable(value: SSAValue, layout_of: Callable[[SSAValue], Layout | None]) -> Pages | None:
+def _readable(value: SSAValue, layout_of: Callable[[SSAValue], StridedLayout | None]) -> Pages | None:
     """How an operand of attention lies in pages, if it does and TMA can bring lines of them.
 
     The elements of a head lie side by side, and all else is so many bytes apart as the engine counts in.

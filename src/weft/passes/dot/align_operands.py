@@ -21,7 +21,7 @@ from weft.ir.types import bf16, f16, tensor_of
 from weft.ops.base import View
 from weft.ops.dot import Dot
 from weft.ops.graph import FuncOp, GraphBuilder
-from weft.ops.layouts import Layout, contiguous, view_layout
+from weft.ops.layouts import StridedLayout, contiguous, view_layout
 from weft.passes.claim_libraries import FEW_ROWS, is_for_tensor_cores
 from weft.passes.grouping.build_groups import strides_of
 
@@ -67,19 +67,19 @@ class _Aligning:
                     if layout is not None and not _is_aligned(operand, layout):
                         dot.operands[place] = self._copied(dot, operand, layout)
 
-    def _layout(self, value: SSAValue) -> Layout | None:
+    def _layout(self, value: SSAValue) -> StridedLayout | None:
         """How a value lies, if it is what memory holds; what is computed for a product has no rows to be read."""
         views: list[View] = []
         while isinstance(value, OpResult) and isinstance(value.op, View):
             views.append(value.op)
             value = value.op.operands[0]
         strides = self.strides.get(value)
-        layout: Layout | None = Layout(strides) if strides else contiguous(tensor_of(value.type))
+        layout: StridedLayout | None = StridedLayout(strides) if strides else contiguous(tensor_of(value.type))
         for view in reversed(views):
             layout = None if layout is None else view_layout(view, layout)
         return layout
 
-    def _copied(self, dot: Dot, value: SSAValue, layout: Layout) -> SSAValue:
+    def _copied(self, dot: Dot, value: SSAValue, layout: StridedLayout) -> SSAValue:
         if value in self.copies:
             return self.copies[value]
         block = dot.parent_block()
@@ -99,7 +99,7 @@ class _Aligning:
         return self.copies[value]
 
 
-def _is_aligned(value: SSAValue, layout: Layout) -> bool:
+def _is_aligned(value: SSAValue, layout: StridedLayout) -> bool:
     """Whether one of the last two dimensions runs through memory, and all others go in steps that the engine takes."""
     tensor = tensor_of(value.type)
     if not tensor.is_static:

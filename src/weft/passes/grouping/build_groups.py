@@ -12,7 +12,7 @@ from weft.ir.attributes import from_attribute
 from weft.ir.types import tensor_of
 from weft.ops.base import GraphOp, View
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, YieldOp
-from weft.ops.layouts import Layout, contiguous, source_layout, view_layout
+from weft.ops.layouts import StridedLayout, contiguous, source_layout, view_layout
 
 PARTIAL_SUMS = "weft.partial_sums"
 """How many sums a library is to make of those in a product, to add them up: errors grow with the longest sum."""
@@ -47,8 +47,8 @@ class Target:
     """A result of the function, and the layout in which the value that it is a view of is written into its memory."""
 
     result: SSAValue
-    result_layout: Layout
-    layout: Layout
+    result_layout: StridedLayout
+    layout: StridedLayout
 
 
 def result_targets(function: FuncOp) -> dict[SSAValue, Target]:
@@ -63,7 +63,7 @@ def result_targets(function: FuncOp) -> dict[SSAValue, Target]:
     targets: dict[SSAValue, Target] = {}
     for direct in (True, False):
         for value, stride in pairs:
-            own = Layout(stride) if stride else contiguous(tensor_of(value.type))
+            own = StridedLayout(stride) if stride else contiguous(tensor_of(value.type))
             root, layout = _written_for(value, own)
             if layout is None or (root is value) is not direct or root in targets:
                 continue
@@ -71,7 +71,7 @@ def result_targets(function: FuncOp) -> dict[SSAValue, Target]:
     return targets
 
 
-def _written_for(value: SSAValue, layout: Layout) -> tuple[SSAValue, Layout | None]:
+def _written_for(value: SSAValue, layout: StridedLayout) -> tuple[SSAValue, StridedLayout | None]:
     """What a result is a view of, and how that must lie in memory; None where it takes a copy."""
     root, inner, only_reader = value, layout, True
     while isinstance(root, OpResult) and isinstance(root.op, View):
@@ -96,7 +96,7 @@ def _written_for(value: SSAValue, layout: Layout) -> tuple[SSAValue, Layout | No
     return root, inner
 
 
-def _started_from(value: OpResult, layout: Layout) -> tuple[SSAValue, Layout | None]:
+def _started_from(value: OpResult, layout: StridedLayout) -> tuple[SSAValue, StridedLayout | None]:
     """What a kernel writes its result over, if nothing else reads that: it is made in the result's memory."""
     current = value
     while isinstance(launch := current.op, LaunchOp):
@@ -113,11 +113,11 @@ def _started_from(value: OpResult, layout: Layout) -> tuple[SSAValue, Layout | N
     return (current, layout) if plain else (value, None)
 
 
-def launch_layout(value: SSAValue) -> Layout:
+def launch_layout(value: SSAValue) -> StridedLayout:
     """How the result of a launch lies in memory."""
     assert isinstance(value, OpResult) and isinstance(value.op, LaunchOp)
     strides = strides_of(value.op, "result_strides", len(value.op.results))[value.index]
-    return Layout(strides) if strides else contiguous(tensor_of(value.type))
+    return StridedLayout(strides) if strides else contiguous(tensor_of(value.type))
 
 
 def fitting_calls(function: FuncOp) -> set[SSAValue]:
@@ -145,19 +145,19 @@ class ValueLayouts:
     def __init__(self, function: FuncOp) -> None:
         arguments = list(function.block.args)
         strides = strides_of(function, "arg_strides", len(arguments))
-        self.known: dict[SSAValue, Layout] = {}
-        self.known.update((value, Layout(s)) for value, s in zip(arguments, strides, strict=True) if s)
+        self.known: dict[SSAValue, StridedLayout] = {}
+        self.known.update((value, StridedLayout(s)) for value, s in zip(arguments, strides, strict=True) if s)
         self.known.update((root, target.layout) for root, target in result_targets(function).items())
         for op in function.block.ops:
             if isinstance(op, OpaqueOp | LaunchOp):
                 given = strides_of(op, "result_strides", len(op.results))
-                self.known.update((value, Layout(s)) for value, s in zip(op.results, given, strict=True) if s)
+                self.known.update((value, StridedLayout(s)) for value, s in zip(op.results, given, strict=True) if s)
 
-    def of(self, value: SSAValue) -> Layout | None:
+    def of(self, value: SSAValue) -> StridedLayout | None:
         """The layout of a value; None where it takes a copy to have one."""
         if value in self.known:
             return self.known[value]
-        layout: Layout | None = None
+        layout: StridedLayout | None = None
         if not isinstance(value, OpResult) or not is_free(value.op):
             layout = contiguous(tensor_of(value.type))
         elif isinstance(value.op, View):

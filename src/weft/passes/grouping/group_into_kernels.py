@@ -21,7 +21,7 @@ from weft.ir.expr import Size, product
 from weft.ir.types import tensor_of
 from weft.ops.base import Elementwise, GraphOp, Movement, Reduction, Scan, Scatter, Structured, View, viewed
 from weft.ops.graph import FuncOp, GroupOp, ReturnOp
-from weft.ops.layouts import Layout, blas_takes, contiguous, goes_forward, source_layout
+from weft.ops.layouts import StridedLayout, blas_takes, contiguous, goes_forward, source_layout
 from weft.ops.reduce import DimensionReduction
 from weft.passes.dot.split_dots import share_rows
 from weft.passes.grouping.build_groups import (
@@ -405,7 +405,7 @@ class _Grouping:
         values.update(zip(value.op.results, copy.results, strict=True))
 
 
-def _takes(op: Operation, value: SSAValue, layout: Layout) -> bool:
+def _takes(op: Operation, value: SSAValue, layout: StridedLayout) -> bool:
     """Whether an op outside of groups reads a value that lies so."""
     return blas_takes(tensor_of(value.type), layout) if isinstance(op, GraphOp) else goes_forward(layout)
 

@@ -6,7 +6,7 @@ import pytest
 
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.driver.libcuda import Driver, load_driver
-from weft.backends.nvidia.driver.modules import compile_ptx, load_module
+from weft.backends.nvidia.driver.modules import load_module, ptx_to_cubin
 from weft.errors import (
     CompilationError,
     DeviceError,
@@ -75,13 +75,13 @@ def test_what_the_drivers_compiler_says_is_in_the_error() -> None:
     library = FakeLibrary()
     library.said = b"ptxas application ptx input, line 3; error : unknown opcode"
     with pytest.raises(CompilationError, match="line 3; error : unknown opcode"):
-        compile_ptx(Driver(library), "nonsense")
+        ptx_to_cubin(Driver(library), "nonsense")
     assert library.calls[-1] == "cuLinkDestroy"
 
 
 def test_ptx_that_is_too_new_means_an_old_driver() -> None:
     with pytest.raises(OldDriverError, match="unsupported toolchain"):
-        compile_ptx(Driver(FakeLibrary(cuLinkAddData_v2=222)), ".version 99.0")
+        ptx_to_cubin(Driver(FakeLibrary(cuLinkAddData_v2=222)), ".version 99.0")
 
 
 def test_memory_that_runs_out_while_loading_leaves_nothing() -> None:

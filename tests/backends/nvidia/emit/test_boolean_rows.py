@@ -13,7 +13,7 @@ from weft.backends.nvidia.emit.codegen import KernelCodegen
 from weft.backends.nvidia.ir.accesses import is_of_rows
 from weft.backends.nvidia.ir.dialect import WARPS, set_integer, set_layouts
 from weft.backends.nvidia.ir.layouts import WARP, Layout
-from weft.backends.nvidia.target import TRIPLE, compile_ptx, target_named
+from weft.backends.nvidia.target import TRIPLE, llvm_to_ptx, target_named
 from weft.ir.types import boolean, element_type
 from weft.tile import dialect as tile
 
@@ -51,7 +51,7 @@ def test_booleans_come_to_their_columns(columns: int, stride: int, start: int) -
     module = Module(TRIPLE)
     KernelCodegen(module, kernel, launch).emit()
     module.declarations["#1"] = "attributes #1 = { convergent nounwind }"
-    ptx = compile_ptx(str(module), target_named("sm_90a"))
+    ptx = llvm_to_ptx(str(module), target_named("sm_90a"))
     assert "ld.global.v4" in ptx and "ld.global.b16" not in ptx
     source = np.random.default_rng(3).random(128 * stride + start) < 0.5
     memory, result = Memory(), np.zeros((128, columns), np.bool_)

@@ -17,7 +17,7 @@ from weft.backends.nvidia.ir.warp_specialization import (
     STAGE_ROWS,
     TmaStoreOp,
 )
-from weft.backends.nvidia.target import TRIPLE, compile_ptx, target_named
+from weft.backends.nvidia.target import TRIPLE, llvm_to_ptx, target_named
 from weft.pipelines import annotate, compile_kernels
 from weft.tile.dialect import KernelOp, StoreOp
 
@@ -49,7 +49,7 @@ def writer(even: bool) -> str:
     write_lines(b, lane, slot, Lines(target, pitch, *exist, even=even))
     b.finish()
     module.declarations["#1"] = "attributes #1 = { convergent nounwind }"
-    return compile_ptx(str(module), TARGET)
+    return llvm_to_ptx(str(module), TARGET)
 
 
 def _pointer(b: Function, base: V, offset: V) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from weft.backends.nvidia.check.protocol import check
 from weft.backends.nvidia.check.warp_protocol import protocol_of
-from weft.backends.nvidia.ir.warp_specialization import BlockNumberOp, IndexOp, WarpSpecializeOp, WgmmaWaitOp
+from weft.backends.nvidia.ir.warp_specialization import AffineApplyOp, BlockNumberOp, WarpSpecializeOp, WgmmaWaitOp
 from weft.backends.nvidia.pipeline.tile_scheduler import TileScheduler
 from weft.backends.nvidia.target import target_named
 from weft.ir.attributes import to_attribute
@@ -213,7 +213,7 @@ def test_pairs_of_programs_are_all_programs(grid: Shape, blocks: int) -> None:
     kernel.attributes["grid"] = tile.Sizes(grid)
     first, count = BlockNumberOp.make("number"), BlockNumberOp.make("count")
     programs = TileScheduler.of(kernel, first.out, count.out)
-    indices = [op for op in programs.loop.block.ops if isinstance(op, IndexOp)]
+    indices = [op for op in programs.loop.block.ops if isinstance(op, AffineApplyOp)]
     found: list[Shape] = []
     work = [0] * blocks
     for block in range(blocks):

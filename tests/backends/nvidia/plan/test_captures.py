@@ -13,7 +13,7 @@ from weft.backends.nvidia.driver.libcuda import Driver
 from weft.backends.nvidia.driver.modules import DeviceFunction
 from weft.ir.types import Tensor, f32
 from weft.lower.steps import Buffer, KernelStep, Plan
-from weft.ops.layouts import Layout, contiguous
+from weft.ops.layouts import StridedLayout, contiguous
 from weft.runtime.captures import Captures, Early
 from weft.runtime.device_program import DeviceTape, write_device_tape
 
@@ -73,7 +73,7 @@ def test_what_is_not_captured_is_not_remembered() -> None:
 
 def tape_of(*names: str, launch: Launch = EARLY) -> DeviceTape:
     tensors = [Tensor(f32, (4, 8)), Tensor(f32, (16, 8)), Tensor(f32, (4, 16))]
-    layouts = [contiguous(tensors[0]), Layout((32, 1)), contiguous(tensors[2])]
+    layouts = [contiguous(tensors[0]), StridedLayout((32, 1)), contiguous(tensors[2])]
     roles = ("input", "input", "output")
     buffers = tuple(Buffer(*each) for each in zip(roles, tensors, layouts, strict=True))
     steps = tuple(KernelStep(name, (0, 1, 2), (), 4, 1, False, name) for name in names)

@@ -57,9 +57,8 @@ from weft.errors import UnsupportedError
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, evaluate
 from weft.ir.types import dtype_of_numpy
-from weft.tile import control_flow
+from weft.tile import control_flow, pointer_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 from weft.tile.functions import COMBINERS, Combiner
 
 
@@ -162,7 +161,7 @@ class _Block:
                 self.barrier()
             case tile.ForOp():
                 self._loop(op)
-            case written.IndexOp():
+            case pointer_ops.IndexOp():
                 self.indices[op.out] = int(self._agreed(op, op.value))
             case control_flow.IfOp():
                 self._choose(op)

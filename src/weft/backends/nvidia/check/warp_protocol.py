@@ -31,9 +31,9 @@ from weft.backends.nvidia.ir.dialect import BarrierOp
 from weft.backends.nvidia.ir.dynamic_tile_scheduler import DYNAMIC, NUMBERS
 from weft.backends.nvidia.ir.warp_specialization import (
     AcquireOp,
+    AffineApplyOp,
     BlockNumberOp,
     CommitOp,
-    IndexOp,
     PingPongBarrierOp,
     ReleaseOp,
     RingToRegistersOp,
@@ -47,7 +47,7 @@ from weft.backends.nvidia.ir.warp_specialization import (
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, evaluate
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
+from weft.tile import pointer_ops
 from weft.tile.functions import FUNCTIONS
 
 _GROUP_WARPS, _FIRST_TURN = 4, 2
@@ -98,7 +98,7 @@ def _known(
     read = [op.out for op in kernel.walk() if isinstance(op, tile.NumberOp)]
     known.update(dict.fromkeys(read, number))
     for op in kernel.block.ops:
-        if isinstance(op, IndexOp):
+        if isinstance(op, AffineApplyOp):
             names = {f"d{place}": known[operand] for place, operand in enumerate(op.indices)}
             known[op.out] = evaluate(op.value.data[0], names)
     return known
@@ -173,7 +173,7 @@ class _Role:
 
     def _events(self, op: Operation) -> Generator[Event]:
         match op:
-            case IndexOp():
+            case AffineApplyOp():
                 self.values[op.out] = self._size(op.value.data[0], op.indices)
             case tile.ForOp():
                 lower, upper, step = (self._size(size, op.indices) for size in op.bounds.data)
@@ -200,7 +200,7 @@ class _Role:
                 passes = op.kind.data == "pass"
                 turn = (self.number + passes) % self.consumers
                 yield Sync(self.first_barrier + _FIRST_TURN + turn, 2, wait=not passes)
-            case written.IndexOp() if op.value in self.values:
+            case pointer_ops.IndexOp() if op.value in self.values:
                 self.values[op.out] = self.values[op.value]
             case tile.ConstantOp() | tile.PositionOp() | tile.MapOp() if not tile.tile_type(op.out).sizes:
                 self._compute(op)

@@ -101,7 +101,7 @@ class _JitLog:
         )
 
 
-def compile_ptx(driver: Driver, ptx: str) -> bytes:
+def ptx_to_cubin(driver: Driver, ptx: str) -> bytes:
     """The cubin that the driver makes of PTX, for the device of the current context."""
     log = _JitLog()
     state = ctypes.c_void_p()

@@ -12,8 +12,7 @@ from weft.backends.nvidia.emit.messages import emit_check, emit_print
 from weft.backends.nvidia.emit.reduce.bitonic_sort import emit_bitonic_sort
 from weft.backends.nvidia.emit.reduce.fold_scan import emit_fold, emit_scan
 from weft.backends.nvidia.emit.views import emit_histogram, emit_take, emit_view
-from weft.tile import collective_ops, control_flow
-from weft.tile import pointer_ops as written
+from weft.tile import collective_ops, control_flow, pointer_ops
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
@@ -22,11 +21,11 @@ if TYPE_CHECKING:
 def emit_written(codegen: KernelCodegen, op: Operation) -> bool:
     """The code of one op; False if it is none of these."""
     match op:
-        case written.IndexOp():
+        case pointer_ops.IndexOp():
             (codegen.scalars[op.out],) = codegen.tiles[op.value]
-        case written.PointerOp():
+        case pointer_ops.PointerOp():
             (codegen.pointers[op.out],) = codegen.tiles[op.value]
-        case written.AddressOp():
+        case pointer_ops.AddressOp():
             codegen.tiles[op.out] = [codegen.pointers[op.pointer]]
         case collective_ops.ViewOp():
             emit_view(codegen, op)
@@ -40,7 +39,7 @@ def emit_written(codegen: KernelCodegen, op: Operation) -> bool:
             emit_scan(codegen, op)
         case collective_ops.OrderOp():
             emit_bitonic_sort(codegen, op)
-        case written.AtomicOp():
+        case pointer_ops.AtomicOp():
             emit_atomic(codegen, op)
         case control_flow.IfOp():
             emit_branch(codegen, op)

@@ -14,7 +14,7 @@ from weft.ir.attributes import from_attribute
 from weft.ir.expr import Atom, Size
 from weft.ir.types import DType
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
+from weft.tile import pointer_ops
 from weft.tile.axis_facts import ALIGNED, DIVISORS, AxisFacts, Neighbours, neighbours_of
 
 WIDEST = 16
@@ -56,7 +56,7 @@ def _atom_divisor(atom: Atom, operands: Sequence[SSAValue]) -> int:
 
 def argument_of(index: SSAValue) -> BlockArgument | None:
     """The scalar of a written kernel that an index is."""
-    value = index.op.value if isinstance(index, OpResult) and isinstance(index.op, written.IndexOp) else None
+    value = index.op.value if isinstance(index, OpResult) and isinstance(index.op, pointer_ops.IndexOp) else None
     if isinstance(value, OpResult) and isinstance(value.op, tile.MapOp) and value.op.function.data == "cast":
         value = value.op.args[0]
     return value if isinstance(value, BlockArgument) and isinstance(_kernel_of(value), tile.KernelOp) else None
@@ -112,7 +112,7 @@ def _power(step: int, most: int) -> int:
     return min(most, step & -step) if step else most
 
 
-ComputedAccess: TypeAlias = tile.GatherOp | tile.ScatterOp | written.AtomicOp
+ComputedAccess: TypeAlias = tile.GatherOp | tile.ScatterOp | pointer_ops.AtomicOp
 
 
 def computed_access(facts: AxisFacts, op: ComputedAccess) -> Neighbours:

@@ -6,11 +6,10 @@ from collections.abc import Iterable
 
 from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 
-from weft.tile import collective_ops
+from weft.tile import collective_ops, pointer_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 
-_SCALAR = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.NumberOp, collective_ops.ViewOp, written.IndexOp)
+_SCALAR = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.NumberOp, collective_ops.ViewOp, pointer_ops.IndexOp)
 
 
 def ops_behind(values: Iterable[SSAValue]) -> set[Operation] | None:

@@ -30,7 +30,7 @@ from weft.backends.nvidia.ir.row_streams import WEIGHTS, PieceType
 from weft.backends.nvidia.ir.warp_specialization import RingType, SlotType
 from weft.errors import ParseError
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
+from weft.tile import pointer_ops
 from weft.tile.text import kernels_of, parse_program, place_of
 
 OPS: list[type[Operation]] = [
@@ -61,7 +61,7 @@ class Annotation:
 
 
 _ACCESSES = (tile.LoadOp, tile.StoreOp)
-_COMPUTED = (tile.GatherOp, tile.ScatterOp, written.AtomicOp, ir_cp_async.CpAsyncOp)
+_COMPUTED = (tile.GatherOp, tile.ScatterOp, pointer_ops.AtomicOp, ir_cp_async.CpAsyncOp)
 _REDUCTIONS = (tile.ReduceOp, OnlineSoftmaxOp, MomentsOp)
 _STAGED = (tile.StoreOp, warp_specialization.TmaStoreOp)
 

@@ -14,9 +14,8 @@ from weft.backends.nvidia.ir.layouts import WARP, Layout
 from weft.backends.nvidia.ir.row_streams import CROSSES
 from weft.backends.nvidia.ir.view_layouts import demanded
 from weft.ir.types import DType
-from weft.tile import collective_ops, control_flow
+from weft.tile import collective_ops, control_flow, pointer_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 from weft.tile.functions import COMBINERS
 
 
@@ -42,7 +41,7 @@ def written_bytes(op: Operation) -> int:
             return 4 * tile.tile_type(op.out).sizes[0]
         case tile.GatherOp():
             return _tile_bytes(op.out) if is_awaited(op) else 0
-        case written.AtomicOp():
+        case pointer_ops.AtomicOp():
             return _tile_bytes(op.out) if is_passed_on(op) else 0
         case tile.ScatterOp() if op.unordered is None:
             return prod(tile.tile_type(op.offsets).sizes) * (8 + register_bytes(tile.tile_type(op.value).dtype) + 1)
@@ -55,7 +54,7 @@ def stays_in_registers(op: collective_ops.ViewOp) -> bool:
     return demanded(op, layout_of(op.out)) == layout_of(op.value).merged()
 
 
-def is_passed_on(op: written.AtomicOp) -> bool:
+def is_passed_on(op: pointer_ops.AtomicOp) -> bool:
     """Whether threads that did not update an element have to be told what was there."""
     return bool(op.out.uses) and layout_of(op.out).has_repetition()
 

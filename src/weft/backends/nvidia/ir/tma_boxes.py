@@ -20,7 +20,7 @@ UNBOUNDED = 1 << 31
 
 
 @dataclass(frozen=True)
-class Part:
+class TmaBox:
     """A tile of two axes as a part of a tensor of two or three; `inner` is the one that runs through memory.
 
     Sizes and strides are over the kernel's symbols, coordinates over the op's index operands; the innermost are first.
@@ -44,7 +44,9 @@ class Part:
         return TensorMap(self.argument, self.dtype, self.sizes, self.strides, (*box, *ones))
 
 
-def part_of(kernel: tile.KernelOp, op: tile.LoadOp | tile.StoreOp, shape: Sequence[int], piece: int = 0) -> Part | None:
+def tma_box_of(
+    kernel: tile.KernelOp, op: tile.LoadOp | tile.StoreOp, shape: Sequence[int], piece: int = 0
+) -> TmaBox | None:
     """What an access moves, if TMA can: narrow elements of an aligned tensor whose sides are known.
 
     Of what is in pieces, that is one of them.
@@ -75,7 +77,7 @@ def part_of(kernel: tile.KernelOp, op: tile.LoadOp | tile.StoreOp, shape: Sequen
     known = {*kernel.size_names, *(argument_name(number) for number in range(len(kernel.block.args)))}
     if any(not isinstance(size, int) and size.symbols - known for size in named):
         return None
-    return Part(
+    return TmaBox(
         list(kernel.block.args).index(op.pointer),  # type: ignore[arg-type]
         dtype.name,
         inner,

@@ -176,7 +176,7 @@ class BlockNumberOp(IRDLOperation):
 
 
 @irdl_op_definition
-class IndexOp(IRDLOperation):
+class AffineApplyOp(IRDLOperation):
     """An index expression over its operands."""
 
     name = "nvidia.index"
@@ -380,7 +380,7 @@ class RewindOp(IRDLOperation):
 OPS: list[type[IRDLOperation]] = [
     WarpSpecializeOp,
     BlockNumberOp,
-    IndexOp,
+    AffineApplyOp,
     AcquireOp,
     TmaLoadOp,
     CommitOp,

@@ -24,7 +24,7 @@ from weft.backends.nvidia.ir.warp_specialization import (
 )
 from weft.backends.nvidia.ir.wgmma import accumulator_layout
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
+from weft.tile import pointer_ops
 from weft.tile.axis_facts import AxisFacts
 from weft.tile.memory_groups import MemoryGroups
 
@@ -84,7 +84,7 @@ class Anchors:
     def width(self, op: ComputedAccess, layout: Layout) -> int:
         """How many neighbours of a thread an access to computed places moves at once."""
         axis = layout.vector.axis
-        if axis is None or isinstance(op, written.AtomicOp):
+        if axis is None or isinstance(op, pointer_ops.AtomicOp):
             return 1
         return min(layout.neighbours, computed_access(self.facts, op).widths[axis])
 

@@ -30,9 +30,9 @@ from weft.backends.nvidia.ir.mma import PACKED, RAW, MmaOp, PackOp, SqueezeOp
 from weft.backends.nvidia.ir.view_layouts import demanded
 from weft.backends.nvidia.ir.warp_specialization import (
     AcquireOp,
+    AffineApplyOp,
     BlockNumberOp,
     CommitOp,
-    IndexOp,
     PingPongBarrierOp,
     ReleaseOp,
     RingToRegistersOp,
@@ -50,9 +50,8 @@ from weft.backends.nvidia.layout.anchors import Anchors, anchors_of, covered_sha
 from weft.backends.nvidia.layout.control_flow_layouts import assign_written, carried_layouts, is_free_view
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.errors import LoweringError
-from weft.tile import collective_ops
+from weft.tile import collective_ops, pointer_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,7 @@ class Assignment:
                 if op.accumulator is not None:
                     self.take(op, 2, layout)
                 self.settle(op, [layout])
-            case tile.GatherOp() | tile.ScatterOp() | written.AtomicOp():
+            case tile.GatherOp() | tile.ScatterOp() | pointer_ops.AtomicOp():
                 self._computed(op)
             case tile.MapOp() if not self.is_free(op):
                 layout = self._of_operands(op)
@@ -210,7 +209,14 @@ class Assignment:
             case CpAsyncCommitOp() | CpAsyncWaitOp() | StagedOp() | BarrierOp():
                 pass
             case (
-                BlockNumberOp() | IndexOp() | SlotOp() | AcquireOp() | TmaLoadOp() | CommitOp() | WaitOp() | ReleaseOp()
+                BlockNumberOp()
+                | AffineApplyOp()
+                | SlotOp()
+                | AcquireOp()
+                | TmaLoadOp()
+                | CommitOp()
+                | WaitOp()
+                | ReleaseOp()
             ):
                 pass
             case PingPongBarrierOp() | HorizontalSelectOp():

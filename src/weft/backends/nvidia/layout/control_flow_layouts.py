@@ -21,9 +21,8 @@ from weft.backends.nvidia.ir.view_layouts import demanded, in_order, renamed
 from weft.backends.nvidia.ir.warp_specialization import TruncatePackOp
 from weft.backends.nvidia.ir.wgmma import words_layout
 from weft.errors import LoweringError
-from weft.tile import collective_ops, control_flow
+from weft.tile import collective_ops, control_flow, pointer_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 from weft.tile.view_axes import axes_of
 
 if TYPE_CHECKING:
@@ -34,9 +33,9 @@ def assign_written(a: Assignment, op: Operation) -> None:
     """Give the results of an op layouts, and take its operands in those it needs."""
     scalar = scalar_layout(a.anchors.warps)
     match op:
-        case written.IndexOp() | written.PointerOp():
+        case pointer_ops.IndexOp() | pointer_ops.PointerOp():
             a.take(op, 0, scalar)
-        case written.AddressOp():
+        case pointer_ops.AddressOp():
             a.settle(op, [scalar])
         case collective_ops.ViewOp():
             _view(a, op)

@@ -12,9 +12,8 @@ from weft.backends.nvidia.ir.dialect import BarrierOp, layout_of
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused
 from weft.backends.nvidia.ir.shared_bytes import shared_bytes
 from weft.backends.nvidia.target import NvidiaTarget
-from weft.tile import control_flow
+from weft.tile import control_flow, pointer_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 from weft.tile.memory_groups import MemoryGroups
 
 
@@ -90,11 +89,13 @@ def _access(op: Operation) -> _Access | None:
     match op:
         case tile.GatherOp() | CpAsyncOp():
             return _Access(op.pointer, op.offsets, False)
-        case tile.ScatterOp() | written.AtomicOp():
+        case tile.ScatterOp() | pointer_ops.AtomicOp():
             return _Access(op.pointer, op.offsets, True)
         case _:
             return None
 
 
 def _is_update(op: Operation) -> bool:
-    return isinstance(op, written.AtomicOp) and not tile.tile_type(op.offsets).sizes and "relaxed" not in op.attributes
+    return (
+        isinstance(op, pointer_ops.AtomicOp) and not tile.tile_type(op.offsets).sizes and "relaxed" not in op.attributes
+    )

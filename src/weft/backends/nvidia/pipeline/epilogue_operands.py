@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from weft.backends.nvidia.code import TensorMap
 from weft.backends.nvidia.ir.alignment import pointer_dtype
 from weft.backends.nvidia.ir.index_slices import ops_behind
-from weft.backends.nvidia.ir.tma_boxes import part_of
+from weft.backends.nvidia.ir.tma_boxes import tma_box_of
 from weft.backends.nvidia.ir.warp_specialization import LINE, SlotType
 from weft.backends.nvidia.pipeline.operand_copies import Operands
 from weft.ir.expr import Size
@@ -80,7 +80,7 @@ def _epilogue_operand(
     dtype = pointer_dtype(op)
     if dtype not in (bf16, f16) or rows > _MOST_LINES or ops_behind(op.indices) is None:
         return None
-    part, wide = part_of(kernel, op, (rows, columns)), LINE // dtype.bytes
+    part, wide = tma_box_of(kernel, op, (rows, columns)), LINE // dtype.bytes
     if part is None or part.inner != 1 or columns % wide:
         return None
     blocks = next((n for n in range(columns // wide, 0, -1) if columns // wide % n == 0 and n * rows * LINE <= room), 0)

@@ -8,17 +8,24 @@ from typing import ClassVar
 from xdsl.ir import Block, Operation, OpResult
 
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused
-from weft.backends.nvidia.ir.warp_specialization import IndexOp
+from weft.backends.nvidia.ir.warp_specialization import AffineApplyOp
 from weft.backends.nvidia.matmul_unit import WGMMA
 from weft.backends.nvidia.target import NvidiaTarget
-from weft.tile import collective_ops
+from weft.tile import collective_ops, pointer_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 from weft.tile.memory_groups import MemoryGroups
 
 _MOST_EARLY = 32
 """Registers that a thread may hold of products which begin earlier than they stand."""
-_PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.LoadOp, collective_ops.ViewOp, written.IndexOp, IndexOp)
+_PURE = (
+    tile.ConstantOp,
+    tile.PositionOp,
+    tile.MapOp,
+    tile.LoadOp,
+    collective_ops.ViewOp,
+    pointer_ops.IndexOp,
+    AffineApplyOp,
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,8 @@ class HoistDots(KernelPass):
                     _move(loop.block, needed, dot, last)
                     left, last = left - held, dot
             if any(
-                isinstance(op, tile.ScatterOp | tile.StoreOp | written.AtomicOp) or op.regions for op in loop.block.ops
+                isinstance(op, tile.ScatterOp | tile.StoreOp | pointer_ops.AtomicOp) or op.regions
+                for op in loop.block.ops
             ):
                 continue
             for gather in [op for op in loop.block.ops if isinstance(op, tile.GatherOp)]:

@@ -19,7 +19,7 @@ from weft.backends.nvidia.ir.alignment import pointer_dtype
 from weft.backends.nvidia.ir.index_slices import ops_behind
 from weft.backends.nvidia.ir.programmatic_launch import is_fixed
 from weft.backends.nvidia.ir.register_operands import register_operand
-from weft.backends.nvidia.ir.tma_boxes import part_of
+from weft.backends.nvidia.ir.tma_boxes import tma_box_of
 from weft.backends.nvidia.ir.warp_specialization import LINE, SlotType
 from weft.backends.nvidia.matmul_unit import WGMMA
 from weft.ir.expr import Size
@@ -243,7 +243,7 @@ def _follows(batch: Batch, earlier: Batch) -> bool:
 def _as_copy(kernel: tile.KernelOp, op: tile.LoadOp) -> Copy | None:
     """A load as boxes of a tensor, as wide as a line."""
     shape, dtype = tile.tile_type(op.out).sizes, pointer_dtype(op)
-    parts = [part_of(kernel, op, shape, piece) for piece in range(op.pieces)]
+    parts = [tma_box_of(kernel, op, shape, piece) for piece in range(op.pieces)]
     part = parts[0]
     if part is None or shape[part.inner] * dtype.bytes % LINE or ops_behind(op.indices) is None:
         return None

@@ -20,7 +20,7 @@ from weft.backends.nvidia.ir.warp_specialization import (
     MAP,
     POINTER,
     STAGE_COLUMNS,
-    IndexOp,
+    AffineApplyOp,
     TmaStoreOp,
     TruncatePackOp,
     WarpSpecializeOp,
@@ -168,7 +168,7 @@ class _Deferral:
         while_multiplying: Sequence[Operation],
     ) -> None:
         """One turn of the loop; replaces what is carried."""
-        at = IndexOp.make(tile.Sizes((place,)), [])
+        at = AffineApplyOp.make(tile.Sizes((place,)), [])
         block.add_op(at)
         inner = mapping | dict(zip(self.loop.block.args, (at.out, *carried), strict=True))
         for op in self.loop.block.ops:

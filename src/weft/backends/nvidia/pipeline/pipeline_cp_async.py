@@ -15,20 +15,19 @@ from weft.backends.nvidia.ir.cp_async import CpAsyncCommitOp, CpAsyncOp, CpAsync
 from weft.backends.nvidia.ir.dialect import VECTOR, WARPS, BarrierOp, integer, set_integer, set_launch
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Refused
 from weft.backends.nvidia.ir.layouts import WARP
-from weft.backends.nvidia.ir.warp_specialization import LINE, IndexOp, SlotType, WgmmaOp, WgmmaWaitOp
+from weft.backends.nvidia.ir.warp_specialization import LINE, AffineApplyOp, SlotType, WgmmaOp, WgmmaWaitOp
 from weft.backends.nvidia.matmul_unit import WGMMA
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.attributes import from_attribute
 from weft.ir.expr import Size, floordiv, mod, substitute, symbol
 from weft.ir.types import f32
-from weft.tile import collective_ops
+from weft.tile import collective_ops, pointer_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 from weft.tile.axis_facts import AxisFacts
 from weft.tile.view_axes import turns_matrix
 
 _MOST_STAGES, _LEAST_STAGES, _LEAST_BYTES = 4, 3, 4
-_PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, collective_ops.ViewOp, written.IndexOp, IndexOp)
+_PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, collective_ops.ViewOp, pointer_ops.IndexOp, AffineApplyOp)
 
 
 @dataclass
@@ -87,7 +86,7 @@ class PipelineCpAsync(KernelPass):
 def _operands(loop: tile.ForOp, facts: AxisFacts, groups: int) -> dict[tile.GatherOp, _Operand] | None:
     """The operands of a loop's products, if threads can copy all of them ahead."""
     ops = list(loop.block.ops)
-    if any(op.regions or isinstance(op, tile.ScatterOp | tile.StoreOp | written.AtomicOp) for op in ops):
+    if any(op.regions or isinstance(op, tile.ScatterOp | tile.StoreOp | pointer_ops.AtomicOp) for op in ops):
         return None
     operands: dict[tile.GatherOp, _Operand] = {}
     for dot in [op for op in ops if isinstance(op, tile.DotOp)]:
@@ -171,7 +170,7 @@ class _Staging:
         parent.insert_ops_after([CpAsyncWaitOp.create(attributes={"pending": IntegerAttr(0, i64)})], loop)
         dots = [op for op in block.ops if isinstance(op, tile.DotOp)]
         number = self._index(floordiv(symbol("d0") - self._bound(0), self._bound(2)), block.args[0])
-        stage = IndexOp.make(tile.Sizes((mod(symbol("d0"), self.stages),)), [number.out])
+        stage = AffineApplyOp.make(tile.Sizes((mod(symbol("d0"), self.stages),)), [number.out])
         awaited = CpAsyncWaitOp.create(attributes={"pending": IntegerAttr(ahead - 1, i64)})
         block.insert_ops_before([number, stage, awaited], dots[0])
         begun = {dot: self._begin(dot, stage.out) for dot in dots}
@@ -212,9 +211,9 @@ class _Staging:
         renamed: dict[str, Size] = {f"d{i}": symbol(f"d{i + 1}") for i in range(len(self.loop.indices))}
         return substitute(self.loop.bounds.data[which], renamed)
 
-    def _index(self, value: Size, place: SSAValue) -> IndexOp:
+    def _index(self, value: Size, place: SSAValue) -> AffineApplyOp:
         """An expression over d0, which is `place`, and the loop's indices."""
-        return IndexOp.make(tile.Sizes((value,)), [place, *self.loop.indices])
+        return AffineApplyOp.make(tile.Sizes((value,)), [place, *self.loop.indices])
 
     def _copies(self, turns: int, place: SSAValue | None) -> list[Operation]:
         """The copies of a turn so many after `place`, or after the loop's start."""

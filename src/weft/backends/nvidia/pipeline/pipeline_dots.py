@@ -29,9 +29,9 @@ from weft.backends.nvidia.ir.warp_specialization import (
     MAP,
     STAGE_BYTES,
     AcquireOp,
+    AffineApplyOp,
     BlockNumberOp,
     CommitOp,
-    IndexOp,
     ReleaseOp,
     RingToRegistersOp,
     RingType,
@@ -230,7 +230,7 @@ def _limit(kernel: tile.KernelOp) -> list[Operation]:
         return []
     attributes = {"offset": tile.Sizes((0,))}
     read = tile.NumberOp.create(operands=[kernel.limit_pointer], attributes=attributes, result_types=[IndexType()])
-    return [read, IndexOp.make(tile.Sizes((symbol("d0") + tile.NumberOp.LEAST,)), [read.out])]
+    return [read, AffineApplyOp.make(tile.Sizes((symbol("d0") + tile.NumberOp.LEAST,)), [read.out])]
 
 
 def _numbered(**numbers: int) -> dict[str, Attribute]:

@@ -17,7 +17,14 @@ from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused, ad
 from weft.backends.nvidia.ir.layouts import WARP, Layout
 from weft.backends.nvidia.ir.row_streams import ALIGNMENT, CROSSES, BulkCopyOp, PieceType, ReadOp, StreamOp, WaitKeptOp
 from weft.backends.nvidia.ir.shared_bytes import crossing_bytes
-from weft.backends.nvidia.ir.warp_specialization import AcquireOp, BlockNumberOp, CommitOp, IndexOp, ReleaseOp, WaitOp
+from weft.backends.nvidia.ir.warp_specialization import (
+    AcquireOp,
+    AffineApplyOp,
+    BlockNumberOp,
+    CommitOp,
+    ReleaseOp,
+    WaitOp,
+)
 from weft.backends.nvidia.layout.assign_layouts import assign_layouts
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.expr import Size, floordiv, mod, product, substitute, symbol
@@ -338,7 +345,7 @@ def programs_of(kernel: tile.KernelOp, first: SSAValue, count: SSAValue) -> tupl
             axis = op.axis.value.data
             value = floordiv(symbol("d0"), product(grid[axis + 1 :])) if axis + 1 < len(grid) else symbol("d0")
             value = mod(value, grid[axis]) if axis else value
-            index = IndexOp.make(tile.Sizes((value,)), [number, number, *sizes])
+            index = AffineApplyOp.make(tile.Sizes((value,)), [number, number, *sizes])
             programs.block.add_op(index)
             mapping[op.out] = index.out
     return programs, mapping

@@ -15,7 +15,7 @@ from weft.backends.nvidia.ir.kernel_passes import KernelPass
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.expr import Size, floordiv, maximum, minimum, substitute, symbol, symbols_of
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
+from weft.tile import pointer_ops
 
 _AWAY = 1 << 32
 """More than any place along an axis."""
@@ -68,7 +68,7 @@ def _delayed(loop: tile.ForOp, dot: tile.DotOp) -> _Delayed | None:
         return None
     if any(isinstance(op, tile.LoadOp) and op is not load and op.pointer is load.pointer for op in loop.block.ops):
         return None  # what this turn reads anyway would be brought again in the next
-    if any(isinstance(op, tile.ScatterOp | tile.StoreOp | written.AtomicOp) or op.regions for op in loop.block.ops):
+    if any(isinstance(op, tile.ScatterOp | tile.StoreOp | pointer_ops.AtomicOp) or op.regions for op in loop.block.ops):
         return None
     behind = _behind(loop, [dot.a])
     first = next((op for op in loop.block.ops if isinstance(op, tile.DotOp) and op in behind), None)

@@ -9,7 +9,7 @@ from weft.backends.nvidia.code import TensorMap
 from weft.backends.nvidia.ir.alignment import divisor_of, pointer_dtype
 from weft.backends.nvidia.ir.dialect import launch_of, set_integer, set_launch
 from weft.backends.nvidia.ir.kernel_passes import KernelPass
-from weft.backends.nvidia.ir.tma_boxes import lines_of, part_of
+from weft.backends.nvidia.ir.tma_boxes import lines_of, tma_box_of
 from weft.backends.nvidia.ir.warp_specialization import (
     COORDINATES,
     LIMIT,
@@ -53,7 +53,7 @@ def _stage(kernel: tile.KernelOp, maps: list[TensorMap]) -> None:
         shape = tile.tile_type(op.value).sizes
         if len(shape) != 2 or shape[0] % 64 or shape[1] % STAGE_COLUMNS:
             continue
-        part, limit = part_of(kernel, op, shape), _row_limit(kernel, op)
+        part, limit = tma_box_of(kernel, op, shape), _row_limit(kernel, op)
         if part is not None and part.inner == 1 and _ends_with_chunk(op) and (limit is None or part.is_known):
             if limit is not None:
                 op.attributes[LIMIT] = tile.Sizes((limit,))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from xdsl.ir import SSAValue
 
 from weft.backends.nvidia.ir.op_facts import depends_on_program
-from weft.backends.nvidia.ir.warp_specialization import IndexOp
+from weft.backends.nvidia.ir.warp_specialization import AffineApplyOp
 from weft.backends.nvidia.pipeline.multicast_operands import Multicast
 from weft.ir.expr import Size, ceildiv, floordiv, maximum, minimum, mod, product, substitute, symbol, symbols_of
 from weft.tile import dialect as tile
@@ -67,7 +67,7 @@ class TileScheduler:
         """What `of` has made for a loop, in a cluster of so many blocks."""
         first, count, *others = loop.indices
         limit = others[len(kernel.size_names)] if kernel.limit is not None else None
-        numbers = [op for op in loop.block.ops if isinstance(op, IndexOp)][: len(kernel.grid.data)]
+        numbers = [op for op in loop.block.ops if isinstance(op, AffineApplyOp)][: len(kernel.grid.data)]
         cluster = None
         if blocks > 1:
             rank = numbers[0].indices[-1]
@@ -81,24 +81,24 @@ class TileScheduler:
         found = [op for op in self.kernel.block.ops if isinstance(op, tile.ProgramOp)]
         return {op.out: self.axes[op.axis.value.data] for op in found}
 
-    def before(self, number: SSAValue) -> tuple[list[IndexOp], dict[SSAValue, SSAValue], SSAValue]:
+    def before(self, number: SSAValue) -> tuple[list[AffineApplyOp], dict[SSAValue, SSAValue], SSAValue]:
         """Ops that find the program before one: what stands for its numbers, and what is added to a coordinate.
 
         That leads outside of all tensors if there is no program before.
         """
         place, step = symbol("d0"), symbol("d1")
         outside = (1 - minimum(floordiv(place, step), 1)) * _OUTSIDE
-        made = [IndexOp.make(tile.Sizes((s,)), [number, self.count]) for s in (maximum(place - step, 0), outside)]
+        made = [AffineApplyOp.make(tile.Sizes((s,)), [number, self.count]) for s in (maximum(place - step, 0), outside)]
         numbers = _numbered(self.kernel, made[0].out, self.count, self.limit, self.cluster)
         places: dict[SSAValue, SSAValue] = dict(zip(self.axes, (op.out for op in numbers), strict=True))
         return [*made, *numbers], places, made[1].out
 
-    def end(self) -> IndexOp:
+    def end(self) -> AffineApplyOp:
         """The number that would follow the last program's."""
         first, step = symbol("d0"), symbol("d1")
         turns = ceildiv(maximum(_upper(self.kernel, self.cluster) - first, 0), step)
         sizes = _sizes(self.kernel, self.limit)
-        return IndexOp.make(tile.Sizes((first + turns * step,)), [self.first, self.count, *sizes])
+        return AffineApplyOp.make(tile.Sizes((first + turns * step,)), [self.first, self.count, *sizes])
 
 
 def _sizes(kernel: tile.KernelOp, limit: SSAValue | None) -> list[SSAValue]:
@@ -120,7 +120,7 @@ def _grid(kernel: tile.KernelOp, cluster: ThreadBlockCluster | None = None) -> l
 
 def _numbered(
     kernel: tile.KernelOp, number: SSAValue, count: SSAValue, limit: SSAValue | None, cluster: ThreadBlockCluster | None
-) -> list[IndexOp]:
+) -> list[AffineApplyOp]:
     """Each axis's number of a program, from the program's. Where there is none, it may be any."""
     grid = [size if size != 0 else 1 for size in _grid(kernel, cluster)]
     if kernel.paired:
@@ -132,7 +132,7 @@ def _numbered(
         sharing, rank = cluster.sharing, symbol(f"d{len(operands)}")
         values[sharing.axis] = values[sharing.axis] * sharing.blocks + rank
         operands.append(cluster.rank)
-    return [IndexOp.make(tile.Sizes((value,)), operands) for value in values]
+    return [AffineApplyOp.make(tile.Sizes((value,)), operands) for value in values]
 
 
 def _upper(kernel: tile.KernelOp, cluster: ThreadBlockCluster | None) -> Size:

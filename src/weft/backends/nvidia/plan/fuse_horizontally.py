@@ -26,7 +26,7 @@ from xdsl.ir import Block, Region, SSAValue
 
 from weft.backends.nvidia.ir.horizontal_select import HorizontalSelectOp
 from weft.backends.nvidia.ir.programmatic_launch import is_only_read
-from weft.backends.nvidia.ir.warp_specialization import IndexOp
+from weft.backends.nvidia.ir.warp_specialization import AffineApplyOp
 from weft.ir.expr import Size, floordiv, maximum, minimum, mod, product, symbol
 from weft.ir.locations import inherit_locations, sourced
 from weft.lower.plan import Planned
@@ -260,8 +260,8 @@ def _write(
             block.add_op(op.clone(mapping))
 
 
-def on_axes(op: tile.ProgramOp, program: SSAValue, grid: Sequence[Size], start: int = 0) -> IndexOp:
+def on_axes(op: tile.ProgramOp, program: SSAValue, grid: Sequence[Size], start: int = 0) -> AffineApplyOp:
     """The number along an axis of the grid that a program has, whose first is `start`."""
     number, axis = symbol("d0"), op.axis.value.data
     value = floordiv(number - start, product(grid[axis + 1 :])) if axis + 1 < len(grid) else number - start
-    return IndexOp.make(tile.Sizes((mod(value, grid[axis]) if axis else value,)), [program])
+    return AffineApplyOp.make(tile.Sizes((mod(value, grid[axis]) if axis else value,)), [program])

@@ -31,7 +31,7 @@ from weft.backends.nvidia.ir.kernel_passes import KernelPass
 from weft.backends.nvidia.ir.layouts import WARP
 from weft.backends.nvidia.ir.programmatic_launch import is_only_read
 from weft.backends.nvidia.ir.scratch import ScratchOp
-from weft.backends.nvidia.ir.warp_specialization import BlockNumberOp, IndexOp
+from weft.backends.nvidia.ir.warp_specialization import AffineApplyOp, BlockNumberOp
 from weft.backends.nvidia.plan.fuse_horizontally import MOST_POINTERS, SIMPLE, is_plain, name_of, on_axes, set_steps
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.expr import mod, product, symbol
@@ -49,7 +49,7 @@ _MOST_LINKS = 16
 """Kernels of a chain, whose code grows with each."""
 _MOST_SHARED, _ALIGNMENT = 32 << 10, 128
 """Bytes of what is handed on in a block, and where each begins."""
-_DONE = (*SIMPLE, tile.ReduceOp, tile.ForOp, tile.YieldOp, HorizontalSelectOp, IndexOp)
+_DONE = (*SIMPLE, tile.ReduceOp, tile.ForOp, tile.YieldOp, HorizontalSelectOp, AffineApplyOp)
 """What a warp does by itself."""
 
 
@@ -245,7 +245,7 @@ def _kernel(name: str, links: Sequence[_Link], buffers: Sequence[int], scratch: 
 def _turns(link: _Link, arguments: Sequence[SSAValue], warp: SSAValue, first: int, warps: int) -> list[Operation]:
     """What a kernel's programs do, the first of them by a given warp."""
     number = symbol("d0")
-    own = IndexOp.make(tile.Sizes((mod(number - first % warps + warps, warps),)), [warp])
+    own = AffineApplyOp.make(tile.Sizes((mod(number - first % warps + warps, warps),)), [warp])
     loop = tile.ForOp.make(tile.Sizes((number, link.programs, warps)), [own.out], [])
     mapping: dict[SSAValue, SSAValue] = dict(zip(link.kernel.block.args, arguments, strict=True))
     for op in link.kernel.block.ops:

@@ -10,19 +10,18 @@ from xdsl.dialects.builtin import IndexType, StringAttr
 from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused
-from weft.backends.nvidia.ir.tma_boxes import UNBOUNDED, part_of
+from weft.backends.nvidia.ir.tma_boxes import UNBOUNDED, tma_box_of
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.expr import Size, addends, is_nonnegative, maximum, minimum, split_multiple, substitute, symbol, symbols_of
 from weft.ir.types import i64
-from weft.tile import collective_ops
+from weft.tile import collective_ops, pointer_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 from weft.tile.affine import Affine, Affines, Condition
 from weft.tile.memory_groups import MemoryGroups
 from weft.tile.view_axes import axes_of, turns_matrix
 
-_PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.GatherOp, collective_ops.ViewOp, written.IndexOp)
+_PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.GatherOp, collective_ops.ViewOp, pointer_ops.IndexOp)
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ class _Raising:
         others = [
             other
             for other in self.kernel.walk()
-            if isinstance(other, tile.GatherOp | tile.LoadOp | tile.ScatterOp | tile.StoreOp | written.AtomicOp)
+            if isinstance(other, tile.GatherOp | tile.LoadOp | tile.ScatterOp | tile.StoreOp | pointer_ops.AtomicOp)
             and other is not op
         ]
         if (
@@ -146,7 +145,9 @@ class _Raising:
     def _is_only_read(self, pointer: SSAValue) -> bool:
         if pointer.owner is not self.kernel.block:
             return False
-        writers = (op for op in self.kernel.walk() if isinstance(op, tile.ScatterOp | tile.StoreOp | written.AtomicOp))
+        writers = (
+            op for op in self.kernel.walk() if isinstance(op, tile.ScatterOp | tile.StoreOp | pointer_ops.AtomicOp)
+        )
         return not any(self.groups.meet(pointer, op.pointer) for op in writers)
 
     # -- places ------------------------------------------------------------------------------------------------------
@@ -248,7 +249,7 @@ class _Raising:
             if isinstance(value.type, tile.TileType):
                 if (value, before) not in self.indices:
                     widened = [] if value.type.dtype == i64 else [_widened(value)]
-                    index = written.IndexOp.create(
+                    index = pointer_ops.IndexOp.create(
                         operands=[widened[0].out if widened else value], result_types=[IndexType()]
                     )
                     made += [*widened, index]
@@ -273,7 +274,7 @@ class _Raising:
         block = before.parent_block()
         assert block is not None
         block.insert_op_before(op, before)
-        part = part_of(self.kernel, op, shape)
+        part = tma_box_of(self.kernel, op, shape)
         if part is None or (isinstance(op, tile.StoreOp) and part.inner == 0):
             op.detach()
             op.erase()

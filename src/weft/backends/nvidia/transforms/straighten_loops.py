@@ -13,12 +13,11 @@ from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.attributes import from_attribute
 from weft.ir.types import boolean
-from weft.tile import collective_ops, control_flow
+from weft.tile import collective_ops, control_flow, pointer_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 from weft.tile.memory_groups import MemoryGroups
 
-_PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.ReduceOp, collective_ops.ViewOp, written.IndexOp)
+_PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, tile.ReduceOp, collective_ops.ViewOp, pointer_ops.IndexOp)
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def _is_nested(op: Operation) -> bool:
 def _walk(loop: tile.ForOp) -> _Walk | None:
     if [str(size) for size in loop.bounds.data] != ["d0", "d1", "d2"]:
         return None
-    values = [index.owner.value for index in loop.indices if isinstance(index.owner, written.IndexOp)]
+    values = [index.owner.value for index in loop.indices if isinstance(index.owner, pointer_ops.IndexOp)]
     if len(values) != 3:
         return None
     lower, _, step = (

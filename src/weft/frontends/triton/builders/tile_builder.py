@@ -16,9 +16,8 @@ from weft.frontends.triton.builders.tile_values import Pointer, register
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import symbol
 from weft.ir.types import DType, i32, i64
-from weft.tile import collective_ops, control_flow
+from weft.tile import collective_ops, control_flow, pointer_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 from weft.tile.axis_facts import DIVISORS
 from weft.tile.functions import COMBINERS
 
@@ -54,7 +53,7 @@ class TileBuilder(ControlEmitter):
                 "sym_name": StringAttr(name),
                 "grid": tile.Sizes(tuple(map(symbol, GRID))),
                 "symbols": ArrayAttr(map(StringAttr, GRID)),
-                "groups": written.numbers([a.group if a.pointer else -1 for a in arguments]),
+                "groups": pointer_ops.numbers([a.group if a.pointer else -1 for a in arguments]),
             },
             regions=[Region(block)],
         )
@@ -74,7 +73,7 @@ class TileBuilder(ControlEmitter):
     def finish(self) -> tile.KernelOp:
         self.block.add_op(tile.ReturnOp.create())
         divisors = [self._divisors.get(number, 1) for number in range(self._argument_count)]
-        self.kernel.attributes[DIVISORS] = written.numbers(divisors)
+        self.kernel.attributes[DIVISORS] = pointer_ops.numbers(divisors)
         return self.kernel
 
     def program_id(self, axis: int) -> SSAValue:

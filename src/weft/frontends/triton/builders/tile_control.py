@@ -12,9 +12,8 @@ from weft.frontends.triton.builders.tile_memory import MemoryEmitter, element_of
 from weft.frontends.triton.builders.tile_values import Pointer
 from weft.ir.expr import symbol
 from weft.ir.types import DType, i64
-from weft.tile import control_flow
+from weft.tile import control_flow, pointer_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 
 
 class ControlEmitter(MemoryEmitter):
@@ -40,7 +39,7 @@ class ControlEmitter(MemoryEmitter):
 
     def _index(self, value: SSAValue, dtype: DType) -> SSAValue:
         wide = self.cast(value, dtype, i64)
-        return self.add(written.IndexOp.create(operands=[wide], result_types=[IndexType()]))
+        return self.add(pointer_ops.IndexOp.create(operands=[wide], result_types=[IndexType()]))
 
     def while_loop(
         self,

@@ -14,7 +14,7 @@ from weft.frontends.triton.builders.tile_values import Pointer, ValueEmitter, re
 from weft.ir.attributes import to_attribute
 from weft.ir.types import DType, boolean, i64
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
+from weft.tile import pointer_ops
 from weft.tile.axis_facts import ALIGNED
 
 
@@ -38,7 +38,7 @@ class MemoryEmitter(ValueEmitter):
     def pointer_to_int(self, pointer: Pointer, element: DType) -> SSAValue:
         shape = tile.tile_type(pointer.offsets).sizes
         type_ = tile.TileType.of((), i64)
-        base = self.add(written.AddressOp.create(operands=[pointer.base], result_types=[type_]))
+        base = self.add(pointer_ops.AddressOp.create(operands=[pointer.base], result_types=[type_]))
         size = self.constant(element.bytes, i64, shape)
         distance = self.map("mul", [pointer.offsets, size], i64)
         return self.map("add", [self.view(base, shape, 0, (0,) * len(shape)), distance], i64)
@@ -47,7 +47,7 @@ class MemoryEmitter(ValueEmitter):
         shape = tile.tile_type(address).sizes
         if not shape:
             type_ = pointer_type(element)
-            base = self.add(written.PointerOp.create(operands=[address], result_types=[type_]))
+            base = self.add(pointer_ops.PointerOp.create(operands=[address], result_types=[type_]))
             return Pointer(base, self.constant(0, i64, ()))
         size = self.constant(element.bytes, i64, shape)
         return Pointer(self._nowhere(element), self.map("floordiv", [address, size], i64))
@@ -57,7 +57,7 @@ class MemoryEmitter(ValueEmitter):
         if element not in self._null:
             type_ = pointer_type(element)
             zero = tile.ConstantOp.make(0, tile.TileType.of((), i64))
-            pointer = written.PointerOp.create(operands=[zero.out], result_types=[type_])
+            pointer = pointer_ops.PointerOp.create(operands=[zero.out], result_types=[type_])
             first = self._start.first_op
             assert first is not None
             self._start.insert_ops_before([zero, pointer], first)
@@ -136,7 +136,7 @@ class MemoryEmitter(ValueEmitter):
         pointer = self._pointing_to(pointer, element)
         attributes: dict[str, Attribute] = {"kind": StringAttr(kind), **({"relaxed": UnitAttr()} if relaxed else {})}
         return self.add(
-            written.AtomicOp.build(
+            pointer_ops.AtomicOp.build(
                 operands=[pointer.base, pointer.offsets, value, mask, expected],
                 attributes=attributes,
                 result_types=[tile.TileType.of(tile.tile_type(value).sizes, register(element))],

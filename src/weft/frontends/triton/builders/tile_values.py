@@ -16,9 +16,8 @@ from weft.frontends.triton.builders.builder import Handle, Shape
 from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.expr import symbol
 from weft.ir.types import DType, boolean, f32, i32
-from weft.tile import collective_ops
+from weft.tile import collective_ops, pointer_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 from weft.tile.functions import FUNCTIONS
 
 _EXACT = frozenset(
@@ -26,7 +25,14 @@ _EXACT = frozenset(
 )
 """Functions of narrow floats whose results are narrow floats without rounding."""
 
-_PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, collective_ops.ViewOp, written.AddressOp, written.PointerOp)
+_PURE = (
+    tile.ConstantOp,
+    tile.PositionOp,
+    tile.MapOp,
+    collective_ops.ViewOp,
+    pointer_ops.AddressOp,
+    pointer_ops.PointerOp,
+)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
+from weft.tile import pointer_ops
 
 
 def written_arguments(kernel: tile.KernelOp) -> tuple[int, ...]:
@@ -21,7 +21,7 @@ def written_arguments(kernel: tile.KernelOp) -> tuple[int, ...]:
     waiting: list[SSAValue] = []
     for op in kernel.walk():
         match op:
-            case tile.ScatterOp() | written.AtomicOp():
+            case tile.ScatterOp() | pointer_ops.AtomicOp():
                 waiting.append(op.pointer)
                 if not _is_argument(op.pointer, kernel):
                     waiting.append(op.offsets)
@@ -47,7 +47,7 @@ def _is_argument(value: SSAValue, kernel: tile.KernelOp) -> bool:
 def _origins(value: SSAValue) -> Iterator[SSAValue]:
     """What a value is made of."""
     op: Operation | None = value.op if isinstance(value, OpResult) else value.owner.parent_op()  # type: ignore[union-attr]
-    if op is None or isinstance(op, tile.GatherOp | written.AtomicOp):
+    if op is None or isinstance(op, tile.GatherOp | pointer_ops.AtomicOp):
         return
     yield from op.operands
     for region in op.regions:

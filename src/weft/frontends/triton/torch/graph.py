@@ -38,7 +38,7 @@ from weft.ir.types import Tensor, i64, tensor_of
 from weft.lower.scalar_arguments import word_of
 from weft.ops.base import View
 from weft.ops.graph import LaunchOp
-from weft.ops.layouts import Layout, contiguous, view_layout
+from weft.ops.layouts import StridedLayout, contiguous, view_layout
 from weft.passes.place_launches import lies_as
 from weft.tile import control_flow
 from weft.tile.dialect import KernelOp
@@ -119,7 +119,11 @@ class _Launch:
                 storage_order(meta)
             except UnsupportedError:
                 wanted = unusual_strides(meta)
-                if place in self.changed or wanted is None or not lies_as(value, self._layout(value), Layout(wanted)):
+                if (
+                    place in self.changed
+                    or wanted is None
+                    or not lies_as(value, self._layout(value), StridedLayout(wanted))
+                ):
                     raise
 
     @cached_property
@@ -129,12 +133,12 @@ class _Launch:
         metas = [meta for node in placeholders if isinstance(meta := node.meta.get("val"), torch.Tensor)]
         return dict(zip(self.b.block.args, metas, strict=False))
 
-    def _layout(self, value: SSAValue) -> Layout | None:
+    def _layout(self, value: SSAValue) -> StridedLayout | None:
         if isinstance(value.owner, View):
             source = self._layout(value.owner.operands[0])
             return None if source is None else view_layout(value.owner, source)
         strides = unusual_strides(self._arguments[value]) if isinstance(value, BlockArgument) else None
-        return Layout(strides) if strides else contiguous(tensor_of(value.type))
+        return StridedLayout(strides) if strides else contiguous(tensor_of(value.type))
 
     # -- the choice of a config ------------------------------------------------------------------------------------
 

@@ -20,9 +20,8 @@ from weft.backends.nvidia.ir.alignment import pointer_dtype
 from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
 from weft.backends.nvidia.ir.shared_bytes import is_passed_on, register_bytes
 from weft.ir.types import DType, f32
-from weft.tile import collective_ops
+from weft.tile import collective_ops, pointer_ops
 from weft.tile import dialect as tile
-from weft.tile import pointer_ops as written
 
 if TYPE_CHECKING:
     from weft.backends.nvidia.emit.codegen import KernelCodegen
@@ -33,7 +32,7 @@ NO_BF16_ATOMICS = "bf16 atomics"
 """What a module says it lacks whose target adds no bf16 by itself."""
 
 
-def emit_atomic(codegen: KernelCodegen, op: written.AtomicOp) -> None:
+def emit_atomic(codegen: KernelCodegen, op: pointer_ops.AtomicOp) -> None:
     b, layout, memory = codegen.b, layout_of(op.out), pointer_dtype(op)
     type_ = tile.tile_type(op.out)
     offsets, values, masks, expected = (

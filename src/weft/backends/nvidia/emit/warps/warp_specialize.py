@@ -26,9 +26,9 @@ from weft.backends.nvidia.ir.warp_specialization import (
     LINE,
     MAP,
     AcquireOp,
+    AffineApplyOp,
     BlockNumberOp,
     CommitOp,
-    IndexOp,
     PingPongBarrierOp,
     ReleaseOp,
     RewindOp,
@@ -156,7 +156,7 @@ def emit_warp_op(codegen: KernelCodegen, op: Operation) -> None:
             number = b.binary("lshr", number, i32(5)) if op.kind.data == "warp" else number
             codegen.scalars[op.out] = b.convert("zext", number, "i64")
             return
-        case IndexOp():
+        case AffineApplyOp():
             codegen.scalars[op.out] = codegen.size(op.value.data[0], op.indices)
             return
         case WarpSpecializeOp():
