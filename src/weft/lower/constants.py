@@ -18,7 +18,7 @@ from weft.ops.graph import FuncOp, GroupOp
 from weft.passes.grouping.build_groups import TWO_DIGITS
 
 PanelForm = Callable[[DType, DType], tuple[int, int]]
-"""The columns of a panel that a target's kernels read, and how many of K lie together, for products computed in a type
+"""The columns of a panel that a target's kernels read, and how many of K lie together, for matmuls computed in a type
 with weights that lie in memory in another."""
 
 

@@ -16,13 +16,13 @@ class Machine:
     """
 
     tile_elements: int = 4096
-    """Elements of a tile that every turn works on."""
+    """Elements of a tile that every iteration works on."""
     row_elements: int = 16384
     """The longest row that is held from its reduction to its use."""
     lanes: int = 64
     """Rows that are reduced, or scanned, side by side."""
     product_rows: int = 0
-    """Rows of the blocks that products have in registers, where blocks of memory are chosen for many cores by them."""
+    """Rows of the blocks that matmuls have in registers, where blocks of memory are chosen for many cores by them."""
     multiprocessors: int = 0
     """How many units run thread blocks."""
     capabilities: Capabilities = PROCESSOR

@@ -102,7 +102,7 @@ class Packing:
 
 
 def weight_of(dot: Dot | ScaledDot | TiledDot) -> SSAValue:
-    """The value that the product's second operand is a view of, or that is widened to be it."""
+    """The value that the matmul's second operand is a view of, or that is widened to be it."""
     value = dot.operands[1]
     if isinstance(value, OpResult) and WIDENS in value.op.attributes:
         value = value.op.operands[0]
@@ -114,7 +114,7 @@ _STEP_BYTES = 64
 
 
 def packable(group: GroupOp, columns: int, together: int = 1) -> Packing | None:
-    """How the weights of a group's product are packed in panels of so many columns, if they are an operand of it."""
+    """How the weights of a group's matmul are packed in panels of so many columns, if they are an operand of it."""
     dot = next((op for op in group.block.ops if isinstance(op, Dot)), None)
     if dot is None:
         return None

@@ -250,7 +250,7 @@ class _Planner:
             )
 
     def _packed(self, op: GroupOp, inputs: Sequence[Place]) -> tuple[list[int], list[StridedLayout]]:
-        """The buffers that a group reads and their layouts; constant weights of a product are read packed."""
+        """The buffers that a group reads and their layouts; constant weights of a matmul are read packed."""
         buffers, layouts = [place.buffer for place in inputs], [place.layout for place in inputs]
         if self.panel_form is None or not self.constants:
             return buffers, layouts

@@ -1,4 +1,4 @@
-"""Numbers as the words in which kernels take them: 64 bits, of which the first bytes are the number."""
+"""Scalar arguments: numbers as the words in which kernels take them, 64 bits whose first bytes are the number."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class CallStep:
 
 @dataclass(frozen=True)
 class DotStep:
-    """A (batched) matrix product by the BLAS library, whose sums are made of so many partial ones."""
+    """A (batched) matmul by the BLAS library, whose sums are made of so many partial ones."""
 
     a: Place
     b: Place

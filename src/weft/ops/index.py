@@ -1,4 +1,4 @@
-"""Reading elements at computed places: gather, take and advanced indexing.
+"""Reading elements at computed indices: gather, take and advanced indexing.
 
 A negative index counts from the end, as in NumPy. What lies outside even so is undefined, but reads no foreign memory:
 the nearest element takes its place, and zero that of an element of a dimension which has none.

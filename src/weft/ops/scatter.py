@@ -1,4 +1,4 @@
-"""Writing elements at computed places: scatter, index_put and update_slice give a changed copy of their first operand.
+"""Writing elements at computed indices: scatter, index_put and update_slice give a changed copy of their first operand.
 
 Indices are read as in `weft.ops.index`: negative ones count from the end. Updates happen in row-major order, so of
 several assignments to one element the last one stays.

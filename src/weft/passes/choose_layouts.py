@@ -1,7 +1,7 @@
-"""Decide how values lie in memory: as a call to the framework or a product reads them, without a copy between.
+"""Decide how values lie in memory: as a call to the framework or a matmul reads them, without a copy between.
 
 A call over channels that lie innermost gives such a result, and the importer says so (`result_strides` of the call).
-Kernels read any strides, but products are quick where the rows that they multiply lie from end to end: what kernels
+Kernels read any strides, but matmuls are quick where the rows that they multiply lie from end to end: what kernels
 write for them, and all between a network's convolutions, has its channels innermost.
 """
 
@@ -34,13 +34,13 @@ from weft.passes.place_launches import wanted_layouts
 
 @dataclass(frozen=True)
 class ChooseLayouts(ModulePass):
-    """A group writes its result in the strides that a call or a product reads it in.
+    """A group writes its result in the strides that a call or a matmul reads it in.
 
     %y = graph.group(%x) { ... }                          %y = graph.group(%x) { ... }
     %z = graph.opaque %y (strides 48, 1, 12, 3)     →         {result_strides = [[48, 1, 12, 3]]}
                                                           %z = graph.opaque %y (strides 48, 1, 12, 3)
 
-    Only where all calls that read the value want it so; products by a library and results want it row-major. Values
+    Only where all calls that read the value want it so; matmuls by a library and results want it row-major. Values
     that only kernels read lie as what they are computed from does.
     """
 
@@ -67,7 +67,7 @@ class _Choice:
         }
 
     def follow_readers(self) -> None:
-        """Let groups write what calls and products read as they read it."""
+        """Let groups write what calls and matmuls read as they read it."""
         readers = [op for op in self.function.block.ops if isinstance(op, OpaqueOp | GroupOp | LaunchOp)]
         self.wanted: dict[Operation, dict[int, StridedLayout]] = {op: _wanted(op) for op in readers}
         for reader, wanted in self.wanted.items():
@@ -104,7 +104,7 @@ class _Choice:
         group.attributes["result_strides"] = to_attribute(tuple(known))
 
     def _is_wanted_so(self, root: SSAValue, layout: StridedLayout) -> bool:
-        """Whether everyone who cares wants a value in this layout: calls do, and products of what they multiply."""
+        """Whether everyone who cares wants a value in this layout: calls do, and matmuls of what they multiply."""
         pending = [root]
         while pending:
             value = pending.pop()
@@ -181,7 +181,7 @@ def wanted_strides(call: OpaqueOp) -> dict[int, tuple[Size, ...]]:
 
 
 def _wanted(reader: OpaqueOp | GroupOp | LaunchOp) -> dict[int, StridedLayout]:
-    """How a call or a product reads its operands, by their places: what it says of the others, it does not say."""
+    """How a call or a matmul reads its operands, by their places: what it says of the others, it does not say."""
     if isinstance(reader, OpaqueOp):
         return {place: StridedLayout(strides) for place, strides in wanted_strides(reader).items()}
     if isinstance(reader, LaunchOp):

@@ -24,10 +24,10 @@ from weft.passes.simplify.constant_values import constant_arguments
 _FEW_ROWS = 128
 """With at most so many rows, packed weights and what follows in one kernel beat a library; with more they do not."""
 _SMALL_SIDE = 64
-"""Neither side of weights larger than this: a product is over before a library has set out."""
+"""Neither side of weights larger than this: a matmul is over before a library has set out."""
 
 _LEAST_TILED = 16
-"""The least side of a product that a library takes to matrix tiles."""
+"""The least side of a matmul that a library takes to matrix tiles."""
 
 _TILE, _LEAST_TILES, _LEAST_DEPTH = 128, 96, 128
 """The side of the tiles that a GPU's multiprocessors multiply, how many keep them all at work, and the least K."""
@@ -48,7 +48,7 @@ _WIDE = 10240
 class ClaimLibraries(ModulePass):
     """%y = graph.dot %a, %b   →   %y = graph.dot %a, %b {weft.claim = "blas"}
 
-    Products with few rows, or of unknown number, or with small weights, and those that convolutions were made into keep
+    Matmuls with few rows, or of unknown number, or with small weights, and those that convolutions were made into keep
     a kernel of their own if their weights are constants: these can be packed, once. So do all whose weights lie in a
     type that no library multiplies.
     """
@@ -57,7 +57,7 @@ class ClaimLibraries(ModulePass):
 
     enabled: bool = True
     blas: bool = True
-    """Whether there is a library for products of f32 and f64 on a processor."""
+    """Whether there is a library for matmuls of f32 and f64 on a processor."""
     all_floats: bool = False
     """Whether the library takes products of all floats, whatever their weights are: a GPU's does."""
     fast_matmuls: bool = False
@@ -96,18 +96,18 @@ def is_for_tensor_cores(dot: Dot) -> bool:
 
 
 def _reads_chosen(dot: Dot) -> bool:
-    """Whether a product reads matrices where they lie that are chosen for its rows (`read_gathered_weights`)."""
+    """Whether a matmul reads matrices where they lie that are chosen for its rows (`read_gathered_weights`)."""
     weights = viewed(dot.operands[1])
     return isinstance(weights, OpResult) and weights.op.name == "graph.take" and INLINED in weights.op.attributes
 
 
 def worth_tensor_cores(dtype: DType, shape: Sequence[Size], depth: Size) -> bool:
-    """The same of the type and shape of a product and the length of its sums."""
+    """The same of the type and shape of a matmul and the length of its sums."""
     return dtype in (f16, bf16) and fills_tensor_cores(shape, depth)
 
 
 def fills_tensor_cores(shape: Sequence[Size], depth: Size) -> bool:
-    """Whether a product of such a shape and length of sums is work for all of a GPU."""
+    """Whether a matmul of such a shape and length of sums is work for all of a GPU."""
     sizes = [size for size in (*shape, depth) if isinstance(size, int)]
     if len(sizes) <= len(shape):
         return False
@@ -120,7 +120,7 @@ def fills_tensor_cores(shape: Sequence[Size], depth: Size) -> bool:
 
 
 def worth_streaming(dtype: DType, shape: Sequence[Size], depth: Size) -> bool:
-    """Whether a product has so few rows that it takes as long as reading its weights, which run along K."""
+    """Whether a matmul has so few rows that it takes as long as reading its weights, which run along K."""
     if dtype not in (f16, bf16) or len(shape) != 2:
         return False
     m, n = shape
@@ -129,7 +129,7 @@ def worth_streaming(dtype: DType, shape: Sequence[Size], depth: Size) -> bool:
 
 
 def worth_reading_once(dtype: DType, shape: Sequence[Size], depth: Size) -> bool:
-    """Whether a product's rows are one tile, so that it takes as long as reading its weights, and these are many."""
+    """Whether a matmul's rows are one tile, so that it takes as long as reading its weights, and these are many."""
     if dtype not in (f16, bf16) or len(shape) != 2:
         return False
     m, n = shape
@@ -141,7 +141,7 @@ def worth_reading_once(dtype: DType, shape: Sequence[Size], depth: Size) -> bool
 
 
 def _is_for_matrix_tiles(dot: Dot, constants: set[SSAValue]) -> bool:
-    """Whether a product of bf16 is worth a call of the framework: what it multiplies by cannot be packed ahead."""
+    """Whether a matmul of bf16 is worth a call of the framework: what it multiplies by cannot be packed ahead."""
     result, weight = tensor_of(dot.results[0].type), dot.operands[1]
     widened = isinstance(weight, OpResult) and WIDENS in weight.op.attributes
     sides = (*result.shape[-2:], tensor_of(dot.operands[0].type).shape[-1])

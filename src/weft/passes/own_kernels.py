@@ -53,7 +53,7 @@ class Operand:
 
 
 def owns_product(result: Operand, a: Operand, b: Operand, *, of_bytes: bool = False) -> bool:
-    """Whether matrix units multiply a product's factors in a kernel, as they lie in memory or after a copy."""
+    """Whether matrix units multiply a matmul's factors in a kernel, as they lie in memory or after a copy."""
     apart = [factor for factor in (a, b) if not factor.has_aligned_lines]
     copied = sum(factor.elements * factor.element_bytes for factor in apart)
     steps = [step * factor.element_bytes for factor in apart for step in factor.strides if step != 1]
@@ -70,7 +70,7 @@ def owns_product(result: Operand, a: Operand, b: Operand, *, of_bytes: bool = Fa
 
 
 def owns_pointwise_convolution(x: Operand, weight: Operand, result: Operand) -> bool:
-    """Whether a convolution of single places is a product that the matrix units are worth."""
+    """Whether a convolution of single places is a matmul that the matrix units are worth."""
     outputs, channels = weight.shape[:2]
     rows = result.elements // max(outputs, 1)
     aligned = all(size * x.element_bytes % _COPIED_BYTES == 0 for size in (outputs, channels))
@@ -80,7 +80,7 @@ def owns_pointwise_convolution(x: Operand, weight: Operand, result: Operand) -> 
 def owns_convolution(
     x: Tensor, weight: Tensor, result: Tensor, *, params: Mapping[str, Any], frozen: bool, library: bool
 ) -> bool:
-    """Whether products and sums are faster for a convolution, or its gradients, than a library that makes code for
+    """Whether matmuls and sums are faster for a convolution, or its gradients, than a library that makes code for
     convolutions, or none; `frozen` weights are constants."""
     if frozen and geometry_of(x, weight, result, **params) is not None:
         return True

@@ -117,7 +117,7 @@ class AxisFacts:
         blocks: Sequence[Block],
         results: Sequence[SSAValue],
     ) -> None:
-        """A loop: what holds at its start and after each turn."""
+        """A loop: what holds at its start and after each iteration."""
         carried = [self.of(value) for value in initial]
         while True:
             for block in blocks:

@@ -1,12 +1,13 @@
-"""Carried tiles that grow by the same amount in every turn of a loop are computed from the number of the turn.
+"""Carried tiles that grow by the same amount in every iteration of a loop are computed from the number of the
+iteration.
 
     %r = for %i = 0 to n step 1 carrying (%p = %start) {        for %i = 0 to n step 1 {
       use %p                                              →       use (%start + %i * %step)
       yield %p + %step                                          }
     }                                                           %r = %start + n * %step
 
-Pointers that a loop moves on are like that. What they point to in each turn, and how neighbouring elements lie, can
-then be read off, as with pointers that are computed in place. What a loop only hands on is what it was.
+Pointers that a loop moves on are like that. What they point to in each iteration, and how neighbouring elements lie,
+can then be read off, as with pointers that are computed in place. What a loop only hands on is what it was.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def _close(loop: tile.ForOp) -> None:
 
 
 def _added(argument: SSAValue, value: SSAValue) -> SSAValue | None:
-    """What is added to a carried tile in a turn."""
+    """What is added to a carried tile in an iteration."""
     if not isinstance(value, OpResult) or not isinstance(value.op, tile.MapOp) or value.op.function.data != "add":
         return None
     left, right = value.op.args
@@ -98,7 +99,7 @@ def _hoist(value: SSAValue, loop: tile.ForOp) -> None:
 
 
 def _times(added: SSAValue, loop: tile.ForOp) -> int | None:
-    """How often a known number that is added contains the loop's step: then no turns need be counted."""
+    """How often a known number that is added contains the loop's step: then no iterations need be counted."""
     step, number = loop.bounds.data[2], _number(added)
     if not isinstance(step, int):
         source = loop.indices[int(str(step)[1:])] if str(step)[1:].isdigit() else None

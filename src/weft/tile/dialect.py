@@ -273,7 +273,7 @@ def _verify_access(op: LoadOp | StoreOp | PositionOp, type_: TileType) -> None:
 
 @irdl_op_definition
 class GatherOp(WeftOp):
-    """The elements at computed places; where the mask is false nothing is read and the value is `other`."""
+    """The elements at computed indices; where the mask is false nothing is read and the value is `other`."""
 
     name = "tile.gather"
     pointer = operand_def(PointerType)
@@ -394,7 +394,7 @@ class SortOp(WeftOp):
 
 @irdl_op_definition
 class ForOp(WeftOp):
-    """`for i in range(lower, upper, step)` with tiles carried from turn to turn.
+    """`for i in range(lower, upper, step)` with tiles carried from iteration to iteration.
 
     The block's arguments are i and the carried tiles; it ends in `tile.yield`.
     """

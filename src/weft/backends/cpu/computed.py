@@ -1,4 +1,4 @@
-"""Reads and writes at computed places.
+"""Reads and writes at computed indices.
 
 Where the places lie at even distances along the vector axis (rows of an embedding, windows, what is padded), whole
 vectors are read and written; everything else goes element by element.

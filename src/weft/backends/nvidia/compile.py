@@ -67,7 +67,9 @@ def _whole_launch(kernel: tile.KernelOp, annotated: tile.KernelOp, target: Nvidi
 
 
 def _widens_ahead(kernel: tile.KernelOp) -> bool:
-    """Whether threads widen codes that they have asked for turns before: wider operands lost by half of the memory."""
+    """Whether threads widen codes that they have asked for iterations before: wider operands lost by half of the
+    memory.
+    """
     ops = list(kernel.walk())
     return any(AHEAD in op.attributes for op in ops) and any(isinstance(op, tile.DequantizeOp) for op in ops)
 
@@ -166,7 +168,7 @@ class KernelCompiler:
     def code(self) -> DeviceCode:
         """The kernels that were added, in their order.
 
-        Where there are products among them, which take long, and their loading is taken care of, nobody waits here.
+        Where there are dots among them, which take long, and their loading is taken care of, nobody waits here.
         """
         launches = {name: self._launches[name] for name in self._made}
         awaited = AwaitedModules(self._made, self._loads)
@@ -188,7 +190,7 @@ class KernelCompiler:
 
 
 def has_dot(kernel: tile.KernelOp) -> bool:
-    """Whether a kernel has a product of tiles: such take longest to compile, and come first."""
+    """Whether a kernel has a dot of tiles: such take longest to compile, and come first."""
     return any(isinstance(op, tile.DotOp) for op in kernel.walk())
 
 

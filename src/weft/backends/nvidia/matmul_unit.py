@@ -23,7 +23,7 @@ class MatmulUnit:
     right: frozenset[Home]
     accumulator: Home
     threads: int
-    """That make a product together."""
+    """That make a dot together."""
     rows: int
     """Of an instruction's result."""
     column_step: int
@@ -34,18 +34,18 @@ class MatmulUnit:
     dtypes: frozenset[str]
     """The types of operands."""
     most_accumulators: int
-    """Registers of a thread that a product may take."""
+    """Registers of a thread that a dot may take."""
     any_way_bytes: int
     """The size of elements of which an operand may run through memory along M or N; others must along K."""
 
     def takes(self, dtype: DType, columns: int, depth: int) -> bool:
-        """Whether there are instructions for operands of a type, with so many columns and sums of so many products."""
+        """Whether there are instructions for operands of a type, with so many columns and sums of so many dots."""
         step = self.column_step * (1 if dtype.is_float else 2)
         whole = columns % step == 0 and columns <= self.most_columns and depth * dtype.bytes % self.depth_bytes == 0
         return dtype.name in self.dtypes and whole
 
     def holds(self, rows: int, columns: int, groups: int) -> bool:
-        """Whether so many groups of its threads share the rows of a product, and have registers for what they sum."""
+        """Whether so many groups of its threads share the rows of a dot, and have registers for what they sum."""
         return rows % (self.rows * groups) == 0 and rows * columns // (self.threads * groups) <= self.most_accumulators
 
     def reads_any_way(self, dtype: DType) -> bool:

@@ -72,7 +72,7 @@ class NvidiaTarget:
 
     @property
     def has_wgmma(self) -> bool:
-        """Whether products are made from shared memory, which TMA fills."""
+        """Whether dots are made from shared memory, which TMA fills."""
         return any(unit.from_shared for unit in self.matmul_units)
 
     @property

@@ -11,9 +11,9 @@
       tile.store %dk, %dv }                               tile.store %dq }
 
 Both make the weights again, from the scores and what the forward pass has kept of each row. Scores are laid down so
-that the weights come out of one product just as the next one takes them. Each sum has one program, and one order:
-results are the same in every run. For keys, slopes begin with what is subtracted from them. What is subtracted, a turn
-reads for the next one while its own products run.
+that the weights come out of one matmul just as the next one takes them. Each sum has one program, and one order:
+results are the same in every run. For keys, slopes begin with what is subtracted from them. What is subtracted, an
+iteration reads for the next one while its own matmuls run.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _padded(rows: Tensor) -> Tensor:
 
 
 def _subtracted(group: GroupOp) -> GroupOp:
-    """A group that gives what is added to products: less the logarithms of sums, in powers of two, and less the means.
+    """A group that gives what is added to matmuls: less the logarithms of sums, in powers of two, and less the means.
 
     Of rows that do not exist it is zero: their weights are ones, and what they weigh is nothing.
     """
@@ -201,7 +201,7 @@ class _Construction:
         return self.emit.at(Source(value, tensor_of(value.type)), self._index(number))
 
     def _of_rows(self, number: int, axis: int) -> TileValue:
-        """What is subtracted from the products of a block of rows, along an axis: whole, as memory holds it."""
+        """What is subtracted from the matmuls of a block of rows, along an axis: whole, as memory holds it."""
         tensor, side, strides, shape = self.rows[number], self.sides["i"], [0, 0], [1, 1]
         strides[axis], shape[axis] = 1, side
         self._axes("")
@@ -239,7 +239,7 @@ class _Construction:
         return self.emit.map("exp2", [value], self.dtype, **{tile.FLUSHES: UnitAttr()})
 
     def _rounded(self, value: Value) -> SSAValue:
-        """A factor of a product, in the type of the other one."""
+        """A factor of a matmul, in the type of the other one."""
         return self._tile_of(self.emit.rounded(value, self.narrow))
 
     def _tile_of(self, value: Value) -> SSAValue:
@@ -286,7 +286,7 @@ class _OfKeys(_Construction):
         self._store(2, state[1], "jn")
 
     def _rows_of(self, block: Size, member: Size) -> list[TileValue]:
-        """What is subtracted from the products of a block of queries; of the last one where there are no more."""
+        """What is subtracted from the matmuls of a block of queries; of the last one where there are no more."""
         self.bases["i"], self.member = minimum(block, self.count - 1) * self.sides["i"], member
         return [self._of_rows(number, 1) for number in range(2)]
 

@@ -1,4 +1,4 @@
-"""Attention on tensor cores that run beside everything else → one tile kernel whose products overlap with its softmax.
+"""Attention on tensor cores that run beside everything else → one tile kernel whose matmuls overlap with its softmax.
 
     %q = tile.load ..                              blocks of keys are walked from the last one back
     %s = tile.dot %q, keys of the last block
@@ -9,8 +9,8 @@
       …  = softmax of %s, and %o rescaled }        no mask where all rows see all keys of the block
     tile.store (tile.dot %p, values of the first block, %kept) / %l
 
-A product of one turn is done in the next: while the tensor cores sum up values, the other units raise powers. Scores
-stay as the product left them; their scale goes into the one multiply-add before the power of two.
+A matmul of one iteration is done in the next: while the tensor cores sum up values, the other units raise powers.
+Scores stay as the matmul left them; their scale goes into the one multiply-add before the power of two.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _zeroed(b: GraphBuilder) -> list[SSAValue]:
 
 
 def is_flash(op: AnyAttention) -> bool:
-    """Whether tensor cores take the products: of 16-bit operands, in heads that tiles hold, whole or in halves."""
+    """Whether tensor cores take the matmuls: of 16-bit operands, in heads that tiles hold, whole or in halves."""
     q, k, v = (tensor_of(value.type) for value in op.operands[:3])
     widths, most = (q.shape[-1], v.shape[-1]), widest_head(q.shape[-2])
     return (
@@ -195,7 +195,9 @@ class FlashLowering(AttentionLowering):
         self.known_pages.clear()
 
     def _find_pages(self, keys: Size, values: Size) -> None:
-        """Read where the pages of a turn are before any is waited for: all these numbers come at the same time."""
+        """Read where the pages of an iteration are before any is waited for: all these numbers come at the same
+        time.
+        """
         self.known_pages.clear()
         for number, start in ((1, keys), (2, values)):
             if number in self.pages:

@@ -1,1 +1,1 @@
-"""Matrix products → tile kernels: GEMM, split-K, grouped and skinny GEMM, convolution, quantised weights."""
+"""Matmuls → tile kernels: GEMM, split-K, grouped and skinny GEMM, convolution, quantised weights."""

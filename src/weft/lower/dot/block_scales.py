@@ -1,6 +1,6 @@
-"""The factors of a scaled product: one for each 128 of K, of each row or column or block of them.
+"""The factors of a scaled matmul: one for each 128 of K, of each row or column or block of them.
 
-Those of rows and blocks are read a block ahead, so that they are there when the block's product is. Of columns a thread
+Those of rows and blocks are read a block ahead, so that they are there when the block's matmul is. Of columns a thread
 has too many to hold them twice.
 """
 
@@ -20,7 +20,7 @@ from weft.tile.dialect import tile_type
 
 @dataclass(frozen=True)
 class BlockFactors:
-    """The factors of the rows' operand and of the columns'; the sizes of the product."""
+    """The factors of the rows' operand and of the columns'; the sizes of the matmul."""
 
     of_rows: Source
     of_columns: Source
@@ -46,13 +46,13 @@ class BlockFactors:
         return [(self.of_rows, [row, block]), (self.of_columns, [block, column])]
 
     def tiles(self, emit: KernelEmitter, index: Sequence[Size], bases: Mapping[str, Size], block: Size) -> list[Value]:
-        """The factors of a block of K, or of the last; the axes must be those of the product."""
+        """The factors of a block of K, or of the last; the axes must be those of the matmul."""
         last = ceildiv(self.sides[2], SCALED_BLOCK) - 1
         return [emit.at(*place) for place in self.places(index, bases, minimum(block, last))]
 
 
 def scaled(emit: KernelEmitter, made: Value, factors: Sequence[Value], total: TileValue | None) -> TileValue:
-    """A block's product by its factors, and what was summed before it."""
+    """A block's matmul by its factors, and what was summed before it."""
     first, last = factors
     assert isinstance(last, TileValue)
     if tile_type(last.ssa).sizes[1] == 1:  # one factor for each row

@@ -1,10 +1,10 @@
-"""Convolutions → a copy of all windows and a matrix product, or sums over windows where channels do not mix.
+"""Convolutions → a copy of all windows and a matmul, or sums over windows where channels do not mix.
 
     %y = graph.convolution %x, %w        @windows  c[n, (ci, kh, kw), (oh, ow)] = x[n, ci, oh*s + kh, ow*s + kw]
     %z = graph.relu %y              →    @dot      z[n, o, (oh, ow)] = relu(w[o, :] · c[n, :, (oh, ow)])
 
-The product does almost all of the work, at the speed of products. A convolution of one element a window needs no copy.
-Where windows are few and rows many (the gradient of weights), the rows' windows lie side by side in one wide product.
+The matmul does almost all of the work, at the speed of matmuls. A convolution of one element a window needs no copy.
+Where windows are few and rows many (the gradient of weights), the rows' windows lie side by side in one wide matmul.
 A transposed convolution needs its weights in another order, and has zeros in its windows where strides leave gaps.
 Depthwise convolutions are plain reductions: there is little to multiply.
 """
@@ -33,7 +33,7 @@ from weft.ops.layouts import StridedLayout, contiguous
 from weft.ops.window import Padding, window_place
 
 _LEAST_OUTPUTS = 8
-"""Output channels a group of a product that is worth its copy of windows."""
+"""Output channels a group of a matmul that is worth its copy of windows."""
 _FEW_WINDOWS = 32
 _MOST_BYTES = 1 << 30
 
@@ -99,7 +99,7 @@ def lower_convolution(
 
 @dataclass
 class _Problem:
-    """A convolution [N, C, ...] * [O, C/G, ...] as products [O/G, K] x [K, P], for all rows and groups."""
+    """A convolution [N, C, ...] * [O, C/G, ...] as matmuls [O/G, K] x [K, P], for all rows and groups."""
 
     group: GroupOp
     convolution: Convolution
@@ -202,7 +202,7 @@ class _Problem:
     def _group(
         self, weights: Argument | None, columns: Argument | None, body: _Body, *, yields_product: bool = False
     ) -> GroupOp:
-        """The group with the convolution replaced by what `body` makes of weights and columns (or of products)."""
+        """The group with the convolution replaced by what `body` makes of weights and columns (or of matmuls)."""
 
         def replaced(b: GraphBuilder, made: GroupOp) -> list[SSAValue]:
             convolution = _convolution_of(made)

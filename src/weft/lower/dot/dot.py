@@ -1,4 +1,4 @@
-"""Groups around a matrix product → one tile kernel.
+"""Groups around a matmul → one tile kernel.
 
     graph.group(%x, %w, %c) {              tile.kernel @dot_add grid [batch, column blocks, row blocks] {
       %0 = graph.dot(%x, %w)                 %acc = tile.for k = 0 to K step BK carrying 0 {
@@ -7,7 +7,7 @@
       graph.yield %2                         tile.store %y[..], max(%acc + tile.load %c[..], 0)
     }                                      }
 
-What comes before the product (views, casts, cheap elementwise ops) is computed on the operands' tiles, what comes after
+What comes before the matmul (views, casts, cheap elementwise ops) is computed on the operands' tiles, what comes after
 it on the result's. Programs of one column block are neighbours, so that the block of b they share stays in the cache.
 """
 
@@ -61,7 +61,7 @@ Product: TypeAlias = Dot | ScaledDot | TiledDot
 def lower_dot(
     group: GroupOp, name: str, inputs: Sequence[StridedLayout], outputs: Sequence[StridedLayout], machine: Machine
 ) -> Lowered:
-    """Lower a group that holds a product, or several of the same rows, with all operands and results in layouts."""
+    """Lower a group that holds a matmul, or several of the same rows, with all operands and results in layouts."""
     layouts: dict[SSAValue, StridedLayout] = dict(zip(group.block.args, inputs, strict=True))
     dots = [op for op in group.block.ops if isinstance(op, Product)]
     if machine.capabilities.matrix_units and not in_place_of(group) and given_blocks(group, "dot") is None:
@@ -216,7 +216,7 @@ class _DotLowering:
         return [*self.domain.row_index[:-2], *self.domain.column_index, self.domain.row_index[-1]]
 
     def _weights(self, dot: Product) -> SSAValue:
-        """A product's weights, or all of those that they are chosen from."""
+        """A matmul's weights, or all of those that they are chosen from."""
         return dot.operands[1] if self.chosen is None else self.chosen.weights
 
     def _record(self) -> Reads:
@@ -381,7 +381,7 @@ class _DotLowering:
         return [self._added(a, b, total, type_, factors) for b, total in zip(rights, totals, strict=True)]
 
     def _right(self, dot: Product, shape: tuple[int, int], turn: Size, dtype: DType) -> SSAValue:
-        """The tile of a product's second operand."""
+        """The tile of a matmul's second operand."""
         if self.codes and self.n_run is not None:
             return self.codes[self.dots.index(dot)].tile(self.emit, turn, self.n_run, self.bases["n"], shape)
         if self.panels is not None:
@@ -396,7 +396,7 @@ class _DotLowering:
     def _added(
         self, a: SSAValue, b: SSAValue, total: SSAValue | None, type_: tile.TileType, factors: Sequence[Value]
     ) -> SSAValue:
-        """A block's product, by its factors where it has such, and what was summed before it."""
+        """A block's matmul, by its factors where it has such, and what was summed before it."""
         operands = [a, b] if total is None or self._in_parts or factors else [a, b, total]
         made: Value = TileValue(self.emit.add(tile.DotOp.create(operands=operands, result_types=[type_])), type_.dtype)
         before = None if total is None else TileValue(total, type_.dtype)

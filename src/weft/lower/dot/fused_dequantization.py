@@ -1,6 +1,6 @@
-"""Weights of few bits as a product's kernel reads them: tiles of codes and factors, widened in registers.
+"""Fused dequantisation: weights of few bits as a matmul's kernel reads them, widened in registers.
 
-Only products of few rows read codes; all others have weights that a kernel of their own has written.
+Only matmuls of few rows read codes; all others have weights that a kernel of their own has written.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WORD = 32
 
 @dataclass(frozen=True)
 class QuantizedWeights:
-    """What a product's weights [K, N] are made of: the op that widens codes [N, K * bits / 8]."""
+    """What a matmul's weights [K, N] are made of: the op that widens codes [N, K * bits / 8]."""
 
     op: Dequantize
     lead: tuple[Size, ...] = ()
@@ -43,7 +43,7 @@ class QuantizedWeights:
     def of(
         cls, dot: Dot | TiledDot, weights: SSAValue, layouts: dict[SSAValue, StridedLayout], matrix: Size | None = None
     ) -> QuantizedWeights | None:
-        """The codes of the weights of a product of few rows, if a GPU's kernel can read them as they are.
+        """The codes of the weights of a matmul of few rows, if a GPU's kernel can read them as they are.
 
         Of many, `matrix` is the number of the program's.
         """
@@ -74,7 +74,7 @@ class QuantizedWeights:
 
     @property
     def kind(self) -> tuple[str, int]:
-        """What products in one kernel have in common: the form, and how many share a factor."""
+        """What matmuls in one kernel have in common: the form, and how many share a factor."""
         return self.op.params["form"], self.group
 
     @property
@@ -108,7 +108,7 @@ class QuantizedWeights:
         return None if split is None else split[0]
 
     def tile(self, emit: KernelEmitter, turn: Size, columns: Run, start: Size, sides: tuple[int, int]) -> SSAValue:
-        """The weights [BK, BN] of a turn of the loop over K, from a column on."""
+        """The weights [BK, BN] of an iteration of the loop over K, from a column on."""
         depth, width = sides
         group = depth if self._per_row else min(self.group, depth)
 
@@ -145,7 +145,7 @@ class QuantizedWeights:
 def codes_of(
     dots: Sequence[Operation], weights: Sequence[SSAValue], layouts: dict[SSAValue, StridedLayout], matrix: Size | None
 ) -> list[QuantizedWeights]:
-    """The codes of the weights of a kernel's products, if all are made of such, and of one kind."""
+    """The codes of the weights of a kernel's matmuls, if all are made of such, and of one kind."""
     read = [dot for dot in dots if isinstance(dot, Dot) or (isinstance(dot, TiledDot) and len(dots) == 1)]
     if len(read) != len(dots):
         return []

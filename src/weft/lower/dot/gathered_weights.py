@@ -1,7 +1,7 @@
-"""Products whose weights are chosen by numbers that are known when they run: those of a mixture's experts.
+"""Gathered weights: matmuls whose weights are chosen by numbers known when they run, as of a mixture's experts.
 
 %c = graph.take %w, %chosen                      %e = tile.index (tile.load %chosen[r])
-%y = graph.dot %x, (graph.permute %c)      →     … tile.load %w[%e, …] in the product's loop
+%y = graph.dot %x, (graph.permute %c)      →     … tile.load %w[%e, …] in the matmul's loop
 
 Each row of x is multiplied with one of the matrices, and reads just that.
 """

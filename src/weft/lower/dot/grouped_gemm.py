@@ -1,4 +1,4 @@
-"""Products of tiles of rows, each with one of several matrices: which one, and which rows, is read when they run.
+"""Grouped GEMM: tiles of rows, each multiplied with one of several matrices; which one is read when they run.
 
 %y = graph.tiled_dot %x, %w, %m, %f, %e, %c      →      tile.kernel grid [column blocks, tiles] limit %c {
                                                           %g = tile.number %m[t] ; %r = tile.number %f[t] ; …
@@ -36,7 +36,7 @@ _NUMBERS = ("tile_matrix", "tile_first", "tile_end")
 
 @dataclass(frozen=True)
 class GroupedTiles:
-    """Where the tiles of a product are: of [S] numbers each the matrices, the first rows and the ends."""
+    """Where the tiles of a matmul are: of [S] numbers each the matrices, the first rows and the ends."""
 
     op: TiledDot
 
@@ -90,7 +90,7 @@ class GroupedTiles:
         return Axis(run.name, position, self.first, self.height, minimum(self.height, end - self.first), run.size)
 
     def blocks(self, count: int, bits: int, machine: Machine) -> tuple[tuple[int, ...], str]:
-        """The sides of tiles, of `count` products with weights of so many bits; and what is expected of them."""
+        """The sides of tiles, of `count` matmuls with weights of so many bits; and what is expected of them."""
         x, w = (tensor_of(value.type) for value in self.op.operands[:2])
         (rows, depth), (groups, columns, _) = x.shape, w.shape
         if not all(isinstance(size, int) for size in (rows, depth, groups, columns)):

@@ -1,4 +1,4 @@
-"""Products of few rows on a GPU: they take as long as it takes to read the weights.
+"""Skinny GEMM: matmuls of few rows on a GPU take as long as it takes to read the weights.
 
 A program has 8, 16 or 32 rows of weights [N, K], and its warps share K. Where TMA brings them it has few,
 unless the other operand is then read too often. Where threads read them, all multiprocessors should have as much to
@@ -39,7 +39,7 @@ _ROWS_AGAIN = 0.02
 def choose_streaming_tiles(
     m: int, n: Size, k: Size, batch: Size, machine: Machine, bits: int = 16, products: int = 1
 ) -> tuple[int, int, int]:
-    """The tiles of products [m, k] x [k, n], of the same rows, with weights of so many bits."""
+    """The tiles of matmuls [m, k] x [k, n], of the same rows, with weights of so many bits."""
     read, rows = READ[bits], ceil(m / 8) * 16 / bits
     if not isinstance(n, int) or not isinstance(k, int) or not isinstance(batch, int) or not batch * n:
         columns, warps = _COLUMNS[0], _WARPS[0]

@@ -1,8 +1,8 @@
-"""Products of too few tiles to fill a GPU → programs that each sum up a part of K, and a kernel that adds the parts.
+"""Split-K: matmuls of too few tiles to fill a GPU → programs that each sum up a part of K, and a kernel that adds them.
 
     %0 = graph.dot(%x, %w)        64 x 14336 times 14336 x 4096      @y_parts   sums over part p of K, in f32
     %1 = graph.add(%0, %c)                                      →    @y         what they add up to, and all that
-    graph.yield %1                                                              follows the product
+    graph.yield %1                                                              follows the matmul
 
 The parts are added in the same order in every run.
 """
@@ -31,7 +31,7 @@ def lower_split_k(
     parts: int,
     machine: Machine,
 ) -> Lowered:
-    """Lower a group around products [M, K] x [K, N], of which K is cut into so many equal parts."""
+    """Lower a group around matmuls [M, K] x [K, N], of which K is cut into so many equal parts."""
     sums = regroup(group, lambda b, made: [_in_parts(b, dot, parts) for dot in _dots(made)])
     scratch = [tensor_of(value.type) for value in sums.yielded]
     rest = regroup(group, lambda b, made: _added(b, made, scratch))
@@ -58,7 +58,7 @@ def _dots(group: GroupOp) -> list[Dot]:
 
 
 def _in_parts(b: GraphBuilder, dot: Dot, parts: int) -> SSAValue:
-    """The product of each part of K."""
+    """The matmul of each part of K."""
     x, y = dot.operands
     (m, k), n = tensor_of(x.type).shape, tensor_of(y.type).shape[-1]
     left = b.permute(b.reshape(x, shape=(m, parts, k // parts)), dims=(1, 0, 2))
@@ -66,7 +66,7 @@ def _in_parts(b: GraphBuilder, dot: Dot, parts: int) -> SSAValue:
 
 
 def _added(b: GraphBuilder, made: GroupOp, sums: Sequence[Tensor]) -> list[SSAValue]:
-    """What a group yields, with the sums of its products in place of them."""
+    """What a group yields, with the sums of its matmuls in place of them."""
     values = list(made.yielded)
     for dot, tensor in zip(_dots(made), sums, strict=True):
         parts = made.block.insert_arg(tensor_type(tensor), len(made.block.args))

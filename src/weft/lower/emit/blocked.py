@@ -1,4 +1,4 @@
-"""Kernels of products (matrix products, attention): a group's arguments, and a grid of blocks of its index space."""
+"""Kernels of matmuls (matmuls, attention): a group's arguments, and a grid of blocks of its index space."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class BlockedKernel:
 
 @dataclass
 class Reads:
-    """The addresses of a product's operands, and of all that follows it."""
+    """The addresses of a matmul's operands, and of all that follows it."""
 
     a: list[Size] = field(default_factory=list[Size])
     b: list[Size] = field(default_factory=list[Size])
@@ -91,9 +91,9 @@ def uses(addresses: Sequence[Size], run: Run) -> bool:
 
 
 def output_indices(group: GroupOp, products: Sequence[SSAValue], domain: Domain) -> list[list[Size]]:
-    """Where in each output the element lies that a product's element at the domain's row index becomes.
+    """Where in each output the element lies that a matmul's element at the domain's row index becomes.
 
-    Of several products the later ones have an element for each row of the first.
+    Of several matmuls the later ones have an element for each row of the first.
     """
     product = products[0]
     places: dict[SSAValue, list[Size]] = {value: _place_in(value, domain) for value in products}
@@ -125,7 +125,7 @@ def _place_in(value: SSAValue, domain: Domain) -> list[Size]:
 
 
 def store_outputs(kernel: BlockedKernel, products: Mapping[SSAValue, TileValue]) -> None:
-    """Compute what follows the products and write the outputs. The axes must be those of the first one's tile."""
+    """Compute what follows the matmuls and write the outputs. The axes must be those of the first one's tile."""
     emit, group = kernel.emit, kernel.group
     for product, value in products.items():
         emit.given[product] = (tuple(_place_in(product, kernel.domain)), value)

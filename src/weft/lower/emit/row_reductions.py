@@ -1,4 +1,4 @@
-"""The emitter of a product's kernel, which may scale its results by what it finds of whole rows of K.
+"""The emitter of a matmul's kernel, which may scale its results by what it finds of whole rows of K.
 
 %s = tile.reduce sum (%h * %h) axis 1           before the loop over K: the rows as they are in memory
 %c = tile.for %k … { tile.dot … }
@@ -55,7 +55,7 @@ class DotEmitter(KernelEmitter):
         return finish(self, op, total, index, operands)
 
     def place_ahead(self, block: Block) -> None:
-        """Put the reductions before the products of a block."""
+        """Put the reductions before the matmuls of a block."""
         for op in list(self.ahead.ops):
             op.detach()
             block.insert_op_before(op, next(each for each in block.ops if isinstance(each, tile.ForOp | tile.DotOp)))

@@ -38,7 +38,7 @@ class Combined:
         self.kind: str = self.rule.KIND
         self.combiner = COMBINERS[self.kind]
         self.tensor = tensor_of(self.op.results[0].type)
-        # Every factor of a product adds a rounding: those of f32 are made in f64.
+        # Every factor of a matmul adds a rounding: those of f32 are made in f64.
         self.wide = self.kind == "prod" and self.tensor.dtype == f32
 
     def begin(self) -> None:

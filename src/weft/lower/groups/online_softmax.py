@@ -1,4 +1,4 @@
-"""Maxima and the sums of exponentials below them, in one pass over the columns.
+"""Online softmax: maxima and the sums of exponentials below them, in one pass over the columns.
 
 %m = graph.max(%x)                       in one loop, pairs of a running maximum and of the sum of what is below it
 %d = graph.sub(%x, %b)    (%b of %m)  →  %m, %s = tile.add_exponentials %m, %s, %x

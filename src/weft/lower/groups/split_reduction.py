@@ -204,7 +204,7 @@ def _emit_like(b: GraphBuilder, op: Reduction, operand: SSAValue) -> SSAValue:
 
 
 def _accumulator(op: Reduction) -> DType:
-    """The type in which partial results are kept: sums and products keep the digits that they are made with."""
+    """The type in which partial results are kept: sums and matmuls keep the digits that they are made with."""
     dtype = tensor_of(op.results[0].type).dtype
     if op.KIND not in ("sum", "prod") or not dtype.is_float:
         return dtype

@@ -5,7 +5,7 @@
                                    →        %sum' = tile.map add(%sum, tile.load %x[...])   : 64 columns at once
                                             tile.store %y[...], %sum' ; tile.yield %sum' } }
 
-Lines that lie side by side in memory are vectors; all other dimensions are the grid. Sums and products of f32 are
+Lines that lie side by side in memory are vectors; all other dimensions are the grid. Sums and matmuls of f32 are
 carried in f64 and those of narrower floats in f32, so that long scans do not lose digits.
 """
 

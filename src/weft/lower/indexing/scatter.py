@@ -8,7 +8,7 @@
 
 Updates that may meet in one place run in order, in one program. Dimensions of the updates that are dimensions of the
 result keep them apart. Where such a dimension is a long row, each program looks at all indices and takes those of its
-part of the result, which it first copies by itself; otherwise these dimensions are the grid. Sums and products of
+part of the result, which it first copies by itself; otherwise these dimensions are the grid. Sums and matmuls of
 narrow floats are made in f32, in scratch memory, and rounded once.
 """
 

@@ -1,4 +1,4 @@
-"""The blocks of a product for processors with many cores: programs enough for any number of threads, and even ones.
+"""The blocks of a matmul for processors with many cores: programs enough for any number of threads, and even ones.
 
 A model of the time that a program takes, in cycles of a core, rates all sides of blocks; a choice has to do well for
 every number of threads that is likely, since programs are compiled before it is known.
@@ -25,7 +25,7 @@ _ADD_PART = 0.25
 def even_blocks(
     m: int, n: int, k: int, batch: int, unit: tuple[int, int], depth: int, rate: float = 1.0
 ) -> tuple[int, int]:
-    """The rows and columns of a block, of a product whose micro-kernels have `unit` rows and columns.
+    """The rows and columns of a block, of a matmul whose micro-kernels have `unit` rows and columns.
 
     `depth` is how much of K is summed up at a time, `rate` the time of a multiplication as a share of that in f32.
     """

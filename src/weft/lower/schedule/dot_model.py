@@ -1,4 +1,4 @@
-"""How long a product takes on a GPU's tensor cores with tiles of given sides: what schedules are chosen and judged by.
+"""How long a matmul takes on a GPU's tensor cores with tiles of given sides: what schedules are chosen and judged by.
 
 A multiprocessor multiplies, its shared memory feeds the tensor cores, the second-level cache feeds that, and memory
 feeds all: the slowest of them sets the pace. The last wave of tiles takes as long as a full one.
@@ -17,7 +17,7 @@ from weft.ops.dot import Dot, ScaledDot, TiledDot
 from weft.passes.claim_libraries import FEW_ROWS, ROWS_OF_TILE
 
 _TILES = ((128, 256), (256, 128), (128, 192), (128, 128), (64, 256), (64, 128), (64, 64))
-"""The sides of a product's tiles: 64 rows for each warp group, or 128 for each of two."""
+"""The sides of a matmul's tiles: 64 rows for each warp group, or 128 for each of two."""
 _LINE = 128
 """Bytes of K that come together."""
 _ROWS = 64
@@ -52,7 +52,7 @@ half, of which that is a guess: measured they may win."""
 
 @dataclass(frozen=True)
 class Matmuls:
-    """Products of the same [m, k] with `count` of [k, n], `batch` times, of operands `width` bytes wide.
+    """Matmuls of the same [m, k] with `count` of [k, n], `batch` times, of operands `width` bytes wide.
 
     Where they are summed up `in_parts`, each takes registers twice.
     """
@@ -80,7 +80,7 @@ class Estimate:
 
 
 def products_of(dots: Sequence[Dot]) -> Matmuls | None:
-    """The products of a group, if they are such as the tensor cores take in tiles and their sizes are known."""
+    """The matmuls of a group, if they are such as the tensor cores take in tiles and their sizes are known."""
     if not dots:
         return None
     (*leading, m, k), result = tensor_of(dots[0].operands[0].type).shape, tensor_of(dots[0].results[0].type)
@@ -130,7 +130,7 @@ def _summed(tile: Sequence[int]) -> int:
 
 
 def parts_of(dots: Sequence[Dot], machine: Machine) -> int:
-    """Into how many parts K is best cut, each for programs of its own: where products have too few tiles."""
+    """Into how many parts K is best cut, each for programs of its own: where matmuls have too few tiles."""
     products = products_of(dots)
     if products is None or products.m > ROWS_OF_TILE or products.width != 2 or products.batch != 1:
         return 1

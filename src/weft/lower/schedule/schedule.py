@@ -64,7 +64,7 @@ NOTE = "weft.schedule_note"
 
 @dataclass(frozen=True)
 class Blocks:
-    """The schedule of a product: the sides of its tiles."""
+    """The schedule of a matmul: the sides of its tiles."""
 
     mode: str
     sides: tuple[int, ...]
@@ -79,7 +79,7 @@ class Blocks:
 
 
 def given_blocks(group: GroupOp, mode: str) -> Blocks | None:
-    """The schedule that a group was given, if it was; a product's fourth number is that of a cluster's programs."""
+    """The schedule that a group was given, if it was; a matmul's fourth number is that of a cluster's programs."""
     given, note = group.attributes.get(SCHEDULE), group.attributes.get(NOTE)
     said = note.data if isinstance(note, StringAttr) else ""
     if given is None:
@@ -94,7 +94,7 @@ _DEPTH_BYTES, _FEW_ROWS_DEPTH = 1024, 8192
 _SPLIT_ROWS, _SPLIT_COLUMNS = 32, 128
 _PROGRAMS = 16
 _TILED_ROWS, _TILED_RATE = 32, 1 / 16
-"""The rows of blocks of products in matrix tiles, and the time of one as a share of that in f32."""
+"""The rows of blocks of matmuls in matrix tiles, and the time of one as a share of that in f32."""
 
 
 def choose_blocks(
@@ -110,7 +110,7 @@ def choose_blocks(
     *,
     joined: bool = False,
 ) -> Blocks:
-    """The tiles of a product [m, k] x [k, n]; `packed` is the width of b's panels if it lies in such.
+    """The tiles of a matmul [m, k] x [k, n]; `packed` is the width of b's panels if it lies in such.
 
     Neighbours along K may be `joined` in these; `dtype` is then that of the weights.
 
@@ -218,7 +218,7 @@ def choose_gradient_blocks(of: str, sizes: Sequence[Size], machine: Machine = CP
 
 
 def _gpu_side(size: Size, most: int) -> int:
-    """A side of a product's tile: whole fragments of the tensor cores, but one of one element is no axis."""
+    """A side of a matmul's tile: whole fragments of the tensor cores, but one of one element is no axis."""
     if size == 1:
         return 1
     return most if not isinstance(size, int) else min(most, _rounded(1 << max(0, size - 1).bit_length(), 16))

@@ -1,4 +1,4 @@
-"""The queries, keys and values of written-out attention: what its products read before it was widened and scaled."""
+"""The queries, keys and values of written-out attention: what its matmuls read before it was widened and scaled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.passes.simplify.constant_values import made_by, number_of
 
 @dataclass(frozen=True)
 class Factor:
-    """A factor of a product: a number times what `views`, the outermost first, are views of."""
+    """A factor of a matmul: a number times what `views`, the outermost first, are views of."""
 
     root: SSAValue
     scale: float
@@ -43,12 +43,12 @@ _LEAST_SCALE = 1 / 64
 def factor_of(value: SSAValue, dtypes: Collection[DType], *, scaled: bool = True) -> Factor:
     """What lies deepest of a value that was cast among floats, viewed and, if it may be `scaled`, times numbers.
 
-    It is of one of the types, if there is such. That products with numbers were rounded to its own type does not count:
+    It is of one of the types, if there is such. That matmuls with numbers were rounded to its own type does not count:
     the kernel scales scores, in f32. Values that were rounded to another type stay so, which is what somebody wants.
     """
     found, scale = Factor(value, 1.0), 1.0
     views: list[GraphOp] = []
-    rounded: DType | None = None  # what products with numbers were rounded to, until one finds what was multiplied
+    rounded: DType | None = None  # what matmuls with numbers were rounded to, until one finds what was multiplied
     while (step := _step(value)) is not None:
         if isinstance(step, View):
             views.append(step)
@@ -109,7 +109,7 @@ def reshaped(b: GraphBuilder, x: SSAValue, shape: tuple[Size, ...]) -> SSAValue:
 
 
 def untransposed(b: GraphBuilder, x: SSAValue) -> SSAValue:
-    """A matrix that was transposed for a product, as it was."""
+    """A matrix that was transposed for a matmul, as it was."""
     view = made_by(x, "graph.permute")
     rank = tensor_of(x.type).rank
     if view is not None and view.params["dims"] == (*range(rank - 2), rank - 1, rank - 2):

@@ -1,6 +1,6 @@
 """Find attention that is written out, by a model's author or by torch's decompositions, and make it one op.
 
-The scores between the two products never exist in memory then: the op's kernel keeps a block of them at a time.
+The scores between the two matmuls never exist in memory then: the op's kernel keeps a block of them at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from weft.passes.simplify.constant_values import made_by, number_of
 
 @dataclass(frozen=True)
 class RecognizeAttention(ModulePass):
-    """Two products with a softmax between them, where nobody else reads what lies between, become one op.
+    """Two matmuls with a softmax between them, where nobody else reads what lies between, become one op.
 
     %s = graph.dot %q, (graph.permute %k)
     %t = graph.add (graph.mul %s, 0.125), %mask
@@ -81,7 +81,7 @@ class _Softmax:
     sinks: tuple[SSAValue, ...] = ()
 
 
-# What may stand between the first product and the softmax.
+# What may stand between the first matmul and the softmax.
 _STEPS = ("graph.add", "graph.where", "graph.mul", "graph.div", "graph.cast", "graph.reshape", "graph.tanh")
 
 
@@ -243,7 +243,7 @@ def _masked(masks: Masks, step: GraphOp) -> SSAValue | None:
 
 
 def _leads_to_product(value: SSAValue, seen: set[SSAValue] | None = None) -> bool:
-    """Whether the value is a product that was scaled and masked: to tell scores from a mask."""
+    """Whether the value is a matmul that was scaled and masked: to tell scores from a mask."""
     seen = set() if seen is None else seen
     step = made_by(value, *_STEPS)
     if step is None or value in seen:
@@ -279,7 +279,7 @@ def _emit(
         return None
     if dtype != wide and not _is_rounded(product.results[0], dtype):
         return None
-    # Wide heads take the place of products of f32; those of 16 bits are as fast.
+    # Wide heads take the place of matmuls of f32; those of 16 bits are as fast.
     most = WIDEST_HEAD if dtype == wide else widest_head(tensor_of(first.operands[0].type).shape[-2])
     if narrow and not all(_fits_tile(tensor_of(x.type).shape[-1], most) for x in (first.operands[0], v)):
         return None

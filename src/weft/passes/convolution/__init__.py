@@ -1,1 +1,1 @@
-"""Convolutions in graphs: as matrix products, over channels that lie innermost, with folded norms."""
+"""Convolutions in graphs: as matmuls, over channels that lie innermost, with folded norms."""

@@ -1,7 +1,7 @@
-"""Make products of convolutions with frozen weights, over channels that lie innermost.
+"""Make matmuls of convolutions with frozen weights, over channels that lie innermost.
 
-A row of the product is a window, a column a channel of the result; the weights become a matrix when the program is
-loaded. What follows (bias, activation, residual) is computed in rows as well, so that it can join the product's kernel.
+A row of the matmul is a window, a column a channel of the result; the weights become a matrix when the program is
+loaded. What follows (bias, activation, residual) is computed in rows as well, so that it can join the matmul's kernel.
 Convolutions whose channels do not mix stay what they are, with weights whose channels lie innermost.
 """
 
@@ -28,7 +28,7 @@ from weft.ops.window import Padding
 from weft.passes.simplify.constant_values import fixed_values, made_by
 
 ROWS_OF_WINDOWS = "weft.rows_of_windows"
-"""The annotation of a product that is a convolution."""
+"""The annotation of a matmul that is a convolution."""
 _MOST_TAPS = 64
 """Elements of a window of one channel that are added up in a kernel without loops over them."""
 _MANY_TAPS = 16
@@ -38,7 +38,7 @@ _CACHED_BYTES = 3 << 18
 _LONG_ROW = 48
 """Windows of an image's row that are enough for weights to be read once for each row, wherever they lie."""
 _SHORT_RUN = 32
-"""Elements of a window that lie side by side, of which fewer are not worth a step of the product."""
+"""Elements of a window that lie side by side, of which fewer are not worth a step of the matmul."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Geometry:
         return all(size == 1 for size in (*self.window, *self.strides)) and not any(map(any, self.padding))
 
     def copies_windows(self) -> bool:
-        """Whether all windows are copied first, which makes one tall product of many of an image's row each.
+        """Whether all windows are copied first, which makes one tall matmul of many of an image's row each.
 
         The weights are read anew for every such row: that costs more than the copy where they leave the cache and rows
         are short. Windows of few channels are short runs of memory, which make for short sums.
@@ -161,7 +161,7 @@ class _Rewriting:
             op.detach()
             op.erase()
 
-    # -- products --------------------------------------------------------------------------------------------------
+    # -- matmuls --------------------------------------------------------------------------------------------------
 
     def _product(self, op: Convolution, geometry: Geometry) -> SSAValue:
         b, (x, w) = self.b, op.operands
@@ -216,7 +216,7 @@ class _Rewriting:
         return self.b.permute(apart, dims=(0, len(shape) - 1, *range(1, len(shape) - 1)))
 
     def _note_permute(self, op: Operation) -> None:
-        """A product over channels that lie innermost, brought into the order of a convolution's operands."""
+        """A matmul over channels that lie innermost, brought into the order of a convolution's operands."""
         assert isinstance(op, GraphOp)
         rank = tensor_of(op.results[0].type).rank
         source = op.operands[0]
@@ -267,7 +267,7 @@ def _channel_of(shape: Sequence[Size], result: Tensor) -> tuple[Size, ...] | Non
 
 
 def _is_ofprod(value: SSAValue) -> bool:
-    """Whether a value is a product, reshaped, with a bias or a factor for each channel after it."""
+    """Whether a value is a matmul, reshaped, with a bias or a factor for each channel after it."""
     while (op := made_by(value, "graph.reshape", "graph.add", "graph.mul")) is not None:
         whole = [x for x in op.operands if tensor_of(x.type).rank > 1]
         if len(whole) != 1:

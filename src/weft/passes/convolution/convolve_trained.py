@@ -1,4 +1,4 @@
-"""Make products of convolutions whose weights change, and of their gradients, over channels that lie innermost.
+"""Make matmuls of convolutions whose weights change, and of their gradients, over channels that lie innermost.
 
 `convolve_by_matmul` does so where weights are constants. Here all windows are copied to rows of a matrix, so that a
 library multiplies it with weights as they are: the same rows serve a convolution and the gradient of its weights.
@@ -24,10 +24,10 @@ from weft.ops.graph import FuncOp, GraphBuilder
 from weft.passes.grouping.build_groups import PARTIAL_SUMS
 
 _LEAST_CHANNELS = 8
-"""Channels on the side of a product that is not windows, of which fewer are not worth a copy of the windows."""
+"""Channels on the side of a matmul that is not windows, of which fewer are not worth a copy of the windows."""
 _LEAST_SUMMED, _MOST_SUMMED, _MOST_SUMS = 16, 1024, 4
 """Elements of a partial sum that make it worth a product of its own; elements from which on the library's sums are no
-worse than eager's; and how many products there are, since the threads of a library wait for each other in each."""
+worse than eager's; and how many matmuls there are, since the threads of a library wait for each other in each."""
 _MOST_BYTES = 1 << 30
 
 
@@ -47,7 +47,7 @@ def is_product(x: Tensor, w: Tensor, result: Tensor, *, groups: Size, transposed
 def is_pointwise(
     w: Tensor, *, groups: Size, transposed: bool, strides: Sequence[Size], padding: Sequence[Any], **geometry: Any
 ) -> bool:
-    """Whether a convolution mixes the channels of each place by itself: then it is a product as it stands."""
+    """Whether a convolution mixes the channels of each place by itself: then it is a matmul as it stands."""
     return groups == 1 and not transposed and not any(map(any, padding)) and {*w.shape[2:], *strides} == {1}
 
 
@@ -61,7 +61,7 @@ class ConvolveTrained(ModulePass):
     %h = graph.convolution %x, %e                 %h = graph.dot (graph.permute %e), %r
 
     Values are read as rows of channels by permutes and reshapes. Gradients by weights are annotated as such. Groups of
-    channels are a batch of products. `pointwise` takes those alone that mix the channels of single places, in any type.
+    channels are a batch of matmuls. `pointwise` takes those alone that mix the channels of single places, in any type.
     """
 
     name: ClassVar[str] = "convolve_trained"
@@ -82,7 +82,7 @@ class ConvolveTrained(ModulePass):
 
 
 class _Rewriting:
-    """The products of one convolution, one for each group of channels: all have the group as their first dimension."""
+    """The matmuls of one convolution, one for each group of channels: all have the group as their first dimension."""
 
     def __init__(self, function: FuncOp, op: Convolution) -> None:
         self.op = op

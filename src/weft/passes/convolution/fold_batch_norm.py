@@ -1,4 +1,4 @@
-"""Let a convolution or product with frozen weights do the scaling and shifting of its channels that follows it."""
+"""Let a convolution or matmul with frozen weights do the scaling and shifting of its channels that follows it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Matrix products in graphs: split, summed, scaled, aligned, grouped."""
+"""Matmuls in graphs: split, summed, scaled, aligned, grouped."""

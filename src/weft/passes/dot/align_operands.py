@@ -1,4 +1,4 @@
-"""Copy what products multiply to where TMA can read it: rows that begin at multiples of 16 bytes.
+"""Copy what matmuls multiply to where TMA can read it: rows that begin at multiples of 16 bytes.
 
 A matrix with an odd number of columns, or one that is cut out of such, costs a library most of its speed. A copy with
 longer rows takes as long as reading and writing it; those of constants are made once (`hoist_constants`).
@@ -28,10 +28,10 @@ from weft.passes.grouping.build_groups import strides_of
 _ENGINE = 16
 """What rows begin at multiples of, in bytes."""
 _MULTIPLIED, _COPIED, _START = 6e14, 1.5e12, 3e-6
-"""Operations a second of products, bytes a second that copies of such rows read and write, and the seconds that each of
+"""Operations a second of matmuls, bytes a second that copies of such rows read and write, and the seconds that each of
 them takes at least."""
 _BY_LIBRARY = {2: 1.4e14, 4: 2.5e14, 8: 2.5e14}
-"""Operations a second of a library's products, by the bytes that rows begin at multiples of."""
+"""Operations a second of a library's matmuls, by the bytes that rows begin at multiples of."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class _Aligning:
                         dot.operands[place] = self._copied(dot, operand, layout)
 
     def _layout(self, value: SSAValue) -> StridedLayout | None:
-        """How a value lies, if it is what memory holds; what is computed for a product has no rows to be read."""
+        """How a value lies, if it is what memory holds; what is computed for a matmul has no rows to be read."""
         views: list[View] = []
         while isinstance(value, OpResult) and isinstance(value.op, View):
             views.append(value.op)
@@ -118,7 +118,7 @@ def _are_steps(strides: Sequence[Size], width: int) -> bool:
 
 
 def worth_aligning(shape: Sequence[int], depth: int, copied: int, steps: Sequence[int]) -> bool:
-    """Whether a product, after copies of so many bytes, is done before a library is that does without them.
+    """Whether a matmul, after copies of so many bytes, is done before a library is that does without them.
 
     `steps` are the bytes from row to row of what is copied.
     """

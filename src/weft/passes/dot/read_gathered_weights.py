@@ -1,4 +1,4 @@
-"""Let products read the matrices that are chosen for their rows where these lie, instead of copies."""
+"""Let matmuls read the matrices that are chosen for their rows where these lie, instead of copies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weft.passes.simplify.constant_values import made_by
 
 
 def chosen_by(dot: Dot) -> Take | None:
-    """What chooses the weights [R, N, K] of a product with rows [R, 1, K], if something does."""
+    """What chooses the weights [R, N, K] of a matmul with rows [R, 1, K], if something does."""
     view = made_by(dot.operands[1], "graph.permute")
     source = view.operands[0] if view is not None and view.params["dims"] == (0, 2, 1) else None
     if not isinstance(source, OpResult) or not isinstance(source.op, Take):
@@ -32,7 +32,7 @@ def chosen_by(dot: Dot) -> Take | None:
 
 
 def weights_of(dot: Dot) -> SSAValue | None:
-    """The weights [N, K] that a product multiplies with, or [E, N, K] where they are chosen from these."""
+    """The weights [N, K] that a matmul multiplies with, or [E, N, K] where they are chosen from these."""
     take = chosen_by(dot)
     if take is not None:
         return take.operands[0]
@@ -58,7 +58,7 @@ class ReadGatheredWeights(ModulePass):
 
 
 def _is_streamed(dot: Dot) -> bool:
-    """Whether a product takes as long as it takes to read the matrices."""
+    """Whether a matmul takes as long as it takes to read the matrices."""
     result = tensor_of(dot.results[0].type)
     return worth_streaming(result.dtype, result.shape[1:], tensor_of(dot.operands[0].type).shape[-1])
 

@@ -1,8 +1,8 @@
-"""Factors of whole rows go behind products of few rows: a norm is no kernel of its own then.
+"""Factors of whole rows go behind matmuls of few rows: a norm is no kernel of its own then.
 
-A product of few rows reads its weights, and waits for nothing but its rows. What a norm multiplies a row by is known
-when all of the row is; behind the product it is needed last. The kernel that makes a row multiplies it by the norm's
-weights, and the product's kernel finds the factor by itself, from the row as it was.
+A matmul of few rows reads its weights, and waits for nothing but its rows. What a norm multiplies a row by is known
+when all of the row is; behind the matmul it is needed last. The kernel that makes a row multiplies it by the norm's
+weights, and the matmul's kernel finds the factor by itself, from the row as it was.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from weft.passes.claim_libraries import worth_streaming
 from weft.passes.grouping.build_groups import CLAIM, INLINED, is_free
 
 _MOST_HELD = 16384
-"""Elements of all rows that the kernel of a product holds at once to reduce them."""
+"""Elements of all rows that the kernel of a matmul holds at once to reduce them."""
 _MOST_OPS = 16
 
 
@@ -63,7 +63,7 @@ class _Scaled:
 
 
 def _scale_behind(value: SSAValue) -> None:
-    """Take the factor out of a value that products of few rows read, and nobody else."""
+    """Take the factor out of a value that matmuls of few rows read, and nobody else."""
     if tensor_of(value.type).dtype != bf16 or (found := _scaled(value)) is None:
         return
     dots = list(_products(value))
@@ -95,7 +95,7 @@ def _before(op: Operation) -> GraphBuilder:
 
 
 def _products(value: SSAValue) -> Iterator[Dot | None]:
-    """The products of few rows that a value is the rows of, seen through reshapes; None for any other reader."""
+    """The matmuls of few rows that a value is the rows of, seen through reshapes; None for any other reader."""
     for use in value.uses:
         op = use.operation
         if op.name == "graph.reshape" and _width(op.results[0]) == _width(value):
@@ -119,7 +119,7 @@ def _is_held(count: Size, value: SSAValue) -> bool:
 
 
 def _scaled(value: SSAValue) -> _Scaled | None:
-    """How a value that one op reads is a product with a factor of its rows, if it is."""
+    """How a value that one op reads is a matmul with a factor of its rows, if it is."""
     if not isinstance(value, OpResult) or not isinstance(op := value.op, GraphOp):
         return None
     tensor = tensor_of(value.type)
@@ -191,7 +191,7 @@ def _made_for(found: _Scaled, width: Size) -> list[Operation]:
 
 
 def _reduces_rows(op: Operation, width: Size) -> bool:
-    """Whether an op reduces rows of that width: those that the product's kernel has at hand."""
+    """Whether an op reduces rows of that width: those that the matmul's kernel has at hand."""
     if not isinstance(op, DimensionReduction) or op.name not in ("graph.sum", "graph.max", "graph.min"):
         return False
     *others, last = range(tensor_of(op.operands[0].type).rank)
@@ -213,7 +213,7 @@ def _reduce_last(op: DimensionReduction) -> None:
 
 
 def _multiply(dot: Dot, factor: SSAValue, rows: Size) -> None:
-    """Scale the rows of a product."""
+    """Scale the rows of a matmul."""
     following = dot.next_op
     assert following is not None
     b, result = _before(following), dot.results[0]

@@ -1,7 +1,7 @@
-"""Move reshapes of products below the ops that follow, so that these can join the product's kernel.
+"""Move reshapes of matmuls below the ops that follow, so that these can join the matmul's kernel.
 
-Models reshape [batch, tokens, width] to rows for a product and back. The ops after it (bias, activation, residual,
-norm) do not care: computed on the rows, they are epilogues of the product, and agree in shape with each other.
+Models reshape [batch, tokens, width] to rows for a matmul and back. The ops after it (bias, activation, residual,
+norm) do not care: computed on the rows, they are epilogues of the matmul, and agree in shape with each other.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Viewed:
 class _Sinking:
     """One walk over a function.
 
-    `rows` holds the products, and what was computed in their shape after them. `moved` has, for the result of each op
+    `rows` holds the matmuls, and what was computed in their shape after them. `moved` has, for the result of each op
     that was computed in another shape, what it is a view of: that is only made where someone still reads the result.
     """
 

@@ -1,6 +1,6 @@
-"""Products whose columns are read in parts that meet again become a product for each part.
+"""Matmuls whose columns are read in parts that meet again become a matmul for each part.
 
-Models compute a gate and what it opens as one product and cut that in halves. As two products of the same rows they
+Models compute a gate and what it opens as one matmul and cut that in halves. As two matmuls of the same rows they
 fit one kernel, which multiplies both into its registers and never writes either.
 """
 
@@ -27,9 +27,9 @@ from weft.passes.simplify.constant_values import made_by
 from weft.passes.tensor_slices import views_from
 
 _PARTS = 2
-"""Products that a kernel has registers for."""
+"""Matmuls that a kernel has registers for."""
 _BITS, _LEAST_CODED = 4, 8192
-"""Bits of codes that two products are made of at once, and columns of each from which on a GPU has enough to read."""
+"""Bits of codes that two matmuls are made of at once, and columns of each from which on a GPU has enough to read."""
 _LEAST_BROUGHT, _PIECE = 1 << 19, 512
 """Weights of few rows from which on TMA brings them, and how many of each it brings at once."""
 
@@ -45,7 +45,7 @@ class SplitDots(ModulePass):
     name: ClassVar[str] = "split_dots"
 
     few_rows: bool = True
-    """Whether products of few rows are split, too: weights that are coded later must not be."""
+    """Whether matmuls of few rows are split, too: weights that are coded later must not be."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in op.body.block.ops:
@@ -56,7 +56,7 @@ class SplitDots(ModulePass):
 
 
 def share_rows(ops: Sequence[Operation], most: int) -> bool:
-    """Whether all products among ops have the same rows to multiply, and a kernel of tensor cores room for them."""
+    """Whether all matmuls among ops have the same rows to multiply, and a kernel of tensor cores room for them."""
     dots = [op for op in ops if isinstance(op, Dot)]
     tiled = [op for op in ops if isinstance(op, TiledDot)]
     if tiled:
@@ -73,7 +73,7 @@ def _has_many_rows(dot: Dot) -> bool:
 
 
 def _are_brought(dot: Dot) -> bool:
-    """Whether TMA brings the weights of a product of few rows: as they lie in memory, along K."""
+    """Whether TMA brings the weights of a matmul of few rows: as they lie in memory, along K."""
     weights, views = views_from(dot.operands[1])
     plain = not isinstance(weights, OpResult) or not is_free(weights.op)
     turned = sum(view.name == "graph.permute" for view in views) == 1
@@ -81,7 +81,7 @@ def _are_brought(dot: Dot) -> bool:
 
 
 def _are_coded(dots: Sequence[Dot]) -> bool:
-    """Whether a kernel reads the codes of several products side by side, as they are of one kind."""
+    """Whether a kernel reads the codes of several matmuls side by side, as they are of one kind."""
     codes = [op for op in map(_codes_of, dots) if op is not None]
     kinds = {(op.params["form"], *(tensor_of(value.type).shape[1:] for value in op.operands)) for op in codes}
     whole = len(codes) == len(dots) and len(kinds) == 1
@@ -89,7 +89,7 @@ def _are_coded(dots: Sequence[Dot]) -> bool:
 
 
 def _is_coded(dot: Dot, width: Size) -> bool:
-    """Whether a product of so many columns has one row, codes of 4 bits, and with another work for all of a GPU."""
+    """Whether a matmul of so many columns has one row, codes of 4 bits, and with another work for all of a GPU."""
     codes, result = _codes_of(dot), tensor_of(dot.results[0].type)
     if codes is None or FORMS[codes.params["form"]].bits != _BITS or result.shape[0] != 1:
         return False
@@ -99,7 +99,7 @@ def _is_coded(dot: Dot, width: Size) -> bool:
 
 
 def _codes_of(dot: Dot) -> Dequantize | None:
-    """What widens the weights [N, K] of a product."""
+    """What widens the weights [N, K] of a matmul."""
     view = made_by(dot.operands[1], "graph.permute")
     codes = view.operands[0].owner if view is not None and view.params["dims"] == (1, 0) else None
     return codes if isinstance(codes, Dequantize) else None
@@ -115,7 +115,7 @@ def _is_brought(dot: Dot, width: Size) -> bool:
 
 
 def _is_worth(dot: Dot | TiledDot, width: int, few_rows: bool) -> bool:
-    """Whether the tensor cores are worth it for so many columns of a product."""
+    """Whether the tensor cores are worth it for so many columns of a matmul."""
     result, depth = tensor_of(dot.results[0].type), tensor_of(dot.operands[0].type).shape[-1]
     if isinstance(dot, TiledDot):
         return dot.params["rows"] > FEW_ROWS

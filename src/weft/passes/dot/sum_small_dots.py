@@ -1,6 +1,6 @@
-"""Products with few results become sums of rows: each result has a program, where a library would leave a GPU idle.
+"""Matmuls with few results become sums of rows: each result has a program, where a library would leave a GPU idle.
 
-The product that says how much each expert is wanted by a token is such: a few rows, and a column for each expert.
+The matmul that says how much each expert is wanted by a token is such: a few rows, and a column for each expert.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST, _LEAST_DEPTH, _MOST_DEPTH = 2048, 128, 16384
 
 
 def worth_summing(dtype: DType, shape: Sequence[Size], depth: Size) -> bool:
-    """Whether a product [m, k] x [k, n], whose operands lie along K, has so few results that each is a sum."""
+    """Whether a matmul [m, k] x [k, n], whose operands lie along K, has so few results that each is a sum."""
     if dtype not in (f16, bf16) or len(shape) != 2:
         return False
     m, n = shape

@@ -1,7 +1,7 @@
 """Rows in groups, each of which is multiplied with a matrix of its own, become tiles of rows of one group.
 
 Where several rows of a group come together, its matrix is read once for all of them; and where there are many, tiles
-are as large as those of any other product. Which tiles there are is known only when the program runs: a table says of
+are as large as those of any other matmul. Which tiles there are is known only when the program runs: a table says of
 each which matrix it is multiplied with, and which rows it has.
 """
 
@@ -30,7 +30,7 @@ _SHARED, _SHARED_CODES = 0.9, 0.75
 _NARROW, _MEDIUM, _TALL = 8, 64, 128
 """Rows of a tile: as many as are multiplied while codes are read, and as one warp group has, or two."""
 _MOST_READING, _MANY = 16, 48
-"""Rows of a matrix up to which reading it takes longest, if it is codes; and from which on products do."""
+"""Rows of a matrix up to which reading it takes longest, if it is codes; and from which on matmuls do."""
 
 
 def expected_groups(rows: int, groups: int) -> float:

@@ -15,17 +15,17 @@ from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, YieldOp
 from weft.ops.layouts import StridedLayout, contiguous, source_layout, view_layout
 
 PARTIAL_SUMS = "weft.partial_sums"
-"""How many sums a library is to make of those in a product, to add them up: errors grow with the longest sum."""
+"""How many sums a library is to make of those in a matmul, to add them up: errors grow with the longest sum."""
 CLAIM = "weft.claim"
 """The attribute of an op that a library takes: it stays outside groups."""
 SCHEDULE = "schedule"
 """The attribute of a group whose tiles have been measured: their sides."""
 WIDENS = "weft.widens"
-"""The attribute of a cast that a product does as it reads its weights: memory holds them in the narrow type."""
+"""The attribute of a cast that a matmul does as it reads its weights: memory holds them in the narrow type."""
 INLINED = "weft.inlined"
 """The attribute of an op that every kernel which reads its result computes by itself."""
 TWO_DIGITS = "weft.two_digits"
-"""The attribute of a product with rows of i16 that two digits of 8 bits make: none is above 127 * 257."""
+"""The attribute of a matmul with rows of i16 that two digits of 8 bits make: none is above 127 * 257."""
 
 
 def is_free(op: Operation) -> bool:

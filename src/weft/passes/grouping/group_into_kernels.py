@@ -51,7 +51,7 @@ class GroupIntoKernels(ModulePass):
     name: ClassVar[str] = "group_into_kernels"
 
     products: int = 1
-    """How many products of the same rows a kernel may compute: a GPU's tensor cores have registers for two."""
+    """How many matmuls of the same rows a kernel may compute: a GPU's tensor cores have registers for two."""
     updates: bool = False
     """Whether a kernel that puts updates into a tensor computes them, too: on a GPU each of them is read once."""
 
@@ -321,7 +321,7 @@ class _Grouping:
                 op.erase(safe_erase=False)
 
     def _shown_by_products(self, returned: ReturnOp) -> dict[SSAValue, SSAValue]:
-        """Results that are views of a product nobody else reads, for which it is written as they lie."""
+        """Results that are views of a matmul nobody else reads, for which it is written as they lie."""
         written = {target.result for target in self.targets.values()}
         shown: dict[SSAValue, SSAValue] = {}
         for operand in returned.operands:

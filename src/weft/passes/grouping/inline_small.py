@@ -83,7 +83,7 @@ def _is_small(value: SSAValue, size: Size) -> bool:
 
 
 def _masks(function: FuncOp) -> set[Operation]:
-    """The ops of which nothing is made but masks of attention: its factors come from memory, as products want them."""
+    """The ops of which nothing is made but masks of attention: its factors come from memory, as matmuls want them."""
     attentions = [op for op in function.block.ops if isinstance(op, AnyAttention)]
     factors = {viewed(factor) for op in attentions for factor in op.operands[:3]}
     found: set[Operation] = set()

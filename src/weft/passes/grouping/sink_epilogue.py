@@ -1,6 +1,6 @@
-"""Let the kernel that reads a value compute it, where the kernel of a product would write more than it has to.
+"""Let the kernel that reads a value compute it, where the kernel of a matmul would write more than it has to.
 
-The epilogue of a product takes in every op that follows at the same index. What it then writes for others may be no
+The epilogue of a matmul takes in every op that follows at the same index. What it then writes for others may be no
 more than a wider copy of another result, or cheap to make of one:
 
     group { %p = dot; %x = add %p, %r; %w = cast %x; %s = mul %w, %w } → %x, %w, %s     10 bytes an element, with bf16
@@ -33,7 +33,7 @@ def sink_epilogue(
     consumers: Mapping[SSAValue, Sequence[Operation]],
     reads_in_place: Reads,
 ) -> None:
-    """Move ops from the end of a product's group to the only group that reads them, if less is written so."""
+    """Move ops from the end of a matmul's group to the only group that reads them, if less is written so."""
 
     def is_needed(value: SSAValue) -> bool:
         """Whether a value of the group is written for others."""

@@ -1,4 +1,4 @@
-"""Let products of few rows read weights of few bits as they are, and widen them in registers."""
+"""Let matmuls of few rows read weights of few bits as they are, and widen them in registers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FuseDequantization(ModulePass):
     """%w = graph.dequantize %codes, %scales            %w = graph.dequantize %codes, %scales {weft.inlined}
     %y = graph.dot %x, (graph.permute %w)      →      %y = graph.dot %x, (graph.permute %w)
 
-    Products of many rows read weights that a kernel has widened, or that were widened once if they are constants.
+    Matmuls of many rows read weights that a kernel has widened, or that were widened once if they are constants.
     """
 
     name: ClassVar[str] = "fuse_dequantization"
@@ -38,7 +38,7 @@ class FuseDequantization(ModulePass):
 
 
 def is_narrow(op: Operation) -> bool:
-    """Whether an op is a product that takes as long as reading its weights."""
+    """Whether an op is a matmul that takes as long as reading its weights."""
     if isinstance(op, TiledDot):
         return op.params["rows"] <= FEW_ROWS
     if not isinstance(op, Dot):

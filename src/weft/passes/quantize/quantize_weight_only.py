@@ -1,14 +1,14 @@
-"""Hold the frozen weights of a GPU's products in 4 or 8 bits: less memory to read, less exact results.
+"""Hold the frozen weights of a GPU's matmuls in 4 or 8 bits: less memory to read, less exact results.
 
-`hoist_constants` then computes codes and factors once, and `fuse_dequantization` lets products of few rows read them.
+`hoist_constants` then computes codes and factors once, and `fuse_dequantization` lets matmuls of few rows read them.
 
     int4, int4_64, int4_32   integers of 4 bits, with a factor of bf16 (or f16) for 128, 64 or 32 neighbours
     int8, fp8                integers or e4m3, with a factor of f32 for a row
     mxfp4                    e2m1, with a power of two for 32 neighbours
     nvfp4                    e2m1, with a factor of e4m3 for 16 neighbours, and one of f32 for all
 
-Factors of f32 are left to what follows a product. In f16, whose largest number is 65504, that is only done where the
-product's own kernel applies them before it rounds; others read weights that were multiplied by them.
+Factors of f32 are left to what follows a matmul. In f16, whose largest number is 65504, that is only done where the
+matmul's own kernel applies them before it rounds; others read weights that were multiplied by them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from weft.passes.quantize.fuse_dequantization import is_narrow
 from weft.passes.simplify.constant_values import fixed_values
 
 _LEAST_SIDE = 128
-"""Smaller weights take little memory, and their products little time."""
+"""Smaller weights take little memory, and their matmuls little time."""
 _GROUPS = {"int4": 128, "int4_64": 64, "int4_32": 32, "mxfp4": 32, "nvfp4": 16}
 _LARGEST = {"int8": 127.0, "fp8": 448.0, "int4": 7.0, "e2m1": 6.0}
 _BETWEEN = ((0.25, "gt"), (0.75, "ge"), (1.25, "gt"), (1.75, "ge"), (2.5, "gt"), (3.5, "ge"), (5.0, "gt"))
@@ -41,7 +41,7 @@ _BETWEEN = ((0.25, "gt"), (0.75, "ge"), (1.25, "gt"), (1.75, "ge"), (2.5, "gt"),
 
 @dataclass(frozen=True)
 class QuantizeWeightOnly(ModulePass):
-    """Products with constant 16-bit weights of at least 128 by 128, whose K groups divide.
+    """Matmuls with constant 16-bit weights of at least 128 by 128, whose K groups divide.
 
     %y = graph.dot %x, (graph.permute %w)   →   %s = graph.max (graph.abs %w) / 7 over groups of 128
                                                 %c = graph.cast (graph.round (graph.div %w, %s)) + 8, two in a byte
@@ -91,7 +91,7 @@ class QuantizeWeightOnly(ModulePass):
 
 
 def _factor(b: GraphBuilder, factor: SSAValue, take: Take | None) -> SSAValue:
-    """What a product is multiplied by: of many matrices, the factors of those that are chosen for its rows."""
+    """What a matmul is multiplied by: of many matrices, the factors of those that are chosen for its rows."""
     if take is None or not b.tensor(factor).rank:
         return factor
     found = b.take(factor, take.operands[1], dim=0)
@@ -101,7 +101,7 @@ def _factor(b: GraphBuilder, factor: SSAValue, take: Take | None) -> SSAValue:
 
 @dataclass(frozen=True)
 class _Coded:
-    """Weights as they are widened, and what products with them are multiplied by."""
+    """Weights as they are widened, and what matmuls with them are multiplied by."""
 
     weights: SSAValue
     factor: SSAValue | None = None

@@ -1,9 +1,9 @@
-"""Hold the frozen weights of products as integers of 8 bits: a quarter of the memory to read, less exact results.
+"""Hold the frozen weights of matmuls as integers of 8 bits: a quarter of the memory to read, less exact results.
 
 A column of weights has one factor, its largest magnitude over 127. A few weights or elements that are far larger than
-the others would leave these too few steps, so both sides of a product are first multiplied with a Hadamard matrix along
-K: that spreads them over 64 neighbours, and leaves the product as it is. `hoist_constants` then computes factors and
-integers once, and the kernels of products widen the integers as they read them. Where a pass is `dynamic`, rows of what
+the others would leave these too few steps, so both sides of a matmul are first multiplied with a Hadamard matrix along
+K: that spreads them over 64 neighbours, and leaves the matmul as it is. `hoist_constants` then computes factors and
+integers once, and the kernels of matmuls widen the integers as they read them. Where a pass is `dynamic`, rows of what
 is multiplied with them become integers of 16 bits, each by a factor of its own, whenever the program runs.
 """
 
@@ -26,9 +26,9 @@ from weft.passes.grouping.build_groups import TWO_DIGITS, WIDENS
 from weft.passes.simplify.constant_values import fixed_values, made_by
 
 _LEAST_SIDE = 64
-"""Smaller weights take little memory, and their products little time."""
+"""Smaller weights take little memory, and their matmuls little time."""
 _FEW_ROWS = 8
-"""With more rows, a product of floats takes as long with weights of 8 bits as without: they are left alone then."""
+"""With more rows, a matmul of floats takes as long with weights of 8 bits as without: they are left alone then."""
 _LARGEST = 127
 _LARGEST_OF_ROWS = 127 * 257
 """The largest number that two digits of 8 bits make."""
@@ -39,7 +39,7 @@ _SPREAD, _LEAST_SPREAD = 64, 16
 
 @dataclass(frozen=True)
 class QuantizeWeights(ModulePass):
-    """Products with constant f32 weights of at least 64 by 64 read integers, and scale the result.
+    """Matmuls with constant f32 weights of at least 64 by 64 read integers, and scale the result.
 
     %y = graph.dot %x, %w      →      %u = graph.dot %x, %h                         (by blocks of 64 along K)
                                       %v = graph.dot %h, %w / 64
@@ -54,7 +54,7 @@ class QuantizeWeights(ModulePass):
                                       %y = graph.mul (graph.mul (graph.cast %d to f32), %t), %s
 
     Where K is not divided by 64, a matrix of 32 or 16 takes its place, or none. Rows have as many steps as sums of 32
-    bits have room for. Unless it is `dynamic`, a product with more than 8 rows stays in f32. A column with a weight, or
+    bits have room for. Unless it is `dynamic`, a matmul with more than 8 rows stays in f32. A column with a weight, or
     a row with an element, that is no finite number gives NaN.
     """
 
@@ -162,7 +162,7 @@ class _Quantizing:
 
 
 def _largest_of_rows(depth: int) -> int:
-    """The largest integer of rows whose sums of so many products do not overflow."""
+    """The largest integer of rows whose sums of so many matmuls do not overflow."""
     return min(_LARGEST_OF_ROWS, _LARGEST_SUM // (_LARGEST * depth))
 
 

@@ -1,7 +1,7 @@
 """Find weights that a program widens from few bits before it multiplies with them.
 
 Programs say this in many ways: masks and shifts, stacks, casts, factors that are repeated or broadcast. So what is
-compared is not how they say it but what comes out: the ops between a product and its codes are evaluated at some
+compared is not how they say it but what comes out: the ops between a matmul and its codes are evaluated at some
 places, for every code, and the result is that of a `graph.dequantize` or it is left alone. All ops but a stack of two
 treat all places alike, so that some places are enough.
 """

@@ -20,7 +20,7 @@ _GROUP, _MEMBER = _LANES // 4, _LANES % 4
 
 
 def multiply_fragments(fragments: Fragments, left: np.ndarray, right: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """Registers [threads, ...] of a product's operands, each of one element, to those of its result."""
+    """Registers [threads, ...] of a dot's operands, each of one element, to those of its result."""
     warps = len(left) // WARP
     halves, vector = fragments.halves, fragments.vector
     a = left.reshape(warps, WARP, fragments.chunks, fragments.tiles_m, halves, vector)

@@ -161,7 +161,7 @@ class _Role:
         return ring, stage, phase, f"{ring}.{stage}{_of_block(self.rank)}"
 
     def consume(self) -> Generator[Event]:
-        """A consumer's way: the last one gives the first one its turn."""
+        """A consumer's way: the last one gives the first one its iteration."""
         block = self.roles.consumer.block
         if self.number == self.consumers - 1 and any(isinstance(op, PingPongBarrierOp) for op in block.walk()):
             yield Sync(self.first_barrier + _FIRST_TURN, 2, wait=False)

@@ -119,7 +119,7 @@ class KernelCodegen:
         b.finish()
 
     def _place_program(self) -> None:
-        """Turn the block's number into one number an axis of the grid: all fit 32 bits, and so does their product."""
+        """Turn the block's number into one number an axis of the grid: all fit 32 bits, and so does their dot."""
         b = self.b
         sizes = [arg for arg in self.kernel.block.args if arg in self.scalars]
         symbols = {name: self.scalars[arg] for name, arg in zip(self.kernel.size_names, sizes, strict=True)}
@@ -229,12 +229,14 @@ class KernelCodegen:
         self.tiles.update(zip(op.results, results, strict=True))
 
     def _rings_of(self, op: tile.ForOp) -> list[Ring]:
-        """The rings of a loop: where a role is in them goes from turn to turn too."""
+        """The rings of a loop: where a role is in them goes from iteration to iteration too."""
         numbers = sorted({inner.ring.value.data for inner in op.walk() if isinstance(inner, RING_OPS)})
         return [self.rings[number] for number in numbers]
 
     def _loop_ahead(self, op: tile.ForOp) -> None:
-        """A loop that makes some loads for its next turn before it does this one; the last turn follows behind it."""
+        """A loop that makes some loads for its next iteration before it does this one; the last iteration follows
+        behind it.
+        """
         b, variable = self.b, op.block.args[0]
         lower, upper, step = (size for size in op.bounds.data if isinstance(size, int))
         last = lower + (upper - 1 - lower) // step * step

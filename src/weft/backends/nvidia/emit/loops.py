@@ -18,10 +18,10 @@ def loop_with(
     unrolled: bool = True,
     following: Callable[[], V] | None = None,
 ) -> list[list[V]]:
-    """`for (i = lower; i < upper; i += step)` with values carried in registers from turn to turn.
+    """`for (i = lower; i < upper; i += step)` with values carried in registers from iteration to iteration.
 
-    One that must not be `unrolled` takes no more registers than a turn needs. What comes next may be found by a turn:
-    `following` tells it then.
+    One that must not be `unrolled` takes no more registers than an iteration needs. What comes next may be found by an
+    iteration: `following` tells it then.
     """
     before, head, inside, after = b.block, b.label("head"), b.label("body"), b.label("after")
     b.branch(head)

@@ -51,7 +51,7 @@ class CpAsyncWaitOp(IRDLOperation):
 
 @irdl_op_definition
 class StagedOp(IRDLOperation):
-    """A stage of a slot, as an operand of products."""
+    """A stage of a slot, as an operand of dots."""
 
     name = "nvidia.staged"
     stage = operand_def(IndexType)

@@ -9,7 +9,7 @@ from weft.tile import dialect as tile
 
 
 def sum_type(dtype: DType) -> DType:
-    """What products are summed in: narrow floats in f32."""
+    """What dots are summed in: narrow floats in f32."""
     return f32 if dtype.is_float and dtype.bits < 32 else dtype
 
 

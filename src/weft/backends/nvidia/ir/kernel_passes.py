@@ -165,7 +165,7 @@ def adopt(kernel: tile.KernelOp, other: tile.KernelOp) -> None:
 
 
 def has_products(kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
-    """Kernels around products of tiles."""
+    """Kernels around dots of tiles."""
     return True if any(isinstance(op, tile.DotOp) for op in kernel.walk()) else Refused("it has no product of tiles")
 
 

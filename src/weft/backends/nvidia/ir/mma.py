@@ -1,4 +1,4 @@
-"""The tensor cores that every GPU has since Ampere: products of tiles in the registers of a warp (`mma.sync`).
+"""The tensor cores that every GPU has since Ampere: dots of tiles in the registers of a warp (`mma.sync`).
 
     %c = nvidia.mma %a, %b, %acc         a: 16x16, b: 16x8 and c: 16x8 at a time, in pieces of a warp's registers
 
@@ -11,7 +11,7 @@ then *turned*, and half as many instructions are left. Weights of 16 bits leave 
 there are columns to spare, and what each lane holds along K is summed up *apart* (`split_sums`).
 
 Operands are *packed*: a register holds two neighbours along K. Where a tile is too small for all warps of a block, they
-share its K, and the product has one more axis in front, along which what they have is then summed up.
+share its K, and the dot has one more axis in front, along which what they have is then summed up.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ LANES = 4
 """Lanes that share an instruction's K."""
 HALF, _MOST_TURNED = 8, 8
 PACKED, AHEAD, RAW = "nvidia.packed", "nvidia.ahead", "nvidia.raw"
-"""On a load: its registers hold 4 bytes of neighbours each; it is made a turn of its loop before its tile is used; its
-registers hold elements as memory does."""
+"""On a load: its registers hold 4 bytes of neighbours each; it is made an iteration of its loop before its tile is
+used; its registers hold elements as memory does."""
 SPREAD = "nvidia.spread"
 """On the load of one row: of the lanes that hold the same, one reads it, whose column nobody else has; the others have
 zeros."""
@@ -82,7 +82,7 @@ class MmaOp(IRDLOperation):
 
 @irdl_op_definition
 class PackOp(IRDLOperation):
-    """The same tile packed, as an operand of a product; what does not exist is zero."""
+    """The same tile packed, as an operand of a dot; what does not exist is zero."""
 
     name = "nvidia.pack"
     value = operand_def(tile.TileType)
@@ -109,7 +109,7 @@ OPS: list[type[IRDLOperation]] = [MmaOp, PackOp, SqueezeOp]
 
 @dataclass(frozen=True)
 class Warps:
-    """How the warps of a block share a product: so many along M, N and K, and so many times the same."""
+    """How the warps of a block share a dot: so many along M, N and K, and so many times the same."""
 
     m: int = 1
     n: int = 1
@@ -129,7 +129,7 @@ class Warps:
 
 @dataclass(frozen=True)
 class Fragments:
-    """The layouts of a product [m, k] x [k, n] and its operands."""
+    """The layouts of a dot [m, k] x [k, n] and its operands."""
 
     m: int
     n: int

@@ -4,7 +4,7 @@
     griddepcontrol.wait                  the kernel ahead has ended, and what it wrote is there
 
 Every kernel waits before it ends, so all kernels before the one ahead have ended, too, when a wait is over. Before it,
-only memory is read that no step of a program writes: it is the same as behind it. The weights of a product are such
+only memory is read that no step of a program writes: it is the same as behind it. The weights of a dot are such
 memory: TMA brings the first of them while kernels ahead still compute what they are multiplied with, and
 the memory is busy when it would else have nothing to do.
 

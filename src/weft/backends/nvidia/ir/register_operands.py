@@ -1,4 +1,4 @@
-"""Left factors of products that are rounded to 16 bits in registers, and carried from turn to turn as words."""
+"""Left factors of dots that are rounded to 16 bits in registers, and carried from iteration to iteration as words."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from weft.tile import dialect as tile
 
 
 def register_operand(value: SSAValue, product: type[tile.DotOp] | type[WgmmaOp]) -> DType | None:
-    """The type of 16 bits that a tile was rounded to, wherever it comes from, if products of a kind alone read it.
+    """The type of 16 bits that a tile was rounded to, wherever it comes from, if dots of a kind alone read it.
 
-    It is followed through loops: two numbers in a word take half the registers while it waits for the next turn.
+    It is followed through loops: two numbers in a word take half the registers while it waits for the next iteration.
     """
     dtypes: set[DType | None] = set()
     seen: set[SSAValue] = set()
@@ -39,7 +39,7 @@ def register_operand(value: SSAValue, product: type[tile.DotOp] | type[WgmmaOp])
 
 
 def _carried_by(use: Use) -> list[SSAValue] | None:
-    """What a loop makes of a tile that it is given, or that a turn of it yields."""
+    """What a loop makes of a tile that it is given, or that an iteration of it yields."""
     match use.operation:
         case tile.YieldOp() as op if isinstance(loop := op.parent_op(), tile.ForOp):
             place = use.index

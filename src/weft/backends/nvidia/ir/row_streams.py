@@ -9,7 +9,7 @@
     }
 
 A slot is the memory of a tile as it lies in global memory, in one piece; of a cluster, each block has its part. What no
-program's number changes is brought once and *kept*. The ring's barriers are those of kernels around products.
+program's number changes is brought once and *kept*. The ring's barriers are those of kernels around dots.
 
 Of a row that begins anywhere the slot begins at a multiple of 16 bytes before it, and has 16 bytes more than the row;
 the last ones of a tensor begin so early that nothing behind its `end` is read.

@@ -12,8 +12,8 @@
 
 A stage of a ring has a slot for each load that goes with the others. Its `full` barrier completes when all bytes have
 arrived, its `empty` barrier when all consumers have released it. Both sides keep the stage and its phase, which go on
-from loop to loop. Operands that products need at different times have rings of their own, and so has what is brought
-once for all turns of a loop.
+from loop to loop. Operands that dots need at different times have rings of their own, and so has what is brought
+once for all iterations of a loop.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ class WgmmaOp(IRDLOperation):
 
 @irdl_op_definition
 class WgmmaWaitOp(IRDLOperation):
-    """Wait for the products that were begun, but for the last `pending` of them; gives those that it is given."""
+    """Wait for the dots that were begun, but for the last `pending` of them; gives those that it is given."""
 
     name = "nvidia.wgmma_wait"
     values = var_operand_def(tile.TileType)
@@ -315,9 +315,9 @@ class RingToRegistersOp(IRDLOperation):
 
 @irdl_op_definition
 class PingPongBarrierOp(IRDLOperation):
-    """Consumers begin products in turn: `await` until it is this one's, or `pass` it to the next one.
+    """Consumers begin dots in turn: `await` until it is this one's, or `pass` it to the next one.
 
-    While the tensor cores multiply for one, the others compute what comes between products.
+    While the tensor cores multiply for one, the others compute what comes between dots.
     """
 
     name = "nvidia.ping_pong_barrier"
@@ -330,7 +330,7 @@ class PingPongBarrierOp(IRDLOperation):
 
 @irdl_op_definition
 class TruncatePackOp(IRDLOperation):
-    """A product's tile as words of two neighbours of 16 bits each, to be written later."""
+    """A dot's tile as words of two neighbours of 16 bits each, to be written later."""
 
     name = "nvidia.truncate_pack"
     value = operand_def(tile.TileType)

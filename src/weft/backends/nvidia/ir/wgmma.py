@@ -15,7 +15,7 @@ OPERAND_NAMES = {"bf16": "bf16", "f16": "f16", "f8E4M3FN": "e4m3", "f8E5M2": "e5
 
 
 def accumulator_layout(shape: Sequence[int], consumers: int) -> Layout:
-    """Where the tensor cores leave a product: 64 rows to a warp group at a time, 16 of them to each of its warps."""
+    """Where the tensor cores leave a dot: 64 rows to a warp group at a time, 16 of them to each of its warps."""
     rows, columns = shape
     each = rows // (ROWS * consumers)
     registers = [Mode(2, 1), Mode(2, 0, 8), Mode(columns // 8, 1, 8)]
@@ -25,7 +25,7 @@ def accumulator_layout(shape: Sequence[int], consumers: int) -> Layout:
 
 
 def words_layout(layout: Layout) -> Layout:
-    """Where the words of two neighbours each are of a product that the tensor cores left in a layout."""
+    """Where the words of two neighbours each are of a dot that the tensor cores left in a layout."""
     (rows, columns), (_, *registers), (_, below) = layout.shape, layout.registers, layout.lanes
     halved = tuple(replace(mode, step=mode.step // 2) if mode.axis == 1 else mode for mode in registers)
     return Layout((rows, columns // 2), halved, (Mode(4, 1), below), layout.warps)

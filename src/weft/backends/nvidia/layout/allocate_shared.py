@@ -84,7 +84,7 @@ def _insert_barriers(block: Block, reading: frozenset[int], dry: bool = False) -
                 block.insert_op_before(BarrierOp.create(), op)
             reading = frozenset({place})
         blocks = [inner for region in op.regions for inner in region.blocks]
-        if isinstance(op, tile.ForOp | control_flow.WhileOp):  # a turn may start where the last one ended
+        if isinstance(op, tile.ForOp | control_flow.WhileOp):  # an iteration may start where the last one ended
             for inner in blocks:
                 reading |= _insert_barriers(inner, reading, dry=True)
         for inner in blocks:

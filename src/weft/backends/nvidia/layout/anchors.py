@@ -154,7 +154,7 @@ def _of_pairs(ops: Sequence[Operation]) -> int:
 
 
 def _products(ops: Sequence[Operation]) -> dict[tuple[int, ...], Layout]:
-    """The layouts that the tensor cores leave products in, and those of the sums over their first axis."""
+    """The layouts that the tensor cores leave dots in, and those of the sums over their first axis."""
     found: dict[tuple[int, ...], Layout] = {}
     for op in ops:
         if isinstance(op, MmaOp):

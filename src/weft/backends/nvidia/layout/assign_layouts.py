@@ -227,7 +227,7 @@ class Assignment:
                 assign_written(self, op)
 
     def _computed(self, op: ComputedAccess) -> None:
-        """Memory at computed places: as is best for memory where places can be made there, else as its offsets are."""
+        """Memory at computed indices: as is best for memory where places can be made there, else as its offsets are."""
         operands = [o for o in op.operands if isinstance(o.type, tile.TileType)]
         shape = _broadcast([tile.tile_type(o).sizes for o in operands])
         layout = self.home.get(op.offsets)
@@ -243,7 +243,7 @@ class Assignment:
             set_layouts(op, [layout])
 
     def _beside_products(self, op: ComputedAccess) -> Layout | None:
-        """What is read for each row or column of a product alone: threads read it where they have the product."""
+        """What is read for each row or column of a dot alone: threads read it where they have the dot."""
         uses = [use.operation for result in op.results for use in result.uses]
         views = [use for use in uses if isinstance(use, collective_ops.ViewOp)]
         if not self.anchors.of_products or not isinstance(op, tile.GatherOp) or not views or len(views) < len(uses):

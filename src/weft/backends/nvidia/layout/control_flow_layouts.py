@@ -149,7 +149,9 @@ def _while(a: Assignment, op: control_flow.WhileOp) -> None:
 
 
 def carried_layouts(a: Assignment, initial: list[SSAValue], yielded: list[SSAValue]) -> list[Layout]:
-    """Where a loop carries its values: as a turn leaves them, so that nothing moves from turn to turn."""
+    """Where a loop carries its values: as an iteration leaves them, so that nothing moves from iteration to
+    iteration.
+    """
     return [predicted(a, end) or a.natural(start) for start, end in zip(initial, yielded, strict=True)]
 
 

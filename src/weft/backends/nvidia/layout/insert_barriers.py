@@ -72,7 +72,7 @@ class _Order:
     def _inside(self, op: Operation, pending: frozenset[_Access], dry: bool) -> frozenset[_Access]:
         blocks = [inner for region in op.regions for inner in region.blocks]
         if isinstance(op, tile.ForOp | control_flow.WhileOp):
-            for inner in blocks:  # a turn may start where the last one ended
+            for inner in blocks:  # an iteration may start where the last one ended
                 pending |= self.block(inner, pending, dry=True)
         for inner in blocks:
             pending |= self.block(inner, pending, dry)

@@ -1,4 +1,4 @@
-"""Let the tensor cores make products whose operands threads read into their own registers."""
+"""Let the tensor cores make dots whose operands threads read into their own registers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _ROOM, _LESS_ROOM, _FEW_PARTS = 28, 20, 4
 
 @dataclass(frozen=True)
 class UseTensorCores(KernelPass):
-    """Let the tensor cores make products whose operands threads read into their own registers.
+    """Let the tensor cores make dots whose operands threads read into their own registers.
 
     %c = tile.for %k (%acc) {                              %p = tile.for %k (%acc3) {
       %a = tile.load %x[%k] : 4x512                          %a = tile.load %x[%k] {nvidia.packed}
@@ -58,15 +58,15 @@ class UseTensorCores(KernelPass):
     tile.store %y[%n], gelu(%c)                            %c = nvidia.squeeze (tile.reduce sum %p axis 0)
                                                            tile.store %y[%n], gelu(%c)
 
-    These are the products that `pipeline_dots` leaves: of few rows, of small tiles, of operands that are computed, and
-    all of them on GPUs that have no TMA. Where a product has few rows, all warps share its K, and weights are
-    read a turn ahead: then the memory is always busy.
+    These are the dots that `pipeline_dots` leaves: of few rows, of small tiles, of operands that are computed, and
+    all of them on GPUs that have no TMA. Where a dot has few rows, all warps share its K, and weights are
+    read an iteration ahead: then the memory is always busy.
     """
 
     name: ClassVar[str] = "use_tensor_cores"
 
     warps: int = 0
-    """Those of a block; 0 for those that the kernel has, or as many as products want."""
+    """Those of a block; 0 for those that the kernel has, or as many as dots want."""
 
     def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
         return True if _narrow_products(kernel) else Refused("it has no product of 16-bit operands")
@@ -91,13 +91,13 @@ def _narrow_products(kernel: tile.KernelOp) -> list[tile.DotOp]:
 
 
 def _is_narrow(dot: tile.DotOp) -> bool:
-    """Whether a product is so small that every warp can hold all of it."""
+    """Whether a dot is so small that every warp can hold all of it."""
     m, n, _ = _sides(dot)
     return m <= ROWS and n <= _MOST_COLUMNS
 
 
 def narrow_type(dot: tile.DotOp) -> DType | None:
-    """The type of 16 bits in which both operands of a product of floats can be held as they are."""
+    """The type of 16 bits in which both operands of a dot of floats can be held as they are."""
     types = {_narrow(dot.a), _narrow(dot.b)}
     if len(types) != 1 or tile.tile_type(dot.out).dtype != f32 or len(tile.tile_type(dot.b).sizes) != 2:
         return None
@@ -133,9 +133,9 @@ def _sides(dot: tile.DotOp) -> tuple[int, int, int]:
 
 
 def _summing(dots: Sequence[tile.DotOp]) -> tile.ForOp | bool | None:
-    """The loop that does nothing with products but sum them up, from zero on; None for one that stands alone.
+    """The loop that does nothing with dots but sum them up, from zero on; None for one that stands alone.
 
-    False where it is something else: then all of the sum must be there in every turn.
+    False where it is something else: then all of the sum must be there in every iteration.
     """
     parent = dots[0].parent_op()
     if dots[0].accumulator is None:
@@ -200,7 +200,7 @@ def _is_apart(dot: tile.DotOp, fragments: Fragments) -> bool:
 
 
 def _summed_by_warps(outer: tile.ForOp, fragments: Fragments, count: int) -> tile.ForOp:
-    """Put a loop before a loop that sums up products: it sums up what each warp has of them."""
+    """Put a loop before a loop that sums up dots: it sums up what each warp has of them."""
     block = outer.parent_block()
     assert block is not None
     type_ = tile.TileType.of(fragments.product().shape, f32)
@@ -213,8 +213,8 @@ def _summed_by_warps(outer: tile.ForOp, fragments: Fragments, count: int) -> til
     _ask_before(turns)
     left: SSAValue | None = None
     for number, inner in enumerate([op for op in turns.block.ops if isinstance(op, tile.DotOp)]):
-        # The copies still say that the product has two axes.
-        ahead = _turns(turns) > (0 if fragments.apart else 1)  # a single turn is asked for early, too
+        # The copies still say that the dot has two axes.
+        ahead = _turns(turns) > (0 if fragments.apart else 1)  # a single iteration is asked for early, too
         made = _multiply(inner, fragments, turns.block.args[1 + number], ahead=ahead, left=left)
         left = made.a
         inner.out.replace_all_uses_with(made.out)
@@ -291,7 +291,7 @@ def _multiply(
     ahead: bool = False,
     left: SSAValue | None = None,
 ) -> MmaOp:
-    """Put the product of packed operands before a product; `left` is its first one, where that is there already."""
+    """Put the dot of packed operands before a dot; `left` is its first one, where that is there already."""
     block = dot.parent_block()
     assert block is not None
     dtype = narrow_type(dot)
@@ -345,7 +345,7 @@ def _operand(
 
 
 def _is_along(op: Operation | Block, axis: int, block: Block | None) -> bool:
-    """Whether a product's block loads an operand that lies along an axis."""
+    """Whether a dot's block loads an operand that lies along an axis."""
     return isinstance(op, tile.LoadOp) and op.strides.data[axis] == 1 and op.parent is block
 
 
@@ -374,7 +374,7 @@ def _decoded(dot: tile.DotOp, op: tile.DequantizeOp, fragments: Fragments, *, ah
 
 
 def _with_operands(dot: tile.DotOp) -> list[Operation | Block]:
-    """A product, what its operands are made by, and what these read."""
+    """A dot, what its operands are made by, and what these read."""
     makers = [operand.owner for operand in (dot.a, dot.b)]
     return [dot, *makers, *(o.owner for op in makers if isinstance(op, tile.DequantizeOp) for o in op.operands)]
 

@@ -2,7 +2,7 @@
 
     %c = tile.for %k … ; %r = tile.load %x[%m, %n] : 128x256 ; tile.store %y[…], %c + %r
 
-Threads that read such a tile from memory wait for it when all products are done: each holds a few elements here and
+Threads that read such a tile from memory wait for it when all dots are done: each holds a few elements here and
 there. As TMA brings it in further stages behind the last operands, it is there by then.
 """
 
@@ -49,7 +49,7 @@ class EpilogueOperand:
 def epilogue_operands_of(
     kernel: tile.KernelOp, operands: Operands, shape: Sequence[int]
 ) -> dict[tile.LoadOp, EpilogueOperand]:
-    """The loads behind the loops of products, of tiles of the results' shape, that TMA can bring."""
+    """The loads behind the loops of dots, of tiles of the results' shape, that TMA can bring."""
     ops = list(kernel.block.ops)
     loops = [n for n, op in enumerate(ops) if isinstance(op, tile.ForOp) and operands.any_in(op)]
     if not loops:

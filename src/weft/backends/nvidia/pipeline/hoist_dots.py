@@ -16,7 +16,7 @@ from weft.tile import dialect as tile
 from weft.tile.memory_groups import MemoryGroups
 
 _MOST_EARLY = 32
-"""Registers that a thread may hold of products which begin earlier than they stand."""
+"""Registers that a thread may hold of dots which begin earlier than they stand."""
 _PURE = (
     tile.ConstantOp,
     tile.PositionOp,
@@ -38,8 +38,8 @@ class HoistDots(KernelPass):
     %d = tile.dot %v, %g                           %p = powers of %s
     … of %p and %d                                 … of %p and %d
 
-    The second runs while powers are raised of the first. What a turn reads for rows or columns alone is asked for
-    before its first product, and is there by the time it is needed.
+    The second runs while powers are raised of the first. What an iteration reads for rows or columns alone is asked for
+    before its first dot, and is there by the time it is needed.
     """
 
     name: ClassVar[str] = "hoist_dots"
@@ -83,7 +83,7 @@ def _move(block: Block, needed: set[Operation], op: Operation, place: Operation,
 
 
 def registers_of(dot: tile.DotOp) -> int:
-    """What a thread holds of a product, of 64 rows by a warp group."""
+    """What a thread holds of a dot, of 64 rows by a warp group."""
     return WGMMA.rows * tile.tile_type(dot.out).sizes[1] // WGMMA.threads
 
 

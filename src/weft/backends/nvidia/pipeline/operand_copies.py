@@ -1,9 +1,10 @@
-"""The operands of products as TMA brings them: which loads come together, and which ring they go through.
+"""The operands of dots as TMA brings them: which loads come together, and which ring they go through.
 
-Loads that the products of one block read together are a batch: each turn brings all of them to one stage of a ring, and
+Loads that the dots of one block read together are a batch: each iteration brings all of them to one stage of a ring,
+and
 batches of the same shapes, in several loops, share a ring. What is loaded outside of the loops that read it is brought
 once for all their turns, through a ring of one stage, and what is loaded when they are done through the same. A tile
-that products read both as it lies and transposed is brought once.
+that dots read both as it lies and transposed is brought once.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Copy:
 
 @dataclass
 class Batch:
-    """Copies that come together, for the products that read them; `held` ones come once for several loops, `early` ones
+    """Copies that come together, for the dots that read them; `held` ones come once for several loops, `early` ones
     before the kernel ahead has ended."""
 
     copies: list[Copy]
@@ -64,12 +65,12 @@ class Batch:
 
     @property
     def shapes(self) -> tuple[object, ...]:
-        """What its slots take, whichever way products see them."""
+        """What its slots take, whichever way dots see them."""
         return tuple((copy.slot.dtype, copy.slot.lines, copy.slot.blocks) for copy in self.copies)
 
     @property
     def is_brief(self) -> bool:
-        """Whether nothing else is brought between its loads and the last product that reads them."""
+        """Whether nothing else is brought between its loads and the last dot that reads them."""
         (block,) = {load.parent for load in self.loads}
         assert block is not None
         ops = list(block.ops)
@@ -84,7 +85,7 @@ class Batch:
         return self.shapes if self.is_brief else tuple((copy.map, copy.slot) for copy in self.copies)
 
     def is_done_before(self, load: tile.LoadOp) -> bool:
-        """Whether all products that read it stand before a load, or in loops before it."""
+        """Whether all dots that read it stand before a load, or in loops before it."""
         block = load.parent
         assert block is not None
         found = [block.find_ancestor_op_in_block(dot) for dot in self.dots]
@@ -110,7 +111,7 @@ class Operands:
 
     @property
     def dtype(self) -> DType:
-        """What products read: of 8-bit floats, either kind."""
+        """What dots read: of 8-bit floats, either kind."""
         return self.rings[0][0].dtype
 
     def any_in(self, loop: tile.ForOp) -> bool:
@@ -118,12 +119,12 @@ class Operands:
         return any(op in self.batches for op in loop.walk())
 
     def of(self, dot: tile.DotOp) -> list[Batch]:
-        """The batches that a product reads."""
+        """The batches that a dot reads."""
         return list({id(batch): batch for batch in self.batches.values() if dot in batch.dots}.values())
 
 
 def operands_of(kernel: tile.KernelOp, dots: Sequence[tile.DotOp], early: bool = False) -> Operands | None:
-    """How the operands of products come to slots; None where TMA cannot bring them.
+    """How the operands of dots come to slots; None where TMA cannot bring them.
 
     A left operand may also be in registers, if it is narrowed to the type of the right one. Where there is time to gain
     by what comes `early`, it does not come together with what does not.
@@ -163,7 +164,7 @@ def _is_load(value: SSAValue) -> bool:
 
 
 def _are_weights(kernel: tile.KernelOp, load: tile.LoadOp, dots: Sequence[tile.DotOp]) -> bool:
-    """Whether a load brings what stays as it is, of which every program has a part, to products of the same rows.
+    """Whether a load brings what stays as it is, of which every program has a part, to dots of the same rows.
 
     A kernel ahead may still write numbers that say where loads are, or how many programs there are.
     """
@@ -192,7 +193,7 @@ def _batches(copies: Sequence[Copy], early_ones: set[tile.LoadOp]) -> list[Batch
 
 
 def _mixed_with(dtype: DType) -> object:
-    """What tells types apart that no product takes together: of one byte, floats go with floats."""
+    """What tells types apart that no dot takes together: of one byte, floats go with floats."""
     return (dtype.bytes, dtype.kind) if dtype.bytes == 1 else dtype
 
 

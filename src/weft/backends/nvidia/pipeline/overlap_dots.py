@@ -1,4 +1,4 @@
-"""How products of what was made of other products overlap with what is made: two blocks beside each other, or consumers
+"""How dots of what was made of other dots overlap with what is made: two blocks beside each other, or consumers
 that take turns."""
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from weft.tile import dialect as tile
 from weft.tile.memory_groups import MemoryGroups
 
 _MOST_HELD = 64
-"""Registers of products of 64 rows that a thread may hold where there are two blocks."""
+"""Registers of dots of 64 rows that a thread may hold where there are two blocks."""
 _MANY, _MOST_OF_MANY, _TALL = 3, 96, 128
-"""Products of a turn, so many registers of them, and rows, for which one warp group has less to wait for than two."""
+"""Dots of an iteration, so many registers of them, and rows, for which one warp group has less to wait for than two."""
 
 
 @dataclass(frozen=True)
 class PairBlocks(KernelPass):
     """Let two blocks stand beside each other where their tiles are so small that both fit, each with one warp group for
-    all rows where a turn has many products: while one waits for a product, the other works.
+    all rows where an iteration has many dots: while one waits for a dot, the other works.
 
     tile.kernel @attention     →     tile.kernel @attention {nvidia.resident = 2}
     """
@@ -56,7 +56,7 @@ def _products_of_loops(kernel: tile.KernelOp) -> list[list[tile.DotOp]]:
 
 
 def _held(dots: Sequence[Sequence[tile.DotOp]]) -> int:
-    """Registers of products that a thread holds in a turn."""
+    """Registers of dots that a thread holds in an iteration."""
     return max((sum(map(registers_of, each)) for each in dots), default=0)
 
 
@@ -67,7 +67,7 @@ def _is_tall(dots: Sequence[Sequence[tile.DotOp]], most: int, held: int) -> bool
 
 @dataclass(frozen=True)
 class TakeTurns(KernelPass):
-    """Let consumers begin several products, between which they have other work to do, one consumer after the other.
+    """Let consumers begin several dots, between which they have other work to do, one consumer after the other.
 
     %s = nvidia.wgmma %q, %k               nvidia.ping_pong_barrier await
     %o = nvidia.wgmma %p, %v        →      %s = nvidia.wgmma %q, %k

@@ -38,7 +38,7 @@ from weft.tile import dialect as tile
 _THREADS = 128
 """Of a warp group: a piece is 64 rows of it."""
 _MOST_HELD = {1: 200, 2: 200, 3: 120}
-"""Registers that a thread may hold of products and of what is still to be written, by the number of consumers."""
+"""Registers that a thread may hold of dots and of what is still to be written, by the number of consumers."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class OverlapEpilogue(KernelPass):
                                                  tile.yield nvidia.truncate_pack gelu(%c) }
                                                nvidia.tma_store %l piece 0 … ; nvidia.tma_store %l piece 1 …
 
-    Narrowed to 16 bits a tile takes half the registers of its accumulators, and there is room for both. The first turns
-    of the loop over K are laid out one after the other, with a piece of the tile before in each.
+    Narrowed to 16 bits a tile takes half the registers of its accumulators, and there is room for both. The first
+    iterations of the loop over K are laid out one after the other, with a piece of the tile before in each.
     """
 
     name: ClassVar[str] = "overlap_epilogue"
@@ -94,7 +94,7 @@ def _deferral(kernel: tile.KernelOp) -> _Deferral | Refused:
 
 
 def _found(block: Block) -> tuple[tile.ForOp, tile.StoreOp] | None:
-    """The one loop of products of a block and the store in pieces that it ends with, if it has just these."""
+    """The one loop of dots of a block and the store in pieces that it ends with, if it has just these."""
     loops = [op for op in block.ops if isinstance(op, tile.ForOp)]
     stores = [op for op in block.ops if is_staged(op)]
     last = block.last_op.prev_op if block.last_op is not None else None
@@ -110,7 +110,7 @@ def _registers(value: SSAValue, consumers: int) -> int:
 
 
 def _is_sum(value: SSAValue) -> bool:
-    """Whether a product is made in the registers of what it is added to."""
+    """Whether a dot is made in the registers of what it is added to."""
     return isinstance(value.owner, WgmmaOp) and value.owner.accumulator is not None
 
 
@@ -142,7 +142,7 @@ class _Deferral:
         old.erase(safe_erase=False)
 
     def _multiply(self, block: Block, mapping: dict[SSAValue, SSAValue]) -> None:
-        """The first turns one by one, the others in a loop."""
+        """The first iterations one by one, the others in a loop."""
         loop = self.loop
         lower, upper, step = (int(size) for size in loop.bounds.data if isinstance(size, int))
         carried = [mapping.get(value, value) for value in loop.initial]

@@ -32,7 +32,7 @@ _PURE = (tile.ConstantOp, tile.PositionOp, tile.MapOp, collective_ops.ViewOp, po
 
 @dataclass
 class _Operand:
-    """What a product reads: a gather, the slot that it is copied to, and how many elements a thread copies at once."""
+    """What a dot reads: a gather, the slot that it is copied to, and how many elements a thread copies at once."""
 
     gather: tile.GatherOp
     slot: SlotType
@@ -44,11 +44,11 @@ class _Operand:
 class PipelineCpAsync(KernelPass):
     """The cp.async pipeline: threads copy operands that are gathered to shared memory, some iterations ahead.
 
-    %c = tile.for %k (%acc) {                             nvidia.cp_async of turns 0, 1, 2, each a group
+    %c = tile.for %k (%acc) {                             nvidia.cp_async of iterations 0, 1, 2, each a group
       %a = tile.gather %x[%i]                             %c = tile.for %k (%acc) {
       %b = tile.gather %w[%j]                       →       nvidia.cp_async_wait ; %a, %b = nvidia.staged turn % 4
       tile.yield tile.dot %a, %b, %acc }                    %r = nvidia.wgmma %a, %b, %acc
-                                                            nvidia.cp_async of turn + 3
+                                                            nvidia.cp_async of iteration + 3
                                                             tile.yield nvidia.wgmma_wait %r }
 
     All warps do all of it, so that such a loop may stand anywhere: in branches, and in loops that end when they find.
@@ -84,7 +84,7 @@ class PipelineCpAsync(KernelPass):
 
 
 def _operands(loop: tile.ForOp, facts: AxisFacts, groups: int) -> dict[tile.GatherOp, _Operand] | None:
-    """The operands of a loop's products, if threads can copy all of them ahead."""
+    """The operands of a loop's dots, if threads can copy all of them ahead."""
     ops = list(loop.block.ops)
     if any(op.regions or isinstance(op, tile.ScatterOp | tile.StoreOp | pointer_ops.AtomicOp) for op in ops):
         return None
@@ -133,14 +133,14 @@ def _operand(loop: tile.ForOp, gather: tile.GatherOp, facts: AxisFacts) -> _Oper
 
 
 def _is_ahead(loop: tile.ForOp, gather: tile.GatherOp) -> bool:
-    """Whether places are known turns ahead: nothing of them is carried from turn to turn, or read."""
+    """Whether places are known turns ahead: nothing of them is carried from iteration to iteration, or read."""
     return all(isinstance(op, _PURE) for op in _behind(loop, gather)) and not any(
         argument in op.operands for op in (*_behind(loop, gather), gather) for argument in loop.block.args[1:]
     )
 
 
 def _behind(loop: tile.ForOp, gather: tile.GatherOp) -> list[Operation]:
-    """The ops of a turn that the places of a gather are computed by, in order."""
+    """The ops of an iteration that the places of a gather are computed by, in order."""
     found: set[Operation] = set()
     left: list[SSAValue] = list(gather.operands)
     while left:
@@ -166,7 +166,7 @@ class _Staging:
         for turn in range(ahead):
             before += self._copies(turn, None)
         parent.insert_ops_before(before, loop)
-        # Copies beyond the last turn bring zeros: what is staged next must not meet them.
+        # Copies beyond the last iteration bring zeros: what is staged next must not meet them.
         parent.insert_ops_after([CpAsyncWaitOp.create(attributes={"pending": IntegerAttr(0, i64)})], loop)
         dots = [op for op in block.ops if isinstance(op, tile.DotOp)]
         number = self._index(floordiv(symbol("d0") - self._bound(0), self._bound(2)), block.args[0])
@@ -216,7 +216,7 @@ class _Staging:
         return AffineApplyOp.make(tile.Sizes((value,)), [place, *self.loop.indices])
 
     def _copies(self, turns: int, place: SSAValue | None) -> list[Operation]:
-        """The copies of a turn so many after `place`, or after the loop's start."""
+        """The copies of an iteration so many after `place`, or after the loop's start."""
         lower, upper, step = map(self._bound, range(3))
         start = self.loop.indices[0]
         here: Size = lower if place is None else symbol("d0")

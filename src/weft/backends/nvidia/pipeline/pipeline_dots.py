@@ -71,7 +71,7 @@ class PipelineDots(KernelPass):
     tile.store %y[%m, %n], gelu(%c)                  tile.store %y[%m, %n], gelu(%c)
                                                    }
 
-    The loads that only products read are what the producer does; all else stays with the consumers. A product is begun
+    The loads that only dots read are what the producer does; all else stays with the consumers. A dot is begun
     where it stands and waited for where something else first needs it, so that what stands between runs beside it.
     Blocks are persistent: each walks the programs, in an order that keeps what neighbours share in the second-level
     cache.
@@ -90,7 +90,7 @@ class PipelineDots(KernelPass):
 
 @dataclass(frozen=True)
 class _Pipelined:
-    """What TMA brings to the products of a kernel, and who multiplies."""
+    """What TMA brings to the dots of a kernel, and who multiplies."""
 
     operands: Operands
     epilogue_operands: Mapping[tile.LoadOp, EpilogueOperand]
@@ -101,7 +101,7 @@ class _Pipelined:
 
 
 def _pipelined(kernel: tile.KernelOp, target: NvidiaTarget) -> _Pipelined | Refused:
-    """Loops of products that the tensor cores of Hopper take from slots."""
+    """Loops of dots that the tensor cores of Hopper take from slots."""
     blocks = blocks_of(kernel)
     dots = [op for block in blocks or () for op in block.ops if isinstance(op, tile.DotOp)]
     if not dots or all(dot.parent is kernel.block for dot in dots):
@@ -302,7 +302,7 @@ class _Producer:
 
 @dataclass
 class _Consumer:
-    """Begins products where they stand, and finishes them where something else needs them."""
+    """Begins dots where they stand, and finishes them where something else needs them."""
 
     operands: Operands
     epilogue_operands: Mapping[tile.LoadOp, EpilogueOperand]
@@ -327,7 +327,7 @@ class _Consumer:
                     pass
                 case _:
                     needed = [number for number, dot in enumerate(self.under_way, 1) if dot.out in op.operands]
-                    # Nothing is under way from turn to turn.
+                    # Nothing is under way from iteration to iteration.
                     self._finish(len(self.under_way) if isinstance(op, tile.YieldOp) else max(needed, default=0), block)
                     block.add_op(op.clone(self.mapping))
 
@@ -369,11 +369,11 @@ class _Consumer:
         self.under_way.append(dot)
 
     def _finish(self, count: int, block: Block) -> None:
-        """Wait for the first so many of the products that are under way, and release what only they read."""
+        """Wait for the first so many of the dots that are under way, and release what only they read."""
         done, self.under_way = self.under_way[:count], self.under_way[count:]
         if not done:
             return
-        # What only another product was added to is in that one's registers.
+        # What only another dot was added to is in that one's registers.
         used = [dot for dot in done if any(not isinstance(use.operation, tile.DotOp) for use in dot.out.uses)]
         finish = WgmmaWaitOp.make([self.mapping[dot.out] for dot in used], len(self.under_way))
         block.add_op(finish)

@@ -52,7 +52,7 @@ _SIMPLE = (tile.LoadOp, tile.StoreOp, tile.MapOp, tile.ReduceOp, tile.ConstantOp
 
 @dataclass(frozen=True)
 class _Stage:
-    """Loads that come together: those of a turn of a loop."""
+    """Loads that come together: those of an iteration of a loop."""
 
     loop: tile.ForOp
     loads: list[tile.LoadOp]
@@ -64,7 +64,7 @@ class _Stage:
 
     @property
     def brought(self) -> Hashable:
-        """What all turns read: equal for loops that walk the same."""
+        """What all iterations read: equal for loops that walk the same."""
         variable = self.loop.block.args[0]
         return self.loop.bounds, tuple(
             (op.pointer, op.offset, op.extents, tuple(None if i is variable else i for i in op.indices))

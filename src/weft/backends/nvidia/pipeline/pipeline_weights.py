@@ -53,7 +53,7 @@ class _Weights:
 
 @dataclass(frozen=True)
 class FindWeights(KernelPass):
-    """Find the weights of a product of few rows that TMA can bring in whole pieces, and are worth it.
+    """Find the weights of a dot of few rows that TMA can bring in whole pieces, and are worth it.
 
     %b = tile.load %w[%k, %n] {packed}     →     %b = tile.load %w[%k, %n] {packed, weights}
     """
@@ -87,7 +87,7 @@ class PipelineWeights(KernelPass):
                                                         %r = nvidia.mma %a, %b, %acc ; nvidia.release ; tile.yield %r }
                                                         … ; tile.store … } }
 
-    Such a product takes as long as it takes to read the weights. Two blocks of a multiprocessor have some 200 KB of
+    Such a dot takes as long as it takes to read the weights. Two blocks of a multiprocessor have some 200 KB of
     them on their way at any time, also while they sum up one tile and begin the next: TMA goes on from tile
     to tile. Where no step of the program writes the weights, it starts before the kernel ahead has ended
     (`early_start`).
@@ -127,7 +127,7 @@ def _up(size: int) -> int:
 
 
 def _weights(kernel: tile.KernelOp, marked: str = PACKED) -> list[_Weights]:
-    """The loads, one for each product, that TMA brings instead; none if it cannot."""
+    """The loads, one for each dot, that TMA brings instead; none if it cannot."""
     products = [op for op in kernel.walk() if isinstance(op, MmaOp)]
     found = [_weights_of(each, marked) for each in products]
     loops = {each.parent_op() for each in products}
@@ -166,7 +166,7 @@ def _split(kernel: tile.KernelOp, weights: list[_Weights], stages: int) -> None:
     programs, mapping = programs_of(kernel, first.out, count.out)
     once = _same_for_all(original)
     consumer = Block([op.clone(mapping) for op in once])
-    # What comes behind the product is asked for before it.
+    # What comes behind the dot is asked for before it.
     for op in sorted(original, key=lambda op: not isinstance(op, tile.LoadOp)):
         if not isinstance(op, tile.ProgramOp) and op not in once:
             programs.block.add_op(op.clone(mapping))
@@ -231,7 +231,9 @@ def _copy(weights: _Weights, slot: int, known: dict[SSAValue, SSAValue]) -> Bulk
 
 
 def _take(programs: Block, weights: list[_Weights]) -> None:
-    """In the consumers' copy of the loop along K, read slots instead of memory, and the other operand a turn ahead."""
+    """In the consumers' copy of the loop along K, read slots instead of memory, and the other operand an iteration
+    ahead.
+    """
     products = [op for op in programs.walk() if isinstance(op, MmaOp)]
     for slot, (multiply, each) in enumerate(zip(products, weights, strict=True)):
         load = multiply.b.owner

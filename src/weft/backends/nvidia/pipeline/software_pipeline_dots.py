@@ -28,13 +28,13 @@ class SoftwarePipelineDots(KernelPass):
 
     tile.for %i carrying %sum {                          tile.for %i carrying %kept, %p {
       %s = tile.dot %q, keys of %i                         %s = tile.dot %q, keys of %i
-      %p, %a = powers of %s                                %sum = tile.dot %p, values of the turn before, %kept
+      %p, %a = powers of %s                                %sum = tile.dot %p, values of the iteration before, %kept
       yield tile.dot %p, values of %i, %sum * %a }   →     %p, %a = powers of %s
                                                            yield %sum * %a, %p }
-                                                         tile.dot %p, values of the last turn, %kept
+                                                         tile.dot %p, values of the last iteration, %kept
 
-    Both products are begun one after the other, and the second runs while powers are raised of the first. In the first
-    turn there is nothing before: TMA is told a place in front of the tensor, and brings zeros.
+    Both dots are begun one after the other, and the second runs while powers are raised of the first. In the first
+    iteration there is nothing before: TMA is told a place in front of the tensor, and brings zeros.
     """
 
     name: ClassVar[str] = "software_pipeline_dots"
@@ -48,8 +48,8 @@ class SoftwarePipelineDots(KernelPass):
 
 @dataclass
 class _Delayed:
-    """A product that can wait: the op that narrows its left operand, the load of its right one, where its result is
-    carried, and what the product is computed from that its left operand is made of, that one last."""
+    """A dot that can wait: the op that narrows its left operand, the load of its right one, where its result is
+    carried, and what the dot is computed from that its left operand is made of, that one last."""
 
     dot: tile.DotOp
     narrows: tile.MapOp
@@ -67,7 +67,7 @@ def _delayed(loop: tile.ForOp, dot: tile.DotOp) -> _Delayed | None:
     if len(list(dot.a.uses)) > 1 or len(list(dot.b.uses)) > 1 or narrows.parent is not loop.block:
         return None
     if any(isinstance(op, tile.LoadOp) and op is not load and op.pointer is load.pointer for op in loop.block.ops):
-        return None  # what this turn reads anyway would be brought again in the next
+        return None  # what this iteration reads anyway would be brought again in the next
     if any(isinstance(op, tile.ScatterOp | tile.StoreOp | pointer_ops.AtomicOp) or op.regions for op in loop.block.ops):
         return None
     behind = _behind(loop, [dot.a])
@@ -96,8 +96,8 @@ def _behind(loop: tile.ForOp, values: Sequence[SSAValue]) -> set[Operation]:
 
 
 def _before_it(loop: tile.ForOp, load: tile.LoadOp) -> int | None:
-    """The operand of a load that is the loop's variable, if nothing else of it changes from turn to turn but a place
-    along the axis that the product sums over."""
+    """The operand of a load that is the loop's variable, if nothing else of it changes from iteration to iteration but
+    a place along the axis that the dot sums over."""
     variable = loop.block.args[0]
     numbers = [number for number, index in enumerate(load.indices) if index is variable]
     others = ops_behind(index for index in load.indices if index is not variable)
@@ -120,7 +120,9 @@ def _rest(load: tile.LoadOp) -> Size:
 
 
 def _moved(loop: tile.ForOp, load: tile.LoadOp, last: bool) -> list[Operation]:
-    """A load as the turn before made it, or the last turn, with the ops in the loop that its indices come from."""
+    """A load as the iteration before made it, or the last iteration, with the ops in the loop that its indices come
+    from.
+    """
     number = _before_it(loop, load)
     assert number is not None and load.starts is not None
     mapping: dict[SSAValue, SSAValue] = {}

@@ -1,4 +1,4 @@
-"""Which results of products are written through shared memory: by TMA, or line by line by the warps."""
+"""Which results of dots are written through shared memory: by TMA, or line by line by the warps."""
 
 from __future__ import annotations
 

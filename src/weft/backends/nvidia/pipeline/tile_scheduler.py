@@ -204,7 +204,7 @@ _MANY = 64
 def worth_dynamic(kernel: tile.KernelOp, multiprocessors: int, resident: int = 1) -> bool:
     """Whether each program is better a block of its own, which the next free multiprocessor takes.
 
-    That costs what a block does before its first product, but few programs of unequal length would not even out; pairs
+    That costs what a block does before its first dot, but few programs of unequal length would not even out; pairs
     of them are of one length, and those that are counted are drawn. Where several blocks are `resident` one does it
     while another multiplies. In kernels that people write, neighbours read the same, and stay together so.
     """

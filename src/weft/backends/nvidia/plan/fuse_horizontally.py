@@ -5,7 +5,7 @@
                                       tile.for %i = max(%p, 0) to min(%p + 1, 4)   { … what @a does as program %i }
                                       tile.for %i = max(%p, 4) to min(%p + 1, 20)  { … what @b does as %i - 4 } }
 
-Such are the two halves of a rotation and the rows of caches, between a product and attention. Kernels that do the same
+Such are the two halves of a rotation and the rows of caches, between a dot and attention. Kernels that do the same
 for different tensors, of any size, are written down once, as those of an optimizer's step:
 
     @a grid [64]  x0 → y0           @a_a grid [80] { %i, %x, %y = nvidia.horizontal_select %p among [0, 64] (%x0, %y0),

@@ -1,4 +1,4 @@
-"""Sums of a tile and a product are products with an accumulator."""
+"""Sums of a tile and a dot are dots with an accumulator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.tile import dialect as tile
 
 @dataclass(frozen=True)
 class FoldSums(KernelPass):
-    """Sums of a tile and a product are products with an accumulator.
+    """Sums of a tile and a dot are dots with an accumulator.
 
     %p = tile.dot %a, %b
     %s = tile.map add(%total, %p)      →      %s = tile.dot %a, %b, %total

@@ -1,4 +1,4 @@
-"""Products of 8-bit floats, which the language widens first, as the tensor cores of Hopper take them: as they are."""
+"""Dots of 8-bit floats, which the language widens first, as the tensor cores of Hopper take them: as they are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.tile import dialect as tile
 
 @dataclass(frozen=True)
 class NarrowOperands(KernelPass):
-    """Products of 8-bit floats, which the language widens first, as the tensor cores of Hopper take them: as they are.
+    """Dots of 8-bit floats, which the language widens first, as the tensor cores of Hopper take them: as they are.
 
     %a = tile.gather %x[%i]                               %a = tile.gather %x[%i]
     %w = tile.map cast(%a) {f8E5M2 to f16}         →      …

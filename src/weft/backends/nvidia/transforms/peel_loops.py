@@ -1,4 +1,4 @@
-"""Split loops over blocks of columns into one of whole blocks, and one of a single turn for the rest.
+"""Split loops over blocks of columns into one of whole blocks, and one of a single iteration for the rest.
 
 tile.for %c = 0 to 9000 by 4096 (%s) {              %a = tile.for %c = 0 to 8192 by 4096 (%s) {
   %x = tile.load %p[%c] : min(4096, 9000 - %c)        %x = tile.load %p[%c] : 4096 … }
@@ -27,7 +27,7 @@ def peel_loops(kernel: tile.KernelOp) -> list[tile.ForOp] | None:
 
 
 def _is_known(loop: tile.ForOp) -> bool:
-    """Whether a loop has whole turns, and what exists in a turn depends on nothing but its number."""
+    """Whether a loop has whole turns, and what exists in an iteration depends on nothing but its number."""
     bounds = loop.bounds.data
     if not all(isinstance(size, int) for size in bounds):
         return False
@@ -59,7 +59,7 @@ def _peeled(loop: tile.ForOp) -> list[tile.ForOp]:
 
 
 def _set_turn(loop: tile.ForOp, number: int, bounds: tuple[int, int, int], *, everywhere: bool) -> None:
-    """Say what exists in a turn, which is the same in all; `everywhere` else too where there is but one."""
+    """Say what exists in an iteration, which is the same in all; `everywhere` else too where there is but one."""
     loop.attributes["bounds"] = tile.Sizes(bounds)
     for op in loop.block.ops:
         if not _extents(op):

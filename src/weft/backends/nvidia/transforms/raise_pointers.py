@@ -33,7 +33,7 @@ class RaisePointers(KernelPass):
          and 64*%k + j < %K
     %c = tile.dot %a, …                                    %c = tile.dot %a, …
 
-    What products read and where their results go is raised; what no kernel argument says (sizes that were read, say)
+    What dots read and where their results go is raised; what no kernel argument says (sizes that were read, say)
     stays as it is. A mask gives the side of the tensor, and where along it the tile begins. Rows beyond the end that
     are taken from elsewhere (`% M`) are left out instead, if nothing of them is ever written.
     """
@@ -85,7 +85,7 @@ class _Raising:
     """Scalars as indices, before an op: a tile that is read as it lies and turned has the same."""
 
     def operand(self, dot: tile.DotOp, number: int) -> None:
-        """What a product reads: a gather, or one that is turned."""
+        """What a dot reads: a gather, or one that is turned."""
         value, turned = dot.operands[number], False
         if isinstance(value, OpResult) and isinstance(value.op, collective_ops.ViewOp) and turns_matrix(value.op):
             value, turned = value.op.value, True

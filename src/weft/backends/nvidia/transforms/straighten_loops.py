@@ -109,7 +109,7 @@ def _walk(loop: tile.ForOp) -> _Walk | None:
 
 
 def _straight(ops: Sequence[Operation], block: Block) -> None:
-    """Add copies of ops to a block, of loops their one turn."""
+    """Add copies of ops to a block, of loops their one iteration."""
     mapping: dict[SSAValue, SSAValue] = {}
     for op in ops:
         if not isinstance(op, tile.ForOp):

@@ -1,4 +1,4 @@
-"""Reading and writing at computed places."""
+"""Reading and writing at computed indices."""
 
 from __future__ import annotations
 

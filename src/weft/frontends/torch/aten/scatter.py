@@ -1,4 +1,4 @@
-"""Scatter: copies with elements replaced or combined at computed places of one dimension."""
+"""Scatter: copies with elements replaced or combined at computed indices of one dimension."""
 
 from __future__ import annotations
 

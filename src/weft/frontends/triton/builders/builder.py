@@ -153,7 +153,7 @@ class Builder(Protocol):
         carried: Sequence[Handle],
         body: Callable[[Handle, list[Handle]], Sequence[Handle]],
     ) -> list[Handle]:
-        """`for i in range(lower, upper, step)`: `body(i, carried)` makes one turn and gives what is carried on.
+        """`for i in range(lower, upper, step)`: `body(i, carried)` makes one iteration and gives what is carried on.
 
         The bounds are scalars of an integer type, `dtype`, the step is positive; what is carried keeps its types.
         `body` may be called more than once, or never.

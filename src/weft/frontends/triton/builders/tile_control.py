@@ -62,7 +62,9 @@ class ControlEmitter(MemoryEmitter):
         make: Callable[[list[SSAValue]], tile.ForOp | control_flow.WhileOp],
         turn: Callable[[Block], list[Handle]],
     ) -> list[Handle]:
-        """Add a loop. A pointer that a turn takes elsewhere is carried as a number: then the body is made again."""
+        """Add a loop. A pointer that an iteration takes elsewhere is carried as a number: then the body is made
+        again.
+        """
         carried = list(carried)
         for _ in range(2):
             op = make(_plain(carried))

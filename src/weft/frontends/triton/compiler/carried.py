@@ -1,4 +1,5 @@
-"""Values across the edge of a block: what a loop carries from turn to turn, what a branch gives, what is returned.
+"""Values across the edge of a block: what a loop carries from iteration to iteration, what a branch gives, what is
+returned.
 
 Such a value goes through the builder as handles, and is put together again by its type.
 """

@@ -1,4 +1,4 @@
-"""Loops: which names are carried from turn to turn, that their types stay, and the call of the builder.
+"""Loops: which names are carried from iteration to iteration, that their types stay, and the call of the builder.
 
     for i in range(0, n):      %acc1 = for_loop 0, %n, 1 carried(%acc) {
         acc += f(i)      ──►       ... yield %acc + f(%i)
@@ -97,7 +97,8 @@ def for_loop(run: Evaluation, node: ast.For, execute: Execute) -> None:
 def _bounds(run: Evaluation, node: ast.For) -> tuple[tensor, tensor, tensor, tensor | None]:
     """Lower and upper bound and step as scalars of one integer type.
 
-    A step that is negative, or may be, comes without its sign, and the sign with it: 1, -1, or 0 for no turns at all.
+    A step that is negative, or may be, comes without its sign, and the sign with it: 1, -1, or 0 for no iterations at
+    all.
     """
     assert isinstance(node.iter, ast.Call)
     if unwrap(run.evaluate(node.iter.func)) is debugging.range:
@@ -199,15 +200,15 @@ class _Carried:
         return [handle for name in self.names for handle in handles_of(self.outer.values[name])]
 
     def handles(self) -> list[Any]:
-        """The handles that a turn carries on."""
+        """The handles that an iteration carries on."""
         return [handle for name in self.names for handle in handles_of(self.run.scope.values[name])]
 
     def entered(self, handles: list[Any] | None = None) -> _Inside:
-        """Names as at the beginning of a turn."""
+        """Names as at the beginning of an iteration."""
         return _Inside(self, handles)
 
     def check(self) -> None:
-        """After a turn: has every name the type that it had before?"""
+        """After an iteration: has every name the type that it had before?"""
         for name in [*self.names]:
             before = self.outer.values[name]
             after = self.run.scope.values.get(name, ABSENT)
@@ -234,12 +235,12 @@ class _Carried:
         raise self.run.placed(error, last_assignment(name, self.node.body) or self.node)
 
     def leave(self, handles: list[Any]) -> None:
-        """After the loop, the names have the values of its last turn."""
+        """After the loop, the names have the values of its last iteration."""
         for name, value in zip(self.names, rebuild_all(self.types, handles), strict=True):
             self.outer.set(name, value)
 
     def forget(self) -> None:
-        """Names that only a turn has are not known after the loop: it may have had none."""
+        """Names that only an iteration has are not known after the loop: it may have had none."""
         for name in [*self.written, *self.own]:
             if name not in self.names:
                 self.outer.lose(name, f"it has a value only inside of the loop at line {self.node.lineno}")

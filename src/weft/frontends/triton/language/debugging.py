@@ -26,7 +26,7 @@ from weft.frontends.triton.language.values import tensor
 
 
 def _hint(input: Any, values: Any, name: str) -> tensor:
-    # The number of a turn is a Python number where a kernel runs as a Python function.
+    # The number of an iteration is a Python number where a kernel runs as a Python function.
     input, numbers = to_tensor(input), items([values])
     for i, number in enumerate(numbers):
         if not isinstance(number, int):

@@ -18,7 +18,7 @@ from weft.frontends.triton.language.values import member, tensor
 
 _INTEGERS = {16: types.int16, 32: types.int32, 64: types.int64}
 _TURN_NS = 100
-"""A turn of waiting takes about as long."""
+"""An iteration of waiting takes about as long."""
 
 
 def _integer_of(pointer: Any, what: str) -> tuple[dtype, dtype]:
@@ -56,7 +56,7 @@ def atomic_store(pointer: Any, val: Any, mask: Any = None, sem: Any = None, scop
 def atomic_poll(
     pointer: Any, expected_value: Any, sem: Any = None, scope: Any = None, timeout_ns: Any = None
 ) -> tensor:
-    """Wait until a place holds a value; gives whether it does. `timeout_ns` bounds the turns of waiting."""
+    """Wait until a place holds a value; gives whether it does. `timeout_ns` bounds the iterations of waiting."""
     one_of(sem, ("", "acquire", "relaxed"), "Memory semantic of atomic_poll")
     element, _ = _integer_of(pointer, "atomic_poll")
     limit = unwrap(timeout_ns)

@@ -280,7 +280,7 @@ def _permuted(b: Function, low: V, high: V, order: int) -> V:
 
 
 def _as_it_is(b: Function, word: V) -> V:
-    """The same word: LLVM would shift what a loop carries before its turn, and carry all that comes of it."""
+    """The same word: LLVM would shift what a loop carries before its iteration, and carry all that comes of it."""
     return asm(b, "i32", "", "=r,0", word)
 
 

@@ -1,4 +1,4 @@
-"""Products of any type, without tensor cores: operands in shared memory, sums in the registers of a blocked layout.
+"""Dots of any type, without tensor cores: operands in shared memory, sums in the registers of a blocked layout.
 
 What the tensor cores do not take (f32 and f64, which they would round, integers, sums of odd length) is multiplied as
 on a processor: each thread has some elements of the result, and walks along K.

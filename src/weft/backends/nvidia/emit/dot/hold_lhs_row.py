@@ -1,4 +1,4 @@
-"""The row of a product with codes is brought to shared memory once."""
+"""The row of a dot with codes is brought to shared memory once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.tile import dialect as tile
 
 @dataclass(frozen=True)
 class HoldLhsRow(KernelPass):
-    """Give the row of a product with codes, or of several, a place in shared memory.
+    """Give the row of a dot with codes, or of several, a place in shared memory.
 
     %p = tile.for %k (%acc) {                                     %p = tile.for %k (%acc) {
       %x = tile.load %row[%k] {packed, spread}              →       %x = tile.load %row[%k] {packed, spread, held}

@@ -4,11 +4,11 @@
   %x = tile.load %row[%k] {packed, spread}              →       %x = tile.load %row[%k] {packed, spread, held}
   … nvidia.mma %x, (tile.dequantize …), %acc }                  … nvidia.mma %x, (tile.dequantize …), %acc }
 
-Else every turn of every warp waits for a part of the row, and puts it in the codes' order again. Beside the row lie the
-sums of what shares a factor, and zeros for the lanes that have nothing to read (`split_sums`):
+Else every iteration of every warp waits for a part of the row, and puts it in the codes' order again. Beside the row
+lie the sums of what shares a factor, and zeros for the lanes that have nothing to read (`split_sums`):
 
     row      for each piece that four lanes hold: the first 16 bytes of each lane, then the next ones
-    zeros    as many bytes as a lane reads in a turn
+    zeros    as many bytes as a lane reads in an iteration
     sums     a float for each run of neighbours that share a factor
 """
 
@@ -47,7 +47,7 @@ _ALIGNMENT = 128
 
 @dataclass(frozen=True)
 class LhsRow:
-    """The row of a product, and where in shared memory it lies."""
+    """The row of a dot, and where in shared memory it lies."""
 
     op: MmaOp
     load: tile.LoadOp
@@ -58,7 +58,7 @@ class LhsRow:
 
     @classmethod
     def of(cls, op: MmaOp) -> LhsRow | None:
-        """The row of a product, if it lies along K from turn to turn."""
+        """The row of a dot, if it lies along K from iteration to iteration."""
         load, loop = op.a.owner, op.parent_op()
         if not isinstance(load, tile.LoadOp) or SPREAD not in load.attributes or not isinstance(loop, tile.ForOp):
             return None
@@ -164,7 +164,7 @@ def _store_sum(codegen: KernelCodegen, held: LhsRow, start: V, chunk: V, there: 
 
 
 class LhsRowParts:
-    """What a lane reads of a held row in a turn of a loop."""
+    """What a lane reads of a held row in an iteration of a loop."""
 
     def __init__(self, codegen: KernelCodegen, held: LhsRow) -> None:
         b, fragments = codegen.b, held.op.fragments
@@ -207,7 +207,7 @@ def held_in(loop: tile.ForOp) -> LhsRow | None:
 
 
 def held_by(op: MmaOp) -> LhsRow | None:
-    """The row of a product, if it is held."""
+    """The row of a dot, if it is held."""
     load = op.a.owner
     return LhsRow.of(op) if isinstance(load, tile.LoadOp) and HELD in load.attributes else None
 

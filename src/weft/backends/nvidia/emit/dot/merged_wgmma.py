@@ -1,7 +1,7 @@
 """Merged wgmma: dots of the same rows with neighbouring slots, as of a gated MLP, are one instruction.
 
 An instruction reads the rows that it multiplies from shared memory, whichever the number of its columns: of 64 rows and
-twice 128 columns it is 384 lines for two products, and 320 for one with 256.
+twice 128 columns it is 384 lines for two dots, and 320 for one with 256.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_COLUMNS = 256
 
 
 def joined(op: WgmmaOp) -> list[WgmmaOp]:
-    """The products that are begun together with one, itself among them, in the order of their slots."""
+    """The dots that are begun together with one, itself among them, in the order of their slots."""
     group: list[WgmmaOp] = []
     for each in _until_finished(op):
         if not group or not _follows(each, group):
@@ -31,7 +31,7 @@ def joined(op: WgmmaOp) -> list[WgmmaOp]:
 
 
 def merged_slot(products: Sequence[WgmmaOp]) -> SlotType:
-    """The right operands of products as one."""
+    """The right operands of dots as one."""
     slot = products[0].b.type
     assert isinstance(slot, SlotType)
     depth, columns = slot.sizes
@@ -39,7 +39,7 @@ def merged_slot(products: Sequence[WgmmaOp]) -> SlotType:
 
 
 def merged_sums(products: Sequence[Sequence[V]], rows: int) -> list[V]:
-    """The registers of products as those of one: 64 rows of each after the other."""
+    """The registers of dots as those of one: 64 rows of each after the other."""
     each = len(products[0]) * ROWS // rows
     starts = range(0, len(products[0]), each)
     return [value for start in starts for product in products for value in product[start : start + each]]
@@ -53,7 +53,7 @@ def split_sums(values: Sequence[V], products: int, rows: int) -> list[list[V]]:
 
 
 def _until_finished(op: WgmmaOp) -> list[WgmmaOp]:
-    """The products between two waits, if the second one is for all that is under way."""
+    """The dots between two waits, if the second one is for all that is under way."""
     block = op.parent
     assert block is not None
     found: list[WgmmaOp] = []
@@ -68,7 +68,7 @@ def _until_finished(op: WgmmaOp) -> list[WgmmaOp]:
 
 
 def _follows(op: WgmmaOp, before: Sequence[WgmmaOp]) -> bool:
-    """Whether a product can be one with those before it: its slot lies behind theirs."""
+    """Whether a dot can be one with those before it: its slot lies behind theirs."""
     last, here = (_slot(each.b) for each in (before[-1], op))
     if here is None or last is None or op.a is not before[0].a or op.b.type != before[0].b.type:
         return False
@@ -77,7 +77,7 @@ def _follows(op: WgmmaOp, before: Sequence[WgmmaOp]) -> bool:
     behind = here.ring == last.ring and here.slot.value.data == last.slot.value.data + 1
     own = op.accumulator is None or op.accumulator not in [each.out for each in before]
     fits = slot.sizes[1] * (len(before) + 1) <= _MOST_COLUMNS and slot.blocks * slot.lines % 8 == 0
-    # Along K, the second block of a product would lie between the first ones of both.
+    # Along K, the second block of a dot would lie between the first ones of both.
     in_order = slot.axis == 1 or slot.blocks == 1
     return behind and own and fits and in_order and (op.accumulator is None) == (before[0].accumulator is None)
 

@@ -28,7 +28,7 @@ def multiply(
     total: Sequence[V],
     dtype: str,
 ) -> list[V]:
-    """Add a product of packed operands to the accumulators of a warp.
+    """Add a dot of packed operands to the accumulators of a warp.
 
     Where there is but one tile, two sums take turns: an instruction does not wait for the one before it.
     """

@@ -1,4 +1,4 @@
-"""Products of one row with weights of few bits, in which every lane sums up what it holds itself.
+"""Dots of one row with weights of few bits, in which every lane sums up what it holds itself.
 
 An instruction sums over what four lanes hold along K, which may be of different groups: factors would have to be on the
 weights before. Of one row there are columns to spare: lane t's part of it comes in column 2t, with zeros where those of
@@ -30,7 +30,7 @@ _ZERO = V("float", "0.0")
 
 
 class Parts(Protocol):
-    """What a lane has of the row in a turn."""
+    """What a lane has of the row in an iteration."""
 
     def words(self, first: int, count: int) -> list[V]:
         """So many words from one on, in the order of codes."""

@@ -1,4 +1,4 @@
-"""The tensor cores of Hopper: products of slots, accumulated in the registers of a warp group.
+"""The tensor cores of Hopper: dots of slots, accumulated in the registers of a warp group.
 
 A descriptor says where an operand lies in shared memory: the address, and how far apart its parts are. Its upper word
 is the same for all slots; the lower one moves along M, N and K by additions.
@@ -20,7 +20,7 @@ _HIGH = _SWIZZLED | _STRIDE
 
 
 def descriptor(b: Function, address: V, slot: SlotType, k_axis: int) -> V:
-    """The lower word of a slot's descriptor; `k_axis` is the axis that the product sums over."""
+    """The lower word of a slot's descriptor; `k_axis` is the axis that the dot sums over."""
     # Along K lines follow each other; else the next 64 of M or N lie in the next block.
     between = 1 if slot.axis == k_axis else slot.lines * LINE >> 4
     low = b.binary("lshr", b.binary("and", address, i32(0x3FFFF)), i32(4))
@@ -44,7 +44,7 @@ def multiply(
     accumulators: Sequence[V] | None,
     rows: int,
 ) -> list[V]:
-    """Begin to add a warp group's rows of a product to its accumulators, or to set these where there are none.
+    """Begin to add a warp group's rows of a dot to its accumulators, or to set these where there are none.
 
     `a` is a slot, or the words of fragments of it. All instructions are one piece of PTX: LLVM has nothing to move
     between them. The accumulators go through it and through the wait, so that no use of them can move before either.
@@ -87,12 +87,12 @@ def _instruction(a: DType, b: DType) -> tuple[str, str]:
 
 
 def laid_down(b: Function, values: Sequence[V]) -> list[V]:
-    """Values, each in a register of its own: a product can begin with them while another one is under way."""
+    """Values, each in a register of its own: a dot can begin with them while another one is under way."""
     return _through(b, "", values, len(values), [], values[0].type)
 
 
 def wait(b: Function, values: Sequence[V], pending: int, held: Sequence[V]) -> list[V]:
-    """Until all products but the last `pending` are done; what these read in registers stays `held` until then."""
+    """Until all dots but the last `pending` are done; what these read in registers stays `held` until then."""
     element = values[0].type if values else "float"
     return _through(b, f"wgmma.wait_group.sync.aligned {pending};", values, len(values), held, element)
 

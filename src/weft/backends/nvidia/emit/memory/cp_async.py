@@ -1,11 +1,11 @@
-"""Ops of loops whose threads copy operands to stages of shared memory some turns ahead, each its own elements.
+"""Ops of loops whose threads copy operands to stages of shared memory some iterations ahead, each its own elements.
 
     nvidia.cp_async %p[%offsets] where %mask → stage %s of a slot        each thread its 16 bytes, without registers
     nvidia.cp_async_commit                                                what was begun is a group
     nvidia.cp_async_wait 2                                               all groups but the last two are there, for all
-    %a = nvidia.staged %s                                               a stage as an operand of products
+    %a = nvidia.staged %s                                               a stage as an operand of dots
 
-This is what products take whose operands TMA cannot bring: it must be told sizes when a kernel is launched.
+This is what dots take whose operands TMA cannot bring: it must be told sizes when a kernel is launched.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _copy_in(codegen: KernelCodegen, op: CpAsyncOp) -> None:
     offsets, masks = (codegen.registers_of(value, layout) for value in (op.offsets, op.mask))
     base = _stage(codegen, slot, op.start, codegen.scalars[op.stage])
     kind = "cg" if bytes_ == _CHUNK else "ca"
-    # Without a branch: products may be under way.
+    # Without a branch: dots may be under way.
     wanted = b.icmp("sgt", codegen.scalars[op.left], i64(0))
     for first in range(0, layout.count, width):
         places = (codegen.threads.place(layout, axis) for axis in (1 - inner, inner))

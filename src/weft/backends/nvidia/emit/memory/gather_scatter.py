@@ -1,4 +1,4 @@
-"""Global memory at computed places: neighbours that are known to lie side by side are moved at once."""
+"""Global memory at computed indices: neighbours that are known to lie side by side are moved at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of products written line by line, where these begin anywhere: TMA takes multiples of 16 bytes.
+"""Results of dots written line by line, where these begin anywhere: TMA takes multiples of 16 bytes.
 
 A warp has laid 16 lines of 64 elements of 16 bits into shared memory. It writes one at a time, in words of memory: a
 line that begins within a word is shifted by an element, and what lies at its ends beside the words goes by itself.

@@ -30,7 +30,7 @@ class Ring:
 
     @property
     def state(self) -> list[V]:
-        """What goes on from turn to turn of a loop."""
+        """What goes on from iteration to iteration of a loop."""
         return [*([self.stage] if self.stages > 1 else []), self.phase, *([] if self.turn is None else [self.turn])]
 
     @state.setter

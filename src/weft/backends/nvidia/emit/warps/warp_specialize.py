@@ -218,7 +218,7 @@ def _release(codegen: KernelCodegen, ring: Ring, *, threads_read: bool) -> None:
         # All lanes have read what they need, before TMA overwrites it.
         do(b, "fence.proxy.async.shared::cta;", "")
         do(b, "bar.warp.sync -1;", "")
-    # Without a branch: products may be under way.
+    # Without a branch: dots may be under way.
     if ring.sharers == 1:
         text = "{ .reg .pred p; elect.sync _|p, -1; @p mbarrier.arrive.shared::cta.b64 _, [$0]; }"
         do(b, text, "r", ring.empty(b))
@@ -286,7 +286,7 @@ def _tma_load(codegen: KernelCodegen, op: TmaLoadOp, ring: Ring) -> None:
 
 
 def _multiply(codegen: KernelCodegen, op: WgmmaOp) -> None:
-    """Begin a product, with those that are one with it when the last of them comes."""
+    """Begin a dot, with those that are one with it when the last of them comes."""
     b, layout = codegen.b, layout_of(op.out)
     # What one warp group multiplies is bound by memory.
     products = joined(op) if layout.warp_count > _GROUP_WARPS else [op]
@@ -311,9 +311,9 @@ def _multiply(codegen: KernelCodegen, op: WgmmaOp) -> None:
 
 
 def packed_for_dot(codegen: KernelCodegen, op: tile.MapOp) -> list[V] | None:
-    """The words of a tile that is narrowed for products alone, which read it from registers.
+    """The words of a tile that is narrowed for dots alone, which read it from registers.
 
-    Two neighbouring 8x8 blocks of an accumulator, narrowed, are just what a product reads as its left operand. They
+    Two neighbouring 8x8 blocks of an accumulator, narrowed, are just what a dot reads as its left operand. They
     stay where they are packed: it is one register instead of two.
     """
     if narrowed_to(op) is None or not op.out.uses or (dtype := register_operand(op.out, WgmmaOp)) is None:
@@ -324,7 +324,7 @@ def packed_for_dot(codegen: KernelCodegen, op: tile.MapOp) -> list[V] | None:
 
 
 def begins_dot(op: tile.MapOp) -> bool:
-    """Whether a tile is what products begin with, and nothing else."""
+    """Whether a tile is what dots begin with, and nothing else."""
     uses = list(op.out.uses)
     return bool(uses) and all(isinstance(use.operation, WgmmaOp) and use.index == 2 for use in uses)
 
