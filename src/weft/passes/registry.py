@@ -5,6 +5,8 @@ A pipeline is written as xDSL writes it, names with options in braces: `simplify
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from xdsl.passes import ModulePass
 from xdsl.utils.arg_spec import parse_pipeline
 from xdsl.utils.exceptions import ArgSpecParseError
@@ -82,6 +84,22 @@ PASSES: dict[str, type[ModulePass]] = {
     )
 }
 
+_FORMERLY = {
+    "code_weights": "quantize_weight_only",
+    "read_codes": "fuse_dequantization",
+    "recognize_codes": "recognize_dequantization",
+    "find_seen_keys": "find_block_masks",
+    "share_keys": "pack_gqa",
+    "compare_places": "compare_indices",
+    "read_chosen": "read_gathered_weights",
+    "tile_groups": "tile_grouped_gemm",
+    "split_products": "split_dots",
+    "sum_small_products": "sum_small_dots",
+    "scale_after_products": "scale_after_dots",
+    "convolve_by_products": "convolve_by_matmul",
+}
+"""What passes were called before, which texts that people keep may still say."""
+
 
 def read_pipeline(text: str, pipelines: dict[str, list[ModulePass]]) -> list[ModulePass]:
     """The passes that a text names; the name of one of the `pipelines` stands for all of its passes."""
@@ -94,14 +112,15 @@ def read_pipeline(text: str, pipelines: dict[str, list[ModulePass]]) -> list[Mod
         if spec.name in pipelines and not spec.parameters:
             passes.extend(pipelines[spec.name])
             continue
-        if spec.name not in PASSES:
+        name = _FORMERLY.get(spec.name, spec.name)
+        if name not in PASSES:
             known = [*pipelines, *PASSES]
             close = nearest(spec.name, known)
             raise ParseError(
                 f"no pass is called {spec.name}{close}", hint=None if close else f"there are {', '.join(known)}"
             )
         try:
-            passes.append(PASSES[spec.name].from_spec(spec))
+            passes.append(PASSES[name].from_spec(replace(spec, name=name)))
         except ValueError as error:
             raise ParseError(f"{spec.name}: {error}") from error
     return passes
