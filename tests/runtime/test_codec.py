@@ -61,7 +61,7 @@ def test_a_plan_comes_back_equal_and_can_be_run() -> None:
         ("steps.0.serial", 1),
         ("outputs", ["x"]),
         ("outputs", 2),
-        ("buffers.0", {"$": "Layout", "strides": [1], "offset": 0}),
+        ("buffers.0", {"$": "StridedLayout", "strides": [1], "offset": 0}),
         ("buffers.0.tensor.shape", [[4]]),
         ("name", None),
     ],

@@ -13,11 +13,11 @@ from weft.backends.nvidia.driver.libcuda import Driver
 from weft.backends.nvidia.driver.modules import LaunchConfig
 from weft.config import Config
 from weft.errors import DeviceMemoryError, UnsupportedError, WeftError
-from weft.frontends import text
 from weft.frontends.text import compile_text
 from weft.lower.steps import KernelStep
 from weft.runtime import device_program
 from weft.runtime.device_arrays import DeviceArray
+from weft.targets import nvidia
 
 from ..fakes import LAUNCH, FakeLibrary
 from ..ptx_machine import BASE, Memory, run_blocks
@@ -89,7 +89,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Driver(library)
     monkeypatch.setattr(driver_module, "driver", lambda: made)
     monkeypatch.setattr(device_program, "driver", lambda: made)
-    for module in (text, device_program):
+    for module in (nvidia, device_program):
         monkeypatch.setattr(module, "device_facts", lambda number: made.facts(number))
     return library
 

@@ -114,8 +114,8 @@ def test_kernels_of_the_benchmarks_are_read_back(suite: str, monkeypatch: pytest
 
 
 def modules() -> Sequence[Any]:
-    names = [each.name for each in pkgutil.iter_modules(backend.__path__)]
-    return [importlib.import_module(f"{backend.__name__}.{name}") for name in names]
+    found = pkgutil.walk_packages(backend.__path__, f"{backend.__name__}.")
+    return [importlib.import_module(each.name) for each in found]
 
 
 def test_every_op_of_the_target_is_in_the_dialect() -> None:

@@ -66,7 +66,7 @@ def test_random_programs_assemble_and_abort_nothing(arch: str, tmp_path: Path) -
     script = f"""
 import sys
 sys.path[:0] = {[str(HERE.parents[2]), *sys.path]!r}
-from tests.backends.nvidia.test_written import random_code
+from tests.backends.nvidia.kernels.test_triton_kernels import random_code
 for seed in range(1000, 1030):
     open({str(tmp_path)!r} + f"/{{seed}}.ptx", "w").write(random_code(seed, {arch!r})[1].ptx)
 """
