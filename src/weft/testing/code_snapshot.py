@@ -34,6 +34,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.backends.cpu.target import compile_assembly, host_target
 from weft.backends.nvidia.code import DeviceCode
@@ -76,7 +77,8 @@ def gpu_code(case: GpuCase, target: NvidiaTarget) -> str:
         runs = not isinstance(mode, nullcontext)
         backend = partial(_device_backend, config=config, target=target, found=found, runs=runs)
         torch.compiler.reset()
-        with mode, suppress(_Compiled):
+        # Attention is written out, as it is not for a processor: its own op would be torch's here.
+        with mode, suppress(_Compiled), sdpa_kernel(SDPBackend.MATH):
             work.start(Contender(WEFT, lambda function: torch.compile(function, backend=backend)))()
     return "".join(found)
 
