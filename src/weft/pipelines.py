@@ -24,7 +24,7 @@ from weft.backends.nvidia.ir.kernel_passes import (
     FirstThatMatches,
     KernelPass,
     PassNote,
-    has_products,
+    has_dots,
     knows_its_programs,
     multiplies_from_shared,
     reads_whole_tiles,
@@ -38,7 +38,7 @@ from weft.backends.nvidia.layout.mark_unaligned import MarkUnaligned
 from weft.backends.nvidia.layout.use_tensor_cores import UseTensorCores
 from weft.backends.nvidia.pipeline.hoist_dots import HoistDots
 from weft.backends.nvidia.pipeline.mark_dynamic import MarkDynamic
-from weft.backends.nvidia.pipeline.overlap_dots import PairBlocks, TakeTurns
+from weft.backends.nvidia.pipeline.overlap_dots import PairBlocks, PingPong
 from weft.backends.nvidia.pipeline.overlap_epilogue import OverlapEpilogue
 from weft.backends.nvidia.pipeline.pipeline_cp_async import PipelineCpAsync
 from weft.backends.nvidia.pipeline.pipeline_dots import PipelineDots
@@ -188,7 +188,7 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
     """
 
     def multiplied(pipeline: PipelineDots, layouts: AssignLayouts) -> tuple[KernelPass, ...]:
-        return (pipeline, TakeTurns(), OverlapEpilogue(), MarkDynamic(), layouts, InsertBarriers(), AllocateShared())
+        return (pipeline, PingPong(), OverlapEpilogue(), MarkDynamic(), layouts, InsertBarriers(), AllocateShared())
 
     return (
         StraightenLoops(),
@@ -224,7 +224,7 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
                         PipelineWeights(),
                         AllocateShared(),
                     ),
-                    when=(has_products, reads_whole_tiles, knows_its_programs, takes_weights_apart),
+                    when=(has_dots, reads_whole_tiles, knows_its_programs, takes_weights_apart),
                 ),
                 Alternative(
                     "TMA brings operands of wgmma",
@@ -237,7 +237,7 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
                             "choose_overlap",
                             (
                                 Alternative("two blocks beside each other", (PairBlocks(),)),
-                                Alternative("a product a turn later", (SoftwarePipelineDots(),)),
+                                Alternative("a dot an iteration later", (SoftwarePipelineDots(),)),
                             ),
                         ),
                         StageStores(),
@@ -251,18 +251,18 @@ def nvidia_kernel_passes() -> tuple[KernelPass, ...]:
                                     "this program's alone", multiplied(PipelineDots(ahead=False), AssignLayouts())
                                 ),
                                 Alternative(
-                                    "and nothing to turn tiles",
+                                    "and no room to convert layouts",
                                     multiplied(PipelineDots(ahead=False), AssignLayouts(converts=False)),
                                 ),
                             ),
                         ),
                     ),
-                    when=(multiplies_from_shared, has_products),
+                    when=(multiplies_from_shared, has_dots),
                 ),
                 Alternative(
                     "threads copy operands of wgmma (cp.async)",
                     (FoldViews(), PipelineCpAsync(), AssignLayouts(), InsertBarriers(), AllocateShared()),
-                    when=(multiplies_from_shared, has_products, reads_whole_tiles),
+                    when=(multiplies_from_shared, has_dots, reads_whole_tiles),
                 ),
                 Alternative(
                     "threads load what they need",

@@ -4,7 +4,7 @@ The list of them stands in `weft.pipelines`. A pass is a frozen dataclass, as pa
 
     FirstThatMatches(
         "copies",
-        Alternative("TMA", (FoldViews(), PipelineDots(), AssignLayouts(), AllocateShared()), when=(has_products,)),
+        Alternative("TMA", (FoldViews(), PipelineDots(), AssignLayouts(), AllocateShared()), when=(has_dots,)),
         Alternative("plain", (FoldViews(), AssignLayouts(), AllocateShared())),
     )
 
@@ -164,7 +164,7 @@ def adopt(kernel: tile.KernelOp, other: tile.KernelOp) -> None:
 # -- conditions of alternatives ----------------------------------------------------------------------------------------
 
 
-def has_products(kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
+def has_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
     """Kernels around dots of tiles."""
     return True if any(isinstance(op, tile.DotOp) for op in kernel.walk()) else Refused("it has no product of tiles")
 

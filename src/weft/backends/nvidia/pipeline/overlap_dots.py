@@ -66,7 +66,7 @@ def _is_tall(dots: Sequence[Sequence[tile.DotOp]], most: int, held: int) -> bool
 
 
 @dataclass(frozen=True)
-class TakeTurns(KernelPass):
+class PingPong(KernelPass):
     """Let consumers begin several dots, between which they have other work to do, one consumer after the other.
 
     %s = nvidia.wgmma %q, %k               nvidia.ping_pong_barrier await
@@ -88,10 +88,10 @@ class TakeTurns(KernelPass):
             for loop in [
                 op for each in programs for op in each.walk() if isinstance(op, tile.ForOp) and op is not each
             ]:
-                _take_turns(loop.block)
+                _add_barriers(loop.block)
 
 
-def _take_turns(block: Block) -> None:
+def _add_barriers(block: Block) -> None:
     ops = list(block.ops)
     first = next((number for number, op in enumerate(ops) if isinstance(op, WgmmaWaitOp)), len(ops))
     begun = [op for op in ops[:first] if isinstance(op, WgmmaOp)]
