@@ -18,8 +18,8 @@ from weft.tile import dialect as tile
 class MarkDynamic(KernelPass):
     """Let loops over programs go on with what is drawn: whichever block is free takes the next one.
 
-    nvidia.warp_specialize { tile.for %t … } { tile.for %t … }     →     nvidia.warp_specialize { tile.for %t …
-    {nvidia.dynamic} } { … }
+    nvidia.warp_specialize {     →     nvidia.warp_specialize {
+      tile.for %t … } { … }              tile.for %t … {nvidia.dynamic} } { … }
     """
 
     name: ClassVar[str] = "mark_dynamic"

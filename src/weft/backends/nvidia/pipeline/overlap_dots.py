@@ -71,7 +71,7 @@ class PingPong(KernelPass):
 
     %s = nvidia.wgmma %q, %k               nvidia.ping_pong_barrier await
     %o = nvidia.wgmma %p, %v        →      %s = nvidia.wgmma %q, %k
-    nvidia.wgmma_wait …                        %o = nvidia.wgmma %p, %v
+    nvidia.wgmma_wait …                    %o = nvidia.wgmma %p, %v
                                            nvidia.ping_pong_barrier pass
                                            nvidia.wgmma_wait …
     """

@@ -63,8 +63,8 @@ class PipelineRows(KernelPass):
     """Warp-specialize a kernel of whole rows: one that brings the rows of the next programs, others that compute.
 
     %x = tile.load %a[%p * 4096] : 4096              nvidia.stream {
-    %m = tile.reduce max %x                            tile.for %p … { nvidia.acquire ; nvidia.bulk_copy 0 %a[%p *
-    4096] … } %e = tile.map exp(%x - %m)               →       } {
+    %m = tile.reduce max %x                            tile.for %p … { nvidia.acquire ; nvidia.bulk_copy 0 %a[…] }
+    %e = tile.map exp(%x - %m)               →       } {
     …                                                  tile.for %p … { nvidia.wait ; %x = nvidia.read 0 ; nvidia.release
     tile.store %y[%p * 4096], …                          %m = tile.reduce max %x ; … ; tile.store %y[%p * 4096], … } }
 

@@ -90,8 +90,8 @@ class PipelineStreams(KernelPass):
     """Warp-specialize a kernel that walks its rows in blocks: one that brings the next blocks, others that compute.
 
     tile.for %c = 0 to 9000 by 4096 (%s) {     nvidia.stream {
-      %x = tile.load %a[%p * 9000 + %c]          tile.for %p … { tile.for %c … { nvidia.acquire ; nvidia.bulk_copy … }
-      … } %t = tile.map add(%s, %x)           →    } {
+      %x = tile.load %a[%p * 9000 + %c]          tile.for %p … { tile.for %c … { nvidia.acquire ; nvidia.bulk_copy … } }
+      %t = tile.map add(%s, %x)           →    } {
       tile.yield %t }                            tile.for %p … { tile.for %c … { nvidia.wait ; %x = nvidia.read 0 ; … }
     …                                              … tile.store %y[%p], %r } }
     tile.store %y[%p], %r

@@ -8,9 +8,9 @@
 Such are the two halves of a rotation and the rows of caches, between a dot and attention. Kernels that do the same
 for different tensors, of any size, are written down once, as those of an optimizer's step:
 
-    @a grid [64]  x0 → y0           @a_a grid [80] { %i, %x, %y = nvidia.horizontal_select %p among [0, 64] (%x0, %y0),
-    (%x1, %y1)
-    @a grid [16]  x1 → y1      →      … what @a does as program %i of %x and %y }
+    @a grid [64]  x0 → y0           @a_a grid [80] {
+    @a grid [16]  x1 → y1      →      %i, %x, %y = nvidia.horizontal_select %p among [0, 64] (%x0, %y0), (%x1, %y1)
+                                      … what @a does as program %i of %x and %y }
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Ops of loops whose threads copy operands to stages of shared memory some iterations ahead, each its own elements.
 
-    nvidia.cp_async %p[%offsets] where %mask → stage %s of a slot        each thread its 16 bytes, without registers
-    nvidia.cp_async_commit                                                what was begun is a group
-    nvidia.cp_async_wait 2                                               all groups but the last two are there, for all
+    nvidia.cp_async %p[%offsets] where %mask → stage %s of a slot       each thread its 16 bytes, without registers
+    nvidia.cp_async_commit                                              what was begun is a group
+    nvidia.cp_async_wait 2                                              all groups but the last two are there, for all
     %a = nvidia.staged %s                                               a stage as an operand of dots
 
 This is what dots take whose operands TMA cannot bring: it must be told sizes when a kernel is launched.

@@ -1,7 +1,7 @@
 """The dynamic tile scheduler: persistent blocks draw tiles; whichever block is free takes the next one.
 
     first program: the block's own number        producer: asks for the next one (an addition in memory), brings what
-    tile.for … {nvidia.dynamic}                      this one needs, and puts the number into a ring of two
+    tile.for … {nvidia.dynamic}                    this one needs, and puts the number into a ring of two
                                                  consumers: compute this one, and take the next one's number there
 
 A kernel before this one sets the counter to 0: scratch memory holds what another one left there.
