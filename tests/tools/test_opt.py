@@ -93,6 +93,8 @@ def test_an_invalid_program_is_named_with_its_line(weft, softmax: str) -> None:
         (["-p", "claim_libraries{enabled=3}"], "claim_libraries"),
         (["--level", "spirv"], "no level is called spirv"),
         (["--target", "abacus"], "no target is called abacus"),
+        (["--level", "nvidia", "--stop-after", "assign_layouts"], "stop after choose_copies, or name the passes"),
+        (["--level", "tile", "--target", "sm_90a", "-p", "nvidia,assign_layouts"], "is a pass over kernels for a GPU"),
         (["--level", "asm", "--cpu", "i8080"], "no triple is known"),
         (["--level", "asm", "--cpu", "skylake-nonsense"], "LLVM knows no processor called"),
         (["--level", "asm", "--cpu", "mi300", "--triple", "amdgcn-amd-amdhsa"], "not a target of the CPU backend"),

@@ -147,7 +147,11 @@ def at_level(module: ModuleOp, options: Options, told: Callable[[str], None] = p
         passes = read_pipeline(asked, pipelines)
     except ParseError as error:
         raise UsageError(error.message, hint=error.hint) from error
+    if kernel_passes is not None and options.level not in opt_nvidia.LEVELS:
+        raise UsageError(f"{kernel_passes[0].name} is a pass over kernels for a GPU", hint="--level nvidia prints them")
     of_kernels = kernel_passes is not None and last in [each.name for each in kernel_passes]
+    if not of_kernels and last is not None and (choice := opt_nvidia.choice_around(last)) is not None:
+        raise UsageError(f"{last} stands in a choice", hint=f"stop after {choice}, or name the passes with -p")
     _run(module, passes if of_kernels else _until(passes, last), options)
     if gpu is not None and options.level in opt_nvidia.LEVELS:
         wanted = NvidiaOptions(gpu, options.level, options.verify, options.locations, told, options.seconds)

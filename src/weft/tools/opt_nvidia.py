@@ -51,6 +51,12 @@ def is_kernel_pass(name: str) -> bool:
     return name == ALL or name in _named()
 
 
+def choice_around(name: str) -> str | None:
+    """The choice of the list in whose alternatives a pass stands, if it stands in one."""
+    choices = [each for each in nvidia_kernel_passes() if isinstance(each, FirstThatMatches)]
+    return next((each.name for each in choices if name in [inner.name for inner in each.passes]), None)
+
+
 def divided(passes: str, last: str | None = None) -> tuple[str, list[KernelPass] | None]:
     """The passes over graphs that a text names, and those over kernels behind them; None for the whole list.
 

@@ -8,7 +8,8 @@
     }                                      }
 
 What comes before the matmul (views, casts, cheap elementwise ops) is computed on the operands' tiles, what comes after
-it on the result's. Programs of one column block are neighbours, so that the block of b they share stays in the cache.
+it, the epilogue, on the accumulators. Programs of one column block are neighbours, so that the block of b they share
+stays in the cache.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Decide which ops become one kernel.
+"""Kernel fusion: decide which ops become one kernel.
 
-Elementwise ops and movements join the kernel that makes what they read; a reduction joins the kernel of its operand and
+Elementwise ops and movements join the kernel that makes what they read, those behind a matmul too (epilogue fusion); a
+reduction joins the kernel of its operand and
 later ops over the same rows or the same elements join it in turn, so that a softmax or a layer norm is one kernel.
 Views and cheap constants belong to no kernel: whoever needs one computes it on the fly.
 """
@@ -46,6 +47,10 @@ class GroupIntoKernels(ModulePass):
     %m = graph.max %x            %y = graph.group(%x) {
     %d = graph.sub %x, %m    →     %m = graph.max %x
     %y = graph.exp %d              %d = graph.sub %x, %m ; %y = graph.exp %d ; graph.yield %y }
+
+    %h = graph.dot %x, %w        %y = graph.group(%x, %w, %b) {
+    %a = graph.add %h, %b    →     %h = graph.dot %x, %w
+    %y = graph.relu %a             %a = graph.add %h, %b ; %y = graph.relu %a ; graph.yield %y }
     """
 
     name: ClassVar[str] = "group_into_kernels"

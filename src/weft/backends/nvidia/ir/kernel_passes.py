@@ -166,7 +166,7 @@ def adopt(kernel: tile.KernelOp, other: tile.KernelOp) -> None:
 
 def has_dots(kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
     """Kernels around dots of tiles."""
-    return True if any(isinstance(op, tile.DotOp) for op in kernel.walk()) else Refused("it has no product of tiles")
+    return True if any(isinstance(op, tile.DotOp) for op in kernel.walk()) else Refused("it has no dot of tiles")
 
 
 def multiplies_from_shared(kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
@@ -175,9 +175,9 @@ def multiplies_from_shared(kernel: tile.KernelOp, target: NvidiaTarget) -> Match
     return True if target.has_wgmma else Refused(f"{target.arch} multiplies by {units}: not from shared memory")
 
 
-def has_bulk_copies(kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
-    """Targets that bring memory to shared memory by TMA (TMA)."""
-    return True if target.capability >= 90 else Refused(f"{target.arch} has no TMA (TMA)")
+def has_tma(kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
+    """Targets with TMA, which brings memory to shared memory."""
+    return True if target.capability >= 90 else Refused(f"{target.arch} has no TMA")
 
 
 def reads_whole_tiles(kernel: tile.KernelOp, target: NvidiaTarget) -> Match:

@@ -69,7 +69,7 @@ class UseTensorCores(KernelPass):
     """Those of a block; 0 for those that the kernel has, or as many as dots want."""
 
     def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
-        return True if _narrow_products(kernel) else Refused("it has no product of 16-bit operands")
+        return True if _narrow_products(kernel) else Refused("it has no dot of 16-bit operands")
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
         dots = _narrow_products(kernel)

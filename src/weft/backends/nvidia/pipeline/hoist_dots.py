@@ -46,7 +46,7 @@ class HoistDots(KernelPass):
 
     def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
         written = MemoryGroups.of_kernel(kernel).written
-        return True if written else Refused("products of graphs stand where they begin")
+        return True if written else Refused("dots of graphs stand where they begin")
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
         for loop in [op for op in kernel.walk() if isinstance(op, tile.ForOp)]:

@@ -1,10 +1,9 @@
 """The operands of dots as TMA brings them: which loads come together, and which ring they go through.
 
 Loads that the dots of one block read together are a batch: each iteration brings all of them to one stage of a ring,
-and
-batches of the same shapes, in several loops, share a ring. What is loaded outside of the loops that read it is brought
-once for all their turns, through a ring of one stage, and what is loaded when they are done through the same. A tile
-that dots read both as it lies and transposed is brought once.
+and batches of the same shapes, in several loops, share a ring. What is loaded outside of the loops that read it is
+brought once for all their iterations, through a ring of one stage, and what is loaded when they are done through the
+same. A tile that dots read both as it lies and transposed is brought once.
 """
 
 from __future__ import annotations

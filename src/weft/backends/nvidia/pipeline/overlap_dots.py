@@ -40,9 +40,9 @@ class PairBlocks(KernelPass):
         dots = _products_of_loops(kernel)
         most, held = max(map(len, dots), default=0), _held(dots)
         if most < 2:
-            return Refused("no turn of a loop has two products")
+            return Refused("no iteration of a loop has two dots")
         fits = held <= _MOST_HELD or _is_tall(dots, most, held)
-        return True if fits else Refused(f"a thread holds {held} registers of products: two blocks do not fit")
+        return True if fits else Refused(f"a thread holds {held} registers of dots: two blocks do not fit")
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
         set_integer(kernel, RESIDENT, 2)

@@ -76,7 +76,7 @@ def _deferral(kernel: tile.KernelOp) -> _Deferral | Refused:
     programs = roles and next((op for op in roles.consumer.block.ops if isinstance(op, tile.ForOp)), None)
     found = _found(programs.block) if programs is not None else None
     if roles is None or programs is None or found is None:
-        return Refused("its programs do not end in one loop of products and one store in pieces")
+        return Refused("its programs do not end in one loop of dots and one store in pieces")
     loop, store = found
     consumers = roles.consumers.value.data
     rows, columns = tile.tile_type(store.value).sizes

@@ -61,14 +61,14 @@ class PipelineCpAsync(KernelPass):
         warps = integer(kernel, WARPS)
         dots = [op for op in kernel.walk() if isinstance(op, tile.DotOp)]
         if not dots or not warps or warps % 4:
-            return Refused("it has no products, or no whole warp groups")
+            return Refused("it has no dots, or no whole warp groups")
         facts = AxisFacts(kernel)
         loops = list(dict.fromkeys(dot.parent_op() for dot in dots))
         found: list[tuple[tile.ForOp, dict[tile.GatherOp, _Operand]]] = []
         for loop in loops:
             operands = _operands(loop, facts, warps // 4) if isinstance(loop, tile.ForOp) else None
             if operands is None or not isinstance(loop, tile.ForOp):
-                return Refused("threads cannot copy the operands of a product ahead")
+                return Refused("threads cannot copy the operands of a dot ahead")
             found.append((loop, operands))
         largest = max(sum(o.slot.bytes for o in operands.values()) for _, operands in found)
         stages = min(_MOST_STAGES, target.shared_per_block // largest)

@@ -1,4 +1,4 @@
-"""Warp-specialize a kernel around dots: one that copies operands in, others that multiply."""
+"""TMA pipelining and warp specialization of dots: a producer warp fills a ring of stages, consumers multiply."""
 
 from __future__ import annotations
 
@@ -105,16 +105,16 @@ def _pipelined(kernel: tile.KernelOp, target: NvidiaTarget) -> _Pipelined | Refu
     blocks = blocks_of(kernel)
     dots = [op for block in blocks or () for op in block.ops if isinstance(op, tile.DotOp)]
     if not dots or all(dot.parent is kernel.block for dot in dots):
-        return Refused("it has branches, or no product in a loop")
+        return Refused("it has branches, or no dot in a loop")
     rows = tile.tile_type(dots[0].out).sizes[0]
     consumers = integer(kernel, CONSUMERS) or {64: 1, 128: 2, 192: 3, 256: 2}.get(rows)
     if consumers is None:
         return Refused(f"warp groups do not share {rows} rows")
     operands = operands_of(kernel, dots, early=rows == 64)
     if operands is None:
-        return Refused("TMA cannot bring the operands of its products")
+        return Refused("TMA cannot bring the operands of its dots")
     if not all(_fits(dot, operands.dtype, consumers) for dot in dots):
-        return Refused(f"a product is none of {consumers} warp groups and {operands.dtype.name}")
+        return Refused(f"a dot is none of {consumers} warp groups and {operands.dtype.name}")
     # A ring has one producer, and an addend is not there early.
     epilogue_operands = (
         {} if operands.starts_early else epilogue_operands_of(kernel, operands, tile.tile_type(dots[0].out).sizes)

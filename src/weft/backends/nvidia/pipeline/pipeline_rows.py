@@ -1,4 +1,4 @@
-"""Warp-specialize a kernel of whole rows: one that brings the rows of the next programs, others that compute."""
+"""TMA pipelining of whole rows: a producer warp brings those of the next programs, other warps compute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.ir.alignment import WIDEST, access_of, divisor_of, pointer_dtype
 from weft.backends.nvidia.ir.dialect import LAYOUTS, RESIDENT, ConvertOp, layout_of, set_integer, set_launch
 from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp
-from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused, adopt, has_bulk_copies
+from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused, adopt, has_tma
 from weft.backends.nvidia.ir.layouts import WARP, Layout
 from weft.backends.nvidia.ir.row_streams import ALIGNMENT, CROSSES, BulkCopyOp, PieceType, ReadOp, StreamOp, WaitKeptOp
 from weft.backends.nvidia.ir.shared_bytes import crossing_bytes
@@ -60,7 +60,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class PipelineRows(KernelPass):
-    """Warp-specialize a kernel of whole rows: one that brings the rows of the next programs, others that compute.
+    """TMA pipelining of whole rows: a producer warp brings those of the next programs, other warps compute.
 
     %x = tile.load %a[%p * 4096] : 4096              nvidia.stream {
     %m = tile.reduce max %x                            tile.for %p … { nvidia.acquire ; nvidia.bulk_copy 0 %a[…] }
@@ -79,7 +79,7 @@ class PipelineRows(KernelPass):
     decides: ClassVar[bool] = True
 
     def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
-        if not (copies := has_bulk_copies(kernel, target)):
+        if not (copies := has_tma(kernel, target)):
             return copies
         if not kernel.grid.data or kernel.serial is not None or not _is_flat(kernel):
             return Refused("it is not straight code around a reduction")

@@ -1,4 +1,4 @@
-"""Warp-specialize a kernel that walks its rows in blocks: one that brings the next blocks, others that compute."""
+"""TMA pipelining of rows in blocks: a producer warp brings the next blocks, other warps compute."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weft.backends.nvidia.ir.dialect import (
     set_integer,
     set_launch,
 )
-from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused, adopt, has_bulk_copies
+from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused, adopt, has_tma
 from weft.backends.nvidia.ir.layouts import WARP
 from weft.backends.nvidia.ir.row_streams import ALIGNMENT, CROSSES, BulkCopyOp, PieceType, ReadOp, StreamOp
 from weft.backends.nvidia.ir.shared_bytes import crossing_bytes
@@ -87,7 +87,7 @@ class _Ring:
 
 @dataclass(frozen=True)
 class PipelineStreams(KernelPass):
-    """Warp-specialize a kernel that walks its rows in blocks: one that brings the next blocks, others that compute.
+    """TMA pipelining of rows in blocks: a producer warp brings the next blocks, other warps compute.
 
     tile.for %c = 0 to 9000 by 4096 (%s) {     nvidia.stream {
       %x = tile.load %a[%p * 9000 + %c]          tile.for %p … { tile.for %c … { nvidia.acquire ; nvidia.bulk_copy … } }
@@ -174,7 +174,7 @@ _UNKNOWN = Refused("what its loops bring differs, or is not known")
 
 def _walks_blocks(kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
     """Kernels of blocks of columns in loops."""
-    if not (copies := has_bulk_copies(kernel, target)):
+    if not (copies := has_tma(kernel, target)):
         return copies
     simple = kernel.grid.data and kernel.serial is None and _is_simple(kernel)
     return True if simple else Refused("it does not walk rows in loops, with nothing in them that needs all threads")

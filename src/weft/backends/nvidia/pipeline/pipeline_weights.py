@@ -1,4 +1,4 @@
-"""Warp-specialize a skinny GEMM: one that brings weights, others that multiply."""
+"""TMA pipelining of skinny GEMM: a producer warp brings weights, other warps multiply."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from weft.backends.nvidia.code import Launch
 from weft.backends.nvidia.ir.alignment import WIDEST, divisor_of, pointer_dtype
 from weft.backends.nvidia.ir.dialect import LAYOUTS, RESIDENT, WARPS, set_integer, set_launch
-from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused, has_bulk_copies
+from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused, has_tma
 from weft.backends.nvidia.ir.layouts import WARP
 from weft.backends.nvidia.ir.mma import AGAIN, AHEAD, PACKED, MmaOp
 from weft.backends.nvidia.ir.programmatic_launch import is_fixed
@@ -76,7 +76,7 @@ class FindWeights(KernelPass):
 
 @dataclass(frozen=True)
 class PipelineWeights(KernelPass):
-    """Warp-specialize a skinny GEMM: one that brings weights, others that multiply.
+    """TMA pipelining of skinny GEMM: a producer warp brings weights, other warps multiply.
 
     %p = tile.for %k (%acc) {                       nvidia.stream {
       %a = tile.load %x[%k] {packed}                  tile.for %t … { tile.for %k … {
@@ -116,7 +116,7 @@ class PipelineWeights(KernelPass):
 
 def takes_weights_apart(kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
     """Kernels of graphs, of which a block may have as many warps as share K."""
-    if not (copies := has_bulk_copies(kernel, target)):
+    if not (copies := has_tma(kernel, target)):
         return copies
     free = kernel.serial is None and WARPS not in kernel.attributes
     return True if free else Refused("its author says how many warps a block has, or its programs run one by one")

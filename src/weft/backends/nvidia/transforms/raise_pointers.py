@@ -44,7 +44,7 @@ class RaisePointers(KernelPass):
         if not MemoryGroups.of_kernel(kernel).written:
             return Refused("accesses of graphs are parts of tensors")
         dots = any(isinstance(op, tile.DotOp) for op in kernel.walk())
-        return True if dots else Refused("it has no product of tiles")
+        return True if dots else Refused("it has no dot of tiles")
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
         groups = MemoryGroups.of_kernel(kernel)

@@ -1,7 +1,6 @@
 """Binding a launch's arguments: functions made as text for each kernel, as dataclasses make theirs.
 
-`bind` gives the arguments in order and the options besides. `classify` does that too, and in the same iteration finds
-the
+`bind` gives the arguments in order and the options besides. `classify` does that too, and in the same go finds the
 key of the compiled kernel and the words it takes: tensors of torch and integers are looked at in place, since a call of
 `inspect.Signature.bind`, or of a function for each argument, would take longer than the rest of a launch. `launch` does
 the same and, where the kernel is known, runs it.

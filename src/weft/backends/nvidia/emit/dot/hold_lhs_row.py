@@ -25,7 +25,7 @@ class HoldLhsRow(KernelPass):
     name: ClassVar[str] = "hold_lhs_row"
 
     def matches(self, kernel: tile.KernelOp, target: NvidiaTarget) -> Match:
-        return True if _held(kernel) is not None else Refused("it has no row that all products with codes read")
+        return True if _held(kernel) is not None else Refused("it has no row that all dots with codes read")
 
     def apply(self, kernel: tile.KernelOp, target: NvidiaTarget) -> None:
         held, launch = _held(kernel), launch_of(kernel)
