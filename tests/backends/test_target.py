@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import weft
 from weft import discovery
-from weft.backends.target import Target, find_target, require_capabilities, target_for_device, targets
+from weft.backends.target import ALONE, Target, find_target, require_capabilities, target_for_device, targets
 from weft.config import Config
 from weft.diagnostics import forget
 from weft.errors import TargetError, WeftError
+from weft.targets.cpu import Cpu
 from weft.tile.text import functions_of, parse_program
 from weft.tools.doctor import SOFTMAX
 
@@ -28,9 +33,12 @@ PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 def stated(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """Entry points of other distributions: what is put in here is found."""
     points: dict[str, str] = {}
+    before = metadata.entry_points
 
-    def entry_points(*, group: str) -> list[metadata.EntryPoint]:
-        return [metadata.EntryPoint(name, value, group) for name, value in points.items()]
+    def entry_points(*, group: str) -> metadata.EntryPoints:
+        if group != discovery.GROUP:
+            return before(group=group)
+        return metadata.EntryPoints(metadata.EntryPoint(name, value, group) for name, value in points.items())
 
     monkeypatch.setattr(metadata, "entry_points", entry_points)
     discovery.entry_points.cache_clear()
@@ -152,3 +160,24 @@ def test_tensors_must_lie_where_the_target_takes_them() -> None:
     with pytest.raises(WeftError, match="the target 'nvidia' takes tensors on cuda, and these lie on cpu"):
         target_on(torch.device("cpu"), Config(target="nvidia"))
     assert target_on(torch.device("cpu"), Config()).name == "cpu"
+
+
+class Sealed(Cpu):
+    """A target whose programs have a format of their own, if with the same type."""
+
+    name = "sealed"
+
+    def compile(self, function: Any, config: Config, host: Any = ALONE) -> Any:
+        made = super().compile(function, config, host)
+        return replace(made, code=bytes(255 - byte for byte in made.code))
+
+    def load(self, compiled: Any, config: Config, host: Any = ALONE) -> Any:
+        return super().load(replace(compiled, code=bytes(255 - byte for byte in compiled.code)), config, host)
+
+
+def test_torch_lets_a_target_load_what_it_made(stated: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sealed_target", SimpleNamespace(Sealed=Sealed))
+    stated["sealed"] = "sealed_target:Sealed"
+    options = {"target": "sealed", "cache": False, "strict": True}
+    x = torch.randn(5, 7)
+    torch.testing.assert_close(torch.compile(torch.exp, backend="weft", options=options)(x), x.exp())

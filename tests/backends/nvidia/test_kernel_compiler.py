@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from weft.backends.nvidia.compile import KernelCompiler
 from weft.backends.nvidia.driver.libcuda import DeviceFacts, Driver
 from weft.backends.nvidia.target import target_named
 from weft.errors import CompilationError, LoweringError, UnsupportedDeviceError
-from weft.forks import BACKGROUND
+from weft.forks import BACKGROUND, COMPILING
 from weft.ops.base import OpSpec
 from weft.pipelines import compile_kernels, nvidia_kernel_passes
 from weft.runtime import cubins
@@ -138,6 +139,22 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeLibrary, Driver,
     monkeypatch.setattr(cubins, "driver", lambda: driver)
     monkeypatch.setattr(cubins, "device_facts", driver.facts)
     yield library, driver, driver.facts(0)
+
+
+def test_whoever_is_interrupted_lets_others_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, interval = KernelCompiler(target_named("sm_80"), nvidia_kernel_passes()), sys.getswitchinterval()
+
+    def interrupted(**_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compiler._pool, "shutdown", interrupted)
+    with pytest.raises(KeyboardInterrupt), compiler:
+        pass
+    taken: list[bool] = []
+    other = threading.Thread(target=lambda: taken.append(COMPILING.acquire(timeout=5)))
+    other.start()
+    other.join()
+    assert taken == [True] and sys.getswitchinterval() == interval
 
 
 def test_what_was_loaded_early_is_not_loaded_again(

@@ -131,9 +131,10 @@ class KernelCompiler:
         self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="weft-compile")
 
     def __enter__(self) -> KernelCompiler:
-        COMPILING.acquire()
         if self._debug_lines:
-            keep_lines()
+            with COMPILING:
+                keep_lines()
+        COMPILING.acquire()
         BACKGROUND.add(self)
         self._interval = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_SECONDS)
@@ -141,9 +142,11 @@ class KernelCompiler:
 
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         failed = kind is not None
-        self._pool.shutdown(wait=failed or self._loads is None, cancel_futures=failed)
-        sys.setswitchinterval(self._interval)
-        COMPILING.release()
+        try:
+            self._pool.shutdown(wait=failed or self._loads is None, cancel_futures=failed)
+        finally:  # whoever interrupts the wait, others can compile
+            sys.setswitchinterval(self._interval)
+            COMPILING.release()
 
     def wait(self) -> None:
         """Return when all threads are done."""

@@ -64,12 +64,16 @@ from weft.runtime.executable import Executable
 from weft.runtime.plan_executor import WrongData
 from weft.runtime.record import CompilationRecord, compilation, is_recording
 from weft.runtime.single_flight import Flight
+from weft.targets.cpu import Cpu
+from weft.targets.nvidia import Nvidia
 
 if TYPE_CHECKING:
     from weft.frontends.torch.cuda_executor import CudaExecutor
 
 log = logging.getLogger("weft")
 
+_ON_TENSORS = (Cpu.load, Nvidia.load)
+"""Whoever loads programs like this has programs of Weft's own runtime, which run on torch's memory."""
 _UNKNOWN_SIZE = "the size of its result is only known when it has run"
 _HOW_TO_REPORT = "`weft reduce script.py` makes a report of it"
 
@@ -372,7 +376,7 @@ def executor_for(
     runtime = OpaqueRuntime(imported.objects)
     function, host = imported.function, host_on(device, config, runtime)
     made = target.compile(function, config, host)
-    if not isinstance(made.code, bytes | DeviceCode) or not isinstance(made, Compiled):
+    if type(target).load not in _ON_TENSORS or not isinstance(made, Compiled):
         return TargetExecutor(function, target.load(made, config, host))  # a program of arrays, whatever it is else
     compiled = cast("Compiled[bytes | DeviceCode]", made)
 
