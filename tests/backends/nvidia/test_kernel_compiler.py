@@ -151,7 +151,12 @@ def test_whoever_is_interrupted_lets_others_compile(monkeypatch: pytest.MonkeyPa
     with pytest.raises(KeyboardInterrupt), compiler:
         pass
     taken: list[bool] = []
-    other = threading.Thread(target=lambda: taken.append(COMPILING.acquire(timeout=5)))
+
+    def take() -> None:
+        taken.append(COMPILING.acquire(timeout=5))
+        COMPILING.release()
+
+    other = threading.Thread(target=take)
     other.start()
     other.join()
     assert taken == [True] and sys.getswitchinterval() == interval
