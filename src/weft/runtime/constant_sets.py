@@ -12,6 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any, Generic
 
 import numpy as np
@@ -54,10 +55,9 @@ class ConstantSet(Generic[ArrayT]):
         if tuple([address(array) for array in given]) != self.pointers:
             return False
         # The very same objects lie as they did: only others are asked, which may be views of the same memory.
-        return all(
-            weight() is array or _layout(array, self.arrays) == layout
-            for weight, array, layout in zip(self.weights, given, self.layouts, strict=True)
-        )
+        if all(map(is_, [weight() for weight in self.weights], given)):
+            return True
+        return tuple([_layout(array, self.arrays) for array in given]) == self.layouts
 
     def is_fresh(self, given: Sequence[ArrayT]) -> bool:
         """Whether the weights, which lie where they did, have not changed since."""
