@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,9 +16,10 @@ from weft.backends.target import Executable as Program
 from weft.backends.target import Host, require_capabilities, target_at
 from weft.config import Config
 from weft.diagnostics import nearest
-from weft.errors import ParseError, WeftError
+from weft.errors import ParseError, UnsupportedError, WeftError
 from weft.forks import COMPILING
 from weft.ir.attributes import from_attribute, to_attribute
+from weft.ir.expr import symbols_of
 from weft.ir.types import DType, dtype_of_numpy, tensor_of
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
@@ -30,7 +31,7 @@ from weft.runtime.cache import cache_key
 from weft.runtime.codec import table
 from weft.runtime.numpy_arrays import NumpyArrays
 from weft.runtime.record import CompilationRecord
-from weft.runtime.signature import Signature
+from weft.runtime.signature import Signature, signature_of
 from weft.runtime.sources import source_digest, versions
 from weft.tile.text import functions_of, parse_program
 
@@ -48,15 +49,15 @@ def compile_text(
 ) -> ArrayFunction[Any]:
     """Compile a graph function that is given as text; a module with several needs the name of one.
 
-    `constants` are arguments, by name, that are the same in every call: they are folded and packed now, and calls leave
-    them out. The `device` is `cpu`, or a GPU: `cuda`, `cuda:1`. On a processor, kernels run in as many `threads` as
-    there are cores for, and results are arrays of NumPy's; those of a GPU are `DeviceArray`s.
+    `constants` are arguments, by name, that are the same in every call: they are copied, folded and packed now, and
+    calls leave them out. The `device` is `cpu`, or a GPU: `cuda`, `cuda:1`. On a processor, kernels run in as many
+    `threads` as there are cores for, and results are arrays of NumPy's; those of a GPU are `DeviceArray`s.
     """
     config = config or Config.from_options()
-    if device != "cpu":  # no framework is there whose library could multiply
+    kind, number = _parts(device)
+    if kind != "cpu":  # no framework is there whose library could multiply
         config = replace(config, strict=True)
     frozen = sorted(constants or {})
-    kind, number = _parts(device)
     target = target_at(kind, config, number)
     made_with = (*versions(), f"blas {sorted(blas_symbols())}", source_digest())
     key = cache_key("graph text", text, function, tuple(frozen), config.key(), made_with, target.cache_key())
@@ -69,6 +70,7 @@ def compile_text(
             graph.attributes["constants"] = to_attribute(signature.constants)
             require_capabilities(graph, target)
             compiled: Any = target.compile(graph, config)
+            _require_known(signature, getattr(getattr(compiled, "plan", None), "symbols", ()))
             if keeps:
                 stored_programs.store(key, compiled.plan, compiled.code, signature)
         else:
@@ -96,7 +98,14 @@ class ProgramOnArrays:
         """Constants come with every call: nothing is prepared of them."""
 
     def __call__(self, tensors: Sequence[np.ndarray], symbols: Mapping[str, int]) -> list[np.ndarray]:
-        return list(self.program(tensors, symbols))
+        return [self._apart(found, tensors) for found in self.program(tensors, symbols)]
+
+    def _apart(self, found: Any, given: Sequence[np.ndarray]) -> Any:
+        """A result in memory of its own, as compiled programs give it."""
+        if not isinstance(found, np.ndarray):
+            return found
+        array = cast(np.ndarray, found)
+        return array.copy() if any(np.may_share_memory(array, each) for each in given) else array
 
 
 def _parts(device: str) -> tuple[str, int]:
@@ -104,6 +113,8 @@ def _parts(device: str) -> tuple[str, int]:
     kind, _, number = device.partition(":")
     if kind not in ("cpu", "cuda") or not (number or "0").isdecimal():
         raise WeftError(f"no device is called {device!r}", hint="there are `cpu`, `cuda` and `cuda:1`")
+    if kind == "cpu" and int(number or 0):
+        raise WeftError(f"no device is called {device!r}", hint="all processors are one device, `cpu`")
     return kind, int(number or 0)
 
 
@@ -129,7 +140,7 @@ def _signature(function: FuncOp, frozen: Iterable[str]) -> Signature:
     ranges: Any = {} if function.symbols is None else {k: from_attribute(v) for k, v in function.symbols.data.items()}
     already: Any = () if (given := function.attributes.get("constants")) is None else from_attribute(given)
     replaced: Any = () if (given := function.attributes.get("replaced")) is None else from_attribute(given)
-    return Signature(
+    signature = Signature(
         function.sym_name.data,
         names,
         tuple(tensor_of(value.type) for value in arguments),
@@ -137,10 +148,28 @@ def _signature(function: FuncOp, frozen: Iterable[str]) -> Signature:
         tuple(sorted({*already, *(names.index(name) for name in frozen)})),
         tuple(place for place, _ in replaced),
     )
+    _require_known(signature, (s for each in signature.arguments for size in each.shape for s in symbols_of(size)))
+    return signature
+
+
+def _require_known(signature: Signature, symbols: Iterable[str]) -> None:
+    """Refuse sizes that no call could tell."""
+    if unknown := signature.unknown(symbols):
+        raise UnsupportedError(
+            f"the size {unknown[0]} of {signature.name} is not that of an argument, but only a part of others",
+            hint="name the whole size, and state others by it",
+        )
 
 
 def _check(signature: Signature, plan: Plan) -> None:
     """Raise where a stored signature does not fit its plan."""
-    count = len(plan.inputs) + len(plan.fixed)
-    if len(signature.names) != count or len(signature.arguments) != count or signature.constants != plan.fixed:
+    own = signature_of(plan, signature.names)
+    fits = (
+        (signature.names, signature.arguments, signature.constants) == (own.names, own.arguments, own.constants)
+        and len(set(signature.names)) == len(signature.names)
+        and all(plan.buffers[place].role == "constant" for place in plan.fixed)
+        and set(own.replaced) <= set(signature.replaced) <= set(range(len(own.names)))
+        and not signature.unknown(plan.symbols)
+    )
+    if not fits:
         raise ParseError("a stored signature does not fit its plan")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Protocol
 
-from weft.errors import DataError, GuardError
+from weft.errors import DataError, GuardError, WeftError
 from weft.ir.types import DType
 from weft.runtime.array_adapter import ArrayAdapter, ArrayT
+from weft.runtime.overlap import kept_apart
 from weft.runtime.plan_executor import WrongData
 from weft.runtime.signature import Signature
+from weft.runtime.strides import row_major
 
 
 class ArrayExecutor(Protocol[ArrayT]):
@@ -31,9 +33,10 @@ class ArrayExecutor(Protocol[ArrayT]):
 class ArrayFunction(Generic[ArrayT]):
     """A compiled function. It may be called from several threads at once.
 
-    Arguments come in the order of the function's own, or by name; those that are `constants` were given before. Arrays
-    of other libraries are read where they lie, by DLPack. Arguments that the function replaces are written over if they
-    can be: what it returns for them is the new state.
+    Arguments come in the order of the function's own, or by name; those that are `constants` were given before, and
+    were copied then. Arrays of other libraries are read where they lie, by DLPack. Arguments that the function replaces
+    are written over if they can be, which is not so where they share memory with others: what it returns for them is
+    the new state.
     """
 
     def __init__(
@@ -42,9 +45,15 @@ class ArrayFunction(Generic[ArrayT]):
         self.signature = signature
         self.executor = executor
         places = {name: place for place, name in enumerate(signature.names)}
-        self._constants = {places[name]: self._taken(name, value) for name, value in (constants or {}).items()}
+        self._constants = {places[name]: self._copied(name, value) for name, value in (constants or {}).items()}
         self._places = {name: place for place, name in enumerate(signature.names) if place not in self._constants}
         if self._constants:
+            if missing := [signature.names[place] for place in executor.fixed if place not in self._constants]:
+                raise WeftError(
+                    f"{signature.name} has constants that were not given: {', '.join(missing)}",
+                    hint="give all of its constants, or none: they are arguments of calls then",
+                )
+            signature.sizes({place: executor.arrays.shape(array) for place, array in self._constants.items()})
             executor.freeze([self._constants[place] for place in executor.fixed])
 
     def __call__(self, *arrays: Any, **named: Any) -> tuple[ArrayT, ...]:
@@ -58,7 +67,9 @@ class ArrayFunction(Generic[ArrayT]):
         for name, array in (*zip(places, arrays, strict=False), *named.items()):
             given[places[name]] = self._taken(name, array)
         taken = [given[place] for place in range(len(given))]
-        symbols = signature.sizes([self.executor.arrays.shape(array) for array in taken])
+        symbols = signature.sizes({place: self.executor.arrays.shape(array) for place, array in enumerate(taken)})
+        if signature.replaced:
+            taken = kept_apart(self.executor.arrays, taken, signature.replaced)
         try:
             return tuple(self.executor(taken, symbols))
         except WrongData as wrong:
@@ -70,3 +81,10 @@ class ArrayFunction(Generic[ArrayT]):
         array, dtype = self.executor.borrow(value, place in self.signature.replaced)
         self.signature.check_type(place, dtype)
         return array
+
+    def _copied(self, name: str, value: Any) -> ArrayT:
+        """A constant as it is now, whatever happens to the array later."""
+        array, arrays = self._taken(name, value), self.executor.arrays
+        strides = row_major(arrays.shape(array))
+        # A GPU clones by itself; other strides take the way by the processor.
+        return arrays.cloned(array) if tuple(arrays.strides(array)) == strides else arrays.copied(array, strides)

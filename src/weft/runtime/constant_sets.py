@@ -12,13 +12,19 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any, Generic
 
 import numpy as np
 
+from weft.errors import UnsupportedError
+from weft.ir.expr import evaluate, symbols_of
+from weft.lower.steps import Buffer
+from weft.ops.layouts import contiguous
 from weft.runtime.array_adapter import ArrayAdapter, ArrayT
 from weft.runtime.memory_samples import MemorySamples, sampled_addresses
 from weft.runtime.program import Program
+from weft.runtime.strides import row_major
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,8 @@ class ConstantSet(Generic[ArrayT]):
     weights: tuple[weakref.ref[Any], ...]
     memory: tuple[ArrayT, ...]
     pointers: tuple[int, ...]
+    layouts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    """Their shapes and strides."""
     versions: tuple[int, ...]
     samples: MemorySamples | None
     """Elements of those in the processor's memory."""
@@ -44,7 +52,12 @@ class ConstantSet(Generic[ArrayT]):
     def is_of(self, given: Sequence[ArrayT]) -> bool:
         """Whether these are the weights that it was made of."""
         address = self.arrays.address
-        return tuple([address(array) for array in given]) == self.pointers
+        if tuple([address(array) for array in given]) != self.pointers:
+            return False
+        # The very same objects lie as they did: only others are asked, which may be views of the same memory.
+        if all(map(is_, [weight() for weight in self.weights], given)):
+            return True
+        return tuple([_layout(array, self.arrays) for array in given]) == self.layouts
 
     def is_fresh(self, given: Sequence[ArrayT]) -> bool:
         """Whether the weights, which lie where they did, have not changed since."""
@@ -93,11 +106,16 @@ def make_set(
     else:
         packed = program.constants([arrays.to_host(array) for array in given])
         tensors = {number: arrays.from_host(array) for number, array in packed.items()}
+    for constant in plan.constants:
+        if constant.packing is None:
+            number = constant.buffer
+            tensors[number] = _fitting(tensors[number], plan.buffers[number], arrays)
     return ConstantSet(
         arrays,
         tuple(weakref.ref(array) for array in given),
         tuple(map(arrays.alias, given)),
         tuple(map(arrays.address, given)),
+        tuple(_layout(array, arrays) for array in given),
         tuple(map(arrays.version, given)),
         _samples(given, arrays),
         _refrozen[0],
@@ -105,6 +123,30 @@ def make_set(
         np.array(list(tensors), np.int64),
         np.array([arrays.address(array) for array in tensors.values()], np.int64),
     )
+
+
+def _layout(array: ArrayT, arrays: ArrayAdapter[ArrayT]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(arrays.shape(array)), tuple(arrays.strides(array))
+
+
+def _fitting(array: ArrayT, buffer: Buffer, arrays: ArrayAdapter[ArrayT]) -> ArrayT:
+    """The array of a constant with the strides that kernels read it by."""
+    shape, strides = arrays.shape(array), buffer.layout.strides
+    sizes = {str(size): actual for size, actual in zip(buffer.tensor.shape, shape, strict=True)}
+    if 0 in shape:
+        return array
+    if strides == contiguous(buffer.tensor).strides:
+        wanted = row_major(shape)
+    elif all(symbols_of(stride) <= sizes.keys() for stride in strides):
+        wanted = tuple(evaluate(stride, sizes) for stride in strides)
+    else:
+        raise UnsupportedError(
+            f"a constant with the strides ({', '.join(map(str, strides))}), whose values its shape does not tell",
+            hint="compile it for fixed sizes",
+        )
+    if all(n <= 1 or a == b for n, a, b in zip(shape, arrays.strides(array), wanted, strict=True)):
+        return array
+    return arrays.copied(array, wanted)
 
 
 def _samples(given: Sequence[ArrayT], arrays: ArrayAdapter[ArrayT]) -> MemorySamples | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.errors import DTypeError, GuardError, ShapeError
-from weft.ir.expr import Expr, evaluate
+from weft.ir.expr import Expr, evaluate, symbols_of
 from weft.ir.types import DType, Tensor
+from weft.lower.steps import Plan
 
 
 @dataclass(frozen=True)
@@ -34,19 +35,28 @@ class Signature:
                 hint="convert it, or compile the function for this type",
             )
 
-    def sizes(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
-        """The values of the symbolic sizes, by the shapes of all arguments, which have to fit them."""
-        bound: dict[str, int] = {}
-        for place, shape in enumerate(shapes):
+    def unknown(self, symbols: Iterable[str]) -> list[str]:
+        """Those symbols that are no argument's whole size, so that no shape tells their values."""
+        sizes = {str(size) for argument in self.arguments for size in argument.shape if isinstance(size, Expr)}
+        return sorted(set(symbols) - sizes)
+
+    def sizes(self, shapes: Mapping[int, Sequence[int]], known: Mapping[str, int] | None = None) -> dict[str, int]:
+        """The values of the symbolic sizes, by the shapes of arguments at their places, which have to fit them.
+
+        Sizes that are made of symbols which neither these shapes nor `known` tell are not compared.
+        """
+        bound = dict(known or {})
+        for place, shape in shapes.items():
             wanted = self.arguments[place].shape
             if len(wanted) != len(shape):
                 raise self._misshapen(place, shape)
             for size, actual in zip(wanted, shape, strict=True):
                 if isinstance(size, Expr) and str(size) in size.symbols:
                     bound.setdefault(str(size), actual)
-        for place, shape in enumerate(shapes):
-            if any(evaluate(size, bound) != n for size, n in zip(self.arguments[place].shape, shape, strict=True)):
-                raise self._misshapen(place, shape)
+        for place, shape in shapes.items():
+            for size, actual in zip(self.arguments[place].shape, shape, strict=True):
+                if symbols_of(size) <= bound.keys() and evaluate(size, bound) != actual:
+                    raise self._misshapen(place, shape)
         for name, least, most in self.ranges:
             size = bound.get(name, least)
             if size < least or (most is not None and size > most):
@@ -62,3 +72,18 @@ class Signature:
             f"the argument {self.names[place]} of {self.name} has the shape ({wanted}), got {tuple(shape)}",
             hint="sizes with one name are equal in all arguments",
         )
+
+
+def signature_of(plan: Plan, names: Sequence[str] = ()) -> Signature:
+    """What a plan itself says of its arguments, whose buffers are its first ones; it knows no ranges of sizes."""
+    count = len(plan.inputs) + len(plan.fixed)
+    free = [place for place in range(count) if place not in plan.fixed]
+    buffers = dict(zip(free, plan.inputs, strict=True)) | {place: place for place in plan.fixed}
+    written = {plan.outputs[position] for position in plan.replacing}
+    return Signature(
+        plan.name,
+        tuple(names) if len(names) == count else tuple(f"arg{place}" for place in range(count)),
+        tuple(plan.buffers[buffers[place]].tensor for place in range(count)),
+        constants=plan.fixed,
+        replaced=tuple(place for place in free if buffers[place] in written),
+    )

@@ -43,6 +43,7 @@ class Cpu:
         return CostFacts(units=available_cores())
 
     def passes(self, config: Config) -> list[ModulePass]:
+        """Those of a program that no framework runs; one with `libraries` may claim matrix tiles for them, too."""
         return cpu_passes(config, blas=bool(blas_symbols()))
 
     def compile(self, function: FuncOp, config: Config, host: Host = ALONE) -> Compiled[bytes]:
