@@ -10,11 +10,21 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from weft.config import Config
 from weft.errors import DTypeError, UnsupportedError
-from weft.ir.types import DTYPES, boolean, dtype_of_numpy, f32
+from weft.frontends.text import compile_text
+from weft.ir.types import DTYPES, boolean, dtype_of_numpy, f8e4m3, f8e5m2, f32, i4
 from weft.runtime import dlpack
 from weft.runtime.dlpack import array_at, lend, lent
 from weft.runtime.strides import row_major
+
+REPLACING = """
+"graph.func"() ({
+^bb0(%s: tensor<8xf32>):
+  %0 = "graph.add"(%s, %s) : (tensor<8xf32>, tensor<8xf32>) -> tensor<8xf32>
+  "graph.return"(%0) : (tensor<8xf32>) -> ()
+}) {sym_name = "f", arg_names = ["s"], replaced = [[0 : i64, 0 : i64]]} : () -> ()
+"""
 
 
 class Block:
@@ -91,3 +101,89 @@ def test_arrays_stand_on_any_memory() -> None:
     view[0, 0] = 7
     assert memory[2] == 7
     assert row_major((2, 3, 4)) == (12, 4, 1)
+
+
+class Versioned:
+    """An array of a library that speaks DLPack of any version, as NumPy does."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, **wishes: Any) -> Any:
+        return self.array.__dlpack__(**wishes)
+
+
+class Old(Versioned):
+    """One of a library from before there were versions."""
+
+    def __dlpack__(self, stream: int | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.array.__dlpack__(stream=stream)
+
+
+@pytest.mark.parametrize(
+    "lends, writeable, taken", [(Versioned, True, True), (Versioned, False, False), (Old, True, False)]
+)
+def test_only_memory_that_may_be_written_is(lends: type[Versioned], writeable: bool, taken: bool) -> None:
+    state = np.arange(8, dtype=np.float32)
+    state.flags.writeable = writeable
+    assert lent(lends(state)).readonly is not taken and lent(lends(state)).numpy().flags.writeable is taken
+    (found,) = compile_text(REPLACING, config=Config(cache=False))(lends(state))
+    np.testing.assert_array_equal(found, np.arange(8) * 2)
+    np.testing.assert_array_equal(state, np.arange(8) * (2 if taken else 1))
+
+
+@pytest.mark.parametrize("lends", [Versioned, Old])
+def test_loans_of_all_versions_end(lends: type[Versioned]) -> None:
+    array = np.arange(3).view(type("Array", (np.ndarray,), {}))
+    gone = weakref.ref(array)
+    found = lent(lends(array)).numpy()
+    del array
+    gc.collect()
+    assert gone() is not None and found[2] == 2
+    del found
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_version_that_is_not_known_is_refused() -> None:
+    class Newer(Versioned):
+        def __dlpack__(self, **wishes: Any) -> Any:
+            capsule = self.array.__dlpack__(**wishes)
+            dlpack._Versioned.from_address(dlpack._pointer(capsule, b"dltensor_versioned")).major = 2
+            return capsule
+
+    with pytest.raises(UnsupportedError, match=r"DLPack 2\.0"):
+        lent(Newer(np.zeros(3)))
+
+
+@pytest.mark.parametrize("dtype, code", [(boolean, (6, 8)), (f8e4m3, (10, 8)), (f8e5m2, (12, 8)), (f32, (2, 32))])
+def test_types_are_stated_as_others_know_them(dtype: Any, code: tuple[int, int]) -> None:
+    capsule = Lending(np.ones(4, dtype.numpy)).__dlpack__()
+    tensor = dlpack._Tensor.from_address(dlpack._pointer(capsule, b"dltensor"))
+    assert (tensor.code, tensor.bits) == code
+
+
+def test_bools_are_read_by_others() -> None:
+    np.testing.assert_array_equal(np.from_dlpack(Lending(np.array([True, False]))), [True, False])
+
+
+@pytest.mark.parametrize("code", [(0, 4), (1, 4), (2, 8), (6, 1)])
+def test_types_that_lie_otherwise_are_refused(code: tuple[int, int]) -> None:
+    class Other(Lending):
+        def __dlpack__(self, **wishes: Any) -> Any:
+            capsule = super().__dlpack__()
+            tensor = dlpack._Tensor.from_address(dlpack._pointer(capsule, b"dltensor"))
+            tensor.code, tensor.bits = code
+            return capsule
+
+    with pytest.raises(DTypeError, match="has no Weft type"):
+        lent(Other(np.zeros(4, np.int8)))
+
+
+def test_four_bits_are_not_lent() -> None:
+    with pytest.raises(DTypeError, match="no type for i4") as error:
+        lend(0, (1,), (1,), i4, None, None)
+    assert error.value.hint

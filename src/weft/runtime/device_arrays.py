@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +24,16 @@ from weft.runtime.constants import strided_zeros
 from weft.runtime.device_executor import ALIGNMENT, DeviceExecutor
 from weft.runtime.device_program import DeviceProgram
 from weft.runtime.dlpack import CUDA, array_at, lend, lent
-from weft.runtime.strides import row_major, span
+from weft.runtime.strides import lowest, row_major, span
 
 _LEGACY_STREAM = 1
 """DLPack's name for the default stream."""
 _RELEASE_THRESHOLD = 4
 """The pool's attribute that says how much memory it keeps between calls."""
+_DEVICE_ORDINAL = 9
+"""The attribute of an address that says which GPU's it is."""
+_NO_TIMING = 2
+"""The flag of an event that only puts things in order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +87,7 @@ class DeviceMemory:
     def __init__(self, device: int = 0, given: Driver | None = None) -> None:
         self.device = device
         self.driver = given or driver()
-        self.driver.use(device)
+        self.driver.context(device)
 
     # -- arrays ----------------------------------------------------------------------------------------------------
 
@@ -122,10 +126,11 @@ class DeviceMemory:
 
     def cloned(self, array: DeviceArray) -> DeviceArray:
         made = self.new(array.shape, array.strides, array.dtype)
-        size = span(array.shape, array.strides) * array.dtype.itemsize
+        size, before = _extent(array.shape, array.strides, array.dtype)
         if size:
-            to, start = ctypes.c_uint64(made.address), ctypes.c_uint64(array.address)
-            self.driver.call("cuMemcpyDtoDAsync_v2", to, start, ctypes.c_size_t(size), None)
+            to, start = ctypes.c_uint64(made.address + before), ctypes.c_uint64(array.address + before)
+            with self.driver.within(self.device):
+                self.driver.call("cuMemcpyDtoDAsync_v2", to, start, ctypes.c_size_t(size), None)
         return made
 
     def copied(self, array: DeviceArray, strides: Sequence[int]) -> DeviceArray:
@@ -148,13 +153,14 @@ class DeviceMemory:
         return self.aligned(array)
 
     def to_host(self, array: DeviceArray) -> np.ndarray:
-        size = span(array.shape, array.strides) * array.dtype.itemsize
+        size, before = _extent(array.shape, array.strides, array.dtype)
         memory = np.empty(max(size, 1), np.uint8)
         if size:
-            self.driver.use(self.device)
-            target, start = ctypes.c_void_p(memory.ctypes.data), ctypes.c_uint64(array.address)
-            self.driver.call("cuMemcpyDtoH_v2", target, start, ctypes.c_size_t(size), doing="an array cannot be copied")
-        return array_at(memory.ctypes.data, array.shape, array.strides, array.dtype, memory)
+            target, start = ctypes.c_void_p(memory.ctypes.data), ctypes.c_uint64(array.address + before)
+            doing = "an array cannot be copied"
+            with self.driver.within(self.device):
+                self.driver.call("cuMemcpyDtoH_v2", target, start, ctypes.c_size_t(size), doing=doing)
+        return array_at(memory.ctypes.data - before, array.shape, array.strides, array.dtype, memory)
 
     def from_host(self, array: np.ndarray) -> DeviceArray:
         strides = tuple(stride // array.itemsize for stride in array.strides)
@@ -167,7 +173,9 @@ class DeviceMemory:
         made = self.new(array.shape, strides, array.dtype)
         if size := span(array.shape, strides) * array.itemsize:
             start, source = ctypes.c_uint64(made.address), ctypes.c_void_p(array.__array_interface__["data"][0])
-            self.driver.call("cuMemcpyHtoD_v2", start, source, ctypes.c_size_t(size), doing="an array cannot be copied")
+            doing = "an array cannot be copied"
+            with self.driver.within(self.device):
+                self.driver.call("cuMemcpyHtoD_v2", start, source, ctypes.c_size_t(size), doing=doing)
         return made
 
     def multiply(self, a: DeviceArray, b: DeviceArray, out: DeviceArray) -> None:
@@ -179,9 +187,9 @@ class DeviceMemory:
         return 0
 
     def new(self, shape: Sequence[int], strides: Sequence[int], dtype: np.dtype) -> DeviceArray:
-        size = span(shape, strides) * dtype.itemsize
+        size, before = _extent(shape, strides, dtype)
         block = _Block(self.driver, self.device, max(size, 1))
-        return DeviceArray(block.address, tuple(shape), tuple(strides), dtype, self, block)
+        return DeviceArray(block.address - before, tuple(shape), tuple(strides), dtype, self, block)
 
     def is_here(self, array: DeviceArray) -> bool:
         return True
@@ -196,8 +204,26 @@ class DeviceMemory:
         return False
 
     def synchronize(self) -> None:
-        self.driver.use(self.device)
-        self.driver.call("cuCtxSynchronize", doing="a program has failed")
+        with self.driver.within(self.device):
+            self.driver.call("cuCtxSynchronize", doing="a program has failed")
+
+    def device_of(self, address: int) -> int:
+        """The number of the GPU whose memory this is."""
+        found, which = ctypes.c_int(), ctypes.c_int(_DEVICE_ORDINAL)
+        asked = ctypes.byref(found), which, ctypes.c_uint64(address)
+        with self.driver.within(self.device):
+            self.driver.call("cuPointerGetAttribute", *asked, doing="an array's memory is of no GPU")
+        return found.value
+
+    def wait_for(self, stream: int) -> None:
+        """Let the default stream wait for what is on another one by now."""
+        with self.driver.within(self.device):
+            event = ctypes.c_void_p(self.driver.handle("cuEventCreate", ctypes.c_uint(_NO_TIMING)))
+            try:
+                self.driver.call("cuEventRecord", event, ctypes.c_void_p(stream))
+                self.driver.call("cuStreamWaitEvent", None, event, ctypes.c_uint(0))
+            finally:
+                self.driver.call("cuEventDestroy_v2", event)
 
     def time(self, launch: Callable[[], None]) -> int:
         begin, end = (self.driver.handle("cuEventCreate", ctypes.c_uint(0)) for _ in range(2))
@@ -215,18 +241,23 @@ class DeviceMemory:
                 self.driver.call("cuEventDestroy_v2", ctypes.c_void_p(event))
 
 
+def _extent(shape: Sequence[int], strides: Sequence[int], dtype: np.dtype) -> tuple[int, int]:
+    """How many bytes an array reaches over, and where they begin, counted from its first element."""
+    return span(shape, strides) * dtype.itemsize, lowest(shape, strides) * dtype.itemsize
+
+
 class _Block:
     """Memory of the driver's pool, given back in the order of the stream when nothing refers to it any more."""
 
     def __init__(self, driver: Driver, device: int, size: int) -> None:
-        driver.use(device)
-        if (id(driver), device) not in _KEEPING:
-            _keep_memory(driver, device)
         found = ctypes.c_uint64()
         doing = f"{size} bytes of a GPU's memory cannot be had"
-        driver.call("cuMemAllocAsync", ctypes.byref(found), ctypes.c_size_t(size), None, doing=doing)
+        with driver.within(device):
+            if (id(driver), device) not in _KEEPING:
+                _keep_memory(driver, device)
+            driver.call("cuMemAllocAsync", ctypes.byref(found), ctypes.c_size_t(size), None, doing=doing)
         self.address = found.value
-        weakref.finalize(self, _free, driver, device, found.value).atexit = False
+        weakref.finalize(self, _free, driver, driver.context(device), found.value).atexit = False
 
 
 _KEEPING: set[tuple[int, int]] = set()
@@ -241,9 +272,13 @@ def _keep_memory(driver: Driver, device: int) -> None:
     _KEEPING.add((id(driver), device))
 
 
-def _free(driver: Driver, device: int, address: int) -> None:
-    driver.use(device)
-    driver.library.cuMemFreeAsync(ctypes.c_uint64(address), None)  # after a fault there is nobody to tell
+def _free(driver: Driver, context: int, address: int) -> None:
+    """Give memory back, in whatever thread, with whatever context, this comes; there is nobody to tell of results."""
+    library = driver.library
+    if library.cuCtxPushCurrent_v2(ctypes.c_void_p(context)):
+        return
+    library.cuMemFreeAsync(ctypes.c_uint64(address), None)
+    library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
 
 class DriverExecutor(DeviceExecutor[DeviceArray]):
@@ -254,6 +289,10 @@ class DriverExecutor(DeviceExecutor[DeviceArray]):
         super().__init__(executable, calls or NoForeignCalls(), self.memory)
         self._bound: ConstantSet[DeviceArray] | None = None
 
+    def __call__(self, tensors: Sequence[DeviceArray], symbols: Mapping[str, int]) -> list[DeviceArray]:
+        with self.memory.driver.within(self.memory.device):
+            return super().__call__(tensors, symbols)
+
     def freeze(self, given: Sequence[DeviceArray]) -> None:
         """Take these for the program's constants from now on, whatever it is called with."""
         self._bound = super().constants(given)
@@ -262,13 +301,13 @@ class DriverExecutor(DeviceExecutor[DeviceArray]):
         return self._bound or super().constants(given)
 
     def borrow(self, value: Any, written: bool) -> tuple[DeviceArray, DType]:
-        """Any library's array where the program can read it, and the type of its elements."""
+        """Any library's array where the program can read it, or write to it, and the type of its elements."""
         if isinstance(value, DeviceArray) and value.device == self.memory.device:
             return value, dtype_of_numpy(value.dtype)
-        found = lent(value, _LEGACY_STREAM)
+        found = lent(value, _LEGACY_STREAM, self.memory)
         if found.device is None:
             return self.memory.from_host(found.numpy()), found.dtype
         if found.device != self.memory.device:
             raise UnsupportedError(f"an array on the GPU {found.device}, not {self.memory.device}")
         array = DeviceArray(found.address, found.shape, found.strides, found.dtype.numpy, self.memory, found.owner)
-        return array, found.dtype
+        return (self.memory.cloned(array) if written and found.readonly else array), found.dtype

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 
 def span(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """How many elements lie between the first and the last, both included."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    """How many elements lie between the lowest and the highest in memory, both included."""
+    return 0 if 0 in shape else 1 + sum((size - 1) * abs(stride) for size, stride in zip(shape, strides, strict=True))
+
+
+def lowest(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Where the lowest element in memory lies, counted from the first: before it, where strides are negative."""
+    return 0 if 0 in shape else sum((size - 1) * min(stride, 0) for size, stride in zip(shape, strides, strict=True))
 
 
 def lies_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:

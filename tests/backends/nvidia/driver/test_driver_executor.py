@@ -33,6 +33,8 @@ TEXT = """
 }) {sym_name = "f", arg_names = ["x", "b"]} : () -> ()
 """
 LINE = 256
+OTHERS = 55
+"""The context of another GPU, which someone else has made current."""
 
 
 class Machine(FakeLibrary):
@@ -44,18 +46,50 @@ class Machine(FakeLibrary):
         self.program: Any = None
         self.cuLaunchKernelEx = LAUNCH(self.launch)
         self.copies = 0
+        self.contexts = [OTHERS]
+        """The stack of this thread's contexts."""
+        self.owner = 0
+        """The GPU that has all memory."""
+        self.waited: list[int] = []
+
+    def do_cuCtxGetCurrent(self, out: Any) -> int:
+        out._obj.value = self.contexts[-1]
+        return 0
+
+    def do_cuCtxSetCurrent(self, context: Any) -> int:
+        self.contexts[-1] = context.value
+        return 0
+
+    def do_cuCtxPushCurrent_v2(self, context: Any) -> int:
+        self.contexts.append(context.value)
+        return 0
+
+    def do_cuCtxPopCurrent_v2(self, out: Any) -> int:
+        out._obj.value = self.contexts.pop()
+        return 0
+
+    def do_cuPointerGetAttribute(self, out: Any, which: Any, address: Any) -> int:
+        out._obj.value = self.owner if which.value == 9 else -1
+        return 0
+
+    def do_cuEventRecord(self, event: Any, stream: Any) -> int:
+        self.waited.append(stream.value)
+        return 0
 
     def do_cuMemAllocAsync(self, out: Any, size: Any, stream: Any) -> int:
+        assert self.contexts[-1] != OTHERS
         memory = ctypes.create_string_buffer(b"\xa5" * (size.value + LINE))
         out._obj.value = -(-ctypes.addressof(memory) // LINE) * LINE
         self.blocks[out._obj.value] = size.value, memory
         return 0
 
     def do_cuMemFreeAsync(self, address: Any, stream: Any) -> int:
+        assert self.contexts[-1] != OTHERS
         del self.blocks[address.value]
         return 0
 
     def _copy(self, target: Any, source: Any, size: Any, *stream: Any) -> int:
+        assert self.contexts[-1] != OTHERS
         ctypes.memmove(target.value, source.value, size.value)
         self.copies += 1
         return 0
@@ -63,6 +97,7 @@ class Machine(FakeLibrary):
     do_cuMemcpyHtoD_v2 = do_cuMemcpyDtoH_v2 = do_cuMemcpyDtoDAsync_v2 = _copy
 
     def launch(self, config: int, handle: int, arguments: int, extra: int) -> int:
+        assert self.contexts[-1] != OTHERS
         names = {each.handle: name for name, each in self.program.functions.items()}
         (step,) = (s for s in self.program.plan.steps if isinstance(s, KernelStep) and s.function == names[handle])
         pointers = ctypes.cast(arguments, ctypes.POINTER(ctypes.c_void_p))
@@ -168,3 +203,64 @@ def test_a_call_of_a_framework_is_refused(machine: Machine) -> None:
     function = _function(machine)
     with pytest.raises(UnsupportedError, match="aten::svd is a call to the framework"):
         function.executor.opaque.call("aten::svd", "", [], {})
+
+
+class Theirs:
+    """An array of a library that speaks CUDA's interface alone."""
+
+    def __init__(self, array: Any, **stated: Any) -> None:
+        self.array = array
+        self.__cuda_array_interface__ = {**array.__cuda_array_interface__, **stated}
+
+
+def test_read_only_memory_is_copied_where_it_would_be_written(machine: Machine) -> None:
+    executor = _function(machine).executor
+    there = executor.memory.from_host(np.arange(12, dtype=np.float32))
+    for readonly, written in ((True, True), (True, False), (False, True)):
+        found, _ = executor.borrow(Theirs(there, data=(there.address, readonly)), written)
+        assert (found.address != there.address) is (readonly and written)
+        np.testing.assert_array_equal(found.numpy(), np.arange(12))
+
+
+def test_negative_strides_reach_before_the_first_element(machine: Machine) -> None:
+    function = _function(machine)
+    x, b, expected = _arrays()
+    memory = function.executor.memory
+    there = memory.from_host(np.ascontiguousarray(x[::-1, ::-1]))
+    turned = memory.view(there, x.shape, (-40, -1), x.size - 1)
+    np.testing.assert_array_equal(turned.numpy(), x)
+    del there
+    copy = memory.cloned(turned)
+    np.testing.assert_array_equal(copy.numpy(), x)
+    (block,) = (start for start in machine.blocks if start <= copy.address < start + x.nbytes)
+    assert copy.address - block == x.nbytes - 4
+    (found,) = function(Theirs(turned), b)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5)
+
+
+def test_cudas_interface_is_asked_for_its_stream_and_its_gpu(machine: Machine) -> None:
+    executor = _function(machine).executor
+    there = executor.memory.from_host(np.zeros(4, np.float32))
+    for stream in (None, 1, 0x1234):
+        executor.borrow(Theirs(there, stream=stream), False)
+    assert machine.waited == [0x1234] and machine.calls.count("cuStreamWaitEvent") == 1
+    machine.owner = 1
+    with pytest.raises(UnsupportedError, match="on the GPU 1, not 0"):
+        executor.borrow(Theirs(there, stream=0x1234), False)
+    assert machine.waited == [0x1234]
+
+
+def test_the_contexts_of_other_peoples_threads_stay(machine: Machine) -> None:
+    function = _function(machine)
+    x, b, expected = _arrays()
+    machine.contexts[:] = [OTHERS]
+    (found,) = function(x, b)
+    assert machine.contexts == [OTHERS]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5)
+    found.memory.synchronize()
+    del found
+    assert machine.contexts == [OTHERS] and not machine.blocks
+    machine.results["cuMemAllocAsync"] = 2
+    with pytest.raises(DeviceMemoryError):
+        function(x, b)
+    assert machine.contexts == [OTHERS]

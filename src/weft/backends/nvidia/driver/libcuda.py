@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -167,15 +168,33 @@ class Driver:
         capability = (found.pop("major"), found.pop("minor"))
         return DeviceFacts(name.value.decode(), capability, memory_bytes=memory.value, **found)
 
-    def use(self, device: int) -> None:
-        """Make the device's primary context that of this thread, as torch does for its own threads."""
+    def context(self, device: int) -> int:
+        """The device's primary context."""
         context = self._contexts.get(device)
         if context is None:
             handle = ctypes.c_int(self.number("cuDeviceGet", ctypes.c_int(device)))
             # It is never released: torch keeps it for as long as the process lives.
             context = self._contexts[device] = self.handle("cuDevicePrimaryCtxRetain", handle)
+        return context
+
+    def use(self, device: int) -> None:
+        """Make the device's primary context that of this thread, as torch does for its own threads."""
+        context = self.context(device)
         if self.handle("cuCtxGetCurrent") != context:
             self.call("cuCtxSetCurrent", ctypes.c_void_p(context))
+
+    @contextmanager
+    def within(self, device: int) -> Generator[None]:
+        """Let the device's primary context be that of this thread for a while, and then again what was before."""
+        context = self.context(device)
+        if self.handle("cuCtxGetCurrent") == context:
+            yield
+            return
+        self.call("cuCtxPushCurrent_v2", ctypes.c_void_p(context))
+        try:
+            yield
+        finally:  # after a fault this fails as well, but what failed first is what counts
+            self.library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
 
 def version_text(version: int) -> str:
