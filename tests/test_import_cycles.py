@@ -22,7 +22,7 @@ DEFERRED = [
     ("weft.frontends.triton.language.types", "weft.frontends.triton.language.values"),
     ("weft.frontends.triton.language.promotion", "weft.frontends.triton.language.casting"),
     ("weft.frontends.triton.target", "weft.frontends.triton.tuning.do_bench"),
-    ("weft.frontends.torch.device_timing", "weft.frontends.torch.cuda_executor"),
+    ("weft.frontends.torch.execution.device_timing", "weft.frontends.torch.execution.cuda_executor"),
     ("weft.testing.fuzz.torch_programs", "weft.testing.fuzz.torch_forms"),
     ("weft.testing.fuzz.torch_programs", "weft.testing.fuzz.torch_view_forms"),
     ("weft.lower.attention.attention", "weft.lower.attention.flash_attention"),

@@ -8,8 +8,8 @@ from statistics import median
 import pytest
 import torch
 
-from weft.frontends.torch.cuda_executor import CudaExecutor, load_program
-from weft.frontends.torch.opaque import OpaqueRuntime
+from weft.frontends.torch.execution.cuda_executor import CudaExecutor, load_program
+from weft.frontends.torch.importer.opaque import OpaqueRuntime
 from weft.lower.steps import Plan
 from weft.runtime import cuda_graphs
 

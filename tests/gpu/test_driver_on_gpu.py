@@ -14,8 +14,8 @@ import torch
 from weft.backends.nvidia.code import DeviceCode, Launch
 from weft.backends.nvidia.driver.libcuda import device_facts, driver
 from weft.errors import CompilationError, UnsupportedDeviceError
-from weft.frontends.torch.cuda_executor import CudaExecutor, load_program
-from weft.frontends.torch.opaque import OpaqueRuntime
+from weft.frontends.torch.execution.cuda_executor import CudaExecutor, load_program
+from weft.frontends.torch.importer.opaque import OpaqueRuntime
 from weft.lower.steps import Plan
 from weft.runtime import cubins
 from weft.runtime.cache import DiskCache
@@ -141,8 +141,8 @@ FAULT = """
 import time
 import torch
 from weft.errors import KernelFaultError
-from weft.frontends.torch.cuda_executor import CudaExecutor, load_program
-from weft.frontends.torch.opaque import OpaqueRuntime
+from weft.frontends.torch.execution.cuda_executor import CudaExecutor, load_program
+from weft.frontends.torch.importer.opaque import OpaqueRuntime
 from tests.gpu.handwritten import CODE, SIZE, chain, kernel
 run = CudaExecutor(load_program(chain(kernel("wild", 0, 1)), CODE), OpaqueRuntime({}), cuda_graphs=False)
 x = torch.zeros(SIZE, device="cuda")

@@ -40,8 +40,8 @@ from weft.backends.cpu.target import compile_assembly, host_target
 from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.target import NvidiaTarget, target_named
 from weft.config import Config
-from weft.frontends.torch.decompositions import decompositions
-from weft.frontends.torch.importer import import_graph
+from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.importer.import_graph import import_graph
 from weft.frontends.triton.enable import enable
 from weft.frontends.triton.listings.device_listing import device_listing_of
 from weft.frontends.triton.runtime.jit import JITFunction

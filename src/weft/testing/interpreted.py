@@ -27,11 +27,11 @@ from weft.backends.reference.tile import run_kernel
 from weft.config import Config
 from weft.errors import UnsupportedError
 from weft.frontends.torch.backend import CompiledGraph
-from weft.frontends.torch.decompositions import decompositions
+from weft.frontends.torch.capture.decompositions import decompositions
 from weft.frontends.torch.dtypes import to_torch
-from weft.frontends.torch.importer import import_graph
-from weft.frontends.torch.opaque import OpaqueRuntime
-from weft.frontends.torch.reference import to_array, to_tensor
+from weft.frontends.torch.execution.reference import to_array, to_tensor
+from weft.frontends.torch.importer.import_graph import import_graph
+from weft.frontends.torch.importer.opaque import OpaqueRuntime
 from weft.ir.expr import evaluate
 from weft.lower.machine import Machine
 from weft.lower.plan import Planned, build_plan

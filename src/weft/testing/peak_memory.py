@@ -162,7 +162,7 @@ def set_bytes(constants: ConstantSet[Any]) -> int:
 
 
 def _executors() -> Iterator[Any]:
-    from weft.frontends.torch.executor import CpuExecutor
+    from weft.frontends.torch.execution.executor import CpuExecutor
 
     return (found for found in gc.get_objects() if type(found) is CpuExecutor)
 

@@ -21,15 +21,15 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.target import target_named
 from weft.config import Config
-from weft.frontends.torch.alignment import aligned
 from weft.frontends.torch.backend import CompiledGraph
-from weft.frontends.torch.decompositions import decompositions
+from weft.frontends.torch.capture.decompositions import decompositions
 from weft.frontends.torch.dtypes import to_torch
-from weft.frontends.torch.freezing import frozen_arguments, make_constants
-from weft.frontends.torch.importer import import_graph
-from weft.frontends.torch.opaque import OpaqueRuntime
-from weft.frontends.torch.reference import to_array, to_tensor
-from weft.frontends.torch.torch_executor import TorchExecutor
+from weft.frontends.torch.execution.alignment import aligned
+from weft.frontends.torch.execution.reference import to_array, to_tensor
+from weft.frontends.torch.execution.torch_executor import TorchExecutor
+from weft.frontends.torch.importer.freezing import frozen_arguments, make_constants
+from weft.frontends.torch.importer.import_graph import import_graph
+from weft.frontends.torch.importer.opaque import OpaqueRuntime
 from weft.ir.expr import evaluate
 from weft.lower.steps import CallStep, DotStep, KernelStep, Step
 from weft.pipelines import compile_nvidia

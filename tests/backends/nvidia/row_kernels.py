@@ -16,8 +16,8 @@ from xdsl.dialects.builtin import ModuleOp
 from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.target import target_named
 from weft.config import Config
-from weft.frontends.torch.decompositions import decompositions
-from weft.frontends.torch.importer import import_graph
+from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.importer.import_graph import import_graph
 from weft.lower.machine import gpu_machine
 from weft.lower.plan import Planned, build_plan
 from weft.pipelines import compile_kernels, nvidia_passes

@@ -15,8 +15,8 @@ from xdsl.dialects.builtin import ModuleOp
 from weft.backends.nvidia.target import target_named
 from weft.config import Config
 from weft.errors import UnsupportedError
-from weft.frontends.torch.importer import import_graph
-from weft.frontends.torch.opaque import OpaqueRuntime
+from weft.frontends.torch.importer.import_graph import import_graph
+from weft.frontends.torch.importer.opaque import OpaqueRuntime
 from weft.lower.machine import gpu_machine
 from weft.lower.plan import build_plan
 from weft.lower.steps import CallStep, KernelStep

@@ -16,18 +16,19 @@ from torch._dynamo.backends.common import aot_autograd
 from weft.backends.nvidia.code import DeviceCode, Launch, TensorMap
 from weft.config import Config
 from weft.errors import DeviceMemoryError, ParseError
-from weft.frontends.torch import backend, cuda_executor, graph_pools, graph_services
-from weft.frontends.torch.alignment import aligned, copied_whole
+from weft.frontends.torch import backend
 from weft.frontends.torch.backend import CompiledGraph
-from weft.frontends.torch.copies import copy_all
-from weft.frontends.torch.cuda_executor import CudaExecutor
-from weft.frontends.torch.decompositions import decompositions
-from weft.frontends.torch.graph import Calling, Returned
-from weft.frontends.torch.graph_services import TorchGraphs
-from weft.frontends.torch.importer import import_graph
-from weft.frontends.torch.opaque import OpaqueRuntime
-from weft.frontends.torch.returning import written_inputs
-from weft.frontends.torch.sizes import SymbolReader
+from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.execution import cuda_executor, graph_pools, graph_services
+from weft.frontends.torch.execution.alignment import aligned, copied_whole
+from weft.frontends.torch.execution.copies import copy_all
+from weft.frontends.torch.execution.cuda_executor import CudaExecutor
+from weft.frontends.torch.execution.graph_services import TorchGraphs
+from weft.frontends.torch.execution.returning import written_inputs
+from weft.frontends.torch.importer.import_graph import import_graph
+from weft.frontends.torch.importer.imported_graph import Calling, Returned
+from weft.frontends.torch.importer.opaque import OpaqueRuntime
+from weft.frontends.torch.importer.sizes import SymbolReader
 from weft.ir.expr import symbol
 from weft.lower.steps import CallStep, DotStep, Plan, Step
 from weft.pipelines import compile_cpu

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from weft.frontends.torch.device_timing import timer_on
+from weft.frontends.torch.execution.device_timing import timer_on
 from weft.ir.types import DType, Tensor, bf16, boolean, f8e4m3, f32, i8
 from weft.ops.graph import FuncOp
 
@@ -44,7 +44,7 @@ def test_programs_take_turns_on_random_numbers(monkeypatch: pytest.MonkeyPatch) 
         return call
 
     fake = SimpleNamespace(CudaExecutor=run, load_program=lambda plan, code, device: code)
-    monkeypatch.setitem(sys.modules, "weft.frontends.torch.cuda_executor", fake)
+    monkeypatch.setitem(sys.modules, "weft.frontends.torch.execution.cuda_executor", fake)
     for name, value in {
         "device": lambda device: nullcontext(),
         "Event": Clock,

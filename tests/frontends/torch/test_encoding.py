@@ -10,8 +10,15 @@ import pytest
 import torch
 from xdsl.ir import Block
 
-from weft.frontends.torch.encoding import Decoder, Encoder, NumberArgument, TensorArgument, dumps, operator_named
-from weft.frontends.torch.opaque import OpaqueRuntime, is_pure, make_opaque, target_name
+from weft.frontends.torch.importer.encoding import (
+    Decoder,
+    Encoder,
+    NumberArgument,
+    TensorArgument,
+    dumps,
+    operator_named,
+)
+from weft.frontends.torch.importer.opaque import OpaqueRuntime, is_pure, make_opaque, target_name
 from weft.ir.expr import symbol
 from weft.ir.types import Tensor, f32, tensor_type
 

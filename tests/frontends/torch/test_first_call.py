@@ -13,7 +13,7 @@ from torch import fx
 from weft.errors import CompilationError
 from weft.forks import BACKGROUND
 from weft.frontends.torch import backend
-from weft.frontends.torch.first_call import FirstCall, Loading
+from weft.frontends.torch.execution.first_call import FirstCall, Loading
 from weft.runtime.record import CompilationRecord
 
 

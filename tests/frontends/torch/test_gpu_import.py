@@ -20,9 +20,9 @@ from weft.backends.nvidia import compile
 from weft.backends.nvidia.target import target_named
 from weft.config import Config
 from weft.errors import LoweringError, UnsupportedError
-from weft.frontends.torch.decompositions import decompositions
+from weft.frontends.torch.capture.decompositions import decompositions
 from weft.frontends.torch.devices import graph_device
-from weft.frontends.torch.importer import import_graph
+from weft.frontends.torch.importer.import_graph import import_graph
 from weft.lower.machine import Machine, gpu_machine
 from weft.lower.steps import CallStep, DotStep, KernelStep
 from weft.pipelines import compile_nvidia

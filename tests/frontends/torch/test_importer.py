@@ -14,7 +14,7 @@ from xdsl.dialects.builtin import FileLineColLoc
 
 from weft.errors import UnsupportedError
 from weft.frontends.torch import backend
-from weft.frontends.torch.graph import ImportedGraph, Number, Passed, Returned
+from weft.frontends.torch.importer.imported_graph import ImportedGraph, Number, Passed, Returned
 from weft.frontends.torch.report import record_targets
 from weft.ir.attributes import from_attribute
 from weft.ops.graph import OpaqueOp

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from weft.frontends.torch.outputs import ResultMemory
+from weft.frontends.torch.execution.outputs import ResultMemory
 from weft.runtime.huge_pages import LARGE
 from weft.runtime.record import recording
 

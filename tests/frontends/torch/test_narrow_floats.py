@@ -83,7 +83,7 @@ def test_torch_is_asked_for_its_largest_number_even_while_it_traces() -> None:
 
 
 def test_without_a_largest_number_the_cast_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.frontends.torch.builder.largest_cast", lambda dtype: None)
+    monkeypatch.setattr("weft.frontends.torch.importer.builder.largest_cast", lambda dtype: None)
     x = torch.tensor([500.0, 464.0, math.inf])
     compiled = torch.compile(lambda x: x.to(torch.float8_e4m3fn).float(), backend="weft", options={"cache": False})
     assert [f"{number:g}" for number in compiled(x).tolist()] == ["nan", "448", "nan"]

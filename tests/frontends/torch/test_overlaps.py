@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import weft
-from weft.frontends.torch.overlaps import OverlapCheck
+from weft.frontends.torch.execution.overlaps import OverlapCheck
 
 PLACES: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = {
     "apart": lambda memory: (memory[:8], torch.ones(8)),

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from weft.frontends.torch.sizes import integer_sources, read_symbols, size_of
+from weft.frontends.torch.importer.sizes import integer_sources, read_symbols, size_of
 from weft.ir.expr import evaluate, is_nonnegative, symbols_of
 
 

@@ -14,7 +14,7 @@ import weft
 from weft.backends.nvidia.target import target_named
 from weft.config import Config
 from weft.errors import WeftError
-from weft.frontends.torch.freezing import warn_of_quantization
+from weft.frontends.torch.importer.freezing import warn_of_quantization
 from weft.runtime import stored_programs
 from weft.runtime.cache import DiskCache
 from weft.runtime.record import recording

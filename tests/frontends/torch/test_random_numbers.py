@@ -8,9 +8,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from weft.backends.nvidia.target import target_named
 from weft.config import Config
-from weft.frontends.torch.decompositions import decompositions
-from weft.frontends.torch.importer import import_graph
-from weft.frontends.torch.random_numbers import dropout_by_counter
+from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.capture.random_numbers import dropout_by_counter
+from weft.frontends.torch.importer.import_graph import import_graph
 from weft.lower.steps import CallStep, KernelStep
 from weft.ops.random import Uniform
 from weft.pipelines import compile_nvidia

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from weft.frontends.torch import backend, shortcut
-from weft.frontends.torch.shortcut import Shortcut
+from weft.frontends.torch import backend
+from weft.frontends.torch.execution import shortcut
+from weft.frontends.torch.execution.shortcut import Shortcut
 
 CALLS = 6
 

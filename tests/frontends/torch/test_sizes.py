@@ -11,7 +11,7 @@ from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from weft.errors import UnsupportedError
-from weft.frontends.torch.sizes import Source, read_symbols, size_of
+from weft.frontends.torch.importer.sizes import Source, read_symbols, size_of
 from weft.ir.expr import evaluate, maximum, symbol
 
 S, T = symbol("s0"), symbol("s1")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from weft.frontends.torch import torch_executor
+from weft.frontends.torch.execution import torch_executor
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from weft.backends.nvidia.target import target_named
 from weft.config import Config
-from weft.frontends.torch.decompositions import decompositions
-from weft.frontends.torch.importer import import_graph
+from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.importer.import_graph import import_graph
 from weft.pipelines import compile_nvidia
 
 _aten: Any = torch.ops.aten

@@ -23,23 +23,27 @@ from weft.diagnostics import warn
 from weft.errors import CompilationError, LoweringError, ParseError, WeftError
 from weft.forks import COMPILING
 from weft.frontends.torch import caching
-from weft.frontends.torch.checks import failure
-from weft.frontends.torch.collection import without_collection
-from weft.frontends.torch.complex_numbers import as_real
-from weft.frontends.torch.decompositions import decompositions
-from weft.frontends.torch.device_checks import Watch, raise_found
+from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.capture.grouped_matmuls import with_traced_gradients
+from weft.frontends.torch.capture.splitting import split_graph
 from weft.frontends.torch.devices import CPU, graph_device, host_on, kind_of, target_on
-from weft.frontends.torch.executor import CpuExecutor
-from weft.frontends.torch.first_call import FirstCall, Loading
-from weft.frontends.torch.freezing import frozen_arguments, make_constants, warn_of_quantization
-from weft.frontends.torch.graph import Calling, ImportedGraph, with_own_lines
-from weft.frontends.torch.grouped_matmuls import with_traced_gradients
-from weft.frontends.torch.importer import import_graph
+from weft.frontends.torch.execution.collection import without_collection
+from weft.frontends.torch.execution.device_checks import Watch, raise_found
+from weft.frontends.torch.execution.executor import CpuExecutor
+from weft.frontends.torch.execution.first_call import FirstCall, Loading
+from weft.frontends.torch.execution.observed_call import ObservedCall
+from weft.frontends.torch.execution.overlaps import mutated_arguments, overlaps_checked
+from weft.frontends.torch.execution.reference import TargetExecutor
+from weft.frontends.torch.execution.returning import output_of, write_back, written_inputs
+from weft.frontends.torch.execution.shortcut import Shortcut
+from weft.frontends.torch.execution.torch_executor import TorchExecutor
+from weft.frontends.torch.importer.checks import failure
+from weft.frontends.torch.importer.complex_numbers import as_real
+from weft.frontends.torch.importer.freezing import frozen_arguments, make_constants, warn_of_quantization
+from weft.frontends.torch.importer.import_graph import import_graph
+from weft.frontends.torch.importer.imported_graph import Calling, ImportedGraph, with_own_lines
+from weft.frontends.torch.importer.opaque import OpaqueRuntime
 from weft.frontends.torch.locations import first_line
-from weft.frontends.torch.observed_call import ObservedCall
-from weft.frontends.torch.opaque import OpaqueRuntime
-from weft.frontends.torch.overlaps import mutated_arguments, overlaps_checked
-from weft.frontends.torch.reference import TargetExecutor
 from weft.frontends.torch.report import (
     HOW_TO_DECIDE,
     Fallback,
@@ -50,11 +54,7 @@ from weft.frontends.torch.report import (
     shape_guards,
 )
 from weft.frontends.torch.report import record_targets as record_targets
-from weft.frontends.torch.returning import output_of, write_back, written_inputs
 from weft.frontends.torch.settings import settings, watch
-from weft.frontends.torch.shortcut import Shortcut
-from weft.frontends.torch.splitting import split_graph
-from weft.frontends.torch.torch_executor import TorchExecutor
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.pipelines import Compiled
@@ -68,7 +68,7 @@ from weft.targets.cpu import Cpu
 from weft.targets.nvidia import Nvidia
 
 if TYPE_CHECKING:
-    from weft.frontends.torch.cuda_executor import CudaExecutor
+    from weft.frontends.torch.execution.cuda_executor import CudaExecutor
 
 log = logging.getLogger("weft")
 
@@ -339,7 +339,7 @@ def _loaded_on(
     if isinstance(code, bytes):
         return CpuExecutor(Executable(plan, code, prepare), opaque)
     # What it needs of torch is not there where torch is built without CUDA.
-    from weft.frontends.torch.cuda_executor import CudaExecutor, load_program
+    from weft.frontends.torch.execution.cuda_executor import CudaExecutor, load_program
 
     program = load_program(plan, code, prepare, device=device.index or 0, cache=_disk_cache(config))
     # The arguments of a backward graph are its own: tracing guards those that the user gives.

@@ -22,14 +22,14 @@ import weft.backends.cpu.target as cpu_target
 from weft.backends.nvidia.code import DeviceCode
 from weft.config import Config
 from weft.errors import ParseError
-from weft.frontends.torch.aliasing import shared_arguments
-from weft.frontends.torch.checks import Check
-from weft.frontends.torch.encoding import operator_named
-from weft.frontends.torch.facts import size_facts
-from weft.frontends.torch.graph import Calling, Number, Passed, Returned, Viewed
+from weft.frontends.torch.importer.aliasing import shared_arguments
+from weft.frontends.torch.importer.checks import Check
+from weft.frontends.torch.importer.encoding import operator_named
+from weft.frontends.torch.importer.facts import size_facts
+from weft.frontends.torch.importer.imported_graph import Calling, Number, Passed, Returned, Viewed
+from weft.frontends.torch.importer.sizes import LARGEST_FACTOR, Source, SymbolReader, SymbolRule
 from weft.frontends.torch.locations import location_of
 from weft.frontends.torch.report import Fallback
-from weft.frontends.torch.sizes import LARGEST_FACTOR, Source, SymbolReader, SymbolRule
 from weft.ir.expr import Expr, symbols_of
 from weft.ir.locations import line_of
 from weft.lower.steps import CallStep, Plan

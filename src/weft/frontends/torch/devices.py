@@ -16,10 +16,10 @@ from weft.backends.nvidia.target import NvidiaTarget, target_of_capability
 from weft.backends.target import Host, Target, target_at
 from weft.config import Config
 from weft.errors import UnsupportedError
-from weft.frontends.torch.builder import DEVICES
-from weft.frontends.torch.device_timing import timer_on
-from weft.frontends.torch.opaque import OpaqueRuntime
-from weft.frontends.torch.reference import calls_on_arrays
+from weft.frontends.torch.execution.device_timing import timer_on
+from weft.frontends.torch.execution.reference import calls_on_arrays
+from weft.frontends.torch.importer.builder import DEVICES
+from weft.frontends.torch.importer.opaque import OpaqueRuntime
 from weft.runtime.cubins import EarlyLoader
 from weft.runtime.stored_programs import disk_cache
 

@@ -32,7 +32,7 @@ def launch_on_cpu(kernel: Any, grid: int, arrays: Sequence[np.ndarray], numbers:
 
 def launch_on_gpu(kernel: Any, grid: int, arrays: Sequence[np.ndarray], numbers: dict[str, int]) -> None:
     """On copies in the memory of a GPU."""
-    from weft.frontends.torch.reference import to_array, to_tensor
+    from weft.frontends.torch.execution.reference import to_array, to_tensor
 
     there = [to_tensor(array).to("cuda") for array in arrays]
     kernel[(grid,)](*there, **numbers)

@@ -20,8 +20,8 @@ from weft.backends.nvidia.code import DeviceCode
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.config import Config
 from weft.errors import ShapeError
-from weft.frontends.torch.decompositions import decompositions
-from weft.frontends.torch.importer import import_graph
+from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.importer.import_graph import import_graph
 from weft.ir.types import dtype_of_numpy
 from weft.lower.machine import gpu_machine
 from weft.ops.base import REGISTRY, Elementwise, Movement, OpSpec, Reduction, Scan

@@ -20,7 +20,7 @@ import torch
 from weft.backends.nvidia.target import NvidiaTarget, target_of_capability
 from weft.config import Config
 from weft.errors import WeftError
-from weft.frontends.torch.reference import to_array, to_tensor
+from weft.frontends.torch.execution.reference import to_array, to_tensor
 from weft.pipelines import compile_nvidia
 from weft.testing.conformance.journal import part
 from weft.testing.gpu.corpus import generated_ops, op_function
@@ -41,8 +41,8 @@ def cases() -> list[OpCase]:
 
 def run_on_gpu(case: OpCase) -> tuple[list[np.ndarray], list[str]]:
     """The op's results, computed on the GPU, and the names of its kernels."""
-    from weft.frontends.torch.cuda_executor import CudaExecutor, load_program
-    from weft.frontends.torch.opaque import OpaqueRuntime
+    from weft.frontends.torch.execution.cuda_executor import CudaExecutor, load_program
+    from weft.frontends.torch.importer.opaque import OpaqueRuntime
 
     compiled = compile_nvidia(op_function(case), Config(cache=False), target_here())
     program = load_program(compiled.plan, compiled.code, compiled.prepare)

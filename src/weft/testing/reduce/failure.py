@@ -98,9 +98,9 @@ def _compiled(function: FuncOp, config: Config, opaque: bool) -> Callable[..., S
     executable = Executable(compiled.plan, compiled.code)
     if not opaque:
         return partial(run_arrays, executable)
-    from weft.frontends.torch.executor import CpuExecutor
-    from weft.frontends.torch.opaque import OpaqueRuntime
-    from weft.frontends.torch.reference import to_array, to_tensor
+    from weft.frontends.torch.execution.executor import CpuExecutor
+    from weft.frontends.torch.execution.reference import to_array, to_tensor
+    from weft.frontends.torch.importer.opaque import OpaqueRuntime
 
     executor = CpuExecutor(executable, OpaqueRuntime({}))
 
@@ -118,8 +118,8 @@ def _with_products(config: Config) -> Config:
 
 
 def _torch_reference(function: FuncOp) -> Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]:
-    from weft.frontends.torch.opaque import OpaqueRuntime
-    from weft.frontends.torch.reference import TargetExecutor, calls_on_arrays, to_array, to_tensor
+    from weft.frontends.torch.execution.reference import TargetExecutor, calls_on_arrays, to_array, to_tensor
+    from weft.frontends.torch.importer.opaque import OpaqueRuntime
     from weft.targets.reference import ReferenceProgram
 
     executor = TargetExecutor(function, ReferenceProgram(function, calls_on_arrays(OpaqueRuntime({}))))

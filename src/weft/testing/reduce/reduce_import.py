@@ -24,7 +24,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from weft.config import Config
 from weft.errors import UnsupportedError
-from weft.frontends.torch.importer import import_graph
+from weft.frontends.torch.importer.import_graph import import_graph
 
 
 def failing_call(module: fx.GraphModule, config: Config | None = None) -> tuple[str, Exception]:

@@ -18,8 +18,8 @@ import weft.ops  # noqa: F401  (fills the registry)
 from weft.backends.nvidia.target import target_named
 from weft.backends.reference.graph import run
 from weft.config import Config
-from weft.frontends.torch.decompositions import decompositions
-from weft.frontends.torch.importer import import_graph
+from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.importer.import_graph import import_graph
 from weft.ir.types import DType, Tensor, bf16, dtype_of_numpy, u8
 from weft.lower.machine import gpu_machine
 from weft.lower.steps import CallStep, KernelStep

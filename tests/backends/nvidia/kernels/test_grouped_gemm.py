@@ -19,8 +19,8 @@ from weft.backends.nvidia.ir.warp_specialization import LIMIT, TmaStoreOp, Wgmma
 from weft.backends.nvidia.target import target_named
 from weft.backends.reference.graph import run
 from weft.config import Config
-from weft.frontends.torch.decompositions import decompositions
-from weft.frontends.torch.importer import import_graph
+from weft.frontends.torch.capture.decompositions import decompositions
+from weft.frontends.torch.importer.import_graph import import_graph
 from weft.ir.types import Tensor, bf16, dtype_of_numpy, i32, u8
 from weft.lower.machine import gpu_machine
 from weft.ops.dot import TiledDot

@@ -8,7 +8,7 @@ from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.table import aten
-from weft.frontends.torch.builder import ImportBuilder
+from weft.frontends.torch.importer.builder import ImportBuilder
 from weft.ir.expr import Size, product
 from weft.ir.types import DType, i64
 

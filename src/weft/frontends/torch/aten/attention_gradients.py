@@ -9,7 +9,7 @@ from xdsl.ir import SSAValue
 from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.attention import Many, attention_scale
 from weft.frontends.torch.aten.table import aten
-from weft.frontends.torch.builder import ImportBuilder
+from weft.frontends.torch.importer.builder import ImportBuilder
 from weft.ir.expr import Size, floordiv
 from weft.ir.types import f32
 

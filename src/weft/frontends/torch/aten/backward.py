@@ -10,7 +10,7 @@ from xdsl.ir import SSAValue
 from weft.frontends.torch.aten.distance import row_pairs
 from weft.frontends.torch.aten.shape import flat
 from weft.frontends.torch.aten.table import aten
-from weft.frontends.torch.builder import ImportBuilder
+from weft.frontends.torch.importer.builder import ImportBuilder
 from weft.ir.types import boolean, i64
 
 

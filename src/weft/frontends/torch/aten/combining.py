@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from xdsl.ir import OpResult, SSAValue
 
-from weft.frontends.torch.builder import ImportBuilder
+from weft.frontends.torch.importer.builder import ImportBuilder
 from weft.ir.types import Tensor, i64
 from weft.ops.graph import OpaqueOp
 from weft.ops.sort import Sort

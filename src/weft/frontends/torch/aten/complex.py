@@ -12,8 +12,8 @@ from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.table import CONVERTERS, Converter, full_name
-from weft.frontends.torch.builder import ImportBuilder
-from weft.frontends.torch.complex_numbers import Complex, lifted
+from weft.frontends.torch.importer.builder import ImportBuilder
+from weft.frontends.torch.importer.complex_numbers import Complex, lifted
 from weft.ir.expr import Expr
 
 COMPLEX_CONVERTERS: dict[str, Converter] = {}

@@ -8,7 +8,7 @@ from typing import Any
 from xdsl.ir import SSAValue
 
 from weft.frontends.torch.aten.table import aten
-from weft.frontends.torch.builder import ImportBuilder
+from weft.frontends.torch.importer.builder import ImportBuilder
 from weft.ir.expr import Size
 from weft.ops.convolution import Convolution
 

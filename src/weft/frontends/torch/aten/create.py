@@ -9,8 +9,8 @@ from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.table import aten
-from weft.frontends.torch.builder import ImportBuilder
 from weft.frontends.torch.dtypes import Operand
+from weft.frontends.torch.importer.builder import ImportBuilder
 from weft.ir.expr import Expr
 from weft.ir.types import boolean
 

@@ -7,7 +7,7 @@ from xdsl.ir import SSAValue
 from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.reduction import vector_norm
 from weft.frontends.torch.aten.table import aten
-from weft.frontends.torch.builder import ImportBuilder
+from weft.frontends.torch.importer.builder import ImportBuilder
 from weft.ir.expr import Size
 from weft.ir.types import i64
 

@@ -16,9 +16,9 @@ from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.table import aten
-from weft.frontends.torch.builder import ImportBuilder
-from weft.frontends.torch.checks import check_places, check_that
 from weft.frontends.torch.dtypes import HALF
+from weft.frontends.torch.importer.builder import ImportBuilder
+from weft.frontends.torch.importer.checks import check_places, check_that
 from weft.ir.expr import Size
 from weft.ir.types import DType, Tensor, f32, i64
 

@@ -12,8 +12,8 @@ from xdsl.ir import SSAValue
 from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.pointwise import apply
 from weft.frontends.torch.aten.table import CONVERTERS, Converter, full_name, register
-from weft.frontends.torch.builder import ImportBuilder
 from weft.frontends.torch.dtypes import HALF
+from weft.frontends.torch.importer.builder import ImportBuilder
 from weft.ir.types import f32
 
 

@@ -11,8 +11,8 @@ from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.combining import added_by_token
 from weft.frontends.torch.aten.shape import flat, given, place_of, start_of, step_of
 from weft.frontends.torch.aten.table import aten
-from weft.frontends.torch.builder import ImportBuilder, normal_dim
-from weft.frontends.torch.checks import check_count, check_places
+from weft.frontends.torch.importer.builder import ImportBuilder, normal_dim
+from weft.frontends.torch.importer.checks import check_count, check_places
 from weft.ir.expr import Size, product
 from weft.ir.types import Tensor, boolean, i64
 

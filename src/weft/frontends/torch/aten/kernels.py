@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weft.frontends.torch.aten.table import aten
-from weft.frontends.torch.builder import ImportBuilder
+from weft.frontends.torch.importer.builder import ImportBuilder
 
 
 @aten("weft.triton_launch")

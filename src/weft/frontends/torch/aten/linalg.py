@@ -10,7 +10,7 @@ from xdsl.ir import SSAValue
 from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.pointwise import apply
 from weft.frontends.torch.aten.table import aten
-from weft.frontends.torch.builder import ImportBuilder
+from weft.frontends.torch.importer.builder import ImportBuilder
 from weft.ir.expr import Size
 from weft.ir.types import f32, i32
 from weft.passes.dot.tile_grouped_gemm import IN_ORDER

@@ -11,8 +11,8 @@ from xdsl.ir import SSAValue
 
 from weft.frontends.torch.aten.index import at_least_1d
 from weft.frontends.torch.aten.table import aten
-from weft.frontends.torch.builder import ImportBuilder, normal_dim
-from weft.frontends.torch.checks import check_that
+from weft.frontends.torch.importer.builder import ImportBuilder, normal_dim
+from weft.frontends.torch.importer.checks import check_that
 from weft.ir.expr import Size
 from weft.ir.types import f64
 from weft.ops import composites

@@ -20,7 +20,7 @@ from xdsl.ir import SSAValue
 from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.attention import Many, attention_scale, heads_like
 from weft.frontends.torch.aten.table import aten
-from weft.frontends.torch.builder import ImportBuilder
+from weft.frontends.torch.importer.builder import ImportBuilder
 from weft.ir.expr import Size, ceildiv
 from weft.ir.types import i32
 from weft.ops.attention import SEEN_ROWS

@@ -11,9 +11,9 @@ from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.table import aten, register
-from weft.frontends.torch.builder import ImportBuilder
-from weft.frontends.torch.checks import check_divisor, check_that
 from weft.frontends.torch.dtypes import HALF, Operand, result_type
+from weft.frontends.torch.importer.builder import ImportBuilder
+from weft.frontends.torch.importer.checks import check_divisor, check_that
 from weft.ir.expr import product
 from weft.ir.types import DType, boolean, f32, tensor_of
 from weft.ops.base import REGISTRY, Comparison, Elementwise

@@ -8,8 +8,8 @@ from typing import Any
 from xdsl.ir import SSAValue
 
 from weft.frontends.torch.aten.table import aten
-from weft.frontends.torch.builder import ImportBuilder
-from weft.frontends.torch.checks import check_that
+from weft.frontends.torch.importer.builder import ImportBuilder
+from weft.frontends.torch.importer.checks import check_that
 
 
 @aten("weft.uniform")

@@ -10,7 +10,7 @@ from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.table import aten
-from weft.frontends.torch.builder import ImportBuilder, normal_dim, normal_dims
+from weft.frontends.torch.importer.builder import ImportBuilder, normal_dim, normal_dims
 from weft.ir.types import boolean, u8
 from weft.ops import composites
 

@@ -8,9 +8,9 @@ from xdsl.ir import SSAValue
 
 from weft.frontends.torch.aten.index import at_least_1d
 from weft.frontends.torch.aten.table import aten
-from weft.frontends.torch.builder import ImportBuilder, normal_dim
-from weft.frontends.torch.checks import check_places
 from weft.frontends.torch.dtypes import Operand
+from weft.frontends.torch.importer.builder import ImportBuilder, normal_dim
+from weft.frontends.torch.importer.checks import check_places
 from weft.ir.types import DType
 from weft.ops.reduce import greatest, least
 

@@ -10,8 +10,8 @@ from xdsl.ir import SSAValue
 from weft.errors import UnsupportedError
 from weft.frontends.torch.aten.shape import flat
 from weft.frontends.torch.aten.table import aten
-from weft.frontends.torch.builder import ImportBuilder
-from weft.frontends.torch.checks import check_places, check_that
+from weft.frontends.torch.importer.builder import ImportBuilder
+from weft.frontends.torch.importer.checks import check_places, check_that
 from weft.ir.expr import product
 from weft.ir.types import DType, boolean, f32, i64
 from weft.ops.select import holds

@@ -9,12 +9,12 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from xdsl.ir import SSAValue
 
 from weft.errors import UnsupportedError
-from weft.frontends.torch.aliasing import viewed_node
 from weft.frontends.torch.aten.table import aten
-from weft.frontends.torch.builder import ImportBuilder, normal_dim
 from weft.frontends.torch.dtypes import Operand
-from weft.frontends.torch.sizes import size_of
-from weft.frontends.torch.strides import storage_order
+from weft.frontends.torch.importer.aliasing import viewed_node
+from weft.frontends.torch.importer.builder import ImportBuilder, normal_dim
+from weft.frontends.torch.importer.sizes import size_of
+from weft.frontends.torch.importer.strides import storage_order
 from weft.ir.expr import Expr, Size, product
 from weft.ir.types import boolean, contiguous_strides, i64
 

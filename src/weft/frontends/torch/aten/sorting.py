@@ -12,7 +12,7 @@ from weft.frontends.torch.aten.combining import inverse_of, is_order
 from weft.frontends.torch.aten.index import at_least_1d
 from weft.frontends.torch.aten.shape import flat
 from weft.frontends.torch.aten.table import aten
-from weft.frontends.torch.builder import ImportBuilder, normal_dim
+from weft.frontends.torch.importer.builder import ImportBuilder, normal_dim
 from weft.ir.expr import Size, floordiv, product
 from weft.ir.types import i32, i64
 

@@ -21,9 +21,9 @@ from xdsl.ir import BlockArgument, SSAValue
 
 from weft.errors import UnsupportedError
 from weft.forks import cached_property
-from weft.frontends.torch.builder import ImportBuilder
-from weft.frontends.torch.checks import check_zero
-from weft.frontends.torch.strides import storage_order, unusual_strides
+from weft.frontends.torch.importer.builder import ImportBuilder
+from weft.frontends.torch.importer.checks import check_zero
+from weft.frontends.torch.importer.strides import storage_order, unusual_strides
 from weft.frontends.triton.compiler.compile_function import framed
 from weft.frontends.triton.runtime.compiled import build_kernel
 from weft.frontends.triton.runtime.compiling import arguments_of, builder_of, kernel_key, name_of

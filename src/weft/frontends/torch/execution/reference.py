@@ -1,0 +1,77 @@
+"""Runs imported graphs on targets that take arrays: tensors become these, and results tensors with eager's strides."""
+
+# NumPy's arrays have no types in torch's signatures.
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from weft.backends.target import Executable, Opaque
+from weft.frontends.torch.dtypes import from_torch, to_torch
+from weft.frontends.torch.importer.opaque import OpaqueRuntime
+from weft.frontends.torch.importer.strides import restrided
+from weft.ir.attributes import from_attribute
+from weft.ir.expr import evaluate
+from weft.ir.types import dtype_of_numpy
+from weft.ops.graph import FuncOp, OpaqueOp
+
+# Types that NumPy only knows through ml_dtypes travel as integers of their width.
+_CARRIERS = {1: torch.uint8, 2: torch.int16}
+
+
+def to_array(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor's memory as an array."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    dtype = from_torch(tensor.dtype).numpy
+    if dtype.kind != "V":
+        return tensor.numpy()
+    return tensor.view(_CARRIERS[dtype.itemsize]).numpy().view(dtype)
+
+
+def to_tensor(array: np.ndarray) -> torch.Tensor:
+    """A new tensor with the array's elements, row-major."""
+    copy = np.array(array, order="C", copy=True)
+    dtype = to_torch(dtype_of_numpy(copy.dtype))
+    if not copy.size:  # NumPy strides of 0 are not what torch gives an empty tensor
+        return torch.empty(copy.shape, dtype=dtype)
+    if copy.dtype.kind != "V":
+        return torch.from_numpy(copy)
+    return torch.from_numpy(copy.view(np.uint8 if copy.itemsize == 1 else np.int16)).view(dtype)
+
+
+@dataclass
+class TargetExecutor:
+    """A program of any target that takes arrays, for a function that torch brought."""
+
+    function: FuncOp
+    program: Executable
+
+    def __call__(self, tensors: Sequence[torch.Tensor], symbols: Mapping[str, int]) -> list[torch.Tensor]:
+        results = [to_tensor(array) for array in self.program([to_array(t) for t in tensors], symbols)]
+        attribute = self.function.attributes.get("result_strides")
+        if attribute is None:
+            return results
+        every: Any = from_attribute(attribute)
+        return [
+            result if strides is None else restrided(result, [evaluate(s, symbols) for s in strides])
+            for result, strides in zip(results, every, strict=True)
+        ]
+
+
+def calls_on_arrays(opaque: OpaqueRuntime) -> Opaque:
+    """Carries out torch's own calls on arrays."""
+
+    def call(operation: OpaqueOp, operands: Sequence[np.ndarray], symbols: Mapping[str, int]) -> list[np.ndarray]:
+        tensors = [to_tensor(array) for array in operands]
+        return [
+            to_array(torch.empty(0) if result is None else result)
+            for result in opaque.call(operation.target.data, operation.arguments.data, tensors, symbols)
+        ]
+
+    return call

@@ -1,0 +1,75 @@
+"""What a caller gets of a call's results: outputs, and new values of its arguments."""
+
+# torch leaves some of its functions without types.
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from weft.frontends.torch.execution.copies import copy_all
+from weft.frontends.torch.importer.aliasing import replaced
+from weft.frontends.torch.importer.imported_graph import Calling, Number, Output, Passed, Returned, Viewed
+from weft.ir.expr import Expr, evaluate
+
+
+def write_back(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Give arguments their new values, unless the program has written over them: then they only count as changed."""
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    changed: list[torch.Tensor] = []
+    for argument, value in pairs:
+        if value is argument:
+            changed.append(argument)
+            continue
+        new = torch.view_as_complex(value) if argument.is_complex() else value
+        if argument.shape != new.shape:
+            # Of arguments that overlap torch passes the memory, of which tracing saw what they cover.
+            argument = argument.as_strided(new.shape, new.stride())
+        copies.append((argument, new))
+    if copies:
+        with torch.no_grad():
+            copy_all(copies)
+    if changed:
+        torch.autograd.graph.increment_version(changed)  # which leaves out what has no version
+
+
+def written_inputs(calling: Calling) -> dict[int, int]:
+    """The results that replace a tensor and are nothing else, with the number of the function's argument that it is."""
+    numbers = {place: number for number, place in enumerate(calling.arguments)}
+    pairs = [
+        (numbers[place], result) for place, result in calling.mutated if numbers[place] not in calling.complex_arguments
+    ]
+    return {result: number for number, result in replaced(pairs, calling.outputs)}
+
+
+def output_of(
+    output: Output, arguments: Sequence[Any], results: Sequence[torch.Tensor], symbols: Mapping[str, int]
+) -> Any:
+    match output:
+        case Passed(argument):
+            return arguments[argument]
+        case Number(value):
+            return evaluate(value, symbols) if isinstance(value, Expr) else value
+        case Viewed(base, shape, strides, offset):
+            memory: torch.Tensor = output_of(base, arguments, results, symbols)
+            sizes, steps = ([evaluate(each, symbols) for each in values] for values in (shape, strides))
+            return memory.as_strided(sizes, steps, memory.storage_offset() + evaluate(offset, symbols))
+        case _:
+            result = results[output.result]
+            return torch.view_as_complex(result) if output.is_complex else result
+
+
+def picked_from(output: Output) -> Callable[[Sequence[Any], Sequence[Any]], Any] | None:
+    """What gives an output, of results and arguments, if it is one of them as it is, or always the same."""
+    match output:
+        case Returned(result, False):
+            return lambda results, _: results[result]
+        case Passed(argument):
+            return lambda _, arguments: arguments[argument]
+        case Number(value) if not isinstance(value, Expr):
+            return lambda _, __: value
+        case _:
+            return None

@@ -1,0 +1,1 @@
+"""A captured FX graph as a function of the graph dialect."""

@@ -1,0 +1,174 @@
+"""FlexAttention as attention: what functions of places say becomes a mask and numbers that are added to scores.
+
+    flex_attention(q, k, v, score_mod, mask_mod)     →     graph.attention q, k, v, where(mask, added, -∞) {softcap}
+
+The functions are called once, with the places of all batches, heads, rows and keys at once: what is done to each score
+by itself is done to all of them by broadcasting.
+"""
+
+# Torch's graphs have no types that can be followed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from weft.errors import UnsupportedError
+from weft.frontends.torch.capture.decompositions import decompositions
+from weft.ops.attention import WIDEST_HEAD
+
+_aten: Any = torch.ops.aten
+
+
+def is_flex(node: fx.Node) -> bool:
+    return getattr(node.target, "_name", None) == "flex_attention"
+
+
+def is_own_flex(node: fx.Node) -> bool:
+    """Whether a GPU has a kernel for it that keeps scores in registers: torch's own way is to write them all."""
+    if not is_flex(node):
+        return False
+    query, key, value = (each.meta["val"] for each in node.args[:3])  # type: ignore[union-attr]
+    width = query.shape[-1]
+    fits = width % 16 == 0 and 64 <= width <= WIDEST_HEAD and value.shape[-1] == width
+    return fits and query.dtype in (torch.float16, torch.bfloat16) and key.shape[-2] > 1
+
+
+@dataclass(frozen=True)
+class Flex:
+    """A call, taken apart; the graph computes its mask, and what is added if anything is, from the sources."""
+
+    scale: float
+    softcap: float
+    graph: fx.GraphModule
+    sources: list[fx.Node]
+
+
+def read_flex(node: fx.Node, owner: fx.GraphModule) -> Flex:
+    """What a call says; `owner` has its functions."""
+    call_args: tuple[Any, ...] = node.args
+    query, key, _, score_node, block_mask, scale, _, *buffers = call_args
+    score_mod, mask_mod = (_module(owner, each) for each in (score_node, block_mask[-1]))
+    softcap, adds = _form(score_mod)
+    captured: list[list[Any]] = [list(each) for each in (*buffers, (), ())[:2]]
+    if not all(isinstance(each, fx.Node) for each in (*captured[0], *captured[1])):
+        raise UnsupportedError("flex_attention over numbers that change")
+    sources: list[fx.Node] = [query, key, *captured[0], *captured[1]]
+    metas = [source.meta["val"] for source in sources]
+    modes = [meta.fake_mode for meta in metas if isinstance(meta, FakeTensor)]
+    if not modes:
+        raise UnsupportedError("flex_attention without anything to trace it with")
+
+    def call(query: torch.Tensor, key: torch.Tensor, *others: torch.Tensor) -> list[torch.Tensor]:
+        sizes = (*query.shape[:3], key.shape[2])
+        places = [
+            torch.arange(size, device=query.device).view([size if d == place else 1 for d in range(4)])
+            for place, size in enumerate(sizes)
+        ]
+        first = others[: len(captured[0])]
+        found = [mask_mod(*places, *others[len(first) :])]
+        if adds:
+            nothing = torch.zeros((1, 1, 1, 1), device=query.device, dtype=torch.float32)
+            found.append(score_mod(nothing, *places, *first))
+        return found
+
+    with modes[0], torch.no_grad():
+        graph = make_fx(call, decomposition_table=decompositions())(*metas)
+    return Flex(float(scale), softcap, graph, sources)
+
+
+def _module(owner: fx.GraphModule, node: Any) -> fx.GraphModule:
+    assert isinstance(node, fx.Node) and node.op == "get_attr"
+    found = owner.get_submodule(str(node.target))
+    assert isinstance(found, fx.GraphModule)
+    return found
+
+
+def _form(score_mod: fx.GraphModule) -> tuple[float, bool]:
+    """The limit that scores approach, if any, and whether anything is added to them, or they are hidden."""
+    nodes = list(score_mod.graph.nodes)
+    score = nodes[0]
+    node = nodes[-1].args[0]
+    node = node[0] if isinstance(node, tuple | list) else node
+    adds = False
+    while node is not score:
+        inner = _under_sum(node, score)
+        if inner is None:
+            break
+        adds, node = True, inner
+    if node is score:
+        return 0.0, adds
+    softcap = _softcap(node, score)
+    if softcap is None:
+        raise UnsupportedError("flex_attention with scores that are neither added to, hidden nor capped")
+    return softcap, adds
+
+
+def _under_sum(node: fx.Node, score: fx.Node) -> fx.Node | None:
+    """What something that does not depend on the score is added to, or that is hidden in places."""
+    args: tuple[Any, ...] = node.args
+    match node.target:
+        case _aten.add.Tensor if not node.kwargs:
+            pairs = (args, args[::-1])
+        case _aten.sub.Tensor if not node.kwargs:
+            pairs = (args,)
+        case _aten.where.self if _is_nothing(args[2]):
+            pairs = ((args[1], args[0]),)
+        case _aten.where.ScalarOther if args[2] == -math.inf:
+            pairs = ((args[1], args[0]),)
+        case _:
+            return None
+    for inner, other in pairs:
+        if _depends(inner, score) and not _depends(other, score):
+            return inner
+    return None
+
+
+def _softcap(node: fx.Node, score: fx.Node) -> float | None:
+    """The c of `c * tanh(score / c)`."""
+    outer = _times(node)
+    if outer is None or getattr(outer[0], "target", None) is not _aten.tanh.default:
+        return None
+    inner = _times(outer[0].args[0])
+    if inner is None or inner[0] is not score or not math.isclose(inner[1] * outer[1], 1.0, rel_tol=1e-6):
+        return None
+    return outer[1]
+
+
+def _times(node: Any) -> tuple[Any, float] | None:
+    """The node that is multiplied or divided by a number, and by what it is multiplied."""
+    if not isinstance(node, fx.Node) or node.target not in (_aten.mul.Tensor, _aten.div.Tensor):
+        return None
+    value, number = node.args
+    if isinstance(value, int | float) and node.target is _aten.mul.Tensor:
+        value, number = number, value
+    if not isinstance(number, int | float) or not isinstance(value, fx.Node) or number == 0:
+        return None
+    return value, number if node.target is _aten.mul.Tensor else 1 / number
+
+
+def _is_nothing(value: Any) -> bool:
+    """Whether a value is -∞ everywhere."""
+    if not isinstance(value, fx.Node):
+        return value == -math.inf
+    made = {_aten.full.default: 1, _aten.scalar_tensor.default: 0, _aten.full_like.default: 1}.get(value.target)  # type: ignore[arg-type]
+    return made is not None and bool(value.args[made] == -math.inf)
+
+
+def _depends(value: Any, source: fx.Node) -> bool:
+    left, seen = [value], set[fx.Node]()
+    while left:
+        node = left.pop()
+        if node is source:
+            return True
+        if isinstance(node, fx.Node) and node not in seen:
+            seen.add(node)
+            left += node.all_input_nodes
+    return False
