@@ -109,7 +109,7 @@ def test_the_report_says_why_alternatives_were_not_taken() -> None:
     (said,) = figures.values()
     assert {"name": "mark_unaligned", "inside": (), "refused": notes[6].refused} in said
     report = str(explanation)
-    assert "Alternatives of kernels" in report and "it has no product of tiles" in report
+    assert "Alternatives of kernels" in report and "it has no dot of tiles" in report
     assert "threads load what they need" in report
 
 
