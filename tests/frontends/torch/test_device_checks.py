@@ -11,8 +11,8 @@ from torch import Tensor
 
 from weft.config import Config
 from weft.errors import PlaceError, WeftError
-from weft.frontends.torch.execution.device_checks import LEAST_CALLS, Watch, are_checked, raise_found, warn_at_exit
-from weft.frontends.torch.importer.checks import Check
+from weft.frontends.torch.execution.device_checks import Watch, raise_found, warn_at_exit
+from weft.frontends.torch.importer.checks import LEAST_CALLS, Check, are_checked
 from weft.lower.machine import gpu_machine
 from weft.testing.interpreted import GpuInterpreter
 

@@ -21,7 +21,7 @@ from weft.backends.nvidia.target import target_named
 from weft.config import Config
 from weft.errors import LoweringError, UnsupportedError
 from weft.frontends.torch.capture.decompositions import decompositions
-from weft.frontends.torch.devices import graph_device
+from weft.frontends.torch.importer.graph_device import graph_device
 from weft.frontends.torch.importer.import_graph import import_graph
 from weft.lower.machine import Machine, gpu_machine
 from weft.lower.steps import CallStep, DotStep, KernelStep

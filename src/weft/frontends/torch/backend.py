@@ -25,8 +25,7 @@ from weft.forks import COMPILING
 from weft.frontends.torch import caching
 from weft.frontends.torch.capture.decompositions import decompositions
 from weft.frontends.torch.capture.grouped_matmuls import with_traced_gradients
-from weft.frontends.torch.capture.splitting import split_graph
-from weft.frontends.torch.devices import CPU, graph_device, host_on, kind_of, target_on
+from weft.frontends.torch.devices import host_on, kind_of, target_on
 from weft.frontends.torch.execution.collection import without_collection
 from weft.frontends.torch.execution.device_checks import Watch, raise_found
 from weft.frontends.torch.execution.executor import CpuExecutor
@@ -40,6 +39,7 @@ from weft.frontends.torch.execution.torch_executor import TorchExecutor
 from weft.frontends.torch.importer.checks import failure
 from weft.frontends.torch.importer.complex_numbers import as_real
 from weft.frontends.torch.importer.freezing import frozen_arguments, make_constants, warn_of_quantization
+from weft.frontends.torch.importer.graph_device import CPU, graph_device
 from weft.frontends.torch.importer.import_graph import import_graph
 from weft.frontends.torch.importer.imported_graph import Calling, ImportedGraph, with_own_lines
 from weft.frontends.torch.importer.opaque import OpaqueRuntime
@@ -55,6 +55,7 @@ from weft.frontends.torch.report import (
 )
 from weft.frontends.torch.report import record_targets as record_targets
 from weft.frontends.torch.settings import settings, watch
+from weft.frontends.torch.splitting import split_graph
 from weft.lower.steps import Plan
 from weft.ops.graph import FuncOp
 from weft.pipelines import Compiled

@@ -18,9 +18,9 @@ import torch
 from torch._C._dynamo.guards import _empty_strided_cuda  # `torch.empty_strided` in a third of the time
 
 from weft.backends.nvidia.code import DeviceCode
+from weft.backends.nvidia.target import NvidiaTarget, target_of_capability
 from weft.config import Config
 from weft.errors import DeviceMemoryError
-from weft.frontends.torch.devices import nvidia_target
 from weft.frontends.torch.execution.alignment import aligned
 from weft.frontends.torch.execution.arrays import TorchArrays
 from weft.frontends.torch.execution.cuda_direct import direct_call
@@ -40,6 +40,12 @@ from weft.runtime.device_executor import DeviceExecutor
 from weft.runtime.device_program import DeviceProgram, DeviceTape
 from weft.runtime.plan_executor import Frame
 from weft.runtime.tape import Tape
+
+
+def nvidia_target(device: torch.device) -> NvidiaTarget:
+    """What code is made for on a device that is there."""
+    facts = torch.cuda.get_device_properties(device)
+    return target_of_capability(facts.major, facts.minor, facts.multi_processor_count)
 
 
 def load_program(

@@ -17,21 +17,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from weft.config import Config
 from weft.diagnostics import warn
 from weft.errors import WeftError
 from weft.frontends.torch.importer.checks import Check, failure
 
-LEAST_CALLS = 400
-"""Calls in a graph from which on its data is checked unless the user says otherwise. A check is two or three launches,
-some microseconds in all: more than a hundredth of what a smaller graph takes."""
-
 _watches: weakref.WeakSet[Watch] = weakref.WeakSet()
-
-
-def are_checked(config: Config, calls: int) -> bool:
-    """Whether a program on a GPU, made of so many calls, looks for mistakes in its data."""
-    return calls >= LEAST_CALLS if config.device_checks == "auto" else config.device_checks != "off"
 
 
 class Watch:

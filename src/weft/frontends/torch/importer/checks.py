@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from xdsl.ir import OpResult, SSAValue
 
+from weft.config import Config
 from weft.errors import CountError, DataError, DivisionError, PlaceError, PowerError, WeftError
 from weft.frontends.torch.importer.builder import ImportBuilder
 from weft.frontends.torch.locations import user_line
@@ -26,6 +27,16 @@ _KINDS: dict[str, type[WeftError]] = {
     "data": DataError,
     "assert": DeviceAssertError,
 }
+
+
+LEAST_CALLS = 400
+"""Calls in a graph from which on its data is checked unless the user says otherwise. A check is two or three launches,
+some microseconds in all: more than a hundredth of what a smaller graph takes."""
+
+
+def are_checked(config: Config, calls: int) -> bool:
+    """Whether a program on a GPU, made of so many calls, looks for mistakes in its data."""
+    return calls >= LEAST_CALLS if config.device_checks == "auto" else config.device_checks != "off"
 
 
 @dataclass(frozen=True)

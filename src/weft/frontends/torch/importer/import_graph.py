@@ -1,8 +1,7 @@
 """A captured ATen graph as a function of the graph dialect: the first step of a compilation that starts in torch.
 
-Each node goes to the converter of its target. A node that has none, or whose converter gives up, becomes an opaque call
-that torch carries out when the graph runs. A graph as a whole is only refused (`UnsupportedError`) where a value has no
-Weft type: sparse or quantised tensors, sizes that depend on data, symbolic floats.
+Its nodes become ops one by one (`import_nodes`). A graph as a whole is only refused (`UnsupportedError`) where a value
+has no Weft type: sparse or quantised tensors, sizes that depend on data, symbolic floats.
 """
 
 # Torch's values and sympy have no types that can be followed.
@@ -10,47 +9,24 @@ Weft type: sparse or quantised tensors, sizes that depend on data, symbolic floa
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
-import torch.utils._pytree as pytree
 from torch import fx
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.ir import SSAValue
 
 from weft.backends.cpu.target import target_for
 from weft.capabilities import Capabilities
-from weft.config import CODES, Config
-from weft.errors import UnsupportedError, WeftError
-from weft.frontends.torch.aten import COMPLEX_CONVERTERS, CONVERTERS
-from weft.frontends.torch.aten.attention import flex_attention
-from weft.frontends.torch.capture.decompositions import decomposition_of
-from weft.frontends.torch.devices import copies_away
-from weft.frontends.torch.dtypes import FLOAT8
-from weft.frontends.torch.execution.device_checks import are_checked
+from weft.config import Config
+from weft.errors import UnsupportedError
 from weft.frontends.torch.importer.aliasing import aliased, memory_owners, replaced, view_of
-from weft.frontends.torch.importer.attention_matmuls import may_be_attention
-from weft.frontends.torch.importer.builder import ImportBuilder, tensor_of_meta
-from weft.frontends.torch.importer.checks import combined, is_of_data
-from weft.frontends.torch.importer.claims import (
-    is_claimed,
-    is_draw,
-    is_own_convolution,
-    is_own_on_tensor_cores,
-    is_own_order,
-    is_pointwise_product,
-    weights_of_product,
-)
-from weft.frontends.torch.importer.complex_numbers import Complex, interleaved_type
-from weft.frontends.torch.importer.encoding import NumberArgument, TensorArgument
-from weft.frontends.torch.importer.facts import condition_count, environment_of, symbols_told
-from weft.frontends.torch.importer.flex import is_flex, is_own_flex, read_flex
+from weft.frontends.torch.importer.checks import are_checked, combined, is_of_data
+from weft.frontends.torch.importer.complex_numbers import Complex
+from weft.frontends.torch.importer.facts import condition_count, environment_of
+from weft.frontends.torch.importer.import_nodes import NodeImporter, meta_of
 from weft.frontends.torch.importer.imported_graph import Calling, ImportedGraph, Number, Output, Passed, Returned
-from weft.frontends.torch.importer.inlining import record_random_results, trace_decomposition
-from weft.frontends.torch.importer.opaque import as_drawn, has_effects, is_pure, make_opaque
+from weft.frontends.torch.importer.opaque import has_effects
 from weft.frontends.torch.importer.signature import annotate
 from weft.frontends.torch.importer.sizes import (
     Source,
@@ -61,27 +37,15 @@ from weft.frontends.torch.importer.sizes import (
     size_of,
     sizes_of,
 )
-from weft.frontends.torch.importer.strides import dense_strides, unusual_strides
-from weft.frontends.torch.importer.symbolic_floats import float_value
-from weft.frontends.torch.locations import location_of, user_line
 from weft.frontends.torch.report import (
-    COPIES_AWAY,
-    HAS_EFFECTS,
-    Fallback,
     check_fallbacks,
     note_fallback,
     note_targets,
 )
 from weft.ir.attributes import to_attribute
 from weft.ir.expr import Expr, Size, symbols_of
-from weft.ir.types import Tensor, tensor_of, tensor_type
-from weft.ops.base import Movement
-from weft.ops.graph import FuncOp, OpaqueOp, ReturnOp
+from weft.ops.graph import FuncOp, ReturnOp
 from weft.passes.check_first import state_verdict
-from weft.passes.own_kernels import needs_library
-
-# Assertions about sizes: tracing has turned them into guards by the time a graph is imported.
-_GUARDED = {torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default}
 
 
 def import_graph(
@@ -101,427 +65,138 @@ def import_graph(
     known = condition_count(module)
     if (environment := environment_of(module)) is not None:
         fix_facts(environment)
-    imported = _Importer(module, name, config, frozen, capabilities, left).run()
+    positions = {node: position for position, node in enumerate(module.graph.find_nodes(op="placeholder"))}
+    nodes = NodeImporter(module, config, frozen, capabilities, left, positions)
+    imported = _Importer(name, nodes).run()
     return replace(imported, conditional=condition_count(module) > known)
 
 
 @dataclass
 class _Importer:
-    module: fx.GraphModule
+    """Arguments, results and what a call needs to know, around the ops of the nodes."""
+
     name: str
-    config: Config
-    frozen: Collection[int]
-    capabilities: Capabilities
-    left: Collection[Hashable]
-    values: dict[fx.Node, Any] = field(default_factory=dict[fx.Node, Any])
-    constants: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
-    paths: list[str] = field(default_factory=list[str])
-    objects: dict[str, Any] = field(default_factory=dict[str, Any])
-    fallbacks: list[Fallback] = field(default_factory=list[Fallback])
-    mutated: list[tuple[int, fx.Node]] = field(default_factory=list[tuple[int, fx.Node]])
-    symbols: set[str] = field(default_factory=set[str])
+    nodes: NodeImporter
 
     def run(self) -> ImportedGraph:
-        nodes = self.module.graph.nodes
-        note_targets(str(node.target) for node in nodes if node.op == "call_function")
-        placeholders = self.module.graph.find_nodes(op="placeholder")
+        in_order = self.nodes.module.graph.nodes
+        note_targets(str(node.target) for node in in_order if node.op == "call_function")
+        placeholders = list(self.nodes.positions)
         tokens = {node for node in placeholders if any(has_effects(user) for user in node.users)}
-        self.values.update(dict.fromkeys(tokens))
-        tensors = [node for node in placeholders if isinstance(_meta(node), torch.Tensor) and node not in tokens]
-        function = FuncOp.make(self.name, {node.name: self._type(_meta(node)) for node in tensors})
-        self.block = function.block
-        calls = sum(node.op == "call_function" for node in nodes)
-        checked = not self.capabilities.own_memory or are_checked(self.config, calls)
-        self.builder = ImportBuilder(self.block, strict=self.config.strict, checked=checked)
+        self.nodes.values.update(dict.fromkeys(tokens))
+        tensors = [node for node in placeholders if isinstance(meta_of(node), torch.Tensor) and node not in tokens]
+        function = FuncOp.make(self.name, {node.name: self.nodes.type_of(meta_of(node)) for node in tensors})
+        calls = sum(node.op == "call_function" for node in in_order)
+        checked = not self.nodes.capabilities.own_memory or are_checked(self.nodes.config, calls)
+        self.nodes.enter(function.block, checked=checked)
         for node, argument in zip(tensors, function.block.args, strict=True):
-            self.values[node] = self._incoming(argument, _meta(node))
-        self.positions = {node: position for position, node in enumerate(placeholders)}
+            self.nodes.values[node] = self.nodes.incoming(argument, meta_of(node))
         known = [item for node in placeholders if node not in tokens for item in self._sources(node)]
         outputs: list[Output] = []
         returned: list[fx.Node] = []
-        for node in nodes:
+        for node in in_order:
             match node.op:
                 case "get_attr":
-                    self.values[node] = self._constant(node, self.module)
+                    self.nodes.values[node] = self.nodes.constant(node, self.nodes.module)
                 case "call_function":
-                    self.values[node] = self._plain(node, self._call)
+                    self.nodes.values[node] = self.nodes.plain(node, self.nodes.call)
                 case "output":
                     outputs, returned = self._outputs(node)
                 case _:
                     pass
-        for fallback in self.fallbacks:
-            note_fallback(fallback.target, fallback, self.config)
-        check_fallbacks(self.fallbacks, self.config)
-        self.builder.location = None
-        code, checks = combined(self.builder)
-        self.block.add_op(ReturnOp.make([*map(self._outgoing, returned), *([] if code is None else [code])]))
-        mutated = tuple((tensors.index(placeholders[position]), returned.index(n)) for position, n in self.mutated)
-        own = (len(self.constants), int(code is not None))
+        for fallback in self.nodes.fallbacks:
+            note_fallback(fallback.target, fallback, self.nodes.config)
+        check_fallbacks(self.nodes.fallbacks, self.nodes.config)
+        self.nodes.builder.location = None
+        code, checks = combined(self.nodes.builder)
+        self.nodes.block.add_op(ReturnOp.make([*map(self._outgoing, returned), *([] if code is None else [code])]))
+        mutated = tuple(
+            (tensors.index(placeholders[position]), returned.index(n)) for position, n in self.nodes.mutated
+        )
+        own = (len(self.nodes.constants), int(code is not None))
         pairs = replaced(mutated, outputs)
-        self.symbols |= annotate(function, tensors, returned, own, mutated, pairs, self.symbols)
-        if code is not None and pairs and not self.capabilities.own_memory:
+        self.nodes.symbols |= annotate(function, tensors, returned, own, mutated, pairs, self.nodes.symbols)
+        if code is not None and pairs and not self.nodes.capabilities.own_memory:
             state_verdict(function)
         if constants := self._constant_places(tensors):
             function.attributes["constants"] = to_attribute(constants)
-        waits = not self.capabilities.own_memory or self.config.device_checks == "wait"
+        waits = not self.nodes.capabilities.own_memory or self.nodes.config.device_checks == "wait"
         calling = Calling(
-            arguments=tuple(self.positions[node] for node in tensors),
-            constants=tuple(self.paths),
-            symbols=read_symbols(known, self.symbols, self._scaled_sizes()),
+            arguments=tuple(self.nodes.positions[node] for node in tensors),
+            constants=tuple(self.nodes.paths),
+            symbols=read_symbols(known, self.nodes.symbols, self._scaled_sizes()),
             outputs=tuple(outputs),
-            mutated=tuple((position, returned.index(node)) for position, node in self.mutated),
-            fallbacks=tuple(self.fallbacks),
+            mutated=tuple((position, returned.index(node)) for position, node in self.nodes.mutated),
+            fallbacks=tuple(self.nodes.fallbacks),
             checks=checks,
             deferred=not waits and all(map(is_of_data, checks)),
             complex_arguments=tuple(
-                position for position, value in enumerate((*map(_meta, tensors), *self.constants)) if value.is_complex()
+                position
+                for position, value in enumerate((*map(meta_of, tensors), *self.nodes.constants))
+                if value.is_complex()
             ),
         )
-        return ImportedGraph(function, calling, tuple(self.constants), self.objects)
+        return ImportedGraph(function, calling, tuple(self.nodes.constants), self.nodes.objects)
 
     def _scaled_sizes(self) -> Mapping[str, tuple[Size, float]]:
-        environment = environment_of(self.module)
+        environment = environment_of(self.nodes.module)
         return {} if environment is None else scaled_sizes(environment)
 
     def _constant_places(self, tensors: Sequence[fx.Node]) -> tuple[int, ...]:
         """Which of the function's arguments are the same in every call: frozen ones, and the graph's own constants."""
-        frozen_positions = set(self.frozen) - {position for position, _ in self.mutated}
-        frozen = [n for n, node in enumerate(tensors) if self.positions[node] in frozen_positions]
-        own = [len(tensors) + n for n, constant in enumerate(self.constants) if not constant.is_complex()]
+        frozen_positions = set(self.nodes.frozen) - {position for position, _ in self.nodes.mutated}
+        frozen = [n for n, node in enumerate(tensors) if self.nodes.positions[node] in frozen_positions]
+        own = [len(tensors) + n for n, constant in enumerate(self.nodes.constants) if not constant.is_complex()]
         return tuple([*frozen, *own])
 
-    def _type(self, meta: torch.Tensor) -> Tensor:
-        """The type in which a tensor comes in and goes out."""
-        tensor = tensor_of_meta(meta)
-        tensor = interleaved_type(tensor) if meta.is_complex() else tensor
-        for size in tensor.shape:
-            self.symbols |= symbols_of(size)
-        return tensor
-
-    def _incoming(self, value: SSAValue, meta: torch.Tensor) -> SSAValue | Complex:
-        return Complex(self.builder, joined=value) if meta.is_complex() else value
-
     def _outgoing(self, node: fx.Node) -> SSAValue:
-        value = self.values[node]
+        value = self.nodes.values[node]
         return value.interleaved if isinstance(value, Complex) else value
 
     def _sources(self, node: fx.Node) -> list[tuple[Source, Size]]:
-        meta = _meta(node)
-        position = self.positions[node]
+        meta = meta_of(node)
+        position = self.nodes.positions[node]
         if isinstance(meta, torch.Tensor):
             return [(Source(position, dim), size) for dim, size in enumerate(sizes_of(meta.shape))]
         if isinstance(meta, torch.SymInt):
-            self.values[node] = size_of(meta)
+            self.nodes.values[node] = size_of(meta)
             return integer_sources(position, meta)
         if meta is None or isinstance(meta, int | float | bool | str | torch.SymFloat):
-            self.values[node] = meta
+            self.nodes.values[node] = meta
             return []
         raise UnsupportedError(f"argument {node.name} is a {type(meta).__name__}")
 
-    def _constant(self, node: fx.Node, module: fx.GraphModule) -> Any:
-        value = operator.attrgetter(str(node.target))(module)
-        if not isinstance(value, torch.Tensor):
-            return value
-        tensor = self._type(value)
-        if tensor.rank == 0 and tensor.dtype not in FLOAT8:
-            with unset_fake_temporarily():
-                return self.builder.number(value.item(), tensor.dtype)
-        self.constants.append(value)
-        self.paths.append(str(node.target) if module is self.module else "")
-        argument = self.block.insert_arg(tensor_type(tensor), len(self.block.args))
-        argument.name_hint = node.name if node.name.isidentifier() else None
-        return self._incoming(argument, value)
-
-    def _plain(self, node: fx.Node, otherwise: Callable[[fx.Node], Any]) -> Any:
-        """The value of a node that is a number or a choice among results; any other node's is `otherwise`."""
-        if "val" not in node.meta:
-            record_random_results(node)
-        meta = _meta(node)
-        if "val" not in node.meta and node.users:
-            raise UnsupportedError(f"tracing did not record the results of {node.target}")
-        if isinstance(meta, torch.SymInt):
-            return size_of(meta)
-        if isinstance(meta, torch.SymFloat | torch.SymBool):
-            return meta
-        if isinstance(meta, int | float | bool):
-            return meta
-        if node.target is operator.getitem:
-            source, index = node.args
-            return self.values[source][index]  # pyright: ignore[reportArgumentType]
-        return None if node.target in _GUARDED else otherwise(node)
-
-    def _call(self, node: fx.Node) -> Any:
-        self.builder.location, self.builder.source = location_of(node), node.name
-        if node.target is torch.ops.aten.copy_.default and node.args[0] in self.positions:
-            return self._write_back(node)
-        if has_effects(node):
-            # The token orders effects; opaque calls that are not pure keep their order without it.
-            _, target, *args = node.args
-            outputs = self._opaque(target, args, node.kwargs, _meta(node)[1:], HAS_EFFECTS, pure=False)
-            return None, *outputs
-        if not self.config.strict and self._is_claimed(node):
-            return self._opaque(
-                node.target, node.args, node.kwargs, _meta(node), "a library claims it", claim="library"
-            )
-        if is_draw(node):
-            reason = "random numbers are drawn by torch's generator"
-            return self._opaque(as_drawn(node), node.args, node.kwargs, _meta(node), reason, claim="generator")
-        if self.capabilities.own_memory and copies_away(node):
-            return self._opaque(node.target, node.args, node.kwargs, _meta(node), COPIES_AWAY)
-        last = self.block.last_op
-        try:
-            if self.builder.location in self.left:
-                raise UnsupportedError("no kernel could be made")
-            value = self._converted(node)
-        except WeftError as error:
-            self._erase_after(last)
-            return self._opaque(node.target, node.args, node.kwargs, _meta(node), error.message)
-        if (
-            self.capabilities.library_first
-            and not self.config.strict
-            and not self._is_own_kernel(node)
-            and needs_library(self._made_after(last))
-        ):
-            self._erase_after(last)
-            return self._opaque(
-                node.target, node.args, node.kwargs, _meta(node), "a library claims it", claim="library"
-            )
-        return pytree.tree_map_only(SSAValue, self._rounded, value) if self.config.emulate_precision_casts else value
-
-    def _rounded(self, value: SSAValue) -> SSAValue:
-        """What an op of the program computes, rounded to its type as eager does; what only moves is so already."""
-        dtype = tensor_of(value.type).dtype
-        computed = isinstance(value, OpResult) and not isinstance(value.op, Movement | OpaqueOp)
-        return (
-            self.builder.emit("reduce_precision", value) if computed and dtype.is_float and dtype.bits < 32 else value
-        )
-
-    def _made_after(self, last: Operation | None) -> list[Operation]:
-        """The ops at the end of the block that are newer than one."""
-        made: list[Operation] = []
-        op = self.block.last_op
-        while op is not None and op is not last:
-            made.append(op)
-            op = op.prev_op
-        return made
-
-    def _erase_after(self, last: Operation | None) -> None:
-        for op in self._made_after(last):
-            self.block.erase_op(op)
-
-    def _is_own_kernel(self, node: fx.Node) -> bool:
-        own = is_own_on_tensor_cores(node) or may_be_attention(node)
-        return (
-            is_own_flex(node)
-            or is_own_order(node)
-            or self._has_coded_weights(node)
-            or (self.capabilities.fast_matmuls and (own or is_pointwise_product(node, self._mapped)))
-        )
-
-    def _has_coded_weights(self, node: fx.Node) -> bool:
-        """Whether a product's weights are to be held in few bits: then they must be seen to be weights."""
-        weights = weights_of_product(node) if self.config.quantize in CODES else None
-        return weights is not None and weights.op in ("placeholder", "get_attr") and self._is_constant(weights)
-
-    def _is_claimed(self, node: fx.Node) -> bool:
-        """Whether a library carries out a call; convolutions are Weft's own where that is faster."""
-        if not is_claimed(node, self.capabilities):
-            return False
-        if self.capabilities.library_first:
-            return not self._is_own_kernel(node)
-        frozen = node.target is torch.ops.aten.convolution.default and self._is_constant(node.args[1])
-        library = self.capabilities.library_convolutions
-        return not is_own_convolution(node, self._mapped, frozen=frozen, library=library)
-
-    def _is_constant(self, node: Any) -> bool:
-        assert isinstance(node, fx.Node)
-        if node.op == "placeholder":
-            position = self.positions[node]
-            return position in self.frozen and all(position != written for written, _ in self.mutated)
-        return node.op == "get_attr" and isinstance(self.values[node], SSAValue)
-
-    def _write_back(self, node: fx.Node) -> Any:
-        """An argument that takes a new value when the graph has run."""
-        target, source = node.args[:2]
-        assert isinstance(target, fx.Node) and isinstance(source, fx.Node)
-        self.mutated.append((self.positions[target], source))
-        return self.values[source]
-
-    def _converted(self, node: fx.Node) -> Any:
-        self.builder.enter(node)
-        results = self.builder.results
-        args = [self._mapped(argument) for argument in node.args]
-        kwargs = {key: self._mapped(argument) for key, argument in node.kwargs.items()}
-        is_complex = self.builder.has_complex_result or any(
-            isinstance(self.values[source], Complex) for source in node.all_input_nodes
-        )
-        converter = (COMPLEX_CONVERTERS if is_complex else CONVERTERS).get(str(node.target))
-        if converter is None and is_complex and str(node.target) in CONVERTERS:
-            raise UnsupportedError("complex numbers")
-        if is_flex(node):
-            value = self._flexed(node)
-        else:
-            value = self._inlined(node) if converter is None else converter(self.builder, *args, **kwargs)
-        return self._checked(value, results, isinstance(_meta(node), tuple | list))
-
-    def _inlined(self, node: fx.Node) -> Any:
-        """The results of torch's decomposition of the node, if all of it can be converted."""
-        # A random operator taken apart would draw other numbers than eager does.
-        decomposition = decomposition_of(node.target) if is_pure(node.target) else None
-        if decomposition is None:
-            raise UnsupportedError("no converter")
-        return self._traced(*trace_decomposition(node, decomposition))
-
-    def _flexed(self, node: fx.Node) -> Any:
-        """FlexAttention, with what its functions make of places."""
-        flex = read_flex(node, self.module)
-        masks = self._traced(flex.graph, flex.sources)
-        self.builder.enter(node)
-        query, key, value = map(self._value, node.args[:3])
-        return flex_attention(self.builder, query, key, value, *masks, scale=flex.scale, softcap=flex.softcap)
-
-    def _traced(self, traced: fx.GraphModule, sources: Sequence[fx.Node]) -> tuple[Any, ...]:
-        """The results of a graph in place of a node, whose placeholders stand for other nodes."""
-        values = iter(self.values[source] for source in sources)
-        for inner in traced.graph.nodes:
-            match inner.op:
-                case "placeholder":
-                    self.values[inner] = next(values)
-                case "get_attr":
-                    self.values[inner] = self._constant(inner, traced)
-                case "output":
-                    returned = inner.args[0]
-                    results = returned if isinstance(returned, tuple | list) else (returned,)
-                    return tuple(self._value(result) for result in results)
-                case _:
-                    self.values[inner] = self._plain(inner, self._converted)
-        raise UnsupportedError("its decomposition returns nothing")
-
-    def _checked(self, value: Any, results: Sequence[Tensor | None], several: bool) -> Any:
-        """The converter's results in the types that tracing recorded."""
-        given = value if isinstance(value, tuple) else (value,)
-        if len(given) != len(results):
-            raise UnsupportedError(f"the converter gives {len(given)} results, tracing {len(results)}")
-        checked: list[Any] = []
-        for item, result in zip(given, results, strict=True):
-            if result is None or item is None:
-                checked.append(None)
-                continue
-            item = item.to(result.dtype) if isinstance(item, Complex) else self.builder.to(item, result.dtype)
-            for part in (item.real, item.imag) if isinstance(item, Complex) else (item,):
-                if tensor_of(part.type) != result:
-                    raise UnsupportedError(f"the converter gives {tensor_of(part.type)}, tracing {result}")
-            checked.append(item)
-        return tuple(checked) if several else checked[0]
-
-    def _mapped(self, argument: Any) -> Any:
-        """An argument of a node, with the values of the nodes in it."""
-        if isinstance(argument, list):
-            return [self._mapped(item) for item in argument]
-        return tuple(map(self._mapped, argument)) if isinstance(argument, tuple) else self._value(argument)
-
-    def _value(self, argument: Any) -> Any:
-        value = self.values[argument] if isinstance(argument, fx.Node) else argument
-        if isinstance(value, torch.SymInt):
-            value = size_of(value)
-        if isinstance(value, torch.SymFloat):
-            return float_value(self.builder, value)
-        if isinstance(value, torch.SymBool):
-            raise UnsupportedError(f"the condition {value} on sizes as data")
-        if isinstance(value, Expr):
-            self.symbols |= symbols_of(value)
-        return value
-
-    def _opaque(
-        self,
-        target: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        meta: Any,
-        reason: str,
-        pure: bool = True,
-        claim: str = "",
-    ) -> Any:
-        """A call that torch carries out, whose results have the types that tracing recorded."""
-        fallback = Fallback(str(target), user_line(self.builder.location), reason, self.builder.source)
-        args, kwargs = pytree.tree_map(self._tensor_argument, (list(args), dict(kwargs)))
-        leaves, structure = pytree.tree_flatten(meta)
-        types = [self._type(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
-        made = make_opaque(target, args, kwargs, types, self.objects, self.builder.location)
-        if not pure:
-            made.attributes["pure"] = to_attribute(False)
-        if sizes := sorted(symbols_told((args, kwargs))):
-            made.attributes["symbols"] = to_attribute(tuple(sizes))
-        strides = tuple(dense_strides(leaf) for leaf, type_ in zip(leaves, types, strict=True) if type_ is not None)
-        if any(strides):
-            made.attributes["result_strides"] = to_attribute(strides)
-        self.block.add_op(made)
-        if claim:
-            made.attributes["weft.claim"] = to_attribute(claim)
-        else:
-            self.fallbacks.append(fallback)
-        tensors = iter(made.results)
-        values = [
-            self._incoming(next(tensors), leaf)
-            if type_ is not None
-            else size_of(leaf)
-            if isinstance(leaf, torch.SymInt)
-            else leaf
-            for leaf, type_ in zip(leaves, types, strict=True)
-        ]
-        return pytree.tree_unflatten(values, structure)
-
-    def _tensor_argument(self, argument: Any) -> Any:
-        value = self._value(argument)
-        is_complex = isinstance(value, Complex)
-        value = value.interleaved if is_complex else value
-        if not isinstance(value, SSAValue):
-            return value
-        meta = _meta(argument) if isinstance(argument, fx.Node) else argument
-        if isinstance(meta, torch.SymFloat):
-            return NumberArgument(value)
-        strides = None
-        if isinstance(meta, torch.Tensor):  # one without elements has strides too, which operators look at
-            strides = unusual_strides(meta, exact=0 in sizes_of(meta.shape))
-        for stride in strides or ():
-            self.symbols |= symbols_of(stride)
-        return TensorArgument(value, strides, is_complex)
-
     def _outputs(self, node: fx.Node) -> tuple[list[Output], list[fx.Node]]:
         items = [aliased(item) for item in node.args[0]]  # pyright: ignore[reportGeneralTypeIssues, reportOptionalIterable]
-        placeholders = list(self.positions)
-        written = {placeholders[position]: value for position, value in self.mutated}
-        owners = memory_owners(self.module.graph.nodes, items, written)
+        placeholders = list(self.nodes.positions)
+        written = {placeholders[position]: value for position, value in self.nodes.mutated}
+        owners = memory_owners(self.nodes.module.graph.nodes, items, written)
         returned: list[fx.Node] = []
 
         def result(source: fx.Node) -> Returned:
             if source not in returned:
                 returned.append(source)
-            return Returned(returned.index(source), isinstance(self.values[source], Complex))
+            return Returned(returned.index(source), isinstance(self.nodes.values[source], Complex))
 
         outputs: list[Output] = []
         for source in items:
-            value = self.values[source] if isinstance(source, fx.Node) else source
+            value = self.nodes.values[source] if isinstance(source, fx.Node) else source
             if isinstance(value, torch.SymFloat | torch.SymBool):
                 raise UnsupportedError(f"{value} as a result")
-            if source in self.positions:
-                outputs.append(Passed(self.positions[source]))
+            if source in self.nodes.positions:
+                outputs.append(Passed(self.nodes.positions[source]))
             elif isinstance(value, SSAValue | Complex):
                 owner = owners.get(source, source)
                 # Gradients may come in other strides than tracing saw: nothing is told of where they lie.
-                if owner is source or (owner in self.positions and self.name == "backward"):
+                if owner is source or (owner in self.nodes.positions and self.name == "backward"):
                     outputs.append(result(source))
                     continue
-                base = Passed(self.positions[owner]) if owner in self.positions else result(owner)
-                outputs.append(viewed := view_of(base, _meta(owner), _meta(source)))
-                self.symbols |= viewed.symbols
+                base = Passed(self.nodes.positions[owner]) if owner in self.nodes.positions else result(owner)
+                outputs.append(viewed := view_of(base, meta_of(owner), meta_of(source)))
+                self.nodes.symbols |= viewed.symbols
             else:
-                self.symbols |= symbols_of(value) if isinstance(value, Expr) else set()
+                self.nodes.symbols |= symbols_of(value) if isinstance(value, Expr) else set()
                 outputs.append(Number(value))
-        for _, source in self.mutated:
+        for _, source in self.nodes.mutated:
             result(source)
         return outputs, returned
-
-
-def _meta(node: fx.Node) -> Any:
-    return node.meta.get("val")
