@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from weft.backends.llvm.builder import V, const
 from weft.backends.nvidia.emit.block import i32
+from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.math import asm
 from weft.backends.nvidia.ir.dialect import layout_of
 from weft.ir.attributes import from_attribute
@@ -19,6 +20,7 @@ VPRINTF = "vprintf"
 """The one function that a GPU's driver has for kernels."""
 
 
+@EMITTERS.register(control_flow.CheckOp)
 def emit_check(codegen: KernelCodegen, op: control_flow.CheckOp) -> None:
     """Where the condition is false, write the number of the check to the kernel's status."""
     b, layout = codegen.b, layout_of(op.condition)
@@ -36,6 +38,7 @@ def emit_check(codegen: KernelCodegen, op: control_flow.CheckOp) -> None:
     asm(b, "void", "@$2 st.global.b64 [$1], $0;", "l,l,b,~{memory}", number, status, wrong, pure=False)
 
 
+@EMITTERS.register(control_flow.PrintOp)
 def emit_print(codegen: KernelCodegen, op: control_flow.PrintOp) -> None:
     """One line for each element, with the program's numbers and the element's index; each is printed once."""
     b = codegen.b

@@ -27,25 +27,16 @@ from weft.backends.nvidia.ir.horizontal_select import HorizontalSelectOp
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Refused
 from weft.backends.nvidia.ir.layouts import Layout, blocked, scalar_layout
 from weft.backends.nvidia.ir.mma import PACKED, RAW, MmaOp, PackOp, SqueezeOp
+from weft.backends.nvidia.ir.rings import AcquireOp, CommitOp, ReleaseOp, RingToRegistersOp, SlotOp, TmaLoadOp, WaitOp
+from weft.backends.nvidia.ir.tma_store import TmaStoreOp, TruncatePackOp
 from weft.backends.nvidia.ir.view_layouts import demanded
 from weft.backends.nvidia.ir.warp_specialization import (
-    AcquireOp,
     AffineApplyOp,
     BlockNumberOp,
-    CommitOp,
     PingPongBarrierOp,
-    ReleaseOp,
-    RingToRegistersOp,
-    SlotOp,
-    TmaLoadOp,
-    TmaStoreOp,
-    TruncatePackOp,
-    WaitOp,
     WarpSpecializeOp,
-    WgmmaOp,
-    WgmmaWaitOp,
 )
-from weft.backends.nvidia.ir.wgmma import words_layout
+from weft.backends.nvidia.ir.wgmma import WgmmaOp, WgmmaWaitOp, words_layout
 from weft.backends.nvidia.layout.anchors import Anchors, anchors_of, covered_shape, squeezed
 from weft.backends.nvidia.layout.control_flow_layouts import assign_written, carried_layouts, is_free_view
 from weft.backends.nvidia.target import NvidiaTarget

@@ -17,8 +17,8 @@ from weft.backends.nvidia.ir.dialect import ARGUMENTS, set_layouts
 from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp
 from weft.backends.nvidia.ir.layouts import Layout, scalar_layout
 from weft.backends.nvidia.ir.op_facts import is_commutative
+from weft.backends.nvidia.ir.tma_store import TruncatePackOp
 from weft.backends.nvidia.ir.view_layouts import demanded, in_order, renamed
-from weft.backends.nvidia.ir.warp_specialization import TruncatePackOp
 from weft.backends.nvidia.ir.wgmma import words_layout
 from weft.errors import LoweringError
 from weft.tile import collective_ops, control_flow, pointer_ops

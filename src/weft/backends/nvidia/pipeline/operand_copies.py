@@ -19,8 +19,8 @@ from weft.backends.nvidia.ir.alignment import pointer_dtype
 from weft.backends.nvidia.ir.index_slices import ops_behind
 from weft.backends.nvidia.ir.programmatic_launch import is_fixed
 from weft.backends.nvidia.ir.register_operands import register_operand
+from weft.backends.nvidia.ir.rings import LINE, SlotType
 from weft.backends.nvidia.ir.tma_boxes import tma_box_of
-from weft.backends.nvidia.ir.warp_specialization import LINE, SlotType
 from weft.backends.nvidia.matmul_unit import WGMMA
 from weft.ir.expr import Size
 from weft.ir.types import DType

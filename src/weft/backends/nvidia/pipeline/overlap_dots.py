@@ -11,7 +11,8 @@ from xdsl.ir import Block
 
 from weft.backends.nvidia.ir.dialect import CONSUMERS, RESIDENT, set_integer
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Match, Refused
-from weft.backends.nvidia.ir.warp_specialization import PingPongBarrierOp, WarpSpecializeOp, WgmmaOp, WgmmaWaitOp
+from weft.backends.nvidia.ir.warp_specialization import PingPongBarrierOp, WarpSpecializeOp
+from weft.backends.nvidia.ir.wgmma import WgmmaOp, WgmmaWaitOp
 from weft.backends.nvidia.pipeline.hoist_dots import registers_of
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.tile import dialect as tile

@@ -15,7 +15,9 @@ from weft.backends.nvidia.ir.cp_async import CpAsyncCommitOp, CpAsyncOp, CpAsync
 from weft.backends.nvidia.ir.dialect import VECTOR, WARPS, BarrierOp, integer, set_integer, set_launch
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Refused
 from weft.backends.nvidia.ir.layouts import WARP
-from weft.backends.nvidia.ir.warp_specialization import LINE, AffineApplyOp, SlotType, WgmmaOp, WgmmaWaitOp
+from weft.backends.nvidia.ir.rings import LINE, SlotType
+from weft.backends.nvidia.ir.warp_specialization import AffineApplyOp
+from weft.backends.nvidia.ir.wgmma import WgmmaOp, WgmmaWaitOp
 from weft.backends.nvidia.matmul_unit import WGMMA
 from weft.backends.nvidia.target import NvidiaTarget
 from weft.ir.attributes import from_attribute

@@ -24,13 +24,9 @@ from weft.backends.nvidia.ir.dialect import (
 from weft.backends.nvidia.ir.dynamic_tile_scheduler import dynamic_bytes
 from weft.backends.nvidia.ir.index_slices import ops_behind
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, Refused
-from weft.backends.nvidia.ir.warp_specialization import (
+from weft.backends.nvidia.ir.rings import (
     BARRIER_BYTES,
-    MAP,
-    STAGE_BYTES,
     AcquireOp,
-    AffineApplyOp,
-    BlockNumberOp,
     CommitOp,
     ReleaseOp,
     RingToRegistersOp,
@@ -38,11 +34,10 @@ from weft.backends.nvidia.ir.warp_specialization import (
     SlotOp,
     TmaLoadOp,
     WaitOp,
-    WarpSpecializeOp,
-    WgmmaOp,
-    WgmmaWaitOp,
-    is_staged,
 )
+from weft.backends.nvidia.ir.tma_store import MAP, STAGE_BYTES, is_staged
+from weft.backends.nvidia.ir.warp_specialization import AffineApplyOp, BlockNumberOp, WarpSpecializeOp
+from weft.backends.nvidia.ir.wgmma import WgmmaOp, WgmmaWaitOp
 from weft.backends.nvidia.matmul_unit import WGMMA
 from weft.backends.nvidia.pipeline.epilogue_operands import EpilogueOperand, epilogue_operands_of
 from weft.backends.nvidia.pipeline.multicast_operands import Multicast, multicast_operands

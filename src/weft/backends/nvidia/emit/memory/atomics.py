@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from weft.backends.llvm.builder import V, const, memory_type
 from weft.backends.llvm.cast import load_convert, register_type, store_convert
 from weft.backends.llvm.math import emit_function
+from weft.backends.nvidia.emit.emitters import EMITTERS
 from weft.backends.nvidia.emit.math import asm
 from weft.backends.nvidia.emit.memory.gather_scatter import address_of
 from weft.backends.nvidia.emit.memory.shared_tiles import read_tile, write_registers
@@ -32,6 +33,7 @@ NO_BF16_ATOMICS = "bf16 atomics"
 """What a module says it lacks whose target adds no bf16 by itself."""
 
 
+@EMITTERS.register(pointer_ops.AtomicOp)
 def emit_atomic(codegen: KernelCodegen, op: pointer_ops.AtomicOp) -> None:
     b, layout, memory = codegen.b, layout_of(op.out), pointer_dtype(op)
     type_ = tile.tile_type(op.out)
