@@ -21,6 +21,7 @@ from weft.backends.nvidia.emit.messages import VPRINTF
 from weft.backends.nvidia.ir.dialect import APART, LAUNCH, launch_of, set_launch
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, PassNote, run_passes
 from weft.backends.nvidia.ir.mma import AHEAD
+from weft.backends.nvidia.ir.op_costs import cost_of
 from weft.backends.nvidia.ir.programmatic_launch import asked_early, written_by
 from weft.backends.nvidia.target import TRIPLE, NvidiaTarget, llvm_to_ptx
 from weft.errors import LoweringError
@@ -157,7 +158,7 @@ class KernelCompiler:
     ) -> None:
         """Compile kernels. `sources` are what each comes from, for the error if it has no code."""
         self._made.update({name: Future() for name in kernels})
-        slow = {name for name, kernel in kernels.items() if has_dot(kernel)}
+        slow = {name for name, kernel in kernels.items() if compiles_slowly(kernel)}
         self._takes_long = self._takes_long or bool(slow)
         for name in sorted(kernels, key=lambda each: each not in slow):
             try:
@@ -192,9 +193,9 @@ class KernelCompiler:
             self._loads(name, made.result(), self._launches[name])
 
 
-def has_dot(kernel: tile.KernelOp) -> bool:
+def compiles_slowly(kernel: tile.KernelOp) -> bool:
     """Whether a kernel has a dot of tiles: such take longest to compile, and come first."""
-    return any(isinstance(op, tile.DotOp) for op in kernel.walk())
+    return any(cost_of(op).compiles_slowly for op in kernel.walk())
 
 
 def compile_kernels(

@@ -144,16 +144,16 @@ SHARED_BYTES.nothing_for(
     tile.ReturnOp,
 )
 SHARED_BYTES.nothing_for(
-    "what is in rings and stages lies before what ops use while they run: the launch has it",
+    "rings and stages have their place in the launch",
     *rings.OPS,
     *row_streams.OPS,
     *cp_async.OPS,
     WarpSpecializeOp,
     *wgmma.OPS,
     TmaStoreOp,
-    ScratchOp,
 )
-SHARED_BYTES.nothing_for("threads wait in registers", BarrierOp, PingPongBarrierOp)
+SHARED_BYTES.nothing_for("it says itself where its memory begins", ScratchOp)
+SHARED_BYTES.nothing_for("hardware has barriers of its own", BarrierOp, PingPongBarrierOp)
 SHARED_BYTES.nothing_for("it has no code on a GPU", tile.SortOp)
 
 

@@ -10,14 +10,7 @@ from typing import Self
 
 from xdsl.dialects.builtin import IndexType, IntegerAttr, StringAttr
 from xdsl.ir import Operation, SSAValue
-from xdsl.irdl import (
-    IRDLOperation,
-    attr_def,
-    irdl_op_definition,
-    operand_def,
-    result_def,
-    var_operand_def,
-)
+from xdsl.irdl import IRDLOperation, attr_def, irdl_op_definition, operand_def, result_def, var_operand_def
 
 from weft.backends.nvidia.ir.rings import LINE
 from weft.ir.types import DType, i32

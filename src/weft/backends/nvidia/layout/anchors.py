@@ -9,12 +9,7 @@ from math import prod
 from xdsl.ir import Operation, SSAValue
 
 from weft.backends.nvidia.ir.alignment import WIDEST, ComputedAccess, access_of, computed_access, pointer_dtype
-from weft.backends.nvidia.ir.dialect import (
-    BLOCKS,
-    WARPS,
-    integer,
-    layout_of,
-)
+from weft.backends.nvidia.ir.dialect import BLOCKS, WARPS, integer, layout_of
 from weft.backends.nvidia.ir.fused_reductions import MomentsOp, OnlineSoftmaxOp
 from weft.backends.nvidia.ir.layouts import WARP, Layout, blocked, next_power_of_two
 from weft.backends.nvidia.ir.mma import PACKED, RAW, MmaOp, PackOp
