@@ -15,8 +15,6 @@ from weft.backends.llvm.debug_lines import DebugLines, keep_lines
 from weft.backends.nvidia.code import AwaitedModules, DeviceCode, Launch
 from weft.backends.nvidia.emit.block import SHARED_SYMBOL
 from weft.backends.nvidia.emit.codegen import KernelCodegen
-from weft.backends.nvidia.emit.dot.dequantize import NO_FP8
-from weft.backends.nvidia.emit.memory.atomics import NO_BF16_ATOMICS
 from weft.backends.nvidia.emit.messages import VPRINTF
 from weft.backends.nvidia.ir.dialect import APART, LAUNCH, launch_of, set_launch
 from weft.backends.nvidia.ir.kernel_passes import KernelPass, PassNote, run_passes
@@ -35,9 +33,6 @@ Loads: TypeAlias = Callable[[str, str, Launch], None]
 _SWITCH_SECONDS = 2e-4
 """How long the thread that writes kernels keeps the others waiting for Python's lock, which they need for moments
 between one call of LLVM's or the driver's and the next."""
-
-_SINCE = {NO_BF16_ATOMICS: 90, NO_FP8: 89}
-"""The compute capabilities that have instructions."""
 
 
 def annotate(
@@ -61,7 +56,7 @@ def annotate(
 
 def _whole_launch(kernel: tile.KernelOp, annotated: tile.KernelOp, target: NvidiaTarget) -> Launch:
     """The launch of an annotated kernel with what it asks for before the kernel ahead has ended, and what it writes."""
-    launch, programmatic = launch_of(annotated), target.capability >= 90
+    launch, programmatic = launch_of(annotated), target.has_programmatic_launch
     asked = asked_early(annotated, launch) if programmatic else ()
     written, ahead = written_by(kernel), _widens_ahead(annotated)
     return replace(launch, programmatic=programmatic, asked=asked, written=written, ahead=ahead)
@@ -87,7 +82,7 @@ def emit_llvm(
 
     With `debug_lines` the module says which line of the user's program each instruction comes from.
     """
-    module = Module(TRIPLE, frozenset(what for what, since in _SINCE.items() if target.capability < since))
+    module = Module(TRIPLE, target.lacks)
     module.globals[SHARED_SYMBOL] = f"@{SHARED_SYMBOL} = external addrspace(3) global [0 x i8], align 1024"
     annotated, launch = annotate(kernel, target, passes, notes)
     if debug_lines:

@@ -20,6 +20,7 @@ from weft.backends.nvidia.emit.memory.shared_tiles import read_tile, write_regis
 from weft.backends.nvidia.ir.alignment import pointer_dtype
 from weft.backends.nvidia.ir.dialect import SHARED, integer, layout_of
 from weft.backends.nvidia.ir.shared_bytes import is_passed_on, register_bytes
+from weft.backends.nvidia.target import NO_BF16_ATOMICS
 from weft.ir.types import DType, f32
 from weft.tile import collective_ops, pointer_ops
 from weft.tile import dialect as tile
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 _OF_FLOATS = {"max": "fmax", "min": "fmin"}
 _SCOPE = 'syncscope("device")'
-NO_BF16_ATOMICS = "bf16 atomics"
-"""What a module says it lacks whose target adds no bf16 by itself."""
 
 
 @EMITTERS.register(pointer_ops.AtomicOp)
