@@ -64,10 +64,11 @@ class DeviceProgram(Program):
             raise LoweringError(f"a program without its kernels {', '.join(sorted(missing))}")
         self.driver = driver()
         self.facts = device_facts(self.device)
-        self.driver.use(self.device)
+        self.driver.use_if_none(self.device)
         self.functions: Mapping[str, DeviceFunction] = {}
         if names:
-            self._loaded = load_code(self.driver, self.facts, code, self.cache)
+            with self.driver.within(self.device):
+                self._loaded = load_code(self.driver, self.facts, code, self.cache)
             self.functions = self._loaded.functions
             taken = {name: Resources(each.registers, each.local_bytes) for name, each in self.functions.items()}
             note_loaded(self.plan, taken)
