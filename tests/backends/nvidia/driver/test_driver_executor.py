@@ -297,3 +297,11 @@ def test_kernels_that_are_loaded_early_leave_the_context_as_it_was(
         early(name, code.modules[name], launch)
     assert machine.contexts == [OTHERS]
     assert machine.calls.count("cuLibraryLoadData") == before + len(code.launches)
+
+
+def test_strides_of_a_copy_may_be_negative(machine: Machine) -> None:
+    memory = _function(machine).executor.memory
+    x, _, _ = _arrays()
+    copy = memory.copied(memory.from_host(x), (-40, -1))
+    assert copy.strides == (-40, -1)
+    np.testing.assert_array_equal(copy.numpy(), x)
