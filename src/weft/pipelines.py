@@ -138,6 +138,12 @@ def cpu_passes(config: Config, *, blas: bool = True, matrix_tiles: bool = False)
     ]
 
 
+def cpu_passes_for(config: Config, target: CpuTarget, *, framework: bool = False) -> list[ModulePass]:
+    """`cpu_passes` with the libraries that there are: this process's BLAS, and a `framework`'s that runs the program."""
+    tiles = framework and target.capabilities.library_matrix_tiles
+    return cpu_passes(config, blas=bool(blas_symbols()), matrix_tiles=tiles)
+
+
 def nvidia_passes(config: Config, capabilities: Capabilities = PROCESSOR) -> list[ModulePass]:
     """From an imported function to groups that are kernels of thread blocks."""
     fast = capabilities.fast_matmuls
@@ -346,10 +352,7 @@ def compile_cpu(
     module = module_of(function)
     with compilation(function.sym_name.data) as report:
         report.imported(function)
-        passes = cpu_passes(
-            config, blas=bool(blas_symbols()), matrix_tiles=framework and target.capabilities.library_matrix_tiles
-        )
-        run_passes(module, passes, report, verify=config.verify)
+        run_passes(module, cpu_passes_for(config, target, framework=framework), report, verify=config.verify)
         if config.tune:
             start = time.perf_counter()
             Tuner(target, cache=DiskCache() if config.cache else None).tune(function)
