@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,8 +14,8 @@ from weft.ops.layouts import StridedLayout
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory of a tensor: an `input`, `output` or `temporary` of a call, an `external` result of the framework, or a
-    `constant`, which is the same in every call."""
+    """Memory of a tensor: an `input`, `output` or `temporary` of a call, an `external` result of the framework, a
+    `constant`, which is the same in every call, or a `slice`, a part of another that moves on with a loop's turns."""
 
     role: str
     tensor: Tensor
@@ -85,7 +85,59 @@ class LaunchStep:
         return tuple(argument for argument in self.arguments if isinstance(argument, Place))
 
 
-Step: TypeAlias = KernelStep | CallStep | DotStep | LaunchStep
+@dataclass(frozen=True)
+class SlicePlace:
+    """A buffer of no memory of its own: in every turn of a loop, the next slice of a tensor along its first dimension.
+
+    The `direction` is 1, or -1 where the first turn has the last slice.
+    """
+
+    buffer: int
+    whole: Place
+    direction: int
+
+
+@dataclass(frozen=True)
+class LoopStep:
+    """Run steps again and again: so many turns, -1 where there is no bound, as long as a buffer holds true (-1: none)."""
+
+    body: tuple[Step, ...]
+    turns: Size
+    condition: int
+    slices: tuple[SlicePlace, ...]
+    label: str
+
+
+@dataclass(frozen=True)
+class IfStep:
+    """Run the steps of one of two branches, as a buffer says."""
+
+    condition: int
+    then: tuple[Step, ...]
+    otherwise: tuple[Step, ...]
+    label: str
+
+
+ControlStep: TypeAlias = LoopStep | IfStep
+Step: TypeAlias = KernelStep | CallStep | DotStep | LaunchStep | LoopStep | IfStep
+
+
+def inner_steps(step: Step) -> tuple[Step, ...]:
+    """The steps that a step of control flow runs."""
+    match step:
+        case LoopStep():
+            return step.body
+        case IfStep():
+            return (*step.then, *step.otherwise)
+        case _:
+            return ()
+
+
+def all_steps(steps: Iterable[Step]) -> Iterator[Step]:
+    """Steps, and all that are inside of them."""
+    for step in steps:
+        yield step
+        yield from all_steps(inner_steps(step))
 
 
 def buffers_of(step: Step) -> Iterable[int]:
@@ -97,6 +149,10 @@ def buffers_of(step: Step) -> Iterable[int]:
             return (step.a.buffer, step.b.buffer, step.out.buffer)
         case LaunchStep():
             return (place.buffer for place in step.places)
+        case LoopStep() | IfStep():
+            own = [n for each in getattr(step, "slices", ()) for n in (each.buffer, each.whole.buffer)]
+            own += [step.condition] if step.condition >= 0 else []
+            return (*own, *(number for each in inner_steps(step) for number in buffers_of(each)))
         case _:
             return step.buffers
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import WeftError
 from weft.ir.expr import evaluate, product
-from weft.lower.steps import CallStep, DotStep, KernelStep, LaunchStep, Plan, Step
+from weft.lower.steps import CallStep, DotStep, IfStep, KernelStep, LaunchStep, LoopStep, Plan, Step
 from weft.runtime.record import CompilationRecord, recording
 from weft.runtime.tape import Tape
 
@@ -60,6 +60,8 @@ def step_name(step: Step) -> str:
             return f"{step.label} (BLAS)"
         case CallStep():
             return f"{step.target} (torch)"
+        case LoopStep() | IfStep():
+            return step.label
 
 
 def work_of(step: Step, plan: Plan, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -77,7 +79,7 @@ def work_of(step: Step, plan: Plan, sizes: Mapping[str, int]) -> dict[str, int]:
             inner = evaluate(step.a.tensor.shape[-1], sizes)
             operations = 2 * inner * evaluate(product(step.out.tensor.shape), sizes)
             return {"bytes": bytes_of([step.a.tensor, step.b.tensor, step.out.tensor]), "operations": operations}
-        case CallStep():
+        case CallStep() | LoopStep() | IfStep():
             return {}
     return {"bytes": bytes_of(touched), "programs": evaluate(step.grid, sizes)}
 
@@ -238,6 +240,8 @@ def _category(step: Step) -> str:
             return "library"
         case CallStep():
             return "torch"
+        case LoopStep() | IfStep():
+            return "control flow"
 
 
 def _rate(amount: int, nanoseconds: int) -> str:
