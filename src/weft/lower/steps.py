@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from weft.ir.expr import Size
@@ -99,7 +99,7 @@ class SlicePlace:
 
 @dataclass(frozen=True)
 class LoopStep:
-    """Run steps again and again: so many turns, -1 where there is no bound, as long as a buffer holds true (-1: none)."""
+    """Run steps again and again: so many turns, or -1 without bound, while a buffer (-1: none) holds true."""
 
     body: tuple[Step, ...]
     turns: Size
@@ -138,6 +138,24 @@ def all_steps(steps: Iterable[Step]) -> Iterator[Step]:
     for step in steps:
         yield step
         yield from all_steps(inner_steps(step))
+
+
+def with_functions(steps: Iterable[Step], instead: Mapping[str, str]) -> tuple[Step, ...]:
+    """Steps with other kernels in place of some, also inside of them."""
+    changed: list[Step] = []
+    for step in steps:
+        match step:
+            case LoopStep():
+                step = replace(step, body=with_functions(step.body, instead))
+            case IfStep():
+                then, otherwise = (with_functions(each, instead) for each in (step.then, step.otherwise))
+                step = replace(step, then=then, otherwise=otherwise)
+            case KernelStep() | LaunchStep():
+                step = replace(step, function=instead.get(step.function, step.function))
+            case _:
+                pass
+        changed.append(step)
+    return tuple(changed)
 
 
 def buffers_of(step: Step) -> Iterable[int]:

@@ -6,6 +6,7 @@ of sines) becomes an argument of the same kind, filled by the second function. N
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -78,7 +79,7 @@ def _leave_region(function: FuncOp, module: ModuleOp) -> None:
         return
     functions = functions_run(runner)
     captured = function.block.args[len(function.block.args) - len(runner.captures) :]
-    kept = set(captured) if isinstance(runner, LoopOp) else set(constant_arguments(function))
+    kept = captured if isinstance(runner, LoopOp) else constant_arguments(function)
     hoisting = _Hoisting(function, _made_of_alone(function, kept))
     hoisting.find()
     if not hoisting.hoisted:
@@ -93,7 +94,7 @@ def _leave_region(function: FuncOp, module: ModuleOp) -> None:
             block.insert_op_before(copy, runner)
             values.update(zip(op.results, copy.results, strict=True))
     constants = [value.index for value in constant_arguments(function)]
-    same = _made_of_alone(function, set(constant_arguments(function)))
+    same = _made_of_alone(function, constant_arguments(function))
     for value in hoisting.hoisted:
         arguments = [each.block.insert_arg(value.type, len(each.block.args)) for each in functions]
         argument = arguments[functions.index(function)]
@@ -105,7 +106,7 @@ def _leave_region(function: FuncOp, module: ModuleOp) -> None:
         function.attributes["constants"] = to_attribute(tuple(constants))
 
 
-def _made_of_alone(function: FuncOp, values: set[SSAValue]) -> set[SSAValue]:
+def _made_of_alone(function: FuncOp, values: Iterable[SSAValue]) -> set[SSAValue]:
     """All values that depend on nothing but these."""
     found = set(values)
     for op in function.block.ops:

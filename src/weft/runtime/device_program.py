@@ -151,7 +151,7 @@ def write_device_tape(
     if early is not None:
         words = words.copy()
         words[HEAD_WORDS + PROGRAMMATIC] = 0
-    return DeviceTape(words, tuple(steps), True, tuple(step.function for step in launched), early)
+    return DeviceTape(words, tuple(steps), True, (), tuple(step.function for step in launched), early)
 
 
 def _early(

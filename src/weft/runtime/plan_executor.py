@@ -17,14 +17,11 @@ from weft.lower.steps import CallStep, DotStep, IfStep, Place, Step, all_steps
 from weft.runtime.array_adapter import ArrayAdapter, ArrayT, ForeignCalls
 from weft.runtime.constant_sets import ConstantSet, Preparing, make_set
 from weft.runtime.profile import Profile, active_profile, single_steps
-from weft.runtime.program import Binding, ControlSegment, Program, Segment
+from weft.runtime.program import Apart, Binding, ControlSegment, Program, Segment
 from weft.runtime.tape import Tape, slice_step, slice_words
 
 _MOST_SIZES = 8
 """Sets of sizes that memory is kept for."""
-
-Apart: TypeAlias = CallStep | DotStep | ControlSegment
-"""What is no tape."""
 
 SingleSteps: TypeAlias = Sequence[tuple[Step, Segment]]
 """The steps of a program, each with what carries it out by itself."""

@@ -29,7 +29,7 @@ from weft.runtime.tape import Tape
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from weft.runtime.program import Binding, Program
+    from weft.runtime.program import Apart, Binding, Program, Segment
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ class Profile:
     steps: list[StepEvent] = field(default_factory=list[StepEvent])
     calls: list[CallEvent] = field(default_factory=list[CallEvent])
     compilations: list[CompilationRecord] = field(default_factory=list[CompilationRecord])
-    _tapes: dict[int, tuple[Binding, list[tuple[Step, Tape | CallStep | DotStep]]]] = field(
-        default_factory=dict[int, "tuple[Binding, list[tuple[Step, Tape | CallStep | DotStep]]]"]
+    _tapes: dict[int, tuple[Binding, list[tuple[Step, Segment]]]] = field(
+        default_factory=dict[int, "tuple[Binding, list[tuple[Step, Segment]]]"]
     )
 
     def run(
@@ -124,7 +124,7 @@ class Profile:
         program: Program,
         binding: Binding,
         launch: Callable[[Tape], int | None],
-        call: Callable[[CallStep | DotStep], None],
+        call: Callable[[Apart], None],
     ) -> None:
         """Run a program step by step and note the times; `launch` may give the device's own, in nanoseconds."""
         thread, begun = threading.get_native_id(), time.perf_counter_ns()
@@ -138,7 +138,7 @@ class Profile:
             self.steps.append(StepEvent(step, program.plan, binding.sizes, thread, start, end))
         self.calls.append(CallEvent(program.plan.name, binding.sizes, thread, begun, time.perf_counter_ns()))
 
-    def _single_steps(self, program: Program, binding: Binding) -> list[tuple[Step, Tape | CallStep | DotStep]]:
+    def _single_steps(self, program: Program, binding: Binding) -> list[tuple[Step, Segment]]:
         known = self._tapes.get(id(binding))
         if known is None:
             single = single_steps(program, binding)
@@ -227,7 +227,7 @@ class Profile:
         return captured.get()
 
 
-def single_steps(program: Program, binding: Binding) -> list[tuple[Step, Tape | CallStep | DotStep]]:
+def single_steps(program: Program, binding: Binding) -> list[tuple[Step, Segment]]:
     """The steps of a program that is bound to sizes, each to be run by itself."""
     return [(step, program.segment([step], binding.sizes)) for step in program.plan.steps]
 

@@ -32,7 +32,9 @@ class ControlSegment:
     parts: tuple[tuple[Segment, ...], ...]
 
 
-Segment: TypeAlias = "Tape | CallStep | DotStep | ControlSegment"
+Apart: TypeAlias = CallStep | DotStep | ControlSegment
+"""What is no tape: the framework carries it out, or the host decides on it."""
+Segment: TypeAlias = Tape | Apart
 """What carries out steps that follow each other."""
 
 

@@ -13,7 +13,7 @@ from weft.errors import GuardError, UnsupportedError
 from weft.ir.expr import Expr, evaluate, symbols_of
 from weft.ir.types import Tensor, tensor_of
 from weft.ops.base import GraphOp
-from weft.ops.control import UNBOUNDED, ControlOp, IfOp, LoopOp, functions_run
+from weft.ops.control import ControlOp, IfOp, LoopOp, functions_run
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, ReturnOp, YieldOp
 
 Arrays: TypeAlias = list[np.ndarray]
@@ -99,14 +99,14 @@ def _run_loop(op: LoopOp, operands: Arrays, symbols: Mapping[str, int], opaque: 
     values = dict(zip(op.operands, operands, strict=True))
     going = op.condition is None or bool(values[op.condition])
     states, wholes, captures = ([values[v] for v in each] for each in (op.starts, op.wholes, op.captures))
-    turns = op.turns if op.turns == UNBOUNDED else evaluate(op.turns, symbols)
+    turns = evaluate(op.turns, symbols)
     stacks: Arrays = []
     for result in op.stacks:
         tensor = tensor_of(result.type)
         stacks.append(np.zeros([evaluate(size, symbols) for size in tensor.shape], tensor.dtype.numpy))
     turn = 0
     while going and turn != turns:
-        at = {1: turn, -1: int(turns) - 1 - turn}
+        at = {1: turn, -1: turns - 1 - turn}
         slices = [whole[at[direction]] for whole, direction in zip(wholes, op.scanned, strict=True)]
         number = [np.asarray(turn, np.int64)] if op.bodies else []  # functions are given it as one more state
         made = _run_block(block, [*number, *states, *slices, *captures], symbols, opaque)
