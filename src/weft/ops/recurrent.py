@@ -99,10 +99,10 @@ def gru(b: GraphBuilder, x: SSAValue, h: SSAValue, weights: Weights, form: Form)
     def turn(b: GraphBuilder, inputs: SSAValue, states: Sequence[SSAValue]) -> list[SSAValue]:
         (h,) = states
         given = _gates(b, inputs, form.order)
+        rows = _gates(b, weights.hidden, form.order, dim=0)
         if form.reset_after:
             made = _gates(b, _biased(b, _product(b, h, weights.hidden), weights.hidden_bias), form.order)
         else:
-            rows = _gates(b, weights.hidden, form.order, dim=0)
             both = b.concat(rows["r"], rows["z"], dim=0)
             made = _gates(b, _product(b, h, both), "rz")
         r, z = (form.gate(b, _clipped(b, b.add(given[name], made[name]), form)) for name in "rz")
