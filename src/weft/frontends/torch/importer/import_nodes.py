@@ -286,7 +286,9 @@ class NodeImporter:
         query, key, value = map(self._value, node.args[:3])
         return flex_attention(self.builder, query, key, value, *masks, scale=flex.scale, softcap=flex.softcap)
 
-    def traced(self, traced: fx.GraphModule, given: Sequence[Any], convert: Callable[[fx.Node], Any]) -> tuple[Any, ...]:
+    def traced(
+        self, traced: fx.GraphModule, given: Sequence[Any], convert: Callable[[fx.Node], Any]
+    ) -> tuple[Any, ...]:
         """The results of a graph in place of a node, whose placeholders have these values."""
         values = iter(given)
         for inner in traced.graph.nodes:
