@@ -16,7 +16,9 @@ from weft.frontends.onnx.model import Function, Graph, Node, Reference, renamed
 from weft.frontends.onnx.read import function_of
 
 
-def schema_function(node: Node, version: int, types: Sequence[tuple[np.dtype, tuple[int, ...]] | None]) -> Function | None:
+def schema_function(
+    node: Node, version: int, types: Sequence[tuple[np.dtype, tuple[int, ...]] | None]
+) -> Function | None:
     """The function that ONNX gives for an operator; `types` are those of the inputs, None for one that is left out."""
     try:
         schema: Any = onnx.defs.get_schema(node.op, version, node.domain)

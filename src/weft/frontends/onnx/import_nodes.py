@@ -30,7 +30,9 @@ FOLDED = 1 << 14
 """Results of more elements are not computed at import, even where all operands are known."""
 LARGEST = 1 << 36
 """Tensors of more elements are refused: no machine that this is for holds them."""
-_RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"})
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
 
 
 @dataclass
@@ -170,7 +172,9 @@ class Importer:
     def _folded(self, node: Node, converter: Any, inputs: Sequence[Value], version: int) -> Any:
         """The results of a node whose operands are all known, by the meaning of its ops; None if they are large."""
         if sum(leaf.array.size for each in inputs for leaf in leaves(each) if isinstance(leaf, Known)) > FOLDED:
-            if not any(leaf.array.dtype == object for each in inputs for leaf in leaves(each) if isinstance(leaf, Known)):
+            if not any(
+                leaf.array.dtype == object for each in inputs for leaf in leaves(each) if isinstance(leaf, Known)
+            ):
                 return None
         outer = self.target, self.builder
         self.target = Target()
@@ -197,12 +201,16 @@ class Importer:
             case Slot():
                 dtype = kernel_dtype(value.dtype)
                 if dtype is None:
-                    raise UnsupportedError(f"{node} computes with {_named(value.dtype)}, for which there are no kernels")
+                    raise UnsupportedError(
+                        f"{node} computes with {_named(value.dtype)}, for which there are no kernels"
+                    )
                 return self.target.argument(value.place, ("slot", value.place), Tensor(dtype, value.shape))
             case Known(array):
                 dtype = kernel_dtype(array.dtype)
                 if dtype is None:
-                    raise UnsupportedError(f"{node} computes with {_named(array.dtype)}, for which there are no kernels")
+                    raise UnsupportedError(
+                        f"{node} computes with {_named(array.dtype)}, for which there are no kernels"
+                    )
                 if array.size == 1 or (0 < array.size <= FOLDED and (array == array.reshape(-1)[0]).all()):
                     scalar = array.reshape(-1)[0].item()
                     return self.builder.full(value=scalar, shape=array.shape, dtype=dtype)

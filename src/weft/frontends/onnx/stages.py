@@ -150,9 +150,7 @@ class StagedProgram:
     def _import(self, state: State, slots: Sequence[np.ndarray]) -> Step | None:
         """A step; None where the elements of one slot more turned out to matter."""
         values = {name: _given(value, slots, state.by_value) for name, value in state.values.items()}
-        importer = Importer(
-            self.model.opsets, self.model.functions, self.fresh, values, list(reversed(state.pending))
-        )
+        importer = Importer(self.model.opsets, self.model.functions, self.fresh, values, list(reversed(state.pending)))
         host: RunsOnHost | None = None
         needed: Traced | Slot | None = None
         try:

@@ -2,6 +2,7 @@
 
 from weft.frontends.onnx.operators import (
     casting,
+    classical,
     control,
     elementwise,
     indexing,
@@ -11,14 +12,34 @@ from weft.frontends.onnx.operators import (
     normalization,
     pooling,
     quantized,
+    random,
     reductions,
     resizing,
     sequences,
     shapes,
+    signal,
     text,
+    training,
 )
 
 __all__ = [
-    "casting", "control", "elementwise", "indexing", "matmul", "movement", "neural", "normalization", "pooling",
-    "quantized", "reductions", "resizing", "sequences", "shapes", "text",
-]  # fmt: skip
+    "casting",
+    "classical",
+    "control",
+    "elementwise",
+    "indexing",
+    "matmul",
+    "movement",
+    "neural",
+    "normalization",
+    "pooling",
+    "quantized",
+    "random",
+    "reductions",
+    "resizing",
+    "sequences",
+    "shapes",
+    "signal",
+    "text",
+    "training",
+]

@@ -76,7 +76,12 @@ def converted(array: np.ndarray, dtype: np.dtype, saturate: bool = True, mode: s
     return array.astype(dtype)
 
 
-_NARROW = {ml_dtypes.int4: (4, True), ml_dtypes.uint4: (4, False), ml_dtypes.int2: (2, True), ml_dtypes.uint2: (2, False)}
+_NARROW = {
+    ml_dtypes.int4: (4, True),
+    ml_dtypes.uint4: (4, False),
+    ml_dtypes.int2: (2, True),
+    ml_dtypes.uint2: (2, False),
+}
 
 
 def _wrapped(array: np.ndarray, dtype: np.dtype, form: tuple[int, bool]) -> np.ndarray:
@@ -95,8 +100,10 @@ def _powers_of_two(array: np.ndarray, saturate: bool, mode: str) -> np.ndarray:
     fraction = bits & 0x7FFFFF
     up = {"up": fraction > 0, "down": np.zeros(array.shape, bool), "nearest": fraction >= 0x400000}
     if mode == "nearest":  # of a tie between two powers the one whose exponent is odd stays
-        up["nearest"] = (fraction > 0x400000) | ((fraction == 0x400000) & (exponent % 2 == 1)) | (
-            (fraction == 0x400000) & (exponent % 2 == 0)
+        up["nearest"] = (
+            (fraction > 0x400000)
+            | ((fraction == 0x400000) & (exponent % 2 == 1))
+            | ((fraction == 0x400000) & (exponent % 2 == 0))
         )
     exponent = exponent + up[mode]
     exponent = np.where(np.isinf(array), 254 if saturate else 255, np.minimum(exponent, 254 if saturate else 255))

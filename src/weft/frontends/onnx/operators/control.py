@@ -224,7 +224,9 @@ def sequence_map(c: Call) -> Any:
         nodes += inner
         arrays.update(constants)
         longer = [fresh("list") for _ in lists]
-        nodes += [Node("Append", INTERNAL, (old, value), (new,)) for old, value, new in zip(lists, made, longer, strict=True)]
+        nodes += [
+            Node("Append", INTERNAL, (old, value), (new,)) for old, value, new in zip(lists, made, longer, strict=True)
+        ]
         lists = longer
     nodes += [Node("Identity", "", (name,), (out,)) for name, out in zip(lists, c.node.outputs, strict=True) if out]
     return Rewrite(nodes, arrays)

@@ -10,8 +10,9 @@ import numpy as np
 from xdsl.ir import SSAValue
 
 from weft.frontends.onnx.call import Call, static
+from weft.frontends.onnx.operators.shapes import columns
 from weft.frontends.onnx.operators.table import CONVERTERS, onnx_op, register
-from weft.ir.types import f32, f64, i64
+from weft.ir.types import f32, i64
 from weft.ops.base import REGISTRY, Elementwise, OpSpec
 from weft.ops.graph import GraphBuilder
 
@@ -110,6 +111,8 @@ def leaky_relu(c: Call) -> Any:
 @onnx_op("PRelu")
 def prelu(c: Call) -> Any:
     x, slope = c.xs()
+    if c.version < 7 and c.rank(1) == 1:  # one number for each channel
+        slope = columns(c, slope, c.rank(0) - 2)
     return c.b.where(c.b.lt(x, scalar(c.b, x, 0)), c.b.mul(x, slope), x)
 
 
@@ -236,4 +239,3 @@ for _spec in REGISTRY:
         for _name in _spec.onnx:
             if ("", _name) not in CONVERTERS:
                 register(_name, _elementwise(_spec))
-assert f64

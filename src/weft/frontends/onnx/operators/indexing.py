@@ -150,9 +150,7 @@ def max_unpool(c: Call) -> Any:
     strides, pads = c.ints("strides", (1,) * spatial), c.ints("pads", (0,) * 2 * spatial)
     own = tuple(
         (size - 1) * step + each - low - high
-        for size, step, each, low, high in zip(
-            sizes[2:], strides, window, pads[:spatial], pads[spatial:], strict=True
-        )
+        for size, step, each, low, high in zip(sizes[2:], strides, window, pads[:spatial], pads[spatial:], strict=True)
     )
     shape = (*sizes[:2], *own)
     wanted = c.known_ints(2) if c.has(2) else shape
@@ -162,9 +160,7 @@ def max_unpool(c: Call) -> Any:
         grid = np.arange(math.prod(shape)).reshape(shape)
         places = c.b.take(lifted(c, _moved(grid, shape, wanted)), c.b.reshape(places, shape=(math.prod(sizes),)), dim=0)
     count = math.prod(sizes)
-    made = c.b.scatter(
-        flat, c.b.reshape(places, shape=(count,)), c.b.reshape(x, shape=(count,)), dim=0, kind="assign"
-    )
+    made = c.b.scatter(flat, c.b.reshape(places, shape=(count,)), c.b.reshape(x, shape=(count,)), dim=0, kind="assign")
     return c.b.reshape(made, shape=wanted)
 
 

@@ -138,8 +138,10 @@ def range_(c: Call) -> Any:
     dtype = c.kernel_type(c.dtype(0))
     if not dtype.is_float or dtype.bits == 64:
         return c.b.iota(shape=(count,), dim=0, dtype=dtype, start=start, step=delta)
-    return (np.arange(count) * np.asarray(delta, np.float64) + start).astype(dtype.numpy) if count <= 1 << 20 else (
-        c.b.iota(shape=(count,), dim=0, dtype=dtype, start=start, step=delta)
+    return (
+        (np.arange(count) * np.asarray(delta, np.float64) + start).astype(dtype.numpy)
+        if count <= 1 << 20
+        else (c.b.iota(shape=(count,), dim=0, dtype=dtype, start=start, step=delta))
     )
 
 

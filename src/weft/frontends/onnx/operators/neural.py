@@ -13,7 +13,7 @@ from weft.frontends.onnx.operators.movement import padded
 from weft.frontends.onnx.operators.pooling import windows
 from weft.frontends.onnx.operators.shapes import columns
 from weft.frontends.onnx.operators.table import onnx_op
-from weft.ir.types import f32, i64
+from weft.ir.types import i64
 
 
 @onnx_op("Conv")
@@ -110,9 +110,7 @@ def column_to_image(c: Call) -> Any:
     )
     x = c.b.reshape(c.x(0), shape=(n, channels, *block, *counts))
     order = (0, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank), 1)
-    made = c.b.fold(
-        c.b.permute(x, dims=order), shape=tuple(shape), strides=strides, padding=padding, dilation=dilation
-    )
+    made = c.b.fold(c.b.permute(x, dims=order), shape=tuple(shape), strides=strides, padding=padding, dilation=dilation)
     return c.b.permute(made, dims=(0, rank + 1, *range(1, rank + 1)))
 
 
@@ -139,9 +137,7 @@ def sampled(c: Call, x: SSAValue, batch: SSAValue, y: SSAValue, z: SSAValue, out
     for down in (0, 1):
         for right in (0, 1):
             row, column = b.add(top, number(down)), b.add(left, number(right))
-            weight = b.mul(
-                b.sub(number(1.0), b.abs(b.sub(y, row))), b.sub(number(1.0), b.abs(b.sub(z, column)))
-            )
+            weight = b.mul(b.sub(number(1.0), b.abs(b.sub(y, row))), b.sub(number(1.0), b.abs(b.sub(z, column))))
             inside = b.logical_and(
                 b.logical_and(b.ge(row, number(0.0)), b.le(row, number(height - 1.0))),
                 b.logical_and(b.ge(column, number(0.0)), b.le(column, number(width - 1.0))),
@@ -178,9 +174,7 @@ def roi_align(c: Call) -> Any:
         return b.full(value=value, shape=(), dtype=dtype)
 
     corners = b.sub(b.mul(rois, number(scale)), number(shift))
-    left, top, right, bottom = (
-        b.slice(corners, starts=(0, n), shape=(count, 1), steps=(1, 1)) for n in range(4)
-    )
+    left, top, right, bottom = (b.slice(corners, starts=(0, n), shape=(count, 1), steps=(1, 1)) for n in range(4))
     extents = [b.sub(right, left), b.sub(bottom, top)]
     if half != "half_pixel":
         extents = [b.maximum(each, number(1.0)) for each in extents]
@@ -222,10 +216,10 @@ def _places(c: Call, start: SSAValue, extent: SSAValue, size: int, taps: int, nu
 
 def _roi_align_apart(c: Call) -> Any:
     """Regions that need different numbers of samples: each by itself, and all together."""
+    import numpy as np
+
     from weft.frontends.onnx.model import Node
     from weft.frontends.onnx.rewrite import Rewrite
-
-    import numpy as np
 
     nodes: list[Node] = []
     arrays: dict[str, np.ndarray] = {}
@@ -261,7 +255,9 @@ def deform_conv(c: Call) -> Any:
         """Where a tap lies without its offset: [1, 1, taps, height, width]."""
         shape = (1, 1, kernel[0], kernel[1], height, width)
         step = b.iota(shape=shape, dim=2 + d, dtype=dtype, step=float(place.dilation[d]))
-        start = b.iota(shape=shape, dim=4 + d, dtype=dtype, step=float(place.strides[d]), start=-float(place.padding[d][0]))
+        start = b.iota(
+            shape=shape, dim=4 + d, dtype=dtype, step=float(place.strides[d]), start=-float(place.padding[d][0])
+        )
         return b.reshape(b.add(step, start), shape=(1, 1, taps, height, width))
 
     parts = [
@@ -287,6 +283,3 @@ def deform_conv(c: Call) -> Any:
     weights = b.broadcast(weights, shape=(n, groups, outs // groups, channels // groups * taps))
     made = b.reshape(b.dot(weights, values), shape=(n, outs, height, width))
     return b.add(made, columns(c, c.x(3), 2)) if c.has(3) else made
-
-
-assert f32

@@ -51,7 +51,9 @@ def windows(c: Call, sizes: tuple[int, ...], window: tuple[int, ...]) -> Windows
             raise ShapeError(f"{c.node}: attribute 'pads' is {list(pads)}, expected {2 * rank} numbers")
         padding = [(pads[n], pads[n + rank]) for n in range(rank)]
     else:
-        raise ModelError(f"{c.node}: attribute 'auto_pad' is {auto!r}, expected NOTSET, SAME_UPPER, SAME_LOWER or VALID")
+        raise ModelError(
+            f"{c.node}: attribute 'auto_pad' is {auto!r}, expected NOTSET, SAME_UPPER, SAME_LOWER or VALID"
+        )
     beyond: list[int] = []
     for size, span, step, (low, high) in zip(sizes, spans, strides, padding, strict=True):
         room = size + low + high - span
@@ -83,7 +85,9 @@ def max_pool(c: Call) -> Any:
         for axis in reversed(range(len(spatial))):
             step //= spatial[axis]
             size = c.b.full_like(places, spatial[axis])
-            column = c.b.add(column, c.b.mul(c.b.remainder(rest, size), c.b.full_like(places, math.prod(spatial[:axis]))))
+            column = c.b.add(
+                column, c.b.mul(c.b.remainder(rest, size), c.b.full_like(places, math.prod(spatial[:axis])))
+            )
             rest = c.b.floordiv(rest, size)
         places = column
     planes = c.b.iota(shape=(shape[0] * shape[1],), dim=0, dtype=i64, step=math.prod(spatial))

@@ -46,9 +46,7 @@ def widened_inputs(c: Call, places: tuple[int, ...]) -> Rewrite | None:
         wider = _WIDER.get(c.dtype(place))
         if wider is None:
             raise c.unsupported(f"input {place} is {c.dtype(place)}, expected numbers")
-        casts.append(
-            Node("Cast", "", (c.node.inputs[place],), (name,), {"to": NUMBERS[wider]}, c.node.name)
-        )
+        casts.append(Node("Cast", "", (c.node.inputs[place],), (name,), {"to": NUMBERS[wider]}, c.node.name))
         inputs[place] = name
     return Rewrite([*casts, replace(c.node, inputs=tuple(inputs))])
 
@@ -192,7 +190,9 @@ def qlinear_conv(c: Call) -> Any:
         total = c.b.add(total, c.b.reshape(bias, shape=(*static(c.b.tensor(bias)), *(1 for _ in range(spatial)))))
     left, right = c.b.reshape(_number(c.b, c.x(1), f32), shape=()), _number(c.b, c.x(4), f32)
     sizes = static(c.b.tensor(right))
-    right = c.b.reshape(right, shape=(sizes[0], *(1 for _ in range(spatial)))) if sizes and sizes[0] > 1 else (
-        c.b.reshape(right, shape=())
+    right = (
+        c.b.reshape(right, shape=(sizes[0], *(1 for _ in range(spatial))))
+        if sizes and sizes[0] > 1
+        else (c.b.reshape(right, shape=()))
     )
     return _requantized(c, total, c.b.mul(left, right), 6, 7)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -137,6 +136,3 @@ def optional_get_element(c: Call) -> Any:
     if not c.has(0):
         raise DataError(f"{c.node}: the optional is empty, expected a value")
     return c.input(0)
-
-
-assert math

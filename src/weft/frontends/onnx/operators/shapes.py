@@ -13,7 +13,6 @@ from weft.errors import ShapeError
 from weft.frontends.onnx.call import Call
 from weft.frontends.onnx.dtypes import kernel_dtype
 from weft.frontends.onnx.operators.table import onnx_op
-from weft.frontends.onnx.values import Slot
 
 
 def on_host(c: Call, place: int = 0) -> bool:
@@ -205,6 +204,3 @@ def columns(c: Call, value: SSAValue, spatial: int) -> SSAValue:
     """A vector over channels, to be broadcast over [N, C, ...]."""
     (size,) = c.b.tensor(value).shape
     return c.b.reshape(value, shape=(size, *(1 for _ in range(spatial))))
-
-
-assert Slot
