@@ -94,6 +94,7 @@ from weft.passes.find_repeated_blocks import repeated_blocks
 from weft.passes.grouping.group_into_kernels import GroupIntoKernels
 from weft.passes.grouping.inline_small import InlineSmall
 from weft.passes.hoist_constants import HoistConstants
+from weft.passes.outline_regions import OutlineRegions
 from weft.passes.place_launches import PlaceLaunches
 from weft.passes.quantize.fuse_dequantization import FuseDequantization
 from weft.passes.quantize.quantize_weight_only import QuantizeWeightOnly
@@ -118,6 +119,7 @@ def cpu_passes(config: Config, *, blas: bool = True, matrix_tiles: bool = False)
     """From an imported function to groups that are kernels; `blas` says that there is a library for products, and
     `matrix_tiles` that the framework has one for bf16."""
     return [
+        OutlineRegions(),
         FoldConstants(),
         Simplify(),
         EliminateCommon(),
@@ -142,6 +144,7 @@ def nvidia_passes(config: Config, capabilities: Capabilities = PROCESSOR) -> lis
     """From an imported function to groups that are kernels of thread blocks."""
     fast = capabilities.fast_matmuls
     return [
+        OutlineRegions(),
         OrderByComparing(),
         FoldConstants(),
         Simplify(),

@@ -12,11 +12,12 @@ from weft.ir.attributes import SizeAttr
 from weft.ir.parser import TextParser
 from weft.ir.types import SizesAttr
 from weft.ops.base import REGISTRY
+from weft.ops.control import IfOp, LoopOp
 from weft.ops.graph import FuncOp, GroupOp, LaunchOp, OpaqueOp, ReturnOp, YieldOp
 
 Graph = Dialect(
     "graph",
-    [FuncOp, ReturnOp, GroupOp, YieldOp, OpaqueOp, LaunchOp, *REGISTRY.classes()],
+    [FuncOp, ReturnOp, GroupOp, YieldOp, OpaqueOp, LaunchOp, IfOp, LoopOp, *REGISTRY.classes()],
     [SizesAttr, SizeAttr],
 )
 
