@@ -102,9 +102,7 @@ def tree_ensemble(c: Call) -> Any:
         kinds = sorted(set(table["mode"][:count].tolist()))
         for kind in kinds:
             test = {1: "lt", 2: "ge", 3: "gt", 4: "eq", 5: "ne"}.get(kind)
-            is_kind = b.eq(
-                b.take(lifted(c, table["mode"]), node, dim=0), b.full(value=kind, shape=(), dtype=i64)
-            )
+            is_kind = b.eq(b.take(lifted(c, table["mode"]), node, dim=0), b.full(value=kind, shape=(), dtype=i64))
             if test is not None:
                 decided = b.where(is_kind, b.emit(test, value, split), decided)
             elif kind == 6:

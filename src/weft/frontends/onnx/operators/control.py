@@ -135,10 +135,9 @@ def backwards(c: Call) -> Any:
 def scan(c: Call) -> Any:
     body, count = c.graph("body"), c.int("num_scan_inputs")
     inputs = c.node.inputs
-    first = 0
     if c.version < 9:
-        raise UnsupportedError(f"{c.node}: Scan of version 8 is not supported", hint="convert it to version 9")
-    carried = len(inputs) - count - first
+        return _scan_of_batches(c)
+    carried = len(inputs) - count
     scanned = len(body.outputs) - carried
     if count < 1 or carried < 0 or scanned < 0 or len(body.inputs) != carried + count:
         raise ModelError(f"{c.node}: its body takes {len(body.inputs)} values and gives {len(body.outputs)}")
@@ -163,6 +162,35 @@ def scan(c: Call) -> Any:
     empty = [Node("SequenceEmpty", "", (), (name,)) for name in lists]
     turn = Node("ScanTurn", INTERNAL, (*inputs, *lists), c.node.outputs, attributes, c.node.name)
     return Rewrite([*empty, turn])
+
+
+def _scan_of_batches(c: Call) -> Rewrite:
+    """Version 8: every value has a dimension of batches in front, and each batch is scanned by itself."""
+    if c.has(0):
+        raise UnsupportedError(f"{c.node}: lengths of sequences are not supported")
+    inputs, fresh = c.node.inputs[1:], _fresh(c)
+    attributes = {"body": c.graph("body"), "num_scan_inputs": c.int("num_scan_inputs")}
+    if c.given("directions"):
+        attributes["scan_input_directions"] = c.ints("directions")
+    lists = [fresh("list") for _ in c.node.outputs]
+    nodes = [Node("SequenceEmpty", "", (), (name,)) for name in lists]
+    arrays: dict[str, np.ndarray] = {}
+    for batch in range(c.shape(1)[0]):
+        place, taken = fresh("batch"), tuple(fresh(name) for name in inputs)
+        arrays[place] = np.array(batch, np.int64)
+        nodes += [
+            Node("Gather", "", (name, place), (one,), {"axis": 0}) for name, one in zip(inputs, taken, strict=True)
+        ]
+        made = tuple(fresh(name) for name in c.node.outputs)
+        opsets = {**(c.node.opsets or {}), "": 9}
+        nodes.append(Node("Scan", "", taken, made, attributes, c.node.name, opsets=opsets))
+        longer = [fresh("list") for _ in lists]
+        for old, value, new in zip(lists, made, longer, strict=True):
+            nodes.append(Node("Append", INTERNAL, (old, value), (new,)))
+        lists = longer
+    for name, out in zip(lists, c.node.outputs, strict=True):
+        nodes.append(Node("Stack", INTERNAL, (name,), (out,), {"axis": 0, "type": 1}, c.node.name))
+    return Rewrite(nodes, arrays)
 
 
 @onnx_op("ScanTurn", domain=INTERNAL)

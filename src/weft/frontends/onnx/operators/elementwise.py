@@ -10,9 +10,10 @@ import numpy as np
 from xdsl.ir import SSAValue
 
 from weft.frontends.onnx.call import Call, static
+from weft.frontends.onnx.operators.random import draws
 from weft.frontends.onnx.operators.shapes import columns
 from weft.frontends.onnx.operators.table import CONVERTERS, onnx_op, register
-from weft.ir.types import f32, i64
+from weft.ir.types import f32
 from weft.ops.base import REGISTRY, Elementwise, OpSpec
 from weft.ops.graph import GraphBuilder
 
@@ -191,8 +192,8 @@ def dropout(c: Call) -> Any:
     mask_type = c.kernel_type(np.dtype(bool)) if c.version >= 10 else c.b.tensor(x).dtype
     if not training or ratio == 0:
         return x, c.b.full(value=1, shape=c.shape(0), dtype=mask_type)
-    draws = c.b.uniform(c.b.full(value=c.int("seed", 0), shape=(), dtype=i64), shape=c.shape(0))
-    mask = c.b.ge(draws, scalar(c.b, draws, ratio))
+    drawn = draws(c, c.shape(0))
+    mask = c.b.ge(drawn, scalar(c.b, drawn, ratio))
     kept = c.b.mul(x, scalar(c.b, x, 1 / (1 - ratio) if ratio < 1 else math.inf))
     return c.b.where(mask, kept, scalar(c.b, x, 0)), c.b.cast(mask, dtype=mask_type)
 

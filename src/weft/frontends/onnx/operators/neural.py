@@ -114,11 +114,13 @@ def column_to_image(c: Call) -> Any:
     return c.b.permute(made, dims=(0, rank + 1, *range(1, rank + 1)))
 
 
-def sampled(c: Call, x: SSAValue, batch: SSAValue, y: SSAValue, z: SSAValue, outside: str) -> SSAValue:
+def sampled(
+    c: Call, x: SSAValue, batch: SSAValue, y: SSAValue, z: SSAValue, outside: str, joined: str = "add"
+) -> SSAValue:
     """Linear interpolation of images [N, C, H, W] at places: [places..., C].
 
     `outside` says what lies beyond: `zero` for each neighbour, or `roi`: nothing beyond one element outside, and the
-    border within it.
+    border within it. The weighted neighbours are `joined` by addition, or by another op.
     """
     b = c.b
     height, width = static(b.tensor(x))[2:]
@@ -150,7 +152,7 @@ def sampled(c: Call, x: SSAValue, batch: SSAValue, y: SSAValue, z: SSAValue, out
             # Dimensions that are not indexed follow those of the places.
             values = b.index(x, *indices, dims=(0, 2, 3), position=0)
             part = b.mul(values, b.reshape(weight, shape=(*shape, 1)))
-            total = part if total is None else b.add(total, part)
+            total = part if total is None else b.emit(joined, total, part)
     assert total is not None
     if valid is not None:
         total = b.where(b.reshape(valid, shape=(*static(b.tensor(valid)), 1)), total, b.full_like(total, 0))
@@ -198,10 +200,10 @@ def roi_align(c: Call) -> Any:
     z = b.reshape(places[1], shape=(count, 1, columns_))
     y, z = b.broadcast(y, shape=(count, lines, columns_)), b.broadcast(z, shape=(count, lines, columns_))
     channels = c.shape(0)[1]
-    if mode == "max":
-        raise c.unsupported("the mode 'max' is not supported")
-    values = sampled(c, x, batch, y, z, "roi")
+    values = sampled(c, x, batch, y, z, "roi", "maximum" if mode == "max" else "add")
     values = b.reshape(values, shape=(count, rows, taps[0], cols, taps[1], channels))
+    if mode == "max":
+        return b.permute(b.max(values, dims=(2, 4), keep=False), dims=(0, 3, 1, 2))
     total = b.sum(values, dims=(2, 4), keep=False)
     return b.permute(b.div(total, b.full_like(total, taps[0] * taps[1])), dims=(0, 3, 1, 2))
 

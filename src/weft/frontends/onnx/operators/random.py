@@ -17,8 +17,8 @@ from weft.ir.types import i64
 
 def draws(c: Call, shape: tuple[int, ...], more: int = 0) -> SSAValue:
     """Numbers in [0, 1); the seed is the node's, or another for each import."""
-    seed = hash(c.float("seed")) & 0x7FFFFFFF if c.given("seed") else secrets.randbits(31)
-    return c.b.uniform(c.b.full(value=seed + more, shape=(), dtype=i64), shape=checked_shape(c, shape))
+    seed = hash(float(c.float("seed"))) & 0x7FFFFFFF if c.given("seed") else secrets.randbits(31)
+    return c.b.uniform(c.b.full(value=seed + more, shape=(1,), dtype=i64), shape=checked_shape(c, shape))
 
 
 @onnx_op("RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLike")

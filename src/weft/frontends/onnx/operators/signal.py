@@ -1,4 +1,4 @@
-"""Spectra: mel weights, and discrete Fourier transforms as products with the matrix of waves."""
+"""Spectra: discrete Fourier transforms, of windows too, and mel weights."""
 
 from __future__ import annotations
 
@@ -10,39 +10,13 @@ from xdsl.ir import SSAValue
 
 from weft.errors import DataError, ShapeError
 from weft.frontends.onnx.call import Call, static
-from weft.frontends.onnx.operators.movement import lifted, padded
 from weft.frontends.onnx.operators.table import onnx_op
 from weft.ops.composites import narrowed, widened
-
-
-def _waves(length: int, count: int, inverse: bool, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines of [length, count]."""
-    if length > 1 << 13:
-        raise DataError(f"a Fourier transform of {length} elements is too long: at most {1 << 13}")
-    turns = np.outer(np.arange(length), np.arange(count)) % length
-    angle = (2 if inverse else -2) * math.pi * turns / length
-    factor = 1 / length if inverse else 1.0
-    return (np.cos(angle) * factor).astype(dtype), (np.sin(angle) * factor).astype(dtype)
-
-
-def transformed(c: Call, parts: tuple[SSAValue, SSAValue | None], count: int, inverse: bool) -> tuple[SSAValue, SSAValue]:
-    """The transform along the last dimension of real and imaginary parts; `count` of its elements."""
-    b, (real, imaginary) = c.b, parts
-    shape = static(b.tensor(real))
-    rows = math.prod(shape[:-1])
-    cos, sin = (lifted(c, each) for each in _waves(shape[-1], count, inverse, b.tensor(real).dtype.numpy))
-
-    def times(x: SSAValue, y: SSAValue) -> SSAValue:
-        return b.reshape(b.dot(b.reshape(x, shape=(rows, shape[-1])), y), shape=(*shape[:-1], count))
-
-    made = times(real, cos), times(real, sin)
-    if imaginary is not None:
-        made = b.sub(made[0], times(imaginary, sin)), b.add(made[1], times(imaginary, cos))
-    return made
+from weft.ops.fourier import dft, frames, irfft, resized, rfft
 
 
 @onnx_op("DFT")
-def dft(c: Call) -> Any:
+def fourier_transform(c: Call) -> Any:
     b, x, shape = c.b, c.x(0), c.shape(0)
     rank = len(shape)
     if c.version >= 20:
@@ -56,69 +30,40 @@ def dft(c: Call) -> Any:
     length = int(c.known_scalar(1)) if c.has(1) else shape[axis]
     dtype = b.tensor(x).dtype
     wide = widened(b, x)
+    real, imaginary = _parts(c, wide)
     if inverse and onesided:
-        return _inverse_onesided(c, wide, axis, length if c.has(1) else 2 * (shape[axis] - 1))
-    wide = _resized(c, wide, axis, length)
-    count = length // 2 + 1 if onesided else length
-    real, imaginary = _split(c, wide, axis)
-    made = transformed(c, (real, imaginary if shape[-1] == 2 else None), count, inverse)
-    return narrowed(b, _joined(c, made, axis), dtype)
+        length = length if c.has(1) else 2 * (shape[axis] - 1)
+        made = irfft(b, (real, imaginary), length, [axis], scale=1 / length if length else 1.0)
+        return narrowed(b, b.reshape(made, shape=(*static(b.tensor(made)), 1)), dtype)
+    pair = resized(b, real, axis, length), None if imaginary is None else resized(b, imaginary, axis, length)
+    return narrowed(b, _spectrum(c, pair, axis, onesided, inverse), dtype)
 
 
-def _resized(c: Call, x: SSAValue, axis: int, length: int) -> SSAValue:
-    """Cut off, or continued by zeros, along an axis."""
-    shape = static(c.b.tensor(x))
-    high = [length - shape[axis] if d == axis else 0 for d in range(len(shape))]
-    return padded(c, x, [0] * len(shape), high, "constant", 0.0)
-
-
-def _split(c: Call, x: SSAValue, axis: int) -> tuple[SSAValue, SSAValue]:
-    """The parts of complex numbers, with the axis that is transformed last."""
-    shape = static(c.b.tensor(x))
-    order = (*(d for d in range(len(shape) - 1) if d != axis), axis, len(shape) - 1)
-    moved = c.b.permute(x, dims=order)
-    sizes = static(c.b.tensor(moved))
-    pieces = [
-        c.b.reshape(
-            c.b.slice(
-                moved,
-                starts=(*(0 for _ in sizes[:-1]), min(n, sizes[-1] - 1)),
-                shape=(*sizes[:-1], 1),
-                steps=(1,) * len(sizes),
-            ),
-            shape=sizes[:-1],
-        )
-        for n in (0, 1)
+def _parts(c: Call, x: SSAValue) -> tuple[SSAValue, SSAValue | None]:
+    """The real and the imaginary part, which stand in the last dimension."""
+    *rest, count = static(c.b.tensor(x))
+    starts = [(*(0 for _ in rest), n) for n in range(count)]
+    found = [
+        c.b.reshape(c.b.slice(x, starts=start, shape=(*rest, 1), steps=(1,) * len(start)), shape=tuple(rest))
+        for start in starts
     ]
-    return pieces[0], pieces[1]
+    return found[0], found[1] if count == 2 else None
 
 
-def _joined(c: Call, parts: tuple[SSAValue, ...], axis: int) -> SSAValue:
-    shape = static(c.b.tensor(parts[0]))
-    rank = len(shape)
-    wide = [c.b.reshape(each, shape=(*shape, 1)) for each in parts]
-    made = c.b.concat(*wide, dim=rank) if len(wide) > 1 else wide[0]
-    order = [*range(rank - 1)]
-    order.insert(axis, rank - 1)
-    return c.b.permute(made, dims=(*order, rank))
-
-
-def _inverse_onesided(c: Call, x: SSAValue, axis: int, length: int) -> Any:
-    """Real numbers from the half of a spectrum that determines them."""
-    b = c.b
-    half = length // 2 + 1
-    real, imaginary = _split(c, _resized(c, x, axis, half), axis)
-    cos, sin = _waves(length, length, True, b.tensor(real).dtype.numpy)
-    weight = np.full(half, 2.0)
-    weight[0] = 1.0
-    if length % 2 == 0:
-        weight[-1] = 1.0
-    shape = static(b.tensor(real))
-    rows = math.prod(shape[:-1])
-    tables = [lifted(c, (each[:half] * weight[:, None]).astype(each.dtype)) for each in (cos, sin)]
-    flat = [b.reshape(each, shape=(rows, half)) for each in (real, imaginary)]
-    made = b.sub(b.dot(flat[0], tables[0]), b.dot(flat[1], tables[1]))
-    return _joined(c, (b.reshape(made, shape=(*shape[:-1], length)),), axis)
+def _spectrum(
+    c: Call, x: tuple[SSAValue, SSAValue | None], axis: int, onesided: bool, inverse: bool = False
+) -> SSAValue:
+    """The transform along an axis, its parts in a last dimension; of one side only where that says all."""
+    size = static(c.b.tensor(x[0]))[axis]
+    if onesided and x[1] is None and not inverse:
+        real, imaginary = rfft(c.b, x[0], [axis])
+    else:
+        real, found = dft(c.b, x, [axis], inverse=inverse, scale=1 / size if inverse and size else 1.0)
+        imaginary = c.b.mul(real, c.b.full_like(real, 0)) if found is None else found
+        if onesided:
+            real, imaginary = (resized(c.b, each, axis, size // 2 + 1) for each in (real, imaginary))
+    shape = (*static(c.b.tensor(real)), 1)
+    return c.b.concat(*(c.b.reshape(each, shape=shape) for each in (real, imaginary)), dim=len(shape) - 1)
 
 
 @onnx_op("STFT")
@@ -129,18 +74,14 @@ def stft(c: Call) -> Any:
     length = int(c.known_scalar(3)) if c.has(3) else c.shape(2)[0]
     onesided = c.flag("onesided", True)
     signal, size = shape[1], length
-    frames = (signal - size) // step + 1
-    if step < 1 or frames < 1:
+    if step < 1 or size > signal:
         raise ShapeError(f"{c.node}: frames of {size} every {step} do not fit into {signal} elements")
-    places = np.arange(frames)[:, None] * step + np.arange(size)
-    parts = len(shape) > 2 and shape[2] == 2
-    wide = b.reshape(x, shape=(*shape[:2], shape[2] if len(shape) > 2 else 1))
-    framed = b.take(wide, lifted(c, places.astype(np.int64)), dim=1)  # [N, frames, size, parts]
+    pair = _parts(c, b.reshape(x, shape=(*shape[:2], shape[2] if len(shape) > 2 else 1)))
+    rows = [None if each is None else frames(b, each, size, step) for each in pair]
     if window is not None:
-        framed = b.mul(framed, b.reshape(window, shape=(1, 1, size, 1)))
-    real, imaginary = _split(c, framed, 2)
-    count = size // 2 + 1 if onesided else size
-    return _joined(c, transformed(c, (real, imaginary if parts else None), count, False), 2)
+        rows = [None if each is None else b.mul(each, window) for each in rows]
+    assert rows[0] is not None
+    return _spectrum(c, (rows[0], rows[1]), 2, onesided)
 
 
 @onnx_op("MelWeightMatrix")
