@@ -1,5 +1,9 @@
 """`weft.onnx.Backend`: Weft behind the interface by which ONNX's own tests, and others, run models."""
 
+# NumPy leaves the types of arrays open that come in by narrowing, and functions for the host take whatever there is.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -42,6 +42,9 @@ NUMPY: dict[int, np.dtype] = {number: np.dtype(type_) for number, (_, type_, _) 
 BITS: dict[int, int] = {number: bits for number, (_, _, bits) in _NAMES.items()}
 """Bits that an element takes in a file."""
 
+STRINGS = np.dtype(object)
+"""Arrays of strings are NumPy's arrays of objects."""
+
 NUMBERS: dict[np.dtype, int] = {dtype: number for number, dtype in NUMPY.items()}
 
 _HOST_ONLY = {DTYPES[name].numpy for name in ("i4", "ui4", "complex<f32>", "complex<f64>")}

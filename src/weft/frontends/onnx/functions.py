@@ -1,10 +1,14 @@
 """Functions in the place of calls: those that a model defines, and those by which ONNX says what an operator means."""
 
+# NumPy leaves the types of arrays open that come in by narrowing, and functions for the host take whatever there is.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -12,12 +16,14 @@ import onnx.defs
 
 from weft.errors import ModelError
 from weft.frontends.onnx.dtypes import NUMBERS
-from weft.frontends.onnx.model import Function, Graph, Node, Reference, renamed
+from weft.frontends.onnx.model import Function, Graph, ModelInput, Node, Reference, renamed
 from weft.frontends.onnx.read import function_of
+
+TensorType: TypeAlias = tuple[np.dtype, tuple[int, ...]]
 
 
 def schema_function(
-    node: Node, version: int, types: Sequence[tuple[np.dtype, tuple[int, ...]] | None]
+    node: Node, version: int, types: Sequence[TensorType | None], opsets: Mapping[str, int]
 ) -> Function | None:
     """The function that ONNX gives for an operator; `types` are those of the inputs, None for one that is left out."""
     try:
@@ -40,7 +46,7 @@ def schema_function(
         raise ModelError(f"{node} is not as its operator allows: {str(error)[:200]}") from error
     if not data:
         return None
-    made = function_of(data, {"": version, node.domain: version})
+    made = function_of(data, opsets)
     defaults = {
         name: onnx.helper.get_attribute_value(each.default_value)
         for name, each in schema.attributes.items()
@@ -50,7 +56,7 @@ def schema_function(
     return replace(made, defaults={**defaults, **made.defaults})
 
 
-def _type_bytes(about: tuple[np.dtype, tuple[int, ...]] | None) -> bytes:
+def _type_bytes(about: TensorType | None) -> bytes:
     if about is None:
         return onnx.TypeProto().SerializeToString()
     dtype, shape = about
@@ -58,18 +64,35 @@ def _type_bytes(about: tuple[np.dtype, tuple[int, ...]] | None) -> bytes:
 
 
 def _node_proto(node: Node) -> Any:
-    """The message of a node, whose attributes hold no graphs."""
+    """The message of a node."""
     proto = onnx.helper.make_node(node.op, list(node.inputs), list(node.outputs), domain=node.domain)
     for name, value in node.attributes.items():
-        if isinstance(value, Graph | Reference):
+        if isinstance(value, Reference):
             continue
-        message: Any = onnx.numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value
+        message: Any = value
+        if isinstance(value, Graph):
+            message = _graph_proto(value)
+        elif isinstance(value, np.ndarray):
+            message = onnx.numpy_helper.from_array(value)
         if isinstance(message, tuple):
             if not message:
                 continue
             message = list(message)
         proto.attribute.append(onnx.helper.make_attribute(name, message))
     return proto
+
+
+def _graph_proto(graph: Graph) -> Any:
+    """The message of a graph that is an attribute."""
+
+    def about(value: ModelInput) -> Any:
+        if value.type.dtype is None or value.type.kind != "tensor":
+            return onnx.helper.make_empty_tensor_value_info(value.name)
+        return onnx.helper.make_tensor_value_info(value.name, NUMBERS[value.type.dtype], value.type.shape)
+
+    arrays = [onnx.numpy_helper.from_array(array, name) for name, array in graph.initializers.items()]
+    sides = [about(each) for each in graph.inputs], [about(each) for each in graph.outputs]
+    return onnx.helper.make_graph([_node_proto(node) for node in graph.nodes], graph.name or "body", *sides, arrays)
 
 
 def inlined(node: Node, function: Function, fresh: Callable[[str], str]) -> list[Node]:
@@ -89,6 +112,8 @@ def inlined(node: Node, function: Function, fresh: Callable[[str], str]) -> list
         bound = renamed(_bound(each, attributes), names)
         made.append(replace(bound, opsets=function.opsets, name=bound.name or node.name))
     for inner_name, outer in zip(function.outputs, node.outputs, strict=False):
+        if outer and inner_name not in names:
+            raise ModelError(f"{node} wants the output {inner_name!r}, which its function does not make")
         if outer:
             made.append(Node("Identity", "", (names[inner_name],), (outer,), name=node.name, opsets=function.opsets))
     return made

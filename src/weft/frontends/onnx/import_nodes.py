@@ -4,6 +4,10 @@ A stage ends where a node needs the elements of a value (a shape, a condition) t
 operator runs on the host; what follows is imported when the elements, or the host's results, are there.
 """
 
+# NumPy leaves the types of arrays open that come in by narrowing, and functions for the host take whatever there is.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,8 +20,8 @@ from xdsl.ir import Block, BlockArgument, SSAValue
 
 from weft.backends.reference.graph import run
 from weft.errors import DataError, ModelError, ShapeError, UnsupportedError
-from weft.frontends.onnx.call import Call, HostFunction
-from weft.frontends.onnx.dtypes import kernel_dtype
+from weft.frontends.onnx.call import Call, HostFunction, static
+from weft.frontends.onnx.dtypes import STRINGS, kernel_dtype
 from weft.frontends.onnx.functions import inlined, schema_function
 from weft.frontends.onnx.model import Function, Node
 from weft.frontends.onnx.operators.table import converter_of
@@ -130,12 +134,10 @@ class Importer:
         own = self.functions.get((node.domain, node.op, node.overload))
         if own is not None:
             return Rewrite(inlined(node, own, self.fresh))
-        version = opsets.get(node.domain)
-        if version is None:
-            version = self.opsets.get(node.domain, opsets[""] if node.domain == "" else 1)
+        version = opsets.get(node.domain, self.opsets.get(node.domain, 1))
         converter = converter_of(node.domain, node.op, version)
         if converter is None:
-            function = schema_function(node, version, [_about(each) for each in inputs])
+            function = schema_function(node, version, [_about(each) for each in inputs], {**self.opsets, **opsets})
             if function is None:
                 raise UnsupportedError(
                     f"{node}: there is no converter for {node.op} of {node.domain or 'ai.onnx'} {version}",
@@ -171,11 +173,9 @@ class Importer:
 
     def _folded(self, node: Node, converter: Any, inputs: Sequence[Value], version: int) -> Any:
         """The results of a node whose operands are all known, by the meaning of its ops; None if they are large."""
-        if sum(leaf.array.size for each in inputs for leaf in leaves(each) if isinstance(leaf, Known)) > FOLDED:
-            if not any(
-                leaf.array.dtype == object for each in inputs for leaf in leaves(each) if isinstance(leaf, Known)
-            ):
-                return None
+        arrays = [leaf.array for each in inputs for leaf in leaves(each) if isinstance(leaf, Known)]
+        if sum(array.size for array in arrays) > FOLDED and not any(array.dtype == STRINGS for array in arrays):
+            return None
         outer = self.target, self.builder
         self.target = Target()
         self.builder = GraphBuilder(self.target.block)
@@ -184,7 +184,7 @@ class Importer:
             if isinstance(made, Rewrite):
                 return made
             wanted = [leaf.value for each in made for leaf in leaves(each) if isinstance(leaf, Traced)]
-            if any(prod(tensor_of(value.type).shape) > FOLDED for value in wanted):
+            if any(prod(static(tensor_of(value.type))) > FOLDED for value in wanted):
                 return None
             GraphBuilder(self.target.block).insert(ReturnOp.make(wanted))
             arrays = [each for each in self.target.arguments if isinstance(each, np.ndarray)]
@@ -201,16 +201,12 @@ class Importer:
             case Slot():
                 dtype = kernel_dtype(value.dtype)
                 if dtype is None:
-                    raise UnsupportedError(
-                        f"{node} computes with {_named(value.dtype)}, for which there are no kernels"
-                    )
+                    raise _no_kernels(node, value.dtype)
                 return self.target.argument(value.place, ("slot", value.place), Tensor(dtype, value.shape))
             case Known(array):
                 dtype = kernel_dtype(array.dtype)
                 if dtype is None:
-                    raise UnsupportedError(
-                        f"{node} computes with {_named(array.dtype)}, for which there are no kernels"
-                    )
+                    raise _no_kernels(node, array.dtype)
                 if array.size == 1 or (0 < array.size <= FOLDED and (array == array.reshape(-1)[0]).all()):
                     scalar = array.reshape(-1)[0].item()
                     return self.builder.full(value=scalar, shape=array.shape, dtype=dtype)
@@ -274,5 +270,6 @@ def _about(value: Value) -> tuple[np.dtype, tuple[int, ...]] | None:
             return None
 
 
-def _named(dtype: np.dtype) -> str:
-    return "strings" if dtype == object else str(dtype)
+def _no_kernels(node: Node, dtype: np.dtype) -> UnsupportedError:
+    kind = "strings" if dtype == STRINGS else str(dtype)
+    return UnsupportedError(f"{node} computes with {kind}, for which there are no kernels")

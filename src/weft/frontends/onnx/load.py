@@ -1,5 +1,9 @@
 """`weft.onnx.load`: a model file as a function of arrays."""
 
+# NumPy leaves the types of arrays open that come in by narrowing, and functions for the host take whatever there is.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +15,7 @@ import numpy as np
 from weft.config import Config
 from weft.errors import GuardError
 from weft.frontends.onnx import operators as operators  # fills the table of converters
+from weft.frontends.onnx.dtypes import STRINGS
 from weft.frontends.onnx.model import Model, ModelInput, ValueType
 from weft.frontends.onnx.read import read_model
 from weft.frontends.onnx.stages import StagedProgram
@@ -84,7 +89,7 @@ class OnnxFunction:
         slots: list[np.ndarray] = []
         for each in self.inputs:
             shape, dtype = each.type.shape, each.type.dtype
-            if dtype is None or dtype == object or shape is None or not all(isinstance(size, int) for size in shape):
+            if dtype is None or dtype == STRINGS or shape is None or not all(isinstance(size, int) for size in shape):
                 return
             # An array without memory of its own: only its type is looked at, unless elements are asked for.
             slots.append(np.broadcast_to(np.zeros((), dtype), [size for size in shape if isinstance(size, int)]))
@@ -114,7 +119,7 @@ class OnnxFunction:
     def _array(self, given: ModelInput, type_: ValueType, value: Any, sizes: dict[str, int]) -> np.ndarray:
         if not isinstance(value, np.ndarray | np.generic) and hasattr(value, "__dlpack__"):
             value = np.from_dlpack(value)
-        array = np.asarray(value, object) if type_.dtype == object else np.asarray(value)
+        array = np.asarray(value, object) if type_.dtype == STRINGS else np.asarray(value)
         if type_.dtype is not None and array.dtype != type_.dtype:
             raise self._wrong(given, f"{array.dtype}{list(array.shape)}")
         if type_.shape is not None:

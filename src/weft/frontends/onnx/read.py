@@ -1,12 +1,16 @@
 """Reads model files: hostile until checked. What passes is a `Model` of plain values; all else is a `ModelError`."""
 
+# NumPy leaves the types of arrays open that come in by narrowing, and functions for the host take whatever there is.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,9 +18,10 @@ from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
 from weft.errors import ModelError, UnsupportedError
-from weft.frontends.onnx.dtypes import BITS, NUMPY, name_of
+from weft.frontends.onnx.dtypes import BITS, NUMPY, STRINGS, name_of
 from weft.frontends.onnx.external_data import ExternalFiles
 from weft.frontends.onnx.model import Dimension, Function, Graph, Model, ModelInput, Node, Reference, ValueType
+from weft.frontends.onnx.rewrite import INTERNAL
 
 
 @dataclass(frozen=True)
@@ -99,14 +104,15 @@ class _Reader:
             found[key] = self.function(each, opsets)
         return Model(self._graph(proto.graph, 0, _Scope(None)), opsets, found)
 
-    def function(self, proto: Any, opsets: Mapping[str, int]) -> Function:
-        """A function; its nodes may refer to the attributes of a call."""
+    def function(self, proto: Any, opsets: Mapping[str, int], partial: bool = False) -> Function:
+        """A function; its nodes may refer to the attributes of a call. If `partial`, outputs may be missing."""
         inputs = tuple(self._name(name) for name in proto.input)
         scope = _Scope(None, set(inputs))
         nodes = self._ordered(proto.node, scope, 0, f"function {proto.name!r}")
-        if missing := [name for name in proto.output if name not in scope]:
+        missing = [name for name in proto.output if name not in scope]
+        if missing and not partial:
             raise ModelError(f"function {proto.name!r} has no node that makes its output {missing[0]!r}")
-        own = self._opsets(proto.opset_import) or dict(opsets)
+        own = {**opsets, **self._opsets(proto.opset_import)}
         defaults = {each.name: self._attribute(each, 0, _Scope(None), proto.name) for each in proto.attribute_proto}
         return Function(proto.name, inputs, tuple(proto.output), nodes, own, defaults)
 
@@ -267,7 +273,7 @@ class _Reader:
         if proto.data_location == onnx.TensorProto.EXTERNAL:
             return self._external(proto, where, dtype, dims, needed)
         if proto.HasField("raw_data"):
-            if dtype == object:
+            if dtype == STRINGS:
                 raise ModelError(f"tensor {where!r} holds strings as raw data, expected `string_data`")
             present = len(proto.raw_data)
             if present != needed:
@@ -277,7 +283,7 @@ class _Reader:
         else:
             field, each = _FIELDS[proto.data_type]
             length = len(getattr(proto, field))
-            wanted = needed if BITS[proto.data_type] < 8 and dtype != object else count * each
+            wanted = needed if BITS[proto.data_type] < 8 and dtype != STRINGS else count * each
             if length != wanted:
                 raise ModelError(
                     f"tensor {where!r} has {length} values in `{field}`, expected {wanted} for "
@@ -287,7 +293,7 @@ class _Reader:
             array = numpy_helper.to_array(proto)
         except (ValueError, TypeError, OverflowError) as error:
             raise ModelError(f"tensor {where!r} does not hold {name_of(proto.data_type)}: {error}") from error
-        if dtype == object:
+        if dtype == STRINGS:
             if sum(map(len, proto.string_data)) > self._limits.text:
                 raise ModelError(f"tensor {where!r} has over {self._limits.text} bytes of text")
             array = np.array([_text(each, where) for each in proto.string_data], object).reshape(dims)
@@ -295,7 +301,7 @@ class _Reader:
 
     def _external(self, proto: Any, where: str, dtype: np.dtype, dims: list[int], needed: int) -> np.ndarray:
         entries = {each.key: each.value for each in proto.external_data}
-        if dtype == object or "location" not in entries:
+        if dtype == STRINGS or "location" not in entries:
             raise ModelError(f"tensor {where!r} lies elsewhere, but has no location, or holds strings")
         try:
             offset, length = int(entries.get("offset") or 0), int(entries.get("length") or needed)
@@ -344,10 +350,12 @@ def function_of(data: bytes, opsets: Mapping[str, int]) -> Function:
     """A function that onnx itself defines, from its message."""
     proto: Any = onnx.FunctionProto()
     proto.ParseFromString(data)
-    return _Reader(ExternalFiles(None), Limits()).function(proto, opsets)
+    return _Reader(ExternalFiles(None), Limits()).function(proto, opsets, partial=True)
 
 
 def _domain(name: str) -> str:
+    if name == INTERNAL:
+        raise ModelError(f"the domain {name!r} is not one that files may use")
     return "" if name == "ai.onnx" else name
 
 
@@ -361,4 +369,4 @@ def _text(data: bytes, where: str) -> str:
 def _fixed(array: np.ndarray) -> np.ndarray:
     if array.flags.writeable:
         array.flags.writeable = False
-    return cast(np.ndarray, array)
+    return array

@@ -5,6 +5,10 @@ signature of the arrays at hand it has a `Step`, made when the signature is firs
 call on the host, and the state that follows.
 """
 
+# NumPy leaves the types of arrays open that come in by narrowing, and functions for the host take whatever there is.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 import itertools
@@ -29,7 +33,7 @@ from weft.ops.graph import ReturnOp
 from weft.tile.text import print_program
 
 Source: TypeAlias = Known | Absent | tuple[str, Any]
-"""Where a value of the next stage, or a result, comes from: `("slot", n)`, `("made", n)`, `("host", n)`, `("items", …)`."""
+"""Where a value of the next stage, or a result, comes from: `("slot", n)`, `("made", n)`, `("host", n)`, or items."""
 
 _KEPT = 256
 """Signatures that a state keeps steps for; the one that was used longest ago goes first."""

@@ -1,4 +1,8 @@
-"""Changes of the element type. Types that no kernel knows (4 bits, some 8-bit floats, strings) are converted on the host."""
+"""Changes of the element type. What no kernel knows (4 bits, some 8-bit floats, strings) is converted on the host."""
+
+# NumPy leaves the types of arrays open that come in by narrowing, and functions for the host take whatever there is.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from weft.frontends.onnx.call import Call
-from weft.frontends.onnx.dtypes import kernel_dtype
+from weft.frontends.onnx.dtypes import STRINGS, kernel_dtype
 from weft.frontends.onnx.operators.table import onnx_op
 from weft.ir.types import f32
 
@@ -58,9 +62,9 @@ def to_type(c: Call, dtype: np.dtype) -> Any:
 
 def converted(array: np.ndarray, dtype: np.dtype, saturate: bool = True, mode: str = "up") -> np.ndarray:
     """An array in another type, by NumPy."""
-    if dtype == object:
+    if dtype == STRINGS:
         return _as_strings(array)
-    if array.dtype == object:
+    if array.dtype == STRINGS:
         return _from_strings(array, dtype)
     if dtype == ml_dtypes.float8_e8m0fnu:
         return _powers_of_two(array.astype(np.float32), saturate, mode)
@@ -69,19 +73,19 @@ def converted(array: np.ndarray, dtype: np.dtype, saturate: bool = True, mode: s
         wide = array.astype(np.float32)
         return np.clip(wide, -limit, limit).astype(dtype)
     if dtype.kind == "V" or array.dtype.kind == "V":
-        narrow = {np.dtype(each): bits for each, bits in _NARROW.items()}
-        if dtype in narrow:
-            return _wrapped(array, dtype, narrow[dtype])
+        if dtype in _NARROW:
+            return _wrapped(array, dtype, _NARROW[dtype])
         return array.astype(np.float32).astype(dtype) if array.dtype.itemsize == 1 else array.astype(dtype)
     return array.astype(dtype)
 
 
 _NARROW = {
-    ml_dtypes.int4: (4, True),
-    ml_dtypes.uint4: (4, False),
-    ml_dtypes.int2: (2, True),
-    ml_dtypes.uint2: (2, False),
+    np.dtype(ml_dtypes.int4): (4, True),
+    np.dtype(ml_dtypes.uint4): (4, False),
+    np.dtype(ml_dtypes.int2): (2, True),
+    np.dtype(ml_dtypes.uint2): (2, False),
 }
+"""Integers of a few bits, and whether they have a sign."""
 
 
 def _wrapped(array: np.ndarray, dtype: np.dtype, form: tuple[int, bool]) -> np.ndarray:
@@ -98,13 +102,8 @@ def _powers_of_two(array: np.ndarray, saturate: bool, mode: str) -> np.ndarray:
     bits = np.ascontiguousarray(array).view(np.uint32)
     exponent = ((bits >> 23) & 0xFF).astype(np.int64)
     fraction = bits & 0x7FFFFF
-    up = {"up": fraction > 0, "down": np.zeros(array.shape, bool), "nearest": fraction >= 0x400000}
-    if mode == "nearest":  # of a tie between two powers the one whose exponent is odd stays
-        up["nearest"] = (
-            (fraction > 0x400000)
-            | ((fraction == 0x400000) & (exponent % 2 == 1))
-            | ((fraction == 0x400000) & (exponent % 2 == 0))
-        )
+    half = 0x400000
+    up = {"up": fraction > 0, "down": np.zeros(array.shape, bool), "nearest": fraction >= half}
     exponent = exponent + up[mode]
     exponent = np.where(np.isinf(array), 254 if saturate else 255, np.minimum(exponent, 254 if saturate else 255))
     exponent = np.where(np.isnan(array), 255, exponent)
@@ -112,7 +111,7 @@ def _powers_of_two(array: np.ndarray, saturate: bool, mode: str) -> np.ndarray:
 
 
 def _as_strings(array: np.ndarray) -> np.ndarray:
-    if array.dtype == object:
+    if array.dtype == STRINGS:
         return array
     if array.dtype == bool:
         words = ["1" if each else "0" for each in array.reshape(-1)]

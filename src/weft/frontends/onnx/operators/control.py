@@ -4,6 +4,10 @@ Where a condition is computed from data the stage ends, the condition is looked 
 it is first met. Equal turns of a loop share their code.
 """
 
+# NumPy leaves the types of arrays open that come in by narrowing, and functions for the host take whatever there is.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -169,7 +173,7 @@ def _scan_of_batches(c: Call) -> Rewrite:
     if c.has(0):
         raise UnsupportedError(f"{c.node}: lengths of sequences are not supported")
     inputs, fresh = c.node.inputs[1:], _fresh(c)
-    attributes = {"body": c.graph("body"), "num_scan_inputs": c.int("num_scan_inputs")}
+    attributes: dict[str, Any] = {"body": c.graph("body"), "num_scan_inputs": c.int("num_scan_inputs")}
     if c.given("directions"):
         attributes["scan_input_directions"] = c.ints("directions")
     lists = [fresh("list") for _ in c.node.outputs]
@@ -178,9 +182,8 @@ def _scan_of_batches(c: Call) -> Rewrite:
     for batch in range(c.shape(1)[0]):
         place, taken = fresh("batch"), tuple(fresh(name) for name in inputs)
         arrays[place] = np.array(batch, np.int64)
-        nodes += [
-            Node("Gather", "", (name, place), (one,), {"axis": 0}) for name, one in zip(inputs, taken, strict=True)
-        ]
+        for name, one in zip(inputs, taken, strict=True):
+            nodes.append(Node("Gather", "", (name, place), (one,), {"axis": 0}))
         made = tuple(fresh(name) for name in c.node.outputs)
         opsets = {**(c.node.opsets or {}), "": 9}
         nodes.append(Node("Scan", "", taken, made, attributes, c.node.name, opsets=opsets))

@@ -1,5 +1,9 @@
 """Arithmetic, comparisons, logic and activations: most are graph ops of the same meaning."""
 
+# NumPy leaves the types of arrays open that come in by narrowing, and functions for the host take whatever there is.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 import math
@@ -10,6 +14,7 @@ import numpy as np
 from xdsl.ir import SSAValue
 
 from weft.frontends.onnx.call import Call, static
+from weft.frontends.onnx.dtypes import STRINGS
 from weft.frontends.onnx.operators.random import draws
 from weft.frontends.onnx.operators.shapes import columns
 from weft.frontends.onnx.operators.table import CONVERTERS, onnx_op, register
@@ -57,7 +62,7 @@ def power(c: Call) -> Any:
 
 @onnx_op("Equal")
 def equal(c: Call) -> Any:
-    if c.dtype(0) == object:
+    if c.dtype(0) == STRINGS:
         return c.host(lambda a, b: np.equal(a, b).astype(bool))
     return c.b.eq(*operands(c))
 
@@ -234,7 +239,7 @@ def _elementwise(spec: OpSpec) -> Callable[[Call], Any]:
     return lambda c: c.b.emit(spec.name, *operands(c))
 
 
-# All other elementwise ops whose class names an ONNX operator: the meaning is the op's, the name is all there is to say.
+# All other elementwise ops whose class names an ONNX operator: the name is all there is to say.
 for _spec in REGISTRY:
     if issubclass(_spec.cls, Elementwise):
         for _name in _spec.onnx:

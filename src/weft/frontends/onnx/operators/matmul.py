@@ -1,5 +1,9 @@
 """Matrix products: MatMul, Gemm, Einsum, and the determinant."""
 
+# NumPy leaves the types of arrays open that come in by narrowing, and functions for the host take whatever there is.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 import math
@@ -30,7 +34,8 @@ def product(c: Call, x: SSAValue, y: SSAValue, **params: Any) -> SSAValue:
         x, left = b.reshape(x, shape=(1, *left)), (1, *left)
     if column:
         y, right = b.reshape(y, shape=(*right, 1)), (*right, 1)
-    if left[-1] != right[-2]:
+    depth, width = right[len(right) - 2 :]
+    if left[-1] != depth:
         raise ShapeError(f"{c.node}: {list(left)} and {list(right)} cannot be multiplied as matrices")
     try:
         batch = np.broadcast_shapes(left[:-2], right[:-2])
@@ -39,12 +44,12 @@ def product(c: Call, x: SSAValue, y: SSAValue, **params: Any) -> SSAValue:
     if len(right) == 2 and len(left) > 2:
         # One matrix for all: the rows of all batches are those of one product.
         flat = b.dot(b.reshape(x, shape=(math.prod(left[:-1]), left[-1])), y, **params)
-        made = b.reshape(flat, shape=(*left[:-1], right[-1]))
+        made = b.reshape(flat, shape=(*left[:-1], width))
     else:
         x = x if left[:-2] == batch else b.broadcast(x, shape=(*batch, *left[-2:]))
         y = y if right[:-2] == batch else b.broadcast(y, shape=(*batch, *right[-2:]))
         made = b.dot(x, y, **params)
-    shape = (*batch, *(() if row else (left[-2],)), *(() if column else (right[-1],)))
+    shape = (*batch, *(() if row else (left[-2],)), *(() if column else (width,)))
     return b.reshape(made, shape=shape) if row or column else made
 
 

@@ -1,5 +1,9 @@
 """Copies of elements to other places: concatenation, slices, padding, triangles and ranges."""
 
+# NumPy leaves the types of arrays open that come in by narrowing, and functions for the host take whatever there is.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 import math

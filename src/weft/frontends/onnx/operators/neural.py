@@ -1,5 +1,9 @@
 """Convolutions, and sampling of images: at grids, in regions and at deformed places."""
 
+# NumPy leaves the types of arrays open that come in by narrowing, and functions for the host take whatever there is.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 import math
@@ -153,7 +157,8 @@ def sampled(
             values = b.index(x, *indices, dims=(0, 2, 3), position=0)
             part = b.mul(values, b.reshape(weight, shape=(*shape, 1)))
             total = part if total is None else b.emit(joined, total, part)
-    assert total is not None
+    if total is None:
+        raise c.unsupported("there is nothing to sample")
     if valid is not None:
         total = b.where(b.reshape(valid, shape=(*static(b.tensor(valid)), 1)), total, b.full_like(total, 0))
     return total

@@ -1,5 +1,9 @@
 """Pooling: ONNX's words for windows and their padding, and the pools over them."""
 
+# NumPy leaves the types of arrays open that come in by narrowing, and functions for the host take whatever there is.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 import math
@@ -51,9 +55,7 @@ def windows(c: Call, sizes: tuple[int, ...], window: tuple[int, ...]) -> Windows
             raise ShapeError(f"{c.node}: attribute 'pads' is {list(pads)}, expected {2 * rank} numbers")
         padding = [(pads[n], pads[n + rank]) for n in range(rank)]
     else:
-        raise ModelError(
-            f"{c.node}: attribute 'auto_pad' is {auto!r}, expected NOTSET, SAME_UPPER, SAME_LOWER or VALID"
-        )
+        raise ModelError(f"{c.node}: attribute 'auto_pad' is {auto!r}, expected NOTSET, VALID or SAME_…")
     beyond: list[int] = []
     for size, span, step, (low, high) in zip(sizes, spans, strides, padding, strict=True):
         room = size + low + high - span
@@ -81,13 +83,11 @@ def max_pool(c: Call) -> Any:
     places = c.b.cast(places, dtype=i64) if c.b.tensor(places).dtype != i64 else places
     spatial = shape[2:]
     if c.int("storage_order", 0):
-        rest, column, step = places, c.b.full_like(places, 0), math.prod(spatial)
+        rest, column = places, c.b.full_like(places, 0)
         for axis in reversed(range(len(spatial))):
-            step //= spatial[axis]
             size = c.b.full_like(places, spatial[axis])
-            column = c.b.add(
-                column, c.b.mul(c.b.remainder(rest, size), c.b.full_like(places, math.prod(spatial[:axis])))
-            )
+            before = c.b.full_like(places, math.prod(spatial[:axis]))
+            column = c.b.add(column, c.b.mul(c.b.remainder(rest, size), before))
             rest = c.b.floordiv(rest, size)
         places = column
     planes = c.b.iota(shape=(shape[0] * shape[1],), dim=0, dtype=i64, step=math.prod(spatial))

@@ -1,5 +1,9 @@
 """Numbers in few bits: quantization, and the products and convolutions of quantized tensors."""
 
+# NumPy leaves the types of arrays open that come in by narrowing, and functions for the host take whatever there is.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 from dataclasses import replace

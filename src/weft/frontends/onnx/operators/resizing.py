@@ -186,7 +186,7 @@ def _of(
         start, end = (roi[n], roi[n + len(dims)]) if roi else (0.0, 1.0)
         if counts[n] != sizes[d] or scales[n] != 1 or (roi and (start, end) != (0.0, 1.0)):
             axes[d] = Axis(sizes[d], counts[n], scales[n], start, end)
-    mode = c.string("mode", "nearest")
+    mode = c.string("mode", "nearest").replace("bilinear", "linear")
     if mode not in ("nearest", "linear", "cubic"):
         raise ModelError(f"{c.node}: attribute 'mode' is {mode!r}, expected nearest, linear or cubic")
     return resized(c, axes, mode, transform)
@@ -203,8 +203,5 @@ def upsample(c: Call) -> Any:
     else:
         scales = [float(each) for each in c.known(1).reshape(-1)]
     counts = [math.floor(size * scale) for size, scale in zip(sizes, scales, strict=True)]
-    mode = c.string("mode", "nearest")
     dims = tuple(range(len(sizes)))
-    if mode == "bilinear":
-        c.node.attributes  # noqa: B018
     return _of(c, dims, counts, scales, [], "asymmetric")
