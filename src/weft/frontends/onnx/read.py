@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -73,6 +73,9 @@ class _Scope:
         return not name or name in self.own or (self.outer is not None and name in self.outer)
 
 
+FunctionKey: TypeAlias = tuple[str, str, str]
+
+
 class _Reader:
     """Turns messages into values, and counts on the way."""
 
@@ -96,13 +99,41 @@ class _Reader:
                 hint="install a newer onnx",
             )
         functions = [(self._name(each.domain), each) for each in proto.functions]
-        found: dict[tuple[str, str, str], Function] = {}
+        found: dict[FunctionKey, Function] = {}
         for domain, each in functions:
             key = _domain(domain), self._name(each.name), self._name(each.overload)
             if key in found:
                 raise ModelError(f"the model defines the function {key} twice")
             found[key] = self.function(each, opsets)
-        return Model(self._graph(proto.graph, 0, _Scope(None)), opsets, found)
+        graph = self._graph(proto.graph, 0, _Scope(None))
+        self._check_expansion(graph, found)
+        return Model(graph, opsets, found)
+
+    def _check_expansion(self, graph: Graph, functions: Mapping[FunctionKey, Function]) -> None:
+        """Refuse functions that call one another for ever, or that are more than the limit once put in place."""
+        sizes: dict[FunctionKey, int] = {}
+
+        def expanded(nodes: Iterable[Node], within: tuple[FunctionKey, ...]) -> int:
+            total = 0
+            for node in nodes:
+                key = (*node.key, node.overload)
+                total += 1
+                total += sum(
+                    expanded(each.nodes, within) for each in node.attributes.values() if isinstance(each, Graph)
+                )
+                if key in functions:
+                    if key in within:
+                        raise ModelError(f"{node} calls the function that it is part of")
+                    if len(within) > self._limits.depth:
+                        raise ModelError(f"{node}: functions call one another over {self._limits.depth} deep")
+                    if key not in sizes:
+                        sizes[key] = expanded(functions[key].nodes, (*within, key))
+                    total += sizes[key]
+                if total > self._limits.nodes:
+                    raise ModelError(f"the model has over {self._limits.nodes} nodes once functions are in place")
+            return total
+
+        expanded(graph.nodes, ())
 
     def function(self, proto: Any, opsets: Mapping[str, int], partial: bool = False) -> Function:
         """A function; its nodes may refer to the attributes of a call. If `partial`, outputs may be missing."""
