@@ -32,6 +32,10 @@ class ParseError(WeftError):
     """Text that is not a program in one of Weft's dialects."""
 
 
+class ModelError(ParseError):
+    """A model file that is damaged, or that is not what its format allows."""
+
+
 class UnsupportedError(WeftError):
     """Something Weft has no lowering for and could not hand to a library either."""
 

@@ -12,6 +12,7 @@ import typer
 from weft import __version__
 from weft.tools.cli_bench import bench
 from weft.tools.cli_commands import Commands, ScriptCommand
+from weft.tools.cli_onnx import conform_onnx
 from weft.tools.cli_options import Budget, Device, Json, Resume, Shard
 from weft.tools.cli_zoo import conform_zoo
 from weft.tools.terminal import Terminal, UsageError, check_folder, counted
@@ -256,6 +257,7 @@ def fuzz(
 conform = typer.Typer(help="Outside test suites, run through Weft.", no_args_is_help=True)
 app.add_typer(conform, name="conform")
 conform.command("zoo")(conform_zoo)
+conform.command("onnx")(conform_onnx)
 
 
 @conform.command("opinfo")
