@@ -1,4 +1,4 @@
-"""Digests of members: sha256 of the sha256 of every 8 MiB, so that all cores share the work of a large one."""
+"""Digests of members: sha512 of the sha512 of every 8 MiB, so that all cores share the work of a large one."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ def digest_of(data: bytes | memoryview) -> str:
     """The digest of a member, in hexadecimal."""
     view = memoryview(data)
     chunks = [view[at : at + _CHUNK] for at in range(0, len(view), _CHUNK)] or [view]
-    return hashlib.sha256(b"".join(_each(chunks))).hexdigest()
+    return hashlib.sha512(b"".join(_each(chunks))).hexdigest()
 
 
 def _each(chunks: Sequence[memoryview]) -> list[bytes]:
     threads = min(len(chunks), available_cores(), _MOST_THREADS)
     if threads == 1:
-        return [_sha256(chunk) for chunk in chunks]
+        return [_sha512(chunk) for chunk in chunks]
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(threads) as pool:  # hashing does not hold the interpreter
-        return list(pool.map(_sha256, chunks))
+        return list(pool.map(_sha512, chunks))
 
 
-def _sha256(chunk: memoryview) -> bytes:
-    return hashlib.sha256(chunk).digest()
+def _sha512(chunk: memoryview) -> bytes:
+    return hashlib.sha512(chunk).digest()

@@ -29,7 +29,7 @@ class Digest:
     """The length of a member and the digest of its content (`digests.digest_of`)."""
 
     size: int
-    sha256: str
+    sha512: str
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,8 @@ class Manifest:
     members: Mapping[str, Digest]
     arguments: tuple[Argument, ...]
     results: tuple[Result, ...]
+    checked: bool
+    """The last result says what is wrong with the data, or 0: callers do not get it."""
     ranges: tuple[Range, ...]
     processors: tuple[CpuCode, ...] = ()
     devices: tuple[DeviceProgram, ...] = ()
@@ -220,6 +222,7 @@ def _check(manifest: Manifest) -> None:
     """What types do not say."""
     names = [argument.name for argument in manifest.arguments]
     _require(len(set(names)) == len(names), "arguments of one name")
+    _require(not manifest.checked or bool(manifest.results), "a check without a result")
     for described in (*manifest.arguments, *manifest.results, *(o for c in manifest.processors for o in c.outputs)):
         _require(is_element_type(described.dtype), f"the element type {described.dtype[:40]!r}")
         _check_shape(described.shape)
@@ -232,6 +235,7 @@ def _check(manifest: Manifest) -> None:
         for output in code.results:
             counts = {"output": len(code.outputs), "constant": len(code.constants)}
             counts |= dict.fromkeys(("input", "replaced"), len(free))
+            _require(len(code.results) == len(manifest.results), "code that gives other results than the model")
             _require(0 <= output.index < counts.get(output.kind, 0), f"a result that is {output.kind[:20]!r}")
     for device in manifest.devices:
         _require({device.plan, device.code} <= manifest.members.keys(), f"a program for {device.name[:40]!r} in part")

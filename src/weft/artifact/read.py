@@ -36,7 +36,7 @@ from weft.artifact.processors import runs_here
 from weft.artifact.safetensors import read_tensors
 from weft.artifact.signature import Signature
 from weft.artifact.trust import Signatures, parse_signatures, who_vouches
-from weft.errors import ArtifactError, CorruptArtifactError
+from weft.errors import ArtifactError, CorruptArtifactError, DataError
 
 _MOST_CODE = 1 << 30
 _MOST_SIGNATURES = 1 << 16
@@ -59,7 +59,7 @@ class Artifact:
         """A copy of a member, checked once it is one: what happens to the file later does not matter."""
         found = self.members[name]
         copy = bytes(self.data[found.start : found.start + found.size])
-        if digest_of(copy) != self.manifest.members[name].sha256:
+        if digest_of(copy) != self.manifest.members[name].sha512:
             raise _damaged(self.path, name)
         return copy
 
@@ -133,7 +133,7 @@ def _check_members(where: str, data: memoryview, members: Mapping[str, Member], 
             raise _damaged(where, name)
     for name, digest in stated.items():
         found = members[name]
-        if digest_of(data[found.start : found.start + found.size]) != digest.sha256:
+        if digest_of(data[found.start : found.start + found.size]) != digest.sha512:
             raise _damaged(where, name)
 
 
@@ -170,10 +170,19 @@ class Model:
     @property
     def outputs(self) -> tuple[Result, ...]:
         """The types and shapes of what a call gives."""
-        return self.artifact.manifest.results
+        manifest = self.artifact.manifest
+        return manifest.results[:-1] if manifest.checked else manifest.results
 
     def __call__(self, *arrays: Any, **named: Any) -> tuple[Any, ...]:
-        return self._program(arrays, named, self.threads)
+        results = self._program(arrays, named, self.threads)
+        if not self.artifact.manifest.checked:
+            return results
+        if verdict := int(np.asarray(results[-1])):
+            raise DataError(
+                f"{self.name} has found its data to be wrong: check number {verdict}",
+                hint="indices have to lie within what they index, and divisors must not be 0",
+            )
+        return results[:-1]
 
     def __repr__(self) -> str:
         return f"<weft model {self.signature}, {self.how}>"

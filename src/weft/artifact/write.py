@@ -57,6 +57,8 @@ class Source:
     weights: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
     function: str | None = None
     name: str = ""
+    checked: bool = False
+    """The last result says what is wrong with the data, or 0: it is looked at, and callers do not see it."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ def write_artifact(path: Path, source: Source, request: Request | None = None) -
         {name: _digest(pieces) for name, pieces in contents.items()},
         _arguments(signature),
         results_of(function),
+        source.checked,
         tuple(Range(*each) for each in signature.ranges),
         tuple(processors),
         tuple(devices),
