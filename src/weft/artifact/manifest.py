@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from weft.artifact.checked_json import parse_json
 from weft.artifact.element_types import is_element_type
-from weft.errors import ArtifactVersionError, CorruptArtifactError
+from weft.errors import ArtifactVersionError, CorruptArtifactError, ParseError
 from weft.ir.expr import Size
 from weft.ir.size_text import parse_size
 
@@ -172,7 +172,10 @@ def parse_manifest(text: bytes) -> Manifest:
 
 def parsed_shape(shape: tuple[int | str, ...]) -> tuple[Size, ...]:
     """The sizes of a shape or strides."""
-    return tuple(size if isinstance(size, int) else parse_size(size) for size in shape)
+    try:
+        return tuple(size if isinstance(size, int) else parse_size(size) for size in shape)
+    except ParseError as error:
+        raise CorruptArtifactError(f"{MANIFEST}: {error.message}") from None
 
 
 def _built(cls: type[_T], given: Any, where: str) -> _T:
@@ -222,7 +225,7 @@ def _check(manifest: Manifest) -> None:
     """What types do not say."""
     names = [argument.name for argument in manifest.arguments]
     _require(len(set(names)) == len(names), "arguments of one name")
-    _require(not manifest.checked or bool(manifest.results), "a check without a result")
+    _require(not manifest.checked or manifest.results[-1:] == (Result("i64", ()),), "a check without its verdict")
     for described in (*manifest.arguments, *manifest.results, *(o for c in manifest.processors for o in c.outputs)):
         _require(is_element_type(described.dtype), f"the element type {described.dtype[:40]!r}")
         _check_shape(described.shape)
@@ -248,6 +251,7 @@ def _check_shape(shape: tuple[int | str, ...]) -> None:
             _require(0 <= size < 1 << 48, f"the size {size}")
         else:
             _require(len(size) <= _MOST_SIZE_TEXT, "a size that is long")
+    parsed_shape(shape)
 
 
 def _require(condition: bool, otherwise: str) -> None:

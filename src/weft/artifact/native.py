@@ -7,6 +7,7 @@ sizes, grids and offsets inside. Who calls this has found out that the code may 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -113,6 +114,9 @@ class NativeProgram:
         return arena
 
 
+_loaded = itertools.count(1)
+
+
 def load_library(image: bytes, name: str) -> ctypes.CDLL:
     """A shared object that is in memory; it stays for as long as the process, whose threads may be running in it."""
     try:
@@ -120,11 +124,17 @@ def load_library(image: bytes, name: str) -> ctypes.CDLL:
         try:
             with open(file, "wb", closefd=False) as out:
                 out.write(image)
-            return ctypes.CDLL(f"/proc/self/fd/{file}")
+            return ctypes.CDLL(_path(file, next(_loaded)))
         finally:
             os.close(file)
     except OSError as error:
         raise ArtifactError(f"the code for {name} cannot be loaded: {error}", hint="run `weft doctor`") from error
+
+
+def _path(file: int, number: int) -> str:
+    """A path to an open file that no other load has had: the loader gives what it has loaded by the same one before."""
+    bits = "".join("/." if bit == "0" else "//." for bit in f"{number:b}")
+    return f"/proc/self/fd{bits}/{file}"
 
 
 def default_threads() -> int:

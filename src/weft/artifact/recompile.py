@@ -79,6 +79,9 @@ def check_graph(artifact: Artifact, text: str) -> None:
     places = [place for place, each in enumerate(artifact.manifest.arguments) if each.constant]
     if own != stated or list(signature.constants) != places:
         raise CorruptArtifactError(f"{artifact.path}: its graph takes other arguments than its manifest says")
+    given = [_described(tensor_of(value.type)) for value in function.returned.operands]
+    if given != [(each.dtype, each.shape) for each in artifact.manifest.results]:
+        raise CorruptArtifactError(f"{artifact.path}: its graph gives other results than its manifest says")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for tensor in _tensors(function):
         size = product(tensor.shape)
