@@ -30,29 +30,21 @@ STATE = """
   "graph.return"(%0, %1, %x) : (tensor<4x16xf32>, tensor<4x16xf32>, tensor<4x16xf32>) -> ()
 }) {sym_name = "step", arg_names = ["state", "x"], replaced = [[0 : i64, 0 : i64]]} : () -> ()
 """
-CHAIN = """
-"graph.func"() ({
-^bb0(%x: tensor<?x?xf32, #graph.sizes<["s0", "s1"]>>):
-  %0 = "graph.sum"(%x) {dims = [1], keep = true} : (tensor<?x?xf32, #graph.sizes<["s0", "s1"]>>) -> tensor<?x1xf32, #graph.sizes<["s0", "1"]>>
-  %1 = "graph.div"(%x, %0) : (tensor<?x?xf32, #graph.sizes<["s0", "s1"]>>, tensor<?x1xf32, #graph.sizes<["s0", "1"]>>) -> tensor<?x?xf32, #graph.sizes<["s0", "s1"]>>
-  %2 = "graph.permute"(%1) {dims = [1, 0]} : (tensor<?x?xf32, #graph.sizes<["s0", "s1"]>>) -> tensor<?x?xf32, #graph.sizes<["s1", "s0"]>>
-  %3 = "graph.dot"(%1, %2) : (tensor<?x?xf32, #graph.sizes<["s0", "s1"]>>, tensor<?x?xf32, #graph.sizes<["s1", "s0"]>>) -> tensor<?x?xf32, #graph.sizes<["s0", "s0"]>>
-  %4 = "graph.exp"(%3) : (tensor<?x?xf32, #graph.sizes<["s0", "s0"]>>) -> tensor<?x?xf32, #graph.sizes<["s0", "s0"]>>
-  %5 = "graph.sum"(%4) {dims = [0], keep = false} : (tensor<?x?xf32, #graph.sizes<["s0", "s0"]>>) -> tensor<?xf32, #graph.sizes<["s0"]>>
-  "graph.return"(%5, %3) : (tensor<?xf32, #graph.sizes<["s0"]>>, tensor<?x?xf32, #graph.sizes<["s0", "s0"]>>) -> ()
-}) {sym_name = "chain", arg_names = ["x"]} : () -> ()
+X, XT = 'tensor<?x?xf32, #graph.sizes<["s0", "s1"]>>', 'tensor<?x?xf32, #graph.sizes<["s1", "s0"]>>'
+LINE, SQUARE = 'tensor<?x1xf32, #graph.sizes<["s0", "1"]>>', 'tensor<?x?xf32, #graph.sizes<["s0", "s0"]>>'
+ROW = 'tensor<?xf32, #graph.sizes<["s0"]>>'
+CHAIN = f"""
+"graph.func"() ({{
+^bb0(%x: {X}):
+  %0 = "graph.sum"(%x) {{dims = [1], keep = true}} : ({X}) -> {LINE}
+  %1 = "graph.div"(%x, %0) : ({X}, {LINE}) -> {X}
+  %2 = "graph.permute"(%1) {{dims = [1, 0]}} : ({X}) -> {XT}
+  %3 = "graph.dot"(%1, %2) : ({X}, {XT}) -> {SQUARE}
+  %4 = "graph.exp"(%3) : ({SQUARE}) -> {SQUARE}
+  %5 = "graph.sum"(%4) {{dims = [0], keep = false}} : ({SQUARE}) -> {ROW}
+  "graph.return"(%5, %3) : ({ROW}, {SQUARE}) -> ()
+}}) {{sym_name = "chain", arg_names = ["x"]}} : () -> ()
 """
-
-
-@pytest.fixture
-def layer(tmp_path: Path) -> Path:
-    path = tmp_path / "layer.weft"
-    write_artifact(path, layer_source(), Request(("host", "x86-64-v2", "x86-64-v3", "aarch64"), "Apache-2.0"))
-    return path
-
-
-def compiled(source: Source) -> object:
-    return compile_text(source.text, constants=source.weights or None, config=Config(strict=True))
 
 
 @pytest.mark.parametrize("rows", [1, 5, 64, 1000, 0])

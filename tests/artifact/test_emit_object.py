@@ -79,7 +79,8 @@ def test_a_result_that_replaces_an_argument_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "word"), [("layer", "layer"), ("my-model.v2", "my_model_v2"), ("2x", "m_2x"), ("int", "m_int"), ("", "model")]
+    ("name", "word"),
+    [("layer", "layer"), ("my-model.v2", "my_model_v2"), ("2x", "m_2x"), ("int", "m_int"), ("", "model")],
 )
 def test_names_are_those_that_c_takes(name: str, word: str) -> None:
     assert identifier(name) == word

@@ -21,24 +21,14 @@ import weft
 from weft.artifact.container import read_members
 from weft.artifact.manifest import GRAPH, MANIFEST, PREPARED, WEIGHTS
 from weft.artifact.safetensors import read_tensors, to_pieces
-from weft.artifact.write import write_artifact
 from weft.errors import ArtifactError, ArtifactVersionError, CorruptArtifactError, ParseError
 from weft.ir.size_text import parse_size
-from weft.testing.hostile_artifacts import archive, layer_source, members_of, resealed, run
+from weft.testing.hostile_artifacts import archive, members_of, resealed, run
 
 
-@pytest.fixture(scope="module")
-def layer(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    path = tmp_path_factory.mktemp("hostile") / "layer.weft"
-    before = os.environ.get("WEFT_CONFIG_DIR")
-    os.environ["WEFT_CONFIG_DIR"] = str(path.parent / "config")
-    try:
-        write_artifact(path, layer_source())
-    finally:
-        os.environ.pop("WEFT_CONFIG_DIR")
-        if before is not None:
-            os.environ["WEFT_CONFIG_DIR"] = before
-    return path.read_bytes()
+@pytest.fixture
+def layer(made: Path) -> bytes:
+    return (made / "layer.weft").read_bytes()
 
 
 def refused(data: bytes, tmp_path: Path) -> ArtifactError:

@@ -21,13 +21,6 @@ from weft.testing.hostile_artifacts import archive, layer_inputs, layer_source, 
 
 
 @pytest.fixture
-def layer(tmp_path: Path) -> Path:
-    path = tmp_path / "layer.weft"
-    write_artifact(path, layer_source())
-    return path
-
-
-@pytest.fixture
 def key(tmp_path: Path) -> Path:
     path = tmp_path / "secret"
     path.write_text("42" * 32)

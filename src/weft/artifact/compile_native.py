@@ -87,7 +87,7 @@ def describe_code(
     weights: Mapping[str, np.ndarray],
     prepared: MutableMapping[str, np.ndarray],
 ) -> CpuCode:
-    """What a manifest says of machine code. Arrays that are computed from weights go to `prepared`, by what they are."""
+    """What a manifest says of machine code. Arrays that are computed of weights go to `prepared`, by their digests."""
     plan = code.planned.plan
     return CpuCode(
         code.name,

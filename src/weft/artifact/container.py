@@ -105,10 +105,14 @@ def read_members(data: memoryview) -> dict[str, Member]:
     if len(set(names)) != len(names):
         raise CorruptArtifactError("an artifact with two members of one name")
     frame = _frame(members)
-    if frame.directory != directory or len(data) != directory + len(frame.tail) or data[directory:] != frame.tail:
+    if (
+        frame.directory != directory
+        or len(data) != directory + len(frame.tail)
+        or bytes(data[directory:]) != frame.tail
+    ):
         raise CorruptArtifactError("an artifact whose directory does not fit its members", hint="fetch the file again")
     for at, header in frame.headers:
-        if data[at : at + len(header)] != header:
+        if bytes(data[at : at + len(header)]) != header:
             raise CorruptArtifactError("an artifact whose members do not lie where its directory says")
     return {member.name: member for member in frame.members}
 
@@ -116,7 +120,7 @@ def read_members(data: memoryview) -> dict[str, Member]:
 def _directory(data: memoryview) -> tuple[int, int, int]:
     """Where the directory is, how many members it lists, and its length."""
     ends = _END64.size + _LOCATOR.size + _END.size
-    if len(data) < ends or data[:4] != b"PK\x03\x04":
+    if len(data) < ends or bytes(data[:4]) != b"PK\x03\x04":
         raise CorruptArtifactError("not an artifact of Weft's, or one that is cut off", hint="fetch the file again")
     fields = _END64.unpack_from(data, len(data) - ends)
     signature, count, length, at = fields[0], fields[7], fields[8], fields[9]

@@ -27,6 +27,7 @@ from weft.artifact.compile_native import (
     strides_of,
 )
 from weft.artifact.native import packed
+from weft.artifact.processors import HOST
 from weft.artifact.write import Request, Source, checked_weights
 from weft.backends.cpu.link_shared import link_shared
 from weft.backends.cpu.native_program import ARENA, CALL, SHAPES, outputs_of
@@ -49,10 +50,8 @@ _C_TYPES = {
     "complex<f32>": "float",
     "complex<f64>": "double",
 } | {f"{ours}{n}": f"{theirs}{n}_t" for ours, theirs in (("i", "int"), ("ui", "uint")) for n in (8, 16, 32, 64)}
-_C_WORDS = frozenset(
-    "auto break case char const continue default do double else enum extern float for goto if inline int long register "
-    "restrict return short signed sizeof static struct switch typedef union unsigned void volatile while".split()
-)
+_C_WORDS = """auto break case char const continue default do double else enum extern float for goto if inline int long
+register restrict return short signed sizeof static struct switch typedef union unsigned void volatile while"""
 
 
 def emit_object(path: Path, source: Source, request: Request) -> tuple[Path, Path]:
@@ -77,7 +76,7 @@ def emit_object(path: Path, source: Source, request: Request) -> tuple[Path, Pat
 def identifier(name: str) -> str:
     """A name that C takes."""
     word = re.sub(r"[^A-Za-z0-9_]", "_", name) or "model"
-    return f"m_{word}" if word[0].isdigit() or word in _C_WORDS or keyword.iskeyword(word) else word
+    return f"m_{word}" if word[0].isdigit() or word in _C_WORDS.split() or keyword.iskeyword(word) else word
 
 
 def _blobs(code: NativeCode, signature: Signature, weights: dict[str, np.ndarray]) -> dict[str, bytes]:
@@ -171,19 +170,24 @@ def c_header(name: str, code: NativeCode, signature: Signature, checked: bool) -
     guard = f"WEFT_{name.upper()}_H"
     parameters = [
         *(f"int64_t {each}" for each in sizes),
-        *(f"{'' if place in signature.replaced else 'const '}{_c_type(t)} *{n} /* {_shape(t)} */" for place, n, t in zip(free, inputs, tensors, strict=True)),
+        *(
+            f"{'' if place in signature.replaced else 'const '}{_c_type(t)} *{n} /* {_shape(t)} */"
+            for place, n, t in zip(free, inputs, tensors, strict=True)
+        ),
         *(f"{_c_type(t)} *result{n} /* {_shape(t)} */" for n, t in enumerate(outputs)),
         "int threads",
     ]
     listed = ",\n    ".join(parameters)
     verdict = " The last result\n * is what a check of the data has found, 0 if nothing is wrong." if checked else ""
+    made_for = f"{code.name} ({code.target.cpu}, {code.target.triple.partition('-')[0]})"
+    needs = ", ".join(code.requires) if code.name != HOST else "all that the one has on which this was made"
     lines = f"""
-/* {name}: a model compiled by Weft {__version__} for {code.name} ({code.target.cpu}, {code.target.triple.partition("-")[0]}).
+/* {name}: a model compiled by Weft {__version__} for {made_for}.
  *
  * Arrays lie row by row; they need no alignment but that of their elements.{verdict}
  * A call returns 0, -1 where there is no memory, or the number of a check that the data has not passed.
  * Calls may be made from several threads. In a forked child, use no more than one thread.
- * The processor has to have: {", ".join(code.requires[:40]) if code.name != "host" else "all that the one has on which this was made"}.
+ * The processor has to have: {needs}.
  */
 #ifndef {guard}
 #define {guard}
@@ -198,7 +202,8 @@ extern "C" {{
 #define {name.upper()}_INPUTS {len(inputs)}
 #define {name.upper()}_OUTPUTS {len(outputs)}
 
-/* `sizes` are {", ".join(sizes) or "none: it may be NULL"}; inputs and outputs are in the order of the function below. */
+/* `sizes` are {", ".join(sizes) or "none: it may be NULL"}; inputs and outputs are in the order of the function below.
+ */
 int64_t {name}_run(const int64_t *sizes, const void *const *inputs, void *const *outputs, int threads);
 
 /* Writes the shapes of all results behind each other: {", ".join(_shape(each) for each in outputs)}. */

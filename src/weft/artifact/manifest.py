@@ -1,4 +1,4 @@
-"""The manifest of an artifact: what the file holds and how the model is called, as plain data, checked as it is read."""
+"""The manifest of an artifact: what the file holds and how the model is called, as plain data, checked when read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MANIFEST, GRAPH, WEIGHTS, PREPARED, SIGNATURES = (
     *("manifest.json", "graph.mlir", "weights.safetensors", "prepared.safetensors", "signatures.json"),
 )
 MOST_MANIFEST = 8 << 20
-_MOST_SIZE_TEXT = 400
+_MOST_SIZE_TEXT, _MOST_NUMBER = 400, 1 << 62
 _T = TypeVar("_T")
 
 
@@ -214,7 +214,7 @@ def _value(wanted: Any, value: Any, where: str) -> Any:
         if isinstance(value, dict):
             return {k: _value(arguments[1], v, where) for k, v in cast("dict[str, Any]", value).items()}
     elif wanted in (int, str, bool):
-        if type(value) is wanted and (wanted is not int or -(1 << 62) < value < 1 << 62):
+        if type(value) is wanted and (not isinstance(value, int) or -_MOST_NUMBER < value < _MOST_NUMBER):
             return value
     else:
         return _built(wanted, value, where)

@@ -32,7 +32,7 @@ def flags_here() -> frozenset[str]:
     except OSError:
         return frozenset()
     found = [frozenset(line.partition(":")[2].split()) for line in lines if line.startswith(("flags", "Features"))]
-    return frozenset.intersection(*found) if found else frozenset()
+    return found[0].intersection(*found[1:]) if found else frozenset()
 
 
 def architecture(triple: str) -> str:

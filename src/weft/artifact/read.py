@@ -1,6 +1,6 @@
 """An artifact → a callable: `weft.load`, `weft run`. Everything in the file is hostile until it is checked.
 
-    the archive's frame → the manifest → the digest of every member → whose code it is → code, or the IR compiled anew
+the archive's frame → the manifest → the digest of every member → whose code it is → code, or the IR compiled anew
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ def open_artifact(path: str | os.PathLike[str]) -> Artifact:
     where = os.fspath(path)
     data = _mapped(where)
     members = read_members(data)
-    texts = [_text(data, members, name, most) for name, most in ((MANIFEST, MOST_MANIFEST), (SIGNATURES, _MOST_SIGNATURES))]
+    texts = [
+        _text(data, members, name, most) for name, most in ((MANIFEST, MOST_MANIFEST), (SIGNATURES, _MOST_SIGNATURES))
+    ]
     manifest = parse_manifest(texts[0])
     signatures = parse_signatures(texts[1])
     _check_members(where, data, members, manifest)
@@ -126,7 +128,7 @@ def _text(data: memoryview, members: Mapping[str, Member], name: str, most: int)
 
 def _check_members(where: str, data: memoryview, members: Mapping[str, Member], manifest: Manifest) -> None:
     stated = manifest.members
-    if {*stated, MANIFEST, SIGNATURES} != members.keys() or not {GRAPH, WEIGHTS, PREPARED} <= stated.keys():
+    if {*stated, MANIFEST, SIGNATURES} != set(members) or not {GRAPH, WEIGHTS, PREPARED} <= stated.keys():
         raise CorruptArtifactError(f"{where} has other members than its manifest says")
     for name, digest in stated.items():
         if digest.size != members[name].size:

@@ -40,9 +40,7 @@ def recompiled(artifact: Artifact, device: str, threads: int | None) -> Recompil
     config = Config(strict=True, freeze=True, quantize=artifact.manifest.quantize)
     try:
         check_graph(artifact, text)
-        return Recompiled(
-            compile_text(text, constants=artifact.weights, config=config, device=device, threads=threads)
-        )
+        return Recompiled(compile_text(text, constants=artifact.weights, config=config, device=device, threads=threads))
     except WeftError:
         raise
     except _BAD_PROGRAM as error:

@@ -1,6 +1,7 @@
 """Weights in the format of safetensors, checked as they are read and used where they lie.
 
-    length of the header (8 bytes) | header: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...} | data
+    length of the header (8 bytes) | header | data
+    header: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
 
 A reader of our own: the library copies, or opens a file by its path, and members of an artifact are neither. Tensors
 have to lie behind each other without gaps or overlaps, and have as many bytes as their shapes say.
@@ -34,7 +35,8 @@ def to_pieces(tensors: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
         whole = np.ascontiguousarray(array).reshape(array.shape)
         kind = to_safetensors(name_of(array.dtype))
         header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [at, at + whole.nbytes]}
-        pieces.append(memoryview(whole.reshape(-1).view(np.uint8)))
+        flat: Any = whole.reshape(-1).view(np.uint8)
+        pieces.append(memoryview(flat))
         at += whole.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
@@ -70,8 +72,8 @@ def read_tensors(data: memoryview, where: str) -> dict[str, np.ndarray]:
 
 def _entry(name: str, entry: Any, where: str) -> tuple[np.dtype, tuple[int, ...], int, int]:
     match entry:
-        case {"dtype": str(kind), "shape": list() as shape, "data_offsets": [int(start), int(end)], **rest} if not rest:
-            sizes = cast("list[Any]", shape)
+        case {"dtype": str(kind), "shape": list(), "data_offsets": [int(start), int(end)], **rest} if not rest:
+            sizes = cast("list[Any]", entry["shape"])
             if len(sizes) <= 32 and all(type(size) is int and 0 <= size < 1 << 48 for size in sizes):
                 return numpy_type(from_safetensors(kind)), tuple(sizes), start, end
         case _:

@@ -41,8 +41,9 @@ class Signature:
         arrays = [_array(values[name]) for name in names]
         for argument, array, dtype in zip(self.free, arrays, self._types, strict=True):
             if array.dtype != dtype:
+                got = name_of(array.dtype)
                 raise DTypeError(
-                    f"the argument {argument.name} of {self.name} is of type {argument.dtype}, got {name_of(array.dtype)}",
+                    f"the argument {argument.name} of {self.name} is of type {argument.dtype}, got {got}",
                     hint=f"it takes {self}",
                 )
         return arrays
@@ -79,5 +80,5 @@ class Signature:
 
 def _array(value: Any) -> np.ndarray:
     if isinstance(value, np.ndarray):
-        return value
+        return value  # pyright: ignore[reportUnknownVariableType]
     return np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)

@@ -16,9 +16,7 @@ def panel_shape(batch: int, K: int, N: int, NR: int, together: int = 1, unit: in
     return (batch, -(-N // NR), -(-depth // together), NR, together)
 
 
-def pack_panels(
-    array: np.ndarray, batch: int, K: int, N: int, NR: int, together: int = 1, unit: int = 1
-) -> np.ndarray:
+def pack_panels(array: np.ndarray, batch: int, K: int, N: int, NR: int, together: int = 1, unit: int = 1) -> np.ndarray:
     """Pack matrices [batch..., K, N] of any strides."""
     bits = np.dtype(f"u{array.itemsize}")
     source = array.view(bits).reshape(batch, K, N)

@@ -107,9 +107,7 @@ def store(key: str, plan: Plan, code: bytes | DeviceCode, calling: object) -> No
     disk_cache().put(key, meta, blobs)
 
 
-def encode_program(
-    plan: Plan, code: bytes | DeviceCode, calling: object
-) -> tuple[dict[str, Any], Mapping[str, bytes]]:
+def encode_program(plan: Plan, code: bytes | DeviceCode, calling: object) -> tuple[dict[str, Any], Mapping[str, bytes]]:
     """A compiled program as JSON-able data, and blobs."""
     meta: dict[str, Any] = {"plan": encode(plan), "calling": encode(calling)}
     if not isinstance(code, DeviceCode):

@@ -73,15 +73,21 @@ def run_model(terminal: Terminal, path: Path, asked: RunOptions) -> None:
     """Run an artifact on arrays from files."""
     model = load(path, trust=asked.trust, device=asked.device, threads=asked.threads)
     given, named = _inputs(asked.inputs)
-    results = [each if isinstance(each, np.ndarray) else each.numpy() for each in model(*given, **named)]
+    results = [_on_host(each) for each in model(*given, **named)]
     names = [f"result{number}" for number in range(len(results))]
     if asked.output is not None:
         _save(asked.output, dict(zip(names, results, strict=True)))
     for name, array in zip(names, results, strict=True):
         shown = np.array2string(array.reshape(-1)[:6], threshold=6, precision=5, separator=" ")
         terminal.text(f"{name} {array.dtype}{list(array.shape)} {shown[:-1]}{' …' if array.size > 6 else ''}]")
-    described = [{"name": n, "dtype": str(a.dtype), "shape": list(a.shape)} for n, a in zip(names, results, strict=True)]
+    described = [
+        {"name": n, "dtype": str(a.dtype), "shape": list(a.shape)} for n, a in zip(names, results, strict=True)
+    ]
     terminal.finish({"ok": True, "how": model.how, "results": described, "output": asked.output and str(asked.output)})
+
+
+def _on_host(array: Any) -> np.ndarray:
+    return array.numpy() if hasattr(array, "numpy") else np.asarray(array)
 
 
 def _inputs(texts: Sequence[str]) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
@@ -105,7 +111,7 @@ def _array(path: Path) -> np.ndarray:
         raise UsageError(f"{path} is not an array: {error}", hint="`np.save` writes such files") from error
     if not isinstance(found, np.ndarray):
         raise UsageError(f"{path} holds several arrays", hint="give one --input for each: name=FILE.npy")
-    return found
+    return found  # pyright: ignore[reportUnknownVariableType]
 
 
 def _save(path: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -141,7 +147,9 @@ def _describe(terminal: Terminal, artifact: Artifact) -> None:
     for code in manifest.processors:
         able = "runs here" if runs_here(code.triple, code.requires) else "does not run here"
         chosen = ", the best here" if code is here else ""
-        terminal.text(f"code      {code.name}: {code.cpu}, {scaled(artifact.members[code.code].size, 'B')}, {able}{chosen}")
+        terminal.text(
+            f"code      {code.name}: {code.cpu}, {scaled(artifact.members[code.code].size, 'B')}, {able}{chosen}"
+        )
     for device in manifest.devices:
         terminal.text(f"code      {device.name}: PTX, {scaled(artifact.members[device.code].size, 'B')}")
     signed = f"signed by {artifact.signatures.key}" if artifact.signatures.key else "not signed"

@@ -34,7 +34,9 @@ def compile_command(
         from weft.tools.artifacts import CompileOptions, compile_model
 
         targets = tuple(target or ["host"])
-        compile_model(terminal, model, CompileOptions(output, targets, weights, function, license, sign, quantize, emit))
+        compile_model(
+            terminal, model, CompileOptions(output, targets, weights, function, license, sign, quantize, emit)
+        )
 
 
 def run_command(

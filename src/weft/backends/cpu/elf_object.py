@@ -61,11 +61,13 @@ class ElfObject:
 
 def read_object(data: bytes) -> ElfObject:
     """The object file that LLVM made for an x86-64 or AArch64 processor."""
-    fields = _HEADER.unpack_from(data)
+    fields: tuple[int, ...] = _HEADER.unpack_from(data)
     machine, at, count, names = fields[2], fields[6], fields[12], fields[13]
     if data[:6] != b"\x7fELF\x02\x01" or machine not in (X86_64, AARCH64):
         raise CompilationError("an object file that is not of a 64-bit x86 or ARM", hint="name another target")
-    headers = [_SECTION.unpack_from(data, at + number * _SECTION.size) for number in range(count)]
+    headers: list[tuple[int, ...]] = [
+        _SECTION.unpack_from(data, at + number * _SECTION.size) for number in range(count)
+    ]
     strings = _content(data, headers[names])
     sections: dict[int, Section] = {}
     for number, header in enumerate(headers):

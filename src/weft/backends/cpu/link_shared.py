@@ -163,7 +163,9 @@ def link_shared(code: bytes, exports: Sequence[str], blobs: Mapping[str, bytes] 
         (0x6474E551, 6, 0, 0, 16),  # the stack is not to be run
     ]
     for number, (kind, rights, start, size, alignment) in enumerate(segments):
-        _PHDR.pack_into(image, _EHDR.size + number * _PHDR.size, kind, rights, start, start, start, size, size, alignment)
+        _PHDR.pack_into(
+            image, _EHDR.size + number * _PHDR.size, kind, rights, start, start, start, size, size, alignment
+        )
     described = [
         (".dynsym", 11, 2, symtab, symbols * _SYM.size, 3, 1, _SYM.size),
         (".hash", 5, 2, hashes, 4 * (3 + symbols), 1, 0, 4),

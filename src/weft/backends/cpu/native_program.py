@@ -148,7 +148,11 @@ def _call(module: Module, plan: Plan, slots: Sequence[Slot]) -> None:
         if number and number == plan.decided_after:
             _decide(b, words[plan.outputs[-1]])
         assert isinstance(step, KernelStep | LaunchStep)
-        arguments = _kernel_words(step, words, symbols) if isinstance(step, KernelStep) else _launch_words(b, step, words, symbols)
+        arguments = (
+            _kernel_words(step, words, symbols)
+            if isinstance(step, KernelStep)
+            else _launch_words(b, step, words, symbols)
+        )
         for place, word in enumerate(arguments):
             b.store(word, b.gep(scratch, i64(place), "i64"), 8)
         count = b.size(step.grid, symbols)

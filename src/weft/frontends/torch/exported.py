@@ -21,7 +21,7 @@ from weft.frontends.torch.importer.imported_graph import ImportedGraph, Returned
 from weft.ops.graph import ReturnOp
 from weft.tile.text import print_program
 
-_ROWS = {"memory_format": torch.contiguous_format}
+_ROWS: dict[str, Any] = {"memory_format": torch.contiguous_format}
 
 
 def read_exported(path: Path) -> tuple[str, dict[str, np.ndarray], bool]:
@@ -43,8 +43,12 @@ def graph_of(program: torch.export.ExportedProgram, name: str) -> tuple[str, dic
             f"the program writes to {changed[0]}, and what an artifact holds stays as it is",
             hint="let the state be an argument, and its new value a result",
         )
-    tensors = {**program.state_dict, **program.constants}
-    held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
+    tensors: dict[str, Any] = {**program.state_dict, **program.constants}
+    held = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
     placeholders = [node.name for node in program.graph_module.graph.find_nodes(op="placeholder")]
     frozen = {place for place, each in enumerate(placeholders) if each in held}
     _copy_outputs(program.graph_module)
