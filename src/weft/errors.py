@@ -137,3 +137,19 @@ class DeviceMemoryError(DeviceError):
 
 class KernelFaultError(DeviceError):
     """A kernel did what the GPU does not allow: an illegal access, most often. The process cannot use the GPU again."""
+
+
+class ArtifactError(WeftError):
+    """An artifact, `model.weft`, that cannot be written, read or run."""
+
+
+class CorruptArtifactError(ArtifactError):
+    """A file that is not an artifact, or one that is cut off, damaged or forged."""
+
+
+class ArtifactVersionError(ArtifactError):
+    """An artifact in a format that this version of Weft does not know."""
+
+
+class ArtifactTrustError(ArtifactError):
+    """A signature that is not one, or a key that cannot be used."""

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from weft import __version__
+from weft.tools.cli_artifacts import compile_command, inspect_command, run_command
 from weft.tools.cli_bench import bench
 from weft.tools.cli_commands import Commands, ScriptCommand
 from weft.tools.cli_onnx import conform_onnx
@@ -429,4 +430,7 @@ def conform_tutorials(
         conform_tutorials_on(terminal, name or [], asked)
 
 
+app.command("compile")(compile_command)
+app.command("run")(run_command)
+app.command("inspect")(inspect_command)
 app.add_typer(bench, name="bench")
