@@ -38,4 +38,4 @@ def is_pure(op: Operation) -> bool:
     """Whether an op does nothing but make its results, the same ones whenever it runs."""
     if isinstance(op, OpaqueOp | LaunchOp):
         return op.attributes.get("pure") != to_attribute(False)
-    return isinstance(op, GraphOp | GroupOp)
+    return isinstance(op, GroupOp) or (isinstance(op, GraphOp) and not op.EFFECTS)
