@@ -38,6 +38,8 @@ class ShardingRule:
     sizes: Mapping[str, Size]
     reduced: Mapping[str, str] = field(default_factory=dict[str, str])
     """The factors that no result has, and what combines the ranks' parts."""
+    fixed: frozenset[str] = frozenset()
+    """Factors that are never split: a dimension that has one is blocks of what can be."""
 
     def __str__(self) -> str:
         def text(tensors: tuple[Dims, ...]) -> str:
@@ -114,6 +116,35 @@ def einsum(text: str, tensors: Sequence[Tensor], results: Sequence[Tensor] = (),
     found = tuple(dims(letters, shape) for letters, shape in zip(sides[1], given, strict=True))
     reduced = {letter: kind for letter in sizes if letter not in right}
     return ShardingRule(operands, found, sizes, reduced)
+
+
+def blocks_of(
+    whole: Sequence[Size], part: Sequence[Size], starts: Sequence[Size], steps: Sequence[Size]
+) -> ShardingRule:
+    """The rule of a slice: a dimension that it takes whole splits, and one of whose equal blocks it takes one splits
+    within each block.
+
+        8 from 8 of 24   →   (b*i) -> (i), where b is 3 blocks that stay together
+    """
+    sizes: dict[str, Size] = {}
+    source: list[tuple[str, ...]] = []
+    result: list[tuple[str, ...]] = []
+    for d, (size, count, start, step) in enumerate(zip(whole, part, starts, steps, strict=True)):
+        inner, outer = f"i{d}", f"b{d}"
+        known = isinstance(size, int) and isinstance(count, int) and isinstance(start, int) and count > 0
+        if (start, step, count) == (0, 1, size):
+            sizes[inner] = count
+            source.append((inner,))
+            result.append((inner,))
+        elif known and step == 1 and size % count == 0 and start % count == 0:
+            sizes |= {inner: count, outer: size // count}
+            source.append((outer, inner))
+            result.append((inner,))
+        else:
+            source.append(())
+            result.append(())
+    fixed = frozenset(name for name in sizes if name.startswith("b"))
+    return ShardingRule((tuple(source),), (tuple(result),), sizes, fixed=fixed)
 
 
 def _elementwise(tensors: Sequence[Tensor], result: Tensor) -> ShardingRule:

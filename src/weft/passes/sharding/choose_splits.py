@@ -26,7 +26,7 @@ def choose_splits(
         *((tensor, sharding, dims, True) for (tensor, sharding), dims in zip(operands, rule.operands, strict=True)),
         *((tensor, sharding, dims, False) for (tensor, sharding), dims in zip(results, rule.results, strict=True)),
     ]
-    found = [tensor_factors(sharding, dims, rule.sizes, mesh)[0] for _, sharding, dims, _ in sides]
+    found = [tensor_factors(sharding, dims, rule, mesh)[0] for _, sharding, dims, _ in sides]
     claims: dict[str, dict[str, list[Split]]] = {}
     for factors in found:
         for factor, splits in factors.items():

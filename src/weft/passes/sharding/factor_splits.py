@@ -7,7 +7,7 @@ from math import prod
 
 from weft.ir.expr import Size
 from weft.ir.sharding import Mesh, Sharding, Split, Splits, fits
-from weft.ops.sharding_rules import Dims
+from weft.ops.sharding_rules import Dims, ShardingRule
 
 FactorSplits = dict[str, Splits]
 
@@ -67,14 +67,14 @@ def compose(found: Mapping[str, Splits], factors: Sequence[str], sizes: Mapping[
 
 
 def tensor_factors(
-    sharding: Sharding, dims: Dims, sizes: Mapping[str, Size], mesh: Mesh
+    sharding: Sharding, dims: Dims, rule: ShardingRule, mesh: Mesh
 ) -> tuple[FactorSplits, set[str]]:
     """The splits of a tensor's factors, and the axes whose splits fall on none."""
     found: FactorSplits = {}
     lost: set[str] = set()
     for splits, factors in zip(sharding.dims, dims, strict=True):
-        own = decompose(splits, factors, sizes, mesh) if factors else (None if splits else {})
-        if own is None:
+        own = decompose(splits, factors, rule.sizes, mesh) if factors else (None if splits else {})
+        if own is None or any(factor in rule.fixed for factor in own):
             lost |= {split.axis for split in splits}
         else:
             found |= own

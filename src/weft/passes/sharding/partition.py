@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -200,6 +200,9 @@ class _Partitioning:
         params: dict[str, Any] = dict(op.params)
         if op.results and params.get("shape") == tensor_of(op.results[0].type).shape:
             params["shape"] = expected[0].shape
+        local: Callable[..., dict[str, Any]] | None = getattr(type(op), "local_params", None)
+        if local is not None:
+            params = local(*(tensor_of(value.type) for value in op.operands), *map(self.b.tensor, parts), **params)
         made = type(op).make(*parts, location=op.location, **params)
         if [tensor_type(tensor) for tensor in expected] != list(made.result_types):
             raise ShardingError(

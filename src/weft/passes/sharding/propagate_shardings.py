@@ -132,7 +132,7 @@ class _Propagation:
             if value not in self.known or priority > self.rank:
                 continue
             size = product(tensor_of(value.type).shape)
-            found, _ = tensor_factors(self.known[value], dims, rule.sizes, self.mesh)
+            found, _ = tensor_factors(self.known[value], dims, rule, self.mesh)
             for factor, splits in found.items():
                 rank = _Claim(priority, value in self.hints, size if isinstance(size, int) else 0, splits)
                 claims.append((factor, rank))
