@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from xdsl.ir import Operation, SSAValue
 
 from weft.ir.types import tensor_of
+from weft.ops.base import View
+from weft.ops.collectives import AllGather, Shard, Wait
 from weft.ops.graph import FuncOp, ReturnOp
 
 
@@ -26,7 +28,8 @@ class SplitFunctions:
 def split_joint(joint: FuncOp, results: int, seeds: int) -> SplitFunctions:
     """Cut a joint function, whose first `results` are the forward's and whose last `seeds` arguments are gradients.
 
-    What the forward's results need is the forward; all else is the backward.
+    What the forward's results need is the forward; all else is the backward, and parameters that the forward gathers
+    are gathered again.
     """
     block, returned = joint.block, joint.returned
     forward = _needed(list(returned.operands)[:results])
@@ -35,6 +38,10 @@ def split_joint(joint: FuncOp, results: int, seeds: int) -> SplitFunctions:
     taken = dict.fromkeys(value for op in later for value in op.operands if value.owner not in later)
     taken |= dict.fromkeys(value for value in gradients if value.owner not in later)
     primal, given = list(block.args)[: len(block.args) - seeds], list(block.args)[len(block.args) - seeds :]
+    gathered = _gathers([value for value in taken if isinstance(value.owner, Operation)])
+    later = [*gathered, *later]
+    taken = dict.fromkeys(value for op in later for value in op.operands if value.owner not in later)
+    taken |= dict.fromkeys(value for value in gradients if value.owner not in later)
     kept = [value for value in taken if isinstance(value.owner, Operation)]
     again = [number for number, value in enumerate(primal) if value in taken]
     name = joint.sym_name.data.removesuffix("_joint")
@@ -46,6 +53,25 @@ def split_joint(joint: FuncOp, results: int, seeds: int) -> SplitFunctions:
     inputs |= {f"grad{number}": value for number, value in enumerate(given)}
     back = _function(f"{name}_backward", inputs, later, gradients)
     return SplitFunctions(made, back, tuple(again), len(kept))
+
+
+def _gathers(values: list[SSAValue]) -> list[Operation]:
+    """What makes values of arguments by gathering and looking at them alone, in order: it is done again in the
+    backward, for which whole parameters would have to be kept otherwise."""
+    found: dict[Operation, None] = {}
+    for value in values:
+        chain = _gathered(value)
+        if any(isinstance(op, AllGather) for op in chain):
+            found |= dict.fromkeys(chain)
+    return list(found)
+
+
+def _gathered(value: SSAValue) -> list[Operation]:
+    chain: list[Operation] = []
+    while isinstance(op := value.owner, View | AllGather | Wait | Shard) and len(op.operands) == 1:
+        chain.insert(0, op)
+        value = op.operands[0]
+    return [] if isinstance(value.owner, Operation) else chain
 
 
 def _needed(values: list[SSAValue]) -> set[Operation]:

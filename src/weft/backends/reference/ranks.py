@@ -82,11 +82,19 @@ def _serve(
             go_on(rank, [sent[peer, rank, params["channel"]].popleft()])
     else:
         group = next(group for group in mesh.groups(params["axes"]) if rank in group)
-        if all(other in needs and needs[other].op.name == need.op.name for other in group):
+        if all(other in needs and _meet(needs[other].op, need.op) for other in group):
             assert isinstance(need.op, Collective)
             answers = type(need.op).exchange([needs[other].operands for other in group], **params)
             for other, answer in zip(group, answers, strict=True):
                 go_on(other, answer)
+
+
+def _meet(left: GraphOp, right: GraphOp) -> bool:
+    """Whether two ranks have come to the same collective, in one program or in two."""
+    if left is right:
+        return True
+    apart = left.parent is not right.parent
+    return apart and left.name == right.name and left.attributes == right.attributes
 
 
 def _run(function: FuncOp, mesh: Mesh, rank: int, arguments: Arrays) -> Generator[_Need, Any, Arrays]:

@@ -27,6 +27,9 @@ def partial_through(op: GraphOp, operands: Sequence[Sharding]) -> Partial | None
         return None
     if not tensor_of(op.results[0].type).dtype.is_float:
         return None
+    summands = [value for value, partial in zip(op.operands, pending, strict=True) if partial]
+    if any(len({use.operation for use in value.uses}) > 1 for value in summands):
+        return None  # each of the readers would have a sum of its own to carry out
     same = all(partial == first for partial in pending)
     if isinstance(op, View) and not isinstance(op, Broadcast) and len(operands) == 1:
         return first

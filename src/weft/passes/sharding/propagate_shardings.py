@@ -14,7 +14,7 @@ from xdsl.passes import ModulePass
 from weft.ir.expr import product
 from weft.ir.sharding import Mesh, Sharding, Splits, fits
 from weft.ir.types import tensor_of
-from weft.ops.base import Elementwise, GraphOp, Movement
+from weft.ops.base import Elementwise, GraphOp, Movement, viewed
 from weft.ops.graph import FuncOp, ReturnOp
 from weft.ops.sharding_rules import Dims, ShardingRule, rule_of
 from weft.passes.sharding.annotations import (
@@ -39,7 +39,7 @@ class PropagateShardings(ModulePass):
 
     A split goes from a dimension to all that the op's rule ties to it, forwards and backwards, until nothing changes.
     Where two claim one axis or one factor, the order is: the lower priority of the hint it comes from; a hint of the
-    user's on this very tensor; elementwise ops and movements before others; the larger tensor. Dimensions that the user
+    user's on this very tensor, or one that it is a view of; elementwise ops and movements before others; the larger tensor. Dimensions that the user
     gives are closed, and so are arguments without a hint, which stay whole. What an op sums over goes to no operand.
     """
 
@@ -94,8 +94,11 @@ class _Propagation:
                         self._hint(value, hint, [])
         wanted = shardings_at(function, RESULTS, len(returned.operands))
         for value, hint in zip(returned.operands, wanted, strict=True):
-            if hint is not None and value not in self.hints:
-                self._hint(value, hint, [])
+            if hint is None:
+                continue
+            hint.check(tensor_of(value.type), self.mesh, "a result")
+            if hint.axes and value not in self.known:  # whole ones are made so when they are returned
+                self.known[value] = hint.whole
         ops = [op for op in function.block.ops if not isinstance(op, ReturnOp)]
         first = [op for op in ops if isinstance(op, Elementwise | Movement)]
         for self.rank in sorted(set(self.priority.values()) | {0}):
@@ -134,7 +137,7 @@ class _Propagation:
             size = product(tensor_of(value.type).shape)
             found, _ = tensor_factors(self.known[value], dims, rule, self.mesh)
             for factor, splits in found.items():
-                rank = _Claim(priority, value in self.hints, size if isinstance(size, int) else 0, splits)
+                rank = _Claim(priority, viewed(value) in self.hints, size if isinstance(size, int) else 0, splits)
                 claims.append((factor, rank))
         if not claims:
             return False

@@ -14,13 +14,15 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 from torch._functorch.aot_autograd import aot_export_module
+from xdsl.context import Context
 
 from weft.config import Config
 from weft.errors import UnsupportedError
 from weft.frontends.torch.capture.decompositions import decompositions
 from weft.frontends.torch.importer.import_graph import import_graph
 from weft.frontends.torch.importer.imported_graph import Number, Output, Passed, Returned
-from weft.ops.graph import FuncOp
+from weft.ops.graph import FuncOp, ReturnOp, module_of
+from weft.passes.simplify.eliminate_dead import EliminateDead
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,16 @@ def _compiling() -> Iterator[None]:
         torch.compiler._is_compiling_flag = before
 
 
+def _drop_verdict(function: FuncOp) -> None:
+    """Leave out the last result, which says what is wrong with the data: ranks would have to agree on it."""
+    returned = function.returned
+    made = ReturnOp.make(list(returned.operands)[:-1])
+    function.block.insert_op_before(made, returned)
+    returned.detach()
+    returned.erase()
+    EliminateDead().apply(Context(), module_of(function))
+
+
 def capture_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CapturedModel:
     """Trace a model with these inputs; every size is known, and nothing is left to torch's libraries."""
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
@@ -116,6 +128,8 @@ def capture_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
     used = imported.calling.arguments
     if used != tuple(range(len(state) + len(places))) or imported.calling.mutated:
         raise UnsupportedError("a model on many ranks takes tensors alone, and changes none of them")
+    if imported.calling.checks:
+        _drop_verdict(imported.function)
     assert flat.out_spec is not None, "traced"
     return CapturedModel(
         imported.function,

@@ -42,7 +42,7 @@ class Plan:
         sharding.check(_type_of(tensor), mesh, name)
         return sharding if self.fsdp is None else _fully(sharding, tensor, mesh, self.fsdp)
 
-    def priority(self, name: str, sharding: Sharding) -> int:
+    def priority(self, sharding: Sharding) -> int:
         """When a parameter's hint is heard: those that only save memory come last."""
         return int(self.fsdp is not None and self.fsdp in sharding.axes)
 

@@ -60,7 +60,10 @@ def shard_program(
             found = tied.get(id(attrgetter(name)(model)))  # under the other of its names
         arguments.append(found or Sharding.replicated(tensor_of(value.type).rank))
     results = [Sharding.replicated(tensor_of(value.type).rank) for value in function.returned.operands]
-    count, priorities = len(results), [plan.priority(name, each) for name, each in zip(names, arguments, strict=True)]
+    count = len(results)
+    priorities = [
+        plan.priority(each) if name in captured.state else 0 for name, each in zip(names, arguments, strict=True)
+    ]
     wanted: tuple[int, ...] = ()
     if trains:
         wanted = tuple(
