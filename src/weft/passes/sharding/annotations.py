@@ -1,7 +1,7 @@
 """Where shardings stand in the IR: attributes of functions and ops, which have a dot in their names.
 
 A function has `sharding.mesh`, and `sharding.args` and `sharding.results`, a sharding or `none` each; an op has
-`sharding.out`. `sharding.priorities` has a number for each argument, of which 0 is heard first.
+`sharding.out`. `sharding.late` names, for each argument, the axes of its hint that are heard after all else.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from weft.ir.attributes import from_attribute, to_attribute
 from weft.ir.sharding import Mesh, MeshAttr, Sharding, ShardingAttr
 from weft.ops.graph import FuncOp
 
-MESH, ARGS, RESULTS, PRIORITIES, OUT = (
-    f"sharding.{name}" for name in ("mesh", "args", "results", "priorities", "out")
+MESH, ARGS, RESULTS, LATE, OUT = (
+    f"sharding.{name}" for name in ("mesh", "args", "results", "late", "out")
 )
 
 
@@ -56,17 +56,17 @@ def set_shardings(op: Operation, key: str, shardings: Sequence[Sharding | None])
     )
 
 
-def priorities_of(function: FuncOp) -> list[int]:
-    """Of each argument when its hint is heard."""
-    attribute = function.attributes.get(PRIORITIES)
+def late_axes(function: FuncOp) -> list[frozenset[str]]:
+    """Of each argument the axes that are heard last."""
+    attribute = function.attributes.get(LATE)
     count = len(function.block.args)
     if attribute is None:
-        return [0] * count
+        return [frozenset()] * count
     found = from_attribute(attribute)
-    if not isinstance(found, tuple) or len(found) != count or not all(isinstance(each, int) for each in found):
-        raise ShardingError(f"{PRIORITIES} is not a number for each of {count} arguments")
-    return [each for each in found if isinstance(each, int)]
+    if not isinstance(found, tuple) or len(found) != count or not all(isinstance(each, tuple) for each in found):
+        raise ShardingError(f"{LATE} is not a list of axes for each of {count} arguments")
+    return [frozenset(str(axis) for axis in each) for each in found if isinstance(each, tuple)]
 
 
-def set_priorities(function: FuncOp, priorities: Sequence[int]) -> None:
-    function.attributes[PRIORITIES] = to_attribute(tuple(priorities))
+def set_late_axes(function: FuncOp, axes: Sequence[Sequence[str]]) -> None:
+    function.attributes[LATE] = to_attribute(tuple(tuple(each) for each in axes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import ClassVar
 
 from xdsl.context import Context
@@ -21,8 +22,8 @@ from weft.passes.sharding.annotations import (
     ARGS,
     OUT,
     RESULTS,
+    late_axes,
     mesh_of,
-    priorities_of,
     set_shardings,
     shardings_at,
 )
@@ -38,7 +39,7 @@ class PropagateShardings(ModulePass):
       %z = graph.exp %y                                       %z = graph.exp %y       {sharding.out = [{dp}, {tp}]}
 
     A split goes from a dimension to all that the op's rule ties to it, forwards and backwards, until nothing changes.
-    Where two claim one axis or one factor, the order is: the lower priority of the hint it comes from; a hint of the
+    Where two claim one axis or one factor, the order is: what comes of hints that are not late; a hint of the
     user's on this very tensor, or one that it is a view of; elementwise ops and movements before others; the larger tensor. Dimensions that the user
     gives are closed, and so are arguments without a hint, which stay whole. What an op sums over goes to no operand.
     """
@@ -72,19 +73,19 @@ class _Propagation:
     known: dict[SSAValue, Sharding] = field(default_factory=dict[SSAValue, Sharding])
     closed: set[tuple[SSAValue, int]] = field(default_factory=set[tuple[SSAValue, int]])
     hints: set[SSAValue] = field(default_factory=set[SSAValue])
-    priority: dict[SSAValue, int] = field(default_factory=dict[SSAValue, int])
+    late: dict[SSAValue, set[str]] = field(default_factory=dict[SSAValue, set[str]])
+    """The axes of values that come of what is heard in the second round."""
     rules: dict[Operation, ShardingRule] = field(default_factory=dict[Operation, ShardingRule])
-    rank: int = 0
-    """Hints up to this priority are heard."""
+    round: int = 0
 
     def run(self) -> None:
         function = self.function
         arguments = function.block.args
         given = shardings_at(function, ARGS, len(arguments))
         names = [name.data for name in function.arg_names] if function.arg_names else []
-        for number, (value, hint, priority) in enumerate(zip(arguments, given, priorities_of(function), strict=True)):
+        for number, (value, hint, late) in enumerate(zip(arguments, given, late_axes(function), strict=True)):
             self._hint(value, hint or Sharding.replicated(tensor_of(value.type).rank), names[number : number + 1])
-            self.priority[value] = priority
+            self.late[value] = set(late)
         returned = function.returned
         for op in function.block.ops:
             if isinstance(op, GraphOp):
@@ -101,7 +102,7 @@ class _Propagation:
                 self.known[value] = hint.whole
         ops = [op for op in function.block.ops if not isinstance(op, ReturnOp)]
         first = [op for op in ops if isinstance(op, Elementwise | Movement)]
-        for self.rank in sorted(set(self.priority.values()) | {0}):
+        for self.round in (0, 1):
             for _ in range(_MOST_SWEEPS):
                 changed = [self._step(op) for some in (first, first[::-1], ops, ops[::-1]) for op in some]
                 if not any(changed):
@@ -131,14 +132,16 @@ class _Propagation:
             return False
         claims: list[tuple[str, _Claim]] = []
         for value, dims, _ in self._tensors(op, rule):
-            priority = self.priority.get(value, 0)
-            if value not in self.known or priority > self.rank:
+            if value not in self.known:
                 continue
             size = product(tensor_of(value.type).shape)
             found, _ = tensor_factors(self.known[value], dims, rule, self.mesh)
+            late, hinted = self.late.get(value, set[str]()), viewed(value) in self.hints
             for factor, splits in found.items():
-                rank = _Claim(priority, viewed(value) in self.hints, size if isinstance(size, int) else 0, splits)
-                claims.append((factor, rank))
+                early = tuple(takewhile(lambda split: split.axis not in late, splits))
+                heard = [(0, early), (1, splits)] if self.round and len(early) < len(splits) else [(0, early)]
+                for number, some in heard:
+                    claims.append((factor, _Claim(number, hinted, size if isinstance(size, int) else 0, some)))
         if not claims:
             return False
         chosen = _chosen(claims)
@@ -166,7 +169,8 @@ class _Propagation:
                 and fits(tensor.shape[d], wanted, self.mesh)
             ):
                 self.known[value] = known.with_dim(d, wanted)
-                self.priority.setdefault(value, max(chosen[f][1] for f in taken))
+                if any(chosen[f][1] for f in taken):
+                    self.late.setdefault(value, set()).update(split.axis for split in wanted[len(here) :])
                 changed = True
         return changed
 
@@ -192,12 +196,13 @@ def _chosen(claims: list[tuple[str, _Claim]]) -> dict[str, tuple[Splits, int]]:
     chosen: dict[str, tuple[Splits, int]] = {}
     owner: dict[str, str] = {}
     for factor, claim in sorted(claims, key=lambda each: each[1].order):
-        known, priority = chosen.get(factor, ((), claim.priority))
+        known, _ = chosen.get(factor, ((), 0))
         if claim.splits[: len(known)] != known:
             continue
         for split in claim.splits[len(known) :]:
             if owner.setdefault(split.axis, factor) != factor:
                 break
             known = (*known, split)
-        chosen[factor] = (known, priority)
+        if known:
+            chosen[factor] = (known, claim.priority)
     return chosen

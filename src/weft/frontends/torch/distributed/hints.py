@@ -42,10 +42,6 @@ class Plan:
         sharding.check(_type_of(tensor), mesh, name)
         return sharding if self.fsdp is None else _fully(sharding, tensor, mesh, self.fsdp)
 
-    def priority(self, sharding: Sharding) -> int:
-        """When a parameter's hint is heard: those that only save memory come last."""
-        return int(self.fsdp is not None and self.fsdp in sharding.axes)
-
     def input(self, name: str, tensor: torch.Tensor, mesh: Mesh) -> Sharding:
         if isinstance(tensor, DTensor):
             return sharding_of_placements(tensor.placements, tensor.dim(), mesh)
@@ -79,7 +75,9 @@ def _type_of(tensor: torch.Tensor) -> Tensor:
 
 
 def _fully(sharding: Sharding, tensor: torch.Tensor, mesh: Mesh, axis: str) -> Sharding:
-    for d in range(tensor.dim()):
+    for d in sorted(range(tensor.dim()), key=lambda d: bool(sharding.dims[d])):
+        if sharding.dims[d]:
+            break  # gathered over the later axis alone, it would not be split over the other as the user says
         wider = sharding.with_dim(d, (*sharding.dims[d], Split(axis)))
         try:
             wider.check(_type_of(tensor), mesh, "")

@@ -19,7 +19,7 @@ from weft.ir.sharding import Mesh, Sharding
 from weft.ir.types import tensor_of
 from weft.ops.graph import FuncOp, module_of
 from weft.passes.differentiate import is_float, value_and_vjp_function
-from weft.passes.sharding.annotations import ARGS, RESULTS, set_mesh, set_priorities, set_shardings
+from weft.passes.sharding.annotations import ARGS, RESULTS, set_late_axes, set_mesh, set_shardings
 from weft.passes.split_joint import SplitFunctions, split_joint
 from weft.pipelines import sharding_passes
 
@@ -61,9 +61,7 @@ def shard_program(
         arguments.append(found or Sharding.replicated(tensor_of(value.type).rank))
     results = [Sharding.replicated(tensor_of(value.type).rank) for value in function.returned.operands]
     count = len(results)
-    priorities = [
-        plan.priority(each) if name in captured.state else 0 for name, each in zip(names, arguments, strict=True)
-    ]
+    late = [[plan.fsdp] if plan.fsdp and name in captured.state else [] for name in names]
     wanted: tuple[int, ...] = ()
     if trains:
         wanted = tuple(
@@ -74,11 +72,11 @@ def shard_program(
         seeds = [sharding for value, sharding in zip(function.returned.operands, results, strict=True) if is_float(value)]
         function = value_and_vjp_function(function, wanted)
         results += [arguments[place] for place in wanted]
-        arguments, priorities = [*arguments, *seeds], [*priorities, *(0 for _ in seeds)]
+        arguments, late = [*arguments, *seeds], [*late, *([] for _ in seeds)]
     set_mesh(function, mesh)
     set_shardings(function, ARGS, arguments)
     set_shardings(function, RESULTS, results)
-    set_priorities(function, priorities)
+    set_late_axes(function, late)
     module = module_of(function)
     annotated: FuncOp | None = None
     for each in sharding_passes():
