@@ -40,6 +40,20 @@ class UnsupportedError(WeftError):
     """Something Weft has no lowering for and could not hand to a library either."""
 
 
+class ShardingError(WeftError):
+    """A layout of tensors on many ranks that does not fit the tensors, the mesh or the program."""
+
+
+class RankError(WeftError, RuntimeError):
+    """A rank that died or does not answer; `ranks` are their numbers, where they are known."""
+
+    def __init__(
+        self, message: str, *, location: str | None = None, hint: str | None = None, ranks: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__(message, location=location, hint=hint)
+        self.ranks = ranks
+
+
 class LoweringError(WeftError):
     """A kernel could not be made from a group of operations.
 
