@@ -1,0 +1,110 @@
+"""Grids of measured times over two axes, and how a time between, beside or without a measured site is had.
+
+Between sites a kernel's time is close to linear in each size, so times are joined linearly along each axis. Beyond the
+last site the share of the roofline that was reached there is kept. A grid's last axis is free: a whole curve each site.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.planner.tables import Array
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Times over `xs` and `ys` (and a free axis of curves), NaN where nothing was measured."""
+
+    xs: Array
+    ys: Array
+    times: Array  # len(xs) × len(ys) × free
+    roofline: Array  # the same shape: what no kernel can beat; it carries times beyond the last site
+
+    def at(self, x: float, y: float, roofline: Array) -> tuple[Array, bool]:
+        """The curve at a site, and whether it was measured there."""
+        rows = [self._along_y(index, y) for index in _around(self.xs, x)]
+        i = [float(self.xs[index]) for index in _around(self.xs, x)]
+        exact = x in self.xs and y in self.ys
+        if len(rows) == 1:
+            times, bound = rows[0]
+        else:
+            share = (x - i[0]) / (i[1] - i[0])
+            times = _blend(rows[0][0], rows[1][0], share)
+            bound = _blend(rows[0][1], rows[1][1], share)
+        if _inside(self.xs, x) and _inside(self.ys, y):
+            return times, exact
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return roofline * (times / bound), False
+
+    def _along_y(self, index: int, y: float) -> tuple[Array, Array]:
+        around = _around(self.ys, y)
+        if len(around) == 1:
+            return self.times[index, around[0]], self.roofline[index, around[0]]
+        share = (y - self.ys[around[0]]) / (self.ys[around[1]] - self.ys[around[0]])
+        return (
+            _blend(self.times[index, around[0]], self.times[index, around[1]], share),
+            _blend(self.roofline[index, around[0]], self.roofline[index, around[1]], share),
+        )
+
+    def without(self, i: int, j: int) -> Array | None:
+        """What the neighbours along both axes say of a site, as if it had not been measured; None at a corner."""
+        found: list[Array] = []
+        weights: list[float] = []
+        for positions, index, line in ((self.xs, i, self.times[:, j]), (self.ys, j, self.times[i])):
+            known = np.flatnonzero(np.isfinite(line).any(axis=-1))
+            below, above = known[known < index], known[known > index]
+            if not below.size or not above.size:
+                continue
+            low, high = int(below[-1]), int(above[0])
+            share = (positions[index] - positions[low]) / (positions[high] - positions[low])
+            found.append(_blend(line[low], line[high], share))
+            weights.append(float(np.log2(positions[high] / positions[low])) ** -2)
+        if not found:
+            return None
+        stacked, given = np.log(np.stack(found)), np.array(weights)[:, None]
+        given = np.where(np.isfinite(stacked), given, 0.0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.exp(np.nansum(stacked * given, axis=0) / given.sum(axis=0))
+
+
+def filled(xs: Array, ys: Array, times: Array, roofline: Array) -> Grid:
+    """A grid with no holes: what was not measured is had from its neighbours, or from their share of the roofline."""
+    known = Grid(xs, ys, times, roofline)
+    result = times.copy()
+    for i, j in np.argwhere(~np.isfinite(times).all(axis=-1)):
+        guess = known.without(int(i), int(j))
+        if guess is not None:
+            result[i, j] = np.where(np.isfinite(result[i, j]), result[i, j], guess)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = roofline / result
+    sites = np.argwhere(np.isfinite(share).any(axis=-1))
+    for i, j in np.argwhere(~np.isfinite(result).all(axis=-1)):
+        distance = np.hypot(np.log2(xs[sites[:, 0]] / xs[i]), np.log2(ys[sites[:, 1]] / ys[j]))
+        for a, b in sites[np.argsort(distance)]:
+            hole = ~np.isfinite(result[i, j])
+            if not hole.any():
+                break
+            with np.errstate(invalid="ignore", divide="ignore"):
+                result[i, j] = np.where(hole, roofline[i, j] / share[a, b], result[i, j])
+    return Grid(xs, ys, result, roofline)
+
+
+def _inside(positions: Array, wanted: float) -> bool:
+    return bool(positions[0] <= wanted <= positions[-1])
+
+
+def _around(positions: Array, wanted: float) -> list[int]:
+    index = int(np.searchsorted(positions, wanted))
+    if index < len(positions) and positions[index] == wanted:
+        return [index]
+    if index == 0:
+        return [0]
+    if index == len(positions):
+        return [len(positions) - 1]
+    return [index - 1, index]
+
+
+def _blend(low: Array, high: Array, share: float) -> Array:
+    return low + (high - low) * share
