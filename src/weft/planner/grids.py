@@ -1,6 +1,7 @@
 """Grids of measured times over two axes, and how a time between, beside or without a measured site is had.
 
-Between sites a kernel's time is close to linear in each size, so times are joined linearly along each axis. Beyond the
+Between sites a kernel's time is close to linear in its work, so times are joined linearly along each axis: in the size,
+or in the roofline's time where work is not linear in it (attention). Beyond the
 last site the share of the roofline that was reached there is kept. A grid's last axis is free: a whole curve each site.
 """
 
@@ -21,10 +22,11 @@ class Grid:
     ys: Array
     times: Array  # len(xs) × len(ys) × free
     roofline: Array  # the same shape: what no kernel can beat; it carries times beyond the last site
+    by_work: bool = False
 
     def at(self, x: float, y: float, roofline: Array) -> tuple[Array, bool]:
         """The curve at a site, and whether it was measured there."""
-        rows = [self._along_y(index, y) for index in _around(self.xs, x)]
+        rows = [self._along_y(index, y, roofline if self.xs[index] == x else None) for index in _around(self.xs, x)]
         i = [float(self.xs[index]) for index in _around(self.xs, x)]
         exact = x in self.xs and y in self.ys
         if len(rows) == 1:
@@ -38,11 +40,13 @@ class Grid:
         with np.errstate(invalid="ignore", divide="ignore"):
             return roofline * (times / bound), False
 
-    def _along_y(self, index: int, y: float) -> tuple[Array, Array]:
+    def _along_y(self, index: int, y: float, roofline: Array | None) -> tuple[Array, Array]:
         around = _around(self.ys, y)
         if len(around) == 1:
             return self.times[index, around[0]], self.roofline[index, around[0]]
-        share = (y - self.ys[around[0]]) / (self.ys[around[1]] - self.ys[around[0]])
+        share: Array | float = (y - self.ys[around[0]]) / (self.ys[around[1]] - self.ys[around[0]])
+        if self.by_work and roofline is not None:
+            share = _share(self.roofline[index, around[0]], self.roofline[index, around[1]], roofline)
         return (
             _blend(self.times[index, around[0]], self.times[index, around[1]], share),
             _blend(self.roofline[index, around[0]], self.roofline[index, around[1]], share),
@@ -52,13 +56,16 @@ class Grid:
         """What the neighbours along both axes say of a site, as if it had not been measured; None at a corner."""
         found: list[Array] = []
         weights: list[float] = []
-        for positions, index, line in ((self.xs, i, self.times[:, j]), (self.ys, j, self.times[i])):
+        lines = (self.xs, i, self.times[:, j], self.roofline[:, j]), (self.ys, j, self.times[i], self.roofline[i])
+        for positions, index, line, work in lines:
             known = np.flatnonzero(np.isfinite(line).any(axis=-1))
             below, above = known[known < index], known[known > index]
             if not below.size or not above.size:
                 continue
             low, high = int(below[-1]), int(above[0])
-            share = (positions[index] - positions[low]) / (positions[high] - positions[low])
+            share: Array | float = (positions[index] - positions[low]) / (positions[high] - positions[low])
+            if self.by_work:
+                share = _share(work[low], work[high], work[index])
             found.append(_blend(line[low], line[high], share))
             weights.append(float(np.log2(positions[high] / positions[low])) ** -2)
         if not found:
@@ -69,9 +76,9 @@ class Grid:
             return np.exp(np.nansum(stacked * given, axis=0) / given.sum(axis=0))
 
 
-def filled(xs: Array, ys: Array, times: Array, roofline: Array) -> Grid:
+def filled(known: Grid) -> Grid:
     """A grid with no holes: what was not measured is had from its neighbours, or from their share of the roofline."""
-    known = Grid(xs, ys, times, roofline)
+    xs, ys, times, roofline = known.xs, known.ys, known.times, known.roofline
     result = times.copy()
     for i, j in np.argwhere(~np.isfinite(times).all(axis=-1)):
         guess = known.without(int(i), int(j))
@@ -88,7 +95,7 @@ def filled(xs: Array, ys: Array, times: Array, roofline: Array) -> Grid:
                 break
             with np.errstate(invalid="ignore", divide="ignore"):
                 result[i, j] = np.where(hole, roofline[i, j] / share[a, b], result[i, j])
-    return Grid(xs, ys, result, roofline)
+    return Grid(xs, ys, result, roofline, known.by_work)
 
 
 def _inside(positions: Array, wanted: float) -> bool:
@@ -106,5 +113,10 @@ def _around(positions: Array, wanted: float) -> list[int]:
     return [index - 1, index]
 
 
-def _blend(low: Array, high: Array, share: float) -> Array:
+def _share(low: Array, high: Array, wanted: Array) -> Array:
+    """Where a work lies between two others."""
+    return np.clip((wanted - low) / np.maximum(high - low, 1e-30), 0.0, 1.0)
+
+
+def _blend(low: Array, high: Array, share: Array | float) -> Array:
     return low + (high - low) * share

@@ -103,7 +103,7 @@ class OpCosts:
         key = ("gemm_grid", weights)
         if key not in self.grids:
             raw = gemm_sites(self.table("gemm"), DTYPES[weights], self.reference, weights)
-            self.grids[key] = None if raw is None else (raw[0], filled(raw[1].xs, raw[1].ys, raw[1].times, raw[1].roofline))
+            self.grids[key] = None if raw is None else (raw[0], filled(raw[1]))
         return self.grids[key]
 
     def _scales(self, k: int) -> Array:

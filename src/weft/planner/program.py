@@ -12,6 +12,9 @@ from typing import Literal
 Rows = Literal["tokens", "sequences"]
 """What an operation has a row for: each token of the step, or each sequence that gives a next token."""
 
+Phase = Literal["both", "prefill", "decode"]
+"""Which tokens an operation is for: latent attention expands its cache for prompts, and absorbs it when decoding."""
+
 BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "int4": 0.5 + 2 / 32, "mxfp4": 0.5 + 1 / 32, "nvfp4": 0.5 + 1 / 16, "f32": 4.0}
 """Bytes of a weight with its share of the scales: int4 has a bf16 scale for 32, mxfp4 one byte for 32, nvfp4 for 16."""
 
@@ -25,6 +28,9 @@ class Gemm:
     k: int
     weights: str = "bf16"
     rows: Rows = "tokens"
+    phase: Phase = "both"
+    batch: int = 1
+    """Matmuls that run as one: a head each, in absorbed latent attention."""
     count: int = 1
 
 
