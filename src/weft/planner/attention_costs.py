@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.planner.grids import Grid, filled
+from weft.planner.grids import Grid, at_sites, captured, filled
 from weft.planner.hardware import Gpu
 from weft.planner.op_costs import FLOOR, OpCosts
 from weft.planner.program import Attention
@@ -131,9 +131,24 @@ class AttentionCosts:
     def _sites(self, kind: str, phase: str) -> Mapping[tuple[int, ...], tuple[Array, Array, Array]]:
         key = ("sites", kind, phase, self.kv)
         if key not in self.costs.grids:
-            table = self.costs.table(f"{phase}_{kind}")
-            self.costs.grids[key] = {} if table is None else attention_sites(table, kind, phase, self.kv)
+            self.costs.grids[key] = self._read(kind, phase)
         return self.costs.grids[key]
+
+
+    def _read(self, kind: str, phase: str) -> Mapping[tuple[int, ...], tuple[Array, Array, Array]]:
+        table = self.costs.table(f"{phase}_{kind}")
+        if table is None or self.costs.tables is None:
+            return {}
+        own = attention_sites(table, kind, phase, self.kv)
+        least = min(float(np.nanmin(times)) for _, _, times in own.values())
+        others = [each.table(f"{phase}_{kind}") for each in self.costs.tables.siblings]
+        if not any(each is not None and float(each["latency"].min()) * 1e-3 * 5 < least for each in others):
+            return own
+        found = [attention_sites(each, kind, phase, self.kv) for each in others if each is not None]
+        return {
+            shape: (xs, ys, captured(times, [at_sites(each[shape][2], each[shape][:2], (xs, ys)) for each in found if shape in each]))
+            for shape, (xs, ys, times) in own.items()
+        }
 
 
 def attention_sites(table: Columns, kind: str, phase: str, kv: str) -> dict[tuple[int, ...], tuple[Array, Array, Array]]:

@@ -120,3 +120,32 @@ def _share(low: Array, high: Array, wanted: Array) -> Array:
 
 def _blend(low: Array, high: Array, share: Array | float) -> Array:
     return low + (high - low) * share
+
+
+_HOST_BOUND = 5.0
+"""How many times another engine's shortest time a table's own is, where the host was in the way of the kernels."""
+
+
+def captured(own: Array, others: list[Array]) -> Array:
+    """Times as in captured graphs: where a table's shortest time is many times another engine's, the host that
+    launched its kernels was measured, which decoding does not wait for; the others' kernels stand in where they are
+    quicker. All arrays are over the same sites."""
+    found = [each for each in others if np.isfinite(each).any()]
+    if not found or not np.isfinite(own).any():
+        return own
+    least = min(float(np.nanmin(each)) for each in found)
+    if float(np.nanmin(own)) < _HOST_BOUND * least:
+        return own
+    with np.errstate(invalid="ignore"):
+        stand_in = np.exp(np.nanmean(np.log(np.stack(found)), axis=0))
+    return np.fmin(own, stand_in)
+
+
+def at_sites(times: Array, axes: tuple[Array, ...], wanted: tuple[Array, ...]) -> Array:
+    """Times of one grid at the sites of another, NaN where it has none."""
+    places = [np.searchsorted(mine, theirs).clip(max=len(mine) - 1) for mine, theirs in zip(axes, wanted, strict=True)]
+    found = times[np.ix_(*places)].copy()
+    for axis, (mine, theirs, place) in enumerate(zip(axes, wanted, places, strict=True)):
+        absent = np.flatnonzero(mine[place] != theirs)
+        found[(slice(None),) * axis + (absent,)] = np.nan
+    return found

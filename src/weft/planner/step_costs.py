@@ -79,7 +79,7 @@ class StepCosts:
         """A part's time in a decoding step."""
         rows = max(batch / self.stages, 1.0)
         local = max(rows * self.share, 1.0)
-        if part.axis == "prefill":
+        if part.axis.startswith("prefill"):
             return 0.0
         if part.axis == "decode attention":
             return float(surface(part.seconds, local, context))

@@ -59,6 +59,12 @@ class KernelTables:
     backend: str
     read: dict[str, Columns | None] = field(default_factory=dict[str, "Columns | None"], compare=False, repr=False)
 
+    @cached_property
+    def siblings(self) -> list[KernelTables]:
+        """The tables of other engines on the same system."""
+        names = {path.name.split("__")[1] for path in (self.folder / self.system).glob("gemm__*__*")}
+        return [KernelTables(self.folder, self.system, name) for name in sorted(names - {self.backend})]
+
     @staticmethod
     def systems(folder: Path) -> list[str]:
         """The systems that a folder has tables of."""
