@@ -6,6 +6,7 @@ Runs of the same decoding step are taken at once, so that a simulated iteration 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -92,6 +93,18 @@ class Outcome:
         return float(self.output.sum()) / self.makespan if self.makespan else 0.0
 
 
+@dataclass(frozen=True)
+class FrontEnd:
+    """What a request passes on its way to the engine, one at a time: the network, HTTP and the tokenizer.
+
+    Both figures are assumptions, of the size that servers in Python have; they decide whether requests that were sent
+    together are still together when the engine sees them.
+    """
+
+    per_request: float = 1e-3
+    per_token: float = 1e-6
+
+
 @dataclass
 class _Clock:
     now: float = 0.0
@@ -99,8 +112,17 @@ class _Clock:
     iterations: int = 0
     largest: int = 0
     decoded: float = 0.0
+    free: float = 0.0
+    """When the front end has nothing more to do."""
     started: dict[int, float] = field(default_factory=dict[int, float])
     first: dict[int, float] = field(default_factory=dict[int, float])
+    inbox: deque[tuple[float, Request]] = field(default_factory=deque[tuple[float, Request]])
+    """What was sent, with when the engine sees it."""
+
+    def send(self, request: Request, when: float, front: FrontEnd) -> None:
+        self.started[request.number] = when
+        self.free = max(self.free, when) + front.per_request + front.per_token * request.prompt
+        self.inbox.append((self.free, request))
 
 
 def simulate(
@@ -110,68 +132,51 @@ def simulate(
     arrivals: Sequence[float] | None = None,
     *,
     concurrency: int = 0,
+    front: FrontEnd | None = None,
 ) -> Outcome:
     """Serve all requests: at their arrivals, in order, or in a closed loop of so many clients that never think."""
-    state, clock = State(limits), _Clock()
-    upcoming = 0
-    batch: list[Request] = []
-    loop = arrivals is None
-    times: list[float] = [0.0] * len(requests) if arrivals is None else [float(each) for each in arrivals]
-    if loop:
-        upcoming = min(concurrency, len(requests))
-        batch = list(requests[:upcoming])
-        clock.started = {each.number: 0.0 for each in batch}
-    # An engine has chosen its next step before a client knows of the last one's end: what he sends misses that step.
-    sent: list[Request] = []
-    ended: list[tuple[Request, float]] = []
+    state, clock, front = State(limits), _Clock(), front or FrontEnd()
     total = len(requests)
-    per_tick = limits.per_tick
+    following = total
+    if arrivals is not None:
+        for request, when in zip(requests, arrivals, strict=True):
+            clock.send(request, float(when), front)
+    else:
+        following = min(concurrency, total)
+        for request in requests[:following]:
+            clock.send(request, 0.0, front)
+    ended: list[tuple[Request, float]] = []
+    per_tick, inbox = limits.per_tick, clock.inbox
     while len(ended) < total:
-        if not loop:
-            while upcoming < total and times[upcoming] <= clock.now:
-                batch.append(requests[upcoming])
-                clock.started[requests[upcoming].number] = times[upcoming]
-                upcoming += 1
+        batch: list[Request] = []
+        while inbox and inbox[0][0] <= clock.now:
+            batch.append(inbox.popleft()[1])
         step = schedule(state, batch)
-        if batch:
-            batch = []
         if not step.decoding and not step.chunks:
-            if sent:
-                batch, sent = sent, []
-                continue
-            if loop or upcoming >= total:
+            if not inbox:
                 break
-            clock.now = max(clock.now, times[upcoming])
+            clock.now = inbox[0][0]
             continue
-        repeat = 1 if sent else step.repeat
-        seconds = timer.seconds(step)
+        repeat = step.repeat
+        spent = timer.seconds(step)
         if repeat > 1:
+            if inbox and clock.now + repeat * spent > inbox[0][0]:
+                repeat = max(1, min(repeat, int((inbox[0][0] - clock.now) / max(spent, 1e-9)) + 1))
             # Contexts grow by a token a tick: times are close to linear in it, so the middle stands for all.
-            middle = timer.seconds(step, (repeat - 1) * per_tick / 2)
-            if not loop and upcoming < total and clock.now + repeat * middle > times[upcoming]:
-                repeat = max(1, min(repeat, int((times[upcoming] - clock.now) / max(seconds, 1e-9)) + 1))
-                middle = timer.seconds(step, (repeat - 1) * per_tick / 2)
-            spent = repeat * middle
-        else:
-            repeat, spent = 1, seconds
+            spent = repeat * (timer.seconds(step, (repeat - 1) * per_tick / 2) if repeat > 1 else spent)
         clock.now += spent
         clock.busy += spent
         clock.iterations += repeat
         clock.decoded += repeat * step.decoding
-        if step.decoding > clock.largest:
-            clock.largest = step.decoding
+        clock.largest = max(clock.largest, step.decoding)
         first, finished = complete(state, step, repeat)
-        if sent:
-            batch, sent = sent, []
         for request in first:
             clock.first[request.number] = clock.now
         for request in finished:
             ended.append((request, clock.now))
-            if loop and upcoming < total:
-                following = requests[upcoming]
-                clock.started[following.number] = clock.now
-                sent.append(following)
-                upcoming += 1
+            if following < total:
+                clock.send(requests[following], clock.now, front)
+                following += 1
     return _outcome(ended, clock, state)
 
 
