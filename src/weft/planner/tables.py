@@ -98,7 +98,7 @@ def _joined(parts: list[Columns]) -> Columns:
 def read_columns(path: Path, required: tuple[str, ...]) -> Columns:
     """One file's columns; a column that the planner needs and that is not there is an error with its name."""
     try:
-        columns = _parquet(path) if path.suffix == ".parquet" else _csv(path)
+        columns = _parquet(path, required) if path.suffix == ".parquet" else _csv(path)
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise TableError(f"{path.name} cannot be read: {error}", location=str(path)) from error
     for name in required:
@@ -114,14 +114,25 @@ def read_columns(path: Path, required: tuple[str, ...]) -> Columns:
     return columns
 
 
-def _parquet(path: Path) -> Columns:
+def _parquet(path: Path, required: tuple[str, ...]) -> Columns:
     try:
         import pyarrow.parquet as parquet  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
         raise missing(error, "reading Parquet tables") or error from None
     reader: Any = parquet
-    table: Any = reader.read_table(path)
-    return {name: np.asarray(table[name].to_numpy(zero_copy_only=False)) for name in table.column_names}
+    there: list[str] = list(reader.read_schema(path).names)
+    wanted = [name for name in (*required, "kernel_source") if name in there] if required else there
+    table: Any = reader.read_table(path, columns=wanted)
+    return {name: _column(table[name]) for name in wanted}
+
+
+def _column(column: Any) -> npt.NDArray[Any]:
+    """A column; words by way of their few distinct values, in text of one width that compares quickly."""
+    if "string" not in str(column.type):
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+    coded = column.combine_chunks().dictionary_encode()
+    words = np.array([str(each) for each in coded.dictionary.to_pylist()])
+    return words[np.asarray(coded.indices.to_numpy(zero_copy_only=False))]
 
 
 def _csv(path: Path) -> Columns:
@@ -138,5 +149,5 @@ def _csv(path: Path) -> Columns:
         try:
             columns[name] = texts.astype(np.float64)
         except ValueError:
-            columns[name] = texts
+            columns[name] = texts.astype(str)
     return columns
