@@ -38,6 +38,7 @@ class StepTimer:
         self.prompts: list[float] = costs.prefill_attention.tolist()
         self.prompt_least = self.prompts[0]
         self.share = costs.share / costs.stages
+        self.stages = costs.stages
         self.width = drafted + 1
         self.limit = tokens
         self.most = sequences
@@ -170,10 +171,12 @@ def simulate(
         clock.decoded += repeat * step.decoding
         clock.largest = max(clock.largest, step.decoding)
         first, finished = complete(state, step, repeat)
+        # A chunk leaves the last stage when those behind it are in the stages before.
+        late = spent * (timer.stages - 1)
         for request in first:
-            clock.first[request.number] = clock.now
+            clock.first[request.number] = clock.now + late
         for request in finished:
-            ended.append((request, clock.now))
+            ended.append((request, max(clock.now, clock.first[request.number])))
             if following < total:
                 clock.send(requests[following], clock.now, front)
                 following += 1

@@ -13,6 +13,7 @@ from weft import __version__
 from weft.tools.cli_bench import bench
 from weft.tools.cli_commands import Commands, ScriptCommand
 from weft.tools.cli_options import Budget, Device, Json, Resume, Shard
+from weft.tools.cli_plan import plan
 from weft.tools.cli_zoo import conform_zoo
 from weft.tools.terminal import Terminal, UsageError, check_folder, counted
 
@@ -84,6 +85,8 @@ def opt(
         asked = Options(passes, stop_after, level, verify, time, locations, cpu, triple, strict, target)
         run(terminal, file, asked)
 
+
+app.command("plan")(plan)
 
 cache = typer.Typer(help="The disk cache of compiled programs.", no_args_is_help=True)
 app.add_typer(cache, name="cache")
