@@ -15,6 +15,7 @@ from weft.tools.cli_bench import bench
 from weft.tools.cli_commands import Commands, ScriptCommand
 from weft.tools.cli_onnx import conform_onnx
 from weft.tools.cli_options import Budget, Device, Json, Resume, Shard
+from weft.tools.cli_plan import plan
 from weft.tools.cli_zoo import conform_zoo
 from weft.tools.terminal import Terminal, UsageError, check_folder, counted
 
@@ -86,6 +87,8 @@ def opt(
         asked = Options(passes, stop_after, level, verify, time, locations, cpu, triple, strict, target)
         run(terminal, file, asked)
 
+
+app.command("plan")(plan)
 
 cache = typer.Typer(help="The disk cache of compiled programs.", no_args_is_help=True)
 app.add_typer(cache, name="cache")
