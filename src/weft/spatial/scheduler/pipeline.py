@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.errors import UnsupportedError
-from weft.spatial.isa import ADDS, CHAINED, EAST, EMITS, NONE, WEST, Opcode, operand_bytes, result_bytes
+from weft.spatial.isa import ADDS, CHAINED, EAST, EMITS, NONE, WEST, Opcode
 from weft.spatial.machine import StreamingMachine
 from weft.spatial.mapping.layers import RESIDUES, Constant, Job, Layer, Node, Placed, Stream
 from weft.spatial.scheduler.emit import Emitter
@@ -76,6 +76,7 @@ class LayerPipeline:
             raise UnsupportedError(f"an expression has {len(self.constants)} constants", hint=f"at most {CONSTANTS} fit")
         self.taken: dict[tuple[int, int], list[np.ndarray]] = {}
         self.installed: dict[int, tuple[int, int]] = {}
+        self.asked = np.zeros(0, np.int64)
         self.sums = [stage for stage in self.chains.copies[0] if "product" in stage.node.operands]
 
     # Time
@@ -258,7 +259,9 @@ class LayerPipeline:
             slices = self.memory.tensor_slices(output, number, residues)
             cycles = ends + np.abs(self._positions(slices))
             byte = number if output.dtype.itemsize > 1 else 0
-            self._emit(Opcode.WRITE, slices, cycles, source0=stream + byte, address=address, want0=made)
+            self._emit(
+                Opcode.WRITE, slices, cycles, source0=stream + byte, address=address, want0=made, detail=byte
+            )
             self.written = max(self.written, int(cycles.max()) + latency.write)
 
     def _operands(
@@ -297,17 +300,23 @@ class LayerPipeline:
         places = tensor.position(
             row * operand.stride[0] + operand.offset[0], column * operand.stride[1] + operand.offset[1]
         )
-        # Pixels of one window that lie in one slice are read in different copies of it.
-        near = [each for each in tensors[:number] if each.tensor is tensor]
-        residues = tensor.residue(worker.job.block, places)
-        copies = np.zeros(len(rows), np.int64)
-        for other in near:
-            there = tensor.position(row * other.stride[0] + other.offset[0], column * other.stride[1] + other.offset[1])
-            copies += tensor.residue(worker.job.block, there) == residues
-        if np.any(copies >= self.memory.copies):
-            raise UnsupportedError(f"a window reads a slice of {tensor.name} too often", hint="pool in two steps")
+        copies = self._free_copies(tensor, tensor.residue(worker.job.block, places), times)
         self._read_tensor(tensor, copies, worker.job.block, places, times, 0, stream)
         return stream, tensor.tags(worker.job.block, places)
+
+    def _free_copies(self, tensor: Placed, residues: np.ndarray, times: np.ndarray) -> np.ndarray:
+        """A copy for each vector, in which its slice is not read already: a window asks for several in a cycle."""
+        copies = np.zeros(len(residues), np.int64)
+        for _ in range(self.memory.copies):
+            slices = self.memory.tensor_slices(tensor, 0, residues) + copies * RESIDUES
+            keys = (slices.astype(np.int64) << 32) + times - np.abs(self._positions(slices))
+            taken = np.isin(keys, self.asked)
+            if not taken.any():
+                self.asked = np.concatenate([self.asked, keys])
+                return copies
+            copies[taken] += 1
+            copies = np.minimum(copies, self.memory.copies - 1)
+        raise UnsupportedError(f"a window reads a slice of {tensor.name} too often in a cycle", hint="pool in two steps")
 
     def _tensor_streams(self) -> tuple[int, ...]:
         """Streams that bring tensors to the vector unit."""
@@ -379,6 +388,3 @@ def _constants_of(node: Node) -> Iterator[Constant]:
             yield operand
         elif isinstance(operand, Node):
             yield from _constants_of(operand)
-
-
-__all__ = ["LayerPipeline", "operand_bytes", "result_bytes"]

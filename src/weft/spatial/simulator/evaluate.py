@@ -12,8 +12,8 @@ import numpy as np
 
 from weft.spatial.isa import ADDS, EMITS, MEANINGS, NONE, Function, Opcode
 from weft.spatial.program import Program
-from weft.spatial.simulator.issues import Ends, Issues, SimulationError
-from weft.spatial.simulator.sources import Cells, Sources, at_cycle, chained, describe
+from weft.spatial.simulator.issues import Issues, SimulationError
+from weft.spatial.simulator.sources import Sources, at_cycle, chained, describe
 
 
 @dataclass
@@ -246,7 +246,7 @@ def _sorted(nodes: np.ndarray, before: np.ndarray, after: np.ndarray) -> list[in
 
 
 def initial_bytes(program: Program, arrays: list[np.ndarray]) -> np.ndarray:
-    """The words of the image, then those of each argument, in the order of `Cells`."""
+    """The words of the image, then those of each argument, in the order of `sources.Cells`."""
     parts = [program.image.data]
     for port, array in zip(program.inputs, arrays, strict=True):
         flat = np.concatenate([array.reshape(-1), np.array([port.fill], array.dtype)])
@@ -255,6 +255,3 @@ def initial_bytes(program: Program, arrays: list[np.ndarray]) -> np.ndarray:
         split = np.ascontiguousarray(vectors).view(np.uint8).reshape(*vectors.shape, width)
         parts.append(split[port.vectors, :, port.bytes])
     return np.concatenate(parts)
-
-
-__all__ = ["Cells", "Ends", "Evaluator", "initial_bytes"]

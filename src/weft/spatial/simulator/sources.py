@@ -47,7 +47,6 @@ class Writes:
 
     keys: np.ndarray
     issues: np.ndarray
-    machine_words: int
 
     def find(self, places: np.ndarray, cycles: np.ndarray) -> np.ndarray:
         """The write that a place holds in a cycle; -1 where there was none before."""
@@ -102,7 +101,8 @@ def find_sources(program: Program, issues: Issues, cells: Cells, check: bool) ->
             loads = issues["opcode"][ends.issues] == Opcode.LOAD_WEIGHTS
             wanted = wanted + np.where(loads, ends.bytes, 0)
             _refuse(program, issues, ends.issues[made != wanted], "finds another vector on its stream")
-            _refuse(program, issues, ends.issues[_torn(drives, ends, held, loads)], "finds a torn vector")
+            whole = loads | (issues["opcode"][drives.issues[held]] == Opcode.READ) | (ends.bytes == 0)
+            _refuse(program, issues, ends.issues[~whole & (drives.bytes[held] != ends.bytes)], "finds a torn vector")
         found.append((ends, held))
     ends, held = found[0]
     writing = issues["opcode"][ends.issues] == Opcode.WRITE
@@ -112,14 +112,9 @@ def find_sources(program: Program, issues: Issues, cells: Cells, check: bool) ->
     places = issues["queue"][written].astype(np.int64) * machine.slice_words + issues["address"][written]
     keys = _timed(places, issues["cycle"][written] + machine.latency.write)
     order = np.argsort(keys, kind="stable")
-    writes = Writes(keys[order], written[order], machine.slice_words)
+    writes = Writes(keys[order], written[order])
     roots = _roots(program, issues, drives, writes, write_driver, cells, check)
     return Sources(drives, roots, (found[0], found[1]), writes, write_driver)
-
-
-def _torn(drives: Ends, ends: Ends, held: np.ndarray, loads: np.ndarray) -> np.ndarray:
-    """Bytes of one operand that are not the bytes of one result, in order."""
-    return ~loads & (drives.bytes[held] != ends.bytes) & (drives.bytes[held] + ends.bytes > 0) & (ends.bytes > 0)
 
 
 def _roots(

@@ -76,8 +76,8 @@ def _check_operand(
         checks.refuse(2, reading[other][~over], "finds another vector than it is meant to take")
     # The bytes of one operand are those of one result, in order; constants are read byte by byte.
     one_result = op[driving[held]] != Opcode.READ
-    torn = ~loads & ~other & one_result & (driven_byte[held] != byte)
-    torn &= ~((op[reading] == Opcode.WRITE) & (byte == 0))
+    meant = np.where(op[reading] == Opcode.WRITE, issues["detail"][reading], byte)
+    torn = ~loads & ~other & one_result & (driven_byte[held] != meant)
     checks.refuse(2, reading[torn], "finds the bytes of its vector in another order")
     constant = ~loads & ~other & ~one_result & (width[reading] > 1)
     if constant.any():
