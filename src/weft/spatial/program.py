@@ -39,7 +39,7 @@ INSTRUCTION = np.dtype(
         ("origin", np.int32),
     ]
 )
-"""`detail` is an accumulator's bits, and of a write the byte of the vector that it keeps; `origin` is a line of the program's table of graph ops."""
+"""`detail` is an accumulator's bits, and of a write the byte that it keeps plus 16 for each of the vector's; `origin` is a line of the program's table of graph ops."""
 
 MOVING = {"cycle": "period", "address": "step", "tag": "tag_step", "want0": "want0_step", "want1": "want1_step"}
 """What repetitions change, and by which field."""

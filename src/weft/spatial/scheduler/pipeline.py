@@ -255,12 +255,13 @@ class LayerPipeline:
         places = worker.job.positions[rows]
         residues, address = output.residue(worker.job.block, places), output.address(worker.job.block, places)
         copies = self.memory.copies if output.dtype.itemsize == 1 else output.dtype.itemsize
+        detail = 16 * output.dtype.itemsize
         for number in range(copies):
             slices = self.memory.tensor_slices(output, number, residues)
             cycles = ends + np.abs(self._positions(slices))
             byte = number if output.dtype.itemsize > 1 else 0
             self._emit(
-                Opcode.WRITE, slices, cycles, source0=stream + byte, address=address, want0=made, detail=byte
+                Opcode.WRITE, slices, cycles, source0=stream + byte, address=address, want0=made, detail=detail + byte
             )
             self.written = max(self.written, int(cycles.max()) + latency.write)
 

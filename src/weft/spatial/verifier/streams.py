@@ -76,12 +76,34 @@ def _check_operand(
         checks.refuse(2, reading[other][~over], "finds another vector than it is meant to take")
     # The bytes of one operand are those of one result, in order; constants are read byte by byte.
     one_result = op[driving[held]] != Opcode.READ
-    meant = np.where(op[reading] == Opcode.WRITE, issues["detail"][reading], byte)
+    writes = op[reading] == Opcode.WRITE
+    meant = np.where(writes, issues["detail"][reading] % 16, byte)
     torn = ~loads & ~other & one_result & (driven_byte[held] != meant)
+    _check_types(checks, reading[one_result & ~other & ~loads], driving[held[one_result & ~other & ~loads]], operand)
     checks.refuse(2, reading[torn], "finds the bytes of its vector in another order")
     constant = ~loads & ~other & ~one_result & (width[reading] > 1)
     if constant.any():
         _check_bytes(checks, reading[constant], byte[constant], driving[held[constant]])
+
+
+def _check_types(checks: Checks, reading: np.ndarray, drivers: np.ndarray, operand: int) -> None:
+    """What takes a result takes its type; a write says how many bytes its vectors have."""
+    op, issues = checks.issues["opcode"], checks.issues
+    results = np.array([np.dtype(MEANINGS[each].result).num for each in Function])
+    sizes = np.array([result_bytes(each) for each in Function])
+    summed = op[drivers] == Opcode.ACCUMULATE
+    made = np.where(summed, np.dtype(np.int32).num, results[issues["function"][drivers]])
+    size = np.where(summed, 4, sizes[issues["function"][drivers]])
+    alu = op[reading] == Opcode.ALU
+    needs = _operand_types(operand)[issues["function"][reading]]
+    writes = op[reading] == Opcode.WRITE
+    wrong = (alu & (made != needs)) | (writes & (size != issues["detail"][reading] // 16)) | (~alu & ~writes & (size != 1))
+    checks.refuse(6, reading[wrong], "finds a vector of another type")
+
+
+def _operand_types(operand: int) -> np.ndarray:
+    meanings = (MEANINGS[each].operands for each in Function)
+    return np.array([np.dtype(given[operand]).num if operand < len(given) else -1 for given in meanings])
 
 
 def _check_bytes(checks: Checks, reading: np.ndarray, byte: np.ndarray, drivers: np.ndarray) -> None:
@@ -114,9 +136,7 @@ def _check_chained(checks: Checks, operand: int) -> None:
     meant = issues[f"want{operand}"][taking]
     checks.refuse(2, taking[found & (issues["tag"][giver] != meant)], "is handed another vector by its neighbour")
     results = np.array([np.dtype(MEANINGS[each].result).num for each in Function])
-    needs = np.array(
-        [np.dtype(MEANINGS[each].operands[operand]).num if operand < len(MEANINGS[each].operands) else -1 for each in Function]
-    )
+    needs = _operand_types(operand)
     typed = results[issues["function"][giver]] == needs[issues["function"][taking]]
     checks.refuse(6, taking[found & ~typed], "is handed a vector of another type")
 
