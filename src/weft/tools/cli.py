@@ -13,6 +13,7 @@ from weft import __version__
 from weft.tools.cli_bench import bench
 from weft.tools.cli_commands import Commands, ScriptCommand
 from weft.tools.cli_options import Budget, Device, Json, Resume, Shard
+from weft.tools.cli_spatial import spatial
 from weft.tools.cli_zoo import conform_zoo
 from weft.tools.terminal import Terminal, UsageError, check_folder, counted
 
@@ -428,3 +429,4 @@ def conform_tutorials(
 
 
 app.add_typer(bench, name="bench")
+app.add_typer(spatial, name="spatial")
